@@ -1,0 +1,42 @@
+# Variables to set on the command line, as in `make test VENV=/somewhere/else`:
+VENV = .venv
+PYTHON = python3
+# auto: gpu where the driver shows a CUDA device and nvcc is there, cpu elsewhere
+VARIANT = auto
+
+BIN = $(VENV)/bin
+
+.PHONY: help install test test-all lint demo bench clean
+
+help:
+	@echo "make install   set-up alone: VENV=$(VENV), pinned dependencies, the extension"
+	@echo "make demo      set-up, then a log, its profile, a plan for 8 ranks, and how it compares"
+	@echo "make test      set-up, then the tests (linters among them)"
+	@echo "make test-all  the same with the slow tests"
+	@echo "make lint      ruff and mypy alone"
+	@echo "make bench     the measurements of benchmarks/README.md"
+	@echo "make clean     removes what was built; VENV stays"
+	@echo "variables      VENV=$(VENV) PYTHON=$(PYTHON) VARIANT=auto|cpu|gpu"
+
+install:
+	@$(PYTHON) scripts/install.py $(VENV) $(VARIANT)
+
+test: install
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: install
+	$(BIN)/python -m pytest
+
+lint: install
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m mypy
+
+demo: install
+	PATH="$(abspath $(BIN)):$$PATH" scripts/demo.sh
+
+bench: install
+	PATH="$(abspath $(BIN)):$$PATH" benchmarks/run.sh
+
+clean:
+	rm -rf build dist *.egg-info oper/_C*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,125 @@
+"""What all commands share: how they print, show progress and read shares and sizes."""
+
+import contextlib
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table as RichTable
+
+from oper.errors import OperError
+
+WIDTH = 100
+_SIZE_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_SIZE_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+
+
+def console() -> Console:
+    """Standard output, never wider than 100 columns."""
+    real = Console()
+    return Console(width=min(real.width, WIDTH) if real.is_terminal else WIDTH, highlight=False)
+
+
+def emit(as_json: bool, content: dict[str, Any], text: Callable[[], None]) -> None:
+    """Print `content` as one JSON object on standard output, or call `text` to print for people."""
+    if as_json:
+        json.dump(content, sys.stdout, indent=1, allow_nan=False)
+        sys.stdout.write("\n")
+    else:
+        text()
+
+
+def table(*headers: str, title: str | None = None, left: int = 1) -> RichTable:
+    """A table with the first `left` columns to the left and the numbers to the right."""
+    made = RichTable(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 1))
+    for index, header in enumerate(headers):
+        justify = "left" if index < left else "right"
+        made.add_column(header, justify=justify, no_wrap=index >= left)  # type: ignore[arg-type]
+    return made
+
+
+class Meter:
+    """A progress bar's handle: `advance` by what was done since."""
+
+    def __init__(self, advance: Callable[[float], None]) -> None:
+        self.advance = advance
+
+
+@contextlib.contextmanager
+def progress(description: str, total: float | None, unit: str = "") -> Iterator[Meter]:
+    """A bar with rate and time left on standard error; silent where that is no terminal."""
+    errors = Console(stderr=True)
+    if not errors.is_terminal:
+        yield Meter(lambda amount: None)
+        return
+    with Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(show_speed=False),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+        console=errors,
+        transient=True,
+    ) as bar:
+        task = bar.add_task(description, total=total, rate="")
+
+        def advance(amount: float) -> None:
+            bar.advance(task, amount)
+            speed = bar.tasks[0].speed
+            if speed:
+                bar.update(task, rate=f"{quantity(speed)} {unit}/s")
+
+        yield Meter(advance)
+
+
+def parse_share(text: str, name: str) -> float:
+    """`5%` or `0.05` -> 0.05; OperError names the option."""
+    match = re.fullmatch(r"\s*([0-9.eE+-]+)\s*(%?)\s*", text)
+    try:
+        value = float(match[1]) / (100 if match[2] else 1) if match else float("nan")
+    except ValueError:
+        value = float("nan")
+    if not 0 <= value < float("inf"):
+        raise OperError(f"{name} {text!r}: a share was needed, such as 5% or 0.05")
+    return value
+
+
+def parse_bytes(text: str, name: str) -> int:
+    """`64GB`, `512MiB` or a bare number of bytes -> bytes; OperError names the option."""
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?)\s*([kKmMgGtT]?(?:i?[bB])?)\s*", text)
+    if not match or match[2].upper() not in _SIZE_UNITS:
+        raise OperError(f"{name} {text!r}: a size was needed, such as 64GB or 512MiB")
+    return int(float(match[1]) * _SIZE_UNITS[match[2].upper()])
+
+
+def quantity(value: float) -> str:
+    """1234567 -> '1.23M', for people."""
+    for limit, suffix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= limit:
+            return f"{value / limit:.3g}{suffix}"
+    return f"{value:.3g}"
+
+
+def size(value: float) -> str:
+    """Bytes for people, in powers of ten."""
+    return f"{quantity(value)}B" if abs(value) >= 1e3 else f"{value:.0f} B"
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people: µs, ms or s with four digits."""
+    for limit, suffix in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if abs(seconds) >= limit:
+            return f"{seconds / limit:.4g} {suffix}"
+    return f"{seconds * 1e6:.4g} µs"

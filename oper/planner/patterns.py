@@ -1,0 +1,267 @@
+"""Patterns of a row: who holds it and who reads from whom, and the cheapest one under prices.
+
+A linear programme over placements (and its Lagrangian) sees the plan's limits as prices:
+λ_r ≥ 0 on rank r's time, Σλ = 1; π_ij on the fetch time of the pair (i, j), used only where
+even links are the aim; μ_j on a byte of rank j's capacity; ν on a byte of extra copies. Then every
+row is on its own, and a row with read weight w (bytes that one reader moves for it: S·R, in
+training S·(R + D) where it has one owner) and memory m costs
+
+    w · Σ_i min_{j∈H} K[i][j] + m · (Σ_{j∈H} μ_j + ν (|H| - 1)),
+    K[i][j] = (λ_i + π_ij) L[i][j] [i≠j] + λ_j L[j][j]
+
+when the ranks H hold it. Divided by m this is a line in the row's density ρ = w/m, so the cheapest
+pattern of every class lies on the lower envelope of the lines: built once, searched by ρ.
+In training there is one owner or a copy everywhere, M lines and one cost of its own:
+Σ_r λ_r L[r][r] · S(R + U) + AllReduce + m · (Σ_j μ_j + ν (M - 1)).
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oper.cost import Floats, Method, Workload, collective
+from oper.planner.classes import Classes
+from oper.topology import Topology
+
+ENUMERABLE_RANKS = 16  # up to here all 2^M - 1 holder sets are enumerated
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What one row of each class asks for, vectors of shape [C].
+
+    `everywhere_seconds[c]` is the AllReduce's share of a row with copies on all ranks by `method`,
+    `everywhere_bytes[c]` the bytes it reads and updates on each rank. Inference has no AllReduce.
+    """
+
+    training: bool
+    method: Method  # "none" in training: no replicas
+    latency_seconds: float  # of the AllReduce, once if there is any replica
+    rows: Floats
+    memory_bytes: Floats  # m
+    weight_bytes: Floats  # w
+    fetch_bytes: Floats  # S·R, what pairs of ranks fetch
+    everywhere_bytes: Floats
+    everywhere_seconds: Floats
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def any_holders(self) -> bool:
+        """Whether any set of ranks may hold a row, as in inference."""
+        return not self.training
+
+    @property
+    def replicas(self) -> bool:
+        return self.method != "none" or not self.training
+
+    @cached_property
+    def density(self) -> Floats:
+        return self.weight_bytes / self.memory_bytes
+
+    @property
+    def total_bytes(self) -> float:
+        return float(self.rows @ self.memory_bytes)
+
+    def take(self, index: NDArray[np.int64]) -> "Demand":
+        """The demand of some classes."""
+        return self._replace(*(vector[index] for vector in self._vectors))
+
+    def merged(self, bucket: NDArray[np.int64], buckets: int) -> "Demand":
+        """Row-weighted averages over `bucket[c]`. For duals and guidance; never for a bound."""
+        rows = np.bincount(bucket, self.rows, buckets)
+        mean = [
+            np.bincount(bucket, self.rows * vector, buckets) / rows for vector in self._vectors[1:]
+        ]
+        return self._replace(rows, *mean)
+
+    @property
+    def _vectors(self) -> tuple[Floats, ...]:
+        return (
+            self.rows,
+            self.memory_bytes,
+            self.weight_bytes,
+            self.fetch_bytes,
+            self.everywhere_bytes,
+            self.everywhere_seconds,
+        )
+
+    def _replace(self, *vectors: Floats) -> "Demand":
+        return Demand(self.training, self.method, self.latency_seconds, *vectors)
+
+
+def demand(classes: Classes, topology: Topology, workload: Workload, method: Method) -> Demand:
+    """The demand of all classes; `method` is the replicas' AllReduce (ignored in inference)."""
+    S, R, D, U = classes.S, classes.R, classes.D, classes.U
+    reduce = collective(topology, method if workload.training else "none")
+    local = S * (R + U) if workload.training else S * R
+    return Demand(
+        training=workload.training,
+        method=reduce.method,
+        latency_seconds=reduce.latency,
+        rows=classes.rows.astype(np.float64),
+        memory_bytes=classes.m,
+        weight_bytes=classes.weight(workload),
+        fetch_bytes=S * R,
+        everywhere_bytes=local,
+        everywhere_seconds=reduce.row * S
+        + reduce.union * S * U
+        + reduce.gather * (S + 4) * D
+        + reduce.count,
+    )
+
+
+@dataclass(frozen=True)
+class Prices:
+    """λ [M], μ [M], ν and, where links are the aim, π [M, M]: all non-negative, of any scale."""
+
+    rank: Floats
+    capacity: Floats
+    budget: float
+    pair: Floats | None = None
+
+    def path_cost(self, topology: Topology) -> Floats:
+        """K [M, M]: the price of a byte that rank i (row) reads from rank j (column)."""
+        link, local = topology.link_cost, np.diag(topology.link_cost)
+        reader = self.rank[:, None] if self.pair is None else self.rank[:, None] + self.pair
+        away = np.where(np.eye(topology.ranks, dtype=bool), 0.0, reader * link)
+        return np.asarray(away + (self.rank * local)[None, :])
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """The lower envelope of lines slope·ρ + intercept over ρ ≥ 0, from the first line (least
+    intercept) to the last (least slope). `line[n]` is the cheapest up to ρ = `until[n]`."""
+
+    line: NDArray[np.int64]
+    slope: Floats
+    intercept: Floats
+    until: Floats
+
+    @staticmethod
+    def of(slope: Floats, intercept: Floats) -> "Envelope":
+        order = np.lexsort((slope, intercept))
+        least = np.minimum.accumulate(slope[order])
+        useful = np.ones(len(order), dtype=bool)
+        useful[1:] = slope[order][1:] < least[:-1]
+        hull: list[int] = []
+        until: list[float] = []
+        for n in order[useful].tolist():
+            crossing = 0.0
+            while hull:
+                last = hull[-1]
+                crossing = (intercept[n] - intercept[last]) / (slope[last] - slope[n])
+                if not until or crossing > until[-1]:
+                    break
+                hull.pop()
+                until.pop()
+            if hull:
+                until.append(crossing)
+            hull.append(n)
+        line = np.array(hull, dtype=np.int64)
+        return Envelope(line, slope[line], intercept[line], np.array(until))
+
+    def find(self, density: Floats) -> NDArray[np.int64]:
+        """Which of the envelope's lines is the cheapest at each density."""
+        return np.searchsorted(self.until, density)
+
+    def value(self, density: Floats) -> Floats:
+        n = self.find(density)
+        return np.asarray(self.slope[n] * density + self.intercept[n])
+
+
+def owner_lines(path_cost: Floats, prices: Prices) -> tuple[Floats, Floats]:
+    """Slopes and intercepts [M] of a single copy on each rank."""
+    return path_cost.sum(axis=0), prices.capacity
+
+
+def subset_lines(path_cost: Floats, prices: Prices) -> tuple[Floats, Floats]:
+    """Slopes and intercepts of all holder sets, [2^M - 1]; entry H - 1 has the ranks of H's bits.
+
+    Each table is built by doubling: the sets with highest rank k are those without it, and k.
+    """
+    ranks = len(path_cost)
+    slope = np.zeros(1 << ranks)
+    for reader in range(ranks):
+        nearest = np.full(1 << ranks, np.inf)
+        for k in range(ranks):
+            half = 1 << k
+            np.minimum(nearest[:half], path_cost[reader, k], out=nearest[half : 2 * half])
+        slope += nearest
+    intercept = np.full(1 << ranks, -prices.budget)
+    for k in range(ranks):
+        half = 1 << k
+        intercept[half : 2 * half] = intercept[:half] + (prices.capacity[k] + prices.budget)
+    return slope[1:], intercept[1:]
+
+
+def subset_holders(line: NDArray[np.int64], ranks: int) -> NDArray[np.bool_]:
+    """Holders [N, M] of the lines of `subset_lines`."""
+    return np.asarray((line[:, None] + 1) >> np.arange(ranks) & 1, dtype=bool)
+
+
+def everywhere_cost(rows: Demand, topology: Topology, prices: Prices) -> Floats:
+    """Price [C] of one row of each class with copies on all ranks, in training."""
+    local = float(prices.rank @ np.diag(topology.link_cost))
+    copies = float(prices.capacity.sum()) + prices.budget * (topology.ranks - 1)
+    seconds = rows.everywhere_seconds * float(prices.rank.sum())
+    return np.asarray(local * rows.everywhere_bytes + seconds + copies * rows.memory_bytes)
+
+
+def cheapest(rows: Demand, topology: Topology, prices: Prices) -> Floats:
+    """The least price [C] of one row of each class over all patterns, or less.
+
+    Exact in training and for up to `ENUMERABLE_RANKS` ranks; beyond, in inference, a relaxation.
+    `prices.pair` must be None: fetches then have a density of their own.
+    """
+    if rows.any_holders and topology.ranks > ENUMERABLE_RANKS:
+        return _relaxed(rows, topology, prices)
+    lines = subset_lines if rows.any_holders else owner_lines
+    slope, intercept = lines(prices.path_cost(topology), prices)
+    least = rows.memory_bytes * Envelope.of(slope, intercept).value(rows.density)
+    if rows.training and rows.replicas and topology.ranks > 1:
+        least = np.minimum(least, everywhere_cost(rows, topology, prices))
+    return np.asarray(least)
+
+
+def _relaxed(rows: Demand, topology: Topology, prices: Prices) -> Floats:
+    """A lower bound on the least price where holder sets are too many to enumerate.
+
+    A single copy is priced exactly. With two or more, each reader is let off with its cheapest
+    link to another node, or inside its node if that holds a copy, whoever really holds; then ranks
+    and nodes separate, up to there being at least two copies: a table over nodes of the least
+    price with none, one, or more copies so far.
+    """
+    price = prices.path_cost(topology)
+    single = Envelope.of(*owner_lines(price, prices)).value(rows.density)
+    node_of = np.asarray(topology.node_of)
+    density = rows.density
+    none, one = np.zeros(len(rows)), np.full(len(rows), np.inf)
+    more = one
+    for node in range(topology.nodes):
+        inside = node_of == node
+        members = np.flatnonzero(inside)
+        block = price[np.ix_(members, members)]
+        near = np.where(np.eye(len(members), dtype=bool), np.inf, block).min(axis=1)
+        uncovered = np.full(len(rows), np.inf)
+        if not inside.all():
+            far = price[np.ix_(members, ~inside)].min(axis=1)
+            near = np.minimum(near, far)
+            uncovered = far.sum() * density
+        gain = near - np.minimum(near, np.diag(block))
+        held = prices.capacity[members] + prices.budget - gain * density[:, None]
+        held.sort(axis=1)
+        first = near.sum() * density + held[:, 0]
+        second = np.full(len(rows), np.inf)
+        if len(members) > 1:
+            second = first + held[:, 1] + np.minimum(held[:, 2:], 0.0).sum(axis=1)
+        several = np.minimum(first, second)
+        none, one, more = (
+            none + uncovered,
+            np.minimum(one + uncovered, none + first),
+            np.minimum.reduce([more + np.minimum(uncovered, several), one + several, none + second]),
+        )
+    return np.asarray(rows.memory_bytes * np.minimum(single, more - prices.budget))

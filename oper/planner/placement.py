@@ -1,0 +1,153 @@
+"""Greedy placement of partitions with backtracking on the threshold (§4.2), and its splitting.
+
+Access-bounded partitions go, most accesses first, to the rank with the least lookup work for its
+share; memory-bounded ones are striped in proportion to the memory each rank has left. Where the
+balance asked for is not met, the threshold is halved and both steps are made again, until it is
+met or halving stops helping. Then partitions are split by rows: every class with rows enough is
+dealt to all ranks by their shares, the rest where least work is.
+"""
+
+import heapq
+from dataclasses import dataclass
+
+import numpy as np
+
+from oper.cost import Floats, degree_of_balance
+from oper.planner.classes import Classes, Ints
+from oper.planner.partition import Partitions, partitions
+
+# Halving from 0.1 % ten times is 0.0001 %: partitions of single hot rows, nothing left to gain.
+MOST_HALVINGS = 10
+# A halving that gains less than this in the worse balance is not followed by another.
+LEAST_GAIN = 1e-4
+
+
+@dataclass(frozen=True)
+class Greedy:
+    """What greedy and backtracking arrived at, before refining."""
+
+    partitions: Partitions
+    counts: Ints  # [C, M] explicit rows with one owner on each rank
+    striped: Ints  # [C] rows left to the stripes
+    dob_lookups: float
+    dob_memory: float
+    halvings: int
+    reason: str
+
+
+def place(
+    classes: Classes,
+    single: Ints,
+    replica_bytes: Floats,
+    shares: Floats,
+    threshold: float,
+    target: float,
+) -> Greedy:
+    """Place `single[c]` rows of each class by partitions; halve the threshold as long as it pays.
+
+    `replica_bytes` [M] is memory already taken, `shares` [M] the part of the work and of the
+    memory each rank should have.
+    """
+    best: Greedy | None = None
+    for halving in range(MOST_HALVINGS + 1):
+        now = _place_once(classes, single, replica_bytes, shares, threshold / 2**halving, halving)
+        worse = min(now.dob_lookups, now.dob_memory)
+        if worse >= target:
+            return _because(now, f"both balances reached {target:.4%}")
+        if best is not None:
+            gain = worse - min(best.dob_lookups, best.dob_memory)
+            if gain < LEAST_GAIN:
+                better = now if gain > 0 else best
+                return _because(better, "halving the threshold no longer helped")
+        best = now
+    assert best is not None
+    return _because(best, f"the threshold was halved {MOST_HALVINGS} times")
+
+
+def _because(greedy: Greedy, reason: str) -> Greedy:
+    return Greedy(**{**vars(greedy), "reason": reason})
+
+
+def _place_once(
+    classes: Classes,
+    single: Ints,
+    replica_bytes: Floats,
+    shares: Floats,
+    threshold: float,
+    halvings: int,
+) -> Greedy:
+    parts = partitions(classes, threshold)
+    ranks = len(shares)
+    explicit_runs = parts.explicit[parts.run_partition]
+    run_class, run_rows = parts.run_class[explicit_runs], parts.run_rows[explicit_runs]
+    # Replicated rows have left the problem: they are the first rows of their class.
+    before = _exclusive_cumsum_by(run_class, run_rows)
+    replicated = (classes.rows - single)[run_class]
+    run_rows = np.clip(before + run_rows - replicated, 0, None) - np.clip(
+        before - replicated, 0, None
+    )
+    run_work = run_rows * classes.S[run_class] * classes.R[run_class]
+    partition = parts.run_partition[explicit_runs]
+    work = np.bincount(partition, weights=run_work, minlength=len(parts))
+    rank_of = np.zeros(len(parts), dtype=np.int64)
+    usable = shares > 0
+    heap = [(0.0, r) for r in range(ranks) if usable[r]]
+    inverse = np.where(usable, 1 / np.where(usable, shares, 1), 0).tolist()
+    for p, amount in enumerate(work.tolist()):
+        if not parts.access_bounded[p] and not amount:
+            continue
+        load, rank = heap[0]
+        rank_of[p] = rank
+        heapq.heapreplace(heap, (load + amount * inverse[rank], rank))
+    counts = np.zeros((len(classes), ranks), dtype=np.int64)
+    np.add.at(counts, (run_class, rank_of[partition]), run_rows)
+    striped = single - counts.sum(axis=1)
+    left = memory_left(classes, counts, striped, replica_bytes, shares)
+    spread = left / left.sum() if left.sum() else shares
+    lookups = counts.T @ (classes.S * classes.R) + spread * (striped @ (classes.S * classes.R))
+    memory = replica_bytes + counts.T @ classes.m + spread * (striped @ classes.m)
+    return Greedy(
+        parts,
+        counts,
+        striped,
+        degree_of_balance(lookups / np.where(usable, shares, np.inf)) if usable.all() else 0.0,
+        degree_of_balance(memory / np.where(usable, shares, 1)),
+        halvings,
+        "",
+    )
+
+
+def memory_left(
+    classes: Classes, counts: Ints, striped: Ints, replica_bytes: Floats, shares: Floats
+) -> Floats:
+    """Bytes each rank has left for striped rows if all memory in use follows `shares`, [M]."""
+    held = replica_bytes + counts.T @ classes.m
+    total = held.sum() + striped @ classes.m
+    return np.clip(total * shares / shares.sum() - held, 0, None)
+
+
+def deal_evenly(rows: Ints, shares: Floats, load: Floats, weight: Floats) -> Ints:
+    """Split `rows[c]` of each class over G groups by `shares` ([G] or [C, G]), [C, G].
+
+    Whole parts by share; what is left over, class by class, to the group with the least `load`
+    for its share (`load` [G], in units of `weight` [C], is updated in place).
+    """
+    shares = np.broadcast_to(shares, (len(rows), np.shape(shares)[-1]))
+    exact = rows[:, None] * shares / shares.sum(axis=1, keepdims=True)
+    counts = np.floor(exact + 1e-9).astype(np.int64)
+    load += (counts * weight[:, None]).sum(axis=0)
+    left = rows - counts.sum(axis=1)
+    for c in np.flatnonzero(left):
+        scale = np.where(shares[c] > 0, load / np.where(shares[c] > 0, shares[c], 1), np.inf)
+        chosen = np.argsort(scale, kind="stable")[: left[c]]
+        counts[c, chosen] += 1
+        load[chosen] += weight[c]
+    return counts
+
+
+def _exclusive_cumsum_by(key: Ints, values: Ints) -> Ints:
+    """Σ of earlier values with the same key; keys ascend."""
+    total = np.cumsum(values) - values
+    first = np.r_[True, key[1:] != key[:-1]]
+    start = total[first][np.cumsum(first) - 1]
+    return total - start

@@ -1,0 +1,152 @@
+"""The set-up behind `make install`: environment, pinned dependencies, the project, its extension.
+
+    python3 scripts/install.py VENV auto|cpu|gpu
+
+Each step leaves a stamp, the hash of what it was made from, and is skipped while that is unchanged.
+Only the standard library is used, as nothing else is there yet.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+OLDEST_PYTHON = (3, 11)
+TORCHREC = "torchrec==1.8.0"
+PYTORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+
+
+def main(folder: Path, variant: str) -> None:
+    check_tools(variant)
+    if variant == "auto":
+        variant = "gpu" if has_cuda_device() else "cpu"
+    with one_at_a_time():
+        if not (folder / "bin" / "python").exists():
+            say(f"creating {folder} with Python {sys.version.split()[0]}")
+            venv.create(folder, with_pip=True)
+
+        requirements = REPOSITORY / f"requirements-{variant}.txt"
+        pins = contents_hash(Path(__file__), REPOSITORY / "requirements.txt", requirements)
+        if is_stale(folder / "dependencies.stamp", pins):
+            say(f"installing what {requirements.name} pins (some minutes, once)")
+            install_dependencies(folder, requirements)
+            (folder / "dependencies.stamp").write_text(pins)
+
+        # The extension lies in the checkout, whichever environment built it, and so does its stamp.
+        csrc = sorted(path for path in (REPOSITORY / "oper/csrc").rglob("*") if path.is_file())
+        extension = contents_hash(REPOSITORY / "setup.py", *csrc) + pins + sys.version
+        extension_stamp = REPOSITORY / "build/extension.stamp"
+        metadata = contents_hash(REPOSITORY / "pyproject.toml", REPOSITORY / "setup.py")
+        if is_stale(folder / "project.stamp", metadata):
+            say("installing oper from this checkout and building its extension")
+            pip(folder, "--no-deps", "--no-build-isolation", "--editable", str(REPOSITORY))
+            (folder / "project.stamp").write_text(metadata)
+            extension_stamp.write_text(extension)
+        elif is_stale(extension_stamp, extension) or not list(REPOSITORY.glob("oper/_C*.so")):
+            say("building the extension, as oper/csrc has changed")
+            run(folder, "setup.py", "--quiet", "build_ext", "--inplace")
+            extension_stamp.write_text(extension)
+        say(f"oper is ready in {folder} ({variant})")
+
+
+def check_tools(variant: str) -> None:
+    if variant not in ("auto", "cpu", "gpu"):
+        fail(f"VARIANT is auto, cpu or gpu, not {variant!r}")
+    if sys.version_info < OLDEST_PYTHON:
+        fail(
+            f"Python {'.'.join(map(str, OLDEST_PYTHON))} or newer is needed, {sys.executable} is "
+            f"{sys.version.split()[0]}: name another, as in make install PYTHON=python3.12"
+        )
+    if shutil.which("g++") is None:
+        fail("a C++17 compiler is needed to build the extension, and there is no g++: install it")
+
+
+def has_cuda_device() -> bool:
+    """Whether the driver shows a device and nvcc is there to build for it."""
+    if shutil.which("nvidia-smi") is None or shutil.which("nvcc") is None:
+        return False
+    listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True)
+    return listing.returncode == 0 and "GPU" in listing.stdout
+
+
+def install_dependencies(folder: Path, requirements: Path) -> None:
+    if requirements.name == "requirements-gpu.txt":
+        pip(folder, "--requirement", str(requirements))
+        return
+    # The CPU build of torch may be at hand; if not, PyTorch's own index has it. That index is asked
+    # for torch alone: where it cannot be reached, pip would wait for it once per package.
+    torch = [line for line in requirements.read_text().splitlines() if line.startswith("torch==")]
+    try:
+        pip(folder, *torch, stderr=subprocess.DEVNULL)
+    except subprocess.CalledProcessError:
+        say(f"fetching the CPU build of torch from {PYTORCH_CPU_INDEX}")
+        pip(folder, *torch, "--extra-index-url", PYTORCH_CPU_INDEX)
+    pip(folder, "--requirement", str(requirements))
+    # With its dependencies it would bring fbgemm-gpu: see requirements-cpu.txt.
+    pip(folder, "--no-deps", TORCHREC)
+
+
+def pip(folder: Path, *arguments: str, stderr: int | None = None) -> None:
+    run(folder, "-m", "pip", "install", "--quiet", *arguments, stderr=stderr)
+
+
+def run(folder: Path, *arguments: str, stderr: int | None = None) -> None:
+    """Runs the environment's Python, with the environment's ninja on the path."""
+    path = os.pathsep.join([str(folder / "bin"), os.environ.get("PATH", os.defpath)])
+    subprocess.run(
+        [str(folder / "bin" / "python"), *arguments],
+        cwd=REPOSITORY,
+        env={**os.environ, "PATH": path},
+        stderr=stderr,
+        check=True,
+    )
+
+
+def contents_hash(*paths: Path) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(str(path.relative_to(REPOSITORY)).encode() + b"\0")
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def is_stale(stamp: Path, contents: str) -> bool:
+    return not stamp.exists() or stamp.read_text() != contents
+
+
+@contextlib.contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """Two set-ups of one checkout would build the same files at once."""
+    (REPOSITORY / "build").mkdir(exist_ok=True)
+    with open(REPOSITORY / "build/install.lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("waiting for another `make install` of this checkout")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def say(message: str) -> None:
+    print(f"[install] {message}", flush=True)
+
+
+def fail(message: str) -> NoReturn:
+    sys.exit(f"[install] {message}")
+
+
+if __name__ == "__main__":
+    try:
+        main(Path(sys.argv[1]).absolute(), sys.argv[2])
+    except subprocess.CalledProcessError as error:
+        fail(f"failed with exit status {error.returncode}: {' '.join(map(str, error.cmd))}")
+    except KeyboardInterrupt:
+        fail("interrupted; run it again to go on from the last finished step")
