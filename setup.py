@@ -23,7 +23,7 @@ def extension_arguments() -> dict:
     if importlib.util.find_spec("torch") is None:
         print(
             "oper: torch is not installed here, so the extension oper._C is left out. "
-            "Install torch first, then oper, to get the native kernels.",
+            "To get it, install torch, then `pip install --force-reinstall --no-deps .`",
             file=sys.stderr,
         )
         return {}
@@ -35,7 +35,8 @@ def extension_arguments() -> dict:
     cuda_sources = sorted(map(str, CSRC.glob("cuda/*.cu")))
     with_cuda = torch.version.cuda is not None and bool(cuda_sources)
     extension_class = cpp_extension.CUDAExtension if with_cuda else cpp_extension.CppExtension
-    host_flags = ["-O3", "-std=c++17", "-fopenmp"]
+    # torch's headers use a C++20 extension, and every file that includes them would warn of it.
+    host_flags = ["-O3", "-std=c++17", "-fopenmp", "-Wno-c++20-extensions"]
     extension = extension_class(
         name="oper._C",
         sources=sources + (cuda_sources if with_cuda else []),

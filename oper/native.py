@@ -24,7 +24,7 @@ def ops() -> Any:
         importlib.import_module("oper._C")
     except ImportError as error:
         raise OperError(
-            f"the native kernels (oper._C) cannot be loaded under torch {torch.__version__}: {error}. "
+            f"cannot load the native kernels, oper._C, under torch {torch.__version__}: {error}. "
             "Build them with `make install` in a checkout, or with "
             "`pip install --force-reinstall --no-deps --no-build-isolation .` where torch and "
             "a C++17 compiler are present."

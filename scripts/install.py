@@ -6,6 +6,8 @@ Each step leaves a stamp, the hash of what it was made from, and is skipped whil
 Only the standard library is used, as nothing else is there yet.
 """
 
+from __future__ import annotations  # an older Python must get as far as being told so
+
 import contextlib
 import fcntl
 import hashlib
@@ -51,7 +53,7 @@ def main(folder: Path, variant: str) -> None:
             (folder / "project.stamp").write_text(metadata)
             extension_stamp.write_text(extension)
         elif is_stale(extension_stamp, extension) or not list(REPOSITORY.glob("oper/_C*.so")):
-            say("building the extension, as oper/csrc has changed")
+            say("building the extension: its sources or the pins have changed")
             run(folder, "setup.py", "--quiet", "build_ext", "--inplace")
             extension_stamp.write_text(extension)
         say(f"oper is ready in {folder} ({variant})")

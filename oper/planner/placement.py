@@ -129,19 +129,26 @@ def memory_left(
 def deal_evenly(rows: Ints, shares: Floats, load: Floats, weight: Floats) -> Ints:
     """Split `rows[c]` of each class over G groups by `shares` ([G] or [C, G]), [C, G].
 
-    Whole parts by share; what is left over, class by class, to the group with the least `load`
-    for its share (`load` [G], in units of `weight` [C], is updated in place).
+    Whole parts by share. What is left over goes, class by class, to the groups that got least of
+    it so far, among them to those with the least `load` for their share: rows near in weight, and
+    so in R, D and U alike, spread evenly in number. `load` [G], in `weight` [C], is updated.
     """
     shares = np.broadcast_to(shares, (len(rows), np.shape(shares)[-1]))
-    exact = rows[:, None] * shares / shares.sum(axis=1, keepdims=True)
+    shares = shares / shares.sum(axis=1, keepdims=True)
+    exact = rows[:, None] * shares
     counts = np.floor(exact + 1e-9).astype(np.int64)
     load += (counts * weight[:, None]).sum(axis=0)
     left = rows - counts.sum(axis=1)
+    # A group's due of the leftovers grows by its share of each; what it got is `given`.
+    given = np.zeros(shares.shape[1])
     for c in np.flatnonzero(left):
-        scale = np.where(shares[c] > 0, load / np.where(shares[c] > 0, shares[c], 1), np.inf)
-        chosen = np.argsort(scale, kind="stable")[: left[c]]
+        share = shares[c]
+        safe = np.where(share > 0, share, 1.0)
+        turn = np.where(share > 0, np.floor(given / safe / len(share) + 1e-9), np.inf)
+        chosen = np.lexsort((load / safe, turn))[: left[c]]
         counts[c, chosen] += 1
         load[chosen] += weight[c]
+        given[chosen] += 1
     return counts
 
 

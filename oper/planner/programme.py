@@ -1,54 +1,55 @@
 """The linear programme over buckets of classes and patterns of holders, for any link matrix.
 
     minimise T   over x[b, p] ≥ 0, Σ_p x[b, p] = 1 for each bucket b of rows, subject to
-    time         Σ x[b, p] · seconds[b, p, r]  ≤ T                    rank r          (price λ_r)
-    capacity     Σ x[b, p] · bytes[b] · [j holds p]  ≤ capacity_j     rank j          (price μ_j)
-    budget       Σ x[b, p] · bytes[b] · (copies_p - 1)  ≤ budget                      (price ν)
+    time         Σ x[b, p] · seconds[b, p, r] ≤ T                      rank r         (price λ_r)
+    capacity     Σ x[b, p] · bytes[b] · [j holds p] ≤ capacity_j       rank j         (price μ_j)
+    budget       Σ x[b, p] · bytes[b] · (copies_p - 1) ≤ budget                       (price ν)
 
 With the aim "link" the largest fetch time Z of an ordered pair (equation 3; price π_ij) comes
 first and T second, by a small weight. The patterns of inference are all holder sets: columns are
-generated from the envelope of `patterns.py` at the programme's own prices, until no set is
-cheaper. In training the M + 1 patterns are all there from the start.
+generated at the programme's own prices (`patterns.py`) until no set is cheaper. In training the
+M + 1 patterns are all there from the start.
 
 Buckets put classes of one width and nearly one density together, by their averages, so the value
 is no bound by itself; its prices, evaluated on the exact classes, give one (`bound.py`).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linprog
-from scipy.sparse import csr_array
+from scipy.sparse import csc_array, csr_array
 
-from oper.cost import Floats, Groups, Method, Workload, everywhere_group, holder_groups, node_groups, single_groups
+from oper.cost import (
+    Floats,
+    Groups,
+    Method,
+    Workload,
+    everywhere_group,
+    node_groups,
+    single_groups,
+)
 from oper.errors import OperError
 from oper.planner.classes import Classes
-from oper.planner.patterns import (
-    ENUMERABLE_RANKS,
-    Demand,
-    Envelope,
-    Prices,
-    demand,
-    everywhere_cost,
-    subset_holders,
-    subset_lines,
-)
+from oper.planner.patterns import Demand, Prices, cheapest_holders, demand, everywhere_seconds
 from oper.topology import Topology
 
 Objective = Literal["time", "link"]
+
 HOT_CLASSES = 60  # each a bucket of its own: they decide how evenly the ranks can be loaded
 BUCKET_RATIO = 1.2  # of the densities in one bucket
-ROUNDS = 60  # of column generation
+ROUNDS = 100  # of column generation, at most
 TOLERANCE = 1e-6  # of the value, to the best bound on it
-TIME_WEIGHT = 1e-3  # of T beside the largest link, both relative
+TIME_WEIGHT = 1e-3  # of T beside the largest link, both relative to their size
 
 
 @dataclass(frozen=True)
 class Programme:
     """The fractional plan: `fraction[b, g]` of bucket b's rows go to group g; `bucket[c]` is the
-    bucket of class c. `seconds` is its largest rank time, with the AllReduce's latency."""
+    bucket of class c. `seconds` is its largest rank time, with the AllReduce's latency if it has
+    replicas; for the aim "link" it is still T. `prices` are of the limits, none negative."""
 
     bucket: NDArray[np.int64]
     groups: Groups
@@ -73,3 +74,130 @@ def solve(
     """
     rows = demand(classes, topology, workload, method)
     return solve_demand(rows, topology, capacity_bytes, budget_bytes, objective)
+
+
+def solve_demand(
+    rows: Demand,
+    topology: Topology,
+    capacity_bytes: Floats,
+    budget_bytes: float,
+    objective: Objective = "time",
+    fixed_seconds: Floats | None = None,
+) -> Programme:
+    """`solve` for given demands; `fixed_seconds` [M] is time that ranks need for other rows."""
+    if rows.total_bytes > float(np.sum(capacity_bytes)):
+        raise OperError(
+            f"the ranks' capacities hold {np.sum(capacity_bytes):,.0f} bytes in all, and one copy "
+            f"of every row needs {rows.total_bytes:,.0f}: give more capacity or more ranks"
+        )
+    bucket = buckets(rows)
+    fixed = np.zeros(topology.ranks) if fixed_seconds is None else fixed_seconds
+    master = _Master(
+        rows.merged(bucket), topology, capacity_bytes, budget_bytes, objective, fixed
+    )
+    master.solve()
+    for _ in range(ROUNDS if rows.any_holders else 0):
+        if not master.add_cheaper():
+            break
+        master.solve()
+    groups, fraction = master.placement()
+    return Programme(bucket, groups, fraction, master.prices, master.seconds)
+
+
+def buckets(rows: Demand) -> NDArray[np.int64]:
+    """Bucket of each class: the hottest alone, the rest by memory, then density on a log scale."""
+    alone = np.zeros(len(rows))
+    hottest = np.argsort(-rows.weight_bytes, kind="stable")[:HOT_CLASSES]
+    alone[hottest] = 1 + np.arange(len(hottest))
+    with np.errstate(divide="ignore"):
+        step = np.floor(np.log(rows.density) / np.log(BUCKET_RATIO))
+    step[hottest] = 0
+    keys = np.stack([alone, rows.memory_bytes, step], axis=1)
+    return np.asarray(np.unique(keys, axis=0, return_inverse=True)[1].ravel(), dtype=np.int64)
+
+
+class _Master:
+    """The programme restricted to the columns so far, its last solution and prices.
+
+    Seconds and bytes are scaled to about 1 a rank, as the solver's tolerances are absolute.
+    """
+
+    def __init__(
+        self,
+        rows: Demand,
+        topology: Topology,
+        capacity_bytes: Floats,
+        budget_bytes: float,
+        objective: Objective,
+        fixed_seconds: Floats,
+    ) -> None:
+        self.rows, self.topology, self.links_first = rows, topology, objective == "link"
+        self.away = np.flatnonzero(~np.eye(topology.ranks, dtype=bool).ravel())
+        if topology.ranks == 1:
+            self.links_first = False
+        mean_link = float(topology.link_cost.mean())
+        self.second = mean_link * float(rows.rows @ rows.weight_bytes) + fixed_seconds.max() or 1.0
+        self.pair = mean_link * float(rows.rows @ rows.fetch_bytes) or 1.0
+        self.byte = rows.total_bytes / topology.ranks
+        self.limit = np.concatenate(
+            [
+                -fixed_seconds / self.second,
+                np.asarray(capacity_bytes, dtype=np.float64) / self.byte,
+                [budget_bytes / self.byte],
+                np.zeros(len(self.away) if self.links_first else 0),
+            ]
+        )
+        self.best_bound = -np.inf
+        self.groups = single_groups(topology.ranks)
+        if topology.ranks > 1 and rows.replicas:
+            self.groups = self.groups + everywhere_group(topology.ranks)
+        if topology.nodes > 1 and rows.any_holders:
+            self.groups = self.groups + node_groups(topology)
+        self.known = {path.tobytes(): g for g, path in enumerate(self.groups.path)}
+        every = np.meshgrid(np.arange(len(rows)), np.arange(len(self.groups)), indexing="ij")
+        self.bucket, self.group = (axis.ravel() for axis in every)  # of each column
+
+    def solve(self) -> None:
+        """Optimise over the columns so far."""
+        M, columns = self.topology.ranks, len(self.bucket)
+        aims = np.zeros((len(self.limit), 1 + self.links_first))  # T, and Z where links are first
+        aims[:M, 0] = -1
+        aims[2 * M + 1 :, -1] = -1
+        weights = [TIME_WEIGHT, 1.0] if self.links_first else [1.0]
+        result = linprog(
+            np.concatenate([np.zeros(columns), weights]),
+            A_ub=csc_array(np.concatenate([self._uses().T, aims], axis=1)),
+            b_ub=self.limit,
+            A_eq=csr_array(
+                (np.ones(columns), (self.bucket, np.arange(columns))),
+                shape=(len(self.rows), columns + len(weights)),
+            ),
+            b_eq=np.ones(len(self.rows)),
+            method="highs",
+        )
+        if result.status != 0:
+            raise OperError(
+                f"the placement programme has no solution ({result.message}): the capacities "
+                "leave no room; give more capacity or more ranks"
+            )
+        self.value, self.share = float(result.fun), np.maximum(result.x[:columns], 0.0)
+        self.rank_time = float(result.x[columns])
+        self.dual = np.maximum(-result.ineqlin.marginals, 0.0)
+        self.prices = self._prices(self.dual)
+
+    def add_cheaper(self) -> bool:
+        """Add each bucket's cheapest pattern, at the last prices and half-way to those of the best
+        bound (which keeps prices from swinging); whether the programme is worth solving again."""
+        columns = len(self.bucket)
+        halfway = self.dual
+        if self.best_bound > -np.inf:
+            halfway = (self.dual + self.best_dual) / 2
+        for dual in (halfway, self.dual):
+            prices = self._prices(dual)
+            holds, price = cheapest_holders(self.rows, self.topology, prices)
+            bound = float(self.rows.rows @ price - dual @ self.limit)
+            if bound > self.best_bound:
+                self.best_bound, self.best_dual = bound, dual
+            self._add(holds, prices)
+        near = self.value - self.best_bound <= TOLERANCE * self.value
+        return len(self.bucket) > columns and not near

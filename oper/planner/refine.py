@@ -4,12 +4,15 @@ A row with one owner, or with given holders at inference, adds to every rank's T
 its weight w: column[g] seconds per byte for group g. Exchanging k rows of class a in group g with
 k of class b, equal in width, in group h moves x = k·(w_a - w_b) bytes of traffic,
 T += x·(column[h] - column[g]), and leaves every group's rows, and so all memory, as they were.
-Each round takes the pair of groups whose best x lowers max T most and realises x by one run.
+What falls is a smooth maximum, (1/β)·log Σ exp(β·T), β sharpening as T evens out: the plain maximum
+has plateaus as soon as two ranks share it. Each round takes the pair of groups that lowers it
+most and realises its x by one run.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from oper.cost import Floats, Groups
 from oper.planner.classes import Ints
@@ -18,7 +21,10 @@ from oper.topology import Topology
 ROUNDS = 400
 # Exchanges that lower T by less than this share are left: they are below the certificate's digits.
 LEAST_GAIN = 1e-9
-_PAIRS_TRIED = 8
+_PAIRS_TRIED = 16
+_BISECTIONS = 24
+# β over the spread of T: the ranks well above the mean dominate, without plateaus.
+_SHARPNESS = 3.0
 _RUN_LENGTHS = [1] + [4**k for k in range(1, 16)]
 
 
@@ -50,21 +56,34 @@ class Exchange:
         ]
 
     def run(self, rounds: int = ROUNDS) -> None:
-        """Exchange until no pair lowers max T, or `rounds` are made."""
+        """Exchange until no pair lowers the smooth maximum, or `rounds` are made; end with the
+        counts of the least maximum seen."""
+        best, best_counts = float(self.seconds.max()), self.counts.copy()
+        best_seconds = self.seconds.copy()
         for _ in range(rounds):
             if not self._round():
-                return
+                break
             self.rounds_made += 1
+            if self.seconds.max() < best:
+                best, best_seconds = float(self.seconds.max()), self.seconds.copy()
+                best_counts = self.counts.copy()
+        self.counts[:] = best_counts
+        self.seconds[:] = best_seconds
 
     def _round(self) -> bool:
-        for g, h, amount in self._pairs():
+        spread = float(self.seconds.max() - self.seconds.mean())
+        if spread <= LEAST_GAIN * self.seconds.max():
+            return False
+        sharpness = _SHARPNESS / spread
+        now = _smooth_maximum(self.seconds, sharpness)
+        for g, h, amount in self._pairs(sharpness):
             run = self._best_run(g, h, amount)
             if run is None:
                 continue
             a, b, k = run
             moved = k * (self.weight[a] - self.weight[b])
             after = self.seconds + moved * (self.columns[h] - self.columns[g])
-            if after.max() >= self.seconds.max() * (1 - LEAST_GAIN):
+            if _smooth_maximum(after, sharpness) >= now - LEAST_GAIN * spread:
                 continue
             self.counts[a, g] -= k
             self.counts[a, h] += k
@@ -74,25 +93,42 @@ class Exchange:
             return True
         return False
 
-    def _pairs(self) -> list[tuple[int, int, float]]:
-        """Pairs of groups, best first, with the weight whose exchange lowers max T most."""
-        top = int(self.seconds.argmax())
+    def _pairs(self, sharpness: float) -> list[tuple[int, int, float]]:
+        """Pairs of groups (from, to), most gain first, with the weight x to move: the least of
+        the smooth maximum along the pair, which is convex in x, by bisection of its slope."""
+        pressure = _pressure(self.seconds, sharpness)
+        along = self.columns @ pressure
         change = self.columns[None, :, :] - self.columns[:, None, :]  # [g, h, M]
-        falls = change[:, :, top]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            meet = (self.seconds[top] - self.seconds) / (change - falls[:, :, None])
-        meet = np.where(change > falls[:, :, None], meet, np.inf)
-        meet[:, :, top] = np.inf
-        amount = meet.min(axis=2)
-        lowered = np.where(falls < 0, self.seconds[top] + amount * falls, np.inf)
-        lowered[~np.isfinite(amount)] = np.inf
-        best = np.argsort(lowered, axis=None, kind="stable")[:_PAIRS_TRIED]
+        reach = np.abs(change).max(axis=2)
+        falls = (along[:, None] - along[None, :]) / np.where(reach > 0, reach, 1.0)
+        steep = np.where(self._exchangeable(), falls, 0.0)
+        pairs = np.argsort(-steep, axis=None, kind="stable")[:_PAIRS_TRIED]
+        pairs = pairs[steep.flat[pairs] > 0]
+        change = change.reshape(-1, change.shape[2])[pairs]
+        low = np.zeros(len(pairs))
+        high = np.ptp(self.seconds) / reach.flat[pairs]
+        for _ in range(_BISECTIONS):
+            middle = (low + high) / 2
+            after = self.seconds + middle[:, None] * change
+            down = (_pressure(after, sharpness) * change).sum(axis=1) < 0
+            low, high = np.where(down, middle, low), np.where(down, high, middle)
+        after = self.seconds + low[:, None] * change
+        order = np.argsort(_smooth_maximum(after, sharpness), kind="stable")
         groups = len(self.columns)
-        return [
-            (int(p // groups), int(p % groups), float(amount.flat[p]))
-            for p in best
-            if lowered.flat[p] < self.seconds[top] * (1 - LEAST_GAIN)
-        ]
+        return [(int(pairs[n] // groups), int(pairs[n] % groups), float(low[n])) for n in order]
+
+    def _exchangeable(self) -> NDArray[np.bool_]:
+        """Whether some row of group g is heavier than some of h, equal in width, [G, G]."""
+        able = np.zeros((len(self.columns), len(self.columns)), dtype=bool)
+        for order in self._order:
+            held = self.counts[order] > 0
+            some = held.any(axis=0)
+            heaviest = self.weight[order[len(order) - 1 - held[::-1].argmax(axis=0)]]
+            lightest = self.weight[order[held.argmax(axis=0)]]
+            heaviest = np.where(some, heaviest, -np.inf)
+            lightest = np.where(some, lightest, np.inf)
+            able |= heaviest[:, None] > lightest[None, :]
+        return able
 
     def _best_run(self, g: int, h: int, amount: float) -> tuple[int, int, int] | None:
         """Classes a in g and b in h and a run length whose exchange moves nearest to `amount`."""
@@ -116,3 +152,15 @@ class Exchange:
             if found is not None and best <= 0.02 * amount:
                 break
         return found
+
+
+def _pressure(seconds: Floats, sharpness: float) -> Floats:
+    """The gradient of the smooth maximum over the last axis."""
+    raised = np.exp(sharpness * (seconds - seconds.max(axis=-1, keepdims=True)))
+    return np.asarray(raised / raised.sum(axis=-1, keepdims=True))
+
+
+def _smooth_maximum(seconds: Floats, sharpness: float) -> Floats:
+    top = seconds.max(axis=-1, keepdims=True)
+    raised = np.exp(sharpness * (seconds - top)).sum(axis=-1)
+    return np.asarray(top[..., 0] + np.log(raised) / sharpness)

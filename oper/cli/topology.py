@@ -1,0 +1,127 @@
+"""`oper topology`: show what a topology says, or measure the one at hand."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import typer
+
+from oper.cli import common
+from oper.errors import OperError
+from oper.storage import atomic_file
+from oper.topology import GB, Topology
+
+_LINKS = {
+    "local": "own rows",
+    "same_node": "rows of a rank in the node",
+    "other_node": "rows of another node",
+}
+
+
+def register(app: typer.Typer) -> None:
+    """Add `oper topology show` and `oper topology measure`."""
+    verbs = typer.Typer(
+        help="Ranks, nodes, capacities and link costs.",
+        no_args_is_help=True,
+        rich_markup_mode=None,
+    )
+    verbs.command("show")(show)
+    verbs.command("measure")(measure)
+    app.add_typer(verbs, name="topology")
+
+
+def show(
+    spec: str = typer.Argument(help="dgx-a100, dgx-h100, 2x4-a100 (any NxG), cpu:N or a file."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
+) -> None:
+    """Print ranks, nodes, capacity and the bandwidth of each kind of link."""
+    topology = Topology.load(spec)
+    common.emit(as_json, _described(topology), lambda: _print(topology))
+
+
+def measure(
+    output: Path = typer.Option(..., "-o", "--output", help="The YAML file to write."),
+    ranks: int | None = typer.Option(
+        None, "--ranks", min=1, help="Start this many ranks on this host."
+    ),
+    per_pair: bool = typer.Option(
+        False, "--per-pair", help="Write each pair's own bandwidth, not one for each kind of link."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
+) -> None:
+    """Measure the links between CPU ranks: random row reads, and AllReduce over gloo.
+
+    Under torchrun it measures torchrun's ranks; elsewhere `--ranks N` starts them.
+    """
+    under_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
+    if under_torchrun == (ranks is not None):
+        raise OperError(
+            "topology measure: give --ranks N to measure N ranks of this host, or run it under "
+            "torchrun without --ranks to measure those that torchrun starts"
+        )
+    from oper.measure import measure_local, measure_under_torchrun  # torch takes a second
+
+    measurement = measure_under_torchrun() if ranks is None else measure_local(ranks)
+    if measurement is None:
+        return  # rank 0 writes for all
+    with atomic_file(output) as temporary:
+        temporary.write_text(measurement.to_yaml(output.stem, per_pair), encoding="utf-8")
+    topology = Topology.load(str(output))
+
+    def text() -> None:
+        _print(topology)
+        print(f"\nwritten to {output}; use it as --topology {output}")
+
+    common.emit(as_json, {"file": str(output), **_described(topology)}, text)
+
+
+def _described(topology: Topology) -> dict[str, Any]:
+    memory = topology.device_memory_bytes
+    return {
+        **topology.to_dict(),
+        "ranks": topology.ranks,
+        "nodes": topology.nodes,
+        "alike": topology.alike,
+        "device_memory_bytes": None if memory is None else list(memory),
+    }
+
+
+def _print(topology: Topology) -> None:
+    ranks, nodes = topology.ranks, topology.nodes
+    out = common.console()
+    out.print(
+        f"{topology.name}: {_counted(ranks, 'rank')} on {_counted(nodes, 'node')}, "
+        f"{'all alike' if topology.alike else 'not all alike'}"
+    )
+    made = common.table("link", "pairs", "GB/s: min", "median", "max", "median s/byte")
+    for kind, mask in topology.masks().items():
+        costs = topology.link_cost[mask]
+        if len(costs):
+            rates = [1 / costs.max(), 1 / np.median(costs), 1 / costs.min()]
+            cells = [f"{rate / GB:,.4g}" for rate in rates]
+            made.add_row(_LINKS[kind], f"{len(costs):,}", *cells, f"{np.median(costs):.4g}")
+    rate = topology.allreduce_bandwidth
+    made.add_row("AllReduce (bus)", "", "", f"{rate / GB:,.4g}", "", f"{1 / rate:.4g}")
+    out.print(made)
+    out.print(f"latency of a hop: {common.duration(topology.latency_seconds)}")
+    out.print(f"capacity: {_capacity(topology)}")
+    if topology.device_memory_bytes is not None:
+        sizes = sorted(set(topology.device_memory_bytes))
+        each = " to ".join(common.size(size) for size in dict.fromkeys((sizes[0], sizes[-1])))
+        out.print(f"device memory (warns only): {each} a rank")
+
+
+def _capacity(topology: Topology) -> str:
+    given = topology.to_dict().get("capacity")
+    if given is None:
+        return "the tables' bytes over the ranks, times (1 + extra memory)"
+    values = given if isinstance(given, list) else [given]
+    shown = [
+        v if isinstance(v, str) else f"{v:g} × the tables' bytes over the ranks" for v in values
+    ]
+    return ", ".join(dict.fromkeys(shown)) if len(set(shown)) <= 4 else f"{len(shown)} values"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

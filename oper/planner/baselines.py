@@ -1,0 +1,240 @@
+"""Baselines: placements that others use, priced by the same cost model (§6.4).
+
+    memory_greedy  all rows in table order, cut into M runs of equal memory
+    access_greedy  rows one by one, most accessed first, to the rank with the fewest accesses so
+                   far; memory is ignored. Rows without accesses, on which that rule is silent,
+                   are spread evenly
+    table_wise     whole tables in turn (table t to rank t mod M): equally many on each rank
+    row_wise       every table in M contiguous ranges whose lengths differ by at most one row; the
+                   longer ones go to the ranks in turn, so that they do not pile up on the first
+
+The paper's own procedure is in `paper.py`, TorchRec's planner in `torchrec_baseline.py`. Rows of a
+class are interchangeable, so a baseline is a list of cells, so many rows of a class in a group;
+the contiguous ones also say which rows exactly, as ranges.
+"""
+
+import heapq
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oper.cost import Floats, Groups, Sums, single_groups
+from oper.planner.classes import Classes, Ints
+from oper.planner.draft import Problem
+from oper.planner.profile import Profile
+from oper.planner.scan import histogram
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Cell n: `rows[n]` rows of class `class_of[n]` are in group `group[n]`."""
+
+    class_of: Ints
+    group: Ints
+    rows: Ints
+
+    def dense(self, classes: int, groups: int) -> Ints:
+        """Rows of each class in each group, [C, G]."""
+        counts = np.zeros((classes, groups), dtype=np.int64)
+        np.add.at(counts, (self.class_of, self.group), self.rows)
+        return counts
+
+    def sums(self, classes: Classes, groups: int) -> Sums:
+        """Sums of the groups, without the dense matrix."""
+        one = row_sums(classes)
+
+        def total(per_row: Floats) -> Floats:
+            weights = self.rows * per_row[self.class_of]
+            return np.bincount(self.group, weights, minlength=groups)
+
+        return Sums(*(total(getattr(one, f.name)) for f in fields(Sums)))
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Contiguous ranges of global row ids, covering all rows, none across two tables: piece p is
+    rows `first[p]` to `first[p + 1]` and lies on rank `rank[p]`."""
+
+    first: Ints
+    rank: Ints
+
+    def owners(self) -> NDArray[np.uint16]:
+        """The owner of every row, [N]."""
+        return np.repeat(self.rank.astype(np.uint16), np.diff(self.first))
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A placement by another rule. `cells` and `pieces` are None where it has no such form."""
+
+    name: str
+    groups: Groups
+    sums: Sums
+    cells: Cells | None = None
+    pieces: Pieces | None = None
+    notes: dict[str, Any] = field(default_factory=dict)
+
+
+def row_sums(classes: Classes) -> Sums:
+    """Sums of one row of each class, [C]."""
+    S, R, D, U = classes.S, classes.R, classes.D, classes.U
+    return Sums(
+        rows=np.ones(len(classes)),
+        memory_bytes=classes.m,
+        row_bytes=S,
+        accesses=classes.accesses.astype(np.float64),
+        read_rows=R,
+        read_bytes=S * R,
+        gradient_bytes=S * D,
+        union_bytes=S * U,
+        gather_bytes=(S + 4) * D,
+    )
+
+
+def table_wise(problem: Problem, profile: Profile) -> Baseline:
+    """Whole tables to the ranks in turn, in table order."""
+    classes, ranks = problem.classes, problem.topology.ranks
+    cells = Cells(classes.entry_class, classes.entry_table % ranks, classes.entry_rows)
+    offsets = profile.offsets
+    pieces = Pieces(offsets, np.arange(len(offsets) - 1) % ranks)
+    return _single_owner("table_wise", problem, cells, pieces)
+
+
+def memory_greedy(problem: Problem, profile: Profile) -> Baseline:
+    """All rows in table order, cut into M runs of equal memory."""
+    pieces = memory_pieces(problem, profile)
+    return _single_owner("memory_greedy", problem, piece_cells(problem, profile, pieces), pieces)
+
+
+def row_wise(problem: Problem, profile: Profile) -> Baseline:
+    """Every table in M contiguous ranges of equal length."""
+    pieces = row_wise_pieces(problem, profile)
+    return _single_owner("row_wise", problem, piece_cells(problem, profile, pieces), pieces)
+
+
+def access_greedy(problem: Problem, profile: Profile) -> Baseline:
+    """Rows one by one, most accessed first, to the rank with the fewest accesses so far."""
+    classes, ranks = problem.classes, problem.topology.ranks
+    counts = np.zeros((len(classes), ranks), dtype=np.int64)
+    load = [0] * ranks
+    for index, (rows, accesses) in enumerate(
+        zip(classes.rows.tolist(), classes.accesses.tolist(), strict=True)
+    ):
+        if accesses == 0:  # the last classes, as they are in order of accesses
+            counts[index] = rows // ranks
+            counts[index, (index + np.arange(rows % ranks)) % ranks] += 1
+            continue
+        dealt = water_fill(load, rows, accesses)
+        counts[index] = dealt
+        load = [held + n * accesses for held, n in zip(load, dealt, strict=True)]
+    class_of, group = np.nonzero(counts)
+    return _single_owner("access_greedy", problem, Cells(class_of, group, counts[class_of, group]))
+
+
+def water_fill(load: list[int], rows: int, size: int) -> list[int]:
+    """How many of `rows` items of equal `size` > 0 each rank gets when one after the other goes to
+    the rank with the least load, the lowest rank in ties. In O(M log M), whatever the rows.
+
+    The k-th item of rank j comes at load[j] + k·size; the items with the `rows` smallest such
+    levels are the ones dealt. At the water level T (a rank below it is filled up to it), rank j
+    gets ⌈(T - load[j]) / size⌉ items or one fewer: that fewer first, the rest by their levels.
+    """
+    dealt = [0] * len(load)
+    if rows > len(load):
+        poured = rows * size
+        for below, held in enumerate(sorted(load)):
+            if below and held * below >= poured:
+                break
+            poured += held
+            level = poured // (below + 1)
+        dealt = [max(-((held - level) // size) - 1, 0) for held in load]
+    heap = [(held + n * size, rank) for rank, (held, n) in enumerate(zip(load, dealt, strict=True))]
+    heapq.heapify(heap)
+    for _ in range(rows - sum(dealt)):
+        held, rank = heap[0]
+        dealt[rank] += 1
+        heapq.heapreplace(heap, (held + size, rank))
+    return dealt
+
+
+def memory_pieces(problem: Problem, profile: Profile) -> Pieces:
+    """Pieces of `memory_greedy`: cuts after the last row that ends within k/M of all memory."""
+    offsets, ranks = profile.offsets, problem.topology.ranks
+    memory = np.array([table.memory_bytes(problem.workload.mode) for table in profile.tables])
+    end_bytes = np.cumsum(np.diff(offsets) * memory)
+    target = end_bytes[-1] * np.arange(1, ranks) // ranks
+    table = np.searchsorted(end_bytes, target, side="right")
+    start_bytes = end_bytes[table] - np.diff(offsets)[table] * memory[table]
+    cuts = offsets[table] + (target - start_bytes) // memory[table]
+    first = np.unique(np.concatenate([offsets, cuts]))
+    return Pieces(first, np.searchsorted(cuts, first[:-1], side="right"))
+
+
+def row_wise_pieces(problem: Problem, profile: Profile) -> Pieces:
+    """Pieces of `row_wise`; empty ranges, of tables with fewer rows than ranks, are left out."""
+    ranks = problem.topology.ranks
+    turn: dict[tuple[int, int], int] = {}
+    lengths: list[NDArray[np.int64]] = []
+    for table in profile.tables:
+        share, rest = divmod(table.rows, ranks)
+        # Remainders go on where the last table of this width left off: memory stays even.
+        width = table.row_bytes, table.memory_bytes(problem.workload.mode)
+        begin = turn.get(width, 0)
+        length = np.full(ranks, share, dtype=np.int64)
+        length[(begin + np.arange(rest)) % ranks] += 1
+        turn[width] = (begin + rest) % ranks
+        lengths.append(length)
+    length = np.concatenate(lengths)
+    rank = np.tile(np.arange(ranks), len(profile.tables))[length > 0]
+    first = np.concatenate([[0], np.cumsum(length[length > 0])])
+    return Pieces(first, rank)
+
+
+def piece_cells(problem: Problem, profile: Profile, pieces: Pieces) -> Cells:
+    """The cells of pieces, by rank. One pass over the profile's counters."""
+    classes, ranks = problem.classes, problem.topology.ranks
+    piece, accesses, containing, rows = piece_histogram(profile, pieces.first)
+    table = piece_tables(profile, pieces.first)[piece]
+    found = find_classes(classes, table, accesses, containing)
+    cell, at = np.unique(found * ranks + pieces.rank[piece], return_inverse=True)
+    total = np.bincount(at, rows).astype(np.int64)
+    return Cells(cell // ranks, cell % ranks, total)
+
+
+def piece_histogram(profile: Profile, first: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    """(piece, accesses, containing, rows) of pieces that begin at rows `first` [P + 1]."""
+    bagged = np.asarray(profile.bagged)[piece_tables(profile, first)]
+    containing_first = np.concatenate([[0], np.cumsum(np.where(bagged, np.diff(first), 0))])
+    return histogram(profile.accesses, profile.containing, first, containing_first)
+
+
+def piece_tables(profile: Profile, first: Ints) -> Ints:
+    """The table of each piece, [P]."""
+    return np.searchsorted(profile.offsets, first[:-1], side="right") - 1
+
+
+def find_classes(classes: Classes, table: Ints, accesses: Ints, containing: Ints) -> Ints:
+    """The class of rows with these counts in these tables; all of them must occur."""
+    known = classes.entry_class
+    distinct_accesses = np.unique(classes.accesses)
+    distinct_containing = np.unique(classes.containing)
+
+    def key(table: Ints, accesses: Ints, containing: Ints) -> Ints:
+        # Ranks of the counts among those that occur: the product stays below 2^63.
+        code = table * len(distinct_accesses) + np.searchsorted(distinct_accesses, accesses)
+        code = code * len(distinct_containing)
+        return np.asarray(code + np.searchsorted(distinct_containing, containing))
+
+    of_entry = key(classes.entry_table, classes.accesses[known], classes.containing[known])
+    order = np.argsort(of_entry)
+    at = np.searchsorted(of_entry, key(table, accesses, containing), sorter=order)
+    return known[order[at]]
+
+
+def _single_owner(
+    name: str, problem: Problem, cells: Cells, pieces: Pieces | None = None
+) -> Baseline:
+    groups = single_groups(problem.topology.ranks)
+    return Baseline(name, groups, cells.sums(problem.classes, len(groups)), cells, pieces)

@@ -1,0 +1,203 @@
+"""TorchRec's EmbeddingShardingPlanner in a process of its own: JSON in, its plan as JSON out.
+
+    python -m oper.planner.torchrec_child < request.json > answer.json
+
+Apart, because importing torchrec takes seconds, and so that a plan that takes too long can be
+ended cleanly. Where no plan fits the capacities, the least multiple of them at which one is found
+is bracketed by doubling and then narrowed by bisection to 5 %.
+"""
+
+import json
+import logging
+import math
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torchrec.optim
+from torch import nn
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
+from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
+from torchrec.distributed.planner.shard_estimators import (
+    EmbeddingPerfEstimator,
+    EmbeddingStorageEstimator,
+)
+from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
+from torchrec.distributed.planner.types import (
+    CustomTopologyData,
+    PlannerError,
+    ShardingOption,
+    Stats,
+)
+from torchrec.modules.embedding_configs import DataType
+
+LARGEST_FACTOR = 1024.0
+PRECISION = 1.05
+
+# What TorchRec's storage estimate tells apart; the others count as one state of the row's size.
+OPTIMIZERS = {
+    "none": None,
+    "sgd": torch.optim.SGD,
+    "rowwise_adagrad": torchrec.optim.RowWiseAdagrad,
+    "adam": torch.optim.Adam,
+}
+DTYPES = {
+    "fp32": DataType.FP32,
+    "fp16": DataType.FP16,
+    "bf16": DataType.BF16,
+    "int8": DataType.INT8,
+}
+
+
+class DeviceMemorySharder(EmbeddingBagCollectionSharder):
+    """All shardings, in device memory: no table is left in the host's behind a cache."""
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        kernel = EmbeddingComputeKernel
+        if sharding_type == "data_parallel":
+            return [kernel.DENSE.value]
+        return [kernel.FUSED.value]
+
+
+class KeepBest(Stats):
+    """Keeps the planner's own estimate of its plan, in place of its report."""
+
+    def __init__(self) -> None:
+        self.seconds = math.nan
+
+    def log(self, *, best_plan: list[ShardingOption], **others: Any) -> None:
+        per_rank: dict[int | None, float] = {}
+        for option in best_plan:
+            for shard in option.shards:
+                if shard.perf is not None:
+                    per_rank[shard.rank] = per_rank.get(shard.rank, 0.0) + shard.perf.total
+        self.seconds = max(per_rank.values()) / 1e3  # it counts in milliseconds
+
+
+def make_module(tables: list[dict[str, Any]]) -> nn.Module:
+    """The tables on the meta device: shapes without memory."""
+    configs = [
+        EmbeddingBagConfig(
+            name=table["name"],
+            num_embeddings=table["rows"],
+            embedding_dim=table["dim"],
+            feature_names=table["features"],
+            data_type=DTYPES[table["dtype"]],
+        )
+        for table in tables
+    ]
+    module = EmbeddingBagCollection(tables=configs, device=torch.device("meta"))
+    for table in tables:
+        parameter: Any = module.embedding_bags[table["name"]].weight
+        parameter._optimizer_classes = [OPTIMIZERS.get(table["optimizer"], torch.optim.Adagrad)]
+    return module
+
+
+def make_topology(request: dict[str, Any], factor: float) -> Topology:
+    """The ranks with `factor` times their capacities."""
+    ranks = request["ranks"]
+    capacities = [int(capacity * factor) for capacity in request["capacities"]]
+    return Topology(
+        world_size=ranks,
+        local_world_size=request["ranks_per_node"],
+        compute_device="cuda",
+        hbm_cap=max(capacities),
+        ddr_cap=0,
+        custom_topology_data=CustomTopologyData(
+            {"hbm_cap": capacities, "ddr_cap": [0] * ranks}, ranks
+        ),
+        # TorchRec counts bytes per millisecond.
+        hbm_mem_bw=request["local_bandwidth"] / 1e3,
+        intra_host_bw=request["same_node_bandwidth"] / 1e3,
+        inter_host_bw=request["other_node_bandwidth"] / 1e3,
+    )
+
+
+def plan_once(request: dict[str, Any], factor: float) -> dict[str, Any] | None:
+    """TorchRec's plan with `factor` times the capacities; None where it finds none."""
+    inference = request["mode"] == "inference"
+    module, topology = make_module(request["tables"]), make_topology(request, factor)
+    constraints = {
+        table["name"]: ParameterConstraints(pooling_factors=table["pooling_factors"])
+        for table in request["tables"]
+    }
+    stats = KeepBest()
+    planner = EmbeddingShardingPlanner(
+        topology=topology,
+        batch_size=request["batch_size_per_rank"],
+        enumerator=EmbeddingEnumerator(
+            topology=topology,
+            batch_size=request["batch_size_per_rank"],
+            constraints=constraints,
+            estimator=[
+                EmbeddingPerfEstimator(topology, constraints, is_inference=inference),
+                EmbeddingStorageEstimator(topology, constraints, is_inference=inference),
+            ],
+        ),
+        storage_reservation=FixedPercentageStorageReservation(0.0),
+        constraints=constraints,
+        stats=stats,
+    )
+    started = time.perf_counter()
+    try:
+        plan = planner.plan(module, [DeviceMemorySharder()])
+    except PlannerError:
+        return None
+    shards = []
+    for per_table in plan.plan.values():
+        assert isinstance(per_table, dict)
+        for name, sharding in per_table.items():
+            spec = sharding.sharding_spec
+            placed = spec.shards if spec is not None else [None] * len(sharding.ranks)
+            for rank, shard in zip(sharding.ranks, placed, strict=True):
+                shards.append(
+                    {
+                        "table": name,
+                        "sharding": sharding.sharding_type,
+                        "rank": rank,
+                        "offsets": list(shard.shard_offsets) if shard else None,
+                        "sizes": list(shard.shard_sizes) if shard else None,
+                    }
+                )
+    return {
+        "shards": shards,
+        "capacity_factor": factor,
+        "estimate_seconds": stats.seconds,
+        "seconds": time.perf_counter() - started,
+    }
+
+
+def least_factor(
+    attempt: Callable[[float], dict[str, Any] | None],
+) -> dict[str, Any] | None:
+    """The first success at 1, or within 5 % of the least factor that succeeds; None past 1024."""
+    low, high = 1.0, 1.0
+    found = attempt(high)
+    while found is None:
+        low, high = high, 2 * high
+        if high > LARGEST_FACTOR:
+            return None
+        found = attempt(high)
+    while high / low > PRECISION:
+        middle = math.sqrt(low * high)
+        closer = attempt(middle)
+        if closer is None:
+            low = middle
+        else:
+            found, high = closer, middle
+    return found
+
+
+def main() -> None:
+    logging.disable(logging.CRITICAL)
+    request = json.load(sys.stdin)
+    json.dump(least_factor(lambda factor: plan_once(request, factor)), sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
