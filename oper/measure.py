@@ -20,7 +20,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
@@ -30,11 +30,15 @@ import torch
 import torch.distributed as dist
 import yaml
 from numpy.typing import NDArray
+from torch.distributed.rendezvous import rendezvous
 
 from oper.errors import OperError
 from oper.topology import CPU_ALLREDUCE, SAME_NODE_LATENCY_SECONDS, Topology, host_memory_bytes
 
+Store = Any  # a torch.distributed store, whose types torch does not export
+
 DEADLINE_SECONDS = 60.0
+START_SECONDS = 10.0  # for each rank to import torch, on cores that all ranks share
 ROW_BYTES = 256  # 64 values of fp32
 ARENA_BYTES = 256 << 20  # a rank's rows: several times what a last-level cache holds
 GATHER_ROWS = 1 << 17  # 32 MiB a repetition: milliseconds, well above the clock's error
@@ -105,30 +109,31 @@ def measure_local(
     ranks: int,
     deadline_seconds: float = DEADLINE_SECONDS,
     arena_bytes: int = ARENA_BYTES,
-    worker: Callable[..., None] | None = None,
 ) -> Measurement:
     """Measure `ranks` processes that are started here for it, on this host.
 
-    `worker(rank, ranks, port, deadline, arena)` is what a rank runs. Raises OperError, with the
-    others ended, where a rank fails or does not come in time.
+    Raises OperError, with all ranks ended, where one fails or does not come in time.
     """
     store = _local_store(0, deadline_seconds, is_master=True)
     arguments = (ranks, store.port, deadline_seconds, arena_bytes)
     # A fresh interpreter each, as a fork would share torch's threads and locks.
     context = multiprocessing.get_context("spawn")
     processes = [
-        context.Process(target=worker or local_worker, args=(rank, *arguments), daemon=True)
+        context.Process(
+            target=_run_local_rank, args=(rank, *arguments), name=f"rank {rank}", daemon=True
+        )
         for rank in range(ranks)
     ]
     # Each wait inside has its deadline; this one is for a rank that computes for ever.
-    end = time.monotonic() + 4 * deadline_seconds + ranks
+    end = time.monotonic() + 4 * deadline_seconds + START_SECONDS * ranks
     try:
         for process in processes:
             process.start()
         while any(process.exitcode != 0 for process in processes):
-            for rank, process in enumerate(processes):
-                if process.exitcode:
-                    raise OperError(f"measuring: {_failure(store, rank, process.exitcode)}")
+            if failed := [(p.exitcode, rank) for rank, p in enumerate(processes) if p.exitcode]:
+                # The least is a signal's, if there is one: the cause of what the others miss.
+                exit_code, rank = min(failed)
+                raise OperError(f"measuring: {_failure(store, rank, exit_code)}")
             late = [rank for rank, process in enumerate(processes) if process.is_alive()]
             if time.monotonic() > end:
                 raise OperError(f"measuring: ranks {late} were not done in time; try fewer ranks")
@@ -137,6 +142,7 @@ def measure_local(
         for process in processes:
             if process.is_alive():
                 process.kill()
+                process.join(timeout=deadline_seconds)
     return Measurement(**json.loads(store.get("measurement")))
 
 
@@ -144,7 +150,7 @@ def measure_under_torchrun(deadline_seconds: float = DEADLINE_SECONDS) -> Measur
     """Measure the ranks that torchrun started; the result on rank 0, None on the others."""
     limit = timedelta(seconds=deadline_seconds)
     try:
-        store, rank, ranks = next(dist.rendezvous("env://", timeout=limit))
+        store, rank, ranks = next(rendezvous("env://", timeout=limit))
         # torchrun's number of the host among its hosts.
         node = int(os.environ["GROUP_RANK"])
         measured = measure_ranks(store, rank, ranks, node, deadline_seconds)
@@ -154,7 +160,7 @@ def measure_under_torchrun(deadline_seconds: float = DEADLINE_SECONDS) -> Measur
 
 
 def measure_ranks(
-    store: dist.Store,
+    store: Store,
     rank: int,
     ranks: int,
     node: int,
@@ -177,7 +183,7 @@ def measure_ranks(
             dist.destroy_process_group()
 
 
-def local_worker(
+def _run_local_rank(
     rank: int, ranks: int, port: int, deadline_seconds: float, arena_bytes: int
 ) -> None:
     """One rank that `measure_local` starts; it says in the store what it found, or what failed."""
@@ -193,9 +199,9 @@ def local_worker(
         store.set("measurement", json.dumps(asdict(measured)))
 
 
-def _local_store(port: int, deadline_seconds: float, is_master: bool) -> Any:
+def _local_store(port: int, deadline_seconds: float, is_master: bool) -> Store:
     """Where local ranks meet: the parent's, on a free port if `port` is 0."""
-    return dist.TCPStore(  # type: ignore[attr-defined]  # torch re-exports it without saying so
+    return dist.TCPStore(  # type: ignore[attr-defined]
         "127.0.0.1",
         port,
         is_master=is_master,
@@ -204,14 +210,14 @@ def _local_store(port: int, deadline_seconds: float, is_master: bool) -> Any:
     )
 
 
-def _failure(store: Any, rank: int, exit_code: int) -> str:
+def _failure(store: Store, rank: int, exit_code: int) -> str:
     if store.check([f"failure {rank}"]):
         return str(store.get(f"failure {rank}").decode())
     reason = f"signal {-exit_code}" if exit_code < 0 else f"exit status {exit_code}"
     return f"rank {rank} ended by {reason}; was there memory enough?"
 
 
-def _meet(store: Any, rank: int, ranks: int, limit: timedelta) -> None:
+def _meet(store: Store, rank: int, ranks: int, limit: timedelta) -> None:
     """A barrier with a deadline; OperError names the ranks that did not come."""
     count = store.add(f"meetings {rank}", 1)
     store.set(f"meeting {count} {rank}", "")
@@ -229,7 +235,7 @@ def _meet(store: Any, rank: int, ranks: int, limit: timedelta) -> None:
 class _Ranks:
     """One rank's part of the measurement: its rows, its neighbours' rows, and the group."""
 
-    def __init__(self, store: dist.Store, node: int, limit: timedelta, arena_bytes: int) -> None:
+    def __init__(self, store: Store, node: int, limit: timedelta, arena_bytes: int) -> None:
         self.store, self.limit = store, limit
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.nodes = [int(n) for n in self._from_all([node])[:, 0]]

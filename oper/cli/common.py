@@ -21,8 +21,6 @@ from rich.table import Table as RichTable
 from oper.errors import OperError
 
 WIDTH = 100
-_SIZE_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_SIZE_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
 def console() -> Console:
@@ -94,14 +92,6 @@ def parse_share(text: str, name: str) -> float:
     if not 0 <= value < float("inf"):
         raise OperError(f"{name} {text!r}: a share was needed, such as 5% or 0.05")
     return value
-
-
-def parse_bytes(text: str, name: str) -> int:
-    """`64GB`, `512MiB` or a bare number of bytes -> bytes; OperError names the option."""
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?)\s*([kKmMgGtT]?(?:i?[bB])?)\s*", text)
-    if not match or match[2].upper() not in _SIZE_UNITS:
-        raise OperError(f"{name} {text!r}: a size was needed, such as 64GB or 512MiB")
-    return int(float(match[1]) * _SIZE_UNITS[match[2].upper()])
 
 
 def quantity(value: float) -> str:

@@ -30,7 +30,7 @@ from oper.planner.replication import (
     Levels,
     everywhere_seconds,
     inference_levels,
-    link_ratio,
+    link_levels,
     single_seconds,
     time_ratio,
     training_levels,
@@ -136,9 +136,9 @@ def _levels(problem: Problem) -> Levels:
     classes, topology, workload = problem.classes, problem.topology, problem.workload
     budget = problem.budget_bytes
     if not workload.training:
-        even = problem.balance == "link"
-        ratio = link_ratio(classes, topology, workload, budget) if even else time_ratio(topology)
-        return inference_levels(classes, topology, workload, ratio, budget)
+        if problem.balance == "link":
+            return link_levels(classes, topology, workload, budget)
+        return inference_levels(classes, topology, workload, time_ratio(topology), budget)
     single = single_seconds(classes, topology, workload)
 
     def mean_seconds(method: Method, levels: Levels) -> float:

@@ -32,8 +32,8 @@ ENUMERABLE_RANKS = 16  # up to here all 2^M - 1 holder sets are enumerated
 class Demand:
     """What one row of each class asks for, vectors of shape [C].
 
-    `everywhere_seconds[c]` is the AllReduce's share of a row with copies on all ranks by `method`,
-    `everywhere_bytes[c]` the bytes it reads and updates on each rank. Inference has no AllReduce.
+    A row with copies on all ranks takes `everywhere_bytes[c]` on each, read and (in training)
+    updated, and `allreduce_seconds[c]` of the AllReduce by `method`; inference has none.
     """
 
     training: bool
@@ -44,7 +44,7 @@ class Demand:
     weight_bytes: Floats  # w
     fetch_bytes: Floats  # S·R, what pairs of ranks fetch
     everywhere_bytes: Floats
-    everywhere_seconds: Floats
+    allreduce_seconds: Floats
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -70,13 +70,11 @@ class Demand:
         """The demand of some classes."""
         return self._replace(*(vector[index] for vector in self._vectors))
 
-    def merged(self, bucket: NDArray[np.int64], buckets: int) -> "Demand":
-        """Row-weighted averages over `bucket[c]`. For duals and guidance; never for a bound."""
-        rows = np.bincount(bucket, self.rows, buckets)
-        mean = [
-            np.bincount(bucket, self.rows * vector, buckets) / rows for vector in self._vectors[1:]
-        ]
-        return self._replace(rows, *mean)
+    def merged(self, bucket: NDArray[np.int64]) -> "Demand":
+        """Row-weighted averages over the classes of `bucket[c]`: for prices, never for a bound."""
+        rows = np.bincount(bucket, self.rows)
+        sums = [np.bincount(bucket, self.rows * vector) for vector in self._vectors[1:]]
+        return self._replace(rows, *(total / rows for total in sums))
 
     @property
     def _vectors(self) -> tuple[Floats, ...]:
@@ -86,7 +84,7 @@ class Demand:
             self.weight_bytes,
             self.fetch_bytes,
             self.everywhere_bytes,
-            self.everywhere_seconds,
+            self.allreduce_seconds,
         )
 
     def _replace(self, *vectors: Floats) -> "Demand":
@@ -107,7 +105,7 @@ def demand(classes: Classes, topology: Topology, workload: Workload, method: Met
         weight_bytes=classes.weight(workload),
         fetch_bytes=S * R,
         everywhere_bytes=local,
-        everywhere_seconds=reduce.row * S
+        allreduce_seconds=reduce.row * S
         + reduce.union * S * U
         + reduce.gather * (S + 4) * D
         + reduce.count,
@@ -198,17 +196,51 @@ def subset_lines(path_cost: Floats, prices: Prices) -> tuple[Floats, Floats]:
     return slope[1:], intercept[1:]
 
 
-def subset_holders(line: NDArray[np.int64], ranks: int) -> NDArray[np.bool_]:
-    """Holders [N, M] of the lines of `subset_lines`."""
-    return np.asarray((line[:, None] + 1) >> np.arange(ranks) & 1, dtype=bool)
+def cheapest_holders(
+    rows: Demand, topology: Topology, prices: Prices
+) -> tuple[NDArray[np.bool_], Floats]:
+    """Holders [C, M] of a cheap pattern for each class in inference, and its price per row [C].
+
+    The cheapest of all up to `ENUMERABLE_RANKS` ranks; beyond, what adding the best rank to the
+    best owner, again and again, comes to.
+    """
+    price = prices.path_cost(topology)
+    if topology.ranks <= ENUMERABLE_RANKS:
+        envelope = Envelope.of(*subset_lines(price, prices))
+        line = envelope.line[envelope.find(rows.density)]
+        holds = (line[:, None] + 1) >> np.arange(topology.ranks) & 1 == 1
+        return holds, rows.memory_bytes * envelope.value(rows.density)
+    byte, density = prices.capacity + prices.budget, rows.density[:, None]
+    cost = density * price.sum(axis=0) + prices.capacity  # [C, M], of each next holder
+    nearest = np.full((len(rows), topology.ranks), np.inf)
+    least = np.full(len(rows), np.inf)
+    holds = np.zeros((len(rows), topology.ranks), dtype=bool)
+    for _ in range(topology.ranks):
+        best = cost.argmin(axis=1)
+        better = np.flatnonzero(cost.min(axis=1) < least)
+        if not len(better):
+            break
+        least[better] = cost[better, best[better]]
+        holds[better, best[better]] = True
+        nearest[better] = np.minimum(nearest[better], price.T[best[better]])
+        saved = np.maximum(nearest[:, :, None] - price[None], 0.0).sum(axis=1)
+        cost = least[:, None] - density * saved + byte
+        cost[holds] = np.inf
+    return holds, rows.memory_bytes * least
 
 
-def everywhere_cost(rows: Demand, topology: Topology, prices: Prices) -> Floats:
+def everywhere_seconds(rows: Demand, topology: Topology) -> Floats:
+    """Seconds [C, M] on each rank for one row of each class with copies on all, in training."""
+    local = rows.everywhere_bytes[:, None] * np.diag(topology.link_cost)
+    return np.asarray(local + rows.allreduce_seconds[:, None])
+
+
+def everywhere_price(rows: Demand, topology: Topology, prices: Prices) -> Floats:
     """Price [C] of one row of each class with copies on all ranks, in training."""
-    local = float(prices.rank @ np.diag(topology.link_cost))
     copies = float(prices.capacity.sum()) + prices.budget * (topology.ranks - 1)
-    seconds = rows.everywhere_seconds * float(prices.rank.sum())
-    return np.asarray(local * rows.everywhere_bytes + seconds + copies * rows.memory_bytes)
+    return np.asarray(
+        everywhere_seconds(rows, topology) @ prices.rank + copies * rows.memory_bytes
+    )
 
 
 def cheapest(rows: Demand, topology: Topology, prices: Prices) -> Floats:
@@ -223,7 +255,7 @@ def cheapest(rows: Demand, topology: Topology, prices: Prices) -> Floats:
     slope, intercept = lines(prices.path_cost(topology), prices)
     least = rows.memory_bytes * Envelope.of(slope, intercept).value(rows.density)
     if rows.training and rows.replicas and topology.ranks > 1:
-        least = np.minimum(least, everywhere_cost(rows, topology, prices))
+        least = np.minimum(least, everywhere_price(rows, topology, prices))
     return np.asarray(least)
 
 

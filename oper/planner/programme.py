@@ -153,7 +153,7 @@ class _Master:
             self.groups = self.groups + everywhere_group(topology.ranks)
         if topology.nodes > 1 and rows.any_holders:
             self.groups = self.groups + node_groups(topology)
-        self.known = {path.tobytes(): g for g, path in enumerate(self.groups.path)}
+        self.known = {key: g for g, key in enumerate(_keys(self.groups))}
         every = np.meshgrid(np.arange(len(rows)), np.arange(len(self.groups)), indexing="ij")
         self.bucket, self.group = (axis.ravel() for axis in every)  # of each column
 
@@ -188,16 +188,88 @@ class _Master:
     def add_cheaper(self) -> bool:
         """Add each bucket's cheapest pattern, at the last prices and half-way to those of the best
         bound (which keeps prices from swinging); whether the programme is worth solving again."""
-        columns = len(self.bucket)
         halfway = self.dual
         if self.best_bound > -np.inf:
             halfway = (self.dual + self.best_dual) / 2
+        found = []
         for dual in (halfway, self.dual):
             prices = self._prices(dual)
             holds, price = cheapest_holders(self.rows, self.topology, prices)
             bound = float(self.rows.rows @ price - dual @ self.limit)
             if bound > self.best_bound:
                 self.best_bound, self.best_dual = bound, dual
+            found.append((holds, prices))
+        if self.value - self.best_bound <= TOLERANCE * self.value:
+            return False
+        columns = len(self.bucket)
+        for holds, prices in found:
             self._add(holds, prices)
-        near = self.value - self.best_bound <= TOLERANCE * self.value
-        return len(self.bucket) > columns and not near
+        return len(self.bucket) > columns
+
+    def placement(self) -> tuple[Groups, Floats]:
+        """The groups that are used and their shares of each bucket, [B, G]."""
+        fraction = np.zeros((len(self.rows), len(self.groups)))
+        np.add.at(fraction, (self.bucket, self.group), self.share)
+        fraction /= fraction.sum(axis=1, keepdims=True)
+        used = fraction.any(axis=0)
+        return self.groups.take(used), fraction[:, used]
+
+    @property
+    def seconds(self) -> float:
+        replicas = self.share[self.groups.copies[self.group] > 1].any()
+        return self.rank_time * self.second + self.rows.latency_seconds * bool(replicas)
+
+    def _prices(self, dual: Floats) -> Prices:
+        M = self.topology.ranks
+        pair = None
+        if self.links_first:
+            pair = np.zeros(M * M)
+            pair[self.away] = dual[2 * M + 1 :] / self.pair
+            pair = pair.reshape(M, M)
+        scaled = dual[M : 2 * M + 1] / self.byte
+        return Prices(dual[:M] / self.second, scaled[:M], float(scaled[M]), pair)
+
+    def _uses(self) -> Floats:
+        """What each column uses of each limit, scaled, [columns, limits]."""
+        topology, rows, M = self.topology, self.rows, self.topology.ranks
+        b, g = self.bucket, self.group
+        path, holds, copies = self.groups.path, self.groups.holds, self.groups.copies
+        ranks, every = np.arange(M), np.arange(len(path))[:, None]
+        hop = np.where(path == ranks, 0.0, topology.link_cost[ranks, path])
+        served = np.zeros(path.shape)
+        np.add.at(served, (every, path), np.diag(topology.link_cost)[path])
+        seconds = rows.weight_bytes[b, None] * (hop + served)[g]
+        if rows.training:
+            everywhere = (copies == M)[g] & (M > 1)
+            seconds[everywhere] = everywhere_seconds(rows, topology)[b[everywhere]]
+        uses = [
+            seconds / self.second,
+            rows.memory_bytes[b, None] * holds[g] / self.byte,
+            rows.memory_bytes[b, None] * (copies[g, None] - 1) / self.byte,
+        ]
+        if self.links_first:
+            pair = np.zeros((len(path), M * M))
+            np.add.at(pair, (every, ranks * M + path), hop)
+            uses.append(rows.fetch_bytes[b, None] * pair[g][:, self.away] / self.pair)
+        return np.asarray(rows.rows[b, None] * np.concatenate(uses, axis=1))
+
+    def _add(self, holds: NDArray[np.bool_], prices: Prices) -> None:
+        """Add the columns (bucket b, holders holds[b]), each rank reading where it costs least."""
+        cost = np.where(holds[:, None, :], prices.path_cost(self.topology)[None], np.inf)
+        found = Groups(cost.argmin(axis=2).astype(np.uint16), holds)
+        group = np.zeros(len(holds), dtype=np.int64)
+        fresh: list[int] = []
+        for b, key in enumerate(_keys(found)):
+            group[b] = self.known.setdefault(key, len(self.known))
+            if group[b] == len(self.groups) + len(fresh):
+                fresh.append(b)
+        self.groups = self.groups + found.take(fresh)
+        old = self.bucket * len(self.groups) + self.group
+        new = np.setdiff1d(np.arange(len(holds)) * len(self.groups) + group, old)
+        self.bucket = np.concatenate([self.bucket, new // len(self.groups)])
+        self.group = np.concatenate([self.group, new % len(self.groups)])
+
+
+def _keys(groups: Groups) -> list[bytes]:
+    """What two groups share only if they are the same."""
+    return [path.tobytes() + holds.tobytes() for path, holds in zip(groups.path, groups.holds, strict=True)]

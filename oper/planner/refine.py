@@ -77,18 +77,16 @@ class Exchange:
         sharpness = _SHARPNESS / spread
         now = _smooth_maximum(self.seconds, sharpness)
         for g, h, amount in self._pairs(sharpness):
-            run = self._best_run(g, h, amount)
-            if run is None:
-                continue
-            a, b, k = run
-            moved = k * (self.weight[a] - self.weight[b])
+            runs = self._best_run(g, h, amount)
+            moved = sum(k * (self.weight[a] - self.weight[b]) for a, b, k in runs)
             after = self.seconds + moved * (self.columns[h] - self.columns[g])
             if _smooth_maximum(after, sharpness) >= now - LEAST_GAIN * spread:
                 continue
-            self.counts[a, g] -= k
-            self.counts[a, h] += k
-            self.counts[b, h] -= k
-            self.counts[b, g] += k
+            for a, b, k in runs:
+                self.counts[a, g] -= k
+                self.counts[a, h] += k
+                self.counts[b, h] -= k
+                self.counts[b, g] += k
             self.seconds[:] = after
             return True
         return False
@@ -130,8 +128,12 @@ class Exchange:
             able |= heaviest[:, None] > lightest[None, :]
         return able
 
-    def _best_run(self, g: int, h: int, amount: float) -> tuple[int, int, int] | None:
-        """Classes a in g and b in h and a run length whose exchange moves nearest to `amount`."""
+    def _best_run(self, g: int, h: int, amount: float) -> list[tuple[int, int, int]]:
+        """Runs (a, b, k), k rows of class a in g for as many of b in h, that move about `amount`.
+
+        One run that comes near it if there is one, else the heaviest rows of g that do not
+        overshoot for the lightest of h.
+        """
         best, found = amount * (1 - 1e-6), None
         for k in _RUN_LENGTHS:
             for order in self._order:
@@ -151,7 +153,31 @@ class Exchange:
             # Longer runs only while single rows are too light to move the amount.
             if found is not None and best <= 0.02 * amount:
                 break
-        return found
+        if found is not None and best <= 0.5 * amount:
+            return [found]
+        return self._many_runs(g, h, amount)
+
+    def _many_runs(self, g: int, h: int, amount: float) -> list[tuple[int, int, int]]:
+        """The heaviest rows of g for the lightest of h, width by width, up to `amount` in all."""
+        runs: list[tuple[int, int, int]] = []
+        for order in self._order:
+            light = [int(b) for b in order if self.counts[b, h]]
+            left = {b: int(self.counts[b, h]) for b in light}
+            at = 0
+            for a in order[::-1]:
+                rows = int(self.counts[a, g])
+                while rows and at < len(light):
+                    b = light[at]
+                    each = float(self.weight[a] - self.weight[b])
+                    k = min(rows, left[b], int(amount // each) if each > 0 else 0)
+                    if not k:
+                        break
+                    runs.append((int(a), b, k))
+                    amount -= k * each
+                    rows -= k
+                    left[b] -= k
+                    at += not left[b]
+        return runs
 
 
 def _pressure(seconds: Floats, sharpness: float) -> Floats:

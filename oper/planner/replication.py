@@ -21,6 +21,10 @@ from oper.planner.classes import Classes, Ints
 from oper.topology import Topology
 
 
+_BISECTIONS = 60
+_PASSES = 4
+
+
 @dataclass(frozen=True)
 class Levels:
     """Rows of each class, [C], with a copy on one rank of every node, and on every rank."""
@@ -29,7 +33,7 @@ class Levels:
     everywhere: Ints
 
 
-def link_levels(topology: Topology) -> tuple[float, float, float]:
+def link_kinds(topology: Topology) -> tuple[float, float, float]:
     """Seconds per byte of a local row, of a node-mate's, and of another node's (alike ranks).
 
     Where there are no node-mates, or only they, the missing link is given the other's cost.
@@ -112,39 +116,60 @@ def inference_levels(
 
 def time_ratio(topology: Topology) -> float:
     """Gain per copy inside the nodes over gain per copy for a further node (time, inference)."""
-    _, intra, inter = link_levels(topology)
+    _, intra, inter = link_kinds(topology)
     further_node = topology.nodes * inter - (topology.nodes - 1) * intra
     return min(intra / further_node, 1.0)
 
 
-def link_ratio(
+def link_levels(
     classes: Classes, topology: Topology, workload: Workload, budget_bytes: float
-) -> float:
-    """The ratio at which the pairs inside a node cost as much as the pairs across (§6, Fig. 8b).
+) -> Levels:
+    """Levels at which the pairs inside a node cost as much as the pairs across (§6, Fig. 8b).
 
     With one owner, all readers pull the same bytes, so pairs differ as their links do; copies
-    once a node take bytes from the pairs across and give them to the pairs inside. Where even
-    ratio 0 leaves the pairs across dearer, that is the least largest pair cost.
+    once a node take bytes from the pairs across and give them to the pairs inside, copies on all
+    ranks take them from both. Where no ratio evens them out, the pairs across stay dearer, and
+    copies once a node alone make them as cheap as the budget can.
     """
-    _, intra, inter = link_levels(topology)
+    _, intra, inter = link_kinds(topology)
     ranks, per_node = topology.ranks, topology.ranks // topology.nodes
-    weight = classes.weight(workload)
     if topology.nodes == 1 or per_node == 1:
-        return 1.0
+        return inference_levels(classes, topology, workload, 1.0, budget_bytes)
+    weight = classes.weight(workload)
 
-    def across_over_inside(ratio: float) -> float:
-        levels = inference_levels(classes, topology, workload, ratio, budget_bytes)
+    def across_over_inside(levels: Levels) -> float:
         single = float(weight @ (classes.rows - levels.node - levels.everywhere))
         node = float(weight @ levels.node)
         return inter * single / ranks - intra * (single / ranks + node / per_node)
 
+    def at(ratio: float) -> Levels:
+        return inference_levels(classes, topology, workload, ratio, budget_bytes)
+
     low, high = 0.0, 1.0
-    if across_over_inside(low) > 0:
-        return low
-    for _ in range(60):
+    if across_over_inside(at(low)) >= 0:
+        return at(low)
+    for _ in range(_BISECTIONS):
         middle = (low + high) / 2
-        low, high = (low, middle) if across_over_inside(middle) > 0 else (middle, high)
-    return high
+        low, high = (low, middle) if across_over_inside(at(middle)) > 0 else (middle, high)
+    # The hottest rows are large steps: from the side with dearer pairs inside, even out the rest
+    # with rows light enough. What copies on all ranks cost more is paid for by the coldest rows.
+    levels = at(low)
+    inside_more = -across_over_inside(levels)
+    heaviest = np.argsort(-weight, kind="stable")
+    relief = intra * weight / per_node
+    per_cold_byte = inter / ranks - intra / ranks + intra / per_node
+    shift = 0.0
+    for _ in range(_PASSES):
+        promoted, demoted = np.zeros((2, len(classes)), dtype=np.int64)
+        usable = heaviest[relief[heaviest] > 0]
+        promoted[usable] = _fill(relief[usable], levels.node[usable], inside_more - shift)
+        price = float(promoted @ classes.m) * (ranks - topology.nodes)
+        freed = (topology.nodes - 1) * classes.m[heaviest[::-1]]
+        left = (levels.node - promoted)[heaviest[::-1]]
+        before = np.cumsum(left * freed) - left * freed
+        demoted[heaviest[::-1]] = np.clip(np.ceil((price - before) / freed), 0, left)
+        shift = per_cold_byte * float(weight @ demoted)
+    return Levels(levels.node - promoted - demoted, levels.everywhere + promoted)
 
 
 def _fill(price: Floats, rows: Ints, budget_bytes: float) -> Ints:

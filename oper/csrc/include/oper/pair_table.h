@@ -1,0 +1,83 @@
+// A hash table keyed by (accesses, containing): open addressing, linear probing, grows at half.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+namespace oper {
+
+template <typename Value>
+class PairTable {
+ public:
+  struct Entry {
+    uint64_t accesses;
+    uint64_t containing;
+    Value value;
+  };
+
+  // The value of a key, which is made with Value{} if new.
+  Value& at(uint64_t accesses, uint64_t containing) {
+    if (2 * (used_ + 1) > slots_.size()) grow();
+    const size_t slot = probe(accesses, containing);
+    if (!taken_[slot]) {
+      taken_[slot] = 1;
+      slots_[slot] = {accesses, containing, Value{}};
+      ++used_;
+    }
+    return slots_[slot].value;
+  }
+
+  const Value* find(uint64_t accesses, uint64_t containing) const {
+    if (used_ == 0) return nullptr;
+    const size_t slot = probe(accesses, containing);
+    return taken_[slot] ? &slots_[slot].value : nullptr;
+  }
+
+  std::vector<Entry> entries() const {
+    std::vector<Entry> list;
+    list.reserve(used_);
+    for (size_t slot = 0; slot < slots_.size(); ++slot)
+      if (taken_[slot]) list.push_back(slots_[slot]);
+    return list;
+  }
+
+  size_t size() const { return used_; }
+
+  void clear() {
+    if (used_ == 0) return;
+    std::fill(taken_.begin(), taken_.end(), 0);
+    used_ = 0;
+  }
+
+ private:
+  size_t probe(uint64_t accesses, uint64_t containing) const {
+    const size_t mask = slots_.size() - 1;
+    // Fibonacci hashing; the high bits of the product are the mixed ones.
+    const uint64_t hash = (accesses * 0x9E3779B97F4A7C15u) ^ (containing * 0xC2B2AE3D27D4EB4Fu);
+    size_t slot = (hash ^ (hash >> 32)) & mask;
+    while (taken_[slot] &&
+           (slots_[slot].accesses != accesses || slots_[slot].containing != containing))
+      slot = (slot + 1) & mask;
+    return slot;
+  }
+
+  void grow() {
+    std::vector<Entry> old = entries();
+    const size_t size = slots_.empty() ? 16 : 2 * slots_.size();
+    slots_.assign(size, Entry{});
+    taken_.assign(size, 0);
+    for (const Entry& entry : old) {
+      const size_t slot = probe(entry.accesses, entry.containing);
+      taken_[slot] = 1;
+      slots_[slot] = entry;
+    }
+  }
+
+  std::vector<Entry> slots_;
+  std::vector<uint8_t> taken_;
+  size_t used_ = 0;
+};
+
+}  // namespace oper

@@ -1,0 +1,197 @@
+"""Profile in, plan out: classes, draft, rows, certificate, and the better of that and the baselines.
+
+The steps are those of the paper's §4 (partition, place with backtracking, replicate), then
+refining, then the lower bound that certifies the result. Where the certificate leaves room for a
+baseline to be better, all baselines that keep the capacities are priced and the best one, refined
+too, is taken if it wins; the plan says which step produced it.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from oper.cost import Workload
+from oper.errors import OperError
+from oper.planner import baselines
+from oper.planner.bound import Certificate, certify
+from oper.planner.classes import classify
+from oper.planner.draft import Draft, Problem, make_draft
+from oper.planner.paper import paper
+from oper.planner.profile import Profile
+from oper.planner.realise import Realised, realise
+from oper.topology import Topology
+
+# With a certified gap below this, no baseline can be better by more, and none is priced.
+BASELINES_FROM_GAP = 1e-5
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is asked of a plan, as shares."""
+
+    extra_memory: float = 0.05
+    threshold: float = 0.001
+    dob: float = 0.999
+    balance: str = "time"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.extra_memory <= 1e6:
+            raise OperError(f"extra memory {self.extra_memory}: a share of at least 0 was needed")
+        if not 0 < self.threshold <= 1:
+            raise OperError(f"threshold {self.threshold}: a share above 0, at most 1, was needed")
+        if not 0 < self.dob <= 1:
+            raise OperError(f"dob {self.dob}: a share above 0, at most 1, was needed")
+        if self.balance not in ("time", "link"):
+            raise OperError(f"balance {self.balance!r}: 'time' or 'link' was needed")
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A placement of every row with its cost and its certificate, in memory."""
+
+    problem: Problem
+    settings: Settings
+    draft: Draft
+    realised: Realised
+    certificate: Certificate
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def step(self) -> str:
+        """Which step produced the placement."""
+        return self.draft.step
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields of `oper plan --json`, but `plan`."""
+        cost, greedy = self.realised.cost, self.draft.greedy
+        before = self.realised.cost_before
+        return {
+            "mode": self.problem.workload.mode,
+            "fetch": self.problem.workload.fetch,
+            "batch_size": self.problem.workload.batch_size,
+            "ranks": self.problem.topology.ranks,
+            "rows": int(self.problem.classes.rows.sum()),
+            "threshold": greedy.partitions.threshold if greedy else self.settings.threshold,
+            "asked": {
+                "extra_memory": self.settings.extra_memory,
+                "threshold": self.settings.threshold,
+                "dob": self.settings.dob,
+                "balance": self.settings.balance,
+            },
+            "seconds": self.seconds,
+            **cost.to_json(),
+            **self.certificate.to_json(),
+            "status": "ok" if cost.feasible else "infeasible",
+            "step": self.step,
+            "threshold_reason": greedy.reason if greedy else "no partitions: a baseline's placement",
+            "greedy_dob": (
+                {"memory": greedy.dob_memory, "lookups": greedy.dob_lookups} if greedy else None
+            ),
+            "dob_before_exchanges": before.dob,
+            "exchanges": self.realised.exchanges,
+        }
+
+
+def make_problem(
+    profile: Profile, topology: Topology, workload: Workload, settings: Settings
+) -> Problem:
+    """Classes of the profile with the limits that bind."""
+    classes = classify(profile, workload, topology.ranks)
+    total = classes.total_bytes
+    capacity = np.asarray(
+        topology.capacities(total, settings.extra_memory, classes.width_memory), dtype=np.float64
+    )
+    budget = min(settings.extra_memory * total, float(capacity.sum()) - total)
+    return Problem(
+        classes,
+        topology,
+        workload,
+        capacity,
+        max(budget, 0.0),
+        settings.threshold,
+        settings.dob,
+        settings.balance,
+    )
+
+
+def make_plan(
+    profile: Profile,
+    topology: Topology,
+    workload: Workload,
+    settings: Settings,
+    report: Callable[[str], None] = lambda step: None,
+) -> Planned:
+    """Plan for all rows of `profile`; `report` hears the name of each step as it begins.
+
+    Raises OperError where the capacities cannot hold the tables.
+    """
+    watch = _Watch(report)
+    with watch("classes"):
+        problem = make_problem(profile, topology, workload, settings)
+    with watch("draft"):
+        draft = make_draft(problem)
+    with watch("rows"):
+        realised = realise(profile, problem, draft)
+    with watch("bound"):
+        certificate = certify(problem, realised.cost.objective_seconds)
+    if certificate.gap > BASELINES_FROM_GAP and settings.balance == "time":
+        with watch("baselines"):
+            for better in better_baselines(profile, problem, realised):
+                draft, realised = better
+        certificate = replace(certificate, objective_seconds=realised.cost.objective_seconds)
+    return Planned(problem, settings, draft, realised, certificate, watch.seconds)
+
+
+def better_baselines(
+    profile: Profile, problem: Problem, realised: Realised
+) -> list[tuple[Draft, Realised]]:
+    """The best baseline, refined, if it keeps the capacities and beats `realised`; else nothing."""
+    ranks = problem.topology.ranks
+    limit = realised.cost.objective_seconds if realised.cost.feasible else np.inf
+    made = [
+        baselines.table_wise(problem, profile),
+        baselines.row_wise(problem, profile),
+        baselines.memory_greedy(problem, profile),
+        baselines.access_greedy(problem, profile),
+        paper(problem),
+    ]
+    best: list[tuple[Draft, Realised]] = []
+    for baseline in made:
+        cost = baselines.price(problem, baseline)
+        if not cost.feasible or cost.objective_seconds >= limit or baseline.cells is None:
+            continue
+        counts = baseline.cells.dense(len(problem.classes), len(baseline.groups))
+        draft = Draft(
+            baseline.name, baseline.groups, counts, np.zeros(len(problem.classes), dtype=np.int64)
+        )
+        found = realise(profile, problem, draft)
+        if found.cost.feasible and found.cost.objective_seconds < limit:
+            limit = found.cost.objective_seconds
+            best = [(draft, found)]
+    assert all(d.groups.path.shape[1] == ranks for d, _ in best)
+    return best
+
+
+class _Watch:
+    """Seconds spent in each named step."""
+
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self.seconds: dict[str, float] = {}
+        self._report = report
+        self._step, self._since = "", 0.0
+
+    def __call__(self, step: str) -> "_Watch":
+        self._step = step
+        return self
+
+    def __enter__(self) -> None:
+        self._report(self._step)
+        self._since = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds[self._step] = time.perf_counter() - self._since
+
+

@@ -1,0 +1,25 @@
+"""NumPy arrays as tensors for the native kernels, without copies."""
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import torch
+
+
+def as_tensor(array: NDArray[Any]) -> "torch.Tensor":
+    """A tensor over the array's memory. The kernels that get one only read it, so arrays that are
+    memory-mapped read-only, which torch warns about, are as good as others."""
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(np.ascontiguousarray(array))
+
+
+def as_int64(array: NDArray[Any]) -> "torch.Tensor":
+    """The same for any integers; those of other types are copied."""
+    return as_tensor(np.asarray(array, dtype=np.int64))
