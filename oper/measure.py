@@ -18,7 +18,9 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import platform
+import signal
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -127,8 +129,7 @@ def measure_local(
     # Each wait inside has its deadline; this one is for a rank that computes for ever.
     end = time.monotonic() + 4 * deadline_seconds + START_SECONDS * ranks
     try:
-        for process in processes:
-            process.start()
+        _start(processes)
         while any(process.exitcode != 0 for process in processes):
             if failed := [(p.exitcode, rank) for rank, p in enumerate(processes) if p.exitcode]:
                 # The least is a signal's, if there is one: the cause of what the others miss.
@@ -183,10 +184,21 @@ def measure_ranks(
             dist.destroy_process_group()
 
 
+def _start(processes: Sequence[Any]) -> None:
+    # Ctrl-C is for this process, which ends the others: they inherit that it is ignored.
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        for process in processes:
+            process.start()
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
 def _run_local_rank(
     rank: int, ranks: int, port: int, deadline_seconds: float, arena_bytes: int
 ) -> None:
     """One rank that `measure_local` starts; it says in the store what it found, or what failed."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     # gloo's own variable: without it gloo asks for the host's name, which containers may not know.
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     store = _local_store(port, deadline_seconds, is_master=False)
@@ -197,6 +209,14 @@ def _run_local_rank(
         sys.exit(1)
     if rank == 0:
         store.set("measurement", json.dumps(asdict(measured)))
+
+
+def _end_with_parent() -> None:
+    """End this rank at once where the process that started it is gone, even by kill -9."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+    os._exit(1)
 
 
 def _local_store(port: int, deadline_seconds: float, is_master: bool) -> Store:

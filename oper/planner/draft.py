@@ -25,6 +25,8 @@ from oper.cost import (
 )
 from oper.planner import programme
 from oper.planner.classes import Classes, Ints
+from oper.planner.partition import partitions
+from oper.planner.patterns import demand
 from oper.planner.placement import Greedy, deal_evenly, memory_left, place
 from oper.planner.replication import (
     Levels,
@@ -35,11 +37,14 @@ from oper.planner.replication import (
     time_ratio,
     training_levels,
 )
+from oper.planner.stripes import LONGEST_PERIOD
 from oper.topology import Topology
 
 
 # A row above this share of a rank's mean work is placed by greedy alone.
 HOT_SHARE = 1 / 64
+# Share of all rows that are listed one by one where ranks differ: half a byte a row in the map.
+LISTED_SHARE = 1 / 8
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,7 @@ class Draft:
     groups: Groups
     counts: Ints  # [C, G] rows listed one by one
     striped: Ints  # [C] rows left to the stripes
+    shares: Floats  # [M] the part of all memory that each rank should hold
     greedy: Greedy | None = None
 
 
@@ -86,9 +92,9 @@ def expected_cost(problem: Problem, draft: Draft) -> Cost:
         draft.counts[:, :ranks],
         draft.striped,
         replica_bytes(problem.classes, draft.groups, draft.counts, ranks),
-        problem.shares,
+        draft.shares,
     )
-    spread = left / left.sum() if left.sum() else problem.shares
+    spread = left / left.sum() if left.sum() else draft.shares
     striped = draft.striped[:, None] * spread[None, :]
     counts = draft.counts.astype(np.float64)
     counts[:, :ranks] += striped
@@ -128,6 +134,7 @@ def _alike_draft(problem: Problem) -> Draft:
         groups,
         np.concatenate([counts, replicas], axis=1),
         greedy.striped,
+        shares,
         greedy,
     )
 
@@ -176,13 +183,23 @@ def _programme_draft(problem: Problem) -> Draft:
     ranks = topology.ranks
     objective: programme.Objective = "link" if problem.balance == "link" else "time"
     methods: tuple[Method, ...] = METHODS if workload.training else ("none",)
+    # What rounding takes, a row of each width and of the stripes' period, is kept back where that
+    # leaves room for the tables.
+    rounding = sum(classes.width_memory) + classes.total_bytes / LONGEST_PERIOD
+    capacity = problem.capacity_bytes - rounding
+    if capacity.sum() < classes.total_bytes:
+        capacity = problem.capacity_bytes
+
+    # Striped rows are spread alike, whatever their counts: the programme sees those of a width as
+    # one class, and its shares of it are what the stripes follow.
+    listed = _listed_classes(problem)
+    unit = np.where(np.arange(len(classes)) < listed, np.arange(len(classes)), classes.width + listed)
+    _, unit = np.unique(unit, return_inverse=True)
     solutions = [
-        programme.solve(
-            classes,
+        programme.solve_demand(
+            demand(classes, topology, workload, method).merged(unit),
             topology,
-            workload,
-            method,
-            problem.capacity_bytes,
+            capacity,
             problem.budget_bytes,
             objective,
         )
@@ -197,48 +214,51 @@ def _programme_draft(problem: Problem) -> Draft:
     for g in np.flatnonzero(owner >= 0):
         fraction[:, owner[g]] += solved.fraction[:, g]
     fraction[:, ranks:] = solved.fraction[:, several]
-    shares = np.clip(fraction, 0, None)[solved.bucket]
-    shares /= shares.sum(axis=1, keepdims=True)
-    weight = classes.weight(workload)
-    dealt = _deal_by_bucket(classes, shares, solved.bucket, weight)
-    _keep_budget(dealt, groups, classes, problem.budget_bytes, ranks)
-    single = dealt[:, :ranks].sum(axis=1)
-    held = replica_bytes(classes, groups, dealt, ranks)
-    greedy = place(classes, single, held, problem.shares, problem.threshold, problem.dob)
-    striped = greedy.striped
-    listed = single - striped
-    # The listed part of a class keeps the proportions of its single rows.
-    keep = np.zeros_like(dealt)
-    keep[:, ranks:] = dealt[:, ranks:]
-    for c in np.flatnonzero(listed):
-        exact = dealt[c, :ranks] * (listed[c] / single[c])
-        whole = np.floor(exact + 1e-9).astype(np.int64)
-        short = listed[c] - whole.sum()
-        whole[np.argsort(whole - exact, kind="stable")[:short]] += 1
-        keep[c, :ranks] = whole
-    return Draft("programme", groups, keep, striped, greedy)
+    fraction /= fraction.sum(axis=1, keepdims=True)
+    counts = _deal_by_bucket(classes.rows, fraction[solved.bucket[unit]], solved.bucket[unit])
+    striped = np.where(np.arange(len(classes)) < listed, 0, classes.rows)
+    memory = groups.holds.T @ (counts.T @ classes.m)
+    counts[listed:] = 0
+    _keep_budget(counts, groups, classes, problem.budget_bytes, ranks)
+    return Draft("programme", groups, counts, striped, memory / memory.sum())
 
 
-def _deal_by_bucket(classes: Classes, shares: Floats, bucket: Ints, weight: Floats) -> Ints:
-    """Whole rows by the programme's shares, the rounding of one class made good by the next."""
-    counts = np.zeros((len(classes), shares.shape[1]), dtype=np.int64)
+def _listed_classes(problem: Problem) -> int:
+    """How many classes, from the most accessed on, are listed where ranks differ.
+
+    Such ranks want the warmer of the cold rows in some places and the colder in others, which
+    stripes cannot do: more rows are listed than access-bounded partitions have.
+    """
+    classes = problem.classes
+    parts = partitions(classes, problem.threshold)
+    bounded = parts.run_class[parts.explicit[parts.run_partition]]
+    by_partition = int(bounded.max()) + 1 if len(bounded) else 0
+    room = LISTED_SHARE * int(classes.rows.sum())
+    return max(by_partition, int(np.searchsorted(np.cumsum(classes.rows), room, side="right")))
+
+
+def _deal_by_bucket(rows: Ints, shares: Floats, bucket: Ints) -> Ints:
+    """Whole rows [C, G] by `shares` [C, G], the rounding of one class made good by the next of
+    its bucket."""
+    counts = np.zeros(shares.shape, dtype=np.int64)
     owed: dict[int, Floats] = {}
-    for c in range(len(classes)):
-        exact = classes.rows[c] * shares[c] + owed.get(int(bucket[c]), 0.0)
-        whole = np.clip(np.floor(exact + 1e-9), 0, None).astype(np.int64)
-        short = int(classes.rows[c] - whole.sum())
-        order = np.argsort(whole - exact, kind="stable")
-        if short > 0:
-            whole[order[np.arange(short) % len(order)]] += 1
-        for g in order[::-1]:
-            if short >= 0:
-                break
-            drop = min(int(whole[g]), -short)
-            whole[g] -= drop
-            short += drop
-        counts[c] = whole
-        owed[int(bucket[c])] = exact - whole
+    for c, n in enumerate(rows.tolist()):
+        exact = n * shares[c] + owed.get(int(bucket[c]), 0.0)
+        counts[c] = _whole(np.clip(exact, 0, None), n)
+        owed[int(bucket[c])] = exact - counts[c]
     return counts
+
+
+def _whole(exact: Floats, total: int) -> Ints:
+    """Whole numbers that sum to `total`, near `exact`: the largest remainders are rounded up."""
+    scaled = exact * (total / exact.sum()) if exact.sum() > 0 else exact + total / len(exact)
+    whole = np.floor(scaled + 1e-9).astype(np.int64)
+    order = np.argsort(whole - scaled, kind="stable")
+    short = total - int(whole.sum())
+    whole[order[: max(short, 0)]] += 1
+    for g in order[::-1][: max(-short, 0)]:
+        whole[g] -= 1
+    return whole
 
 
 def _keep_budget(

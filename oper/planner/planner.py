@@ -164,9 +164,9 @@ def better_baselines(
         if not cost.feasible or cost.objective_seconds >= limit or baseline.cells is None:
             continue
         counts = baseline.cells.dense(len(problem.classes), len(baseline.groups))
-        draft = Draft(
-            baseline.name, baseline.groups, counts, np.zeros(len(problem.classes), dtype=np.int64)
-        )
+        none = np.zeros(len(problem.classes), dtype=np.int64)
+        shares = cost.memory_bytes / cost.memory_bytes.sum()
+        draft = Draft(baseline.name, baseline.groups, counts, none, shares)
         found = realise(profile, problem, draft)
         if found.cost.feasible and found.cost.objective_seconds < limit:
             limit = found.cost.objective_seconds

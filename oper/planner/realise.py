@@ -107,10 +107,10 @@ def realise(profile: Profile, problem: Problem, draft: Draft) -> Realised:
     replicas = counts[:, ranks:].sum(axis=1)
     cuts = make_cuts(classes, width_of_table, counts.sum(axis=1), replicas, ranks)
     weight = classes.weight(workload)
-    counts = _match(counts, cuts.listed, classes, ranks, problem.shares, weight)
+    counts = _match(counts, cuts.listed, classes, ranks, draft.shares, weight)
     striped = classes.rows - cuts.listed
     replica = groups.holds[ranks:].T @ (counts[:, ranks:].T @ classes.m)
-    left = memory_left(classes, counts[:, :ranks], striped, replica, problem.shares)
+    left = memory_left(classes, counts[:, :ranks], striped, replica, draft.shares)
 
     stripes = []
     memory = replica + counts[:, :ranks].T @ classes.m
@@ -122,14 +122,14 @@ def realise(profile: Profile, problem: Problem, draft: Draft) -> Realised:
         made = make_stripes(left, table_rows - listed)
         stripes.append(made)
         memory += made.rows.sum(axis=0) * float(m)
-    even_memory(counts, classes, memory, problem.shares)
+    even_memory(counts, classes, memory, draft.shares)
 
     scanned = scan(profile, cuts.cut, cuts.quota, stripes, width_of_table, classes)
     rows_class = class_of(
         scanned.explicit_accesses, scanned.explicit_containing, classes, profile, scanned
     )
     found = np.bincount(rows_class, minlength=len(classes))
-    counts = _match(counts, found, classes, ranks, problem.shares, weight)
+    counts = _match(counts, found, classes, ranks, draft.shares, weight)
     striped_sums = stripe_sums(profile, problem, scanned, ranks)
 
     def priced() -> tuple[Sums, Cost]:

@@ -3,7 +3,6 @@
 // A law is given as (rows, exponent, step_ends, step_weights): bounded Zipf where there are no
 // steps. Everything is a function of the keys given, whatever the number of threads.
 
-#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -15,6 +14,7 @@
 #include "oper/popularity.h"
 #include "oper/random.h"
 #include "oper/scatter.h"
+#include "parallel.h"
 
 namespace oper {
 namespace {
@@ -64,22 +64,35 @@ Tensor place_ranks(const Tensor& ranks, int64_t rows, int64_t order, int64_t key
   return placed;
 }
 
-// Multinomial counts of `accesses` over ranks begin .. end-1, handed to add(rank, count).
-template <typename Law, typename Add>
-void count_range(Random& random, const Law& law, int64_t begin, int64_t end, double mass,
-                 int64_t accesses, Add add) {
-  for (int64_t rank = begin; rank < end && accesses > 0; ++rank) {
-    const double weight = law.weight(rank);
-    const int64_t count =
-        rank + 1 == end ? accesses : binomial(random, accesses, std::min(1.0, weight / mass));
-    mass -= weight;
-    accesses -= count;
-    if (count) add(rank, count);
+// Adds to counts at scattered rows, each some time after it is known: waiting for the cache line
+// would take longer than drawing the number.
+template <typename Count>
+class ScatteredAdds {
+ public:
+  explicit ScatteredAdds(Count* counts) : counts_(counts) {}
+  ~ScatteredAdds() {
+    for (int64_t i = std::max<int64_t>(0, added_ - kWaiting); i < added_; ++i) apply(i);
   }
-}
+  void add(int64_t row, int64_t count) {
+    if (added_ >= kWaiting) apply(added_ - kWaiting);
+    __builtin_prefetch(&counts_[row], 1);
+    row_[added_ % kWaiting] = row;
+    count_[added_ % kWaiting] = static_cast<Count>(count);
+    ++added_;
+  }
 
-// Adds to counts[row] a multinomial sample of `accesses`, exact in sum: first blocks of ranks among
-// each other by conditional binomials, then each block's ranks in the same way.
+ private:
+  static constexpr int64_t kWaiting = 32;
+  void apply(int64_t i) { counts_[row_[i % kWaiting]] += count_[i % kWaiting]; }
+
+  Count* counts_;
+  int64_t row_[kWaiting];
+  Count count_[kWaiting];
+  int64_t added_ = 0;
+};
+
+// Adds to counts[row] a multinomial sample of `accesses`, exact in sum, by conditional binomials:
+// first blocks of ranks among each other, then the ranks of each block.
 template <typename Count, typename Law>
 void add_counts(Count* counts, const Law& law, const Placement& placement, int64_t accesses,
                 uint64_t key) {
@@ -88,24 +101,32 @@ void add_counts(Count* counts, const Law& law, const Placement& placement, int64
   std::vector<double> block_mass(blocks);
   std::vector<int64_t> block_accesses(blocks);
   double mass = 0;
-  for (int64_t block = blocks - 1; block >= 0; --block) {
+  for (int64_t block = blocks - 1; block >= 0; --block) {  // the small ones first: less rounding
     block_mass[block] = law.mass(block * kBlock, std::min(rows, (block + 1) * kBlock));
     mass += block_mass[block];
   }
   Random random(key, blocks);
   for (int64_t block = 0; block < blocks; ++block) {
-    const bool last = block + 1 == blocks;
-    block_accesses[block] =
-        last ? accesses : binomial(random, accesses, std::min(1.0, block_mass[block] / mass));
+    const double share = block + 1 == blocks ? 1.0 : block_mass[block] / mass;
+    block_accesses[block] = binomial(random, accesses, share);
     mass -= block_mass[block];
     accesses -= block_accesses[block];
   }
-  at::parallel_for(0, blocks, 1, [&](int64_t first, int64_t last) {
-    for (int64_t block = first; block < last; ++block) {
+  share_out(blocks, [&](const auto& next) {
+    for (int64_t block; (block = next()) >= 0;) {
       Random random(key, block);
-      const int64_t begin = block * kBlock, end = std::min(rows, begin + kBlock);
-      count_range(random, law, begin, end, block_mass[block], block_accesses[block],
-                  [&](int64_t rank, int64_t n) { counts[placement(rank)] += static_cast<Count>(n); });
+      ScatteredAdds<Count> adds(counts);
+      const int64_t end = std::min(rows, (block + 1) * kBlock);
+      int64_t left = block_accesses[block];
+      double mass = block_mass[block];
+      auto weights = law.weights_from(block * kBlock);
+      for (int64_t rank = block * kBlock; rank < end && left > 0; ++rank) {
+        const double weight = weights.next();
+        const int64_t count = binomial(random, left, rank + 1 == end ? 1.0 : weight / mass);
+        mass -= weight;
+        left -= count;
+        if (count) adds.add(placement(rank), count);
+      }
     }
   });
 }

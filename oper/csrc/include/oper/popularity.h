@@ -26,7 +26,29 @@ class Zipf {
   }
 
   int64_t rows() const { return rows_; }
-  double weight(int64_t rank) const { return std::pow(static_cast<double>(rank + 1), -z_); }
+
+  // The weights of ranks begin, begin + 1 … in turn: each from the one before, times
+  // (1 + 1/k)^-z by its series, as long as that is exact and its rounding has not added up.
+  class Weights {
+   public:
+    Weights(double exponent, int64_t begin) : z_(exponent), k_(begin + 1) {}
+    double next() {
+      if (k_ < kHead || k_ % 256 == 0 || weight_ == 0) {
+        weight_ = std::pow(static_cast<double>(k_), -z_);
+      } else {
+        const double e = 1.0 / static_cast<double>(k_ - 1);
+        weight_ *= 1 - z_ * e * (1 - (z_ + 1) / 2 * e * (1 - (z_ + 2) / 3 * e * (1 - (z_ + 3) / 4 * e)));
+      }
+      ++k_;
+      return weight_;
+    }
+
+   private:
+    double z_;
+    int64_t k_;
+    double weight_ = 0;
+  };
+  Weights weights_from(int64_t begin) const { return {z_, begin}; }
 
   // Sum of the weights of ranks begin .. end-1.
   double mass(int64_t begin, int64_t end) const {
@@ -83,7 +105,23 @@ class Steps {
   }
 
   int64_t rows() const { return ends_.back(); }
-  double weight(int64_t rank) const { return weights_[step_of(rank)]; }
+
+  // The weights of ranks begin, begin + 1 … in turn.
+  class Weights {
+   public:
+    Weights(const Steps& law, int64_t begin) : law_(law), step_(law.step_of(begin)), rank_(begin) {}
+    double next() {
+      while (rank_ >= law_.ends_[step_]) ++step_;
+      ++rank_;
+      return law_.weights_[step_];
+    }
+
+   private:
+    const Steps& law_;
+    int64_t step_, rank_;
+  };
+  Weights weights_from(int64_t begin) const { return {*this, begin}; }
+
   double mass(int64_t begin, int64_t end) const { return mass_below(end) - mass_below(begin); }
 
   int64_t rank_at(double share) const {

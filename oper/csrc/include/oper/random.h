@@ -74,7 +74,10 @@ inline int64_t binomial_by_rejection(Random& random, int64_t trials, double p) {
 inline int64_t binomial_by_inversion(Random& random, int64_t trials, double p) {
   const double n = static_cast<double>(trials);
   const double odds = p / (1 - p);
-  double chance = std::exp(n * std::log1p(-p));
+  // log(1 - p), by its series where p is small, as it is for almost all rows of a large table
+  const double log_miss = p > 0x1p-10 ? std::log1p(-p)
+                                      : -p * (1 + p * (1.0 / 2 + p * (1.0 / 3 + p * (1.0 / 4 + p / 5))));
+  double chance = std::exp(n * log_miss);
   double u = random.uniform();
   int64_t k = 0;
   while (u > chance && k < trials) {

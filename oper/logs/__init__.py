@@ -1,0 +1,7 @@
+"""Access logs: readers of every form, and the rules that turn raw values into row ids."""
+
+from oper.logs.batch import Batch, Jagged
+from oper.logs.log import Log, open_log
+from oper.logs.options import LogOptions
+
+__all__ = ["Batch", "Jagged", "Log", "LogOptions", "open_log"]

@@ -1,0 +1,211 @@
+"""A log: its files, one after the other, as one stream of batches."""
+
+import re
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from oper.errors import OperError
+from oper.logs.batch import Batch
+from oper.logs.columns import Column, Source, choose
+from oper.logs.options import LogOptions
+
+
+class Log:
+    """The samples of several files in order, `options.rows` of them.
+
+    `features` are the columns of ids, `dense` those of numbers.
+    """
+
+    def __init__(self, sources: Sequence[Source], options: LogOptions) -> None:
+        self.options = options
+        self._sources = tuple(sources)
+        self._selection = choose(sources[0], options)
+        for source in sources[1:]:
+            other = choose(source, options)
+            if replace(other, batch_rows=0) != replace(self._selection, batch_rows=0):
+                raise OperError(
+                    f"{source.name}: has other columns than {sources[0].name}: "
+                    f"{_difference(other, self._selection)}; read them apart, or pick common "
+                    "columns with --columns, --dense and --label"
+                )
+        self.features = self._selection.features
+        self.dense = self._selection.dense
+        self.label = self._selection.label
+        columns = {c.name: c for c in sources[0].columns}
+        self._columns: dict[str, Column] = {name: columns[name] for name in self.features}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The files, as they were given."""
+        return tuple(s.name for s in self._sources)
+
+    @property
+    def bags(self) -> frozenset[str]:
+        """The features of which a sample may have several ids."""
+        return frozenset(n for n, c in self._columns.items() if c.bags)
+
+    @property
+    def raw(self) -> frozenset[str]:
+        """The features whose integers are raw values, no row ids."""
+        return frozenset(n for n, c in self._columns.items() if c.raw)
+
+    @property
+    def samples(self) -> int | None:
+        """The number of samples `batches` gives, where that is known without reading the log."""
+        known = [s.samples for s in self._sources]
+        total = None if None in known else sum(n for n in known if n is not None)
+        if self.options.rows is None or (total is None and self.options.rows_need_total):
+            return total
+        start, stop = self.options.row_range(total)
+        if total is None:
+            return None
+        return max(0, min(total, total if stop is None else stop) - start)
+
+    def count_samples(self) -> int:
+        """The number of samples in all files, counted where no file says it."""
+        return sum(s.samples if s.samples is not None else s.count() for s in self._sources)
+
+    def whole(self) -> "Log":
+        """The same log with all its rows."""
+        if self.options.rows is None:
+            return self
+        return Log(self._sources, replace(self.options, rows=None))
+
+    def batches(self, features: Sequence[str] | None = None) -> Iterator[Batch]:
+        """The samples in order, of `features` alone where they are given.
+
+        Each batch lies in one file and holds at most `options.batch_rows` samples. OperError
+        where the log, or the part of it that `options.rows` selects, is empty.
+        """
+        selection = self._selection
+        if features is not None:
+            selection = replace(selection, features=tuple(features))
+        total = self.count_samples() if self.options.rows_need_total else None
+        start, stop = self.options.row_range(total)
+        position = 0  # samples of the log before the batch at hand
+        for source in self._sources:
+            if stop is not None and position >= stop:
+                return
+            if source.samples is not None and position + source.samples <= start:
+                position += source.samples
+                continue
+            for batch in source.batches(selection):
+                first = max(0, start - position)
+                last = batch.samples if stop is None else min(batch.samples, stop - position)
+                position += batch.samples
+                if first < last:
+                    yield batch.slice(first, last)
+                if stop is not None and position >= stop:
+                    return
+        if position == 0:
+            raise OperError(f"{self.names[0]}: holds no samples; the log is empty")
+        if position <= start:
+            raise OperError(
+                f"--rows {self.options.rows!r}: begins at sample {start:,}, and the log has "
+                f"{position:,}; choose an earlier part"
+            )
+
+
+def open_log(paths: Any, options: LogOptions | None = None) -> Log:
+    """Open a log by what its files hold.
+
+    `paths` is a file, a folder of files, several of either, or an iterable of KeyedJaggedTensor
+    batches. Files may be Criteo's TSV, CSV or Parquet with a column per feature, .npz or .npy in
+    TorchRec's Criteo form, jagged .npz, FBGEMM request files; texts and requests may be gzipped.
+    """
+    options = options or LogOptions()
+    if isinstance(paths, str | Path):
+        return Log([_open(p, options) for p in _files([Path(paths)])], options)
+    if isinstance(paths, Sequence) and paths and all(isinstance(p, str | Path) for p in paths):
+        return Log([_open(p, options) for p in _files([Path(p) for p in paths])], options)
+    if not isinstance(paths, Iterable):
+        raise OperError(f"a log was needed, by its files or as batches, not {type(paths).__name__}")
+    from oper.logs.kjt import KjtSource
+
+    return Log([KjtSource(paths)], options)
+
+
+def _files(paths: Sequence[Path]) -> list[Path]:
+    """Every file of the paths, folders opened up, without those that belong to another one."""
+    files: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            inside = [p for p in path.iterdir() if p.is_file() and not p.name.startswith(".")]
+            inside = [p for p in inside if p.suffix not in (".json", ".md", ".yaml")]
+            if not inside:
+                raise OperError(f"{path}: is a folder without files; name the log's files")
+            files += sorted(inside, key=_natural)
+        elif path.exists():
+            files.append(path)
+        else:
+            raise OperError(f"{path}: no such file")
+    sparse = {p for p in files if p.suffix == ".npy" and "sparse" in p.name}
+    beside = {
+        p.with_name(p.name.replace("sparse", role)) for p in sparse for role in ("dense", "labels")
+    }
+    return [p for p in files if p not in beside]
+
+
+def _natural(path: Path) -> list[Any]:
+    """day_2 before day_10."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"([0-9]+)", path.name)]
+
+
+def _open(path: Path, options: LogOptions) -> Source:
+    """The reader of one file, by its first bytes, and by its name where they leave it open."""
+    from oper.logs import arrays, parquet, requests, text
+
+    try:
+        with open(path, "rb") as file:
+            head = file.read(8)
+    except OSError as error:
+        raise OperError(f"{path}: cannot be read ({error.strerror})") from error
+    if not head:
+        raise OperError(f"{path}: is empty; is it the right file?")
+    name = path.name.removesuffix(".gz")
+    if head[:4] == b"PAR1" or name.endswith(".parquet"):
+        return parquet.ParquetSource(path)
+    if name.endswith((".pt", ".pth")):
+        return requests.RequestSource(path)
+    if head[:6] == b"\x93NUMPY" or name.endswith(".npy"):
+        return arrays.open_npy(path)
+    if head[:2] == b"PK" or name.endswith(".npz"):
+        return arrays.open_npz(path, options.values, options.lengths)
+    return _open_text(path, name, options)
+
+
+def _open_text(path: Path, name: str, options: LogOptions) -> Source:
+    from oper.logs.text import TextSource, criteo_fields, open_text
+
+    try:
+        fields = criteo_fields(path)
+        if fields is not None:
+            return TextSource.criteo(path, with_label=fields == 40)
+        with open_text(path) as file:
+            line = file.readline(1 << 16)
+    except (OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+        raise OperError(
+            f"{path}: is damaged or truncated ({error}); copy or make it again"
+        ) from error
+    if b"\0" in line or not line.strip():
+        raise OperError(
+            f"{path}: is no log that can be read; Criteo TSV, CSV, Parquet, .npz, .npy and FBGEMM "
+            ".pt files can"
+        )
+    tabs = line.count(b"\t") > line.count(b",")
+    return TextSource(path, "\t" if tabs else ",", options.list_separator)
+
+
+def _difference(one: Any, other: Any) -> str:
+    for what in ("features", "dense", "label", "time"):
+        a, b = getattr(one, what), getattr(other, what)
+        if a != b:
+            if isinstance(a, tuple):
+                a, b = sorted(set(a) - set(b)), sorted(set(b) - set(a))
+                return f"{what} {', '.join(a) or 'none'} more, {', '.join(b) or 'none'} fewer"
+            return f"{what} {a!r} and {b!r}"
+    return ""
