@@ -89,16 +89,15 @@ class Layout:
 
     def locate(self, table: int, rows: NDArray[np.integer[Any]]) -> Located:
         """Where rows of a table lie, [N]; rows must be in range."""
-        rows = np.asarray(rows, dtype=np.int64)
-        first = self.line_offset[table]
-        explicit, listed = rank_in_bitmap(self.bitmap, first, rows)
+        row = np.asarray(rows, dtype=np.int64)
+        first = int(self.line_offset[table])
+        explicit, listed = rank_in_bitmap(self.bitmap, first, row)
         lines = self.bitmap if self.stripe_bitmap is None else self.stripe_bitmap
-        frozen, _ = rank_in_bitmap(lines, first, rows)
+        frozen, _ = rank_in_bitmap(lines, first, row)
         code = self.codes[np.where(listed, explicit, 0)] if len(self.codes) else explicit * 0
         code = code.astype(np.uint64)
         group_mask = np.uint64((1 << self.group_bits) - 1)
-        before_table = lines[first, 0] & _HEADER_MASK if len(rows) else 0
-        owner, slot = self._stripe(table, rows - (frozen - np.int64(before_table)))
+        owner, slot = self._stripe(table, row - (frozen - listed_before(lines, first)))
         return Located(
             group=np.where(listed, (code & group_mask).astype(np.int64), -1),
             position=np.where(listed, (code >> np.uint64(self.group_bits)).astype(np.int64), -1),
@@ -149,10 +148,15 @@ def rank_in_bitmap(
     ones = np.uint64(0xFFFFFFFFFFFFFFFF)
     mask = np.where(below == 64, ones, (np.uint64(1) << (below % 64).astype(np.uint64)) - 1)
     words = lines[:, 1:]
-    before = (lines[:, 0] & _HEADER_MASK).astype(np.int64)
+    before = listed_before(lines, slice(None))
     before += np.bitwise_count(words & mask).sum(axis=1, dtype=np.int64)
     word = np.take_along_axis(words, (position // 64)[:, None], axis=1)[:, 0]
     return before, (word >> (position % 64).astype(np.uint64) & np.uint64(1)).astype(bool)
+
+
+def listed_before(bitmap: NDArray[np.uint64], lines: Any) -> Any:
+    """Marked rows of all tables before these lines: int64."""
+    return (bitmap[lines, 0] & _HEADER_MASK).astype(np.int64)
 
 
 @dataclass(frozen=True)

@@ -163,7 +163,7 @@ def load_tables(
     for tables that do not say. The arguments hold where neither does. OperError names the file,
     line, table and value.
     """
-    base = {"dim": dim, "dtype": dtype, "optimizer": optimizer, "ids": ids}
+    base = {"dim": dim, "dtype": dtype, "optimizer": optimizer, "ids": IdRule(ids)}
     if str(spec) in published_names():
         return _published(str(spec), base)
     path = Path(spec)
@@ -193,8 +193,7 @@ def _published(name: str, base: dict[str, Any]) -> tuple[Table, ...]:
     names = facts["names"]
     if isinstance(names, str):
         names = [names.format(index) for index in range(len(rows))]
-    settings = base | {"ids": IdRule(base["ids"])}
-    return tuple(Table(name=n, rows=r, **settings) for n, r in zip(names, rows, strict=True))
+    return tuple(Table(name=n, rows=r, **base) for n, r in zip(names, rows, strict=True))
 
 
 def _from_document(document: Document, base: dict[str, Any]) -> tuple[Table, ...]:
@@ -227,8 +226,6 @@ def _table(document: Document, place: Place, entry: Any, base: dict[str, Any]) -
     settings = base | _settings(document, place, entry)
     if "name" not in settings:
         document.fail(place, "has no name; add `name: …`")
-    if isinstance(settings["ids"], str):
-        settings["ids"] = IdRule(settings["ids"])
     if settings["ids"].kind == "hash" and "rows" not in settings:
         document.fail(place, f"table {settings['name']!r} has no rows; `ids: hash` needs them")
     try:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from oper.errors import OperError
 from oper.logs.batch import Jagged, Place
-from oper.logs.values import decimals, hexadecimals
+from oper.logs.values import all_decimals, decimals, hexadecimals
 
 
 def ids_of(column: Any, name: str, place: Place, hexadecimal: bool = False) -> Jagged:
@@ -39,12 +39,10 @@ def _scalars(
 ) -> Jagged:
     kind = column.type
     if pa.types.is_dictionary(kind):
-        if not _is_text(kind.value_type):
-            column, kind = column.dictionary_decode(), kind.value_type
-    elif _is_text(kind):
-        column = column.dictionary_encode()
-        kind = column.type
-    if pa.types.is_dictionary(kind):
+        if is_text(kind.value_type):
+            return _coded(column, lengths)
+        column, kind = column.dictionary_decode(), kind.value_type
+    if is_text(kind):
         return _texts(column, name, place, hexadecimal, lengths)
     if pa.types.is_floating(kind):
         column = pc.if_else(pc.is_nan(column), None, column)
@@ -76,28 +74,43 @@ def _texts(
     hexadecimal: bool,
     lengths: NDArray[np.int32] | None,
 ) -> Jagged:
-    """Ids of a dictionary of texts: integers where all of them are, the dictionary elsewhere."""
-    texts = column.dictionary.cast(pa.string())
-    if texts.null_count or (len(texts) and pc.min(pc.binary_length(texts)).as_py() == 0):
-        column = pc.if_else(pc.equal(column.dictionary_decode(), ""), None, column)
-        column = column.dictionary_decode().dictionary_encode()
-        texts = column.dictionary.cast(pa.string())
+    """Ids of texts: integers where all of them are, a dictionary elsewhere."""
+    sizes = pc.binary_length(column)
+    if (pc.min(sizes).as_py() or 0) == 0:
+        column = pc.if_else(pc.equal(sizes, 0), None, column)
     jagged = _without_nulls(column, lengths)
-    codes = jagged.values.indices.to_numpy()
+    texts = jagged.values
     if hexadecimal:
         valid, numbers = hexadecimals(texts)
-        if not valid[codes].all():
-            bad = int(np.argmin(valid[codes]))
+        if not valid.all():
+            bad = int(np.argmin(valid))
             raise OperError(
                 f"{place.of(jagged.sample_of(bad))}: column {name!r} is "
-                f"{texts[int(codes[bad])].as_py()!r}, and a category of Criteo's, at most 8 "
-                "hexadecimal digits, was needed; is it another log?"
+                f"{str(texts[bad])!r}, and a category of Criteo's, at most 8 hexadecimal digits, "
+                "was needed; is it another log?"
             )
-        return Jagged(numbers[codes], jagged.lengths)
+        return Jagged(numbers, jagged.lengths)
+    plain = all_decimals(texts)
+    if plain is not None:
+        return Jagged(plain, jagged.lengths)
+    return _coded(texts.dictionary_encode(), jagged.lengths)
+
+
+def _coded(column: Any, lengths: NDArray[np.int32] | None) -> Jagged:
+    """Ids of a dictionary of texts: integers where all of them are, the dictionary elsewhere."""
+    texts = column.dictionary
+    if texts.null_count or (len(texts) and pc.min(pc.binary_length(texts)).as_py() == 0):
+        plain = column.dictionary_decode()
+        column = pc.if_else(pc.equal(pc.binary_length(plain), 0), None, plain).dictionary_encode()
+        texts = column.dictionary
+    texts = texts.cast(pa.string())
+    jagged = _without_nulls(column, lengths)
     is_integer, numbers = decimals(texts)
     if is_integer.all():
-        return Jagged(numbers[codes], jagged.lengths)
-    return Jagged(pa.DictionaryArray.from_arrays(jagged.values.indices, texts), jagged.lengths)
+        return Jagged(numbers[jagged.values.indices.to_numpy()], jagged.lengths)
+    # Other widths of codes than 32 bits come from files only.
+    codes = jagged.values.indices.cast(pa.int32())
+    return Jagged(pa.DictionaryArray.from_arrays(codes, texts), jagged.lengths)
 
 
 def _without_nulls(column: Any, lengths: NDArray[np.int32] | None) -> Jagged:
@@ -126,7 +139,7 @@ def times_of(column: Any, name: str, place: Place) -> NDArray[np.float64]:
         kind = column.type
         if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
             column = pc.divide(column.cast(pa.timestamp("us")).cast(pa.int64()).cast("double"), 1e6)
-        elif _is_text(kind) or pa.types.is_dictionary(kind):
+        elif is_text(kind) or pa.types.is_dictionary(kind):
             text = column.dictionary_decode() if pa.types.is_dictionary(kind) else column
             try:
                 column = text.cast(pa.float64())
@@ -145,7 +158,8 @@ def times_of(column: Any, name: str, place: Place) -> NDArray[np.float64]:
     return values.to_numpy(zero_copy_only=False)
 
 
-def _is_text(kind: Any) -> bool:
+def is_text(kind: Any) -> bool:
+    """Whether an Arrow type is one of texts."""
     return bool(
         pa.types.is_string(kind)
         or pa.types.is_large_string(kind)

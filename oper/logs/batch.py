@@ -115,9 +115,7 @@ class Batch:
 
         ids = list(self.features.values())
         values = np.concatenate([i.values for i in ids]) if ids else np.empty(0, np.int64)
-        lengths = [
-            np.ones(self.samples, np.int32) if i.lengths is None else i.lengths for i in ids
-        ]
+        lengths = [np.ones(self.samples, np.int32) if i.lengths is None else i.lengths for i in ids]
         return KeyedJaggedTensor.from_lengths_sync(
             keys=list(self.features),
             values=torch.from_numpy(values),

@@ -29,7 +29,7 @@ class KjtSource:
         if first is None:
             raise OperError(f"{self.name}: there are none; the log is empty")
         self._kept = [first] if self._once is not None else []
-        self.columns = tuple(Column(key, bags=True) for key in _sparse(first, 0).keys())
+        self.columns = tuple(Column(key, bags=True) for key in _keys(first, 0))
 
     def count(self) -> int:
         """The number of samples."""
@@ -39,9 +39,9 @@ class KjtSource:
         """The samples in order."""
         for index, given in enumerate(self._pass()):
             kjt = _sparse(given, index)
-            missing = [f for f in selection.features if f not in kjt.keys()]
+            missing = set(selection.features).difference(_keys(given, index))
             if missing:
-                raise OperError(f"{self.name}, batch {index}: has no key {missing[0]!r}")
+                raise OperError(f"{self.name}, batch {index}: has no key {min(missing)!r}")
             place = Place(f"{self.name}, batch {index}", 0, "sample")
             batch = Batch(
                 kjt.stride(),
@@ -76,6 +76,10 @@ def _sparse(batch: Any, index: int) -> Any:
             "was needed"
         )
     return kjt
+
+
+def _keys(batch: Any, index: int) -> list[str]:
+    return list(_sparse(batch, index).keys())
 
 
 def _jagged(tensor: Any) -> Jagged:

@@ -157,7 +157,7 @@ def _natural(path: Path) -> list[Any]:
 
 def _open(path: Path, options: LogOptions) -> Source:
     """The reader of one file, by its first bytes, and by its name where they leave it open."""
-    from oper.logs import arrays, parquet, requests, text
+    from oper.logs import arrays, parquet, requests
 
     try:
         with open(path, "rb") as file:

@@ -6,11 +6,9 @@ which stand for 32-bit numbers; empty fields are missing. The lines of its test 
 
 import csv
 import gzip
-import io
 import re
 import zlib
 from collections.abc import Callable, Iterator
-
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,9 @@ from oper.logs.parquet import batch_of, column_of
 INTEGERS = tuple(f"I{i}" for i in range(1, 14))
 CATEGORIES = tuple(f"C{i}" for i in range(1, 27))
 
-_BLOCK_BYTES = 1 << 24
+# Parsed at a time, in blocks that go to the cores.
+_CHUNK_BYTES = 1 << 25
+_BLOCK_BYTES = 1 << 22
 _PEEK_BYTES = 1 << 20
 _COUNT_BYTES = 1 << 22
 _BRACKETS = "[](){} "
@@ -41,24 +41,20 @@ class TextSource:
         self._path = path
         self._delimiter = delimiter
         self._separator = list_separator
-        self._header: tuple[str, ...] | None = None
+        self._criteo = False
         self._hexadecimal: frozenset[str] = frozenset()
         self._quote: str | bool = '"'
         with self._reading():
             head = pacsv.open_csv(
-                self._stream(_PEEK_BYTES),
+                pa.BufferReader(self._head()),
                 read_options=pacsv.ReadOptions(block_size=_PEEK_BYTES),
                 parse_options=self._parse_options(lambda row: "skip"),
             )
-            self.columns = tuple(
-                column_of(f, bags=list_separator is not None) for f in head.schema
-            )
+            self.columns = tuple(column_of(f, bags=list_separator is not None) for f in head.schema)
         self._all = tuple(c.name for c in self.columns)
         repeated = [n for n in self._all if self._all.count(n) > 1]
         if repeated:
-            raise OperError(
-                f"{path}, line 1: two columns are called {repeated[0]!r}; rename one"
-            )
+            raise OperError(f"{path}, line 1: two columns are called {repeated[0]!r}; rename one")
 
     @classmethod
     def criteo(cls, path: Path, with_label: bool) -> "TextSource":
@@ -66,9 +62,9 @@ class TextSource:
         source = cls.__new__(cls)
         source.name, source.samples = str(path), None
         source._path, source._delimiter, source._separator = path, "\t", None
-        source._quote, source._hexadecimal = False, frozenset(CATEGORIES)
-        source._header = (("label",) if with_label else ()) + INTEGERS + CATEGORIES
-        source._all = source._header
+        source._criteo, source._quote = True, False
+        source._hexadecimal = frozenset(CATEGORIES)
+        source._all = (("label",) if with_label else ()) + INTEGERS + CATEGORIES
         label = [Column("label", "other")] if with_label else []
         integers = [Column(n, "dense", raw=True) for n in INTEGERS]
         source.columns = (*label, *integers, *(Column(n, raw=True) for n in CATEGORIES))
@@ -86,14 +82,17 @@ class TextSource:
                 lines -= len(re.findall(rb"(?<=\n)\n", block))
                 previous = block[-1:]
         lines += previous != b"\n"
-        return lines - (self._header is None)
+        return lines - (not self._criteo)
 
     def batches(self, selection: Selection) -> Iterator[Batch]:
         """The samples in file order."""
         numbers = [*selection.dense] + ([selection.label] if selection.label else [])
         types = dict.fromkeys(numbers, pa.float32())
-        text = pa.string() if self._separator else pa.dictionary(pa.int32(), pa.string())
-        types |= dict.fromkeys(selection.features, text)
+        # Hexadecimal digits are checked when they are read, so need no check for UTF-8 before.
+        types |= {
+            name: pa.binary() if name in self._hexadecimal else pa.string()
+            for name in selection.features
+        }
         if selection.time:
             types[selection.time] = pa.string()
         ragged: list[Any] = []
@@ -104,29 +103,47 @@ class TextSource:
 
         place = Place(self.name, 0, "line", self.line_of)
         with self._reading(lambda message: self._diagnose(message, bool(ragged), types)):
-            reader = pacsv.open_csv(
-                self._stream(),
-                read_options=pacsv.ReadOptions(
-                    block_size=_BLOCK_BYTES, column_names=self._header
-                ),
-                parse_options=self._parse_options(on_ragged),
-                convert_options=pacsv.ConvertOptions(
-                    column_types=types,
-                    include_columns=list(types),
-                    null_values=[""],
-                    strings_can_be_null=True,
-                    quoted_strings_can_be_null=True,
-                ),
-            )
-            for block in reader:
-                for start in range(0, block.num_rows, selection.batch_rows):
-                    part = self._split(block.slice(start, selection.batch_rows), selection)
-                    yield batch_of(part, selection, place, self._hexadecimal)
+            for chunk in self._chunks():
+                table = pacsv.read_csv(
+                    pa.BufferReader(chunk),
+                    read_options=pacsv.ReadOptions(block_size=_BLOCK_BYTES, column_names=self._all),
+                    parse_options=self._parse_options(on_ragged),
+                    convert_options=pacsv.ConvertOptions(
+                        column_types=types,
+                        include_columns=list(types),
+                        null_values=[""],
+                        strings_can_be_null=True,
+                        quoted_strings_can_be_null=True,
+                    ),
+                )
+                for part in table.combine_chunks().to_batches(selection.batch_rows):
+                    split = self._split(part, selection)
+                    yield batch_of(split, selection, place, self._hexadecimal)
                     place = place.after(part.num_rows)
+
+    def _chunks(self) -> Iterator[bytes]:
+        """The lines behind the header, as many at a time as are parsed together."""
+        with open_text(self._path) as file:
+            if not self._criteo:
+                while (line := file.readline()) and not line.strip(b"\r\n"):
+                    pass
+            rest = b""
+            while block := file.read(_CHUNK_BYTES):
+                end = block.rfind(b"\n") + 1
+                if end:
+                    # Arrow takes a text of empty lines alone for an empty file, and refuses it.
+                    chunk = rest + block[:end]
+                    if not chunk.isspace():
+                        yield chunk
+                    rest = block[end:]
+                else:
+                    rest += block
+            if rest.strip():
+                yield rest
 
     def line_of(self, sample: int) -> int:
         """The line, from 1, that holds a sample; read anew, as only errors ask."""
-        found = sample + (self._header is None)
+        found = sample + (not self._criteo)
         with open_text(self._path) as file:
             for number, line in enumerate(file, start=1):
                 if line.strip(b"\r\n"):
@@ -159,14 +176,12 @@ class TextSource:
             delimiter=self._delimiter, quote_char=self._quote, invalid_row_handler=on_ragged
         )
 
-    def _stream(self, limit: int | None = None) -> Any:
-        if limit is None:
-            return pa.input_stream(str(self._path), compression="detect")
+    def _head(self) -> bytes:
+        """The file's first lines."""
         with open_text(self._path) as file:
-            head = file.read(limit)
-        # Whole lines only, unless the file has but a part of one.
+            head = file.read(_PEEK_BYTES)
         end = head.rfind(b"\n") + 1
-        return pa.BufferReader(head[:end] if len(head) == limit and end else head)
+        return head[:end] if len(head) == _PEEK_BYTES and end else head
 
     def _reading(self, explain: Callable[[str], OperError] | None = None) -> "_Errors":
         return _Errors(self._path, explain)
@@ -176,7 +191,7 @@ class TextSource:
         numbers = [n for n, kind in types.items() if kind == pa.float32()]
         with open_text(self._path) as file:
             for number, line in enumerate(file, start=1):
-                if not line.strip(b"\r\n") or (number == 1 and self._header is None):
+                if not line.strip(b"\r\n") or (not seen_header):
                     continue
                 try:
                     fields = self._fields(line.decode("utf-8"))
@@ -231,22 +246,9 @@ class _Errors:
 
 def open_text(path: Path) -> Any:
     """The file's bytes, decompressed where it is gzip."""
-    file = open(path, "rb")
-    if file.peek(2)[:2] == b"\x1f\x8b":
-        return io.BufferedReader(_Gzip(file))
-    return file
-
-
-class _Gzip(gzip.GzipFile):
-    """A gzip reader that closes the file it was given."""
-
-    def __init__(self, file: Any) -> None:
-        super().__init__(fileobj=file)
-        self._raw = file
-
-    def close(self) -> None:
-        super().close()
-        self._raw.close()
+    with open(path, "rb") as file:
+        compressed = file.read(2) == b"\x1f\x8b"
+    return gzip.open(path) if compressed else open(path, "rb")
 
 
 def _sizes(column: Any) -> Any:
@@ -271,5 +273,3 @@ def criteo_fields(path: Path) -> int | None:
     hexadecimal = all(re.fullmatch(rb"[0-9a-fA-F]{0,8}", f) for f in fields[-26:])
     integers = all(re.fullmatch(rb"-?[0-9]*", f) for f in fields[:-26])
     return len(fields) if hexadecimal and integers else None
-
-

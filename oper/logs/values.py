@@ -35,14 +35,9 @@ def decimals(texts: Any) -> tuple[NDArray[np.bool_], Ints]:
 
     bool [n] and int64 [number of true ones].
     """
-    buffer, _, lengths = _bytes_of(texts)
-    # Arrow's cast also takes 0x1F for a number, and 19 digits may or may not fit: both go the
-    # slow way, which defines what is an integer.
-    if len(texts) and lengths.max() <= 18 and not np.any((buffer | 0x20) == ord("x")):
-        try:
-            return np.ones(len(texts), bool), texts.cast(pa.int64()).to_numpy()
-        except pa.ArrowInvalid:
-            pass
+    plain = all_decimals(texts)
+    if plain is not None:
+        return np.ones(len(texts), bool), plain
     short = pc.match_substring_regex(texts, "^-?[0-9]{1,18}$")
     long = pc.match_substring_regex(texts, "^-?[0-9]{19}$")
     fits = pc.less_equal(pc.utf8_ltrim(texts, "-"), _MAX_INT64)
@@ -51,6 +46,21 @@ def decimals(texts: Any) -> tuple[NDArray[np.bool_], Ints]:
         is_integer.to_numpy(zero_copy_only=False),
         texts.filter(is_integer).cast(pa.int64()).to_numpy(),
     )
+
+
+def all_decimals(texts: Any) -> Ints | None:
+    """The integers that the texts are, where all of them plainly are, at most 18 characters each.
+
+    Where it is None, some or all of them may be integers all the same: ask `decimals`.
+    """
+    buffer, _, lengths = _bytes_of(texts)
+    # Arrow's cast takes 0x1F for a number, and 19 digits may or may not fit.
+    if len(texts) and (lengths.max() > 18 or np.any((buffer | 0x20) == ord("x"))):
+        return None
+    try:
+        return texts.cast(pa.string()).cast(pa.int64()).to_numpy()
+    except pa.ArrowInvalid:
+        return None
 
 
 def hexadecimals(texts: Any) -> tuple[NDArray[np.bool_], Ints]:
@@ -82,10 +92,16 @@ def hash64(texts: Any) -> Words:
 
 def _bytes_of(texts: Any) -> tuple[NDArray[np.uint8], Ints, Ints]:
     """The UTF-8 bytes of all texts with 8 zeros behind, where each begins, and its length."""
-    texts = texts.cast(pa.large_string())
+    kind = texts.type
+    wide = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
+    if not (wide or pa.types.is_string(kind) or pa.types.is_binary(kind)):
+        texts = texts.cast(pa.string())  # a view, whose bytes lie scattered
     _, offsets_buffer, data = texts.buffers()
-    offsets = np.frombuffer(offsets_buffer, np.int64)[texts.offset : texts.offset + len(texts) + 1]
-    first, last = (int(offsets[0]), int(offsets[-1])) if len(texts) else (0, 0)
+    if not len(texts):
+        return np.zeros(8, np.uint8), np.empty(0, np.int64), np.empty(0, np.int64)
+    offsets = np.frombuffer(offsets_buffer, np.int64 if wide else np.int32)
+    offsets = offsets[texts.offset : texts.offset + len(texts) + 1].astype(np.int64)
+    first, last = int(offsets[0]), int(offsets[-1])
     buffer = np.zeros(last - first + 8, dtype=np.uint8)
     if last > first:
         buffer[:-8] = np.frombuffer(data, np.uint8)[first:last]

@@ -30,7 +30,7 @@ def lay_out(
     widths, ranks = len(classes.widths), groups.path.shape[1]
     # Groups of the plan are per width; those without rows are left out.
     filled = np.stack([counts[classes.width == w].sum(axis=0) > 0 for w in range(widths)])
-    everywhere = groups.holds.all(axis=1)
+    everywhere = groups.copies == ranks
     width, group = np.nonzero(filled)
     order = np.lexsort((group, ~everywhere[group], width))
     width, group = width[order], group[order]

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from oper.cost import Floats, Groups, Sums, single_groups
+from oper.cost import Cost, Floats, Groups, Sums, evaluate, single_groups
 from oper.planner.classes import Classes, Ints
 from oper.planner.draft import Problem
 from oper.planner.profile import Profile
@@ -47,7 +47,7 @@ class Cells:
 
         def total(per_row: Floats) -> Floats:
             weights = self.rows * per_row[self.class_of]
-            return np.bincount(self.group, weights, minlength=groups)
+            return np.bincount(self.group, weights, minlength=groups).astype(np.float64)
 
         return Sums(*(total(getattr(one, f.name)) for f in fields(Sums)))
 
@@ -75,6 +75,17 @@ class Baseline:
     cells: Cells | None = None
     pieces: Pieces | None = None
     notes: dict[str, Any] = field(default_factory=dict)
+
+
+def price(problem: Problem, baseline: Baseline) -> Cost:
+    """What the baseline costs; infeasible where it holds more than the problem's capacities."""
+    return evaluate(
+        problem.topology,
+        problem.workload,
+        baseline.groups,
+        baseline.sums,
+        problem.capacity_bytes,
+    )
 
 
 def row_sums(classes: Classes) -> Sums:

@@ -15,7 +15,7 @@ the methods, each with the latency that any replica brings. A second bound is th
 row on its own, which cannot be split; `head.py` has a tighter, dearer one where that binds.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -26,8 +26,8 @@ from oper.planner.patterns import (
     Demand,
     Envelope,
     Prices,
+    alike_lines,
     cheapest,
-    copies_slope,
     demand,
     everywhere_price,
     everywhere_seconds,
@@ -40,19 +40,11 @@ SAFETY = 1e-9  # relative to the terms of the Lagrangian: beyond the rounding of
 
 @dataclass(frozen=True)
 class Bound:
-    """`seconds` bounds the largest rank time from below. `method` is the AllReduce for which it
-    is least. `hot_class` is the class of which one row alone takes so long, None where the
-    Lagrangian is the larger; `relaxed` where holder sets were too many to enumerate."""
+    """`seconds` bounds the largest rank time from below. `hot_class` is the class of which a
+    single row is what binds, None where it is the work as a whole."""
 
     seconds: float
-    method: Method
     hot_class: int | None
-    relaxed: bool
-
-
-def methods(workload: Workload, ranks: int, budget_bytes: float) -> tuple[Method, ...]:
-    """The AllReduce methods that a plan can use: none where it cannot replicate in training."""
-    return METHODS if workload.training and ranks > 1 and budget_bytes > 0 else ("none",)
 
 
 def lower_bound(
@@ -62,23 +54,102 @@ def lower_bound(
     capacity_bytes: Floats,
     budget_bytes: float,
 ) -> Bound:
-    """The largest of the bounds above for all plans within `capacity_bytes` [M] and `budget_bytes`
-    of extra copies. Raises OperError where the capacities cannot hold the tables."""
-    least, method = np.inf, METHODS[0]
-    for candidate in methods(workload, topology.ranks, budget_bytes):
-        rows = demand(classes, topology, workload, candidate)
+    """The bound for all plans within `capacity_bytes` [M] and `budget_bytes` of extra copies.
+
+    Raises OperError where the capacities cannot hold the tables.
+    """
+    least = np.inf
+    for method in usable_methods(workload, topology.ranks, budget_bytes):
+        rows = demand(classes, topology, workload, method)
         if looks_alike(topology, capacity_bytes):
             prices = alike_prices(rows, topology, capacity_bytes, budget_bytes)
         else:
-            solved = programme.solve_demand(rows, topology, capacity_bytes, budget_bytes)
-            prices = solved.prices
+            prices = programme.solve_demand(rows, topology, capacity_bytes, budget_bytes).prices
         seconds = lagrangian(rows, topology, prices, capacity_bytes, budget_bytes)
-        if seconds + rows.latency_seconds < least:
-            least, method = seconds + rows.latency_seconds, candidate
-    hottest, hot_class = hot_row(classes, topology, workload, capacity_bytes, budget_bytes)
-    return Bound(
-        seconds=max(least, hottest),
-        method=method,
-        hot_class=hot_class if hottest > least else None,
-        relaxed=not workload.training and topology.ranks > 16 and not topology.alike,
-    )
+        least = min(least, seconds + rows.latency_seconds)
+    hottest, hot_class = hot_row(classes, topology, workload, budget_bytes)
+    return Bound(max(least, hottest), hot_class if hottest > least else None)
+
+
+def usable_methods(
+    workload: Workload, ranks: int, budget_bytes: float
+) -> tuple[Method, ...]:
+    """The AllReduce methods a plan may use; "none" only where it cannot replicate, or in inference."""
+    return METHODS if workload.training and ranks > 1 and budget_bytes > 0 else ("none",)
+
+
+def lagrangian(
+    rows: Demand,
+    topology: Topology,
+    prices: Prices,
+    capacity_bytes: Floats,
+    budget_bytes: float,
+) -> float:
+    """A bound in seconds from any non-negative prices; `rows` must be exact classes."""
+    scale = float(prices.rank.sum())
+    if scale <= 0:
+        return 0.0
+    fair = Prices(prices.rank / scale, prices.capacity / scale, prices.budget / scale)
+    value = float(rows.rows @ cheapest(rows, topology, fair))
+    owed = float(fair.capacity @ capacity_bytes) + fair.budget * budget_bytes
+    return max(value - owed - SAFETY * (value + owed), 0.0)
+
+
+def alike_prices(
+    rows: Demand, topology: Topology, capacity_bytes: Floats, budget_bytes: float
+) -> Prices:
+    """The best prices on ranks that look alike.
+
+    Averaged over the ranks' renamings, all λ and all μ are equal, and extra copies are a
+    fractional knapsack: a row's next copies save seconds and take bytes, the best savings per byte
+    come first, and the price of a byte is what the first that no longer fit would have saved.
+    """
+    M = topology.ranks
+    even = Prices(np.full(M, 1 / M), np.zeros(M), 0.0)
+    if rows.any_holders:
+        slope, _ = alike_lines(topology, even)
+        copies = Envelope.of(slope, np.arange(M, dtype=np.float64))
+        extra = np.diff(copies.intercept)
+        saved = rows.weight_bytes[:, None] * -np.diff(copies.slope)
+    elif rows.replicas:
+        extra = np.array([M - 1.0])
+        single = Prices(even.rank, even.capacity, even.budget).path_cost(topology).sum(axis=0).min()
+        saved = (single * rows.weight_bytes - everywhere_price(rows, topology, even))[:, None]
+    else:
+        extra, saved = np.zeros(0), np.zeros((len(rows), 0))
+    taken = rows.memory_bytes[:, None] * extra
+    per_byte, size = (saved / taken).ravel(), (rows.rows[:, None] * taken).ravel()
+    order = np.argsort(-per_byte, kind="stable")
+    room = float(np.sum(capacity_bytes)) - rows.total_bytes
+    left_out = np.searchsorted(np.cumsum(size[order]), min(budget_bytes, room), side="right")
+    byte = max(float(per_byte[order[left_out]]), 0.0) if left_out < len(order) else 0.0
+    if budget_bytes <= room:
+        return Prices(even.rank, even.capacity, byte)
+    return Prices(even.rank, np.full(M, byte), 0.0)
+
+
+def hot_row(
+    classes: Classes, topology: Topology, workload: Workload, budget_bytes: float
+) -> tuple[float, int]:
+    """The longest that any single row must take some rank whatever else there is, and its class.
+
+    A row with one owner j: M local reads there, or the dearest link to it. In inference with h
+    copies at most: some holder serves M/h readers, rounded up, and each reads at its least cost.
+    """
+    M, link = topology.ranks, topology.link_cost
+    local = np.diag(link)
+    owned = float(np.maximum(M * local, np.where(np.eye(M, dtype=bool), 0.0, link).max(axis=0)).min())
+    rows = demand(classes, topology, workload, "none")
+    least = owned * rows.weight_bytes
+    if not workload.training:
+        copies = np.minimum(1 + np.floor(budget_bytes / rows.memory_bytes), M)
+        served = np.maximum(np.ceil(M / copies) * local.min(), link.min(axis=1).max())
+        least = np.where(copies > 1, np.minimum(least, served * rows.weight_bytes), least)
+    for method in usable_methods(workload, M, budget_bytes):
+        rows = demand(classes, topology, workload, method)
+        if workload.training and rows.replicas:
+            fits = (M - 1) * rows.memory_bytes <= budget_bytes
+            copied = everywhere_seconds(rows, topology).max(axis=1) + rows.latency_seconds
+            least = np.where(fits, np.minimum(least, copied), least)
+    hottest = int(least.argmax())
+    return float(least[hottest]) * (1 - SAFETY), hottest

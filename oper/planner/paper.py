@@ -68,7 +68,7 @@ def path_groups(path: Ints) -> tuple[Groups, Ints]:
 def partition_totals(parts: Partitions, per_row: Floats) -> Floats:
     """Σ over the rows of each partition, [P], of a quantity of the rows of each class, [C]."""
     weights = parts.run_rows * per_row[parts.run_class]
-    return np.bincount(parts.run_partition, weights, minlength=len(parts))
+    return np.bincount(parts.run_partition, weights, minlength=len(parts)).astype(np.float64)
 
 
 def backtrack(problem: Problem) -> Placed:

@@ -7,6 +7,7 @@ own. The walk is over classes of equal rows, so its time does not depend on the 
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,19 @@ class Partitions:
         np.add.at(rows, self.run_class[runs], self.run_rows[runs])
         return rows
 
+    def summary(self) -> dict[str, Any]:
+        """How many of each kind there are, and what the access-bounded ones hold, as shares."""
+        bounded = self.access_bounded
+        return {
+            "threshold": self.threshold,
+            "access_bounded": int(bounded.sum()),
+            "memory_bounded": int((~bounded).sum()),
+            "access_bounded_bytes": float(self.bytes[bounded].sum() / max(self.bytes.sum(), 1)),
+            "access_bounded_accesses": float(
+                self.accesses[bounded].sum() / max(self.accesses.sum(), 1)
+            ),
+        }
+
     @property
     def explicit(self) -> NDArray[np.bool_]:
         """[P]: all partitions up to the last access-bounded one; their rows are listed one by
@@ -49,9 +63,11 @@ def partitions(classes: Classes, threshold: float) -> Partitions:
     """Cut the rows of `classes` at `threshold`, a share of all bytes and of all accesses."""
     limit_bytes = max(int(threshold * classes.total_bytes), 1)
     limit_accesses = max(int(threshold * classes.total_accesses), 1)
-    runs: list[tuple[int, int, int]] = []
-    closed: list[tuple[int, int, bool]] = []
-    held_bytes = held_accesses = 0
+    # Equal partitions follow each other where a class has many rows: each entry stands for
+    # `repeat` of them. Runs are (class, rows, repeat), partitions (bytes, accesses, kind, repeat).
+    runs: list[tuple[int, int, int, int]] = []
+    closed: list[tuple[int, int, bool, int]] = []
+    begun = held_bytes = held_accesses = 0
     row_bytes = classes.m.astype(np.int64).tolist()
     row_accesses = classes.accesses.tolist()
     for index, left in enumerate(classes.rows.tolist()):
@@ -60,29 +76,42 @@ def partitions(classes: Classes, threshold: float) -> Partitions:
             by_bytes = (limit_bytes - held_bytes) // m
             by_accesses = (limit_accesses - held_accesses) // f if f else left
             take = min(left, by_bytes, by_accesses)
-            if take <= 0:
-                if held_bytes:
-                    closed.append((held_bytes, held_accesses, by_accesses < by_bytes))
-                    held_bytes = held_accesses = 0
-                    continue
-                # The row alone is above a limit.
-                runs.append((len(closed), index, 1))
-                closed.append((m, f, f > limit_accesses))
-                left -= 1
+            if take <= 0 and held_bytes:
+                closed.append((held_bytes, held_accesses, by_accesses < by_bytes, 1))
+                begun, held_bytes, held_accesses = begun + 1, 0, 0
                 continue
-            runs.append((len(closed), index, take))
-            held_bytes += take * m
-            held_accesses += take * f
-            left -= take
+            if held_bytes or take == left:
+                runs.append((index, take, begun, 1))
+                held_bytes += take * m
+                held_accesses += take * f
+                left -= take
+                continue
+            # A row above a limit on its own is a partition, else as many as fit, again and again;
+            # the last rows of the class stay for the partition that goes on with the next class.
+            kind = f > limit_accesses if take <= 0 else by_accesses < by_bytes
+            take = max(take, 1)
+            repeat = left // take if take * m > limit_bytes or f * take > limit_accesses else 0
+            repeat = repeat or (left - 1) // take
+            runs.append((index, take, begun, repeat))
+            closed.append((take * m, take * f, kind, repeat))
+            begun += repeat
+            left -= repeat * take
     if held_bytes:
-        closed.append((held_bytes, held_accesses, False))
-    run = np.array(runs, dtype=np.int64).reshape(-1, 3)
+        closed.append((held_bytes, held_accesses, False, 1))
+    run = np.array(runs, dtype=np.int64).reshape(-1, 4)
+    repeats = run[:, 3]
+    turn = np.arange(repeats.sum()) - np.repeat(np.cumsum(repeats) - repeats, repeats)
+    of_closed = np.array([c[3] for c in closed], dtype=np.int64)
+
+    def each(column: int) -> Ints:
+        return np.repeat(np.array([c[column] for c in closed], dtype=np.int64), of_closed)
+
     return Partitions(
         threshold=threshold,
-        run_partition=run[:, 0],
-        run_class=run[:, 1],
-        run_rows=run[:, 2],
-        bytes=np.array([c[0] for c in closed], dtype=np.int64),
-        accesses=np.array([c[1] for c in closed], dtype=np.int64),
-        access_bounded=np.array([c[2] for c in closed], dtype=bool),
+        run_partition=np.repeat(run[:, 2], repeats) + turn,
+        run_class=np.repeat(run[:, 0], repeats),
+        run_rows=np.repeat(run[:, 1], repeats),
+        bytes=each(0),
+        accesses=each(1),
+        access_bounded=each(2).astype(bool),
     )

@@ -176,6 +176,24 @@ def owner_lines(path_cost: Floats, prices: Prices) -> tuple[Floats, Floats]:
     return path_cost.sum(axis=0), prices.capacity
 
 
+def looks_alike(topology: Topology, capacity: Floats) -> bool:
+    """Whether ranks, with one value of `capacity` each [M], cannot be told apart, and near links
+    are no dearer than far ones."""
+    cost = [topology.link_cost[mask].max() for mask in topology.masks().values() if mask.any()]
+    return topology.alike and bool(np.ptp(capacity) == 0) and sorted(cost) == cost
+
+
+def alike_lines(topology: Topology, prices: Prices) -> tuple[Floats, Floats]:
+    """Slopes and intercepts [M] of 1 to M copies at equal prices on ranks that look alike: the
+    first in as many nodes as there are, the others anywhere."""
+    node_of = np.asarray(topology.node_of)
+    first = np.unique(node_of, return_index=True)[1]
+    order = np.concatenate([first, np.setdiff1d(np.arange(topology.ranks), first)])
+    nearest = np.minimum.accumulate(prices.path_cost(topology)[:, order], axis=1)
+    extra = np.arange(topology.ranks)
+    return nearest.sum(axis=0), prices.capacity * (1 + extra) + prices.budget * extra
+
+
 def subset_lines(path_cost: Floats, prices: Prices) -> tuple[Floats, Floats]:
     """Slopes and intercepts of all holder sets, [2^M - 1]; entry H - 1 has the ranks of H's bits.
 
@@ -249,11 +267,15 @@ def cheapest(rows: Demand, topology: Topology, prices: Prices) -> Floats:
     Exact in training and for up to `ENUMERABLE_RANKS` ranks; beyond, in inference, a relaxation.
     `prices.pair` must be None: fetches then have a density of their own.
     """
-    if rows.any_holders and topology.ranks > ENUMERABLE_RANKS:
+    if not rows.any_holders:
+        lines = owner_lines(prices.path_cost(topology), prices)
+    elif looks_alike(topology, prices.capacity) and np.ptp(prices.rank) == 0:
+        lines = alike_lines(topology, prices)
+    elif topology.ranks <= ENUMERABLE_RANKS:
+        lines = subset_lines(prices.path_cost(topology), prices)
+    else:
         return _relaxed(rows, topology, prices)
-    lines = subset_lines if rows.any_holders else owner_lines
-    slope, intercept = lines(prices.path_cost(topology), prices)
-    least = rows.memory_bytes * Envelope.of(slope, intercept).value(rows.density)
+    least = rows.memory_bytes * Envelope.of(*lines).value(rows.density)
     if rows.training and rows.replicas and topology.ranks > 1:
         least = np.minimum(least, everywhere_price(rows, topology, prices))
     return np.asarray(least)

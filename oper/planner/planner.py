@@ -8,7 +8,7 @@ too, is taken if it wins; the plan says which step produced it.
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from oper.cost import Workload
 from oper.errors import OperError
 from oper.planner import baselines
-from oper.planner.bound import Certificate, certify
+from oper.planner.certificate import Certificate, certify
 from oper.planner.classes import classify
 from oper.planner.draft import Draft, Problem, make_draft
 from oper.planner.paper import paper
@@ -141,7 +141,7 @@ def make_plan(
         with watch("baselines"):
             for better in better_baselines(profile, problem, realised):
                 draft, realised = better
-        certificate = replace(certificate, objective_seconds=realised.cost.objective_seconds)
+        certificate = certificate.of(realised.cost.objective_seconds)
     return Planned(problem, settings, draft, realised, certificate, watch.seconds)
 
 

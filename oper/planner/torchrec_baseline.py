@@ -81,12 +81,12 @@ def request(problem: Problem, profile: Profile) -> dict[str, Any]:
     topology = problem.topology
     accesses = table_accesses(problem, profile) / max(profile.samples, 1)
     tables = []
-    for table, per_sample in zip(profile.tables, accesses.tolist(), strict=True):
-        # Features of several tables may share a name, TorchRec's configs may not.
-        features = [f"{table.name}:{feature}" for feature in table.features or (table.name,)]
+    for t, (table, per_sample) in enumerate(zip(profile.tables, accesses.tolist(), strict=True)):
+        # By number: features may be shared by tables, and names have dots, which TorchRec forbids.
+        features = [f"t{t}:{n}" for n in range(len(table.columns))]
         tables.append(
             {
-                "name": table.name,
+                "name": f"t{t}",
                 "rows": table.rows,
                 "dim": table.dim,
                 "dtype": table.dtype,
@@ -143,7 +143,8 @@ def table_accesses(problem: Problem, profile: Profile) -> Floats:
     """Accesses of each table in the log, [T]."""
     classes = problem.classes
     weights = classes.accesses[classes.entry_class] * classes.entry_rows
-    return np.bincount(classes.entry_table, weights, minlength=len(profile.tables))
+    totals = np.bincount(classes.entry_table, weights, minlength=len(profile.tables))
+    return totals.astype(np.float64)
 
 
 def bandwidths(topology: Topology) -> tuple[float, float, float]:
@@ -161,10 +162,9 @@ def bandwidths(topology: Topology) -> tuple[float, float, float]:
 
 def read_shards(answer: list[dict[str, Any]], profile: Profile) -> list[Shard]:
     """The child's shards, data-parallel copies made one."""
-    index = {table.name: t for t, table in enumerate(profile.tables)}
     shards: list[Shard] = []
     for entry in answer:
-        t = index[entry["table"]]
+        t = int(entry["table"].removeprefix("t"))
         table, begin = profile.tables[t], int(profile.offsets[t])
         if entry["offsets"] is not None:
             first, (rows, columns) = begin + entry["offsets"][0], entry["sizes"]
@@ -205,7 +205,7 @@ def group_sums(problem: Problem, profile: Profile, shards: list[Shard], rows: Su
             values = rows.rows * [part.memory_bytes(mode) for part in parts]
         elif term not in COUNTED_WHOLE:
             values = values * share
-        return np.bincount(group, values, minlength=ranks + 1)
+        return np.bincount(group, values, minlength=ranks + 1).astype(np.float64)
 
     return Sums(*(total(term.name) for term in fields(Sums)))
 
@@ -221,7 +221,7 @@ def pooled_bytes(
     ids = outputs = allreduce = 0.0
     for shard, hit in zip(shards, (hits / max(profile.samples, 1)).tolist(), strict=True):
         table = profile.tables[shard.table]
-        features = max(len(table.features), 1)
+        features = len(table.columns)
         vectors = batch * shard.columns * 4 * features
         if shard.rank < 0:
             allreduce += ranks * 2 * (ranks - 1) / ranks * table.rows * table.dim * 4

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 import torchrec.optim
-from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -54,7 +53,7 @@ DTYPES = {
 }
 
 
-class DeviceMemorySharder(EmbeddingBagCollectionSharder):
+class DeviceMemorySharder(EmbeddingBagCollectionSharder):  # type: ignore[misc]
     """All shardings, in device memory: no table is left in the host's behind a cache."""
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
@@ -64,7 +63,7 @@ class DeviceMemorySharder(EmbeddingBagCollectionSharder):
         return [kernel.FUSED.value]
 
 
-class KeepBest(Stats):
+class KeepBest(Stats):  # type: ignore[misc]
     """Keeps the planner's own estimate of its plan, in place of its report."""
 
     def __init__(self) -> None:
@@ -79,7 +78,7 @@ class KeepBest(Stats):
         self.seconds = max(per_rank.values()) / 1e3  # it counts in milliseconds
 
 
-def make_module(tables: list[dict[str, Any]]) -> nn.Module:
+def make_module(tables: list[dict[str, Any]]) -> Any:
     """The tables on the meta device: shapes without memory."""
     configs = [
         EmbeddingBagConfig(
@@ -91,10 +90,10 @@ def make_module(tables: list[dict[str, Any]]) -> nn.Module:
         )
         for table in tables
     ]
-    module = EmbeddingBagCollection(tables=configs, device=torch.device("meta"))
+    module: Any = EmbeddingBagCollection(tables=configs, device=torch.device("meta"))
     for table in tables:
-        parameter: Any = module.embedding_bags[table["name"]].weight
-        parameter._optimizer_classes = [OPTIMIZERS.get(table["optimizer"], torch.optim.Adagrad)]
+        optimizer = OPTIMIZERS.get(table["optimizer"], torch.optim.Adagrad)
+        module.embedding_bags[table["name"]].weight._optimizer_classes = [optimizer]
     return module
 
 

@@ -57,6 +57,9 @@ struct Line {
 };
 static_assert(sizeof(Line) == 64, "a line of the bitmap is one cache line");
 
-inline int64_t lines_of(int64_t rows) { return (rows + kRowsPerLine - 1) / kRowsPerLine; }
+// Lines of a table: at least one, so that every table has a header to count from.
+inline int64_t lines_of(int64_t rows) {
+  return rows > 0 ? (rows + kRowsPerLine - 1) / kRowsPerLine : 1;
+}
 
 }  // namespace oper

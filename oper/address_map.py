@@ -1,0 +1,186 @@
+"""The address map of one rank: row id -> address, by which planner and runtime agree (§4.4).
+
+An address is (field << 40) | slot, int64 and non-negative: field is the rank that holds the row,
+or LOCAL where the reader's own copy is read; slot indexes that rank's arena of the row's width.
+`AddressMap` computes it from a bitmap, a code a listed row and arithmetic, about one bit a cold
+row; `FlatMap` looks it up in an array of 8 bytes a row. Both translate the same way.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from oper import native
+from oper.errors import OperError
+from oper.layout import (
+    LOCAL,
+    SLOT_BITS,
+    SLOT_MASK,
+    Layout,
+    RankMap,
+    listed_before,
+    occurrences,
+    rank_map,
+)
+from oper.plan import Plan, load_plan, load_rank_map
+from oper.tables import Table, offsets
+from oper.tensors import as_int64, as_tensor
+
+__all__ = ["LOCAL", "AddressMap", "FlatMap", "unpack"]
+
+
+def unpack(addresses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Fields (ranks, or LOCAL) and slots of addresses."""
+    return addresses >> SLOT_BITS, addresses & SLOT_MASK
+
+
+class _Translator:
+    """What both kinds of map share: a table's ids, or those of a batch's features."""
+
+    def __init__(self, tables: Sequence[Table]) -> None:
+        self.tables = tuple(tables)
+
+    def translate(self, table: int, ids: torch.Tensor) -> torch.Tensor:
+        """Addresses of rows of one table, given by number: int64, of the shape of `ids`.
+
+        Ids are int64 or int32, of any shape. OperError names the table and the id that is out of
+        its range.
+        """
+        return self.translate_features(ids, torch.tensor([0, ids.numel()]), torch.tensor([table]))
+
+    def translate_features(
+        self, values: torch.Tensor, feature_offsets: torch.Tensor, feature_tables: torch.Tensor
+    ) -> torch.Tensor:
+        """The same for a batch of features, as the values of a KeyedJaggedTensor [N]: those of
+        feature f are [feature_offsets[f], feature_offsets[f + 1]), of table feature_tables[f].
+        Both int64, [F + 1] and [F]."""
+        values = values.contiguous()
+        try:
+            return self._addresses(values, feature_offsets, feature_tables)
+        except IndexError as error:
+            raise self._explained(values.flatten(), feature_offsets, feature_tables) from error
+
+    def _addresses(
+        self, values: torch.Tensor, segment_offset: torch.Tensor, segment_table: torch.Tensor
+    ) -> torch.Tensor:
+        raise NotImplementedError
+
+    def _explained(
+        self, values: torch.Tensor, segment_offset: torch.Tensor, segment_table: torch.Tensor
+    ) -> OperError:
+        """Which id is out of which table's range."""
+        for segment, index in enumerate(segment_table.tolist()):
+            if not 0 <= index < len(self.tables):
+                break
+            table = self.tables[index]
+            begin, end = segment_offset[segment : segment + 2].tolist()
+            ids = values[begin:end]
+            bad = ((ids < 0) | (ids >= table.rows)).nonzero()
+            if len(bad):
+                at = int(bad[0])
+                return OperError(
+                    f"table {table.name!r}: id {int(ids[at])} (number {begin + at} of the batch), "
+                    f"and it has rows 0 to {table.rows - 1}; map raw values to rows by the rule "
+                    "the plan was profiled with"
+                )
+        return OperError(
+            f"tables {segment_table.tolist()}: the plan has tables 0 to {len(self.tables) - 1}"
+        )
+
+
+class AddressMap(_Translator):
+    """The compact map of one rank. Its large arrays are the layout's, which all ranks share."""
+
+    def __init__(self, tables: Sequence[Table], layout: Layout, rank: RankMap) -> None:
+        super().__init__(tables)
+        self.rank = rank.rank
+        orders = [_at_least_two(order) for order in layout.orders]
+        period = np.array([len(order) for order in orders], dtype=np.int64)
+        frozen = layout.stripe_bitmap
+        numbering = layout.bitmap if frozen is None else frozen
+        maps = np.zeros((len(layout.rows), 8), dtype=np.int64)
+        maps[:, 0] = layout.rows
+        maps[:, 1] = layout.line_offset[:-1]
+        maps[:, 2] = layout.rotation + listed_before(numbering, layout.line_offset[:-1])
+        maps[:, 3] = period[layout.pattern_of]
+        reciprocal = np.array([-(-(1 << 64) // int(p)) for p in period], dtype=np.uint64)
+        maps[:, 4] = reciprocal.view(np.int64)[layout.pattern_of]
+        maps[:, 5] = (np.cumsum(period) - period)[layout.pattern_of]
+        maps[:, 6] = np.arange(len(layout.rows)) * layout.ranks
+        places = np.concatenate([_places(order, layout.ranks) for order in orders])
+        self._arguments = (
+            as_int64(maps),
+            as_tensor(layout.bitmap.view(np.int64)),
+            None if frozen is None else as_tensor(frozen.view(np.int64)),
+            as_tensor(layout.codes.view(np.int32 if layout.codes.itemsize == 4 else np.int64)),
+            layout.group_bits,
+            as_int64(rank.group_base),
+            as_int64(rank.stripe_base - layout.stripe_lead),
+            as_int64(places),
+        )
+
+    @classmethod
+    def of(cls, plan: Plan, rank: int) -> "AddressMap":
+        """The map of one rank of a plan."""
+        _check_rank(rank, plan.ranks)
+        return cls(plan.tables, plan.layout, rank_map(plan.layout, rank))
+
+    @classmethod
+    def load(cls, folder: Path | str, rank: int) -> "AddressMap":
+        """The map of one rank, from its file in a plan's folder; the rest is memory-mapped."""
+        plan = load_plan(folder)
+        _check_rank(rank, plan.ranks)
+        return cls(plan.tables, plan.layout, load_rank_map(folder, rank))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its arrays, shared ones included."""
+        return sum(a.nbytes for a in self._arguments if isinstance(a, torch.Tensor))
+
+    def _addresses(
+        self, values: torch.Tensor, segment_offset: torch.Tensor, segment_table: torch.Tensor
+    ) -> torch.Tensor:
+        ops = native.ops()
+        return ops.translate(values, segment_offset, segment_table, *self._arguments)
+
+
+class FlatMap(_Translator):
+    """The plain map of one rank: 8 bytes a row, for where memory is plenty and speed is all."""
+
+    def __init__(self, compact: AddressMap) -> None:
+        super().__init__(compact.tables)
+        self.rank = compact.rank
+        self._offsets = as_int64(offsets(self.tables))
+        self._flat = torch.cat(
+            [compact.translate(n, torch.arange(t.rows)) for n, t in enumerate(self.tables)]
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return self._flat.nbytes
+
+    def _addresses(
+        self, values: torch.Tensor, segment_offset: torch.Tensor, segment_table: torch.Tensor
+    ) -> torch.Tensor:
+        ops = native.ops()
+        return ops.translate_flat(values, segment_offset, segment_table, self._offsets, self._flat)
+
+
+def _at_least_two(order: NDArray[np.uint16]) -> NDArray[np.uint16]:
+    """A period of one place, written twice: 2^64 / 1 would not fit the kernel's reciprocal."""
+    return np.repeat(order, 2) if len(order) == 1 else order
+
+
+def _places(order: NDArray[np.uint16], ranks: int) -> NDArray[np.int64]:
+    """csrc/include/oper/translate.h's Place for each position of a pattern."""
+    owner = order.astype(np.int64)
+    before, copies = occurrences(owner, ranks)
+    return owner | before << 16 | copies[owner] << 32
+
+
+def _check_rank(rank: int, ranks: int) -> None:
+    if not 0 <= rank < ranks:
+        raise OperError(f"rank {rank}: the plan has ranks 0 to {ranks - 1}")

@@ -1,0 +1,136 @@
+"""Raw values to row ids, by a table's rule: dense, hash or vocab."""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from oper.errors import OperError
+from oper.logs.batch import Ints, Jagged, Place
+from oper.logs.options import OnBadId
+from oper.logs.values import decimals, hash64
+from oper.logs.vocabulary import Vocabulary
+from oper.tables import Table
+
+
+class IdMapper:
+    """Maps the values of one table's columns; `skipped` counts those it had to leave out."""
+
+    def __init__(
+        self, table: Table, vocabulary: Vocabulary | None = None, on_bad_id: OnBadId = "error"
+    ) -> None:
+        if table.ids.kind == "vocab" and vocabulary is None:
+            raise OperError(
+                f"table {table.name!r}: its ids are a vocabulary's, and none was given; pass the "
+                "folder of the profile or plan it was saved in"
+            )
+        if vocabulary is not None and len(vocabulary) > table.rows:
+            raise OperError(
+                f"table {table.name!r}: has {table.rows:,} rows and its vocabulary "
+                f"{len(vocabulary):,}; they are not of one profile"
+            )
+        self.table = table
+        self.skipped = 0
+        self._vocabulary = vocabulary
+        self._on_bad_id = on_bad_id
+
+    def map(self, raw: Jagged, column: str, place: Place) -> Jagged:
+        """Row ids int64 of a batch's raw values; `place` is the batch's.
+
+        OperError where a dense id is no row of the table, unless such ids are skipped.
+        """
+        raw = without(raw, self.table.ids.missing)
+        match self.table.ids.kind:
+            case "dense":
+                return self._dense(raw, column, place)
+            case "hash":
+                return Jagged(self._hash(raw.values), raw.lengths)
+            case _:
+                return Jagged(self._look_up(raw.values), raw.lengths)
+
+    def _dense(self, raw: Jagged, column: str, place: Place) -> Jagged:
+        values = raw.values
+        if isinstance(values, pa.DictionaryArray):
+            is_integer, integers = decimals(values.dictionary)
+            # -1 is no row of any table, so a text is refused below with the rest.
+            by_code = np.full(len(is_integer), -1, dtype=np.int64)
+            by_code[is_integer] = integers
+            values = by_code[values.indices.to_numpy()]
+        rows = self.table.rows
+        # One comparison does for both ends: negative ids are huge when taken as unsigned.
+        good: NDArray[np.bool_] = values.view(np.uint64) < np.uint64(rows)
+        if good.all():
+            return Jagged(values, raw.lengths)
+        if self._on_bad_id == "error":
+            bad = int(np.argmin(good))
+            raise OperError(self._complaint(raw, bad, column, place))
+        self.skipped += int(len(good) - np.count_nonzero(good))
+        return Jagged(values, raw.lengths).keep(good)
+
+    def _complaint(self, raw: Jagged, position: int, column: str, place: Place) -> str:
+        value = raw.values[position]
+        value = value.as_py() if isinstance(value, pa.Scalar) else int(value)
+        where = place.of(raw.sample_of(position))
+        rows = self.table.rows
+        needed = f"table {self.table.name!r} has {rows:,} rows, so an id from 0 to {rows - 1:,}"
+        if isinstance(value, str) and not value.lstrip("-").isdecimal():
+            remedy = "give the table `ids: hash` or `ids: vocab`"
+        elif int(value) < 0:
+            remedy = f"pass --missing {value} if it stands for no id"
+        else:
+            remedy = (
+                f"give the table at least {int(value) + 1:,} rows, or `ids: hash` or `ids: vocab`"
+            )
+        return (
+            f"{where}: column {column!r} is {value!r}; {needed} was needed: {remedy}, "
+            "or leave such ids out with --on-bad-id skip"
+        )
+
+    def _hash(self, values: Any) -> Ints:
+        rows = self.table.rows
+        if not isinstance(values, pa.DictionaryArray):
+            return np.remainder(values, rows)
+        is_integer, integers = decimals(values.dictionary)
+        by_code = np.empty(len(is_integer), dtype=np.int64)
+        by_code[is_integer] = np.remainder(integers, rows)
+        texts = values.dictionary.filter(pa.array(~is_integer))
+        by_code[~is_integer] = (hash64(texts) % np.uint64(rows)).astype(np.int64)
+        return by_code[values.indices.to_numpy()]
+
+    def _look_up(self, values: Any) -> Ints:
+        assert self._vocabulary is not None
+        if not isinstance(values, pa.DictionaryArray):
+            # Each distinct value is looked up once: a search costs more than a hash.
+            coded = pa.array(values).dictionary_encode()
+            return self._vocabulary.rows_of_integers(coded.dictionary.to_numpy())[
+                coded.indices.to_numpy()
+            ]
+        is_integer, integers = decimals(values.dictionary)
+        by_code = np.empty(len(is_integer), dtype=np.int64)
+        by_code[is_integer] = self._vocabulary.rows_of_integers(integers)
+        texts = values.dictionary.filter(pa.array(~is_integer))
+        by_code[~is_integer] = self._vocabulary.rows_of_texts(texts)
+        return by_code[values.indices.to_numpy()]
+
+
+def without(raw: Jagged, missing: str | None) -> Jagged:
+    """The jagged ids without those that are `missing`, the value that stands for no id."""
+    if missing is None:
+        return raw
+    is_integer, integers = decimals(pa.array([missing]))
+    number = int(integers[0]) if is_integer[0] else None
+    if isinstance(raw.values, pa.DictionaryArray):
+        texts = raw.values.dictionary
+        codes_are_integers, numbers = decimals(texts)
+        same = np.zeros(len(texts), dtype=bool)
+        if number is not None:
+            same[codes_are_integers] = numbers == number
+        else:
+            same = pa.compute.equal(texts, missing).to_numpy(zero_copy_only=False)
+        absent = same[raw.values.indices.to_numpy()]
+    elif number is not None:
+        absent = raw.values == number
+    else:
+        return raw
+    return raw.keep(~absent) if absent.any() else raw

@@ -1,0 +1,176 @@
+"""What a log must say before it can be read as rows: tables' sizes, and vocabularies.
+
+Tables that no one stated are inferred, one for each of the log's features: columns of row ids
+(integers below 2^31) are dense with rows = largest + 1 over the whole log; texts, Criteo's raw
+fields and larger integers get a vocabulary. Stated tables without rows get theirs the same way.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from oper.errors import OperError
+from oper.logs.columns import match_feature
+from oper.logs.ids import without
+from oper.logs.log import Log
+from oper.logs.vocabulary import (
+    ValueCounter,
+    load_vocabularies,
+    ranked,
+    save_vocabularies,
+)
+from oper.tables import IdRule, Table, with_missing
+
+# Integers from here on are hashes, not rows of a table.
+_MOST_DENSE_ROWS = 1 << 31
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Tables whose rows are all known, and by table the vocabulary of each that has one."""
+
+    tables: tuple[Table, ...]
+    vocabularies: dict[str, Any] = field(default_factory=dict)
+
+    def save_vocabularies(self, folder: Path | str) -> None:
+        """Write them to `vocab/TABLE.parquet` below `folder`."""
+        save_vocabularies(folder, self.vocabularies)
+
+    @classmethod
+    def load(cls, tables: Sequence[Table], folder: Path | str | None) -> "Prepared":
+        """Tables of a profile or plan, with the vocabularies saved in its folder."""
+        names = [t.name for t in tables if t.ids.kind == "vocab"]
+        if names and folder is None:
+            raise OperError(
+                f"table {names[0]!r}: its ids are a vocabulary's; pass the folder of the profile "
+                "or plan it was saved in"
+            )
+        vocabularies = load_vocabularies(folder, names) if names and folder is not None else {}
+        return cls(tuple(tables), vocabularies)
+
+
+def matched(log: Log, tables: Sequence[Table]) -> tuple[tuple[int, str, str], ...]:
+    """(table's index, its feature, the log's column) for every feature of every table.
+
+    OperError where the log has no column for a feature.
+    """
+    result = []
+    for index, table in enumerate(tables):
+        for feature in table.columns:
+            column = match_feature(feature, log.features)
+            if column is None:
+                raise OperError(
+                    f"{log.names[0]}: has no ids {feature!r}, which index table {table.name!r}; it "
+                    f"has {', '.join(log.features)}: name the column in the table's `features`"
+                )
+            result.append((index, feature, column))
+    return tuple(result)
+
+
+def prepare(
+    log: Log,
+    tables: Sequence[Table] | None = None,
+    *,
+    dim: int = 64,
+    dtype: str = "fp32",
+    optimizer: str = "rowwise_adagrad",
+    min_count: int = 1,
+    advance: Callable[[int], None] = lambda samples: None,
+) -> Prepared:
+    """Fill in what `tables` leave open, or infer them all, from the whole of the log.
+
+    The log's missing value becomes part of the rules. `dim`, `dtype`, `optimizer` and
+    `min_count` are those of inferred tables; `advance` is told of samples read.
+    """
+    whole = log.whole()
+    if tables is None:
+        tables = [
+            Table(
+                name,
+                0,
+                dim,
+                dtype,
+                optimizer,
+                ids=IdRule("vocab" if name in log.raw else "dense", min_count),
+            )
+            for name in log.features
+        ]
+        inferred = True
+    else:
+        inferred = False
+    tables = with_missing(tables, log.options.missing)
+    tables = _sized(whole, tables, inferred, advance)
+    contents = _vocabularies(whole, tables, advance)
+    return Prepared(
+        tuple(
+            replace(t, rows=t.rows or 1 + len(contents[t.name])) if t.name in contents else t
+            for t in tables
+        ),
+        contents,
+    )
+
+
+def _sized(
+    log: Log, tables: Sequence[Table], inferred: bool, advance: Callable[[int], None]
+) -> tuple[Table, ...]:
+    """Rows of dense tables that state none; inferred ones turn to a vocabulary where they must."""
+    open_tables = {i for i, t in enumerate(tables) if t.rows == 0 and t.ids.kind == "dense"}
+    if not open_tables:
+        return tuple(tables)
+    columns = [m for m in matched(log, tables) if m[0] in open_tables]
+    largest = dict.fromkeys(open_tables, -1)
+    vocabulary: set[int] = set()
+    for batch in log.batches(list(dict.fromkeys(column for _, _, column in columns))):
+        for index, _, column in columns:
+            ids = without(batch.features[column], tables[index].ids.missing)
+            if isinstance(ids.values, pa.DictionaryArray):
+                if not inferred:
+                    sample = ids.sample_of(0)
+                    raise OperError(
+                        f"{batch.place.of(sample)}: column {column!r} holds texts; table "
+                        f"{tables[index].name!r} with `ids: dense` needs whole numbers: give it "
+                        "`ids: vocab`, or `ids: hash` with its rows"
+                    )
+                vocabulary.add(index)
+            elif len(ids.values):
+                low, high = int(ids.values.min()), int(ids.values.max())
+                if low < 0:
+                    bad = int(np.argmin(ids.values))
+                    raise OperError(
+                        f"{batch.place.of(ids.sample_of(bad))}: column {column!r} is {low}; a row "
+                        f"id of table {tables[index].name!r} cannot be negative: pass --missing "
+                        f"{low} if it stands for no id, or state the table with `ids: vocab`"
+                    )
+                largest[index] = max(largest[index], high)
+        advance(batch.samples)
+    result = list(tables)
+    for index in open_tables:
+        table = tables[index]
+        if inferred and (index in vocabulary or largest[index] >= _MOST_DENSE_ROWS):
+            result[index] = replace(table, ids=replace(table.ids, kind="vocab"))
+        else:
+            # A table whose ids never occur still has its one row.
+            result[index] = replace(table, rows=max(1, largest[index] + 1))
+    return tuple(result)
+
+
+def _vocabularies(
+    log: Log, tables: Sequence[Table], advance: Callable[[int], None]
+) -> dict[str, Any]:
+    counters = {i: ValueCounter() for i, t in enumerate(tables) if t.ids.kind == "vocab"}
+    if not counters:
+        return {}
+    columns = [m for m in matched(log, tables) if m[0] in counters]
+    for batch in log.batches(list(dict.fromkeys(column for _, _, column in columns))):
+        for index, _, column in columns:
+            ids = without(batch.features[column], tables[index].ids.missing)
+            counters[index].add(ids.values)
+        advance(batch.samples)
+    return {
+        tables[i].name: ranked(counter, tables[i].ids.min_count, tables[i].rows)
+        for i, counter in counters.items()
+    }

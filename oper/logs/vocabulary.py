@@ -1,0 +1,203 @@
+"""Vocabularies: raw value -> row, by descending count, then value; row 0 is all that is not in it.
+
+Row 0 stands for unseen values and for those counted fewer than `min_count` times, or beyond the
+rows the table has. Integers come before texts where counts are equal. A vocabulary is saved as
+Parquet: `value` (int64, or text where any value is one), `count`, `row`.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from oper.errors import OperError
+from oper.logs.batch import Ints
+from oper.logs.values import decimals, hash64
+from oper.storage import atomic_file
+
+
+class Vocabulary:
+    """The rows of a table's known values; `len` is the number of rows, row 0 included."""
+
+    def __init__(self, integers: Ints, integer_rows: Ints, texts: Any, text_rows: Ints) -> None:
+        """Integers int64 [k] and texts `pa.StringArray` [l], none twice, with their rows."""
+        order = np.argsort(integers)
+        self._integers, self._integer_rows = integers[order], integer_rows[order]
+        hashes = hash64(texts)
+        order = np.argsort(hashes)
+        self._hashes, self._text_rows = hashes[order], text_rows[order]
+        self._texts = texts.take(pa.array(order))
+        same = np.flatnonzero(self._hashes[1:] == self._hashes[:-1])
+        if len(same):
+            one, other = (self._texts[int(same[0]) + i].as_py() for i in (0, 1))
+            raise OperError(
+                f"the texts {one!r} and {other!r} have the same 64-bit hash, so a vocabulary "
+                "cannot tell them apart; rename one in the log"
+            )
+        self._rows = 1 + len(integers) + len(texts)
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def rows_of_integers(self, values: Ints) -> Ints:
+        """The row of each integer: int64 [n]."""
+        return self._look_up(self._integers, self._integer_rows, values)[0]
+
+    def rows_of_texts(self, texts: Any) -> Ints:
+        """The row of each text that is no integer (`pa.StringArray`): int64 [n]."""
+        rows, position, found = self._look_up(self._hashes, self._text_rows, hash64(texts))
+        if found.any():
+            # An unseen text may share a hash with a known one: the texts themselves decide.
+            at = np.flatnonzero(found)
+            same = pc.equal(texts.take(pa.array(at)), self._texts.take(pa.array(position[at])))
+            rows[at[~same.to_numpy(zero_copy_only=False)]] = 0
+        return rows
+
+    @staticmethod
+    def _look_up(
+        keys: NDArray[Any], rows: Ints, values: NDArray[Any]
+    ) -> tuple[Ints, Ints, NDArray[np.bool_]]:
+        if not len(keys):
+            nothing = np.zeros(len(values), np.int64)
+            return nothing, nothing, np.zeros(len(values), bool)
+        position = np.minimum(np.searchsorted(keys, values), len(keys) - 1)
+        found = keys[position] == values
+        return np.where(found, rows[position], 0), position, found
+
+
+class ValueCounter:
+    """Counts the values of one table; memory is that of its distinct values."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, list[Any]] = {"integers": [], "texts": []}
+        self._merged = {"integers": 0, "texts": 0}
+        self._pending = {"integers": 0, "texts": 0}
+
+    def add(self, values: Any) -> None:
+        """Count a batch's values: int64, or a dictionary of texts without nulls."""
+        if not isinstance(values, pa.DictionaryArray):
+            counted = pc.value_counts(pa.array(values))
+            self._append("integers", counted.field("values"), counted.field("counts"))
+            return
+        counts = np.bincount(values.indices.to_numpy(), minlength=len(values.dictionary))
+        is_integer, integers = decimals(values.dictionary)
+        self._append("integers", pa.array(integers), pa.array(counts[is_integer]))
+        text = pa.array(~is_integer)
+        self._append("texts", values.dictionary.filter(text), pa.array(counts[~is_integer]))
+
+    def totals(self, which: str) -> tuple[Any, NDArray[np.int64]]:
+        """Distinct values and the count of each, of "integers" or "texts"."""
+        self._merge(which)
+        if not self._parts[which]:
+            kind = pa.int64() if which == "integers" else pa.string()
+            return pa.array([], kind), np.empty(0, np.int64)
+        table = self._parts[which][0]
+        return table["value"].combine_chunks(), table["count"].to_numpy()
+
+    def _append(self, which: str, values: Any, counts: Any) -> None:
+        seen = counts.cast(pa.int64())
+        used = pc.greater(seen, 0)
+        part = pa.table({"value": values, "count": seen}).filter(used)
+        if not len(part):
+            return
+        self._parts[which].append(part)
+        self._pending[which] += len(part)
+        # Merging when as much is pending as is merged costs a constant per value in all.
+        if self._pending[which] > max(1 << 20, self._merged[which]):
+            self._merge(which)
+
+    def _merge(self, which: str) -> None:
+        if not self._pending[which]:
+            return
+        parts = pa.concat_tables(self._parts[which])
+        summed = parts.group_by("value").aggregate([("count", "sum")])
+        summed = summed.rename_columns(["value", "count"]).combine_chunks()
+        self._parts[which], self._merged[which] = [summed], len(summed)
+        self._pending[which] = 0
+
+
+def ranked(counter: ValueCounter, min_count: int, rows: int) -> Any:
+    """The vocabulary table of what was counted: value, count, row; at most `rows` − 1 if not 0."""
+    integers, integer_counts = counter.totals("integers")
+    texts, text_counts = counter.totals("texts")
+    order = pc.sort_indices(texts)
+    texts, text_counts = texts.take(order), text_counts[order.to_numpy()]
+    numbers = integers.to_numpy()
+    by_value = np.argsort(numbers)
+    counts = np.concatenate([integer_counts[by_value], text_counts])
+    kept = np.flatnonzero(counts >= min_count)
+    best = kept[np.argsort(-counts[kept], kind="stable")]
+    best = best[: rows - 1] if rows else best
+    value = pa.array(numbers[by_value])
+    if len(texts):
+        value = pa.concat_arrays([value.cast(pa.string()), texts.cast(pa.string())])
+    return pa.table(
+        {
+            "value": value.take(pa.array(best)),
+            "count": pa.array(counts[best]),
+            "row": pa.array(np.arange(1, len(best) + 1)),
+        }
+    )
+
+
+def vocabulary_of(content: Any) -> Vocabulary:
+    """The vocabulary of a table as `ranked` makes it."""
+    value = content["value"].combine_chunks()
+    rows = content["row"].to_numpy()
+    if value.type == pa.int64():
+        nothing = pa.array([], pa.string())
+        return Vocabulary(value.to_numpy(), rows, nothing, np.empty(0, np.int64))
+    is_integer, integers = decimals(value)
+    texts = value.filter(pa.array(~is_integer))
+    return Vocabulary(integers, rows[is_integer], texts, rows[~is_integer])
+
+
+def file_names(tables: Sequence[str]) -> dict[str, str]:
+    """Table -> the name of its vocabulary's file: its own, made safe for a file system."""
+    result: dict[str, str] = {}
+    for name in tables:
+        safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in name).lstrip(".") or "_"
+        taken = set(result.values())
+        number = 1
+        candidate = f"{safe}.parquet"
+        while candidate in taken:
+            number += 1
+            candidate = f"{safe}~{number}.parquet"
+        result[name] = candidate
+    return result
+
+
+def save_vocabularies(folder: Path | str, contents: dict[str, Any]) -> None:
+    """Write `vocab/TABLE.parquet` below a folder for each table that has one."""
+    for name, file in file_names(list(contents)).items():
+        with atomic_file(Path(folder) / "vocab" / file) as temporary:
+            pq.write_table(contents[name], temporary, compression="zstd")
+
+
+def load_vocabularies(folder: Path | str, tables: Sequence[str]) -> dict[str, Any]:
+    """Read what `save_vocabularies` wrote for the same tables, in the same order."""
+    contents = {}
+    for name, file in file_names(tables).items():
+        path = Path(folder) / "vocab" / file
+        try:
+            content = pq.read_table(path)
+        except FileNotFoundError as error:
+            raise OperError(
+                f"{path}: is missing; table {name!r} needs its vocabulary: copy or make it again"
+            ) from error
+        except (OSError, pa.ArrowException) as error:
+            raise OperError(
+                f"{path}: is no readable vocabulary ({error}); copy or make it again"
+            ) from error
+        if content.column_names != ["value", "count", "row"]:
+            raise OperError(
+                f"{path}: has columns {', '.join(content.column_names)}, and value, count and row "
+                "were needed"
+            )
+        contents[name] = content
+    return contents

@@ -1,0 +1,83 @@
+"""From a planned placement to the plan that is written: layout, figures, settings."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from oper.cost import Workload
+from oper.plan import Plan
+from oper.planner.arenas import lay_out
+from oper.planner.classes import table_widths
+from oper.planner.planner import Planned, Settings, make_plan
+from oper.planner.profile import Profile
+from oper.topology import Topology
+
+
+def assemble(profile: Profile, planned: Planned) -> Plan:
+    """The plan of a placement: every row gets its slot, every group its place in the arenas."""
+    problem, realised = planned.problem, planned.realised
+    tables = profile.tables
+    _, width_of_table = table_widths(tables, problem.workload.mode)
+    layout = lay_out(
+        np.array([table.rows for table in tables], dtype=np.int64),
+        width_of_table,
+        problem.classes,
+        realised.groups,
+        realised.counts,
+        realised.class_of_row,
+        realised.scan,
+        realised.stripes,
+    )
+    owner = realised.groups.owner
+    accesses = np.rint(realised.sums.accesses).astype(np.int64)
+    single = owner >= 0
+    owned = np.zeros(problem.topology.ranks, dtype=np.int64)
+    np.add.at(owned, owner[single], accesses[single])
+    figures = planned.to_json()
+    # No clock in the folder: the same input gives the same bytes.
+    del figures["seconds"]
+    asked = figures.pop("asked")
+    certificate = {name: figures.pop(name) for name in planned.certificate.to_json()}
+    partitions = planned.draft.greedy.partitions if planned.draft.greedy else None
+    return Plan(
+        tables=tables,
+        topology=problem.topology,
+        workload=problem.workload,
+        layout=layout,
+        explicit_accesses=realised.scan.explicit_accesses,
+        explicit_containing=realised.scan.explicit_containing,
+        owner_accesses=owned,
+        replica_accesses=int(accesses[~single].sum()),
+        samples=profile.samples,
+        profile=profile.digest,
+        produced_by=planned.step,
+        figures=figures,
+        certificate=certificate,
+        partitions=partitions.summary() if partitions else {},
+        settings=asked,
+    )
+
+
+def plan_and_save(
+    profile: Profile,
+    topology: Topology,
+    workload: Workload,
+    settings: Settings,
+    output: Path | str,
+    report: Callable[[str], None] = lambda step: None,
+) -> Planned:
+    """Make a plan and write its folder; `seconds["total"]` runs from here to all of it on disk."""
+    began = time.perf_counter()
+    planned = make_plan(profile, topology, workload, settings, report)
+    since = time.perf_counter()
+    report("layout")
+    plan = assemble(profile, planned)
+    planned.seconds["layout"] = time.perf_counter() - since
+    since = time.perf_counter()
+    report("writing")
+    plan.save(output)
+    planned.seconds["writing"] = time.perf_counter() - since
+    planned.seconds["total"] = time.perf_counter() - began
+    return planned
