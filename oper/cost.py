@@ -27,8 +27,8 @@ from oper.errors import OperError
 from oper.topology import Topology
 
 Floats = NDArray[np.float64]
-METHODS = ("none", "dense", "bitmap", "allgather")
 Method = Literal["none", "dense", "bitmap", "allgather"]
+METHODS: tuple[Method, ...] = ("none", "dense", "bitmap", "allgather")
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,6 @@ def _touched(containing: NDArray[Any], samples: int, drawn: float, batch: int) -
     rest = samples - s
     missed = np.zeros_like(s)
     some = rest >= drawn
-    n, r = float(samples), rest[some]
     # log C(n-s, b)/C(n, b) = Σ_{i<s} log(1 - b/(n-i)). For s far below n - b the middle term times
     # s is exact to 1e-5; differences of log-gammas, used elsewhere, lose digits there.
     n, few_s = float(samples), s[some]
@@ -341,10 +340,9 @@ def evaluate(
             methods = (method,) if method else METHODS[1:]
             choices = [collective(topology, m) for m in methods]
             chosen = min(choices, key=lambda c: c.seconds(sums, shared))
-            allreduce_seconds = chosen.seconds(sums, shared) + local * sums.union_bytes[shared].sum()
-            allreduce_bytes = (
-                ranks * chosen.bytes_rate(sums, shared) * topology.allreduce_bandwidth
-            )
+            step_seconds = local * sums.union_bytes[shared].sum()
+            allreduce_seconds = chosen.seconds(sums, shared) + step_seconds
+            allreduce_bytes = ranks * chosen.bytes_rate(sums, shared) * topology.allreduce_bandwidth
     gradient_link_seconds = gradient_bytes * topology.link_cost
 
     rank_seconds = (

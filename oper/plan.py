@@ -50,6 +50,8 @@ class Plan:
     profile: str  # digest of the profile
     produced_by: str  # the step or method that made it
     figures: dict[str, Any]
+    # [P] least accesses of a row in each partition that is listed, in order: descending.
+    partition_floor: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     certificate: dict[str, Any] = field(default_factory=dict)
     partitions: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
@@ -84,6 +86,7 @@ class Plan:
         }
         arrays |= {f"order_{n:05d}": order for n, order in enumerate(self.layout.orders)}
         arrays["owner_accesses"] = self.owner_accesses
+        arrays["partition_floor"] = self.partition_floor
         _save_safetensors(folder / _LAYOUT_FILE, arrays)
         large = {name: getattr(self.layout, name) for name in _LARGE}
         large["explicit_accesses"] = self.explicit_accesses
@@ -174,6 +177,7 @@ def load_rank_map(folder: Path | str, rank: int) -> RankMap:
 def _from_json(folder: Path, content: dict[str, Any]) -> Plan:
     arrays = _load_safetensors(folder / _LAYOUT_FILE)
     owner_accesses = arrays.pop("owner_accesses")
+    partition_floor = arrays.pop("partition_floor")
     orders = tuple(arrays.pop(name) for name in sorted(arrays) if name.startswith("order_"))
 
     def large(name: str) -> Any:
@@ -197,6 +201,7 @@ def _from_json(folder: Path, content: dict[str, Any]) -> Plan:
         profile=content["profile"],
         produced_by=content["produced_by"],
         figures=content["figures"],
+        partition_floor=partition_floor,
         certificate=content["certificate"],
         partitions=content["partitions"],
         settings=content["settings"],

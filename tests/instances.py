@@ -34,9 +34,7 @@ def make_classes(
     m = np.array([m for _, m in widths], dtype=np.float64)[w]
     R, D, U = expected(f, f, samples, workload, ranks)
     index = np.arange(len(counts))
-    return Classes(
-        widths, w, f, f, counts, S, m, R, D, U, samples, w.copy(), index, counts.copy()
-    )
+    return Classes(widths, w, f, f, counts, S, m, R, D, U, samples, w.copy(), index, counts.copy())
 
 
 def make_problem(
@@ -98,7 +96,5 @@ def topologies(draw: st.DrawFn, most_ranks: int = 4, alike: bool = False) -> Top
         factors = draw(st.lists(st.floats(0.5, 2.0), min_size=ranks**2, max_size=ranks**2))
         cost = cost * np.array(factors).reshape(ranks, ranks)
         if draw(st.booleans()):
-            capacity = tuple(
-                draw(st.lists(st.floats(1.6, 2.5), min_size=ranks, max_size=ranks))
-            )
+            capacity = tuple(draw(st.lists(st.floats(1.6, 2.5), min_size=ranks, max_size=ranks)))
     return Topology("drawn", node_of, cost, 72e9, 2e-6, capacity=capacity)

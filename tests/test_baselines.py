@@ -7,66 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oper.cost import Groups, Sums, Workload, evaluate, expected
+from oper.cost import Groups, Sums, Workload, expected
 from oper.planner import baselines as b
 from oper.planner import paper as p
 from oper.planner import torchrec_baseline as trec
-from oper.planner.classes import classify
 from oper.planner.draft import Problem
 from oper.planner.partition import partitions
 from oper.planner.profile import Profile
-from oper.tables import Table
 from oper.topology import Topology
-
-
-def make_profile(seed: int, rows: tuple[int, ...] = (40, 3, 1, 25), bags: bool = True) -> Profile:
-    """Zipf-like counts in tables of mixed widths; the second table has bags."""
-    random = np.random.default_rng(seed)
-    tables = tuple(
-        Table(name=f"t{t}", rows=n, dim=(16, 8)[t % 2], features=(f"f{t}",))
-        for t, n in enumerate(rows)
-    )
-    total = sum(rows)
-    accesses = (random.zipf(1.3, total) % 400).astype(np.uint32)
-    bagged = tuple(bags and t == 1 for t in range(len(rows)))
-    samples = 1000
-    containing = [
-        np.minimum(accesses[begin : begin + n], samples) // 2
-        for begin, n, has in zip(np.cumsum((0, *rows)), rows, bagged, strict=False)
-        if has
-    ]
-    return Profile(
-        tables=tables,
-        samples=samples,
-        accesses=accesses,
-        containing=np.concatenate([np.zeros(0, np.uint32), *containing]).astype(np.uint32),
-        bagged=bagged,
-        distinct=None,
-        source={},
-    )
-
-
-def make_problem(
-    profile: Profile,
-    topology: str = "2x2-a100",
-    mode: str = "inference",
-    extra: float = 0.2,
-    threshold: float = 0.05,
-) -> Problem:
-    loaded = Topology.load(topology)
-    workload = Workload(mode, "raw", 64)  # type: ignore[arg-type]
-    classes = classify(profile, workload, loaded.ranks)
-    capacity = loaded.capacities(classes.total_bytes, extra, classes.width_memory)
-    return Problem(
-        classes=classes,
-        topology=loaded,
-        workload=workload,
-        capacity_bytes=capacity.astype(np.float64),
-        budget_bytes=extra * classes.total_bytes,
-        threshold=threshold,
-        dob=0.999,
-        balance="time",
-    )
+from tests.profiles import make_profile, profile_problem
 
 
 def sums_by_row(problem: Problem, profile: Profile, owner: np.ndarray) -> Sums:
@@ -108,7 +57,7 @@ def test_water_fill_is_row_by_row(load: list[int], rows: int, size: int) -> None
 @pytest.mark.parametrize("seed", range(5))
 def test_access_greedy_is_row_by_row(seed: int) -> None:
     profile = make_profile(seed)
-    problem = make_problem(profile)
+    problem = profile_problem(profile)
     found = b.access_greedy(problem, profile)
     load = [0] * problem.topology.ranks
     for accesses in sorted(profile.accesses.tolist(), reverse=True):
@@ -119,14 +68,14 @@ def test_access_greedy_is_row_by_row(seed: int) -> None:
 def test_access_greedy_spreads_rows_without_accesses() -> None:
     profile = make_profile(0, rows=(1000,), bags=False)
     profile.accesses[10:] = 0
-    found = b.access_greedy(make_problem(profile), profile)
+    found = b.access_greedy(profile_problem(profile), profile)
     assert found.sums.rows.min() > 240
 
 
 @given(seed=st.integers(0, 999), rows=st.lists(st.integers(1, 60), min_size=1, max_size=6))
 def test_contiguous_baselines_are_row_by_row(seed: int, rows: list[int]) -> None:
     profile = make_profile(seed, tuple(rows))
-    problem = make_problem(profile, mode="training")
+    problem = profile_problem(profile, mode="training")
     for method in (b.memory_greedy, b.row_wise, b.table_wise):
         found = method(problem, profile)
         assert found.pieces is not None
@@ -138,25 +87,22 @@ def test_contiguous_baselines_are_row_by_row(seed: int, rows: list[int]) -> None
 @given(seed=st.integers(0, 999), rows=st.lists(st.integers(1, 60), min_size=1, max_size=6))
 def test_even_baselines_keep_the_capacity_without_extra_memory(seed: int, rows: list[int]) -> None:
     profile = make_profile(seed, tuple(rows))
-    problem = make_problem(profile, mode="training", extra=0.0)
+    problem = profile_problem(profile, mode="training", extra=0.0)
     for method in (b.memory_greedy, b.row_wise):
         found = method(problem, profile)
-        cost = evaluate(
-            problem.topology, problem.workload, found.groups, found.sums, problem.capacity_bytes
-        )
-        assert cost.feasible, found.name
+        assert b.price(problem, found).feasible, found.name
 
 
 def test_table_wise_gives_equally_many_whole_tables() -> None:
     profile = make_profile(0, rows=(5, 9, 2, 7, 4, 4, 1, 3))
-    found = b.table_wise(make_problem(profile), profile)
+    found = b.table_wise(profile_problem(profile), profile)
     assert found.pieces is not None
     assert found.pieces.rank.tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
 
 
 def test_memory_greedy_runs_are_in_order() -> None:
     profile = make_profile(0, rows=(100, 30, 17))
-    found = b.memory_greedy(make_problem(profile), profile)
+    found = b.memory_greedy(profile_problem(profile), profile)
     assert found.pieces is not None
     assert (np.diff(found.pieces.owners().astype(int)) >= 0).all()
     spread = found.sums.memory_bytes.max() - found.sums.memory_bytes.min()
@@ -194,14 +140,19 @@ def algorithm_1(
 
 @given(
     seed=st.integers(0, 9999),
-    topology=st.sampled_from(["2x2-a100", "4x1-a100", "2x3-a100", "cpu:3"]),
+    node_of=st.sampled_from([(0, 0, 1, 1), (0, 1, 2, 3), (0, 0, 0, 1, 1, 1), (0, 0, 0)]),
     extra=st.sampled_from([0.0, 0.1, 0.7, 3.0]),
 )
-def test_replicate_inference_is_algorithm_1(seed: int, topology: str, extra: float) -> None:
+def test_replicate_inference_is_algorithm_1(
+    seed: int, node_of: tuple[int, ...], extra: float
+) -> None:
     random = np.random.default_rng(seed)
-    problem = make_problem(make_profile(seed), topology, extra=extra)
-    ranks = problem.topology.ranks
+    ranks = len(node_of)
     # Powers of two keep the running sums of link costs exact, so that ties are the same ties.
+    link = np.where(np.equal.outer(node_of, node_of), 2.0**-38, 2.0**-35)
+    np.fill_diagonal(link, 2.0**-40)
+    topology = Topology("drawn", node_of, link, 72e9, 2e-6)
+    problem = replace(profile_problem(make_profile(seed)), topology=topology)
     size = 2 ** random.integers(3, 10, 20)
     traffic = 2.0 ** random.integers(0, 20, 20)
     owner = random.integers(0, ranks, 20)
@@ -221,7 +172,7 @@ def test_paper_places_every_row_and_keeps_the_budget(
     seed: int, mode: str, topology: str, extra: float
 ) -> None:
     profile = make_profile(seed)
-    problem = make_problem(profile, topology, mode, extra)
+    problem = profile_problem(profile, topology, mode, extra)
     found = p.paper(problem)
     assert found.cells is not None
     classes, groups = problem.classes, found.groups
@@ -231,7 +182,7 @@ def test_paper_places_every_row_and_keeps_the_budget(
     assert_readable(groups)
     if mode == "training":
         assert set(groups.copies) <= {1, problem.topology.ranks}
-    cost = evaluate(problem.topology, problem.workload, groups, found.sums, problem.capacity_bytes)
+    cost = b.price(problem, found)
     assert cost.extra_bytes <= problem.budget_bytes * (1 + 1e-12)
 
 
@@ -246,7 +197,7 @@ def assert_readable(groups: Groups) -> None:
 
 def test_backtracking_keeps_the_best_round() -> None:
     profile = make_profile(3, rows=(3000, 500), bags=False)
-    problem = make_problem(profile, threshold=0.2)
+    problem = profile_problem(profile, threshold=0.2)
     first = p.place(problem, partitions(problem.classes, 0.2))
     best = p.backtrack(problem)
     assert best.balance > first.balance
@@ -255,7 +206,7 @@ def test_backtracking_keeps_the_best_round() -> None:
 
 def test_training_replicates_by_the_printed_rule() -> None:
     profile = make_profile(1, bags=False)
-    problem = make_problem(profile, mode="training", extra=10.0, threshold=0.001)
+    problem = profile_problem(profile, mode="training", extra=10.0, threshold=0.001)
     parts = p.backtrack(problem).partitions
     owner = np.zeros(len(parts), dtype=np.int64)
     roomy = replace(problem, capacity_bytes=np.full(4, 1e9))
@@ -298,7 +249,7 @@ def torchrec_answer() -> list[dict[str, object]]:
 
 def test_torchrec_shards_become_groups() -> None:
     profile = make_profile(5)
-    problem = make_problem(profile, mode="training")
+    problem = profile_problem(profile, mode="training")
     shards = trec.read_shards(torchrec_answer(), profile)
     rows = trec.whole_rows(problem, profile, shards)
     found = trec.group_sums(problem, profile, shards, rows)
@@ -323,7 +274,7 @@ def test_torchrec_shards_become_groups() -> None:
 
 def test_torchrec_pooled_bytes_follow_the_formulas() -> None:
     profile = make_profile(5)
-    problem = make_problem(profile, mode="training")
+    problem = profile_problem(profile, mode="training")
     shards = trec.read_shards(torchrec_answer(), profile)
     hits = trec.whole_rows(problem, profile, shards).accesses
     found = trec.pooled_bytes(problem, profile, shards, hits)
@@ -340,7 +291,7 @@ def test_torchrec_pooled_bytes_follow_the_formulas() -> None:
 def test_torchrec_plans_from_end_to_end() -> None:
     pytest.importorskip("torchrec")
     profile = make_profile(2, rows=(4000, 300, 50, 20), bags=False)
-    problem = make_problem(profile, mode="training")
+    problem = profile_problem(profile, mode="training")
     found = trec.torchrec(problem, profile, limit_seconds=120)
     assert found.sums.rows.sum() == pytest.approx(4370)
     assert found.notes["capacity_factor"] >= 1
@@ -350,4 +301,4 @@ def test_torchrec_plans_from_end_to_end() -> None:
 def test_torchrec_is_ended_at_the_limit() -> None:
     profile = make_profile(2)
     with pytest.raises(trec.TimeLimitError):
-        trec.torchrec(make_problem(profile), profile, limit_seconds=0.01)
+        trec.torchrec(profile_problem(profile), profile, limit_seconds=0.01)

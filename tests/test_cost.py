@@ -66,11 +66,15 @@ def test_cost_equals_the_sums_written_out(
     """Equations 1 to 3 row by row, with P[i][j] spelled out."""
     M = topology.ranks
     rng = np.random.default_rng(seed)
-    classes = make_classes([900, 40, 7, 0], [1, 2, 3, 4], workload, M, widths=((64, 68), (16, 20)), width=[0, 1, 0, 1])
+    classes = make_classes(
+        [900, 40, 7, 0], [1, 2, 3, 4], workload, M, widths=((64, 68), (16, 20)), width=[0, 1, 0, 1]
+    )
     groups = single_groups(M) + everywhere_group(M)
     if not workload.training:
         groups = groups + node_groups(topology)
-    counts = np.stack([rng.multinomial(n, np.full(len(groups), 1 / len(groups))) for n in classes.rows])
+    counts = np.stack(
+        [rng.multinomial(n, np.full(len(groups), 1 / len(groups))) for n in classes.rows]
+    )
     cost = evaluate(topology, workload, groups, classes.sums(counts), np.full(M, 1e9))
 
     L = topology.link_cost

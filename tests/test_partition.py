@@ -62,9 +62,7 @@ def test_partitions_are_those_of_the_walk(
 
 def test_hot_rows_are_access_bounded_and_a_small_part_of_memory() -> None:
     """The paper's figure: over 90 % of accesses in under 5 % of bytes, for a skewed table."""
-    counts, rows = np.unique(
-        (1e7 / np.arange(1, 200_001) ** 1.2).astype(int), return_counts=True
-    )
+    counts, rows = np.unique((1e7 / np.arange(1, 200_001) ** 1.2).astype(int), return_counts=True)
     classes = make_classes(counts.tolist(), rows.tolist(), WORKLOAD, 8, samples=10**8)
     found = partitions(classes, 0.001)
     listed = found.explicit

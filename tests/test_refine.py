@@ -19,9 +19,7 @@ def test_columns_are_what_a_byte_adds_to_each_rank(
         groups = groups + node_groups(topology) + everywhere_group(topology.ranks)
     classes = make_classes([77, 5], [1, 1], workload, topology.ranks)
     counts = np.random.default_rng(seed).integers(0, 5, (2, len(groups)))
-    cost = evaluate(
-        topology, workload, groups, classes.sums(counts), np.full(topology.ranks, 1e9)
-    )
+    cost = evaluate(topology, workload, groups, classes.sums(counts), np.full(topology.ranks, 1e9))
     weight = classes.weight(workload) @ counts
     np.testing.assert_allclose(weight @ columns(groups, topology), cost.rank_seconds, rtol=1e-12)
 

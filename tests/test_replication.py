@@ -71,9 +71,7 @@ def test_inference_levels_are_within_one_row_of_the_best(
     assert spent <= problem.budget_bytes + 1e-6
     ours = mean_seconds(problem, levels.node, levels.everywhere, "none")
     best = np.inf
-    choices = [
-        (n, e) for n in range(3) for e in range(3 - n) if topology.nodes > 1 or not n
-    ]
+    choices = [(n, e) for n in range(3) for e in range(3 - n) if topology.nodes > 1 or not n]
     for pick in product(choices, repeat=len(classes)):
         node, everywhere = (np.array(v) for v in zip(*pick, strict=True))
         bytes_used = node @ classes.m * (topology.nodes - 1) + everywhere @ classes.m * 7
@@ -89,9 +87,7 @@ def test_inference_levels_are_within_one_row_of_the_best(
     st.sampled_from(["raw", "distinct"]),
     st.sampled_from([64, 4096]),
 )
-def test_training_replicates_only_what_pays(
-    accesses: list[int], fetch: str, batch: int
-) -> None:
+def test_training_replicates_only_what_pays(accesses: list[int], fetch: str, batch: int) -> None:
     topology = Topology.load("2x4-a100")
     workload = Workload("training", fetch, batch)  # type: ignore[arg-type]
     classes = make_classes(accesses, [1] * len(accesses), workload, 8)

@@ -19,6 +19,4 @@ class DefaultVerb(TyperGroup):
 
 def verb(help_text: str) -> typer.Typer:
     """A typer application for such a command; register the default one under the name `make`."""
-    return typer.Typer(
-        cls=DefaultVerb, help=help_text, no_args_is_help=True, rich_markup_mode=None
-    )
+    return typer.Typer(cls=DefaultVerb, help=help_text, no_args_is_help=True, rich_markup_mode=None)

@@ -78,10 +78,12 @@ class IdMapper:
             remedy = "give the table `ids: hash` or `ids: vocab`"
         elif int(value) < 0:
             remedy = f"pass --missing {value} if it stands for no id"
-        else:
+        elif int(value) < 1 << 31:
             remedy = (
                 f"give the table at least {int(value) + 1:,} rows, or `ids: hash` or `ids: vocab`"
             )
+        else:
+            remedy = "give the table `ids: hash` or `ids: vocab`"
         return (
             f"{where}: column {column!r} is {value!r}; {needed} was needed: {remedy}, "
             "or leave such ids out with --on-bad-id skip"

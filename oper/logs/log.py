@@ -1,8 +1,6 @@
 """A log: its files, one after the other, as one stream of batches."""
 
 import re
-import zipfile
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -75,15 +73,20 @@ class Log:
             return self
         return Log(self._sources, replace(self.options, rows=None))
 
-    def batches(self, features: Sequence[str] | None = None) -> Iterator[Batch]:
+    def batches(
+        self, features: Sequence[str] | None = None, ids_only: bool = False
+    ) -> Iterator[Batch]:
         """The samples in order, of `features` alone where they are given.
 
-        Each batch lies in one file and holds at most `options.batch_rows` samples. OperError
-        where the log, or the part of it that `options.rows` selects, is empty.
+        `ids_only` leaves out label and dense values. Each batch lies in one file and holds at
+        most `options.batch_rows` samples. OperError where the log, or the part of it that
+        `options.rows` selects, is empty.
         """
         selection = self._selection
         if features is not None:
             selection = replace(selection, features=tuple(features))
+        if ids_only:
+            selection = replace(selection, dense=(), label=None)
         total = self.count_samples() if self.options.rows_need_total else None
         start, stop = self.options.row_range(total)
         position = 0  # samples of the log before the batch at hand
@@ -157,7 +160,7 @@ def _natural(path: Path) -> list[Any]:
 
 def _open(path: Path, options: LogOptions) -> Source:
     """The reader of one file, by its first bytes, and by its name where they leave it open."""
-    from oper.logs import arrays, parquet, requests
+    from oper.logs import arrays, parquet, requests, text
 
     try:
         with open(path, "rb") as file:
@@ -175,29 +178,7 @@ def _open(path: Path, options: LogOptions) -> Source:
         return arrays.open_npy(path)
     if head[:2] == b"PK" or name.endswith(".npz"):
         return arrays.open_npz(path, options.values, options.lengths)
-    return _open_text(path, name, options)
-
-
-def _open_text(path: Path, name: str, options: LogOptions) -> Source:
-    from oper.logs.text import TextSource, criteo_fields, open_text
-
-    try:
-        fields = criteo_fields(path)
-        if fields is not None:
-            return TextSource.criteo(path, with_label=fields == 40)
-        with open_text(path) as file:
-            line = file.readline(1 << 16)
-    except (OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
-        raise OperError(
-            f"{path}: is damaged or truncated ({error}); copy or make it again"
-        ) from error
-    if b"\0" in line or not line.strip():
-        raise OperError(
-            f"{path}: is no log that can be read; Criteo TSV, CSV, Parquet, .npz, .npy and FBGEMM "
-            ".pt files can"
-        )
-    tabs = line.count(b"\t") > line.count(b",")
-    return TextSource(path, "\t" if tabs else ",", options.list_separator)
+    return text.open_criteo(path) or text.open_csv(path, options.list_separator)
 
 
 def _difference(one: Any, other: Any) -> str:

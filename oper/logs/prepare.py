@@ -124,7 +124,7 @@ def _sized(
     columns = [m for m in matched(log, tables) if m[0] in open_tables]
     largest = dict.fromkeys(open_tables, -1)
     vocabulary: set[int] = set()
-    for batch in log.batches(list(dict.fromkeys(column for _, _, column in columns))):
+    for batch in log.batches(_distinct(columns), ids_only=True):
         for index, _, column in columns:
             ids = without(batch.features[column], tables[index].ids.missing)
             if isinstance(ids.values, pa.DictionaryArray):
@@ -158,6 +158,10 @@ def _sized(
     return tuple(result)
 
 
+def _distinct(columns: Sequence[tuple[int, str, str]]) -> list[str]:
+    return list(dict.fromkeys(column for _, _, column in columns))
+
+
 def _vocabularies(
     log: Log, tables: Sequence[Table], advance: Callable[[int], None]
 ) -> dict[str, Any]:
@@ -165,7 +169,7 @@ def _vocabularies(
     if not counters:
         return {}
     columns = [m for m in matched(log, tables) if m[0] in counters]
-    for batch in log.batches(list(dict.fromkeys(column for _, _, column in columns))):
+    for batch in log.batches(_distinct(columns), ids_only=True):
         for index, _, column in columns:
             ids = without(batch.features[column], tables[index].ids.missing)
             counters[index].add(ids.values)

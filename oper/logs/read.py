@@ -62,12 +62,13 @@ class RowReader:
         """Table -> ids left out so far because it has no such row; only tables with any."""
         return {m.table.name: m.skipped for m in self._mappers if m.skipped}
 
-    def batches(self, batch_size: int | None = None) -> Iterator[Batch]:
+    def batches(self, batch_size: int | None = None, ids_only: bool = False) -> Iterator[Batch]:
         """Batches of row ids, as the log gives them, or of exactly `batch_size` (the last: less).
 
-        OperError where an id is no row of its table, unless such ids are skipped.
+        `ids_only` leaves out label and dense values, where only ids are counted. OperError where
+        an id is no row of its table, unless such ids are skipped.
         """
-        mapped = map(self._map, self._log.batches(self._needed()))
+        mapped = map(self._map, self._log.batches(self._needed(), ids_only))
         return mapped if batch_size is None else _exact(mapped, batch_size)
 
     def _needed(self) -> list[str]:

@@ -1,14 +1,17 @@
-"""Criteo's tab-separated logs and CSV files with one column per feature, plain or compressed.
+"""Criteo's tab-separated logs and CSV files with one column per feature, plain or gzipped.
 
 Criteo's lines are label, 13 integers I1 … I13 and 26 categories C1 … C26 of 8 hexadecimal digits,
 which stand for 32-bit numbers; empty fields are missing. The lines of its test set have no label.
+A CSV file begins with a line of column names; its lines end where its quotes do.
 """
 
 import csv
 import gzip
+import io
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,235 +27,245 @@ from oper.logs.parquet import batch_of, column_of
 INTEGERS = tuple(f"I{i}" for i in range(1, 14))
 CATEGORIES = tuple(f"C{i}" for i in range(1, 27))
 
-# Parsed at a time, in blocks that go to the cores.
+# Read at a time, and parsed in blocks that go to the cores.
 _CHUNK_BYTES = 1 << 25
 _BLOCK_BYTES = 1 << 22
 _PEEK_BYTES = 1 << 20
-_COUNT_BYTES = 1 << 22
 _BRACKETS = "[](){} "
 
 
+@dataclass(frozen=True)
+class Form:
+    """How the lines of a file are to be taken apart; `separator` is that of a field's bag."""
+
+    columns: tuple[Column, ...]
+    delimiter: str
+    header: bool = True
+    quotes: bool = True
+    separator: str | None = None
+    hexadecimal: frozenset[str] = frozenset()
+
+    @property
+    def names(self) -> list[str]:
+        """All columns in order."""
+        return [c.name for c in self.columns]
+
+    def fields(self, line: str) -> list[str]:
+        """The fields of one line."""
+        if not self.quotes:
+            return line.split(self.delimiter)
+        return next(csv.reader([line], delimiter=self.delimiter), [])
+
+    def parse_options(self, on_ragged: Any) -> Any:
+        """Arrow's options for it."""
+        return pacsv.ParseOptions(
+            delimiter=self.delimiter,
+            quote_char='"' if self.quotes else False,
+            invalid_row_handler=on_ragged,
+        )
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some whole lines of a file, the first of which is line `first_line` of it."""
+
+    path: Path
+    text: bytes
+    first_line: int
+
+    def lines(self) -> Iterator[tuple[int, bytes]]:
+        """Number and text of each line that is not empty."""
+        for number, line in enumerate(self.text.split(b"\n"), start=self.first_line):
+            if line.strip(b"\r"):
+                yield number, line.removesuffix(b"\r")
+
+    def line_of(self, sample: int) -> int:
+        """The line that holds sample `sample` of the chunk."""
+        return next(number for i, (number, _) in enumerate(self.lines()) if i == sample)
+
+    def complaint(self, form: Form, numbers: Sequence[str], message: str) -> OperError:
+        """The first line that cannot be parsed, for an error of Arrow's that does not name it."""
+        for number, line in self.lines():
+            where = f"{self.path}, line {number}"
+            try:
+                fields = form.fields(line.decode("utf-8"))
+            except UnicodeDecodeError:
+                return OperError(f"{where}: is no UTF-8 text; convert the file")
+            if len(fields) != len(form.columns):
+                return OperError(
+                    f"{where}: {len(fields)} fields, and {len(form.columns)} were needed; mend or "
+                    "remove the line"
+                )
+            for name in numbers:
+                value = fields[form.names.index(name)]
+                if value and not _is_number(value):
+                    return OperError(
+                        f"{where}: column {name!r} is {value!r}, and a number was needed; mend "
+                        "the line, or read the column as ids with --columns"
+                    )
+        return OperError(f"{self.path}, from line {self.first_line}: cannot be parsed ({message})")
+
+
 class TextSource:
-    """One delimited text file, parsed block by block."""
+    """One delimited text file; memory is one chunk of it."""
 
-    def __init__(self, path: Path, delimiter: str, list_separator: str | None = None) -> None:
+    def __init__(self, path: Path, form: Form) -> None:
         self.name = str(path)
-        self.samples: int | None = None
+        self.columns = form.columns
+        self.samples: int | None = None  # a text says only when it has been read
         self._path = path
-        self._delimiter = delimiter
-        self._separator = list_separator
-        self._criteo = False
-        self._hexadecimal: frozenset[str] = frozenset()
-        self._quote: str | bool = '"'
-        with self._reading():
-            head = pacsv.open_csv(
-                pa.BufferReader(self._head()),
-                read_options=pacsv.ReadOptions(block_size=_PEEK_BYTES),
-                parse_options=self._parse_options(lambda row: "skip"),
-            )
-            self.columns = tuple(column_of(f, bags=list_separator is not None) for f in head.schema)
-        self._all = tuple(c.name for c in self.columns)
-        repeated = [n for n in self._all if self._all.count(n) > 1]
-        if repeated:
-            raise OperError(f"{path}, line 1: two columns are called {repeated[0]!r}; rename one")
-
-    @classmethod
-    def criteo(cls, path: Path, with_label: bool) -> "TextSource":
-        """A file in Criteo's own form."""
-        source = cls.__new__(cls)
-        source.name, source.samples = str(path), None
-        source._path, source._delimiter, source._separator = path, "\t", None
-        source._criteo, source._quote = True, False
-        source._hexadecimal = frozenset(CATEGORIES)
-        source._all = (("label",) if with_label else ()) + INTEGERS + CATEGORIES
-        label = [Column("label", "other")] if with_label else []
-        integers = [Column(n, "dense", raw=True) for n in INTEGERS]
-        source.columns = (*label, *integers, *(Column(n, raw=True) for n in CATEGORIES))
-        return source
+        self._form = form
 
     def count(self) -> int:
         """The number of samples: lines that are not empty, without the header."""
-        lines = 0
-        previous = b"\n"
-        with self._reading(), open_text(self._path) as file:
-            while block := file.read(_COUNT_BYTES):
-                # An empty line is a line end behind a line end.
-                block = previous + block.replace(b"\r", b"")
-                lines += block.count(b"\n") - block[:1].count(b"\n")
-                lines -= len(re.findall(rb"(?<=\n)\n", block))
-                previous = block[-1:]
-        lines += previous != b"\n"
-        return lines - (not self._criteo)
+        # A line holds something where a byte other than a line end follows its beginning.
+        return sum(len(re.findall(rb"(?:^|\n)\r?[^\r\n]", chunk.text)) for chunk in self._chunks())
 
     def batches(self, selection: Selection) -> Iterator[Batch]:
         """The samples in file order."""
-        numbers = [*selection.dense] + ([selection.label] if selection.label else [])
+        form = self._form
+        numbers = [*selection.dense, *([selection.label] if selection.label else [])]
         types = dict.fromkeys(numbers, pa.float32())
-        # Hexadecimal digits are checked when they are read, so need no check for UTF-8 before.
-        types |= {
-            name: pa.binary() if name in self._hexadecimal else pa.string()
-            for name in selection.features
-        }
+        # Hexadecimal digits are checked when they are decoded, so need no check for UTF-8 before.
+        for name in selection.features:
+            types[name] = pa.binary() if name in form.hexadecimal else pa.string()
         if selection.time:
             types[selection.time] = pa.string()
-        ragged: list[Any] = []
-
-        def on_ragged(row: Any) -> str:
-            ragged.append(row)
-            return "error"
-
-        place = Place(self.name, 0, "line", self.line_of)
-        with self._reading(lambda message: self._diagnose(message, bool(ragged), types)):
-            for chunk in self._chunks():
-                table = pacsv.read_csv(
-                    pa.BufferReader(chunk),
-                    read_options=pacsv.ReadOptions(block_size=_BLOCK_BYTES, column_names=self._all),
-                    parse_options=self._parse_options(on_ragged),
-                    convert_options=pacsv.ConvertOptions(
-                        column_types=types,
-                        include_columns=list(types),
-                        null_values=[""],
-                        strings_can_be_null=True,
-                        quoted_strings_can_be_null=True,
-                    ),
-                )
-                for part in table.combine_chunks().to_batches(selection.batch_rows):
-                    split = self._split(part, selection)
-                    yield batch_of(split, selection, place, self._hexadecimal)
-                    place = place.after(part.num_rows)
-
-    def _chunks(self) -> Iterator[bytes]:
-        """The lines behind the header, as many at a time as are parsed together."""
-        with open_text(self._path) as file:
-            if not self._criteo:
-                while (line := file.readline()) and not line.strip(b"\r\n"):
-                    pass
-            rest = b""
-            while block := file.read(_CHUNK_BYTES):
-                end = block.rfind(b"\n") + 1
-                if end:
-                    # Arrow takes a text of empty lines alone for an empty file, and refuses it.
-                    chunk = rest + block[:end]
-                    if not chunk.isspace():
-                        yield chunk
-                    rest = block[end:]
-                else:
-                    rest += block
-            if rest.strip():
-                yield rest
-
-    def line_of(self, sample: int) -> int:
-        """The line, from 1, that holds a sample; read anew, as only errors ask."""
-        found = sample + (not self._criteo)
-        with open_text(self._path) as file:
-            for number, line in enumerate(file, start=1):
-                if line.strip(b"\r\n"):
-                    if not found:
-                        return number
-                    found -= 1
-        return sample + 1
-
-    def _split(self, block: Any, selection: Selection) -> Any:
-        """The block with the features' fields split into bags, where a separator is stated."""
-        if self._separator is None:
-            return block
-        columns = {}
-        for name in block.schema.names:
-            column = block.column(name)
-            if name in selection.features:
-                column = pc.split_pattern(pc.utf8_trim(column, _BRACKETS), self._separator)
-                trimmed = pc.utf8_trim(column.flatten(), " '\"")
-                column = pa.ListArray.from_arrays(
-                    pa.concat_arrays(
-                        [pa.array([0], pa.int32()), pc.cumulative_sum(_sizes(column))]
-                    ),
-                    trimmed,
-                )
-            columns[name] = column
-        return pa.RecordBatch.from_pydict(columns)
-
-    def _parse_options(self, on_ragged: Callable[[Any], str]) -> Any:
-        return pacsv.ParseOptions(
-            delimiter=self._delimiter, quote_char=self._quote, invalid_row_handler=on_ragged
+        convert = pacsv.ConvertOptions(
+            column_types=types,
+            include_columns=list(types),
+            null_values=[""],
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=True,
         )
+        for chunk in self._chunks():
+            try:
+                table = pacsv.read_csv(
+                    pa.BufferReader(chunk.text),
+                    read_options=pacsv.ReadOptions(
+                        block_size=_BLOCK_BYTES, column_names=form.names
+                    ),
+                    parse_options=form.parse_options(lambda row: "error"),
+                    convert_options=convert,
+                )
+            except pa.ArrowInvalid as error:
+                raise chunk.complaint(form, numbers, str(error)) from error
+            place = Place(self.name, 0, "line", chunk.line_of)
+            for part in table.combine_chunks().to_batches(selection.batch_rows):
+                bags = part if form.separator is None else _split(part, selection, form.separator)
+                yield batch_of(bags, selection, place, form.hexadecimal)
+                place = place.after(part.num_rows)
 
-    def _head(self) -> bytes:
-        """The file's first lines."""
-        with open_text(self._path) as file:
+    def _chunks(self) -> Iterator[Chunk]:
+        """The lines behind the header, as many at a time as are parsed together."""
+        try:
+            with open_text(self._path) as file:
+                line = 1
+                if self._form.header:
+                    while (header := file.readline()) and not header.strip():
+                        line += 1
+                    line += 1
+                rest = b""
+                while block := file.read(_CHUNK_BYTES):
+                    end = block.rfind(b"\n") + 1
+                    whole, rest = (rest + block[:end], block[end:]) if end else (b"", rest + block)
+                    # Arrow refuses a text of empty lines alone.
+                    if whole.strip(b"\r\n"):
+                        yield Chunk(self._path, whole, line)
+                    line += whole.count(b"\n")
+                if rest.strip(b"\r\n"):
+                    yield Chunk(self._path, rest, line)
+        except (OSError, EOFError, zlib.error) as error:
+            raise damaged(self._path, error) from error
+
+
+def open_criteo(path: Path) -> TextSource | None:
+    """A file in Criteo's own form, or None where its first line is of another."""
+    fields = first_line(path).split(b"\t")
+    if len(fields) not in (39, 40):
+        return None
+    hexadecimal = all(re.fullmatch(rb"[0-9a-fA-F]{0,8}", f) for f in fields[-26:])
+    integers = all(re.fullmatch(rb"-?[0-9]*", f) for f in fields[:-26])
+    if not (hexadecimal and integers):
+        return None
+    label = [Column("label", "other")] if len(fields) == 40 else []
+    numbers = [Column(name, "dense", raw=True) for name in INTEGERS]
+    categories = [Column(name, raw=True) for name in CATEGORIES]
+    columns = (*label, *numbers, *categories)
+    return TextSource(
+        path,
+        Form(columns, "\t", header=False, quotes=False, hexadecimal=frozenset(CATEGORIES)),
+    )
+
+
+def open_csv(path: Path, separator: str | None) -> TextSource:
+    """A file that begins with a line of column names, separated by commas or tabs."""
+    header = first_line(path)
+    if b"\0" in header or not header.strip():
+        raise OperError(
+            f"{path}: is no log that can be read; Criteo TSV, CSV, Parquet, .npz, .npy and FBGEMM "
+            ".pt files can"
+        )
+    delimiter = "\t" if header.count(b"\t") > header.count(b",") else ","
+    try:
+        with open_text(path) as file:
             head = file.read(_PEEK_BYTES)
-        end = head.rfind(b"\n") + 1
-        return head[:end] if len(head) == _PEEK_BYTES and end else head
-
-    def _reading(self, explain: Callable[[str], OperError] | None = None) -> "_Errors":
-        return _Errors(self._path, explain)
-
-    def _diagnose(self, message: str, ragged: bool, types: dict[str, Any]) -> OperError:
-        """Find the line that Arrow's parser stopped at, which it tells only sometimes."""
-        numbers = [n for n, kind in types.items() if kind == pa.float32()]
-        with open_text(self._path) as file:
-            for number, line in enumerate(file, start=1):
-                if not line.strip(b"\r\n") or (not seen_header):
-                    continue
-                try:
-                    fields = self._fields(line.decode("utf-8"))
-                except UnicodeDecodeError:
-                    return OperError(
-                        f"{self._path}, line {number}: is not UTF-8 text; convert the file"
-                    )
-                if ragged and len(fields) != len(self._all):
-                    return OperError(
-                        f"{self._path}, line {number}: {len(fields)} fields, and "
-                        f"{len(self._all)} were needed; mend or remove the line"
-                    )
-                if len(fields) != len(self._all):
-                    continue
-                for name in numbers:
-                    value = fields[self._all.index(name)]
-                    if value and not _is_number(value):
-                        return OperError(
-                            f"{self._path}, line {number}: column {name!r} is {value!r}, and a "
-                            "number was needed; mend the line, or read the column as ids with "
-                            "--columns"
-                        )
-        return OperError(f"{self._path}: cannot be parsed ({message})")
-
-    def _fields(self, line: str) -> list[str]:
-        line = line.rstrip("\r\n")
-        if self._quote is False:
-            return line.split(self._delimiter)
-        return next(csv.reader([line], delimiter=self._delimiter), [])
+    except (OSError, EOFError, zlib.error) as error:
+        raise damaged(path, error) from error
+    end = head.rfind(b"\n") + 1
+    head = head[:end] if len(head) == _PEEK_BYTES and end else head
+    try:
+        schema = pacsv.open_csv(
+            pa.BufferReader(head),
+            read_options=pacsv.ReadOptions(block_size=_PEEK_BYTES),
+            parse_options=Form((), delimiter).parse_options(lambda row: "skip"),
+        ).schema
+    except pa.ArrowInvalid as error:
+        raise OperError(f"{path}: cannot be parsed as CSV ({error})") from error
+    repeated = [n for n in schema.names if schema.names.count(n) > 1]
+    if repeated:
+        raise OperError(f"{path}, line 1: two columns are called {repeated[0]!r}; rename one")
+    columns = tuple(column_of(field, bags=separator is not None) for field in schema)
+    return TextSource(path, Form(columns, delimiter, separator=separator))
 
 
-class _Errors:
-    """Turns what reading a text file raises into OperError."""
-
-    def __init__(self, path: Path, explain: Callable[[str], OperError] | None) -> None:
-        self._path = path
-        self._explain = explain
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        if isinstance(error, pa.ArrowInvalid | pa.ArrowKeyError):
-            if self._explain:
-                raise self._explain(str(error)) from error
-            raise OperError(f"{self._path}: cannot be parsed ({error})") from error
-        if isinstance(error, OSError | EOFError | zlib.error):
-            raise OperError(
-                f"{self._path}: is damaged or truncated ({error}); copy or make it again"
-            ) from error
-
-
-def open_text(path: Path) -> Any:
+def open_text(path: Path) -> io.BufferedIOBase:
     """The file's bytes, decompressed where it is gzip."""
     with open(path, "rb") as file:
         compressed = file.read(2) == b"\x1f\x8b"
     return gzip.open(path) if compressed else open(path, "rb")
 
 
-def _sizes(column: Any) -> Any:
-    return pc.fill_null(column.value_lengths(), 0)
+def first_line(path: Path) -> bytes:
+    """The first line that is not empty, without its end; OperError where it cannot be read."""
+    try:
+        with open_text(path) as file:
+            while line := file.readline(1 << 20):
+                if line.strip():
+                    return line.rstrip(b"\r\n")
+    except (OSError, EOFError, zlib.error) as error:
+        raise damaged(path, error) from error
+    return b""
+
+
+def damaged(path: Path, error: Exception) -> OperError:
+    """The error for a file that stops or breaks while it is read."""
+    return OperError(f"{path}: is damaged or truncated ({error}); copy or make it again")
+
+
+def _split(part: Any, selection: Selection, separator: str) -> Any:
+    """The batch with the fields of its features split into bags; brackets and quotes go."""
+    columns = []
+    for name in part.schema.names:
+        column = part.column(name)
+        if name in selection.features:
+            bags = pc.split_pattern(pc.utf8_trim(column, _BRACKETS), separator)
+            sizes = pc.fill_null(bags.value_lengths(), 0)
+            ends = pc.cumulative_sum(sizes)
+            starts_and_end = pa.concat_arrays([pa.array([0], ends.type), ends])
+            column = pa.ListArray.from_arrays(starts_and_end, pc.utf8_trim(bags.flatten(), " '\""))
+        columns.append(column)
+    return pa.RecordBatch.from_arrays(columns, names=part.schema.names)
 
 
 def _is_number(value: str) -> bool:
@@ -261,15 +274,3 @@ def _is_number(value: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def criteo_fields(path: Path) -> int | None:
-    """39 or 40 where the first line is one of Criteo's, else None."""
-    with open_text(path) as file:
-        line = file.readline(1 << 16)
-    fields = line.rstrip(b"\r\n").split(b"\t")
-    if len(fields) not in (39, 40):
-        return None
-    hexadecimal = all(re.fullmatch(rb"[0-9a-fA-F]{0,8}", f) for f in fields[-26:])
-    integers = all(re.fullmatch(rb"-?[0-9]*", f) for f in fields[:-26])
-    return len(fields) if hexadecimal and integers else None

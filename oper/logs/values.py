@@ -99,8 +99,8 @@ def _bytes_of(texts: Any) -> tuple[NDArray[np.uint8], Ints, Ints]:
     _, offsets_buffer, data = texts.buffers()
     if not len(texts):
         return np.zeros(8, np.uint8), np.empty(0, np.int64), np.empty(0, np.int64)
-    offsets = np.frombuffer(offsets_buffer, np.int64 if wide else np.int32)
-    offsets = offsets[texts.offset : texts.offset + len(texts) + 1].astype(np.int64)
+    stored = np.frombuffer(offsets_buffer, np.int64 if wide else np.int32)
+    offsets: Ints = stored[texts.offset : texts.offset + len(texts) + 1].astype(np.int64)
     first, last = int(offsets[0]), int(offsets[-1])
     buffer = np.zeros(last - first + 8, dtype=np.uint8)
     if last > first:

@@ -40,7 +40,7 @@ def assemble(profile: Profile, planned: Planned) -> Plan:
     del figures["seconds"]
     asked = figures.pop("asked")
     certificate = {name: figures.pop(name) for name in planned.certificate.to_json()}
-    partitions = planned.draft.greedy.partitions if planned.draft.greedy else None
+    partitions = planned.draft.partitions
     return Plan(
         tables=tables,
         topology=problem.topology,
@@ -54,8 +54,9 @@ def assemble(profile: Profile, planned: Planned) -> Plan:
         profile=profile.digest,
         produced_by=planned.step,
         figures=figures,
+        partition_floor=partitions.floor(problem.classes.accesses),
         certificate=certificate,
-        partitions=partitions.summary() if partitions else {},
+        partitions=partitions.summary(),
         settings=asked,
     )
 

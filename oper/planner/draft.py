@@ -12,22 +12,20 @@ import numpy as np
 
 from oper.cost import (
     METHODS,
-    Cost,
     Floats,
     Groups,
     Method,
     Workload,
     collective,
-    evaluate,
     everywhere_group,
     node_groups,
     single_groups,
 )
 from oper.planner import programme
 from oper.planner.classes import Classes, Ints
-from oper.planner.partition import partitions
+from oper.planner.partition import Partitions, partitions
 from oper.planner.patterns import demand
-from oper.planner.placement import Greedy, deal_evenly, memory_left, place
+from oper.planner.placement import Greedy, deal_evenly, place
 from oper.planner.replication import (
     Levels,
     everywhere_seconds,
@@ -39,7 +37,6 @@ from oper.planner.replication import (
 )
 from oper.planner.stripes import LONGEST_PERIOD
 from oper.topology import Topology
-
 
 # A row above this share of a rank's mean work is placed by greedy alone.
 HOT_SHARE = 1 / 64
@@ -75,6 +72,7 @@ class Draft:
     counts: Ints  # [C, G] rows listed one by one
     striped: Ints  # [C] rows left to the stripes
     shares: Floats  # [M] the part of all memory that each rank should hold
+    partitions: Partitions
     greedy: Greedy | None = None
 
 
@@ -82,26 +80,6 @@ def make_draft(problem: Problem) -> Draft:
     """The draft of the AllReduce method with the least mean time (training), or the only one."""
     make = _alike_draft if problem.topology.alike else _programme_draft
     return make(problem)
-
-
-def expected_cost(problem: Problem, draft: Draft) -> Cost:
-    """The cost of a draft with its striped rows spread by the memory left."""
-    ranks = problem.topology.ranks
-    left = memory_left(
-        problem.classes,
-        draft.counts[:, :ranks],
-        draft.striped,
-        replica_bytes(problem.classes, draft.groups, draft.counts, ranks),
-        draft.shares,
-    )
-    spread = left / left.sum() if left.sum() else draft.shares
-    striped = draft.striped[:, None] * spread[None, :]
-    counts = draft.counts.astype(np.float64)
-    counts[:, :ranks] += striped
-    sums = problem.classes.sums(counts)
-    return evaluate(
-        problem.topology, problem.workload, draft.groups, sums, problem.capacity_bytes
-    )
 
 
 def replica_bytes(classes: Classes, groups: Groups, counts: Ints, ranks: int) -> Floats:
@@ -135,6 +113,7 @@ def _alike_draft(problem: Problem) -> Draft:
         np.concatenate([counts, replicas], axis=1),
         greedy.striped,
         shares,
+        greedy.partitions,
         greedy,
     )
 
@@ -155,8 +134,7 @@ def _levels(problem: Problem) -> Levels:
         return used + float((everywhere - single) @ levels.everywhere)
 
     choices = [
-        (method, training_levels(classes, topology, workload, method, budget))
-        for method in METHODS
+        (method, training_levels(classes, topology, workload, method, budget)) for method in METHODS
     ]
     return min(choices, key=lambda choice: mean_seconds(*choice))[1]
 
@@ -192,8 +170,10 @@ def _programme_draft(problem: Problem) -> Draft:
 
     # Striped rows are spread alike, whatever their counts: the programme sees those of a width as
     # one class, and its shares of it are what the stripes follow.
-    listed = _listed_classes(problem)
-    unit = np.where(np.arange(len(classes)) < listed, np.arange(len(classes)), classes.width + listed)
+    parts = partitions(classes, problem.threshold)
+    listed = _listed_classes(classes, parts)
+    number = np.arange(len(classes))
+    unit = np.where(number < listed, number, listed + classes.width)
     _, unit = np.unique(unit, return_inverse=True)
     solutions = [
         programme.solve_demand(
@@ -216,21 +196,19 @@ def _programme_draft(problem: Problem) -> Draft:
     fraction[:, ranks:] = solved.fraction[:, several]
     fraction /= fraction.sum(axis=1, keepdims=True)
     counts = _deal_by_bucket(classes.rows, fraction[solved.bucket[unit]], solved.bucket[unit])
-    striped = np.where(np.arange(len(classes)) < listed, 0, classes.rows)
+    striped = np.where(number < listed, 0, classes.rows)
     memory = groups.holds.T @ (counts.T @ classes.m)
     counts[listed:] = 0
     _keep_budget(counts, groups, classes, problem.budget_bytes, ranks)
-    return Draft("programme", groups, counts, striped, memory / memory.sum())
+    return Draft("programme", groups, counts, striped, memory / memory.sum(), parts)
 
 
-def _listed_classes(problem: Problem) -> int:
+def _listed_classes(classes: Classes, parts: Partitions) -> int:
     """How many classes, from the most accessed on, are listed where ranks differ.
 
     Such ranks want the warmer of the cold rows in some places and the colder in others, which
     stripes cannot do: more rows are listed than access-bounded partitions have.
     """
-    classes = problem.classes
-    parts = partitions(classes, problem.threshold)
     bounded = parts.run_class[parts.explicit[parts.run_partition]]
     by_partition = int(bounded.max()) + 1 if len(bounded) else 0
     room = LISTED_SHARE * int(classes.rows.sum())
@@ -277,5 +255,3 @@ def _keep_budget(
                 counts[c, g] -= rows
                 counts[c, int(groups.holds[g].argmax())] += rows
                 over -= rows * price
-
-

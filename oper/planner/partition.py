@@ -38,6 +38,12 @@ class Partitions:
         np.add.at(rows, self.run_class[runs], self.run_rows[runs])
         return rows
 
+    def floor(self, accesses: Ints) -> Ints:
+        """Least accesses of a row in each listed partition, for classes of `accesses` [C]."""
+        listed = int(self.explicit.sum())
+        last = np.searchsorted(self.run_partition, np.arange(listed), side="right") - 1
+        return accesses[self.run_class[last]]
+
     def summary(self) -> dict[str, Any]:
         """How many of each kind there are, and what the access-bounded ones hold, as shares."""
         bounded = self.access_bounded

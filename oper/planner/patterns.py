@@ -21,7 +21,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from oper.cost import Floats, Method, Workload, collective
+from oper.cost import Floats, Method, Sums, Workload, collective
 from oper.planner.classes import Classes
 from oper.topology import Topology
 
@@ -94,21 +94,38 @@ class Demand:
 def demand(classes: Classes, topology: Topology, workload: Workload, method: Method) -> Demand:
     """The demand of all classes; `method` is the replicas' AllReduce (ignored in inference)."""
     S, R, D, U = classes.S, classes.R, classes.D, classes.U
+    each = Sums(
+        rows=np.ones(len(classes)),
+        memory_bytes=classes.m,
+        row_bytes=S,
+        accesses=classes.accesses.astype(np.float64),
+        read_rows=R,
+        read_bytes=S * R,
+        gradient_bytes=S * D,
+        union_bytes=S * U,
+        gather_bytes=(S + 4) * D,
+    )
+    return demand_of(each, classes.rows.astype(np.float64), topology, workload, method)
+
+
+def demand_of(
+    each: Sums, count: Floats, topology: Topology, workload: Workload, method: Method
+) -> Demand:
+    """The demand of `count[c]` things of sums `each[c]` (a row, a partition) that stay whole."""
     reduce = collective(topology, method if workload.training else "none")
-    local = S * (R + U) if workload.training else S * R
     return Demand(
         training=workload.training,
         method=reduce.method,
         latency_seconds=reduce.latency,
-        rows=classes.rows.astype(np.float64),
-        memory_bytes=classes.m,
-        weight_bytes=classes.weight(workload),
-        fetch_bytes=S * R,
-        everywhere_bytes=local,
-        allreduce_seconds=reduce.row * S
-        + reduce.union * S * U
-        + reduce.gather * (S + 4) * D
-        + reduce.count,
+        rows=count,
+        memory_bytes=each.memory_bytes,
+        weight_bytes=each.read_bytes + (each.gradient_bytes if workload.training else 0.0),
+        fetch_bytes=each.read_bytes,
+        everywhere_bytes=each.read_bytes + (each.union_bytes if workload.training else 0.0),
+        allreduce_seconds=reduce.row * each.row_bytes
+        + reduce.union * each.union_bytes
+        + reduce.gather * each.gather_bytes
+        + reduce.count * each.rows,
     )
 
 

@@ -1,4 +1,4 @@
-"""Profile in, plan out: classes, draft, rows, certificate, and the better of that and the baselines.
+"""Profile in, plan out: classes, draft, rows, certificate, or a baseline that is better.
 
 The steps are those of the paper's §4 (partition, place with backtracking, replicate), then
 refining, then the lower bound that certifies the result. Where the certificate leaves room for a
@@ -20,12 +20,15 @@ from oper.planner.certificate import Certificate, certify
 from oper.planner.classes import classify
 from oper.planner.draft import Draft, Problem, make_draft
 from oper.planner.paper import paper
+from oper.planner.partition import partitions
 from oper.planner.profile import Profile
 from oper.planner.realise import Realised, realise
 from oper.topology import Topology
 
 # With a certified gap below this, no baseline can be better by more, and none is priced.
 BASELINES_FROM_GAP = 1e-5
+
+NO_BACKTRACKING = "as asked: the step that placed the rows does not depend on it"
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ class Planned:
             "batch_size": self.problem.workload.batch_size,
             "ranks": self.problem.topology.ranks,
             "rows": int(self.problem.classes.rows.sum()),
-            "threshold": greedy.partitions.threshold if greedy else self.settings.threshold,
+            "threshold": self.draft.partitions.threshold,
             "asked": {
                 "extra_memory": self.settings.extra_memory,
                 "threshold": self.settings.threshold,
@@ -86,7 +89,7 @@ class Planned:
             **self.certificate.to_json(),
             "status": "ok" if cost.feasible else "infeasible",
             "step": self.step,
-            "threshold_reason": greedy.reason if greedy else "no partitions: a baseline's placement",
+            "threshold_reason": greedy.reason if greedy else NO_BACKTRACKING,
             "greedy_dob": (
                 {"memory": greedy.dob_memory, "lookups": greedy.dob_lookups} if greedy else None
             ),
@@ -166,7 +169,8 @@ def better_baselines(
         counts = baseline.cells.dense(len(problem.classes), len(baseline.groups))
         none = np.zeros(len(problem.classes), dtype=np.int64)
         shares = cost.memory_bytes / cost.memory_bytes.sum()
-        draft = Draft(baseline.name, baseline.groups, counts, none, shares)
+        parts = partitions(problem.classes, problem.threshold)
+        draft = Draft(baseline.name, baseline.groups, counts, none, shares, parts)
         found = realise(profile, problem, draft)
         if found.cost.feasible and found.cost.objective_seconds < limit:
             limit = found.cost.objective_seconds
@@ -193,5 +197,3 @@ class _Watch:
 
     def __exit__(self, *_: object) -> None:
         self.seconds[self._step] = time.perf_counter() - self._since
-
-

@@ -39,7 +39,7 @@ from oper.topology import Topology
 Objective = Literal["time", "link"]
 
 HOT_CLASSES = 60  # each a bucket of its own: they decide how evenly the ranks can be loaded
-BUCKET_RATIO = 1.2  # of the densities in one bucket
+BUCKET_RATIO = 1.1  # of the densities in one bucket
 ROUNDS = 40  # of column generation, at most; time takes about 10, links on 8 ranks 20 to 40
 TOLERANCE = 1e-6  # of the value, to the best bound on it
 TIME_WEIGHT = 1e-3  # of T beside the largest link, both relative to their size

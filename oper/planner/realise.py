@@ -11,9 +11,10 @@
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from oper.cost import Cost, Floats, Groups, Sums, evaluate, expected
-from oper.planner.classes import Classes, Ints, table_ratios, table_widths
+from oper.planner.classes import Classes, Ints, table_widths
 from oper.planner.draft import Draft, Problem
 from oper.planner.placement import deal_evenly, memory_left
 from oper.planner.profile import Profile
@@ -239,7 +240,8 @@ def _match(
     some = np.flatnonzero(more)
     if len(some):
         load = weight @ counts[:, :ranks]
-        counts[np.ix_(some, np.arange(ranks))] += deal_evenly(more[some], shares, load, weight[some])
+        dealt = deal_evenly(more[some], shares, load, weight[some])
+        counts[np.ix_(some, np.arange(ranks))] += dealt
     for c in np.flatnonzero(counts.sum(axis=1) > listed):
         over = int(counts[c].sum() - listed[c])
         while over:
@@ -252,7 +254,8 @@ def _match(
     return counts
 
 
-def _listed_by_table(classes: Classes, cuts: Cuts, of_width: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> Ints:
+def _listed_by_table(classes: Classes, cuts: Cuts, of_width: NDArray[np.bool_]) -> Ints:
+    """Listed rows of each table, [T], of the tables marked `of_width` [T]."""
     listed = np.zeros(len(of_width), dtype=np.int64)
     table, accesses = classes.entry_table, classes.accesses[classes.entry_class]
     above = of_width[table] & (accesses > cuts.cut[table])

@@ -2,8 +2,8 @@
 
 Averaged over alike ranks, a row's part of T depends only on how many copies it has:
 
-* inference, G nodes, M ranks, weight w = S·R: one copy for each further node gains
-  w·(G·L_inter - (G-1)·L_intra)/M, each further copy inside the nodes w·L_intra/M;
+* inference, n ranks a node, M ranks, weight w = S·R: one copy for each further node gains
+  w·(n·L_inter - (n-1)·L_intra)/M, each further copy inside the nodes w·L_intra/M;
 * training: a copy on every rank replaces (R + D)·S over the links and at the owner by the
   AllReduce and the step: `gain` below, positive only where replication pays (the printed rule
   compares all ranks' fetches with one rank's AllReduce, and is off by a factor of M).
@@ -19,7 +19,6 @@ import numpy as np
 from oper.cost import Floats, Method, Workload, collective
 from oper.planner.classes import Classes, Ints
 from oper.topology import Topology
-
 
 _BISECTIONS = 60
 _PASSES = 4
@@ -117,7 +116,8 @@ def inference_levels(
 def time_ratio(topology: Topology) -> float:
     """Gain per copy inside the nodes over gain per copy for a further node (time, inference)."""
     _, intra, inter = link_kinds(topology)
-    further_node = topology.nodes * inter - (topology.nodes - 1) * intra
+    per_node = topology.ranks // topology.nodes
+    further_node = per_node * inter - (per_node - 1) * intra
     return min(intra / further_node, 1.0)
 
 

@@ -1,0 +1,225 @@
+"""`oper compare`: what each method's placement takes, side by side."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import typer
+
+from oper.cli import common
+from oper.cli.plan_options import (
+    BALANCE,
+    BATCH_SIZE,
+    CAPACITY,
+    DOB,
+    FETCH,
+    JSON,
+    MODE,
+    TOPOLOGY,
+    load_topology,
+)
+from oper.errors import OperError
+
+_UNITS = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0))
+_TIME_UNITS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
+
+
+def register(app: typer.Typer) -> None:
+    """Add `oper compare`."""
+    app.command("compare")(compare)
+
+
+def compare(
+    profile: str = typer.Argument(help="A profile folder, or one of its windows: PROFILE@3."),
+    topology: str = TOPOLOGY,
+    mode: str = MODE,
+    fetch: str = FETCH,
+    batch_size: int = BATCH_SIZE,
+    extra_memory: str = typer.Option(
+        "5%", "--extra-memory", help="One or several shares: 0,1,2,5% makes a run for each."
+    ),
+    threshold: str = typer.Option(
+        "0.1%", "--threshold", help="One or several shares: 5,1,0.1% makes a run for each."
+    ),
+    dob: str = DOB,
+    balance: str = BALANCE,
+    capacity: str | None = CAPACITY,
+    methods: str | None = typer.Option(
+        None,
+        "--methods",
+        help="Of oper, paper, memory_greedy, access_greedy, table_wise, "
+        "row_wise, torchrec, milp; by commas. [default: all]",
+    ),
+    time_limit: float = typer.Option(
+        60.0, "--time-limit", min=0.001, help="Seconds for the solver, and for TorchRec's planner."
+    ),
+    as_json: bool = JSON,
+) -> None:
+    """Compare placements by OPER, the paper's procedure, simple rules, TorchRec and a solver."""
+    from oper import compare as comparison
+    from oper.cost import Workload
+    from oper.planner.planner import Settings
+    from oper.planner.profile import Profile
+
+    names = methods.split(",") if methods else comparison.installed_methods()
+    swept = [
+        Settings(extra, limit, common.parse_share(dob, "--dob"), balance)
+        for limit in parse_shares(threshold, "--threshold")
+        for extra in parse_shares(extra_memory, "--extra-memory")
+    ]
+    ranks = load_topology(topology, capacity)
+    workload = Workload(mode, fetch, batch_size)  # type: ignore[arg-type]
+    opened = Profile.open(profile)
+    runs = []
+    with common.progress("comparing", len(swept) * len(names), "methods") as meter:
+        for settings in swept:
+            runs.append(comparison.compare(opened, ranks, workload, settings, names, time_limit))
+            meter.advance(len(names))
+    common.emit(as_json, {"runs": runs}, lambda: print_runs(runs))
+
+
+def parse_shares(text: str, option: str) -> list[float]:
+    """`0,1,2%` -> [0, 0.01, 0.02]: a closing % is for all of them."""
+    parts = [part.strip() for part in text.split(",")]
+    if parts[-1].endswith("%"):
+        parts = [part.removesuffix("%") + "%" for part in parts]
+    if "" in parts or "%" in parts:
+        raise OperError(f"{option} {text!r}: shares were needed, such as 5% or 0,1,2%")
+    return [common.parse_share(part, option) for part in parts]
+
+
+def print_runs(runs: list[dict[str, Any]]) -> None:
+    """A table for each run, and what the tables cannot say in lines below."""
+    out = common.console()
+    for run in runs:
+        settings, entries = run["settings"], run["methods"]
+        out.print(
+            f"{settings['topology']}, {settings['mode']}, {settings['fetch']} fetches, batch "
+            f"{settings['batch_size']:,}, extra memory {100 * settings['extra_memory']:g}%, "
+            f"threshold {100 * settings['threshold']:g}%"
+        )
+        out.print(run_table(entries))
+        if settings["mode"] == "training":
+            out.print(traffic_table(entries))
+        for line in remarks(entries):
+            out.print(line)
+        out.print()
+
+
+def run_table(entries: dict[str, dict[str, Any]]) -> Any:
+    """The figures of each method, at most 100 columns wide."""
+    done = [entry for entry in entries.values() if entry["objective_seconds"] is not None]
+    memory = unit(v for entry in done for v in entry["memory_bytes"])
+    lookups = unit(v for entry in done for v in entry["lookups"])
+    links = unit(v for entry in done for v in pairs(entry["link_bytes"]))
+    total = unit(entry["communication_bytes"]["total"] for entry in done)
+    slowest = max((entry["objective_seconds"] for entry in done), default=1.0)
+    second = next((u for u in _TIME_UNITS if slowest >= u[1]), _TIME_UNITS[-1])
+    table = common.table(
+        "\nmethod",
+        f"memory {memory[0]}B\nmax/mean/min",
+        f"lookups {lookups[0]}\nmax/mean/min",
+        f"pairs {links[0]}B\nmax/mean/min",
+        "DoB mem/\nlookups/pairs",
+        f"total\n{total[0]}B",
+        f"time\n{second[0]}",
+        "plan\ns",
+        "gap\n%",
+    )
+    table.collapse_padding = True
+    for name, entry in entries.items():
+        if entry["objective_seconds"] is None:
+            table.add_row(name, f"> limit {entry['notes']['limit_seconds']:g} s")
+            continue
+        dob = entry["dob"]
+        table.add_row(
+            name,
+            triple(entry["memory_bytes"], memory[1]),
+            triple(entry["lookups"], lookups[1]),
+            triple(pairs(entry["link_bytes"]), links[1]),
+            "/".join(digits(dob[key], 4) for key in ("memory", "lookups", "link_cost")),
+            digits(entry["communication_bytes"]["total"] / total[1]),
+            digits(entry["objective_seconds"] / second[1]),
+            digits(entry["seconds"]["total"]),
+            gap_cell(entry),
+        )
+    return table
+
+
+def traffic_table(entries: dict[str, dict[str, Any]]) -> Any:
+    """What the communication of training is made of, all ranks together."""
+    table = common.table("traffic", "fetch", "gradients", "AllReduce", "method", "total")
+    for name, entry in entries.items():
+        if entry["objective_seconds"] is None:
+            continue
+        moved = entry["communication_bytes"]
+        table.add_row(
+            name,
+            common.size(moved["fetch"]),
+            common.size(moved["gradient"]),
+            common.size(moved["allreduce"]),
+            entry["allreduce_method"],
+            common.size(moved["total"]),
+        )
+    return table
+
+
+def remarks(entries: dict[str, dict[str, Any]]) -> list[str]:
+    """What the tables cannot say: broken limits, what TorchRec does, what the solver proved."""
+    lines = []
+    for name, entry in entries.items():
+        notes, factor = entry["notes"], entry.get("capacity_factor")
+        if entry["status"] == "infeasible":
+            lines.append(f"{name}: infeasible, a rank holds {factor:.4g} times its capacity")
+        elif entry["certified_gap"] is None and entry["objective_seconds"] is not None:
+            lines.append(
+                f"{name}: its copies take {entry['extra_memory_ratio']:.3g} of extra memory, more "
+                "than was asked for: no gap"
+            )
+        if name == "torchrec" and entry["objective_seconds"] is not None:
+            tables = ", ".join(f"{n} {kind}" for kind, n in notes["tables"].items())
+            lines += [
+                f"torchrec: found a plan at {notes['capacity_factor']:.3g} times the capacity: "
+                f"{tables}",
+                f"torchrec: expects {common.duration(notes['estimate_seconds'])} itself, and would "
+                f"move {common.size(notes['pooled_bytes']['total'])}, as it moves pooled vectors",
+            ]
+    return lines
+
+
+def gap_cell(entry: dict[str, Any]) -> str:
+    """The certified gap in percent, or by how much the capacity is exceeded."""
+    if entry["status"] == "infeasible":
+        return f"×{digits(entry['capacity_factor'], 4)}"
+    if entry["certified_gap"] is None:
+        return "-"
+    percent = 100 * entry["certified_gap"]
+    return digits(percent) if percent >= 0.01 else f"{percent:.0e}".replace("e-0", "e-")
+
+
+def pairs(matrix: list[list[float]]) -> list[float]:
+    """The values of ordered pairs of different ranks; of one rank alone, none: 0."""
+    found = [v for i, row in enumerate(matrix) for j, v in enumerate(row) if i != j]
+    return found or [0.0]
+
+
+def unit(values: Iterable[float]) -> tuple[str, float]:
+    """The largest unit that the largest value reaches."""
+    largest = max(values, default=0.0)
+    return next((u for u in _UNITS if largest >= u[1]), _UNITS[-1])
+
+
+def triple(values: list[float], scale: float) -> str:
+    """max/mean/min in units of `scale`."""
+    shown = (max(values), sum(values) / len(values), min(values))
+    return "/".join(digits(value / scale) for value in shown)
+
+
+def digits(value: float | None, count: int = 3) -> str:
+    """`count` digits without an exponent or a leading 0, as a table has room for."""
+    if value is None:
+        return "-"
+    whole = len(str(int(value))) if value >= 1 else 0
+    text = f"{value:.{max(count - whole, 0)}f}"
+    if "." in text:
+        text = text.rstrip("0").rstrip(".") if float(text) in (0.0, 1.0) else text.lstrip("0")
+    return text

@@ -1,0 +1,106 @@
+"""`oper synth`: generate a log of a published workload, or its profile without the log."""
+
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from oper.cli import common
+
+
+def register(app: typer.Typer) -> None:
+    """Add `oper synth`."""
+    app.command("synth")(synth)
+
+
+def synth(
+    workload: str = typer.Argument(
+        help="criteo-kaggle, criteo-terabyte, criteo-terabyte-40m, avazu, meta-2021, syn-small or "
+        "syn-large."
+    ),
+    output: Path = typer.Option(
+        ..., "-o", "--output", help="The Parquet file, or with --counts the profile, to write."
+    ),
+    scale: float = typer.Option(
+        1.0, "--scale", help="Factor on rows (tables of up to 256 keep theirs) and samples."
+    ),
+    samples: int | None = typer.Option(
+        None, "--samples", help="Samples of the log; the published number times the scale if not."
+    ),
+    zipf: float | None = typer.Option(
+        None, "--zipf", help="Exponent of every table's Zipf law, in the place of the workload's."
+    ),
+    drift: str = typer.Option(
+        "0",
+        "--drift",
+        help="Share of the accesses at the log's end that has moved to other rows since its start.",
+    ),
+    seed: int = typer.Option(0, "--seed", min=0, help="Another seed, another log."),
+    order: str = typer.Option(
+        "scattered", "--order", help="Row ids scattered, by frequency, or by age (roughly)."
+    ),
+    dim: int | None = typer.Option(None, "--dim", min=1, help="Values per row."),
+    counts: bool = typer.Option(
+        False, "--counts", help="Write the profile directly, without a log."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
+) -> None:
+    """Generate a log of a published workload, with a label that can be learned."""
+    from oper.logs.synth import Synthesizer
+    from oper.logs.workloads import load_recipe
+
+    recipe = load_recipe(workload, scale=scale, zipf=zipf, dim=dim)
+    synthesizer = Synthesizer(
+        recipe,
+        recipe.samples if samples is None else samples,
+        common.parse_share(drift, "--drift"),
+        seed,
+        order,  # type: ignore[arg-type]
+    )
+    if counts:
+        _write_profile(synthesizer, output, as_json)
+    else:
+        _write_log(synthesizer, output, as_json)
+
+
+def _write_log(synthesizer: Any, output: Path, as_json: bool) -> None:
+    from oper.logs.synth_log import write_log
+
+    with common.progress("writing", synthesizer.samples, "samples") as meter:
+        written = write_log(synthesizer, output, meter.advance)
+
+    def text() -> None:
+        print(f"{output}: {_described(synthesizer)}")
+        print(f"clicks: {written.click_rate:.2%} of the samples; Bayes AUC {written.bayes_auc:.4f}")
+        print(f"profile it: oper profile {output} --tables {written.tables} -o PROFILE")
+
+    content = {
+        "log": str(output),
+        "tables": str(written.tables),
+        **_content(synthesizer),
+        "click_rate": written.click_rate,
+        "bayes_auc": written.bayes_auc,
+    }
+    common.emit(as_json, content, text)
+
+
+def _write_profile(synthesizer: Any, output: Path, as_json: bool) -> None:
+    from oper.logs.synth_counts import synthesize_counts
+
+    rows = sum(t.rows for t in synthesizer.recipe.tables)
+    with common.progress("counting", rows, "rows") as meter:
+        profile = synthesize_counts(synthesizer, output.absolute().parent, meter.advance)
+    profile.save(output)
+    content = {"profile": str(output), **_content(synthesizer)}
+    common.emit(as_json, content, lambda: print(f"{output}: {_described(synthesizer)}"))
+
+
+def _content(synthesizer: Any) -> dict[str, Any]:
+    tables = synthesizer.recipe.tables
+    return {**synthesizer.source, "tables_count": len(tables), "rows": sum(t.rows for t in tables)}
+
+
+def _described(synthesizer: Any) -> str:
+    tables = synthesizer.recipe.tables
+    rows = sum(t.rows for t in tables)
+    return f"{synthesizer.samples:,} samples of {len(tables)} tables with {rows:,} rows"

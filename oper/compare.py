@@ -1,0 +1,191 @@
+"""Comparison: every method on the same profile, topology and workload, by one cost model (§6).
+
+The paper's Figure 10 and Tables 2 and 3 for any profile: what each method's placement takes of
+memory, lookups and links on every rank, how even that is, the predicted iteration, the time to
+plan, and how far from the bound it certainly is. Placements are compared, not written. The bound
+holds for plans within the capacities and the extra memory, so only those have a gap.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+from oper.cost import Cost, Workload
+from oper.errors import OperError
+from oper.planner import baselines, planner
+from oper.planner.baselines import Baseline
+from oper.planner.certificate import Certificate, certify
+from oper.planner.draft import Problem
+from oper.planner.paper import paper
+from oper.planner.planner import Planned, Settings
+from oper.planner.profile import Profile
+from oper.planner.torchrec_baseline import TimeLimitError, torchrec
+from oper.topology import Topology
+
+METHODS = (
+    "oper",
+    "paper",
+    "memory_greedy",
+    "access_greedy",
+    "table_wise",
+    "row_wise",
+    "torchrec",
+    "milp",
+)
+# Relative, of the extra memory: sums of bytes over millions of rows are rounded.
+BUDGET_TOLERANCE = 1e-9
+
+
+def installed_methods() -> tuple[str, ...]:
+    """All methods, TorchRec's planner only where torchrec is installed."""
+    return tuple(m for m in METHODS if m != "torchrec" or find_spec("torchrec") is not None)
+
+
+def compare(
+    profile: Profile,
+    topology: Topology,
+    workload: Workload,
+    settings: Settings,
+    methods: Sequence[str],
+    limit_seconds: float,
+    report: Callable[[str], None] = lambda method: None,
+) -> dict[str, Any]:
+    """One run: `settings` and, under `methods`, the fields of `oper plan --json` of each.
+
+    A method that is not done within `limit_seconds` (TorchRec's planner, the solver) has status
+    `time_limit` and no figures. `report` hears each method's name as it begins.
+    """
+    unknown = [method for method in methods if method not in METHODS]
+    if unknown:
+        raise OperError(f"method {unknown[0]!r}: one of {', '.join(METHODS)} was needed")
+    began = time.perf_counter()
+    problem = planner.make_problem(profile, topology, workload, settings)
+    classes_seconds = time.perf_counter() - began
+    entries: dict[str, dict[str, Any]] = {}
+    certificate: Certificate | None = None
+    if "oper" in methods:
+        report("oper")
+        began = time.perf_counter()
+        planned = planner.make_plan(profile, topology, workload, settings)
+        planned.seconds["total"] = time.perf_counter() - began
+        certificate = planned.certificate
+        entries["oper"] = oper_entry(planned)
+    certificate = certificate or certify(problem, 0.0)
+    for method in methods:
+        if method == "oper":
+            continue
+        report(method)
+        began = time.perf_counter()
+        try:
+            baseline = run_method(method, problem, profile, limit_seconds)
+        except TimeLimitError:
+            entries[method] = late_entry(problem, settings, certificate, limit_seconds)
+            continue
+        seconds = {"classes": classes_seconds, "method": time.perf_counter() - began}
+        seconds["total"] = sum(seconds.values())
+        entries[method] = entry(problem, settings, certificate, baseline, seconds)
+    return {
+        "settings": run_settings(problem, settings),
+        "methods": {method: entries[method] for method in methods},
+    }
+
+
+def run_method(method: str, problem: Problem, profile: Profile, limit_seconds: float) -> Baseline:
+    """The placement of a method other than `oper`. Raises TimeLimitError past the limit."""
+    if method == "paper":
+        return paper(problem)
+    if method == "torchrec":
+        return torchrec(problem, profile, limit_seconds)
+    by_name = {
+        "memory_greedy": baselines.memory_greedy,
+        "access_greedy": baselines.access_greedy,
+        "table_wise": baselines.table_wise,
+        "row_wise": baselines.row_wise,
+    }
+    return by_name[method](problem, profile)
+
+
+def run_settings(problem: Problem, settings: Settings) -> dict[str, Any]:
+    """What a run was made with; shares are fractions, bytes per rank."""
+    return {
+        "topology": problem.topology.name,
+        "ranks": problem.topology.ranks,
+        "mode": problem.workload.mode,
+        "fetch": problem.workload.fetch,
+        "batch_size": problem.workload.batch_size,
+        "extra_memory": settings.extra_memory,
+        "threshold": settings.threshold,
+        "dob": settings.dob,
+        "balance": settings.balance,
+        "capacity_bytes": [int(capacity) for capacity in problem.capacity_bytes],
+    }
+
+
+def oper_entry(planned: Planned) -> dict[str, Any]:
+    """OPER's own plan."""
+    return {"plan": None, **planned.to_json(), **capacity_use(planned.realised.cost), "notes": {}}
+
+
+def entry(
+    problem: Problem,
+    settings: Settings,
+    certificate: Certificate,
+    baseline: Baseline,
+    seconds: dict[str, float],
+) -> dict[str, Any]:
+    """The fields of `oper plan --json` of a baseline."""
+    cost = baselines.price(problem, baseline)
+    status = baseline.notes.get("status", "ok") if cost.feasible else "infeasible"
+    bounded = within_limits(problem, cost)
+    gap = certificate.of(cost.objective_seconds).gap if bounded else None
+    return {
+        **shared_fields(problem, settings, certificate, seconds),
+        "threshold": baseline.notes.get("threshold", settings.threshold),
+        **cost.to_json(),
+        **capacity_use(cost),
+        "certified_gap": gap,
+        "status": status,
+        "notes": baseline.notes,
+    }
+
+
+def late_entry(
+    problem: Problem, settings: Settings, certificate: Certificate, limit_seconds: float
+) -> dict[str, Any]:
+    """A method that took longer than the limit: no figures."""
+    return {
+        **shared_fields(problem, settings, certificate, {"total": limit_seconds}),
+        "objective_seconds": None,
+        "certified_gap": None,
+        "feasible": False,
+        "status": "time_limit",
+        "notes": {"limit_seconds": limit_seconds},
+    }
+
+
+def shared_fields(
+    problem: Problem, settings: Settings, certificate: Certificate, seconds: dict[str, float]
+) -> dict[str, Any]:
+    """What does not depend on the placement."""
+    run = run_settings(problem, settings)
+    return {
+        "plan": None,
+        **{name: run[name] for name in ("mode", "fetch", "batch_size", "ranks")},
+        "rows": int(problem.classes.rows.sum()),
+        "threshold": settings.threshold,
+        "asked": {name: run[name] for name in ("extra_memory", "threshold", "dob", "balance")},
+        "seconds": seconds,
+        "lower_bound_seconds": certificate.bound.seconds,
+    }
+
+
+def within_limits(problem: Problem, cost: Cost) -> bool:
+    """Whether a placement keeps the capacities and the extra memory: the bound is for those."""
+    slack = BUDGET_TOLERANCE * cost.total_bytes
+    return cost.feasible and cost.extra_bytes <= problem.budget_bytes + slack
+
+
+def capacity_use(cost: Cost) -> dict[str, float]:
+    """The fullest rank's memory over its capacity: above 1, the factor it exceeds it by."""
+    return {"capacity_factor": float((cost.memory_bytes / cost.capacity_bytes).max())}

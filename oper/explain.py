@@ -1,0 +1,173 @@
+"""Explain: why one row of a plan is where it is, and what two plans do differently.
+
+Counts are those of the profile the plan was made from; of striped rows, which a plan does not
+list, they are known to be at most the least count among their table's listed rows.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from oper.cost import METHODS, collective, expected
+from oper.errors import OperError
+from oper.plan import Plan
+
+
+def explain(plan: Plan, table_name: str, row: int) -> dict[str, Any]:
+    """Count, partition, owner, replicas, paths and reason of one row, for JSON and for people."""
+    table = plan.table_index(table_name)
+    rows = plan.tables[table].rows
+    if not 0 <= row < rows:
+        raise OperError(
+            f"row {row} of table {table_name!r}: its rows are 0 to {rows - 1}; "
+            "a raw value becomes a row by the table's id rule, in plan.json"
+        )
+    layout = plan.layout
+    found = layout.locate(table, np.array([row]))
+    group = int(found.group[0])
+    if group < 0:
+        owner = int(found.owner[0])
+        return {
+            "table": table_name,
+            "row": row,
+            "kind": "striped",
+            "accesses": None,
+            "accesses_at_most": _coldest_listed(plan, table),
+            "partition": None,
+            "owner": owner,
+            "replicas": [],
+            "slots": {str(owner): int(found.slot[0])},
+            "path": [owner] * plan.ranks,
+            "why": (
+                "it is memory-bounded: its partition fills a share of memory before a share of "
+                "accesses. The table's rows of this kind are striped over the ranks by id, in "
+                "proportion to the memory each had left, and take no entry in the address map"
+            ),
+        }
+    accesses = int(plan.explicit_accesses[found.explicit[0]])
+    containing = int(plan.explicit_containing[found.explicit[0]])
+    holders = np.flatnonzero(layout.holds[group]).tolist()
+    position = int(found.position[0])
+    partition = int(np.searchsorted(-plan.partition_floor, -accesses)) if accesses else None
+    if partition is not None and partition >= len(plan.partition_floor):
+        partition = None
+    return {
+        "table": table_name,
+        "row": row,
+        "kind": "replicated" if len(holders) > 1 else "listed",
+        "accesses": accesses,
+        "accesses_at_most": accesses,
+        "partition": partition,
+        "owner": holders[0] if len(holders) == 1 else None,
+        "replicas": holders if len(holders) > 1 else [],
+        "slots": {str(rank): int(layout.base[group, rank]) + position for rank in holders},
+        "path": layout.path[group].tolist(),
+        "why": _why(plan, table, accesses, containing, len(holders)),
+    }
+
+
+def _coldest_listed(plan: Plan, table: int) -> int | None:
+    """The least accesses among the table's explicit rows; None where it has none."""
+    first, last = np.searchsorted(_tables_of_explicit(plan), [table, table + 1])
+    listed = plan.explicit_accesses[first:last]
+    return int(listed.min()) if len(listed) else None
+
+
+def _tables_of_explicit(plan: Plan) -> "np.ndarray[Any, np.dtype[np.int64]]":
+    """The table of each explicit row, [E], from the bitmap."""
+    per_line = np.bitwise_count(plan.layout.bitmap[:, 1:]).sum(axis=1, dtype=np.int64)
+    ends = np.concatenate([[0], np.cumsum(per_line)])[plan.layout.line_offset]
+    return np.repeat(np.arange(len(plan.tables)), np.diff(ends))
+
+
+def _why(plan: Plan, table: int, accesses: int, containing: int, copies: int) -> str:
+    """The row's own part of the iteration with one owner and with a copy everywhere."""
+    topology, workload = plan.topology, plan.workload
+    ranks, S = topology.ranks, plan.tables[table].row_bytes
+    R, D, U = (
+        float(v[0])
+        for v in expected(
+            np.array([accesses]), np.array([containing]), plan.samples, workload, ranks
+        )
+    )
+    local = float(np.diag(topology.link_cost).mean())
+    link = float(topology.link_cost.sum() - np.trace(topology.link_cost)) / ranks**2
+    single = S * (R + (D if workload.training else 0)) * (local + link)
+    everywhere = S * R * local
+    if workload.training:
+        method = plan.figures["allreduce_method"]
+        share = collective(topology, method if method != "none" else METHODS[2])
+        everywhere += S * U * local + share.row * S + share.union * S * U
+        everywhere += share.gather * (S + 4) * D + share.count
+    read = f"each rank reads it {R:.3g} times an iteration"
+    times = f"{single * 1e9:.3g} ns of a rank's iteration with one owner, {everywhere * 1e9:.3g} ns"
+    if copies == ranks:
+        return f"{read}: {times} with a copy on every rank, so it is replicated"
+    if copies > 1:
+        return (
+            f"{read}; a copy on each of {copies} ranks spares the dearer links, "
+            "and more copies would spare less than others do with that memory"
+        )
+    if single <= everywhere:
+        return f"{read}: {times} with copies, so they do not pay; it is listed to be placed"
+    return (
+        f"{read}: {times} with copies, but the extra memory went to rows that gain more per byte; "
+        "it is listed to be placed where the load is least"
+    )
+
+
+def diff(old: Plan, new: Plan) -> dict[str, Any]:
+    """What `new` does differently: settings, figures, and rows that are held elsewhere."""
+    if [replace(t, ids=u.ids) for t, u in zip(old.tables, new.tables, strict=False)] != list(
+        new.tables
+    ) or len(old.tables) != len(new.tables):
+        raise OperError("the plans are for different tables, so their rows cannot be compared")
+    if old.ranks != new.ranks:
+        raise OperError(
+            f"the plans are for {old.ranks} and {new.ranks} ranks; "
+            "compare their figures with `oper plan show`"
+        )
+    tables = []
+    for index, table in enumerate(old.tables):
+        changed = gained = lost = 0
+        for first in range(0, table.rows, _CHUNK_ROWS):
+            rows = np.arange(first, min(first + _CHUNK_ROWS, table.rows))
+            before, after = _holders(old, index, rows), _holders(new, index, rows)
+            different = (before != after).any(axis=1)
+            copies = after.sum(axis=1).astype(int) - before.sum(axis=1)
+            changed += int(different.sum())
+            gained += int((copies > 0).sum())
+            lost += int((copies < 0).sum())
+        tables.append(
+            {
+                "table": table.name,
+                "rows": table.rows,
+                "rows_changed": changed,
+                "rows_more_copies": gained,
+                "rows_fewer_copies": lost,
+                "bytes_changed": changed * table.row_bytes,
+            }
+        )
+    numbers = ("objective_seconds", "extra_memory_ratio", "threshold")
+    return {
+        "settings": {"old": old.settings, "new": new.settings},
+        "figures": {n: {"old": old.figures.get(n), "new": new.figures.get(n)} for n in numbers},
+        "dob": {"old": old.figures["dob"], "new": new.figures["dob"]},
+        "rows_changed": sum(t["rows_changed"] for t in tables),
+        "bytes_changed": sum(t["bytes_changed"] for t in tables),
+        "tables": tables,
+    }
+
+
+_CHUNK_ROWS = 1 << 20
+
+
+def _holders(plan: Plan, table: int, rows: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+    """Who holds each row, bool [N, M]."""
+    found = plan.layout.locate(table, rows)
+    held = np.zeros((len(rows), plan.ranks), dtype=bool)
+    striped = found.group < 0
+    held[np.flatnonzero(striped), found.owner[striped]] = True
+    held[~striped] = plan.layout.holds[found.group[~striped]]
+    return held
