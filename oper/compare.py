@@ -9,18 +9,20 @@ holds for plans within the capacities and the extra memory, so only those have a
 import time
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Literal
 
+from oper import native
 from oper.cost import Cost, Workload
 from oper.errors import OperError
 from oper.planner import baselines, planner
-from oper.planner.baselines import Baseline
+from oper.planner.baselines import Baseline, Cells, NoPlacementError
 from oper.planner.certificate import Certificate, certify
 from oper.planner.draft import Problem
 from oper.planner.paper import paper
+from oper.planner.partition import partitions
 from oper.planner.planner import Planned, Settings
 from oper.planner.profile import Profile
-from oper.planner.torchrec_baseline import TimeLimitError, torchrec
+from oper.planner.torchrec_baseline import torchrec
 from oper.topology import Topology
 
 METHODS = (
@@ -53,12 +55,14 @@ def compare(
 ) -> dict[str, Any]:
     """One run: `settings` and, under `methods`, the fields of `oper plan --json` of each.
 
-    A method that is not done within `limit_seconds` (TorchRec's planner, the solver) has status
-    `time_limit` and no figures. `report` hears each method's name as it begins.
+    A method without a placement (TorchRec's planner or the solver past `limit_seconds`; the solver
+    where whole partitions do not fit) has a status that says so and no figures. `report` hears
+    each method's name as it begins.
     """
     unknown = [method for method in methods if method not in METHODS]
     if unknown:
         raise OperError(f"method {unknown[0]!r}: one of {', '.join(METHODS)} was needed")
+    native.ops()  # loading torch is no part of anyone's planning time
     began = time.perf_counter()
     problem = planner.make_problem(profile, topology, workload, settings)
     classes_seconds = time.perf_counter() - began
@@ -79,8 +83,9 @@ def compare(
         began = time.perf_counter()
         try:
             baseline = run_method(method, problem, profile, limit_seconds)
-        except TimeLimitError:
-            entries[method] = late_entry(problem, settings, certificate, limit_seconds)
+        except NoPlacementError as none:
+            seconds = {"total": time.perf_counter() - began}
+            entries[method] = empty_entry(problem, settings, certificate, none, seconds)
             continue
         seconds = {"classes": classes_seconds, "method": time.perf_counter() - began}
         seconds["total"] = sum(seconds.values())
@@ -92,11 +97,13 @@ def compare(
 
 
 def run_method(method: str, problem: Problem, profile: Profile, limit_seconds: float) -> Baseline:
-    """The placement of a method other than `oper`. Raises TimeLimitError past the limit."""
+    """The placement of a method other than `oper`. Raises NoPlacementError where it has none."""
     if method == "paper":
         return paper(problem)
     if method == "torchrec":
         return torchrec(problem, profile, limit_seconds)
+    if method == "milp":
+        return exact(problem, limit_seconds)
     by_name = {
         "memory_greedy": baselines.memory_greedy,
         "access_greedy": baselines.access_greedy,
@@ -104,6 +111,38 @@ def run_method(method: str, problem: Problem, profile: Profile, limit_seconds: f
         "row_wise": baselines.row_wise,
     }
     return by_name[method](problem, profile)
+
+
+def exact(problem: Problem, limit_seconds: float) -> Baseline:
+    """The solver's placement of whole partitions at the problem's threshold."""
+    from oper.planner import milp
+
+    parts = partitions(problem.classes, problem.threshold)
+    cells = Cells(parts.run_class, parts.run_partition, parts.run_rows)
+    sums = cells.sums(problem.classes, len(parts))
+    found = milp.solve(
+        sums,
+        problem.topology,
+        problem.workload,
+        problem.capacity_bytes,
+        problem.budget_bytes,
+        limit_seconds,
+    )
+    if found.groups is None:
+        status: Literal["time_limit", "infeasible"] = (
+            "infeasible" if found.status == "infeasible" else "time_limit"
+        )
+        raise NoPlacementError(
+            status, f"the solver found no placement of {len(parts)} whole partitions"
+        )
+    notes = {
+        "status": "ok" if found.status == "optimal" else found.status,
+        "partitions": len(parts),
+        "solver": found.solver,
+        "solver_gap": found.gap,
+        "solver_bound_seconds": found.bound_seconds,
+    }
+    return Baseline("milp", found.groups, sums, cells, notes=notes)
 
 
 def run_settings(problem: Problem, settings: Settings) -> dict[str, Any]:
@@ -150,17 +189,21 @@ def entry(
     }
 
 
-def late_entry(
-    problem: Problem, settings: Settings, certificate: Certificate, limit_seconds: float
+def empty_entry(
+    problem: Problem,
+    settings: Settings,
+    certificate: Certificate,
+    none: NoPlacementError,
+    seconds: dict[str, float],
 ) -> dict[str, Any]:
-    """A method that took longer than the limit: no figures."""
+    """A method without a placement: its status and the reason, no figures."""
     return {
-        **shared_fields(problem, settings, certificate, {"total": limit_seconds}),
+        **shared_fields(problem, settings, certificate, seconds),
         "objective_seconds": None,
         "certified_gap": None,
         "feasible": False,
-        "status": "time_limit",
-        "notes": {"limit_seconds": limit_seconds},
+        "status": none.status,
+        "notes": {"reason": str(none)},
     }
 
 

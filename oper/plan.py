@@ -6,7 +6,7 @@ small arrays of the layout, the bitmap, codes and counters of explicit rows as .
 bytes: neither times nor paths are in it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -71,10 +71,15 @@ class Plan:
             + (", …" if len(self.tables) > 8 else "")
         )
 
-    def save(self, folder: Path | str) -> None:
-        """Write the plan and the maps of all ranks, whole or not at all."""
+    def save(self, folder: Path | str, also: Sequence[Callable[[Path], None]] = ()) -> None:
+        """Write the plan and the maps of all ranks, whole or not at all.
+
+        Each of `also` writes more files into the folder: vocabularies of the tables, moves.
+        """
         with storage.atomic_folder(folder, MARKER) as temporary:
             self._write_arrays(temporary)
+            for write in also:
+                write(temporary)
             content = self._to_json() | {"files": storage.describe_files(temporary)}
             storage.write_json(temporary / MARKER, content)
 

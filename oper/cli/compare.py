@@ -128,7 +128,7 @@ def run_table(entries: dict[str, dict[str, Any]]) -> Any:
     table.collapse_padding = True
     for name, entry in entries.items():
         if entry["objective_seconds"] is None:
-            table.add_row(name, f"> limit {entry['notes']['limit_seconds']:g} s")
+            table.add_row(name, "> limit" if entry["status"] == "time_limit" else "no placement")
             continue
         dob = entry["dob"]
         table.add_row(
@@ -139,7 +139,7 @@ def run_table(entries: dict[str, dict[str, Any]]) -> Any:
             "/".join(digits(dob[key], 4) for key in ("memory", "lookups", "link_cost")),
             digits(entry["communication_bytes"]["total"] / total[1]),
             digits(entry["objective_seconds"] / second[1]),
-            digits(entry["seconds"]["total"]),
+            ">limit" if entry["status"] == "time_limit" else digits(entry["seconds"]["total"]),
             gap_cell(entry),
         )
     return table
@@ -168,14 +168,22 @@ def remarks(entries: dict[str, dict[str, Any]]) -> list[str]:
     lines = []
     for name, entry in entries.items():
         notes, factor = entry["notes"], entry.get("capacity_factor")
+        if entry["objective_seconds"] is None:
+            lines.append(f"{name}: {notes['reason']}")
+            continue
         if entry["status"] == "infeasible":
             lines.append(f"{name}: infeasible, a rank holds {factor:.4g} times its capacity")
-        elif entry["certified_gap"] is None and entry["objective_seconds"] is not None:
+        elif entry["certified_gap"] is None:
             lines.append(
                 f"{name}: its copies take {entry['extra_memory_ratio']:.3g} of extra memory, more "
                 "than was asked for: no gap"
             )
-        if name == "torchrec" and entry["objective_seconds"] is not None:
+        if name == "milp":
+            lines.append(
+                f"milp: {notes['solver']} on {notes['partitions']} whole partitions, "
+                f"{notes['solver_gap']:.3%} from its own bound"
+            )
+        if name == "torchrec":
             tables = ", ".join(f"{n} {kind}" for kind, n in notes["tables"].items())
             lines += [
                 f"torchrec: found a plan at {notes['capacity_factor']:.3g} times the capacity: "
@@ -193,7 +201,11 @@ def gap_cell(entry: dict[str, Any]) -> str:
     if entry["certified_gap"] is None:
         return "-"
     percent = 100 * entry["certified_gap"]
-    return digits(percent) if percent >= 0.01 else f"{percent:.0e}".replace("e-0", "e-")
+    return (
+        digits(percent)
+        if percent >= 0.01 or percent == 0
+        else f"{percent:.0e}".replace("e-0", "e-")
+    )
 
 
 def pairs(matrix: list[list[float]]) -> list[float]:

@@ -6,6 +6,7 @@ from typing import Any
 import typer
 
 from oper.cli import common
+from oper.errors import OperError
 
 
 def register(app: typer.Typer) -> None:
@@ -43,6 +44,9 @@ def synth(
     counts: bool = typer.Option(
         False, "--counts", help="Write the profile directly, without a log."
     ),
+    windows: int = typer.Option(
+        1, "--windows", min=1, help="With --counts: one profile for each of N equal parts."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
 ) -> None:
     """Generate a log of a published workload, with a label that can be learned."""
@@ -58,7 +62,11 @@ def synth(
         order,  # type: ignore[arg-type]
     )
     if counts:
-        _write_profile(synthesizer, output, as_json)
+        _write_profile(synthesizer, output, windows, as_json)
+    elif windows > 1:
+        raise OperError(
+            f"--windows {windows}: goes with --counts; a log is cut by `oper profile --windows`"
+        )
     else:
         _write_log(synthesizer, output, as_json)
 
@@ -84,14 +92,13 @@ def _write_log(synthesizer: Any, output: Path, as_json: bool) -> None:
     common.emit(as_json, content, text)
 
 
-def _write_profile(synthesizer: Any, output: Path, as_json: bool) -> None:
-    from oper.logs.synth_counts import synthesize_counts
+def _write_profile(synthesizer: Any, output: Path, windows: int, as_json: bool) -> None:
+    from oper.logs.synth_counts import write_profile
 
-    rows = sum(t.rows for t in synthesizer.recipe.tables)
-    with common.progress("counting", rows, "rows") as meter:
-        profile = synthesize_counts(synthesizer, output.absolute().parent, meter.advance)
-    profile.save(output)
-    content = {"profile": str(output), **_content(synthesizer)}
+    rows = windows * sum(t.rows for t in synthesizer.recipe.tables)
+    with common.progress("drawing counts", rows, "rows") as meter:
+        write_profile(synthesizer, output, windows, meter.advance)
+    content = {"profile": str(output), "windows": windows, **_content(synthesizer)}
     common.emit(as_json, content, lambda: print(f"{output}: {_described(synthesizer)}"))
 
 

@@ -10,7 +10,9 @@ Arrays are streamed, from .npz members too, so that memory does not depend on th
 """
 
 import contextlib
+import math
 import re
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -33,6 +35,20 @@ _ROLES = {
     "X_int": "dense",
     "y": "labels",
 }
+
+# What a damaged header, member or archive raises: NumPy parses headers as Python, and a flipped
+# bit may ask zipfile for an encryption or compression that it does not have.
+_DAMAGE = (
+    ValueError,
+    TypeError,
+    SyntaxError,
+    tokenize.TokenError,
+    EOFError,
+    OSError,
+    RuntimeError,
+    zlib.error,
+    zipfile.BadZipFile,
+)
 
 
 class ArrayStream:
@@ -62,7 +78,7 @@ class ArrayStream:
     def read(self, rows: int) -> NDArray[Any]:
         """The next `rows` rows."""
         shape = (rows, *self.shape[1:])
-        needed = int(np.prod(shape)) * self.dtype.itemsize
+        needed = math.prod(shape) * self.dtype.itemsize
         # A zipped member gives what it has decompressed so far, which may be less than asked.
         parts = []
         with _reading(self._name):
@@ -81,7 +97,7 @@ class ArrayStream:
 def _reading(name: str) -> Iterator[None]:
     try:
         yield
-    except (ValueError, EOFError, OSError, zlib.error, zipfile.BadZipFile) as error:
+    except _DAMAGE as error:
         raise OperError(
             f"{name}: is no readable array ({error}); it is damaged or truncated: copy or make "
             "it again"
@@ -117,7 +133,7 @@ def open_archive(path: Path) -> zipfile.ZipFile:
     """A zip file; OperError where it is none, or truncated."""
     try:
         return zipfile.ZipFile(path)
-    except (OSError, zipfile.BadZipFile) as error:
+    except _DAMAGE as error:
         raise OperError(
             f"{path}: is no readable .npz ({error}); it is damaged or truncated: copy or make it "
             "again"
@@ -153,6 +169,10 @@ class JaggedSource:
         """The number of bags."""
         assert self.samples is not None
         return self.samples
+
+    def estimate(self) -> int:
+        """The number of samples, which is known."""
+        return self.count()
 
     def batches(self, selection: Selection) -> Iterator[Batch]:
         """The samples in file order."""
@@ -230,6 +250,10 @@ class CriteoArraysSource:
         """The number of samples."""
         assert self.samples is not None
         return self.samples
+
+    def estimate(self) -> int:
+        """The number of samples, which is known."""
+        return self.count()
 
     def batches(self, selection: Selection) -> Iterator[Batch]:
         """The samples in file order."""

@@ -1,5 +1,6 @@
 """Arrow columns as the log's jagged ids, dense values, labels and times."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ def ids_of(column: Any, name: str, place: Place, hexadecimal: bool = False) -> J
         lengths = pc.fill_null(column.value_lengths(), 0).to_numpy().astype(np.int32)
         # The place of a bad value is the place of its bag.
         inner = _scalars(column.flatten(), name, place, hexadecimal, lengths)
-        return inner if inner.lengths is not None else Jagged(inner.values, lengths)
+        return inner if inner.lengths is not None else replace(inner, lengths=lengths)
     return _scalars(column, name, place, hexadecimal, None)
 
 
@@ -89,7 +90,7 @@ def _texts(
                 f"{str(texts[bad])!r}, and a category of Criteo's, at most 8 hexadecimal digits, "
                 "was needed; is it another log?"
             )
-        return Jagged(numbers, jagged.lengths)
+        return Jagged(numbers, jagged.lengths, hexadecimal=True)
     plain = all_decimals(texts)
     if plain is not None:
         return Jagged(plain, jagged.lengths)

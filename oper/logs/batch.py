@@ -7,7 +7,7 @@ texts is done once for each distinct one.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,10 +21,14 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Jagged:
-    """Ids of one feature: `values` int64 or `pa.DictionaryArray` of texts, `lengths` int32."""
+    """Ids of one feature: `values` int64 or `pa.DictionaryArray` of texts, `lengths` int32.
+
+    `hexadecimal` says how the log writes its integers, for errors to show them as they are there.
+    """
 
     values: Any
     lengths: NDArray[np.int32] | None = None
+    hexadecimal: bool = False
 
     def offsets(self) -> Ints:
         """Where each sample's values begin, and their number: int64 [samples + 1]."""
@@ -37,10 +41,11 @@ class Jagged:
     def slice(self, start: int, stop: int) -> "Jagged":
         """Samples start … stop − 1."""
         if self.lengths is None:
-            return Jagged(self.values[start:stop])
+            return replace(self, values=self.values[start:stop])
         first = int(self.lengths[:start].sum(dtype=np.int64))
         lengths = self.lengths[start:stop]
-        return Jagged(self.values[first : first + int(lengths.sum(dtype=np.int64))], lengths)
+        values = self.values[first : first + int(lengths.sum(dtype=np.int64))]
+        return replace(self, values=values, lengths=lengths)
 
     def keep(self, mask: NDArray[np.bool_]) -> "Jagged":
         """Without the values where `mask` is false; their samples have fewer ids then."""
@@ -52,7 +57,7 @@ class Jagged:
             lengths = np.diff(kept[self.offsets()]).astype(np.int32)
         is_text = isinstance(self.values, pa.DictionaryArray)
         values = self.values.filter(pa.array(mask)) if is_text else self.values[mask]
-        return Jagged(values, lengths)
+        return replace(self, values=values, lengths=lengths)
 
     def sample_of(self, position: int) -> int:
         """The sample that the value at `position` belongs to."""

@@ -50,6 +50,9 @@ class Source(Protocol):
     def count(self) -> int:
         """Its number of samples, read through if need be."""
 
+    def estimate(self) -> int | None:
+        """About how many samples it has, where a look at its beginning tells."""
+
     def batches(self, selection: Selection) -> Iterator[Batch]:
         """Its samples in order, at most `selection.batch_rows` at a time."""
 

@@ -71,6 +71,7 @@ class IdMapper:
     def _complaint(self, raw: Jagged, position: int, column: str, place: Place) -> str:
         value = raw.values[position]
         value = value.as_py() if isinstance(value, pa.Scalar) else int(value)
+        shown = f"{value:08x} (hexadecimal)" if raw.hexadecimal else repr(value)
         where = place.of(raw.sample_of(position))
         rows = self.table.rows
         needed = f"table {self.table.name!r} has {rows:,} rows, so an id from 0 to {rows - 1:,}"
@@ -85,7 +86,7 @@ class IdMapper:
         else:
             remedy = "give the table `ids: hash` or `ids: vocab`"
         return (
-            f"{where}: column {column!r} is {value!r}; {needed} was needed: {remedy}, "
+            f"{where}: column {column!r} is {shown}; {needed} was needed: {remedy}, "
             "or leave such ids out with --on-bad-id skip"
         )
 

@@ -35,6 +35,9 @@ class KjtSource:
         """The number of samples."""
         return sum(_sparse(b, i).stride() for i, b in enumerate(self._pass()))
 
+    def estimate(self) -> None:
+        """An iterable does not say how much it has."""
+
     def batches(self, selection: Selection) -> Iterator[Batch]:
         """The samples in order."""
         for index, given in enumerate(self._pass()):

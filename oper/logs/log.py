@@ -67,6 +67,17 @@ class Log:
         """The number of samples in all files, counted where no file says it."""
         return sum(s.samples if s.samples is not None else s.count() for s in self._sources)
 
+    def estimated_samples(self) -> int | None:
+        """About how many samples `batches` gives, for a progress bar; None where none can tell."""
+        if self.samples is not None:
+            return self.samples
+        guesses = [s.samples if s.samples is not None else s.estimate() for s in self._sources]
+        total = sum(n for n in guesses if n is not None)
+        if None in guesses or not total:
+            return None
+        start, stop = self.options.row_range(total)
+        return max(0, min(total, total if stop is None else stop) - start)
+
     def whole(self) -> "Log":
         """The same log with all its rows."""
         if self.options.rows is None:

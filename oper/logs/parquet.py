@@ -29,6 +29,10 @@ class ParquetSource:
         assert self.samples is not None
         return self.samples
 
+    def estimate(self) -> int:
+        """The number of samples, which is known."""
+        return self.count()
+
     def batches(self, selection: Selection) -> Iterator[Batch]:
         """The samples in file order."""
         wanted = [*selection.features, *selection.dense]

@@ -6,10 +6,8 @@ running sum, `indices` all ids, table by table. The tables are called t0, t1, â€
 
 import contextlib
 import gzip
-import pickle
 import shutil
 import tempfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,6 +32,10 @@ class RequestSource:
         """The number of samples."""
         assert self.samples is not None
         return self.samples
+
+    def estimate(self) -> int:
+        """The number of samples, which is known."""
+        return self.count()
 
     def batches(self, selection: Selection) -> Iterator[Batch]:
         """The samples in order."""
@@ -99,7 +101,7 @@ def _unpickle(path: Path) -> Any:
             with open(plain, "rb") as file:
                 mappable = file.read(2) == b"PK"
             return torch.load(plain, map_location="cpu", weights_only=True, mmap=mappable)
-    except (OSError, EOFError, RuntimeError, zlib.error, pickle.UnpicklingError) as error:
+    except Exception as error:  # a damaged pickle may raise anything
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise OperError(
             f"{path}: cannot be loaded as tensors alone ({reason}); it is damaged, truncated, or "

@@ -95,6 +95,10 @@ class Synthesizer:
         """The key of the bijection from ranks to rows of a table."""
         return stream_key(self.seed, "rows", table)
 
+    def moved_share(self, begin: int, end: int) -> float:
+        """The share of accesses of samples begin … end - 1 that have moved, on average."""
+        return self.drift * (begin + end - 1) / 2 / max(1, self.samples - 1)
+
     def _batch(
         self, index: int, first: int, model: PlantedModel, pool: ThreadPoolExecutor
     ) -> tuple[Batch, NDArray[np.float64]]:
@@ -103,7 +107,8 @@ class Synthesizer:
         coaccess = self.recipe.coaccess
         in_class = random.random(samples) < coaccess.share
         classes = np.where(in_class, random.integers(coaccess.classes, size=samples), -1)
-        moved = self.drift * np.arange(first, first + samples) / max(1, self.samples - 1)
+        positions = np.arange(first, first + samples)
+        moved = self.drift * positions / max(1, self.samples - 1)
 
         def draw(table: int) -> tuple[Jagged, NDArray[np.float64]]:
             feature = self.recipe.features[table]

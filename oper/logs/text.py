@@ -8,6 +8,7 @@ A CSV file begins with a line of column names; its lines end where its quotes do
 import csv
 import gzip
 import io
+import os
 import re
 import zlib
 from collections.abc import Iterator, Sequence
@@ -121,6 +122,17 @@ class TextSource:
         # A line holds something where a byte other than a line end follows its beginning.
         return sum(len(re.findall(rb"(?:^|\n)\r?[^\r\n]", chunk.text)) for chunk in self._chunks())
 
+    def estimate(self) -> int | None:
+        """About how many lines, from the length of the first ones and how far they compress."""
+        try:
+            with open(self._path, "rb") as file:
+                packed = file.peek(2)[:2] == b"\x1f\x8b"
+                head = (gzip.GzipFile(fileobj=file) if packed else file).read(_PEEK_BYTES)
+                share = file.tell() / os.fstat(file.fileno()).st_size
+        except (OSError, EOFError, zlib.error) as error:
+            raise damaged(self._path, error) from error
+        return round(head.count(b"\n") / share) or None
+
     def batches(self, selection: Selection) -> Iterator[Batch]:
         """The samples in file order."""
         form = self._form
@@ -167,7 +179,9 @@ class TextSource:
                     line += 1
                 rest = b""
                 while block := file.read(_CHUNK_BYTES):
-                    end = block.rfind(b"\n") + 1
+                    # A short block is the last one, and its last line may have no end.
+                    last = len(block) < _CHUNK_BYTES
+                    end = len(block) if last else block.rfind(b"\n") + 1
                     whole, rest = (rest + block[:end], block[end:]) if end else (b"", rest + block)
                     # Arrow refuses a text of empty lines alone.
                     if whole.strip(b"\r\n"):

@@ -131,13 +131,11 @@ def load_recipe(
     if zipf is not None and not 0 <= zipf <= 10:
         raise OperError(f"--zipf {zipf}: an exponent from 0 to 10 was needed")
     facts = _facts()[name]
-    tables = tuple(
-        replace(t, rows=_scaled(t.rows, scale))
-        for t in load_tables(name, dim=facts["dim"] if dim is None else dim)
-    )
+    published = load_tables(name, dim=facts["dim"] if dim is None else dim)
+    tables = tuple(replace(t, rows=_scaled(t.rows, scale)) for t in published)
     exponent = facts.get("zipf") if zipf is None else zipf
     if "reuse" in facts:
-        features = _pooled_features(tables, facts["reuse"], exponent)
+        features = _pooled_features(published, tables, facts["reuse"], exponent)
     else:
         ids = facts["ids"]
         per_table = ids if isinstance(ids, list) else [ids] * len(tables)
@@ -164,24 +162,31 @@ def _scaled(rows: int, scale: float) -> int:
 
 
 def _pooled_features(
-    tables: Sequence[Table], reuse: dict[str, Any], exponent: float | None
+    published: Sequence[Table], tables: Sequence[Table], reuse: dict[str, Any], zipf: float | None
 ) -> tuple[Feature, ...]:
     """Features whose rows, taken together, follow one law of accesses per row and sample.
 
     The row of rank r among the n of table t has the accesses of the pooled law at quantile
     (r + v_t) / n, the v_t spread evenly over [0, 1): so the few hottest rows of all fall to as many
-    tables as they should. Tables of one row are those that are never looked up.
+    tables as they should. Bags are those of the `published` tables, so a scaled one has more
+    accesses per row and sample. Tables of one row are those that are never looked up.
     """
     rows, accesses = np.array(reuse["steps"], dtype=np.float64).T
     quantiles = np.cumsum(rows) / rows.sum()
     quantiles[-1] = 1.0
-    weights = accesses / reuse["batch"]
     golden_ratio = (math.sqrt(5) - 1) / 2
     features = []
-    for index, table in enumerate(tables):
+    for index, (whole, table) in enumerate(zip(published, tables, strict=True)):
         phase = (index * golden_ratio) % 1.0
-        ends = np.maximum(np.ceil(quantiles * table.rows - phase), 0).astype(np.int64)
-        ids = float(np.diff(ends, prepend=0) @ weights) if table.rows > 1 else 0.0
-        law = Law(table.rows, 0.0, ends, weights) if exponent is None else Law(table.rows, exponent)
+
+        def ends(count: int, phase: float = phase) -> NDArray[np.int64]:
+            return np.maximum(np.ceil(quantiles * count - phase), 0).astype(np.int64)
+
+        in_batch = float(np.diff(ends(whole.rows), prepend=0) @ accesses)
+        ids = in_batch / reuse["batch"] if whole.rows > 1 else 0.0
+        if zipf is None:
+            law = Law(table.rows, step_ends=ends(table.rows), step_weights=accesses)
+        else:
+            law = Law(table.rows, zipf)
         features.append(Feature(table, law, ids, varying=True))
     return tuple(features)

@@ -15,7 +15,7 @@ the contiguous ones also say which rows exactly, as ranges.
 
 import heapq
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,6 +75,14 @@ class Baseline:
     cells: Cells | None = None
     pieces: Pieces | None = None
     notes: dict[str, Any] = field(default_factory=dict)
+
+
+class NoPlacementError(Exception):
+    """A method came to no placement: `status` is "time_limit" or "infeasible"."""
+
+    def __init__(self, status: Literal["time_limit", "infeasible"], reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
 
 
 def price(problem: Problem, baseline: Baseline) -> Cost:

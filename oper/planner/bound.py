@@ -71,9 +71,7 @@ def lower_bound(
     return Bound(max(least, hottest), hot_class if hottest > least else None)
 
 
-def usable_methods(
-    workload: Workload, ranks: int, budget_bytes: float
-) -> tuple[Method, ...]:
+def usable_methods(workload: Workload, ranks: int, budget_bytes: float) -> tuple[Method, ...]:
     """The AllReduce methods a plan may use; "none" only where it cannot replicate, or in inference."""
     return METHODS if workload.training and ranks > 1 and budget_bytes > 0 else ("none",)
 
@@ -138,7 +136,9 @@ def hot_row(
     """
     M, link = topology.ranks, topology.link_cost
     local = np.diag(link)
-    owned = float(np.maximum(M * local, np.where(np.eye(M, dtype=bool), 0.0, link).max(axis=0)).min())
+    owned = float(
+        np.maximum(M * local, np.where(np.eye(M, dtype=bool), 0.0, link).max(axis=0)).min()
+    )
     rows = demand(classes, topology, workload, "none")
     least = owned * rows.weight_bytes
     if not workload.training:

@@ -11,7 +11,7 @@ rows. Walking the log in batches of B, cut into M parts of consecutive samples, 
 of each table, by which plans multiply D and U.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from oper import native
 from oper.cost import Workload, expected
+from oper.errors import OperError
 from oper.planner.scan import histogram
 from oper.tensors import as_int64, as_tensor
 
@@ -53,38 +54,53 @@ class Distinct:
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> "Distinct":
         """The inverse of `to_dict`."""
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in content.items()})
+        fields: dict[str, Any] = {
+            key: tuple(v) if isinstance(v, list) else v for key, v in content.items()
+        }
+        return cls(**fields)
 
 
-@dataclass
 class DistinctSums:
-    """Distinct rows per table summed over batches, int64 [T]: what measuring accumulates."""
+    """Distinct rows per table, summed over the batches of `batch_size` that samples fill."""
 
-    batch_size: int
-    ranks: int
-    batches: int
-    rank_rows: Floats  # Σ over batches and ranks
-    union_rows: Floats  # Σ over batches
-
-    @classmethod
-    def zeros(cls, batch_size: int, ranks: int, tables: int) -> "DistinctSums":
-        return cls(batch_size, ranks, 0, np.zeros(tables), np.zeros(tables))
+    def __init__(self, batch_size: int, ranks: int, tables: int) -> None:
+        self.batch_size = batch_size
+        self.ranks = ranks
+        self.batches = 0
+        self.rank_rows = np.zeros(tables)  # Σ over batches and ranks
+        self.union_rows = np.zeros(tables)  # Σ over batches
+        self._pending: list[Batch] = []  # samples that do not fill a batch yet
+        self._held = 0
 
     @classmethod
     def of(cls, measured: Sequence[Distinct]) -> "DistinctSums | None":
-        """The sums behind several measurements, None where they are not of one batch size."""
+        """The sums behind several measurements; None where they are of different batches."""
         first = measured[0]
         if any((d.batch_size, d.ranks) != (first.batch_size, first.ranks) for d in measured):
             return None
-        sums = cls.zeros(first.batch_size, first.ranks, len(first.rank_rows))
+        sums = cls(first.batch_size, first.ranks, len(first.rank_rows))
         for d in measured:
             sums.batches += d.batches
             sums.rank_rows += d.batches * d.ranks * np.array(d.rank_rows)
             sums.union_rows += d.batches * np.array(d.union_rows)
         return sums
 
-    def add(self, batch: "Batch", table_of: dict[str, int]) -> None:
-        """Count one batch of exactly `batch_size` samples of row ids."""
+    def add(self, samples: "Batch", table_of: Mapping[str, int]) -> None:
+        """Walk on over the next samples of the log, row ids by feature."""
+        self._pending.append(samples)
+        self._held += samples.samples
+        if self._held < self.batch_size:
+            return
+        from oper.logs.batch import concatenate
+
+        joined = concatenate(self._pending)
+        whole = self._held - self._held % self.batch_size
+        for start in range(0, whole, self.batch_size):
+            self._add_batch(joined.slice(start, start + self.batch_size), table_of)
+        self._pending = [joined.slice(whole, self._held)] if whole < self._held else []
+        self._held -= whole
+
+    def _add_batch(self, batch: "Batch", table_of: Mapping[str, int]) -> None:
         of_ranks, of_all = native.ops().distinct(
             *tensors(batch, table_of), len(self.rank_rows), batch.samples, self.ranks
         )
@@ -93,7 +109,15 @@ class DistinctSums:
         self.union_rows += of_all.numpy()
 
     def against(self, profile: "Profile") -> Distinct:
-        """The measurement, its ratios taken against what the profile's counters let expect."""
+        """The measurement, its ratios taken against what the profile's counters let expect.
+
+        OperError where the samples filled no batch.
+        """
+        if self.batches == 0:
+            raise OperError(
+                f"--batch-size {self.batch_size:,}: no batch was full, as only {self._held:,} "
+                "samples came; give a smaller batch or a longer log"
+            )
         rank_rows = self.rank_rows / (self.batches * self.ranks)
         union_rows = self.union_rows / self.batches
         rank_expected, union_expected = expected_rows(profile, self.batch_size, self.ranks)
@@ -117,12 +141,12 @@ def expected_rows(profile: "Profile", batch_size: int, ranks: int) -> tuple[Floa
     _, touched, union = expected(accesses, containing, profile.samples, workload, ranks)
     tables = len(profile.tables)
     return (
-        np.bincount(table, rows * touched, minlength=tables),
-        np.bincount(table, rows * union, minlength=tables),
+        np.bincount(table, rows * touched, minlength=tables).astype(np.float64),
+        np.bincount(table, rows * union, minlength=tables).astype(np.float64),
     )
 
 
-def tensors(batch: "Batch", table_of: dict[str, int]) -> tuple[list[Any], list[Any], Any]:
+def tensors(batch: "Batch", table_of: Mapping[str, int]) -> tuple[list[Any], list[Any], Any]:
     """A batch as the native kernels take it: ids, lengths (empty: one each), table, by column."""
     features = [batch.features[key] for key in table_of]
     types = {ids.values.dtype for ids in features}

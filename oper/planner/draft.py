@@ -18,6 +18,7 @@ from oper.cost import (
     Workload,
     collective,
     everywhere_group,
+    holder_groups,
     node_groups,
     single_groups,
 )
@@ -93,7 +94,8 @@ def _alike_draft(problem: Problem) -> Draft:
     ranks = topology.ranks
     levels = _levels(problem)
     groups, replicas = _replica_groups(classes, topology, workload, levels)
-    single = classes.rows - levels.node - levels.everywhere
+    groups, replicas = _spend_rest(problem, groups, replicas)
+    single = classes.rows - replicas.sum(axis=1)
     held = replica_bytes(
         classes, groups, np.concatenate([np.zeros((len(classes), ranks), int), replicas], 1), ranks
     )
@@ -154,6 +156,28 @@ def _replica_groups(
     groups = groups + everywhere_group(topology.ranks)
     columns.append(levels.everywhere[:, None])
     return groups, np.concatenate(columns, axis=1)
+
+
+def _spend_rest(problem: Problem, groups: Groups, replicas: Ints) -> tuple[Groups, Ints]:
+    """Give the copies that the budget has left, too few for a row on all ranks or nodes, to the
+    densest row with one owner that lacks some: in inference it may have copies on a few ranks."""
+    classes, topology = problem.classes, problem.topology
+    extra = (groups.copies[topology.ranks :] - 1) * classes.m[:, None]
+    left = problem.budget_bytes - float((extra * replicas).sum())
+    single = classes.rows - replicas.sum(axis=1)
+    fits = (single > 0) & (classes.m <= left) & (classes.R > 0)
+    if not fits.any() or problem.workload.training:
+        return groups, replicas
+    row = int(np.argmax(np.where(fits, classes.S * classes.R / classes.m, -1.0)))
+    copies = min(int(left // classes.m[row]), topology.ranks - 1)
+    # One rank of each node after the other, then the next of each: the far copies spare most.
+    node_of = np.asarray(topology.node_of)
+    turn = np.array([int((node_of[:r] == node_of[r]).sum()) for r in range(topology.ranks)])
+    holds = np.zeros((1, topology.ranks), dtype=bool)
+    holds[0, np.lexsort((node_of, turn))[: copies + 1]] = True
+    column = np.zeros((len(classes), 1), dtype=np.int64)
+    column[row] = 1
+    return groups + holder_groups(holds, topology), np.concatenate([replicas, column], axis=1)
 
 
 def _programme_draft(problem: Problem) -> Draft:

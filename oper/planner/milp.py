@@ -54,7 +54,7 @@ class Reference:
         objective = self.objective_seconds
         if objective == 0:
             return 0.0
-        return (objective - self.bound_seconds) / objective if self.cost else np.inf
+        return max(1 - self.bound_seconds / objective, 0.0) if self.cost else np.inf
 
 
 def solve(
@@ -122,23 +122,23 @@ class _Model:
         self.copied = np.flatnonzero(price <= spare).tolist() if M > 1 else []
 
         self.problem = pulp.LpProblem("placement", pulp.LpMinimize)
-        largest = pulp.LpVariable("T", lowBound=0)
+        largest = self.problem.add_variable("T", lowBound=0)
         self.problem += largest
-        self.holds = [[_binary(f"x_{p}_{j}") for j in range(M)] for p in P]
+        self.holds = [[self._binary(f"x_{p}_{j}") for j in range(M)] for p in P]
         self.reads: dict[int, list[list[Any]]] = {}  # inference: y[p][i][j] of the copied
         self.everywhere: dict[int, Any] = {}  # training: r[p]
         for p in self.copied:
             if rows.any_holders:
                 self._add_reads(p)
             else:
-                self.everywhere[p] = _binary(f"r_{p}")
+                self.everywhere[p] = self._binary(f"r_{p}")
         for p in P:
             if p not in self.reads:
                 shared = [self.everywhere[p]] if p in self.everywhere else []
                 self.problem += pulp.lpSum(self.holds[p] + shared) == 1
 
         on_all = everywhere_seconds(rows, topology) / self.second
-        any_copy = _binary("any_copy") if self.everywhere else 0
+        any_copy = self._binary("any_copy") if self.everywhere else 0
         for copied in self.everywhere.values():
             self.problem += copied <= any_copy
         load = []
@@ -172,13 +172,18 @@ class _Model:
     def _add_reads(self, p: int) -> None:
         """y[p]: each rank reads from one holder, a holder from itself."""
         M, x = self.topology.ranks, self.holds[p]
-        y = [[x[i] if i == j else _binary(f"y_{p}_{i}_{j}") for j in range(M)] for i in range(M)]
+        y = [
+            [x[i] if i == j else self._binary(f"y_{p}_{i}_{j}") for j in range(M)] for i in range(M)
+        ]
         for i in range(M):
             self.problem += pulp.lpSum(y[i]) == 1
             for j in range(M):
                 if i != j:
                     self.problem += y[i][j] <= x[j]
         self.reads[p] = y
+
+    def _binary(self, name: str) -> Any:
+        return self.problem.add_variable(name, cat=pulp.LpBinary)
 
     def _order(self, load: list[Any]) -> None:
         """Alike ranks by descending load inside each node, and alike nodes by theirs."""
@@ -243,10 +248,6 @@ class _Model:
 
 def _cbc(time_limit_seconds: float, relative_gap: float) -> Any:
     return pulp.PULP_CBC_CMD(msg=False, timeLimit=time_limit_seconds, gapRel=relative_gap)
-
-
-def _binary(name: str) -> Any:
-    return pulp.LpVariable(name, cat=pulp.LpBinary)
 
 
 def _value(variable: Any) -> float:

@@ -273,9 +273,7 @@ def everywhere_seconds(rows: Demand, topology: Topology) -> Floats:
 def everywhere_price(rows: Demand, topology: Topology, prices: Prices) -> Floats:
     """Price [C] of one row of each class with copies on all ranks, in training."""
     copies = float(prices.capacity.sum()) + prices.budget * (topology.ranks - 1)
-    return np.asarray(
-        everywhere_seconds(rows, topology) @ prices.rank + copies * rows.memory_bytes
-    )
+    return np.asarray(everywhere_seconds(rows, topology) @ prices.rank + copies * rows.memory_bytes)
 
 
 def cheapest(rows: Demand, topology: Topology, prices: Prices) -> Floats:
@@ -333,6 +331,8 @@ def _relaxed(rows: Demand, topology: Topology, prices: Prices) -> Floats:
         none, one, more = (
             none + uncovered,
             np.minimum(one + uncovered, none + first),
-            np.minimum.reduce([more + np.minimum(uncovered, several), one + several, none + second]),
+            np.minimum.reduce(
+                [more + np.minimum(uncovered, several), one + several, none + second]
+            ),
         )
     return np.asarray(rows.memory_bytes * np.minimum(single, more - prices.budget))

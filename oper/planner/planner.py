@@ -6,6 +6,7 @@ baseline to be better, all baselines that keep the capacities are priced and the
 too, is taken if it wins; the plan says which step produced it.
 """
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -108,6 +109,9 @@ def make_problem(
         topology.capacities(total, settings.extra_memory, classes.width_memory), dtype=np.float64
     )
     budget = min(settings.extra_memory * total, float(capacity.sum()) - total)
+    # Copies are whole, and in training a row has one or all: what is left of a step is no use.
+    step = math.gcd(*classes.width_memory) * (topology.ranks - 1 if workload.training else 1)
+    budget = budget // max(step, 1) * step
     return Problem(
         classes,
         topology,
@@ -140,7 +144,8 @@ def make_plan(
         realised = realise(profile, problem, draft)
     with watch("bound"):
         certificate = certify(problem, realised.cost.objective_seconds)
-    if certificate.gap > BASELINES_FROM_GAP and settings.balance == "time":
+    uncertain = certificate.gap > BASELINES_FROM_GAP or not realised.cost.feasible
+    if uncertain and settings.balance == "time":
         with watch("baselines"):
             for better in better_baselines(profile, problem, realised):
                 draft, realised = better

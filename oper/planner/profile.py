@@ -125,8 +125,8 @@ class Profile:
     def write(self, folder: Path) -> None:
         """Write all but the vocabularies into a folder that is being made."""
         for name, array in self._arrays().items():
-            if isinstance(array, np.memmap) and _is_file(array, folder / name):
-                array.flush()  # it was counted in its place
+            if isinstance(array, np.memmap) and (folder / name).exists():
+                array.flush()  # the folder is new, so these are counters that lie there
             else:
                 save_array(folder / name, array)
         files = describe_files(folder)
@@ -222,7 +222,7 @@ def merge(profiles: Sequence[Profile], folder: Path | None = None) -> Profile:
     containing = new_counters(int(starts[-1]), dtype, folder, "containing.npy")
     for profile in profiles:
         np.add(accesses, profile.accesses, out=accesses, casting="unsafe")
-        for table in np.flatnonzero(bagged):
+        for table in np.flatnonzero(bagged).tolist():
             mine = containing[starts[table] : starts[table + 1]]
             np.add(mine, profile.table_containing(table), out=mine, casting="unsafe")
     merged = Profile(
@@ -242,13 +242,18 @@ def merge(profiles: Sequence[Profile], folder: Path | None = None) -> Profile:
 
 
 def new_counters(size: int, dtype: Any, folder: Path | None, name: str) -> Any:
-    """Counters at 0: in memory, or in file `name` of a folder that is being made."""
+    """Counters at 0: in memory, or in file `name` of a folder that is being made.
+
+    A file of that name goes, but arrays mapped to it stay readable.
+    """
     if folder is None or size == 0:
         return np.zeros(size, dtype=dtype)
-    array = np.lib.format.open_memmap(folder / name, mode="w+", dtype=dtype, shape=(size,))
+    path = folder / f".{name}"
+    array = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=(size,))
     # Without it a full disk would show only as a fatal signal, at the first write to a page.
-    with open(folder / name, "r+b") as file:
-        os.posix_fallocate(file.fileno(), 0, (folder / name).stat().st_size)
+    with open(path, "r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    path.replace(folder / name)
     return array
 
 
@@ -272,9 +277,10 @@ def _check_alike(first: Profile, other: Profile, number: int) -> None:
             f"{_sampled_share(first):g}; profile all parts with one --sample"
         )
     if any(t.ids.kind == "vocab" for t in first.tables):
-        one, two = (p.prepared().vocabularies for p in (first, other))
-        for name, mine in one.items():
-            if not mine.select(["value", "row"]).equals(two[name].select(["value", "row"])):
+        mine, theirs = (p.prepared().vocabularies for p in (first, other))
+        for name, vocabulary in mine.items():
+            known = vocabulary.select(["value", "row"])
+            if not known.equals(theirs[name].select(["value", "row"])):
                 raise OperError(
                     f"{where}: the vocabulary of table {name!r} is not the first one's; profile "
                     "all parts with the first part's profile as `--tables`"
@@ -364,7 +370,3 @@ def _npy_sha256(array: Counts) -> str:
     sink: Any = SimpleNamespace(write=digest.update)
     np.lib.format.write_array(sink, np.ascontiguousarray(array), allow_pickle=False)
     return digest.hexdigest()
-
-
-def _is_file(array: Any, path: Path) -> bool:
-    return array.filename is not None and Path(array.filename).resolve() == path.resolve()

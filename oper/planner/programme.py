@@ -92,9 +92,7 @@ def solve_demand(
         )
     bucket = buckets(rows)
     fixed = np.zeros(topology.ranks) if fixed_seconds is None else fixed_seconds
-    master = _Master(
-        rows.merged(bucket), topology, capacity_bytes, budget_bytes, objective, fixed
-    )
+    master = _Master(rows.merged(bucket), topology, capacity_bytes, budget_bytes, objective, fixed)
     master.solve()
     for _ in range(ROUNDS if rows.any_holders else 0):
         if not master.add_cheaper():
@@ -281,4 +279,7 @@ class _Master:
 
 def _keys(groups: Groups) -> list[bytes]:
     """What two groups share only if they are the same."""
-    return [path.tobytes() + holds.tobytes() for path, holds in zip(groups.path, groups.holds, strict=True)]
+    return [
+        path.tobytes() + holds.tobytes()
+        for path, holds in zip(groups.path, groups.holds, strict=True)
+    ]

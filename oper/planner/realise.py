@@ -23,8 +23,8 @@ from oper.planner.scan import Scan, class_of, scan
 from oper.planner.stripes import Stripes, make_stripes
 
 # Listed single rows of each width there are at least, to even out the chance differences between
-# stripes with: so many a rank, and one row in so many (0.016 bytes a row in the address map).
-_RESERVE_PER_RANK = 4
+# stripes with: so many, and one row in so many (0.016 bytes a row in the address map).
+_RESERVE_ROWS = 4096
 _RESERVE_SHARE = 1 / 256
 
 
@@ -57,9 +57,7 @@ class Cuts:
     listed: Ints
 
 
-def make_cuts(
-    classes: Classes, width_of_table: Ints, wanted: Ints, replicas: Ints, ranks: int
-) -> Cuts:
+def make_cuts(classes: Classes, width_of_table: Ints, wanted: Ints, replicas: Ints) -> Cuts:
     """The least cuts that list at least `wanted[c]` rows of each class, and, beside the
     `replicas[c]` among them, a reserve."""
     tables = len(width_of_table)
@@ -72,7 +70,7 @@ def make_cuts(
         if not len(mine):
             continue
         rows, single = classes.rows[mine], classes.rows[mine] - replicas[mine]
-        reserve = _RESERVE_PER_RANK * ranks + int(rows.sum() * _RESERVE_SHARE)
+        reserve = max(_RESERVE_ROWS, int(rows.sum() * _RESERVE_SHARE))
         reserve = min(int(single.sum()), reserve)
         last = np.flatnonzero(wanted[mine])
         by_wanted = int(last[-1]) if len(last) else 0
@@ -106,7 +104,7 @@ def realise(profile: Profile, problem: Problem, draft: Draft) -> Realised:
     groups, counts = groups.take(used), draft.counts[:, used]
 
     replicas = counts[:, ranks:].sum(axis=1)
-    cuts = make_cuts(classes, width_of_table, counts.sum(axis=1), replicas, ranks)
+    cuts = make_cuts(classes, width_of_table, counts.sum(axis=1), replicas)
     weight = classes.weight(workload)
     counts = _match(counts, cuts.listed, classes, ranks, draft.shares, weight)
     striped = classes.rows - cuts.listed
@@ -114,16 +112,12 @@ def realise(profile: Profile, problem: Problem, draft: Draft) -> Realised:
     left = memory_left(classes, counts[:, :ranks], striped, replica, draft.shares)
 
     stripes = []
-    memory = replica + counts[:, :ranks].T @ classes.m
-    for w, (_, m) in enumerate(widths):
+    for w in range(len(widths)):
         table_rows = np.zeros(len(profile.tables), dtype=np.int64)
         of_width = classes.width[classes.entry_class] == w
         np.add.at(table_rows, classes.entry_table[of_width], classes.entry_rows[of_width])
         listed = _listed_by_table(classes, cuts, width_of_table == w)
-        made = make_stripes(left, table_rows - listed)
-        stripes.append(made)
-        memory += made.rows.sum(axis=0) * float(m)
-    even_memory(counts, classes, memory, draft.shares)
+        stripes.append(make_stripes(left, table_rows - listed))
 
     scanned = scan(profile, cuts.cut, cuts.quota, stripes, width_of_table, classes)
     rows_class = class_of(
@@ -131,6 +125,7 @@ def realise(profile: Profile, problem: Problem, draft: Draft) -> Realised:
     )
     found = np.bincount(rows_class, minlength=len(classes))
     counts = _match(counts, found, classes, ranks, draft.shares, weight)
+    even_memory(counts, classes, groups, stripes, draft.shares)
     striped_sums = stripe_sums(profile, problem, scanned, ranks)
 
     def priced() -> tuple[Sums, Cost]:
@@ -199,9 +194,14 @@ def stripe_sums(profile: Profile, problem: Problem, scanned: Scan, ranks: int) -
     )
 
 
-def even_memory(counts: Ints, classes: Classes, memory: Floats, shares: Floats) -> None:
+def even_memory(
+    counts: Ints, classes: Classes, groups: Groups, stripes: list[Stripes], shares: Floats
+) -> None:
     """Move the coldest listed single rows, in place, until memory follows `shares` to a row."""
     ranks = len(shares)
+    memory: Floats = groups.holds.T @ (counts.T @ classes.m)
+    for (_, m), made in zip(classes.widths, stripes, strict=True):
+        memory += made.rows.sum(axis=0) * float(m)
     target = memory.sum() * shares / shares.sum()
     for w in np.argsort([-m for _, m in classes.widths], kind="stable").tolist():
         m = float(classes.widths[w][1])

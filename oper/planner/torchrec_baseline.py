@@ -29,17 +29,20 @@ import numpy as np
 
 from oper.cost import Floats, Sums, everywhere_group, single_groups
 from oper.errors import OperError
-from oper.planner.baselines import Baseline, Cells, find_classes, piece_histogram, piece_tables
+from oper.planner.baselines import (
+    Baseline,
+    Cells,
+    NoPlacementError,
+    find_classes,
+    piece_histogram,
+    piece_tables,
+)
 from oper.planner.draft import Problem
 from oper.planner.profile import Profile
 from oper.topology import Topology
 
 # A shard serves all of a row's accesses, whatever its columns.
 COUNTED_WHOLE = ("accesses", "read_rows")
-
-
-class TimeLimitError(Exception):
-    """TorchRec's planner did not end within the limit."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +61,9 @@ def torchrec(problem: Problem, profile: Profile, limit_seconds: float) -> Baseli
     """TorchRec's plan.
 
     Raises:
-        TimeLimitError: it took longer than `limit_seconds`, the import of torchrec included.
-        OperError: torchrec is not installed, or finds no plan with any capacity.
+        NoPlacementError: it took longer than `limit_seconds`, the import of torchrec included, or
+            found no plan with any capacity.
+        OperError: torchrec is not installed.
     """
     answer = ask(request(problem, profile), limit_seconds)
     shards = read_shards(answer["shards"], profile)
@@ -124,18 +128,18 @@ def ask(question: dict[str, Any], limit_seconds: float) -> dict[str, Any]:
             check=False,
         )
     except subprocess.TimeoutExpired as late:
-        raise TimeLimitError(f"TorchRec's planner took more than {limit_seconds:g} s") from late
+        reason = f"TorchRec's planner took more than {limit_seconds:g} s"
+        raise NoPlacementError("time_limit", reason) from late
     if child.returncode:
-        reason = child.stderr.strip().splitlines()[-1:] or ["no message"]
+        lines = child.stderr.strip().splitlines() or ["no message"]
         raise OperError(
-            f"TorchRec's planner failed: {reason[0]}. If torchrec is not installed, leave "
+            f"TorchRec's planner failed: {lines[-1]}. If torchrec is not installed, leave "
             "`torchrec` out of --methods, or install it: see the README"
         )
     answer: dict[str, Any] | None = json.loads(child.stdout)
     if answer is None:
-        raise OperError(
-            "TorchRec's planner found no plan even with 1024 times the ranks' capacities"
-        )
+        reason = "TorchRec's planner found no plan even with 1024 times the ranks' capacities"
+        raise NoPlacementError("infeasible", reason)
     return answer
 
 

@@ -132,10 +132,10 @@ void add_counts(Count* counts, const Law& law, const Placement& placement, int64
 }
 
 Tensor& draw_counts(Tensor& counts, int64_t accesses, double exponent, const Tensor& step_ends,
-                    const Tensor& step_weights, int64_t order, int64_t key, bool moved) {
+                    const Tensor& step_weights, int64_t order, int64_t key, bool moved,
+                    int64_t stream) {
   TORCH_CHECK_VALUE(counts.is_contiguous(), "counts must be contiguous");
   const Placement placement(counts.numel(), static_cast<Order>(order), key, moved);
-  const uint64_t stream = mix(static_cast<uint64_t>(key) + (moved ? 2 : 1));
   with_law(counts.numel(), exponent, step_ends, step_weights, [&](const auto& law) {
     if (counts.scalar_type() == at::kUInt32)
       add_counts(counts.mutable_data_ptr<uint32_t>(), law, placement, accesses, stream);
@@ -202,7 +202,7 @@ TORCH_LIBRARY_FRAGMENT(oper, m) {
   m.def("place_ranks(Tensor ranks, int rows, int order, int key, bool moved) -> Tensor");
   m.def(
       "draw_counts(Tensor(a!) counts, int accesses, float exponent, Tensor step_ends, "
-      "Tensor step_weights, int order, int key, bool moved) -> Tensor(a!)");
+      "Tensor step_weights, int order, int key, bool moved, int stream) -> Tensor(a!)");
   m.def(
       "containing_of(Tensor(a!) containing, Tensor counts, int samples, int slots, int key) "
       "-> Tensor(a!)");

@@ -1,0 +1,204 @@
+"""`oper profile`: count how often each row is accessed in a log; add profiles up; show one."""
+
+import os
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from oper.cli import common
+from oper.cli.default_verb import DEFAULT, verb
+from oper.cli.log_options import takes_log
+from oper.cli.profile_text import content_of, print_profile
+from oper.cli.table_options import DIM, DTYPE, IDS, MIN_COUNT, OPTIMIZER, TABLES, TableOptions
+from oper.errors import OperError
+from oper.units import parse_bytes
+
+if TYPE_CHECKING:
+    from oper.logs import Log, LogOptions
+    from oper.planner.profile import Profile
+    from oper.planner.windows import Windows
+
+_OUTPUT = typer.Option(..., "-o", "--output", help="The profile folder to write.")
+_JSON = typer.Option(False, "--json", help="Print one JSON object.")
+
+
+def register(app: typer.Typer) -> None:
+    """Add `oper profile` and its sub-commands."""
+    verbs = verb("Count how often each row is accessed in a log; merge and show profiles.")
+    verbs.command(DEFAULT, hidden=True)(takes_log(make))
+    verbs.command("merge")(merge)
+    verbs.command("show")(show)
+    app.add_typer(verbs, name="profile")
+
+
+def make(
+    log: list[Path] = typer.Argument(help="Files of the log, or folders of them, in order."),
+    output: Path = _OUTPUT,
+    tables: str | None = TABLES,
+    dim: int = DIM,
+    dtype: str = DTYPE,
+    optimizer: str = OPTIMIZER,
+    ids: str | None = IDS,
+    min_count: int = MIN_COUNT,
+    batch_size: int | None = typer.Option(
+        None, "--batch-size", min=1, help="Measure the distinct rows of batches of so many samples."
+    ),
+    ranks: int = typer.Option(8, "--ranks", min=1, help="Ranks that share such a batch."),
+    windows: int | None = typer.Option(
+        None, "--windows", min=1, help="One profile for each of N equal parts of the log."
+    ),
+    by_column: str | None = typer.Option(
+        None, "--by-column", help="One profile for each --every of this column, a time."
+    ),
+    every: str = typer.Option("1d", "--every", help="The span of a window: 12h, 1d, 1w, or 3600."),
+    sample: str | None = typer.Option(None, "--sample", help="Profile a share of the samples."),
+    seed: int = typer.Option(0, "--seed", min=0, help="Another seed, another sample."),
+    memory_limit: str | None = typer.Option(
+        None,
+        "--memory-limit",
+        help="Counters in memory, the rest in memory-mapped files; half of what is free if not "
+        "given.",
+    ),
+    deadline: str = typer.Option(
+        "1h", "--deadline", help="Under torchrun: how long a rank waits for the others."
+    ),
+    as_json: bool = _JSON,
+    *,
+    log_options: "LogOptions",
+) -> None:
+    """Count exactly how often each row is accessed.
+
+    Under torchrun each rank counts a part of the files, and rank 0 adds the counts up.
+    """
+    from oper.planner.counting import CountOptions
+    from oper.planner.sampling import Sampling
+    from oper.planner.windows import parse_span
+
+    started = time.perf_counter()
+    if by_column is not None:
+        log_options = replace(log_options, time=by_column)
+    stated = TableOptions(tables, dim, dtype, optimizer, ids, min_count)
+    options = CountOptions(
+        sampling=None if sample is None else Sampling(common.parse_share(sample, "--sample"), seed),
+        batch_size=batch_size,
+        ranks=ranks,
+        limit_bytes=_limit_bytes(memory_limit),
+    )
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        if windows is not None or by_column is not None:
+            raise OperError("--windows and --by-column: are for one process, not for torchrun")
+        from oper.planner.counting_ranks import count_under_torchrun
+
+        counted = count_under_torchrun(
+            log, log_options, stated.prepare, options, output, parse_span(deadline)
+        )
+    else:
+        counted = _count(log, log_options, stated, options, output, (windows, by_column, every))
+    if counted is not None:
+        _report(output, counted, ranks, time.perf_counter() - started, as_json)
+
+
+def merge(
+    profiles: list[str] = typer.Argument(help="Profiles of parts of one log, same tables."),
+    output: Path = _OUTPUT,
+    as_json: bool = _JSON,
+) -> None:
+    """Add profiles up."""
+    from oper.planner.profile import MARKER, Profile
+    from oper.planner.profile import merge as add_up
+    from oper.storage import atomic_folder
+
+    started = time.perf_counter()
+    opened = [Profile.open(name) for name in profiles]
+    with atomic_folder(output, MARKER) as folder:
+        merged = add_up(opened, folder)
+        merged.save_vocabularies(folder)
+        merged.write(folder)
+    _report(output, [merged], 1, time.perf_counter() - started, as_json)
+
+
+def show(
+    profile: str = typer.Argument(help="A profile, or one of its windows: PROFILE@3."),
+    check: bool = typer.Option(False, "--check", help="Compare all checksums first."),
+    as_json: bool = _JSON,
+) -> None:
+    """Print what a profile counted."""
+    from oper.planner.profile import Profile
+
+    opened = Profile.open(profile, check=check)
+    content = content_of(profile, [opened], 1)
+    common.emit(as_json, content, lambda: print_profile(content))
+
+
+def _count(
+    paths: list[Path],
+    log_options: "LogOptions",
+    stated: TableOptions,
+    options: Any,
+    output: Path,
+    window_options: tuple[int | None, str | None, str],
+) -> "list[Profile]":
+    """Count the log into the profile folder `output`, or its windows into folders below it."""
+    from oper.logs import RowReader, open_log
+    from oper.planner.counting import count, provenance
+    from oper.planner.profile import MARKER, window_name, write_windows
+    from oper.storage import atomic_folder
+
+    log = open_log(paths, log_options)
+    with atomic_folder(output, MARKER) as folder:
+        with common.progress("finding the tables", None, "samples") as meter:
+            prepared = stated.prepare(log, meter.advance)
+        options = replace(
+            options, windows=_windows(log, *window_options), source=provenance(log)
+        )
+        with common.progress("counting", log.samples, "samples") as meter:
+            reader = RowReader(log, prepared)
+            counted = count(
+                reader, options, prepared=prepared, folder=folder, advance=meter.advance
+            )
+        prepared.save_vocabularies(folder)
+        if options.windows is None:
+            counted[0].write(folder)
+        else:
+            for number, profile in enumerate(counted):
+                (folder / window_name(number)).mkdir(exist_ok=True)
+                profile.write(folder / window_name(number))
+            write_windows(folder, counted)
+    return counted
+
+
+def _windows(
+    log: "Log", windows: int | None, by_column: str | None, every: str
+) -> "Windows | None":
+    from oper.planner.windows import EqualWindows, TimeWindows, parse_span
+
+    if by_column is not None:
+        if windows is not None:
+            raise OperError("--windows and --by-column: give one of them")
+        return TimeWindows(by_column, parse_span(every))
+    if windows is None:
+        return None
+    samples = log.samples
+    if samples is None:
+        total = log.count_samples()
+        first, last = log.options.row_range(total)
+        samples = min(total, total if last is None else last) - first
+    return EqualWindows(windows, samples)
+
+
+def _limit_bytes(given: str | None) -> int:
+    if given is not None:
+        return parse_bytes(given, "--memory-limit")
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") // 2
+
+
+def _report(
+    output: Path, counted: "list[Profile]", ranks: int, seconds: float, as_json: bool
+) -> None:
+    content = content_of(str(output), counted, ranks)
+    content["seconds"] = seconds
+    content["accesses_per_second"] = content["accesses"] / seconds
+    common.emit(as_json, content, lambda: print_profile(content))
