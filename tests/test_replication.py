@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from oper.cost import (
     METHODS,
+    Method,
     Workload,
     evaluate,
     everywhere_group,
@@ -26,7 +27,9 @@ from oper.topology import Topology
 from tests.instances import make_classes, make_problem, zipf_problem
 
 
-def mean_seconds(problem: Problem, node: np.ndarray, everywhere: np.ndarray, method: str) -> float:
+def mean_seconds(
+    problem: Problem, node: np.ndarray, everywhere: np.ndarray, method: Method
+) -> float:
     """Mean T with single and once-a-node rows spread evenly, by the cost model itself."""
     topology, classes = problem.topology, problem.classes
     M = topology.ranks

@@ -82,6 +82,26 @@ def progress(description: str, total: float | None, unit: str = "") -> Iterator[
         yield Meter(advance)
 
 
+@contextlib.contextmanager
+def steps(description: str, total: int) -> Iterator[Callable[[str], None]]:
+    """A bar of `total` steps that is told the name of each step as it begins."""
+    errors = Console(stderr=True)
+    if not errors.is_terminal:
+        yield lambda step: None
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=errors, transient=True) as bar:
+        task = bar.add_task(description, total=total)
+        begun = 0
+
+        def step(name: str) -> None:
+            nonlocal begun
+            bar.update(task, completed=begun, description=f"{description}: {name}")
+            begun += 1
+
+        yield step
+
+
 def parse_share(text: str, name: str) -> float:
     """`5%` or `0.05` -> 0.05; OperError names the option."""
     match = re.fullmatch(r"\s*([0-9.eE+-]+)\s*(%?)\s*", text)

@@ -61,8 +61,8 @@ def make(
     ranks = load_topology(topology, capacity)
     workload = Workload(mode, fetch, batch_size)  # type: ignore[arg-type]
     opened = Profile.open(profile)
-    with common.progress("planning", None) as meter:
-        planned = plan_and_save(opened, ranks, workload, settings, output, meter.advance)
+    with common.steps("planning", total=6) as report:
+        planned = plan_and_save(opened, ranks, workload, settings, output, report)
     content = {"plan": str(output), **planned.to_json()}
     warning = ranks.memory_warning(planned.realised.cost.memory_bytes)
     if warning:

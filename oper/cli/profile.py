@@ -2,7 +2,7 @@
 
 import os
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -151,9 +151,7 @@ def _count(
     with atomic_folder(output, MARKER) as folder:
         with common.progress("finding the tables", None, "samples") as meter:
             prepared = stated.prepare(log, meter.advance)
-        options = replace(
-            options, windows=_windows(log, *window_options), source=provenance(log)
-        )
+        options = replace(options, windows=_windows(log, *window_options), source=provenance(log))
         with common.progress("counting", log.samples, "samples") as meter:
             reader = RowReader(log, prepared)
             counted = count(

@@ -54,7 +54,9 @@ def print_profile(content: dict[str, Any]) -> None:
     out.print(f"{content['profile']}: {content['samples']:,} samples", markup=False)
     out.print(_tables(content))
     if content["counter_bytes"] > 4:
-        out.print(f"counters            {content['counter_bytes']} bytes each, as 4 do not hold them")
+        out.print(
+            f"counters            {content['counter_bytes']} bytes each, as 4 do not hold them"
+        )
     for table, number in content["skipped_ids"].items():
         out.print(f"skipped ids         {number:,} of table {table}", markup=False)
     if content["distinct"]:
@@ -72,7 +74,9 @@ def print_profile(content: dict[str, Any]) -> None:
 
 
 def _tables(content: dict[str, Any]) -> Any:
-    made = common.table("table", "rows", "accesses", "a sample", "never read", "in hottest 1%", "ids")
+    made = common.table(
+        "table", "rows", "accesses", "a sample", "never read", "in hottest 1%", "ids"
+    )
     by_accesses = sorted(content["tables"], key=lambda t: -t["accesses"])
     shown = {t["name"] for t in by_accesses[:_MOST_TABLES]}
     samples = max(content["samples"], 1)
@@ -126,7 +130,10 @@ def _windows(windows: list[dict[str, Any]]) -> Any:
         first = window.get("from", window.get("from_value", window.get("from_sample")))
         last = window.get("to", window.get("to_value", window.get("to_sample")))
         made.add_row(
-            f"@{number}", _border(first), _border(last), f"{window['samples']:,}",
+            f"@{number}",
+            _border(first),
+            _border(last),
+            f"{window['samples']:,}",
             f"{window['accesses']:,}",
         )
     return made

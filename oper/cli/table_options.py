@@ -42,8 +42,10 @@ class TableOptions:
     ids: str | None
     min_count: int
 
-    def prepare(self, log: "Log", advance: Callable[[int], None] = lambda samples: None) -> "Prepared":
-        """The tables with all their rows and vocabularies, from the log where they leave them open."""
+    def prepare(
+        self, log: "Log", advance: Callable[[int], None] = lambda samples: None
+    ) -> "Prepared":
+        """The tables with all their rows and vocabularies, taken from the log where left open."""
         from oper.logs import prepare
         from oper.planner.profile import MARKER, Profile
 

@@ -20,13 +20,17 @@ from oper.logs.columns import Column, Selection
 
 
 class RequestSource:
-    """One request file, memory-mapped; a compressed one is unpacked to a temporary file first."""
+    """One request file, memory-mapped; a compressed one is unpacked to a temporary file first.
+
+    It is held only while it is read, so that of many files one at a time takes room.
+    """
 
     def __init__(self, path: Path) -> None:
         self.name = str(path)
-        self._indices, self._offsets, self._tables = _load(path)
-        self.samples: int | None = (len(self._offsets) - 1) // self._tables
-        self.columns = tuple(Column(f"t{t}", bags=True) for t in range(self._tables))
+        self._path = path
+        _, offsets, tables = _load(path)
+        self.samples: int | None = (len(offsets) - 1) // tables
+        self.columns = tuple(Column(f"t{t}", bags=True) for t in range(tables))
 
     def count(self) -> int:
         """The number of samples."""
@@ -40,13 +44,14 @@ class RequestSource:
     def batches(self, selection: Selection) -> Iterator[Batch]:
         """The samples in order."""
         total = self.count()
+        indices, all_offsets, _ = _load(self._path)
         tables = [(name, int(name[1:])) for name in selection.features]
         for first in range(0, total, selection.batch_rows):
             stop = min(first + selection.batch_rows, total)
             features = {}
             for name, table in tables:
-                offsets = self._offsets[table * total + first : table * total + stop + 1]
-                ids = self._indices[offsets[0] : offsets[-1]].astype(np.int64)
+                offsets = all_offsets[table * total + first : table * total + stop + 1]
+                ids = indices[offsets[0] : offsets[-1]].astype(np.int64)
                 features[name] = Jagged(ids, np.diff(offsets).astype(np.int32))
             yield Batch(stop - first, features, Place(self.name, first, "sample"))
 

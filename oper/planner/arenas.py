@@ -7,6 +7,7 @@ everywhere, then the other groups, then each table's stripes.
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from oper.cost import Groups
 from oper.layout import Layout
@@ -21,7 +22,7 @@ def lay_out(
     classes: Classes,
     groups: Groups,
     counts: Ints,
-    class_of_row: "np.ndarray[tuple[int], np.dtype[np.int32]]",
+    class_of_row: NDArray[np.int32],
     scanned: Scan,
     stripes: Sequence[Stripes],
 ) -> Layout:

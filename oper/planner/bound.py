@@ -61,10 +61,7 @@ def lower_bound(
     least = np.inf
     for method in usable_methods(workload, topology.ranks, budget_bytes):
         rows = demand(classes, topology, workload, method)
-        if looks_alike(topology, capacity_bytes):
-            prices = alike_prices(rows, topology, capacity_bytes, budget_bytes)
-        else:
-            prices = programme.solve_demand(rows, topology, capacity_bytes, budget_bytes).prices
+        prices = good_prices(rows, topology, capacity_bytes, budget_bytes)
         seconds = lagrangian(rows, topology, prices, capacity_bytes, budget_bytes)
         least = min(least, seconds + rows.latency_seconds)
     hottest, hot_class = hot_row(classes, topology, workload, budget_bytes)
@@ -72,7 +69,7 @@ def lower_bound(
 
 
 def usable_methods(workload: Workload, ranks: int, budget_bytes: float) -> tuple[Method, ...]:
-    """The AllReduce methods a plan may use; "none" only where it cannot replicate, or in inference."""
+    """The AllReduce methods a plan may use; only "none" in inference or without replicas."""
     return METHODS if workload.training and ranks > 1 and budget_bytes > 0 else ("none",)
 
 
@@ -93,6 +90,15 @@ def lagrangian(
     return max(value - owed - SAFETY * (value + owed), 0.0)
 
 
+def good_prices(
+    rows: Demand, topology: Topology, capacity_bytes: Floats, budget_bytes: float
+) -> Prices:
+    """Prices at which the Lagrangian is (nearly) largest."""
+    if looks_alike(topology, capacity_bytes):
+        return alike_prices(rows, topology, capacity_bytes, budget_bytes)
+    return programme.solve_demand(rows, topology, capacity_bytes, budget_bytes).prices
+
+
 def alike_prices(
     rows: Demand, topology: Topology, capacity_bytes: Floats, budget_bytes: float
 ) -> Prices:
@@ -111,7 +117,7 @@ def alike_prices(
         saved = rows.weight_bytes[:, None] * -np.diff(copies.slope)
     elif rows.replicas:
         extra = np.array([M - 1.0])
-        single = Prices(even.rank, even.capacity, even.budget).path_cost(topology).sum(axis=0).min()
+        single = float(even.path_cost(topology).sum(axis=0).min())
         saved = (single * rows.weight_bytes - everywhere_price(rows, topology, even))[:, None]
     else:
         extra, saved = np.zeros(0), np.zeros((len(rows), 0))

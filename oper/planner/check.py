@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Ints = NDArray[np.int64]
 
-_CHUNK_ADDRESSES = 1 << 22
+_CHUNK_ADDRESSES = 1 << 18  # what the second-level cache holds
 _REFERENCE_ROWS = 4096  # of each table, compared with the map's reference in NumPy
 _CLOSE = 1e-9  # figures are sums of floats in another order
 
@@ -70,8 +70,9 @@ def replay(folder: Path | str, rows_read: Iterable[tuple[int, Ints]]) -> list[Fi
     served = np.zeros(plan.ranks, dtype=np.int64)
     replicated = 0
     for table, rows in rows_read:
-        for first in range(0, len(rows), _CHUNK_ADDRESSES // plan.ranks or 1):
-            part = rows[first : first + (_CHUNK_ADDRESSES // plan.ranks or 1)]
+        chunk = _chunk_rows(plan)
+        for first in range(0, len(rows), chunk):
+            part = rows[first : first + chunk]
             addresses = np.stack([_translate(m, table, part) for m in maps])
             local = addresses >> SLOT_BITS == LOCAL
             single = local.sum(axis=0) == 1
@@ -218,9 +219,13 @@ def _translate(address_map: "AddressMap", table: int, rows: Ints) -> Ints:
     return addresses
 
 
+def _chunk_rows(plan: Plan) -> int:
+    return max(_CHUNK_ADDRESSES // plan.ranks, 1024)
+
+
 def _all_addresses(plan: Plan, maps: "list[AddressMap]") -> Iterator[tuple[int, Ints, Ints]]:
     """Chunks of rows of a table, with their addresses for each rank, [M, N]."""
-    chunk = max(_CHUNK_ADDRESSES // plan.ranks, 1)
+    chunk = _chunk_rows(plan)
     for table, rows in enumerate(plan.layout.rows.tolist()):
         for first in range(0, rows, chunk):
             ids = np.arange(first, min(first + chunk, rows))

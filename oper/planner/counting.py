@@ -5,7 +5,7 @@ distinct rows of its batches on the way.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from oper.errors import OperError
 from oper.logs.batch import Batch, Jagged
-from oper.logs.log import open_log
+from oper.logs.log import Log, open_log
 from oper.logs.options import LogOptions
 from oper.logs.prepare import Prepared, prepare
 from oper.logs.read import RowReader
@@ -126,6 +126,13 @@ def profile(
         prepared = prepare(opened, tables)
     counted = CountOptions(batch_size=batch_size, ranks=ranks)
     return count(RowReader(opened, prepared), counted, prepared=prepared)[0]
+
+
+def provenance(log: Log) -> dict[str, Any]:
+    """Where counts come from, for a profile: the files' names and the options that matter."""
+    default = asdict(LogOptions())
+    options = {k: v for k, v in asdict(log.options).items() if v != default[k]}
+    return {"files": [Path(name).name for name in log.names], "options": options}
 
 
 class _Tally:

@@ -61,7 +61,7 @@ class Problem:
     @property
     def shares(self) -> Floats:
         """The part of all memory that each rank should hold, [M]."""
-        return self.capacity_bytes / self.capacity_bytes.sum()
+        return np.asarray(self.capacity_bytes / self.capacity_bytes.sum())
 
 
 @dataclass(frozen=True)

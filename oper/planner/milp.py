@@ -16,6 +16,7 @@ M! copies. PuLP passes it to HiGHS, to CBC where highspy is missing.
 
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -190,10 +191,10 @@ class _Model:
         node_of = np.asarray(self.topology.node_of)
         nodes = [np.flatnonzero(node_of == node).tolist() for node in np.unique(node_of)]
         for members in nodes:
-            for first, second in zip(members, members[1:], strict=False):
+            for first, second in pairwise(members):
                 self.problem += load[first] >= load[second]
         sums = [pulp.lpSum(load[r] for r in members) for members in nodes]
-        for before, after in zip(sums, sums[1:], strict=False):
+        for before, after in pairwise(sums):
             self.problem += before >= after
 
     def solve(self, time_limit_seconds: float, relative_gap: float) -> _Outcome:

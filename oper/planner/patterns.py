@@ -72,7 +72,7 @@ class Demand:
 
     def merged(self, bucket: NDArray[np.int64]) -> "Demand":
         """Row-weighted averages over the classes of `bucket[c]`: for prices, never for a bound."""
-        rows = np.bincount(bucket, self.rows)
+        rows = np.bincount(bucket, self.rows).astype(np.float64)
         sums = [np.bincount(bucket, self.rows * vector) for vector in self._vectors[1:]]
         return self._replace(rows, *(total / rows for total in sums))
 

@@ -123,7 +123,7 @@ def memory_left(
     """Bytes each rank has left for striped rows if all memory in use follows `shares`, [M]."""
     held = replica_bytes + counts.T @ classes.m
     total = held.sum() + striped @ classes.m
-    return np.clip(total * shares / shares.sum() - held, 0, None)
+    return np.asarray(np.clip(total * shares / shares.sum() - held, 0, None))
 
 
 def deal_evenly(rows: Ints, shares: Floats, load: Floats, weight: Floats) -> Ints:
@@ -157,4 +157,4 @@ def _exclusive_cumsum_by(key: Ints, values: Ints) -> Ints:
     total = np.cumsum(values) - values
     first = np.r_[True, key[1:] != key[:-1]]
     start = total[first][np.cumsum(first) - 1]
-    return total - start
+    return np.asarray(total - start)

@@ -264,9 +264,7 @@ def _check_alike(first: Profile, other: Profile, number: int) -> None:
             raise OperError(
                 f"{where}: has {len(other.tables)} tables, and the first {len(first.tables)}"
             )
-        one, two = next(
-            (a, b) for a, b in zip(first.tables, other.tables, strict=True) if a != b
-        )
+        one, two = next((a, b) for a, b in zip(first.tables, other.tables, strict=True) if a != b)
         raise OperError(
             f"{where}: table {two.name!r} is not as in the first ({two} there, {one} here); "
             "profile all parts with one `--tables`, which may be the first part's profile"

@@ -230,9 +230,8 @@ class _Master:
         M = self.topology.ranks
         pair = None
         if self.links_first:
-            pair = np.zeros(M * M)
-            pair[self.away] = dual[2 * M + 1 :] / self.pair
-            pair = pair.reshape(M, M)
+            pair = np.zeros((M, M))
+            pair.flat[self.away] = dual[2 * M + 1 :] / self.pair
         scaled = dual[M : 2 * M + 1] / self.byte
         return Prices(dual[:M] / self.second, scaled[:M], float(scaled[M]), pair)
 

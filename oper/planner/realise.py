@@ -39,7 +39,7 @@ class Realised:
     quota: Ints
     stripes: list[Stripes]
     scan: Scan
-    class_of_row: Ints
+    class_of_row: NDArray[np.int32]
     sums: Sums
     cost: Cost
     cost_before: Cost  # before exchanges
@@ -204,8 +204,8 @@ def even_memory(
         memory += made.rows.sum(axis=0) * float(m)
     target = memory.sum() * shares / shares.sum()
     for w in np.argsort([-m for _, m in classes.widths], kind="stable").tolist():
-        m = float(classes.widths[w][1])
-        surplus = (memory - target) / m
+        row_bytes = float(classes.widths[w][1])
+        surplus = (memory - target) / row_bytes
         rows = np.floor(surplus + 1e-9).astype(np.int64)
         # Whole rows that sum to none: the largest fractions are rounded up.
         short = -int(rows.sum())
@@ -220,13 +220,13 @@ def even_memory(
             give = np.clip(rows[r] - (np.cumsum(held) - held), 0, held)
             counts[mine, r] -= give
             moving[mine] += give
-            memory[r] -= float(give.sum()) * m
+            memory[r] -= float(give.sum()) * row_bytes
         for r in np.flatnonzero(rows < 0):
             held = moving[mine]
             take = np.clip(-rows[r] - (np.cumsum(held) - held), 0, held)
             counts[mine, r] += take
             moving[mine] -= take
-            memory[r] += float(take.sum()) * m
+            memory[r] += float(take.sum()) * row_bytes
         # A donor short of listed rows leaves receivers short, never rows without a home.
 
 

@@ -34,7 +34,7 @@ def columns(groups: Groups, topology: Topology) -> Floats:
     cost = topology.link_cost
     link = np.where(groups.path == ranks, 0.0, cost[ranks, groups.path])
     served = np.stack([(groups.path == r).sum(axis=1) for r in ranks], axis=1)
-    return link + served * np.diag(cost)
+    return np.asarray(link + served * np.diag(cost))
 
 
 @dataclass

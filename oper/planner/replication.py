@@ -52,7 +52,7 @@ def single_seconds(classes: Classes, topology: Topology, workload: Workload) -> 
     mean_link = topology.link_cost.sum() - np.trace(topology.link_cost)
     mean_link /= topology.ranks**2
     local = float(np.trace(topology.link_cost)) / topology.ranks
-    return classes.weight(workload) * (local + mean_link)
+    return np.asarray(classes.weight(workload) * (local + mean_link))
 
 
 def everywhere_seconds(

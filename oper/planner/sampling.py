@@ -46,7 +46,7 @@ class Sampling:
         number = np.arange(first, first + samples, dtype=np.uint64)
         hashed = _mix(number * _GOLDEN + _mix(np.array([self.seed], dtype=np.uint64) + _GOLDEN))
         # 53 bits, as a double holds them exactly.
-        uniform: NDArray[np.float64] = (hashed >> np.uint64(11)) * 2.0**-53
+        uniform = (hashed >> np.uint64(11)).astype(np.float64) * 2.0**-53
         return uniform < self.share
 
     def to_dict(self) -> dict[str, Any]:
@@ -93,9 +93,7 @@ def sampling_error(profile: "Profile", ranks: int) -> SamplingError:
     return SamplingError(share, HOT_SHARE, missed_rows, missed_accesses, ranks, error)
 
 
-def _hot_missed(
-    x: NDArray[np.int64], rows: NDArray[np.int64], share: float
-) -> tuple[float, float]:
+def _hot_missed(x: NDArray[np.int64], rows: NDArray[np.int64], share: float) -> tuple[float, float]:
     """Expected shares missed of the hottest rows and of their accesses; x descending."""
     from scipy.stats import binom
 

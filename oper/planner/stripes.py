@@ -40,7 +40,8 @@ def make_stripes(shares: Floats, table_rows: Ints) -> Stripes:
     np.cumsum(order[:, None] == np.arange(ranks), axis=0, out=prefix[1:])
 
     def occurrences(position: Ints) -> Ints:
-        return (position // len(order))[:, None] * prefix[-1] + prefix[position % len(order)]
+        turns, rest = np.divmod(position, len(order))
+        return np.asarray(turns[:, None] * prefix[-1] + prefix[rest])
 
     rows = occurrences(rotation + table_rows) - occurrences(rotation)
     return Stripes(order, rotation, rows)
