@@ -2,8 +2,9 @@
 
 The paper's Figure 10 and Tables 2 and 3 for any profile: what each method's placement takes of
 memory, lookups and links on every rank, how even that is, the predicted iteration, the time to
-plan, and how far from the bound it certainly is. Placements are compared, not written. The bound
-holds for plans within the capacities and the extra memory, so only those have a gap.
+plan, and how far from the bound it certainly is. Placements are compared and nothing is written:
+`seconds` has no layout and no disk in it. The bound holds for plans within the capacities and the
+extra memory, so only those have a gap.
 """
 
 import time

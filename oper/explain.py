@@ -111,6 +111,11 @@ def _why(plan: Plan, table: int, accesses: int, containing: int, copies: int) ->
         )
     if single <= everywhere:
         return f"{read}: {times} with copies, so they do not pay; it is listed to be placed"
+    if workload.training and plan.figures["allreduce_method"] == "none":
+        return (
+            f"{read}: {times} with copies, but all rows that would gain save less than the "
+            "AllReduce's latency takes; it is listed to be placed where the load is least"
+        )
     return (
         f"{read}: {times} with copies, but the extra memory went to rows that gain more per byte; "
         "it is listed to be placed where the load is least"

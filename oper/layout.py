@@ -59,7 +59,7 @@ class Layout:
     base: Ints  # [G, M] first slot at each holder; -1 where there is no copy
     orders: tuple[NDArray[np.uint16], ...]  # patterns of ranks
     pattern_of: Ints  # [T]
-    rotation: Ints  # [T]
+    rotation: Ints  # [T] below the length of the table's order
     stripe_base: Ints  # [T, M]
     line_offset: Ints  # [T + 1] first line of each table in the bitmap
     bitmap: NDArray[np.uint64]  # [lines, 8]

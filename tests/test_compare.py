@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,14 @@ from typer.testing import CliRunner
 from oper import compare as comparison
 from oper.cli import app
 from oper.cli import compare as text
-from oper.cost import Workload
+from oper.cost import Workload, everywhere_group
 from oper.errors import OperError
+from oper.planner.baselines import Baseline
+from oper.planner.certificate import certify
 from oper.planner.planner import Settings
 from oper.planner.profile import Profile
 from oper.topology import Topology
-from tests.profiles import make_profile
+from tests.profiles import make_profile, profile_problem
 
 QUICK = ("oper", "paper", "memory_greedy", "access_greedy", "table_wise", "row_wise")
 # Of `oper plan --json`; a fresh OPER plan has further ones.
@@ -87,6 +90,19 @@ def test_what_keeps_no_capacity_is_marked_and_has_no_gap() -> None:
     assert found["objective_seconds"] > 0
 
 
+def test_more_copies_than_asked_for_have_no_gap() -> None:
+    problem = profile_problem(make_profile(1), "cpu:4", extra=0.5)
+    problem = replace(problem, capacity_bytes=problem.capacity_bytes * 4)
+    every_row = problem.classes.sums(problem.classes.rows[:, None])
+    everywhere = Baseline("everywhere", everywhere_group(4), every_row)
+    found = comparison.entry(
+        problem, Settings(extra_memory=0.5), certify(problem, 0.0), everywhere, {"total": 0.0}
+    )
+    assert found["feasible"]
+    assert found["extra_memory_ratio"] == pytest.approx(3)
+    assert found["certified_gap"] is None
+
+
 def test_a_late_method_has_status_time_limit_and_no_figures() -> None:
     found = run(make_profile(1), methods=("row_wise", "torchrec"), limit_seconds=0.01)
     late = found["methods"]["torchrec"]
@@ -145,7 +161,15 @@ def test_tables_are_at_most_100_columns_wide(mode: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [(0, "0"), (1, "1"), (0.5, ".500"), (0.9996, "1"), (12.34, "12.3"), (123.4, "123")],
+    [
+        (0, "0"),
+        (1, "1"),
+        (0.5, ".500"),
+        (0.9996, "1"),
+        (12.34, "12.3"),
+        (99.96, "100"),
+        (123.4, "123"),
+    ],
 )
 def test_digits(value: float, shown: str) -> None:
     assert text.digits(value) == shown

@@ -1,5 +1,7 @@
 """The histogram of counters against NumPy's unique."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -14,7 +16,7 @@ ALL_BITS = {np.uint32: 2**32 - 1, np.uint64: 2**64 - 1}
 def reference(accesses, containing, offsets, containing_offsets):
     """Rows of each (piece, accesses, containing) as a list of tuples, in the order promised."""
     found = []
-    for piece, (begin, end) in enumerate(zip(offsets[:-1], offsets[1:], strict=True)):
+    for piece, (begin, end) in enumerate(pairwise(offsets)):
         a = accesses[begin:end]
         start, stop = containing_offsets[piece : piece + 2]
         c = containing[start:stop] if stop > start else a
@@ -89,6 +91,6 @@ def test_rejects_signed_counters():
 
 
 def test_rejects_offsets_beyond_the_counters():
+    zeros = np.zeros(3, np.uint32)
     with pytest.raises(ValueError, match="offsets end at 4"):
-        zeros = np.zeros(3, np.uint32)
         histogram(zeros, zeros[:0], np.array([0, 4]), np.array([0, 0]))

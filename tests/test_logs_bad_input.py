@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from oper.errors import OperError
-from oper.logs import LogOptions, RowReader, open_log, prepare, read
+from oper.logs import LogOptions, Prepared, RowReader, open_log, prepare, read
 from oper.tables import IdRule, Table
 
 JAGGED = LogOptions(values=("item",), lengths=("lengths",))
@@ -116,6 +116,13 @@ def test_ids_without_a_row(tmp_path: Path, ids: list[int], words: list[str]) -> 
     reader = RowReader(log, prepare(log, [table]))
     assert sum(len(b.features["c"].values) for b in reader.batches()) == 2
     assert reader.skipped == {"t": 1}
+
+
+def test_missing_holds_for_stated_tables(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"c": [3, -1]}), tmp_path / "p.parquet")
+    log = open_log(tmp_path / "p.parquet", LogOptions(missing="-1"))
+    (batch,) = RowReader(log, Prepared((Table("c", 5),))).batches()
+    assert batch.features["c"].values.tolist() == [3]
 
 
 def test_negative_ids_of_an_inferred_table(tmp_path: Path) -> None:

@@ -18,8 +18,6 @@ VERBS = (
     "plan",
     "compare",
     "topology",
-    "drift",
-    "replan",
 )
 
 app = typer.Typer(

@@ -230,7 +230,8 @@ def digits(value: float | None, count: int = 3) -> str:
     """`count` digits without an exponent or a leading 0, as a table has room for."""
     if value is None:
         return "-"
-    whole = len(str(int(value))) if value >= 1 else 0
+    rounded = float(f"{value:.{count}g}")
+    whole = len(str(int(rounded))) if rounded >= 1 else 0
     text = f"{value:.{max(count - whole, 0)}f}"
     if "." in text:
         text = text.rstrip("0").rstrip(".") if float(text) in (0.0, 1.0) else text.lstrip("0")

@@ -6,7 +6,7 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from oper.cli import common, plan_views
+from oper.cli import common, plan_check, plan_views
 from oper.cli.default_verb import DEFAULT, verb
 from oper.cli.plan_options import (
     BALANCE,
@@ -29,6 +29,7 @@ def register(app: typer.Typer) -> None:
     verbs = verb("Make a sharding plan from a profile; show, diff, explain and check plans.")
     verbs.command(DEFAULT, hidden=True)(make)
     plan_views.add_to(verbs)
+    plan_check.add_to(verbs)
     app.add_typer(verbs, name="plan")
 
 

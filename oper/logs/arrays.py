@@ -11,7 +11,6 @@ Arrays are streamed, from .npz members too, so that memory does not depend on th
 
 import contextlib
 import math
-import re
 import tokenize
 import zipfile
 import zlib
@@ -317,7 +316,7 @@ def open_npy(path: Path) -> CriteoArraysSource:
     """A matrix of ids [samples, features]; for NAME_sparse.npy, with dense and labels beside."""
     members = {"sparse": path}
     for role in ("dense", "labels"):
-        beside = path.with_name(re.sub("sparse", role, path.name))
+        beside = path.with_name(path.name.replace("sparse", role))
         if beside != path and beside.is_file():
             members[role] = beside
     return CriteoArraysSource(path, {role: role for role in members}, members)

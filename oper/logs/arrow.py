@@ -76,9 +76,10 @@ def _texts(
     lengths: NDArray[np.int32] | None,
 ) -> Jagged:
     """Ids of texts: integers where all of them are, a dictionary elsewhere."""
-    sizes = pc.binary_length(column)
-    if (pc.min(sizes).as_py() or 0) == 0:
-        column = pc.if_else(pc.equal(sizes, 0), None, column)
+    if not hexadecimal:  # those come from a text's fields, where empty is null already
+        sizes = pc.binary_length(column)
+        if pc.min(sizes).as_py() == 0:
+            column = pc.if_else(pc.equal(sizes, 0), None, column)
     jagged = _without_nulls(column, lengths)
     texts = jagged.values
     if hexadecimal:

@@ -87,6 +87,7 @@ def prepare(
     `min_count` are those of inferred tables; `advance` is told of samples read.
     """
     whole = log.whole()
+    inferred = tables is None
     if tables is None:
         tables = [
             Table(
@@ -99,9 +100,6 @@ def prepare(
             )
             for name in log.features
         ]
-        inferred = True
-    else:
-        inferred = False
     tables = with_missing(tables, log.options.missing)
     tables = _sized(whole, tables, inferred, advance)
     contents = _vocabularies(whole, tables, advance)

@@ -11,7 +11,7 @@ from oper.logs.log import Log, open_log
 from oper.logs.options import LogOptions
 from oper.logs.prepare import Prepared, matched, prepare
 from oper.logs.vocabulary import vocabulary_of
-from oper.tables import Table
+from oper.tables import Table, with_missing
 
 
 class RowReader:
@@ -32,7 +32,8 @@ class RowReader:
                 else None,
                 log.options.on_bad_id,
             )
-            for table in prepared.tables
+            # A value that is missing by the options is so too where the rule names none.
+            for table in with_missing(prepared.tables, log.options.missing)
         ]
         found = matched(log, prepared.tables)
         features = [feature for _, feature, _ in found]

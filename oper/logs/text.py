@@ -32,6 +32,7 @@ CATEGORIES = tuple(f"C{i}" for i in range(1, 27))
 _CHUNK_BYTES = 1 << 25
 _BLOCK_BYTES = 1 << 22
 _PEEK_BYTES = 1 << 20
+_SOMETHING = re.compile(rb"[^\r\n]")
 _BRACKETS = "[](){} "
 
 
@@ -184,10 +185,10 @@ class TextSource:
                     end = len(block) if last else block.rfind(b"\n") + 1
                     whole, rest = (rest + block[:end], block[end:]) if end else (b"", rest + block)
                     # Arrow refuses a text of empty lines alone.
-                    if whole.strip(b"\r\n"):
+                    if _SOMETHING.search(whole):
                         yield Chunk(self._path, whole, line)
                     line += whole.count(b"\n")
-                if rest.strip(b"\r\n"):
+                if _SOMETHING.search(rest):
                     yield Chunk(self._path, rest, line)
         except (OSError, EOFError, zlib.error) as error:
             raise damaged(self._path, error) from error

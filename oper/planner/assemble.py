@@ -78,7 +78,7 @@ def plan_and_save(
     planned.seconds["layout"] = time.perf_counter() - since
     since = time.perf_counter()
     report("writing")
-    plan.save(output)
+    plan.save(output, also=[profile.save_vocabularies])
     planned.seconds["writing"] = time.perf_counter() - since
     planned.seconds["total"] = time.perf_counter() - began
     return planned

@@ -10,8 +10,8 @@ with itself and with the plan's figures.
 * memory, figures: recomputed from slots and from one another.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from oper.plan import Plan, load_plan
 
 if TYPE_CHECKING:
     from oper.address_map import AddressMap
+    from oper.logs import LogOptions
 
 Ints = NDArray[np.int64]
 
@@ -89,11 +90,20 @@ def replay(folder: Path | str, rows_read: Iterable[tuple[int, Ints]]) -> list[Fi
     return [Finding("a replay of the log serves what the plan says, to the row", wrong)]
 
 
-def rows_of_log(plan: Plan, folder: Path | str, log: Any) -> Iterator[tuple[int, Ints]]:
-    """What `replay` needs, from an opened log, by the plan's own rules for ids."""
-    from oper.logs import Prepared, RowReader
+def rows_of_log(
+    folder: Path | str, log: Sequence[Path], options: "LogOptions"
+) -> Iterator[tuple[int, Ints]]:
+    """What `replay` needs, from the files of a log, by the plan's own rules for ids.
 
-    reader = RowReader(log, Prepared.load(plan.tables, folder))
+    The plan's features are read where `options` names no columns.
+    """
+    from oper.logs import Prepared, RowReader, open_log
+
+    plan = load_plan(folder)
+    if not options.columns:
+        features = [name for table in plan.tables for name in table.features or (table.name,)]
+        options = replace(options, columns=tuple(features))
+    reader = RowReader(open_log(log, options), Prepared.load(plan.tables, folder))
     for batch in reader.batches(ids_only=True):
         for key, table in reader.tables_of.items():
             yield table, batch.features[key].values
@@ -204,6 +214,7 @@ class _Placement:
 
 def _maps(plan: Plan, folder: Path | str) -> "list[AddressMap]":
     from oper.address_map import AddressMap
+    from oper.logs import LogOptions
     from oper.plan import load_rank_map
 
     return [
