@@ -27,6 +27,7 @@ SCHEMA = "oper-plan"
 VERSION = 1
 
 _LAYOUT_FILE = "layout.safetensors"
+_OPTIONAL = ("stripe_bitmap", "explicit_containing")
 _LARGE = ("bitmap", "codes", "stripe_bitmap")  # of the layout: as .npy, to be memory-mapped
 
 
@@ -158,11 +159,17 @@ def load_plan(folder: Path | str, tables: Sequence[Table] | None = None) -> Plan
         storage.verify_files(folder, content["files"], digests=True)
         plan = _from_json(folder, content)
         stated = content["fingerprint"]
+        unlisted = [rank for rank in range(plan.ranks) if rank_file(rank) not in content["files"]]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise OperError(
             f"{folder / MARKER}: is damaged ({type(error).__name__}: {error}); copy the plan "
             "or make it again"
         ) from error
+    if unlisted:
+        raise OperError(
+            f"{folder / MARKER}: lists no {rank_file(unlisted[0])}; it was changed: copy the plan "
+            "or make it again"
+        )
     if fingerprint(plan.tables) != stated:
         raise OperError(
             f"{folder / MARKER}: its tables are not those of its fingerprint; it was changed: "
@@ -186,8 +193,11 @@ def _from_json(folder: Path, content: dict[str, Any]) -> Plan:
     orders = tuple(arrays.pop(name) for name in sorted(arrays) if name.startswith("order_"))
 
     def large(name: str) -> Any:
-        present = f"{name}.npy" in content["files"]
-        return storage.load_array(folder / f"{name}.npy") if present else None
+        file = f"{name}.npy"
+        if name in _OPTIONAL and file not in content["files"]:
+            return None
+        content["files"][file]  # a KeyError where the record does not vouch for it
+        return storage.load_array(folder / file)
 
     explicit_accesses = large("explicit_accesses")
     explicit_containing = large("explicit_containing")

@@ -4,7 +4,7 @@
 
 The statistic I(h) is the mean over the 325 pairs of the 26 features of the mutual information, in
 nats, between their h most frequent values, all others taken together; an empty field is a value;
-less (k - 1)(l - 1) / 2n, its bias for independent features with k and l values present in n samples.
+less (k - 1)(l - 1) / 2n, its bias for independent features with k and l values in n samples.
 For each number of latent classes the share of samples that follow one is bisected until a
 generated log of as many samples, full size, has the real log's I(16). The number of classes is the
 one that comes closest to its I(64) then. Prints both for `coaccess` in oper/data/workloads.yaml.

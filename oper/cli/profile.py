@@ -92,13 +92,15 @@ def make(
             raise OperError("--windows and --by-column: are for one process, not for torchrun")
         from oper.planner.counting_ranks import count_under_torchrun
 
-        counted = count_under_torchrun(
+        summed = count_under_torchrun(
             log, log_options, stated.prepare, options, output, parse_span(deadline)
         )
+        if summed is None:
+            return  # rank 0 reports for all
+        counted = [summed]
     else:
         counted = _count(log, log_options, stated, options, output, (windows, by_column, every))
-    if counted is not None:
-        _report(output, counted, ranks, time.perf_counter() - started, as_json)
+    _report(output, counted, time.perf_counter() - started, as_json)
 
 
 def merge(
@@ -117,7 +119,7 @@ def merge(
         merged = add_up(opened, folder)
         merged.save_vocabularies(folder)
         merged.write(folder)
-    _report(output, [merged], 1, time.perf_counter() - started, as_json)
+    _report(output, [merged], time.perf_counter() - started, as_json)
 
 
 def show(
@@ -129,7 +131,7 @@ def show(
     from oper.planner.profile import Profile
 
     opened = Profile.open(profile, check=check)
-    content = content_of(profile, [opened], 1)
+    content = content_of(profile, [opened])
     common.emit(as_json, content, lambda: print_profile(content))
 
 
@@ -193,10 +195,8 @@ def _limit_bytes(given: str | None) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") // 2
 
 
-def _report(
-    output: Path, counted: "list[Profile]", ranks: int, seconds: float, as_json: bool
-) -> None:
-    content = content_of(str(output), counted, ranks)
+def _report(output: Path, counted: "list[Profile]", seconds: float, as_json: bool) -> None:
+    content = content_of(str(output), counted)
     content["seconds"] = seconds
     content["accesses_per_second"] = content["accesses"] / seconds
     common.emit(as_json, content, lambda: print_profile(content))

@@ -10,10 +10,9 @@ if TYPE_CHECKING:
 _MOST_TABLES = 40
 
 
-def content_of(name: str, profiles: "list[Profile]", ranks: int) -> dict[str, Any]:
+def content_of(name: str, profiles: "list[Profile]") -> dict[str, Any]:
     """What one profile, or the windows of one folder, counted."""
     from oper.planner.profile import merge
-    from oper.planner.sampling import sampling_error
     from oper.planner.summary import summarise
 
     profile = profiles[0] if len(profiles) == 1 else merge(profiles)
@@ -32,9 +31,7 @@ def content_of(name: str, profiles: "list[Profile]", ranks: int) -> dict[str, An
         ],
         "skipped_ids": profile.source.get("skipped_ids", {}),
         "distinct": None if profile.distinct is None else profile.distinct.to_dict(),
-        "sampling": sampling_error(profile, ranks).to_dict()
-        if "sampled" in profile.source
-        else None,
+        "sampled": profile.source.get("sampled"),
     }
     if "window" in profiles[0].source:
         content["windows"] = [
@@ -61,8 +58,8 @@ def print_profile(content: dict[str, Any]) -> None:
         out.print(f"skipped ids         {number:,} of table {table}", markup=False)
     if content["distinct"]:
         out.print(_distinct_line(content["distinct"]))
-    if content["sampling"]:
-        for line in _sampling_lines(content["sampling"]):
+    if content["sampled"]:
+        for line in _sampling_lines(content["sampled"]):
             out.print(line)
     if "windows" in content:
         out.print(_windows(content["windows"]))
@@ -113,14 +110,16 @@ def _distinct_line(distinct: dict[str, Any]) -> str:
     )
 
 
-def _sampling_lines(error: dict[str, Any]) -> list[str]:
+def _sampling_lines(sampled: dict[str, Any]) -> list[str]:
+    if "hot_share" not in sampled:
+        return [f"sample              {sampled['share']:.3g} of the samples, added up from parts"]
     return [
-        f"sample              {error['share']:.3g} of the samples; expected errors:",
-        f"  hot set           {error['hot_rows_missed']:.2%} of the hottest "
-        f"{error['hot_share']:.0%} of rows are missed, with "
-        f"{error['hot_accesses_missed']:.2%} of their accesses",
-        f"  balance           {error['rank_lookups_error']:.3%} standard error of a rank's share "
-        f"of lookups, {error['ranks']} ranks",
+        f"sample              {sampled['share']:.3g} of the samples; expected errors:",
+        f"  hot set           {sampled['hot_rows_missed']:.2%} of the hottest "
+        f"{sampled['hot_share']:.0%} of rows are missed, with "
+        f"{sampled['hot_accesses_missed']:.2%} of their accesses",
+        f"  balance           {sampled['rank_lookups_error']:.3%} standard error of a rank's share "
+        f"of the lookups, {sampled['ranks']} ranks",
     ]
 
 

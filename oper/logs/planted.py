@@ -21,8 +21,8 @@ from oper.logs.workloads import Recipe
 
 DENSE_COLUMNS = tuple(f"I{i}" for i in range(1, 14))
 
-# Variances of the logit that the dense values and all tables together give: ours, chosen so that the
-# Bayes AUC is near 0.8, where the best models of the Criteo logs are.
+# Variances of the logit that the dense values and all tables together give: ours, so that the Bayes
+# AUC is near 0.8, where the best models of the Criteo logs are.
 _DENSE_VARIANCE = 0.4
 _TABLES_VARIANCE = 1.2
 _HASH_RANGE = 1 << 52
@@ -69,8 +69,8 @@ class PlantedModel:
 class BayesAuc:
     """The area under the ROC curve that the true chances reach, expected over the labels.
 
-    A pair of samples counts p_i (1 - p_j), won where logit_i > logit_j and half won in a tie; logits
-    are taken together in bins of 1/128, which moves the area by less than 1e-5.
+    A pair of samples counts p_i (1 - p_j), won where logit_i > logit_j and half won in a tie;
+    logits are taken together in bins of 1/128, which moves the area by less than 1e-5.
     """
 
     _RANGE, _BINS = 16.0, 4096

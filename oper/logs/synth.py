@@ -2,12 +2,13 @@
 
 Each table's popularity law is kept exactly. An id is drawn by inverting the law's distribution
 function, rank = F⁻¹(u) with u uniform, and a seeded bijection of the table's rows turns its rank
-into a row. The samples of a latent class (workloads.CoAccess) draw their first ids' u from a stratum
-of (0, 1), which is as likely as any other.
+into a row. The samples of a latent class (workloads.CoAccess) draw their first ids' u from a
+stratum of (0, 1), which is as likely as any other.
 
-Drift D: the id of sample s of N has moved with chance D · s / (N - 1). A moved id's rank goes through
-a second bijection first, so that a share D of the accesses at the end of the log belongs to an
-order of popularity that is independent of the one at its beginning, and none at the beginning.
+Drift D: the id of sample s of N has moved with chance D · s / (N - 1). A moved id's rank goes
+through a second bijection first, so that a share D of the accesses at the end of the log belongs
+to an order of popularity that is independent of the one at its beginning, and none at the
+beginning.
 
 Every number is a function of the seed, the table and the batch: threads do not matter.
 """

@@ -6,6 +6,7 @@ a second sample, through the second bijection. For bags, `containing` of a row w
 drawn as the number of bags that A accesses hit. What goes together (CoAccess) is not in counts.
 """
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,7 @@ def write_profile(
             return
         bounds = [synthesizer.samples * w // windows for w in range(windows + 1)]
         profiles = []
-        for window, (begin, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+        for window, (begin, end) in enumerate(itertools.pairwise(bounds)):
             place = temporary / window_name(window)
             place.mkdir()
             profile = synthesize_counts(synthesizer, place, begin, end, advance)
@@ -103,9 +104,7 @@ def synthesize_counts(
     return Profile(tables, end - begin, accesses, containing, bagged, source=source)
 
 
-def _draw_accesses(
-    synthesizer: Synthesizer, table: int, counts: Any, begin: int, end: int
-) -> None:
+def _draw_accesses(synthesizer: Synthesizer, table: int, counts: Any, begin: int, end: int) -> None:
     seed, feature = synthesizer.seed, synthesizer.recipe.features[table]
     random = np.random.default_rng(stream_key(seed, "accesses", table, begin))
     mean = feature.ids * (end - begin)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from oper.errors import OperError
 from oper.logs.batch import Batch
 from oper.logs.planted import DENSE_COLUMNS, BayesAuc
 from oper.logs.synth import Synthesizer
@@ -30,15 +31,19 @@ class Written:
 
 
 def write_log(
-    synthesizer: Synthesizer, path: Path | str, advance: Callable[[int], None] = lambda samples: None
+    synthesizer: Synthesizer,
+    path: Path | str,
+    advance: Callable[[int], None] = lambda samples: None,
 ) -> Written:
     """Write the log to `path` and its tables to `STEM.tables.yaml` beside it.
 
-    `advance` is told of samples written. OperError where the disk refuses.
+    `advance` is told of samples written. OperError where `path` is no .parquet or the disk refuses.
     """
     import pyarrow.parquet as pq
 
     path = Path(path)
+    if path.suffix != ".parquet":
+        raise OperError(f"{path}: a log is written as Parquet; let its name end in .parquet")
     auc, clicks = BayesAuc(), 0.0
     schema = _schema(synthesizer.recipe)
     with atomic_file(path) as temporary, pq.ParquetWriter(temporary, schema) as writer:
@@ -67,7 +72,8 @@ def _schema(recipe: Recipe) -> Any:
 def _arrow(batch: Batch, schema: Any) -> Any:
     import pyarrow as pa
 
-    assert batch.label is not None and batch.dense is not None
+    assert batch.label is not None
+    assert batch.dense is not None
     columns = [pa.array(batch.label.astype(np.int8))]
     columns += [pa.array(np.ascontiguousarray(values)) for values in batch.dense.T]
     for name, ids in batch.features.items():

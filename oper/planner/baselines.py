@@ -136,20 +136,27 @@ def row_wise(problem: Problem, profile: Profile) -> Baseline:
 def access_greedy(problem: Problem, profile: Profile) -> Baseline:
     """Rows one by one, most accessed first, to the rank with the fewest accesses so far."""
     classes, ranks = problem.classes, problem.topology.ranks
-    counts = np.zeros((len(classes), ranks), dtype=np.int64)
-    load = [0] * ranks
+    least = [(0, rank) for rank in range(ranks)]  # a heap of loads
+    cells: list[tuple[int, int, int]] = []
     for index, (rows, accesses) in enumerate(
         zip(classes.rows.tolist(), classes.accesses.tolist(), strict=True)
     ):
-        if accesses == 0:  # the last classes, as they are in order of accesses
-            counts[index] = rows // ranks
-            counts[index, (index + np.arange(rows % ranks)) % ranks] += 1
-            continue
-        dealt = water_fill(load, rows, accesses)
-        counts[index] = dealt
-        load = [held + n * accesses for held, n in zip(load, dealt, strict=True)]
-    class_of, group = np.nonzero(counts)
-    return _single_owner("access_greedy", problem, Cells(class_of, group, counts[class_of, group]))
+        if accesses == 0:
+            share, rest = divmod(rows, ranks)
+            cells += [(index, r, share + ((r - index) % ranks < rest)) for r in range(ranks)]
+        elif rows <= ranks:
+            for _ in range(rows):
+                held, rank = least[0]
+                heapq.heapreplace(least, (held + accesses, rank))
+                cells.append((index, rank, 1))
+        else:
+            load = [held for _, held in sorted((rank, held) for held, rank in least)]
+            dealt = water_fill(load, rows, accesses)
+            cells += [(index, rank, n) for rank, n in enumerate(dealt)]
+            least = [(load[rank] + n * accesses, rank) for rank, n in enumerate(dealt)]
+            heapq.heapify(least)
+    class_of, group, rows_of = np.array(cells, dtype=np.int64).reshape(-1, 3).T
+    return _single_owner("access_greedy", problem, Cells(class_of, group, rows_of))
 
 
 def water_fill(load: list[int], rows: int, size: int) -> list[int]:

@@ -199,11 +199,14 @@ class _Placement:
     def unused(self) -> str | None:
         """Slots without a row; they are allowed where rows have moved since the stripes were laid
         out."""
-        holes = self.plan.layout.slots - self._marked
-        if self.plan.layout.stripe_bitmap is not None or not holes.any():
+        if self.plan.layout.stripe_bitmap is not None:
             return None
-        width, rank = np.argwhere(holes)[0]
-        return f"rank {rank}, width {width}: {holes[width, rank]:,} slots hold no row"
+        for width, arenas in enumerate(self._taken):
+            for rank, taken in enumerate(arenas):
+                holes = len(taken) - int(np.count_nonzero(taken))
+                if holes:
+                    return f"rank {rank}, width {width}: {holes:,} slots hold no row"
+        return None
 
     def _row_memory(self, table: int) -> int:
         return self.plan.tables[table].memory_bytes(self.plan.workload.mode)
@@ -214,7 +217,6 @@ class _Placement:
 
 def _maps(plan: Plan, folder: Path | str) -> "list[AddressMap]":
     from oper.address_map import AddressMap
-    from oper.logs import LogOptions
     from oper.plan import load_rank_map
 
     return [

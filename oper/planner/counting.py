@@ -21,7 +21,7 @@ from oper.logs.read import RowReader
 from oper.planner.counters import Counters, Memory
 from oper.planner.distinct import DistinctSums
 from oper.planner.profile import Profile, window_name
-from oper.planner.sampling import Sampling
+from oper.planner.sampling import RankShares, Sampling, sampling_error
 from oper.planner.windows import Windows
 
 Advance = Callable[[int], None]
@@ -31,8 +31,9 @@ Advance = Callable[[int], None]
 class CountOptions:
     """What is counted of a log, and what else is measured on the way.
 
-    sampling: a sample of the samples. windows: a profile for each. batch_size, ranks: measure
-    the distinct rows of batches (oper.planner.distinct). limit_bytes: of counters in memory.
+    sampling: a sample of the samples, its error measured for a balance over `ranks`. windows: a
+    profile for each. batch_size, ranks: measure the distinct rows of batches
+    (oper.planner.distinct). limit_bytes: of counters in memory. source: the profiles' provenance.
     """
 
     sampling: Sampling | None = None
@@ -85,8 +86,6 @@ def count(
         source = dict(options.source)
         if reader.skipped:
             source["skipped_ids"] = reader.skipped
-        if options.sampling:
-            source["sampled"] = options.sampling.to_dict()
         if options.windows:
             source["window"] = options.windows.describe(window)
             if tally.folder is not None and folder is not None and tally.folder.exists():
@@ -149,9 +148,13 @@ class _Tally:
             if options.batch_size
             else None
         )
+        self._sampling = options.sampling
+        self._shares = RankShares(options.ranks) if options.sampling else None
 
     def add(self, batch: Batch) -> None:
         self._counters.add(batch, self._table_of)
+        if self._shares:
+            self._shares.add(batch)
         if self._distinct:
             self._distinct.add(batch, self._table_of)
 
@@ -159,6 +162,9 @@ class _Tally:
         profile = self._counters.profile(source, prepared)
         if self._distinct:
             profile.distinct = self._distinct.against(profile)
+        if self._sampling and self._shares:
+            error = sampling_error(profile, self._sampling, self._shares)
+            profile.source["sampled"] = error.to_dict()
         return profile
 
 

@@ -154,6 +154,8 @@ def deal_evenly(rows: Ints, shares: Floats, load: Floats, weight: Floats) -> Int
 
 def _exclusive_cumsum_by(key: Ints, values: Ints) -> Ints:
     """Σ of earlier values with the same key; keys ascend."""
+    if not len(key):
+        return values
     total = np.cumsum(values) - values
     first = np.r_[True, key[1:] != key[:-1]]
     start = total[first][np.cumsum(first) - 1]

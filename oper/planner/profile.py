@@ -292,7 +292,7 @@ def _sampled_share(profile: Profile) -> float:
 def _merged_source(profiles: Sequence[Profile]) -> dict[str, Any]:
     source: dict[str, Any] = {"merged": [p.source for p in profiles]}
     if "sampled" in profiles[0].source:
-        source["sampled"] = profiles[0].source["sampled"]
+        source["sampled"] = {"share": _sampled_share(profiles[0])}
     return source
 
 

@@ -136,7 +136,7 @@ class _Master:
         mean_link = float(topology.link_cost.mean())
         self.second = mean_link * float(rows.rows @ rows.weight_bytes) + fixed_seconds.max() or 1.0
         self.pair = mean_link * float(rows.rows @ rows.fetch_bytes) or 1.0
-        self.byte = rows.total_bytes / topology.ranks
+        self.byte = rows.total_bytes / topology.ranks or 1.0
         self.limit = np.concatenate(
             [
                 -fixed_seconds / self.second,

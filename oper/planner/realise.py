@@ -25,7 +25,7 @@ from oper.planner.stripes import Stripes, make_stripes
 # Listed single rows of each width there are at least, to even out the chance differences between
 # stripes with: so many, and one row in so many (0.016 bytes a row in the address map).
 _RESERVE_ROWS = 4096
-_RESERVE_SHARE = 1 / 256
+RESERVE_SHARE = 1 / 256
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,9 @@ class Cuts:
     listed: Ints
 
 
-def make_cuts(classes: Classes, width_of_table: Ints, wanted: Ints, replicas: Ints) -> Cuts:
+def make_cuts(
+    classes: Classes, width_of_table: Ints, wanted: Ints, replicas: Ints, reserve_share: float
+) -> Cuts:
     """The least cuts that list at least `wanted[c]` rows of each class, and, beside the
     `replicas[c]` among them, a reserve."""
     tables = len(width_of_table)
@@ -70,7 +72,7 @@ def make_cuts(classes: Classes, width_of_table: Ints, wanted: Ints, replicas: In
         if not len(mine):
             continue
         rows, single = classes.rows[mine], classes.rows[mine] - replicas[mine]
-        reserve = max(_RESERVE_ROWS, int(rows.sum() * _RESERVE_SHARE))
+        reserve = max(_RESERVE_ROWS, int(rows.sum() * reserve_share))
         reserve = min(int(single.sum()), reserve)
         last = np.flatnonzero(wanted[mine])
         by_wanted = int(last[-1]) if len(last) else 0
@@ -94,8 +96,11 @@ def make_cuts(classes: Classes, width_of_table: Ints, wanted: Ints, replicas: In
     return Cuts(cut, quota, listed)
 
 
-def realise(profile: Profile, problem: Problem, draft: Draft) -> Realised:
-    """Place every row of the profile as the draft says."""
+def realise(
+    profile: Profile, problem: Problem, draft: Draft, reserve_share: float = RESERVE_SHARE
+) -> Realised:
+    """Place every row of the profile as the draft says; `reserve_share` of all rows at least are
+    listed beside the replicas, to even out the rest with."""
     classes, topology, workload = problem.classes, problem.topology, problem.workload
     ranks = topology.ranks
     widths, width_of_table = table_widths(profile.tables, workload.mode)
@@ -104,7 +109,7 @@ def realise(profile: Profile, problem: Problem, draft: Draft) -> Realised:
     groups, counts = groups.take(used), draft.counts[:, used]
 
     replicas = counts[:, ranks:].sum(axis=1)
-    cuts = make_cuts(classes, width_of_table, counts.sum(axis=1), replicas)
+    cuts = make_cuts(classes, width_of_table, counts.sum(axis=1), replicas, reserve_share)
     weight = classes.weight(workload)
     counts = _match(counts, cuts.listed, classes, ranks, draft.shares, weight)
     striped = classes.rows - cuts.listed

@@ -21,6 +21,8 @@ from oper.topology import Topology
 ROUNDS = 400
 # Exchanges that lower T by less than this share are left: they are below the certificate's digits.
 LEAST_GAIN = 1e-9
+# So many rounds that lower T by less than this share in all are the last.
+_PATIENCE, _LEAST_PROGRESS = 25, 1e-7
 _PAIRS_TRIED = 16
 _BISECTIONS = 24
 # β over the spread of T: the ranks well above the mean dominate, without plateaus.
@@ -46,6 +48,8 @@ class Exchange:
     width: Ints  # [C]
     columns: Floats  # [G, M]
     seconds: Floats  # [M], T of the ranks; changed in place
+    # [W, G, G] seconds that a row of g must gain to change places with one of h; None: nothing
+    price: Floats | None = None
     rounds_made: int = 0
 
     def __post_init__(self) -> None:
@@ -59,8 +63,12 @@ class Exchange:
         """Exchange until no pair lowers the smooth maximum, or `rounds` are made; end with the
         counts of the least maximum seen."""
         best, best_counts = float(self.seconds.max()), self.counts.copy()
-        best_seconds = self.seconds.copy()
-        for _ in range(rounds):
+        best_seconds, before = self.seconds.copy(), np.inf
+        for turn in range(rounds):
+            if turn % _PATIENCE == 0:
+                if best > before * (1 - _LEAST_PROGRESS):
+                    break
+                before = best
             if not self._round():
                 break
             self.rounds_made += 1
@@ -80,7 +88,10 @@ class Exchange:
             runs = self._best_run(g, h, amount)
             moved = sum(k * (self.weight[a] - self.weight[b]) for a, b, k in runs)
             after = self.seconds + moved * (self.columns[h] - self.columns[g])
-            if _smooth_maximum(after, sharpness) >= now - LEAST_GAIN * spread:
+            least = LEAST_GAIN * spread
+            if self.price is not None:
+                least += sum(k * float(self.price[self.width[a], g, h]) for a, _, k in runs)
+            if _smooth_maximum(after, sharpness) >= now - least:
                 continue
             for a, b, k in runs:
                 self.counts[a, g] -= k

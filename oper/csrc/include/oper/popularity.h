@@ -37,7 +37,8 @@ class Zipf {
         weight_ = std::pow(static_cast<double>(k_), -z_);
       } else {
         const double e = 1.0 / static_cast<double>(k_ - 1);
-        weight_ *= 1 - z_ * e * (1 - (z_ + 1) / 2 * e * (1 - (z_ + 2) / 3 * e * (1 - (z_ + 3) / 4 * e)));
+        const double inner = 1 - (z_ + 2) / 3 * e * (1 - (z_ + 3) / 4 * e);
+        weight_ *= 1 - z_ * e * (1 - (z_ + 1) / 2 * e * inner);
       }
       ++k_;
       return weight_;

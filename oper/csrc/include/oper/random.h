@@ -37,15 +37,15 @@ class Random {
   uint64_t state_;
 };
 
-// log(k!) less the first terms of Stirling's series for it, (k + ½) log(k + 1) - (k + 1) + ½ log 2π.
+// log(k!) less the start of Stirling's series, (k + ½) log(k + 1) - (k + 1) + ½ log 2π.
 inline double stirling_tail(double k) {
   const double x = k + 1;
   const double square = x * x;
   return (1.0 / 12 - (1.0 / 360 - 1.0 / 1260 / square) / square) / x;
 }
 
-// Binomial(trials, p) for trials · p >= 10 and p <= ½: transformed rejection with squeeze, BTRS of
-// Hörmann, "The generation of binomial random variates", 1993.
+// Binomial(trials, p) for trials · p >= 10 and p <= ½: transformed rejection with squeeze, BTRS
+// of Hörmann, "The generation of binomial random variates", 1993.
 inline int64_t binomial_by_rejection(Random& random, int64_t trials, double p) {
   const double n = static_cast<double>(trials);
   const double odds = p / (1 - p);
@@ -75,8 +75,8 @@ inline int64_t binomial_by_inversion(Random& random, int64_t trials, double p) {
   const double n = static_cast<double>(trials);
   const double odds = p / (1 - p);
   // log(1 - p), by its series where p is small, as it is for almost all rows of a large table
-  const double log_miss = p > 0x1p-10 ? std::log1p(-p)
-                                      : -p * (1 + p * (1.0 / 2 + p * (1.0 / 3 + p * (1.0 / 4 + p / 5))));
+  const double log_miss =
+      p > 0x1p-10 ? std::log1p(-p) : -p * (1 + p * (0.5 + p * (1.0 / 3 + p * (0.25 + p / 5))));
   double chance = std::exp(n * log_miss);
   double u = random.uniform();
   int64_t k = 0;

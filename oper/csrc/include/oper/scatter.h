@@ -14,7 +14,8 @@ inline int bit_width(uint64_t word) {
 }
 
 // A seeded bijection of 0 .. size-1: rounds that are invertible on the next power of two, walked
-// along the cycle until they hit the range again (Black and Rogaway 2002), twice at most on average.
+// along the cycle until they hit the range again (Black and Rogaway 2002): at most two steps on
+// average.
 class Scatter {
  public:
   Scatter(int64_t size, uint64_t key) : size_(static_cast<uint64_t>(size)) {
@@ -53,7 +54,7 @@ enum class Order : int64_t {
   kAge = 2,        // ids count first appearances: hot rows come early, but not in order
 };
 
-// Popularity rank -> row id. Where a rank has `moved`, its popularity has gone to another row, drawn
+// Popularity rank -> row id. Where a rank has `moved`, its popularity has gone to another row,
 // by a bijection of its own: the drift of a log.
 class Placement {
  public:
