@@ -1,14 +1,18 @@
 """The log generator: recipes, logs and profiles against what was asked for."""
 
 import itertools
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import typer
 from scipy import stats
+from typer.testing import CliRunner
 
 from oper import native
+from oper.cli import synth as cli_synth
 from oper.errors import OperError
 from oper.logs import open_log
 from oper.logs.batch import Batch
@@ -341,3 +345,51 @@ def test_orders_put_hot_rows_where_they_say(order: str) -> None:
     else:
         assert first_share > 0.6
     assert (np.argmax(counts) == 0) or order != "frequency"
+
+
+@pytest.fixture
+def command() -> typer.Typer:
+    app = typer.Typer()
+    app.callback()(lambda: None)  # or typer would make the only verb the command itself
+    cli_synth.register(app)
+    return app
+
+
+def test_command_writes_a_log(command: typer.Typer, tmp_path: Path) -> None:
+    log = tmp_path / "log.parquet"
+    arguments = "synth criteo-kaggle --scale 0.0001 --samples 500 --drift 20% --seed 3 --json -o"
+    result = CliRunner().invoke(command, [*arguments.split(), str(log)])
+    assert result.exit_code == 0, result.output
+    said = json.loads(result.stdout)
+    assert (said["samples"], said["drift"], said["seed"]) == (500, 0.2, 3)
+    assert said["rows"] == sum(t.rows for t in load_tables(said["tables"]))
+    assert 0.5 < said["bayes_auc"] < 1
+    assert sum(b.samples for b in open_log([log]).batches()) == 500
+
+
+def test_command_writes_a_profile(command: typer.Typer, tmp_path: Path) -> None:
+    folder = str(tmp_path / "profile")
+    arguments = "synth avazu --scale 0.001 --zipf 1.2 --dim 8 --counts --windows 3 -o"
+    result = CliRunner().invoke(command, [*arguments.split(), folder])
+    assert result.exit_code == 0, result.output
+    assert "40,429 samples of 20 tables" in result.stdout
+    profile = Profile.open(folder)
+    assert profile.samples == 40_429
+    assert {t.dim for t in profile.tables} == {8}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ("avazu -o log.csv", "log.csv"),
+        ("avazu -o log.parquet --windows 2", "--windows"),
+        ("avazu -o log.parquet --drift x", "--drift"),
+        ("kaggle -o log.parquet", "criteo-kaggle"),
+    ],
+)
+def test_command_refuses(command: typer.Typer, tmp_path: Path, arguments: str, named: str) -> None:
+    given = [str(tmp_path / a) if a.startswith("log.") else a for a in arguments.split()]
+    result = CliRunner().invoke(command, ["synth", *given, "--scale", "0.001"])
+    assert isinstance(result.exception, OperError)
+    assert named in str(result.exception)
+    assert list(tmp_path.iterdir()) == []

@@ -172,7 +172,7 @@ def remarks(entries: dict[str, dict[str, Any]]) -> list[str]:
             lines.append(f"{name}: {notes['reason']}")
             continue
         if entry["status"] == "infeasible":
-            lines.append(f"{name}: infeasible, a rank holds {factor:.4g} times its capacity")
+            lines.append(f"{name}: infeasible, a rank holds {factor:.6g} times its capacity")
         elif entry["certified_gap"] is None:
             lines.append(
                 f"{name}: its copies take {entry['extra_memory_ratio']:.3g} of extra memory, more "
@@ -197,7 +197,7 @@ def remarks(entries: dict[str, dict[str, Any]]) -> list[str]:
 def gap_cell(entry: dict[str, Any]) -> str:
     """The certified gap in percent, or by how much the capacity is exceeded."""
     if entry["status"] == "infeasible":
-        return f"×{digits(entry['capacity_factor'], 4)}"
+        return f"×{digits(entry['capacity_factor'], 5)}"
     if entry["certified_gap"] is None:
         return "-"
     percent = 100 * entry["certified_gap"]

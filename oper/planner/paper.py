@@ -174,7 +174,7 @@ def replicate_inference(
         heap = waiting[g][t]
         while heap:
             p: int = order[heap[0]]
-            if path[p][g] == t and size[p] <= free[g]:
+            if path[p][g] == t and size[p] <= min(free[g], budget):
                 return p
             heapq.heappop(heap)
         return None

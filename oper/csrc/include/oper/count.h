@@ -27,7 +27,7 @@ struct RowPart {
   int bits = 0;
 
   bool holds(uint64_t row) const {
-    constexpr int kBlockBits = 6;  // 64 counters fill whole cache lines
+    constexpr int kBlockBits = 10;  // few of the cache lines lie in two blocks
     return (row >> kBlockBits & ((uint64_t{1} << bits) - 1)) == index;
   }
 };
@@ -52,11 +52,12 @@ struct TableCounters {
   // Far enough ahead to hide a miss, near enough to stay in the first-level cache.
   static constexpr int64_t kAhead = 24;
 
+  // Only what the part will write: a line fetched for writing is taken from the other threads.
   template <typename Id>
-  void prefetch(const IdColumn<Id>& ids, int64_t position) const {
+  void prefetch(const IdColumn<Id>& ids, int64_t position, RowPart part) const {
     if (position + kAhead >= ids.size) return;
     const auto row = static_cast<uint64_t>(static_cast<int64_t>(ids.values[position + kAhead]));
-    if (row >= rows) return;
+    if (row >= rows || !part.holds(row)) return;
     __builtin_prefetch(accesses + row, 1);
     if (containing) __builtin_prefetch(containing + row, 1);
   }
@@ -100,7 +101,7 @@ template <typename Id, typename Counter>
 BadIds count_accesses(const IdColumn<Id>& ids, const TableCounters<Counter>& table, RowPart part) {
   BadIds bad;
   for (int64_t n = 0; n < ids.size; ++n) {
-    table.prefetch(ids, n);
+    table.prefetch(ids, n, part);
     const auto row = static_cast<uint64_t>(static_cast<int64_t>(ids.values[n]));
     if (row >= table.rows)
       bad.add(n);
@@ -125,7 +126,7 @@ void count_samples(const std::vector<IdColumn<Id>>& columns, int64_t samples,
       const auto& ids = columns[c];
       const int64_t end = position[c] + (ids.lengths ? ids.lengths[sample] : 1);
       for (int64_t n = position[c]; n < end; ++n) {
-        table.prefetch(ids, n);
+        table.prefetch(ids, n, part);
         const auto row = static_cast<uint64_t>(static_cast<int64_t>(ids.values[n]));
         if (row >= table.rows) {
           bad[c].add(n);

@@ -1,0 +1,374 @@
+"""Replan: plan again from an older plan's point of view, where few rows move.
+
+With T now and T' after, in seconds of the slowest rank, and a horizon of H iterations, a change
+pays if
+
+    (T - T') · H  >  (1/M) · Σ over copies of  L[reader][nearest old holder] · m
+
+the right side being what a rank needs on average to bring the changed rows over the links, in the
+objective's own terms (§3.2, L and m as there). Replicas are chosen again under that price
+(hysteresis.py), imbalance is exchanged away under it (rebalance.py), and of what that leads to the
+best is taken, or nothing. Under unchanged counts nothing is. The rows that go are then picked and
+given slots (relocate.py).
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from oper import storage
+from oper.cost import METHODS, Cost, Floats, Groups, Method, Sums, evaluate
+from oper.cost import everywhere_group, node_groups
+from oper.errors import OperError
+from oper.plan import MARKER, Plan, load_plan
+from oper.planner.assemble import assemble
+from oper.planner.classes import Classes, Ints
+from oper.planner.draft import Problem
+from oper.planner.hysteresis import choose
+from oper.planner.moves import Flows, Moves, net_flows
+from oper.planner.places import Carriage, ClassFinder, Places, compare, link_bytes
+from oper.planner.planner import Planned, Settings, make_plan, make_problem
+from oper.planner.profile import Profile
+from oper.planner.rebalance import exchange, give_owners, keep_capacity
+from oper.planner.relocate import Relocation
+from oper.planner.scan import collect
+from oper.tables import fingerprint
+from oper.topology import Topology
+
+# Iterations that a plan made now is to serve: some hours of training.
+HORIZON = 10_000
+
+
+@dataclass(frozen=True)
+class Removal:
+    """What it takes to get from one plan to another."""
+
+    rows: int  # that some rank gets from another
+    bytes_by_link: Floats  # [M, M], reader by source; own slot to own slot on the diagonal
+
+    @property
+    def link_bytes(self) -> float:
+        """Bytes over links."""
+        return float(self.bytes_by_link.sum() - np.trace(self.bytes_by_link))
+
+    def seconds(self, topology: Topology) -> float:
+        """What a rank needs for its part, on average."""
+        return float((self.bytes_by_link * topology.link_cost).sum()) / topology.ranks
+
+    def to_json(self, topology: Topology) -> dict[str, Any]:
+        return {
+            "moved_rows": self.rows,
+            "moved_bytes": self.link_bytes,
+            "local_bytes": float(np.trace(self.bytes_by_link)),
+            "bytes_by_link": self.bytes_by_link.tolist(),
+            "seconds": self.seconds(topology),
+        }
+
+
+@dataclass(frozen=True)
+class Replanned:
+    """A plan made from an older one, the moves between them, and a plan made from nothing."""
+
+    plan: Plan
+    moves: Moves
+    horizon: int
+    old_seconds: float  # the old plan's objective under the new counts
+    removal: Removal
+    fresh: Planned
+    fresh_removal: Removal
+    seconds: dict[str, float]
+
+    @property
+    def new_seconds(self) -> float:
+        """The objective of the new plan."""
+        return float(self.plan.figures["objective_seconds"])
+
+    @property
+    def fresh_seconds(self) -> float:
+        """The objective of a plan made from nothing."""
+        return self.fresh.realised.cost.objective_seconds
+
+    @property
+    def gain_share(self) -> float | None:
+        """The new plan's gain over the fresh plan's; None where that gains nothing."""
+        gain = self.old_seconds - self.fresh_seconds
+        return (self.old_seconds - self.new_seconds) / gain if gain > 0 else None
+
+    @property
+    def bytes_share(self) -> float | None:
+        """The bytes it moves over those to the fresh plan; None where that moves none."""
+        fresh = self.fresh_removal.link_bytes
+        return self.removal.link_bytes / fresh if fresh > 0 else None
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields of `oper replan --json`, but `plan`."""
+        topology = self.plan.topology
+        return {
+            "horizon": self.horizon,
+            "old_objective_seconds": self.old_seconds,
+            "objective_seconds": self.new_seconds,
+            "fresh_objective_seconds": self.fresh_seconds,
+            "gain_share": self.gain_share,
+            "bytes_share": self.bytes_share,
+            "changed_rows": self.moves.changed_rows,
+            **self.removal.to_json(topology),
+            "fresh": self.fresh_removal.to_json(topology),
+            "certified_gap": self.plan.certificate["certified_gap"],
+            "explicit_rows": len(self.plan.layout.codes),
+            "address_map_bytes_per_row": self.plan.layout.bitmap_bytes_per_row(),
+            "seconds_spent": self.seconds,
+        }
+
+    def save(self, folder: Path | str, profile: Profile) -> None:
+        """Write the new plan with its moves."""
+        self.plan.save(folder, also=[profile.save_vocabularies, self.moves.save])
+
+
+@dataclass(frozen=True)
+class _State:
+    """Rows of each class in each column, [C, K], and what they cost."""
+
+    counts: Ints
+    cost: Cost
+    exchanges: int = 0
+
+
+def settings_of(plan: Plan) -> Settings:
+    """What was asked of a plan."""
+    return Settings(**{name: plan.settings[name] for name in Settings.__dataclass_fields__})
+
+
+def check_tables(plan: Plan, profile: Profile) -> None:
+    """OperError where the plan and the profile are of different tables."""
+    if fingerprint(plan.tables) == fingerprint(profile.tables):
+        return
+    known = {table.name: table for table in plan.tables}
+    for table in profile.tables:
+        mine = known.get(table.name)
+        if mine is None or fingerprint([mine]) != fingerprint([table]):
+            raise OperError(
+                f"the profile's table {table.name!r} is {table}, and in the plan it is "
+                f"{mine or 'not there'}; profile the new log with `--tables` of the old profile"
+            )
+    raise OperError(
+        f"the profile has {len(profile.tables)} tables, and the plan {len(plan.tables)}, or they "
+        "come in another order; profile the new log with `--tables` of the old profile"
+    )
+
+
+def candidates(topology: Topology, training: bool) -> Groups | None:
+    """Holder sets that rows may newly get: those that planning uses on ranks that look alike."""
+    if not topology.alike or topology.ranks == 1:
+        return None
+    groups = everywhere_group(topology.ranks)
+    if not training and topology.nodes > 1:
+        groups = groups + node_groups(topology)
+    return groups
+
+
+def replan(
+    plan: Plan,
+    profile: Profile,
+    horizon: int = HORIZON,
+    old_digest: str = "",
+    report: Callable[[str], None] = lambda step: None,
+) -> Replanned:
+    """Plan for the counts of `profile` by moving rows of `plan` where that pays within `horizon`
+    iterations; `old_digest` is recorded as the old plan's.
+
+    Raises OperError where plan and profile are of different tables.
+    """
+    if horizon < 1:
+        raise OperError(f"horizon {horizon}: at least 1 iteration was needed")
+    check_tables(plan, profile)
+    began = time.perf_counter()
+    topology = plan.topology
+    report("the old plan under the new counts")
+    problem = make_problem(profile, topology, plan.workload, settings_of(plan))
+    classes = problem.classes
+    places = Places(plan, candidates(topology, plan.workload.training))
+    finder = ClassFinder(profile, classes)
+    counted = places.count(finder)
+    carriage = Carriage.of(places.groups, places.groups, topology)
+    now = _State(places.together(counted), _price(problem, places.groups, places.together(counted)))
+
+    report("moves that pay")
+    best = now
+    # A plan made from these very counts: what planning did not find then, it does not look for now.
+    if plan.profile != profile.digest:
+        best = _best(problem, places.groups, now, carriage, horizon)
+    row_memory = np.array([t.memory_bytes(plan.workload.mode) for t in plan.tables])
+    flows = net_flows(now.counts, best.counts, carriage)
+    relocation = Relocation(
+        plan.tables, places, finder, classes.width, counted, best.counts, flows
+    )
+    layout, moves = relocation.carry_out(carriage, row_memory)
+    removal = Removal(moves.travelling_rows, moves.bytes_by_link(topology.ranks).astype(float))
+    since = time.perf_counter()
+
+    report("a plan made from nothing")
+    fresh = make_plan(profile, topology, plan.workload, settings_of(plan))
+    # Fresh placements know no other sets of holders than their own.
+    fresh_places = Places(assemble(profile, fresh))
+    rows, moved_bytes = compare(places, fresh_places, profile, row_memory)
+    fresh_removal = Removal(
+        rows, link_bytes(moved_bytes, places.groups, fresh_places.groups, topology)
+    )
+    seconds = {"replan": since - began, "fresh": time.perf_counter() - since}
+    made = _plan(plan, profile, problem, places.groups, best, now, layout, fresh)
+    made.figures["replan"] = {
+        "from": old_digest,
+        "horizon": horizon,
+        "old_objective_seconds": now.cost.objective_seconds,
+        "changed_rows": moves.changed_rows,
+        "moved_rows": removal.rows,
+        "moved_bytes": removal.link_bytes,
+    }
+    return Replanned(
+        made, moves, horizon, now.cost.objective_seconds, removal, fresh, fresh_removal, seconds
+    )
+
+
+def replan_and_save(
+    folder: Path | str,
+    profile: Profile,
+    output: Path | str,
+    horizon: int = HORIZON,
+    report: Callable[[str], None] = lambda step: None,
+) -> Replanned:
+    """`replan` for a plan's folder, written to `output` with the moves."""
+    plan = load_plan(folder)
+    made = replan(plan, profile, horizon, storage.sha256(Path(folder) / MARKER), report)
+    report("writing")
+    made.save(output, profile)
+    return made
+
+
+def _price(problem: Problem, groups: Groups, counts: Ints) -> Cost:
+    return evaluate(
+        problem.topology,
+        problem.workload,
+        groups,
+        problem.classes.sums(counts),
+        problem.capacity_bytes,
+    )
+
+
+def _aim(problem: Problem, cost: Cost) -> float:
+    """What the plan makes small: the largest T, or the largest C where links are to be even."""
+    if problem.balance == "link":
+        return float(np.where(np.eye(problem.topology.ranks), 0.0, cost.link_seconds).max())
+    return cost.objective_seconds
+
+
+def _best(
+    problem: Problem, groups: Groups, now: _State, carriage: Carriage, horizon: int
+) -> _State:
+    """The state that gains most over the horizon beyond its moves' seconds; `now` if none does."""
+    ranks = problem.topology.ranks
+    price = carriage.seconds / ranks / horizon
+
+    def net(state: _State) -> float:
+        flows = net_flows(now.counts, state.counts, carriage)
+        cost = _moving_seconds(flows, problem.classes, carriage) / ranks
+        return (_aim(problem, now.cost) - _aim(problem, state.cost)) * horizon - cost
+
+    best, most = now, 0.0
+    for start in (now.counts, _with_copies(problem, groups, now.counts, price)):
+        counts = start.copy()
+        if not keep_capacity(problem, groups, counts):
+            continue
+        cost = _price(problem, groups, counts)
+        rounds = exchange(problem, groups, counts, cost.rank_seconds, price)
+        state = _State(counts, _price(problem, groups, counts), rounds)
+        if (gain := net(state)) > most:
+            best, most = state, gain
+    return best
+
+
+def _with_copies(problem: Problem, groups: Groups, counts: Ints, price: Floats) -> Ints:
+    """Counts with the copies that pay, by the AllReduce method with the least mean time."""
+    if len(groups) == problem.topology.ranks:
+        return counts
+    methods: tuple[Method, ...] = METHODS if problem.workload.training else ("none",)
+    choices = [choose(problem, groups, counts, price, method) for method in methods]
+    changed, dropped = min(choices, key=lambda copies: copies.mean_seconds).apply(counts)
+    give_owners(problem, groups, changed, dropped)
+    return changed
+
+
+def _moving_seconds(flows: Flows, classes: Classes, carriage: Carriage) -> float:
+    """Seconds of all copies over the links, of all ranks together."""
+    moved_bytes = flows.rows * classes.m[flows.row_class]
+    return float(moved_bytes @ carriage.seconds[flows.before, flows.after])
+
+
+def _plan(
+    old: Plan,
+    profile: Profile,
+    problem: Problem,
+    groups: Groups,
+    state: _State,
+    before: _State,
+    layout: Any,
+    fresh: Planned,
+) -> Plan:
+    """The plan of a layout, with its figures under the new counts."""
+    scanned = collect(
+        profile,
+        layout.bitmap,
+        layout.stripe_bitmap,
+        layout.line_offset,
+        _listed_before(layout),
+        layout.orders,
+        layout.pattern_of,
+        layout.rotation,
+        layout.ranks,
+        problem.classes,
+    )
+    certificate = fresh.certificate.of(state.cost.objective_seconds).to_json()
+    figures = fresh.to_json()
+    for name in ("seconds", "asked", *certificate):
+        del figures[name]
+    figures |= {
+        **state.cost.to_json(),
+        "status": "ok" if state.cost.feasible else "infeasible",
+        "step": "replan",
+        "threshold_reason": "partitions of the new counts, for reference: rows were moved one by one",
+        "greedy_dob": None,
+        "dob_before_exchanges": before.cost.dob,
+        "exchanges": state.exchanges,
+    }
+    sums: Sums = problem.classes.sums(state.counts)
+    accesses = problem.classes.accesses @ state.counts
+    ranks = problem.topology.ranks
+    assert np.isclose(float(accesses.sum()), sums.accesses.sum())
+    partitions = fresh.draft.partitions
+    return Plan(
+        tables=old.tables,
+        topology=old.topology,
+        workload=old.workload,
+        layout=layout,
+        explicit_accesses=scanned.explicit_accesses,
+        explicit_containing=scanned.explicit_containing,
+        owner_accesses=accesses[:ranks],
+        replica_accesses=int(accesses[ranks:].sum()),
+        samples=profile.samples,
+        profile=profile.digest,
+        produced_by="replan",
+        figures=figures,
+        partition_floor=partitions.floor(problem.classes.accesses),
+        certificate=certificate,
+        partitions=partitions.summary(),
+        settings=old.settings,
+    )
+
+
+def _listed_before(layout: Any) -> Ints:
+    """Explicit rows before each table, [T + 1]."""
+    per_line = np.bitwise_count(layout.bitmap[:, 1:]).sum(axis=1, dtype=np.int64)
+    return np.concatenate([[0], np.cumsum(per_line)])[layout.line_offset]
