@@ -1,3 +1,63 @@
-"""OPER: row-level sharding of embedding tables, planned from how often each row is accessed."""
+"""OPER: row-level sharding of embedding tables, planned from how often each row is accessed.
+
+    profile = oper.profile(batches, tables)             # KeyedJaggedTensors, or Profile.open(folder)
+    topology = oper.Topology.load("dgx-a100")
+    workload = oper.Workload("training", "raw", batch_size=65536)
+    oper.make_plan(profile, topology, workload, oper.Settings(), "plan/")
+    plan = oper.load_plan("plan/")
+    addresses = oper.AddressMap.of(plan, rank=0).translate(table, ids)
+
+Names are loaded when they are first used: torch alone takes a second.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from oper.address_map import AddressMap as AddressMap
+    from oper.cost import Workload as Workload
+    from oper.errors import OperError as OperError
+    from oper.plan import Plan as Plan
+    from oper.plan import load_plan as load_plan
+    from oper.planner.assemble import plan_and_save as make_plan
+    from oper.planner.counting import profile as profile
+    from oper.planner.planner import Settings as Settings
+    from oper.planner.profile import Profile as Profile
+    from oper.tables import Table as Table
+    from oper.topology import Topology as Topology
 
 __version__ = "0.1.0"
+
+_HOME = {
+    "AddressMap": ("oper.address_map", "AddressMap"),
+    "OperError": ("oper.errors", "OperError"),
+    "Plan": ("oper.plan", "Plan"),
+    "Profile": ("oper.planner.profile", "Profile"),
+    "Settings": ("oper.planner.planner", "Settings"),
+    "Table": ("oper.tables", "Table"),
+    "Topology": ("oper.topology", "Topology"),
+    "Workload": ("oper.cost", "Workload"),
+    "load_plan": ("oper.plan", "load_plan"),
+    "make_plan": ("oper.planner.assemble", "plan_and_save"),
+    "profile": ("oper.planner.counting", "profile"),
+}
+__all__ = [
+    "AddressMap",
+    "OperError",
+    "Plan",
+    "Profile",
+    "Settings",
+    "Table",
+    "Topology",
+    "Workload",
+    "load_plan",
+    "make_plan",
+    "profile",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'oper' has no attribute {name!r}")
+    module, attribute = _HOME[name]
+    return getattr(importlib.import_module(module), attribute)

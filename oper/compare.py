@@ -58,7 +58,7 @@ def compare(
 
     A method without a placement (TorchRec's planner or the solver past `limit_seconds`; the solver
     where whole partitions do not fit) has a status that says so and no figures. `report` hears
-    each method's name as it begins.
+    each method's name when it is done.
     """
     unknown = [method for method in methods if method not in METHODS]
     if unknown:
@@ -70,27 +70,27 @@ def compare(
     entries: dict[str, dict[str, Any]] = {}
     certificate: Certificate | None = None
     if "oper" in methods:
-        report("oper")
         began = time.perf_counter()
         planned = planner.make_plan(profile, topology, workload, settings)
         planned.seconds["total"] = time.perf_counter() - began
         certificate = planned.certificate
         entries["oper"] = oper_entry(planned)
+        report("oper")
     certificate = certificate or certify(problem, 0.0)
     for method in methods:
         if method == "oper":
             continue
-        report(method)
         began = time.perf_counter()
         try:
             baseline = run_method(method, problem, profile, limit_seconds)
         except NoPlacementError as none:
             seconds = {"total": time.perf_counter() - began}
             entries[method] = empty_entry(problem, settings, certificate, none, seconds)
-            continue
-        seconds = {"classes": classes_seconds, "method": time.perf_counter() - began}
-        seconds["total"] = sum(seconds.values())
-        entries[method] = entry(problem, settings, certificate, baseline, seconds)
+        else:
+            seconds = {"classes": classes_seconds, "method": time.perf_counter() - began}
+            seconds["total"] = sum(seconds.values())
+            entries[method] = entry(problem, settings, certificate, baseline, seconds)
+        report(method)
     return {
         "settings": run_settings(problem, settings),
         "methods": {method: entries[method] for method in methods},

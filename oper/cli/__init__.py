@@ -18,6 +18,8 @@ VERBS = (
     "plan",
     "compare",
     "topology",
+    "drift",
+    "replan",
 )
 
 app = typer.Typer(

@@ -69,11 +69,13 @@ def compare(
     ranks = load_topology(topology, capacity)
     workload = Workload(mode, fetch, batch_size)  # type: ignore[arg-type]
     opened = Profile.open(profile)
-    runs = []
     with common.progress("comparing", len(swept) * len(names), "methods") as meter:
-        for settings in swept:
-            runs.append(comparison.compare(opened, ranks, workload, settings, names, time_limit))
-            meter.advance(len(names))
+        runs = [
+            comparison.compare(
+                opened, ranks, workload, settings, names, time_limit, lambda done: meter.advance(1)
+            )
+            for settings in swept
+        ]
     common.emit(as_json, {"runs": runs}, lambda: print_runs(runs))
 
 

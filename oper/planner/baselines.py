@@ -43,7 +43,7 @@ class Cells:
 
     def sums(self, classes: Classes, groups: int) -> Sums:
         """Sums of the groups, without the dense matrix."""
-        one = row_sums(classes)
+        one = classes.row_sums
 
         def total(per_row: Floats) -> Floats:
             weights = self.rows * per_row[self.class_of]
@@ -93,22 +93,6 @@ def price(problem: Problem, baseline: Baseline) -> Cost:
         baseline.groups,
         baseline.sums,
         problem.capacity_bytes,
-    )
-
-
-def row_sums(classes: Classes) -> Sums:
-    """Sums of one row of each class, [C]."""
-    S, R, D, U = classes.S, classes.R, classes.D, classes.U
-    return Sums(
-        rows=np.ones(len(classes)),
-        memory_bytes=classes.m,
-        row_bytes=S,
-        accesses=classes.accesses.astype(np.float64),
-        read_rows=R,
-        read_bytes=S * R,
-        gradient_bytes=S * D,
-        union_bytes=S * U,
-        gather_bytes=(S + 4) * D,
     )
 
 

@@ -5,7 +5,7 @@ rows of Criteo-Kaggle sizes are about five thousand classes. The sums of §3.2 (
 are exact on classes; nothing is bucketed here.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 import numpy as np
@@ -56,20 +56,25 @@ class Classes:
         """m of each width, for the rounding of capacities."""
         return [m for _, m in self.widths]
 
+    @cached_property
+    def row_sums(self) -> Sums:
+        """The sums of one row of each class, [C]."""
+        return Sums(
+            rows=np.ones(len(self)),
+            memory_bytes=self.m,
+            row_bytes=self.S,
+            accesses=self.accesses.astype(np.float64),
+            read_rows=self.R,
+            read_bytes=self.S * self.R,
+            gradient_bytes=self.S * self.D,
+            union_bytes=self.S * self.U,
+            gather_bytes=(self.S + 4) * self.D,
+        )
+
     def sums(self, counts: NDArray[np.generic]) -> Sums:
         """Sums of groups that hold `counts` rows of each class, [C, G] -> [G] each."""
         n = np.asarray(counts, dtype=np.float64).T
-        return Sums(
-            rows=n.sum(axis=1),
-            memory_bytes=n @ self.m,
-            row_bytes=n @ self.S,
-            accesses=n @ self.accesses,
-            read_rows=n @ self.R,
-            read_bytes=n @ (self.S * self.R),
-            gradient_bytes=n @ (self.S * self.D),
-            union_bytes=n @ (self.S * self.U),
-            gather_bytes=n @ ((self.S + 4) * self.D),
-        )
+        return Sums(*(n @ getattr(self.row_sums, f.name) for f in fields(Sums)))
 
     def weight(self, workload: Workload) -> Floats:
         """Bytes per reader and iteration that a row with one owner moves: S·R, with S·D more for

@@ -104,7 +104,7 @@ def _group(rank: int, deadline_seconds: float) -> Iterator[_Group]:
 
 
 def _agree(mine: Log, log: Log, prepare_tables: PrepareTables) -> Prepared:
-    """Tables with rows for all ranks' ids; where ranks found vocabularies, those of the whole log."""
+    """Tables with rows for all ranks' ids; where vocabularies differ, those of the whole log."""
     prepared = prepare_tables(mine)
     digest = torch.frombuffer(bytearray(_digest(prepared)), dtype=torch.uint8)
     digests = [torch.empty_like(digest) for _ in range(dist.get_world_size())]
@@ -143,7 +143,8 @@ def _sum(part: Profile, folder: Path | None, memory: Memory) -> Profile | None:
     # No counter of the sum is larger than the largest ones together.
     dtype = np.uint32 if totals[1] <= np.iinfo(np.uint32).max else np.uint64
     starts = containing_offsets(part.tables, bagged)
-    accesses = containing = np.zeros(0, dtype)
+    accesses: Any = np.zeros(0, dtype)
+    containing: Any = accesses
     if first:
         accesses = memory.new(part.rows, dtype, folder, "accesses.npy")
         containing = memory.new(int(starts[-1]), dtype, folder, "containing.npy")

@@ -63,9 +63,7 @@ def mean_seconds(problem: Problem, groups: Groups, method: Method) -> Floats:
     return seconds
 
 
-def choose(
-    problem: Problem, groups: Groups, counts: Ints, price: Floats, method: Method
-) -> Copies:
+def choose(problem: Problem, groups: Groups, counts: Ints, price: Floats, method: Method) -> Copies:
     """The changes of copies that pay, for `counts` [C, K] and `price` [K, K] seconds per byte and
     iteration, within the budget of extra memory."""
     ranks, m = problem.topology.ranks, problem.classes.m

@@ -27,7 +27,7 @@ from oper.planner.realise import Realised, realise
 from oper.topology import Topology
 
 # With a certified gap below this, no baseline can be better by more, and none is priced.
-BASELINES_FROM_GAP = 1e-5
+BASELINES_FROM_GAP = 1e-8
 
 # With a certified gap above the first, more rows are listed, so that exchanges reach further: these
 # shares of all rows, the last of them half a byte a row in the address map.

@@ -161,7 +161,10 @@ class Profile:
             if window is not None:
                 raise OperError(f"{spec}: {folder} has no windows; name it without @{window}")
             return _load(folder, content, folder, mmap, check)
-        names = [str(entry["name"]) for entry in content["windows"]]
+        try:
+            names = [str(entry["name"]) for entry in content["windows"]]
+        except (KeyError, TypeError) as error:
+            raise _damaged(folder, error) from error
         if window is None:
             chosen = names
         elif window < len(names):
@@ -308,35 +311,51 @@ def _load(
     folder: Path, content: dict[str, Any], vocabulary_folder: Path, mmap: bool, check: bool
 ) -> Profile:
     try:
-        verify_files(folder, content["files"], digests=check)
-        entries = content["tables"]
-        tables = tuple(
-            Table.from_dict({k: v for k, v in entry.items() if k != "bagged"}) for entry in entries
-        )
-        bagged = tuple(bool(entry["bagged"]) for entry in entries)
-        distinct = content["distinct"]
-        profile = Profile(
-            tables,
-            int(content["samples"]),
-            _load_counters(folder / "accesses.npy", int(table_offsets(tables)[-1]), mmap),
-            np.zeros(0, np.uint32),
-            bagged,
-            None if distinct is None else Distinct.from_dict(distinct),
-            content["source"],
-            vocabulary_folder,
-        )
-        profile.digest = str(content["digest"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise OperError(
-            f"{folder / MARKER}: is damaged ({type(error).__name__}: {error}); "
-            "copy or make the profile again"
-        ) from error
-    if any(bagged):
+        profile = _parse(content)
+        described = dict(content["files"])
+        if not {"accesses.npy", *(["containing.npy"] * any(profile.bagged))} <= described.keys():
+            raise ValueError("files: the counters are missing")
+    except (KeyError, TypeError, ValueError, AttributeError, OperError) as error:
+        raise _damaged(folder, error) from error
+    verify_files(folder, described, digests=check)
+    profile.vocabulary_folder = vocabulary_folder
+    profile.accesses = _load_counters(folder / "accesses.npy", profile.rows, mmap)
+    profile.containing = np.zeros(0, profile.accesses.dtype)
+    if any(profile.bagged):
         size = int(profile.containing_offsets[-1])
         profile.containing = _load_counters(folder / "containing.npy", size, mmap)
-    else:
-        profile.containing = np.zeros(0, profile.accesses.dtype)
     return profile
+
+
+def _parse(content: dict[str, Any]) -> Profile:
+    """The profile of a marker, without its counters."""
+    entries = content["tables"]
+    tables = tuple(
+        Table.from_dict({k: v for k, v in entry.items() if k != "bagged"}) for entry in entries
+    )
+    if fingerprint(tables) != content["fingerprint"]:
+        raise ValueError("the tables are not those that were counted")
+    distinct = content["distinct"]
+    profile = Profile(
+        tables,
+        int(content["samples"]),
+        np.zeros(0, np.uint32),
+        np.zeros(0, np.uint32),
+        tuple(bool(entry["bagged"]) for entry in entries),
+        None if distinct is None else Distinct.from_dict(distinct),
+        dict(content["source"]),
+    )
+    if profile.distinct is not None and len(profile.distinct.rank_ratio) != len(tables):
+        raise ValueError("distinct: not one ratio for each table")
+    profile.digest = str(content["digest"])
+    return profile
+
+
+def _damaged(folder: Path, error: Exception) -> OperError:
+    return OperError(
+        f"{folder / MARKER}: is damaged ({type(error).__name__}: {error}); copy or make the profile "
+        "again"
+    )
 
 
 def _load_counters(path: Path, size: int, mmap: bool) -> Any:

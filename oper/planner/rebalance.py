@@ -71,9 +71,7 @@ def keep_capacity(problem: Problem, groups: Groups, counts: Ints) -> bool:
     return bool((memory <= capacity).all())
 
 
-def exchange(
-    problem: Problem, groups: Groups, counts: Ints, seconds: Floats, price: Floats
-) -> int:
+def exchange(problem: Problem, groups: Groups, counts: Ints, seconds: Floats, price: Floats) -> int:
     """Exchange rows of `counts` [C, K], in place, while that pays; the rounds that were made.
 
     `seconds` [M] is T; `price[g, k]` the seconds per byte and iteration of a row's move.

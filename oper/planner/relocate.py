@@ -139,7 +139,7 @@ class Relocation:
 
     def _claimed(self, w: int, rank: Ints, slot: Ints) -> Flags:
         """Whether slots of ranks, [N] each, are in a block or beyond the arena's new end."""
-        claimed = slot >= self._live[w, rank]
+        claimed: Flags = slot >= self._live[w, rank]
         for block in self._blocks[w]:
             holds = self._places.groups.holds[block.column]
             start = np.where(holds, block.start, 0)
@@ -149,10 +149,8 @@ class Relocation:
 
     def _collect(self) -> _Rows:
         """The rows that change: those that leave their column, and those in their way."""
-        found = []
-        for table in range(len(self._tables)):
-            for chunk in self._places.chunks(table):
-                found.append(self._changes(chunk))
+        tables = range(len(self._tables))
+        found = [self._changes(chunk) for t in tables for chunk in self._places.chunks(t)]
         row, width, place, offset, old_slots, row_class, leaves, striped = (
             np.concatenate(parts) for parts in zip(*found, strict=True)
         )
@@ -172,9 +170,7 @@ class Relocation:
         )
         # The leaving rows of a cell, in order, are given to its flows, in order.
         leaving = np.flatnonzero(leaves)
-        leaving = leaving[
-            np.lexsort((striped[leaving], before[leaving], row_class[leaving]))
-        ]
+        leaving = leaving[np.lexsort((striped[leaving], before[leaving], row_class[leaving]))]
         order = np.lexsort((self._flows.after, self._flows.before, self._flows.row_class))
         rows.after[leaving] = np.repeat(self._flows.after[order], self._flows.rows[order])
         return rows
@@ -283,8 +279,7 @@ class Relocation:
         used, new_group = np.unique(new_group, return_inverse=True)
         bits = max(len(used) - 1, 0).bit_length()
         wide = int(new_position.max(initial=0)) >> (32 - bits) > 0
-        dtype = np.uint64 if wide else np.uint32
-        codes = new_position.astype(dtype) << dtype(bits) | new_group.astype(dtype)
+        codes = (new_position << bits | new_group).astype(np.uint64 if wide else np.uint32)
         bitmap, stripe_bitmap = layout.bitmap, layout.stripe_bitmap
         if len(everyone) > len(listed):
             stripe_bitmap = bitmap if stripe_bitmap is None else stripe_bitmap
@@ -357,9 +352,7 @@ def _marked(layout: Layout, rows: Ints, first_row: Ints) -> NDArray[np.uint64]:
     line += layout.line_offset[table]
     mask = np.uint64(1) << (bit % 64).astype(np.uint64)
     np.bitwise_or.at(bitmap, (line, 1 + bit // 64), mask)
-    native.ops().number_bitmap(
-        as_tensor(bitmap.view(np.int64)), as_int64(layout.line_offset)
-    )
+    native.ops().number_bitmap(as_tensor(bitmap.view(np.int64)), as_int64(layout.line_offset))
     return bitmap
 
 

@@ -21,9 +21,19 @@ from typing import Any
 import numpy as np
 
 from oper import storage
-from oper.cost import METHODS, Cost, Floats, Groups, Method, Sums, evaluate
-from oper.cost import everywhere_group, node_groups
+from oper.cost import (
+    METHODS,
+    Cost,
+    Floats,
+    Groups,
+    Method,
+    Sums,
+    evaluate,
+    everywhere_group,
+    node_groups,
+)
 from oper.errors import OperError
+from oper.layout import Layout
 from oper.plan import MARKER, Plan, load_plan
 from oper.planner.assemble import assemble
 from oper.planner.classes import Classes, Ints
@@ -36,11 +46,8 @@ from oper.planner.profile import Profile
 from oper.planner.rebalance import exchange, give_owners, keep_capacity
 from oper.planner.relocate import Relocation
 from oper.planner.scan import collect
-from oper.tables import fingerprint
+from oper.tables import Table, fingerprint
 from oper.topology import Topology
-
-# Iterations that a plan made now is to serve: some hours of training.
-HORIZON = 10_000
 
 
 @dataclass(frozen=True)
@@ -151,13 +158,18 @@ def check_tables(plan: Plan, profile: Profile) -> None:
         mine = known.get(table.name)
         if mine is None or fingerprint([mine]) != fingerprint([table]):
             raise OperError(
-                f"the profile's table {table.name!r} is {table}, and in the plan it is "
-                f"{mine or 'not there'}; profile the new log with `--tables` of the old profile"
+                f"table {table.name!r} has {_described(table)} in the profile, and in the plan "
+                f"{_described(mine) if mine else 'there is none of that name'}; profile the new "
+                "log with the old profile as `--tables`"
             )
     raise OperError(
         f"the profile has {len(profile.tables)} tables, and the plan {len(plan.tables)}, or they "
-        "come in another order; profile the new log with `--tables` of the old profile"
+        "come in another order; profile the new log with the old profile as `--tables`"
     )
+
+
+def _described(table: Table) -> str:
+    return f"{table.rows:,} rows of {table.dim} {table.dtype} ({table.optimizer}, {table.ids.kind})"
 
 
 def candidates(topology: Topology, training: bool) -> Groups | None:
@@ -173,7 +185,7 @@ def candidates(topology: Topology, training: bool) -> Groups | None:
 def replan(
     plan: Plan,
     profile: Profile,
-    horizon: int = HORIZON,
+    horizon: int,
     old_digest: str = "",
     report: Callable[[str], None] = lambda step: None,
 ) -> Replanned:
@@ -194,7 +206,8 @@ def replan(
     finder = ClassFinder(profile, classes)
     counted = places.count(finder)
     carriage = Carriage.of(places.groups, places.groups, topology)
-    now = _State(places.together(counted), _price(problem, places.groups, places.together(counted)))
+    present = places.together(counted)
+    now = _State(present, price_counts(problem, places.groups, present))
 
     report("moves that pay")
     best = now
@@ -203,9 +216,7 @@ def replan(
         best = _best(problem, places.groups, now, carriage, horizon)
     row_memory = np.array([t.memory_bytes(plan.workload.mode) for t in plan.tables])
     flows = net_flows(now.counts, best.counts, carriage)
-    relocation = Relocation(
-        plan.tables, places, finder, classes.width, counted, best.counts, flows
-    )
+    relocation = Relocation(plan.tables, places, finder, classes.width, counted, best.counts, flows)
     layout, moves = relocation.carry_out(carriage, row_memory)
     removal = Removal(moves.travelling_rows, moves.bytes_by_link(topology.ranks).astype(float))
     since = time.perf_counter()
@@ -237,7 +248,7 @@ def replan_and_save(
     folder: Path | str,
     profile: Profile,
     output: Path | str,
-    horizon: int = HORIZON,
+    horizon: int,
     report: Callable[[str], None] = lambda step: None,
 ) -> Replanned:
     """`replan` for a plan's folder, written to `output` with the moves."""
@@ -248,7 +259,8 @@ def replan_and_save(
     return made
 
 
-def _price(problem: Problem, groups: Groups, counts: Ints) -> Cost:
+def price_counts(problem: Problem, groups: Groups, counts: Ints) -> Cost:
+    """The cost of `counts` [C, K] rows in the columns."""
     return evaluate(
         problem.topology,
         problem.workload,
@@ -258,7 +270,7 @@ def _price(problem: Problem, groups: Groups, counts: Ints) -> Cost:
     )
 
 
-def _aim(problem: Problem, cost: Cost) -> float:
+def aim(problem: Problem, cost: Cost) -> float:
     """What the plan makes small: the largest T, or the largest C where links are to be even."""
     if problem.balance == "link":
         return float(np.where(np.eye(problem.topology.ranks), 0.0, cost.link_seconds).max())
@@ -275,16 +287,16 @@ def _best(
     def net(state: _State) -> float:
         flows = net_flows(now.counts, state.counts, carriage)
         cost = _moving_seconds(flows, problem.classes, carriage) / ranks
-        return (_aim(problem, now.cost) - _aim(problem, state.cost)) * horizon - cost
+        return (aim(problem, now.cost) - aim(problem, state.cost)) * horizon - cost
 
     best, most = now, 0.0
     for start in (now.counts, _with_copies(problem, groups, now.counts, price)):
         counts = start.copy()
         if not keep_capacity(problem, groups, counts):
             continue
-        cost = _price(problem, groups, counts)
+        cost = price_counts(problem, groups, counts)
         rounds = exchange(problem, groups, counts, cost.rank_seconds, price)
-        state = _State(counts, _price(problem, groups, counts), rounds)
+        state = _State(counts, price_counts(problem, groups, counts), rounds)
         if (gain := net(state)) > most:
             best, most = state, gain
     return best
@@ -314,7 +326,7 @@ def _plan(
     groups: Groups,
     state: _State,
     before: _State,
-    layout: Any,
+    layout: Layout,
     fresh: Planned,
 ) -> Plan:
     """The plan of a layout, with its figures under the new counts."""
@@ -338,7 +350,7 @@ def _plan(
         **state.cost.to_json(),
         "status": "ok" if state.cost.feasible else "infeasible",
         "step": "replan",
-        "threshold_reason": "partitions of the new counts, for reference: rows were moved one by one",
+        "threshold_reason": "of the new counts' partitions; rows were moved one by one",
         "greedy_dob": None,
         "dob_before_exchanges": before.cost.dob,
         "exchanges": state.exchanges,
@@ -368,7 +380,8 @@ def _plan(
     )
 
 
-def _listed_before(layout: Any) -> Ints:
+def _listed_before(layout: Layout) -> Ints:
     """Explicit rows before each table, [T + 1]."""
     per_line = np.bitwise_count(layout.bitmap[:, 1:]).sum(axis=1, dtype=np.int64)
-    return np.concatenate([[0], np.cumsum(per_line)])[layout.line_offset]
+    before: Ints = np.concatenate([[0], np.cumsum(per_line)])
+    return before[layout.line_offset]

@@ -72,15 +72,15 @@ class RankShares:
 
     def add(self, batch: "Batch") -> None:
         """Count a batch of row ids."""
-        n = np.zeros(batch.samples * self.ranks)
+        flat = np.zeros(batch.samples * self.ranks)
         for salt, ids in enumerate(batch.features.values()):
             row = ids.values.astype(np.uint64) + np.uint64(salt << 40)
             rank = (_mix(row * _GOLDEN) % np.uint64(self.ranks)).astype(np.int64)
             sample = np.arange(batch.samples)
             if ids.lengths is not None:
                 sample = np.repeat(sample, ids.lengths)
-            n += np.bincount(sample * self.ranks + rank, minlength=len(n))
-        n = n.reshape(batch.samples, self.ranks)
+            flat += np.bincount(sample * self.ranks + rank, minlength=len(flat))
+        n = flat.reshape(batch.samples, self.ranks)
         all_ranks = n.sum(axis=1)
         self._of_rank += n.sum(axis=0)
         self._squared += (n**2).sum(axis=0)

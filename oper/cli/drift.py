@@ -1,0 +1,89 @@
+"""`oper drift`: what a plan costs under newer counts, and whether to plan again."""
+
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from oper.cli import common
+
+_MOST_TABLES = 10
+
+
+def register(app: typer.Typer) -> None:
+    """Add `oper drift`."""
+    app.command("drift")(drift)
+
+
+def drift(
+    plan: Path = typer.Argument(help="A plan folder."),
+    profile: str = typer.Argument(help="A newer profile of its tables, or a window: PROFILE@3."),
+    worse: str = typer.Option(
+        "5%", "--worse", help="Say 'replan' where a fresh plan would be better by more than this."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
+) -> None:
+    """Say what a plan costs under newer counts, what got worse, and whether to plan again."""
+    from oper.plan import load_plan
+    from oper.planner import drift as planner
+    from oper.planner.profile import Profile
+
+    threshold = common.parse_share(worse, "--worse")
+    loaded, opened = load_plan(plan), Profile.open(profile)
+    with common.steps("drift", 2) as step:
+        found = planner.drift(loaded, opened, threshold, step)
+    content = {"plan": str(plan), "profile": profile, **found.to_json()}
+    common.emit(as_json, content, lambda: _print(content))
+
+
+def _print(content: dict[str, Any]) -> None:
+    out = common.console()
+    seconds, ranks = content["objective_seconds"], content["rank_seconds"]
+    out.print(f"{content['plan']} under {content['profile']}")
+    for label, key in (
+        ("when it was made", "then"),
+        ("under these counts", "now"),
+        ("a fresh plan", "fresh"),
+    ):
+        out.print(f"{label:<20} {common.duration(seconds[key])} an iteration")
+    hot_set = common.table(
+        "share of accesses of", "rows", "then", "now", "as many hottest rows now"
+    )
+    for name, hot in content["hot_set"].items():
+        shares = [f"{hot[key]:.1%}" for key in ("then", "now", "hottest_now")]
+        hot_set.add_row(f"{name} rows", f"{hot['rows']:,}", *shares)
+    out.print(hot_set)
+    table = common.table("rank", "T then", "now", "fresh", "now/fresh")
+    shown = list(range(len(ranks["now"])))
+    if len(shown) > 16:
+        shown = sorted(shown, key=lambda r: -ranks["now"][r])[:16]
+        out.print("the 16 slowest ranks:")
+    for rank in shown:
+        then, now, fresh = (ranks[key][rank] for key in ("then", "now", "fresh"))
+        ratio = f"{now / fresh:.3f}" if fresh > 0 else "-"
+        times = [common.duration(value) for value in (then, now, fresh)]
+        table.add_row(str(rank), *times, ratio)
+    out.print(table)
+    _print_tables(out, content["tables"])
+    remedy = "; run `oper replan`" if content["verdict"] == "replan" else ""
+    out.print(
+        f"verdict: {content['verdict']}. It is {content['worse']:+.2%} against a fresh plan, and "
+        f"the threshold is {content['threshold']:.2%}{remedy}"
+    )
+
+
+def _print_tables(out: Any, tables: list[dict[str, Any]]) -> None:
+    worst = sorted(tables, key=lambda t: -float(t["worse_seconds"]))[:_MOST_TABLES]
+    made = common.table("table", "in slowest T", "in mean T", "fresh", "worse", "lookups min/max")
+    for entry in worst:
+        made.add_row(
+            entry["table"],
+            common.duration(entry["slowest_rank_seconds"]),
+            common.duration(entry["mean_seconds"]),
+            common.duration(entry["fresh_mean_seconds"]),
+            common.duration(entry["worse_seconds"]),
+            f"{entry['lookups_dob']:.1%}",
+        )
+    out.print(made)
+    if len(tables) > len(worst):
+        out.print(f"and {len(tables) - len(worst)} more tables, less worse; --json has them all")

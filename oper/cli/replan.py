@@ -1,0 +1,95 @@
+"""`oper replan`: plan again from an older plan, moving the rows for which that pays."""
+
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from oper.cli import common
+
+_MOST_RANKS = 8
+
+
+def register(app: typer.Typer) -> None:
+    """Add `oper replan`."""
+    app.command("replan")(replan)
+
+
+def replan(
+    plan: Path = typer.Argument(help="The plan folder to start from."),
+    profile: str = typer.Argument(help="A newer profile of its tables, or a window: PROFILE@3."),
+    output: Path = typer.Option(..., "-o", "--output", help="The plan folder to write."),
+    horizon: int = typer.Option(
+        10_000, "--horizon", min=1, help="Iterations within which a move must pay for its bytes."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
+) -> None:
+    """Plan again with few moves: a row moves when that pays within the horizon."""
+    from oper.planner.profile import Profile
+    from oper.planner.replan import replan_and_save
+
+    opened = Profile.open(profile)
+    with common.steps("replan", 4) as step:
+        made = replan_and_save(plan, opened, output, horizon, step)
+    content = {"plan": str(output), "from": str(plan), "profile": profile, **made.to_json()}
+    common.emit(as_json, content, lambda: _print(content))
+
+
+def _print(content: dict[str, Any]) -> None:
+    out = common.console()
+    out.print(
+        f"{content['plan']}: from {content['from']} under {content['profile']}, "
+        f"moves pay within {content['horizon']:,} iterations"
+    )
+    fresh = content["fresh"]
+    table = common.table("plan", "iteration", "rows moved", "bytes moved", "seconds of moving")
+    table.add_row("as it was", common.duration(content["old_objective_seconds"]), "0", "0 B", "0 s")
+    for label, seconds, moved in (
+        ("replanned", content["objective_seconds"], content),
+        ("from nothing", content["fresh_objective_seconds"], fresh),
+    ):
+        table.add_row(
+            label,
+            common.duration(seconds),
+            f"{moved['moved_rows']:,}",
+            common.size(moved["moved_bytes"]),
+            common.duration(moved["seconds"]),
+        )
+    out.print(table)
+    if not content["changed_rows"]:
+        out.print("nothing moves: no change pays for its bytes")
+        return
+    if content["gain_share"] is not None and content["bytes_share"] is not None:
+        out.print(
+            f"{content['gain_share']:.1%} of the gain of a plan made from nothing, "
+            f"for {content['bytes_share']:.2%} of its bytes"
+        )
+    out.print(
+        f"{content['changed_rows']:,} rows change holders or slots, listed in moves.npy; "
+        f"{common.size(content['local_bytes'])} go from slot to slot of a rank"
+    )
+    _print_links(out, content["bytes_by_link"])
+
+
+def _print_links(out: Any, matrix: list[list[float]]) -> None:
+    """Bytes by link; of many ranks the links with most."""
+    ranks = len(matrix)
+    if ranks <= _MOST_RANKS:
+        table = common.table("to \\ from", *(str(rank) for rank in range(ranks)))
+        for reader, row in enumerate(matrix):
+            cells = ["-" if r == reader else common.size(b) for r, b in enumerate(row)]
+            table.add_row(str(reader), *cells)
+        out.print(table)
+        return
+    links = [
+        (matrix[to][source], source, to)
+        for to in range(ranks)
+        for source in range(ranks)
+        if to != source and matrix[to][source]
+    ]
+    table = common.table("from", "to", "bytes", left=2)
+    for amount, source, to in sorted(links, reverse=True)[:_MOST_RANKS]:
+        table.add_row(str(source), str(to), common.size(amount))
+    out.print(table)
+    if len(links) > _MOST_RANKS:
+        out.print(f"and {len(links) - _MOST_RANKS} more links; --json has them all")
