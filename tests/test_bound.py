@@ -22,10 +22,17 @@ from oper.errors import OperError
 from oper.planner import patterns
 from oper.planner.bound import alike_prices, hot_row, lagrangian, lower_bound, usable_methods
 from oper.planner.draft import Problem
-from oper.planner.patterns import Prices, cheapest, demand, looks_alike
+from oper.planner.patterns import Prices, cheapest, demand, everywhere_price, looks_alike
 from oper.planner.programme import solve
 from oper.topology import Topology
-from tests.instances import make_classes, make_problem, topologies, workloads, zipf_problem
+from tests.instances import (
+    make_classes,
+    make_problem,
+    topologies,
+    workloads,
+    zipf_problem,
+)
+from tests.latencies import quick_or_slow
 
 WIDTHS = ((64, 64), (256, 260), (16, 272))
 EXTRA_MEMORY = [0.0, 0.1, 0.5, 2.0]
@@ -34,7 +41,7 @@ EXTRA_MEMORY = [0.0, 0.1, 0.5, 2.0]
 @st.composite
 def problems(draw: st.DrawFn, most_rows: int = 3, alike: bool = False) -> Problem:
     """A handful of classes of mixed widths, on drawn topologies."""
-    topology, workload = draw(topologies(alike=alike)), draw(workloads)
+    topology, workload = draw(quick_or_slow(topologies(alike=alike))), draw(workloads)
     size = draw(st.integers(1, 5))
     accesses = draw(st.lists(st.integers(0, 3000), min_size=size, max_size=size))
     rows = draw(st.lists(st.integers(1, most_rows), min_size=size, max_size=size))
@@ -110,6 +117,11 @@ def test_the_cheapest_pattern_is_the_cheapest_of_all(drawn: tuple[Problem, Metho
     expected = (seconds @ prices.rank + problem.classes.m[:, None] * held).min(axis=1)
     rows = demand(problem.classes, problem.topology, problem.workload, method)
     np.testing.assert_allclose(cheapest(rows, problem.topology, prices), expected, rtol=1e-9)
+    if rows.training and method != "none":
+        everywhere = seconds[:, -1] @ prices.rank + problem.classes.m * held[-1]
+        np.testing.assert_allclose(
+            everywhere_price(rows, problem.topology, prices), everywhere, rtol=1e-9
+        )
 
 
 @given(priced(alike=True))
@@ -211,6 +223,23 @@ def test_the_bound_is_the_value_of_the_programme_over_all_patterns(problem: Prob
     hottest, _ = hot_row(classes, topology, workload, budget)
     bound = lower_bound(classes, topology, workload, capacity, budget)
     assert bound.seconds == pytest.approx(max(min(values), hottest), rel=1e-5, abs=1e-25)
+
+
+@given(problems())
+def test_the_hottest_row_takes_no_less_in_any_group(problem: Problem) -> None:
+    classes, topology, workload = problem.classes, problem.topology, problem.workload
+    least = np.full(len(classes), np.inf)
+    for method in usable_methods(workload, topology.ranks, problem.budget_bytes):
+        groups = all_paths(topology, workload, method)
+        latency = demand(classes, topology, workload, method).latency_seconds
+        seconds = unit_seconds(problem, groups, method).max(axis=2)
+        seconds += np.where(groups.copies > 1, latency, 0.0)
+        fits = np.outer(classes.m, groups.copies - 1) <= problem.budget_bytes
+        least = np.minimum(least, np.where(fits, seconds, np.inf).min(axis=1))
+    seconds, hottest = hot_row(classes, topology, workload, problem.budget_bytes)
+    assert seconds <= least[hottest]
+    if workload.training or problem.budget_bytes < classes.m.min():
+        assert seconds == pytest.approx(least.max())
 
 
 @given(problems(most_rows=50, alike=True))

@@ -1,5 +1,6 @@
 """The kernels that count a batch, against NumPy: accesses, containing samples, distinct rows."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -81,15 +82,9 @@ def counted(drawn: Drawn) -> Counters:
     return counters
 
 
-@pytest.mark.parametrize("threads", [1, 2, 5])
 @given(drawn=drawn_logs())
-def test_counts_equal_the_reference(drawn: Drawn, threads: int) -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)  # several cut a table into parts
-    try:
-        profile = counted(drawn).profile({})
-    finally:
-        torch.set_num_threads(before)
+def test_counts_equal_the_reference(drawn: Drawn) -> None:
+    profile = counted(drawn).profile({})
     assert profile.samples == sum(batch.samples for batch in drawn.batches)
     for table in range(len(drawn.tables)):
         accesses, containing = reference(drawn, table)
@@ -99,14 +94,29 @@ def test_counts_equal_the_reference(drawn: Drawn, threads: int) -> None:
         assert profile.bagged[table] == several
 
 
-def test_large_batch_over_all_parts() -> None:
+@pytest.mark.parametrize("bag", [None, 3])
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_large_batch_over_all_parts(threads: int, bag: int | None) -> None:
+    """Enough ids that a table is cut into parts by rows."""
     random = np.random.default_rng(0)
-    rows = 100_000
-    ids = (random.zipf(1.2, 300_000) - 1) % rows
-    drawn = Drawn(
-        (Table("t", rows),), {"t": 0}, (Batch(len(ids), {"t": Jagged(ids)}, Place("drawn")),)
-    )
-    np.testing.assert_array_equal(counted(drawn).accesses, np.bincount(ids, minlength=rows))
+    rows, samples = 100_000, 300_000
+    ids = (random.zipf(1.2, samples * (bag or 1)) - 1) % rows
+    lengths = None if bag is None else np.full(samples, bag, np.int32)
+    counters = Counters((Table("t", rows), Table("u", 1)))
+    features = {"t": Jagged(ids, lengths), "u": Jagged(np.zeros(samples, np.int64))}
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        counters.add(Batch(samples, features, Place("drawn")), {"t": 0, "u": 1})
+    finally:
+        torch.set_num_threads(before)
+    np.testing.assert_array_equal(counters.accesses[:-1], np.bincount(ids, minlength=rows))
+    assert counters.accesses[-1] == samples
+    if bag:
+        pairs = np.unique(np.repeat(np.arange(samples), bag) * rows + ids)
+        np.testing.assert_array_equal(
+            counters.containing, np.bincount(pairs % rows, minlength=rows)
+        )
 
 
 @pytest.mark.parametrize("bags", [False, True])
@@ -126,7 +136,9 @@ def test_bad_ids_are_named_and_never_written(bad: int, bags: bool) -> None:
     assert not counters.accesses[15:].any()
 
 
-def kernel(values: Sequence[int], lengths: Sequence[int], samples: int = 2, **changed: object) -> None:
+def kernel(
+    values: Sequence[int], lengths: Sequence[int], changed: dict[str, object] | None = None
+) -> None:
     arguments = {
         "accesses": torch.zeros(4, dtype=torch.uint32),
         "containing": torch.zeros(0, dtype=torch.uint32),
@@ -135,9 +147,9 @@ def kernel(values: Sequence[int], lengths: Sequence[int], samples: int = 2, **ch
         "values": [torch.tensor(values)],
         "lengths": [torch.tensor(lengths, dtype=torch.int32)],
         "table_of": torch.tensor([0]),
-        "samples": samples,
+        "samples": 2,
     }
-    native.ops().count(*{**arguments, **changed}.values())
+    native.ops().count(*(arguments | (changed or {})).values())
 
 
 @pytest.mark.parametrize(
@@ -159,7 +171,7 @@ def test_malformed_arguments_are_refused(
 ) -> None:
     kernel([1, 2, 3], [1, 2])
     with pytest.raises(error):
-        kernel(values, lengths, **changed)
+        kernel(values, lengths, changed=changed)
 
 
 @given(drawn=drawn_logs(), ranks=st.integers(1, 7))
@@ -173,9 +185,7 @@ def test_distinct_rows_equal_the_reference(drawn: Drawn, ranks: int) -> None:
         border = [r * batch.samples // ranks for r in range(ranks + 1)]
         for table in range(len(drawn.tables)):
             rows = sample_rows(drawn, batch, table)
-            parts = [
-                set().union(*rows[a:b]) for a, b in zip(border[:-1], border[1:], strict=True)
-            ]
+            parts = [set().union(*rows[a:b]) for a, b in itertools.pairwise(border)]
             assert of_ranks[table] == sum(map(len, parts))
             assert of_all[table] == len(set().union(*parts))
 

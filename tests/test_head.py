@@ -12,7 +12,13 @@ from oper.planner.bound import lower_bound
 from oper.planner.draft import Problem
 from oper.planner.head import integer_head
 from oper.topology import Topology
-from tests.instances import make_classes, make_problem, topologies, zipf_counts
+from tests.instances import (
+    make_classes,
+    make_problem,
+    topologies,
+    zipf_counts,
+)
+from tests.latencies import quick_or_slow
 
 WIDTHS = ((64, 64), (256, 260))
 
@@ -20,7 +26,7 @@ WIDTHS = ((64, 64), (256, 260))
 @st.composite
 def rows_problems(draw: st.DrawFn, mode: str, extra_memory: float) -> Problem:
     """A few rows, some much hotter than others, each a class of its own."""
-    topology = draw(topologies(alike=draw(st.booleans())))
+    topology = draw(quick_or_slow(topologies(alike=draw(st.booleans()))))
     workload = Workload(mode, draw(st.sampled_from(["raw", "distinct"])), 64)  # type: ignore[arg-type]
     size = draw(st.integers(1, 10))
     powers = draw(st.lists(st.integers(0, 99), min_size=size, max_size=size, unique=True))

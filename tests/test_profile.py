@@ -228,7 +228,8 @@ def test_truncated_marker(tmp_path: Path) -> None:
 
 def test_damaged_window_list(tmp_path: Path) -> None:
     save_windows(tmp_path / "w", [make_profile(1)])
-    for windows in (None, [1], [{}], 3):
+    damaged: list[object] = [None, [1], [{}], 3]
+    for windows in damaged:
         content = {"schema": "oper.profile", "version": 1, "windows": windows}
         (tmp_path / "w" / "profile.json").write_text(json.dumps(content))
         with pytest.raises(OperError, match=r"profile\.json: is damaged"):
@@ -270,8 +271,6 @@ def test_full_disk_shows_before_counters_are_mapped(
 
 
 def test_one_table_of_one_row(tmp_path: Path) -> None:
-    made = Profile(
-        (Table("t", 1),), 5, np.array([5], np.uint32), np.zeros(0, np.uint32), (False,)
-    )
+    made = Profile((Table("t", 1),), 5, np.array([5], np.uint32), np.zeros(0, np.uint32), (False,))
     made.save(tmp_path / "p")
     same(Profile.open(tmp_path / "p"), made)

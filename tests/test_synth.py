@@ -364,6 +364,7 @@ def test_command_writes_a_log(command: typer.Typer, tmp_path: Path) -> None:
     assert (said["samples"], said["drift"], said["seed"]) == (500, 0.2, 3)
     assert said["rows"] == sum(t.rows for t in load_tables(said["tables"]))
     assert 0.5 < said["bayes_auc"] < 1
+    assert said["click_rate"] == pytest.approx(load_recipe("criteo-kaggle").clicks, abs=0.05)
     assert sum(b.samples for b in open_log([log]).batches()) == 500
 
 

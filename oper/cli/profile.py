@@ -27,7 +27,10 @@ _JSON = typer.Option(False, "--json", help="Print one JSON object.")
 
 def register(app: typer.Typer) -> None:
     """Add `oper profile` and its sub-commands."""
-    verbs = verb("Count how often each row is accessed in a log; merge and show profiles.")
+    verbs = verb(
+        "Count how often each row is accessed in a log: oper profile LOG... -o PROFILE. "
+        "Its options: oper profile make --help."
+    )
     verbs.command(DEFAULT, hidden=True)(takes_log(make))
     verbs.command("merge")(merge)
     verbs.command("show")(show)
@@ -190,9 +193,9 @@ def _windows(
 
 
 def _limit_bytes(given: str | None) -> int:
-    if given is not None:
-        return parse_bytes(given, "--memory-limit")
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") // 2
+    from oper.planner.counters import free_memory_bytes
+
+    return free_memory_bytes() // 2 if given is None else parse_bytes(given, "--memory-limit")
 
 
 def _report(output: Path, counted: "list[Profile]", seconds: float, as_json: bool) -> None:

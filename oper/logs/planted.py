@@ -5,8 +5,9 @@ A sample is clicked with chance 1 / (1 + e^-logit), where
     logit = bias + Σ_i w_i x_i + Σ_t a / √(ids of t) · Σ_ids effect(t, id)
 
 x are the 13 dense values, standard normal, and effect(t, row) is a seeded hash of the row, uniform
-with mean 0 and variance 1. A model that knew all this would reach the Bayes AUC; one that learns
-from the log knows little of rows it saw seldom, as on real logs.
+with mean 0 and variance 1. The bias gives the first batch the recipe's share of clicks. A model
+that knew all this would reach the Bayes AUC; one that learns from the log knows little of rows it
+saw seldom, as on real logs.
 """
 
 import math
@@ -37,9 +38,8 @@ class PlantedModel:
         used = sum(1 for f in recipe.features if f.ids > 0)
         self._effect_scale = math.sqrt(_TABLES_VARIANCE / max(1, used))
         self._key = key
-        # The mean of a logistic function of a normal logit, by the probit approximation.
-        spread = 1 + math.pi / 8 * (_DENSE_VARIANCE + _TABLES_VARIANCE)
-        self._bias = math.log(recipe.clicks / (1 - recipe.clicks)) * math.sqrt(spread)
+        self._clicks = recipe.clicks
+        self._bias: float | None = None
 
     def effect(self, table: int, ids: Jagged) -> NDArray[np.float64]:
         """What the ids of one feature add to the logit of each sample: float64 [samples]."""
@@ -59,11 +59,26 @@ class PlantedModel:
     def logits(
         self, dense: NDArray[np.float32], effects: Sequence[NDArray[np.float64]]
     ) -> NDArray[np.float64]:
-        """Logits of samples: dense [samples, 13], the effects of each feature [samples]."""
-        logits = self._bias + dense.astype(np.float64) @ self._dense_weights
+        """Logits of samples: dense [samples, 13], the effects of each feature [samples].
+
+        The first batch settles the bias.
+        """
+        logits = dense.astype(np.float64) @ self._dense_weights
         for effect in effects:
             logits += effect
-        return logits
+        if self._bias is None:
+            self._bias = _bias_for(logits, self._clicks)
+        return logits + self._bias
+
+
+def _bias_for(logits: NDArray[np.float64], clicks: float) -> float:
+    """What to add to the logits for a mean chance of `clicks`."""
+    from scipy.optimize import brentq
+
+    def excess(bias: float) -> float:
+        return float(np.mean(1 / (1 + np.exp(-(logits + bias))))) - clicks
+
+    return float(brentq(excess, -50, 50))
 
 
 class BayesAuc:

@@ -7,6 +7,8 @@ sample had several ids. Counters beyond a memory limit lie in files of the folde
 written.
 """
 
+import contextlib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,20 @@ if TYPE_CHECKING:
     from oper.logs.prepare import Prepared
 
 _MOST_UINT32 = int(np.iinfo(np.uint32).max)
+
+
+def free_memory_bytes() -> int:
+    """Memory that can be had without swapping: the machine's, or the control group's if less."""
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        available = [int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
+        free = min([free, *(1024 * kib for kib in available)])
+    with contextlib.suppress(OSError, ValueError):  # ValueError: "max", no limit
+        group = Path("/sys/fs/cgroup")
+        limit, used = (int((group / f"memory.{n}").read_text()) for n in ("max", "current"))
+        free = min(free, max(limit - used, 0))
+    return free
 
 
 @dataclass
@@ -72,10 +88,9 @@ class Counters:
 
         OperError names the sample, feature and value where an id is no row of its table.
         """
-        columns = [
-            [batch.features[key] for key, table in table_of.items() if table == t]
-            for t in range(len(self.tables))
-        ]
+        columns: list[list[Jagged]] = [[] for _ in self.tables]
+        for key, table in table_of.items():
+            columns[table].append(batch.features[key])
         several = {t for t, ids in enumerate(columns) if _has_several(ids)}
         self._keep_containing(several)
         self._make_room(max((sum(len(i.values) for i in ids) for ids in columns), default=0))

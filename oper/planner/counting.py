@@ -130,7 +130,11 @@ def profile(
 def provenance(log: Log) -> dict[str, Any]:
     """Where counts come from, for a profile: the files' names and the options that matter."""
     default = asdict(LogOptions())
-    options = {k: v for k, v in asdict(log.options).items() if v != default[k]}
+    options = {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in asdict(log.options).items()
+        if value != default[name]
+    }
     return {"files": [Path(name).name for name in log.names], "options": options}
 
 
@@ -154,7 +158,7 @@ class _Tally:
     def add(self, batch: Batch) -> None:
         self._counters.add(batch, self._table_of)
         if self._shares:
-            self._shares.add(batch)
+            self._shares.add(batch, self._table_of)
         if self._distinct:
             self._distinct.add(batch, self._table_of)
 

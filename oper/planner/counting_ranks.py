@@ -56,7 +56,9 @@ def count_under_torchrun(
         raise OperError("--rows: is for one process; under torchrun name the files to be counted")
     mine = open_log(list(log.names[rank::ranks]), log_options)
     with _group(rank, deadline_seconds) as group:
-        prepared = _agree(mine, log, prepare_tables)
+        prepared = prepare_tables(mine)
+        group.meet()
+        prepared = _agree(prepared, log, prepare_tables)
         output.absolute().parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=output.absolute().parent, prefix=".part-") as folder:
             part = count(
@@ -103,9 +105,8 @@ def _group(rank: int, deadline_seconds: float) -> Iterator[_Group]:
             dist.destroy_process_group()
 
 
-def _agree(mine: Log, log: Log, prepare_tables: PrepareTables) -> Prepared:
+def _agree(prepared: Prepared, log: Log, prepare_tables: PrepareTables) -> Prepared:
     """Tables with rows for all ranks' ids; where vocabularies differ, those of the whole log."""
-    prepared = prepare_tables(mine)
     digest = torch.frombuffer(bytearray(_digest(prepared)), dtype=torch.uint8)
     digests = [torch.empty_like(digest) for _ in range(dist.get_world_size())]
     dist.all_gather(digests, digest)

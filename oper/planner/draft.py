@@ -26,7 +26,7 @@ from oper.planner import programme
 from oper.planner.classes import Classes, Ints
 from oper.planner.partition import Partitions, partitions
 from oper.planner.patterns import demand
-from oper.planner.placement import Greedy, deal_evenly, place
+from oper.planner.placement import Greedy, deal_evenly, place, whole_rows
 from oper.planner.replication import (
     Levels,
     everywhere_seconds,
@@ -246,21 +246,9 @@ def _deal_by_bucket(rows: Ints, shares: Floats, bucket: Ints) -> Ints:
     owed: dict[int, Floats] = {}
     for c, n in enumerate(rows.tolist()):
         exact = n * shares[c] + owed.get(int(bucket[c]), 0.0)
-        counts[c] = _whole(np.clip(exact, 0, None), n)
+        counts[c] = whole_rows(np.clip(exact, 0, None), n)
         owed[int(bucket[c])] = exact - counts[c]
     return counts
-
-
-def _whole(exact: Floats, total: int) -> Ints:
-    """Whole numbers that sum to `total`, near `exact`: the largest remainders are rounded up."""
-    scaled = exact * (total / exact.sum()) if exact.sum() > 0 else exact + total / len(exact)
-    whole = np.floor(scaled + 1e-9).astype(np.int64)
-    order = np.argsort(whole - scaled, kind="stable")
-    short = total - int(whole.sum())
-    whole[order[: max(short, 0)]] += 1
-    for g in order[::-1][: max(-short, 0)]:
-        whole[g] -= 1
-    return whole
 
 
 def _keep_budget(

@@ -152,6 +152,18 @@ def deal_evenly(rows: Ints, shares: Floats, load: Floats, weight: Floats) -> Int
     return counts
 
 
+def whole_rows(exact: Floats, total: int) -> Ints:
+    """Whole numbers that sum to `total`, near `exact`: the largest remainders are rounded up."""
+    scaled = exact * (total / exact.sum()) if exact.sum() > 0 else exact + total / len(exact)
+    whole = np.floor(scaled + 1e-9).astype(np.int64)
+    order = np.argsort(whole - scaled, kind="stable")
+    short = total - int(whole.sum())
+    whole[order[: max(short, 0)]] += 1
+    for g in order[::-1][: max(-short, 0)]:
+        whole[g] -= 1
+    return whole
+
+
 def _exclusive_cumsum_by(key: Ints, values: Ints) -> Ints:
     """Σ of earlier values with the same key; keys ascend."""
     if not len(key):

@@ -353,8 +353,8 @@ def _parse(content: dict[str, Any]) -> Profile:
 
 def _damaged(folder: Path, error: Exception) -> OperError:
     return OperError(
-        f"{folder / MARKER}: is damaged ({type(error).__name__}: {error}); copy or make the profile "
-        "again"
+        f"{folder / MARKER}: is damaged ({type(error).__name__}: {error}); "
+        "copy or make the profile again"
     )
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from oper.cost import Cost, Floats, Groups, Sums, evaluate, expected
 from oper.planner.classes import Classes, Ints, table_widths
 from oper.planner.draft import Draft, Problem
-from oper.planner.placement import deal_evenly, memory_left
+from oper.planner.placement import deal_evenly, memory_left, whole_rows
 from oper.planner.profile import Profile
 from oper.planner.refine import Exchange, columns
 from oper.planner.scan import Scan, class_of, scan
@@ -239,7 +239,7 @@ def _match(
     counts: Ints, listed: Ints, classes: Classes, ranks: int, shares: Floats, weight: Floats
 ) -> Ints:
     """Counts whose rows of each class are `listed[c]`: more are dealt to single owners, fewer
-    are taken from them first and given up among replicas last."""
+    are taken from single owners in proportion, and from replicas last."""
     counts = counts.copy()
     more = np.clip(listed - counts.sum(axis=1), 0, None)
     some = np.flatnonzero(more)
@@ -248,14 +248,11 @@ def _match(
         dealt = deal_evenly(more[some], shares, load, weight[some])
         counts[np.ix_(some, np.arange(ranks))] += dealt
     for c in np.flatnonzero(counts.sum(axis=1) > listed):
-        over = int(counts[c].sum() - listed[c])
-        while over:
-            g = int(counts[c, :ranks].argmax()) if counts[c, :ranks].any() else -1
-            g = g if g >= 0 else int(ranks + counts[c, ranks:].argmax())
-            rest = np.sort(counts[c, :ranks])[-2] if g < ranks and ranks > 1 else 0
-            drop = min(over, max(int(counts[c, g] - rest), 1))
-            counts[c, g] -= drop
-            over -= drop
+        single, replicas = counts[c, :ranks], counts[c, ranks:]
+        kept = min(int(replicas.sum()), int(listed[c]))
+        if kept < replicas.sum():
+            counts[c, ranks:] = whole_rows(replicas.astype(np.float64), kept)
+        counts[c, :ranks] = whole_rows(single.astype(np.float64), int(listed[c]) - kept)
     return counts
 
 

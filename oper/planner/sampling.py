@@ -15,6 +15,7 @@ x / q estimates c with a relative standard error of √((1 − q) / x). For plan
   measured, so that it holds for accesses that go together.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -70,11 +71,12 @@ class RankShares:
         self._with_all = np.zeros(ranks)  # Σ n L
         self._all_squared = 0.0  # Σ L²
 
-    def add(self, batch: "Batch") -> None:
-        """Count a batch of row ids."""
+    def add(self, batch: "Batch", table_of: Mapping[str, int]) -> None:
+        """Count a batch of row ids; `table_of` says which table each of its features indexes."""
         flat = np.zeros(batch.samples * self.ranks)
-        for salt, ids in enumerate(batch.features.values()):
-            row = ids.values.astype(np.uint64) + np.uint64(salt << 40)
+        for key, table in table_of.items():
+            ids = batch.features[key]
+            row = ids.values.astype(np.uint64) + np.uint64(table << 40)
             rank = (_mix(row * _GOLDEN) % np.uint64(self.ranks)).astype(np.int64)
             sample = np.arange(batch.samples)
             if ids.lengths is not None:
@@ -134,6 +136,8 @@ def hot_missed(x: Ints, rows: Ints, share: float) -> tuple[float, float]:
     does not count among its hottest; it has `rows[n]` rows in `x[n]` samples each."""
     if share >= 1:
         return 0.0, 0.0
+    if not x.any():
+        return 1.0, 1.0
     rate, weight = poisson_mixture(x, rows)
     random = np.random.default_rng(0)
     drawn = np.repeat(rate, random.multinomial(_DRAWN_ROWS, weight))

@@ -85,6 +85,9 @@ auto with_id_type(const at::TensorList values, const F& f) {
   return type == at::kInt ? f(int32_t{}) : f(int64_t{});
 }
 
+// Batches of fewer ids, about a millisecond's work, are not worth waiting for other threads.
+constexpr int64_t kFewIds = 1 << 17;
+
 struct Unit {
   int64_t table;
   RowPart part;
@@ -93,8 +96,7 @@ struct Unit {
 
 // Tables as units of work; those with more ids than a thread's share are cut. Largest first.
 template <typename Id>
-std::vector<Unit> cut_units(const std::vector<TableColumns<Id>>& tables) {
-  const int64_t threads = at::get_num_threads();
+std::vector<Unit> cut_units(const std::vector<TableColumns<Id>>& tables, int64_t threads) {
   int64_t total = 0;
   for (const auto& table : tables) total += table.ids;
   std::vector<Unit> units;
@@ -170,14 +172,23 @@ at::Tensor count(const at::Tensor& accesses, const at::Tensor& containing,
     with_id_type(values, [&](auto id) {
       const auto tables = columns_of<decltype(id)>(
           values, lengths, table_of, static_cast<int64_t>(counters.size()), samples);
-      const auto units = cut_units(tables);
-      share_out(static_cast<int64_t>(units.size()), [&](const auto& next) {
+      int64_t ids = 0;
+      for (const auto& column : values) ids += column.numel();
+      const auto units = cut_units(tables, ids < kFewIds ? 1 : at::get_num_threads());
+      const auto work = [&](const auto& next) {
         SampleRows seen;
         for (int64_t n = next(); n >= 0; n = next()) {
           const int64_t t = units[n].table;
           run_unit(units[n], tables[t], samples, counters[t], seen, bad_ids);
         }
-      });
+      };
+      const auto size = static_cast<int64_t>(units.size());
+      if (ids < kFewIds) {
+        int64_t n = 0;
+        work([&] { return n < size ? n++ : -1; });
+      } else {
+        share_out(size, work);
+      }
     });
   });
   return bad;

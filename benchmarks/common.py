@@ -1,0 +1,105 @@
+"""What the benchmarks share: options, profiles of the workloads and of the real logs, printing.
+
+Every script prints one table of at most 100 columns, or one JSON object with `--json`, and
+`--scale` makes it small enough to try.
+"""
+
+import argparse
+import datetime
+import os
+import platform
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from oper.cli import common as terminal
+from oper.cost import Cost
+from oper.logs import LogOptions
+from oper.logs.synth import Order, Synthesizer
+from oper.logs.synth_counts import synthesize_counts
+from oper.logs.workloads import load_recipe
+from oper.planner.counting import profile
+from oper.planner.profile import Profile
+
+SAMPLES_PER_RANK = 16_384  # the paper's: its Table 2 at 0 % follows from it exactly
+PRESETS = ("dgx-a100", "dgx-h100", "2x4-a100", "4x4-a100", "cpu:2", "cpu:8")
+REPOSITORY = Path(__file__).resolve().parent.parent
+DATA = REPOSITORY / "benchmarks" / "data"
+LOGS = REPOSITORY.parent / "shared" / "data"
+
+_BAGS = LogOptions(values=("item",), lengths=("lengths",))
+REAL_LOGS = {
+    "criteo-80k": ("criteo_kaggle_80k/data.parquet", LogOptions(columns=("C*",), missing="-1")),
+    "diginetica": ("sessions5/diginetica.npz", _BAGS),
+    "nowplaying": ("sessions5/nowplaying.npz", _BAGS),
+    "retailrocket": ("sessions5/retailrocket.npz", _BAGS),
+    "tmall": ("sessions5/tmall.npz", _BAGS),
+    "yoochoose1_64": ("sessions5/yoochoose1_64.npz", _BAGS),
+}
+
+
+def parser(doc: str | None, scale: float = 1.0) -> argparse.ArgumentParser:
+    """The options of every benchmark; `doc` is its docstring."""
+    made = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("--scale", type=float, default=scale, help="factor on rows and samples")
+    made.add_argument("--json", action="store_true", help="print one JSON object")
+    return made
+
+
+def synthetic(
+    workload: str, scale: float, zipf: float | None = None, order: Order = "scattered"
+) -> Profile:
+    """The profile of a published workload, in memory."""
+    recipe = load_recipe(workload, scale=scale, zipf=zipf)
+    return synthesize_counts(Synthesizer(recipe, recipe.samples, order=order))
+
+
+def real_profiles() -> Iterator[tuple[str, Profile]]:
+    """The real logs that are there, each with its profile, in memory."""
+    for name, (path, options) in REAL_LOGS.items():
+        if (LOGS / path).exists():
+            yield name, profile(LOGS / path, options=options)
+
+
+def pair_bytes(cost: Cost) -> float:
+    """Forward fetch bytes over one ordered pair of ranks, on average."""
+    ranks = len(cost.memory_bytes)
+    return float(cost.link_bytes.sum()) / max(ranks * (ranks - 1), 1)
+
+
+def machine() -> dict[str, Any]:
+    """Where and when."""
+    return {
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "load": os.getloadavg()[0],
+        "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
+    }
+
+
+def publish(as_json: bool, content: dict[str, Any], table: Callable[[], Any], *notes: str) -> None:
+    """Print one table with where it was measured and `notes` below, or `content` as JSON."""
+    where = machine()
+
+    def text() -> None:
+        out = terminal.console()
+        out.print(table())
+        for note in notes:
+            out.print(note)
+        out.print(
+            f"{where['machine']}, {where['cores']} cores, {where['memory_bytes'] / 2**30:.0f} GiB, "
+            f"load {where['load']:.1f}, {where['date']}"
+        )
+
+    terminal.emit(as_json, {"machine": where, **content}, text)
+
+
+def percent(share: float | None, digits: int = 3) -> str:
+    """A share in percent: few digits, and an exponent where it is tiny."""
+    if share is None:
+        return "-"
+    value = 100 * share
+    return f"{value:.0e}" if 0 < abs(value) < 10**-digits else f"{value:.{digits}f}"

@@ -1,0 +1,160 @@
+"""Certified gaps: how far every plan is from a lower bound that no plan can pass.
+
+gap = (objective - bound) / bound, the worst over fetches (raw, distinct) and, for generated
+workloads, over three orders of ids, for every workload and real log, preset, mode and extra
+memory; then for random unequal links and capacities of 4, 8, 16 and 24 ranks. 0 would be a
+proof of the optimum. Counted beside: plans that a step other than the default one produced
+(`step` of the plan), plans above the target and plans that broke a limit or could not be made.
+
+    python -m benchmarks.gap [NAME …] [--presets dgx-a100,…] [--scale 0.01] [--json]
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common import PRESETS, REAL_LOGS, parser, percent, publish, real_profiles, synthetic
+from oper.cli import common as terminal
+from oper.cost import Workload
+from oper.logs.synth import ORDERS
+from oper.planner.planner import Settings, make_plan
+from oper.planner.profile import Profile
+from oper.topology import Topology
+
+# Factors that leave 2 to 60 million rows, so that the whole sweep takes minutes.
+SCALES = {
+    "criteo-kaggle": 1.0,
+    "avazu": 1.0,
+    "criteo-terabyte": 0.02,
+    "criteo-terabyte-40m": 0.02,
+    "meta-2021": 0.002,
+    "syn-small": 0.02,
+    "syn-large": 0.01,
+}
+EXTRA = (0.0, 0.001, 0.01, 0.05, 0.2)
+BATCH_SIZE = 65_536
+RANDOM_RANKS, SEEDS = (4, 8, 16, 24), (0, 1, 2)
+
+
+def unequal(ranks: int, seed: int) -> Topology:
+    """Links and capacities that differ: each link up to four times the cost of the cheapest, each
+    rank with 0.8 to 1.6 of the mean it has to hold."""
+    random = np.random.default_rng([ranks, seed])
+    cost = random.uniform(1.0, 4.0, (ranks, ranks)) / 80e9
+    np.fill_diagonal(cost, random.uniform(1.0, 2.0, ranks) / 1_244e9)
+    capacity = random.uniform(0.8, 1.6, ranks)
+    # At the planned extra memory and above: 1.25 of all rows on average.
+    capacity *= 1.25 * ranks / capacity.sum()
+    name, nodes = f"random-{ranks}", tuple(range(ranks))
+    return Topology(name, nodes, cost, 72e9, 5e-6, capacity=tuple(capacity.tolist()))
+
+
+def target(name: str, ranks: int, extra_memory: float) -> float:
+    """The project's target for a plan; infinite where the gap is only reported."""
+    if ranks > 16:
+        return float("inf")
+    if name == "criteo-kaggle" and extra_memory >= 0.01:
+        return 1e-5
+    return 1e-3 if name in REAL_LOGS and extra_memory >= 0.01 else 1e-2
+
+
+def plans(
+    name: str, order: str, profile: Profile, topologies: list[Topology]
+) -> Iterator[dict[str, Any]]:
+    """Every plan of one profile."""
+    for topology in topologies:
+        for mode in ("inference", "training"):
+            for fetch in ("raw", "distinct"):
+                for extra in EXTRA:
+                    entry: dict[str, Any] = {
+                        "workload": name,
+                        "order": order,
+                        "topology": topology.name,
+                        "mode": mode,
+                        "fetch": fetch,
+                        "extra_memory": extra,
+                        "target": target(name, topology.ranks, extra),
+                    }
+                    workload = Workload(mode, fetch, BATCH_SIZE)  # type: ignore[arg-type]
+                    try:
+                        planned = make_plan(profile, topology, workload, Settings(extra))
+                    except Exception as error:  # a plan that cannot be made is a result
+                        yield entry | {"error": f"{type(error).__name__}: {error}"}
+                        continue
+                    yield entry | {
+                        "gap": planned.certificate.gap,
+                        "feasible": planned.realised.cost.feasible,
+                        "step": planned.step,
+                        "hot_row": planned.certificate.hot_row is not None,
+                        "seconds": sum(planned.seconds.values()),
+                    }
+
+
+def sweep(names: list[str], presets: list[str], scale: float) -> Iterator[dict[str, Any]]:
+    """All plans: generated workloads in three orders of ids, real logs, unequal ranks."""
+    alike = [Topology.load(preset) for preset in presets]
+    different = [unequal(ranks, seed) for ranks in RANDOM_RANKS for seed in SEEDS]
+    for name, factor in SCALES.items():
+        for order in ORDERS if name in names else ():
+            profile = synthetic(name, factor * scale, order=order)
+            yield from plans(name, order, profile, alike)
+            if name == "criteo-kaggle" and order == "scattered":
+                yield from plans(name, order, profile, different)
+    for name, profile in real_profiles():
+        if name in names:
+            yield from plans(name, "log", profile, alike)
+            if name == "criteo-80k":
+                yield from plans(name, "log", profile, different)
+
+
+def table(found: list[dict[str, Any]]) -> Any:
+    """A line for each workload, topology and mode; `!` marks what is above the target."""
+    shares = [f"{share:g}%" for share in 100 * np.array(EXTRA)]
+    made = terminal.table("worst gap, %", "", "", *shares, "steps", left=3)
+    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for entry in found:
+        key = (entry["workload"], entry["topology"], entry["mode"])
+        groups.setdefault(key, []).append(entry)
+    for key, entries in groups.items():
+        cells = []
+        for extra in EXTRA:
+            gaps = [e for e in entries if e["extra_memory"] == extra and "gap" in e]
+            worst = max((e["gap"] for e in gaps), default=None)
+            above = any(e["gap"] > e["target"] for e in gaps)
+            cells.append(percent(worst, 4) + ("!" if above else ""))
+        steps = Counter(e.get("step", "none") for e in entries)
+        made.add_row(*key, *cells, " ".join(f"{n} {step}" for step, n in steps.most_common()))
+    return made
+
+
+def main() -> None:
+    options = parser(__doc__)
+    everything = [*SCALES, *REAL_LOGS]
+    options.add_argument("names", nargs="*", default=everything, help="workloads and real logs")
+    options.add_argument("--presets", default=",".join(PRESETS), help="by commas")
+    given = options.parse_args()
+    with terminal.progress("planning", None, "plans") as meter:
+        found = []
+        for entry in sweep(given.names, given.presets.split(","), given.scale):
+            found.append(entry)
+            meter.advance(1)
+    made = [entry for entry in found if "gap" in entry]
+    totals = {
+        "plans": len(found),
+        "not_made": len(found) - len(made),
+        "infeasible": sum(not entry["feasible"] for entry in made),
+        "negative": sum(entry["gap"] < 0 for entry in made),
+        "above_target": sum(entry["gap"] > entry["target"] for entry in made),
+        "steps": dict(Counter(entry["step"] for entry in made)),
+    }
+    notes = [f"{name.replace('_', ' ')}: {value}" for name, value in totals.items()]
+    for entry in found:
+        if not entry["target"] < float("inf"):
+            entry["target"] = None
+    publish(given.json, {"totals": totals, "plans": found}, lambda: table(found), *notes)
+
+
+if __name__ == "__main__":
+    main()
