@@ -4,14 +4,15 @@ Counts are those of the profile the plan was made from; of striped rows, which a
 list, they are known to be at most the least count among their table's listed rows.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from oper.cost import METHODS, collective, expected
 from oper.errors import OperError
 from oper.plan import Plan
+from oper.planner.places import Places
 
 
 def explain(plan: Plan, table_name: str, row: int) -> dict[str, Any]:
@@ -74,7 +75,7 @@ def _coldest_listed(plan: Plan, table: int) -> int | None:
     return int(listed.min()) if len(listed) else None
 
 
-def _tables_of_explicit(plan: Plan) -> "np.ndarray[Any, np.dtype[np.int64]]":
+def _tables_of_explicit(plan: Plan) -> NDArray[np.int64]:
     """The table of each explicit row, [E], from the bitmap."""
     per_line = np.bitwise_count(plan.layout.bitmap[:, 1:]).sum(axis=1, dtype=np.int64)
     ends = np.concatenate([[0], np.cumsum(per_line)])[plan.layout.line_offset]
@@ -124,26 +125,28 @@ def _why(plan: Plan, table: int, accesses: int, containing: int, copies: int) ->
 
 def diff(old: Plan, new: Plan) -> dict[str, Any]:
     """What `new` does differently: settings, figures, and rows that are held elsewhere."""
-    if [replace(t, ids=u.ids) for t, u in zip(old.tables, new.tables, strict=False)] != list(
-        new.tables
-    ) or len(old.tables) != len(new.tables):
+    if [(t.name, t.rows) for t in old.tables] != [(t.name, t.rows) for t in new.tables]:
         raise OperError("the plans are for different tables, so their rows cannot be compared")
     if old.ranks != new.ranks:
         raise OperError(
             f"the plans are for {old.ranks} and {new.ranks} ranks; "
             "compare their figures with `oper plan show`"
         )
+    before, after = Places(old), Places(new)
+    holds_before, holds_after = _holders(before), _holders(after)
     tables = []
     for index, table in enumerate(old.tables):
         changed = gained = lost = 0
-        for first in range(0, table.rows, _CHUNK_ROWS):
-            rows = np.arange(first, min(first + _CHUNK_ROWS, table.rows))
-            before, after = _holders(old, index, rows), _holders(new, index, rows)
-            different = (before != after).any(axis=1)
-            copies = after.sum(axis=1).astype(int) - before.sum(axis=1)
-            changed += int(different.sum())
-            gained += int((copies > 0).sum())
-            lost += int((copies < 0).sum())
+        for one, two in zip(before.chunks(index), after.chunks(index), strict=True):
+            # Places are few: what each pair of them means is worked out once, then counted.
+            pair = one.place * len(holds_after) + two.place
+            numbers, rows = np.unique(pair, return_counts=True)
+            held, holding = np.divmod(numbers, len(holds_after))
+            different = (holds_before[held] != holds_after[holding]).any(axis=1)
+            more = holds_after[holding].sum(axis=1) - holds_before[held].sum(axis=1)
+            changed += int(rows[different].sum())
+            gained += int(rows[more > 0].sum())
+            lost += int(rows[more < 0].sum())
         tables.append(
             {
                 "table": table.name,
@@ -154,10 +157,10 @@ def diff(old: Plan, new: Plan) -> dict[str, Any]:
                 "bytes_changed": changed * table.row_bytes,
             }
         )
-    numbers = ("objective_seconds", "extra_memory_ratio", "threshold")
+    compared = ("objective_seconds", "extra_memory_ratio", "threshold")
     return {
         "settings": {"old": old.settings, "new": new.settings},
-        "figures": {n: {"old": old.figures.get(n), "new": new.figures.get(n)} for n in numbers},
+        "figures": {n: {"old": old.figures.get(n), "new": new.figures.get(n)} for n in compared},
         "dob": {"old": old.figures["dob"], "new": new.figures["dob"]},
         "rows_changed": sum(t["rows_changed"] for t in tables),
         "bytes_changed": sum(t["bytes_changed"] for t in tables),
@@ -165,14 +168,7 @@ def diff(old: Plan, new: Plan) -> dict[str, Any]:
     }
 
 
-_CHUNK_ROWS = 1 << 20
-
-
-def _holders(plan: Plan, table: int, rows: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
-    """Who holds each row, bool [N, M]."""
-    found = plan.layout.locate(table, rows)
-    held = np.zeros((len(rows), plan.ranks), dtype=bool)
-    striped = found.group < 0
-    held[np.flatnonzero(striped), found.owner[striped]] = True
-    held[~striped] = plan.layout.holds[found.group[~striped]]
-    return held
+def _holders(places: Places) -> NDArray[np.int64]:
+    """Who holds the rows of each place, 0 or 1, [P, M]: groups first, then each rank's stripes."""
+    stripes = np.eye(places.ranks, dtype=np.int64)
+    return np.concatenate([places.layout.holds.astype(np.int64), stripes])

@@ -4,7 +4,8 @@ A layout has P = G + M places: its groups of explicit rows, then the stripes of 
 address map itself finds them: read with "group g begins at (g, 0)" and "the stripes of rank r at
 (G + r, 0)" it gives every row's place and its offset from the place's first row. With the class
 of each row that makes a plan a matrix again, rows of class c in column k, in which §3.2 is linear
-(classes.py). Columns are the M single owners, then one for each set of several holders.
+(classes.py). Columns are the M single owners, then one for each set of several holders
+and the paths along which it is read.
 """
 
 from collections.abc import Iterator
@@ -58,11 +59,12 @@ class Places:
         groups = single_groups(ranks)
         column = np.empty(listed + ranks, dtype=np.int64)
         column[listed:] = np.arange(ranks)
-        known = {holds.tobytes(): k for k, holds in enumerate(groups.holds)}
+        # On unlike links the same holders may be read along other paths.
+        known = {_key(groups, k): k for k in range(ranks)}
         used = Groups(layout.path, layout.holds)
         for source in (used, candidates) if candidates is not None else (used,):
             for g in range(len(source)):
-                key = source.holds[g].tobytes()
+                key = _key(source, g)
                 if key not in known:
                     known[key] = len(groups)
                     groups = groups + source.take([g])
@@ -124,6 +126,10 @@ class Places:
         whole = counts[:, : len(self.groups)].copy()
         whole[:, : self.ranks] += counts[:, len(self.groups) :]
         return whole
+
+
+def _key(groups: Groups, g: int) -> tuple[bytes, bytes]:
+    return groups.holds[g].tobytes(), groups.path[g].astype(np.uint16).tobytes()
 
 
 class ClassFinder:
