@@ -23,6 +23,7 @@ from oper.planner.distinct import DistinctSums
 from oper.planner.profile import Profile, window_name
 from oper.planner.sampling import RankShares, Sampling, sampling_error
 from oper.planner.windows import Windows
+from oper.tables import load_tables, tables_of
 
 Advance = Callable[[int], None]
 
@@ -106,8 +107,9 @@ def profile(
 
     Args:
         log: any iterable of TorchRec `KeyedJaggedTensor` batches, or paths of files.
-        tables: `Table`s, a module with TorchRec embedding collections, a profile whose tables and
-            rules are to be kept, or None to infer tables from the log (which reads it twice).
+        tables: `Table`s, a file of them or a published data set, a module with TorchRec embedding
+            collections, a profile whose tables and rules are to be kept, or None to infer tables
+            from the log (which reads it twice).
         options: how files are to be read.
         batch_size, ranks: where given, measure also how many distinct rows a rank and all ranks
             read of a batch of `batch_size` samples over all ranks.
@@ -117,9 +119,9 @@ def profile(
     opened = open_log(log, options)
     if isinstance(tables, Profile):
         prepared = tables.prepared()
+    elif isinstance(tables, str | Path):
+        prepared = prepare(opened, load_tables(tables))
     elif hasattr(tables, "modules"):
-        from oper.tables import tables_of
-
         prepared = prepare(opened, tables_of(tables))
     else:
         prepared = prepare(opened, tables)

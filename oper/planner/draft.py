@@ -77,10 +77,14 @@ class Draft:
     greedy: Greedy | None = None
 
 
-def make_draft(problem: Problem) -> Draft:
-    """The draft of the AllReduce method with the least mean time (training), or the only one."""
-    make = _alike_draft if problem.topology.alike else _programme_draft
-    return make(problem)
+def make_draft(problem: Problem, listed_share: float = LISTED_SHARE) -> Draft:
+    """The draft of the AllReduce method with the least mean time (training), or the only one.
+
+    `listed_share` of all rows are listed where ranks differ; elsewhere partitions say how many.
+    """
+    if problem.topology.alike:
+        return _alike_draft(problem)
+    return _programme_draft(problem, listed_share)
 
 
 def replica_bytes(classes: Classes, groups: Groups, counts: Ints, ranks: int) -> Floats:
@@ -180,7 +184,7 @@ def _spend_rest(problem: Problem, groups: Groups, replicas: Ints) -> tuple[Group
     return groups + holder_groups(holds, topology), np.concatenate([replicas, column], axis=1)
 
 
-def _programme_draft(problem: Problem) -> Draft:
+def _programme_draft(problem: Problem, listed_share: float) -> Draft:
     classes, topology, workload = problem.classes, problem.topology, problem.workload
     ranks = topology.ranks
     objective: programme.Objective = "link" if problem.balance == "link" else "time"
@@ -195,7 +199,7 @@ def _programme_draft(problem: Problem) -> Draft:
     # Striped rows are spread alike, whatever their counts: the programme sees those of a width as
     # one class, and its shares of it are what the stripes follow.
     parts = partitions(classes, problem.threshold)
-    listed = _listed_classes(classes, parts)
+    listed = _listed_classes(classes, parts, listed_share)
     number = np.arange(len(classes))
     unit = np.where(number < listed, number, listed + classes.width)
     _, unit = np.unique(unit, return_inverse=True)
@@ -227,7 +231,7 @@ def _programme_draft(problem: Problem) -> Draft:
     return Draft("programme", groups, counts, striped, memory / memory.sum(), parts)
 
 
-def _listed_classes(classes: Classes, parts: Partitions) -> int:
+def _listed_classes(classes: Classes, parts: Partitions, listed_share: float) -> int:
     """How many classes, from the most accessed on, are listed where ranks differ.
 
     Such ranks want the warmer of the cold rows in some places and the colder in others, which
@@ -235,7 +239,7 @@ def _listed_classes(classes: Classes, parts: Partitions) -> int:
     """
     bounded = parts.run_class[parts.explicit[parts.run_partition]]
     by_partition = int(bounded.max()) + 1 if len(bounded) else 0
-    room = LISTED_SHARE * int(classes.rows.sum())
+    room = listed_share * int(classes.rows.sum())
     return max(by_partition, int(np.searchsorted(np.cumsum(classes.rows), room, side="right")))
 
 

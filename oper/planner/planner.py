@@ -29,9 +29,10 @@ from oper.topology import Topology
 # With a certified gap below this, no baseline can be better by more, and none is priced.
 BASELINES_FROM_GAP = 1e-8
 
-# With a certified gap above the first, more rows are listed, so that exchanges reach further: these
-# shares of all rows, the last of them half a byte a row in the address map.
-RESERVES_FROM_GAP, LARGER_RESERVES = 2e-5, (1 / 32, 1 / 8)
+# With a certified gap above the first, more rows are listed, so that exchanges reach further: that
+# share of all rows. One in eight is half a byte a row in the address map. All of them, four to
+# eight bytes a row, are the last resort, for ranks with a hot row that should hold the coldest.
+LARGER_RESERVES = ((2e-5, 1 / 32), (2e-5, 1 / 8), (1e-3, 1.0))
 NO_BACKTRACKING = "as asked: the step that placed the rows does not depend on it"
 
 
@@ -147,13 +148,15 @@ def make_plan(
         realised = realise(profile, problem, draft)
     with watch("bound"):
         certificate = certify(problem, realised.cost.objective_seconds)
-    for share in LARGER_RESERVES:
-        if certificate.gap <= RESERVES_FROM_GAP:
+    for gap, share in LARGER_RESERVES:
+        if certificate.gap <= gap:
             break
         with watch("rows"):
-            again = realise(profile, problem, draft, share)
-        if again.cost.objective_seconds < realised.cost.objective_seconds:
-            realised, certificate = again, certificate.of(again.cost.objective_seconds)
+            wider = draft if topology.alike else make_draft(problem, share)
+            again = realise(profile, problem, wider, share)
+        if again.cost.feasible and again.cost.objective_seconds < realised.cost.objective_seconds:
+            draft, realised = wider, again
+            certificate = certificate.of(again.cost.objective_seconds)
     uncertain = certificate.gap > BASELINES_FROM_GAP or not realised.cost.feasible
     if uncertain and settings.balance == "time":
         with watch("baselines"):
