@@ -6,11 +6,11 @@ much of that plan's gain the moves get, and for how many of the bytes that it wo
 there, both summed over the windows and in the worst window. "stale" is how much slower the first
 plan is in the last window than a fresh one, had it been kept.
 
-    python benchmarks/replan.py [--windows 4] [--horizon 10000] [--extra-memory 0.01] [--json]
+    python -m benchmarks.replan [--windows 4] [--horizon 10000] [--extra-memory 0.01] [--json]
 """
 
 from collections.abc import Iterator
-from itertools import product
+from itertools import pairwise, product
 from typing import Any, Literal
 
 from benchmarks.common import (
@@ -58,10 +58,7 @@ def synthetic_windows(moved: float, scale: float, number: int) -> list[Profile]:
     recipe = load_recipe(SYNTHETIC, scale=scale)
     synthesizer = Synthesizer(recipe, recipe.samples, drift=moved)
     ends = [window * recipe.samples // number for window in range(number + 1)]
-    return [
-        synthesize_counts(synthesizer, None, begin, end)
-        for begin, end in zip(ends, ends[1:], strict=False)
-    ]
+    return [synthesize_counts(synthesizer, None, begin, end) for begin, end in pairwise(ends)]
 
 
 def follow(

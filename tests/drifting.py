@@ -174,10 +174,9 @@ def cost_row_by_row(plan: Plan, profile: Profile):
     classes = group(profile, plan.workload, plan.ranks, tables, accesses, containing, ones)
     # The classes' entries are the rows, in another order.
     order = np.lexsort((-containing, plan.layout.width_of_table[tables], -accesses))
-    S, m, R, D, U, f = (
-        v[classes.entry_class]
-        for v in (classes.S, classes.m, classes.R, classes.D, classes.U, classes.accesses)
-    )
-    sums = Sums(np.ones(len(S)), m, S, f.astype(float), R, S * R, S * D, S * U, (S + 4) * D)
+    c = classes.entry_class
+    S, m, R, D, U = classes.S[c], classes.m[c], classes.R[c], classes.D[c], classes.U[c]
+    f = classes.accesses[c].astype(float)
+    sums = Sums(np.ones(len(c)), m, S, f, R, S * R, S * D, S * U, (S + 4) * D)
     groups = Groups(sources[order].astype(np.uint16), slots[order] >= 0)
     return evaluate(plan.topology, plan.workload, groups, sums, plan.figures["capacity_bytes"])

@@ -1,4 +1,4 @@
-"""Whole plans: limits kept, certified, never worse than a baseline, the same for any order of ids."""
+"""Whole plans: limits kept, certified, never worse than a baseline, whatever the order of ids."""
 
 from pathlib import Path
 

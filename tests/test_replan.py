@@ -63,7 +63,7 @@ def plan_for(profile, topology="2x4-a100", mode="inference", extra=0.02, batch_s
 
 
 @given(seeds, st.sampled_from([1, 100, 10**6]))
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_replans_are_exact_cost_what_they_say_and_pay(seed, horizon):
     plan, profiles = planned(seed, 3)
     for profile in profiles[1:]:
@@ -104,7 +104,7 @@ def assert_figures_are_true(plan, found, profile):
 
 
 @given(seeds)
-@settings(max_examples=10)
+@settings(max_examples=6)
 def test_unchanged_counts_move_nothing(seed):
     plan, (profile,) = planned(seed, 1)
     found = replan(plan, profile, 10**9)

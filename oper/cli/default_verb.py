@@ -9,12 +9,18 @@ DEFAULT = "make"
 
 
 class DefaultVerb(TyperGroup):
-    """A group whose command `make` is meant where no other one is named."""
+    """A group whose command `make` is meant where no other one is named; its help shows both."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in ("--help", "-h"):
             args = [DEFAULT, *args]
         return super().parse_args(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        default = self.commands[DEFAULT]
+        named = type(ctx)(default, info_name=ctx.info_name, parent=ctx.parent)
+        default.format_help(named, formatter)
+        self.format_commands(ctx, formatter)
 
 
 def verb(help_text: str) -> typer.Typer:

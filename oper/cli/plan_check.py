@@ -1,4 +1,4 @@
-"""`oper plan check`: prove a plan's invariants from its files, and replay a log through its maps."""
+"""`oper plan check`: prove a plan's invariants from its files, replay a log through its maps."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
