@@ -7,7 +7,7 @@ from oper.cli import common
 
 def rank_table(content: dict[str, Any]) -> Any:
     """Memory, lookups, link bytes and predicted time of each rank (first and last of many)."""
-    table = common.table("rank", "memory", "rows served", "fetched", "E", "links", "T")
+    table = common.table("rank", "memory", "rows served", "fetched", "serving E", "links C", "all T")
     fetched = [sum(row) for row in content["link_bytes"]]
     links = [sum(row) for row in content["link_seconds"]]
     ranks = content["ranks"]

@@ -11,6 +11,7 @@ and the paths along which it is read.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,7 +96,7 @@ class Places:
             found: Ints = self._map.translate(table, ids).numpy()
             yield Chunk(table, first, found >> SLOT_BITS, found & SLOT_MASK)
 
-    def slots(self, chunk: Chunk, index: NDArray[np.integer]) -> Ints:
+    def slots(self, chunk: Chunk, index: NDArray[np.integer[Any]]) -> Ints:
         """The slots of rows `index` [N] of a chunk on each rank, [N, M]; -1 where there is none."""
         place, offset = chunk.place[index], chunk.offset[index]
         listed = len(self.layout.group_width)
@@ -106,6 +107,15 @@ class Places:
         owner = place[striped] - listed
         slots[striped, owner] = self.layout.stripe_base[chunk.table, owner] + offset[striped]
         return slots
+
+    def owner_slots(self, chunk: Chunk, index: NDArray[np.integer[Any]]) -> Ints:
+        """The slots of rows `index` [N] of a chunk, all with one owner, there."""
+        listed = len(self.layout.group_width)
+        owner = self.layout.holds.argmax(axis=1)
+        first = np.concatenate(
+            [self.layout.base[np.arange(listed), owner], self.layout.stripe_base[chunk.table]]
+        )
+        return np.asarray(first[chunk.place[index]] + chunk.offset[index])
 
     def count_table(self, table: int, finder: "ClassFinder") -> Ints:
         """Rows of a table by class and counted column, int64 [C, K + M]."""

@@ -187,9 +187,8 @@ class Relocation:
             changes |= column >= ranks
         if self._blocks[w] or (self._live[w] < self._layout.slots[w]).any():
             single = np.flatnonzero(column < ranks)
-            rank = column[single]
-            slot = places.slots(chunk, single)[np.arange(len(single)), rank]
-            changes[single] |= self._claimed(w, rank, slot)
+            slot = places.owner_slots(chunk, single)
+            changes[single] |= self._claimed(w, column[single], slot)
         index = np.flatnonzero(changes)
         first = int(offsets(self._tables)[chunk.table]) + chunk.first
         return (
