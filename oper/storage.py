@@ -33,11 +33,7 @@ def atomic_folder(path: Path | str, marker: str, durable: bool = True) -> Iterat
     file to the disk first. Raises OperError where the place is taken or cannot be written.
     """
     path = Path(path)
-    if path.exists() and not _replaceable(path, marker):
-        raise OperError(
-            f"{path}: exists and is no folder with {marker} in it, so it is not overwritten; "
-            "name another place, or remove it"
-        )
+    check_place(path, marker)
     parent = path.absolute().parent
     temporary = _writing(path, lambda: _make_temporary_folder(parent, path.name))
     try:
@@ -54,12 +50,30 @@ def atomic_folder(path: Path | str, marker: str, durable: bool = True) -> Iterat
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def check_place(path: Path | str, marker: str | None = None) -> None:
+    """Raise OperError where a folder with `marker`, or without one a file, may not be written.
+
+    Commands that work long before they write call it first.
+    """
+    path = Path(path)
+    above = next(folder for folder in path.absolute().parents if os.path.exists(folder))
+    if not os.path.isdir(above):
+        raise OperError(f"{path}: {above} is a file, and a folder was needed; name another place")
+    if marker is None:
+        if os.path.isdir(path):
+            raise OperError(f"{path}: is a folder, and a file is to be written; name another place")
+    elif os.path.exists(path) and not _writing(path, lambda: _replaceable(path, marker)):
+        raise OperError(
+            f"{path}: exists and is no folder with {marker} in it, so it is not overwritten; "
+            "name another place, or remove it"
+        )
+
+
 @contextlib.contextmanager
 def atomic_file(path: Path | str) -> Iterator[Path]:
     """Yield a temporary path whose file takes the place of `path` when the block ends well."""
     path = Path(path)
-    if path.is_dir():
-        raise OperError(f"{path}: is a folder, and a file is to be written; name another place")
+    check_place(path)
     parent = path.absolute().parent
 
     def make() -> Path:
@@ -246,7 +260,9 @@ def _writing(path: Path, make: Any) -> Path:
 
 
 def _write_error(path: Path, error: OSError) -> OperError:
+    # NumPy, where a disk is full, says only how many items it wrote.
+    reason = error.strerror or f"a file was not written whole: {error}"
     return OperError(
-        f"{path}: cannot be written ({error.strerror or error}); nothing was left there: "
+        f"{path}: cannot be written ({reason}); nothing was left there: "
         "free space or choose another place, and run it again"
     )

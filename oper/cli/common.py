@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -103,7 +104,10 @@ def steps(description: str, total: int) -> Iterator[Callable[[str], None]]:
 
 
 def parse_share(text: str, name: str) -> float:
-    """`5%` or `0.05` -> 0.05; OperError names the option."""
+    """`5%` or `0.05` -> 0.05; OperError names the option.
+
+    A bare number above 1 is refused: who writes 5 rather means 5% than 500%.
+    """
     match = re.fullmatch(r"\s*([0-9.eE+-]+)\s*(%?)\s*", text)
     try:
         value = float(match[1]) / (100 if match[2] else 1) if match else float("nan")
@@ -111,20 +115,38 @@ def parse_share(text: str, name: str) -> float:
         value = float("nan")
     if not 0 <= value < float("inf"):
         raise OperError(f"{name} {text!r}: a share was needed, such as 5% or 0.05")
+    if value > 1 and not text.rstrip().endswith("%"):
+        raise OperError(f"{name} {text!r}: a bare number is a fraction; with % it is a percentage")
     return value
 
 
 def quantity(value: float) -> str:
     """1234567 -> '1.23M', for people."""
-    for limit, suffix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= limit:
-            return f"{value / limit:.3g}{suffix}"
-    return f"{value:.3g}"
+    return "".join(_scaled(value))
 
 
 def size(value: float) -> str:
-    """Bytes for people, in powers of ten."""
-    return f"{quantity(value)}B" if abs(value) >= 1e3 else f"{value:.0f} B"
+    """Bytes for people, in powers of ten: '1.23 MB'."""
+    number, suffix = _scaled(value)
+    return f"{number} {suffix}B"
+
+
+def _scaled(value: float) -> tuple[str, str]:
+    """A number with three digits, and the power of ten it counts."""
+    for limit, suffix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= 0.9995 * limit:  # which rounds up to the limit
+            return f"{value / limit:.3g}", suffix
+    return f"{value:.3g}", ""
+
+
+def counted(number: int, noun: str) -> str:
+    """2, 'row' -> '2 rows'."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def gap(value: float) -> str:
+    """A certified gap, a fraction, as a percentage, rounded up: 1.23e-4 -> '0.0123%'."""
+    return "<0.0001%" if value < 1e-6 else f"{math.ceil(1e6 * value) / 1e4:.4g}%"
 
 
 def duration(seconds: float) -> str:

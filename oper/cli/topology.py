@@ -9,7 +9,7 @@ import typer
 
 from oper.cli import common
 from oper.errors import OperError
-from oper.storage import atomic_file
+from oper.storage import atomic_file, check_place
 from oper.topology import GB, Topology
 
 _LINKS = {
@@ -60,6 +60,7 @@ def measure(
             "topology measure: give --ranks N to measure N ranks of this host, or run it under "
             "torchrun without --ranks to measure those that torchrun starts"
         )
+    check_place(output)
     from oper.measure import measure_local, measure_under_torchrun  # torch takes a second
 
     measurement = measure_under_torchrun() if ranks is None else measure_local(ranks)
@@ -91,7 +92,7 @@ def _print(topology: Topology) -> None:
     ranks, nodes = topology.ranks, topology.nodes
     out = common.console()
     out.print(
-        f"{topology.name}: {_counted(ranks, 'rank')} on {_counted(nodes, 'node')}, "
+        f"{topology.name}: {common.counted(ranks, 'rank')} on {common.counted(nodes, 'node')}, "
         f"{'all alike' if topology.alike else 'not all alike'}"
     )
     made = common.table("link", "pairs", "GB/s: min", "median", "max", "median s/byte")
@@ -121,7 +122,3 @@ def _capacity(topology: Topology) -> str:
         v if isinstance(v, str) else f"{v:g} × the tables' bytes over the ranks" for v in values
     ]
     return ", ".join(dict.fromkeys(shown)) if len(set(shown)) <= 4 else f"{len(shown)} values"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

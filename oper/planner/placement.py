@@ -78,8 +78,9 @@ def _place_once(
 ) -> Greedy:
     parts = partitions(classes, threshold)
     ranks = len(shares)
-    explicit_runs = parts.explicit[parts.run_partition]
-    run_class, run_rows = parts.run_class[explicit_runs], parts.run_rows[explicit_runs]
+    listed = int(parts.explicit.sum())  # the first ones
+    runs = slice(0, int(np.searchsorted(parts.run_partition, listed)))
+    run_class, run_rows = parts.run_class[runs], parts.run_rows[runs]
     # Replicated rows have left the problem: they are the first rows of their class.
     before = _exclusive_cumsum_by(run_class, run_rows)
     replicated = (classes.rows - single)[run_class]
@@ -87,15 +88,13 @@ def _place_once(
         before - replicated, 0, None
     )
     run_work = run_rows * classes.S[run_class] * classes.R[run_class]
-    partition = parts.run_partition[explicit_runs]
-    work = np.bincount(partition, weights=run_work, minlength=len(parts))
-    rank_of = np.zeros(len(parts), dtype=np.int64)
+    partition = parts.run_partition[runs]
+    work = np.bincount(partition, weights=run_work, minlength=listed)
+    rank_of = np.zeros(listed, dtype=np.int64)
     usable = shares > 0
     heap = [(0.0, r) for r in range(ranks) if usable[r]]
     inverse = np.where(usable, 1 / np.where(usable, shares, 1), 0).tolist()
     for p, amount in enumerate(work.tolist()):
-        if not parts.access_bounded[p] and not amount:
-            continue
         load, rank = heap[0]
         rank_of[p] = rank
         heapq.heapreplace(heap, (load + amount * inverse[rank], rank))
