@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from oper.cli import common as terminal
 from oper.cost import Cost
 from oper.logs import LogOptions
@@ -20,6 +22,8 @@ from oper.logs.synth_counts import synthesize_counts
 from oper.logs.workloads import load_recipe
 from oper.planner.counting import profile
 from oper.planner.profile import Profile
+from oper.storage import write_json
+from oper.topology import Topology
 
 SAMPLES_PER_RANK = 16_384  # the paper's: its Table 2 at 0 % follows from it exactly
 PRESETS = ("dgx-a100", "dgx-h100", "2x4-a100", "4x4-a100", "cpu:2", "cpu:8")
@@ -45,6 +49,7 @@ def parser(doc: str | None, scale: float = 1.0) -> argparse.ArgumentParser:
     )
     made.add_argument("--scale", type=float, default=scale, help="factor on rows and samples")
     made.add_argument("--json", action="store_true", help="print one JSON object")
+    made.add_argument("--save", type=Path, help="write the JSON object to a file as well")
     return made
 
 
@@ -61,6 +66,21 @@ def real_profiles() -> Iterator[tuple[str, Profile]]:
     for name, (path, options) in REAL_LOGS.items():
         if (LOGS / path).exists():
             yield name, profile(LOGS / path, options=options)
+
+
+def unequal(ranks: int, seed: int) -> Topology:
+    """Links and capacities that differ: each link up to four times the cost of the cheapest; on
+    one node, on two, or each rank on its own, there with 0.8 to 1.6 of the mean capacity."""
+    random = np.random.default_rng([ranks, seed])
+    cost = random.uniform(1.0, 4.0, (ranks, ranks)) / 80e9
+    np.fill_diagonal(cost, random.uniform(1.0, 2.0, ranks) / 1_244e9)
+    node_of = (np.arange(ranks) * (1, 2, ranks)[seed] // ranks).tolist()
+    capacity = None
+    if seed == 2:
+        factor = random.uniform(0.8, 1.6, ranks)
+        capacity = tuple((1.25 * factor / factor.mean()).tolist())
+    name = f"random-{ranks}"
+    return Topology(name, tuple(node_of), cost, 72e9, 5e-6, capacity=capacity)
 
 
 def pair_bytes(cost: Cost) -> float:
@@ -80,9 +100,14 @@ def machine() -> dict[str, Any]:
     }
 
 
-def publish(as_json: bool, content: dict[str, Any], table: Callable[[], Any], *notes: str) -> None:
+def publish(
+    given: argparse.Namespace, content: dict[str, Any], table: Callable[[], Any], *notes: str
+) -> None:
     """Print one table with where it was measured and `notes` below, or `content` as JSON."""
     where = machine()
+    content = {"machine": where, **content}
+    if given.save is not None:
+        write_json(given.save, content)
 
     def text() -> None:
         out = terminal.console()
@@ -94,7 +119,7 @@ def publish(as_json: bool, content: dict[str, Any], table: Callable[[], Any], *n
             f"load {where['load']:.1f}, {where['date']}"
         )
 
-    terminal.emit(as_json, {"machine": where, **content}, text)
+    terminal.emit(given.json, content, text)
 
 
 def percent(share: float | None, digits: int = 3) -> str:

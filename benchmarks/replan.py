@@ -154,7 +154,7 @@ def main() -> None:
         "found": found,
     }
     publish(
-        given.json,
+        given,
         content,
         lambda: table(found),
         f"{given.windows} windows, moves pay within {given.horizon:,} iterations, "

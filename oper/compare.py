@@ -133,9 +133,13 @@ def exact(problem: Problem, limit_seconds: float) -> Baseline:
         status: Literal["time_limit", "infeasible"] = (
             "infeasible" if found.status == "infeasible" else "time_limit"
         )
-        raise NoPlacementError(
-            status, f"the solver found no placement of {len(parts)} whole partitions"
-        )
+        reason = f"the solver found no placement of {len(parts):,} whole partitions"
+        if status == "time_limit":
+            reason += (
+                f" in {limit_seconds:g} s; a larger --time-limit gives it more, a larger "
+                "--threshold makes fewer partitions"
+            )
+        raise NoPlacementError(status, reason)
     notes = {
         "status": "ok" if found.status == "optimal" else found.status,
         "partitions": len(parts),

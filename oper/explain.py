@@ -162,6 +162,7 @@ def diff(old: Plan, new: Plan) -> dict[str, Any]:
         "settings": {"old": old.settings, "new": new.settings},
         "figures": {n: {"old": old.figures.get(n), "new": new.figures.get(n)} for n in compared},
         "dob": {"old": old.figures["dob"], "new": new.figures["dob"]},
+        "rows": sum(t.rows for t in old.tables),
         "rows_changed": sum(t["rows_changed"] for t in tables),
         "bytes_changed": sum(t["bytes_changed"] for t in tables),
         "tables": tables,

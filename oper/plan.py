@@ -234,7 +234,8 @@ def _check_tables(folder: Path, planned: Sequence[Table], given: Sequence[Table]
     for mine, other in zip(planned, given, strict=True):
         if fingerprint([mine]) != fingerprint([other]):
             raise OperError(
-                f"{folder}: is a plan for {mine}, and {other} was given in its place; "
+                f"{folder}: is a plan for table {mine.name!r}, {mine.describe()}, and table "
+                f"{other.name!r}, {other.describe()}, was given in its place; "
                 "plan for these tables"
             )
 

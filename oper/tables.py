@@ -38,6 +38,7 @@ _OPTIMIZER_STATE = {
     "partial_rowwise_adam": (1, 1),
 }
 _STATE_BYTES = 4
+_MOST_ROWS = 2**40  # slots that an address can name
 _CHOICES: dict[str, tuple[str, ...]] = {
     "dtype": tuple(_BYTES_PER_VALUE),
     "optimizer": tuple(_OPTIMIZER_STATE),
@@ -84,6 +85,10 @@ class Table:
             raise OperError("a table has an empty name; give it one")
         if self.rows < 0 or (self.rows == 0 and self.ids.kind == "hash"):
             raise OperError(f"table {self.name!r}: {self.rows} rows, and at least 1 was needed")
+        if self.rows > _MOST_ROWS:
+            raise OperError(
+                f"table {self.name!r}: {self.rows:,} rows, and at most {_MOST_ROWS:,} are supported"
+            )
         if self.dim < 1:
             raise OperError(f"table {self.name!r}: dim {self.dim}, and at least 1 was needed")
         for field in ("dtype", "optimizer", "pooling"):
@@ -118,6 +123,18 @@ class Table:
             return self.row_bytes
         per_value, per_row = _OPTIMIZER_STATE[self.optimizer]
         return self.row_bytes + _STATE_BYTES * (per_value * self.dim + per_row)
+
+    def describe(self) -> str:
+        """All that tells it from a table of the same name, for errors that compare two."""
+        rule = [self.optimizer, f"ids: {self.ids.kind}"]
+        if self.ids.kind == "vocab":
+            rule.append(f"min_count {self.ids.min_count}")
+        if self.ids.missing is not None:
+            rule.append(f"missing {self.ids.missing}")
+        return (
+            f"{self.rows:,} row{'' if self.rows == 1 else 's'} of dim {self.dim}, {self.dtype} "
+            f"({', '.join(rule)}) for {', '.join(self.columns)}"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The table as JSON holds it."""

@@ -6,24 +6,30 @@ traceback; Ctrl-C is exit status 130. Everything else is a defect and shows its 
 
 import importlib
 import sys
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from oper import __version__
 from oper.errors import OperError
 
-VERBS = (
-    "profile",
-    "synth",
-    "plan",
-    "compare",
-    "topology",
-    "drift",
-    "replan",
-)
+VERBS = ("synth", "profile", "topology", "plan", "compare", "drift", "replan")
+
+INTERRUPTED = 130  # the status that typer gives Ctrl-C
+
+
+class InOrder(TyperGroup):
+    """The commands in the order in which they are used."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(VERBS)
+
 
 app = typer.Typer(
     name="oper",
+    cls=InOrder,
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="Row-level sharding plans for embedding tables, with a certificate of quality.",
     no_args_is_help=True,
     add_completion=False,
@@ -58,6 +64,7 @@ def main() -> None:
     except OperError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("interrupted; nothing was left half-written", file=sys.stderr)
-        sys.exit(130)
+    except SystemExit as end:
+        if end.code == INTERRUPTED:
+            print("interrupted; nothing was left half-written", file=sys.stderr)
+        raise

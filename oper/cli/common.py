@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import typer
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -27,7 +28,22 @@ WIDTH = 100
 def console() -> Console:
     """Standard output, never wider than 100 columns."""
     real = Console()
-    return Console(width=min(real.width, WIDTH) if real.is_terminal else WIDTH, highlight=False)
+    width = min(real.width, WIDTH) if real.is_terminal else WIDTH
+    # Names come from logs, and one like a[b] is no markup.
+    return Console(width=width, highlight=False, markup=False, emoji=False)
+
+
+def warn(sentence: str) -> None:
+    """A warning on standard error, which leaves standard output to the result."""
+    print(f"warning: {sentence}", file=sys.stderr)
+
+
+def warn_of_idle(context: typer.Context, needs: dict[str, str]) -> None:
+    """Warn of options that were given and do nothing without another one that was not."""
+    for option, needed in needs.items():
+        source = context.get_parameter_source(option)
+        if source is not None and source.name == "COMMANDLINE" and not context.params[needed]:
+            warn(f"--{option}: has no effect without --{needed.replace('_', '-')}")
 
 
 def emit(as_json: bool, content: dict[str, Any], text: Callable[[], None]) -> None:

@@ -54,7 +54,7 @@ def compare(
     ),
     as_json: bool = JSON,
 ) -> None:
-    """Compare placements by OPER, the paper's procedure, simple rules, TorchRec and a solver."""
+    """Compare OPER with the paper, simple rules, TorchRec, a solver."""
     from oper import compare as comparison
     from oper.cost import Workload
     from oper.planner.planner import Settings
@@ -68,7 +68,7 @@ def compare(
     ]
     ranks = load_topology(topology, capacity)
     workload = Workload(mode, fetch, batch_size)  # type: ignore[arg-type]
-    opened = Profile.open(profile)
+    opened = Profile.open(profile, check=True)
     with common.progress("comparing", len(swept) * len(names), "methods") as meter:
         runs = [
             comparison.compare(

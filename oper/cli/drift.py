@@ -23,13 +23,13 @@ def drift(
     ),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
 ) -> None:
-    """Say what a plan costs under newer counts, what got worse, and whether to plan again."""
+    """Say what a plan costs under newer counts, and whether to replan."""
     from oper.plan import load_plan
     from oper.planner import drift as planner
     from oper.planner.profile import Profile
 
     threshold = common.parse_share(worse, "--worse")
-    loaded, opened = load_plan(plan), Profile.open(profile)
+    loaded, opened = load_plan(plan), Profile.open(profile, check=True)
     with common.steps("drift", 2) as step:
         found = planner.drift(loaded, opened, threshold, step)
     content = {"plan": str(plan), "profile": profile, **found.to_json()}
@@ -67,8 +67,8 @@ def _print(content: dict[str, Any]) -> None:
     _print_tables(out, content["tables"])
     remedy = "; run `oper replan`" if content["verdict"] == "replan" else ""
     out.print(
-        f"verdict: {content['verdict']}. It is {content['worse']:+.2%} against a fresh plan, and "
-        f"the threshold is {content['threshold']:.2%}{remedy}"
+        f"verdict: {content['verdict']}. An iteration takes {content['worse']:.2%} longer than by "
+        f"a fresh plan; the threshold is {content['threshold']:.2%}{remedy}"
     )
 
 

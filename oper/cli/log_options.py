@@ -12,11 +12,13 @@ PARAMETER = "log_options"
 _OPTIONS: dict[str, tuple[Any, Any]] = {
     "columns": (
         list[str] | None,
-        typer.Option(None, "--columns", help="Columns of ids, by names and globs: 'C*'."),
+        typer.Option(
+            None, "--columns", metavar="NAMES", help="Columns of ids, by names and globs: 'C*'."
+        ),
     ),
     "dense": (
         list[str] | None,
-        typer.Option(None, "--dense", help="Columns of numbers that are no ids."),
+        typer.Option(None, "--dense", metavar="NAMES", help="Columns of numbers that are no ids."),
     ),
     "label": (str | None, typer.Option(None, "--label", help="The column of the label.")),
     "time": (str | None, typer.Option(None, "--time", help="The column of the time.")),
@@ -30,11 +32,16 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
     ),
     "values": (
         list[str] | None,
-        typer.Option(None, "--values", help="Arrays of ids in a jagged .npz."),
+        typer.Option(None, "--values", metavar="NAMES", help="Arrays of ids in a jagged .npz."),
     ),
     "lengths": (
         list[str] | None,
-        typer.Option(None, "--lengths", help="Arrays of bag sizes, one for each of --values."),
+        typer.Option(
+            None,
+            "--lengths",
+            metavar="NAMES",
+            help="Arrays of bag sizes, one for each of --values.",
+        ),
     ),
     "list_separator": (
         str | None,
@@ -42,7 +49,12 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
     ),
     "on_bad_id": (
         str,
-        typer.Option("error", "--on-bad-id", help="error, or skip: leave such ids out, counted."),
+        typer.Option(
+            "error",
+            "--on-bad-id",
+            metavar="error|skip",
+            help="Stop at an id that has no row, or leave it out and count it.",
+        ),
     ),
 }
 

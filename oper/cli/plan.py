@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.console import Console
 
 from oper.cli import common, plan_check, plan_views
 from oper.cli.default_verb import DEFAULT, verb
@@ -21,12 +20,13 @@ from oper.cli.plan_options import (
     TOPOLOGY,
     load_topology,
 )
-from oper.cli.plan_text import plan_lines, rank_table
+from oper.cli.plan_text import facts_table, plan_facts, rank_table
+from oper.cli.plan_warnings import warnings
 
 
 def register(app: typer.Typer) -> None:
     """Add `oper plan` and its sub-commands."""
-    verbs = verb("Make a sharding plan from a profile; show, diff, explain and check plans.")
+    verbs = verb("Plan the placement of all rows; show, explain and check plans.")
     verbs.command(DEFAULT, hidden=True)(make)
     plan_views.add_to(verbs)
     plan_check.add_to(verbs)
@@ -49,10 +49,13 @@ def make(
 ) -> None:
     """Plan the placement of every row and certify how far it is from optimal."""
     from oper.cost import Workload
+    from oper.plan import MARKER
     from oper.planner.assemble import plan_and_save
     from oper.planner.planner import Settings
     from oper.planner.profile import Profile
+    from oper.storage import check_place
 
+    check_place(output, MARKER)
     settings = Settings(
         common.parse_share(extra_memory, "--extra-memory"),
         common.parse_share(threshold, "--threshold"),
@@ -61,23 +64,21 @@ def make(
     )
     ranks = load_topology(topology, capacity)
     workload = Workload(mode, fetch, batch_size)  # type: ignore[arg-type]
-    opened = Profile.open(profile)
+    opened = Profile.open(profile, check=True)
     with common.steps("planning", total=6) as report:
         planned = plan_and_save(opened, ranks, workload, settings, output, report)
     content = {"plan": str(output), **planned.to_json()}
-    warning = ranks.memory_warning(planned.realised.cost.memory_bytes)
-    if warning:
-        Console(stderr=True).print(f"warning: {warning}", highlight=False)
+    for warning in warnings(planned, opened):
+        common.warn(warning)
     common.emit(as_json, content, lambda: _print_plan(content))
 
 
 def _print_plan(content: dict[str, Any]) -> None:
     out = common.console()
-    ranks = content["ranks"]
     out.print(
-        f"{content['plan']}: {content['rows']:,} rows on {ranks} ranks, {content['mode']}, "
-        f"{content['fetch']} fetches, batch {content['batch_size']:,}"
+        f"{content['plan']}: {common.counted(content['rows'], 'row')} on "
+        f"{common.counted(content['ranks'], 'rank')}, {content['mode']}, {content['fetch']} "
+        f"fetches, {common.counted(content['batch_size'], 'sample')} a batch"
     )
     out.print(rank_table(content))
-    for line in plan_lines(content):
-        out.print(line)
+    out.print(facts_table(plan_facts(content)))

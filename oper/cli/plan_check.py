@@ -24,9 +24,11 @@ def check(
     *,
     log_options: "LogOptions",
 ) -> None:
-    """Check every invariant from the files alone; with the log, replay it through the maps.
+    """Prove a plan from its files; with the log, replay that.
 
-    The exit status is 1 where something is wrong with the plan.
+    From the files alone every invariant is checked; a log is read through the address maps, and
+    what each owner serves must be what the plan says. The exit status is 1 where something is
+    wrong with the plan.
     """
     from oper.planner import check as checks
 

@@ -7,9 +7,17 @@ from oper.topology import Topology
 TOPOLOGY = typer.Option(
     ..., "--topology", help="dgx-a100, dgx-h100, 2x4-a100 (any NxG), cpu:N, or a YAML file."
 )
-MODE = typer.Option("training", "--mode", help="training or inference.")
+MODE = typer.Option(
+    "training",
+    "--mode",
+    metavar="training|inference",
+    help="Whether gradients travel and optimizer states take memory.",
+)
 FETCH = typer.Option(
-    "raw", "--fetch", help="raw: every access reads; distinct: each row once per batch and rank."
+    "raw",
+    "--fetch",
+    metavar="raw|distinct",
+    help="Every access reads its row, or a rank fetches each row once per batch.",
 )
 BATCH_SIZE = typer.Option(
     65_536, "--batch-size", min=1, help="Samples per iteration, over all ranks."
@@ -19,7 +27,12 @@ THRESHOLD = typer.Option(
     "0.1%", "--threshold", help="Largest partition, as a share of bytes and of accesses."
 )
 DOB = typer.Option("99.9%", "--dob", help="Degree of balance at which partitions are fine enough.")
-BALANCE = typer.Option("time", "--balance", help="time: least iteration; link: even link costs.")
+BALANCE = typer.Option(
+    "time",
+    "--balance",
+    metavar="time|link",
+    help="Aim at the least iteration, or at even link costs.",
+)
 CAPACITY = typer.Option(
     None,
     "--capacity",

@@ -2,63 +2,98 @@
 
 from typing import Any
 
+from rich.table import Table as RichTable
+
 from oper.cli import common
+
+_MOST_RANKS = 16
+_DOB_NAMES = {"memory": "memory", "lookups": "lookups", "link_cost": "links"}
 
 
 def rank_table(content: dict[str, Any]) -> Any:
-    """Memory, lookups, link bytes and predicted time of each rank (first and last of many)."""
-    table = common.table("rank", "memory", "rows served", "fetched", "serving E", "links C", "all T")
-    fetched = [sum(row) for row in content["link_bytes"]]
-    links = [sum(row) for row in content["link_seconds"]]
+    """Memory, lookups, link bytes and seconds of each rank (first and last of many).
+
+    The times add up to the last one: serving rows, fetching rows, and in training the updating of
+    rows by gradients and AllReduce.
+    """
+    training = content["mode"] == "training"
+    headers = ["rank", "memory", "rows served", "fetched", "serving", "fetching"]
+    table = common.table(*headers, *(["updating"] if training else []), "iteration")
     ranks = content["ranks"]
-    shown = list(range(ranks)) if ranks <= 16 else [*range(8), *range(ranks - 4, ranks)]
+    shown = list(range(ranks))
+    if ranks > _MOST_RANKS:
+        shown = [*range(8), *range(ranks - 4, ranks)]
     for rank in shown:
-        if ranks > 16 and rank == ranks - 4:
+        if ranks > _MOST_RANKS and rank == ranks - 4:
             table.add_row("…")
+        serving, total = content["lookup_seconds"][rank], content["rank_seconds"][rank]
+        fetching = sum(content["link_seconds"][rank])
+        times = [serving, fetching, *([total - serving - fetching] if training else []), total]
         table.add_row(
             str(rank),
             common.size(content["memory_bytes"][rank]),
             common.quantity(content["lookups"][rank]),
-            common.size(fetched[rank]),
-            common.duration(content["lookup_seconds"][rank]),
-            common.duration(links[rank]),
-            common.duration(content["rank_seconds"][rank]),
+            common.size(sum(content["link_bytes"][rank])),
+            *map(common.duration, times),
         )
     return table
 
 
-def plan_lines(content: dict[str, Any]) -> list[str]:
-    """What a plan says of itself, a line each."""
-    dob, before, gap = content["dob"], content["greedy_dob"], content["certified_gap"]
+def plan_facts(content: dict[str, Any]) -> list[tuple[str, str]]:
+    """What a plan says of itself: names and sentences."""
+    dob, before = content["dob"], content["greedy_dob"]
     moved = {name: common.size(b) for name, b in content["communication_bytes"].items()}
-    lines = [
-        f"predicted iteration  {common.duration(content['objective_seconds'])}, the slowest rank; "
-        f"certified within {gap:.4%} of optimal",
-        f"balance (min/max)    {_dob_line(dob)}",
+    used, asked = content["extra_memory_ratio"], content["asked"]["extra_memory"]
+    facts = [
+        (
+            "predicted iteration",
+            f"{common.duration(content['objective_seconds'])}, that of the slowest rank; certified "
+            f"within {common.gap(content['certified_gap'])} of optimal",
+        ),
+        (
+            "balance, min/max",
+            ", ".join(
+                f"{label} {'-' if dob[key] is None else format(dob[key], '.3%')}"
+                for key, label in _DOB_NAMES.items()
+            ),
+        ),
     ]
     if before:
-        lines.append(
-            f"before refining      memory {before['memory']:.3%}, lookups {before['lookups']:.3%}"
+        facts.append(
+            (
+                "before refining",
+                f"memory {before['memory']:.3%}, lookups {before['lookups']:.3%}",
+            )
         )
-    lines += [
-        f"threshold            {content['threshold']:.4%}: {content['threshold_reason']}",
-        f"extra memory         {content['extra_memory_ratio']:.3%} used of "
-        f"{content['asked']['extra_memory']:.3%} asked",
-        f"traffic, all ranks   fetch {moved['fetch']}, gradients {moved['gradient']}, "
-        f"AllReduce {moved['allreduce']} ({content['allreduce_method']})",
-        f"produced by          {content['step']} and {content['exchanges']} exchanges"
-        + (f", in {content['seconds']['total']:.2f} s" if "seconds" in content else ""),
+    facts += [
+        ("threshold", f"{100 * content['threshold']:.3g}%: {content['threshold_reason']}"),
+        (
+            "extra memory",
+            f"{used:.3%} used of {100 * asked:g}% asked"
+            + (": no copies pay, or none fit" if asked and not used else ""),
+        ),
+        (
+            "traffic, all ranks",
+            f"fetch {moved['fetch']}, gradients {moved['gradient']}, "
+            f"AllReduce {moved['allreduce']} ({content['allreduce_method']})",
+        ),
+        (
+            "produced by",
+            f"{content['step']} and {common.counted(content['exchanges'], 'exchange')}"
+            + (f", in {content['seconds']['total']:.2f} s" if "seconds" in content else ""),
+        ),
     ]
     if content.get("hot_row"):
-        lines.append(f"what binds           {content['hot_row']}")
+        facts.append(("what binds", content["hot_row"]))
     if not content["feasible"]:
-        lines.append("INFEASIBLE           a rank holds more than its capacity")
-    return lines
+        facts.append(("INFEASIBLE", "a rank holds more than its capacity"))
+    return facts
 
 
-def _dob_line(dob: dict[str, float | None]) -> str:
-    names = {"memory": "memory", "lookups": "lookups", "link_cost": "links"}
-    return ", ".join(
-        f"{label} {'-' if dob[key] is None else format(dob[key], '.3%')}"
-        for key, label in names.items()
-    )
+def facts_table(facts: list[tuple[str, str]]) -> Any:
+    """Names to the left, sentences to the right, folded where they are long."""
+    table = RichTable.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    for name, sentence in facts:
+        table.add_row(name, sentence)
+    return table

@@ -1,17 +1,17 @@
-"""`oper plan show`, `diff`, `explain`, `check`: what is in a plan's folder, for people and JSON."""
+"""`oper plan show`, `diff` and `explain`: what is in a plan's folder, for people and JSON."""
 
 from pathlib import Path
 
 import typer
 
 from oper.cli import common
-from oper.cli.plan_text import plan_lines, rank_table
+from oper.cli.plan_text import facts_table, plan_facts, rank_table
 
 JSON = typer.Option(False, "--json", help="Print one JSON object.")
 
 
 def add_to(verbs: typer.Typer) -> None:
-    """Add the four commands to `oper plan`."""
+    """Add the three commands to `oper plan`."""
     verbs.command("show")(show)
     verbs.command("diff")(diff)
     verbs.command("explain")(explain)
@@ -42,24 +42,25 @@ def show(
     def text() -> None:
         out = common.console()
         out.print(
-            f"{plan}: {len(loaded.tables)} tables, {content['rows']:,} rows on "
-            f"{loaded.ranks} ranks ({loaded.topology.name}), {content['mode']}, "
-            f"{content['fetch']} fetches, batch {content['batch_size']:,}"
+            f"{plan}: {common.counted(len(loaded.tables), 'table')}, "
+            f"{common.counted(content['rows'], 'row')} on {common.counted(loaded.ranks, 'rank')} "
+            f"({loaded.topology.name}), {content['mode']}, {content['fetch']} fetches, "
+            f"{common.counted(content['batch_size'], 'sample')} a batch"
         )
         out.print(rank_table(content))
-        for line in plan_lines(content):
-            out.print(line)
         parts = loaded.partitions
-        out.print(
-            f"partitions           {parts['access_bounded']:,} access-bounded with "
+        partitions = (
+            f"{parts['access_bounded']:,} access-bounded with "
             f"{parts['access_bounded_accesses']:.1%} of accesses in "
             f"{parts['access_bounded_bytes']:.1%} of bytes, {parts['memory_bounded']:,} "
             "memory-bounded"
         )
-        out.print(
-            f"address map          {content['address_map_bytes_per_row']:.3f} bytes a row; "
-            f"{len(layout.codes):,} rows listed, the others striped"
+        address_map = (
+            f"{content['address_map_bytes_per_row']:.3f} bytes a row; "
+            f"{common.counted(len(layout.codes), 'row')} listed, the others striped"
         )
+        facts = [("partitions", partitions), ("address map", address_map)]
+        out.print(facts_table([*plan_facts(content), *facts]))
 
     common.emit(as_json, content, text)
 
@@ -70,7 +71,7 @@ def explain(
     row: int = typer.Option(..., "--row", help="The row, after the table's id rule."),
     as_json: bool = JSON,
 ) -> None:
-    """Say where a row is, how often it was accessed, and why it is there."""
+    """Say where a row is, how often it was accessed, and why."""
     from oper.explain import explain as explain_row
     from oper.plan import load_plan
 
@@ -78,26 +79,27 @@ def explain(
 
     def text() -> None:
         out = common.console()
-        out.print(f"row {row} of table {table}")
+        out.print(f"row {row:,} of table {table}")
         accesses = content["accesses"]
         if accesses is None:
             most = content["accesses_at_most"]
-            out.print(
-                "accesses   not listed in the plan"
-                + ("" if most is None else f"; at most {most:,}, the least of the listed rows")
+            counted = "not listed in the plan" + (
+                "" if most is None else f"; at most {most:,}, the least of the table's listed rows"
             )
         else:
-            out.print(f"accesses   {accesses:,} in the profile")
+            counted = f"{accesses:,} in the profile"
+        facts = [("accesses", counted)]
         if content["partition"] is not None:
-            out.print(f"partition  {content['partition']}, in order of accesses from 0")
-        out.print(f"kind       {content['kind']}")
+            facts.append(("partition", f"{content['partition']:,}, in order of accesses from 0"))
+        facts.append(("kind", content["kind"]))
         if content["owner"] is not None:
-            out.print(f"owner      rank {content['owner']}")
+            facts.append(("owner", f"rank {content['owner']}"))
         else:
-            out.print(f"copies on  ranks {_ranges(content['replicas'])}")
+            facts.append(("copies on", f"ranks {_ranges(content['replicas'])}"))
         slots = ", ".join(f"{s:,} on rank {r}" for r, s in list(content["slots"].items())[:4])
-        out.print(f"slots      {slots}" + (", …" if len(content["slots"]) > 4 else ""))
-        out.print(f"why        {content['why']}")
+        facts.append(("slots", slots + (", …" if len(content["slots"]) > 4 else "")))
+        facts.append(("why", content["why"]))
+        out.print(facts_table(facts))
 
     common.emit(as_json, content, text)
 
@@ -115,11 +117,20 @@ def diff(
 
     def text() -> None:
         out = common.console()
-        for name, values in content["figures"].items():
-            out.print(f"{name.replace('_', ' '):<24} {values['old']:.6g} -> {values['new']:.6g}")
+        figures = content["figures"]
+        shown = {
+            "predicted iteration": ("objective_seconds", common.duration),
+            "extra memory": ("extra_memory_ratio", "{:.3%}".format),
+            "threshold": ("threshold", "{:.4%}".format),
+        }
+        facts = [
+            (label, f"{form(figures[name]['old'])} -> {form(figures[name]['new'])}")
+            for label, (name, form) in shown.items()
+        ]
+        out.print(facts_table(facts))
         out.print(
-            f"{content['rows_changed']:,} rows are held elsewhere or by more or fewer ranks "
-            f"({common.size(content['bytes_changed'])})"
+            f"{content['rows_changed']:,} of {content['rows']:,} rows are held elsewhere or by "
+            f"more or fewer ranks ({common.size(content['bytes_changed'])})"
         )
         changed = [t for t in content["tables"] if t["rows_changed"]]
         changed.sort(key=lambda t: -int(t["rows_changed"]))

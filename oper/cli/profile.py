@@ -27,10 +27,7 @@ _JSON = typer.Option(False, "--json", help="Print one JSON object.")
 
 def register(app: typer.Typer) -> None:
     """Add `oper profile` and its sub-commands."""
-    verbs = verb(
-        "Count how often each row is accessed in a log: oper profile LOG... -o PROFILE. "
-        "Its options: oper profile make --help."
-    )
+    verbs = verb("Count how often each row is accessed; merge and show profiles.")
     verbs.command(DEFAULT, hidden=True)(takes_log(make))
     verbs.command("merge")(merge)
     verbs.command("show")(show)
@@ -38,6 +35,7 @@ def register(app: typer.Typer) -> None:
 
 
 def make(
+    context: typer.Context,
     log: list[Path] = typer.Argument(help="Files of the log, or folders of them, in order."),
     output: Path = _OUTPUT,
     tables: str | None = TABLES,
@@ -76,11 +74,14 @@ def make(
 
     Under torchrun each rank counts a part of the files, and rank 0 adds the counts up.
     """
+    from oper import native
     from oper.planner.counting import CountOptions
     from oper.planner.sampling import Sampling
     from oper.planner.windows import parse_span
 
+    native.ops()  # torch takes a second to load, which belongs to the start of Python
     started = time.perf_counter()
+    common.warn_of_idle(context, {"every": "by_column", "ranks": "batch_size", "seed": "sample"})
     if by_column is not None:
         log_options = replace(log_options, time=by_column)
     stated = TableOptions(tables, dim, dtype, optimizer, ids, min_count)
@@ -117,7 +118,7 @@ def merge(
     from oper.storage import atomic_folder
 
     started = time.perf_counter()
-    opened = [Profile.open(name) for name in profiles]
+    opened = [Profile.open(name, check=True) for name in profiles]
     with atomic_folder(output, MARKER) as folder:
         merged = add_up(opened, folder)
         merged.save_vocabularies(folder)
@@ -133,8 +134,7 @@ def show(
     """Print what a profile counted."""
     from oper.planner.profile import Profile
 
-    opened = Profile.open(profile, check=check)
-    content = content_of(profile, [opened])
+    content = content_of(profile, Profile.open_parts(profile, check=check))
     common.emit(as_json, content, lambda: print_profile(content))
 
 

@@ -48,14 +48,14 @@ def content_of(name: str, profiles: "list[Profile]") -> dict[str, Any]:
 def print_profile(content: dict[str, Any]) -> None:
     """Print it as a table of the tables, at most 100 columns wide."""
     out = common.console()
-    out.print(f"{content['profile']}: {content['samples']:,} samples", markup=False)
+    out.print(f"{content['profile']}: {content['samples']:,} samples")
     out.print(_tables(content))
     if content["counter_bytes"] > 4:
         out.print(
             f"counters            {content['counter_bytes']} bytes each, as 4 do not hold them"
         )
     for table, number in content["skipped_ids"].items():
-        out.print(f"skipped ids         {number:,} of table {table}", markup=False)
+        out.print(f"skipped ids         {number:,} of table {table}")
     if content["distinct"]:
         out.print(_distinct_line(content["distinct"]))
     if content["sampled"]:
@@ -95,7 +95,7 @@ def _tables(content: dict[str, Any]) -> Any:
     left_out = len(content["tables"]) - len(shown)
     if left_out:
         made.add_row(f"… {left_out:,} more")
-    add(content, f"all {len(content['tables'])}", "")
+    add(content, "all", "")
     return made
 
 
@@ -129,7 +129,7 @@ def _windows(windows: list[dict[str, Any]]) -> Any:
         first = window.get("from", window.get("from_value", window.get("from_sample")))
         last = window.get("to", window.get("to_value", window.get("to_sample")))
         made.add_row(
-            f"@{number}",
+            f"@{number}" if len(windows) > 1 else "",
             _border(first),
             _border(last),
             f"{window['samples']:,}",
@@ -139,4 +139,4 @@ def _windows(windows: list[dict[str, Any]]) -> Any:
 
 
 def _border(value: Any) -> str:
-    return value if isinstance(value, str) else f"{value:,}"
+    return value if isinstance(value, str) else f"{value:,.10g}"

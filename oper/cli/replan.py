@@ -24,11 +24,14 @@ def replan(
     ),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
 ) -> None:
-    """Plan again with few moves: a row moves when that pays within the horizon."""
+    """Plan again from an older plan, moving few rows."""
+    from oper.plan import MARKER
     from oper.planner.profile import Profile
     from oper.planner.replan import replan_and_save
+    from oper.storage import check_place
 
-    opened = Profile.open(profile)
+    check_place(output, MARKER)
+    opened = Profile.open(profile, check=True)
     with common.steps("replan", 4) as step:
         made = replan_and_save(plan, opened, output, horizon, step)
     content = {"plan": str(output), "from": str(plan), "profile": profile, **made.to_json()}

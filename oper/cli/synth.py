@@ -49,7 +49,7 @@ def synth(
     ),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
 ) -> None:
-    """Generate a log of a published workload, with a label that can be learned."""
+    """Generate a log of a published workload."""
     from oper.logs.synth import Synthesizer
     from oper.logs.workloads import load_recipe
 

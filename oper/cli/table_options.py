@@ -19,9 +19,12 @@ TABLES = typer.Option(
     "rules are kept; inferred from the log if not given.",
 )
 DIM = typer.Option(64, "--dim", min=1, help="Values per row, where no table says it.")
-DTYPE = typer.Option("fp32", "--dtype", help="Type of a value, where no table says it.")
+DTYPE = typer.Option("fp32", "--dtype", help="fp32, fp16, bf16 or int8, where no table says it.")
 OPTIMIZER = typer.Option(
-    "rowwise_adagrad", "--optimizer", help="Whose state counts as memory, where no table says it."
+    "rowwise_adagrad",
+    "--optimizer",
+    help="Whose state counts as memory, where no table says it: none, sgd, "
+    "momentum_sgd, adagrad, rowwise_adagrad, adam or partial_rowwise_adam.",
 )
 IDS = typer.Option(
     None, "--ids", help="How values become rows, where no table says it: dense, hash:ROWS, vocab."

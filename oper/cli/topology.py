@@ -35,7 +35,7 @@ def show(
     spec: str = typer.Argument(help="dgx-a100, dgx-h100, 2x4-a100 (any NxG), cpu:N or a file."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
 ) -> None:
-    """Print ranks, nodes, capacity and the bandwidth of each kind of link."""
+    """Print ranks, nodes, capacity and links."""
     topology = Topology.load(spec)
     common.emit(as_json, _described(topology), lambda: _print(topology))
 
@@ -50,9 +50,10 @@ def measure(
     ),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
 ) -> None:
-    """Measure the links between CPU ranks: random row reads, and AllReduce over gloo.
+    """Measure the links between CPU ranks.
 
-    Under torchrun it measures torchrun's ranks; elsewhere `--ranks N` starts them.
+    Random row reads, and AllReduce over gloo. Under torchrun it measures torchrun's ranks;
+    elsewhere `--ranks N` starts them.
     """
     under_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
     if under_torchrun == (ranks is not None):

@@ -79,6 +79,12 @@ def choose(source: Source, options: LogOptions) -> Selection:
     if dense_names is None:
         taken = reserved | set(features)
         dense_names = tuple(c.name for c in columns if c.kind == "dense" and c.name not in taken)
+    both = sorted(set(features) & set(dense_names))
+    if both:
+        raise OperError(
+            f"--columns and --dense: both name {', '.join(both)} of {source.name}, and a column "
+            "holds ids or numbers; name it in one of them"
+        )
     if not features:
         raise OperError(
             f"{source.name}: no column looks like ids; name them with --columns; {_list(names)}"

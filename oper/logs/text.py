@@ -235,9 +235,12 @@ def open_csv(path: Path, separator: str | None) -> TextSource:
             read_options=pacsv.ReadOptions(block_size=_PEEK_BYTES),
             parse_options=Form((), delimiter).parse_options(lambda row: "skip"),
         ).schema
-    except pa.ArrowInvalid as error:
-        raise OperError(f"{path}: cannot be parsed as CSV ({error})") from error
-    repeated = [n for n in schema.names if schema.names.count(n) > 1]
+        names = schema.names  # decoded here
+    except (pa.ArrowInvalid, UnicodeDecodeError) as error:
+        raise OperError(
+            f"{path}: cannot be read as text with a line of column names ({error}); is it a log?"
+        ) from error
+    repeated = [n for n in names if names.count(n) > 1]
     if repeated:
         raise OperError(f"{path}, line 1: two columns are called {repeated[0]!r}; rename one")
     columns = tuple(column_of(field, bags=separator is not None) for field in schema)

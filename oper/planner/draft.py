@@ -223,9 +223,15 @@ def _programme_draft(problem: Problem, listed_share: float) -> Draft:
         fraction[:, owner[g]] += solved.fraction[:, g]
     fraction[:, ranks:] = solved.fraction[:, several]
     fraction /= fraction.sum(axis=1, keepdims=True)
-    counts = _deal_by_bucket(classes.rows, fraction[solved.bucket[unit]], solved.bucket[unit])
+    shares = fraction[solved.bucket[unit]]
+    counts = _deal_by_shares(classes.rows, shares, solved.bucket[unit], classes.weight(workload))
     striped = np.where(number < listed, 0, classes.rows)
     memory = groups.holds.T @ (counts.T @ classes.m)
+    # Rounding may have passed a capacity by some rows: fewer are striped there, more elsewhere.
+    room = np.clip(capacity - memory, 0, None)
+    if room.sum() > 0:
+        over = np.clip(memory - capacity, 0, None)
+        memory += over.sum() * room / room.sum() - over
     counts[listed:] = 0
     _keep_budget(counts, groups, classes, problem.budget_bytes, ranks)
     return Draft("programme", groups, counts, striped, memory / memory.sum(), parts)
@@ -243,15 +249,26 @@ def _listed_classes(classes: Classes, parts: Partitions, listed_share: float) ->
     return max(by_partition, int(np.searchsorted(np.cumsum(classes.rows), room, side="right")))
 
 
-def _deal_by_bucket(rows: Ints, shares: Floats, bucket: Ints) -> Ints:
-    """Whole rows [C, G] by `shares` [C, G], the rounding of one class made good by the next of
-    its bucket."""
+def _deal_by_shares(rows: Ints, shares: Floats, bucket: Ints, weight: Floats) -> Ints:
+    """Whole rows [C, G] by `shares` [C, G], the first M of them single owners.
+
+    What rounding withholds from a group is made good by the next classes: of hot classes, which
+    have fewer rows than there are groups, in weight, as they decide a rank's load; of the others
+    in rows of the same bucket, as they decide its memory.
+    """
     counts = np.zeros(shares.shape, dtype=np.int64)
-    owed: dict[int, Floats] = {}
+    owed_weight = np.zeros(shares.shape[1])
+    owed_rows: dict[int, Floats] = {}
     for c, n in enumerate(rows.tolist()):
-        exact = n * shares[c] + owed.get(int(bucket[c]), 0.0)
-        counts[c] = whole_rows(np.clip(exact, 0, None), n)
-        owed[int(bucket[c])] = exact - counts[c]
+        exact = n * shares[c]
+        if n <= shares.shape[1] and weight[c] > 0:
+            wanted = np.where(shares[c] > 0, exact + owed_weight / weight[c], 0.0)
+            counts[c] = whole_rows(np.clip(wanted, 0, n), n)
+            owed_weight += (exact - counts[c]) * weight[c]
+        else:
+            wanted = exact + owed_rows.get(int(bucket[c]), 0.0)
+            counts[c] = whole_rows(np.clip(wanted, 0, None), n)
+            owed_rows[int(bucket[c])] = wanted - counts[c]
     return counts
 
 

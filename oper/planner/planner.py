@@ -149,7 +149,7 @@ def make_plan(
     with watch("bound"):
         certificate = certify(problem, realised.cost.objective_seconds)
     for gap, share in LARGER_RESERVES:
-        if certificate.gap <= gap:
+        if certificate.gap <= gap or settings.balance == "link":
             break
         with watch("rows"):
             wider = draft if topology.alike else make_draft(problem, share)

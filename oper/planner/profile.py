@@ -48,6 +48,7 @@ Counts = NDArray[np.uint32] | NDArray[np.uint64]
 
 MARKER = "profile.json"
 _SCHEMA, _VERSION = "oper.profile", 1
+_MOST_ACCESSES = 2.0**62
 
 
 @dataclass(eq=False)
@@ -155,12 +156,20 @@ class Profile:
         `mmap` leaves the counters on the disk until they are read, `check` compares their
         checksums. OperError where the folder is no profile, damaged or incomplete.
         """
+        opened = cls.open_parts(spec, mmap, check)
+        return opened[0] if len(opened) == 1 else merge(opened)
+
+    @classmethod
+    def open_parts(
+        cls, spec: Path | str, mmap: bool = True, check: bool = False
+    ) -> "list[Profile]":
+        """The windows that `open` would add up; the one profile itself where there are none."""
         folder, window = _split(str(spec))
         content = open_folder(folder, MARKER, _SCHEMA, _VERSION)
         if "windows" not in content:
             if window is not None:
                 raise OperError(f"{spec}: {folder} has no windows; name it without @{window}")
-            return _load(folder, content, folder, mmap, check)
+            return [_load(folder, content, folder, mmap, check)]
         try:
             names = [str(entry["name"]) for entry in content["windows"]]
         except (KeyError, TypeError) as error:
@@ -171,11 +180,10 @@ class Profile:
             chosen = [names[window]]
         else:
             raise OperError(f"{spec}: {folder} has windows @0 to @{len(names) - 1}")
-        opened = [
+        return [
             _load(path, open_folder(path, MARKER, _SCHEMA, _VERSION), folder, mmap, check)
             for path in (folder / name for name in chosen)
         ]
-        return opened[0] if window is not None else merge(opened)
 
     def _arrays(self) -> dict[str, Counts]:
         arrays = {"accesses.npy": self.accesses}
@@ -216,6 +224,7 @@ def merge(profiles: Sequence[Profile], folder: Path | None = None) -> Profile:
     first = profiles[0]
     for number, other in enumerate(profiles[1:], start=1):
         _check_alike(first, other, number)
+    _check_total("merging profiles", *(p.accesses for p in profiles))
     bagged = tuple(any(flags) for flags in zip(*(p.bagged for p in profiles), strict=True))
     # No counter of the sum is larger than the largest ones together.
     bound = sum(int(p.accesses.max(initial=0)) for p in profiles)
@@ -261,7 +270,7 @@ def new_counters(size: int, dtype: Any, folder: Path | None, name: str) -> Any:
 
 
 def _check_alike(first: Profile, other: Profile, number: int) -> None:
-    where = f"merging profiles, number {number}"
+    where = f"merging profiles, number {number + 1} of them"
     if fingerprint(first.tables) != fingerprint(other.tables):
         if len(first.tables) != len(other.tables):
             raise OperError(
@@ -269,7 +278,8 @@ def _check_alike(first: Profile, other: Profile, number: int) -> None:
             )
         one, two = next((a, b) for a, b in zip(first.tables, other.tables, strict=True) if a != b)
         raise OperError(
-            f"{where}: table {two.name!r} is not as in the first ({two} there, {one} here); "
+            f"{where}: table {two.name!r} has {two.describe()}, and in the first "
+            f"{one.describe() if one.name == two.name else f'table {one.name!r} is in its place'}; "
             "profile all parts with one `--tables`, which may be the first part's profile"
         )
     if _sampled_share(first) != _sampled_share(other):
@@ -365,7 +375,19 @@ def _load_counters(path: Path, size: int, mmap: bool) -> Any:
             f"{path}: holds {array.dtype} {array.shape}, and {size:,} counters of uint32 or uint64 "
             "were needed; copy or make the profile again"
         )
+    _check_total(str(path), array)
     return array
+
+
+def _check_total(where: str, *counters: Counts) -> None:
+    """OperError where sums over rows, which are int64, could overflow."""
+    wide = (array for array in counters if array.dtype == np.uint64)  # others do not come near
+    total = sum(float(array.sum(dtype=np.float64)) for array in wide)
+    if total > _MOST_ACCESSES:
+        raise OperError(
+            f"{where}: counts {total:.4g} accesses in all, and at most {_MOST_ACCESSES:.4g} can be "
+            "planned for; count a part of the log"
+        )
 
 
 def _digest(profile: Profile, arrays: dict[str, str]) -> str:

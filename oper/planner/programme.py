@@ -149,7 +149,8 @@ class _Master:
         self.groups = single_groups(topology.ranks)
         if topology.ranks > 1 and rows.replicas:
             self.groups = self.groups + everywhere_group(topology.ranks)
-        if topology.nodes > 1 and rows.any_holders:
+        # With one rank a node, a copy a node is a copy everywhere, which is there already.
+        if 1 < topology.nodes < topology.ranks and rows.any_holders:
             self.groups = self.groups + node_groups(topology)
         self.known = {key: g for g, key in enumerate(_keys(self.groups))}
         every = np.meshgrid(np.arange(len(rows)), np.arange(len(self.groups)), indexing="ij")

@@ -18,7 +18,7 @@ from oper.planner.classes import Classes, Ints, table_widths
 from oper.planner.draft import Draft, Problem
 from oper.planner.placement import deal_evenly, memory_left, whole_rows
 from oper.planner.profile import Profile
-from oper.planner.refine import Exchange, columns
+from oper.planner.refine import Exchange, columns, pair_columns
 from oper.planner.scan import Scan, class_of, scan
 from oper.planner.stripes import Stripes, make_stripes
 
@@ -143,13 +143,13 @@ def realise(
     if workload.training:
         swappable[ranks:] = False
     part = np.ascontiguousarray(counts[:, swappable])
-    exchange = Exchange(
-        part,
-        weight,
-        classes.width,
-        columns(groups.take(swappable), topology),
-        before.rank_seconds.copy(),
-    )
+    movable = groups.take(swappable)
+    if problem.balance == "link":
+        weight = classes.S * classes.R
+        aims, seconds = pair_columns(movable, topology), before.link_seconds.ravel()
+    else:
+        aims, seconds = columns(movable, topology), before.rank_seconds
+    exchange = Exchange(part, weight, classes.width, aims, seconds.copy())
     exchange.run()
     counts[:, swappable] = part
     sums, cost = priced()

@@ -39,6 +39,15 @@ def columns(groups: Groups, topology: Topology) -> Floats:
     return np.asarray(link + served * np.diag(cost))
 
 
+def pair_columns(groups: Groups, topology: Topology) -> Floats:
+    """Seconds that each ordered pair's C gains per byte of weight S·R in each group, [G, M·M]."""
+    ranks = np.arange(topology.ranks)
+    cost = np.where(np.eye(topology.ranks, dtype=bool), 0.0, topology.link_cost)
+    gained = np.zeros((len(groups), topology.ranks, topology.ranks))
+    gained[:, ranks, :] = (groups.path[:, :, None] == ranks) * cost
+    return gained.reshape(len(groups), -1)
+
+
 @dataclass
 class Exchange:
     """Rounds of exchanges on `counts` [C, G], changed in place."""

@@ -46,7 +46,7 @@ from oper.planner.profile import Profile
 from oper.planner.rebalance import exchange, give_owners, keep_capacity
 from oper.planner.relocate import Relocation
 from oper.planner.scan import collect
-from oper.tables import Table, fingerprint
+from oper.tables import fingerprint
 from oper.topology import Topology
 
 
@@ -158,18 +158,14 @@ def check_tables(plan: Plan, profile: Profile) -> None:
         mine = known.get(table.name)
         if mine is None or fingerprint([mine]) != fingerprint([table]):
             raise OperError(
-                f"table {table.name!r} has {_described(table)} in the profile, and in the plan "
-                f"{_described(mine) if mine else 'there is none of that name'}; profile the new "
+                f"table {table.name!r} has {table.describe()} in the profile, and in the plan "
+                f"{mine.describe() if mine else 'there is none of that name'}; profile the new "
                 "log with the old profile as `--tables`"
             )
     raise OperError(
         f"the profile has {len(profile.tables)} tables, and the plan {len(plan.tables)}, or they "
         "come in another order; profile the new log with the old profile as `--tables`"
     )
-
-
-def _described(table: Table) -> str:
-    return f"{table.rows:,} rows of {table.dim} {table.dtype} ({table.optimizer}, {table.ids.kind})"
 
 
 def candidates(topology: Topology, training: bool) -> Groups | None:
