@@ -60,7 +60,7 @@ for _verb in VERBS:
 def main() -> None:
     """Run the command line; the entry point of the `oper` script."""
     try:
-        app()
+        app(prog_name="oper")
     except OperError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

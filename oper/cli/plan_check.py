@@ -54,7 +54,8 @@ def check(
             out.print(f"{'ok   ' if finding.ok else 'WRONG'} {finding.invariant}")
             if finding.wrong:
                 out.print(f"      {finding.wrong}")
-        out.print(f"{plan}: {'all is well' if not wrong else f'{len(wrong)} invariants fail'}")
+        failed = f"{len(wrong)} of {len(findings)} invariants do not hold"
+        out.print(f"{plan}: {failed if wrong else 'all is well'}")
 
     common.emit(as_json, content, text)
     if wrong:

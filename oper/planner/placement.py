@@ -138,16 +138,19 @@ def deal_evenly(rows: Ints, shares: Floats, load: Floats, weight: Floats) -> Int
     counts = np.floor(exact + 1e-9).astype(np.int64)
     load += (counts * weight[:, None]).sum(axis=0)
     left = rows - counts.sum(axis=1)
-    # A group's due of the leftovers grows by its share of each; what it got is `given`.
-    given = np.zeros(shares.shape[1])
-    for c in np.flatnonzero(left):
-        share = shares[c]
-        safe = np.where(share > 0, share, 1.0)
-        turn = np.where(share > 0, np.floor(given / safe / len(share) + 1e-9), np.inf)
-        chosen = np.lexsort((load / safe, turn))[: left[c]]
-        counts[c, chosen] += 1
-        load[chosen] += weight[c]
-        given[chosen] += 1
+    # A group's turn comes round by its share of the leftovers, which `given` counts. Lists, as this
+    # goes class by class over few groups.
+    given, loads = [0.0] * shares.shape[1], load.tolist()
+    some = np.flatnonzero(left)
+    for c, n, share in zip(some.tolist(), left[some].tolist(), shares[some].tolist(), strict=True):
+        usable = [g for g, part in enumerate(share) if part > 0]
+        turns = {g: int(given[g] / share[g] / len(share) + 1e-9) for g in usable}
+        usable.sort(key=lambda g: (turns[g], loads[g] / share[g]))  # noqa: B023
+        for g in usable[:n]:
+            counts[c, g] += 1
+            loads[g] += float(weight[c])
+            given[g] += 1
+    load[:] = loads
     return counts
 
 
