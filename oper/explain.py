@@ -86,10 +86,15 @@ def _why(plan: Plan, table: int, accesses: int, containing: int, copies: int) ->
     """The row's own part of the iteration with one owner and with a copy everywhere."""
     topology, workload = plan.topology, plan.workload
     ranks, S = topology.ranks, plan.tables[table].row_bytes
+    if ranks == 1:
+        return "there is one rank, which holds every row"
+    if not accesses:
+        return "it was never accessed: it costs memory alone, and lies where there was room"
+    ratios = (1.0, 1.0) if plan.distinct_ratio is None else plan.distinct_ratio[table]
     R, D, U = (
         float(v[0])
         for v in expected(
-            np.array([accesses]), np.array([containing]), plan.samples, workload, ranks
+            np.array([accesses]), np.array([containing]), plan.samples, workload, ranks, *ratios
         )
     )
     local = float(np.diag(topology.link_cost).mean())
@@ -98,9 +103,10 @@ def _why(plan: Plan, table: int, accesses: int, containing: int, copies: int) ->
     everywhere = S * R * local
     if workload.training:
         method = plan.figures["allreduce_method"]
-        share = collective(topology, method if method != "none" else METHODS[2])
-        everywhere += S * U * local + share.row * S + share.union * S * U
-        everywhere += share.gather * (S + 4) * D + share.count
+        shares = [collective(topology, m) for m in (METHODS[1:] if method == "none" else [method])]
+        everywhere += S * U * local + min(
+            s.row * S + s.union * S * U + s.gather * (S + 4) * D + s.count for s in shares
+        )
     read = f"each rank reads it {R:.3g} times an iteration"
     times = f"{single * 1e9:.3g} ns of a rank's iteration with one owner, {everywhere * 1e9:.3g} ns"
     if copies == ranks:
@@ -112,6 +118,11 @@ def _why(plan: Plan, table: int, accesses: int, containing: int, copies: int) ->
         )
     if single <= everywhere:
         return f"{read}: {times} with copies, so they do not pay; it is listed to be placed"
+    if _copies_bytes(plan, table) > _room_bytes(plan):
+        return (
+            f"{read}: {times} with copies, but its copies alone would take more than the extra "
+            "memory there is; it is listed to be placed where the load is least"
+        )
     if workload.training and plan.figures["allreduce_method"] == "none":
         return (
             f"{read}: {times} with copies, but all rows that would gain save less than the "
@@ -121,6 +132,19 @@ def _why(plan: Plan, table: int, accesses: int, containing: int, copies: int) ->
         f"{read}: {times} with copies, but the extra memory went to rows that gain more per byte; "
         "it is listed to be placed where the load is least"
     )
+
+
+def _copies_bytes(plan: Plan, table: int) -> int:
+    """Bytes of the fewest copies that a row may be given: on all ranks, in training."""
+    copies = plan.ranks - 1 if plan.workload.training else 1
+    return copies * plan.tables[table].memory_bytes(plan.workload.mode)
+
+
+def _room_bytes(plan: Plan) -> float:
+    """Bytes of extra copies that were asked for and that the capacities leave."""
+    total = sum(t.rows * t.memory_bytes(plan.workload.mode) for t in plan.tables)
+    room = float(sum(plan.figures["capacity_bytes"]) - total)
+    return min(plan.settings["extra_memory"] * total, room)
 
 
 def diff(old: Plan, new: Plan) -> dict[str, Any]:

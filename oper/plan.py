@@ -56,6 +56,8 @@ class Plan:
     certificate: dict[str, Any] = field(default_factory=dict)
     partitions: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
+    # [T, 2] measured over expected distinct rows of a rank and of all; None: not measured.
+    distinct_ratio: NDArray[np.float64] | None = None
 
     @property
     def ranks(self) -> int:
@@ -126,6 +128,9 @@ class Plan:
                 "batch_size": self.workload.batch_size,
             },
             "settings": self.settings,
+            "distinct_ratio": (
+                None if self.distinct_ratio is None else self.distinct_ratio.tolist()
+            ),
             "certificate": self.certificate,
             "figures": self.figures,
             "partitions": self.partitions,
@@ -201,6 +206,7 @@ def _from_json(folder: Path, content: dict[str, Any]) -> Plan:
 
     explicit_accesses = large("explicit_accesses")
     explicit_containing = large("explicit_containing")
+    ratio = content["distinct_ratio"]
     return Plan(
         tables=tuple(Table.from_dict(t) for t in content["tables"]),
         topology=Topology.from_dict(content["topology"], str(folder / MARKER)),
@@ -220,6 +226,7 @@ def _from_json(folder: Path, content: dict[str, Any]) -> Plan:
         certificate=content["certificate"],
         partitions=content["partitions"],
         settings=content["settings"],
+        distinct_ratio=None if ratio is None else np.array(ratio, dtype=np.float64),
     )
 
 

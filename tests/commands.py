@@ -72,3 +72,10 @@ def refused(command: str, *words: str) -> None:
     assert tree(Path.cwd()) == before
 
 
+def make_folder(folder: Path) -> None:
+    """A log, its profiles p and w (two windows), and plans of p: q in training, r in inference."""
+    write_log(folder / "log.parquet")
+    for name, more in (("p", ()), ("w", ("--windows", 2))):
+        fine("profile", folder / "log.parquet", "-o", folder / name, "--columns", "C*", *more)
+    for name, mode in (("q", "training"), ("r", "inference")):
+        fine("plan", folder / "p", "-o", folder / name, "--topology", "2x2-a100", "--mode", mode)

@@ -1,5 +1,6 @@
 """What every test shares: where the real logs are, and how hypothesis searches."""
 
+import shutil
 from pathlib import Path
 
 import hypothesis
@@ -19,3 +20,20 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip("the real logs are not here: no folder ../shared/data beside the checkout")
     return folder
+
+
+@pytest.fixture(scope="session")
+def _planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.commands import make_folder  # pyarrow and typer take a while
+
+    folder = tmp_path_factory.mktemp("planned")
+    make_folder(folder)
+    return folder
+
+
+@pytest.fixture
+def here(_planned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with what `tests.commands.make_folder` makes."""
+    shutil.copytree(_planned, tmp_path / "here")
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "here"

@@ -188,8 +188,7 @@ def test_no_placement_within_the_limits_is_below_any_bound(data: st.DataObject) 
     extra = float((groups.copies - 1) @ sums.memory_bytes)
     rows = demand(classes, topology, workload, cost.allreduce_method)
     for some in (prices, Prices(prices.rank, prices.capacity * 0, 0.0)):
-        bound = lagrangian(rows, topology, some, held, extra)
-        assert bound <= cost.objective_seconds
+        assert lagrangian(rows, topology, some, held, extra) <= cost.objective_seconds
     assert hot_row(classes, topology, workload, extra)[0] <= cost.objective_seconds
     bound = lower_bound(classes, topology, workload, held, extra)
     assert bound.seconds <= cost.objective_seconds
@@ -240,6 +239,15 @@ def test_the_hottest_row_takes_no_less_in_any_group(problem: Problem) -> None:
     assert seconds <= least[hottest]
     if workload.training or problem.budget_bytes < classes.m.min():
         assert seconds == pytest.approx(least.max())
+
+
+@pytest.mark.parametrize("copies, dearest", [(1, 19e9), (2, 80e9), (3, 80e9), (4, 1244e9)])
+def test_too_few_copies_of_a_row_leave_a_far_reader(copies: int, dearest: float) -> None:
+    topology, workload = Topology.load("2x2-a100"), Workload("inference", "raw", 64)
+    classes = make_classes([900], [1], workload, topology.ranks)
+    budget = (copies - 1) * float(classes.m[0])
+    seconds, _ = hot_row(classes, topology, workload, budget)
+    assert seconds == pytest.approx(float(classes.weight(workload)[0]) / dearest)
 
 
 @given(problems(most_rows=50, alike=True))

@@ -196,13 +196,13 @@ def test_extreme_counts(
     save_profile("extreme", accesses, dtype, samples)
     for topology in ("cpu:1", "2x2-a100"):
         options = ("--topology", topology, "--mode", mode, "--extra-memory")
-        for extra in (0, "5%", "300%"):
+        for extra in (0, "300%"):
             said = json.loads(fine("plan", "extreme", "-o", "new", *options, extra, "--json"))
             assert said["feasible"]
             assert said["extra_memory_ratio"] <= said["asked"]["extra_memory"]
             assert said["certified_gap"] >= -1e-12
             fine("plan", "check", "new")
-            fine("plan", "show", "new")
+        fine("plan", "show", "new")
         fine("drift", "new", "extreme")
         fine("replan", "new", "extreme", "-o", "again")
 

@@ -135,5 +135,3 @@ def test_ctrl_c_from_a_terminal(tmp_path: Path) -> None:
     assert process.returncode == 130, errors
     assert (out, errors) == ("", "interrupted; nothing was left half-written\n")
     assert not list(tmp_path.iterdir())
-
-

@@ -155,7 +155,7 @@ def test_a_plan_for_other_tables(saved):
     with pytest.raises(OperError, match="4 tables, and 1 were given"):
         load_plan(saved, TABLES[:1])
     other = (*TABLES[:2], replace(TABLES[2], dim=32), TABLES[3])
-    with pytest.raises(OperError, match="of dim 16.* of dim 32"):
+    with pytest.raises(OperError, match=r"of dim 16.* of dim 32"):
         load_plan(saved, other)
 
 

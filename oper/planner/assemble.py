@@ -10,7 +10,7 @@ from oper import native
 from oper.cost import Workload
 from oper.plan import Plan
 from oper.planner.arenas import lay_out
-from oper.planner.classes import table_widths
+from oper.planner.classes import table_ratios, table_widths
 from oper.planner.planner import Planned, Settings, make_plan
 from oper.planner.profile import Profile
 from oper.topology import Topology
@@ -32,7 +32,8 @@ def assemble(profile: Profile, planned: Planned) -> Plan:
         realised.stripes,
     )
     owner = realised.groups.owner
-    accesses = np.rint(realised.sums.accesses).astype(np.int64)
+    accesses = problem.classes.accesses @ realised.counts
+    accesses[: problem.topology.ranks] += realised.scan.striped_accesses.sum(axis=0)
     single = owner >= 0
     owned = np.zeros(problem.topology.ranks, dtype=np.int64)
     np.add.at(owned, owner[single], accesses[single])
@@ -59,6 +60,9 @@ def assemble(profile: Profile, planned: Planned) -> Plan:
         certificate=certificate,
         partitions=partitions.summary(),
         settings=asked,
+        distinct_ratio=(
+            np.stack(table_ratios(profile), axis=1) if profile.distinct is not None else None
+        ),
     )
 
 

@@ -138,7 +138,8 @@ def hot_row(
     """The longest that any single row must take some rank whatever else there is, and its class.
 
     A row with one owner j: M local reads there, or the dearest link to it. In inference with h
-    copies at most: some holder serves M/h readers, rounded up, and each reads at its least cost.
+    copies at most: some holder serves M/h readers, rounded up, the farthest of which pays for its
+    link, and each reads at its least cost.
     """
     M, link = topology.ranks, topology.link_cost
     local = np.diag(link)
@@ -149,7 +150,10 @@ def hot_row(
     least = owned * rows.weight_bytes
     if not workload.training:
         copies = np.minimum(1 + np.floor(budget_bytes / rows.memory_bytes), M)
-        served = np.maximum(np.ceil(M / copies) * local.min(), link.min(axis=1).max())
+        readers = np.ceil(M / copies).astype(np.int64)
+        reach = np.sort(link, axis=0).min(axis=1)  # [k - 1]: the dearest of k readers of one rank
+        served = np.maximum(readers * local.min(), reach[readers - 1])
+        served = np.maximum(served, link.min(axis=1).max())
         least = np.where(copies > 1, np.minimum(least, served * rows.weight_bytes), least)
     for method in usable_methods(workload, M, budget_bytes):
         rows = demand(classes, topology, workload, method)

@@ -54,7 +54,7 @@ def certify(problem: Problem, objective_seconds: float) -> Certificate:
         c = bound.hot_class
         share = classes.accesses[c] / max(classes.total_accesses, 1)
         hot = (
-            f"a single row with {share:.2%} of all accesses cannot be split: the rank that "
-            "owns it takes this long whatever the plan"
+            f"a single row with {share:.2%} of all accesses cannot be split: some rank "
+            "takes this long for it whatever the plan"
         )
     return Certificate(objective_seconds, bound, hot)

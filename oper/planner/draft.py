@@ -107,17 +107,18 @@ def _alike_draft(problem: Problem) -> Draft:
     greedy = place(classes, single, held, shares, problem.threshold, problem.dob)
     # Split the partitions: only rows so hot that they decide a rank's load stay where greedy put
     # them; all others are dealt anew, class by class.
-    listed = greedy.counts.sum(axis=1)
+    placed = greedy.counts(ranks)
+    listed = placed.sum(axis=1)
     weight = classes.weight(workload)
     hot = weight * ranks > HOT_SHARE * float(weight @ classes.rows)
-    counts = np.where(hot[:, None], greedy.counts, 0)
+    counts = np.where(hot[:, None], placed, 0)
     load = weight @ counts
     counts[~hot] = deal_evenly(listed[~hot], shares, load, weight[~hot])
     return Draft(
         "greedy",
         groups,
         np.concatenate([counts, replicas], axis=1),
-        greedy.striped,
+        single - listed,
         shares,
         greedy.partitions,
         greedy,
@@ -192,7 +193,7 @@ def _programme_draft(problem: Problem, listed_share: float) -> Draft:
     # What rounding takes, a row of each width and of the stripes' period, is kept back where that
     # leaves room for the tables.
     rounding = sum(classes.width_memory) + classes.total_bytes / LONGEST_PERIOD
-    capacity = problem.capacity_bytes - rounding
+    capacity = np.clip(problem.capacity_bytes - rounding, 0, None)
     if capacity.sum() < classes.total_bytes:
         capacity = problem.capacity_bytes
 

@@ -8,7 +8,7 @@ dealt to all ranks by their shares, the rest where least work is.
 """
 
 import heapq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,15 +24,24 @@ LEAST_GAIN = 1e-4
 
 @dataclass(frozen=True)
 class Greedy:
-    """What greedy and backtracking arrived at, before refining."""
+    """What greedy and backtracking arrived at, before refining. Run e lists `run_rows[e]` rows of
+    class `run_class[e]`, with one owner, on `run_rank[e]`."""
 
     partitions: Partitions
-    counts: Ints  # [C, M] explicit rows with one owner on each rank
-    striped: Ints  # [C] rows left to the stripes
+    single: Ints  # [C] rows with one owner
+    run_class: Ints
+    run_rows: Ints
+    run_rank: Ints
     dob_lookups: float
     dob_memory: float
-    halvings: int
-    reason: str
+    reason: str = ""
+
+    def counts(self, ranks: int) -> Ints:
+        """Listed rows of each class on each rank, [C, M]; the others are left to the stripes."""
+        cell = self.run_class * ranks + self.run_rank
+        size = len(self.single) * ranks
+        found = np.bincount(cell, weights=self.run_rows, minlength=size)
+        return found.astype(np.int64).reshape(-1, ranks)
 
 
 def place(
@@ -50,31 +59,22 @@ def place(
     """
     best: Greedy | None = None
     for halving in range(MOST_HALVINGS + 1):
-        now = _place_once(classes, single, replica_bytes, shares, threshold / 2**halving, halving)
+        now = _place_once(classes, single, replica_bytes, shares, threshold / 2**halving)
         worse = min(now.dob_lookups, now.dob_memory)
         if worse >= target:
-            return _because(now, f"both balances reached {target:.4%}")
+            return replace(now, reason=f"both balances reached {target:.4%} before refining")
         if best is not None:
             gain = worse - min(best.dob_lookups, best.dob_memory)
             if gain < LEAST_GAIN:
                 better = now if gain > 0 else best
-                return _because(better, "halving the threshold no longer helped")
+                return replace(better, reason="halving the threshold no longer helped")
         best = now
     assert best is not None
-    return _because(best, f"the threshold was halved {MOST_HALVINGS} times")
-
-
-def _because(greedy: Greedy, reason: str) -> Greedy:
-    return Greedy(**{**vars(greedy), "reason": reason})
+    return replace(best, reason=f"the threshold was halved {MOST_HALVINGS} times")
 
 
 def _place_once(
-    classes: Classes,
-    single: Ints,
-    replica_bytes: Floats,
-    shares: Floats,
-    threshold: float,
-    halvings: int,
+    classes: Classes, single: Ints, replica_bytes: Floats, shares: Floats, threshold: float
 ) -> Greedy:
     parts = partitions(classes, threshold)
     ranks = len(shares)
@@ -87,7 +87,8 @@ def _place_once(
     run_rows = np.clip(before + run_rows - replicated, 0, None) - np.clip(
         before - replicated, 0, None
     )
-    run_work = run_rows * classes.S[run_class] * classes.R[run_class]
+    read = classes.S * classes.R
+    run_work = run_rows * read[run_class]
     partition = parts.run_partition[runs]
     work = np.bincount(partition, weights=run_work, minlength=listed)
     rank_of = np.zeros(listed, dtype=np.int64)
@@ -98,21 +99,23 @@ def _place_once(
         load, rank = heap[0]
         rank_of[p] = rank
         heapq.heapreplace(heap, (load + amount * inverse[rank], rank))
-    counts = np.zeros((len(classes), ranks), dtype=np.int64)
-    np.add.at(counts, (run_class, rank_of[partition]), run_rows)
-    striped = single - counts.sum(axis=1)
-    left = memory_left(classes, counts, striped, replica_bytes, shares)
+    run_rank = rank_of[partition]
+
+    lookups = np.bincount(run_rank, weights=run_work, minlength=ranks)
+    listed_bytes = np.bincount(run_rank, weights=run_rows * classes.m[run_class], minlength=ranks)
+    striped_bytes = float(single @ classes.m) - listed_bytes.sum()
+    left = _left(replica_bytes + listed_bytes, striped_bytes, shares)
     spread = left / left.sum() if left.sum() else shares
-    lookups = counts.T @ (classes.S * classes.R) + spread * (striped @ (classes.S * classes.R))
-    memory = replica_bytes + counts.T @ classes.m + spread * (striped @ classes.m)
+    lookups = lookups + spread * (float(single @ read) - lookups.sum())
+    memory = replica_bytes + listed_bytes + spread * striped_bytes
     return Greedy(
         parts,
-        counts,
-        striped,
+        single,
+        run_class,
+        run_rows,
+        run_rank,
         degree_of_balance(lookups / np.where(usable, shares, np.inf)) if usable.all() else 0.0,
         degree_of_balance(memory / np.where(usable, shares, 1)),
-        halvings,
-        "",
     )
 
 
@@ -120,9 +123,12 @@ def memory_left(
     classes: Classes, counts: Ints, striped: Ints, replica_bytes: Floats, shares: Floats
 ) -> Floats:
     """Bytes each rank has left for striped rows if all memory in use follows `shares`, [M]."""
-    held = replica_bytes + counts.T @ classes.m
-    total = held.sum() + striped @ classes.m
-    return np.asarray(np.clip(total * shares / shares.sum() - held, 0, None))
+    return _left(replica_bytes + counts.T @ classes.m, float(striped @ classes.m), shares)
+
+
+def _left(held_bytes: Floats, striped_bytes: float, shares: Floats) -> Floats:
+    total = held_bytes.sum() + striped_bytes
+    return np.asarray(np.clip(total * shares / shares.sum() - held_bytes, 0, None))
 
 
 def deal_evenly(rows: Ints, shares: Floats, load: Floats, weight: Floats) -> Ints:
@@ -145,7 +151,7 @@ def deal_evenly(rows: Ints, shares: Floats, load: Floats, weight: Floats) -> Int
     for c, n, share in zip(some.tolist(), left[some].tolist(), shares[some].tolist(), strict=True):
         usable = [g for g, part in enumerate(share) if part > 0]
         turns = {g: int(given[g] / share[g] / len(share) + 1e-9) for g in usable}
-        usable.sort(key=lambda g: (turns[g], loads[g] / share[g]))  # noqa: B023
+        usable.sort(key=lambda g: (turns[g], loads[g] / share[g]))
         for g in usable[:n]:
             counts[c, g] += 1
             loads[g] += float(weight[c])

@@ -107,6 +107,11 @@ def make_problem(
     profile: Profile, topology: Topology, workload: Workload, settings: Settings
 ) -> Problem:
     """Classes of the profile with the limits that bind."""
+    if workload.batch_size < topology.ranks:
+        raise OperError(
+            f"batch size {workload.batch_size} for {topology.ranks} ranks: at least a sample a "
+            "rank was needed; it is the global batch, over all ranks"
+        )
     classes = classify(profile, workload, topology.ranks)
     total = classes.total_bytes
     capacity = np.asarray(
@@ -115,7 +120,8 @@ def make_problem(
     budget = min(settings.extra_memory * total, float(capacity.sum()) - total)
     # Copies are whole, and in training a row has one or all: what is left of a step is no use.
     step = math.gcd(*classes.width_memory) * (topology.ranks - 1 if workload.training else 1)
-    budget = budget // max(step, 1) * step
+    # The product of a share may lie just below whole steps (0.29 · 100): those count.
+    budget = budget * (1 + 1e-14) // max(step, 1) * step
     return Problem(
         classes,
         topology,

@@ -181,10 +181,11 @@ class Exchange:
         """The heaviest rows of g for the lightest of h, width by width, up to `amount` in all."""
         runs: list[tuple[int, int, int]] = []
         for order in self._order:
-            light = [int(b) for b in order if self.counts[b, h]]
+            heavy = order[self.counts[order, g] > 0][::-1].tolist()
+            light = order[self.counts[order, h] > 0].tolist()
             left = {b: int(self.counts[b, h]) for b in light}
             at = 0
-            for a in order[::-1]:
+            for a in heavy:
                 rows = int(self.counts[a, g])
                 while rows and at < len(light):
                     b = light[at]
@@ -192,7 +193,7 @@ class Exchange:
                     k = min(rows, left[b], int(amount // each) if each > 0 else 0)
                     if not k:
                         break
-                    runs.append((int(a), b, k))
+                    runs.append((a, b, k))
                     amount -= k * each
                     rows -= k
                     left[b] -= k
