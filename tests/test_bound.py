@@ -241,7 +241,7 @@ def test_the_hottest_row_takes_no_less_in_any_group(problem: Problem) -> None:
         assert seconds == pytest.approx(least.max())
 
 
-@pytest.mark.parametrize("copies, dearest", [(1, 19e9), (2, 80e9), (3, 80e9), (4, 1244e9)])
+@pytest.mark.parametrize(("copies", "dearest"), [(1, 19e9), (2, 80e9), (3, 80e9), (4, 1244e9)])
 def test_too_few_copies_of_a_row_leave_a_far_reader(copies: int, dearest: float) -> None:
     topology, workload = Topology.load("2x2-a100"), Workload("inference", "raw", 64)
     classes = make_classes([900], [1], workload, topology.ranks)
@@ -312,7 +312,7 @@ def test_programme_for_links_lowers_the_largest_link() -> None:
             "none",
             problem.capacity_bytes,
             problem.budget_bytes,
-            aim,  # type: ignore[arg-type]
+            aim,
         )
         sums = problem.classes.sums(problem.classes.rows[:, None] * solved.fraction[solved.bucket])
         cost = evaluate(

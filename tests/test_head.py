@@ -51,7 +51,10 @@ def limits(problem: Problem) -> tuple:
 
 def optimum(problem: Problem) -> milp.Reference:
     sums = problem.classes.sums(np.eye(len(problem.classes)))
-    return milp.solve(sums, *limits(problem)[1:], time_limit_seconds=20, relative_gap=1e-7)
+    _, topology, workload, capacity, budget = limits(problem)
+    return milp.solve(
+        sums, topology, workload, capacity, budget, time_limit_seconds=20, relative_gap=1e-7
+    )
 
 
 @settings(max_examples=30)

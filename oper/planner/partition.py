@@ -31,13 +31,6 @@ class Partitions:
     def __len__(self) -> int:
         return len(self.bytes)
 
-    def matrix_rows(self, which: NDArray[np.bool_], classes: int) -> Ints:
-        """Rows of each class, [C], in the partitions marked by `which` [P]."""
-        runs = which[self.run_partition]
-        rows = np.zeros(classes, dtype=np.int64)
-        np.add.at(rows, self.run_class[runs], self.run_rows[runs])
-        return rows
-
     def floor(self, accesses: Ints) -> Ints:
         """Least accesses of a row in each listed partition, for classes of `accesses` [C]."""
         listed = int(self.explicit.sum())
