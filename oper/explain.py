@@ -29,19 +29,23 @@ def explain(plan: Plan, table_name: str, row: int) -> dict[str, Any]:
     group = int(found.group[0])
     if group < 0:
         owner = int(found.owner[0])
+        # Under new counts a striped row may be hot, and still not worth a move.
+        replanned = layout.stripe_bitmap is not None
         return {
             "table": table_name,
             "row": row,
             "kind": "striped",
             "accesses": None,
-            "accesses_at_most": _coldest_listed(plan, table),
+            "accesses_at_most": None if replanned else _coldest_listed(plan, table),
             "partition": None,
             "owner": owner,
             "replicas": [],
             "slots": {str(owner): int(found.slot[0])},
             "path": [owner] * plan.ranks,
             "why": (
-                "it is memory-bounded: its partition fills a share of memory before a share of "
+                "it stayed where the plan before this one striped it: moving it would not pay"
+                if replanned
+                else "it is memory-bounded: its partition fills a share of memory before one of "
                 "accesses. The table's rows of this kind are striped over the ranks by id, in "
                 "proportion to the memory each had left, and take no entry in the address map"
             ),

@@ -7,6 +7,7 @@ own. The walk is over classes of equal rows, so its time does not depend on the 
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -50,7 +51,7 @@ class Partitions:
             ),
         }
 
-    @property
+    @cached_property
     def explicit(self) -> NDArray[np.bool_]:
         """[P]: all partitions up to the last access-bounded one; their rows are listed one by
         one. The others are striped. With one width the two kinds do not interleave anyway."""

@@ -27,7 +27,6 @@ from oper.cost import (
     Floats,
     Groups,
     Method,
-    Sums,
     evaluate,
     everywhere_group,
     node_groups,
@@ -36,7 +35,7 @@ from oper.errors import OperError
 from oper.layout import Layout
 from oper.plan import MARKER, Plan, load_plan
 from oper.planner.assemble import assemble
-from oper.planner.classes import Classes, Ints
+from oper.planner.classes import Classes, Ints, table_ratios
 from oper.planner.draft import Problem
 from oper.planner.hysteresis import choose
 from oper.planner.moves import Flows, Moves, net_flows
@@ -351,10 +350,8 @@ def _plan(
         "dob_before_exchanges": before.cost.dob,
         "exchanges": state.exchanges,
     }
-    sums: Sums = problem.classes.sums(state.counts)
     accesses = problem.classes.accesses @ state.counts
     ranks = problem.topology.ranks
-    assert np.isclose(float(accesses.sum()), sums.accesses.sum())
     partitions = fresh.draft.partitions
     return Plan(
         tables=old.tables,
@@ -373,6 +370,9 @@ def _plan(
         certificate=certificate,
         partitions=partitions.summary(),
         settings=old.settings,
+        distinct_ratio=(
+            np.stack(table_ratios(profile), axis=1) if profile.distinct is not None else None
+        ),
     )
 
 
