@@ -47,7 +47,7 @@ def atomic_folder(path: Path | str, marker: str, durable: bool = True) -> Iterat
         raise _write_error(path, error) from error
     finally:
         # A no-op once the rename has been made; also the way out for Ctrl-C.
-        shutil.rmtree(temporary, ignore_errors=True)
+        _remove(temporary)
 
 
 def check_place(path: Path | str, marker: str | None = None) -> None:
@@ -212,6 +212,15 @@ def _make_temporary_folder(parent: Path, name: str) -> Path:
     temporary = Path(tempfile.mkdtemp(prefix=f".{name}.", suffix=".tmp", dir=parent))
     temporary.chmod(0o755)
     return temporary
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder, also when Ctrl-C is pressed again meanwhile."""
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+    except KeyboardInterrupt:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def _replace_folder(temporary: Path, path: Path) -> None:

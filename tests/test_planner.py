@@ -200,3 +200,19 @@ def test_nothing_read_is_still_placed_evenly() -> None:
     )
     assert planned.realised.cost.feasible
     assert planned.certificate.gap == 0
+
+
+@pytest.mark.parametrize("node_of", [(0, 0, 0, 0), (0, 1, 2, 3)])
+def test_unequal_links_are_certified_with_one_node_and_with_one_rank_a_node(
+    node_of: tuple[int, ...],
+) -> None:
+    """With one rank a node, a copy a node is a copy everywhere: the programme must not take the
+    two for different groups, or it stops looking for others (gaps of 4 to 22 % were seen)."""
+    random = np.random.default_rng(3)
+    cost = random.uniform(1, 4, (4, 4)) / 80e9
+    np.fill_diagonal(cost, 1 / 1244e9)
+    topology = Topology("unequal", node_of, cost, 72e9, 2e-6)
+    counts = random.permutation(zipf_counts(20_000, 800_000))
+    workload = Workload("inference", "raw", 4096)
+    planned = make_plan(one_table(counts), topology, workload, Settings())
+    assert planned.certificate.gap < 0.01
