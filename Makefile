@@ -3,6 +3,8 @@ VENV = .venv
 PYTHON = python3
 # auto: gpu where the driver shows a CUDA device and nvcc is there, cpu elsewhere
 VARIANT = auto
+# where pip is to look for torch's CPU build, if not in the indices it is set up with
+TORCH_INDEX =
 
 BIN = $(VENV)/bin
 
@@ -19,7 +21,7 @@ help:
 	@echo "variables      VENV=$(VENV) PYTHON=$(PYTHON) VARIANT=auto|cpu|gpu"
 
 install:
-	@$(PYTHON) scripts/install.py $(VENV) $(VARIANT)
+	@$(PYTHON) scripts/install.py $(VENV) $(VARIANT) $(TORCH_INDEX)
 
 test: install
 	$(BIN)/python -m pytest -m "not slow"

@@ -23,10 +23,9 @@ from typing import NoReturn
 REPOSITORY = Path(__file__).resolve().parent.parent
 OLDEST_PYTHON = (3, 11)
 TORCHREC = "torchrec==1.8.0"
-PYTORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
-def main(folder: Path, variant: str) -> None:
+def main(folder: Path, variant: str, torch_index: str) -> None:
     check_tools(variant)
     if variant == "auto":
         variant = "gpu" if has_cuda_device() else "cpu"
@@ -39,7 +38,7 @@ def main(folder: Path, variant: str) -> None:
         pins = contents_hash(Path(__file__), REPOSITORY / "requirements.txt", requirements)
         if is_stale(folder / "dependencies.stamp", pins):
             say(f"installing what {requirements.name} pins (some minutes, once)")
-            install_dependencies(folder, requirements)
+            install_dependencies(folder, requirements, torch_index)
             (folder / "dependencies.stamp").write_text(pins)
 
         # The extension lies in the checkout, whichever environment built it, and so does its stamp.
@@ -79,18 +78,24 @@ def has_cuda_device() -> bool:
     return listing.returncode == 0 and "GPU" in listing.stdout
 
 
-def install_dependencies(folder: Path, requirements: Path) -> None:
+def install_dependencies(folder: Path, requirements: Path, torch_index: str) -> None:
     if requirements.name == "requirements-gpu.txt":
         pip(folder, "--requirement", str(requirements))
         return
-    # The CPU build of torch may be at hand; if not, PyTorch's own index has it. That index is asked
-    # for torch alone: where it cannot be reached, pip would wait for it once per package.
+    # The CPU build of torch may be in an index of its own, which is asked for torch alone: where it
+    # cannot be reached, pip would wait for it once per package.
     torch = [line for line in requirements.read_text().splitlines() if line.startswith("torch==")]
-    try:
-        pip(folder, *torch, stderr=subprocess.DEVNULL)
-    except subprocess.CalledProcessError:
-        say(f"fetching the CPU build of torch from {PYTORCH_CPU_INDEX}")
-        pip(folder, *torch, "--extra-index-url", PYTORCH_CPU_INDEX)
+    if torch_index:
+        pip(folder, *torch, "--extra-index-url", torch_index)
+    else:
+        try:
+            pip(folder, *torch, stderr=subprocess.DEVNULL)
+        except subprocess.CalledProcessError:
+            fail(
+                f"pip finds no {torch[0]}, torch's CPU build, in the indices it is set up with; "
+                "give the index that PyTorch's installation page names for it: "
+                "make install TORCH_INDEX=URL"
+            )
     pip(folder, "--requirement", str(requirements))
     # With its dependencies it would bring fbgemm-gpu: see requirements-cpu.txt.
     pip(folder, "--no-deps", TORCHREC)
@@ -147,7 +152,7 @@ def fail(message: str) -> NoReturn:
 
 if __name__ == "__main__":
     try:
-        main(Path(sys.argv[1]).absolute(), sys.argv[2])
+        main(Path(sys.argv[1]).absolute(), sys.argv[2], *sys.argv[3:] or [""])
     except subprocess.CalledProcessError as error:
         fail(f"failed with exit status {error.returncode}: {' '.join(map(str, error.cmd))}")
     except KeyboardInterrupt:
