@@ -1,0 +1,1 @@
+"""The runtime: a plan becomes a running system (OPER, §5)."""
