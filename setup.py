@@ -35,8 +35,10 @@ def extension_arguments() -> dict:
     cuda_sources = sorted(map(str, CSRC.glob("cuda/*.cu")))
     with_cuda = torch.version.cuda is not None and bool(cuda_sources)
     extension_class = cpp_extension.CUDAExtension if with_cuda else cpp_extension.CppExtension
+    # No contraction: a product and a sum are rounded apart in every version of a kernel, so that
+    # ranks on unlike machines agree to the last bit.
     # torch's headers use a C++20 extension, and every file that includes them would warn of it.
-    host_flags = ["-O3", "-std=c++17", "-fopenmp", "-Wno-c++20-extensions"]
+    host_flags = "-O3 -std=c++17 -fopenmp -ffp-contract=off -Wno-c++20-extensions".split()
     extension = extension_class(
         name="oper._C",
         sources=sources + (cuda_sources if with_cuda else []),
