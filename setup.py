@@ -38,7 +38,7 @@ def extension_arguments() -> dict:
     # No contraction: a product and a sum are rounded apart in every version of a kernel, so that
     # ranks on unlike machines agree to the last bit.
     # torch's headers use a C++20 extension, and every file that includes them would warn of it.
-    host_flags = "-O3 -std=c++17 -fopenmp -ffp-contract=off -Wno-c++20-extensions".split()
+    host_flags = ["-O3", "-std=c++17", "-fopenmp", "-ffp-contract=off", "-Wno-c++20-extensions"]
     extension = extension_class(
         name="oper._C",
         sources=sources + (cuda_sources if with_cuda else []),

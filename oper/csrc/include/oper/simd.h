@@ -1,0 +1,12 @@
+// Functions compiled for several generations of a processor, the best of which is taken when the
+// library is loaded. Their loops are plain, and become vectors of each generation's width; none may
+// contract a product and a sum into one rounding (-ffp-contract=off in setup.py), so that results
+// are equal on all machines.
+#pragma once
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define OPER_SIMD __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define OPER_SIMD
+#endif
+#define OPER_INLINE inline __attribute__((always_inline))

@@ -1,0 +1,169 @@
+"""The all-in-one lookup against its definition in NumPy, and against torch and FBGEMM."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oper import native
+from oper.layout import LOCAL, SLOT_BITS
+from tests.lookups import random_case
+
+DTYPES = ("fp32", "fp16", "bf16", "int8")
+ops = native.ops()
+
+
+def pooled(case, dtype=torch.float32):
+    return ops.pooled_rows(*case.arguments(), case.out_elements, dtype)
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    widths=st.lists(
+        st.tuples(st.sampled_from([1, 3, 4, 16, 20, 33, 64, 100]), st.sampled_from(DTYPES)),
+        min_size=1,
+        max_size=3,
+    ),
+    ranks=st.integers(1, 4),
+    bags=st.lists(st.integers(0, 150), min_size=1, max_size=4),
+    equal=st.booleans(),
+    longest=st.sampled_from([None, 0, 1, 5, 40]),
+    index=st.sampled_from([torch.int32, torch.int64]),
+    weighted=st.booleans(),
+    means=st.booleans(),
+    out=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
+)
+def test_pooled_rows_is_its_definition(
+    seed, widths, ranks, bags, equal, longest, index, weighted, means, out
+):
+    dims, dtypes = zip(*widths, strict=True)
+    case = random_case(
+        np.random.default_rng(seed),
+        list(dims),
+        list(dtypes),
+        ranks=ranks,
+        bags=[bags[0]] * len(bags) if equal else bags,
+        longest=longest,
+        index=index,
+        weighted=weighted,
+        means=means,
+    )
+    # The same operations in the same order: equal to the last bit.
+    expected = torch.from_numpy(case.expected()).to(out)
+    assert torch.equal(pooled(case, out), expected)
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    dim=st.sampled_from([1, 16, 20, 100]),
+    dtype=st.sampled_from(DTYPES),
+    longest=st.sampled_from([None, 7]),
+    means=st.booleans(),
+    grad_dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
+)
+def test_weight_gradients_are_products_with_the_bags_gradient(
+    seed, dim, dtype, longest, means, grad_dtype
+):
+    rng = np.random.default_rng(seed)
+    case = random_case(
+        rng, [dim], [dtype], bags=[70, 9], longest=longest, weighted=True, means=means
+    )
+    grad = torch.from_numpy(rng.normal(size=case.out_elements)).to(grad_dtype)
+    expected = np.zeros(len(case.addresses))
+    for feature, at, accesses in case.bags():
+        of_bag = grad[at : at + dim].double().numpy()
+        for n in accesses:
+            expected[n] = of_bag @ case.row(feature, n).astype(np.float64)
+            expected[n] /= len(accesses) if feature["mean"] else 1
+    addresses, offsets, weights, *rest = case.arguments()
+    found = ops.weight_gradients(grad, addresses, offsets, weights, *rest)
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-5, atol=1e-5 * dim)
+
+
+def test_results_do_not_depend_on_the_number_of_threads():
+    rng = np.random.default_rng(1)
+    case = random_case(rng, [20, 64], ["fp32", "fp16"], bags=[900, 40, 1000], weighted=True)
+    grad = torch.from_numpy(rng.normal(size=case.out_elements)).float()
+    addresses, offsets, weights, *rest = case.arguments()
+    found = []
+    before = torch.get_num_threads()
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        by_weight = ops.weight_gradients(grad, addresses, offsets, weights, *rest)
+        found.append((pooled(case), by_weight))
+    torch.set_num_threads(before)
+    for out, by_weight in found[1:]:
+        assert torch.equal(out, found[0][0])
+        assert torch.equal(by_weight, found[0][1])
+
+
+def test_elements_that_no_bag_covers_are_zero():
+    case = random_case(np.random.default_rng(2), [16], ["fp32"], bags=[3])
+    case.described["out_base"] += 5
+    case.out_elements += 9
+    for _ in range(3):
+        out = pooled(case)
+        assert torch.equal(out, torch.from_numpy(case.expected()))
+        out.fill_(7)
+
+
+def test_copied_rows_are_those_of_the_slots():
+    rng = np.random.default_rng(3)
+    arena = torch.from_numpy(rng.integers(0, 256, (50, 48), dtype=np.uint8))
+    for slots in (torch.empty(0, dtype=torch.int64), torch.tensor([3, 49, 0, 0]), torch.arange(50)):
+        out = torch.zeros(len(slots), 48, dtype=torch.uint8)
+        ops.copy_rows(slots, arena.data_ptr(), 48, out)
+        assert torch.equal(out, arena[slots])
+
+
+def test_redirected_accesses_read_the_fetched_rows():
+    addresses = torch.tensor([1 << SLOT_BITS | 7, 5, 1 << SLOT_BITS | 9, 1 << SLOT_BITS | 7])
+    # Runs: slot 5 of rank 0; slots 7 and 9 of rank 1.
+    positions = torch.tensor([1, 0, 3, 2], dtype=torch.int32)
+    run_start = torch.tensor([0, 1, 3, 4], dtype=torch.int32)
+    ops.redirect(addresses, positions, run_start, 1, 3, 20, 2)
+    fetched = 2 << SLOT_BITS
+    assert addresses.tolist() == [fetched | 20, 5, fetched | 21, fetched | 20]
+
+
+def test_what_cannot_be_read_is_refused():
+    case = random_case(np.random.default_rng(4), [16], ["fp32"], bags=[5, 6], longest=3)
+    addresses, offsets, weights, features, bases, rank = case.arguments()
+    rest = (case.out_elements, torch.float32)
+
+    def lookup(addresses=addresses, offsets=offsets, features=features, bases=bases, rest=rest):
+        return ops.pooled_rows(addresses, offsets, weights, features, bases, rank, *rest)
+
+    lookup()
+    for broken in (offsets + 1, offsets - 1, offsets[:-1].contiguous(), offsets.flip(0)):
+        with pytest.raises(ValueError, match=r"offsets|bags"):
+            lookup(offsets=broken)
+    with pytest.raises(TypeError, match="offsets"):
+        lookup(offsets=offsets.double())
+    with pytest.raises(ValueError, match="output of"):
+        lookup(rest=(case.out_elements - 1, torch.float32))
+    with pytest.raises(TypeError, match="output of dtype"):
+        lookup(rest=(case.out_elements, torch.float64))
+    with pytest.raises(IndexError, match="field 3"):
+        lookup(addresses=addresses % (1 << SLOT_BITS) | 3 << SLOT_BITS)
+    with pytest.raises(IndexError, match=f"field {LOCAL}, which has no rows of width 0"):
+        lookup(addresses=addresses | LOCAL << SLOT_BITS, bases=torch.zeros_like(bases))
+    with pytest.raises(TypeError, match="weights"):
+        ops.pooled_rows(addresses, offsets, torch.ones(2).int(), features, bases, rank, *rest)
+
+
+def test_operators_are_as_torch_wants_them():
+    case = random_case(np.random.default_rng(5), [16, 8], ["fp32", "int8"], bags=[4, 4, 4])
+    check = torch.library.opcheck
+    arguments = case.arguments()
+    check(ops.pooled_rows.default, (*arguments, case.out_elements, torch.float32))
+    grad = torch.ones(case.out_elements)
+    weights = torch.ones(len(case.addresses))
+    by_weight = (grad, *arguments[:2], weights, *arguments[3:])
+    check(ops.weight_gradients.default, by_weight)
+    slots = torch.tensor([1, 2])
+    out = torch.empty(2, case.arenas[0][0].shape[1], dtype=torch.uint8)
+    check(ops.copy_rows.default, (slots, case.arenas[0][0].data_ptr(), out.shape[1], out))
+    runs = torch.tensor([0, 1], dtype=torch.int32)
+    check(ops.redirect.default, (arguments[0].clone(), runs[:1], runs, 0, 1, 0, 2))
