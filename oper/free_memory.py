@@ -1,0 +1,86 @@
+"""How much memory can be had without swapping: of the machine, and of each control group above us.
+
+A control group's page cache of files can be dropped, so it counts as free there, as it does in the
+kernel's own MemAvailable.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class FreeMemory:
+    """Bytes that are left at one place, which other processes may share."""
+
+    place: str  # for people
+    identity: str  # the same in all processes that share the place, whatever name they see it by
+    free_bytes: int
+
+
+def free_memory(proc: Path = Path("/proc")) -> list[FreeMemory]:
+    """What is left at each place that limits this process; the machine comes first."""
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with contextlib.suppress(OSError):
+        free = min(free, 1024 * _numbers(proc / "meminfo").get("MemAvailable:", free))
+    return [FreeMemory("the machine", "machine", free), *_control_groups(proc)]
+
+
+def _control_groups(proc: Path) -> Iterator[FreeMemory]:
+    """Those with a limit, of version 1 and 2, from our own group up to the outermost we can see."""
+    try:
+        groups = (proc / "self/cgroup").read_text(encoding="utf-8").splitlines()
+        mounts = (proc / "self/mountinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    path_of = {}  # by kind of file system: hierarchy-ID:controllers:path
+    for _, controllers, path in (line.split(":", 2) for line in groups):
+        if not controllers:
+            path_of["cgroup2"] = path
+        elif "memory" in controllers.split(","):
+            path_of["cgroup"] = path
+    for mount in mounts:
+        # ID parent major:minor root mount-point options [tags] - type source super-options
+        before, _, after = mount.partition(" - ")
+        root, mounted_at = (Path(_unescape(field)) for field in before.split()[3:5])
+        kind, _, options = after.split(maxsplit=2)
+        if kind not in path_of or (kind == "cgroup" and "memory" not in options.split(",")):
+            continue
+        # Seen from a container, the group's path may lie outside of what is mounted: then the
+        # mount is its group.
+        ours = Path(path_of[kind])
+        inside = ours.relative_to(root) if ours.is_relative_to(root) else Path()
+        for parent in (inside, *inside.parents):
+            with contextlib.suppress(OSError, ValueError):  # ValueError: "max", no limit
+                group = mounted_at / parent
+                identity = group.stat()
+                yield FreeMemory(
+                    f"the control group {group}",
+                    f"{identity.st_dev}:{identity.st_ino}",
+                    _free_of_group(group, kind),
+                )
+
+
+def _free_of_group(group: Path, kind: str) -> int:
+    limit_name, used_name, total = (
+        ("memory.max", "memory.current", "")
+        if kind == "cgroup2"
+        else ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+    )
+    limit, used = (int((group / name).read_text()) for name in (limit_name, used_name))
+    statistics = _numbers(group / "memory.stat")
+    cache = sum(statistics.get(f"{total}{kind}_file", 0) for kind in ("inactive", "active"))
+    return max(limit - max(used - cache, 0), 0)
+
+
+def _numbers(file: Path) -> dict[str, int]:
+    """Lines `name number [unit]` as a dictionary."""
+    lines = (line.split() for line in file.read_text(encoding="ascii").splitlines())
+    return {fields[0]: int(fields[1]) for fields in lines if len(fields) > 1}
+
+
+def _unescape(field: str) -> str:
+    r"""Of a path in mountinfo, where blanks and the like are written \040."""
+    return field.encode("ascii", "backslashreplace").decode("unicode_escape")

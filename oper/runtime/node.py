@@ -1,0 +1,311 @@
+"""Nodes: which ranks share memory, how they hand it to each other, and who of them is alive.
+
+Ranks of one host and network namespace form a node. Each binds one datagram socket to an abstract
+name, which the kernel forgets with the process, and sends descriptors of its segments over it.
+The first message is a descriptor of a small file that the sender holds a record lock on: the lock
+is not inherited over a fork and ends with the process, however it ends, so to ask whether a rank
+is alive is to ask whether its lock is still held.
+
+Messages are exchanged in rounds, one from each peer to each, that all ranks go through in the same
+order; they carry a secret that the ranks were told over the process group.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import select
+import socket
+import struct
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from oper.errors import OperError
+from oper.runtime.segment import Segment
+
+SLICE_SECONDS = 0.1  # between looks at who is alive
+
+_TAG = 0x6F706572  # of our messages in the group, apart from the user's: "oper"
+_NAME_BYTES = _SECRET_BYTES = 16
+_HEADER = struct.Struct(f"={_SECRET_BYTES}sii")  # receiver's secret, sender, round
+_MOST_BYTES = 1 << 16  # of a message
+# struct flock: type, whence, start, length, process
+_LOCK = struct.Struct("@hhqqi0q")
+
+
+class Node:
+    """The ranks that share memory with this one: `peers`, ascending, own rank included.
+
+    `rank` of `ranks` are those of the process group. Not to be used in a forked child.
+    """
+
+    def __init__(self, group: Any, rank: int, ranks: int, deadline_seconds: float) -> None:
+        """A node of its own; `join` makes those of several ranks."""
+        self.rank, self.ranks, self.deadline_seconds = rank, ranks, deadline_seconds
+        self.peers: tuple[int, ...] = (rank,)
+        self._group = group
+        self._process = os.getpid()
+        self._round = 0
+        self._addresses: dict[int, tuple[str, bytes]] = {}  # of the others: name, secret
+        self._inbox: dict[tuple[int, int], tuple[bytes, list[int]]] = {}  # by round and rank
+        self._locks: dict[int, int] = {}  # descriptors of the others' lock files
+        self._resources = contextlib.ExitStack()
+        self._finalizer = weakref.finalize(self, self._resources.close)
+
+    @classmethod
+    def join(
+        cls,
+        group: "dist.ProcessGroup | None",
+        deadline_seconds: float = 60.0,
+        nodes: Sequence[int] | None = None,
+    ) -> "Node":
+        """Meet all ranks of the group (None: there is one rank), and those of the same node.
+
+        `nodes`, one number a rank, parts ranks that could share memory: those with different
+        numbers then do not. OperError names ranks that died or did not come in time.
+        """
+        if group is None:
+            return cls(None, 0, 1, deadline_seconds)
+        rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+        if rank < 0:
+            raise OperError("this process is no member of the process group that was given")
+        node = cls(group, rank, ranks, deadline_seconds)
+        try:
+            node._meet(0 if nodes is None else nodes[rank])
+        except BaseException:
+            node.close()
+            raise
+        return node
+
+    def share(self, segment: Segment) -> dict[int, Segment]:
+        """Exchange segments with all ranks of the node, which must call this together: each
+        rank's segment, mapped here."""
+        text = json.dumps({"reserve_bytes": segment.reserve_bytes}).encode()
+        received = self._exchange(text, segment.descriptor, "share memory")
+        segments = {self.rank: segment}
+        for peer, (message, descriptors) in received.items():
+            segments[peer] = Segment.attach(descriptors[0], json.loads(message)["reserve_bytes"])
+        return {peer: segments[peer] for peer in self.peers}
+
+    def gather(self, message: bytes, doing: str) -> dict[int, bytes]:
+        """The message of every rank of the node, which must call this together; `doing` says in
+        errors what was waited for."""
+        received = self._exchange(message, None, doing)
+        return {r: message if r == self.rank else received[r][0] for r in self.peers}
+
+    def agree(self, digest: bytes, what: str) -> None:
+        """Check that all ranks of the whole group have the same digest, of `what`.
+
+        OperError on every rank says which ranks differ.
+        """
+        digests = self._exchange_in_group(hashlib.sha256(digest).digest(), f"compare {what}")
+        ranks_with: dict[bytes, list[int]] = {}
+        for rank, digest in enumerate(digests):
+            ranks_with.setdefault(digest, []).append(rank)
+        if len(ranks_with) > 1:
+            groups = "; ".join(
+                f"{_ranks(ranks)}: {digest.hex()[:12]}" for digest, ranks in ranks_with.items()
+            )
+            raise OperError(
+                f"{what} must be the same on all ranks, and their digests are {groups}: give all "
+                "ranks the same plan, tables and settings"
+            )
+
+    def alive(self, rank: int) -> bool:
+        """Whether a rank of this node still runs, stopped or not."""
+        return rank == self.rank or self._holder(rank) is not None
+
+    def state(self, rank: int) -> str:
+        """What a rank of this node that is alive is doing, for errors."""
+        process = self._holder(rank)
+        if not process:
+            return f"rank {rank} is in another process namespace"
+        with contextlib.suppress(OSError):
+            status = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
+            if status.rpartition(")")[2].split()[0] in "Tt":
+                return f"rank {rank}, process {process}, is stopped"
+        return f"rank {rank}, process {process}, is alive"
+
+    def check_process(self) -> None:
+        """OperError in a forked child: the memory would still be its parent's."""
+        if os.getpid() != self._process:
+            raise OperError(
+                f"this process was forked from process {self._process} after that had set up "
+                "shared memory, of which it cannot take part: make worker processes before, "
+                "start them by spawn, or use only data in them"
+            )
+
+    def close(self) -> None:
+        """Leave: the others see this rank as no longer alive. Segments stay."""
+        self._finalizer()
+
+    def _meet(self, number: int) -> None:
+        lock = os.memfd_create("oper-alive", os.MFD_CLOEXEC)
+        # Closing any descriptor of the file would end the lock: there is this one alone.
+        self._resources.callback(os.close, lock)
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._resources.callback(self._socket.close)
+        self._socket.setblocking(False)
+        name, secret = secrets.token_bytes(_NAME_BYTES), secrets.token_bytes(_SECRET_BYTES)
+        self._socket.bind(_address(name))
+        self._secret = secret
+        cards = self._exchange_in_group(_host_digest(number) + name + secret, "join")
+        host = len(cards[0]) - _NAME_BYTES - _SECRET_BYTES
+        mine = cards[self.rank]
+        self.peers = tuple(r for r, card in enumerate(cards) if card[:host] == mine[:host])
+        for peer in self.peers:
+            card = cards[peer][host:]
+            self._addresses[peer] = (_address(card[:_NAME_BYTES]), card[_NAME_BYTES:])
+        for peer, (_, descriptors) in self._exchange(b"", lock, "join").items():
+            self._locks[peer] = descriptors[0]
+            self._resources.callback(os.close, descriptors[0])
+
+    def _holder(self, rank: int) -> int | None:
+        """The process that holds a rank's lock, 0 if it is of another namespace; None: nobody."""
+        if rank not in self._locks:
+            # While joining: whether its socket is there.
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
+                try:
+                    probe.connect(self._addresses[rank][0])
+                except ConnectionRefusedError:
+                    return None
+            return 0
+        question = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        answer = _LOCK.unpack(fcntl.fcntl(self._locks[rank], fcntl.F_GETLK, question))
+        return None if answer[0] == fcntl.F_UNLCK else max(answer[4], 0)
+
+    def _exchange(
+        self, message: bytes, descriptor: int | None, doing: str
+    ) -> dict[int, tuple[bytes, list[int]]]:
+        """One round: this message to all other peers, and theirs, with descriptors."""
+        self.check_process()
+        others = [peer for peer in self.peers if peer != self.rank]
+        to_send = set(others)
+
+        def missing() -> list[int]:
+            while others and self._receive():
+                pass
+            return [p for p in others if p in to_send or (self._round, p) not in self._inbox]
+
+        deadline = time.monotonic() + self.deadline_seconds
+        while to_send or missing():
+            to_send -= {peer for peer in to_send if self._send(peer, message, descriptor)}
+            if missing():
+                # The kernel does not tell when a queue that was full has room again.
+                seconds = 0.001 if to_send else SLICE_SECONDS
+                if not select.select([self._socket], [], [], seconds)[0]:
+                    self.check_alive(missing, doing, deadline)
+        received = {peer: self._inbox.pop((self._round, peer)) for peer in others}
+        self._round += 1
+        return received
+
+    def check_alive(
+        self, missing: Callable[[], Sequence[int]], doing: str, deadline: float
+    ) -> None:
+        """OperError if ranks that are waited for have died, or the deadline has passed."""
+        dead = {peer for peer in missing() if not self.alive(peer)}
+        # What a rank did before it died counts.
+        late = missing()
+        if dead.intersection(late):
+            raise OperError(
+                f"{_ranks(sorted(dead.intersection(late)))} died while rank {self.rank} waited "
+                f"for it to {doing}"
+            )
+        if late and time.monotonic() >= deadline:
+            states = ", ".join(self.state(peer) for peer in late)
+            raise OperError(
+                f"{_ranks(late)} did not come within {self.deadline_seconds:g} s: rank "
+                f"{self.rank} waited for it to {doing} ({states})"
+            )
+
+    def _send(self, peer: int, message: bytes, descriptor: int | None) -> bool:
+        address, secret = self._addresses[peer]
+        rights = (
+            []
+            if descriptor is None
+            else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", descriptor))]
+        )
+        header = _HEADER.pack(secret, self.rank, self._round)
+        try:
+            self._socket.sendmsg([header, message], rights, 0, address)
+        except (BlockingIOError, ConnectionRefusedError):
+            return False  # refused: check_alive will find it dead
+        return True
+
+    def _receive(self) -> bool:
+        """Take one message that has come, if any."""
+        try:
+            data, descriptors, _, _ = socket.recv_fds(
+                self._socket, _HEADER.size + _MOST_BYTES, 1, socket.MSG_CMSG_CLOEXEC
+            )
+        except BlockingIOError:
+            return False
+        if len(data) >= _HEADER.size:
+            secret, peer, number = _HEADER.unpack_from(data)
+            if secrets.compare_digest(secret, self._secret):
+                self._inbox[number, peer] = (data[_HEADER.size :], descriptors)
+                return True
+        for descriptor in descriptors:  # of a stranger
+            os.close(descriptor)
+        return True
+
+    def _exchange_in_group(self, message: bytes, doing: str) -> list[bytes]:
+        """The message, of one length, of every rank of the whole group."""
+        if self.ranks == 1:
+            return [message]
+        self.check_process()
+        others = [r for r in range(self.ranks) if r != self.rank]
+        mine = torch.frombuffer(bytearray(message), dtype=torch.uint8)
+        boxes = [torch.empty_like(mine) for _ in range(self.ranks)]
+        boxes[self.rank] = mine
+        deadline = time.monotonic() + self.deadline_seconds
+        # From each rank directly: a collective would not say who is missing.
+        works = [
+            (r, dist.irecv(boxes[r], group=self._group, group_src=r, tag=_TAG)) for r in others
+        ]
+        missing: dict[int, str] = {}
+        for r in others:
+            try:
+                works.append((r, dist.isend(mine, group=self._group, group_dst=r, tag=_TAG)))
+            except RuntimeError as error:
+                missing[r] = str(error).splitlines()[0]
+        for r, work in works:
+            try:
+                assert work is not None  # None is for processes outside of the group
+                work.wait(timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
+            except RuntimeError as error:
+                missing[r] = str(error).splitlines()[0]
+        if missing:
+            raise OperError(
+                f"{_ranks(sorted(missing))} died or did not come within "
+                f"{self.deadline_seconds:g} s: rank {self.rank} waited for it to {doing} "
+                f"({next(iter(missing.values()))})"
+            )
+        return [box.numpy().tobytes() for box in boxes]
+
+
+def _host_digest(number: int) -> bytes:
+    """The same for ranks that can share memory: of one kernel and network namespace."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_bytes()
+    network = os.stat("/proc/self/ns/net")
+    return hashlib.sha256(
+        boot + struct.pack("=qqq", network.st_dev, network.st_ino, number)
+    ).digest()
+
+
+def _address(name: bytes) -> str:
+    return f"\0oper-{name.hex()}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
