@@ -1,0 +1,70 @@
+"""Addresses as the runtime reads them: a replica is told apart from a row that the reader owns.
+
+The plan's map names the reader's own copies LOCAL. Training treats them in two ways, as gradients of
+replicas go through the AllReduce: a row with copies on all ranks gets the field REPLICA here.
+"""
+
+import hashlib
+
+import numpy as np
+
+from oper.address_map import AddressMap
+from oper.errors import OperError
+from oper.layout import LOCAL, SLOT_BITS, SLOT_MASK, Layout, rank_map
+from oper.plan import Plan
+
+REPLICA = LOCAL - 1
+
+
+def runtime_map(plan: Plan, rank: int) -> AddressMap:
+    """The address map of one rank, replicas marked."""
+    mine = rank_map(plan.layout, rank)
+    local = mine.group_base & SLOT_MASK | REPLICA << SLOT_BITS
+    mine.group_base[:] = np.where(replicated(plan.layout), local, mine.group_base)
+    return AddressMap(plan.tables, plan.layout, mine)
+
+
+def replicated(layout: Layout) -> np.ndarray:
+    """Which groups have copies on all of several ranks, [G]."""
+    return layout.holds.all(axis=1) & (layout.ranks > 1)
+
+
+def replica_slots(layout: Layout) -> np.ndarray:
+    """The end of the slots that replicas take, from 0 on, of each width: [W]."""
+    top = np.zeros(len(layout.slots), dtype=np.int64)
+    groups = np.flatnonzero(replicated(layout))
+    if len(groups):
+        code = np.asarray(layout.codes).astype(np.uint64)
+        group = (code & np.uint64((1 << layout.group_bits) - 1)).astype(np.int64)
+        position = (code >> np.uint64(layout.group_bits)).astype(np.int64)
+        last = np.full(len(layout.group_width), -1, dtype=np.int64)
+        np.maximum.at(last, group, position)
+        np.maximum.at(
+            top, layout.group_width[groups], layout.base[groups, 0] + last[groups] + 1
+        )
+    return top
+
+
+def check_trainable(plan: Plan) -> None:
+    """OperError unless every row has one owner or a copy on every rank."""
+    copies = plan.layout.holds.sum(axis=1)
+    if not plan.workload.training or ((copies > 1) & (copies < plan.ranks)).any():
+        raise OperError(
+            "the plan was made for inference, and the model is to be trained by it; make a plan "
+            "with --mode training, or call model.eval() first"
+        )
+
+
+def plan_digest(plan: Plan) -> bytes:
+    """What ranks compare to find that they hold different plans."""
+    digest = hashlib.sha256()
+    layout = plan.layout
+    for array in (
+        layout.rows, layout.width_of_table, layout.slots, layout.path, layout.base, *layout.orders,
+        layout.pattern_of, layout.rotation, layout.stripe_base, layout.bitmap, layout.codes,
+        layout.stripe_bitmap,
+    ):  # fmt: skip
+        if array is not None:
+            digest.update(np.ascontiguousarray(array).data)
+    digest.update(repr((plan.tables, plan.workload)).encode())
+    return digest.digest()

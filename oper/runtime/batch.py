@@ -1,0 +1,138 @@
+"""A batch as the kernels see it: which bag of which feature each access is for, and its address.
+
+The values of a KeyedJaggedTensor lie feature by feature. Pooled lookups write bag i of a feature to
+row i of the output, at the columns of the feature; unpooled ones write each access to a row of its
+own, features one after the other.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from oper.errors import OperError
+from oper.plan import Plan
+from oper.runtime.features import FEATURE_WORDS
+from oper.runtime.tables import DTYPE_CODE, Bucket, EmbeddingTable
+
+
+@dataclass(frozen=True)
+class Batch:
+    """N accesses of F features; `runs` where they were sorted (csrc/include/oper/sort.h).
+
+    `offsets` is None where every bag holds one access.
+    """
+
+    addresses: torch.Tensor  # int64 [N]
+    segment_offset: torch.Tensor  # int64 [F + 1]
+    offsets: torch.Tensor | None  # [bags + 1]
+    weights: torch.Tensor | None  # float32 [N]
+    features: torch.Tensor  # int64 [F, FEATURE_WORDS]
+    out_elements: int
+    runs: tuple[torch.Tensor, ...] | None = None  # positions, run_start, run_slot, run_count
+    samples: int = 0
+    keys: tuple[str, ...] = ()  # of the features, in the order of the values
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One lookup: a feature in a table. `column` is its first in a pooled output."""
+
+    name: str
+    table: int  # of the module
+    bucket: int
+    column: int
+
+
+class FeatureSet:
+    """The lookups of a module in TorchRec's order, by table and then by feature."""
+
+    def __init__(
+        self, plan: Plan, tables: Sequence[EmbeddingTable], buckets: Sequence[Bucket]
+    ) -> None:
+        self._plan, self._tables = plan, tables
+        bucket_of = {t: b for b, bucket in enumerate(buckets) for t in bucket.tables}
+        self._buckets = buckets
+        self.features: list[Feature] = []
+        self.pooled = tables[0].pooling != "none"
+        column = 0
+        for number, table in enumerate(tables):
+            for name in table.features:
+                self.features.append(Feature(name, number, bucket_of[number], column))
+                column += plan.tables[table.index].dim
+        self.columns = column
+        self._names = [f.name for f in self.features]
+        self._pooled: dict[tuple[tuple[str, ...], int, bool], torch.Tensor] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The features' names in the order of the output."""
+        return tuple(self._names)
+
+    def order(self, keys: Sequence[str]) -> list[int] | None:
+        """Which of a batch's keys to take, in order, where it holds others or too few; None where
+        each is wanted once, in whatever order."""
+        if sorted(keys) == sorted(self._names):
+            return None
+        missing = sorted(set(self._names) - set(keys))
+        if missing:
+            raise OperError(
+                f"feature {missing[0]!r}: the batch does not hold it; it has "
+                + ", ".join(map(repr, list(keys)[:8]))
+                + (", …" if len(keys) > 8 else "")
+            )
+        index = {key: n for n, key in enumerate(keys)}
+        return [index[name] for name in self._names]
+
+    def describe(
+        self, keys: tuple[str, ...], samples: int, segment_offset: torch.Tensor, trained_only: bool
+    ) -> tuple[torch.Tensor, int]:
+        """The kernels' descriptors [F, FEATURE_WORDS] of a batch's features, and the size of the
+        output in elements. With `trained_only`, accesses of frozen tables are not sorted."""
+        if not self.pooled:
+            return self._describe_accesses(keys, segment_offset.numpy(), trained_only)
+        known = (keys, samples, trained_only)
+        if known not in self._pooled:
+            words = self._words(keys, trained_only)
+            words[:, 5] = np.arange(len(keys)) * samples
+            words[:, 6] = samples
+            words[:, 8] = self.columns
+            self._pooled[known] = torch.from_numpy(words)
+        return self._pooled[known], samples * self.columns
+
+    def _describe_accesses(
+        self, keys: tuple[str, ...], first: np.ndarray, trained_only: bool
+    ) -> tuple[torch.Tensor, int]:
+        words = self._words(keys, trained_only)
+        size = np.diff(first) * words[:, 3]
+        words[:, 5] = first[:-1]
+        words[:, 6] = np.diff(first)
+        words[:, 7] = np.cumsum(size) - size
+        words[:, 8] = words[:, 3]
+        return torch.from_numpy(words), int(size.sum())
+
+    def lookups(self, keys: tuple[str, ...]) -> list[Feature]:
+        """The lookups in the order of a batch's keys."""
+        if keys == tuple(self._names):
+            return self.features
+        by_name = {f.name: f for f in self.features}
+        return [by_name[key] for key in keys]
+
+    def _words(self, keys: tuple[str, ...], trained_only: bool) -> np.ndarray:
+        words = np.zeros((len(keys), FEATURE_WORDS), dtype=np.int64)
+        for row, feature in zip(words, self.lookups(keys), strict=True):
+            bucket = self._buckets[feature.bucket]
+            table = self._tables[feature.table]
+            planned = self._plan.tables[table.index]
+            row[:5] = (
+                feature.bucket,
+                bucket.width,
+                DTYPE_CODE[bucket.dtype],
+                bucket.dim,
+                planned.row_bytes,
+            )
+            row[7] = feature.column
+            row[9] = table.pooling == "mean"
+            row[10] = bucket.trained or not trained_only
+        return words

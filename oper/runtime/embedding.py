@@ -1,0 +1,475 @@
+"""Embedding: all tables of a module as one distributed shared memory, and a training step on it.
+
+The paper's §5, on one rank of M. A batch's ids become addresses, which are sorted by (bucket,
+owner, slot), so that equal rows stand together: a RUN. Then
+
+    forward    every bag's rows are read, by pointer where the owner shares this rank's memory
+    backward   the gradients of each run are summed into this rank's mailbox (mailbox.py); owners
+               merge what all mailboxes hold for them and update each row once; replicas go
+               through the sparse AllReduce (sparse_allreduce.py) and are updated on every rank
+
+and four counters on the board order the ranks, each being the number of the step that it finished:
+
+    marked      which replicas were touched stands in the bitmap
+    published   the mailbox is written, and all rows of this step have been read
+    reduced     this rank's slice of the replicas' gradients is summed
+    applied     this rank's rows are updated: they may be read again, mailboxes may be overwritten
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from oper import native
+from oper.errors import OperError
+from oper.plan import Plan
+from oper.runtime import addresses, lookup_op
+from oper.runtime.batch import Batch, FeatureSet
+from oper.runtime.board import Board
+from oper.runtime.counters import Counters
+from oper.runtime.exchange import Exchange
+from oper.runtime.gathered import Gathered, hold
+from oper.runtime.heap import Heap
+from oper.runtime.mailbox import Mailboxes
+from oper.runtime.node import Node
+from oper.runtime.rows_io import RowsIO
+from oper.runtime.sources import Sources
+from oper.runtime.sparse_allreduce import ReplicaReduce
+from oper.runtime.tables import DTYPE_CODE, EmbeddingTable, make_buckets
+
+_WORDS = ("marked", "published", "reduced", "applied", "met")
+
+
+class Embedding:
+    """The tables of one module on this rank of `group`, placed by `plan`.
+
+    `nodes` overrides which ranks share memory, by a number a rank; `bounds` says what ids out of
+    range do: "fatal", "warning" or "ignore", the last two reading row 0, as FBGEMM does.
+    `gradient_scale` multiplies all gradients: TorchRec divides by the number of ranks.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        tables: Sequence[EmbeddingTable],
+        *,
+        group: dist.ProcessGroup | None = None,
+        weighted: bool = False,
+        bounds: str = "fatal",
+        nodes: Sequence[int] | None = None,
+        deadline_seconds: float = 60.0,
+        gradient_scale: float | None = None,
+        check_gradients: bool = False,
+    ) -> None:
+        self.plan, self.tables, self.weighted = plan, tuple(tables), weighted
+        self._check_ranks(group)
+        self.training = plan.workload.training
+        if self.training:
+            addresses.check_trainable(plan)
+        self.buckets = make_buckets(plan, self.tables)
+        self.features = FeatureSet(plan, self.tables, self.buckets)
+        self.node = Node.join(group, deadline_seconds, nodes)
+        self.rank, self.ranks = self.node.rank, self.node.ranks
+        self.node.agree(addresses.plan_digest(plan), "plan")
+        self.node.agree(repr((self.tables_identity(), weighted)).encode(), "tables and optimizers")
+        self.board = Board(self.node, _WORDS)
+        self._allocate(group)
+        self.counters = Counters(self.ranks)
+        self.bounds, self.check_gradients = bounds, check_gradients
+        self.gradient_scale = 1 / self.ranks if gradient_scale is None else gradient_scale
+        self.learning_rates = [bucket.optimizer.lr for bucket in self.buckets]
+        self.steps = 0  # of this engine
+        self.optimizer_steps = 0  # the same, unless loaded from a checkpoint
+        self.map = addresses.runtime_map(plan, self.rank)
+        self.anchor = torch.nn.Parameter(torch.empty(0), requires_grad=self.training)
+        self._number = lookup_op.register(self)
+        self._process = os.getpid()
+        self._accumulating = False
+        self._held: Gathered | None = None
+        self.before_use: Callable[[], None] | None = None
+
+    def tables_identity(self) -> tuple[Any, ...]:
+        """What must be equal on all ranks beside the plan."""
+        return tuple((t.index, t.features, t.pooling, t.optimizer) for t in self.tables)
+
+    def _check_ranks(self, group: dist.ProcessGroup | None) -> None:
+        ranks = 1 if group is None and not dist.is_initialized() else dist.get_world_size(group)
+        if ranks != self.plan.ranks:
+            raise OperError(
+                f"the plan is for {self.plan.ranks} ranks, and {ranks} are running; plan for "
+                f"{ranks} ranks (--topology), or start {self.plan.ranks}"
+            )
+
+    def _allocate(self, group: dist.ProcessGroup | None) -> None:
+        layout = self.plan.layout
+        widths = len(layout.slots)
+        row_bytes, state_bytes = [0] * widths, [0] * widths
+        for table, width in zip(self.plan.tables, layout.width_of_table, strict=True):
+            row_bytes[width] = table.row_bytes
+        for bucket in self.buckets:
+            needed = bucket.optimizer.state_bytes(bucket.dim)
+            state_bytes[bucket.width] = max(state_bytes[bucket.width], needed)
+        self.heap = Heap(self.node, layout.slots, row_bytes, state_bytes)
+        unmapped = len(self.node.peers) < self.ranks
+        self.exchange = Exchange(group, self.ranks) if unmapped else None
+        self.sources = Sources(
+            self.heap, self.buckets, self.node, self.plan.workload.fetch, self.exchange
+        )
+        self.rows_io = RowsIO(
+            self.plan, self.tables, self.buckets, self.heap, self.node, self.exchange
+        )
+        self.mailboxes: Mailboxes | None = None
+        self.replicas: ReplicaReduce | None = None
+        if self.training:
+            self.mailboxes = Mailboxes(self.node, [bucket.dim for bucket in self.buckets])
+            top = addresses.replica_slots(layout)
+            if top.any():
+                self.replicas = ReplicaReduce(
+                    self.plan.figures["allreduce_method"],
+                    self.node,
+                    self.board,
+                    [(int(top[bucket.width]), bucket.dim) for bucket in self.buckets],
+                    group,
+                )
+
+    # A batch.
+
+    def prepare(self, batch: Any) -> Batch:
+        """Translate and sort a KeyedJaggedTensor; may be done a batch ahead of its lookup."""
+        self._check_process()
+        with self._telling_peers():
+            order = self.features.order(batch.keys())
+            if order is not None:
+                batch = batch.permute(order)
+            keys, values = tuple(batch.keys()), batch.values()
+            samples = self._stride(batch)
+            offsets = batch.offsets()
+            if int(offsets[-1]) != values.numel():
+                raise OperError(
+                    f"the lengths of the batch sum to {int(offsets[-1]):,}, and it has "
+                    f"{values.numel():,} values"
+                )
+            one_each = native.ops().one_per_bag(offsets)
+            segment_offset = offsets[:: samples or 1].to(torch.int64)
+            if not samples:
+                segment_offset = torch.zeros(len(keys) + 1, dtype=torch.int64)
+            found = self._translate(keys, values, segment_offset)
+            trains = self.training and torch.is_grad_enabled()
+            every_run = self.sources.needs_runs
+            descriptors, elements = self.features.describe(
+                keys, samples, segment_offset, trained_only=not every_run
+            )
+            runs = None
+            if trains or every_run:
+                runs = native.ops().sort_accesses(
+                    found, segment_offset, descriptors, self.rank, self.ranks, len(self.buckets)
+                )
+            pooled = self.features.pooled
+            return Batch(
+                found,
+                segment_offset,
+                offsets if pooled and not one_each else None,
+                self._weights(batch),
+                descriptors,
+                elements,
+                runs,
+                samples,
+                keys,
+            )
+
+    def lookup(self, batch: Batch) -> torch.Tensor:
+        """Pooled: [samples, columns]. Unpooled: flat, each feature's [n, dim] one after another."""
+        if self.before_use is not None:
+            self.before_use()
+        out = lookup_op.lookup(self.anchor, batch, self._number)
+        return out.view(batch.samples, -1) if self.features.pooled else out
+
+    def __call__(self, batch: Any) -> torch.Tensor:
+        """Prepare and look up."""
+        return self.lookup(self.prepare(batch))
+
+    # What lookup_op calls.
+
+    def read(self, batch: Batch) -> torch.Tensor:
+        """The output of a batch, flat; rows are those after all steps so far."""
+        self._check_process()
+        with self._telling_peers():
+            self.board.wait("applied", self.steps, "update its rows")
+            self.counters.lookups += 1
+            return self.sources.read(batch, self.counters)
+
+    def train(
+        self, batch: Batch, grad: torch.Tensor, weights_too: bool
+    ) -> torch.Tensor | None:
+        """One step from the gradient of a batch's output; the gradient of its weights, if asked."""
+        self._check_process()
+        with self._telling_peers():
+            if self.check_gradients:
+                self._check_finite(batch, grad)
+            weight_grad = self.sources.weight_gradients(batch, grad) if weights_too else None
+            self._step(batch, grad)
+            return weight_grad
+
+    @contextmanager
+    def accumulate(self) -> Iterator[None]:
+        """Backward passes inside hold their gradients back; the next one outside adds them."""
+        before, self._accumulating = self._accumulating, True
+        try:
+            yield
+        finally:
+            self._accumulating = before
+
+    def _step(self, batch: Batch, grad: torch.Tensor) -> None:
+        assert self.mailboxes is not None
+        if batch.runs is None:
+            raise OperError(
+                "backward of a batch that was prepared without gradients; prepare it with "
+                "gradients enabled"
+            )
+        step = self.steps + 1
+        if self._accumulating or self._held is not None:
+            gathered = hold(self._held, batch, grad, self.buckets, self.ranks, self.gradient_scale)
+            self._held = gathered if self._accumulating else None
+            if self._accumulating:
+                return
+            run_slot, run_count = gathered.run_slot, gathered.run_count
+        else:
+            gathered = None
+            run_slot, run_count = batch.runs[2], batch.runs[3]
+        prefix = run_count.tolist()
+        codes = self.ranks + 1
+        if self.replicas is not None:
+            self.replicas.begin(
+                step,
+                [run_slot[prefix[b * codes] : prefix[b * codes + 1]] for b in range(len(self.buckets))],
+            )
+        self.board.wait("applied", self.steps, "update its rows")
+        rows = self.mailboxes.open(run_count, run_slot)
+        for b, out in enumerate(rows):
+            if gathered is not None:
+                out.copy_(gathered.grads[b])
+            elif self.buckets[b].trained:
+                self._sum(batch, grad, prefix[b * codes], prefix[(b + 1) * codes], b, out)
+        if self.replicas is not None:
+            self.replicas.contribute(
+                step,
+                [out[: prefix[b * codes + 1] - prefix[b * codes]] for b, out in enumerate(rows)],
+            )
+        self._count_gradients(prefix)
+        self._publish_and_apply(step, rows, run_slot, prefix)
+
+    def _sum(
+        self, batch: Batch, grad: torch.Tensor, first: int, last: int, bucket: int, out: torch.Tensor
+    ) -> None:
+        assert batch.runs is not None
+        native.ops().sum_gradients(
+            grad,
+            batch.runs[0],
+            batch.runs[1],
+            first,
+            last,
+            batch.offsets,
+            batch.weights,
+            batch.features,
+            batch.segment_offset,
+            self.buckets[bucket].dim,
+            self.gradient_scale,
+            out,
+        )
+
+    def _publish_and_apply(
+        self, step: int, rows: list[torch.Tensor], run_slot: torch.Tensor, prefix: list[int]
+    ) -> None:
+        assert self.mailboxes is not None
+        self.board.post("published", step)
+        sent = self._exchange_gradients(rows, run_slot, prefix)
+        self.board.wait("published", step, "send its gradients")
+        if self.replicas is not None:
+            self.replicas.reduce(step)
+        self.optimizer_steps += 1
+        lists: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in self.buckets]
+        for rank in range(self.ranks):
+            mapped = rank in self.node.peers
+            found = self.mailboxes.read(rank, 1 + self.rank) if mapped else sent[rank]
+            for b, part in enumerate(found):
+                if len(part[0]):
+                    lists[b].append(part)
+        for b, parts in enumerate(lists):
+            self._update(b, parts)
+        if self.replicas is not None:
+            for b, part in enumerate(self.replicas.result(step)):
+                self._update(b, [part])
+            self.counters.allreduce_bytes += self.replicas.bytes
+        self.steps = step
+        self.counters.steps += 1
+        self.board.post("applied", step)
+
+    def _exchange_gradients(
+        self, rows: list[torch.Tensor], run_slot: torch.Tensor, prefix: list[int]
+    ) -> list[list[tuple[torch.Tensor, torch.Tensor]]]:
+        """What ranks that share no memory with this one have for it, by rank and bucket."""
+        received: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in range(self.ranks)]
+        if self.exchange is None:
+            return received
+        codes = self.ranks + 1
+        for b, out in enumerate(rows):
+            slots, grads = [], []
+            for rank in range(self.ranks):
+                first, last = prefix[b * codes + 1 + rank : b * codes + 3 + rank]
+                if rank in self.node.peers:
+                    last = first
+                slots.append(run_slot[first:last])
+                grads.append(out[first - prefix[b * codes] : last - prefix[b * codes]])
+            doing = f"while they exchanged gradients (step {self.steps + 1})"
+            slots, grads = self.exchange.send(slots, doing), self.exchange.send(grads, doing)
+            for rank in range(self.ranks):
+                received[rank].append((slots[rank], grads[rank]))
+        return received
+
+    def _update(self, b: int, parts: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        bucket = self.buckets[b]
+        if not parts or not bucket.trained:
+            return
+        self.counters.updated_rows += native.ops().update_rows(
+            [slots for slots, _ in parts],
+            [grads for _, grads in parts],
+            self.heap.rows(bucket.width),
+            self.heap.state(bucket.width),
+            bucket.dim,
+            DTYPE_CODE[bucket.dtype],
+            bucket.optimizer.kind,
+            bucket.optimizer.settings(self.learning_rates[b], self.optimizer_steps),
+        )
+
+    def _count_gradients(self, prefix: list[int]) -> None:
+        runs = np.diff(prefix).reshape(len(self.buckets), self.ranks + 1)
+        self.counters.gradient_rows += runs[:, 1:].sum(axis=0)
+        dims = np.array([bucket.dim for bucket in self.buckets])
+        self.counters.gradient_bytes += 4 * dims @ runs[:, 1:]
+
+    # Rows of tables, for initial values and checkpoints.
+
+    def meet(self) -> None:
+        """Wait for all ranks, which is to be called on all."""
+        self._meetings = getattr(self, "_meetings", 0) + 1
+        self.board.post("met", self._meetings)
+        self.board.wait("met", self._meetings, "come to read or write tables")
+        if self.exchange is not None:
+            self.exchange.meet("while they read or wrote tables")
+
+    def read_rows(
+        self, requests: Sequence[tuple[int, int, int]], state: str | None = None
+    ) -> list[torch.Tensor]:
+        """Rows [first, first + count) of tables, float32 [count, dim], or of a state of their
+        optimizer. To be called on all ranks, each with requests (table, first, count) of its own."""
+        self._check_process()
+        self.meet()
+        found = self.rows_io.read(requests, state)
+        self.meet()
+        return found
+
+    def write_rows(
+        self, entries: Sequence[tuple[int, int, torch.Tensor]], state: str | None = None
+    ) -> None:
+        """The reverse: (table, first, values); all copies of a row are written."""
+        self._check_process()
+        self.meet()
+        self.rows_io.write(entries, state)
+        self.meet()
+
+    def close(self) -> None:
+        """Give the shared memory back."""
+        self.node.close()
+
+    # Checks.
+
+    def _translate(
+        self, keys: tuple[str, ...], values: torch.Tensor, segment_offset: torch.Tensor
+    ) -> torch.Tensor:
+        lookups = self.features.lookups(keys)
+        planned = torch.tensor([self.tables[f.table].index for f in lookups])
+        try:
+            return self.map.translate_features(values, segment_offset, planned)
+        except OperError:
+            values = self._mend_ids(keys, values, segment_offset)
+            return self.map.translate_features(values, segment_offset, planned)
+
+    def _mend_ids(
+        self, keys: tuple[str, ...], values: torch.Tensor, segment_offset: torch.Tensor
+    ) -> torch.Tensor:
+        """Ids out of range as row 0, unless they are fatal."""
+        mended = values.clone()
+        first = segment_offset.tolist()
+        for n, feature in enumerate(self.features.lookups(keys)):
+            rows = self.plan.tables[self.tables[feature.table].index].rows
+            ids = mended[first[n] : first[n + 1]]
+            bad = (ids < 0) | (ids >= rows)
+            if not bad.any():
+                continue
+            at = int(bad.nonzero()[0])
+            text = (
+                f"feature {feature.name!r}: id {int(ids[at])}, number {at} of the feature on rank "
+                f"{self.rank}, is none of table "
+                f"{self.plan.tables[self.tables[feature.table].index].name!r}'s rows 0 to {rows - 1:,}"
+            )
+            if self.bounds == "fatal":
+                raise OperError(
+                    f"{text}; map raw values to rows by the rule the plan was profiled with, or "
+                    "set bounds to 'warning' or 'ignore' to read row 0"
+                )
+            if self.bounds == "warning":
+                _log.warning("%s; %d such ids of the batch read row 0", text, int(bad.sum()))
+            ids[bad] = 0
+        return mended
+
+    @staticmethod
+    def _stride(batch: Any) -> int:
+        if batch.variable_stride_per_key():
+            raise OperError(
+                "the batch has a different number of samples for each feature, which OPER does not "
+                "support; give all features of a KeyedJaggedTensor the same"
+            )
+        return int(batch.stride())
+
+    def _weights(self, batch: Any) -> torch.Tensor | None:
+        if not self.weighted:
+            return None
+        weights = batch.weights_or_none()
+        if weights is None:
+            raise OperError("the collection is weighted, and the batch has no weights")
+        return weights.to(torch.float32)
+
+    def _check_finite(self, batch: Batch, grad: torch.Tensor) -> None:
+        if torch.isfinite(grad).all():
+            return
+        descriptors = batch.features.tolist()
+        for n, words in enumerate(descriptors):
+            bags, base, stride, dim = words[6], words[7], words[8], words[3]
+            part = grad.as_strided((bags, dim), (stride, 1), base)
+            bad = (~torch.isfinite(part)).any(dim=1)
+            if bad.any():
+                raise OperError(
+                    f"feature number {n} of the batch: the gradient of bag {int(bad.nonzero()[0])} "
+                    f"is not finite (rank {self.rank}, step {self.steps + 1})"
+                )
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise OperError(
+                f"process {os.getpid()} was forked from {self._process} after the tables were "
+                "sharded, and cannot use them; start workers first, or use spawn"
+            )
+
+    @contextmanager
+    def _telling_peers(self) -> Iterator[None]:
+        """What fails here fails on all ranks of the node, at their next wait."""
+        try:
+            yield
+        except BaseException as error:
+            self.board.fail(str(error) or type(error).__name__)
+            raise

@@ -1,0 +1,59 @@
+"""The tables of one embedding module, and the buckets that its rows are sorted and updated in.
+
+A BUCKET is a set of tables of equal width, dtype, dim and optimizer: their rows lie in the same
+arenas, one under the other, and one call updates all that were touched.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from oper.plan import Plan
+from oper.runtime.optimizers import Optimizer
+
+# Of rows as the kernels know them (csrc/include/oper/rows.h).
+DTYPE_CODE = {"fp32": 0, "fp16": 1, "bf16": 2, "int8": 3}
+TORCH_DTYPE = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+NO_OPTIMIZER = Optimizer("none")
+
+
+@dataclass(frozen=True)
+class EmbeddingTable:
+    """A table as a module trains it: `index` is its number in the plan, which knows its size.
+
+    `fill` writes initial values into a block of its rows, float32 [n, dim].
+    """
+
+    index: int
+    features: tuple[str, ...]
+    pooling: str  # "sum", "mean" or "none"
+    optimizer: Optimizer = NO_OPTIMIZER
+    fill: Callable[[torch.Tensor], object] | None = None
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Tables whose rows are sorted and updated together. `tables` are the module's, by number."""
+
+    tables: tuple[int, ...]
+    width: int
+    dtype: str
+    dim: int
+    optimizer: Optimizer
+
+    @property
+    def trained(self) -> bool:
+        return self.optimizer.kind != "none"
+
+
+def make_buckets(plan: Plan, tables: Sequence[EmbeddingTable]) -> tuple[Bucket, ...]:
+    """The buckets of a module's tables, in the order of their first tables."""
+    found: dict[tuple[int, str, int, Optimizer], list[int]] = {}
+    for number, table in enumerate(tables):
+        planned = plan.tables[table.index]
+        width = int(plan.layout.width_of_table[table.index])
+        optimizer = table.optimizer if plan.workload.training else NO_OPTIMIZER
+        found.setdefault((width, planned.dtype, planned.dim, optimizer), []).append(number)
+    return tuple(Bucket(tuple(members), *key) for key, members in found.items())
