@@ -1,7 +1,7 @@
 """Processes that act as ranks: started once, they run one function after another, in groups.
 
 with Ranks(4) as ranks:
-    results = ranks.run(2, function, *arguments)      # function(rank, group, *arguments) on ranks 0, 1
+    results = ranks.run(2, function, *arguments)  # function(rank, group, *arguments) on 0 and 1
 """
 
 import datetime
@@ -15,7 +15,7 @@ from typing import Any
 DEADLINE_SECONDS = 90.0
 
 
-class RankFailed(AssertionError):
+class RankFailedError(AssertionError):
     """A function raised on a rank; the message is its traceback."""
 
 
@@ -44,13 +44,13 @@ class Ranks:
         for rank, pipe in enumerate(self._pipes[:ranks]):
             if not pipe.poll(DEADLINE_SECONDS):
                 self.close()
-                raise RankFailed(f"rank {rank} gave no result within {DEADLINE_SECONDS:.0f} s")
+                raise RankFailedError(f"rank {rank} gave no result within {DEADLINE_SECONDS:.0f} s")
             result, failure = pipe.recv()
             results.append(result)
             if failure:
                 failures.append(f"rank {rank}: {failure}")
         if failures:
-            raise RankFailed("\n".join(failures))
+            raise RankFailedError("\n".join(failures))
         return results
 
     def close(self) -> None:

@@ -31,10 +31,10 @@ def random_plan(
     width_of_table = np.array([sizes.index((t.row_bytes, t.memory_bytes(mode))) for t in tables])
     holds, path = _groups(rng, ranks, owners, mode)
     fate = [rng.choice(3, t.rows, p=_shares(replicated, listed)) for t in tables]
-    group_of = [
-        np.where(f == 0, rng.integers(len(owners), len(holds), len(f)), rng.integers(0, len(owners), len(f)))
-        for f in fate
-    ]
+    group_of = []
+    for f in fate:
+        copied = rng.integers(len(owners), len(holds), len(f))
+        group_of.append(np.where(f == 0, copied, rng.integers(0, len(owners), len(f))))
     everywhere = holds.all(axis=1)
     pairs = sorted(
         {

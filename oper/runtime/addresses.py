@@ -1,7 +1,7 @@
 """Addresses as the runtime reads them: a replica is told apart from a row that the reader owns.
 
-The plan's map names the reader's own copies LOCAL. Training treats them in two ways, as gradients of
-replicas go through the AllReduce: a row with copies on all ranks gets the field REPLICA here.
+The plan's map names the reader's own copies LOCAL. Training treats them in two ways, as gradients
+of replicas go through the AllReduce: a row with copies on all ranks gets the field REPLICA here.
 """
 
 import hashlib
@@ -39,9 +39,7 @@ def replica_slots(layout: Layout) -> np.ndarray:
         position = (code >> np.uint64(layout.group_bits)).astype(np.int64)
         last = np.full(len(layout.group_width), -1, dtype=np.int64)
         np.maximum.at(last, group, position)
-        np.maximum.at(
-            top, layout.group_width[groups], layout.base[groups, 0] + last[groups] + 1
-        )
+        np.maximum.at(top, layout.group_width[groups], layout.base[groups, 0] + last[groups] + 1)
     return top
 
 

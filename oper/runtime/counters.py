@@ -3,45 +3,50 @@
 All are totals since the start or the last `reset`; vectors are indexed by rank.
 """
 
-from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+_SCALARS = {
+    "lookups": "batches read",
+    "steps": "updates taken",
+    "accesses": "rows that bags name, repeats counted",
+    "replica_accesses": "of those, of rows with copies on all ranks",
+    "distinct_rows": "of the batches that were sorted",
+    "updated_rows": "rows that this rank updated, replicas included",
+    "allreduce_bytes": "the replicas' AllReduce, as its method's formula counts them",
+}
+_VECTORS = {
+    "accessed_rows": "of the accesses, those of rows that are no replicas, by who serves them",
+    "fetched_rows": "rows read from each rank, itself included: accesses, or distinct ones",
+    "fetched_bytes": "their bytes",
+    "gradient_rows": "summed gradients for each owner, itself included",
+    "gradient_bytes": "their bytes",
+}
 
 
-def _vector() -> Any:
-    return field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-
-
-@dataclass
 class Counters:
-    """Of one engine on one rank, of M ranks."""
+    """Of one engine on one rank, of `ranks`: int64 scalars and vectors [ranks] by name."""
 
-    ranks: int
-    lookups: int = 0  # batches read
-    steps: int = 0  # updates
-    accesses: int = 0  # rows that the bags name, repeats counted
-    accessed_rows: NDArray[np.int64] = _vector()  # [M] of those, by the rank that holds the row
-    fetched_rows: NDArray[np.int64] = _vector()  # [M] read from each rank, as the plan's fetch says
-    fetched_bytes: NDArray[np.int64] = _vector()  # [M]
-    replica_accesses: int = 0
-    distinct_rows: int = 0  # in the batches that were sorted
-    gradient_rows: NDArray[np.int64] = _vector()  # [M] sums sent to each owner, own ones included
-    gradient_bytes: NDArray[np.int64] = _vector()  # [M]
-    updated_rows: int = 0
-    allreduce_bytes: int = 0
-
-    def __post_init__(self) -> None:
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
         self.reset()
 
     def reset(self) -> None:
         """Start again from zero."""
-        for each in fields(self)[1:]:
-            vector = each.default_factory is not None and not isinstance(each.default, int)
-            setattr(self, each.name, np.zeros(self.ranks, dtype=np.int64) if vector else 0)
+        self.totals = dict.fromkeys(_SCALARS, 0)
+        self.by_rank = {name: np.zeros(self._ranks, dtype=np.int64) for name in _VECTORS}
+
+    def add(self, **counts: Any) -> None:
+        """Add to counters by name."""
+        for name, count in counts.items():
+            (self.totals if name in self.totals else self.by_rank)[name] += count
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON holds them."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in values.items()}
+        return self.totals | {name: vector.tolist() for name, vector in self.by_rank.items()}
+
+    @staticmethod
+    def meanings() -> dict[str, str]:
+        """What each counter counts."""
+        return _SCALARS | _VECTORS

@@ -16,6 +16,7 @@ and four counters on the board order the ranks, each being the number of the ste
     applied     this rank's rows are updated: they may be read again, mailboxes may be overwritten
 """
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -41,6 +42,8 @@ from oper.runtime.rows_io import RowsIO
 from oper.runtime.sources import Sources
 from oper.runtime.sparse_allreduce import ReplicaReduce
 from oper.runtime.tables import DTYPE_CODE, EmbeddingTable, make_buckets
+
+_log = logging.getLogger(__name__)
 
 _WORDS = ("marked", "published", "reduced", "applied", "met")
 
@@ -200,12 +203,9 @@ class Embedding:
         self._check_process()
         with self._telling_peers():
             self.board.wait("applied", self.steps, "update its rows")
-            self.counters.lookups += 1
             return self.sources.read(batch, self.counters)
 
-    def train(
-        self, batch: Batch, grad: torch.Tensor, weights_too: bool
-    ) -> torch.Tensor | None:
+    def train(self, batch: Batch, grad: torch.Tensor, weights_too: bool) -> torch.Tensor | None:
         """One step from the gradient of a batch's output; the gradient of its weights, if asked."""
         self._check_process()
         with self._telling_peers():
@@ -243,11 +243,9 @@ class Embedding:
             run_slot, run_count = batch.runs[2], batch.runs[3]
         prefix = run_count.tolist()
         codes = self.ranks + 1
+        first = [prefix[b * codes : b * codes + 2] for b in range(len(self.buckets))]
         if self.replicas is not None:
-            self.replicas.begin(
-                step,
-                [run_slot[prefix[b * codes] : prefix[b * codes + 1]] for b in range(len(self.buckets))],
-            )
+            self.replicas.begin(step, [run_slot[a:b] for a, b in first])
         self.board.wait("applied", self.steps, "update its rows")
         rows = self.mailboxes.open(run_count, run_slot)
         for b, out in enumerate(rows):
@@ -256,15 +254,19 @@ class Embedding:
             elif self.buckets[b].trained:
                 self._sum(batch, grad, prefix[b * codes], prefix[(b + 1) * codes], b, out)
         if self.replicas is not None:
-            self.replicas.contribute(
-                step,
-                [out[: prefix[b * codes + 1] - prefix[b * codes]] for b, out in enumerate(rows)],
-            )
+            grads = [out[: b - a] for out, (a, b) in zip(rows, first, strict=True)]
+            self.replicas.contribute(step, grads)
         self._count_gradients(prefix)
         self._publish_and_apply(step, rows, run_slot, prefix)
 
     def _sum(
-        self, batch: Batch, grad: torch.Tensor, first: int, last: int, bucket: int, out: torch.Tensor
+        self,
+        batch: Batch,
+        grad: torch.Tensor,
+        first: int,
+        last: int,
+        bucket: int,
+        out: torch.Tensor,
     ) -> None:
         assert batch.runs is not None
         native.ops().sum_gradients(
@@ -304,9 +306,9 @@ class Embedding:
         if self.replicas is not None:
             for b, part in enumerate(self.replicas.result(step)):
                 self._update(b, [part])
-            self.counters.allreduce_bytes += self.replicas.bytes
+            self.counters.add(allreduce_bytes=self.replicas.bytes)
         self.steps = step
-        self.counters.steps += 1
+        self.counters.add(steps=1)
         self.board.post("applied", step)
 
     def _exchange_gradients(
@@ -335,7 +337,7 @@ class Embedding:
         bucket = self.buckets[b]
         if not parts or not bucket.trained:
             return
-        self.counters.updated_rows += native.ops().update_rows(
+        updated = native.ops().update_rows(
             [slots for slots, _ in parts],
             [grads for _, grads in parts],
             self.heap.rows(bucket.width),
@@ -345,12 +347,14 @@ class Embedding:
             bucket.optimizer.kind,
             bucket.optimizer.settings(self.learning_rates[b], self.optimizer_steps),
         )
+        self.counters.add(updated_rows=updated)
 
     def _count_gradients(self, prefix: list[int]) -> None:
         runs = np.diff(prefix).reshape(len(self.buckets), self.ranks + 1)
-        self.counters.gradient_rows += runs[:, 1:].sum(axis=0)
         dims = np.array([bucket.dim for bucket in self.buckets])
-        self.counters.gradient_bytes += 4 * dims @ runs[:, 1:]
+        self.counters.add(
+            gradient_rows=runs[:, 1:].sum(axis=0), gradient_bytes=4 * dims @ runs[:, 1:]
+        )
 
     # Rows of tables, for initial values and checkpoints.
 
@@ -366,7 +370,7 @@ class Embedding:
         self, requests: Sequence[tuple[int, int, int]], state: str | None = None
     ) -> list[torch.Tensor]:
         """Rows [first, first + count) of tables, float32 [count, dim], or of a state of their
-        optimizer. To be called on all ranks, each with requests (table, first, count) of its own."""
+        optimizer. To be called on all ranks, each with (table, first, count) of its own."""
         self._check_process()
         self.meet()
         found = self.rows_io.read(requests, state)
@@ -406,16 +410,15 @@ class Embedding:
         mended = values.clone()
         first = segment_offset.tolist()
         for n, feature in enumerate(self.features.lookups(keys)):
-            rows = self.plan.tables[self.tables[feature.table].index].rows
+            table = self.plan.tables[self.tables[feature.table].index]
             ids = mended[first[n] : first[n + 1]]
-            bad = (ids < 0) | (ids >= rows)
+            bad = (ids < 0) | (ids >= table.rows)
             if not bad.any():
                 continue
             at = int(bad.nonzero()[0])
             text = (
                 f"feature {feature.name!r}: id {int(ids[at])}, number {at} of the feature on rank "
-                f"{self.rank}, is none of table "
-                f"{self.plan.tables[self.tables[feature.table].index].name!r}'s rows 0 to {rows - 1:,}"
+                f"{self.rank}, is none of table {table.name!r}'s rows 0 to {table.rows - 1:,}"
             )
             if self.bounds == "fatal":
                 raise OperError(

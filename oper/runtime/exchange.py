@@ -21,7 +21,7 @@ class Exchange:
         self._group, self._ranks = group, ranks
 
     def send(self, parts: Sequence[torch.Tensor], doing: str) -> list[torch.Tensor]:
-        """Send parts[j], [n_j, *rest], to rank j; returns what each rank sent here, [m_j, *rest]."""
+        """Send parts[j] [n_j, *rest] to rank j; returns what each rank sent here [m_j, *rest]."""
         counts = torch.tensor([len(part) for part in parts], dtype=torch.int64)
         received = torch.empty_like(counts)
         outgoing = torch.cat(list(parts))

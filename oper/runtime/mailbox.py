@@ -44,9 +44,12 @@ class Mailboxes:
             own.grow(end)
         own.tensor(0, (self._header,), torch.int64).copy_(run_count)
         own.tensor(_aligned(8 * self._header), (prefix[-1],), torch.int64).copy_(run_slot)
+        runs = [
+            prefix[(b + 1) * self._codes] - prefix[b * self._codes] for b in range(len(self._dims))
+        ]
         return [
-            own.tensor(place, (prefix[(b + 1) * self._codes] - prefix[b * self._codes], dim), torch.float32)
-            for b, (place, dim) in enumerate(zip(places, self._dims, strict=True))
+            own.tensor(place, (count, dim), torch.float32)
+            for place, count, dim in zip(places, runs, self._dims, strict=True)
         ]
 
     def read(self, rank: int, code: int) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import torch
 
 from oper import native
+from oper.address_map import AddressMap
 from oper.layout import LOCAL, SLOT_BITS, SLOT_MASK
 from oper.plan import Plan
-from oper.address_map import AddressMap
 from oper.runtime.batch import FEATURE_WORDS
 from oper.runtime.exchange import Exchange
 from oper.runtime.heap import Heap
@@ -50,16 +50,14 @@ class RowsIO:
                 state is not None,
             )  # fmt: skip
             if state is not None and mine:
-                values = values[:, bucket.optimizer.state_slice(state, bucket.dim)]
-                if bucket.optimizer.rowwise(state):
+                values = values[:, bucket.optimizer.state_slices(bucket.dim)[state]]
+                if any(s.rowwise for s in bucket.optimizer.states if s.name == state):
                     values = values[:, 0]
             for n, part in zip(mine, values.split(sizes), strict=True):
                 found[n] = part.clone()
         return found
 
-    def write(
-        self, entries: Sequence[tuple[int, int, torch.Tensor]], state: str | None
-    ) -> None:
+    def write(self, entries: Sequence[tuple[int, int, torch.Tensor]], state: str | None) -> None:
         """Give all copies of rows [first, first + n) of tables new values, [n, dim] or [n]."""
         for bucket in self._buckets:
             mine = [entry for entry in entries if entry[0] in bucket.tables]
@@ -147,7 +145,7 @@ class RowsIO:
     def _columns(self, bucket: Bucket, state: str | None) -> int:
         if state is None:
             return self._heap.rows(bucket.width).shape[1]
-        part = bucket.optimizer.state_slice(state, bucket.dim)
+        part = bucket.optimizer.state_slices(bucket.dim)[state]
         return part.stop - part.start
 
     @staticmethod
@@ -162,5 +160,5 @@ class RowsIO:
         if state is None:
             self._heap.rows(bucket.width, rank)[slots] = rows
         else:
-            part = bucket.optimizer.state_slice(state, bucket.dim)
+            part = bucket.optimizer.state_slices(bucket.dim)[state]
             self._heap.state(bucket.width, rank).view(torch.float32)[slots, part] = rows

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from oper import native
-from oper.layout import SLOT_BITS
 from oper.runtime.batch import Batch
 from oper.runtime.counters import Counters
 from oper.runtime.exchange import Exchange
@@ -144,12 +143,13 @@ class Sources:
         return out
 
     def _count(self, batch: Batch, counters: Counters) -> None:
-        counters.accesses += len(batch.addresses)
         row_bytes = np.array([self._heap.rows(b.width).shape[1] for b in self._buckets])
         if batch.runs is None or len(batch.runs[0]) < len(batch.addresses):
-            found = native.ops().count_sources(
-                batch.addresses, batch.segment_offset, self._rank, self._ranks
-            ).numpy()  # [F, M + 1], replicas last
+            found = (
+                native.ops()
+                .count_sources(batch.addresses, batch.segment_offset, self._rank, self._ranks)
+                .numpy()
+            )  # [F, M + 1], replicas last
             accesses = np.zeros((len(self._buckets), self._ranks + 1), dtype=np.int64)
             np.add.at(accesses, batch.features[:, 0].numpy(), np.roll(found, 1, axis=1))
             fetched = accesses[:, 1:]
@@ -159,8 +159,12 @@ class Sources:
             accesses = np.diff(start.numpy()[prefix.numpy()]).astype(np.int64).reshape(shape)
             runs = np.diff(prefix.numpy()).reshape(shape)
             fetched = (runs if self._distinct else accesses)[:, 1:]
-            counters.distinct_rows += int(runs.sum())
-        counters.replica_accesses += int(accesses[:, 0].sum())
-        counters.accessed_rows += accesses[:, 1:].sum(axis=0)
-        counters.fetched_rows += fetched.sum(axis=0)
-        counters.fetched_bytes += row_bytes @ fetched
+            counters.add(distinct_rows=int(runs.sum()))
+        counters.add(
+            lookups=1,
+            accesses=len(batch.addresses),
+            replica_accesses=int(accesses[:, 0].sum()),
+            accessed_rows=accesses[:, 1:].sum(axis=0),
+            fetched_rows=fetched.sum(axis=0),
+            fetched_bytes=row_bytes @ fetched,
+        )
