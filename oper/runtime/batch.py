@@ -13,8 +13,8 @@ import torch
 
 from oper.errors import OperError
 from oper.plan import Plan
-from oper.runtime.features import FEATURE_WORDS
-from oper.runtime.tables import DTYPE_CODE, Bucket, EmbeddingTable
+from oper.runtime.features import DTYPE_CODE, FEATURE, as_words
+from oper.runtime.tables import Bucket, EmbeddingTable
 
 
 @dataclass(frozen=True)
@@ -94,23 +94,24 @@ class FeatureSet:
             return self._describe_accesses(keys, segment_offset.numpy(), trained_only)
         known = (keys, samples, trained_only)
         if known not in self._pooled:
-            words = self._words(keys, trained_only)
-            words[:, 5] = np.arange(len(keys)) * samples
-            words[:, 6] = samples
-            words[:, 8] = self.columns
-            self._pooled[known] = torch.from_numpy(words)
+            features = self._described(keys, trained_only)
+            features["first_bag"] = np.arange(len(keys)) * samples
+            features["bags"] = samples
+            features["out_base"] = [feature.column for feature in self.lookups(keys)]
+            features["out_stride"] = self.columns
+            self._pooled[known] = as_words(features)
         return self._pooled[known], samples * self.columns
 
     def _describe_accesses(
         self, keys: tuple[str, ...], first: np.ndarray, trained_only: bool
     ) -> tuple[torch.Tensor, int]:
-        words = self._words(keys, trained_only)
-        size = np.diff(first) * words[:, 3]
-        words[:, 5] = first[:-1]
-        words[:, 6] = np.diff(first)
-        words[:, 7] = np.cumsum(size) - size
-        words[:, 8] = words[:, 3]
-        return torch.from_numpy(words), int(size.sum())
+        features = self._described(keys, trained_only)
+        size = np.diff(first) * features["dim"]
+        features["first_bag"] = first[:-1]
+        features["bags"] = np.diff(first)
+        features["out_base"] = np.cumsum(size) - size
+        features["out_stride"] = features["dim"]
+        return as_words(features), int(size.sum())
 
     def lookups(self, keys: tuple[str, ...]) -> list[Feature]:
         """The lookups in the order of a batch's keys."""
@@ -119,20 +120,15 @@ class FeatureSet:
         by_name = {f.name: f for f in self.features}
         return [by_name[key] for key in keys]
 
-    def _words(self, keys: tuple[str, ...], trained_only: bool) -> np.ndarray:
-        words = np.zeros((len(keys), FEATURE_WORDS), dtype=np.int64)
-        for row, feature in zip(words, self.lookups(keys), strict=True):
-            bucket = self._buckets[feature.bucket]
-            table = self._tables[feature.table]
-            planned = self._plan.tables[table.index]
-            row[:5] = (
-                feature.bucket,
-                bucket.width,
-                DTYPE_CODE[bucket.dtype],
-                bucket.dim,
-                planned.row_bytes,
-            )
-            row[7] = feature.column
-            row[9] = table.pooling == "mean"
-            row[10] = bucket.trained or not trained_only
-        return words
+    def _described(self, keys: tuple[str, ...], trained_only: bool) -> np.ndarray:
+        features = np.zeros(len(keys), FEATURE)
+        for n, lookup in enumerate(self.lookups(keys)):
+            bucket, table = self._buckets[lookup.bucket], self._tables[lookup.table]
+            features[n]["bucket"] = lookup.bucket
+            features[n]["width"] = bucket.width
+            features[n]["dtype"] = DTYPE_CODE[bucket.dtype]
+            features[n]["dim"] = bucket.dim
+            features[n]["row_bytes"] = self._plan.tables[table.index].row_bytes
+            features[n]["mean"] = table.pooling == "mean"
+            features[n]["has_gradient"] = bucket.trained or not trained_only
+        return features

@@ -34,6 +34,7 @@ from oper.runtime.batch import Batch, FeatureSet
 from oper.runtime.board import Board
 from oper.runtime.counters import Counters
 from oper.runtime.exchange import Exchange
+from oper.runtime.features import DTYPE_CODE, FEATURE
 from oper.runtime.gathered import Gathered, hold
 from oper.runtime.heap import Heap
 from oper.runtime.mailbox import Mailboxes
@@ -41,7 +42,7 @@ from oper.runtime.node import Node
 from oper.runtime.rows_io import RowsIO
 from oper.runtime.sources import Sources
 from oper.runtime.sparse_allreduce import ReplicaReduce
-from oper.runtime.tables import DTYPE_CODE, EmbeddingTable, make_buckets
+from oper.runtime.tables import EmbeddingTable, make_buckets
 
 _log = logging.getLogger(__name__)
 
@@ -450,10 +451,9 @@ class Embedding:
     def _check_finite(self, batch: Batch, grad: torch.Tensor) -> None:
         if torch.isfinite(grad).all():
             return
-        descriptors = batch.features.tolist()
-        for n, words in enumerate(descriptors):
-            bags, base, stride, dim = words[6], words[7], words[8], words[3]
-            part = grad.as_strided((bags, dim), (stride, 1), base)
+        for n, feature in enumerate(batch.features.numpy().view(FEATURE)[:, 0]):
+            shape, stride = (feature["bags"], feature["dim"]), (feature["out_stride"], 1)
+            part = grad.as_strided(shape, stride, feature["out_base"])
             bad = (~torch.isfinite(part)).any(dim=1)
             if bad.any():
                 raise OperError(

@@ -6,17 +6,18 @@ it is LOCAL to the map of j.
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from oper import native
 from oper.address_map import AddressMap
 from oper.layout import LOCAL, SLOT_BITS, SLOT_MASK
 from oper.plan import Plan
-from oper.runtime.batch import FEATURE_WORDS
 from oper.runtime.exchange import Exchange
+from oper.runtime.features import DTYPE_CODE, FEATURE, as_words
 from oper.runtime.heap import Heap
 from oper.runtime.node import Node
-from oper.runtime.tables import DTYPE_CODE, TORCH_DTYPE, Bucket, EmbeddingTable
+from oper.runtime.tables import TORCH_DTYPE, Bucket, EmbeddingTable
 
 
 class RowsIO:
@@ -106,13 +107,14 @@ class RowsIO:
         bases[bucket.width, self._node.ranks] = buffer.data_ptr()
         if not values or not len(addresses):
             return torch.empty(len(addresses), values)
-        words = torch.zeros(1, FEATURE_WORDS, dtype=torch.int64)
-        code = 0 if state else DTYPE_CODE[bucket.dtype]
-        words[0, :9] = torch.tensor(
-            [0, bucket.width, code, values, size, 0, len(addresses), 0, values]
-        )
+        feature = np.zeros(1, FEATURE)
+        feature["width"], feature["row_bytes"] = bucket.width, size
+        feature["dtype"] = 0 if state else DTYPE_CODE[bucket.dtype]
+        feature["dim"] = feature["out_stride"] = values
+        feature["bags"] = len(addresses)
+        elements = len(addresses) * values
         out = native.ops().pooled_rows(
-            addresses, None, None, words, bases, self._node.rank, len(addresses) * values,
+            addresses, None, None, as_words(feature), bases, self._node.rank, elements,
             torch.float32,
         )  # fmt: skip
         return out.view(-1, values)

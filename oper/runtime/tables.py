@@ -12,8 +12,6 @@ import torch
 from oper.plan import Plan
 from oper.runtime.optimizers import Optimizer
 
-# Of rows as the kernels know them (csrc/include/oper/rows.h).
-DTYPE_CODE = {"fp32": 0, "fp16": 1, "bf16": 2, "int8": 3}
 TORCH_DTYPE = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 NO_OPTIMIZER = Optimizer("none")

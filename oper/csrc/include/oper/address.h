@@ -11,6 +11,7 @@ namespace oper {
 
 constexpr int kSlotBits = 40;
 constexpr int64_t kLocal = 0x7FFFFF;
+constexpr int64_t kReplica = kLocal - 1;  // the reader's own copy of a row that all ranks hold
 constexpr int64_t kSlotMask = (int64_t{1} << kSlotBits) - 1;
 
 inline int64_t field_of(int64_t address) { return address >> kSlotBits; }
@@ -26,7 +27,7 @@ struct Bases {
   // Null where the arena is not mapped here, or the address is of no arena.
   const uint8_t* arena(int64_t width, int64_t address) const {
     int64_t field = field_of(address);
-    field = field == kLocal ? rank : field;
+    field = field >= kReplica ? rank : field;
     if (static_cast<uint64_t>(field) > static_cast<uint64_t>(ranks)) return nullptr;
     return reinterpret_cast<const uint8_t*>(pointers[width * (ranks + 1) + field]);
   }
