@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from oper.layout import LOCAL, SLOT_BITS, SLOT_MASK
+from oper.runtime.addresses import REPLICA
 
 FEATURE_WORDS = 12
 BUCKET, DIM, FIRST_BAG, BAGS, OUT_BASE, OUT_STRIDE, MEAN, HAS_GRADIENT = 0, 3, 5, 6, 7, 8, 9, 10
@@ -19,15 +20,15 @@ class Accesses:
 
     rank: int
     ranks: int
-    replicas: NDArray[np.int64]  # [B]
+    buckets: int
     features: NDArray[np.int64]  # [F, 12]
     segment_offset: NDArray[np.int64]  # [F + 1]
     addresses: NDArray[np.int64]  # [N]
 
     def tensors(self) -> tuple[Any, ...]:
         """The arguments of sort_accesses."""
-        arrays = (self.addresses, self.segment_offset, self.features, self.replicas)
-        return (*map(torch.from_numpy, arrays), self.rank, self.ranks, len(self.replicas))
+        arrays = (self.addresses, self.segment_offset, self.features)
+        return (*map(torch.from_numpy, arrays), self.rank, self.ranks, self.buckets)
 
     def keys(self) -> tuple[Any, Any, Any, Any]:
         """Position, bucket, owner code and slot of each access that is sorted, in order."""
@@ -36,7 +37,7 @@ class Accesses:
         bucket = self.features[feature, BUCKET]
         field, slot = self.addresses >> SLOT_BITS, self.addresses & SLOT_MASK
         owner = np.where(field == LOCAL, self.rank, field) + 1
-        owner[(field == LOCAL) & (slot < self.replicas[bucket])] = 0
+        owner[field == REPLICA] = 0
         kept = self.features[feature, HAS_GRADIENT] != 0
         return position[kept], bucket[kept], owner[kept], slot[kept]
 
@@ -50,9 +51,7 @@ def sorted_runs(accesses: Accesses) -> tuple[Any, Any, Any, Any]:
     new[1:] = (rows[1:] != rows[:-1]).any(axis=1)
     start = np.append(np.flatnonzero(new), len(rows))
     codes = accesses.ranks + 1
-    runs_of = np.bincount(
-        rows[new, 0] * codes + rows[new, 1], minlength=len(accesses.replicas) * codes
-    )
+    runs_of = np.bincount(rows[new, 0] * codes + rows[new, 1], minlength=accesses.buckets * codes)
     return position[order], start, rows[new, 2], np.append(0, np.cumsum(runs_of))
 
 
@@ -76,5 +75,6 @@ def random_accesses(
     slot = np.minimum(rng.zipf(1.2, n), slots) - 1
     held = rng.integers(0, replicas + 1, buckets)
     most = held[np.repeat(features[:, BUCKET], sizes)]
-    field = np.where((rank_of == rank) | (slot < most), LOCAL, rank_of)
-    return Accesses(rank, ranks, held, features, segment_offset, field << SLOT_BITS | slot)
+    field = np.where(rank_of == rank, LOCAL, rank_of)
+    field = np.where(slot < most, REPLICA, field)
+    return Accesses(rank, ranks, buckets, features, segment_offset, field << SLOT_BITS | slot)

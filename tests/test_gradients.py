@@ -60,7 +60,7 @@ def row_sums(accesses: Accesses, grad, offsets, weights, scale):
     place = f[:, OUT_BASE] + bag * f[:, OUT_STRIDE]
     codes = accesses.ranks + 1
     sums = []
-    for bucket in range(len(accesses.replicas)):
+    for bucket in range(accesses.buckets):
         first, last = count[bucket * codes], count[(bucket + 1) * codes]
         mine = f[:, BUCKET] == bucket
         dim = f[mine, DIM].max(initial=1)

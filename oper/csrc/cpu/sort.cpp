@@ -24,7 +24,6 @@ struct Batch {
   const int64_t* addresses;
   std::vector<SortedSegment> segments;
   int64_t elements = 0;
-  const int64_t* replicas;  // of each bucket
   int64_t rank, ranks, buckets;
   std::vector<uint64_t> base;  // first key of each (bucket, owner code), and the end
   int position_bits = 0;
@@ -54,16 +53,12 @@ void for_each_chunk(int64_t chunks, int64_t elements, const F& f) {
 }
 
 Batch batch_of(const at::Tensor& addresses, const at::Tensor& segment_offset,
-               const at::Tensor& features, const at::Tensor& replicas_of_bucket, int64_t rank,
-               int64_t ranks, int64_t buckets) {
+               const at::Tensor& features, int64_t rank, int64_t ranks, int64_t buckets) {
   TORCH_CHECK_VALUE(ranks >= 1 && rank >= 0 && rank < ranks, "rank: ", rank, " of ", ranks);
-  TORCH_CHECK_VALUE(buckets >= 0 && replicas_of_bucket.numel() == buckets, "replicas_of_bucket: ",
-                    replicas_of_bucket.numel(), " elements, and ", buckets, " were needed");
   Batch batch;
   batch.addresses = int64s(addresses, addresses.numel(), "addresses");
   TORCH_CHECK_VALUE(addresses.numel() <= std::numeric_limits<int32_t>::max(), "addresses: ",
                     addresses.numel(), " accesses in a batch, and positions are of 32 bits");
-  batch.replicas = int64s(replicas_of_bucket, buckets, "replicas_of_bucket");
   batch.rank = rank;
   batch.ranks = ranks;
   batch.buckets = buckets;
@@ -91,6 +86,7 @@ void number_rows(Batch& batch, int64_t chunks) {
       found[chunk][s.bucket].add(batch.addresses + begin, end - begin, batch.ranks);
     });
   });
+  const int64_t codes = batch.ranks + 1;
   uint64_t key = 0;
   for (int64_t bucket = 0; bucket < batch.buckets; ++bucket) {
     int64_t slots = 0;
@@ -99,9 +95,7 @@ void number_rows(Batch& batch, int64_t chunks) {
                         " names none of ", batch.ranks, " ranks");
       slots = std::max(slots, chunk[bucket].slot + 1);
     }
-    batch.base.push_back(key);
-    key += static_cast<uint64_t>(std::min(slots, batch.replicas[bucket]));
-    for (int64_t rank = 0; rank < batch.ranks; ++rank) {
+    for (int64_t code = 0; code < codes; ++code) {
       batch.base.push_back(key);
       key += static_cast<uint64_t>(slots);
     }
@@ -125,7 +119,7 @@ Runs sort(const Batch& batch, int64_t chunks) {
 
   for_each_chunk(chunks, n, [&](int64_t chunk, int64_t first, int64_t last) {
     batch.for_each_piece(first, last, [&](const SortedSegment& s, int64_t begin, int64_t end) {
-      build_accesses(batch.addresses, begin, end, OwnerCode{batch.rank, batch.replicas[s.bucket]},
+      build_accesses(batch.addresses, begin, end, OwnerCode{batch.rank},
                      batch.base.data() + s.bucket * codes, bits, digits,
                      from + s.element + begin - s.begin, counts.data() + chunk * stride);
     });
@@ -179,10 +173,8 @@ Runs sort(const Batch& batch, int64_t chunks) {
 }
 
 Runs sort_accesses(const at::Tensor& addresses, const at::Tensor& segment_offset,
-                   const at::Tensor& features, const at::Tensor& replicas_of_bucket, int64_t rank,
-                   int64_t ranks, int64_t buckets) {
-  Batch batch =
-      batch_of(addresses, segment_offset, features, replicas_of_bucket, rank, ranks, buckets);
+                   const at::Tensor& features, int64_t rank, int64_t ranks, int64_t buckets) {
+  Batch batch = batch_of(addresses, segment_offset, features, rank, ranks, buckets);
   const int64_t chunks = std::clamp<int64_t>(batch.elements / kAccessesPerChunk, 1,
                                              at::get_num_threads());
   number_rows(batch, chunks);
@@ -216,7 +208,7 @@ TORCH_LIBRARY_FRAGMENT(oper, m) {
   m.def("one_per_bag(Tensor offsets) -> bool");
   m.def(
       "sort_accesses(Tensor addresses, Tensor segment_offset, Tensor features,"
-      " Tensor replicas_of_bucket, int rank, int ranks, int buckets)"
+      " int rank, int ranks, int buckets)"
       " -> (Tensor positions, Tensor run_start, Tensor run_slot, Tensor run_count)");
 }
 

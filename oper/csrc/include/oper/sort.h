@@ -10,6 +10,8 @@
 #include <cstdint>
 #include <limits>
 
+#include "oper/address.h"
+
 namespace oper {
 
 // Accesses of one feature: addresses [begin, end), elements of the sort from `element` on.
@@ -21,22 +23,16 @@ struct SortedSegment {
 
 // The owner code of an access: 0 for a replica, else 1 + the rank that owns the row.
 struct OwnerCode {
-  static constexpr int kSlotBits = 40;
-  static constexpr int64_t kSlotMask = (int64_t{1} << kSlotBits) - 1;
-  static constexpr int64_t kLocal = 0x7FFFFF;
-
   int64_t rank;
-  int64_t replicas;
 
   static bool valid(int64_t address, int64_t ranks) {
     const uint64_t field = static_cast<uint64_t>(address) >> kSlotBits;
-    return (field < static_cast<uint64_t>(ranks)) | (field == kLocal);
+    return (field < static_cast<uint64_t>(ranks)) | (field == kLocal) | (field == kReplica);
   }
 
   int64_t operator()(int64_t address) const {
-    const int64_t field = address >> kSlotBits;
-    const int64_t local = (address & kSlotMask) < replicas ? 0 : rank + 1;
-    return field == kLocal ? local : field + 1;
+    const int64_t field = field_of(address);
+    return field == kReplica ? 0 : (field == kLocal ? rank : field) + 1;
   }
 };
 
@@ -89,7 +85,7 @@ struct LargestSlot {
   void add(const int64_t* addresses, int64_t size, int64_t ranks) {
     for (int64_t n = 0; n < size; ++n) {
       bad |= !OwnerCode::valid(addresses[n], ranks);
-      slot = std::max(slot, addresses[n] & OwnerCode::kSlotMask);
+      slot = std::max(slot, addresses[n] & kSlotMask);
     }
   }
 };
@@ -102,7 +98,7 @@ void build_accesses(const int64_t* addresses, int64_t begin, int64_t end, const 
                     uint32_t* counts) {
   for (int64_t position = begin; position < end; ++position) {
     const int64_t address = addresses[position];
-    const uint64_t slot = static_cast<uint64_t>(address & OwnerCode::kSlotMask);
+    const uint64_t slot = static_cast<uint64_t>(address & kSlotMask);
     const uint64_t key = base[owner(address)] + slot;
     *out++ = Access::of(key, position, position_bits);
     for (int pass = 0; pass < digits.passes; ++pass)
