@@ -157,7 +157,8 @@ class Reference:
             batch = batch_of(self.case, step, rank)
             out, weights, leaves = self.lookup(batch)
             outputs.append(out.detach())
-            out.backward(gradient_of(self.case, step, rank, out))
+            if out.requires_grad:
+                out.backward(gradient_of(self.case, step, rank, out))
             weight_grads.append(None if weights is None else weights.grad)
             for n, leaf in enumerate(leaves):
                 if leaf.grad is not None:

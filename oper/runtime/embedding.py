@@ -41,7 +41,6 @@ from oper.runtime.mailbox import Mailboxes
 from oper.runtime.node import Node
 from oper.runtime.rows_io import RowsIO
 from oper.runtime.sources import Sources
-from oper.runtime.sparse_allreduce import ReplicaReduce
 from oper.runtime.tables import EmbeddingTable, make_buckets
 
 _log = logging.getLogger(__name__)
@@ -128,11 +127,13 @@ class Embedding:
             self.plan, self.tables, self.buckets, self.heap, self.node, self.exchange
         )
         self.mailboxes: Mailboxes | None = None
-        self.replicas: ReplicaReduce | None = None
+        self.replicas: Any = None
         if self.training:
             self.mailboxes = Mailboxes(self.node, [bucket.dim for bucket in self.buckets])
             top = addresses.replica_slots(layout)
             if top.any():
+                from oper.runtime.sparse_allreduce import ReplicaReduce
+
                 self.replicas = ReplicaReduce(
                     self.plan.figures["allreduce_method"],
                     self.node,
@@ -191,7 +192,7 @@ class Embedding:
         if self.before_use is not None:
             self.before_use()
         out = lookup_op.lookup(self.anchor, batch, self._number)
-        return out.view(batch.samples, -1) if self.features.pooled else out
+        return out.view(batch.samples, self.features.columns) if self.features.pooled else out
 
     def __call__(self, batch: Any) -> torch.Tensor:
         """Prepare and look up."""

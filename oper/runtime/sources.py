@@ -78,7 +78,8 @@ class Sources:
     def _by_runs(self, batch: Batch) -> bool:
         """Whether each distinct row may be read once and written to all its places."""
         return (
-            batch.runs is not None
+            hasattr(torch.ops.oper, "pooled_runs")
+            and batch.runs is not None
             and self._exchange is None
             and batch.offsets is None
             and batch.weights is None

@@ -4,7 +4,7 @@ A BUCKET is a set of tables of equal width, dtype, dim and optimizer: their rows
 arenas, one under the other, and one call updates all that were touched.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,16 +19,12 @@ NO_OPTIMIZER = Optimizer("none")
 
 @dataclass(frozen=True)
 class EmbeddingTable:
-    """A table as a module trains it: `index` is its number in the plan, which knows its size.
-
-    `fill` writes initial values into a block of its rows, float32 [n, dim].
-    """
+    """A table as a module trains it: `index` is its number in the plan, which knows its size."""
 
     index: int
     features: tuple[str, ...]
     pooling: str  # "sum", "mean" or "none"
     optimizer: Optimizer = NO_OPTIMIZER
-    fill: Callable[[torch.Tensor], object] | None = None
 
 
 @dataclass(frozen=True)
