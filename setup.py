@@ -37,10 +37,11 @@ def extension_arguments() -> dict:
     extension_class = cpp_extension.CUDAExtension if with_cuda else cpp_extension.CppExtension
     # No contraction: a product and a sum are rounded apart in every version of a kernel, so that
     # ranks on unlike machines agree to the last bit.
-    # No errno of sqrt, which nobody reads: with it, loops that take roots are not vectorised.
+    # No errno of sqrt and no traps, which nobody looks at: with them, loops that take roots or
+    # choose between sums are not vectorised.
     # torch's headers use a C++20 extension, and every file that includes them would warn of it.
     host_flags = ["-O3", "-std=c++17", "-fopenmp", "-ffp-contract=off", "-fno-math-errno"]
-    host_flags += ["-Wno-c++20-extensions"]
+    host_flags += ["-fno-trapping-math", "-Wno-c++20-extensions"]
     extension = extension_class(
         name="oper._C",
         sources=sources + (cuda_sources if with_cuda else []),

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from oper import native
 from oper.errors import OperError
-from oper.runtime.optimizers import DTYPES, STATES, Optimizer, update_rows
+from oper.runtime.optimizers import STATES, Optimizer, update_rows
 from oper.tables import Table
 
+DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 LR = 2.0
 STEPS = 3
 ADAM: dict[str, Any] = {"eps": 0.1, "betas": (0.6, 0.8)}
@@ -87,7 +88,8 @@ class Arena:
         self.bytes = torch.zeros(len(values), width, dtype=torch.uint8)
 
     def update(self, ids, grads, step):
-        rows, dim, dtype = self.values.view(torch.uint8), self.values.shape[1], self.values.dtype
+        rows, dim = self.values.view(torch.uint8), self.values.shape[1]
+        dtype = DTYPES[self.values.dtype]
         return update_rows(self.optimizer, ids, grads, rows, self.bytes, dim, dtype, LR, step)
 
     @property
@@ -328,9 +330,9 @@ def test_arenas_too_small_are_refused():
     rows, few = torch.zeros(4, 8, dtype=torch.uint8), torch.zeros(4, 4, dtype=torch.uint8)
     adam = Optimizer("adam")
     with pytest.raises(ValueError, match="state: 4 bytes a slot, and adam needs 16"):
-        update_rows(adam, [], [], rows, few, 2, torch.float32, 0.1, 1)
+        update_rows(adam, [], [], rows, few, 2, "fp32", 0.1, 1)
     with pytest.raises(ValueError, match="too few for 3 values"):
-        update_rows(Optimizer("sgd"), [], [], rows, few, 3, torch.float32, 0.1, 1)
+        update_rows(Optimizer("sgd"), [], [], rows, few, 3, "fp32", 0.1, 1)
 
 
 def test_schema_says_what_is_written():

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from oper import native
 from oper.errors import OperError
+from oper.runtime.features import DTYPE_CODE
 
 logger = logging.getLogger(__name__)
 
@@ -57,8 +58,6 @@ STATES: dict[str, tuple[State, ...]] = {
     "adam": (State("momentum1"), State("exp_avg_sq")),
     "partial_rowwise_adam": (State("momentum1"), State("exp_avg_sq", rowwise=True)),
 }
-
-DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 
 @dataclass(frozen=True)
@@ -296,7 +295,7 @@ def update_rows(
     rows: Tensor,
     state: Tensor,
     dim: int,
-    dtype: torch.dtype,
+    dtype: str,
     lr: float,
     step: int,
 ) -> int:
@@ -306,7 +305,7 @@ def update_rows(
         slots: of each rank, int64 [n_i], ascending.
         grads: of each rank, float32 [n_i, dim].
         rows, state: arenas, uint8 [slots, bytes], written to.
-        dtype: of the rows' values: float32, float16 or bfloat16.
+        dtype: of the rows' values: fp32, fp16 or bf16.
         lr: the learning rate of this step.
         step: the number of this step, from 1.
 
@@ -319,7 +318,7 @@ def update_rows(
         rows,
         state,
         dim,
-        DTYPES[dtype],
+        DTYPE_CODE[dtype],
         optimizer.kind,
         optimizer.settings(lr, step),
     )

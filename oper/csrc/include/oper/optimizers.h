@@ -153,7 +153,7 @@ OPER_INLINE void prefetch_bytes(const uint8_t* first, int64_t bytes) {
 template <typename Optimizer>
 OPER_INLINE int64_t update_rows(const std::vector<Gradients>& lists, const Arena& arena,
                                 const Settings& s) {
-  constexpr int64_t kBytesAhead = 8 << 10;
+  constexpr int64_t kBytesAhead = 4 << 10;  // as fast as more, and it fits the smallest cache
   const int64_t dim = arena.dim;
   const int64_t state_bytes = Optimizer::state_values(dim) * static_cast<int64_t>(sizeof(float));
   const int64_t fetched = static_cast<int64_t>(lists.size()) * (arena.row_bytes + state_bytes);
