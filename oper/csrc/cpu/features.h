@@ -7,18 +7,19 @@
 #include <cstdint>
 
 #include "counters.h"
-#include "oper/feature.h"
+#include "oper/rows.h"
 
 namespace oper {
 
 struct Features {
   const Feature* features;
-  const int64_t* segment_offset;  // [count + 1]: accesses of feature f are [f], [f + 1]
+  const int64_t* segment_offset;  // [count + 1]
   int64_t count;
 
   const Feature& operator[](int64_t f) const { return features[f]; }
   int64_t begin(int64_t f) const { return segment_offset[f]; }
   int64_t end(int64_t f) const { return segment_offset[f + 1]; }
+  int64_t accesses() const { return segment_offset[count]; }
 };
 
 inline Features features_of(const at::Tensor& features, const at::Tensor& segment_offset) {

@@ -208,7 +208,7 @@ void sum_gradients(const at::Tensor& grad, const at::Tensor& positions, const at
   const int32_t* const at = int32s(positions, "positions");
   const int32_t* const start = int32s(run_start, "run_start");
   const Features view = features_of(features, segment_offset);
-  const int64_t accesses = view.segment_offset[view.count];
+  const int64_t accesses = view.accesses();
   TORCH_CHECK_VALUE(0 <= first_run && first_run <= last_run && last_run < run_start.numel(),
                     "runs: ", first_run, " to ", last_run, " of ", run_start.numel() - 1);
   TORCH_CHECK_VALUE(start[last_run] <= positions.numel(), "run_start: ends at ", start[last_run],

@@ -6,10 +6,13 @@
 #include <ATen/Parallel.h>
 #include <torch/library.h>
 
+#include <limits>
 #include <numeric>
 #include <tuple>
+#include <type_traits>
 #include <vector>
 
+#include "blocks.h"
 #include "counters.h"
 #include "features.h"
 #include "oper/scatter.h"
@@ -19,14 +22,19 @@ namespace {
 
 constexpr int64_t kAccessesPerChunk = 1 << 15;
 
-// What the sort is of: segments of accesses and the key space of their rows.
+// What the sort is of: segments of accesses, and the key space of their rows.
 struct Batch {
   const int64_t* addresses;
   std::vector<SortedSegment> segments;
   int64_t elements = 0;
   int64_t rank, ranks, buckets;
-  std::vector<uint64_t> base;  // first key of each (bucket, owner code), and the end
   int position_bits = 0;
+  std::vector<uint64_t> first_key;  // of each bucket and owner code, and the end
+  std::vector<uint64_t> base;       // the same of each bucket and field code
+
+  int64_t owner_codes() const { return ranks + 1; }
+  int64_t field_codes() const { return ranks + 2; }
+  int key_bits() const { return bit_width(std::max<uint64_t>(first_key.back(), 1) - 1); }
 
   // f(segment, begin, end) for the accesses of elements [first, last), piece by piece.
   template <typename F>
@@ -55,18 +63,17 @@ void for_each_chunk(int64_t chunks, int64_t elements, const F& f) {
 Batch batch_of(const at::Tensor& addresses, const at::Tensor& segment_offset,
                const at::Tensor& features, int64_t rank, int64_t ranks, int64_t buckets) {
   TORCH_CHECK_VALUE(ranks >= 1 && rank >= 0 && rank < ranks, "rank: ", rank, " of ", ranks);
-  Batch batch;
-  batch.addresses = int64s(addresses, addresses.numel(), "addresses");
   TORCH_CHECK_VALUE(addresses.numel() <= std::numeric_limits<int32_t>::max(), "addresses: ",
                     addresses.numel(), " accesses in a batch, and positions are of 32 bits");
+  Batch batch;
+  batch.addresses = int64s(addresses, addresses.numel(), "addresses");
   batch.rank = rank;
   batch.ranks = ranks;
   batch.buckets = buckets;
   batch.position_bits = bit_width(static_cast<uint64_t>(std::max<int64_t>(addresses.numel() - 1, 0)));
-  const auto view = features_of(features, segment_offset);
-  TORCH_CHECK_VALUE(view.segment_offset[view.count] == addresses.numel(),
-                    "segment_offset: ends at ", view.segment_offset[view.count], ", and there are ",
-                    addresses.numel(), " addresses");
+  const Features view = features_of(features, segment_offset);
+  TORCH_CHECK_VALUE(view.accesses() == addresses.numel(), "segment_offset: ends at ",
+                    view.accesses(), ", and there are ", addresses.numel(), " addresses");
   for (int64_t f = 0; f < view.count; ++f) {
     const int64_t begin = view.begin(f), end = view.end(f);
     if (!view[f].has_gradient || begin == end) continue;
@@ -78,50 +85,73 @@ Batch batch_of(const at::Tensor& addresses, const at::Tensor& segment_offset,
   return batch;
 }
 
-// Lays out the key space: replicas of a bucket, then its rows at each rank.
+OPER_SIMD void extend_by(const int64_t* addresses, int64_t size, Extent& extent) {
+  extend(addresses, size, extent);
+}
+
+// Lays out the key space: a bucket's replicas, then its rows at each rank.
 void number_rows(Batch& batch, int64_t chunks) {
-  std::vector<std::vector<LargestSlot>> found(chunks, std::vector<LargestSlot>(batch.buckets));
+  std::vector<Extent> found(chunks * batch.buckets);
   for_each_chunk(chunks, batch.elements, [&](int64_t chunk, int64_t first, int64_t last) {
     batch.for_each_piece(first, last, [&](const SortedSegment& s, int64_t begin, int64_t end) {
-      found[chunk][s.bucket].add(batch.addresses + begin, end - begin, batch.ranks);
+      extend_by(batch.addresses + begin, end - begin, found[chunk * batch.buckets + s.bucket]);
     });
   });
-  const int64_t codes = batch.ranks + 1;
   uint64_t key = 0;
   for (int64_t bucket = 0; bucket < batch.buckets; ++bucket) {
     int64_t slots = 0;
-    for (const auto& chunk : found) {
-      TORCH_CHECK_INDEX(!chunk[bucket].bad, "addresses: one of bucket ", bucket,
-                        " names none of ", batch.ranks, " ranks");
-      slots = std::max(slots, chunk[bucket].slot + 1);
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+      const Extent& extent = found[chunk * batch.buckets + bucket];
+      TORCH_CHECK_INDEX(extent.field_code < static_cast<uint64_t>(batch.field_codes()),
+                        "addresses: one of bucket ", bucket, " names none of ", batch.ranks,
+                        " ranks");
+      slots = std::max(slots, extent.slot + 1);
     }
-    for (int64_t code = 0; code < codes; ++code) {
-      batch.base.push_back(key);
+    for (int64_t code = 0; code < batch.owner_codes(); ++code) {
+      batch.first_key.push_back(key);
       key += static_cast<uint64_t>(slots);
     }
+    const auto first = batch.first_key.end() - batch.owner_codes();
+    batch.base.push_back(first[0]);
+    batch.base.push_back(first[1 + batch.rank]);
+    batch.base.insert(batch.base.end(), first + 1, batch.first_key.end());
   }
-  batch.base.push_back(key);
+  batch.first_key.push_back(key);
+}
+
+// f(constant) with the number of passes as a constant.
+template <typename F>
+void with_passes(int passes, const F& f) {
+  switch (passes) {
+    case 0: return f(std::integral_constant<int, 0>{});
+    case 1: return f(std::integral_constant<int, 1>{});
+    case 2: return f(std::integral_constant<int, 2>{});
+    case 3: return f(std::integral_constant<int, 3>{});
+    case 4: return f(std::integral_constant<int, 4>{});
+    default: return f(std::integral_constant<int, 5>{});
+  }
 }
 
 using Runs = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
 template <typename Access>
 Runs sort(const Batch& batch, int64_t chunks) {
-  const int64_t n = batch.elements, codes = batch.ranks + 1;
+  const int64_t n = batch.elements;
   const int bits = batch.position_bits;
-  const Digits digits = Digits::of(bit_width(std::max<uint64_t>(batch.base.back(), 1) - 1));
+  const Digits digits = Digits::of(batch.key_bits());
   const int64_t radix = digits.radix(), stride = digits.passes * radix;
   std::vector<uint32_t> counts(chunks * stride);
-  const int64_t words = sizeof(Access) / sizeof(int64_t);
-  const auto scratch = at::empty({2, n * words}, at::kLong);
+  const at::Tensor scratch = pooled_tensor(2 * n * sizeof(Access) / sizeof(int64_t), at::kLong);
   auto* from = static_cast<Access*>(scratch.mutable_data_ptr());
   auto* to = from + n;
 
-  for_each_chunk(chunks, n, [&](int64_t chunk, int64_t first, int64_t last) {
-    batch.for_each_piece(first, last, [&](const SortedSegment& s, int64_t begin, int64_t end) {
-      build_accesses(batch.addresses, begin, end, OwnerCode{batch.rank},
-                     batch.base.data() + s.bucket * codes, bits, digits,
-                     from + s.element + begin - s.begin, counts.data() + chunk * stride);
+  with_passes(digits.passes, [&](auto passes) {
+    for_each_chunk(chunks, n, [&](int64_t chunk, int64_t first, int64_t last) {
+      batch.for_each_piece(first, last, [&](const SortedSegment& s, int64_t begin, int64_t end) {
+        build_accesses<passes>(batch.addresses, begin, end,
+                               batch.base.data() + s.bucket * batch.field_codes(), bits, digits,
+                               from + s.element + begin - s.begin, counts.data() + chunk * stride);
+      });
     });
   });
   bool moved = false;
@@ -143,31 +173,36 @@ Runs sort(const Batch& batch, int64_t chunks) {
     moved = true;
   }
 
+  // The other half of the scratch is free for where runs start, until their number is known.
+  auto* const found = reinterpret_cast<int32_t*>(to);
   std::vector<int64_t> first_run(chunks + 1);
+  at::Tensor positions = pooled_tensor(n, at::kInt);
+  auto* const position = positions.mutable_data_ptr<int32_t>();
   for_each_chunk(chunks, n, [&](int64_t chunk, int64_t first, int64_t last) {
-    first_run[chunk + 1] = count_runs(from, first, last, bits);
+    first_run[chunk + 1] = find_runs(from, first, last, bits, position, found + first);
   });
   std::partial_sum(first_run.begin(), first_run.end(), first_run.begin());
   const int64_t runs = first_run.back();
-  auto positions = at::empty({n}, at::kInt), run_start = at::empty({runs + 1}, at::kInt);
-  auto run_slot = at::empty({runs}, at::kLong);
-  auto run_count = at::empty({batch.buckets * codes + 1}, at::kLong);
-  auto* start = run_start.mutable_data_ptr<int32_t>();
-  auto* slot = run_slot.mutable_data_ptr<int64_t>();
-  for_each_chunk(chunks, n, [&](int64_t chunk, int64_t first, int64_t last) {
-    write_runs(from, first, last, bits, positions.mutable_data_ptr<int32_t>(),
-               start + first_run[chunk], slot + first_run[chunk]);
+  at::Tensor run_start = pooled_tensor(runs + 1, at::kInt), run_slot = pooled_tensor(runs, at::kLong);
+  auto* const start = run_start.mutable_data_ptr<int32_t>();
+  auto* const slot = run_slot.mutable_data_ptr<int64_t>();
+  for_each_chunk(chunks, n, [&](int64_t chunk, int64_t first, int64_t) {
+    for (int64_t run = first_run[chunk]; run < first_run[chunk + 1]; ++run) {
+      start[run] = found[first + run - first_run[chunk]];
+      slot[run] = static_cast<int64_t>(from[start[run]].key(bits));
+    }
   });
   start[runs] = static_cast<int32_t>(n);
 
-  // Keys ascend: those of a (bucket, owner code) are a range, and become slots in it.
-  auto* count = run_count.mutable_data_ptr<int64_t>();
+  // Keys ascend: those of a bucket and owner code are a range, and become slots in it.
+  at::Tensor run_count = at::empty({batch.buckets * batch.owner_codes() + 1}, at::kLong);
+  auto* const count = run_count.mutable_data_ptr<int64_t>();
   count[0] = 0;
-  for (int64_t c = 0; c < batch.buckets * codes; ++c) {
-    const auto base = static_cast<int64_t>(batch.base[c]);
-    const auto end = static_cast<int64_t>(batch.base[c + 1]);
-    count[c + 1] = std::lower_bound(slot + count[c], slot + runs, end) - slot;
-    for (int64_t run = count[c]; run < count[c + 1]; ++run) slot[run] -= base;
+  for (int64_t c = 0; c < batch.buckets * batch.owner_codes(); ++c) {
+    const auto first = static_cast<int64_t>(batch.first_key[c]);
+    const auto last = static_cast<int64_t>(batch.first_key[c + 1]);
+    count[c + 1] = std::lower_bound(slot + count[c], slot + runs, last) - slot;
+    for (int64_t run = count[c]; run < count[c + 1]; ++run) slot[run] -= first;
   }
   return {positions, run_start, run_slot, run_count};
 }
@@ -175,12 +210,11 @@ Runs sort(const Batch& batch, int64_t chunks) {
 Runs sort_accesses(const at::Tensor& addresses, const at::Tensor& segment_offset,
                    const at::Tensor& features, int64_t rank, int64_t ranks, int64_t buckets) {
   Batch batch = batch_of(addresses, segment_offset, features, rank, ranks, buckets);
-  const int64_t chunks = std::clamp<int64_t>(batch.elements / kAccessesPerChunk, 1,
-                                             at::get_num_threads());
+  const int64_t chunks =
+      std::clamp<int64_t>(batch.elements / kAccessesPerChunk, 1, at::get_num_threads());
   number_rows(batch, chunks);
-  const int key_bits = bit_width(std::max<uint64_t>(batch.base.back(), 1) - 1);
-  return key_bits + batch.position_bits <= 64 ? sort<NarrowAccess>(batch, chunks)
-                                              : sort<WideAccess>(batch, chunks);
+  return batch.key_bits() + batch.position_bits <= 64 ? sort<NarrowAccess>(batch, chunks)
+                                                      : sort<WideAccess>(batch, chunks);
 }
 
 bool one_per_bag(const at::Tensor& offsets) {

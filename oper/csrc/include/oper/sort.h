@@ -8,9 +8,9 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <limits>
 
 #include "oper/address.h"
+#include "oper/simd.h"
 
 namespace oper {
 
@@ -21,20 +21,35 @@ struct SortedSegment {
   int64_t bucket;
 };
 
-// The owner code of an access: 0 for a replica, else 1 + the rank that owns the row.
-struct OwnerCode {
-  int64_t rank;
+// Which of `ranks + 2` an address's field is: 0 for a replica, 1 for a row of the reader's own,
+// 2 + r for one of rank r; any other is not a field. The two highest fields come round to 0.
+constexpr uint64_t kFieldsAbove = 2;
+static_assert(kReplica + kFieldsAbove == 1 << 23 && kLocal == kReplica + 1);
 
-  static bool valid(int64_t address, int64_t ranks) {
-    const uint64_t field = static_cast<uint64_t>(address) >> kSlotBits;
-    return (field < static_cast<uint64_t>(ranks)) | (field == kLocal) | (field == kReplica);
-  }
+inline uint64_t field_code(uint64_t address) {
+  return (address + (kFieldsAbove << kSlotBits)) << 1 >> (kSlotBits + 1);
+}
 
-  int64_t operator()(int64_t address) const {
-    const int64_t field = field_of(address);
-    return field == kReplica ? 0 : (field == kLocal ? rank : field) + 1;
-  }
+// What bounds the addresses of a bucket: no field code and no slot is larger.
+struct Extent {
+  uint64_t field_code = 0;
+  int64_t slot = -1;
 };
+
+OPER_INLINE void extend(const int64_t* addresses, int64_t size, Extent& extent) {
+  constexpr uint64_t kSign = uint64_t{1} << 63;
+  uint64_t sign = 0, largest = 0;
+  int64_t slot = extent.slot;
+  for (int64_t n = 0; n < size; ++n) {
+    const auto address = static_cast<uint64_t>(addresses[n]);
+    sign |= address;
+    largest = std::max(largest, (address + (kFieldsAbove << kSlotBits)) & ~kSign);
+    slot = std::max(slot, slot_of(addresses[n]));
+  }
+  // A negative address is of no field.
+  extent.field_code = std::max(extent.field_code, (sign & kSign ? ~kSign : largest) >> kSlotBits);
+  extent.slot = slot;
+}
 
 // Key and position in one word.
 struct NarrowAccess {
@@ -61,8 +76,9 @@ struct WideAccess {
 
 // How a key is cut into digits.
 struct Digits {
-  // Digits of 12 bits: twice as many places to write to than caches like, and a pass less.
-  static constexpr int kMostBits = 12;
+  // Digits of 13 bits have more places to write to than caches like, and still two passes of them
+  // take less time than three of 9.
+  static constexpr int kMostBits = 13;
 
   int passes;
   int bits;
@@ -72,44 +88,30 @@ struct Digits {
     return {passes, passes ? (key_bits + passes - 1) / passes : 0};
   }
   int64_t radix() const { return int64_t{1} << bits; }
-  uint64_t digit(uint64_t key, int pass) const {
-    return key >> (pass * bits) & static_cast<uint64_t>(radix() - 1);
-  }
 };
 
-// The largest slot of addresses [0, size), or -1; and whether any of them has an unknown field.
-struct LargestSlot {
-  int64_t slot = -1;
-  bool bad = false;
-
-  void add(const int64_t* addresses, int64_t size, int64_t ranks) {
-    for (int64_t n = 0; n < size; ++n) {
-      bad |= !OwnerCode::valid(addresses[n], ranks);
-      slot = std::max(slot, addresses[n] & kSlotMask);
-    }
-  }
-};
-
-// Build the elements of addresses [begin, end) of one bucket, and count the digits of all passes
-// in counts [passes, radix]. `base` is the first key of each owner code.
-template <typename Access>
-void build_accesses(const int64_t* addresses, int64_t begin, int64_t end, const OwnerCode& owner,
-                    const uint64_t* base, int position_bits, const Digits& digits, Access* out,
-                    uint32_t* counts) {
+// The elements of addresses [begin, end) of one bucket; the digits of all passes are counted in
+// counts [passes, radix]. `base` is the first key of each field code.
+template <int kPasses, typename Access>
+void build_accesses(const int64_t* addresses, int64_t begin, int64_t end, const uint64_t* base,
+                    int position_bits, const Digits& digits, Access* out, uint32_t* counts) {
+  const int bits = digits.bits;
+  const int64_t radix = digits.radix();
   for (int64_t position = begin; position < end; ++position) {
-    const int64_t address = addresses[position];
-    const uint64_t slot = static_cast<uint64_t>(address & kSlotMask);
-    const uint64_t key = base[owner(address)] + slot;
+    const auto address = static_cast<uint64_t>(addresses[position]);
+    const uint64_t key = base[field_code(address)] + (address & kSlotMask);
     *out++ = Access::of(key, position, position_bits);
-    for (int pass = 0; pass < digits.passes; ++pass)
-      ++counts[pass * digits.radix() + digits.digit(key, pass)];
+    for (int pass = 0; pass < kPasses; ++pass)
+      ++counts[pass * radix + static_cast<int64_t>(key >> (pass * bits) & (radix - 1))];
   }
 }
 
 template <typename Access>
 void count_digits(const Access* in, int64_t size, int position_bits, const Digits& digits, int pass,
                   uint32_t* counts) {
-  for (int64_t n = 0; n < size; ++n) ++counts[digits.digit(in[n].key(position_bits), pass)];
+  const int shift = pass * digits.bits;
+  const uint64_t mask = digits.radix() - 1;
+  for (int64_t n = 0; n < size; ++n) ++counts[in[n].key(position_bits) >> shift & mask];
 }
 
 // Counts of each chunk and digit, chunks `stride` apart, become the first place of each. Returns
@@ -133,34 +135,27 @@ inline bool places_of_counts(uint32_t* counts, int64_t chunks, int64_t stride, i
 template <typename Access>
 void scatter_pass(const Access* in, int64_t size, int position_bits, const Digits& digits, int pass,
                   uint32_t* places, Access* out) {
+  const int shift = pass * digits.bits;
+  const uint64_t mask = digits.radix() - 1;
   for (int64_t n = 0; n < size; ++n)
-    out[places[digits.digit(in[n].key(position_bits), pass)]++] = in[n];
+    out[places[in[n].key(position_bits) >> shift & mask]++] = in[n];
 }
 
-// Runs that begin in sorted elements [begin, end).
+// Positions of sorted elements [begin, end), and the elements at which runs start, whose number is
+// returned; there is room for end - begin of them, as each is written before it is known to be one.
 template <typename Access>
-int64_t count_runs(const Access* sorted, int64_t begin, int64_t end, int position_bits) {
-  int64_t runs = begin == 0 && end > 0;
-  for (int64_t n = std::max<int64_t>(begin, 1); n < end; ++n)
-    runs += sorted[n].key(position_bits) != sorted[n - 1].key(position_bits);
-  return runs;
-}
-
-// Positions of sorted elements [begin, end), and first element and key of the runs that begin
-// there, to start and key from `run` on.
-template <typename Access>
-void write_runs(const Access* sorted, int64_t begin, int64_t end, int position_bits,
-                int32_t* positions, int32_t* start, int64_t* key) {
-  uint64_t last = begin > 0 ? sorted[begin - 1].key(position_bits)
-                            : std::numeric_limits<uint64_t>::max();
+int64_t find_runs(const Access* sorted, int64_t begin, int64_t end, int position_bits,
+                  int32_t* positions, int32_t* start) {
+  int64_t runs = 0;
+  uint64_t last = begin > 0 ? sorted[begin - 1].key(position_bits) : 0;
   for (int64_t n = begin; n < end; ++n) {
     positions[n] = sorted[n].position(position_bits);
-    const uint64_t here = sorted[n].key(position_bits);
-    if (here == last) continue;
-    last = here;
-    *start++ = static_cast<int32_t>(n);
-    *key++ = static_cast<int64_t>(here);
+    const uint64_t key = sorted[n].key(position_bits);
+    start[runs] = static_cast<int32_t>(n);
+    runs += n == 0 || key != last;
+    last = key;
   }
+  return runs;
 }
 
 }  // namespace oper
