@@ -23,6 +23,16 @@ if TYPE_CHECKING:
     from oper.planner.counting import profile as profile
     from oper.planner.planner import Settings as Settings
     from oper.planner.profile import Profile as Profile
+    from oper.runtime.torchrec import (
+        OperEmbeddingBagCollectionSharder as OperEmbeddingBagCollectionSharder,
+    )
+    from oper.runtime.torchrec import (
+        OperEmbeddingCollectionSharder as OperEmbeddingCollectionSharder,
+    )
+    from oper.runtime.torchrec import counters as counters
+    from oper.runtime.torchrec import shard as shard
+    from oper.runtime.torchrec import torchrec_plan as torchrec_plan
+    from oper.runtime.torchrec_planner import OperShardingPlanner as OperShardingPlanner
     from oper.tables import Table as Table
     from oper.topology import Topology as Topology
 
@@ -30,29 +40,44 @@ __version__ = "0.1.0"
 
 _HOME = {
     "AddressMap": ("oper.address_map", "AddressMap"),
+    "OperEmbeddingBagCollectionSharder": (
+        "oper.runtime.torchrec",
+        "OperEmbeddingBagCollectionSharder",
+    ),
+    "OperEmbeddingCollectionSharder": ("oper.runtime.torchrec", "OperEmbeddingCollectionSharder"),
     "OperError": ("oper.errors", "OperError"),
+    "OperShardingPlanner": ("oper.runtime.torchrec_planner", "OperShardingPlanner"),
     "Plan": ("oper.plan", "Plan"),
     "Profile": ("oper.planner.profile", "Profile"),
     "Settings": ("oper.planner.planner", "Settings"),
     "Table": ("oper.tables", "Table"),
     "Topology": ("oper.topology", "Topology"),
     "Workload": ("oper.cost", "Workload"),
+    "counters": ("oper.runtime.torchrec", "counters"),
     "load_plan": ("oper.plan", "load_plan"),
     "make_plan": ("oper.planner.assemble", "plan_and_save"),
     "profile": ("oper.planner.counting", "profile"),
+    "shard": ("oper.runtime.torchrec", "shard"),
+    "torchrec_plan": ("oper.runtime.torchrec", "torchrec_plan"),
 }
 __all__ = [
     "AddressMap",
+    "OperEmbeddingBagCollectionSharder",
+    "OperEmbeddingCollectionSharder",
     "OperError",
+    "OperShardingPlanner",
     "Plan",
     "Profile",
     "Settings",
     "Table",
     "Topology",
     "Workload",
+    "counters",
     "load_plan",
     "make_plan",
     "profile",
+    "shard",
+    "torchrec_plan",
 ]
 
 

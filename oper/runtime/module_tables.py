@@ -1,0 +1,124 @@
+"""The tables of a TorchRec model, found in a plan by name, and what trains each of them.
+
+A plan places tables; a model has collections of them. They meet by the tables' names: sizes and
+dtypes must be those of the plan. The optimizer is the one that `apply_optimizer_in_backward` gave
+a table's parameter, over the sharder's fused parameters, as in TorchRec.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+
+from oper.errors import OperError
+from oper.plan import Plan
+from oper.runtime.optimizers import Optimizer
+from oper.runtime.tables import NO_OPTIMIZER, EmbeddingTable
+from oper.tables import Table, tables_of
+
+_log = logging.getLogger(__name__)
+
+# FBGEMM's names of an optimizer's settings in fused parameters, and torch's.
+_TORCH_NAMES = {"learning_rate": "lr"}
+# What a config may ask for that no row of ours can give.
+_UNSUPPORTED = ("use_virtual_table", "enable_embedding_update", "num_embeddings_post_pruning")
+
+
+def collections(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The collections of a model that a sharder of ours takes, by their path.
+
+    By their exact type, as TorchRec's DistributedModelParallel looks for a sharder.
+    """
+    for path, inner in module.named_modules():
+        if type(inner) in (EmbeddingBagCollection, EmbeddingCollection):
+            yield path, inner
+
+
+def configs(collection: nn.Module) -> Sequence[Any]:
+    """The configs of a collection's tables, in order."""
+    if isinstance(collection, EmbeddingBagCollection):
+        return collection.embedding_bag_configs()
+    return collection.embedding_configs()
+
+
+def parameters(collection: nn.Module) -> dict[str, nn.Parameter]:
+    """The weight of each table by its name."""
+    bags = isinstance(collection, EmbeddingBagCollection)
+    tables = collection.embedding_bags if bags else collection.embeddings
+    return {name: table.weight for name, table in tables.items()}
+
+
+def check_tables(plan: Plan, collection: nn.Module) -> None:
+    """OperError where a plan lacks a table of a collection or has one of another size or dtype, or
+    a config asks for what is not supported."""
+    for config, mine in zip(configs(collection), tables_of(collection), strict=True):
+        planned = plan.tables[plan.table_index(config.name)]
+        for name in _UNSUPPORTED:
+            if getattr(config, name, None):
+                raise OperError(
+                    f"table {config.name!r}: its config sets {name}, which OPER does not support; "
+                    "leave the table to a sharder of TorchRec's, or unset it"
+                )
+        if (planned.rows, planned.dim, planned.dtype) != (mine.rows, mine.dim, mine.dtype):
+            raise OperError(
+                f"table {mine.name!r}: the plan has {planned.rows:,} rows of dim {planned.dim}, "
+                f"{planned.dtype}, and the model {mine.rows:,} of dim {mine.dim}, {mine.dtype}; "
+                "plan for the tables of this model"
+            )
+
+
+def match_tables(
+    plan: Plan, collection: nn.Module, fused_params: Mapping[str, Any] | None
+) -> list[EmbeddingTable]:
+    """The tables of a collection as the engine takes them, in order. OperError as `check_tables`.
+    """
+    check_tables(plan, collection)
+    weights, found = parameters(collection), []
+    for config in configs(collection):
+        index = plan.table_index(config.name)
+        pooling = getattr(config, "pooling", None)
+        optimizer = optimizer_of(weights[config.name], fused_params)
+        _warn_of_other_optimizer(plan, plan.tables[index], optimizer)
+        found.append(
+            EmbeddingTable(
+                index=index,
+                features=tuple(config.feature_names),
+                pooling="none" if pooling is None else pooling.name.lower(),
+                optimizer=optimizer,
+                fill=config.init_fn,
+            )
+        )
+    return found
+
+
+def optimizer_of(parameter: nn.Parameter, fused_params: Mapping[str, Any] | None) -> Optimizer:
+    """What trains a table: none where its parameter is frozen, else the optimizer put on it by
+    `apply_optimizer_in_backward`, else the fused parameters' (SGD where they name none)."""
+    if not parameter.requires_grad:
+        return NO_OPTIMIZER
+    fused = dict(fused_params or {})
+    classes = getattr(parameter, "_optimizer_classes", [])
+    if not classes:
+        return Optimizer.of_fused(fused)
+    if len(classes) > 1:
+        raise OperError(
+            f"{len(classes)} optimizers were put on one table "
+            f"({', '.join(c.__name__ for c in classes)}), and at most one is supported"
+        )
+    fused.pop("optimizer", None)
+    settings = {_TORCH_NAMES.get(name, name): value for name, value in fused.items()}
+    return Optimizer.of_torch(classes[0], settings | parameter._optimizer_kwargs[0])
+
+
+def _warn_of_other_optimizer(plan: Plan, planned: Table, optimizer: Optimizer) -> None:
+    if not plan.workload.training or optimizer.kind in ("none", planned.optimizer):
+        return
+    _log.warning(
+        "table %r: the plan was made for %s, and it is trained with %s; the plan's balance of "
+        "memory does not hold for it",
+        planned.name,
+        planned.optimizer,
+        optimizer.kind,
+    )

@@ -1,0 +1,165 @@
+"""Tables as TorchRec's state dicts hold them: contiguous blocks of rows, one a rank.
+
+A table of n rows on M ranks has its rows [r·b, (r + 1)·b), b = ⌈n / M⌉, in a ShardedTensor's shard
+on rank r, whatever the plan: as TorchRec's row-wise sharding has them. (Shards that follow the
+plan's runs of rows would be correct too, and a thousand times slower to save.) Ranks beyond the
+last row have no shard.
+
+Blocks are copies. TorchRec's are not, and torch.distributed.checkpoint loads in place; so blocks
+that were handed out are kept until the tables are next used, and those that were written to by
+then are written back.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed._shard.metadata import ShardMetadata
+from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
+from torch.distributed._shard.sharded_tensor.metadata import (
+    ShardedTensorMetadata,
+    TensorProperties,
+)
+from torch.distributed.tensor import DTensor
+from torchrec.distributed.shards_wrapper import LocalShardsWrapper
+
+from oper.errors import OperError
+from oper.runtime.embedding import Embedding
+from oper.runtime.optimizers import State
+from oper.runtime.tables import TORCH_DTYPE
+
+
+def row_blocks(rows: int, ranks: int) -> list[tuple[int, int]]:
+    """First row and number of rows of each rank's block; ranks beyond the last row have none."""
+    each = -(-rows // ranks)
+    return [(first, min(each, rows - first)) for first in range(0, rows, each)]
+
+
+@dataclass(frozen=True)
+class _HandedOut:
+    """A block that a state dict holds: rows of a table, or of a state of its optimizer."""
+
+    table: int
+    state: State | None
+    first: int
+    values: torch.Tensor
+    version: int  # of `values`, when they were filled
+
+
+class TableBlocks:
+    """The tables of one engine in blocks. All calls are to be made on all ranks."""
+
+    def __init__(self, engine: Embedding, group: dist.ProcessGroup | None) -> None:
+        self._engine, self._group = engine, group
+        self._tables = [engine.plan.tables[table.index] for table in engine.tables]
+        self._handed_out: list[_HandedOut] = []
+
+    def read(self, tables: Sequence[int], state: State | None = None) -> list[Any]:
+        """Copies of tables, or of a state of their optimizer: ShardedTensors [rows, dim] or
+        [rows]; plain tensors where there is no process group."""
+        self.write_back()
+        places = [self._block(t) for t in tables]
+        requests = [(t, first, count) for t, (first, count) in zip(tables, places, strict=True)]
+        blocks = self._engine.read_rows(requests, state.name if state else None)
+        found = []
+        for table, (first, _), block in zip(tables, places, blocks, strict=True):
+            planned = self._tables[table]
+            dtype = torch.float32 if state else TORCH_DTYPE.get(planned.dtype, torch.float32)
+            values = block.to(dtype)
+            self._handed_out.append(_HandedOut(table, state, first, values, values._version))
+            found.append(self._sharded(planned.rows, values) if self._group else values)
+        return found
+
+    def write(self, values: Mapping[int, Any], state: State | None = None) -> None:
+        """Give tables new values: ShardedTensors or DTensors sharded by rows in any way, of which
+        each rank writes what it has, or whole tensors, of which each writes its block."""
+        self.write_back()
+        entries = [
+            (table, first, part)
+            for table, value in values.items()
+            for first, part in self._parts(table, value, state)
+        ]
+        self._engine.write_rows(entries, state.name if state else None)
+
+    def write_back(self) -> None:
+        """Write blocks that were changed since they were handed out to the tables, and forget all
+        of them."""
+        if not self._handed_out:
+            return
+        blocks, self._handed_out = self._handed_out, []
+        # On all ranks alike, though on each of them others may have been changed, or none.
+        for name in dict.fromkeys(b.state.name if b.state else None for b in blocks):
+            changed = [
+                (b.table, b.first, b.values)
+                for b in blocks
+                if (b.state.name if b.state else None) == name and b.values._version != b.version
+            ]
+            self._engine.write_rows(changed, name)
+
+    def _block(self, table: int) -> tuple[int, int]:
+        """First row and number of rows of this rank's block of a table."""
+        rows = self._tables[table].rows
+        blocks = row_blocks(rows, self._engine.ranks)
+        return blocks[self._engine.rank] if self._engine.rank < len(blocks) else (rows, 0)
+
+    def _sharded(self, rows: int, block: torch.Tensor) -> ShardedTensor:
+        tail = list(block.shape[1:])
+        shards = [
+            ShardMetadata(
+                [first] + [0] * len(tail),
+                [count, *tail],
+                f"rank:{dist.get_global_rank(self._group, rank)}/cpu",
+            )
+            for rank, (first, count) in enumerate(row_blocks(rows, self._engine.ranks))
+        ]
+        return ShardedTensor._init_from_local_shards_and_global_metadata(
+            [Shard(block, shards[self._engine.rank])] if len(block) else [],
+            ShardedTensorMetadata(
+                shards, torch.Size([rows, *tail]), TensorProperties(dtype=block.dtype)
+            ),
+            process_group=self._group,
+        )
+
+    def _parts(
+        self, table: int, value: Any, state: State | None
+    ) -> list[tuple[int, torch.Tensor]]:
+        """What this rank is to write of a value: first rows, and the values from there on."""
+        planned = self._tables[table]
+        whole = (planned.rows,) if state and state.rowwise else (planned.rows, planned.dim)
+        if not isinstance(value, torch.Tensor) or tuple(value.shape) != whole:
+            given = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+            what = f"{state.name} of its optimizer" if state else "weight"
+            raise OperError(
+                f"table {planned.name!r}: the state dict's {what} is {given}, and {whole} was needed"
+            )
+        parts = _local_parts(value)
+        if parts is None:
+            first, count = self._block(table)
+            parts = [((first, 0), value.detach()[first : first + count])]
+        for offset, part in parts:
+            if part.shape[1:] != whole[1:] or any(offset[1:]):
+                raise OperError(
+                    f"table {planned.name!r}: the state dict holds it in shards of columns, which "
+                    "cannot be loaded directly; save it with torch.distributed.checkpoint and load "
+                    "that into this model's state dict"
+                )
+        return [(offset[0], part.detach()) for offset, part in parts if len(part)]
+
+
+def _local_parts(value: torch.Tensor) -> list[tuple[Sequence[int], torch.Tensor]] | None:
+    """This rank's shards of a distributed tensor with their offsets; None of a plain one."""
+    if isinstance(value, ShardedTensor):
+        return [(s.metadata.shard_offsets, s.tensor) for s in value.local_shards()]
+    if not isinstance(value, DTensor):
+        return None
+    local = value.to_local()
+    if isinstance(local, LocalShardsWrapper):
+        return list(zip(local.local_offsets(), local.local_shards(), strict=True))
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    _, offset = compute_local_shape_and_global_offset(
+        value.shape, value.device_mesh, value.placements
+    )
+    return [(offset, local)]

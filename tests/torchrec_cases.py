@@ -1,0 +1,221 @@
+"""What ranks do in tests of the TorchRec side: functions that a RankPool runs."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimizer_in_backward
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.types import ShardingEnv
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+from torchrec.optim.optimizers import in_backward_optimizer_filter
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+
+import oper
+from tests.torchrec_models import (
+    SAMPLES,
+    Inputs,
+    Model,
+    Reference,
+    batch,
+    embedding_weights,
+    make_a_plan,
+)
+
+OPTIMIZERS = {
+    "sgd": torch.optim.SGD,
+    "adagrad": torch.optim.Adagrad,
+    "rowwise_adagrad": RowWiseAdagrad,
+    "adam": torch.optim.Adam,
+}
+LR, DENSE_LR, STEPS = 0.5, 0.05, 3
+
+
+def group_of(ranks: int) -> dist.ProcessGroup | None:
+    """A group of the first ranks of all; to be called on all of them."""
+    if ranks == dist.get_world_size():
+        return dist.group.WORLD
+    return dist.new_group(list(range(ranks)))
+
+
+def sharded(
+    kind: str = "sgd",
+    extra: float = 0.2,
+    group: dist.ProcessGroup | None = None,
+    device: str = "cpu",
+    lr: float = LR,
+) -> tuple[DistributedModelParallel, CombinedOptimizer]:
+    """The model sharded over a group, and the optimizer of all of it."""
+    group = group or dist.group.WORLD
+    model = Model(device)
+    if kind == "none":
+        for weight in embedding_weights(model).values():
+            weight.requires_grad_(False)
+    else:
+        weights = list(embedding_weights(model).values())
+        apply_optimizer_in_backward(OPTIMIZERS[kind], weights, {"lr": lr})
+    plan = make_a_plan(model, dist.get_world_size(group), extra)
+    made = oper.shard(model, plan, env=ShardingEnv.from_process_group(group))
+    return made, all_optimizers(made)
+
+
+def all_optimizers(model: nn.Module) -> CombinedOptimizer:
+    """The tables' optimizers, and SGD for the parameters that have none."""
+    dense = dict(in_backward_optimizer_filter(model.named_parameters()))
+    wrapped = KeyedOptimizerWrapper(dense, lambda params: torch.optim.SGD(params, lr=DENSE_LR))
+    return CombinedOptimizer([model.fused_optimizer, wrapped])
+
+
+def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Inputs) -> torch.Tensor:
+    """One step of a script; its output before the step."""
+    optimizer.zero_grad()
+    loss, output = model(inputs)
+    loss.backward()
+    optimizer.step()
+    return output.detach()
+
+
+def whole_model(model: nn.Module, group: dist.ProcessGroup | None = None) -> dict[str, Any]:
+    """Weights and optimizer states by key, as whole tensors."""
+    values = dict(model.state_dict())
+    for key, states in model.fused_optimizer.state_dict()["state"].items():
+        values |= {f"{key}/{name}": value for name, value in states.items()}
+    return whole(values, group)
+
+
+def whole(values: dict[str, Any], group: dist.ProcessGroup | None = None) -> dict[str, Any]:
+    """Values of a state dict as whole tensors, on all ranks of a group: with those of all ranks,
+    as TorchRec has optimizer states only where the tables are."""
+    mine = {}
+    for key, value in values.items():
+        shards = [([0] * value.dim(), value.detach())]
+        if isinstance(value, ShardedTensor):
+            shards = [(s.metadata.shard_offsets, s.tensor.detach()) for s in value.local_shards()]
+        mine[key] = (tuple(value.shape), shards)
+    everyone: list[Any] = [mine]
+    if dist.is_initialized():
+        everyone = [None] * dist.get_world_size(group)
+        dist.all_gather_object(everyone, mine, group=group)
+    result: dict[str, Any] = {}
+    for key, (shape, shards) in (pair for found in everyone for pair in found.items()):
+        full = result.setdefault(key, torch.full(shape, torch.nan, dtype=torch.float64))
+        for offset, part in shards:
+            full[tuple(slice(o, o + n) for o, n in zip(offset, part.shape, strict=True))] = part
+    return result
+
+
+def compare(found: dict[str, Any], expected: dict[str, Any], tolerance: float = 1e-5) -> None:
+    """Raise AssertionError where any value differs."""
+    assert set(found) == set(expected), set(found) ^ set(expected)
+    for key, value in expected.items():
+        torch.testing.assert_close(
+            found[key], value.double(), atol=tolerance, rtol=tolerance, msg=lambda m, k=key: f"{k}: {m}"
+        )
+
+
+def reference_state(reference: Reference) -> dict[str, Any]:
+    """What `whole_model` should find."""
+    found = {key: value.detach().clone() for key, value in reference.model.state_dict().items()}
+    for key, states in reference.state.items():
+        name = key.split(".")[-2]
+        found |= {f"{key}/{name}.{state}": value for state, value in states.items()}
+        if reference.kind == "adam":
+            found[f"{key}/{name}.iter"] = torch.tensor([reference.steps])
+    return found
+
+
+def train_and_compare(
+    rank: int, ranks: int, kind: str, extra: float, mutant: str | None = None
+) -> float:
+    """Outputs, tables and optimizer states against the reference after three steps; how far the
+    tables moved."""
+    with mutated(mutant):
+        model, optimizer = sharded(kind, extra)
+        reference = Reference(Model("cpu"), kind, LR, DENSE_LR)
+        start = reference_state(reference)
+        pairs = []
+        for step in range(STEPS):
+            batches = [batch(100 * step + r, SAMPLES + r) for r in range(ranks)]
+            with torch.no_grad():
+                _, expected = reference.model(batches[rank])
+            pairs.append((train_step(model, optimizer, batches[rank]), expected))
+            reference.step(batches)
+        found = whole_model(model)
+    # Collectives are over: a rank that fails now leaves none behind.
+    for output, expected in pairs:
+        torch.testing.assert_close(output, expected, atol=1e-4, rtol=1e-4)
+    compare(found, reference_state(reference), 1e-4)
+    return min(float((found[key] - start[key]).abs().max()) for key in start)
+
+
+@contextmanager
+def mutated(mutant: str | None) -> Iterator[None]:
+    """Break the engine in one way, or in none."""
+    yield
+
+
+def stock(kind: str, sharding: str, group: dist.ProcessGroup) -> DistributedModelParallel:
+    """The model sharded by TorchRec itself: "row_wise" or "table_wise"."""
+    model = Model("meta")
+    weights = list(embedding_weights(model).values())
+    apply_optimizer_in_backward(OPTIMIZERS[kind], weights, {"lr": LR})
+
+    class Bags(EmbeddingBagCollectionSharder):
+        def sharding_types(self, compute_device_type: str) -> list[str]:
+            return [sharding]
+
+    class Sequences(EmbeddingCollectionSharder):
+        def sharding_types(self, compute_device_type: str) -> list[str]:
+            return [sharding]
+
+    sharders = [Bags(), Sequences()]
+    planner = EmbeddingShardingPlanner(Topology(dist.get_world_size(group), "cpu"))
+    plan = planner.collective_plan(model, sharders, group)
+    env = ShardingEnv.from_process_group(group)
+    return DistributedModelParallel(model, env=env, plan=plan, sharders=sharders)
+
+
+def checkpoint(
+    rank: int, ranks: int, width: int, sharding: str, kind: str, load: str | None, save: str | None
+) -> dict[str, Any] | None:
+    """On the first `width` ranks, sharded by "oper" or as TorchRec does: load a checkpoint or train
+    two steps, save one, and train a step more. What was loaded or saved, and what came after."""
+    group = group_of(width)
+    if rank >= width:
+        return None
+    if sharding == "oper":
+        model, _ = sharded(kind, group=group, device="meta")
+    else:
+        model = stock(kind, sharding, group)
+    optimizer = all_optimizers(model)
+    # All ranks have the same batch, so that gradients do not depend on their number.
+    if load is None:
+        for step in range(2):
+            train_step(model, optimizer, batch(step))
+    else:
+        state = _state(model, kind)
+        dcp.load(state, checkpoint_id=load, process_group=group)
+        model.load_state_dict(state["model"])
+        if "optim" in state:
+            model.fused_optimizer.load_state_dict(state["optim"])
+    found = whole_model(model, group)
+    if save is not None:
+        dcp.save(_state(model, kind), checkpoint_id=save, process_group=group)
+    train_step(model, optimizer, batch(9))
+    return found | {f"after {key}": value for key, value in whole_model(model, group).items()}
+
+
+def _state(model: DistributedModelParallel, kind: str) -> dict[str, Any]:
+    """What scripts save. SGD has no state, and TorchRec's ranks without tables not even the key."""
+    state = {"model": model.state_dict()}
+    if kind != "sgd":
+        state["optim"] = model.fused_optimizer.state_dict()
+    return state
