@@ -39,29 +39,17 @@ OPTIMIZERS = {
 LR, DENSE_LR, STEPS = 0.5, 0.05, 3
 
 
-def group_of(ranks: int) -> dist.ProcessGroup | None:
-    """A group of the first ranks of all; to be called on all of them."""
-    if ranks == dist.get_world_size():
-        return dist.group.WORLD
-    return dist.new_group(list(range(ranks)))
-
-
 def sharded(
-    kind: str = "sgd",
-    extra: float = 0.2,
-    group: dist.ProcessGroup | None = None,
-    device: str = "cpu",
-    lr: float = LR,
+    group: dist.ProcessGroup, kind: str = "sgd", extra: float = 0.2, device: str = "cpu"
 ) -> tuple[DistributedModelParallel, CombinedOptimizer]:
     """The model sharded over a group, and the optimizer of all of it."""
-    group = group or dist.group.WORLD
     model = Model(device)
     if kind == "none":
         for weight in embedding_weights(model).values():
             weight.requires_grad_(False)
     else:
         weights = list(embedding_weights(model).values())
-        apply_optimizer_in_backward(OPTIMIZERS[kind], weights, {"lr": lr})
+        apply_optimizer_in_backward(OPTIMIZERS[kind], weights, {"lr": LR})
     plan = make_a_plan(model, dist.get_world_size(group), extra)
     made = oper.shard(model, plan, env=ShardingEnv.from_process_group(group))
     return made, all_optimizers(made)
@@ -83,7 +71,7 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Input
     return output.detach()
 
 
-def whole_model(model: nn.Module, group: dist.ProcessGroup | None = None) -> dict[str, Any]:
+def whole_model(model: nn.Module, group: dist.ProcessGroup) -> dict[str, Any]:
     """Weights and optimizer states by key, as whole tensors."""
     values = dict(model.state_dict())
     for key, states in model.fused_optimizer.state_dict()["state"].items():
@@ -91,7 +79,7 @@ def whole_model(model: nn.Module, group: dist.ProcessGroup | None = None) -> dic
     return whole(values, group)
 
 
-def whole(values: dict[str, Any], group: dist.ProcessGroup | None = None) -> dict[str, Any]:
+def whole(values: dict[str, Any], group: dist.ProcessGroup) -> dict[str, Any]:
     """Values of a state dict as whole tensors, on all ranks of a group: with those of all ranks,
     as TorchRec has optimizer states only where the tables are."""
     mine = {}
@@ -100,10 +88,8 @@ def whole(values: dict[str, Any], group: dist.ProcessGroup | None = None) -> dic
         if isinstance(value, ShardedTensor):
             shards = [(s.metadata.shard_offsets, s.tensor.detach()) for s in value.local_shards()]
         mine[key] = (tuple(value.shape), shards)
-    everyone: list[Any] = [mine]
-    if dist.is_initialized():
-        everyone = [None] * dist.get_world_size(group)
-        dist.all_gather_object(everyone, mine, group=group)
+    everyone: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, mine, group=group)
     result: dict[str, Any] = {}
     for key, (shape, shards) in (pair for found in everyone for pair in found.items()):
         full = result.setdefault(key, torch.full(shape, torch.nan, dtype=torch.float64))
@@ -133,12 +119,13 @@ def reference_state(reference: Reference) -> dict[str, Any]:
 
 
 def train_and_compare(
-    rank: int, ranks: int, kind: str, extra: float, mutant: str | None = None
+    rank: int, group: dist.ProcessGroup, kind: str, extra: float, mutant: str | None = None
 ) -> float:
     """Outputs, tables and optimizer states against the reference after three steps; how far the
     tables moved."""
     with mutated(mutant):
-        model, optimizer = sharded(kind, extra)
+        ranks = dist.get_world_size(group)
+        model, optimizer = sharded(group, kind, extra)
         reference = Reference(Model("cpu"), kind, LR, DENSE_LR)
         start = reference_state(reference)
         pairs = []
@@ -148,7 +135,7 @@ def train_and_compare(
                 _, expected = reference.model(batches[rank])
             pairs.append((train_step(model, optimizer, batches[rank]), expected))
             reference.step(batches)
-        found = whole_model(model)
+        found = whole_model(model, group)
     # Collectives are over: a rank that fails now leaves none behind.
     for output, expected in pairs:
         torch.testing.assert_close(output, expected, atol=1e-4, rtol=1e-4)
@@ -184,15 +171,17 @@ def stock(kind: str, sharding: str, group: dist.ProcessGroup) -> DistributedMode
 
 
 def checkpoint(
-    rank: int, ranks: int, width: int, sharding: str, kind: str, load: str | None, save: str | None
-) -> dict[str, Any] | None:
-    """On the first `width` ranks, sharded by "oper" or as TorchRec does: load a checkpoint or train
-    two steps, save one, and train a step more. What was loaded or saved, and what came after."""
-    group = group_of(width)
-    if rank >= width:
-        return None
+    rank: int,
+    group: dist.ProcessGroup,
+    sharding: str,
+    kind: str,
+    load: str | None,
+    save: str | None = None,
+) -> dict[str, Any]:
+    """Sharded by "oper" or as TorchRec does: load a checkpoint or train two steps, save one, and
+    train a step more. What was loaded or saved, and what came after."""
     if sharding == "oper":
-        model, _ = sharded(kind, group=group, device="meta")
+        model, _ = sharded(group, kind, device="meta")
     else:
         model = stock(kind, sharding, group)
     optimizer = all_optimizers(model)

@@ -4,44 +4,55 @@ Every rank makes or has whole blocks and writes them to whoever holds their rows
 not depend on the plan; a round has one block of each rank, so that little memory is needed.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
+import torch.distributed as dist
 
 from oper.runtime.embedding import Embedding
-from oper.runtime.initialise import BLOCK_ROWS, initial_rows
+from oper.runtime.initialise import BLOCK_ROWS, Fill, block_rows, initial_rows
+from oper.tables import Table
 
 
-def fill_tables(engine: Embedding) -> None:
-    """Give all rows the initial values of their tables, by the seed of rank 0's torch."""
-    seed = engine.node.from_first(torch.initial_seed())
-    blocks = list(_blocks(engine))
+def fill_tables(
+    engine: Embedding, fills: Sequence[Fill | None], group: dist.ProcessGroup | None
+) -> None:
+    """Give all rows the initial values that the tables' `fills` make, by the seed of rank 0's
+    torch. To be called on all ranks."""
+    # A seed is 64 bits without a sign.
+    seed = torch.tensor([torch.initial_seed() % (1 << 63)])
+    if group is not None:
+        dist.broadcast(seed, group=group, group_src=0)
+    tables = planned_tables(engine)
+    blocks = _blocks(tables, [block_rows(f, t) for f, t in zip(fills, tables, strict=True)])
     for begin in range(0, len(blocks), engine.ranks):
-        mine = blocks[begin + engine.rank : begin + engine.rank + 1]
+        mine = blocks[begin:][engine.rank : engine.rank + 1]
         engine.write_rows(
             [
-                (table, first, _initial(engine, table, seed, first, count))
-                for table, first, count in mine
-                if begin + engine.rank < len(blocks)
+                (t, first, initial_rows(fills[t], tables[t], int(seed), first, count))
+                for t, first, count in mine
             ]
         )
 
 
 def copy_tables(engine: Embedding, weights: Sequence[torch.Tensor]) -> None:
-    """Give all rows the values that rank 0 has of them: of each table [rows, dim]."""
-    for table, first, count in _blocks(engine):
-        block = [(table, first, weights[table][first : first + count])]
+    """Give all rows the values that rank 0 has of them: of each table [rows, dim]. To be called on
+    all ranks."""
+    tables = planned_tables(engine)
+    for t, first, count in _blocks(tables, [BLOCK_ROWS] * len(tables)):
+        block = [(t, first, weights[t][first : first + count])]
         engine.write_rows(block if engine.rank == 0 else [])
 
 
-def _initial(engine: Embedding, table: int, seed: int, first: int, count: int) -> torch.Tensor:
-    planned = engine.plan.tables[engine.tables[table].index]
-    return initial_rows(engine.tables[table].fill, planned, seed, first, count)
+def planned_tables(engine: Embedding) -> list[Table]:
+    """The tables of an engine as its plan has them."""
+    return [engine.plan.tables[table.index] for table in engine.tables]
 
 
-def _blocks(engine: Embedding) -> Iterator[tuple[int, int, int]]:
-    """All tables in blocks: table, first row, rows."""
-    for number, table in enumerate(engine.tables):
-        rows = engine.plan.tables[table.index].rows
-        for first in range(0, rows, BLOCK_ROWS):
-            yield number, first, min(BLOCK_ROWS, rows - first)
+def _blocks(tables: Sequence[Table], sizes: Sequence[int]) -> list[tuple[int, int, int]]:
+    """All rows in blocks: table, first row, rows."""
+    return [
+        (number, first, min(size, table.rows - first))
+        for number, (table, size) in enumerate(zip(tables, sizes, strict=True))
+        for first in range(0, table.rows, size)
+    ]

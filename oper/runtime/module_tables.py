@@ -20,8 +20,6 @@ from oper.tables import Table, tables_of
 
 _log = logging.getLogger(__name__)
 
-# FBGEMM's names of an optimizer's settings in fused parameters, and torch's.
-_TORCH_NAMES = {"learning_rate": "lr"}
 # What a config may ask for that no row of ours can give.
 _UNSUPPORTED = ("use_virtual_table", "enable_embedding_update", "num_embeddings_post_pruning")
 
@@ -87,7 +85,6 @@ def match_tables(
                 features=tuple(config.feature_names),
                 pooling="none" if pooling is None else pooling.name.lower(),
                 optimizer=optimizer,
-                fill=config.init_fn,
             )
         )
     return found
@@ -98,18 +95,15 @@ def optimizer_of(parameter: nn.Parameter, fused_params: Mapping[str, Any] | None
     `apply_optimizer_in_backward`, else the fused parameters' (SGD where they name none)."""
     if not parameter.requires_grad:
         return NO_OPTIMIZER
-    fused = dict(fused_params or {})
     classes = getattr(parameter, "_optimizer_classes", [])
     if not classes:
-        return Optimizer.of_fused(fused)
+        return Optimizer.of_fused(fused_params or {})
     if len(classes) > 1:
         raise OperError(
             f"{len(classes)} optimizers were put on one table "
             f"({', '.join(c.__name__ for c in classes)}), and at most one is supported"
         )
-    fused.pop("optimizer", None)
-    settings = {_TORCH_NAMES.get(name, name): value for name, value in fused.items()}
-    return Optimizer.of_torch(classes[0], settings | parameter._optimizer_kwargs[0])
+    return Optimizer.of_torch(classes[0], parameter._optimizer_kwargs[0], fused_params)
 
 
 def _warn_of_other_optimizer(plan: Plan, planned: Table, optimizer: Optimizer) -> None:

@@ -27,6 +27,7 @@ from torchrec.distributed.shards_wrapper import LocalShardsWrapper
 
 from oper.errors import OperError
 from oper.runtime.embedding import Embedding
+from oper.runtime.fill import planned_tables
 from oper.runtime.optimizers import State
 from oper.runtime.tables import TORCH_DTYPE
 
@@ -53,7 +54,7 @@ class TableBlocks:
 
     def __init__(self, engine: Embedding, group: dist.ProcessGroup | None) -> None:
         self._engine, self._group = engine, group
-        self._tables = [engine.plan.tables[table.index] for table in engine.tables]
+        self._tables = planned_tables(engine)
         self._handed_out: list[_HandedOut] = []
 
     def read(self, tables: Sequence[int], state: State | None = None) -> list[Any]:
