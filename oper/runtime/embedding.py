@@ -160,7 +160,7 @@ class Embedding:
                     f"{values.numel():,} values"
                 )
             one_each = native.ops().one_per_bag(offsets)
-            segment_offset = offsets[:: samples or 1].to(torch.int64)
+            segment_offset = offsets[:: samples or 1].to(torch.int64).contiguous()
             if not samples:
                 segment_offset = torch.zeros(len(keys) + 1, dtype=torch.int64)
             found = self._translate(keys, values, segment_offset)
