@@ -3,13 +3,15 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed._shard.sharded_tensor import ShardedTensor
-from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimizer_in_backward
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed.checkpoint.state_dict_loader import load as load_checkpoint
+from torch.distributed.checkpoint.state_dict_saver import save as save_checkpoint
+from torch.distributed.optim.apply_optimizer_in_backward import _apply_optimizer_in_backward
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
@@ -20,6 +22,8 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import oper
+from oper.runtime.embedding import Embedding
+from oper.runtime.mailbox import Mailboxes
 from tests.torchrec_models import (
     SAMPLES,
     Inputs,
@@ -40,7 +44,7 @@ LR, DENSE_LR, STEPS = 0.5, 0.05, 3
 
 
 def sharded(
-    group: dist.ProcessGroup, kind: str = "sgd", extra: float = 0.2, device: str = "cpu"
+    group: dist.ProcessGroup, kind: str = "sgd", extra: float = 0.0, device: str = "cpu"
 ) -> tuple[DistributedModelParallel, CombinedOptimizer]:
     """The model sharded over a group, and the optimizer of all of it."""
     model = Model(device)
@@ -49,7 +53,7 @@ def sharded(
             weight.requires_grad_(False)
     else:
         weights = list(embedding_weights(model).values())
-        apply_optimizer_in_backward(OPTIMIZERS[kind], weights, {"lr": LR})
+        _apply_optimizer_in_backward(OPTIMIZERS[kind], weights, {"lr": LR})
     plan = make_a_plan(model, dist.get_world_size(group), extra)
     made = oper.shard(model, plan, env=ShardingEnv.from_process_group(group))
     return made, all_optimizers(made)
@@ -71,7 +75,7 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Input
     return output.detach()
 
 
-def whole_model(model: nn.Module, group: dist.ProcessGroup) -> dict[str, Any]:
+def whole_model(model: Any, group: dist.ProcessGroup) -> dict[str, Any]:
     """Weights and optimizer states by key, as whole tensors."""
     values = dict(model.state_dict())
     for key, states in model.fused_optimizer.state_dict()["state"].items():
@@ -102,9 +106,10 @@ def compare(found: dict[str, Any], expected: dict[str, Any], tolerance: float = 
     """Raise AssertionError where any value differs."""
     assert set(found) == set(expected), set(found) ^ set(expected)
     for key, value in expected.items():
-        torch.testing.assert_close(
-            found[key], value.double(), atol=tolerance, rtol=tolerance, msg=lambda m, k=key: f"{k}: {m}"
-        )
+        try:
+            torch.testing.assert_close(found[key], value.double(), atol=tolerance, rtol=tolerance)
+        except AssertionError as error:
+            raise AssertionError(f"{key}: {error}") from error
 
 
 def reference_state(reference: Reference) -> dict[str, Any]:
@@ -146,14 +151,34 @@ def train_and_compare(
 @contextmanager
 def mutated(mutant: str | None) -> Iterator[None]:
     """Break the engine in one way, or in none."""
-    yield
+    update, read, start = Embedding._update, Mailboxes.read, Embedding.__init__
+
+    def two_updates(self: Embedding, *arguments: Any) -> None:
+        update(self, *arguments)
+        update(self, *arguments)
+
+    def undivided(self: Embedding, *arguments: Any, **named: Any) -> None:
+        start(self, *arguments, **named | {"gradient_scale": 1.0})
+
+    changed: dict[str, tuple[Any, str, Any]] = {
+        "no update": (Embedding, "_update", lambda *_: None),
+        "two updates": (Embedding, "_update", two_updates),
+        "no division": (Embedding, "__init__", undivided),
+        # An owner takes its own gradients for everyone's.
+        "wrong exchange": (Mailboxes, "read", lambda self, _, code: read(self, self._rank, code)),
+    }
+    if mutant is None:
+        yield
+    else:
+        with patch.object(*changed[mutant]):
+            yield
 
 
 def stock(kind: str, sharding: str, group: dist.ProcessGroup) -> DistributedModelParallel:
     """The model sharded by TorchRec itself: "row_wise" or "table_wise"."""
     model = Model("meta")
     weights = list(embedding_weights(model).values())
-    apply_optimizer_in_backward(OPTIMIZERS[kind], weights, {"lr": LR})
+    _apply_optimizer_in_backward(OPTIMIZERS[kind], weights, {"lr": LR})
 
     class Bags(EmbeddingBagCollectionSharder):
         def sharding_types(self, compute_device_type: str) -> list[str]:
@@ -191,13 +216,13 @@ def checkpoint(
             train_step(model, optimizer, batch(step))
     else:
         state = _state(model, kind)
-        dcp.load(state, checkpoint_id=load, process_group=group)
+        load_checkpoint(state, checkpoint_id=load, process_group=group)
         model.load_state_dict(state["model"])
         if "optim" in state:
             model.fused_optimizer.load_state_dict(state["optim"])
     found = whole_model(model, group)
     if save is not None:
-        dcp.save(_state(model, kind), checkpoint_id=save, process_group=group)
+        save_checkpoint(_state(model, kind), checkpoint_id=save, process_group=group)
     train_step(model, optimizer, batch(9))
     return found | {f"after {key}": value for key, value in whole_model(model, group).items()}
 

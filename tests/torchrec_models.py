@@ -188,10 +188,10 @@ class Reference:
                 if weight.grad is None:
                     continue
                 if name not in embedding_weights(self.model):
-                    weight -= self.dense_lr * weight.grad
+                    weight.sub_(self.dense_lr * weight.grad)
                     continue
                 rows = touched[name.split(".")[-2]]
-                weight[rows] -= self.lr * self._direction(name, weight, rows)
+                weight[rows] = weight[rows] - self.lr * self._direction(name, weight, rows)
 
     def _direction(self, name: str, weight: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         assert weight.grad is not None

@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 _UNSUPPORTED = ("use_virtual_table", "enable_embedding_update", "num_embeddings_post_pruning")
 
 
-def collections(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def collections(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """The collections of a model that a sharder of ours takes, by their path.
 
     By their exact type, as TorchRec's DistributedModelParallel looks for a sharder.
@@ -34,21 +34,21 @@ def collections(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield path, inner
 
 
-def configs(collection: nn.Module) -> Sequence[Any]:
+def configs(collection: Any) -> Sequence[Any]:
     """The configs of a collection's tables, in order."""
     if isinstance(collection, EmbeddingBagCollection):
         return collection.embedding_bag_configs()
     return collection.embedding_configs()
 
 
-def parameters(collection: nn.Module) -> dict[str, nn.Parameter]:
+def parameters(collection: Any) -> dict[str, nn.Parameter]:
     """The weight of each table by its name."""
     bags = isinstance(collection, EmbeddingBagCollection)
     tables = collection.embedding_bags if bags else collection.embeddings
     return {name: table.weight for name, table in tables.items()}
 
 
-def check_tables(plan: Plan, collection: nn.Module) -> None:
+def check_tables(plan: Plan, collection: Any) -> None:
     """OperError where a plan lacks a table of a collection or has one of another size or dtype, or
     a config asks for what is not supported."""
     for config, mine in zip(configs(collection), tables_of(collection), strict=True):
@@ -68,10 +68,9 @@ def check_tables(plan: Plan, collection: nn.Module) -> None:
 
 
 def match_tables(
-    plan: Plan, collection: nn.Module, fused_params: Mapping[str, Any] | None
+    plan: Plan, collection: Any, fused_params: Mapping[str, Any] | None
 ) -> list[EmbeddingTable]:
-    """The tables of a collection as the engine takes them, in order. OperError as `check_tables`.
-    """
+    """The tables of a collection as the engine takes them; raises as `check_tables` does."""
     check_tables(plan, collection)
     weights, found = parameters(collection), []
     for config in configs(collection):
@@ -90,7 +89,7 @@ def match_tables(
     return found
 
 
-def optimizer_of(parameter: nn.Parameter, fused_params: Mapping[str, Any] | None) -> Optimizer:
+def optimizer_of(parameter: Any, fused_params: Mapping[str, Any] | None) -> Optimizer:
     """What trains a table: none where its parameter is frozen, else the optimizer put on it by
     `apply_optimizer_in_backward`, else the fused parameters' (SGD where they name none)."""
     if not parameter.requires_grad:

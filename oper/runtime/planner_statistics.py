@@ -56,13 +56,13 @@ def _rank_table(plan: Plan) -> list[str]:
         rows.append(
             [
                 rank,
-                f"{memory / 1e9:.3f} ({memory / capacity:.0%})",
+                f"{memory / 1e6:,.2f} ({memory / capacity:.0%})",
                 f"{figures['lookups'][rank]:,.0f}",
                 f"{sum(figures['link_bytes'][rank]) / 1e6:.3f}",
                 f"{total * 1e3:.3f} ({', '.join(f'{part * 1e3:.3f}' for part in parts)})",
             ]
         )
-    table = _table(["Rank", "Memory (GB)", "Served (rows)", "Fetched (MB)", "Perf (ms)"], rows)
+    table = _table(["Rank", "Memory (MB)", "Served (rows)", "Fetched (MB)", "Perf (ms)"], rows)
     left_out = plan.ranks - len(rows)
     return table + ([f"… and {left_out} more ranks"] if left_out else [])
 

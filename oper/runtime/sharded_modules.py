@@ -118,10 +118,11 @@ class _ShardedByRows(ShardedEmbeddingModule, FusedOptimizerModule):
         )
 
     def _add_parameter(self, table: str) -> nn.Parameter:
+        parameter = nn.Parameter(torch.empty(0))
         holder = nn.Module()
-        holder.register_parameter("weight", nn.Parameter(torch.empty(0)))
+        holder.register_parameter("weight", parameter)
         getattr(self, self._collection)[table] = holder
-        return holder.weight
+        return parameter
 
     def _key(self, table: int) -> str:
         return f"{self._collection}.{self._configs[table].name}.weight"
@@ -140,7 +141,7 @@ class _ShardedByRows(ShardedEmbeddingModule, FusedOptimizerModule):
         """Tell the user's dense optimizer that these parameters have optimizers of their own."""
         for bucket, content in enumerate(self._engine.buckets):
             for table in content.tables:
-                weight = self._weights[table]
+                weight: Any = self._weights[table]
                 weight._in_backward_optimizers = [
                     BucketOptimizer(self._engine, self._blocks, bucket, {"": weight}, {"": table})
                     if content.trained
@@ -228,9 +229,7 @@ def _give_tables(
         destination[prefix + module._key(table)] = value
 
 
-def _take_tables(
-    module: _ShardedByRows, state_dict: dict[str, Any], prefix: str, *_: Any
-) -> None:
+def _take_tables(module: _ShardedByRows, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
     """Take the tables out of a state dict that is being loaded."""
     values = {}
     for table in range(len(module._configs)):

@@ -17,11 +17,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed._shard.metadata import ShardMetadata
-from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed._shard.sharded_tensor.metadata import (
     ShardedTensorMetadata,
     TensorProperties,
 )
+from torch.distributed._shard.sharded_tensor.shard import Shard
 from torch.distributed.tensor import DTensor
 from torchrec.distributed.shards_wrapper import LocalShardsWrapper
 
@@ -70,7 +71,7 @@ class TableBlocks:
             dtype = torch.float32 if state else TORCH_DTYPE.get(planned.dtype, torch.float32)
             values = block.to(dtype)
             self._handed_out.append(_HandedOut(table, state, first, values, values._version))
-            found.append(self._sharded(planned.rows, values) if self._group else values)
+            found.append(self._sharded(planned.rows, values))
         return found
 
     def write(self, values: Mapping[int, Any], state: State | None = None) -> None:
@@ -105,7 +106,9 @@ class TableBlocks:
         blocks = row_blocks(rows, self._engine.ranks)
         return blocks[self._engine.rank] if self._engine.rank < len(blocks) else (rows, 0)
 
-    def _sharded(self, rows: int, block: torch.Tensor) -> ShardedTensor:
+    def _sharded(self, rows: int, block: torch.Tensor) -> ShardedTensor | torch.Tensor:
+        if self._group is None:
+            return block
         tail = list(block.shape[1:])
         shards = [
             ShardMetadata(
@@ -123,17 +126,16 @@ class TableBlocks:
             process_group=self._group,
         )
 
-    def _parts(
-        self, table: int, value: Any, state: State | None
-    ) -> list[tuple[int, torch.Tensor]]:
+    def _parts(self, table: int, value: Any, state: State | None) -> list[tuple[int, torch.Tensor]]:
         """What this rank is to write of a value: first rows, and the values from there on."""
         planned = self._tables[table]
         whole = (planned.rows,) if state and state.rowwise else (planned.rows, planned.dim)
-        if not isinstance(value, torch.Tensor) or tuple(value.shape) != whole:
-            given = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+        given = _size(value)
+        if given != whole:
             what = f"{state.name} of its optimizer" if state else "weight"
             raise OperError(
-                f"table {planned.name!r}: the state dict's {what} is {given}, and {whole} was needed"
+                f"table {planned.name!r}: the state dict's {what} is {given}, and {whole} was "
+                "needed"
             )
         parts = _local_parts(value)
         if parts is None:
@@ -147,6 +149,13 @@ class TableBlocks:
                     "that into this model's state dict"
                 )
         return [(offset[0], part.detach()) for offset, part in parts if len(part)]
+
+
+def _size(value: Any) -> Any:
+    """The size of a tensor of any kind; the name of its type if it is none."""
+    if isinstance(value, ShardedTensor):
+        return tuple(value.metadata().size)
+    return tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
 
 
 def _local_parts(value: torch.Tensor) -> list[tuple[Sequence[int], torch.Tensor]] | None:

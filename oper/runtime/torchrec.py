@@ -20,7 +20,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed._shard.sharding_spec import EnumerableShardingSpec, ShardMetadata
+from torch.distributed._shard.metadata import ShardMetadata
+from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
 from torchrec.distributed.comm_ops import get_gradient_division
 from torchrec.distributed.embedding_types import BaseEmbeddingSharder, EmbeddingComputeKernel
 from torchrec.distributed.model_parallel import DistributedModelParallel
@@ -70,7 +71,8 @@ class _OperSharder(BaseEmbeddingSharder):
             put into TorchRec's plan.
         fused_params: the optimizer of tables that `apply_optimizer_in_backward` gave none, in
             FBGEMM's names: `optimizer`, `learning_rate`, `eps`, `beta1`, `weight_decay`, ….
-        bounds: what ids out of range do: "fatal", or "warning" and "ignore", which read row 0.
+        bounds: what ids out of range do: "fatal", or "warning" and "ignore", which read row 0;
+            None: the fused parameters' `bounds_check_mode`, or fatal.
         nodes: which ranks share memory, a number for each; None finds out.
         deadline_seconds: how long a rank waits for another.
         check_gradients: look for NaN in gradients, and name the feature.
@@ -85,7 +87,7 @@ class _OperSharder(BaseEmbeddingSharder):
         fused_params: Mapping[str, Any] | None = None,
         qcomm_codecs_registry: Mapping[str, Any] | None = None,
         *,
-        bounds: str = "fatal",
+        bounds: str | None = None,
         nodes: Sequence[int] | None = None,
         deadline_seconds: float = 60.0,
         check_gradients: bool = False,
@@ -94,10 +96,12 @@ class _OperSharder(BaseEmbeddingSharder):
             raise OperError(
                 "qcomm_codecs_registry: OPER does not quantise what travels; leave it out"
             )
-        super().__init__(dict(fused_params or {}))
+        fused_params = dict(fused_params or {})
+        _check_types(fused_params)
+        super().__init__(fused_params)
         self._plan = plan
-        self._options = {
-            "bounds": bounds,
+        self._options: dict[str, Any] = {
+            "bounds": bounds or _bounds(fused_params.get("bounds_check_mode")),
             "nodes": nodes,
             "deadline_seconds": deadline_seconds,
             "check_gradients": check_gradients,
@@ -137,7 +141,7 @@ class _OperSharder(BaseEmbeddingSharder):
         return self._sharded
 
     def _engine(
-        self, module: nn.Module, params: Any, env: ShardingEnv, device: torch.device | None
+        self, module: Any, params: Any, env: ShardingEnv, device: torch.device | None
     ) -> Embedding:
         plan = self._plan if self._plan is not None else getattr(params, "oper_plan", None)
         if plan is None:
@@ -267,6 +271,20 @@ def _parameter_sharding(config: Any, ranks: int) -> ParameterSharding:
     )
 
 
+def _check_types(fused_params: Mapping[str, Any]) -> None:
+    output = fused_params.get("output_dtype")
+    if output is not None and output.name != "FP32":
+        raise OperError(f"output_dtype {output.name}: outputs are FP32; leave it out")
+    if "weights_precision" in fused_params:
+        raise OperError("weights_precision: give a table's dtype as data_type in its config")
+
+
+def _bounds(mode: Any) -> str:
+    """FBGEMM's BoundsCheckMode in our words; without its checks ids out of range read row 0 too."""
+    name = "fatal" if mode is None else mode.name.lower().removeprefix("v2_")
+    return "ignore" if name == "none" else name
+
+
 def _check_environment(env: ShardingEnv, device: torch.device | None) -> None:
     if isinstance(env, ShardingEnv2D) or env.output_dtensor:
         raise OperError(
@@ -274,5 +292,6 @@ def _check_environment(env: ShardingEnv, device: torch.device | None) -> None:
             "process group"
         )
     if device is not None and device.type != "cpu":
-        raise OperError(f"device {device}: tables are on CPU ranks; give DistributedModelParallel "
-                        "device cpu")
+        raise OperError(
+            f"device {device}: tables are on CPU ranks; give DistributedModelParallel device cpu"
+        )

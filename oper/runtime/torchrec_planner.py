@@ -160,21 +160,18 @@ def _part(profile: Profile, chosen: Sequence[int], tables: Sequence[Table]) -> P
     bagged = tuple(profile.bagged[n] for n in chosen)
     containing = [profile.table_containing(n) for n in chosen if profile.bagged[n]]
     measured = profile.distinct
+    per_table: dict[str, Any] = {
+        name: tuple(values[n] for n in chosen)
+        for name, values in (vars(measured) if measured else {}).items()
+        if isinstance(values, tuple)
+    }
     return replace(
         profile,
         tables=tuple(tables),
         accesses=np.concatenate([profile.table_accesses(n) for n in chosen]),
         containing=np.concatenate([profile.containing[:0], *containing]),
         bagged=bagged,
-        distinct=measured
-        and replace(
-            measured,
-            **{
-                each.name: tuple(getattr(measured, each.name)[n] for n in chosen)
-                for each in fields(measured)
-                if isinstance(getattr(measured, each.name), tuple)
-            },
-        ),
+        distinct=measured and replace(measured, **per_table),
     )
 
 
@@ -241,6 +238,7 @@ def from_torchrec(topology: TorchRecTopology) -> Topology:
     local, allreduce = topology.hbm_mem_bw * 1e3, same_node
     if topology.compute_device == "cpu":
         local, same_node, allreduce = CPU_LOCAL, CPU_LOCAL, CPU_ALLREDUCE
+        other_node = min(other_node, CPU_LOCAL)
     if len(set(node_of)) > 1:
         allreduce = min(allreduce, other_node)
     on_device = "ddr" if topology.compute_device == "cpu" else "hbm"
