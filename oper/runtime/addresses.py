@@ -26,7 +26,7 @@ def runtime_map(plan: Plan, rank: int) -> AddressMap:
 
 def replicated(layout: Layout) -> np.ndarray:
     """Which groups have copies on all of several ranks, [G]."""
-    return layout.holds.all(axis=1) & (layout.ranks > 1)
+    return np.asarray(layout.holds.all(axis=1) & (layout.ranks > 1))
 
 
 def replica_slots(layout: Layout) -> np.ndarray:

@@ -41,6 +41,7 @@ from oper.runtime.mailbox import Mailboxes
 from oper.runtime.node import Node
 from oper.runtime.rows_io import RowsIO
 from oper.runtime.sources import Sources
+from oper.runtime.sparse_allreduce import ReplicaReduce
 from oper.runtime.tables import EmbeddingTable, make_buckets
 
 _log = logging.getLogger(__name__)
@@ -127,13 +128,11 @@ class Embedding:
             self.plan, self.tables, self.buckets, self.heap, self.node, self.exchange
         )
         self.mailboxes: Mailboxes | None = None
-        self.replicas: Any = None
+        self.replicas: ReplicaReduce | None = None
         if self.training:
             self.mailboxes = Mailboxes(self.node, [bucket.dim for bucket in self.buckets])
             top = addresses.replica_slots(layout)
             if top.any():
-                from oper.runtime.sparse_allreduce import ReplicaReduce
-
                 self.replicas = ReplicaReduce(
                     self.plan.figures["allreduce_method"],
                     self.node,
