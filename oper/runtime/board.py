@@ -24,7 +24,6 @@ class Board:
 
     def __init__(self, node: Node, words: Sequence[str]) -> None:
         self.node = node
-        self.deadline_seconds = node.deadline_seconds
         ops = native.ops()
         self._wait_words = ops.wait_words.default
         self._post_word = ops.post_word.default
@@ -40,12 +39,19 @@ class Board:
         self._messages = self._segment.tensor(counters_bytes, [ranks, _MESSAGE_BYTES], torch.uint8)
         self._mine = node.peers.index(node.rank)
         self._process = os.getpid()
+        self._failed = False
+
+    @property
+    def deadline_seconds(self) -> float:
+        """How long a wait may take: the node's deadline."""
+        return self.node.deadline_seconds
 
     def post(self, word: str, value: int) -> None:
         """Set this rank's counter, after all that it wrote before, and wake those who wait."""
         if os.getpid() != self._process:
             self.node.check_process()
-        self._post_word(self._words[word], self._mine, value)
+        if not self._failed:
+            self._post_word(self._words[word], self._mine, value)
 
     def wait(self, word: str, value: int, doing: str) -> None:
         """Until every rank of the node has posted `value` or more; what they wrote before is seen.
@@ -59,13 +65,14 @@ class Board:
             self._sleep(self._words[word], value, doing)
 
     def fail(self, message: str) -> None:
-        """Let all waits of the others for this rank, now and later, raise with this message."""
+        """Let all waits for this rank, now and later, raise with this message."""
         if os.getpid() != self._process:
-            return
+            return  # what fails in a forked child is not the rank
         text = message.encode()[: _MESSAGE_BYTES - 1]
         box = self._messages[self._mine]
         box.zero_()
         box[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        self._failed = True
         for words in self._words.values():
             self._post_word(words, self._mine, _FAILED)
 

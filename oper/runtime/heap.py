@@ -4,7 +4,6 @@ A rank has two arenas per width, one of rows and one of optimizer state, both in
 They lie in one segment of shared memory, which the others of the node have mapped.
 """
 
-import hashlib
 import json
 from collections.abc import Sequence
 
@@ -16,6 +15,7 @@ from oper.free_memory import free_memory
 from oper.layout import Ints
 from oper.runtime.node import Node
 from oper.runtime.segment import Segment
+from oper.tensors import as_int64
 
 _ALIGNMENT = 4096
 
@@ -30,35 +30,43 @@ class Heap:
         self, node: Node, slots: Ints, row_bytes: Sequence[int], state_bytes: Sequence[int]
     ) -> None:
         self.node = node
-        self._slots = np.asarray(slots, dtype=np.int64)
-        self._widths = (list(map(int, row_bytes)), list(map(int, state_bytes)))
-        sizes = [self._slots.tobytes(), json.dumps(self._widths).encode()]
-        node.agree(hashlib.sha256(b"".join(sizes)).digest(), "the sizes of the heap")
-        # Arenas in order: rows of each width, then state of each width.
-        arenas = np.concatenate([self._slots * np.array(w)[:, None] for w in self._widths])
-        ends = np.cumsum(-(-arenas // _ALIGNMENT) * _ALIGNMENT, axis=0)
-        self._starts = np.concatenate([np.zeros_like(ends[:1]), ends])
-        self.bytes = int(self._starts[-1, node.rank])
+        slots = np.asarray(slots, dtype=np.int64)
+        sizes = np.array([row_bytes, state_bytes], dtype=np.int64)  # [2, W]
+        what = json.dumps([slots.tolist(), sizes.tolist()]).encode()
+        node.agree(what, "the sizes of the heap")
+        # A rank's arenas, in order: rows of each width, then state of each width.
+        arenas = slots * sizes[:, :, None]  # [2, W, M]
+        room = -(-arenas // _ALIGNMENT) * _ALIGNMENT
+        ends = np.cumsum(room.reshape(-1, node.ranks), axis=0).reshape(arenas.shape)
+        starts = ends - room
+        self.bytes = int(room[:, :, node.rank].sum())
         check_memory(node, self.bytes, "the heap")
-        self._segments = node.share(Segment.create(self.bytes, self.bytes, "heap"))
-        self.bases = torch.zeros(len(self._slots), node.ranks + 1, dtype=torch.int64)
+        own = Segment.create(self.bytes, self.bytes, "heap")
+        self._segments = node.share(own)
+        own.use_huge_pages()  # after what the others wait for
+        self._views: list[list[dict[int, torch.Tensor]]] = [
+            [
+                {
+                    peer: segment.tensor(start[w, peer], (slots[w, peer], size[w]), torch.uint8)
+                    for peer, segment in self._segments.items()
+                }
+                for w in range(len(slots))
+            ]
+            for start, size in zip(starts, sizes, strict=True)
+        ]
+        self.bases = torch.zeros(len(slots), node.ranks + 1, dtype=torch.int64)
         for peer, segment in self._segments.items():
-            for w in range(len(self._slots)):
-                self.bases[w, peer] = segment.pointer + int(self._starts[w, peer])
+            self.bases[:, peer] = segment.pointer + as_int64(starts[0, :, peer])
 
     def rows(self, width: int, rank: int | None = None) -> torch.Tensor:
         """Rows of a width at a rank of the node (None: this one), uint8 [slots, row_bytes]."""
-        return self._arena(0, width, rank)
+        self.node.check_process()
+        return self._views[0][width][self.node.rank if rank is None else rank]
 
     def state(self, width: int, rank: int | None = None) -> torch.Tensor:
         """Optimizer state by slot, uint8 [slots, state_bytes]."""
-        return self._arena(1, width, rank)
-
-    def _arena(self, kind: int, width: int, rank: int | None) -> torch.Tensor:
-        rank = self.node.rank if rank is None else rank
-        start = int(self._starts[kind * len(self._slots) + width, rank])
-        shape = (int(self._slots[width, rank]), self._widths[kind][width])
-        return self._segments[rank].tensor(start, shape, torch.uint8)
+        self.node.check_process()
+        return self._views[1][width][self.node.rank if rank is None else rank]
 
 
 def check_memory(node: Node, bytes: int, what: str) -> None:

@@ -11,6 +11,7 @@ order; they carry a secret that the ranks were told over the process group.
 """
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -21,7 +22,7 @@ import socket
 import struct
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,8 @@ class Node:
         self._inbox: dict[tuple[int, int], tuple[bytes, list[int]]] = {}  # by round and rank
         self._locks: dict[int, int] = {}  # descriptors of the others' lock files
         self._resources = contextlib.ExitStack()
-        self._finalizer = weakref.finalize(self, self._resources.close)
+        self._resources.callback(_close_messages, self._inbox)
+        self._closing = weakref.finalize(self, self._resources.close)
 
     @classmethod
     def join(
@@ -71,13 +73,19 @@ class Node:
         """Meet all ranks of the group (None: there is one rank), and those of the same node.
 
         `nodes`, one number a rank, parts ranks that could share memory: those with different
-        numbers then do not. OperError names ranks that died or did not come in time.
+        numbers then do not. OperError names ranks that died or did not come in time, here and in
+        whatever the ranks do together later.
         """
         if group is None:
             return cls(None, 0, 1, deadline_seconds)
         rank, ranks = dist.get_rank(group), dist.get_world_size(group)
         if rank < 0:
             raise OperError("this process is no member of the process group that was given")
+        if "cpu:" not in dist.get_backend_config(group):
+            raise OperError(
+                f"the process group's backend is {dist.get_backend(group)}, and one for the CPU "
+                'was needed: init_process_group("gloo"), or "cpu:gloo,cuda:nccl"'
+            )
         node = cls(group, rank, ranks, deadline_seconds)
         try:
             node._meet(0 if nodes is None else nodes[rank])
@@ -97,8 +105,8 @@ class Node:
         return {peer: segments[peer] for peer in self.peers}
 
     def gather(self, message: bytes, doing: str) -> dict[int, bytes]:
-        """The message of every rank of the node, which must call this together; `doing` says in
-        errors what was waited for."""
+        """The message, of at most 64 KiB, of every rank of the node, which must call this together;
+        `doing` says in errors what they were waited for."""
         received = self._exchange(message, None, doing)
         return {r: message if r == self.rank else received[r][0] for r in self.peers}
 
@@ -121,32 +129,45 @@ class Node:
             )
 
     def alive(self, rank: int) -> bool:
-        """Whether a rank of this node still runs, stopped or not."""
+        """Whether a rank of this node still runs, stopped or not, and has not closed it."""
         return rank == self.rank or self._holder(rank) is not None
 
-    def state(self, rank: int) -> str:
-        """What a rank of this node that is alive is doing, for errors."""
-        process = self._holder(rank)
-        if not process:
-            return f"rank {rank} is in another process namespace"
-        with contextlib.suppress(OSError):
-            status = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
-            if status.rpartition(")")[2].split()[0] in "Tt":
-                return f"rank {rank}, process {process}, is stopped"
-        return f"rank {rank}, process {process}, is alive"
-
     def check_process(self) -> None:
-        """OperError in a forked child: the memory would still be its parent's."""
+        """OperError in a forked child, where the memory is still its parent's."""
         if os.getpid() != self._process:
             raise OperError(
-                f"this process was forked from process {self._process} after that had set up "
-                "shared memory, of which it cannot take part: make worker processes before, "
-                "start them by spawn, or use only data in them"
+                f"rank {self.rank} is process {self._process}; this process was forked from it "
+                "and has no part in its tables: use them in the parent, or start this process "
+                "by spawn or before the model is sharded"
+            )
+
+    def check_alive(
+        self, missing: Callable[[], Sequence[int]], doing: str, deadline: float
+    ) -> None:
+        """OperError if ranks that are waited for have died, or `deadline` (monotonic) has passed.
+
+        `missing` says which they are, now.
+        """
+        if not self._closing.alive:
+            raise OperError(f"rank {self.rank} waits for others after it has left them by close()")
+        dead = {peer for peer in missing() if not self.alive(peer)}
+        late = missing()  # what a rank did before it died counts
+        dead &= set(late)
+        if dead:
+            raise OperError(
+                f"{_ranks(dead)} died while rank {self.rank} waited for {_them(dead)} to {doing}: "
+                f"see the last output of {_them(dead)}"
+            )
+        if late and time.monotonic() >= deadline:
+            raise OperError(
+                f"{_ranks(late)} did not come within {self.deadline_seconds:g} s, while rank "
+                f"{self.rank} waited for {_them(late)} to {doing} "
+                f"({', '.join(self._state(peer) for peer in late)})"
             )
 
     def close(self) -> None:
-        """Leave: the others see this rank as no longer alive. Segments stay."""
-        self._finalizer()
+        """Leave: to the others, this rank is no longer alive. Segments stay as they are."""
+        self._closing()
 
     def _meet(self, number: int) -> None:
         lock = os.memfd_create("oper-alive", os.MFD_CLOEXEC)
@@ -171,9 +192,8 @@ class Node:
             self._resources.callback(os.close, descriptors[0])
 
     def _holder(self, rank: int) -> int | None:
-        """The process that holds a rank's lock, 0 if it is of another namespace; None: nobody."""
-        if rank not in self._locks:
-            # While joining: whether its socket is there.
+        """The process that holds a rank's lock, 0 where that cannot be known; None: nobody does."""
+        if rank not in self._locks:  # not joined yet: is its socket there?
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
                 try:
                     probe.connect(self._addresses[rank][0])
@@ -181,8 +201,18 @@ class Node:
                     return None
             return 0
         question = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-        answer = _LOCK.unpack(fcntl.fcntl(self._locks[rank], fcntl.F_GETLK, question))
-        return None if answer[0] == fcntl.F_UNLCK else max(answer[4], 0)
+        kind, *_, process = _LOCK.unpack(fcntl.fcntl(self._locks[rank], fcntl.F_GETLK, question))
+        return None if kind == fcntl.F_UNLCK else max(process, 0)  # -1: of another namespace
+
+    def _state(self, rank: int) -> str:
+        process = self._process if rank == self.rank else self._holder(rank)
+        if not process:
+            return f"rank {rank} is alive"
+        with contextlib.suppress(OSError):
+            status = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
+            if status.rpartition(")")[2].split()[0] in "Tt":
+                return f"rank {rank}, process {process}, is stopped"
+        return f"rank {rank}, process {process}, is alive"
 
     def _exchange(
         self, message: bytes, descriptor: int | None, doing: str
@@ -209,25 +239,6 @@ class Node:
         self._round += 1
         return received
 
-    def check_alive(
-        self, missing: Callable[[], Sequence[int]], doing: str, deadline: float
-    ) -> None:
-        """OperError if ranks that are waited for have died, or the deadline has passed."""
-        dead = {peer for peer in missing() if not self.alive(peer)}
-        # What a rank did before it died counts.
-        late = missing()
-        if dead.intersection(late):
-            raise OperError(
-                f"{_ranks(sorted(dead.intersection(late)))} died while rank {self.rank} waited "
-                f"for it to {doing}"
-            )
-        if late and time.monotonic() >= deadline:
-            states = ", ".join(self.state(peer) for peer in late)
-            raise OperError(
-                f"{_ranks(late)} did not come within {self.deadline_seconds:g} s: rank "
-                f"{self.rank} waited for it to {doing} ({states})"
-            )
-
     def _send(self, peer: int, message: bytes, descriptor: int | None) -> bool:
         address, secret = self._addresses[peer]
         rights = (
@@ -238,14 +249,18 @@ class Node:
         header = _HEADER.pack(secret, self.rank, self._round)
         try:
             self._socket.sendmsg([header, message], rights, 0, address)
-        except (BlockingIOError, ConnectionRefusedError):
-            return False  # refused: check_alive will find it dead
+        except OSError as error:
+            # Its queue is full, or too many descriptors are on their way: it takes them soon. Or
+            # nobody is there, which check_alive finds.
+            if error.errno in (errno.EAGAIN, errno.ETOOMANYREFS, errno.ECONNREFUSED):
+                return False
+            raise
         return True
 
     def _receive(self) -> bool:
         """Take one message that has come, if any."""
         try:
-            data, descriptors, _, _ = socket.recv_fds(
+            data, descriptors, flags, _ = socket.recv_fds(
                 self._socket, _HEADER.size + _MOST_BYTES, 1, socket.MSG_CMSG_CLOEXEC
             )
         except BlockingIOError:
@@ -254,6 +269,11 @@ class Node:
             secret, peer, number = _HEADER.unpack_from(data)
             if secrets.compare_digest(secret, self._secret):
                 self._inbox[number, peer] = (data[_HEADER.size :], descriptors)
+                if flags & socket.MSG_CTRUNC:
+                    raise OperError(
+                        f"rank {self.rank} cannot take over shared memory of rank {peer}: too many "
+                        "files are open; see `ulimit -n`"
+                    )
                 return True
         for descriptor in descriptors:  # of a stranger
             os.close(descriptor)
@@ -270,28 +290,33 @@ class Node:
         boxes[self.rank] = mine
         deadline = time.monotonic() + self.deadline_seconds
         # From each rank directly: a collective would not say who is missing.
-        works = [
-            (r, dist.irecv(boxes[r], group=self._group, group_src=r, tag=_TAG)) for r in others
-        ]
+        works: list[tuple[int, Any]] = []
         missing: dict[int, str] = {}
         for r in others:
             try:
-                works.append((r, dist.isend(mine, group=self._group, group_dst=r, tag=_TAG)))
+                receive = dist.irecv(boxes[r], group=self._group, group_src=r, tag=_TAG)
+                send = dist.isend(mine, group=self._group, group_dst=r, tag=_TAG)
+                works += [(r, receive), (r, send)]
             except RuntimeError as error:
                 missing[r] = str(error).splitlines()[0]
         for r, work in works:
             try:
-                assert work is not None  # None is for processes outside of the group
                 work.wait(timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
             except RuntimeError as error:
                 missing[r] = str(error).splitlines()[0]
         if missing:
             raise OperError(
-                f"{_ranks(sorted(missing))} died or did not come within "
-                f"{self.deadline_seconds:g} s: rank {self.rank} waited for it to {doing} "
+                f"{_ranks(missing)} died or did not come within {self.deadline_seconds:g} s, "
+                f"while rank {self.rank} waited for {_them(missing)} to {doing} "
                 f"({next(iter(missing.values()))})"
             )
         return [box.numpy().tobytes() for box in boxes]
+
+
+def _close_messages(inbox: dict[tuple[int, int], tuple[bytes, list[int]]]) -> None:
+    for _, descriptors in inbox.values():
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
 def _host_digest(number: int) -> bytes:
@@ -307,5 +332,10 @@ def _address(name: bytes) -> str:
     return f"\0oper-{name.hex()}"
 
 
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+def _ranks(ranks: Collection[int]) -> str:
+    names = ", ".join(map(str, sorted(ranks)))
+    return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
+
+
+def _them(ranks: Collection[int]) -> str:
+    return "it" if len(ranks) == 1 else "them"

@@ -19,6 +19,7 @@ from oper.errors import OperError
 from oper.free_memory import free_memory
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_PIECE_BYTES = 1 << 26
 
 
 class Segment:
@@ -87,6 +88,15 @@ class Segment:
                 f"bytes {offset:,} to {end:,} of a segment of {self.bytes:,} were asked for"
             )
         return self._map[offset:end].view(dtype).view(tuple(shape))
+
+    def use_huge_pages(self) -> bool:
+        """Allocate it all now, in pages of 2 MiB, of which random reads miss far fewer in the TLB.
+
+        Whether the kernel had enough of them; what is left gets small pages when first touched.
+        To be called before others use the segment. Needs Linux 6.1 and no setting or privilege.
+        """
+        # In pieces, as signals are handled between them.
+        return all(native.ops().huge_pages(p) for p in self._map[: self.bytes].split(_PIECE_BYTES))
 
     def close(self) -> None:
         """Close the descriptor now: no views or growth after this. Views that exist stay valid."""

@@ -1,4 +1,5 @@
-// torch.ops.oper.map_segment: shared memory as a tensor, mapped with room to grow in place.
+// torch.ops.oper.map_segment and huge_pages: shared memory as a tensor, mapped with room to grow
+// in place, in pages of 2 MiB where the kernel gives them.
 //
 // The map goes beyond the file's end, which Python's mmap refuses. Pages there become usable when
 // the file grows, in every process that has mapped it; touching them earlier is a SIGBUS, so
@@ -15,21 +16,57 @@
 namespace oper {
 namespace {
 
+constexpr size_t kHugePage = size_t{1} << 21;
+constexpr int kCollapse = 25;  // MADV_COLLAPSE, of Linux 6.1; older headers do not have it
+
 at::Tensor map_segment(int64_t descriptor, int64_t reserve_bytes) {
   TORCH_CHECK_VALUE(reserve_bytes > 0, "reserve_bytes: ", reserve_bytes, " is not positive");
-  const auto size = static_cast<size_t>(reserve_bytes);
-  void* base = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE,
-                    static_cast<int>(descriptor), 0);
-  TORCH_CHECK(base != MAP_FAILED, "cannot map ", size, " bytes: ", std::strerror(errno));
+  // A huge page of the file can be mapped as one only where its address is aligned: take more
+  // addresses than needed, and give back what lies before and behind the aligned ones.
+  const size_t size = (static_cast<size_t>(reserve_bytes) + kHugePage - 1) / kHugePage * kHugePage;
+  void* taken = mmap(nullptr, size + kHugePage, PROT_NONE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  TORCH_CHECK(taken != MAP_FAILED, "cannot map ", size, " bytes: ", std::strerror(errno));
+  char* const first = static_cast<char*>(taken);
+  const size_t before = -reinterpret_cast<uintptr_t>(first) % kHugePage;
+  if (before > 0) munmap(first, before);
+  munmap(first + before + size, kHugePage - before);
+  void* base = mmap(first + before, size, PROT_READ | PROT_WRITE,
+                    MAP_SHARED | MAP_NORESERVE | MAP_FIXED, static_cast<int>(descriptor), 0);
+  if (base == MAP_FAILED) {
+    const int error = errno;
+    munmap(first + before, size);
+    TORCH_CHECK(false, "cannot map ", size, " bytes: ", std::strerror(error));
+  }
   return at::from_blob(base, {reserve_bytes}, [size](void* p) { munmap(p, size); },
                        at::TensorOptions().dtype(at::kByte));
+}
+
+// Moves memory to huge pages, as far as the kernel has some; returns whether it had enough. Nobody
+// else may write to the memory meanwhile.
+bool huge_pages(const at::Tensor& memory) {
+  TORCH_CHECK_VALUE(memory.is_contiguous(), "memory: must be contiguous");
+  char* const base = static_cast<char*>(memory.data_ptr());
+  const size_t before = -reinterpret_cast<uintptr_t>(base) % kHugePage;
+  if (memory.nbytes() < before + kHugePage) return true;
+  char* const first = base + before;
+  const size_t size = (memory.nbytes() - before) / kHugePage * kHugePage;
+  // The kernel collapses only where there is a page to begin with.
+  for (size_t at = 0; at < size; at += kHugePage) {
+    volatile char* const byte = first + at;
+    *byte = *byte;
+  }
+  return madvise(first, size, kCollapse) == 0;
 }
 
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(oper, m) {
   m.def("map_segment(int descriptor, int reserve_bytes) -> Tensor");
+  m.def("huge_pages(Tensor(a!) memory) -> bool");
 }
+
+TORCH_LIBRARY_IMPL(oper, CPU, m) { m.impl("huge_pages", huge_pages); }
 
 // It takes no tensor from which a backend could be told.
 TORCH_LIBRARY_IMPL(oper, CompositeExplicitAutograd, m) { m.impl("map_segment", map_segment); }
