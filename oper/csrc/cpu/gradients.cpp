@@ -74,7 +74,7 @@ GradientPlaces places_of(const Features& features, int64_t bucket, int64_t dim,
                       "grad: ", grad_elements, " elements, and the ", bags, " bags of feature ", f,
                       " go beyond them");
   }
-  places.make_blocks();
+  places.index();
   return places;
 }
 
@@ -106,6 +106,11 @@ at::Tensor bags_of(const Features& features, int64_t bucket, const at::Tensor& o
     });
   }
   return bag_of;
+}
+
+OPER_SIMD void find(const GradientPlaces& places, const int32_t* positions, int64_t size,
+                    int64_t* place) {
+  find_gradients(places, positions, size, place);
 }
 
 // All that the sums of a call share.
@@ -143,18 +148,19 @@ struct Summation {
 
  private:
   struct Buffer {
-    std::vector<const T*> source;
+    std::vector<int64_t> place;
     std::vector<float> factor;
-    explicit Buffer(int64_t accesses) : source(accesses + kGradientsAhead), factor(accesses) {}
+    explicit Buffer(int64_t accesses) : place(accesses + kMostAhead), factor(accesses) {}
   };
 
   void sum(Buffer& buffer, const int32_t* starts, int64_t runs, float scale, float* out) const {
     const int64_t accesses = starts[runs] - starts[0];
-    float* const factor = factors ? buffer.factor.data() : nullptr;
-    find_gradients(places, grad, weights, positions + starts[0], accesses, buffer.source.data(),
-                   factor);
-    std::fill_n(buffer.source.data() + accesses, kGradientsAhead, grad);
-    sum_runs(RunSums<T>{buffer.source.data(), factor, starts, runs, dim, scale, out});
+    const int32_t* const at = positions + starts[0];
+    find(places, at, accesses, buffer.place.data());
+    std::fill_n(buffer.place.data() + accesses, kMostAhead, buffer.place[0]);
+    if (factors) find_factors(places, weights, at, accesses, buffer.factor.data());
+    const float* const factor = factors ? buffer.factor.data() : nullptr;
+    sum_runs(RunSums<T>{grad, buffer.place.data(), factor, starts, runs, dim, scale, out});
   }
 
   // The sums of pieces, added up like gradients.
@@ -162,11 +168,11 @@ struct Summation {
     share_out(shared.long_runs.size(), [&](const auto& next) {
       for (int64_t n = next(); n >= 0; n = next()) {
         const LongRun& run = shared.long_runs[n];
-        std::vector<const float*> source(run.pieces + kGradientsAhead, partial);
+        std::vector<int64_t> place(run.pieces + kMostAhead);
         for (int64_t piece = 0; piece < run.pieces; ++piece)
-          source[piece] = partial + (run.first_partial + piece) * dim;
+          place[piece] = (run.first_partial + piece) * dim;
         const int32_t pieces[] = {0, static_cast<int32_t>(run.pieces)};
-        sum_runs(RunSums<float>{source.data(), nullptr, pieces, 1, dim, scale,
+        sum_runs(RunSums<float>{partial, place.data(), nullptr, pieces, 1, dim, scale,
                                 out + (run.run - first) * dim});
       }
     });
