@@ -9,9 +9,7 @@ from numpy.typing import NDArray
 
 from oper.layout import LOCAL, SLOT_BITS, SLOT_MASK
 from oper.runtime.addresses import REPLICA
-
-FEATURE_WORDS = 12
-BUCKET, DIM, FIRST_BAG, BAGS, OUT_BASE, OUT_STRIDE, MEAN, HAS_GRADIENT = 0, 3, 5, 6, 7, 8, 9, 10
+from oper.runtime.features import FEATURE, as_words
 
 
 @dataclass
@@ -21,24 +19,29 @@ class Accesses:
     rank: int
     ranks: int
     buckets: int
-    features: NDArray[np.int64]  # [F, 12]
+    features: NDArray[Any]  # FEATURE [F]
     segment_offset: NDArray[np.int64]  # [F + 1]
     addresses: NDArray[np.int64]  # [N]
 
     def tensors(self) -> tuple[Any, ...]:
         """The arguments of sort_accesses."""
-        arrays = (self.addresses, self.segment_offset, self.features)
-        return (*map(torch.from_numpy, arrays), self.rank, self.ranks, self.buckets)
+        addresses, segment_offset = map(torch.from_numpy, (self.addresses, self.segment_offset))
+        return (addresses, segment_offset, self.words, self.rank, self.ranks, self.buckets)
+
+    @property
+    def words(self) -> torch.Tensor:
+        """The features as the kernels take them."""
+        return as_words(self.features)
 
     def keys(self) -> tuple[Any, Any, Any, Any]:
         """Position, bucket, owner code and slot of each access that is sorted, in order."""
         position = np.arange(len(self.addresses))
         feature = np.searchsorted(self.segment_offset, position, side="right") - 1
-        bucket = self.features[feature, BUCKET]
+        bucket = self.features["bucket"][feature]
         field, slot = self.addresses >> SLOT_BITS, self.addresses & SLOT_MASK
         owner = np.where(field == LOCAL, self.rank, field) + 1
         owner[field == REPLICA] = 0
-        kept = self.features[feature, HAS_GRADIENT] != 0
+        kept = self.features["has_gradient"][feature] != 0
         return position[kept], bucket[kept], owner[kept], slot[kept]
 
 
@@ -65,16 +68,16 @@ def random_accesses(
     frozen: bool,
 ) -> Accesses:
     """Features of `sizes` accesses in random buckets; slots follow a power law, replicas first."""
-    features = np.zeros((len(sizes), FEATURE_WORDS), dtype=np.int64)
-    features[:, BUCKET] = rng.integers(0, buckets, len(sizes))
-    features[:, HAS_GRADIENT] = rng.integers(0, 2, len(sizes)) if frozen else 1
+    features = np.zeros(len(sizes), dtype=FEATURE)
+    features["bucket"] = rng.integers(0, buckets, len(sizes))
+    features["has_gradient"] = rng.integers(0, 2, len(sizes)) if frozen else 1
     segment_offset = np.append(0, np.cumsum(sizes)).astype(np.int64)
     n = int(segment_offset[-1])
     rank = int(rng.integers(ranks))
     rank_of = rng.integers(0, ranks, n)
     slot = np.minimum(rng.zipf(1.2, n), slots) - 1
     held = rng.integers(0, replicas + 1, buckets)
-    most = held[np.repeat(features[:, BUCKET], sizes)]
+    most = held[np.repeat(features["bucket"], sizes)]
     field = np.where(rank_of == rank, LOCAL, rank_of)
     field = np.where(slot < most, REPLICA, field)
     return Accesses(rank, ranks, buckets, features, segment_offset, field << SLOT_BITS | slot)

@@ -9,18 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oper import native
-from tests.accesses import (
-    BAGS,
-    BUCKET,
-    DIM,
-    FIRST_BAG,
-    MEAN,
-    OUT_BASE,
-    OUT_STRIDE,
-    Accesses,
-    random_accesses,
-    sorted_runs,
-)
+from tests.accesses import Accesses, random_accesses, sorted_runs
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
@@ -29,18 +18,18 @@ def describe(rng, accesses: Accesses, dims, bags) -> int:
     """Writes dims, bags and the places of outputs: [samples, columns] of the features of as many
     bags, one after the other. Returns the elements of the output."""
     features = accesses.features
-    features[:, DIM] = np.asarray(dims)[features[:, BUCKET]]
-    features[:, BAGS] = bags
-    features[:, FIRST_BAG] = np.cumsum(bags) - bags
+    features["dim"] = np.asarray(dims)[features["bucket"]]
+    features["bags"] = bags
+    features["first_bag"] = np.cumsum(bags) - bags
     elements = 0
     for samples in np.unique(bags):
         columns = 0
-        for feature in features[bags == samples]:
-            feature[OUT_BASE] = elements + columns
-            columns += feature[DIM] + rng.integers(0, 3)
-        features[bags == samples, OUT_STRIDE] = columns
+        for n in np.flatnonzero(bags == samples):
+            features["out_base"][n] = elements + columns
+            columns += features["dim"][n] + rng.integers(0, 3)
+        features["out_stride"][bags == samples] = columns
         elements += samples * columns
-    features[:, MEAN] = rng.integers(0, 2, len(features))
+    features["mean"] = rng.integers(0, 2, len(features))
     return int(elements)
 
 
@@ -54,16 +43,16 @@ def row_sums(accesses: Accesses, grad, offsets, weights, scale):
         bag, length = position - accesses.segment_offset[feature], np.ones(len(position))
     else:
         bag = np.searchsorted(offsets, position, side="right") - 1
-        length = np.where(f[:, MEAN], offsets[bag + 1] - offsets[bag], 1)
-        bag = bag - f[:, FIRST_BAG]
+        length = np.where(f["mean"], offsets[bag + 1] - offsets[bag], 1)
+        bag = bag - f["first_bag"]
     factor = scale * (1 if weights is None else weights[position]) / length
-    place = f[:, OUT_BASE] + bag * f[:, OUT_STRIDE]
+    place = f["out_base"] + bag * f["out_stride"]
     codes = accesses.ranks + 1
     sums = []
     for bucket in range(accesses.buckets):
         first, last = count[bucket * codes], count[(bucket + 1) * codes]
-        mine = f[:, BUCKET] == bucket
-        dim = f[mine, DIM].max(initial=1)
+        mine = f["bucket"] == bucket
+        dim = f["dim"][mine].max(initial=1)
         sums.append(np.zeros((last - first, dim)))
         values = grad[place[mine, None] + np.arange(dim)] * factor[mine, None]
         np.add.at(sums[-1], run_of[mine] - first, values)
@@ -89,7 +78,7 @@ def check(accesses: Accesses, grad, offsets, weights, scale) -> list[torch.Tenso
                 last,
                 None if offsets is None else torch.from_numpy(offsets),
                 None if weights is None else torch.from_numpy(weights),
-                torch.from_numpy(accesses.features),
+                accesses.words,
                 torch.from_numpy(accesses.segment_offset),
                 sums.shape[1],
                 scale,
@@ -112,7 +101,10 @@ def bags_of(rng, sizes, offset_type):
 @given(
     seed=st.integers(0, 2**32 - 1),
     ranks=st.integers(1, 5),
-    sizes=st.lists(st.integers(0, 200), max_size=6),
+    sizes=st.one_of(
+        st.lists(st.integers(0, 200), max_size=6),
+        st.builds(lambda size, number: [size] * number, st.integers(1, 200), st.integers(2, 6)),
+    ),
     dims=st.lists(
         st.one_of(st.integers(1, 40), st.sampled_from([64, 100, 128, 508, 512])),
         min_size=1,
@@ -164,10 +156,10 @@ def test_every_value_of_sixteen_bits(dtype):
     accesses = random_accesses(np.random.default_rng(0), 1, [2**16 // 32], 1, 1, 0, frozen=False)
     accesses.addresses[:] += np.arange(len(accesses.addresses))
     describe(np.random.default_rng(0), accesses, [32], np.array([2**16 // 32]))
-    accesses.features[:, OUT_STRIDE] = 32
+    accesses.features["out_stride"] = 32
     positions, run_start, _, _ = native.ops().sort_accesses(*accesses.tensors())
     out = torch.empty(2**16)
-    features, segments = map(torch.from_numpy, (accesses.features, accesses.segment_offset))
+    features, segments = accesses.words, torch.from_numpy(accesses.segment_offset)
     native.ops().sum_gradients(
         values, positions, run_start, 0, 2**11, None, None, features, segments, 32, 1.0, out
     )
@@ -180,7 +172,7 @@ def test_bad_input():
     elements = describe(rng, accesses, [4], np.array([6]))
     positions, run_start, _, _ = native.ops().sort_accesses(*accesses.tensors())
     runs = len(run_start) - 1
-    features, segments = map(torch.from_numpy, (accesses.features, accesses.segment_offset))
+    features, segments = accesses.words, torch.from_numpy(accesses.segment_offset)
 
     def sums(grad, last=runs, dim=4, offsets=None):
         out = torch.empty(last, dim)
@@ -200,3 +192,17 @@ def test_bad_input():
         sums(grad.double())
     with pytest.raises(ValueError, match="the bags of feature 0 do not hold"):
         sums(grad, offsets=torch.tensor([0, 1, 2, 3, 4, 5, 7]))
+
+
+def test_operator_is_as_torch_wants_it():
+    rng = np.random.default_rng(0)
+    accesses = random_accesses(rng, 1, [40], 1, 10, 0, frozen=False)
+    elements = describe(rng, accesses, [4], np.array([40]))
+    positions, run_start, _, _ = native.ops().sort_accesses(*accesses.tensors())
+    runs = len(run_start) - 1
+    features, segments = accesses.words, torch.from_numpy(accesses.segment_offset)
+    out = torch.empty(runs, 4)
+    rows = (positions, run_start, 0, runs)
+    batch = (None, torch.ones(40), features, segments)
+    arguments = (torch.ones(elements), *rows, *batch, 4, 1.0, out)
+    torch.library.opcheck(native.ops().sum_gradients.default, arguments)

@@ -6,9 +6,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import oper.runtime.sort  # noqa: F401  (the shapes that opcheck asks for)
 from oper import native
 from oper.layout import LOCAL, SLOT_BITS
-from tests.accesses import HAS_GRADIENT, Accesses, random_accesses, sorted_runs
+from tests.accesses import Accesses, random_accesses, sorted_runs
 
 
 def check(accesses: Accesses) -> None:
@@ -68,7 +69,7 @@ def test_the_largest_addresses():
 
 def test_all_frozen():
     accesses = random_accesses(np.random.default_rng(0), 2, [5, 6], 2, 10, 3, frozen=False)
-    accesses.features[:, HAS_GRADIENT] = 0
+    accesses.features["has_gradient"] = 0
     check(accesses)
 
 
@@ -99,3 +100,10 @@ def test_one_per_bag(dtype):
         wrong = offsets.clone()
         wrong[place] += 1
         assert not one_per_bag(wrong)
+
+
+def test_operators_are_as_torch_wants_them():
+    ops = native.ops()
+    accesses = random_accesses(np.random.default_rng(0), 2, [50, 60], 2, 10, 3, frozen=False)
+    torch.library.opcheck(ops.sort_accesses.default, accesses.tensors())
+    torch.library.opcheck(ops.one_per_bag.default, (torch.arange(5),), test_utils="test_schema")
