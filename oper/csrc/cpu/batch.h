@@ -27,15 +27,16 @@ inline int64_t covered(const Batch& batch, int64_t bags, int64_t widths, int64_t
   int64_t sum = 0;
   for (int64_t f = 0; f < batch.feature_count; ++f) {
     const Feature& feature = batch.features[f];
-    const auto at = [&](int64_t bag) { return feature.out_base + bag * feature.out_stride; };
-    const int64_t least = feature.bags ? std::min(at(0), at(feature.bags - 1)) : 0;
-    const int64_t most = feature.bags ? std::max(at(0), at(feature.bags - 1)) + feature.dim : 0;
+    const int64_t last = std::max<int64_t>(feature.bags - 1, 0);
+    const int64_t least = std::min(feature.out(0), feature.out(last));
+    const int64_t most = std::max(feature.out(0), feature.out(last)) + feature.dim;
     TORCH_CHECK_VALUE(
         feature.width >= 0 && feature.width < widths && feature.dtype >= kFloat32 &&
             feature.dtype <= kInt8 && feature.dim >= 0 &&
             feature.row_bytes >= bytes_of_row(feature.dtype, feature.dim) &&
             feature.first_bag >= 0 && feature.bags >= 0 &&
-            feature.first_bag + feature.bags <= bags && least >= 0 && most <= out_elements,
+            feature.first_bag + feature.bags <= bags &&
+            (feature.bags == 0 || (least >= 0 && most <= out_elements)),
         "features: number ", f, " is of no arena, has more bags than the ", bags,
         " there are, or ends beyond an output of ", out_elements, " elements");
     sum += feature.bags * feature.dim;
@@ -51,7 +52,7 @@ inline Batch batch_of(const at::Tensor& addresses, const std::optional<at::Tenso
   TORCH_CHECK_VALUE(bases.dim() == 2 && rank >= 0 && rank < bases.size(1) - 1,
                     "bases: [widths, ranks + 1] was needed, with a column for rank ", rank);
   Batch batch{};
-  const int64_t accesses = addresses.numel();
+  const int64_t accesses = batch.accesses = addresses.numel();
   batch.addresses = int64s(addresses, accesses, "addresses");
   if (offsets) {
     TORCH_CHECK_VALUE(offsets->is_contiguous() && offsets->numel() > 0,

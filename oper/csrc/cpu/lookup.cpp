@@ -17,30 +17,52 @@
 namespace oper {
 namespace {
 
-constexpr int64_t kTilesPerTask = 1;
+constexpr int64_t kTilesPerTask = 2;
 constexpr int64_t kRowsPerTask = 1 << 12;
+// Larger outputs are streamed: more than a core's share of the last cache, so that most of them
+// would have left it by the time they are read.
+constexpr int64_t kStreamedBytes = 4 << 20;
 
-#define OPER_POOL(Row)                                                                        \
-  OPER_SIMD void pool(TypeOf<Row>, const Batch& batch, const Feature& feature, Slice slice,   \
-                      RowStream& stream, const Output& out, float* scratch) {                 \
-    pool_slice<Row>(batch, feature, slice, stream, out, scratch);                             \
+#define OPER_OF_ROWS(Row) \
+  OPER_SIMD void copy(TypeOf<Row>, const Slice& slice, RowStream& stream, const Output& out) { \
+    copy_slice<Row>(slice, stream, out); \
+  } \
+  OPER_SIMD void pool(TypeOf<Row>, const Batch& batch, const Slice& slice, RowStream& stream, \
+                      const Output& out, float* scratch) { \
+    pool_slice<Row>(batch, slice, stream, out, scratch); \
+  } \
+  OPER_OF_GRADIENTS(Row, Float32Row) \
+  OPER_OF_GRADIENTS(Row, Float16Row) \
+  OPER_OF_GRADIENTS(Row, BFloat16Row)
+#define OPER_OF_GRADIENTS(Row, Grad) \
+  OPER_SIMD void differentiate(TypeOf<Row>, TypeOf<Grad>, const Batch& batch, \
+                               const Slice& slice, RowStream& stream, const uint8_t* grad, \
+                               float* weight_grad) { \
+    differentiate_slice<Row, Grad>(batch, slice, stream, grad, weight_grad); \
   }
-OPER_POOL(Float32Row)
-OPER_POOL(Float16Row)
-OPER_POOL(BFloat16Row)
-OPER_POOL(Int8Row)
-#undef OPER_POOL
+OPER_OF_ROWS(Float32Row)
+OPER_OF_ROWS(Float16Row)
+OPER_OF_ROWS(BFloat16Row)
+OPER_OF_ROWS(Int8Row)
+#undef OPER_OF_ROWS
+#undef OPER_OF_GRADIENTS
+
+// f(slice, stream) for every slice of the batch, with the stream at its first row.
+template <typename F>
+void for_each_slice(const Batch& batch, const F& f) {
+  const int64_t tiles = batch.tiles();
+  at::parallel_for(0, tiles, kTilesPerTask, [&](int64_t begin, int64_t end) {
+    RowStream stream(batch, begin, end, tiles);
+    for (int64_t tile = begin; tile < end; ++tile)
+      for (int64_t n = 0; n < batch.feature_count; ++n) f(Slice(batch, n, tile, tiles), stream);
+    finish_stream();
+  });
+}
 
 RowType output_type(at::ScalarType type) {
   TORCH_CHECK_TYPE(type == at::kFloat || type == at::kHalf || type == at::kBFloat16,
                    "an output of dtype ", type, ", and it can be float32, float16 or bfloat16");
   return type == at::kFloat ? kFloat32 : type == at::kHalf ? kFloat16 : kBFloat16;
-}
-
-int64_t widest(const Batch& batch) {
-  int64_t dim = 0;
-  for (int64_t f = 0; f < batch.feature_count; ++f) dim = std::max(dim, batch.features[f].dim);
-  return dim;
 }
 
 at::Tensor pooled_rows(const at::Tensor& addresses, const std::optional<at::Tensor>& offsets,
@@ -53,18 +75,17 @@ at::Tensor pooled_rows(const at::Tensor& addresses, const std::optional<at::Tens
       covered(batch, bags_of(addresses, offsets), bases.size(0), out_elements);
   at::Tensor result = pooled_tensor(out_elements, out_dtype);
   if (written < out_elements) result.zero_();
-  const Output out{result.data_ptr(), type, false};
-  const int64_t tiles = batch.tiles();
-  at::parallel_for(0, tiles, kTilesPerTask, [&](int64_t begin, int64_t end) {
-    std::vector<float> scratch(widest(batch));
-    RowStream stream(batch, begin, end, tiles);
-    for (int64_t tile = begin; tile < end; ++tile)
-      for (int64_t f = 0; f < batch.feature_count; ++f) {
-        const Feature& feature = batch.features[f];
-        with_row_type(feature.dtype, [&](auto row) {
-          pool(row, batch, feature, Slice(feature, tile, tiles), stream, out, scratch.data());
-        });
-      }
+  const Output out{static_cast<uint8_t*>(result.data_ptr()), type,
+                   static_cast<int64_t>(result.nbytes()) > kStreamedBytes};
+  const bool single = !offsets && !weights;
+  for_each_slice(batch, [&](const Slice& slice, RowStream& stream) {
+    const bool unchanged = single && slice.feature.dtype == type;
+    if (unchanged && out.streams(slice.feature)) return stream_slice(slice, stream, out);
+    with_row_type(slice.feature.dtype, [&](auto row) {
+      if (unchanged) return copy(row, slice, stream, out);
+      std::vector<float> scratch(2 * slice.feature.dim);
+      pool(row, batch, slice, stream, out, scratch.data());
+    });
   });
   return result;
 }
@@ -76,47 +97,22 @@ at::Tensor pooled_rows_shape(const at::Tensor& addresses, const std::optional<at
   return at::empty_symint({std::move(out_elements)}, addresses.options().dtype(out_dtype));
 }
 
-// f(TypeOf<Row>{}) with the type in which a gradient comes.
-template <typename F>
-void with_grad_type(const at::Tensor& grad, const F& f) {
-  TORCH_CHECK_VALUE(grad.is_contiguous(), "grad: must be contiguous");
-  with_row_type(output_type(grad.scalar_type()), f);
-}
-
 at::Tensor weight_gradients(const at::Tensor& grad, const at::Tensor& addresses,
                             const std::optional<at::Tensor>& offsets, const at::Tensor& weights,
                             const at::Tensor& features, const at::Tensor& bases, int64_t rank) {
   const Batch batch = batch_of(addresses, offsets, weights, features, bases, rank);
   covered(batch, bags_of(addresses, offsets), bases.size(0), grad.numel());
+  TORCH_CHECK_VALUE(grad.is_contiguous(), "grad: must be contiguous");
   at::Tensor result = at::zeros_like(weights);
+  const RowType type = output_type(grad.scalar_type());
+  const auto* const from = static_cast<const uint8_t*>(grad.const_data_ptr());
   float* const to = result.data_ptr<float>();
-  const int64_t tiles = batch.tiles(), value_bytes = grad.element_size();
-  const auto* const gradients = static_cast<const uint8_t*>(grad.const_data_ptr());
-  const auto gradients_of = [&](auto row, auto grad_row, const Feature& feature, Slice slice,
-                                RowStream& stream) {
-    for (int64_t i = slice.begin; i < slice.end; ++i) {
-      const int64_t begin = batch.first(feature.first_bag + i);
-      const int64_t end = batch.first(feature.first_bag + i + 1);
-      const int64_t at = feature.out_base + i * feature.out_stride;
-      const typename decltype(grad_row)::type of_sum(gradients + at * value_bytes, feature.dim);
-      const float divisor = feature.mean ? static_cast<float>(end - begin) : 1.0f;
-      for (int64_t n = begin; n < end; ++n) {
-        const typename decltype(row)::type values(stream.next(), feature.dim);
-        to[n] = dot(values, of_sum, feature.dim) / divisor;
-      }
-    }
-  };
-  at::parallel_for(0, tiles, kTilesPerTask, [&](int64_t begin, int64_t end) {
-    RowStream stream(batch, begin, end, tiles);
-    for (int64_t tile = begin; tile < end; ++tile)
-      for (int64_t f = 0; f < batch.feature_count; ++f) {
-        const Feature& feature = batch.features[f];
-        with_row_type(feature.dtype, [&](auto row) {
-          with_grad_type(grad, [&](auto grad_row) {
-            gradients_of(row, grad_row, feature, Slice(feature, tile, tiles), stream);
-          });
-        });
-      }
+  for_each_slice(batch, [&](const Slice& slice, RowStream& stream) {
+    with_row_type(slice.feature.dtype, [&](auto row) {
+      with_float_type(type, [&](auto of_grad) {
+        differentiate(row, of_grad, batch, slice, stream, from, to);
+      });
+    });
   });
   return result;
 }
@@ -139,7 +135,7 @@ void copy_rows(const at::Tensor& slots, int64_t base_pointer, int64_t row_bytes,
   uint8_t* const to = out.data_ptr<uint8_t>();
   at::parallel_for(0, count, kRowsPerTask, [&](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n) {
-      const uint8_t* const ahead = arena + slot[std::min(n + kAhead, end - 1)] * row_bytes;
+      const uint8_t* const ahead = arena + slot[std::min(n + kBlock, end - 1)] * row_bytes;
       for (int64_t byte = 0; byte < row_bytes; byte += 64) __builtin_prefetch(ahead + byte);
       std::memcpy(to + n * row_bytes, arena + slot[n] * row_bytes, row_bytes);
     }

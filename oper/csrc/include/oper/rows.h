@@ -21,11 +21,14 @@ struct Feature {
   int64_t row_bytes;     // from one slot of the arena to the next
   int64_t first_bag;     // of the batch; bags without offsets hold one access each
   int64_t bags;
-  int64_t out_base;      // bag i of the feature is out[out_base + i·out_stride : + dim]
+  int64_t out_base;      // of the output, in elements: see out()
   int64_t out_stride;
   int64_t mean;          // sums are divided by the bag's length
   int64_t has_gradient;  // 0: of a frozen table, left out of the sort
   int64_t unused;
+
+  // The first element of a bag's sum in the output, or of its gradient.
+  int64_t out(int64_t bag) const { return out_base + bag * out_stride; }
 };
 static_assert(sizeof(Feature) == 12 * sizeof(int64_t), "FEATURE_WORDS of oper/runtime/features.py");
 
@@ -78,25 +81,29 @@ inline uint16_t bfloat_of_float(float value) {
 
 // The values of one row of each type: constructed from its pointer and dim, then indexed.
 struct Float32Row {
-  const float* values;
-  Float32Row(const uint8_t* row, int64_t) : values(reinterpret_cast<const float*>(row)) {}
+  using Value = float;
+  const Value* values;
+  Float32Row(const uint8_t* row, int64_t) : values(reinterpret_cast<const Value*>(row)) {}
   float operator[](int64_t d) const { return values[d]; }
 };
 
 struct Float16Row {
-  const uint16_t* values;
-  Float16Row(const uint8_t* row, int64_t) : values(reinterpret_cast<const uint16_t*>(row)) {}
+  using Value = uint16_t;
+  const Value* values;
+  Float16Row(const uint8_t* row, int64_t) : values(reinterpret_cast<const Value*>(row)) {}
   float operator[](int64_t d) const { return float_of_half(values[d]); }
 };
 
 struct BFloat16Row {
-  const uint16_t* values;
-  BFloat16Row(const uint8_t* row, int64_t) : values(reinterpret_cast<const uint16_t*>(row)) {}
+  using Value = uint16_t;
+  const Value* values;
+  BFloat16Row(const uint8_t* row, int64_t) : values(reinterpret_cast<const Value*>(row)) {}
   float operator[](int64_t d) const { return float_of_bfloat(values[d]); }
 };
 
 struct Int8Row {
-  const uint8_t* values;
+  using Value = uint8_t;
+  const Value* values;
   float scale, bias;
   Int8Row(const uint8_t* row, int64_t dim) : values(row) {
     std::memcpy(&scale, row + dim, sizeof(scale));
@@ -110,15 +117,20 @@ struct TypeOf {
   using type = Row;
 };
 
-// f(TypeOf<Row>{}) with the type of a feature's rows.
+// f(TypeOf<Row>{}) with the type of values that are not quantised.
 template <typename F>
-void with_row_type(int64_t type, const F& f) {
+void with_float_type(int64_t type, const F& f) {
   switch (type) {
     case kFloat32: return f(TypeOf<Float32Row>{});
     case kFloat16: return f(TypeOf<Float16Row>{});
-    case kBFloat16: return f(TypeOf<BFloat16Row>{});
-    default: return f(TypeOf<Int8Row>{});
+    default: return f(TypeOf<BFloat16Row>{});
   }
+}
+
+// f(TypeOf<Row>{}) with any type of rows.
+template <typename F>
+void with_row_type(int64_t type, const F& f) {
+  type == kInt8 ? f(TypeOf<Int8Row>{}) : with_float_type(type, f);
 }
 
 // 256 levels from a row's least value to its largest, as FBGEMM's FloatToFused8BitRowwiseQuantized.
