@@ -6,9 +6,10 @@
 // vectors of whatever width the function is compiled for.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 #include <cstring>
+
+#include "oper/simd.h"
 
 namespace oper {
 
@@ -134,7 +135,8 @@ void with_row_type(int64_t type, const F& f) {
 }
 
 // 256 levels from a row's least value to its largest, as FBGEMM's FloatToFused8BitRowwiseQuantized.
-inline void quantise_row(const float* values, int64_t dim, uint8_t* row) {
+// Adding 1.5·2^23 rounds to the nearest integer, which is then in the last bits.
+OPER_INLINE void quantise_row(const float* values, int64_t dim, uint8_t* row) {
   float least = dim ? values[0] : 0.0f, largest = least;
   for (int64_t d = 1; d < dim; ++d) {
     least = values[d] < least ? values[d] : least;
@@ -143,7 +145,7 @@ inline void quantise_row(const float* values, int64_t dim, uint8_t* row) {
   const float range = largest - least, scale = range / 255.0f;
   const float levels = 255.0f / (range + 1e-8f);
   for (int64_t d = 0; d < dim; ++d)
-    row[d] = static_cast<uint8_t>(std::lrintf((values[d] - least) * levels));
+    row[d] = static_cast<uint8_t>(bits_of_float((values[d] - least) * levels + 0x1.8p23f));
   std::memcpy(row + dim, &scale, sizeof(scale));
   std::memcpy(row + dim + sizeof(scale), &least, sizeof(least));
 }
