@@ -1,10 +1,15 @@
 """What every test shares: where the real logs are, and how hypothesis searches."""
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
+
+if TYPE_CHECKING:
+    from tests.ranks import Ranks
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -20,6 +25,24 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip("the real logs are not here: no folder ../shared/data beside the checkout")
     return folder
+
+
+@pytest.fixture(scope="session")
+def two_ranks() -> Iterator["Ranks"]:
+    """Two processes with a gloo group, for all tests of a run: importing torchrec takes a while."""
+    from tests.ranks import Ranks
+
+    with Ranks(2) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def four_ranks() -> Iterator["Ranks"]:
+    """The same with four, for slow tests."""
+    from tests.ranks import Ranks
+
+    with Ranks(4) as started:
+        yield started
 
 
 @pytest.fixture(scope="session")

@@ -3,22 +3,51 @@
 import pytest
 
 from tests import torchrec_cases as cases
-from tests.ranks import RankFailedError, Ranks
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(2) as started:
-        yield started
+from tests.ranks import RankFailedError
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adagrad", "rowwise_adagrad", "adam"])
-def test_a_script_trains_as_the_unsharded_model(ranks, kind):
-    moved = ranks.run(2, cases.train_and_compare, kind, 0.0)
+def test_a_script_trains_as_the_unsharded_model(two_ranks, kind):
+    moved = two_ranks.run(2, cases.train_and_compare, kind, 0.0)
     assert min(moved) > 1e-3
 
 
 @pytest.mark.parametrize("mutant", ["no update", "no division", "wrong exchange", "two updates"])
-def test_the_comparison_catches_mutants(ranks, mutant):
+def test_the_comparison_catches_mutants(two_ranks, mutant):
     with pytest.raises(RankFailedError, match="not close"):
-        ranks.run(2, cases.train_and_compare, "sgd", 0.0, mutant)
+        two_ranks.run(2, cases.train_and_compare, "sgd", 0.0, mutant)
+
+
+PIPELINES = ("TrainPipelineBase", "TrainPipelineSparseDist", "TrainPipelineSparseDistLite")
+
+
+@pytest.mark.parametrize("name", [*PIPELINES, "EvalPipelineSparseDist"])
+def test_pipelines(two_ranks, name):
+    two_ranks.run(2, cases.pipelined, name)
+
+
+def test_state_dicts_may_be_written_in_place(two_ranks):
+    for warnings in two_ranks.run(2, cases.written_in_place):
+        assert len(warnings) == 1
+        assert "'wide': a state dict was written to after" in warnings[0]
+
+
+def test_state_dicts_of_others_are_loaded(two_ranks):
+    two_ranks.run(2, cases.loaded)
+
+
+def test_initial_rows_depend_on_neither_plan_nor_ranks(two_ranks):
+    first, *others = [
+        *two_ranks.run(2, cases.initial, 0.0),
+        *two_ranks.run(1, cases.initial, 0.0),
+    ]
+    for other in others:
+        cases.compare(other, first, 0)
+
+
+def test_a_model_with_weights_keeps_rank_zeros(two_ranks):
+    two_ranks.run(2, cases.rank_zeros_weights)
+
+
+def test_learning_rates_are_scheduled(two_ranks):
+    two_ranks.run(2, cases.scheduled)

@@ -1,10 +1,12 @@
 """What ranks do in tests of the TorchRec side: functions that a RankPool runs."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -16,12 +18,15 @@ from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.train_pipeline import train_pipelines
 from torchrec.distributed.types import ShardingEnv
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 
 import oper
+from oper.errors import OperError
 from oper.runtime.embedding import Embedding
 from oper.runtime.mailbox import Mailboxes
 from tests.torchrec_models import (
@@ -55,6 +60,7 @@ def sharded(
         weights = list(embedding_weights(model).values())
         _apply_optimizer_in_backward(OPTIMIZERS[kind], weights, {"lr": LR})
     plan = make_a_plan(model, dist.get_world_size(group), extra)
+    torch.manual_seed(3 + dist.get_rank(group))
     made = oper.shard(model, plan, env=ShardingEnv.from_process_group(group))
     return made, all_optimizers(made)
 
@@ -172,6 +178,156 @@ def mutated(mutant: str | None) -> Iterator[None]:
     else:
         with patch.object(*changed[mutant]):
             yield
+
+
+def pipelined(rank: int, group: dist.ProcessGroup, name: str) -> None:
+    """A pipeline of TorchRec's trains (or reads, in evaluation) as a plain loop does."""
+    batches = [batch(100 * step + rank) for step in range(5)]
+    model, optimizer = sharded(group, "rowwise_adagrad")
+    plain, plain_optimizer = sharded(group, "rowwise_adagrad")
+    evaluates = name.startswith("Eval")
+    if evaluates:
+        model.eval()
+        plain.eval()
+    made = getattr(train_pipelines, name)(model, optimizer, torch.device("cpu"))
+    with torch.set_grad_enabled(not evaluates):
+        iterator = iter(batches)
+        found = [made.progress(iterator) for _ in batches]
+        with pytest.raises(StopIteration):
+            made.progress(iterator)
+        if evaluates:
+            expected = [plain(inputs) for inputs in batches]
+        else:
+            expected = [(0, train_step(plain, plain_optimizer, inputs)) for inputs in batches]
+    for output, (_, values) in zip(found, expected, strict=True):
+        values_found = output[1] if isinstance(output, tuple) else output
+        torch.testing.assert_close(values_found, values, atol=1e-5, rtol=1e-5)
+    compare(whole_model(model, group), whole_model(plain, group))
+
+
+def written_in_place(rank: int, group: dist.ProcessGroup) -> list[str]:
+    """What is written into a state dict reaches the tables, whoever writes; what is written after
+    the tables were used does not, and is warned of."""
+    caught: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: caught.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("oper").addHandler(handler)
+    model, optimizer = sharded(group, "adagrad")
+    train_step(model, optimizer, batch(rank))
+    before = whole_model(model, group)
+    key, state = "bags.embedding_bags.wide.weight", "wide.momentum1"
+    held = model.state_dict()
+    if rank == 0:  # others have only read it
+        held[key].local_shards()[0].tensor[2:4] = 5.0
+    states = model.fused_optimizer.state_dict()["state"]
+    if rank == 1:
+        states[key][state].local_shards()[0].tensor.mul_(2)
+    with torch.no_grad():
+        model(batch(rank))
+    after = whole_model(model, group)
+    held[key].local_shards()[0].tensor.zero_()
+    with torch.no_grad():
+        model(batch(rank))
+    later = whole_model(model, group)
+    expected = {k: v.clone() for k, v in before.items()}
+    expected[key][2:4] = 5.0
+    expected[f"{key}/{state}"][25:] *= 2
+    compare(after, expected, 0)
+    compare(later, after, 0)
+    return caught
+
+
+def loaded(rank: int, group: dist.ProcessGroup) -> None:
+    """State dicts of the unsharded model, of TorchRec's shardings and of ours are loaded directly,
+    and the unsharded model loads ours."""
+    plain = Model("cpu")
+    with torch.no_grad():
+        for number, weight in enumerate(plain.parameters()):
+            weight.uniform_(number, number + 1)
+    expected = plain.state_dict()
+    model, _ = sharded(group, device="meta")
+    assert not model.load_state_dict(plain.state_dict()).missing_keys
+    compare(whole(model.state_dict(), group), expected, 0)
+    for sharding in ("row_wise", "table_wise"):
+        other = stock("sgd", sharding, group)
+        held = other.state_dict()
+        for key, value in held.items():
+            for shard in value.local_shards() if isinstance(value, ShardedTensor) else []:
+                rows = shard.metadata.shard_offsets[0]
+                shard.tensor.copy_(expected[key][rows : rows + len(shard.tensor)])
+        model, _ = sharded(group, device="meta")
+        model.load_state_dict(other.state_dict())
+        compare(whole_tables(model, group), {k: v for k, v in expected.items() if "embed" in k}, 0)
+    again = Model("cpu")
+    again.load_state_dict({k: v.float() for k, v in whole(model.state_dict(), group).items()})
+    strange = {"bags.embedding_bags.wide.weight": torch.zeros(51, 16)}
+    with pytest.raises(OperError, match=r"'wide': the state dict's weight is \(51, 16\)"):
+        model.load_state_dict(strange, strict=False)
+    assert model.load_state_dict({}, strict=False).missing_keys
+    # A module of torch's own around it goes another way.
+    outer = nn.ModuleDict({"inner": model.module})
+    outer.load_state_dict({f"inner.{key}": value for key, value in expected.items()})
+    compare(whole(model.state_dict(), group), expected, 0)
+
+
+def whole_tables(model: Any, group: dist.ProcessGroup) -> dict[str, Any]:
+    """The tables alone."""
+    return {k: v for k, v in whole(model.state_dict(), group).items() if "embed" in k}
+
+
+def initial(rank: int, group: dist.ProcessGroup, extra: float) -> dict[str, Any]:
+    """Tables of a model made on the meta device, by the seed of rank 0."""
+    model, _ = sharded(group, extra=extra, device="meta")
+    found = whole_tables(model, group)
+    train_step(model, all_optimizers(model), batch(rank))
+    for path in ("bags", "weighted", "sequences"):
+        torch.manual_seed(3 + rank)  # as when it was sharded
+        getattr(model.module, path).reset_parameters()
+    compare(whole_tables(model, group), found, 0)
+    return found
+
+
+def rank_zeros_weights(rank: int, group: dist.ProcessGroup) -> None:
+    """A model with weights keeps those of rank 0."""
+    model = Model("cpu")
+    expected = {k: v.clone() for k, v in embedding_weights(model).items()}
+    with torch.no_grad():
+        for weight in embedding_weights(model).values():
+            weight.add_(rank)
+    plan = make_a_plan(model, dist.get_world_size(group), 0.0)
+    made = oper.shard(model, plan, env=ShardingEnv.from_process_group(group))
+    compare(whole_tables(made, group), expected, 0)
+
+
+def scheduled(rank: int, group: dist.ProcessGroup) -> None:
+    """Learning rates follow the parameter groups, and warm-up stages through them."""
+    model, _ = sharded(group)
+    fused = model.fused_optimizer
+    warmed = WarmupOptimizer(fused, [WarmupStage(WarmupPolicy.LINEAR, 4, 0.25)], lr=LR)
+    key = "bags.embedding_bags.tiny.weight"
+    moved = []
+    for _ in range(3):
+        before = whole_tables(model, group)[key]
+        train_step(model, warmed, batch(rank))
+        moved.append(whole_tables(model, group)[key] - before)
+        rates = {engine.learning_rates[0] for engine in engines(model)}
+        assert rates == {fused.param_groups[0]["lr"]} or moved
+    fused.param_groups[0]["lr"] = 0.0
+    before = whole_tables(model, group)
+    train_step(model, fused, batch(rank))
+    after = whole_tables(model, group)
+    still = {p for p in after if torch.equal(before[p], after[p])}
+    slow = {id(parameter) for parameter in fused.param_groups[0]["params"]}
+    held = {key for key, parameter in fused.params.items() if id(parameter) in slow}
+    assert held <= still
+    assert len(still) < len(after)
+    fused.update_hyper_parameters({"lr": 0.125})
+    assert {r for engine in engines(model) for r in engine.learning_rates} == {0.125}
+
+
+def engines(model: Any) -> list[Embedding]:
+    """The engines of a sharded model."""
+    return [module.engine for module in model.modules() if hasattr(module, "engine")]
 
 
 def stock(kind: str, sharding: str, group: dist.ProcessGroup) -> DistributedModelParallel:

@@ -53,6 +53,26 @@ ROWS = {"f0": 50, "f1": 30, "f2": 30, "f3": 1, "g0": 20, "s0": 3, "s1": 40}
 OUTPUT = 16 + 8 + 8 + 4 + 8 + 8
 
 
+class Over(nn.Module):
+    """What becomes of the rows: a loss and, of each sample, a value that depends on all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(OUTPUT, 1)
+
+    def forward(self, bags: Any, weighted: Any, sequences: Any) -> tuple[torch.Tensor, ...]:
+        """The loss of a rank, and values [samples]."""
+        # By key: TorchRec's own sharding may order them in another way.
+        by_key = bags.to_dict() | weighted.to_dict()
+        pooled = self.linear(torch.cat([by_key[key] for key in sorted(by_key)], dim=1)).squeeze(1)
+        for _, jagged in sorted(sequences.items()):
+            bag = torch.repeat_interleave(torch.arange(len(pooled)), jagged.lengths())
+            marked = jagged.values().square().sum(dim=1) * (1 + jagged.weights())
+            pooled = pooled.index_add(0, bag, marked)
+        # Its gradient is bounded, so that large learning rates do not explode.
+        return (1 + pooled.square()).sqrt().sum() / 10, pooled
+
+
 class Model(nn.Module):
     """Bags, weighted bags and sequences under one linear layer."""
 
@@ -66,20 +86,13 @@ class Model(nn.Module):
         self.weighted = EmbeddingBagCollection(list(WEIGHTED), is_weighted=True, device=place)
         self.sequences = EmbeddingCollection(list(SEQUENCES), device=place, need_indices=True)
         torch.manual_seed(8)
-        self.over = nn.Linear(OUTPUT, 1)
+        self.over = Over()
 
-    def forward(self, inputs: "Inputs") -> tuple[torch.Tensor, torch.Tensor]:
-        """A loss and, of each sample, a value that depends on every row read."""
-        # By key: TorchRec's own sharding may order them in another way.
-        by_key = self.bags(inputs.ids).to_dict() | self.weighted(inputs.weighted_ids).to_dict()
-        columns = torch.cat([by_key[key] for key in sorted(by_key)], dim=1)
-        pooled = self.over(columns).squeeze(1)
-        for _, jagged in sorted(self.sequences(inputs.ids).items()):
-            bag = torch.repeat_interleave(torch.arange(len(pooled)), jagged.lengths())
-            marked = jagged.values().square().sum(dim=1) * (1 + jagged.weights())
-            pooled = pooled.index_add(0, bag, marked)
-        # Its gradient is bounded, so that large learning rates do not explode.
-        return (1 + pooled.square()).sqrt().sum() / 10, pooled
+    def forward(self, inputs: "Inputs") -> tuple[torch.Tensor, ...]:
+        """The loss of a rank, and values [samples]."""
+        return self.over(
+            self.bags(inputs.ids), self.weighted(inputs.weighted_ids), self.sequences(inputs.ids)
+        )
 
 
 @dataclass

@@ -10,6 +10,8 @@ that were handed out are kept until the tables are next used, and those that wer
 then are written back.
 """
 
+import logging
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +34,8 @@ from oper.runtime.fill import planned_tables
 from oper.runtime.optimizers import State
 from oper.runtime.tables import TORCH_DTYPE
 
+_log = logging.getLogger(__name__)
+
 
 def row_blocks(rows: int, ranks: int) -> list[tuple[int, int]]:
     """First row and number of rows of each rank's block; ranks beyond the last row have none."""
@@ -39,15 +43,15 @@ def row_blocks(rows: int, ranks: int) -> list[tuple[int, int]]:
     return [(first, min(each, rows - first)) for first in range(0, rows, each)]
 
 
-@dataclass(frozen=True)
+@dataclass
 class _HandedOut:
     """A block that a state dict holds: rows of a table, or of a state of its optimizer."""
 
     table: int
-    state: State | None
+    state: str | None
     first: int
     values: torch.Tensor
-    version: int  # of `values`, when they were filled
+    version: int  # of `values` when they were as the tables are
 
 
 class TableBlocks:
@@ -57,48 +61,80 @@ class TableBlocks:
         self._engine, self._group = engine, group
         self._tables = planned_tables(engine)
         self._handed_out: list[_HandedOut] = []
+        # Those that were forgotten and may still be held: reference, version, table.
+        self._forgotten: list[tuple[weakref.ref[torch.Tensor], int, int]] = []
 
     def read(self, tables: Sequence[int], state: State | None = None) -> list[Any]:
         """Copies of tables, or of a state of their optimizer: ShardedTensors [rows, dim] or
         [rows]; plain tensors where there is no process group."""
-        self.write_back()
+        name = state.name if state else None
+        if any(block.table in tables and block.state == name for block in self._handed_out):
+            self._write_changed()
         places = [self._block(t) for t in tables]
         requests = [(t, first, count) for t, (first, count) in zip(tables, places, strict=True)]
-        blocks = self._engine.read_rows(requests, state.name if state else None)
+        blocks = self._engine.read_rows(requests, name)
         found = []
         for table, (first, _), block in zip(tables, places, blocks, strict=True):
             planned = self._tables[table]
             dtype = torch.float32 if state else TORCH_DTYPE.get(planned.dtype, torch.float32)
             values = block.to(dtype)
-            self._handed_out.append(_HandedOut(table, state, first, values, values._version))
+            self._handed_out.append(_HandedOut(table, name, first, values, values._version))
             found.append(self._sharded(planned.rows, values))
         return found
 
     def write(self, values: Mapping[int, Any], state: State | None = None) -> None:
         """Give tables new values: ShardedTensors or DTensors sharded by rows in any way, of which
         each rank writes what it has, or whole tensors, of which each writes its block."""
-        self.write_back()
+        name = state.name if state else None
+        self._handed_out = [
+            block for block in self._handed_out if block.table not in values or block.state != name
+        ]
         entries = [
             (table, first, part)
             for table, value in values.items()
             for first, part in self._parts(table, value, state)
         ]
-        self._engine.write_rows(entries, state.name if state else None)
+        self._engine.write_rows(entries, name)
 
     def write_back(self) -> None:
         """Write blocks that were changed since they were handed out to the tables, and forget all
-        of them."""
-        if not self._handed_out:
-            return
-        blocks, self._handed_out = self._handed_out, []
-        # On all ranks alike, though on each of them others may have been changed, or none.
-        for name in dict.fromkeys(b.state.name if b.state else None for b in blocks):
-            changed = [
-                (b.table, b.first, b.values)
-                for b in blocks
-                if (b.state.name if b.state else None) == name and b.values._version != b.version
+        of them: to be called before the tables are used."""
+        if self._forgotten:
+            self._warn_of_late_writes()
+        if self._handed_out:
+            self._write_changed()
+            self._forgotten += [
+                (weakref.ref(block.values), block.version, block.table)
+                for block in self._handed_out
             ]
-            self._engine.write_rows(changed, name)
+            self._handed_out = []
+
+    def _warn_of_late_writes(self) -> None:
+        alive = []
+        for reference, version, table in self._forgotten:
+            values = reference()
+            if values is not None and values._version != version:
+                _log.warning(
+                    "table %r: a state dict was written to after the tables had been used, which "
+                    "has no effect; pass it to load_state_dict, or take it just before it is "
+                    "written to",
+                    self._tables[table].name,
+                )
+            elif values is not None:
+                alive.append((reference, version, table))
+        self._forgotten = alive
+
+    def _write_changed(self) -> None:
+        # Of all that were handed out, on all ranks: on each others may have been changed, or none.
+        for name in dict.fromkeys(block.state for block in self._handed_out):
+            changed = [
+                block
+                for block in self._handed_out
+                if block.state == name and block.values._version != block.version
+            ]
+            self._engine.write_rows([(b.table, b.first, b.values) for b in changed], name)
+            for block in changed:
+                block.version = block.values._version
 
     def _block(self, table: int) -> tuple[int, int]:
         """First row and number of rows of this rank's block of a table."""
