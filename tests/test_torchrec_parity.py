@@ -38,15 +38,15 @@ class Parity(ModelParallelTestShared):
         super().__init__()
         self._ranks = ranks
 
-    def check(self, world_size: int = 2, extra: float = 0.0, **case: Any) -> None:
+    def check(self, world_size: int = 2, **case: Any) -> None:
         """Run one case: arguments are those of TorchRec's `_test_sharding`."""
         self.setUp(backend="gloo")
         try:
-            self._check(world_size, extra, case)
+            self._check(world_size, case)
         finally:
             self.tearDown()
 
-    def _check(self, world_size: int, extra: float, case: dict[str, Any]) -> None:
+    def _check(self, world_size: int, case: dict[str, Any]) -> None:
         self._build_tables_and_groups(data_type=case.get("data_type", DataType.FP32))
         configs = [*self.tables, *self.weighted_tables]
         dtype = self.tables[0].data_type.name.lower()
@@ -54,7 +54,7 @@ class Parity(ModelParallelTestShared):
             Table(c.name, c.num_embeddings, c.embedding_dim, dtype, optimizer="sgd")
             for c in configs
         ]
-        plan = plan_tables(tables, world_size, extra)
+        plan = plan_tables(tables, world_size)
         sharder = OperEmbeddingBagCollectionSharder(plan, {"learning_rate": 0.1})
         self._test_sharding(
             sharders=[sharder],

@@ -29,6 +29,8 @@ import oper
 from oper.errors import OperError
 from oper.runtime.embedding import Embedding
 from oper.runtime.mailbox import Mailboxes
+from oper.tables import tables_of
+from tests.runtime_plans import random_plan
 from tests.torchrec_models import (
     SAMPLES,
     Inputs,
@@ -36,7 +38,6 @@ from tests.torchrec_models import (
     Reference,
     batch,
     embedding_weights,
-    make_a_plan,
 )
 
 OPTIMIZERS = {
@@ -49,7 +50,7 @@ LR, DENSE_LR, STEPS = 0.5, 0.05, 3
 
 
 def sharded(
-    group: dist.ProcessGroup, kind: str = "sgd", extra: float = 0.0, device: str = "cpu"
+    group: dist.ProcessGroup, kind: str = "sgd", copies: float = 0.3, device: str = "cpu"
 ) -> tuple[DistributedModelParallel, CombinedOptimizer]:
     """The model sharded over a group, and the optimizer of all of it."""
     model = Model(device)
@@ -59,7 +60,7 @@ def sharded(
     else:
         weights = list(embedding_weights(model).values())
         _apply_optimizer_in_backward(OPTIMIZERS[kind], weights, {"lr": LR})
-    plan = make_a_plan(model, dist.get_world_size(group), extra)
+    plan = random_plan(0, tables_of(model), dist.get_world_size(group), replicated=copies)
     torch.manual_seed(3 + dist.get_rank(group))
     made = oper.shard(model, plan, env=ShardingEnv.from_process_group(group))
     return made, all_optimizers(made)
@@ -130,13 +131,13 @@ def reference_state(reference: Reference) -> dict[str, Any]:
 
 
 def train_and_compare(
-    rank: int, group: dist.ProcessGroup, kind: str, extra: float, mutant: str | None = None
+    rank: int, group: dist.ProcessGroup, kind: str, copies: float, mutant: str | None = None
 ) -> float:
     """Outputs, tables and optimizer states against the reference after three steps; how far the
     tables moved."""
     with mutated(mutant):
         ranks = dist.get_world_size(group)
-        model, optimizer = sharded(group, kind, extra)
+        model, optimizer = sharded(group, kind, copies)
         reference = Reference(Model("cpu"), kind, LR, DENSE_LR)
         start = reference_state(reference)
         pairs = []
@@ -275,9 +276,9 @@ def whole_tables(model: Any, group: dist.ProcessGroup) -> dict[str, Any]:
     return {k: v for k, v in whole(model.state_dict(), group).items() if "embed" in k}
 
 
-def initial(rank: int, group: dist.ProcessGroup, extra: float) -> dict[str, Any]:
+def initial(rank: int, group: dist.ProcessGroup, copies: float) -> dict[str, Any]:
     """Tables of a model made on the meta device, by the seed of rank 0."""
-    model, _ = sharded(group, extra=extra, device="meta")
+    model, _ = sharded(group, copies=copies, device="meta")
     found = whole_tables(model, group)
     train_step(model, all_optimizers(model), batch(rank))
     for path in ("bags", "weighted", "sequences"):
@@ -294,7 +295,7 @@ def rank_zeros_weights(rank: int, group: dist.ProcessGroup) -> None:
     with torch.no_grad():
         for weight in embedding_weights(model).values():
             weight.add_(rank)
-    plan = make_a_plan(model, dist.get_world_size(group), 0.0)
+    plan = random_plan(0, tables_of(model), dist.get_world_size(group))
     made = oper.shard(model, plan, env=ShardingEnv.from_process_group(group))
     compare(whole_tables(made, group), expected, 0)
 

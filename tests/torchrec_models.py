@@ -23,7 +23,7 @@ from oper.plan import Plan
 from oper.planner.assemble import assemble
 from oper.planner.planner import Settings, make_plan
 from oper.planner.profile import Profile
-from oper.tables import Table, tables_of
+from oper.tables import Table
 from oper.topology import Topology
 
 SAMPLES = 6  # of a rank
@@ -151,24 +151,15 @@ def _jagged(
     )
 
 
-def make_a_plan(
-    model: nn.Module, ranks: int, extra: float = 0.2, seed: int = 0, mode: Any = "training"
-) -> Plan:
-    """A plan for a model from made-up counts; `extra` 0 replicates nothing, `ranks` everything."""
-    return plan_tables(tables_of(model), ranks, extra, seed, mode)
-
-
-def plan_tables(
-    tables: Sequence[Table], ranks: int, extra: float = 0.2, seed: int = 0, mode: Any = "training"
-) -> Plan:
-    """The same for tables."""
-    random = np.random.default_rng(seed)
+def plan_tables(tables: Sequence[Table], ranks: int, mode: Any = "training") -> Plan:
+    """What the planner makes of tables and made-up counts."""
+    random = np.random.default_rng(0)
     rows = sum(table.rows for table in tables)
     counts = (random.zipf(1.3, rows) % 4000).astype(np.uint32)
     bagged = (False,) * len(tables)
     profile = Profile(tuple(tables), 10_000, counts, np.zeros(0, np.uint32), bagged)
     topology, workload = Topology.load(f"cpu:{ranks}"), Workload(mode, "raw", 4096 * ranks)
-    settings = Settings(extra_memory=extra, threshold=0.05, dob=0.5)
+    settings = Settings(extra_memory=0.2, threshold=0.05, dob=0.5)
     return assemble(profile, make_plan(profile, topology, workload, settings))
 
 
