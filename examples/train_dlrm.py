@@ -1,0 +1,116 @@
+"""Train a small DLRM by OPER's plan and by TorchRec's own, on the ranks of OPER's.
+
+    oper synth criteo-kaggle --scale 0.01 --samples 200000 -o log.parquet
+    oper profile log.parquet --tables log.tables.yaml -o profile
+    oper plan profile --topology cpu:2 --batch-size 8192 -o plan
+    python examples/train_dlrm.py log.parquet plan
+
+starts the plan's ranks on this host; so does torchrun --nproc-per-node 2 examples/train_dlrm.py …
+"""
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import run as torchrun
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.models.dlrm import DLRM
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+from torchrec.optim.optimizers import in_backward_optimizer_filter
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+
+import oper
+from oper.logs import read
+
+DENSE_FEATURES = 13
+
+
+def make_dlrm(plan: oper.Plan) -> nn.Module:
+    """An ordinary TorchRec model, without memory for its tables until it is sharded."""
+    configs = [
+        EmbeddingBagConfig(
+            name=table.name,
+            num_embeddings=table.rows,
+            embedding_dim=table.dim,
+            feature_names=list(table.columns),
+        )
+        for table in plan.tables
+    ]
+    tables = EmbeddingBagCollection(tables=configs, device=torch.device("meta"))
+    apply_optimizer_in_backward(RowWiseAdagrad, tables.parameters(), {"lr": 0.02})
+    return DLRM(  # type: ignore[no-any-return]
+        tables,
+        dense_in_features=DENSE_FEATURES,
+        dense_arch_layer_sizes=[64, configs[0].embedding_dim],
+        over_arch_layer_sizes=[64, 1],
+    )
+
+
+def batches(
+    log: str, folder: str, plan: oper.Plan
+) -> Iterator[tuple[torch.Tensor, KeyedJaggedTensor, torch.Tensor]]:
+    """This rank's part of every batch: dense values, ids, labels."""
+    ranks, size = dist.get_world_size(), plan.workload.batch_size // dist.get_world_size()
+    for number, batch in enumerate(read(log, plan.tables, folder=folder, batch_size=size)):
+        if number % ranks == dist.get_rank() and batch.samples == size:
+            yield torch.from_numpy(batch.dense), batch.to_kjt(), torch.from_numpy(batch.label)
+
+
+def train(model: nn.Module, log: str, folder: str, plan: oper.Plan) -> tuple[float, float]:
+    """One pass over the log: median milliseconds of a step, mean loss of the last ten."""
+    layers = KeyedOptimizerWrapper(
+        dict(in_backward_optimizer_filter(model.named_parameters())),
+        lambda parameters: torch.optim.Adagrad(parameters, lr=0.02),
+    )
+    optimizer = CombinedOptimizer([model.fused_optimizer, layers])
+    milliseconds, losses = [], []
+    for dense, ids, labels in batches(log, folder, plan):
+        start = time.perf_counter()
+        optimizer.zero_grad()
+        logits = model(dense, ids).squeeze(-1)
+        loss = nn.functional.binary_cross_entropy_with_logits(logits, labels)
+        loss.backward()
+        optimizer.step()
+        milliseconds.append(1e3 * (time.perf_counter() - start))
+        losses.append(loss.item())
+    return statistics.median(milliseconds), statistics.mean(losses[-10:])
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument("log")
+    options.add_argument("plan", help="made by `oper plan` from a profile of the log")
+    given = options.parse_args()
+    plan = oper.load_plan(given.plan)
+    if "RANK" not in os.environ:  # not under torchrun: start it, for the plan's ranks on this host
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        torchrun.main(
+            ["--standalone", f"--nproc-per-node={plan.ranks}", __file__, given.log, given.plan]
+        )
+        return
+    dist.init_process_group("gloo")
+
+    torch.manual_seed(0)  # the same layers on all ranks and both sides
+    by_oper = oper.shard(make_dlrm(plan), plan)
+    torch.manual_seed(0)
+    by_torchrec = DistributedModelParallel(make_dlrm(plan), device=torch.device("cpu"))
+    sides = {"OPER": by_oper, "TorchRec's own plan": by_torchrec}
+    found = {name: train(model, given.log, given.plan, plan) for name, model in sides.items()}
+    if dist.get_rank() == 0:
+        for name, (milliseconds, loss) in found.items():
+            print(f"{name:<20}  {milliseconds:8.2f} ms a step, loss {loss:.4f}")
+        print(oper.counters(by_oper))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
