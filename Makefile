@@ -12,7 +12,7 @@ BIN = $(VENV)/bin
 
 help:
 	@echo "make install   set-up alone: VENV=$(VENV), pinned dependencies, the extension"
-	@echo "make demo      set-up, then a log, its profile, a plan for 8 ranks, and how it compares"
+	@echo "make demo      set-up, a log, its profile, plans, how they compare, a DLRM trained on 2 ranks"
 	@echo "make test      set-up, then the tests (linters among them)"
 	@echo "make test-all  the same with the slow tests"
 	@echo "make lint      ruff and mypy alone"

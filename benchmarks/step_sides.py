@@ -52,10 +52,10 @@ class OnlySharding(EmbeddingBagCollectionSharder):  # type: ignore[misc]
 
 
 def quiet() -> None:
-    """Leave out what TorchRec warns of on every rank."""
-    warnings.filterwarnings("ignore", category=FutureWarning)
-    logging.getLogger("torchrec").setLevel(logging.ERROR)
-    logging.getLogger("torch.fx").setLevel(logging.ERROR)
+    """Leave out what torch and TorchRec warn of in their own calls, on every rank."""
+    warnings.filterwarnings("ignore", module="torch")
+    for name in (None, "torch.fx"):
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def make_collection(tables: Sequence[Table]) -> EmbeddingBagCollection:

@@ -9,10 +9,13 @@ starts the plan's ranks on this host; so does torchrun --nproc-per-node 2 exampl
 """
 
 import argparse
+import logging
 import os
 import statistics
 import time
+import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -60,7 +63,7 @@ def batches(
     ranks, size = dist.get_world_size(), plan.workload.batch_size // dist.get_world_size()
     for number, batch in enumerate(read(log, plan.tables, folder=folder, batch_size=size)):
         if number % ranks == dist.get_rank() and batch.samples == size:
-            yield torch.from_numpy(batch.dense), batch.to_kjt(), torch.from_numpy(batch.label)
+            yield torch.tensor(batch.dense), batch.to_kjt(), torch.tensor(batch.label)
 
 
 def train(model: nn.Module, log: str, folder: str, plan: oper.Plan) -> tuple[float, float]:
@@ -83,6 +86,32 @@ def train(model: nn.Module, log: str, folder: str, plan: oper.Plan) -> tuple[flo
     return statistics.median(milliseconds), statistics.mean(losses[-10:])
 
 
+def print_counters(counters: dict[str, dict[str, Any]]) -> None:
+    """What this rank read and sent, a step, of all its collections."""
+    for path, counted in counters.items():
+        steps = counted["steps"]
+        others = [r for r in range(dist.get_world_size()) if r != dist.get_rank()]
+
+        def away(name: str) -> float:
+            return sum(counted[name][r] for r in others) / steps  # noqa: B023
+
+        print(
+            f"counted on rank {dist.get_rank()}, a step, {path}: "
+            f"{counted['accesses'] / steps:,.0f} rows looked up, "
+            f"{counted['replica_accesses'] / steps:,.0f} of them replicas; "
+            f"{away('fetched_bytes') / 1e3:,.0f} kB read from other ranks, "
+            f"{away('gradient_bytes') / 1e3:,.0f} kB of gradients for them, "
+            f"{counted['allreduce_bytes'] / steps / 1e3:,.0f} kB of AllReduce"
+        )
+
+
+def quiet() -> None:
+    """Leave out what torch and TorchRec warn of in their own calls."""
+    warnings.filterwarnings("ignore", module="torch")
+    for name in (None, "torch.fx"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
 def main() -> None:
     options = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -97,18 +126,18 @@ def main() -> None:
             ["--standalone", f"--nproc-per-node={plan.ranks}", __file__, given.log, given.plan]
         )
         return
+    quiet()
     dist.init_process_group("gloo")
-
     torch.manual_seed(0)  # the same layers on all ranks and both sides
     by_oper = oper.shard(make_dlrm(plan), plan)
     torch.manual_seed(0)
     by_torchrec = DistributedModelParallel(make_dlrm(plan), device=torch.device("cpu"))
-    sides = {"OPER": by_oper, "TorchRec's own plan": by_torchrec}
-    found = {name: train(model, given.log, given.plan, plan) for name, model in sides.items()}
+    for name, model in (("OPER", by_oper), ("TorchRec's plan", by_torchrec)):
+        milliseconds, loss = train(model, given.log, given.plan, plan)
+        if dist.get_rank() == 0:
+            print(f"{name:<16}{milliseconds:8.2f} ms a step, log loss {loss:.4f}")
     if dist.get_rank() == 0:
-        for name, (milliseconds, loss) in found.items():
-            print(f"{name:<20}  {milliseconds:8.2f} ms a step, loss {loss:.4f}")
-        print(oper.counters(by_oper))
+        print_counters(oper.counters(by_oper))
     dist.destroy_process_group()
 
 

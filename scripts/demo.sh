@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The main job, end to end, on a generated log: profile, plan, compare, check. Writes into demo/.
+# The main job, end to end, on a generated log: profile, plan, compare, check; then a plan for two
+# ranks of this machine, and a small DLRM trained by it beside TorchRec's own. Writes into demo/.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 mkdir -p demo
@@ -15,4 +16,6 @@ say oper plan demo/profile "${workload[@]}" -o demo/plan
 say oper compare demo/profile "${workload[@]}" \
   --methods oper,paper,memory_greedy,access_greedy,table_wise,row_wise
 say oper plan check demo/plan demo/log.parquet
+say oper plan demo/profile --topology cpu:2 --mode training --batch-size 8192 -o demo/plan-cpu
+say python examples/train_dlrm.py demo/log.parquet demo/plan-cpu
 printf '\nThe plan is in demo/plan: plan.json says what it decided, `oper plan show demo/plan` prints it.\n'
