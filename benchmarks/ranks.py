@@ -82,13 +82,15 @@ def _collect(readers: list[Any], end: float) -> list[Any]:
     results: dict[int, Any] = {}
     while len(results) < len(readers):
         waiting = {reader: rank for rank, reader in enumerate(readers) if rank not in results}
-        ready = multiprocessing.connection.wait(list(waiting), timeout=end - time.monotonic())
+        ready: list[Any] = multiprocessing.connection.wait(
+            list(waiting), timeout=end - time.monotonic()
+        )
         if not ready:
             raise RankError(f"ranks {sorted(waiting.values())} were not done in time")
         for reader in ready:
-            rank = waiting[reader]  # type: ignore[index]
+            rank = waiting[reader]
             try:
-                failure, results[rank] = reader.recv()  # type: ignore[union-attr]
+                failure, results[rank] = reader.recv()
             except EOFError:
                 failure = "it ended without a word; was it killed?"
             if failure:

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from oper.runtime.sharded_modules import OperShardedEmbeddingBagCollection as ShardedCollection
 from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -28,6 +27,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import oper
 from benchmarks.step_inputs import Cell
+from oper.runtime.sharded_modules import OperShardedEmbeddingBagCollection as ShardedCollection
 from oper.tables import Table
 
 SHARDINGS = ("planned", "table_wise", "row_wise", "column_wise")
@@ -37,10 +37,10 @@ AROUND = ("embedding_lookup", "embedding_backward")  # operators that only call 
 DENSE_FEATURES = 13
 DENSE_LAYERS, OVER_LAYERS = (512, 256), (512, 256, 1)  # the paper's; the last dense one is the dim
 
-Step = Callable[[KeyedJaggedTensor], None]
+Step = Callable[[KeyedJaggedTensor], object]
 
 
-class OnlySharding(EmbeddingBagCollectionSharder):  # type: ignore[misc]
+class OnlySharding(EmbeddingBagCollectionSharder):
     """TorchRec's sharder with one sharding, on CPU too."""
 
     def __init__(self, sharding: str) -> None:
@@ -79,8 +79,8 @@ def make_module(tables: Sequence[Table], what: str) -> nn.Module:
     """The unsharded module of a cell: the collection, or the DLRM around it."""
     collection = make_collection(tables)
     if what != "dlrm":
-        return collection  # type: ignore[no-any-return]
-    return DLRM(  # type: ignore[no-any-return]
+        return collection
+    return DLRM(
         collection,
         dense_in_features=DENSE_FEATURES,
         dense_arch_layer_sizes=[*DENSE_LAYERS, tables[0].dim],
@@ -109,7 +109,7 @@ def torchrec_model(module: nn.Module, sharding: str, batch: int) -> nn.Module:
         constraints=constraints,
     )
     plan = planner.collective_plan(module, [sharder], dist.group.WORLD)
-    return DistributedModelParallel(  # type: ignore[no-any-return]
+    return DistributedModelParallel(
         module, device=torch.device("cpu"), plan=plan, sharders=[sharder]
     )
 
@@ -125,7 +125,7 @@ def step_of(model: nn.Module, cell: Cell) -> Step:
     model.train(cell.training)
     forward = _forward(model, cell)
     if not cell.training:
-        return torch.no_grad()(forward)  # type: ignore[no-any-return]
+        return torch.no_grad()(forward)
     # What no table's optimizer updates in backward: layers, and TorchRec's data-parallel tables.
     rest = [p for _, p in in_backward_optimizer_filter(model.named_parameters())]
     optimizer = OPTIMIZERS[cell.optimizer](rest, lr=LEARNING_RATE) if rest else None

@@ -15,7 +15,6 @@ import statistics
 import time
 import warnings
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -48,7 +47,7 @@ def make_dlrm(plan: oper.Plan) -> nn.Module:
     ]
     tables = EmbeddingBagCollection(tables=configs, device=torch.device("meta"))
     apply_optimizer_in_backward(RowWiseAdagrad, tables.parameters(), {"lr": 0.02})
-    return DLRM(  # type: ignore[no-any-return]
+    return DLRM(
         tables,
         dense_in_features=DENSE_FEATURES,
         dense_arch_layer_sizes=[64, configs[0].embedding_dim],
@@ -86,22 +85,24 @@ def train(model: nn.Module, log: str, folder: str, plan: oper.Plan) -> tuple[flo
     return statistics.median(milliseconds), statistics.mean(losses[-10:])
 
 
-def print_counters(counters: dict[str, dict[str, Any]]) -> None:
-    """What this rank read and sent, a step, of all its collections."""
-    for path, counted in counters.items():
+def print_counters(model: nn.Module) -> None:
+    """What this rank read and sent a step."""
+    rank, others = (
+        dist.get_rank(),
+        [r for r in range(dist.get_world_size()) if r != dist.get_rank()],
+    )
+    for path, counted in oper.counters(model).items():
         steps = counted["steps"]
-        others = [r for r in range(dist.get_world_size()) if r != dist.get_rank()]
-
-        def away(name: str) -> float:
-            return sum(counted[name][r] for r in others) / steps  # noqa: B023
-
+        read, sent = (
+            sum(counted[name][r] for r in others) / steps
+            for name in ("fetched_bytes", "gradient_bytes")
+        )
         print(
-            f"counted on rank {dist.get_rank()}, a step, {path}: "
-            f"{counted['accesses'] / steps:,.0f} rows looked up, "
-            f"{counted['replica_accesses'] / steps:,.0f} of them replicas; "
-            f"{away('fetched_bytes') / 1e3:,.0f} kB read from other ranks, "
-            f"{away('gradient_bytes') / 1e3:,.0f} kB of gradients for them, "
-            f"{counted['allreduce_bytes'] / steps / 1e3:,.0f} kB of AllReduce"
+            f"{path.rpartition('.')[2]}, counted on rank {rank}, a step:\n"
+            f"    {counted['accesses'] / steps:,.0f} rows looked up, of them replicas "
+            f"{counted['replica_accesses'] / steps:,.0f}\n"
+            f"    {read / 1e3:,.0f} kB read from other ranks, {sent / 1e3:,.0f} kB of gradients to "
+            f"them, {counted['allreduce_bytes'] / steps / 1e3:,.0f} kB of AllReduce"
         )
 
 
@@ -137,7 +138,7 @@ def main() -> None:
         if dist.get_rank() == 0:
             print(f"{name:<16}{milliseconds:8.2f} ms a step, log loss {loss:.4f}")
     if dist.get_rank() == 0:
-        print_counters(oper.counters(by_oper))
+        print_counters(by_oper)
     dist.destroy_process_group()
 
 

@@ -95,8 +95,8 @@ def train_and_score(
         scored = [
             (model(ids), labels) for ids, labels in parts(log, folder, "80%:100%", rank, ranks)
         ]
-    logits, labels = (torch.cat(part).numpy() for part in zip(*scored, strict=True))
-    return logits, labels
+    logits, clicks = (torch.cat(part).numpy() for part in zip(*scored, strict=True))
+    return logits, clicks
 
 
 def auc(logits: NDArray[Any], labels: NDArray[Any]) -> float:
