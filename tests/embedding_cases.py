@@ -232,5 +232,6 @@ def run_case(rank: int, group, case: Case, plan: Plan, nodes=None) -> dict:
         weight_grads.append(batch.weights().grad if case.weighted else None)
     tables = engine.read_rows([(n, 0, rows) for n, rows in enumerate(case.rows)])
     counted = engine.counters.to_dict()
+    assert engine.unequal_replicas() == []
     engine.close()
     return {"outputs": outputs, "weight_grads": weight_grads, "tables": tables, "counted": counted}

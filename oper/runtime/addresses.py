@@ -29,18 +29,15 @@ def replicated(layout: Layout) -> np.ndarray:
     return np.asarray(layout.holds.all(axis=1) & (layout.ranks > 1))
 
 
-def replica_slots(layout: Layout) -> np.ndarray:
-    """The end of the slots that replicas take, from 0 on, of each width: [W]."""
-    top = np.zeros(len(layout.slots), dtype=np.int64)
-    groups = np.flatnonzero(replicated(layout))
-    if len(groups):
-        code = np.asarray(layout.codes).astype(np.uint64)
-        group = (code & np.uint64((1 << layout.group_bits) - 1)).astype(np.int64)
-        position = (code >> np.uint64(layout.group_bits)).astype(np.int64)
-        last = np.full(len(layout.group_width), -1, dtype=np.int64)
-        np.maximum.at(last, group, position)
-        np.maximum.at(top, layout.group_width[groups], layout.base[groups, 0] + last[groups] + 1)
-    return top
+def replica_slots(layout: Layout) -> list[np.ndarray]:
+    """The slots that replicas take, ascending, in the arenas of each width; in a plan made from an
+    older one others may lie between them."""
+    code = np.asarray(layout.codes).astype(np.uint64)
+    group = (code & np.uint64((1 << layout.group_bits) - 1)).astype(np.int64)
+    copied = replicated(layout)[group]
+    group, position = group[copied], (code[copied] >> np.uint64(layout.group_bits)).astype(np.int64)
+    slot, width = layout.base[group, 0] + position, layout.group_width[group]
+    return [np.sort(slot[width == w]) for w in range(len(layout.slots))]
 
 
 def check_trainable(plan: Plan) -> None:

@@ -39,6 +39,7 @@ from oper.runtime.gathered import Gathered, hold
 from oper.runtime.heap import Heap
 from oper.runtime.mailbox import Mailboxes
 from oper.runtime.node import Node
+from oper.runtime.replica_check import UnequalReplica, unequal_replicas
 from oper.runtime.rows_io import RowsIO
 from oper.runtime.sources import Sources
 from oper.runtime.sparse_allreduce import ReplicaReduce
@@ -72,6 +73,7 @@ class Embedding:
     ) -> None:
         self.plan, self.tables, self.weighted = plan, tuple(tables), weighted
         self._check_ranks(group)
+        self._group = group
         self.training = plan.workload.training
         if self.training:
             addresses.check_trainable(plan)
@@ -131,13 +133,13 @@ class Embedding:
         self.replicas: ReplicaReduce | None = None
         if self.training:
             self.mailboxes = Mailboxes(self.node, [bucket.dim for bucket in self.buckets])
-            top = addresses.replica_slots(layout)
-            if top.any():
+            top = [slots[-1] + 1 if len(slots) else 0 for slots in addresses.replica_slots(layout)]
+            if any(top):
                 self.replicas = ReplicaReduce(
                     self.plan.figures["allreduce_method"],
                     self.node,
                     self.board,
-                    [(int(top[bucket.width]), bucket.dim) for bucket in self.buckets],
+                    [(int(top[b.width]) * b.trained, b.dim) for b in self.buckets],
                     group,
                 )
 
@@ -244,7 +246,10 @@ class Embedding:
             run_slot, run_count = batch.runs[2], batch.runs[3]
         prefix = run_count.tolist()
         codes = self.ranks + 1
-        first = [prefix[b * codes : b * codes + 2] for b in range(len(self.buckets))]
+        first = [
+            (prefix[b * codes], prefix[b * codes + bucket.trained])
+            for b, bucket in enumerate(self.buckets)
+        ]
         if self.replicas is not None:
             self.replicas.begin(step, [run_slot[a:b] for a, b in first])
         self.board.wait("applied", self.steps, "update its rows")
@@ -386,6 +391,17 @@ class Embedding:
         self.meet()
         self.rows_io.write(entries, state)
         self.meet()
+
+    def unequal_replicas(self) -> list[UnequalReplica]:
+        """Replicas whose copies, or their optimizer state, differ between ranks: none, unless
+        something else wrote to the heap. To be called on all ranks; the parts are rows and states
+        of each width in turn, slots count the width's replicas."""
+        self.meet()
+        parts = []
+        for width, slots in enumerate(addresses.replica_slots(self.plan.layout)):
+            for arena in (self.heap.rows(width), self.heap.state(width)):
+                parts.append(arena[torch.from_numpy(slots)])
+        return unequal_replicas(parts, self._group)
 
     def close(self) -> None:
         """Give the shared memory back."""
