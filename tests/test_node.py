@@ -72,6 +72,43 @@ def test_ranks_share_memory_with_those_of_their_node_and_group() -> None:
     ]
 
 
+def _share_late(rank: int, group: Any) -> int:
+    node = Node.join(group)
+    if rank == 0:
+        time.sleep(0.3)
+    return len(share_rank_numbers(node))
+
+
+def test_more_ranks_than_a_queue_holds_messages() -> None:
+    assert mortal_ranks.run(13, _share_late) == [13] * 13
+
+
+def test_what_a_rank_did_before_it_died_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node.join(None)
+    monkeypatch.setattr(node, "alive", lambda rank: False)
+    answers = iter([[1, 2], [2], [1], []])
+    with pytest.raises(OperError, match="rank 2 died while rank 0 waited for it to come"):
+        node.check_alive(lambda: next(answers), "come", time.monotonic(), 60)
+    node.check_alive(lambda: next(answers), "come", time.monotonic(), 60)
+
+
+def _take_longer(rank: int, group: Any, extra_seconds: float) -> str:
+    node = Node.join(group, deadline_seconds=0.3)
+    if rank == 1:
+        time.sleep(1)
+    try:
+        node.gather(b"", "work", extra_seconds)
+    except OperError as error:
+        return str(error)
+    return "done"
+
+
+def test_a_rank_may_be_given_more_time_for_its_work() -> None:
+    assert mortal_ranks.run(2, _take_longer, 10.0) == ["done"] * 2
+    error, _ = mortal_ranks.run(2, _take_longer, 0.1, silent=[1])
+    assert error.startswith("rank 1 did not come within 0.4 s, while rank 0 waited for it to work")
+
+
 def _disagree(rank: int, group: Any) -> None:
     Node.join(group).agree(b"plan B" if rank == 1 else b"plan A", "the plan")
 

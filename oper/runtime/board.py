@@ -77,7 +77,7 @@ class Board:
             self._post_word(words, self._mine, _FAILED)
 
     def _sleep(self, words: torch.Tensor, value: int, doing: str) -> None:
-        deadline = time.monotonic() + self.deadline_seconds
+        began = time.monotonic()
 
         def missing() -> list[int]:
             counters = words[:, 0].tolist()
@@ -90,4 +90,4 @@ class Board:
                     raise OperError(
                         f"rank {self.node.peers[n]} failed: {text.decode(errors='replace')}"
                     )
-            self.node.check_alive(missing, doing, deadline)
+            self.node.check_alive(missing, doing, began, self.deadline_seconds)

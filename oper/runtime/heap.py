@@ -18,6 +18,7 @@ from oper.runtime.segment import Segment
 from oper.tensors import as_int64
 
 _ALIGNMENT = 4096
+_LEAST_BYTES_PER_SECOND = 1e8  # at which memory is allocated: a tenth of what a busy core does
 
 
 class Heap:
@@ -43,7 +44,9 @@ class Heap:
         check_memory(node, self.bytes, "the heap")
         own = Segment.create(self.bytes, self.bytes, "heap")
         self._segments = node.share(own)
-        own.use_huge_pages()  # after what the others wait for
+        own.use_huge_pages()
+        largest = int(room.sum(axis=(0, 1)).max())
+        node.gather(b"", "allocate its heap", extra_seconds=largest / _LEAST_BYTES_PER_SECOND)
         self._views: list[list[dict[int, torch.Tensor]]] = [
             [
                 {

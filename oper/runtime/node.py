@@ -98,16 +98,19 @@ class Node:
         """Exchange segments with all ranks of the node, which must call this together: each
         rank's segment, mapped here."""
         text = json.dumps({"reserve_bytes": segment.reserve_bytes}).encode()
-        received = self._exchange(text, segment.descriptor, "share memory")
+        received = self._exchange(text, segment.descriptor, "share memory", self.deadline_seconds)
         segments = {self.rank: segment}
         for peer, (message, descriptors) in received.items():
             segments[peer] = Segment.attach(descriptors[0], json.loads(message)["reserve_bytes"])
         return {peer: segments[peer] for peer in self.peers}
 
-    def gather(self, message: bytes, doing: str) -> dict[int, bytes]:
-        """The message, of at most 64 KiB, of every rank of the node, which must call this together;
-        `doing` says in errors what they were waited for."""
-        received = self._exchange(message, None, doing)
+    def gather(self, message: bytes, doing: str, extra_seconds: float = 0.0) -> dict[int, bytes]:
+        """The message, of at most 64 KiB, of every rank of the node, which must call this together.
+
+        `doing` says in errors what they were waited for, `extra_seconds` how much longer than the
+        deadline they may take where work comes before.
+        """
+        received = self._exchange(message, None, doing, self.deadline_seconds + extra_seconds)
         return {r: message if r == self.rank else received[r][0] for r in self.peers}
 
     def agree(self, digest: bytes, what: str) -> None:
@@ -142,11 +145,11 @@ class Node:
             )
 
     def check_alive(
-        self, missing: Callable[[], Sequence[int]], doing: str, deadline: float
+        self, missing: Callable[[], Sequence[int]], doing: str, began: float, seconds: float
     ) -> None:
-        """OperError if ranks that are waited for have died, or `deadline` (monotonic) has passed.
+        """OperError if ranks that are waited for have died, or did not come within `seconds`.
 
-        `missing` says which they are, now.
+        `missing` says which they are, now; `began` is of time.monotonic().
         """
         if not self._closing.alive:
             raise OperError(f"rank {self.rank} waits for others after it has left them by close()")
@@ -158,9 +161,9 @@ class Node:
                 f"{_ranks(dead)} died while rank {self.rank} waited for {_them(dead)} to {doing}: "
                 f"see the last output of {_them(dead)}"
             )
-        if late and time.monotonic() >= deadline:
+        if late and time.monotonic() - began >= seconds:
             raise OperError(
-                f"{_ranks(late)} did not come within {self.deadline_seconds:g} s, while rank "
+                f"{_ranks(late)} did not come within {seconds:g} s, while rank "
                 f"{self.rank} waited for {_them(late)} to {doing} "
                 f"({', '.join(self._state(peer) for peer in late)})"
             )
@@ -187,7 +190,9 @@ class Node:
         for peer in self.peers:
             card = cards[peer][host:]
             self._addresses[peer] = (_address(card[:_NAME_BYTES]), card[_NAME_BYTES:])
-        for peer, (_, descriptors) in self._exchange(b"", lock, "join").items():
+        for peer, (_, descriptors) in self._exchange(
+            b"", lock, "join", self.deadline_seconds
+        ).items():
             self._locks[peer] = descriptors[0]
             self._resources.callback(os.close, descriptors[0])
 
@@ -215,7 +220,7 @@ class Node:
         return f"rank {rank}, process {process}, is alive"
 
     def _exchange(
-        self, message: bytes, descriptor: int | None, doing: str
+        self, message: bytes, descriptor: int | None, doing: str, seconds: float
     ) -> dict[int, tuple[bytes, list[int]]]:
         """One round: this message to all other peers, and theirs, with descriptors."""
         self.check_process()
@@ -227,14 +232,14 @@ class Node:
                 pass
             return [p for p in others if p in to_send or (self._round, p) not in self._inbox]
 
-        deadline = time.monotonic() + self.deadline_seconds
+        began = time.monotonic()
         while to_send or missing():
             to_send -= {peer for peer in to_send if self._send(peer, message, descriptor)}
             if missing():
                 # The kernel does not tell when a queue that was full has room again.
-                seconds = 0.001 if to_send else SLICE_SECONDS
-                if not select.select([self._socket], [], [], seconds)[0]:
-                    self.check_alive(missing, doing, deadline)
+                sleep_seconds = 0.001 if to_send else SLICE_SECONDS
+                if not select.select([self._socket], [], [], sleep_seconds)[0]:
+                    self.check_alive(missing, doing, began, seconds)
         received = {peer: self._inbox.pop((self._round, peer)) for peer in others}
         self._round += 1
         return received
