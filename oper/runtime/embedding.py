@@ -397,10 +397,11 @@ class Embedding:
         something else wrote to the heap. To be called on all ranks; the parts are rows and states
         of each width in turn, slots count the width's replicas."""
         self.meet()
-        parts = []
-        for width, slots in enumerate(addresses.replica_slots(self.plan.layout)):
-            for arena in (self.heap.rows(width), self.heap.state(width)):
-                parts.append(arena[torch.from_numpy(slots)])
+        parts = [
+            arena[torch.from_numpy(slots)]
+            for width, slots in enumerate(addresses.replica_slots(self.plan.layout))
+            for arena in (self.heap.rows(width), self.heap.state(width))
+        ]
         return unequal_replicas(parts, self._group)
 
     def close(self) -> None:
