@@ -41,7 +41,13 @@ def replica_slots(layout: Layout) -> list[np.ndarray]:
 
 
 def check_trainable(plan: Plan) -> None:
-    """OperError unless every row has one owner or a copy on every rank."""
+    """OperError unless every row has one owner or a copy on every rank, and can be updated."""
+    for table in plan.tables:
+        if table.dtype == "int8":
+            raise OperError(
+                f"table {table.name!r}: the plan has int8 rows, which can be looked up and not "
+                "trained; plan for fp32, fp16 or bf16, or make the plan with --mode inference"
+            )
     copies = plan.layout.holds.sum(axis=1)
     if not plan.workload.training or ((copies > 1) & (copies < plan.ranks)).any():
         raise OperError(

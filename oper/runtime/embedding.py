@@ -204,18 +204,23 @@ class Embedding:
     def read(self, batch: Batch) -> torch.Tensor:
         """The output of a batch, flat; rows are those after all steps so far."""
         self._check_process()
+        if not self.training:
+            self.heap.seal()
+            return self.sources.read(batch, self.counters)
         with self._telling_peers():
             self.board.wait("applied", self.steps, "update its rows")
             return self.sources.read(batch, self.counters)
 
     def train(self, batch: Batch, grad: torch.Tensor, weights_too: bool) -> torch.Tensor | None:
-        """One step from the gradient of a batch's output; the gradient of its weights, if asked."""
+        """One step from the gradient of a batch's output; the gradient of its weights, if asked.
+        In inference nothing is trained, and weights have gradients all the same."""
         self._check_process()
         with self._telling_peers():
             if self.check_gradients:
                 self._check_finite(batch, grad)
             weight_grad = self.sources.weight_gradients(batch, grad) if weights_too else None
-            self._step(batch, grad)
+            if self.training:
+                self._step(batch, grad)
             return weight_grad
 
     @contextmanager
@@ -389,7 +394,8 @@ class Embedding:
         """The reverse: (table, first, values); all copies of a row are written."""
         self._check_process()
         self.meet()
-        self.rows_io.write(entries, state)
+        with self.heap.writable():
+            self.rows_io.write(entries, state)
         self.meet()
 
     def unequal_replicas(self) -> list[UnequalReplica]:
@@ -487,9 +493,11 @@ class Embedding:
 
     @contextmanager
     def _telling_peers(self) -> Iterator[None]:
-        """What fails here fails on all ranks of the node, at their next wait."""
+        """What fails here fails on all ranks of the node, at their next wait. In inference ranks
+        do not wait for each other, and a request that is wrong is nobody else's."""
         try:
             yield
         except BaseException as error:
-            self.board.fail(str(error) or type(error).__name__)
+            if self.training:
+                self.board.fail(str(error) or type(error).__name__)
             raise

@@ -1,11 +1,14 @@
 """The heap: rows of all tables and their optimizer state, of all ranks of a node (§5.1).
 
 A rank has two arenas per width, one of rows and one of optimizer state, both indexed by slot.
-They lie in one segment of shared memory, which the others of the node have mapped.
+They lie in one segment of shared memory, which the others of the node have mapped. Where a plan is
+for inference, it is read-only between lookups and the next `writable`.
 """
 
 import json
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -60,6 +63,7 @@ class Heap:
         self.bases = torch.zeros(len(slots), node.ranks + 1, dtype=torch.int64)
         for peer, segment in self._segments.items():
             self.bases[:, peer] = segment.pointer + as_int64(starts[0, :, peer])
+        self._lock, self._writers, self._sealed = threading.Lock(), 0, False
 
     def rows(self, width: int, rank: int | None = None) -> torch.Tensor:
         """Rows of a width at a rank of the node (None: this one), uint8 [slots, row_bytes]."""
@@ -70,6 +74,33 @@ class Heap:
         """Optimizer state by slot, uint8 [slots, state_bytes]."""
         self.node.check_process()
         return self._views[1][width][self.node.rank if rank is None else rank]
+
+    def seal(self) -> None:
+        """Make all arenas, also those of peers, read-only in this process, unless it is writing:
+        a stray write then ends the process instead of changing what it serves."""
+        if self._sealed or self._writers:
+            return
+        with self._lock:
+            if not self._writers:
+                self._protect(writable=False)
+
+    @contextmanager
+    def writable(self) -> Iterator[None]:
+        """Inside, arenas can be written to; `seal` does nothing."""
+        with self._lock:
+            self._writers += 1
+            self._protect(writable=True)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._writers -= 1
+
+    def _protect(self, writable: bool) -> None:
+        if self._sealed == writable:
+            for segment in self._segments.values():
+                segment.protect(writable)
+            self._sealed = not writable
 
 
 def check_memory(node: Node, bytes: int, what: str) -> None:

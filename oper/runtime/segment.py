@@ -98,6 +98,11 @@ class Segment:
         # In pieces, as signals are handled between them.
         return all(native.ops().huge_pages(p) for p in self._map[: self.bytes].split(_PIECE_BYTES))
 
+    def protect(self, writable: bool) -> None:
+        """Whether this process may write here; a write where it may not ends it (SIGSEGV). Peers
+        decide for themselves."""
+        native.ops().protect(self._map, writable)
+
     def close(self) -> None:
         """Close the descriptor now: no views or growth after this. Views that exist stay valid."""
         self._close()

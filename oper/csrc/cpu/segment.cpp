@@ -1,11 +1,12 @@
-// torch.ops.oper.map_segment and huge_pages: shared memory as a tensor, mapped with room to grow
-// in place, in pages of 2 MiB where the kernel gives them.
+// torch.ops.oper.map_segment, huge_pages and protect: shared memory as a tensor, mapped with room to
+// grow in place, in pages of 2 MiB where the kernel gives them, and read-only where it is asked for.
 //
 // The map goes beyond the file's end, which Python's mmap refuses. Pages there become usable when
 // the file grows, in every process that has mapped it; touching them earlier is a SIGBUS, so
 // oper/runtime/segment.py hands out views of the file alone.
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <ATen/ops/from_blob.h>
 #include <torch/library.h>
@@ -59,14 +60,29 @@ bool huge_pages(const at::Tensor& memory) {
   return madvise(first, size, kCollapse) == 0;
 }
 
+// Whether this process may write to memory, which begins at a page: a write to what it may not
+// write to ends the process (SIGSEGV). The memory's other maps are as they were.
+void protect(const at::Tensor& memory, bool writable) {
+  TORCH_CHECK_VALUE(memory.is_contiguous(), "memory: must be contiguous");
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  const size_t size = (memory.nbytes() + page - 1) / page * page;
+  const int mode = writable ? PROT_READ | PROT_WRITE : PROT_READ;
+  TORCH_CHECK(mprotect(memory.data_ptr(), size, mode) == 0, "cannot protect ", size,
+              " bytes: ", std::strerror(errno));
+}
+
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(oper, m) {
   m.def("map_segment(int descriptor, int reserve_bytes) -> Tensor");
   m.def("huge_pages(Tensor(a!) memory) -> bool");
+  m.def("protect(Tensor(a!) memory, bool writable) -> ()");
 }
 
-TORCH_LIBRARY_IMPL(oper, CPU, m) { m.impl("huge_pages", huge_pages); }
+TORCH_LIBRARY_IMPL(oper, CPU, m) {
+  m.impl("huge_pages", huge_pages);
+  m.impl("protect", protect);
+}
 
 // It takes no tensor from which a backend could be told.
 TORCH_LIBRARY_IMPL(oper, CompositeExplicitAutograd, m) { m.impl("map_segment", map_segment); }

@@ -1,0 +1,178 @@
+"""What ranks of a plan for inference do in tests, and what they must find."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from oper.address_map import LOCAL, AddressMap, unpack
+from oper.errors import OperError
+from oper.plan import Plan
+from oper.runtime.addresses import replicated
+from oper.runtime.embedding import Embedding
+from tests.embedding_cases import Case, Reference, batch_of, features_of, initial, module_tables
+
+
+class Server:
+    """The engine of one rank, all rows written."""
+
+    def __init__(self, rank: int, group: Any, case: Case, plan: Plan, nodes: Any = None) -> None:
+        self.rank, self.group, self.case = rank, group, case
+        self.engine = Embedding(
+            plan, module_tables(case), group=group, weighted=case.weighted, nodes=nodes,
+            deadline_seconds=20,
+        )  # fmt: skip
+        self.write()
+
+    def write(self, factor: float = 1.0) -> None:
+        """Give all tables their values times a factor; each table is written by one rank."""
+        mine = [n for n in range(len(self.case.rows)) if n % self.case.ranks == self.rank]
+        self.engine.write_rows([(n, 0, factor * initial(self.case, n)) for n in mine])
+
+    def look_up(self, step: int) -> torch.Tensor:
+        return self.engine(batch_of(self.case, step, self.rank)).detach().clone()
+
+
+def serve(rank: int, group: Any, case: Case, plan: Plan, nodes: Any = None) -> dict[str, Any]:
+    """A rank's outputs, its rows of all tables, its counters and its memory."""
+    server = Server(rank, group, case, plan, nodes)
+    engine = server.engine
+    outputs = [server.look_up(step) for step in range(case.steps)]
+    tables = engine.read_rows([(n, 0, rows) for n, rows in enumerate(case.rows)])
+    found = {
+        "outputs": outputs,
+        "tables": tables,
+        "counted": engine.counters.to_dict(),
+        "heap_bytes": engine.heap.bytes,
+        "memory": own_memory(),
+    }
+    engine.close()
+    return found
+
+
+def serve_alone(rank: int, group: Any, case: Case, plan: Plan) -> dict[str, Any]:
+    """Ranks look up one after the other while the others sleep; the first gets a wrong id too."""
+    server = Server(rank, group, case, plan)
+    outputs, errors = [], []
+    for turn in range(case.ranks):
+        if turn == rank:
+            if rank == 0:
+                errors.append(error_of_wrong_id(server))
+            outputs = [server.look_up(step) for step in range(case.steps)]
+        dist.barrier(group)
+    server.engine.close()
+    return {"outputs": outputs, "errors": errors}
+
+
+def error_of_wrong_id(server: Server) -> str:
+    batch = batch_of(server.case, 0, 0)
+    batch.values()[0] = 10**6
+    try:
+        server.engine(batch)
+    except OperError as error:
+        return str(error)
+    return ""
+
+
+def write_again(rank: int, group: Any, case: Case, plan: Plan) -> dict[str, Any]:
+    """Outputs before and after the tables were written a second time, and what may be written to
+    meanwhile."""
+    server = Server(rank, group, case, plan)
+    modes = [heap_modes(server.engine)]
+    outputs = [server.look_up(0)]
+    modes.append(heap_modes(server.engine))
+    server.write(2.0)
+    modes.append(heap_modes(server.engine))
+    outputs.append(server.look_up(0))
+    modes.append(heap_modes(server.engine))
+    server.engine.close()
+    return {"outputs": outputs, "modes": modes}
+
+
+def write_astray(case: Case, plan: Plan) -> None:
+    """Ends the process."""
+    server = Server(0, None, case, plan)
+    server.look_up(0)
+    server.engine.heap.rows(0)[0] = 1
+
+
+def gradients_of_weights(rank: int, group: Any, case: Case, plan: Plan) -> torch.Tensor | None:
+    server = Server(rank, group, case, plan)
+    batch = batch_of(case, 0, rank)
+    batch.weights().requires_grad_()
+    server.engine(batch).sum().backward()
+    server.engine.close()
+    return batch.weights().grad
+
+
+def own_memory() -> dict[str, int]:
+    """Bytes of the shared memory that this process has open, by name; peers' have the same."""
+    found: dict[str, int] = {}
+    for descriptor in Path("/proc/self/fd").iterdir():
+        try:
+            name = os.readlink(descriptor)
+        except OSError:
+            continue
+        if "/memfd:oper-" in name:
+            name = name.split("oper-")[1].split(" ")[0]
+            found[name] = found.get(name, 0) + os.stat(descriptor).st_size
+    return found
+
+
+def heap_modes(engine: Embedding) -> set[str]:
+    """How this process has mapped the arenas of all ranks: "rw-s" or "r--s"."""
+    found = set()
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
+        place, mode, *_ = line.split()
+        begin, end = (int(address, 16) for address in place.split("-"))
+        if ((engine.heap.bases >= begin) & (engine.heap.bases < end)).any():
+            found.add(mode)
+    return found
+
+
+class Expected(Reference):
+    """The unsharded model; int8 tables hold what FBGEMM makes of the rows."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__(case)
+        if case.dtype == "int8":
+            self.tables = [self.dequantised(initial(case, n)) for n in range(len(case.rows))]
+
+    @staticmethod
+    def dequantised(rows: torch.Tensor) -> torch.Tensor:
+        packed = torch.ops.quantized.embedding_bag_byte_prepack(rows)
+        return torch.ops.quantized.embedding_bag_byte_unpack(packed).double()
+
+
+def expected_reads(case: Case, plan: Plan, rank: int) -> dict[str, Any]:
+    """What the counters of a rank must say, from its map alone, for bags and batches of `case`."""
+    address_map, layout = AddressMap.of(plan, rank), plan.layout
+    everywhere = replicated(layout)
+    by_rank = {name: np.zeros(plan.ranks, int) for name in ("accesses", "distinct", "bytes")}
+    replicas, distinct_rows = 0, 0
+    for step in range(case.steps):
+        batch = batch_of(case, step, rank)
+        offsets, stride = batch.offsets().tolist(), batch.stride()
+        of_key = [n for n in range(len(case.rows)) for _ in features_of(case, n)]
+        ids: list[list[torch.Tensor]] = [[] for _ in case.rows]
+        for key, table in enumerate(of_key):
+            ids[table].append(batch.values()[offsets[key * stride] : offsets[(key + 1) * stride]])
+        for table, parts in enumerate(ids):
+            values = torch.cat(parts).long()
+            group = layout.locate(table, values.numpy()).group
+            replica = (group >= 0) & everywhere[np.maximum(group, 0)]
+            field = unpack(address_map.translate(table, values))[0].numpy()
+            source = np.where(field == LOCAL, rank, field)[~replica]
+            replicas += int(replica.sum())
+            single = values.numpy()[~replica]
+            _, first = np.unique(single, return_index=True)
+            distinct_rows += len(np.unique(values))
+            by_rank["accesses"] += np.bincount(source, minlength=plan.ranks)
+            by_rank["distinct"] += np.bincount(source[first], minlength=plan.ranks)
+            read = source if plan.workload.fetch == "raw" else source[first]
+            row_bytes = plan.tables[table].row_bytes
+            by_rank["bytes"] += row_bytes * np.bincount(read, minlength=plan.ranks)
+    return by_rank | {"replicas": replicas, "distinct_rows": distinct_rows}
