@@ -191,7 +191,9 @@ def test_bad_input():
     with pytest.raises(TypeError, match="Double"):
         sums(grad.double())
     with pytest.raises(ValueError, match="the bags of feature 0 do not hold"):
-        sums(grad, offsets=torch.tensor([0, 1, 2, 3, 4, 5, 7]))
+        sums(grad, offsets=torch.tensor([0, 1, 2, 3, 4, 5, 5]))
+    with pytest.raises(ValueError, match="must ascend"):
+        sums(grad, offsets=torch.tensor([0, 1, 10**9, 3, 4, 5, 6]))
 
 
 def test_operator_is_as_torch_wants_it():

@@ -27,7 +27,8 @@ inline Features features_of(const at::Tensor& features, const at::Tensor& segmen
   TORCH_CHECK_VALUE(features.dim() == 2 && features.size(1) == kWords,
                     "features: shape ", features.sizes(), ", and [F, ", kWords, "] was needed");
   const int64_t count = features.size(0);
-  const Features view{reinterpret_cast<const Feature*>(int64s(features, count * kWords, "features")),
+  const auto* const words = int64s(features, count * kWords, "features");
+  const Features view{reinterpret_cast<const Feature*>(words),
                       int64s(segment_offset, count + 1, "segment_offset"), count};
   TORCH_CHECK_VALUE(view.segment_offset[0] == 0, "segment_offset: must begin with 0");
   for (int64_t f = 0; f < count; ++f)

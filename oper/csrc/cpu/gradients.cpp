@@ -7,6 +7,7 @@
 
 #include <optional>
 
+#include "batch.h"
 #include "features.h"
 #include "parallel.h"
 
@@ -87,9 +88,10 @@ bool any_mean(const Features& features, int64_t bucket) {
 template <typename Offset>
 at::Tensor bags_of(const Features& features, int64_t bucket, const at::Tensor& offsets,
                    int64_t accesses) {
+  const auto* const at = offsets.const_data_ptr<Offset>();
+  check_offsets(at, offsets.numel() - 1, accesses);
   at::Tensor bag_of = at::empty({accesses}, at::kInt);
   auto* const of = bag_of.mutable_data_ptr<int32_t>();
-  const auto* const at = offsets.const_data_ptr<Offset>();
   for (int64_t f = 0; f < features.count; ++f) {
     const Feature& feature = features[f];
     if (feature.bucket != bucket || features.begin(f) == features.end(f)) continue;
@@ -228,12 +230,14 @@ void sum_gradients(const at::Tensor& grad, const at::Tensor& positions, const at
   // The runs are of one bucket, and the feature of any access tells which.
   const int64_t position = at[start[first_run]];
   const auto* const ends = view.segment_offset + 1;
-  TORCH_CHECK_INDEX(position >= 0 && position < accesses, "positions: ", position, " of ", accesses);
+  TORCH_CHECK_INDEX(position >= 0 && position < accesses, "positions: ", position, " of ",
+                    accesses);
   const int64_t bucket = view[std::upper_bound(ends, ends + view.count, position) - ends].bucket;
   GradientPlaces places = places_of(view, bucket, dim, grad.numel(), !offsets);
   at::Tensor bags;
   if (offsets) {
-    TORCH_CHECK_VALUE(offsets->is_contiguous(), "offsets: must be contiguous");
+    TORCH_CHECK_VALUE(offsets->is_contiguous() && offsets->numel() > 0,
+                      "offsets: bags + 1 contiguous elements were needed");
     if (offsets->scalar_type() == at::kInt) {
       bags = bags_of<int32_t>(view, bucket, *offsets, accesses);
       places.offsets32 = offsets->const_data_ptr<int32_t>();

@@ -70,7 +70,7 @@ Batch batch_of(const at::Tensor& addresses, const at::Tensor& segment_offset,
   batch.rank = rank;
   batch.ranks = ranks;
   batch.buckets = buckets;
-  batch.position_bits = bit_width(static_cast<uint64_t>(std::max<int64_t>(addresses.numel() - 1, 0)));
+  batch.position_bits = bit_width(static_cast<uint64_t>(addresses.numel()));
   const Features view = features_of(features, segment_offset);
   TORCH_CHECK_VALUE(view.accesses() == addresses.numel(), "segment_offset: ends at ",
                     view.accesses(), ", and there are ", addresses.numel(), " addresses");
@@ -183,7 +183,8 @@ Runs sort(const Batch& batch, int64_t chunks) {
   });
   std::partial_sum(first_run.begin(), first_run.end(), first_run.begin());
   const int64_t runs = first_run.back();
-  at::Tensor run_start = pooled_tensor(runs + 1, at::kInt), run_slot = pooled_tensor(runs, at::kLong);
+  at::Tensor run_start = pooled_tensor(runs + 1, at::kInt);
+  at::Tensor run_slot = pooled_tensor(runs, at::kLong);
   auto* const start = run_start.mutable_data_ptr<int32_t>();
   auto* const slot = run_slot.mutable_data_ptr<int64_t>();
   for_each_chunk(chunks, n, [&](int64_t chunk, int64_t first, int64_t) {
