@@ -7,8 +7,6 @@ sample had several ids. Counters beyond a memory limit lie in files of the folde
 written.
 """
 
-import contextlib
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +16,7 @@ import numpy as np
 
 from oper import native
 from oper.errors import OperError
+from oper.free_memory import free_memory
 from oper.planner.distinct import tensors
 from oper.planner.profile import Profile, containing_offsets, new_counters
 from oper.tables import Table, offsets
@@ -31,17 +30,8 @@ _MOST_UINT32 = int(np.iinfo(np.uint32).max)
 
 
 def free_memory_bytes() -> int:
-    """Memory that can be had without swapping: the machine's, or the control group's if less."""
-    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    with contextlib.suppress(OSError):
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        available = [int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
-        free = min([free, *(1024 * kib for kib in available)])
-    with contextlib.suppress(OSError, ValueError):  # ValueError: "max", no limit
-        group = Path("/sys/fs/cgroup")
-        limit, used = (int((group / f"memory.{n}").read_text()) for n in ("max", "current"))
-        free = min(free, max(limit - used, 0))
-    return free
+    """Memory that can be had without swapping: the machine's, or a control group's if less."""
+    return min(left.free_bytes for left in free_memory())
 
 
 @dataclass
