@@ -1,19 +1,29 @@
 """What ranks of a plan for inference do in tests, and what they must find."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec.distributed.types import ShardingEnv
 
+import oper
 from oper.address_map import LOCAL, AddressMap, unpack
 from oper.errors import OperError
-from oper.plan import Plan
+from oper.plan import Plan, load_plan
 from oper.runtime.addresses import replicated
 from oper.runtime.embedding import Embedding
+from oper.runtime.tables import TORCH_DTYPE
+from oper.tables import tables_of
 from tests.embedding_cases import Case, Reference, batch_of, features_of, initial, module_tables
+from tests.runtime_plans import random_plan
+from tests.torchrec_cases import whole
+from tests.torchrec_models import Model, batch, embedding_weights
 
 
 class Server:
@@ -108,6 +118,49 @@ def gradients_of_weights(rank: int, group: Any, case: Case, plan: Plan) -> torch
     return batch.weights().grad
 
 
+def serve_model(rank: int, group: Any, dtype: str) -> dict[str, Any]:
+    """Outputs and state dict of a TorchRec model under a plan whose tables are of `dtype`, those
+    of the same model unsharded with such tables, and how training mode fails."""
+    tables = [replace(table, dtype=dtype) for table in tables_of(Model("cpu"))]
+    plan = random_plan(
+        1, tuple(tables), dist.get_world_size(group), replicated=0.5, mode="inference"
+    )
+    model = oper.shard(Model("cpu"), plan, env=ShardingEnv.from_process_group(group))
+    inputs = batch(rank)
+    with pytest.raises(OperError, match="made for inference, and the model is in training mode"):
+        model(inputs)
+    model.eval()
+    _, output = model(inputs)
+    unsharded = Model("cpu")
+    for weight in embedding_weights(unsharded).values():
+        weight.data = stored(weight.data, dtype)
+    _, expected = unsharded(inputs)
+    state = whole(model.state_dict(), group)
+    model.load_state_dict(model.state_dict())
+    _, again = model(inputs)
+    torch.testing.assert_close(again, output)
+    return {
+        "outputs": (output.detach(), expected.detach()),
+        "states": (state, {key: value.double() for key, value in unsharded.state_dict().items()}),
+    }
+
+
+def serve_collection(rank: int, group: Any, folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output of an fp32 collection under a plan's folder, and that of its tables as they are."""
+    configs = [
+        EmbeddingBagConfig(
+            name=t.name, num_embeddings=t.rows, embedding_dim=t.dim, feature_names=[t.name]
+        )
+        for t in load_plan(folder).tables
+    ]
+    torch.manual_seed(5)
+    module = EmbeddingBagCollection(configs)
+    model = oper.shard(module, folder, env=ShardingEnv.from_process_group(group)).eval()
+    rows = torch.randint(0, 40, (2 * 7,), generator=torch.Generator().manual_seed(rank))
+    request = KeyedJaggedTensor([c.name for c in configs], rows, lengths=torch.ones(14).long())
+    return model(request).values(), module(request).values().detach()
+
+
 def own_memory() -> dict[str, int]:
     """Bytes of the shared memory that this process has open, by name; peers' have the same."""
     found: dict[str, int] = {}
@@ -138,13 +191,15 @@ class Expected(Reference):
 
     def __init__(self, case: Case) -> None:
         super().__init__(case)
-        if case.dtype == "int8":
-            self.tables = [self.dequantised(initial(case, n)) for n in range(len(case.rows))]
+        self.tables = [stored(initial(case, n), case.dtype).double() for n in range(len(case.rows))]
 
-    @staticmethod
-    def dequantised(rows: torch.Tensor) -> torch.Tensor:
+
+def stored(rows: torch.Tensor, dtype: str) -> torch.Tensor:
+    """Rows as tables of a dtype hold them: int8 as FBGEMM's row-wise quantisation."""
+    if dtype == "int8":
         packed = torch.ops.quantized.embedding_bag_byte_prepack(rows)
-        return torch.ops.quantized.embedding_bag_byte_unpack(packed).double()
+        return torch.ops.quantized.embedding_bag_byte_unpack(packed)
+    return rows.to(TORCH_DTYPE[dtype]).float()
 
 
 def expected_reads(case: Case, plan: Plan, rank: int) -> dict[str, Any]:

@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from oper.errors import OperError
 from oper.runtime.embedding import Embedding
 from tests import inference_cases as cases
+from tests.commands import fine, write_log
 from tests.embedding_cases import Case, batch_of, module_tables, tables_of
-from tests.ranks import Ranks
+from tests.ranks import RankFailedError, Ranks
 from tests.runtime_plans import random_plan
 from tests.torchrec_models import plan_tables
 
 
 @pytest.fixture(scope="module")
-def ranks():
-    with Ranks(4) as started:
-        yield started
+def ranks(four_ranks):
+    return four_ranks
 
 
 def inference_plan(case: Case, fetch: str = "raw", **options):
@@ -167,3 +167,30 @@ def test_a_row_with_copies_on_some_ranks_is_in_the_plans_tested():
     case = Case(seed=15, ranks=4, rows=(500,))
     copies = inference_plan(case, replicated=0.5).layout.holds.sum(axis=1)
     assert np.isin([2, 3], copies).any()
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "int8"])
+def test_a_torchrec_model_serves_by_a_plan(ranks, dtype):
+    for result in ranks.run(2, cases.serve_model, dtype):
+        torch.testing.assert_close(*result["outputs"], rtol=1e-5, atol=1e-5)
+        found, expected = result["states"]
+        for key, value in expected.items():
+            torch.testing.assert_close(found[key], value, rtol=1e-6, atol=1e-6, msg=key)
+
+
+def test_a_user_asks_for_int8_by_the_tables_dtype(ranks, tmp_path):
+    write_log(tmp_path / "log.parquet")
+    (tmp_path / "tables.yaml").write_text(
+        "defaults: {dtype: int8, dim: 16}\ntables: [{name: C1, rows: 90}, {name: C2, rows: 40}]\n"
+    )
+    fine("profile", tmp_path / "log.parquet", "--tables", tmp_path / "tables.yaml",
+         "-o", tmp_path / "profile")  # fmt: skip
+    plan = ("plan", tmp_path / "profile", "--topology", "cpu:2", "--batch-size", 64)
+    fine(*plan, "--mode", "inference", "-o", tmp_path / "inference")
+    fine(*plan, "--mode", "training", "-o", tmp_path / "training")
+    for found, exact in ranks.run(2, cases.serve_collection, tmp_path / "inference"):
+        expected = cases.stored(exact.view(-1, 16), "int8").view(exact.shape)
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+        assert not torch.equal(found, exact)
+    with pytest.raises(RankFailedError, match=r"int8 rows are not trained.*--mode inference"):
+        ranks.run(2, cases.serve_collection, tmp_path / "training")

@@ -1,8 +1,9 @@
 """The tables of a TorchRec model, found in a plan by name, and what trains each of them.
 
 A plan places tables; a model has collections of them. They meet by the tables' names: sizes and
-dtypes must be those of the plan. The optimizer is the one that `apply_optimizer_in_backward` gave
-a table's parameter, over the sharder's fused parameters, as in TorchRec.
+dtypes must be those of the plan, but that a plan for inference may have int8 for any table, whose
+rows are then quantised. The optimizer is the one that `apply_optimizer_in_backward` gave a table's
+parameter, over the sharder's fused parameters, as in TorchRec.
 """
 
 import logging
@@ -59,11 +60,16 @@ def check_tables(plan: Plan, collection: Any) -> None:
                     f"table {config.name!r}: its config sets {name}, which OPER does not support; "
                     "leave the table to a sharder of TorchRec's, or unset it"
                 )
-        if (planned.rows, planned.dim, planned.dtype) != (mine.rows, mine.dim, mine.dtype):
+        serves_int8 = planned.dtype == "int8" and not plan.workload.training
+        dtype = mine.dtype if serves_int8 else planned.dtype
+        if (planned.rows, planned.dim, dtype) != (mine.rows, mine.dim, mine.dtype):
+            why = ""
+            if planned.dtype == "int8" and plan.workload.training:
+                why = " (int8 rows are not trained: for those, plan with --mode inference)"
             raise OperError(
                 f"table {mine.name!r}: the plan has {planned.rows:,} rows of dim {planned.dim}, "
                 f"{planned.dtype}, and the model {mine.rows:,} of dim {mine.dim}, {mine.dtype}; "
-                "plan for the tables of this model"
+                f"plan for the tables of this model{why}"
             )
 
 
