@@ -13,7 +13,6 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from oper.errors import OperError
 from oper.free_memory import free_memory
 from oper.layout import Ints
 from oper.runtime.node import Node
@@ -104,7 +103,7 @@ class Heap:
 
 
 def check_memory(node: Node, bytes: int, what: str) -> None:
-    """OperError on all ranks of the node, unless there is room for `bytes` of each of them.
+    """OperError on all ranks of the group, unless there is room for `bytes` of each of them.
 
     To be called by all of them before any takes its part.
     """
@@ -119,11 +118,13 @@ def check_memory(node: Node, bytes: int, what: str) -> None:
         for place, identity, free_bytes in given["places"]:
             needed[identity] = needed.get(identity, 0) + given["bytes"]
             room[identity] = min(room.get(identity, (free_bytes, place)), (free_bytes, place))
+    problem = ""
     for identity, total in needed.items():
         free_bytes, place = room[identity]
         if total > free_bytes:
-            raise OperError(
+            problem = (
                 f"{what} takes {total:,} bytes on the ranks of one node, {bytes:,} of them on rank "
                 f"{node.rank}, and {place} has {free_bytes:,} free: plan for ranks with less "
                 "memory each, use fewer replicas, or more hosts"
             )
+    node.check_all(problem, f"say whether there is room for {what}")

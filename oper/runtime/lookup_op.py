@@ -6,15 +6,18 @@ the gradients home and takes the optimizer's step, as TorchRec's fused optimizer
 of `anchor`, an empty parameter, is there so that autograd calls it.
 """
 
+import itertools
 import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from oper.errors import OperError
 from oper.runtime.batch import Batch
 
 _engines: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
+_numbers = itertools.count()
 _library = torch.library.Library("oper", "FRAGMENT")
 _BATCH = (
     "Tensor addresses, Tensor segment_offset, Tensor? offsets, Tensor? weights, Tensor features,"
@@ -28,8 +31,8 @@ _library.define(
 
 
 def register(engine: Any) -> int:
-    """A number for an engine, which stays its while it lives."""
-    number = max(_engines, default=-1) + 1
+    """A number for an engine, which no other ever gets: graphs may outlive it."""
+    number = next(_numbers)
     _engines[number] = engine
     return number
 
@@ -52,10 +55,17 @@ class _Lookup(torch.autograd.Function):
         return None, weight_grad, None, None
 
 
+def _engine(number: int) -> Any:
+    engine = _engines.get(number)
+    if engine is None:
+        raise OperError("the tables that this lookup was of are gone")
+    return engine
+
+
 def lookup(anchor: torch.Tensor, batch: Batch, engine: int) -> torch.Tensor:
     """The output of a batch, flat."""
     if not torch.compiler.is_compiling():
-        return _Lookup.apply(anchor, batch.weights, batch, _engines[engine])
+        return _Lookup.apply(anchor, batch.weights, batch, _engine(engine))
     return torch.ops.oper.embedding_lookup(
         anchor,
         batch.addresses,
@@ -85,12 +95,12 @@ def _batch(
 
 def _forward(anchor: torch.Tensor, *rest: Any) -> torch.Tensor:
     *tensors, engine = rest
-    return _engines[engine].read(_batch(*tensors))
+    return _engine(engine).read(_batch(*tensors))
 
 
 def _backward(grad: torch.Tensor, anchor: torch.Tensor, *rest: Any) -> Any:
     *tensors, weights_too, engine = rest
-    weight_grad = _engines[engine].train(_batch(*tensors), grad.contiguous(), weights_too)
+    weight_grad = _engine(engine).train(_batch(*tensors), grad.contiguous(), weights_too)
     if weight_grad is None:
         weight_grad = grad.new_empty(0)
     return torch.zeros_like(anchor), weight_grad

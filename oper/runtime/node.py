@@ -38,6 +38,7 @@ SLICE_SECONDS = 0.1  # between looks at who is alive
 _TAG = 0x6F706572  # of our messages in the group, apart from the user's: "oper"
 _NAME_BYTES = _SECRET_BYTES = 16
 _HEADER = struct.Struct(f"={_SECRET_BYTES}sii")  # receiver's secret, sender, round
+_PROBLEM_BYTES = 1024
 _MOST_BYTES = 1 << 16  # of a message
 # struct flock: type, whence, start, length, process
 _LOCK = struct.Struct("@hhqqi0q")
@@ -102,6 +103,8 @@ class Node:
         segments = {self.rank: segment}
         for peer, (message, descriptors) in received.items():
             segments[peer] = Segment.attach(descriptors[0], json.loads(message)["reserve_bytes"])
+        for given in segments.values():
+            self._resources.callback(given.close)
         return {peer: segments[peer] for peer in self.peers}
 
     def gather(self, message: bytes, doing: str, extra_seconds: float = 0.0) -> dict[int, bytes]:
@@ -130,6 +133,14 @@ class Node:
                 f"{what} must be the same on all ranks, and their digests are {groups}: give all "
                 "ranks the same plan, tables and settings"
             )
+
+    def check_all(self, problem: str, doing: str) -> None:
+        """OperError on every rank of the whole group where any has a problem ("": none)."""
+        message = problem.encode()[:_PROBLEM_BYTES].ljust(_PROBLEM_BYTES, b"\0")
+        for rank, given in enumerate(self._exchange_in_group(message, doing)):
+            text = given.rstrip(b"\0").decode(errors="replace")
+            if text:
+                raise OperError(problem or f"rank {rank} failed: {text}")
 
     def alive(self, rank: int) -> bool:
         """Whether a rank of this node still runs, stopped or not, and has not closed it."""

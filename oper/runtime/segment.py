@@ -28,7 +28,8 @@ class Segment:
     def __init__(self, descriptor: int, reserve_bytes: int) -> None:
         """Map what `descriptor` refers to, and own the descriptor. See `create` and `attach`."""
         self.descriptor = descriptor
-        self._close = weakref.finalize(self, os.close, descriptor)
+        # Closes the descriptor now: no views or growth after this, and views that exist stay valid.
+        self.close = weakref.finalize(self, os.close, descriptor)
         self.reserve_bytes = -(-max(reserve_bytes, 1) // _PAGE) * _PAGE
         try:
             self._map = native.ops().map_segment(descriptor, self.reserve_bytes)
@@ -102,7 +103,3 @@ class Segment:
         """Whether this process may write here; a write where it may not ends it (SIGSEGV). Peers
         decide for themselves."""
         native.ops().protect(self._map, writable)
-
-    def close(self) -> None:
-        """Close the descriptor now: no views or growth after this. Views that exist stay valid."""
-        self._close()
