@@ -63,6 +63,7 @@ class FeatureSet:
                 column += plan.tables[table.index].dim
         self.columns = column
         self._names = [f.name for f in self.features]
+        self._number = {name: n for n, name in enumerate(self._names)}
         self._pooled: dict[tuple[tuple[str, ...], int, bool], torch.Tensor] = {}
 
     @property
@@ -72,17 +73,21 @@ class FeatureSet:
 
     def order(self, keys: Sequence[str]) -> list[int] | None:
         """Which of a batch's keys to take, in order, where it holds others or too few; None where
-        each is wanted once, in whatever order."""
-        if sorted(keys) == sorted(self._names):
+        each is wanted once, in whatever order. Features of several tables are wanted several
+        times, in the tables' order."""
+        keys = list(keys)
+        if keys == self._names:
             return None
-        missing = sorted(set(self._names) - set(keys))
+        index = {key: n for n, key in enumerate(keys)}
+        missing = [name for name in self._names if name not in index]
         if missing:
             raise OperError(
                 f"feature {missing[0]!r}: the batch does not hold it; it has "
-                + ", ".join(map(repr, list(keys)[:8]))
+                + ", ".join(map(repr, keys[:8]))
                 + (", …" if len(keys) > 8 else "")
             )
-        index = {key: n for n, key in enumerate(keys)}
+        if len(keys) == len(index) == len(self._number) == len(self._names):
+            return None
         return [index[name] for name in self._names]
 
     def describe(
@@ -115,15 +120,19 @@ class FeatureSet:
 
     def lookups(self, keys: tuple[str, ...]) -> list[Feature]:
         """The lookups in the order of a batch's keys."""
-        if keys == tuple(self._names):
-            return self.features
-        by_name = {f.name: f for f in self.features}
-        return [by_name[key] for key in keys]
+        return [self.features[n] for n in self._numbers(keys)]
+
+    def _numbers(self, keys: tuple[str, ...]) -> Sequence[int]:
+        if keys == self.names:
+            return range(len(keys))
+        return [self._number[key] for key in keys]
 
     def _described(self, keys: tuple[str, ...], trained_only: bool) -> np.ndarray:
         features = np.zeros(len(keys), FEATURE)
-        for n, lookup in enumerate(self.lookups(keys)):
+        for n, number in enumerate(self._numbers(keys)):
+            lookup = self.features[number]
             bucket, table = self._buckets[lookup.bucket], self._tables[lookup.table]
+            features[n]["lookup"] = number
             features[n]["bucket"] = lookup.bucket
             features[n]["width"] = bucket.width
             features[n]["dtype"] = DTYPE_CODE[bucket.dtype]

@@ -16,7 +16,6 @@ and four counters on the board order the ranks, each being the number of the ste
     applied     this rank's rows are updated: they may be read again, mailboxes may be overwritten
 """
 
-import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,12 +28,12 @@ import torch.distributed as dist
 from oper import native
 from oper.errors import OperError
 from oper.plan import Plan
-from oper.runtime import addresses, lookup_op
+from oper.runtime import addresses, checks, lookup_op
 from oper.runtime.batch import Batch, FeatureSet
 from oper.runtime.board import Board
 from oper.runtime.counters import Counters
 from oper.runtime.exchange import Exchange
-from oper.runtime.features import DTYPE_CODE, FEATURE
+from oper.runtime.features import DTYPE_CODE
 from oper.runtime.gathered import Gathered, hold
 from oper.runtime.heap import Heap
 from oper.runtime.mailbox import Mailboxes
@@ -45,8 +44,7 @@ from oper.runtime.sources import Sources
 from oper.runtime.sparse_allreduce import ReplicaReduce
 from oper.runtime.tables import EmbeddingTable, make_buckets
 
-_log = logging.getLogger(__name__)
-
+BOUNDS = ("fatal", "warning", "ignore")
 _WORDS = ("marked", "published", "reduced", "applied", "met")
 
 
@@ -71,23 +69,27 @@ class Embedding:
         gradient_scale: float | None = None,
         check_gradients: bool = False,
     ) -> None:
+        if bounds not in BOUNDS:
+            raise OperError(f"bounds {bounds!r}: one of {', '.join(BOUNDS)} was needed")
+        if group is None and dist.is_initialized():
+            group = dist.group.WORLD
         self.plan, self.tables, self.weighted = plan, tuple(tables), weighted
-        self._check_ranks(group)
+        self.bounds, self.check_gradients = bounds, check_gradients
         self._group = group
-        self.training = plan.workload.training
-        if self.training:
-            addresses.check_trainable(plan)
-        self.buckets = make_buckets(plan, self.tables)
-        self.features = FeatureSet(plan, self.tables, self.buckets)
         self.node = Node.join(group, deadline_seconds, nodes)
         self.rank, self.ranks = self.node.rank, self.node.ranks
-        self.node.agree(addresses.plan_digest(plan), "plan")
-        self.node.agree(repr((self.tables_identity(), weighted)).encode(), "tables and optimizers")
-        self.board = Board(self.node, _WORDS)
-        self._allocate(group)
-        self.counters = Counters(self.ranks)
-        self.bounds, self.check_gradients = bounds, check_gradients
         self.gradient_scale = 1 / self.ranks if gradient_scale is None else gradient_scale
+        try:
+            self._agree()
+            self.training = plan.workload.training
+            self.buckets = make_buckets(plan, self.tables)
+            self.features = FeatureSet(plan, self.tables, self.buckets)
+            self.board = Board(self.node, _WORDS)
+            self._allocate(group)
+        except BaseException:
+            self.node.close()  # tells the others
+            raise
+        self.counters = Counters(self.ranks)
         self.learning_rates = [bucket.optimizer.lr for bucket in self.buckets]
         self.steps = 0  # of this engine
         self.optimizer_steps = 0  # the same, unless loaded from a checkpoint
@@ -97,19 +99,23 @@ class Embedding:
         self._process = os.getpid()
         self._accumulating = False
         self._held: Gathered | None = None
+        self._meetings = 0
+        self._closed = False
         self.before_use: Callable[[], None] | None = None
 
-    def tables_identity(self) -> tuple[Any, ...]:
-        """What must be equal on all ranks beside the plan."""
-        return tuple((t.index, t.features, t.pooling, t.optimizer) for t in self.tables)
-
-    def _check_ranks(self, group: dist.ProcessGroup | None) -> None:
-        ranks = 1 if group is None and not dist.is_initialized() else dist.get_world_size(group)
-        if ranks != self.plan.ranks:
+    def _agree(self) -> None:
+        """All ranks compare what they were given before any judges it: so all judge alike."""
+        settings = [(t.index, t.features, t.pooling, t.optimizer) for t in self.tables]
+        given = repr((settings, self.weighted, self.gradient_scale)).encode()
+        self.node.agree(addresses.plan_digest(self.plan), "plan")
+        self.node.agree(given, "tables and optimizers")
+        if self.ranks != self.plan.ranks:
             raise OperError(
-                f"the plan is for {self.plan.ranks} ranks, and {ranks} are running; plan for "
-                f"{ranks} ranks (--topology), or start {self.plan.ranks}"
+                f"the plan is for {self.plan.ranks} ranks, and {self.ranks} are running; plan for "
+                f"{self.ranks} ranks (--topology), or start {self.plan.ranks}"
             )
+        if self.plan.workload.training:
+            addresses.check_trainable(self.plan)
 
     def _allocate(self, group: dist.ProcessGroup | None) -> None:
         layout = self.plan.layout
@@ -122,7 +128,9 @@ class Embedding:
             state_bytes[bucket.width] = max(state_bytes[bucket.width], needed)
         self.heap = Heap(self.node, layout.slots, row_bytes, state_bytes)
         unmapped = len(self.node.peers) < self.ranks
-        self.exchange = Exchange(group, self.ranks) if unmapped else None
+        self.exchange = (
+            Exchange(group, self.ranks, self.node.deadline_seconds) if unmapped else None
+        )
         self.sources = Sources(
             self.heap, self.buckets, self.node, self.plan.workload.fetch, self.exchange
         )
@@ -147,19 +155,14 @@ class Embedding:
 
     def prepare(self, batch: Any) -> Batch:
         """Translate and sort a KeyedJaggedTensor; may be done a batch ahead of its lookup."""
-        self._check_process()
+        self._check_usable()
         with self._telling_peers():
+            checks.check_batch(batch, self.weighted)
             order = self.features.order(batch.keys())
             if order is not None:
                 batch = batch.permute(order)
             keys, values = tuple(batch.keys()), batch.values()
-            samples = self._stride(batch)
-            offsets = batch.offsets()
-            if int(offsets[-1]) != values.numel():
-                raise OperError(
-                    f"the lengths of the batch sum to {int(offsets[-1]):,}, and it has "
-                    f"{values.numel():,} values"
-                )
+            samples, offsets = int(batch.stride()), batch.offsets().contiguous()
             one_each = native.ops().one_per_bag(offsets)
             segment_offset = offsets[:: samples or 1].to(torch.int64).contiguous()
             if not samples:
@@ -180,7 +183,7 @@ class Embedding:
                 found,
                 segment_offset,
                 offsets if pooled and not one_each else None,
-                self._weights(batch),
+                batch.weights().float().contiguous() if self.weighted else None,
                 descriptors,
                 elements,
                 runs,
@@ -203,7 +206,7 @@ class Embedding:
 
     def read(self, batch: Batch) -> torch.Tensor:
         """The output of a batch, flat; rows are those after all steps so far."""
-        self._check_process()
+        self._check_usable()
         if not self.training:
             self.heap.seal()
             return self.sources.read(batch, self.counters)
@@ -214,10 +217,11 @@ class Embedding:
     def train(self, batch: Batch, grad: torch.Tensor, weights_too: bool) -> torch.Tensor | None:
         """One step from the gradient of a batch's output; the gradient of its weights, if asked.
         In inference nothing is trained, and weights have gradients all the same."""
-        self._check_process()
+        self._check_usable()
         with self._telling_peers():
             if self.check_gradients:
-                self._check_finite(batch, grad)
+                where = f"rank {self.rank}, step {self.steps + 1}"
+                checks.check_finite(batch, grad, self.features.features, where)
             weight_grad = self.sources.weight_gradients(batch, grad) if weights_too else None
             if self.training:
                 self._step(batch, grad)
@@ -371,7 +375,7 @@ class Embedding:
 
     def meet(self) -> None:
         """Wait for all ranks, which is to be called on all."""
-        self._meetings = getattr(self, "_meetings", 0) + 1
+        self._meetings += 1
         self.board.post("met", self._meetings)
         self.board.wait("met", self._meetings, "come to read or write tables")
         if self.exchange is not None:
@@ -382,21 +386,23 @@ class Embedding:
     ) -> list[torch.Tensor]:
         """Rows [first, first + count) of tables, float32 [count, dim], or of a state of their
         optimizer. To be called on all ranks, each with (table, first, count) of its own."""
-        self._check_process()
-        self.meet()
-        found = self.rows_io.read(requests, state)
-        self.meet()
-        return found
+        self._check_usable()
+        with self._telling_peers():
+            self.meet()
+            found = self.rows_io.read(requests, state)
+            self.meet()
+            return found
 
     def write_rows(
         self, entries: Sequence[tuple[int, int, torch.Tensor]], state: str | None = None
     ) -> None:
         """The reverse: (table, first, values); all copies of a row are written."""
-        self._check_process()
-        self.meet()
-        with self.heap.writable():
-            self.rows_io.write(entries, state)
-        self.meet()
+        self._check_usable()
+        with self._telling_peers():
+            self.meet()
+            with self.heap.writable():
+                self.rows_io.write(entries, state)
+            self.meet()
 
     def unequal_replicas(self) -> list[UnequalReplica]:
         """Replicas whose copies, or their optimizer state, differ between ranks: none, unless
@@ -411,7 +417,8 @@ class Embedding:
         return unequal_replicas(parts, self._group)
 
     def close(self) -> None:
-        """Give the shared memory back."""
+        """Leave the other ranks. Memory is given back with the last reference to this engine."""
+        self._closed = True
         self.node.close()
 
     # Checks.
@@ -420,76 +427,24 @@ class Embedding:
         self, keys: tuple[str, ...], values: torch.Tensor, segment_offset: torch.Tensor
     ) -> torch.Tensor:
         lookups = self.features.lookups(keys)
-        planned = torch.tensor([self.tables[f.table].index for f in lookups])
+        planned = [self.tables[f.table].index for f in lookups]
+        numbers = torch.tensor(planned)
         try:
-            return self.map.translate_features(values, segment_offset, planned)
+            return self.map.translate_features(values, segment_offset, numbers)
         except OperError:
-            values = self._mend_ids(keys, values, segment_offset)
-            return self.map.translate_features(values, segment_offset, planned)
+            tables = [self.plan.tables[n] for n in planned]
+            known = list(zip(lookups, tables, strict=True))
+            values = checks.mend_ids(values, segment_offset, known, self.rank, self.bounds)
+            return self.map.translate_features(values, segment_offset, numbers)
 
-    def _mend_ids(
-        self, keys: tuple[str, ...], values: torch.Tensor, segment_offset: torch.Tensor
-    ) -> torch.Tensor:
-        """Ids out of range as row 0, unless they are fatal."""
-        mended = values.clone()
-        first = segment_offset.tolist()
-        for n, feature in enumerate(self.features.lookups(keys)):
-            table = self.plan.tables[self.tables[feature.table].index]
-            ids = mended[first[n] : first[n + 1]]
-            bad = (ids < 0) | (ids >= table.rows)
-            if not bad.any():
-                continue
-            at = int(bad.nonzero()[0])
-            text = (
-                f"feature {feature.name!r}: id {int(ids[at])}, number {at} of the feature on rank "
-                f"{self.rank}, is none of table {table.name!r}'s rows 0 to {table.rows - 1:,}"
-            )
-            if self.bounds == "fatal":
-                raise OperError(
-                    f"{text}; map raw values to rows by the rule the plan was profiled with, or "
-                    "set bounds to 'warning' or 'ignore' to read row 0"
-                )
-            if self.bounds == "warning":
-                _log.warning("%s; %d such ids of the batch read row 0", text, int(bad.sum()))
-            ids[bad] = 0
-        return mended
-
-    @staticmethod
-    def _stride(batch: Any) -> int:
-        if batch.variable_stride_per_key():
-            raise OperError(
-                "the batch has a different number of samples for each feature, which OPER does not "
-                "support; give all features of a KeyedJaggedTensor the same"
-            )
-        return int(batch.stride())
-
-    def _weights(self, batch: Any) -> torch.Tensor | None:
-        if not self.weighted:
-            return None
-        weights = batch.weights_or_none()
-        if weights is None:
-            raise OperError("the collection is weighted, and the batch has no weights")
-        return weights.to(torch.float32)
-
-    def _check_finite(self, batch: Batch, grad: torch.Tensor) -> None:
-        if torch.isfinite(grad).all():
-            return
-        for n, feature in enumerate(batch.features.numpy().view(FEATURE)[:, 0]):
-            shape, stride = (feature["bags"], feature["dim"]), (feature["out_stride"], 1)
-            part = grad.as_strided(shape, stride, feature["out_base"])
-            bad = (~torch.isfinite(part)).any(dim=1)
-            if bad.any():
-                raise OperError(
-                    f"feature number {n} of the batch: the gradient of bag {int(bad.nonzero()[0])} "
-                    f"is not finite (rank {self.rank}, step {self.steps + 1})"
-                )
-
-    def _check_process(self) -> None:
+    def _check_usable(self) -> None:
         if os.getpid() != self._process:
             raise OperError(
                 f"process {os.getpid()} was forked from {self._process} after the tables were "
                 "sharded, and cannot use them; start workers first, or use spawn"
             )
+        if self._closed:
+            raise OperError("the tables were given back by close(), and cannot be used any more")
 
     @contextmanager
     def _telling_peers(self) -> Iterator[None]:

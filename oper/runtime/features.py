@@ -23,7 +23,7 @@ FEATURE = np.dtype(
             "out_stride",
             "mean",  # 1: sums are divided by the bag's length
             "has_gradient",  # 0: of a frozen table, left out of the sort
-            "unused",
+            "lookup",  # its number in the module, which no kernel reads
         )
     ]
 )

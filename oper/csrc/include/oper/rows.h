@@ -26,7 +26,7 @@ struct Feature {
   int64_t out_stride;
   int64_t mean;          // sums are divided by the bag's length
   int64_t has_gradient;  // 0: of a frozen table, left out of the sort
-  int64_t unused;
+  int64_t lookup;        // its number in the module; no kernel reads it
 
   // The first element of a bag's sum in the output, or of its gradient.
   int64_t out(int64_t bag) const { return out_base + bag * out_stride; }
