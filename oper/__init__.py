@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from oper.planner.counting import profile as profile
     from oper.planner.planner import Settings as Settings
     from oper.planner.profile import Profile as Profile
+    from oper.runtime.serving import serve as serve
     from oper.runtime.torchrec import (
         OperEmbeddingBagCollectionSharder as OperEmbeddingBagCollectionSharder,
     )
@@ -57,6 +58,7 @@ _HOME = {
     "load_plan": ("oper.plan", "load_plan"),
     "make_plan": ("oper.planner.assemble", "plan_and_save"),
     "profile": ("oper.planner.counting", "profile"),
+    "serve": ("oper.runtime.serving", "serve"),
     "shard": ("oper.runtime.torchrec", "shard"),
     "torchrec_plan": ("oper.runtime.torchrec", "torchrec_plan"),
 }
@@ -76,6 +78,7 @@ __all__ = [
     "load_plan",
     "make_plan",
     "profile",
+    "serve",
     "shard",
     "torchrec_plan",
 ]
