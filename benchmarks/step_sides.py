@@ -119,9 +119,9 @@ def oper_model(module: nn.Module, plan: Path) -> nn.Module:
     return oper.shard(module, oper.load_plan(plan))
 
 
-def step_of(model: nn.Module, cell: Cell) -> Step:
-    """One iteration on a batch: forward, and in training backward from a fixed gradient, so that
-    no loss is timed, with all updates."""
+def step_of(model: nn.Module, cell: Cell, gradient: torch.Tensor) -> Step:
+    """One iteration on a batch: forward, and in training backward from `gradient`, so that no loss
+    is timed, with all updates."""
     model.train(cell.training)
     forward = _forward(model, cell)
     if not cell.training:
@@ -129,15 +129,11 @@ def step_of(model: nn.Module, cell: Cell) -> Step:
     # What no table's optimizer updates in backward: layers, and TorchRec's data-parallel tables.
     rest = [p for _, p in in_backward_optimizer_filter(model.named_parameters())]
     optimizer = OPTIMIZERS[cell.optimizer](rest, lr=LEARNING_RATE) if rest else None
-    gradient: list[torch.Tensor] = []
 
     def train(features: KeyedJaggedTensor) -> None:
         if optimizer is not None:
             optimizer.zero_grad()
-        output = forward(features)
-        if not gradient:
-            gradient.append(fixed_gradient(output.shape))
-        output.backward(gradient[0])
+        forward(features).backward(gradient)
         if optimizer is not None:
             optimizer.step()
 
@@ -152,9 +148,11 @@ def _forward(model: nn.Module, cell: Cell) -> Callable[[KeyedJaggedTensor], torc
     return lambda features: model(dense, features)
 
 
-def fixed_gradient(shape: Sequence[int]) -> torch.Tensor:
-    """The same for every side and batch, another on every rank."""
-    return 1e-3 * torch.randn(shape, generator=torch.Generator().manual_seed(dist.get_rank()))
+def fixed_gradient(tables: Sequence[Table], cell: Cell) -> torch.Tensor:
+    """Of the output of a cell: the same for every side and batch, another on every rank."""
+    columns = 1 if cell.what == "dlrm" else sum(t.dim for t in tables for _ in t.columns)
+    random = torch.Generator().manual_seed(dist.get_rank())
+    return 1e-3 * torch.randn(cell.batch, columns, generator=random)
 
 
 def engine_of(model: nn.Module) -> Any:
@@ -163,17 +161,14 @@ def engine_of(model: nn.Module) -> Any:
     return engine
 
 
-def native_step(model: nn.Module, cell: Cell) -> Step:
+def native_step(model: nn.Module, gradient: torch.Tensor) -> Step:
     """OPER's step without autograd and TorchRec around it: what there is to be saved."""
-    engine = engine_of(model)
-    gradient: list[torch.Tensor] = []
+    engine, flat = engine_of(model), gradient.flatten()
 
     def train(features: KeyedJaggedTensor) -> None:
         batch = engine.prepare(features)
-        output = engine.read(batch)
-        if not gradient:
-            gradient.append(fixed_gradient(output.shape))
-        engine.train(batch, gradient[0], False)
+        engine.read(batch)
+        engine.train(batch, flat, False)
 
     return train
 

@@ -80,9 +80,10 @@ def measure_rank(
 
     models = {name: sides.torchrec_model(module(), name, cell.batch) for name in sides.SHARDINGS}
     models["oper"] = sides.oper_model(module(), plan)
-    steps = {name: sides.step_of(model, cell) for name, model in models.items()}
+    gradient = sides.fixed_gradient(tables, cell)
+    steps = {name: sides.step_of(model, cell, gradient) for name, model in models.items()}
     if cell.what == "step":
-        steps["floor"] = sides.native_step(models["oper"], cell)
+        steps["floor"] = sides.native_step(models["oper"], gradient)
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     count = STEPS[cell.batch]
     for turn in range(rounds):
@@ -144,12 +145,12 @@ def growth_of_rank(rank: int, cell: Cell, plan: Path, log: Path, scale: float) -
     sides.quiet()
     tables = recipe_of(cell, scale).tables
     batches = read_batches(log, tables, rank, cell.world_size, cell.batch)
-    module = sides.make_module(tables, cell.what)
+    module, gradient = sides.make_module(tables, cell.what), sides.fixed_gradient(tables, cell)
     dist.barrier()
     before = proportional_bytes()
     dist.barrier()
     model = sides.oper_model(module, plan)
-    step = sides.step_of(model, cell)
+    step = sides.step_of(model, cell, gradient)
     for batch in sides.fresh(batches, 0, len(batches)):
         step(batch)
     dist.barrier()
