@@ -85,25 +85,21 @@ def train(model: nn.Module, log: str, folder: str, plan: oper.Plan) -> tuple[flo
     return statistics.median(milliseconds), statistics.mean(losses[-10:])
 
 
-def print_counters(model: nn.Module) -> None:
-    """What this rank read and sent a step."""
-    rank, others = (
-        dist.get_rank(),
-        [r for r in range(dist.get_world_size()) if r != dist.get_rank()],
-    )
-    for path, counted in oper.counters(model).items():
-        steps = counted["steps"]
-        read, sent = (
-            sum(counted[name][r] for r in others) / steps
-            for name in ("fetched_bytes", "gradient_bytes")
-        )
-        print(
-            f"{path.rpartition('.')[2]}, counted on rank {rank}, a step:\n"
-            f"    {counted['accesses'] / steps:,.0f} rows looked up, of them replicas "
-            f"{counted['replica_accesses'] / steps:,.0f}\n"
-            f"    {read / 1e3:,.0f} kB read from other ranks, {sent / 1e3:,.0f} kB of gradients to "
-            f"them, {counted['allreduce_bytes'] / steps / 1e3:,.0f} kB of AllReduce"
-        )
+def print_traffic(model: nn.Module, plan: oper.Plan) -> None:
+    """Bytes of a step between this rank and the others: as the plan predicts them, a rank on
+    average, and as they were counted."""
+    (counted,) = oper.counters(model).values()
+    rank, ranks, steps = dist.get_rank(), plan.ranks, counted["steps"]
+    away = [other for other in range(ranks) if other != rank]
+    found = {
+        "fetch": sum(counted["fetched_bytes"][other] for other in away) / steps,
+        "gradient": sum(counted["gradient_bytes"][other] for other in away) / steps,
+        "allreduce": counted["allreduce_bytes"] / steps,
+    }
+    print(f"rank {rank}, kB of a step:   predicted   counted")
+    for name, bytes_found in found.items():
+        predicted = plan.figures["communication_bytes"][name] / ranks
+        print(f"  {name:<22}{predicted / 1e3:>10.1f}{bytes_found / 1e3:>10.1f}")
 
 
 def quiet() -> None:
@@ -138,7 +134,7 @@ def main() -> None:
         if dist.get_rank() == 0:
             print(f"{name:<16}{milliseconds:8.2f} ms a step, log loss {loss:.4f}")
     if dist.get_rank() == 0:
-        print_counters(by_oper)
+        print_traffic(by_oper, plan)
     dist.destroy_process_group()
 
 
