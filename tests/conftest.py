@@ -9,7 +9,7 @@ import hypothesis
 import pytest
 
 if TYPE_CHECKING:
-    from tests.ranks import Ranks
+    from tests.torchrec_worlds import Worlds
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -28,20 +28,11 @@ def shared_data() -> Path:
 
 
 @pytest.fixture(scope="session")
-def two_ranks() -> Iterator["Ranks"]:
-    """Two processes with a gloo group, for all tests of a run: importing torchrec takes a while."""
-    from tests.ranks import Ranks
+def worlds() -> Iterator["Worlds"]:
+    """Processes that know torchrec, for all tests of a run, as importing it takes a while."""
+    from tests.torchrec_worlds import Worlds
 
-    with Ranks(2) as started:
-        yield started
-
-
-@pytest.fixture(scope="session")
-def four_ranks() -> Iterator["Ranks"]:
-    """The same with four, for slow tests."""
-    from tests.ranks import Ranks
-
-    with Ranks(4) as started:
+    with Worlds() as started:
         yield started
 
 

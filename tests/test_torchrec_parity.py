@@ -13,8 +13,9 @@ from torchrec.modules.embedding_configs import DataType, PoolingType
 
 from oper.errors import OperError
 from oper.tables import Table
-from tests.ranks import RankFailedError, Ranks
+from tests.ranks import RankFailedError
 from tests.torchrec_models import plan_tables
+from tests.torchrec_worlds import Worlds
 
 # TorchRec's helpers import a test of theirs that is not in its wheel.
 _missing = ModuleType("torchrec.distributed.tests.test_sequence_model")
@@ -34,9 +35,9 @@ from oper.runtime.torchrec import OperEmbeddingBagCollectionSharder  # noqa: E40
 class Parity(ModelParallelTestShared):
     """TorchRec's test, on our processes."""
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, worlds: Worlds) -> None:
         super().__init__()
-        self._ranks = ranks
+        self._worlds = worlds
 
     def check(self, world_size: int = 2, **case: Any) -> None:
         """Run one case: arguments are those of TorchRec's `_test_sharding`."""
@@ -65,7 +66,7 @@ class Parity(ModelParallelTestShared):
         )
 
     def _run_multi_process_test(self, *, callable: Any, world_size: int = 2, **case: Any) -> None:
-        self._ranks.run(world_size, callable, case)
+        self._worlds.run(world_size, callable, case)
 
 
 def _one_rank(rank: int, group: Any, case: dict[str, Any]) -> None:
@@ -96,16 +97,16 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_torchrecs_own(two_ranks, case):
-    Parity(two_ranks).check(**CASES[case])
+def test_torchrecs_own(worlds, case):
+    Parity(worlds).check(**CASES[case])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_torchrecs_own_on_four_ranks(four_ranks, case):
-    Parity(four_ranks).check(world_size=4, **CASES[case])
+def test_torchrecs_own_on_four_ranks(worlds, case):
+    Parity(worlds).check(world_size=4, **CASES[case])
 
 
-def test_a_batch_size_for_each_feature_is_refused(two_ranks):
+def test_a_batch_size_for_each_feature_is_refused(worlds):
     with pytest.raises(RankFailedError, match=f"{OperError.__name__}.*number of samples"):
-        Parity(two_ranks).check(variable_batch_per_feature=True)
+        Parity(worlds).check(variable_batch_per_feature=True)

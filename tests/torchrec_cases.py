@@ -1,133 +1,55 @@
-"""What ranks do in tests of the TorchRec side: functions that a RankPool runs."""
+"""What ranks do in tests of sharded models: functions that `Ranks` run."""
 
-import logging
-from collections.abc import Iterator
+import copy
+import gc
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.distributed._shard.sharded_tensor.api import ShardedTensor
-from torch.distributed.checkpoint.state_dict_loader import load as load_checkpoint
-from torch.distributed.checkpoint.state_dict_saver import save as save_checkpoint
-from torch.distributed.optim.apply_optimizer_in_backward import _apply_optimizer_in_backward
-from torchrec.distributed.embedding import EmbeddingCollectionSharder
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
+from tensordict import TensorDict
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.distributed.train_pipeline import train_pipelines
 from torchrec.distributed.types import ShardingEnv
-from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+from torchrec.modules.embedding_configs import DataType
 from torchrec.optim.optimizers import in_backward_optimizer_filter
-from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 
 import oper
 from oper.errors import OperError
 from oper.runtime.embedding import Embedding
 from oper.runtime.mailbox import Mailboxes
-from oper.tables import tables_of
+from oper.runtime.sharded_modules import OperShardedEmbeddingBagCollection
+from oper.tables import Table, tables_of
 from tests.runtime_plans import random_plan
 from tests.torchrec_models import (
+    BAGS,
     SAMPLES,
-    Inputs,
     Model,
     Reference,
     batch,
-    embedding_weights,
 )
-
-OPTIMIZERS = {
-    "sgd": torch.optim.SGD,
-    "adagrad": torch.optim.Adagrad,
-    "rowwise_adagrad": RowWiseAdagrad,
-    "adam": torch.optim.Adam,
-}
-LR, DENSE_LR, STEPS = 0.5, 0.05, 3
-
-
-def sharded(
-    group: dist.ProcessGroup, kind: str = "sgd", copies: float = 0.3, device: str = "cpu"
-) -> tuple[DistributedModelParallel, CombinedOptimizer]:
-    """The model sharded over a group, and the optimizer of all of it."""
-    model = Model(device)
-    if kind == "none":
-        for weight in embedding_weights(model).values():
-            weight.requires_grad_(False)
-    else:
-        weights = list(embedding_weights(model).values())
-        _apply_optimizer_in_backward(OPTIMIZERS[kind], weights, {"lr": LR})
-    plan = random_plan(0, tables_of(model), dist.get_world_size(group), replicated=copies)
-    torch.manual_seed(3 + dist.get_rank(group))
-    made = oper.shard(model, plan, env=ShardingEnv.from_process_group(group))
-    return made, all_optimizers(made)
-
-
-def all_optimizers(model: nn.Module) -> CombinedOptimizer:
-    """The tables' optimizers, and SGD for the parameters that have none."""
-    dense = dict(in_backward_optimizer_filter(model.named_parameters()))
-    wrapped = KeyedOptimizerWrapper(dense, lambda params: torch.optim.SGD(params, lr=DENSE_LR))
-    return CombinedOptimizer([model.fused_optimizer, wrapped])
-
-
-def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Inputs) -> torch.Tensor:
-    """One step of a script; its output before the step."""
-    optimizer.zero_grad()
-    loss, output = model(inputs)
-    loss.backward()
-    optimizer.step()
-    return output.detach()
-
-
-def whole_model(model: Any, group: dist.ProcessGroup) -> dict[str, Any]:
-    """Weights and optimizer states by key, as whole tensors."""
-    values = dict(model.state_dict())
-    for key, states in model.fused_optimizer.state_dict()["state"].items():
-        values |= {f"{key}/{name}": value for name, value in states.items()}
-    return whole(values, group)
-
-
-def whole(values: dict[str, Any], group: dist.ProcessGroup) -> dict[str, Any]:
-    """Values of a state dict as whole tensors, on all ranks of a group: with those of all ranks,
-    as TorchRec has optimizer states only where the tables are."""
-    mine = {}
-    for key, value in values.items():
-        shards = [([0] * value.dim(), value.detach())]
-        if isinstance(value, ShardedTensor):
-            shards = [(s.metadata.shard_offsets, s.tensor.detach()) for s in value.local_shards()]
-        mine[key] = (tuple(value.shape), shards)
-    everyone: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(everyone, mine, group=group)
-    result: dict[str, Any] = {}
-    for key, (shape, shards) in (pair for found in everyone for pair in found.items()):
-        full = result.setdefault(key, torch.full(shape, torch.nan, dtype=torch.float64))
-        for offset, part in shards:
-            full[tuple(slice(o, o + n) for o, n in zip(offset, part.shape, strict=True))] = part
-    return result
-
-
-def compare(found: dict[str, Any], expected: dict[str, Any], tolerance: float = 1e-5) -> None:
-    """Raise AssertionError where any value differs."""
-    assert set(found) == set(expected), set(found) ^ set(expected)
-    for key, value in expected.items():
-        try:
-            torch.testing.assert_close(found[key], value.double(), atol=tolerance, rtol=tolerance)
-        except AssertionError as error:
-            raise AssertionError(f"{key}: {error}") from error
-
-
-def reference_state(reference: Reference) -> dict[str, Any]:
-    """What `whole_model` should find."""
-    found = {key: value.detach().clone() for key, value in reference.model.state_dict().items()}
-    for key, states in reference.state.items():
-        name = key.split(".")[-2]
-        found |= {f"{key}/{name}.{state}": value for state, value in states.items()}
-        if reference.kind == "adam":
-            found[f"{key}/{name}.iter"] = torch.tensor([reference.steps])
-    return found
+from tests.torchrec_ranks import (
+    DENSE_LR,
+    LR,
+    STEPS,
+    all_optimizers,
+    compare,
+    engines,
+    reference_state,
+    sharded,
+    stock,
+    train_step,
+    whole,
+    whole_model,
+    whole_tables,
+)
 
 
 def train_and_compare(
@@ -142,7 +64,7 @@ def train_and_compare(
         start = reference_state(reference)
         pairs = []
         for step in range(STEPS):
-            batches = [batch(100 * step + r, SAMPLES + r) for r in range(ranks)]
+            batches = [batch(100 * step + r, SAMPLES + r, order=step) for r in range(ranks)]
             with torch.no_grad():
                 _, expected = reference.model(batches[rank])
             pairs.append((train_step(model, optimizer, batches[rank]), expected))
@@ -206,100 +128,6 @@ def pipelined(rank: int, group: dist.ProcessGroup, name: str) -> None:
     compare(whole_model(model, group), whole_model(plain, group))
 
 
-def written_in_place(rank: int, group: dist.ProcessGroup) -> list[str]:
-    """What is written into a state dict reaches the tables, whoever writes; what is written after
-    the tables were used does not, and is warned of."""
-    caught: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: caught.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("oper").addHandler(handler)
-    model, optimizer = sharded(group, "adagrad")
-    train_step(model, optimizer, batch(rank))
-    before = whole_model(model, group)
-    key, state = "bags.embedding_bags.wide.weight", "wide.momentum1"
-    held = model.state_dict()
-    if rank == 0:  # others have only read it
-        held[key].local_shards()[0].tensor[2:4] = 5.0
-    states = model.fused_optimizer.state_dict()["state"]
-    if rank == 1:
-        states[key][state].local_shards()[0].tensor.mul_(2)
-    with torch.no_grad():
-        model(batch(rank))
-    after = whole_model(model, group)
-    held[key].local_shards()[0].tensor.zero_()
-    with torch.no_grad():
-        model(batch(rank))
-    later = whole_model(model, group)
-    expected = {k: v.clone() for k, v in before.items()}
-    expected[key][2:4] = 5.0
-    expected[f"{key}/{state}"][25:] *= 2
-    compare(after, expected, 0)
-    compare(later, after, 0)
-    return caught
-
-
-def loaded(rank: int, group: dist.ProcessGroup) -> None:
-    """State dicts of the unsharded model, of TorchRec's shardings and of ours are loaded directly,
-    and the unsharded model loads ours."""
-    plain = Model("cpu")
-    with torch.no_grad():
-        for number, weight in enumerate(plain.parameters()):
-            weight.uniform_(number, number + 1)
-    expected = plain.state_dict()
-    model, _ = sharded(group, device="meta")
-    assert not model.load_state_dict(plain.state_dict()).missing_keys
-    compare(whole(model.state_dict(), group), expected, 0)
-    for sharding in ("row_wise", "table_wise"):
-        other = stock("sgd", sharding, group)
-        held = other.state_dict()
-        for key, value in held.items():
-            for shard in value.local_shards() if isinstance(value, ShardedTensor) else []:
-                rows = shard.metadata.shard_offsets[0]
-                shard.tensor.copy_(expected[key][rows : rows + len(shard.tensor)])
-        model, _ = sharded(group, device="meta")
-        model.load_state_dict(other.state_dict())
-        compare(whole_tables(model, group), {k: v for k, v in expected.items() if "embed" in k}, 0)
-    again = Model("cpu")
-    again.load_state_dict({k: v.float() for k, v in whole(model.state_dict(), group).items()})
-    strange = {"bags.embedding_bags.wide.weight": torch.zeros(51, 16)}
-    with pytest.raises(OperError, match=r"'wide': the state dict's weight is \(51, 16\)"):
-        model.load_state_dict(strange, strict=False)
-    assert model.load_state_dict({}, strict=False).missing_keys
-    # A module of torch's own around it goes another way.
-    outer = nn.ModuleDict({"inner": model.module})
-    outer.load_state_dict({f"inner.{key}": value for key, value in expected.items()})
-    compare(whole(model.state_dict(), group), expected, 0)
-
-
-def whole_tables(model: Any, group: dist.ProcessGroup) -> dict[str, Any]:
-    """The tables alone."""
-    return {k: v for k, v in whole(model.state_dict(), group).items() if "embed" in k}
-
-
-def initial(rank: int, group: dist.ProcessGroup, copies: float) -> dict[str, Any]:
-    """Tables of a model made on the meta device, by the seed of rank 0."""
-    model, _ = sharded(group, copies=copies, device="meta")
-    found = whole_tables(model, group)
-    train_step(model, all_optimizers(model), batch(rank))
-    for path in ("bags", "weighted", "sequences"):
-        torch.manual_seed(3 + rank)  # as when it was sharded
-        getattr(model.module, path).reset_parameters()
-    compare(whole_tables(model, group), found, 0)
-    return found
-
-
-def rank_zeros_weights(rank: int, group: dist.ProcessGroup) -> None:
-    """A model with weights keeps those of rank 0."""
-    model = Model("cpu")
-    expected = {k: v.clone() for k, v in embedding_weights(model).items()}
-    with torch.no_grad():
-        for weight in embedding_weights(model).values():
-            weight.add_(rank)
-    plan = random_plan(0, tables_of(model), dist.get_world_size(group))
-    made = oper.shard(model, plan, env=ShardingEnv.from_process_group(group))
-    compare(whole_tables(made, group), expected, 0)
-
-
 def scheduled(rank: int, group: dist.ProcessGroup) -> None:
     """Learning rates follow the parameter groups, and warm-up stages through them."""
     model, _ = sharded(group)
@@ -326,67 +154,180 @@ def scheduled(rank: int, group: dist.ProcessGroup) -> None:
     assert {r for engine in engines(model) for r in engine.learning_rates} == {0.125}
 
 
-def engines(model: Any) -> list[Embedding]:
-    """The engines of a sharded model."""
-    return [module.engine for module in model.modules() if hasattr(module, "engine")]
+def parameters(rank: int, group: dist.ProcessGroup) -> None:
+    """Names are TorchRec's; dense optimizers, clipping and DistributedDataParallel leave the tables
+    alone; copies are those of TorchRec."""
+    model, _ = sharded(group, "adagrad")
+    other = stock("adagrad", "row_wise", group)
+    names = [name for name, _ in model.named_parameters()]
+    assert sorted(names) == sorted(name for name, _ in other.named_parameters())
+    assert set(model.state_dict()) == set(Model("meta").state_dict())
+    dense = dict(in_backward_optimizer_filter(model.named_parameters()))
+    assert set(dense) == {"over.linear.weight", "over.linear.bias"}
+    assert not [name for name, _ in model.named_buffers()]
+    ours, theirs = (m.fused_optimizer.state_dict()["state"] for m in (model, other))
+    assert {k: set(v) for k, v in ours.items()} == {k: set(v) for k, v in theirs.items()}
+    loss, _ = model(batch(rank))
+    loss.backward()
+    assert float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)) > 0
+    assert isinstance(model.module.bags, OperShardedEmbeddingBagCollection)
+    # As TorchRec's sharded_model_copy does, which needs a torch with NCCL.
+    with patch.object(torch.Tensor, "__deepcopy__", lambda tensor, _: tensor):
+        assert copy.deepcopy(model.module.bags) is model.module.bags
+    with pytest.raises(OperError, match="memory that all ranks share"):
+        copy.deepcopy(model.module.bags)
+    model.module.bags.embedding_bags["wide"].weight._in_backward_optimizers[0].zero_grad()
 
 
-def stock(kind: str, sharding: str, group: dist.ProcessGroup) -> DistributedModelParallel:
-    """The model sharded by TorchRec itself: "row_wise" or "table_wise"."""
-    model = Model("meta")
-    weights = list(embedding_weights(model).values())
-    _apply_optimizer_in_backward(OPTIMIZERS[kind], weights, {"lr": LR})
-
-    class Bags(EmbeddingBagCollectionSharder):
-        def sharding_types(self, compute_device_type: str) -> list[str]:
-            return [sharding]
-
-    class Sequences(EmbeddingCollectionSharder):
-        def sharding_types(self, compute_device_type: str) -> list[str]:
-            return [sharding]
-
-    sharders = [Bags(), Sequences()]
-    planner = EmbeddingShardingPlanner(Topology(dist.get_world_size(group), "cpu"))
-    plan = planner.collective_plan(model, sharders, group)
-    env = ShardingEnv.from_process_group(group)
-    return DistributedModelParallel(model, env=env, plan=plan, sharders=sharders)
-
-
-def checkpoint(
-    rank: int,
-    group: dist.ProcessGroup,
-    sharding: str,
-    kind: str,
-    load: str | None,
-    save: str | None = None,
-) -> dict[str, Any]:
-    """Sharded by "oper" or as TorchRec does: load a checkpoint or train two steps, save one, and
-    train a step more. What was loaded or saved, and what came after."""
-    if sharding == "oper":
-        model, _ = sharded(group, kind, device="meta")
-    else:
-        model = stock(kind, sharding, group)
+def frozen(rank: int, group: dist.ProcessGroup) -> None:
+    """Tables whose parameters need no gradients are not trained, the others are."""
+    model, _ = sharded(group, "none")
     optimizer = all_optimizers(model)
-    # All ranks have the same batch, so that gradients do not depend on their number.
-    if load is None:
-        for step in range(2):
-            train_step(model, optimizer, batch(step))
-    else:
-        state = _state(model, kind)
-        load_checkpoint(state, checkpoint_id=load, process_group=group)
-        model.load_state_dict(state["model"])
-        if "optim" in state:
-            model.fused_optimizer.load_state_dict(state["optim"])
-    found = whole_model(model, group)
-    if save is not None:
-        save_checkpoint(_state(model, kind), checkpoint_id=save, process_group=group)
-    train_step(model, optimizer, batch(9))
-    return found | {f"after {key}": value for key, value in whole_model(model, group).items()}
+    before = whole(model.state_dict(), group)
+    train_step(model, optimizer, batch(rank))
+    after = whole(model.state_dict(), group)
+    still = {key for key in before if torch.equal(before[key], after[key])}
+    assert still == {key for key in before if "embedding" in key}
+    assert not model.fused_optimizer.state_dict()["state"]
+    mixed = Model("cpu")
+    mixed.bags.embedding_bags["wide"].weight.requires_grad_(False)
+    plan = random_plan(0, tables_of(mixed), dist.get_world_size(group))
+    model = oper.shard(mixed, plan, env=ShardingEnv.from_process_group(group))
+    before = whole_tables(model, group)
+    for _ in range(2):
+        train_step(model, all_optimizers(model), batch(rank))
+    after = whole_tables(model, group)
+    still = {key for key in before if torch.equal(before[key], after[key])}
+    assert still == {"bags.embedding_bags.wide.weight"}
+    state = {k: set(v) for k, v in model.fused_optimizer.state_dict()["state"].items()}
+    assert not any(state.values())
 
 
-def _state(model: DistributedModelParallel, kind: str) -> dict[str, Any]:
-    """What scripts save. SGD has no state, and TorchRec's ranks without tables not even the key."""
-    state = {"model": model.state_dict()}
-    if kind != "sgd":
-        state["optim"] = model.fused_optimizer.state_dict()
-    return state
+def refused(rank: int, group: dist.ProcessGroup) -> None:
+    """What OPER cannot do it says."""
+    env = ShardingEnv.from_process_group(group)
+    Sharder = oper.OperEmbeddingBagCollectionSharder
+    model = Model("meta")
+    plan = random_plan(0, tables_of(model), dist.get_world_size(group))
+
+    def fails(text: str, call: Callable[[], Any]) -> None:
+        with pytest.raises(OperError, match=text):
+            call()
+
+    fails("does not quantise", lambda: Sharder(plan, qcomm_codecs_registry={"forward": object()}))
+    fails("output_dtype FP16", lambda: Sharder(plan, {"output_dtype": DataType.FP16}))
+    fails("weights_precision", lambda: Sharder(plan, {"weights_precision": DataType.FP16}))
+    fails("no plan", lambda: Sharder().shard(model.bags, {}, env))
+    fails("CPU ranks", lambda: Sharder(plan).shard(model.bags, {}, env, torch.device("cuda")))
+    clipped = Sharder(plan, {"gradient_clipping": True})
+    fails("gradient_clipping", lambda: clipped.shard(model.bags, {}, env))
+    weight: Any = model.bags.embedding_bags["wide"].weight
+    weight._optimizer_classes = [torch.optim.SGD, torch.optim.Adam]
+    fails("2 optimizers", lambda: Sharder(plan).shard(model.bags, {}, env))
+    weight._optimizer_classes, weight._optimizer_kwargs = [torch.optim.LBFGS], [{}]
+    fails("LBFGS", lambda: Sharder(plan).shard(model.bags, {}, env))
+    spread = ShardingEnv(env.world_size, env.rank, group, output_dtensor=True)
+    fails("DTensor", lambda: Sharder(plan).shard(model.bags, {}, spread))
+
+
+def refused_plans(rank: int, group: dist.ProcessGroup) -> None:
+    """Plans for other tables, ranks or modes are refused on all ranks, and so are unlike ones."""
+    env = ShardingEnv.from_process_group(group)
+    model, tables, ranks = Model("meta"), tables_of(Model("meta")), dist.get_world_size(group)
+
+    def fails(text: str, changed: Sequence[Table], ranks: int = ranks, seed: int = 0) -> None:
+        with pytest.raises(OperError, match=text):
+            oper.shard(model, random_plan(seed, tuple(changed), ranks), env=env)
+
+    fails(f"the plan is for {ranks + 1} ranks", tables, ranks + 1)
+    fails("'tiny': the plan has no such table", [t for t in tables if t.name != "tiny"])
+    fails("'wide': the plan has 51 rows", [replace(tables[0], rows=51), *tables[1:]])
+    fails("of dim 20, fp32, and the model", [replace(tables[0], dim=20), *tables[1:]])
+    fails("fp16, and the model", [replace(tables[0], dtype="fp16"), *tables[1:]])
+    fails("make a plan for this model", [Table("strange", 5, 4)])
+    fails("the same plan", tables, seed=rank)
+    for_inference = oper.shard(model, random_plan(0, tables, ranks, mode="inference"), env=env)
+    with pytest.raises(OperError, match="the model is in training mode"):
+        for_inference(batch(rank))
+    for_inference.eval()
+    with torch.no_grad():
+        for_inference(batch(rank))
+
+
+def ids_out_of_range(rank: int, group: dist.ProcessGroup) -> None:
+    """They read row 0 where TorchRec's bounds check says so, and else fail by name."""
+    configs = [EmbeddingBagConfig(name="t", num_embeddings=5, embedding_dim=4, feature_names=["f"])]
+    plan = random_plan(0, tables_of(EmbeddingBagCollection(configs)), dist.get_world_size(group))
+    env = ShardingEnv.from_process_group(group)
+
+    def found(ids: list[int], fused_params: dict[str, Any]) -> Any:
+        model = EmbeddingBagCollection(configs, device=torch.device("meta"))
+        made = oper.shard(model, plan, env=env, fused_params=fused_params)
+        features = KeyedJaggedTensor(["f"], torch.tensor(ids), lengths=torch.ones(2).int())
+        with torch.no_grad():
+            return made(features).values()
+
+    with pytest.raises(OperError, match="feature 'f': id -3"):
+        found([1, -3], {})
+    for mode in (BoundsCheckMode.IGNORE, BoundsCheckMode.WARNING):
+        named = {"bounds_check_mode": mode}
+        assert torch.equal(found([1, 99], named), found([1, 0], named))
+
+
+def counted(rank: int, group: dist.ProcessGroup) -> None:
+    """Counters of each module."""
+    model, optimizer = sharded(group)
+    inputs = batch(rank)
+    train_step(model, optimizer, inputs)
+    found = oper.counters(model)
+    assert set(found) == {"bags", "weighted", "sequences"}
+    features = [f for config in BAGS for f in config.feature_names]
+    bags = found["bags"]
+    assert bags["accesses"] == sum(len(inputs.of(f)) for f in features)
+    assert bags["steps"] == bags["lookups"] == 1
+
+
+def tensor_dict(rank: int, group: dist.ProcessGroup) -> None:
+    """A TensorDict of jagged tensors is read as the KeyedJaggedTensor of them."""
+    model, _ = sharded(group)
+    ids = batch(rank).ids
+    offsets = {key: jagged.offsets() for key, jagged in ids.to_dict().items()}
+    content = {
+        key: torch.nested.nested_tensor_from_jagged(jagged.values(), offsets[key])
+        for key, jagged in ids.to_dict().items()
+    }
+    given = TensorDict(content, batch_size=[SAMPLES])
+    with torch.no_grad():
+        expected, found = model.module.bags(ids), model.module.bags(given)
+    torch.testing.assert_close(found.values(), expected.values())
+    assert found.keys() == expected.keys()
+
+
+def freed(rank: int, group: dist.ProcessGroup) -> None:
+    """The rows are gone with the model, at once."""
+    model, optimizer = sharded(group)
+    train_step(model, optimizer, batch(rank))
+    held = [weakref.ref(engine) for engine in engines(model)]
+    gc.collect()
+    gc.disable()
+    try:
+        del model, optimizer
+        assert [reference() for reference in held] == [None] * 3
+    finally:
+        gc.enable()
+
+
+def alone() -> None:
+    """One process without a process group."""
+    model = Model("cpu")
+    reference = Reference(Model("cpu"), "sgd", 0.01, DENSE_LR)
+    made = oper.shard(model, random_plan(0, tables_of(model), 1))
+    optimizer = all_optimizers(made)
+    for step in range(STEPS):
+        train_step(made, optimizer, batch(step))
+        reference.step([batch(step)])
+    compare(
+        {key: value.double() for key, value in made.state_dict().items()},
+        reference_state(reference),
+    )
+    made.load_state_dict(Model("cpu").state_dict())

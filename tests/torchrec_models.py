@@ -119,11 +119,14 @@ class Inputs(Pipelineable):
         return found[feature].values()
 
 
-def batch(seed: int, samples: int = SAMPLES, dtype: torch.dtype = torch.int64) -> Inputs:
-    """Bags of 0 to 3 ids, Zipf-like, features in any order, one that no table has among them."""
+def batch(
+    seed: int, samples: int = SAMPLES, order: int = 0, dtype: torch.dtype = torch.int64
+) -> Inputs:
+    """Bags of 0 to 3 ids, Zipf-like, features in an order that is not the tables', one that no
+    table has among them. TorchRec's modules want one order in all batches."""
     random = np.random.default_rng(seed)
     keys = [key for key in ROWS if key != "g0"] + ["unused"]
-    random.shuffle(keys)
+    np.random.default_rng(order).shuffle(keys)
     return Inputs(
         _jagged(random, keys, samples, dtype), _jagged(random, ["g0"], samples, dtype, True)
     )

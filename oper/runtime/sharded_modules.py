@@ -6,6 +6,7 @@ the engine's (embedding.py); parameters and state dicts have TorchRec's names. T
 themselves are empty: rows lie in the heaps of all ranks, where the plan put them.
 """
 
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -139,11 +140,15 @@ class _ShardedByRows(ShardedEmbeddingModule, FusedOptimizerModule):
 
     def _mark_parameters(self) -> None:
         """Tell the user's dense optimizer that these parameters have optimizers of their own."""
+        # A parameter and its optimizer hold each other: that the rows be freed with the module, and
+        # not when the garbage is collected, they must not hold the engine.
+        engine: Any = weakref.proxy(self._engine)
+        blocks: Any = weakref.proxy(self._blocks)
         for bucket, content in enumerate(self._engine.buckets):
             for table in content.tables:
                 weight: Any = self._weights[table]
                 weight._in_backward_optimizers = [
-                    BucketOptimizer(self._engine, self._blocks, bucket, {"": weight}, {"": table})
+                    BucketOptimizer(engine, blocks, bucket, {"": weight}, {"": table})
                     if content.trained
                     else EmptyFusedOptimizer()
                 ]

@@ -24,7 +24,7 @@ from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
 from torchrec.distributed.comm_ops import get_gradient_division
 from torchrec.distributed.embedding_types import BaseEmbeddingSharder, EmbeddingComputeKernel
-from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.model_parallel import DistributedModelParallel, get_unwrapped_module
 from torchrec.distributed.types import (
     EmbeddingModuleShardingPlan,
     ParameterSharding,
@@ -250,10 +250,11 @@ def shard(
 
 
 def counters(model: nn.Module) -> dict[str, dict[str, Any]]:
-    """What this rank read, sent and updated so far, of each sharded collection by its path."""
+    """What this rank read, sent and updated so far, of each sharded collection by its path in the
+    user's model."""
     return {
         path: module.engine.counters.to_dict()
-        for path, module in model.named_modules()
+        for path, module in get_unwrapped_module(model).named_modules()
         if isinstance(module, OperShardedEmbeddingBagCollection | OperShardedEmbeddingCollection)
     }
 
