@@ -156,7 +156,7 @@ def growth_of_rank(rank: int, cell: Cell, plan: Path, log: Path, scale: float) -
     dist.barrier()
     after = proportional_bytes()
     dist.barrier()
-    return after - before, sides.engine_of(model).mailboxes.bytes
+    return after - before, sides.engine_of(model).gradients.mailboxes.bytes
 
 
 def proportional_bytes() -> int:

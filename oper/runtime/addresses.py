@@ -14,6 +14,10 @@ from oper.layout import LOCAL, SLOT_BITS, SLOT_MASK, Layout, rank_map
 from oper.plan import Plan
 
 REPLICA = LOCAL - 1
+NOT_FOR_TRAINING = (
+    "the plan was made for inference, and the model is to be trained by it; make a plan with "
+    "--mode training, or call model.eval() first"
+)
 
 
 def runtime_map(plan: Plan, rank: int) -> AddressMap:
@@ -49,11 +53,8 @@ def check_trainable(plan: Plan) -> None:
                 "trained; plan for fp32, fp16 or bf16, or make the plan with --mode inference"
             )
     copies = plan.layout.holds.sum(axis=1)
-    if not plan.workload.training or ((copies > 1) & (copies < plan.ranks)).any():
-        raise OperError(
-            "the plan was made for inference, and the model is to be trained by it; make a plan "
-            "with --mode training, or call model.eval() first"
-        )
+    if ((copies > 1) & (copies < plan.ranks)).any():
+        raise OperError(NOT_FOR_TRAINING)
 
 
 def plan_digest(plan: Plan) -> bytes:

@@ -4,9 +4,8 @@ The paper's §5, on one rank of M. A batch's ids become addresses, which are sor
 owner, slot), so that equal rows stand together: a RUN. Then
 
     forward    every bag's rows are read, by pointer where the owner shares this rank's memory
-    backward   the gradients of each run are summed into this rank's mailbox (mailbox.py); owners
-               merge what all mailboxes hold for them and update each row once; replicas go
-               through the sparse AllReduce (sparse_allreduce.py) and are updated on every rank
+    backward   the gradients of each run are summed and sent home, and every row that was touched
+               is updated once (gradients.py)
 
 and four counters on the board order the ranks, each being the number of the step that it finished:
 
@@ -21,7 +20,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -33,10 +31,8 @@ from oper.runtime.batch import Batch, FeatureSet
 from oper.runtime.board import Board
 from oper.runtime.counters import Counters
 from oper.runtime.exchange import Exchange
-from oper.runtime.features import DTYPE_CODE
-from oper.runtime.gathered import Gathered, hold
+from oper.runtime.gradients import Gradients
 from oper.runtime.heap import Heap
-from oper.runtime.mailbox import Mailboxes
 from oper.runtime.node import Node
 from oper.runtime.replica_check import UnequalReplica, unequal_replicas
 from oper.runtime.rows_io import RowsIO
@@ -85,20 +81,15 @@ class Embedding:
             self.buckets = make_buckets(plan, self.tables)
             self.features = FeatureSet(plan, self.tables, self.buckets)
             self.board = Board(self.node, _WORDS)
+            self.counters = Counters(self.ranks)
             self._allocate(group)
         except BaseException:
             self.node.close()  # tells the others
             raise
-        self.counters = Counters(self.ranks)
-        self.learning_rates = [bucket.optimizer.lr for bucket in self.buckets]
-        self.steps = 0  # of this engine
-        self.optimizer_steps = 0  # the same, unless loaded from a checkpoint
         self.map = addresses.runtime_map(plan, self.rank)
         self.anchor = torch.nn.Parameter(torch.empty(0), requires_grad=self.training)
         self._number = lookup_op.register(self)
         self._process = os.getpid()
-        self._accumulating = False
-        self._held: Gathered | None = None
         self._meetings = 0
         self._closed = False
         self.before_use: Callable[[], None] | None = None
@@ -137,19 +128,30 @@ class Embedding:
         self.rows_io = RowsIO(
             self.plan, self.tables, self.buckets, self.heap, self.node, self.exchange
         )
-        self.mailboxes: Mailboxes | None = None
-        self.replicas: ReplicaReduce | None = None
-        if self.training:
-            self.mailboxes = Mailboxes(self.node, [bucket.dim for bucket in self.buckets])
-            top = [slots[-1] + 1 if len(slots) else 0 for slots in addresses.replica_slots(layout)]
-            if any(top):
-                self.replicas = ReplicaReduce(
-                    self.plan.figures["allreduce_method"],
-                    self.node,
-                    self.board,
-                    [(int(top[b.width]) * b.trained, b.dim) for b in self.buckets],
-                    group,
-                )
+        self.gradients = self._make_gradients(group) if self.training else None
+
+    def _make_gradients(self, group: dist.ProcessGroup | None) -> Gradients:
+        replicas = None
+        slots = addresses.replica_slots(self.plan.layout)
+        if any(map(len, slots)):
+            top = [int(s[-1]) + 1 if len(s) else 0 for s in slots]
+            replicas = ReplicaReduce(
+                self.plan.figures["allreduce_method"],
+                self.node,
+                self.board,
+                [(top[bucket.width] * bucket.trained, bucket.dim) for bucket in self.buckets],
+                group,
+            )
+        return Gradients(
+            self.buckets,
+            self.heap,
+            self.node,
+            self.board,
+            self.exchange,
+            replicas,
+            self.counters,
+            self.gradient_scale,
+        )
 
     # A batch.
 
@@ -223,153 +225,42 @@ class Embedding:
                 where = f"rank {self.rank}, step {self.steps + 1}"
                 checks.check_finite(batch, grad, self.features.features, where)
             weight_grad = self.sources.weight_gradients(batch, grad) if weights_too else None
-            if self.training:
-                self._step(batch, grad)
+            if self.gradients is not None:
+                self.gradients.step(batch, grad)
             return weight_grad
+
+    # Training, of an engine whose plan is for it.
+
+    @property
+    def steps(self) -> int:
+        """Updates of this engine."""
+        return self.gradients.steps if self.gradients else 0
+
+    @property
+    def optimizer_steps(self) -> int:
+        """The same, counted on from a checkpoint."""
+        return self._trained.optimizer_steps
+
+    @optimizer_steps.setter
+    def optimizer_steps(self, value: int) -> None:
+        self._trained.optimizer_steps = value
+
+    @property
+    def learning_rates(self) -> list[float]:
+        """Of each bucket, to be set."""
+        return self._trained.learning_rates
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
         """Backward passes inside hold their gradients back; the next one outside adds them."""
-        before, self._accumulating = self._accumulating, True
-        try:
+        with self._trained.accumulate():
             yield
-        finally:
-            self._accumulating = before
 
-    def _step(self, batch: Batch, grad: torch.Tensor) -> None:
-        assert self.mailboxes is not None
-        if batch.runs is None:
-            raise OperError(
-                "backward of a batch that was prepared without gradients; prepare it with "
-                "gradients enabled"
-            )
-        step = self.steps + 1
-        if self._accumulating or self._held is not None:
-            gathered = hold(self._held, batch, grad, self.buckets, self.ranks, self.gradient_scale)
-            self._held = gathered if self._accumulating else None
-            if self._accumulating:
-                return
-            run_slot, run_count = gathered.run_slot, gathered.run_count
-        else:
-            gathered = None
-            run_slot, run_count = batch.runs[2], batch.runs[3]
-        prefix = run_count.tolist()
-        codes = self.ranks + 1
-        first = [
-            (prefix[b * codes], prefix[b * codes + bucket.trained])
-            for b, bucket in enumerate(self.buckets)
-        ]
-        if self.replicas is not None:
-            self.replicas.begin(step, [run_slot[a:b] for a, b in first])
-        self.board.wait("applied", self.steps, "update its rows")
-        rows = self.mailboxes.open(run_count, run_slot)
-        for b, out in enumerate(rows):
-            if gathered is not None:
-                out.copy_(gathered.grads[b])
-            elif self.buckets[b].trained:
-                self._sum(batch, grad, prefix[b * codes], prefix[(b + 1) * codes], b, out)
-        if self.replicas is not None:
-            grads = [out[: b - a] for out, (a, b) in zip(rows, first, strict=True)]
-            self.replicas.contribute(step, grads)
-        self._count_gradients(prefix)
-        self._publish_and_apply(step, rows, run_slot, prefix)
-
-    def _sum(
-        self,
-        batch: Batch,
-        grad: torch.Tensor,
-        first: int,
-        last: int,
-        bucket: int,
-        out: torch.Tensor,
-    ) -> None:
-        assert batch.runs is not None
-        native.ops().sum_gradients(
-            grad,
-            batch.runs[0],
-            batch.runs[1],
-            first,
-            last,
-            batch.offsets,
-            batch.weights,
-            batch.features,
-            batch.segment_offset,
-            self.buckets[bucket].dim,
-            self.gradient_scale,
-            out,
-        )
-
-    def _publish_and_apply(
-        self, step: int, rows: list[torch.Tensor], run_slot: torch.Tensor, prefix: list[int]
-    ) -> None:
-        assert self.mailboxes is not None
-        self.board.post("published", step)
-        sent = self._exchange_gradients(rows, run_slot, prefix)
-        self.board.wait("published", step, "send its gradients")
-        if self.replicas is not None:
-            self.replicas.reduce(step)
-        self.optimizer_steps += 1
-        lists: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in self.buckets]
-        for rank in range(self.ranks):
-            mapped = rank in self.node.peers
-            found = self.mailboxes.read(rank, 1 + self.rank) if mapped else sent[rank]
-            for b, part in enumerate(found):
-                if len(part[0]):
-                    lists[b].append(part)
-        for b, parts in enumerate(lists):
-            self._update(b, parts)
-        if self.replicas is not None:
-            for b, part in enumerate(self.replicas.result(step)):
-                self._update(b, [part])
-            self.counters.add(allreduce_bytes=self.replicas.bytes)
-        self.steps = step
-        self.counters.add(steps=1)
-        self.board.post("applied", step)
-
-    def _exchange_gradients(
-        self, rows: list[torch.Tensor], run_slot: torch.Tensor, prefix: list[int]
-    ) -> list[list[tuple[torch.Tensor, torch.Tensor]]]:
-        """What ranks that share no memory with this one have for it, by rank and bucket."""
-        received: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in range(self.ranks)]
-        if self.exchange is None:
-            return received
-        codes = self.ranks + 1
-        for b, out in enumerate(rows):
-            slots, grads = [], []
-            for rank in range(self.ranks):
-                first, last = prefix[b * codes + 1 + rank : b * codes + 3 + rank]
-                if rank in self.node.peers:
-                    last = first
-                slots.append(run_slot[first:last])
-                grads.append(out[first - prefix[b * codes] : last - prefix[b * codes]])
-            doing = f"while they exchanged gradients (step {self.steps + 1})"
-            slots, grads = self.exchange.send(slots, doing), self.exchange.send(grads, doing)
-            for rank in range(self.ranks):
-                received[rank].append((slots[rank], grads[rank]))
-        return received
-
-    def _update(self, b: int, parts: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        bucket = self.buckets[b]
-        if not parts or not bucket.trained:
-            return
-        updated = native.ops().update_rows(
-            [slots for slots, _ in parts],
-            [grads for _, grads in parts],
-            self.heap.rows(bucket.width),
-            self.heap.state(bucket.width),
-            bucket.dim,
-            DTYPE_CODE[bucket.dtype],
-            bucket.optimizer.kind,
-            bucket.optimizer.settings(self.learning_rates[b], self.optimizer_steps),
-        )
-        self.counters.add(updated_rows=updated)
-
-    def _count_gradients(self, prefix: list[int]) -> None:
-        runs = np.diff(prefix).reshape(len(self.buckets), self.ranks + 1)
-        dims = np.array([bucket.dim for bucket in self.buckets])
-        self.counters.add(
-            gradient_rows=runs[:, 1:].sum(axis=0), gradient_bytes=4 * dims @ runs[:, 1:]
-        )
+    @property
+    def _trained(self) -> Gradients:
+        if self.gradients is None:
+            raise OperError(addresses.NOT_FOR_TRAINING)
+        return self.gradients
 
     # Rows of tables, for initial values and checkpoints.
 
