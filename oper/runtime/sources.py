@@ -44,20 +44,8 @@ class Sources:
     def read(self, batch: Batch, counters: Counters) -> torch.Tensor:
         """The output of a batch, flat float32 [out_elements]."""
         self._count(batch, counters)
-        ops = native.ops()
-        if self._by_runs(batch):
-            assert batch.runs is not None
-            return ops.pooled_runs(
-                *batch.runs,
-                batch.segment_offset,
-                batch.features,
-                self._heap.bases,
-                self._rank,
-                batch.out_elements,
-                torch.float32,
-            )
         addresses, bases, _fetched = self._fetch(batch)
-        return ops.pooled_rows(
+        return native.ops().pooled_rows(
             addresses,
             batch.offsets,
             batch.weights,
@@ -73,17 +61,6 @@ class Sources:
         addresses, bases, _fetched = self._fetch(batch)
         return native.ops().weight_gradients(
             grad, addresses, batch.offsets, batch.weights, batch.features, bases, self._rank
-        )
-
-    def _by_runs(self, batch: Batch) -> bool:
-        """Whether each distinct row may be read once and written to all its places."""
-        return (
-            hasattr(torch.ops.oper, "pooled_runs")
-            and batch.runs is not None
-            and self._exchange is None
-            and batch.offsets is None
-            and batch.weights is None
-            and len(batch.runs[0]) == len(batch.addresses)
         )
 
     def _fetch(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
