@@ -106,6 +106,11 @@ def auc(logits: NDArray[Any], labels: NDArray[Any]) -> float:
     return float(above / (clicks * (len(labels) - clicks)))
 
 
+def train_unsharded(rank: int, log: Path, folder: Path) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The model alone in one process."""
+    return train_and_score(make_dlrm(load_plan(folder)), log, folder, rank, ranks=1)
+
+
 def train_under_oper(rank: int, log: Path, folder: Path) -> tuple[NDArray[Any], NDArray[Any]]:
     """One rank of the model under a plan."""
     import oper

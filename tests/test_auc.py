@@ -13,8 +13,7 @@ RANKS = 4
 @pytest.mark.slow
 def test_held_out_auc_is_that_of_the_unsharded_model(shared_data: Path, tmp_path: Path) -> None:
     from benchmarks import ranks  # torchrec takes a while
-    from oper.plan import load_plan
-    from tests.auc import BATCH, auc, make_dlrm, train_and_score, train_under_oper
+    from tests.auc import BATCH, auc, train_under_oper, train_unsharded
 
     log, profile, plan = (
         shared_data / "criteo_kaggle_80k" / "data.parquet",
@@ -26,9 +25,9 @@ def test_held_out_auc_is_that_of_the_unsharded_model(shared_data: Path, tmp_path
     fine("profile", log, "-o", profile, "--rows", "0:80%", *options)
     fine("plan", profile, "-o", plan, "--topology", f"cpu:{RANKS}", "--batch-size", BATCH)
 
-    model = make_dlrm(load_plan(plan))
-    unsharded = auc(*train_and_score(model, log, plan, rank=0, ranks=1))
-    parts = ranks.run(train_under_oper, RANKS, log, plan, deadline_seconds=300)
+    (whole,) = ranks.run(train_unsharded, 1, log, plan)
+    unsharded = auc(*whole)
+    parts = ranks.run(train_under_oper, RANKS, log, plan)
     sharded = auc(*(np.concatenate(part) for part in zip(*parts, strict=True)))
     print(f"AUC unsharded {unsharded:.6f}, under OPER on {RANKS} ranks {sharded:.6f}")
     assert unsharded > 0.7
