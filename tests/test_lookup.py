@@ -1,5 +1,8 @@
 """The all-in-one lookup against its definition in NumPy, and against torch and FBGEMM."""
 
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +11,7 @@ from hypothesis import strategies as st
 
 from oper import native
 from oper.layout import LOCAL, SLOT_BITS
+from oper.runtime.features import as_words
 from tests.lookups import random_case
 
 DTYPES = ("fp32", "fp16", "bf16", "int8")
@@ -167,3 +171,80 @@ def test_operators_are_as_torch_wants_them():
     check(ops.copy_rows.default, (slots, case.arenas[0][0].data_ptr(), out.shape[1], out))
     runs = torch.tensor([0, 1], dtype=torch.int32)
     check(ops.redirect.default, (arguments[0].clone(), runs[:1], runs, 0, 1, 0, 2))
+
+
+@pytest.mark.parametrize(
+    ("dims", "dtypes", "out"),
+    [
+        ([64], ["fp32"], torch.float32),
+        ([16, 64, 512], ["fp32"] * 3, torch.float32),
+        ([16, 20], ["fp32"] * 2, torch.float32),
+        ([32, 64], ["fp16"] * 2, torch.float16),
+        ([32, 64], ["bf16", "int8"], torch.bfloat16),
+        ([64, 64], ["fp16", "int8"], torch.float32),
+    ],
+)
+@pytest.mark.parametrize("longest", [None, 2])
+def test_large_outputs_are_the_same(dims, dtypes, out, longest):
+    """Outputs beyond 4 MiB pass by the caches, whole lines of them."""
+    rng = np.random.default_rng(7)
+    bags = [1 + (5 << 20) // (sum(dims) * out.itemsize)] * len(dims)
+    case = random_case(rng, dims, dtypes, bags=bags, longest=longest)
+    found = pooled(case, out)
+    assert found.nbytes > 4 << 20
+    columns, start = found.view(bags[0], -1), 0
+    for f, dim in enumerate(dims):
+        # The same bags alone, as a small output.
+        for begin in range(0, bags[0], 4000):
+            part = case.described[f : f + 1].copy()
+            part["first_bag"] += begin
+            part["bags"] = min(4000, bags[0] - begin)
+            part["out_base"], part["out_stride"] = 0, dim
+            elements = int(part["bags"][0]) * dim
+            alone = ops.pooled_rows(
+                *case.arguments()[:3], as_words(part), case.bases, case.rank, elements, out
+            )
+            expected = columns[begin : begin + 4000, start : start + dim]
+            assert torch.equal(alone.view(-1, dim), expected)
+        start += dim
+
+
+def large(mebibytes):
+    """An output of so many MiB."""
+    case = random_case(np.random.default_rng(8), [1024], ["fp32"], bags=[256 * mebibytes], slots=2)
+    return pooled(case)
+
+
+def test_blocks_of_outputs_are_used_again():
+    kept = large(9)
+    values = kept.clone()
+    out = large(9)
+    pointer = out.data_ptr()
+    view = out[:5]
+    del out
+    other = large(9)  # the view keeps the block
+    assert other.data_ptr() not in (pointer, kept.data_ptr())
+    del view
+    again = large(8)
+    assert again.data_ptr() == pointer
+    assert torch.equal(kept, values)
+
+
+def test_few_blocks_are_kept():
+    def resident_bytes():
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    outputs = [large(n) for n in range(12, 24)]
+    before = resident_bytes()
+    held = sum(out.nbytes for out in outputs)
+    del outputs
+    assert before - resident_bytes() > held * 7 / 12
+
+
+def test_outputs_of_many_threads():
+    def work(seed):
+        case = random_case(np.random.default_rng(seed), [64], ["fp32"], bags=[9000], longest=None)
+        return all(torch.equal(pooled(case), pooled(case)) for _ in range(10))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, range(8)))

@@ -23,10 +23,11 @@ constexpr int64_t kRowsPerTask = 1 << 12;
 // would have left it by the time they are read.
 constexpr int64_t kStreamedBytes = 4 << 20;
 
+OPER_SIMD void copy(const Slice& slice, RowStream& stream, const Output& out) {
+  copy_slice(slice, stream, out);
+}
+
 #define OPER_OF_ROWS(Row) \
-  OPER_SIMD void copy(TypeOf<Row>, const Slice& slice, RowStream& stream, const Output& out) { \
-    copy_slice<Row>(slice, stream, out); \
-  } \
   OPER_SIMD void pool(TypeOf<Row>, const Batch& batch, const Slice& slice, RowStream& stream, \
                       const Output& out, float* scratch) { \
     pool_slice<Row>(batch, slice, stream, out, scratch); \
@@ -82,7 +83,7 @@ at::Tensor pooled_rows(const at::Tensor& addresses, const std::optional<at::Tens
     const bool unchanged = single && slice.feature.dtype == type;
     if (unchanged && out.streams(slice.feature)) return stream_slice(slice, stream, out);
     with_row_type(slice.feature.dtype, [&](auto row) {
-      if (unchanged) return copy(row, slice, stream, out);
+      if (unchanged) return copy(slice, stream, out);
       std::vector<float> scratch(2 * slice.feature.dim);
       pool(row, batch, slice, stream, out, scratch.data());
     });
