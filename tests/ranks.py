@@ -25,7 +25,9 @@ class Ranks:
     def __init__(self, most: int) -> None:
         self.most = most
         self._folder = tempfile.TemporaryDirectory()
-        context = multiprocessing.get_context("spawn")
+        # One process imports what ranks need, and they are its children: a second each less.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torchrec", "oper.runtime.embedding"])
         self._pipes, self._processes = [], []
         for rank in range(most):
             here, there = context.Pipe()
@@ -36,12 +38,23 @@ class Ranks:
             self._pipes.append(here)
             self._processes.append(process)
 
-    def run(self, ranks: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """The results of function(rank, group, *arguments), by rank."""
+    def run(
+        self,
+        ranks: int,
+        function: Callable[..., Any],
+        *arguments: Any,
+        lost: tuple[int, ...] = (),
+        **options: Any,
+    ) -> list[Any]:
+        """The results of function(rank, group, *arguments, **options), by rank; None for ranks
+        that are `lost` on the way."""
         for pipe in self._pipes[:ranks]:
-            pipe.send((ranks, function, arguments))
+            pipe.send((ranks, function, arguments, options))
         results, failures = [], []
         for rank, pipe in enumerate(self._pipes[:ranks]):
+            if rank in lost:
+                results.append(None)
+                continue
             if not pipe.poll(DEADLINE_SECONDS):
                 self.close()
                 raise RankFailedError(f"rank {rank} gave no result within {DEADLINE_SECONDS:.0f} s")
@@ -79,10 +92,10 @@ def _serve(rank: int, most: int, store: str, pipe: Any) -> None:
     groups = {n: dist.new_group(list(range(n)), timeout=limit) for n in range(1, most + 1)}
     while True:
         try:
-            ranks, function, arguments = pipe.recv()
+            ranks, function, arguments, options = pipe.recv()
         except EOFError:
             return
         try:
-            pipe.send((function(rank, groups[ranks], *arguments), None))
+            pipe.send((function(rank, groups[ranks], *arguments, **options), None))
         except BaseException:
             pipe.send((None, traceback.format_exc()))
