@@ -112,7 +112,7 @@ def train_till_lost(
 def start_with_room(rank: int, group, case: Case, plan: Plan, room: list[int], nodes) -> str | None:
     """Start where each rank sees this much memory left."""
     left = [FreeMemory(f"the machine of {rank}", f"m{rank}", room[rank])]
-    with mock.patch("oper.runtime.heap.free_memory", lambda: left):
+    with mock.patch("oper.runtime.heap.free_memory", return_value=left):
         return error_of(lambda: start(case, plan, group, nodes=nodes))
 
 
@@ -122,7 +122,7 @@ def train_with_room(rank: int, group, case: Case, plan: Plan, tight: int) -> str
 
     def step() -> None:
         engine = start(case, plan, group)
-        none = mock.patch("oper.runtime.segment.free_memory", lambda: left)
+        none = mock.patch("oper.runtime.segment.free_memory", return_value=left)
         with none if rank == tight else nullcontext():
             train(engine, case, 0)
 

@@ -81,13 +81,12 @@ class Board:
 
         def missing() -> list[int]:
             counters = words[:, 0].tolist()
+            if _FAILED in counters:
+                n = counters.index(_FAILED)
+                text = bytes(self._messages[n].tolist()).rstrip(b"\0").decode(errors="replace")
+                raise OperError(f"rank {self.node.peers[n]} failed: {text}")
             return [p for p, c in zip(self.node.peers, counters, strict=True) if c < value]
 
         while self._wait_words(words, value, int(1000 * SLICE_SECONDS)) >= 0:
-            for n, counter in enumerate(words[:, 0].tolist()):
-                if counter < 0:
-                    text = bytes(self._messages[n].tolist()).rstrip(b"\0")
-                    raise OperError(
-                        f"rank {self.node.peers[n]} failed: {text.decode(errors='replace')}"
-                    )
+            # It looks again after it found a rank dead: who failed is no longer alive either.
             self.node.check_alive(missing, doing, began, self.deadline_seconds)
