@@ -4,6 +4,7 @@ The reference is plain torch in float64 on whole tables: one gradient a row and 
 all ranks, and the optimizer applied to the rows that were accessed.
 """
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,6 +32,8 @@ class Case:
     int32: bool = False
     steps: int = 3
     lr: float = 0.5
+    optimizers: tuple[str, ...] = ()  # of the tables in turn, in the place of `optimizer`
+    lrs: tuple[float, ...] = ()
 
 
 SETTINGS = {
@@ -64,10 +67,15 @@ def features_of(case: Case, table: int) -> tuple[str, ...]:
     return (f"f{table}", f"g{table}") if table == len(case.rows) - 1 else (f"f{table}",)
 
 
+def optimizer_of(case: Case, table: int) -> Optimizer:
+    kinds, lrs = case.optimizers or (case.optimizer,), case.lrs or (case.lr,)
+    kind = kinds[table % len(kinds)]
+    return Optimizer(kind, lr=lrs[table % len(lrs)], **SETTINGS[kind])
+
+
 def module_tables(case: Case) -> list[EmbeddingTable]:
-    optimizer = Optimizer(case.optimizer, lr=case.lr, **SETTINGS[case.optimizer])
     return [
-        EmbeddingTable(n, features_of(case, n), case.pooling, optimizer)
+        EmbeddingTable(n, features_of(case, n), case.pooling, optimizer_of(case, n))
         for n in range(len(case.rows))
     ]
 
@@ -120,6 +128,7 @@ class Reference:
         self.tables = [initial(case, n).double() for n in range(len(case.rows))]
         self.states: list[dict[str, torch.Tensor]] = [{} for _ in case.rows]
         self.step_count = 0
+        self.rate = 1.0  # of all learning rates
 
     def lookup(self, batch) -> tuple[torch.Tensor, torch.Tensor | None, list[torch.Tensor]]:
         """Output, weights that require grad, and the tables that do."""
@@ -148,12 +157,13 @@ class Reference:
         out = torch.cat(parts) if self.case.pooling == "none" else torch.cat(parts, dim=1)
         return out, weights, leaves
 
-    def train(self, step: int) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
-        """Outputs of all ranks, and gradients of their weights; one update."""
+    def train(self, *steps: int) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
+        """Outputs of all ranks in each of the steps, and gradients of their weights; one update
+        by the gradients of all."""
         outputs, weight_grads = [], []
         grads = [torch.zeros_like(table) for table in self.tables]
         touched = [torch.zeros(len(table), dtype=torch.bool) for table in self.tables]
-        for rank in range(self.case.ranks):
+        for step, rank in itertools.product(steps, range(self.case.ranks)):
             batch = batch_of(self.case, step, rank)
             out, weights, leaves = self.lookup(batch)
             outputs.append(out.detach())
@@ -174,8 +184,9 @@ class Reference:
         return outputs, weight_grads
 
     def _update(self, n: int, grad: torch.Tensor, touched: torch.Tensor) -> None:
-        kind, options = self.case.optimizer, SETTINGS[self.case.optimizer]
-        w, state, lr = self.tables[n], self.states[n], self.case.lr
+        optimizer = optimizer_of(self.case, n)
+        kind, options = optimizer.kind, SETTINGS[optimizer.kind]
+        w, state, lr = self.tables[n], self.states[n], self.rate * optimizer.lr
         keep = touched[:, None]
         if kind in ("sgd", "momentum_sgd"):
             grad = grad + options["weight_decay"] * w
@@ -211,16 +222,20 @@ class Reference:
         self.tables[n] = torch.where(keep, w - change, w)
 
 
-def run_case(rank: int, group, case: Case, plan: Plan, nodes=None) -> dict:
-    """What a rank of the runtime computes for a case: to be compared with Reference."""
+def start(case: Case, plan: Plan, group, **options):
+    """An engine whose tables have their initial values."""
     from oper.runtime.embedding import Embedding
 
-    engine = Embedding(
-        plan, module_tables(case), group=group, weighted=case.weighted, nodes=nodes,
-        deadline_seconds=20,
-    )  # fmt: skip
-    mine = [n for n in range(len(case.rows)) if n % case.ranks == rank]
+    options = {"weighted": case.weighted, "deadline_seconds": 20.0} | options
+    engine = Embedding(plan, module_tables(case), group=group, **options)
+    mine = [n for n in range(len(case.rows)) if n % engine.ranks == engine.rank]
     engine.write_rows([(n, 0, initial(case, n)) for n in mine])
+    return engine
+
+
+def run_case(rank: int, group, case: Case, plan: Plan, nodes=None) -> dict:
+    """What a rank of the runtime computes for a case: to be compared with Reference."""
+    engine = start(case, plan, group, nodes=nodes)
     outputs, weight_grads = [], []
     for step in range(case.steps):
         batch = batch_of(case, step, rank)

@@ -16,17 +16,7 @@ from oper.errors import OperError
 from oper.free_memory import FreeMemory
 from oper.plan import Plan
 from oper.runtime.embedding import Embedding
-from tests.embedding_cases import Case, batch_of, gradient_of, initial, module_tables
-
-
-def start(case: Case, plan: Plan, group, **options) -> Embedding:
-    """An engine whose tables have their initial values."""
-    options = {"weighted": case.weighted, "deadline_seconds": 20.0} | options
-    engine = Embedding(plan, module_tables(case), group=group, **options)
-    rank, ranks = engine.rank, engine.ranks
-    mine = [n for n in range(len(case.rows)) if n % ranks == rank]
-    engine.write_rows([(n, 0, initial(case, n)) for n in mine])
-    return engine
+from tests.embedding_cases import Case, batch_of, gradient_of, module_tables, start
 
 
 def train(engine: Embedding, case: Case, step: int) -> torch.Tensor:

@@ -11,7 +11,7 @@ from oper.cost import Workload
 from oper.errors import OperError
 from oper.runtime.embedding import Embedding
 from tests import fault_cases
-from tests.embedding_cases import Case, batch_of, module_tables, tables_of
+from tests.embedding_cases import Case, batch_of, module_tables, start, tables_of
 from tests.ranks import Ranks
 from tests.runtime_plans import random_plan
 
@@ -28,7 +28,7 @@ def ranks():
 def alone(case: Case, **options) -> Embedding:
     """An engine of one rank, in this process."""
     case = replace(case, ranks=1)
-    return fault_cases.start(case, random_plan(case.seed, tables_of(case), 1), None, **options)
+    return start(case, random_plan(case.seed, tables_of(case), 1), None, **options)
 
 
 def with_ids(batch, place: int, value: int):
