@@ -39,7 +39,7 @@ def run_schedule(rank: int, group, case: Case, plan, schedule, rates=None, nodes
     weight_grads = []
     for number, steps in enumerate(schedule):
         if rates:
-            engine.learning_rates = [rates[number] * b.optimizer.lr for b in engine.buckets]
+            engine.learning_rates[:] = [rates[number] * b.optimizer.lr for b in engine.buckets]
         for step in steps:
             batch = batch_of(case, step, rank)
             if case.weighted:
