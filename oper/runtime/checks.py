@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from oper import native
 from oper.errors import OperError
 from oper.runtime.batch import Batch, Feature
 from oper.runtime.features import FEATURE
@@ -17,8 +18,9 @@ from oper.tables import Table
 _log = logging.getLogger(__name__)
 
 
-def check_batch(batch: Any, weighted: bool) -> None:
-    """That a KeyedJaggedTensor agrees with itself: what it says of its lengths is read by."""
+def check_batch(batch: Any, weighted: bool) -> bool:
+    """That a KeyedJaggedTensor agrees with itself: what it says of its lengths is read by. Returns
+    whether it has one id for each feature and sample."""
     keys, values = batch.keys(), batch.values()
     if batch.variable_stride_per_key():
         raise OperError(
@@ -36,9 +38,9 @@ def check_batch(batch: Any, weighted: bool) -> None:
             f"the batch has {offsets.numel() - 1:,} lengths, and {len(keys)} features of "
             f"{batch.stride():,} samples need {bags:,}"
         )
-    falls = offsets[1:] < offsets[:-1]
-    if falls.any():
-        bag = int(falls.nonzero()[0])
+    one_each: bool = native.ops().one_per_bag(offsets.contiguous())
+    if not one_each and (offsets[1:] < offsets[:-1]).any():
+        bag = int((offsets[1:] < offsets[:-1]).nonzero()[0])
         feature, sample = divmod(bag, batch.stride())
         raise OperError(
             f"feature {keys[feature]!r}: the length of sample {sample} is "
@@ -50,7 +52,7 @@ def check_batch(batch: Any, weighted: bool) -> None:
             f"in use, and there are {values.numel():,}: the lengths must sum to that"
         )
     if not weighted:
-        return
+        return one_each
     weights = batch.weights_or_none()
     if weights is None:
         raise OperError("the collection is weighted, and the batch has no weights")
@@ -59,6 +61,7 @@ def check_batch(batch: Any, weighted: bool) -> None:
             f"the batch has {weights.numel():,} weights, and one for each of its "
             f"{values.numel():,} values was needed"
         )
+    return one_each
 
 
 def mend_ids(

@@ -159,13 +159,13 @@ class Embedding:
         """Translate and sort a KeyedJaggedTensor; may be done a batch ahead of its lookup."""
         self._check_usable()
         with self._telling_peers():
-            checks.check_batch(batch, self.weighted)
+            one_each = checks.check_batch(batch, self.weighted)
             order = self.features.order(batch.keys())
             if order is not None:
                 batch = batch.permute(order)
+                one_each = native.ops().one_per_bag(batch.offsets())
             keys, values = tuple(batch.keys()), batch.values()
             samples, offsets = int(batch.stride()), batch.offsets().contiguous()
-            one_each = native.ops().one_per_bag(offsets)
             segment_offset = offsets[:: samples or 1].to(torch.int64).contiguous()
             if not samples:
                 segment_offset = torch.zeros(len(keys) + 1, dtype=torch.int64)
