@@ -29,13 +29,16 @@ LOG_SAMPLES = BATCHES * 4 * 8192  # the largest cell's
 @dataclass(frozen=True)
 class Cell:
     """One measurement: W ranks, values per row, samples per rank, the tables' optimizer, and
-    what runs: the training step or the lookup of the collection alone, or the DLRM's step."""
+    what runs: the training step or the lookup of the collection alone, or the DLRM's step; the
+    plan's rows and how they are fetched."""
 
     world_size: int
     dim: int
     batch: int
     optimizer: str = "sgd"
     what: str = "step"
+    dtype: str = "fp32"
+    fetch: str = "raw"
 
     @property
     def training(self) -> bool:
@@ -51,10 +54,11 @@ class Cell:
 
 
 def recipe_of(cell: Cell, scale: float) -> Recipe:
-    """The generator's recipe with the cell's dim and optimizer."""
+    """The generator's recipe with the cell's dim, dtype and optimizer."""
     recipe = load_recipe("criteo-kaggle", scale=scale, zipf=ZIPF, dim=cell.dim)
     features = (
-        replace(f, table=replace(f.table, optimizer=cell.optimizer)) for f in recipe.features
+        replace(f, table=replace(f.table, optimizer=cell.optimizer, dtype=cell.dtype))
+        for f in recipe.features
     )
     return replace(recipe, features=tuple(features))
 
@@ -73,28 +77,30 @@ def measure_topology(ranks: int, folder: Path) -> Path:
     """The file of this machine's topology for so many ranks, measured once per folder."""
     path = folder / f"cpu-{ranks}.yaml"
     if not path.exists():
-        _oper("topology", "measure", "--ranks", ranks, "-o", path)
+        run_oper("topology", "measure", "--ranks", ranks, "-o", path)
     return path
 
 
 def make_plan(cell: Cell, scale: float, folder: Path) -> tuple[Path, dict[str, Any]]:
     """The folder of the cell's plan, and what `oper plan --json` says of it."""
-    profile = folder / f"profile-{cell.dim}-{cell.optimizer}"
+    profile = folder / f"profile-{cell.dim}-{cell.dtype}-{cell.optimizer}"
     if not profile.exists():
         recipe = recipe_of(cell, scale)
         write_profile(Synthesizer(recipe, recipe.samples), profile)
     mode = "training" if cell.training else "inference"
-    plan = folder / f"plan-{mode}-{cell.world_size}-{cell.dim}-{cell.batch}-{cell.optimizer}"
+    name = f"{mode}-{cell.fetch}-{cell.world_size}-{cell.batch}"
+    plan = folder / f"plan-{name}-{profile.name.removeprefix('profile-')}"
     topology = measure_topology(cell.world_size, folder)
-    workload = ("--mode", mode, "--batch-size", cell.world_size * cell.batch)
-    said = _oper(
+    workload = ("--mode", mode, "--fetch", cell.fetch, "--batch-size", cell.world_size * cell.batch)
+    said = run_oper(
         *("plan", profile, "--topology", topology, *workload),
         *("--extra-memory", EXTRA_MEMORY, "-o", plan, "--json"),
     )
     return plan, json.loads(said)
 
 
-def _oper(*arguments: Any) -> str:
+def run_oper(*arguments: Any) -> str:
+    """What `oper ARGUMENTS` prints."""
     command = [sys.executable, "-c", "from oper.cli import main; main()", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     if done.returncode:
@@ -102,11 +108,13 @@ def _oper(*arguments: Any) -> str:
     return done.stdout
 
 
-def read_batches(log: Path, tables: Sequence[Table], rank: int, ranks: int, batch: int) -> Any:
-    """A rank's part of each global batch, as KeyedJaggedTensors."""
+def read_batches(
+    log: Path, tables: Sequence[Table], rank: int, ranks: int, batch: int, count: int = BATCHES
+) -> Any:
+    """A rank's part of each of `count` global batches, as KeyedJaggedTensors."""
     from oper.logs import LogOptions
     from oper.logs.read import read
 
-    options = LogOptions(rows=f"0:{BATCHES * ranks * batch}")
+    options = LogOptions(rows=f"0:{count * ranks * batch}")
     parts = read(log, tables, options, batch_size=batch)
     return [part.to_kjt() for index, part in enumerate(parts) if index % ranks == rank]

@@ -45,16 +45,17 @@ def test_an_engine_serves(mode: str) -> None:
     assert latencies.per_second > 0
 
 
-@pytest.mark.parametrize("wrapped", [True, False])
+@pytest.mark.parametrize("what", ["sharded", "collection", "unsharded"])
 @pytest.mark.parametrize("kind", ["bags", "sequences"])
-def test_a_sharded_collection_serves(kind: str, wrapped: bool) -> None:
+def test_a_collection_serves(kind: str, what: str) -> None:
     unsharded: Any = (
         EmbeddingBagCollection(list(BAGS)) if kind == "bags" else EmbeddingCollection([SEQUENCE])
     )
     plan = random_plan(2, tables_of(unsharded), 1, mode="inference")
-    model = oper.shard(unsharded, plan)
+    sharded = oper.shard(unsharded, plan)
+    model = {"sharded": sharded, "collection": sharded.module, "unsharded": unsharded}[what]
     requests = [batch(step).ids for step in range(5)]
-    _, last = oper.serve(model if wrapped else model.module, requests, warm_up=0)
+    _, last = oper.serve(model, requests, warm_up=0)
     expected = unsharded(requests[-1])
     if kind == "bags":
         torch.testing.assert_close(last.values(), expected.values())
@@ -68,8 +69,6 @@ def test_what_cannot_be_served_is_said() -> None:
     engine, case = engine_of("inference")
     with pytest.raises(OperError, match="3 requests, and more than the 3 of the warm-up"):
         serve(engine, [batch_of(case, step, 0) for step in range(3)])
-    with pytest.raises(OperError, match="Linear: is no collection of tables sharded by OPER"):
-        serve(torch.nn.Linear(1, 1), [])
     wrong = KeyedJaggedTensor(["f9"], torch.tensor([1]), lengths=torch.tensor([1]))
     with pytest.raises(OperError, match="'f0': the batch does not hold it"):
         serve(engine, [batch_of(case, 0, 0), wrong], warm_up=0)
