@@ -22,8 +22,8 @@ from oper.runtime.tables import TORCH_DTYPE
 from oper.tables import tables_of
 from tests.embedding_cases import Case, Reference, batch_of, features_of, initial, module_tables
 from tests.runtime_plans import random_plan
-from tests.torchrec_cases import whole
 from tests.torchrec_models import Model, batch, embedding_weights
+from tests.torchrec_ranks import whole
 
 
 class Server:
