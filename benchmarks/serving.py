@@ -30,8 +30,6 @@ from benchmarks import ranks, step_inputs
 from benchmarks.common import parser, publish
 from benchmarks.step_inputs import BATCHES, LOG_SAMPLES, Cell, make_log, read_batches, recipe_of
 from oper.cli import common as terminal
-from oper.logs.synth import Synthesizer
-from oper.logs.synth_counts import write_profile
 from oper.plan import load_plan
 
 PARTS = ("latency", "links")
@@ -133,17 +131,21 @@ def compare_links(fetch: str, scale: float, folder: Path) -> dict[str, Any]:
     """What each rank reads from each other per request: expected by the plan, and counted."""
     cell = replace(LINKS, fetch=fetch)
     profile, plan = folder / "links-profile", folder / f"links-{fetch}"
+    log, batch = make_log(scale), ("--batch-size", cell.world_size * cell.batch)
     if not profile.exists():
-        write_profile(Synthesizer(recipe_of(cell, scale), LOG_SAMPLES), profile)
+        rules = ("--tables", log.with_suffix(".tables.yaml"), "--dim", cell.dim)
+        step_inputs.run_oper(
+            "profile", log, "-o", profile, *rules, *batch, "--ranks", cell.world_size
+        )
     workload = ("--mode", "inference", "--fetch", fetch)
     step_inputs.run_oper(
         *("plan", profile, "-o", plan, "--topology", LINKS_TOPOLOGY, *workload),
-        *("--batch-size", cell.world_size * cell.batch, "--extra-memory", "1%"),
+        *(*batch, "--extra-memory", "1%"),
     )
     made = load_plan(plan)
     copies = made.layout.holds.sum(axis=1)
     counted = np.array(
-        ranks.run(read_rank, cell.world_size, plan, cell, make_log(scale), scale)
+        ranks.run(read_rank, cell.world_size, plan, cell, log, scale)
     )  # [reader, request, source]
     requests = counted.shape[1]
     # Each rank's part is drawn from the whole log without being put back.
