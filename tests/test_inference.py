@@ -20,8 +20,9 @@ from tests.torchrec_models import plan_tables
 
 
 @pytest.fixture(scope="module")
-def ranks(four_ranks):
-    return four_ranks
+def ranks():
+    with Ranks(4) as started:
+        yield started
 
 
 def inference_plan(case: Case, fetch: str = "raw", **options):
