@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from oper.runtime.torchrec import (
         OperEmbeddingCollectionSharder as OperEmbeddingCollectionSharder,
     )
+    from oper.runtime.torchrec import accumulate as accumulate
     from oper.runtime.torchrec import counters as counters
     from oper.runtime.torchrec import shard as shard
     from oper.runtime.torchrec import torchrec_plan as torchrec_plan
@@ -54,6 +55,7 @@ _HOME = {
     "Table": ("oper.tables", "Table"),
     "Topology": ("oper.topology", "Topology"),
     "Workload": ("oper.cost", "Workload"),
+    "accumulate": ("oper.runtime.torchrec", "accumulate"),
     "counters": ("oper.runtime.torchrec", "counters"),
     "load_plan": ("oper.plan", "load_plan"),
     "make_plan": ("oper.planner.assemble", "plan_and_save"),
@@ -74,6 +76,7 @@ __all__ = [
     "Table",
     "Topology",
     "Workload",
+    "accumulate",
     "counters",
     "load_plan",
     "make_plan",

@@ -50,6 +50,14 @@ def test_learning_rates_are_scheduled(worlds):
     worlds.run(2, cases.scheduled)
 
 
+def test_the_planner_plans_for_all_ranks(worlds):
+    worlds.run(2, cases.planned_together)
+
+
+def test_gradients_accumulate(worlds):
+    worlds.run(2, cases.accumulated)
+
+
 def test_parameters_are_torchrecs(worlds):
     worlds.run(2, cases.parameters)
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -23,7 +24,9 @@ from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 
 import oper
 from oper.errors import OperError
+from oper.planner.profile import Profile
 from oper.runtime.embedding import Embedding
+from oper.runtime.gradients import Gradients
 from oper.runtime.mailbox import Mailboxes
 from oper.runtime.sharded_modules import OperShardedEmbeddingBagCollection
 from oper.tables import Table, tables_of
@@ -80,9 +83,9 @@ def train_and_compare(
 @contextmanager
 def mutated(mutant: str | None) -> Iterator[None]:
     """Break the engine in one way, or in none."""
-    update, read, start = Embedding._update, Mailboxes.read, Embedding.__init__
+    update, read, start = Gradients._update, Mailboxes.read, Embedding.__init__
 
-    def two_updates(self: Embedding, *arguments: Any) -> None:
+    def two_updates(self: Gradients, *arguments: Any) -> None:
         update(self, *arguments)
         update(self, *arguments)
 
@@ -90,8 +93,8 @@ def mutated(mutant: str | None) -> Iterator[None]:
         start(self, *arguments, **named | {"gradient_scale": 1.0})
 
     changed: dict[str, tuple[Any, str, Any]] = {
-        "no update": (Embedding, "_update", lambda *_: None),
-        "two updates": (Embedding, "_update", two_updates),
+        "no update": (Gradients, "_update", lambda *_: None),
+        "two updates": (Gradients, "_update", two_updates),
         "no division": (Embedding, "__init__", undivided),
         # An owner takes its own gradients for everyone's.
         "wrong exchange": (Mailboxes, "read", lambda self, _, code: read(self, self._rank, code)),
@@ -152,6 +155,46 @@ def scheduled(rank: int, group: dist.ProcessGroup) -> None:
     assert len(still) < len(after)
     fused.update_hyper_parameters({"lr": 0.125})
     assert {r for engine in engines(model) for r in engine.learning_rates} == {0.125}
+
+
+def planned_together(rank: int, group: dist.ProcessGroup) -> None:
+    """The planner plans on rank 0 for all ranks, and sharders take its plan; what fails there fails
+    on all."""
+    model, fused = Model("meta"), {"learning_rate": LR}
+    tables = tables_of(model)
+    counts = np.arange(sum(table.rows for table in tables), dtype=np.uint32)
+    profile = Profile(tables, 1000, counts, counts[:0], (False,) * len(tables))
+    planner = oper.OperShardingPlanner(f"cpu:{dist.get_world_size(group)}", profile, batch_size=64)
+    sharders = [
+        oper.OperEmbeddingBagCollectionSharder(fused_params=fused),
+        oper.OperEmbeddingCollectionSharder(fused_params=fused),
+    ]
+    plan = planner.collective_plan(model, sharders, group)
+    env = ShardingEnv.from_process_group(group)
+    made = DistributedModelParallel(model, env=env, plan=plan, sharders=sharders)
+    assert made.plan is plan
+    train_step(made, all_optimizers(made), batch(rank))
+    with pytest.raises(OperError, match="no collection that the sharders take"):
+        planner.collective_plan(Model("meta"), [], group)
+
+
+def accumulated(rank: int, group: dist.ProcessGroup) -> None:
+    """Gradients of several batches make one step."""
+    ranks = dist.get_world_size(group)
+    model, optimizer = sharded(group, "adagrad")
+    reference = Reference(Model("cpu"), "adagrad", LR, DENSE_LR)
+    for step in range(2):
+        batches = [
+            [batch(9 * step + 3 * r + n, SAMPLES + n) for n in range(3)] for r in range(ranks)
+        ]
+        optimizer.zero_grad()
+        with oper.accumulate(model):
+            for inputs in batches[rank][:2]:
+                model(inputs)[0].backward()
+        model(batches[rank][2])[0].backward()
+        optimizer.step()
+        reference.step([inputs for of_rank in batches for inputs in of_rank], ranks)
+    compare(whole_model(model, group), reference_state(reference), 1e-4)
 
 
 def parameters(rank: int, group: dist.ProcessGroup) -> None:
@@ -251,6 +294,15 @@ def refused_plans(rank: int, group: dist.ProcessGroup) -> None:
         for_inference(batch(rank))
     for_inference.eval()
     with torch.no_grad():
+        for_inference(batch(rank))
+        held = for_inference.state_dict()
+        if rank == 0:
+            held["bags.embedding_bags.wide.weight"].local_shards()[0].tensor.zero_()
+            with pytest.raises(OperError, match="'wide': a state dict of a model for inference"):
+                for_inference(batch(rank))
+        else:
+            for_inference(batch(rank))
+        for_inference.load_state_dict(held)
         for_inference(batch(rank))
 
 

@@ -183,11 +183,11 @@ class Reference:
         self.state: dict[str, dict[str, torch.Tensor]] = {}
         self.steps = 0
 
-    def step(self, batches: Sequence[Inputs]) -> None:
-        """One step on the batches of all ranks."""
+    def step(self, batches: Sequence[Inputs], ranks: int | None = None) -> None:
+        """One step on the batches of all ranks, which may have had several each."""
         self.model.zero_grad()
         losses = [self.model(inputs)[0] for inputs in batches]
-        torch.stack(losses).mean().backward()
+        torch.stack(losses).sum().div(ranks or len(batches)).backward()
         touched = self._touched(batches)
         self.steps += 1
         with torch.no_grad():

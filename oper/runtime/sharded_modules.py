@@ -98,7 +98,6 @@ class _ShardedByRows(ShardedEmbeddingModule, FusedOptimizerModule):
                 "the plan was made for inference, and the model is in training mode; call "
                 "model.eval() or torch.no_grad(), or make a plan with --mode training"
             )
-        self._blocks.write_back()
         ctx.batch = dist_input[0]
         return self._engine.lookup(ctx.batch)
 

@@ -63,6 +63,14 @@ class TableBlocks:
         self._handed_out: list[_HandedOut] = []
         # Those that were forgotten and may still be held: reference, version, table.
         self._forgotten: list[tuple[weakref.ref[torch.Tensor], int, int]] = []
+        # By a weak reference, as the engine should be freed with us and not as garbage.
+        write_back = weakref.WeakMethod(self.write_back)
+
+        def before_use() -> None:
+            if method := write_back():
+                method()
+
+        engine.before_use = before_use
 
     def read(self, tables: Sequence[int], state: State | None = None) -> list[Any]:
         """Copies of tables, or of a state of their optimizer: ShardedTensors [rows, dim] or
@@ -98,11 +106,20 @@ class TableBlocks:
 
     def write_back(self) -> None:
         """Write blocks that were changed since they were handed out to the tables, and forget all
-        of them: to be called before the tables are used."""
+        of them: to be called before the tables are used.
+
+        Ranks that serve do not wait for each other: there it is an error.
+        """
         if self._forgotten:
             self._warn_of_late_writes()
         if self._handed_out:
-            self._write_changed()
+            if self._engine.training:
+                self._write_changed()
+            elif changed := self._changed():
+                raise OperError(
+                    f"table {self._tables[changed[0].table].name!r}: a state dict of a model for "
+                    "inference was written to; pass it to load_state_dict, on all ranks"
+                )
             self._forgotten += [
                 (weakref.ref(block.values), block.version, block.table)
                 for block in self._handed_out
@@ -127,14 +144,13 @@ class TableBlocks:
     def _write_changed(self) -> None:
         # Of all that were handed out, on all ranks: on each others may have been changed, or none.
         for name in dict.fromkeys(block.state for block in self._handed_out):
-            changed = [
-                block
-                for block in self._handed_out
-                if block.state == name and block.values._version != block.version
-            ]
+            changed = [block for block in self._changed() if block.state == name]
             self._engine.write_rows([(b.table, b.first, b.values) for b in changed], name)
             for block in changed:
                 block.version = block.values._version
+
+    def _changed(self) -> list[_HandedOut]:
+        return [block for block in self._handed_out if block.values._version != block.version]
 
     def _block(self, table: int) -> tuple[int, int]:
         """First row and number of rows of this rank's block of a table."""

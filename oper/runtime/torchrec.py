@@ -13,7 +13,8 @@ parameters, gradients are divided by the number of ranks, pipelines and checkpoi
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -249,11 +250,28 @@ def shard(
     )
 
 
+@contextmanager
+def accumulate(model: nn.Module) -> Iterator[None]:
+    """Gradient accumulation: backward passes inside hold the tables' gradients back, and the next
+    one outside takes one step with the sum of all. To be used on all ranks alike."""
+    with ExitStack() as stack:
+        for module in _sharded_collections(model).values():
+            stack.enter_context(module.engine.accumulate())
+        yield
+
+
 def counters(model: nn.Module) -> dict[str, dict[str, Any]]:
     """What this rank read, sent and updated so far, of each sharded collection by its path in the
     user's model."""
     return {
         path: module.engine.counters.to_dict()
+        for path, module in _sharded_collections(model).items()
+    }
+
+
+def _sharded_collections(model: nn.Module) -> dict[str, Any]:
+    return {
+        path: module
         for path, module in get_unwrapped_module(model).named_modules()
         if isinstance(module, OperShardedEmbeddingBagCollection | OperShardedEmbeddingCollection)
     }
