@@ -10,6 +10,7 @@ from torchrec import EmbeddingBagCollection
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import ParameterConstraints
 from torchrec.distributed.planner import Topology as TorchRecTopology
+from torchrec.distributed.types import ShardingEnv
 
 import oper
 from oper.errors import OperError
@@ -103,10 +104,17 @@ def test_constraints_that_do_nothing_are_named(profile, caplog):
         oper.OperShardingPlanner("cpu:2", profile, constraints=constraints)
 
 
-def test_torchrecs_sharders_are_refused(model, profile):
+def test_torchrecs_sharders_cannot_shard_by_our_plans(model, profile, caplog):
+    planner = oper.OperShardingPlanner("cpu:1", profile)
+    sharder = EmbeddingBagCollectionSharder()
+    plan = planner.plan(model, [sharder])
+    assert "bags: TorchRec's EmbeddingBagCollectionSharder cannot shard by this plan" in caplog.text
+    with pytest.raises(ValueError, match="Compute kernel not supported"):
+        sharder.shard(model.bags, plan.plan["bags"], ShardingEnv.from_local(1, 0))
+
+
+def test_models_that_no_sharder_takes(model, profile):
     planner = oper.OperShardingPlanner("cpu:2", profile)
-    with pytest.raises(OperError, match="bags: would be sharded by TorchRec's Embedding"):
-        planner.plan(model, [EmbeddingBagCollectionSharder()])
     with pytest.raises(OperError, match="no collection that the sharders take"):
         planner.plan(model, [])
 

@@ -284,7 +284,8 @@ def _parameter_sharding(config: Any, ranks: int) -> ParameterSharding:
     ]
     return ParameterSharding(
         sharding_type=ShardingType.ROW_WISE.value,
-        compute_kernel=EmbeddingComputeKernel.FUSED.value,
+        # Of which TorchRec's own sharders say that they have none.
+        compute_kernel=EmbeddingComputeKernel.CUSTOMIZED_KERNEL.value,
         ranks=list(range(len(shards))),
         sharding_spec=EnumerableShardingSpec(shards),
     )

@@ -80,8 +80,8 @@ class OperShardingPlanner(ShardingPlanner):
         and log the statistics.
 
         Raises:
-            OperError: the profile has not these tables, a sharder is not one of OPER's, or the
-                ranks cannot hold the tables.
+            OperError: the profile has not these tables, no sharder takes any, or the ranks cannot
+                hold them.
         """
         began = time.perf_counter()
         tables, paths = _tables(module, sharders)
@@ -188,13 +188,14 @@ def _tables(
             if not taken:
                 continue
             if not isinstance(taken[-1], _OperSharder):
-                raise OperError(
-                    f"{path or type(module).__name__}: would be sharded by TorchRec's "
-                    f"{type(taken[-1]).__name__}, which knows no plans by rows; give the planner "
-                    "and DistributedModelParallel oper.OperEmbeddingBagCollectionSharder() or "
-                    "oper.OperEmbeddingCollectionSharder() in its place"
+                _log.warning(
+                    "%s: TorchRec's %s cannot shard by this plan; give DistributedModelParallel "
+                    "oper.OperEmbeddingBagCollectionSharder() or "
+                    "oper.OperEmbeddingCollectionSharder() in its place",
+                    path or type(module).__name__,
+                    type(taken[-1]).__name__,
                 )
-            fused_params = taken[-1].fused_params
+            fused_params = taken[-1].fused_params or {}
         weights = module_tables.parameters(collection)
         for table in tables_of(collection):
             optimizer = module_tables.optimizer_of(weights[table.name], fused_params)
