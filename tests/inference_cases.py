@@ -1,6 +1,8 @@
 """What ranks of a plan for inference do in tests, and what they must find."""
 
 import os
+import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -75,6 +77,18 @@ def serve_alone(rank: int, group: Any, case: Case, plan: Plan) -> dict[str, Any]
         dist.barrier(group)
     server.engine.close()
     return {"outputs": outputs, "errors": errors}
+
+
+def serve_after_deaths(rank: int, group: Any, case: Case, plan: Plan) -> list[torch.Tensor]:
+    """All ranks but the first are killed when tables are written, and the first looks up."""
+    server = Server(rank, group, case, plan)
+    if rank > 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while any(server.engine.node.alive(peer) for peer in range(1, case.ranks)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return [server.look_up(step) for step in range(case.steps)]
 
 
 def error_of_wrong_id(server: Server) -> str:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from oper.errors import OperError
 from oper.runtime.embedding import Embedding
 from tests import inference_cases as cases
+from tests import mortal_ranks
 from tests.commands import fine, write_log
 from tests.embedding_cases import Case, batch_of, module_tables, tables_of
 from tests.ranks import RankFailedError, Ranks
@@ -95,6 +96,16 @@ def test_a_rank_reads_alone_and_its_errors_are_its_own(ranks, fetch):
             whole, _, _ = expected.lookup(batch_of(case, step, rank))
             torch.testing.assert_close(out.double(), whole.detach(), rtol=1e-5, atol=1e-5)
     assert "id 1000000" in found[0]["errors"][0]
+
+
+def test_a_rank_serves_on_when_the_others_are_dead():
+    case = Case(seed=16, ranks=2)
+    outputs, died = mortal_ranks.run(2, cases.serve_after_deaths, case, inference_plan(case))
+    assert died is None
+    expected = cases.Expected(case)
+    for step, out in enumerate(outputs):
+        whole, _, _ = expected.lookup(batch_of(case, step, 0))
+        torch.testing.assert_close(out.double(), whole.detach(), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("nodes", [None, (0, 0, 1)])
