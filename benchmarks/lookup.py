@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,9 @@ def measure(rows: int, rounds: int, folder: Path) -> dict[str, Any]:
     probe(memory.pointers(address_map.translate(0, zipf[0])), 16, copied)
     assert torch.equal(copied, out)
 
+    def translated(ids: torch.Tensor) -> object:
+        return lookup(address_map.translate(0, ids))
+
     seconds: dict[tuple[str, str], list[float]] = {}
     torch.set_num_threads(1)
     for n in range(rounds):
@@ -155,10 +159,10 @@ def measure(rows: int, rounds: int, folder: Path) -> dict[str, Any]:
             addresses = address_map.translate(0, ids)
             pointers = memory.pointers(addresses)
             sides: dict[str, Callable[[], object]] = {
-                "oper": lambda a=addresses: lookup(a),
-                "oper, ids": lambda i=ids: lookup(address_map.translate(0, i)),
-                "fbgemm": lambda i=ids: peer(i),
-                **{f"probe {a}": lambda p=pointers, a=a: probe(p, a, copied) for a in AHEAD},
+                "oper": partial(lookup, addresses),
+                "oper, ids": partial(translated, ids),
+                "fbgemm": partial(peer, ids),
+                **{f"probe {a}": partial(probe, pointers, a, copied) for a in AHEAD},
             }
             for side, call in sides.items():
                 seconds.setdefault((law, side), []).append(timed(call))

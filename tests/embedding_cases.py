@@ -6,6 +6,7 @@ all ranks, and the optimizer applied to the rows that were accessed.
 
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,7 +37,7 @@ class Case:
     lrs: tuple[float, ...] = ()
 
 
-SETTINGS = {
+SETTINGS: dict[str, dict[str, Any]] = {
     "none": {},
     "sgd": {"weight_decay": 0.1},
     "momentum_sgd": {"momentum": 0.8, "weight_decay": 0.05},

@@ -50,7 +50,8 @@ class Ranks:
         that are `lost` on the way."""
         for pipe in self._pipes[:ranks]:
             pipe.send((ranks, function, arguments, options))
-        results, failures = [], []
+        results: list[Any] = []
+        failures = []
         for rank, pipe in enumerate(self._pipes[:ranks]):
             if rank in lost:
                 results.append(None)
@@ -83,11 +84,16 @@ class Ranks:
 def _serve(rank: int, most: int, store: str, pipe: Any) -> None:
     import torch
     import torch.distributed as dist
+    from torch._C._distributed_c10d import FileStore  # which mypy finds only here
 
     torch.set_num_threads(1)
     limit = datetime.timedelta(seconds=DEADLINE_SECONDS)
     dist.init_process_group(
-        "gloo", store=dist.FileStore(store, most), rank=rank, world_size=most, timeout=limit
+        "gloo",
+        store=FileStore(store, most),
+        rank=rank,
+        world_size=most,
+        timeout=limit,
     )
     groups = {n: dist.new_group(list(range(n)), timeout=limit) for n in range(1, most + 1)}
     while True:

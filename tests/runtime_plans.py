@@ -35,7 +35,7 @@ def random_plan(
     for f in fate:
         copied = rng.integers(len(owners), len(holds), len(f))
         group_of.append(np.where(f == 0, copied, rng.integers(0, len(owners), len(f))))
-    everywhere = holds.all(axis=1)
+    everywhere = np.asarray(holds.all(axis=1))
     pairs = sorted(
         {
             (int(w), int(g))

@@ -1,5 +1,7 @@
 """The engine against the unsharded model, element by element, on ranks that are processes."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -22,7 +24,7 @@ def ranks():
 def assert_equals_unsharded(ranks: Ranks, case: Case, plan, nodes=None) -> list[dict]:
     found = ranks.run(case.ranks, run_case, case, plan, nodes)
     reference = Reference(case)
-    near = {"rtol": TOLERANCE[case.dtype], "atol": TOLERANCE[case.dtype]}
+    near: dict[str, Any] = {"rtol": TOLERANCE[case.dtype], "atol": TOLERANCE[case.dtype]}
     for step in range(case.steps):
         outputs, weight_grads = reference.train(step)
         for rank, out in enumerate(outputs):
