@@ -39,22 +39,17 @@ def lay_out(
     number[width, group] = np.arange(len(group))
     codes, group_rows = pack_codes(deal(class_of_row, counts, number[classes.width]), len(group))
 
-    slots = np.zeros((widths, ranks), dtype=np.int64)
-    base = np.full((len(group), ranks), -1, dtype=np.int64)
-    for n, (w, g) in enumerate(zip(width, group, strict=True)):
-        base[n] = np.where(groups.holds[g], slots[w], -1)
-        slots[w] += groups.holds[g] * group_rows[n]
-    stripe_base = np.zeros_like(scanned.striped_rows)
-    for t, w in enumerate(width_of_table):
-        stripe_base[t] = slots[w]
-        slots[w] += scanned.striped_rows[t]
+    holds = groups.holds[group]
+    slots, base, stripe_base = give_slots(
+        widths, width, holds, group_rows, width_of_table, scanned.striped_rows
+    )
     return Layout(
         rows=rows,
         width_of_table=width_of_table,
         slots=slots,
         group_width=width.astype(np.int64),
         path=groups.path[group],
-        holds=groups.holds[group],
+        holds=holds,
         base=base,
         orders=tuple(s.order for s in stripes),
         pattern_of=width_of_table,
@@ -66,3 +61,29 @@ def lay_out(
         bitmap=scanned.bitmap,
         codes=codes,
     )
+
+
+def give_slots(
+    widths: int,
+    group_width: Ints,
+    holds: NDArray[np.bool_],
+    group_rows: Ints,
+    width_of_table: Ints,
+    striped_rows: Ints,
+) -> tuple[Ints, Ints, Ints]:
+    """Arenas of W widths on M ranks: `group_rows` [G] rows at the ranks that `holds` [G, M] says,
+    of each width those with copies on all ranks first, then `striped_rows` [T, M] of each table.
+
+    Returns the slots of each arena [W, M], the first of each group [G, M], -1 where there is no
+    copy, and the first of each table's stripes [T, M].
+    """
+    slots = np.zeros((widths, holds.shape[1]), dtype=np.int64)
+    base = np.full(holds.shape, -1, dtype=np.int64)
+    for n, w in enumerate(group_width):
+        base[n] = np.where(holds[n], slots[w], -1)
+        slots[w] += holds[n] * group_rows[n]
+    stripe_base = np.zeros_like(striped_rows)
+    for t, w in enumerate(width_of_table):
+        stripe_base[t] = slots[w]
+        slots[w] += striped_rows[t]
+    return slots, base, stripe_base
