@@ -119,6 +119,24 @@ def test_models_that_no_sharder_takes(model, profile):
         planner.plan(model, [])
 
 
+def test_tables_of_one_name_in_two_collections(model, profile):
+    plan = oper.OperShardingPlanner("cpu:2", profile).plan(model).oper_plan
+    model.twin = EmbeddingBagCollection([BAGS[0]], device=torch.device("meta"))
+    with pytest.raises(OperError, match="table 'wide': 'bags' and 'twin' both have one"):
+        oper.OperShardingPlanner("cpu:2", profile).plan(model)
+    with pytest.raises(OperError, match="table 'wide': 'bags' and 'twin' both have one"):
+        oper.torchrec_plan(plan, model)
+
+
+def test_models_that_lack_tables_or_have_others(model, profile, caplog):
+    plan = oper.OperShardingPlanner("cpu:2", profile).plan(model).oper_plan
+    stranger = replace(BAGS[0], name="stranger")
+    model.bags = EmbeddingBagCollection([stranger], device=torch.device("meta"))
+    assert set(oper.torchrec_plan(plan, model).plan) == {"weighted", "sequences"}
+    assert "bags: the plan has none of its 1 tables, and it will be data-parallel" in caplog.text
+    assert "4 of the plan's 7 tables are not in Model (mean, …)" in caplog.text
+
+
 def test_profiles_of_other_tables(model, profile):
     tables = list(tables_of(model))
     with pytest.raises(OperError, match="'wide': the profile has no such table; it has mean"):

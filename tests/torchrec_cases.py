@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
 from tensordict import TensorDict
+from torch.distributed.optim.apply_optimizer_in_backward import _apply_optimizer_in_backward
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.train_pipeline import train_pipelines
@@ -35,13 +36,18 @@ from tests.runtime_plans import random_plan
 from tests.torchrec_models import (
     BAGS,
     SAMPLES,
+    SEQUENCES,
+    WEIGHTED,
     Model,
     Reference,
     batch,
+    embedding_weights,
+    plan_tables,
 )
 from tests.torchrec_ranks import (
     DENSE_LR,
     LR,
+    OPTIMIZERS,
     STEPS,
     all_optimizers,
     compare,
@@ -354,6 +360,26 @@ def tensor_dict(rank: int, group: dist.ProcessGroup) -> None:
         expected, found = model.module.bags(ids), model.module.bags(given)
     torch.testing.assert_close(found.values(), expected.values())
     assert found.keys() == expected.keys()
+
+
+def memory_of_parts(rank: int, group: dist.ProcessGroup) -> None:
+    """Each collection has its part of the plan, and all together take what the plan says."""
+    ranks = dist.get_world_size(group)
+    model = Model("meta")
+    weights = list(embedding_weights(model).values())
+    _apply_optimizer_in_backward(OPTIMIZERS["adagrad"], weights, {"lr": LR})
+    plan = plan_tables(tables_of(model), ranks)
+    made = oper.shard(model, plan, env=ShardingEnv.from_process_group(group))
+    parts = [engine.plan.tables for engine in engines(made)]
+    names = [[config.name for config in configs] for configs in (BAGS, WEIGHTED, SEQUENCES)]
+    assert [[table.name for table in part] for part in parts] == names
+    heaps = [engine.heap for engine in engines(made)]
+    arenas = [
+        arena for h in heaps for w in range(len(h.bases)) for arena in (h.rows(w), h.state(w))
+    ]
+    assert sum(arena.numel() for arena in arenas) == plan.figures["memory_bytes"][rank]
+    page = 4096
+    assert sum(h.bytes for h in heaps) == sum(-(-a.numel() // page) * page for a in arenas)
 
 
 def freed(rank: int, group: dist.ProcessGroup) -> None:

@@ -1,13 +1,14 @@
 """The tables of a TorchRec model, found in a plan by name, and what trains each of them.
 
-A plan places tables; a model has collections of them. They meet by the tables' names: sizes and
-dtypes must be those of the plan, but that a plan for inference may have int8 for any table, whose
-rows are then quantised. The optimizer is the one that `apply_optimizer_in_backward` gave a table's
-parameter, over the sharder's fused parameters, as in TorchRec.
+A plan places tables; a model has collections of them, each of which gets its part of the plan
+(plan_part.py). They meet by the tables' names: sizes and dtypes must be those of the plan, but that
+a plan for inference may have int8 for any table, whose rows are then quantised. The optimizer is
+the one that `apply_optimizer_in_backward` gave a table's parameter, over the sharder's fused
+parameters, as in TorchRec.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -16,6 +17,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from oper.errors import OperError
 from oper.plan import Plan
 from oper.runtime.optimizers import Optimizer
+from oper.runtime.plan_part import part_of
 from oper.runtime.tables import NO_OPTIMIZER, EmbeddingTable
 from oper.tables import Table, tables_of
 
@@ -49,6 +51,21 @@ def parameters(collection: Any) -> dict[str, nn.Parameter]:
     return {name: table.weight for name, table in tables.items()}
 
 
+def paths_of_tables(found: Iterable[tuple[str, Any]]) -> dict[str, str]:
+    """The path of the collection that has each table, by the table's name. A plan knows tables by
+    nothing else: OperError where two collections have one of the same name."""
+    paths: dict[str, str] = {}
+    for path, collection in found:
+        for config in configs(collection):
+            if config.name in paths:
+                raise OperError(
+                    f"table {config.name!r}: {paths[config.name]!r} and {path!r} both have one of "
+                    "that name, by which a plan tells tables apart; give each its own"
+                )
+            paths[config.name] = path
+    return paths
+
+
 def check_tables(plan: Plan, collection: Any) -> None:
     """OperError where a plan lacks a table of a collection or has one of another size or dtype, or
     a config asks for what is not supported."""
@@ -75,9 +92,11 @@ def check_tables(plan: Plan, collection: Any) -> None:
 
 def match_tables(
     plan: Plan, collection: Any, fused_params: Mapping[str, Any] | None
-) -> list[EmbeddingTable]:
-    """The tables of a collection as the engine takes them; raises as `check_tables` does."""
+) -> tuple[Plan, list[EmbeddingTable]]:
+    """The part of a plan that a collection's engine takes, and its tables; raises as `check_tables`
+    does."""
     check_tables(plan, collection)
+    plan = part_of(plan, [plan.table_index(config.name) for config in configs(collection)])
     weights, found = parameters(collection), []
     for config in configs(collection):
         index = plan.table_index(config.name)
@@ -92,7 +111,7 @@ def match_tables(
                 optimizer=optimizer,
             )
         )
-    return found
+    return plan, found
 
 
 def optimizer_of(parameter: Any, fused_params: Mapping[str, Any] | None) -> Optimizer:

@@ -153,10 +153,11 @@ class _OperSharder(BaseEmbeddingSharder):
         if not isinstance(plan, Plan):
             plan = load_plan(plan)
         _check_environment(env, device)
+        part, tables = module_tables.match_tables(plan, module, self.fused_params)
         bags = isinstance(module, EmbeddingBagCollection)
         return Embedding(
-            plan,
-            module_tables.match_tables(plan, module, self.fused_params),
+            part,
+            tables,
             group=env.process_group,
             weighted=bags and module.is_weighted(),
             gradient_scale=None if get_gradient_division() else 1.0,
@@ -181,8 +182,8 @@ def torchrec_plan(plan: Plan | Path | str, module: nn.Module) -> OperShardingPla
     will have. Raises OperError where `plan` is not for these tables.
     """
     plan = plan if isinstance(plan, Plan) else load_plan(plan)
-    found: dict[str, OperModulePlan] = {}
     planned = {table.name for table in plan.tables}
+    matched = []
     for path, collection in module_tables.collections(module):
         names = [config.name for config in module_tables.configs(collection)]
         if planned.isdisjoint(names):
@@ -191,7 +192,11 @@ def torchrec_plan(plan: Plan | Path | str, module: nn.Module) -> OperShardingPla
                 path or type(module).__name__,
                 len(names),
             )
-            continue
+        else:
+            matched.append((path, collection))
+    paths = module_tables.paths_of_tables(matched)
+    found: dict[str, OperModulePlan] = {}
+    for path, collection in matched:
         module_tables.check_tables(plan, collection)
         content = OperModulePlan(
             (config.name, _parameter_sharding(config, plan.ranks))
@@ -205,7 +210,7 @@ def torchrec_plan(plan: Plan | Path | str, module: nn.Module) -> OperShardingPla
             f"TorchRec's with tables of the plan ({', '.join(sorted(planned)[:8])}, …); make a "
             "plan for this model"
         )
-    unused = planned.difference(*found.values())
+    unused = planned.difference(paths)
     if unused:
         _log.warning(
             "%d of the plan's %d tables are not in %s (%s, …): it may be for another model",

@@ -180,36 +180,30 @@ def _tables(
 ) -> tuple[list[Table], dict[str, str]]:
     """The tables to plan for, with the optimizers that will train them, and their paths."""
     tables: list[Table] = []
-    paths: dict[str, str] = {}
+    taken: list[tuple[str, Any]] = []
     for path, collection in module_tables.collections(module):
         fused_params: Mapping[str, Any] = {}
         if sharders is not None:
-            taken = [s for s in sharders if s.module_type is type(collection)]
-            if not taken:
+            takers = [s for s in sharders if s.module_type is type(collection)]
+            if not takers:
                 continue
-            if not isinstance(taken[-1], _OperSharder):
+            if not isinstance(takers[-1], _OperSharder):
                 _log.warning(
                     "%s: TorchRec's %s cannot shard by this plan; give DistributedModelParallel "
                     "oper.OperEmbeddingBagCollectionSharder() or "
                     "oper.OperEmbeddingCollectionSharder() in its place",
                     path or type(module).__name__,
-                    type(taken[-1]).__name__,
+                    type(takers[-1]).__name__,
                 )
-            fused_params = taken[-1].fused_params or {}
+            fused_params = takers[-1].fused_params or {}
+        taken.append((path, collection))
         weights = module_tables.parameters(collection)
         for table in tables_of(collection):
             optimizer = module_tables.optimizer_of(weights[table.name], fused_params)
             tables.append(replace(table, optimizer=optimizer.kind))
-            paths[table.name] = path
-    if not tables or len(paths) < len(tables):
-        names = [table.name for table in tables]
-        repeated = [name for name in paths if names.count(name) > 1]
-        raise OperError(
-            f"table {repeated[0]!r}: several collections have one of that name; give each its own"
-            if repeated
-            else f"{type(module).__name__}: has no collection that the sharders take"
-        )
-    return tables, paths
+    if not tables:
+        raise OperError(f"{type(module).__name__}: has no collection that the sharders take")
+    return tables, module_tables.paths_of_tables(taken)
 
 
 def _topology(given: Topology | TorchRecTopology | str | None) -> Topology:
