@@ -3,10 +3,11 @@
 An address is (field << 40) | slot, int64 and non-negative: field is the rank that holds the row,
 or LOCAL where the reader's own copy is read; slot indexes that rank's arena of the row's width.
 `AddressMap` computes it from a bitmap, a code a listed row and arithmetic, about one bit a cold
-row; `FlatMap` looks it up in an array of 8 bytes a row. Both translate the same way.
+row; the tables that `flattened` picks look it up in an array of 8 bytes a row, which is faster.
 """
 
 from collections.abc import Sequence
+from copy import copy
 from pathlib import Path
 
 import numpy as np
@@ -26,10 +27,12 @@ from oper.layout import (
     rank_map,
 )
 from oper.plan import Plan, load_plan, load_rank_map
-from oper.tables import Table, offsets
+from oper.tables import Table
 from oper.tensors import as_int64, as_tensor
 
-__all__ = ["LOCAL", "AddressMap", "FlatMap", "unpack"]
+NO_FLAT = -1  # of csrc/include/oper/translate.h's TableMap
+
+__all__ = ["LOCAL", "AddressMap", "unpack"]
 
 
 def unpack(addresses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -37,65 +40,11 @@ def unpack(addresses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return addresses >> SLOT_BITS, addresses & SLOT_MASK
 
 
-class _Translator:
-    """What both kinds of map share: a table's ids, or those of a batch's features."""
-
-    def __init__(self, tables: Sequence[Table]) -> None:
-        self.tables = tuple(tables)
-
-    def translate(self, table: int, ids: torch.Tensor) -> torch.Tensor:
-        """Addresses of rows of one table, given by number: int64, of the shape of `ids`.
-
-        Ids are int64 or int32, of any shape. OperError names the table and the id that is out of
-        its range.
-        """
-        return self.translate_features(ids, torch.tensor([0, ids.numel()]), torch.tensor([table]))
-
-    def translate_features(
-        self, values: torch.Tensor, feature_offsets: torch.Tensor, feature_tables: torch.Tensor
-    ) -> torch.Tensor:
-        """The same for a batch of features, as the values of a KeyedJaggedTensor [N]: those of
-        feature f are [feature_offsets[f], feature_offsets[f + 1]), of table feature_tables[f].
-        Both int64, [F + 1] and [F]."""
-        values = values.contiguous()
-        try:
-            return self._addresses(values, feature_offsets, feature_tables)
-        except IndexError as error:
-            raise self._explained(values.flatten(), feature_offsets, feature_tables) from error
-
-    def _addresses(
-        self, values: torch.Tensor, segment_offset: torch.Tensor, segment_table: torch.Tensor
-    ) -> torch.Tensor:
-        raise NotImplementedError
-
-    def _explained(
-        self, values: torch.Tensor, segment_offset: torch.Tensor, segment_table: torch.Tensor
-    ) -> OperError:
-        """Which id is out of which table's range."""
-        for segment, index in enumerate(segment_table.tolist()):
-            if not 0 <= index < len(self.tables):
-                break
-            table = self.tables[index]
-            begin, end = segment_offset[segment : segment + 2].tolist()
-            ids = values[begin:end]
-            bad = ((ids < 0) | (ids >= table.rows)).nonzero()
-            if len(bad):
-                at = int(bad[0])
-                return OperError(
-                    f"table {table.name!r}: id {int(ids[at])} (number {begin + at} of the batch), "
-                    f"and it has rows 0 to {table.rows - 1}; map raw values to rows by the rule "
-                    "the plan was profiled with"
-                )
-        return OperError(
-            f"tables {segment_table.tolist()}: the plan has tables 0 to {len(self.tables) - 1}"
-        )
-
-
-class AddressMap(_Translator):
+class AddressMap:
     """The compact map of one rank. Its large arrays are the layout's, which all ranks share."""
 
     def __init__(self, tables: Sequence[Table], layout: Layout, rank: RankMap) -> None:
-        super().__init__(tables)
+        self.tables = tuple(tables)
         self.rank = rank.rank
         orders = [_at_least_two(order) for order in layout.orders]
         period = np.array([len(order) for order in orders], dtype=np.int64)
@@ -110,9 +59,10 @@ class AddressMap(_Translator):
         maps[:, 4] = reciprocal.view(np.int64)[layout.pattern_of]
         maps[:, 5] = (np.cumsum(period) - period)[layout.pattern_of]
         maps[:, 6] = np.arange(len(layout.rows)) * layout.ranks
+        maps[:, 7] = NO_FLAT
         places = np.concatenate([_places(order, layout.ranks) for order in orders])
+        self._maps, self._flat = as_int64(maps), torch.empty(0, dtype=torch.int64)
         self._arguments = (
-            as_int64(maps),
             as_tensor(layout.bitmap.view(np.int64)),
             None if frozen is None else as_tensor(frozen.view(np.int64)),
             as_tensor(layout.codes.view(np.int32 if layout.codes.itemsize == 4 else np.int64)),
@@ -138,35 +88,67 @@ class AddressMap(_Translator):
     @property
     def nbytes(self) -> int:
         """Bytes of all its arrays, shared ones included."""
-        return sum(a.nbytes for a in self._arguments if isinstance(a, torch.Tensor))
+        arrays = (self._maps, *self._arguments, self._flat)
+        return sum(a.nbytes for a in arrays if isinstance(a, torch.Tensor))
 
-    def _addresses(
-        self, values: torch.Tensor, segment_offset: torch.Tensor, segment_table: torch.Tensor
+    def flattened(self, most_bytes: int | None = None) -> "AddressMap":
+        """The same map with plain arrays of addresses for the smallest tables: as many as take no
+        more than `most_bytes` together, or all."""
+        rows = np.array([table.rows for table in self.tables], dtype=np.int64)
+        smallest = np.argsort(rows, kind="stable")
+        if most_bytes is not None:
+            smallest = smallest[8 * np.cumsum(rows[smallest]) <= most_bytes]
+        maps = self._maps.clone()
+        first = np.cumsum(rows[smallest]) - rows[smallest]
+        maps[torch.from_numpy(smallest), 7] = torch.from_numpy(first)
+        found = [self.translate(int(n), torch.arange(rows[n])) for n in smallest]
+        flat = copy(self)
+        flat._maps, flat._flat = maps, torch.cat([torch.empty(0, dtype=torch.int64), *found])
+        return flat
+
+    def translate(self, table: int, ids: torch.Tensor) -> torch.Tensor:
+        """Addresses of rows of one table, given by number: int64, of the shape of `ids`.
+
+        Ids are int64 or int32, of any shape. OperError names the table and the id that is out of
+        its range.
+        """
+        return self.translate_features(ids, torch.tensor([0, ids.numel()]), torch.tensor([table]))
+
+    def translate_features(
+        self, values: torch.Tensor, feature_offsets: torch.Tensor, feature_tables: torch.Tensor
     ) -> torch.Tensor:
-        ops = native.ops()
-        return ops.translate(values, segment_offset, segment_table, *self._arguments)
+        """The same for a batch of features, as the values of a KeyedJaggedTensor [N]: those of
+        feature f are [feature_offsets[f], feature_offsets[f + 1]), of table feature_tables[f].
+        Both int64, [F + 1] and [F]."""
+        values = values.contiguous()
+        try:
+            return native.ops().translate(
+                values, feature_offsets, feature_tables, self._maps, *self._arguments, self._flat
+            )
+        except IndexError as error:
+            raise self._explained(values.flatten(), feature_offsets, feature_tables) from error
 
-
-class FlatMap(_Translator):
-    """The plain map of one rank: 8 bytes a row, for where memory is plenty and speed is all."""
-
-    def __init__(self, compact: AddressMap) -> None:
-        super().__init__(compact.tables)
-        self.rank = compact.rank
-        self._offsets = as_int64(offsets(self.tables))
-        self._flat = torch.cat(
-            [compact.translate(n, torch.arange(t.rows)) for n, t in enumerate(self.tables)]
+    def _explained(
+        self, values: torch.Tensor, segment_offset: torch.Tensor, segment_table: torch.Tensor
+    ) -> OperError:
+        """Which id is out of which table's range."""
+        for segment, index in enumerate(segment_table.tolist()):
+            if not 0 <= index < len(self.tables):
+                break
+            table = self.tables[index]
+            begin, end = segment_offset[segment : segment + 2].tolist()
+            ids = values[begin:end]
+            bad = ((ids < 0) | (ids >= table.rows)).nonzero()
+            if len(bad):
+                at = int(bad[0])
+                return OperError(
+                    f"table {table.name!r}: id {int(ids[at])} (number {begin + at} of the batch), "
+                    f"and it has rows 0 to {table.rows - 1}; map raw values to rows by the rule "
+                    "the plan was profiled with"
+                )
+        return OperError(
+            f"tables {segment_table.tolist()}: the plan has tables 0 to {len(self.tables) - 1}"
         )
-
-    @property
-    def nbytes(self) -> int:
-        return self._flat.nbytes
-
-    def _addresses(
-        self, values: torch.Tensor, segment_offset: torch.Tensor, segment_table: torch.Tensor
-    ) -> torch.Tensor:
-        ops = native.ops()
-        return ops.translate_flat(values, segment_offset, segment_table, self._offsets, self._flat)
 
 
 def _at_least_two(order: NDArray[np.uint16]) -> NDArray[np.uint16]:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from oper.address_map import AddressMap, FlatMap, unpack
+from oper.address_map import AddressMap, unpack
 from oper.errors import OperError
 from oper.layout import LOCAL, SLOT_BITS, SLOT_MASK, rank_map
 from tests.layouts import counted_addresses, random_layout, tables_of
@@ -91,17 +91,19 @@ def test_features_of_a_batch():
     rng = np.random.default_rng(1)
     layout = random_layout(rng, [500, 3000, 1], 4)
     address_map = map_of(layout, 2)
-    flat = FlatMap(address_map)
+    flat, partly = address_map.flattened(), address_map.flattened(8 * 501)
     tables = [1, 0, 2, 1]  # two features of table 1
     lengths = [700, 0, 3, 1500]
     ids = [rng.integers(0, layout.rows[t], n) for t, n in zip(tables, lengths, strict=True)]
     values = torch.from_numpy(np.concatenate(ids))
     offsets = torch.tensor([0, *np.cumsum(lengths)])
     expected = np.concatenate([layout.addresses(t, i, 2) for t, i in zip(tables, ids, strict=True)])
-    for kind in (address_map, flat):
+    for kind in (address_map, flat, partly):
         found = kind.translate_features(values, offsets, torch.tensor(tables))
         assert (found.numpy() == expected).all()
-    assert flat.nbytes == 8 * layout.rows.sum()
+    assert flat.nbytes - address_map.nbytes == 8 * layout.rows.sum()
+    assert partly.nbytes - address_map.nbytes == 8 * 501
+    assert address_map.flattened(0).nbytes == address_map.nbytes
 
 
 def test_many_ids_on_many_threads():
@@ -118,7 +120,7 @@ def test_many_ids_on_many_threads():
 
 
 @pytest.mark.parametrize("bad", [-1, 1000, 2**40, -(2**63)])
-@pytest.mark.parametrize("kind", [lambda m: m, FlatMap])
+@pytest.mark.parametrize("kind", [lambda m: m, AddressMap.flattened])
 def test_ids_out_of_range_are_named(bad, kind):
     translator = kind(map_of(random_layout(np.random.default_rng(3), [5, 1000], 2), 1))
     ids = torch.zeros(300, dtype=torch.int64)

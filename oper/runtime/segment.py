@@ -30,6 +30,7 @@ class Segment:
         self.descriptor = descriptor
         # Closes the descriptor now: no views or growth after this, and views that exist stay valid.
         self.close = weakref.finalize(self, os.close, descriptor)
+        self._known_bytes = 0  # it has at least these: it never shrinks
         self.reserve_bytes = -(-max(reserve_bytes, 1) // _PAGE) * _PAGE
         try:
             self._map = native.ops().map_segment(descriptor, self.reserve_bytes)
@@ -84,9 +85,11 @@ class Segment:
     def tensor(self, offset: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A view of the bytes from `offset` on; it keeps the memory mapped as long as it lives."""
         end = offset + math.prod(shape) * dtype.itemsize
-        if offset < 0 or end > self.bytes:
+        if end > self._known_bytes:
+            self._known_bytes = self.bytes
+        if offset < 0 or end > self._known_bytes:
             raise OperError(
-                f"bytes {offset:,} to {end:,} of a segment of {self.bytes:,} were asked for"
+                f"bytes {offset:,} to {end:,} of a segment of {self._known_bytes:,} were asked for"
             )
         return self._map[offset:end].view(dtype).view(tuple(shape))
 

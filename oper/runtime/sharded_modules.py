@@ -16,8 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.embedding_sharding import KJTListSplitsAwaitable
 from torchrec.distributed.embedding_types import KJTList, ShardedEmbeddingModule
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionAwaitable
-from torchrec.distributed.types import LazyAwaitable, LazyNoWait, NoWait
+from torchrec.distributed.types import LazyAwaitable, LazyGetItemMixin, LazyNoWait, NoWait
 from torchrec.modules.embedding_modules import (
     EmbeddingBagCollection,
     EmbeddingCollection,
@@ -25,7 +24,7 @@ from torchrec.modules.embedding_modules import (
 )
 from torchrec.optim.fused import EmptyFusedOptimizer, FusedOptimizerModule
 from torchrec.optim.keyed import CombinedOptimizer
-from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 from torchrec.streamable import Multistreamable
 
@@ -84,6 +83,12 @@ class _ShardedByRows(ShardedEmbeddingModule, FusedOptimizerModule):
     def create_context(self) -> BatchContext:
         """The context of a batch."""
         return BatchContext()
+
+    def forward(self, features: Any) -> LazyAwaitable[Any]:
+        """A batch from ids to rows, without the waits that pipelines put between its stages."""
+        ctx = self.create_context()
+        ctx.features = maybe_td_to_kjt(features)
+        return self.compute_and_output_dist(ctx, KJTList([self._engine.prepare(ctx.features)]))
 
     def input_dist(self, ctx: BatchContext, features: Any) -> Any:
         """Translate and sort a batch; nothing travels yet."""
@@ -162,6 +167,10 @@ class _ShardedByRows(ShardedEmbeddingModule, FusedOptimizerModule):
             fill.copy_tables(self._engine, given)
 
 
+class _Pooled(LazyGetItemMixin[str, torch.Tensor], LazyNoWait[KeyedTensor]):
+    """A KeyedTensor where TorchRec's modules expect one that has to be waited for."""
+
+
 class OperShardedEmbeddingBagCollection(_ShardedByRows):
     """An EmbeddingBagCollection whose rows are where a plan put them."""
 
@@ -174,7 +183,7 @@ class OperShardedEmbeddingBagCollection(_ShardedByRows):
 
     def output_dist(self, ctx: BatchContext, output: torch.Tensor) -> LazyAwaitable:
         """The rows as a KeyedTensor."""
-        return EmbeddingBagCollectionAwaitable([NoWait(output)], self._dims, self._names)
+        return _Pooled(KeyedTensor(self._names, self._dims, output, key_dim=1))
 
     @property
     def unsharded_module_type(self) -> type[nn.Module]:

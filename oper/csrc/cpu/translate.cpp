@@ -1,4 +1,4 @@
-// torch.ops.oper.translate and translate_flat: row ids of many tables to addresses.
+// torch.ops.oper.translate: row ids of many tables to addresses.
 //
 // Ids come in segments, segment s being ids [offsets[s], offsets[s+1]) of table segment_table[s],
 // as the features of a KeyedJaggedTensor lie one after the other.
@@ -83,7 +83,8 @@ at::Tensor translate(const at::Tensor& ids, const at::Tensor& segment_offset,
                      const at::Tensor& segment_table, const at::Tensor& tables,
                      const at::Tensor& bitmap, const std::optional<at::Tensor>& stripe_bitmap,
                      const at::Tensor& codes, int64_t group_bits, const at::Tensor& group_base,
-                     const at::Tensor& stripe_base, const at::Tensor& places) {
+                     const at::Tensor& stripe_base, const at::Tensor& places,
+                     const at::Tensor& flat) {
   const auto* table_maps =
       reinterpret_cast<const TableMap*>(int64s(tables, tables.numel(), "tables"));
   const Segments segments =
@@ -103,6 +104,7 @@ at::Tensor translate(const at::Tensor& ids, const at::Tensor& segment_offset,
         int64s(group_base, group_base.numel(), "group_base"),
         int64s(stripe_base, stripe_base.numel(), "stripe_base"),
         reinterpret_cast<const Place*>(int64s(places, places.numel(), "places")),
+        int64s(flat, flat.numel(), "flat"),
     };
     with_id_type(ids, [&](auto id) {
       using Id = decltype(id);
@@ -117,35 +119,10 @@ at::Tensor translate(const at::Tensor& ids, const at::Tensor& segment_offset,
   return out;
 }
 
-at::Tensor translate_flat_map(const at::Tensor& ids, const at::Tensor& segment_offset,
-                              const at::Tensor& segment_table, const at::Tensor& offsets,
-                              const at::Tensor& addresses) {
-  const int64_t tables = offsets.numel() - 1;
-  const int64_t* first = int64s(offsets, tables + 1, "offsets");
-  const int64_t* flat = int64s(addresses, first[tables], "addresses");
-  const Segments segments = segments_of(ids, segment_offset, segment_table, tables);
-  at::Tensor out = addresses_like(ids);
-  with_id_type(ids, [&](auto id) {
-    using Id = decltype(id);
-    const Id* in = ids.const_data_ptr<Id>();
-    int64_t* to = out.data_ptr<int64_t>();
-    for_each_piece(segments, ids.numel(), [&](int64_t table, int64_t begin, int64_t size) {
-      return translate_flat(flat + first[table], first[table + 1] - first[table], in + begin, size,
-                            to + begin);
-    });
-  });
-  return out;
-}
-
 at::Tensor translate_shape(const at::Tensor& ids, const at::Tensor&, const at::Tensor&,
                            const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
                            const at::Tensor&, int64_t, const at::Tensor&, const at::Tensor&,
-                           const at::Tensor&) {
-  return addresses_like(ids);
-}
-
-at::Tensor translate_flat_shape(const at::Tensor& ids, const at::Tensor&, const at::Tensor&,
-                                const at::Tensor&, const at::Tensor&) {
+                           const at::Tensor&, const at::Tensor&) {
   return addresses_like(ids);
 }
 
@@ -155,20 +132,15 @@ TORCH_LIBRARY_FRAGMENT(oper, m) {
   m.def(
       "translate(Tensor ids, Tensor segment_offset, Tensor segment_table, Tensor tables,"
       " Tensor bitmap, Tensor? stripe_bitmap, Tensor codes, int group_bits, Tensor group_base,"
-      " Tensor stripe_base, Tensor places) -> Tensor");
-  m.def(
-      "translate_flat(Tensor ids, Tensor segment_offset, Tensor segment_table, Tensor offsets,"
-      " Tensor addresses) -> Tensor");
+      " Tensor stripe_base, Tensor places, Tensor flat) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(oper, CPU, m) {
   m.impl("translate", translate);
-  m.impl("translate_flat", translate_flat_map);
 }
 
 TORCH_LIBRARY_IMPL(oper, Meta, m) {
   m.impl("translate", translate_shape);
-  m.impl("translate_flat", translate_flat_shape);
 }
 
 }  // namespace oper

@@ -22,7 +22,7 @@ struct TableMap {
   uint64_t reciprocal;   // ceil(2^64 / period)
   int64_t pattern;       // first of the pattern's places
   int64_t stripe_base;   // first of the table's stripe bases
-  int64_t unused;
+  int64_t flat;          // first of the table's plain addresses, or -1 where it has none
 };
 static_assert(sizeof(TableMap) == 64, "made by oper/address_map.py as eight int64");
 
@@ -44,6 +44,7 @@ struct MapView {
   const int64_t* group_base;   // packed addresses
   const int64_t* stripe_base;  // the same, of place 0 of the pattern's first turn
   const Place* places;
+  const int64_t* flat;  // plain addresses of rows, table by table
 };
 
 inline uint64_t high_product(uint64_t a, uint64_t b) {
@@ -132,26 +133,36 @@ __attribute__((target("popcnt"))) int64_t translate_popcnt(const MapView<Code>& 
 }
 #endif
 
+// The same from a plain array of one address a row.
+template <typename Id>
+int64_t translate_flat(const int64_t* addresses, int64_t rows, const Id* ids, int64_t size,
+                       int64_t* out) {
+  constexpr int64_t kBatch = 64;
+  const auto out_of_range = [rows](Id id) {
+    return static_cast<uint64_t>(static_cast<int64_t>(id)) >= static_cast<uint64_t>(rows);
+  };
+  for (int64_t begin = 0; begin < size; begin += kBatch) {
+    const int64_t end = size - begin < kBatch ? size : begin + kBatch;
+    bool bad = false;
+    for (int64_t n = begin; n < end; ++n) bad |= out_of_range(ids[n]);
+    if (bad) {
+      for (int64_t n = begin; n < end; ++n)
+        if (out_of_range(ids[n])) return n;
+    }
+    for (int64_t n = begin; n < end; ++n) out[n] = addresses[ids[n]];
+  }
+  return -1;
+}
+
 template <typename Id, typename Code>
 int64_t translate_table(const MapView<Code>& map, const TableMap& table, const Id* ids,
                         int64_t size, int64_t* out) {
+  if (table.flat >= 0) return translate_flat(map.flat + table.flat, table.rows, ids, size, out);
 #if defined(__x86_64__) && defined(__GNUC__)
   static const bool popcnt = __builtin_cpu_supports("popcnt");
   if (popcnt) return translate_popcnt(map, table, ids, size, out);
 #endif
   return translate_body(map, table, ids, size, out);
-}
-
-// The same from a plain array of one address a row of the table.
-template <typename Id>
-int64_t translate_flat(const int64_t* addresses, int64_t rows, const Id* ids, int64_t size,
-                       int64_t* out) {
-  for (int64_t n = 0; n < size; ++n) {
-    const uint64_t id = static_cast<uint64_t>(static_cast<int64_t>(ids[n]));
-    if (id >= static_cast<uint64_t>(rows)) return n;
-    out[n] = addresses[id];
-  }
-  return -1;
 }
 
 }  // namespace oper
