@@ -142,17 +142,21 @@ inline void stream_slice(const Slice& slice, RowStream& stream, const Output& ou
   });
 }
 
+// Sums are no memory of rows, so that loops over both need no check of it (ivdep).
+//
 // sum = or += weight · row.
 template <typename Row>
 OPER_INLINE void add_row(const Row& row, float weight, bool first, int64_t dim, float* sum) {
   if (first) {
+#pragma GCC ivdep
     for (int64_t d = 0; d < dim; ++d) sum[d] = weight * row[d];
   } else {
+#pragma GCC ivdep
     for (int64_t d = 0; d < dim; ++d) sum[d] += weight * row[d];
   }
 }
 
-// The sum of the next `length` > 0 rows, in order; `sum` is no memory of rows.
+// The sum of the next `length` > 0 rows, in order.
 template <typename Row>
 OPER_INLINE void sum_bag(RowStream& stream, int64_t length, const float* weights, int64_t dim,
                          float* __restrict__ sum) {
@@ -162,15 +166,18 @@ OPER_INLINE void sum_bag(RowStream& stream, int64_t length, const float* weights
     return;
   }
   const Row first(stream.next(), dim);
+#pragma GCC ivdep
   for (int64_t d = 0; d < dim; ++d) sum[d] = first[d];
   int64_t n = 1;
   for (; n + 4 <= length; n += 4) {
     const Row a(stream.next(), dim), b(stream.next(), dim);
     const Row c(stream.next(), dim), e(stream.next(), dim);
+#pragma GCC ivdep
     for (int64_t d = 0; d < dim; ++d) sum[d] = (((sum[d] + a[d]) + b[d]) + c[d]) + e[d];
   }
   for (; n < length; ++n) {
     const Row row(stream.next(), dim);
+#pragma GCC ivdep
     for (int64_t d = 0; d < dim; ++d) sum[d] += row[d];
   }
 }
