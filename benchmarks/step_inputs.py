@@ -73,11 +73,12 @@ def make_log(scale: float) -> Path:
     return path
 
 
-def measure_topology(ranks: int, folder: Path) -> Path:
+def measure_topology(ranks: int, row_bytes: int, folder: Path) -> Path:
     """The file of this machine's topology for so many ranks, measured once per folder."""
-    path = folder / f"cpu-{ranks}.yaml"
+    path = folder / f"cpu-{ranks}-{row_bytes}.yaml"
     if not path.exists():
-        run_oper("topology", "measure", "--ranks", ranks, "-o", path)
+        size = ("--ranks", ranks, "--row-bytes", row_bytes)
+        run_oper("topology", "measure", *size, "-o", path)
     return path
 
 
@@ -90,7 +91,7 @@ def make_plan(cell: Cell, scale: float, folder: Path) -> tuple[Path, dict[str, A
     mode = "training" if cell.training else "inference"
     name = f"{mode}-{cell.fetch}-{cell.world_size}-{cell.batch}"
     plan = folder / f"plan-{name}-{profile.name.removeprefix('profile-')}"
-    topology = measure_topology(cell.world_size, folder)
+    topology = measure_topology(cell.world_size, 4 * cell.dim, folder)
     workload = ("--mode", mode, "--fetch", cell.fetch, "--batch-size", cell.world_size * cell.batch)
     said = run_oper(
         *("plan", profile, "--topology", topology, *workload),

@@ -1,19 +1,21 @@
 """Measuring the links of CPU ranks: the bandwidths that a topology is made of.
 
-Each rank puts rows into anonymous shared memory (memfd); the other ranks of its host map it
-through its descriptor. In round k of M, rank i gathers random rows of rank (i + k) mod M, all
-ranks at once, as in a real iteration: round 0 is each rank's own rows, and after M rounds every
-ordered pair has been measured under an even load. Rows of another host are gathered there and
-sent through gloo. With t the median time over repetitions,
+Each rank has rows in a heap of the runtime's and reads with its kernels (runtime/links.py), which
+also sum replicas: what is measured is what a step does. In round k of M, rank i reads random rows
+of rank (i + k) mod M, all ranks at once, as in a real iteration: round 0 is each rank's own rows,
+and after M rounds every ordered pair has been measured under an even load. With t the median time
+over repetitions, and of the AllReduce the slowest rank's,
 
-    bandwidth[i, j] = rows · row bytes / t            AllReduce bus = 2 (M-1)/M · bytes / t
-    latency of a hop = t(AllReduce of one number) / (2 (M-1))
+    bandwidth[i, j] = rows · row bytes / t
+    AllReduce bus   = (M · replicas/8 + 2 (M-1)/M · replicas · row bytes) / t
+    latency of a hop = t(AllReduce of one replica) / (3 (M-1))
 
+the last two being what the cost model charges the bitmap method, all replicas touched (cost.py).
 Every wait has a deadline. Nothing is named in the file system, so nothing is left behind.
 """
 
+import functools
 import json
-import mmap
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -43,8 +45,7 @@ DEADLINE_SECONDS = 60.0
 START_SECONDS = 10.0  # for each rank to import torch, on cores that all ranks share
 ROW_BYTES = 256  # 64 values of fp32
 ARENA_BYTES = 256 << 20  # a rank's rows: several times what a last-level cache holds
-GATHER_ROWS = 1 << 17  # 32 MiB a repetition: milliseconds, well above the clock's error
-REPETITIONS = 7
+REPETITIONS = 21
 ALLREDUCE_BYTES = 16 << 20
 LATENCY_REPETITIONS = 50
 
@@ -63,6 +64,7 @@ class Measurement:
     latency_seconds: float
     memory_bytes: list[int]
     threads: int
+    row_bytes: int
 
     def topology(self, name: str, per_pair: bool = False) -> Topology:
         """The topology, with one bandwidth for each kind of link (the median), or one per pair."""
@@ -100,7 +102,7 @@ class Measurement:
         spread = float(np.median(self.spread))
         header = (
             f"# Measured by `oper topology measure` on {time.strftime('%Y-%m-%d')}: random rows of "
-            f"{ROW_BYTES} bytes,\n# {len(self.node_of)} ranks at once, {self.threads} threads "
+            f"{self.row_bytes} bytes,\n# {len(self.node_of)} ranks at once, {self.threads} threads "
             f"each, {platform.machine()}, {os.cpu_count()} cores.\n# Median of {REPETITIONS}; "
             f"(largest - smallest) / median is {spread:.0%}. Bytes per second.\n"
         )
@@ -111,13 +113,14 @@ def measure_local(
     ranks: int,
     deadline_seconds: float = DEADLINE_SECONDS,
     arena_bytes: int = ARENA_BYTES,
+    row_bytes: int = ROW_BYTES,
 ) -> Measurement:
     """Measure `ranks` processes that are started here for it, on this host.
 
     Raises OperError, with all ranks ended, where one fails or does not come in time.
     """
     store = _local_store(0, deadline_seconds, is_master=True)
-    arguments = (ranks, store.port, deadline_seconds, arena_bytes)
+    arguments = (ranks, store.port, deadline_seconds, arena_bytes, row_bytes)
     # A fresh interpreter each, as a fork would share torch's threads and locks.
     context = multiprocessing.get_context("spawn")
     processes = [
@@ -147,14 +150,16 @@ def measure_local(
     return Measurement(**json.loads(store.get("measurement")))
 
 
-def measure_under_torchrun(deadline_seconds: float = DEADLINE_SECONDS) -> Measurement | None:
+def measure_under_torchrun(
+    row_bytes: int = ROW_BYTES, deadline_seconds: float = DEADLINE_SECONDS
+) -> Measurement | None:
     """Measure the ranks that torchrun started; the result on rank 0, None on the others."""
     limit = timedelta(seconds=deadline_seconds)
     try:
         store, rank, ranks = next(rendezvous("env://", timeout=limit))
         # torchrun's number of the host among its hosts.
         node = int(os.environ["GROUP_RANK"])
-        measured = measure_ranks(store, rank, ranks, node, deadline_seconds)
+        measured = measure_ranks(store, rank, ranks, node, deadline_seconds, row_bytes=row_bytes)
     except RuntimeError as error:
         raise OperError(f"measuring: the ranks did not meet ({error})") from error
     return measured if rank == 0 else None
@@ -167,13 +172,14 @@ def measure_ranks(
     node: int,
     deadline_seconds: float = DEADLINE_SECONDS,
     arena_bytes: int = ARENA_BYTES,
+    row_bytes: int = ROW_BYTES,
 ) -> Measurement:
     """Measure `ranks` ranks that share `store`, of which this is `rank`, on host `node`."""
     limit = timedelta(seconds=deadline_seconds)
     _meet(store, rank, ranks, limit)
     try:
         dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=limit)
-        return _Ranks(store, node, limit, arena_bytes).measure()
+        return _Ranks(store, node, limit, arena_bytes, row_bytes).measure()
     except RuntimeError as error:
         raise OperError(
             f"rank {rank} lost another rank, or waited {deadline_seconds:.0f} s for its bytes: "
@@ -195,7 +201,7 @@ def _start(processes: Sequence[Any]) -> None:
 
 
 def _run_local_rank(
-    rank: int, ranks: int, port: int, deadline_seconds: float, arena_bytes: int
+    rank: int, ranks: int, port: int, deadline_seconds: float, arena_bytes: int, row_bytes: int
 ) -> None:
     """One rank that `measure_local` starts; it says in the store what it found, or what failed."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -203,7 +209,7 @@ def _run_local_rank(
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     store = _local_store(port, deadline_seconds, is_master=False)
     try:
-        measured = measure_ranks(store, rank, ranks, 0, deadline_seconds, arena_bytes)
+        measured = measure_ranks(store, rank, ranks, 0, deadline_seconds, arena_bytes, row_bytes)
     except OperError as error:
         store.set(f"failure {rank}", str(error))
         sys.exit(1)
@@ -253,29 +259,42 @@ def _meet(store: Store, rank: int, ranks: int, limit: timedelta) -> None:
 
 
 class _Ranks:
-    """One rank's part of the measurement: its rows, its neighbours' rows, and the group."""
+    """One rank's part of the measurement."""
 
-    def __init__(self, store: Store, node: int, limit: timedelta, arena_bytes: int) -> None:
-        self.store, self.limit = store, limit
+    def __init__(
+        self, store: Store, node: int, limit: timedelta, arena_bytes: int, row_bytes: int
+    ) -> None:
+        from oper.runtime.links import Links
+        from oper.runtime.node import Node
+
+        self.store, self.limit, self.row_bytes = store, limit, row_bytes
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.nodes = [int(n) for n in self._from_all([node])[:, 0]]
         local_ranks = self.nodes.count(node)
         self.memory_bytes = host_memory_bytes() // local_ranks
-        # A quarter of the memory at most, on small hosts with many ranks.
-        size = min(arena_bytes, self.memory_bytes // 4) // mmap.PAGESIZE * mmap.PAGESIZE
         self.threads = max(1, len(os.sched_getaffinity(0)) // local_ranks)
         torch.set_num_threads(self.threads)
-        self.rows_of = self._map_rows(size)
-        self.out = torch.empty(GATHER_ROWS, ROW_BYTES // 4)
-        self.random = torch.Generator().manual_seed(self.rank)
+        joined = Node.join(dist.group.WORLD, limit.total_seconds(), self.nodes)
+        if (of_node := [self.nodes[peer] for peer in joined.peers]) != [node] * local_ranks:
+            raise OperError(
+                f"rank {self.rank} shares memory with {len(of_node)} of the {local_ranks} ranks of "
+                "its host; ranks of one host must run in one container, as they do in training"
+            )
+        # A quarter of the memory at most, on small hosts with many ranks.
+        arena_bytes = min(arena_bytes, self.memory_bytes // 4)
+        # A bound method would make a cycle, which would keep the group beyond its end.
+        meet = functools.partial(_meet, store, self.rank, self.ranks, limit)
+        self.links = Links(joined, dist.group.WORLD, meet, row_bytes, arena_bytes)
 
     def measure(self) -> Measurement:
+        from oper.runtime.links import READ_ROWS
+
         times = np.array([self._round(offset) for offset in range(self.ranks)])  # [offset, median…]
         sources = (self.rank + np.arange(self.ranks)) % self.ranks
         mine = np.zeros((2, self.ranks))
         mine[:, sources] = times.T
         everyone = self._from_all(mine.ravel()).reshape(self.ranks, 2, self.ranks)
-        bandwidth = GATHER_ROWS * ROW_BYTES / everyone[:, 0]
+        bandwidth = READ_ROWS * self.row_bytes / everyone[:, 0]
         allreduce, latency = self._allreduce()
         memory = self._from_all([self.memory_bytes])[:, 0]
         return Measurement(
@@ -286,107 +305,33 @@ class _Ranks:
             latency_seconds=latency,
             memory_bytes=[int(m) for m in memory],
             threads=self.threads,
+            row_bytes=self.row_bytes,
         )
 
     def _round(self, offset: int) -> tuple[float, float]:
-        """Median time and spread of gathering rows of the rank `offset` after this one."""
-        source, reader = (self.rank + offset) % self.ranks, (self.rank - offset) % self.ranks
-        times = []
-        for _ in range(1 + REPETITIONS):
-            ids = self._random_ids()
-            self._meet()
-            start = time.perf_counter()
-            sending = receiving = None
-            if source not in self.rows_of:
-                receiving = dist.irecv(self.out, source)
-            if reader not in self.rows_of:
-                sending = dist.isend(self.rows_of[self.rank][ids], reader)
-            if receiving is not None:
-                receiving.wait(self.limit)
-            else:
-                start = time.perf_counter()  # serving another host is no part of this read
-                torch.index_select(self.rows_of[source], 0, ids, out=self.out)
-            times.append(time.perf_counter() - start)
-            if sending is not None:
-                sending.wait(self.limit)
-        return _median_and_spread(times[1:])  # the first one warms up
+        """Median time and spread of reading rows of the rank `offset` after this one."""
+        return _median_and_spread(self.links.read_seconds(offset, REPETITIONS))
 
     def _allreduce(self) -> tuple[float, float]:
         """Bus bandwidth (bytes/s) and latency of a hop (s), the slowest rank's."""
         if self.ranks == 1:
             return CPU_ALLREDUCE, SAME_NODE_LATENCY_SECONDS
-        hops = 2 * (self.ranks - 1)
-        large, small = torch.ones(ALLREDUCE_BYTES // 4), torch.ones(1)
+        replicas = ALLREDUCE_BYTES // self.row_bytes
         seconds = [
-            self._time_allreduce(large, REPETITIONS),
-            self._time_allreduce(small, LATENCY_REPETITIONS),
+            _median_and_spread(self.links.reduce_seconds(rows, repetitions))[0]
+            for rows, repetitions in ((replicas, REPETITIONS), (1, LATENCY_REPETITIONS))
         ]
         slowest = self._from_all(seconds).max(axis=0)
-        return hops / self.ranks * ALLREDUCE_BYTES / slowest[0], slowest[1] / hops
-
-    def _time_allreduce(self, values: torch.Tensor, repetitions: int) -> float:
-        times = []
-        self._meet()
-        for _ in range(1 + repetitions):
-            values.fill_(1.0)  # or the sums would grow
-            start = time.perf_counter()
-            dist.all_reduce(values)
-            times.append(time.perf_counter() - start)
-        return _median_and_spread(times[1:])[0]
-
-    def _map_rows(self, size: int) -> dict[int, torch.Tensor]:
-        """The rows, float32 [rows, 64], of every rank on this host, this one's own among them."""
-        own = os.memfd_create("oper-measure")
-        try:
-            os.truncate(own, size)
-            rows = {self.rank: _rows(own, size)}
-            rows[self.rank].fill_(1.0)
-            places = self._from_all([os.getpid(), own]).astype(np.int64)
-            for peer, (process, descriptor) in enumerate(places):
-                if peer != self.rank and self.nodes[peer] == self.nodes[self.rank]:
-                    rows[peer] = _peer_rows(peer, int(process), int(descriptor), size)
-            self._meet()  # all have opened it
-        finally:
-            os.close(own)  # the memory lives on while it is mapped
-        return rows
-
-    def _random_ids(self) -> torch.Tensor:
-        rows = len(self.rows_of[self.rank])
-        return torch.randint(rows, (GATHER_ROWS,), generator=self.random)
-
-    def _meet(self) -> None:
-        _meet(self.store, self.rank, self.ranks, self.limit)
+        row_bytes = self.ranks / 8 + 2 * (self.ranks - 1) / self.ranks * self.row_bytes
+        return replicas * row_bytes / slowest[0], slowest[1] / (3 * (self.ranks - 1))
 
     def _from_all(self, values: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
         """Every rank's `values`, float64 [M, n]."""
-        self._meet()
+        _meet(self.store, self.rank, self.ranks, self.limit)
         mine = torch.tensor(np.asarray(values, dtype=np.float64))
         everyone = [torch.empty_like(mine) for _ in range(self.ranks)]
         dist.all_gather(everyone, mine)
         return torch.stack(everyone).numpy()
-
-
-def _rows(descriptor: int, size: int) -> torch.Tensor:
-    mapped = mmap.mmap(descriptor, size)
-    rows = torch.frombuffer(mapped, dtype=torch.float32).view(-1, ROW_BYTES // 4)
-    rows[:: mmap.PAGESIZE // ROW_BYTES].sum()  # every page is mapped before a clock runs
-    return rows
-
-
-def _peer_rows(peer: int, process: int, descriptor: int, size: int) -> torch.Tensor:
-    """Rows of another rank of this host, through the descriptor that it holds."""
-    path = f"/proc/{process}/fd/{descriptor}"
-    try:
-        opened = os.open(path, os.O_RDWR)
-    except OSError as error:
-        raise OperError(
-            f"rank {peer}'s shared memory cannot be mapped through {path} "
-            f"({error.strerror}); ranks of one host must run as one user and in one container"
-        ) from error
-    try:
-        return _rows(opened, size)
-    finally:
-        os.close(opened)
 
 
 def _median_and_spread(times: Sequence[float]) -> tuple[float, float]:

@@ -286,6 +286,11 @@ def test_measure_needs_ranks(tmp_path: Path) -> None:
         run("measure", "-o", str(tmp_path / "t.yaml"))
 
 
+def test_measure_needs_whole_values(tmp_path: Path) -> None:
+    with pytest.raises(OperError, match="--row-bytes 30: whole float32 values"):
+        run("measure", "--ranks", "2", "--row-bytes", "30", "-o", str(tmp_path / "t.yaml"))
+
+
 # Measuring: that it comes to an end and makes a topology, not how fast this machine is
 
 
@@ -293,7 +298,8 @@ def test_measure_needs_ranks(tmp_path: Path) -> None:
 def test_measured_ranks_make_a_topology(tmp_path: Path, ranks: int) -> None:
     from oper.measure import measure_local
 
-    measurement = measure_local(ranks, arena_bytes=1 << 20)
+    measurement = measure_local(ranks, arena_bytes=1 << 20, row_bytes=64)
+    assert "random rows of 64 bytes" in measurement.to_yaml("here")
     assert np.array(measurement.bandwidth).shape == (ranks, ranks)
     path = tmp_path / "here.yaml"
     path.write_text(measurement.to_yaml("here"))

@@ -48,12 +48,15 @@ def measure(
     per_pair: bool = typer.Option(
         False, "--per-pair", help="Write each pair's own bandwidth, not one for each kind of link."
     ),
+    row_bytes: int = typer.Option(
+        256, "--row-bytes", min=4, help="The rows that are read: short ones give fewer bytes/s."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
 ) -> None:
     """Measure the links between CPU ranks.
 
-    Random row reads, and AllReduce over gloo. Under torchrun it measures torchrun's ranks;
-    elsewhere `--ranks N` starts them.
+    Random row reads and AllReduce, as the runtime makes them. Under torchrun it measures torchrun's
+    ranks; elsewhere `--ranks N` starts them.
     """
     under_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
     if under_torchrun == (ranks is not None):
@@ -61,10 +64,16 @@ def measure(
             "topology measure: give --ranks N to measure N ranks of this host, or run it under "
             "torchrun without --ranks to measure those that torchrun starts"
         )
+    if row_bytes % 4:
+        raise OperError(f"--row-bytes {row_bytes}: whole float32 values were needed, of 4 bytes")
     check_place(output)
     from oper.measure import measure_local, measure_under_torchrun  # torch takes a second
 
-    measurement = measure_under_torchrun() if ranks is None else measure_local(ranks)
+    measurement = (
+        measure_under_torchrun(row_bytes)
+        if ranks is None
+        else measure_local(ranks, row_bytes=row_bytes)
+    )
     if measurement is None:
         return  # rank 0 writes for all
     with atomic_file(output) as temporary:
