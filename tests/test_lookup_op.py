@@ -1,5 +1,6 @@
 """torch.ops.oper.embedding_lookup as torch wants operators, and compiled functions that call it."""
 
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -136,10 +137,35 @@ def test_an_operator_outlives_its_engine():
     assert other.steps == 0
 
 
-def test_a_batch_that_was_prepared_without_gradients():
-    engine = engine_of()
-    with torch.no_grad():
-        batch = prepared(engine, 0)
-    out = engine.lookup(batch)
-    with pytest.raises(OperError, match="prepared without gradients"):
-        out.sum().backward()
+def trained(prepare) -> list[torch.Tensor]:
+    """Outputs and tables of three steps, of batches that `prepare` makes of (engine, step)."""
+    engine, found = engine_of(), []
+    for step in range(3):
+        out = engine.lookup(prepare(engine, step))
+        (out * torch.arange(out.numel()).view_as(out)).sum().backward()
+        found.append(out.detach())
+    return [*found, *tables(engine)]
+
+
+def test_a_batch_that_was_prepared_without_gradients_is_sorted_when_it_trains():
+    expected = trained(prepared)
+    found = trained(torch.no_grad()(prepared))
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+def test_a_sort_beside_the_lookup_changes_nothing(monkeypatch):
+    results, counters = [], []
+
+    def ahead(engine: Embedding, step: int) -> Batch:
+        batch = prepared(engine, step)
+        counters.append((engine.counters, isinstance(batch.sort, Future)))
+        return batch
+
+    for cores in (1, 64):
+        monkeypatch.setattr("os.sched_getaffinity", lambda _, n=cores: range(n))
+        results.append(trained(ahead))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    assert [beside for _, beside in counters] == [False] * 3 + [True] * 3
+    first, *_, last = (c.to_dict() for c, _ in counters)
+    assert first == last
+    assert first["distinct_rows"] > 0

@@ -6,6 +6,7 @@ own, features one after the other.
 """
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,10 +17,12 @@ from oper.plan import Plan
 from oper.runtime.features import DTYPE_CODE, FEATURE, as_words
 from oper.runtime.tables import Bucket, EmbeddingTable
 
+Runs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
 
 @dataclass(frozen=True)
 class Batch:
-    """N accesses of F features; `runs` where they were sorted (csrc/include/oper/sort.h).
+    """N accesses of F features, and what sorts them (sort.py) if anything needs them sorted.
 
     `offsets` is None where every bag holds one access.
     """
@@ -30,9 +33,19 @@ class Batch:
     weights: torch.Tensor | None  # float32 [N]
     features: torch.Tensor  # int64 [F, FEATURE_WORDS]
     out_elements: int
-    runs: tuple[torch.Tensor, ...] | None = None  # positions, run_start, run_slot, run_count
+    sort: Runs | Future[Runs] | None = None
     samples: int = 0
     keys: tuple[str, ...] = ()  # of the features, in the order of the values
+
+    @property
+    def runs(self) -> Runs | None:
+        """positions, run_start, run_slot and run_count (csrc/include/oper/sort.h), once sorted."""
+        return self.sort.result() if isinstance(self.sort, Future) else self.sort
+
+    @property
+    def sorting(self) -> bool:
+        """Whether asking for the runs would wait."""
+        return isinstance(self.sort, Future) and not self.sort.done()
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ and four counters on the board order the ranks, each being the number of the ste
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ from oper.runtime.heap import Heap
 from oper.runtime.node import Node
 from oper.runtime.replica_check import UnequalReplica, unequal_replicas
 from oper.runtime.rows_io import RowsIO
+from oper.runtime.sort import Sorter
 from oper.runtime.sources import Sources
 from oper.runtime.sparse_allreduce import ReplicaReduce
 from oper.runtime.tables import EmbeddingTable, make_buckets
@@ -82,6 +84,7 @@ class Embedding:
             self.features = FeatureSet(plan, self.tables, self.buckets)
             self.board = Board(self.node, _WORDS)
             self.counters = Counters(self.ranks)
+            self._sorter = Sorter(self.node, len(self.buckets))
             self._allocate(group)
         except BaseException:
             self.node.close()  # tells the others
@@ -177,9 +180,7 @@ class Embedding:
             )
             runs = None
             if trains or every_run:
-                runs = native.ops().sort_accesses(
-                    found, segment_offset, descriptors, self.rank, self.ranks, len(self.buckets)
-                )
+                runs = self._sorter.sort(found, segment_offset, descriptors, at_once=every_run)
             pooled = self.features.pooled
             return Batch(
                 found,
@@ -209,11 +210,13 @@ class Embedding:
     def read(self, batch: Batch) -> torch.Tensor:
         """The output of a batch, flat; rows are those after all steps so far."""
         self._check_usable()
-        if not self.training:
-            self.heap.seal()
-            return self.sources.read(batch, self.counters)
         with self._telling_peers():
-            self.board.wait("applied", self.steps, "update its rows")
+            if self.training:
+                self.board.wait("applied", self.steps, "update its rows")
+            else:
+                self.heap.seal()
+            if self.sources.needs_runs:
+                self._count_distinct(batch)
             return self.sources.read(batch, self.counters)
 
     def train(self, batch: Batch, grad: torch.Tensor, weights_too: bool) -> torch.Tensor | None:
@@ -224,6 +227,11 @@ class Embedding:
             if self.check_gradients:
                 where = f"rank {self.rank}, step {self.steps + 1}"
                 checks.check_finite(batch, grad, self.features.features, where)
+            if self.gradients is not None and batch.runs is None:
+                given = (batch.addresses, batch.segment_offset, batch.features)
+                batch = replace(batch, sort=self._sorter.sort(*given, at_once=True))
+            if not self.sources.needs_runs:
+                self._count_distinct(batch)
             weight_grad = self.sources.weight_gradients(batch, grad) if weights_too else None
             if self.gradients is not None:
                 self.gradients.step(batch, grad)
@@ -327,6 +335,11 @@ class Embedding:
             known = list(zip(lookups, tables, strict=True))
             values = checks.mend_ids(values, segment_offset, known, self.rank, self.bounds)
             return self.map.translate_features(values, segment_offset, numbers)
+
+    def _count_distinct(self, batch: Batch) -> None:
+        """Where the runs are needed anyway: not before, as they may still be sorted."""
+        if batch.runs is not None and len(batch.runs[0]) == len(batch.addresses):
+            self.counters.add(distinct_rows=len(batch.runs[2]))
 
     def _check_usable(self) -> None:
         if os.getpid() != self._process:

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from oper import native
-from oper.errors import OperError
 from oper.runtime.batch import Batch
 from oper.runtime.board import Board
 from oper.runtime.counters import Counters
@@ -66,11 +65,7 @@ class Gradients:
 
     def step(self, batch: Batch, grad: torch.Tensor) -> None:
         """Take the optimizer's step from the gradient of a batch's output, flat."""
-        if batch.runs is None:
-            raise OperError(
-                "backward of a batch that was prepared without gradients; prepare it with "
-                "gradients enabled"
-            )
+        assert batch.runs is not None
         gathered = None
         run_slot, run_count = batch.runs[2], batch.runs[3]
         if self._accumulating or self._held is not None:

@@ -73,7 +73,8 @@ def lookup(anchor: torch.Tensor, batch: Batch, engine: int) -> torch.Tensor:
         batch.offsets,
         batch.weights,
         batch.features,
-        list(batch.runs or ()),
+        # Graphs hold tensors: one that is still being sorted is sorted again in backward.
+        list(batch.sort) if isinstance(batch.sort, tuple) else [],
         batch.out_elements,
         engine,
     )
@@ -88,9 +89,8 @@ def _batch(
     runs: Sequence[torch.Tensor],
     out_elements: int,
 ) -> Batch:
-    return Batch(
-        addresses, segment_offset, offsets, weights, features, out_elements, tuple(runs) or None
-    )
+    order = (runs[0], runs[1], runs[2], runs[3]) if runs else None
+    return Batch(addresses, segment_offset, offsets, weights, features, out_elements, order)
 
 
 def _forward(anchor: torch.Tensor, *rest: Any) -> torch.Tensor:

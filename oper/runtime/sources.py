@@ -122,7 +122,8 @@ class Sources:
 
     def _count(self, batch: Batch, counters: Counters) -> None:
         row_bytes = np.array([self._heap.rows(b.width).shape[1] for b in self._buckets])
-        if batch.runs is None or len(batch.runs[0]) < len(batch.addresses):
+        runs = None if batch.sorting else batch.runs
+        if runs is None or len(runs[0]) < len(batch.addresses):
             found = (
                 native.ops()
                 .count_sources(batch.addresses, batch.segment_offset, self._rank, self._ranks)
@@ -132,12 +133,10 @@ class Sources:
             np.add.at(accesses, batch.features[:, 0].numpy(), np.roll(found, 1, axis=1))
             fetched = accesses[:, 1:]
         else:
-            start, prefix = batch.runs[1], batch.runs[3]
+            start, prefix = runs[1].numpy(), runs[3].numpy()
             shape = (len(self._buckets), self._ranks + 1)
-            accesses = np.diff(start.numpy()[prefix.numpy()]).astype(np.int64).reshape(shape)
-            runs = np.diff(prefix.numpy()).reshape(shape)
-            fetched = (runs if self._distinct else accesses)[:, 1:]
-            counters.add(distinct_rows=int(runs.sum()))
+            accesses = np.diff(start[prefix]).astype(np.int64).reshape(shape)
+            fetched = (np.diff(prefix).reshape(shape) if self._distinct else accesses)[:, 1:]
         counters.add(
             lookups=1,
             accesses=len(batch.addresses),
