@@ -3,7 +3,7 @@
 A table of n rows on M ranks has its rows [r·b, (r + 1)·b), b = ⌈n / M⌉, in a ShardedTensor's shard
 on rank r, whatever the plan: as TorchRec's row-wise sharding has them. (Shards that follow the
 plan's runs of rows would be correct too, and a thousand times slower to save.) Ranks beyond the
-last row have no shard.
+last row have empty ones, without which TorchRec cannot load them.
 
 Blocks are copies. TorchRec's are not, and torch.distributed.checkpoint loads in place; so blocks
 that were handed out are kept until the tables are next used, and those that were written to by
@@ -38,9 +38,10 @@ _log = logging.getLogger(__name__)
 
 
 def row_blocks(rows: int, ranks: int) -> list[tuple[int, int]]:
-    """First row and number of rows of each rank's block; ranks beyond the last row have none."""
+    """First row and number of rows of each rank's block, which are 0 beyond the last row."""
     each = -(-rows // ranks)
-    return [(first, min(each, rows - first)) for first in range(0, rows, each)]
+    firsts = [min(each * rank, rows) for rank in range(ranks)]
+    return [(first, min(each, rows - first)) for first in firsts]
 
 
 @dataclass
@@ -154,9 +155,7 @@ class TableBlocks:
 
     def _block(self, table: int) -> tuple[int, int]:
         """First row and number of rows of this rank's block of a table."""
-        rows = self._tables[table].rows
-        blocks = row_blocks(rows, self._engine.ranks)
-        return blocks[self._engine.rank] if self._engine.rank < len(blocks) else (rows, 0)
+        return row_blocks(self._tables[table].rows, self._engine.ranks)[self._engine.rank]
 
     def _sharded(self, rows: int, block: torch.Tensor) -> ShardedTensor | torch.Tensor:
         if self._group is None:
@@ -171,7 +170,7 @@ class TableBlocks:
             for rank, (first, count) in enumerate(row_blocks(rows, self._engine.ranks))
         ]
         return ShardedTensor._init_from_local_shards_and_global_metadata(
-            [Shard(block, shards[self._engine.rank])] if len(block) else [],
+            [Shard(block, shards[self._engine.rank])],
             ShardedTensorMetadata(
                 shards, torch.Size([rows, *tail]), TensorProperties(dtype=block.dtype)
             ),
