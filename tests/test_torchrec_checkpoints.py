@@ -1,6 +1,7 @@
 """State dicts and checkpoints of TorchRec's names and shapes, to its own shardings and back."""
 
 import pytest
+from torchrec.modules.embedding_configs import DataType
 
 from tests import torchrec_checkpoints as cases
 from tests.torchrec_ranks import compare
@@ -16,6 +17,32 @@ def test_state_dicts_may_be_written_in_place(worlds):
 
 def test_state_dicts_of_others_are_loaded(worlds):
     worlds.run(2, cases.loaded)
+
+
+@pytest.mark.parametrize("kind", ["adagrad", "rowwise_adagrad"])
+def test_state_dicts_are_loaded_by_torchrecs_row_wise_sharding(worlds, kind):
+    worlds.run(2, cases.loaded_by_row_wise, kind)
+
+
+def test_distributed_tensors_are_loaded_by_rows(worlds):
+    worlds.run(2, cases.loaded_from_dtensors)
+
+
+@pytest.mark.parametrize("data_type", [DataType.FP16, DataType.BF16])
+def test_narrow_tables_are_saved_as_such(worlds, tmp_path, data_type):
+    worlds.run(2, cases.narrow, data_type, tmp_path / "saved")
+
+
+def test_adams_without_step_counts_are_loaded_in_part(worlds, tmp_path):
+    worlds.run(2, cases.without_step_counts, tmp_path / "saved")
+
+
+@pytest.mark.parametrize("kind", ["momentum_sgd", "adagrad", "adam", "partial_rowwise_adam"])
+def test_every_optimizer_goes_on_from_a_checkpoint(worlds, tmp_path, kind):
+    saved = worlds.run(2, cases.checkpoint, "oper", kind, None, tmp_path / "two")[0]
+    loaded = worlds.run(1, cases.checkpoint, "oper", kind, tmp_path / "two")[0]
+    assert any("/" in key for key in saved), "no state of an optimizer"
+    assert_alike(saved, loaded, "oper")
 
 
 def test_initial_rows_depend_on_neither_plan_nor_ranks(worlds):

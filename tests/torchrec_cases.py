@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
 from tensordict import TensorDict
-from torch.distributed.optim.apply_optimizer_in_backward import _apply_optimizer_in_backward
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.train_pipeline import train_pipelines
@@ -41,17 +40,16 @@ from tests.torchrec_models import (
     Model,
     Reference,
     batch,
-    embedding_weights,
     plan_tables,
 )
 from tests.torchrec_ranks import (
     DENSE_LR,
     LR,
-    OPTIMIZERS,
     STEPS,
     all_optimizers,
     compare,
     engines,
+    put_optimizer,
     reference_state,
     sharded,
     stock,
@@ -63,13 +61,18 @@ from tests.torchrec_ranks import (
 
 
 def train_and_compare(
-    rank: int, group: dist.ProcessGroup, kind: str, copies: float, mutant: str | None = None
+    rank: int,
+    group: dist.ProcessGroup,
+    kind: str,
+    copies: float,
+    mutant: str | None = None,
+    **options: Any,
 ) -> float:
     """Outputs, tables and optimizer states against the reference after three steps; how far the
     tables moved."""
     with mutated(mutant):
         ranks = dist.get_world_size(group)
-        model, optimizer = sharded(group, kind, copies)
+        model, optimizer = sharded(group, kind, copies, **options)
         reference = Reference(Model("cpu"), kind, LR, DENSE_LR)
         start = reference_state(reference)
         pairs = []
@@ -366,8 +369,7 @@ def memory_of_parts(rank: int, group: dist.ProcessGroup) -> None:
     """Each collection has its part of the plan, and all together take what the plan says."""
     ranks = dist.get_world_size(group)
     model = Model("meta")
-    weights = list(embedding_weights(model).values())
-    _apply_optimizer_in_backward(OPTIMIZERS["adagrad"], weights, {"lr": LR})
+    put_optimizer(model, "adagrad")
     plan = plan_tables(tables_of(model), ranks)
     made = oper.shard(model, plan, env=ShardingEnv.from_process_group(group))
     parts = [engine.plan.tables for engine in engines(made)]

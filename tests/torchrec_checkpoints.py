@@ -8,11 +8,18 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed._shard.sharded_tensor.shard import Shard as LocalShard
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import load as load_checkpoint
 from torch.distributed.checkpoint.state_dict_saver import save as save_checkpoint
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.shards_wrapper import LocalShardsWrapper
 from torchrec.distributed.types import ShardingEnv
+from torchrec.modules.embedding_configs import DataType
 
 import oper
 from oper.errors import OperError
@@ -90,6 +97,7 @@ def loaded(rank: int, group: dist.ProcessGroup) -> None:
         compare(whole_tables(model, group), {k: v for k, v in expected.items() if "embed" in k}, 0)
     again = Model("cpu")
     again.load_state_dict({k: v.float() for k, v in whole(model.state_dict(), group).items()})
+    compare(whole(model.state_dict(), group), again.state_dict(), 0)
     strange = {"bags.embedding_bags.wide.weight": torch.zeros(51, 16)}
     with pytest.raises(OperError, match=r"'wide': the state dict's weight is \(51, 16\)"):
         model.load_state_dict(strange, strict=False)
@@ -98,6 +106,92 @@ def loaded(rank: int, group: dist.ProcessGroup) -> None:
     outer = nn.ModuleDict({"inner": model.module})
     outer.load_state_dict({f"inner.{key}": value for key, value in expected.items()})
     compare(whole(model.state_dict(), group), expected, 0)
+
+
+def loaded_by_row_wise(rank: int, group: dist.ProcessGroup, kind: str) -> None:
+    """TorchRec's row-wise sharding, whose blocks are ours, loads state dicts of ours directly."""
+    model, optimizer = sharded(group, kind)
+    train_step(model, optimizer, batch(rank))
+    other = stock(kind, "row_wise", group)
+    other.load_state_dict(model.state_dict())
+    other.fused_optimizer.load_state_dict(model.fused_optimizer.state_dict())
+    compare(whole_model(other, group), whole_model(model, group), 0)
+
+
+def loaded_from_dtensors(rank: int, group: dist.ProcessGroup) -> None:
+    """DTensors are loaded where they hold whole rows, torch's own and TorchRec's; shards of columns
+    are refused by name."""
+    ranks = dist.get_world_size(group)
+    mesh = DeviceMesh.from_group(group, "cpu")
+    key, name = "bags.embedding_bags.wide.weight", "wide"
+    values = torch.rand(50, 16)
+    dist.broadcast(values, group=group, group_src=0)
+
+    def load(value: Any) -> torch.Tensor:
+        model, _ = sharded(group, device="meta")
+        model.load_state_dict({key: value}, strict=False)
+        return whole_tables(model, group)[key]
+
+    # TorchRec's, in blocks of its own: two on rank 0, one on rank 1.
+    places = ([(0, 10), (10, 20)], [(30, 20)])[rank]
+    wrapped = LocalShardsWrapper(
+        [values[first : first + count] for first, count in places],
+        [(first, 0) for first, _ in places],
+    )
+    theirs = DTensor.from_local(
+        wrapped, mesh, [Shard(0)], run_check=False, shape=values.shape, stride=values.stride()
+    )
+    found = [load(theirs)] + [
+        load(distribute_tensor(values, mesh, [p])) for p in (Shard(0), Replicate())
+    ]
+    for table in found:
+        assert torch.equal(table.float(), values)
+    width = 16 // ranks
+    columns = [ShardMetadata([0, width * r], [50, width], f"rank:{r}/cpu") for r in range(ranks)]
+    by_columns = ShardedTensor._init_from_local_shards(
+        [LocalShard(values[:, width * rank :][:, :width].contiguous(), columns[rank])],
+        50,
+        16,
+        process_group=group,
+    )
+    with pytest.raises(OperError, match=f"'{name}': the state dict holds it in shards of columns"):
+        load(by_columns)
+
+
+def narrow(rank: int, group: dist.ProcessGroup, data_type: DataType, folder: Path) -> None:
+    """Tables of 16 bits are saved and loaded as such."""
+    model, _ = sharded(group, "rowwise_adagrad", data_type=data_type)
+    # TorchRec's unsharded modules have halves for both types.
+    dtype = {DataType.FP16: torch.float16, DataType.BF16: torch.bfloat16}[data_type]
+    expected = embedding_weights(Model("cpu", data_type))
+    held = model.state_dict()
+    assert {held[key].dtype for key in expected} == {dtype}
+    found = whole_tables(model, group)
+    compare(found, {k: v.detach().to(dtype) for k, v in expected.items()}, 0)
+    train_step(model, all_optimizers(model), batch(rank))
+    save_checkpoint(_state(model, "rowwise_adagrad"), checkpoint_id=folder, process_group=group)
+    other, _ = sharded(group, "rowwise_adagrad", 1.0, "meta", data_type)
+    _load(other, "rowwise_adagrad", folder, group)
+    compare(whole_model(other, group), whole_model(model, group), 0)
+
+
+def without_step_counts(rank: int, group: dist.ProcessGroup, folder: Path) -> None:
+    """Checkpoints of TorchRec's, which have no number of Adam's steps, are loaded in part."""
+    model, optimizer = sharded(group, "adam")
+    train_step(model, optimizer, batch(rank))
+    state = _state(model, "adam")
+    for states in state["optim"]["state"].values():
+        for name in [name for name in states if name.endswith(".iter")]:
+            del states[name]
+    save_checkpoint(state, checkpoint_id=folder, process_group=group)
+    other, _ = sharded(group, "adam", device="meta")
+    _load(other, "adam", folder, group, DefaultLoadPlanner(allow_partial_load=True))
+    found, expected = whole_model(other, group), whole_model(model, group)
+    steps = {key for key in expected if key.endswith(".iter")}
+    assert {int(found[key]) for key in steps} == {0}
+    for key in steps:
+        del found[key], expected[key]
+    compare(found, expected, 0)
 
 
 def initial(rank: int, group: dist.ProcessGroup, copies: float) -> dict[str, Any]:
@@ -144,11 +238,7 @@ def checkpoint(
         for step in range(2):
             train_step(model, optimizer, batch(step))
     else:
-        state = _state(model, kind)
-        load_checkpoint(state, checkpoint_id=load, process_group=group)
-        model.load_state_dict(state["model"])
-        if "optim" in state:
-            model.fused_optimizer.load_state_dict(state["optim"])
+        _load(model, kind, load, group)
     found = whole_model(model, group)
     if save is not None:
         save_checkpoint(_state(model, kind), checkpoint_id=save, process_group=group)
@@ -162,3 +252,18 @@ def _state(model: DistributedModelParallel, kind: str) -> dict[str, Any]:
     if kind != "sgd":
         state["optim"] = model.fused_optimizer.state_dict()
     return state
+
+
+def _load(
+    model: DistributedModelParallel,
+    kind: str,
+    folder: Path,
+    group: dist.ProcessGroup,
+    planner: DefaultLoadPlanner | None = None,
+) -> None:
+    """What scripts do to load it."""
+    state = _state(model, kind)
+    load_checkpoint(state, checkpoint_id=folder, process_group=group, planner=planner)
+    model.load_state_dict(state["model"])
+    if "optim" in state:
+        model.fused_optimizer.load_state_dict(state["optim"])

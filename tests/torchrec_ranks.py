@@ -12,8 +12,9 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.types import ShardingEnv
+from torchrec.modules.embedding_configs import DataType
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
-from torchrec.optim.optimizers import in_backward_optimizer_filter
+from torchrec.optim.optimizers import PartialRowWiseAdam, in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import oper
@@ -27,29 +28,42 @@ from tests.torchrec_models import (
     embedding_weights,
 )
 
-OPTIMIZERS = {
-    "sgd": torch.optim.SGD,
-    "adagrad": torch.optim.Adagrad,
-    "rowwise_adagrad": RowWiseAdagrad,
-    "adam": torch.optim.Adam,
+OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "sgd": (torch.optim.SGD, {}),
+    "momentum_sgd": (torch.optim.SGD, {"momentum": 0.8}),
+    "adagrad": (torch.optim.Adagrad, {}),
+    "rowwise_adagrad": (RowWiseAdagrad, {}),
+    "adam": (torch.optim.Adam, {}),
+    "partial_rowwise_adam": (PartialRowWiseAdam, {}),
 }
 LR, DENSE_LR, STEPS = 0.5, 0.05, 3
 
 
-def sharded(
-    group: dist.ProcessGroup, kind: str = "sgd", copies: float = 0.3, device: str = "cpu"
-) -> tuple[DistributedModelParallel, CombinedOptimizer]:
-    """The model sharded over a group, and the optimizer of all of it."""
-    model = Model(device)
+def put_optimizer(model: nn.Module, kind: str) -> None:
+    """Have an optimizer train all tables; "none" freezes them."""
+    weights = list(embedding_weights(model).values())
     if kind == "none":
-        for weight in embedding_weights(model).values():
+        for weight in weights:
             weight.requires_grad_(False)
-    else:
-        weights = list(embedding_weights(model).values())
-        _apply_optimizer_in_backward(OPTIMIZERS[kind], weights, {"lr": LR})
+        return
+    optimizer, settings = OPTIMIZERS[kind]
+    _apply_optimizer_in_backward(optimizer, weights, {"lr": LR} | settings)
+
+
+def sharded(
+    group: dist.ProcessGroup,
+    kind: str = "sgd",
+    copies: float = 0.3,
+    device: str = "cpu",
+    data_type: DataType = DataType.FP32,
+    **options: Any,
+) -> tuple[DistributedModelParallel, CombinedOptimizer]:
+    """The model sharded over a group, with the sharders' `options`, and the optimizer of all."""
+    model = Model(device, data_type)
+    put_optimizer(model, kind)
     plan = random_plan(0, tables_of(model), dist.get_world_size(group), replicated=copies)
     torch.manual_seed(3 + dist.get_rank(group))
-    made = oper.shard(model, plan, env=ShardingEnv.from_process_group(group))
+    made = oper.shard(model, plan, env=ShardingEnv.from_process_group(group), **options)
     return made, all_optimizers(made)
 
 
@@ -120,8 +134,7 @@ def reference_state(reference: Reference) -> dict[str, Any]:
 def stock(kind: str, sharding: str, group: dist.ProcessGroup) -> DistributedModelParallel:
     """The model sharded by TorchRec itself: "row_wise" or "table_wise"."""
     model = Model("meta")
-    weights = list(embedding_weights(model).values())
-    _apply_optimizer_in_backward(OPTIMIZERS[kind], weights, {"lr": LR})
+    put_optimizer(model, kind)
 
     class Bags(EmbeddingBagCollectionSharder):
         def sharding_types(self, compute_device_type: str) -> list[str]:

@@ -14,9 +14,11 @@ class Worlds(ExitStack):
         super().__init__()
         self._started: dict[int, Ranks] = {}
 
-    def run(self, ranks: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """The results of function(rank, group, *arguments), by rank."""
+    def run(
+        self, ranks: int, function: Callable[..., Any], *arguments: Any, **options: Any
+    ) -> list[Any]:
+        """The results of function(rank, group, *arguments, **options), by rank."""
         world = max(ranks, 2)  # one rank is one of two, for which TorchRec needs no other
         if world not in self._started:
             self._started[world] = self.enter_context(Ranks(world))
-        return self._started[world].run(ranks, function, *arguments)
+        return self._started[world].run(ranks, function, *arguments, **options)

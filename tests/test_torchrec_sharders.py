@@ -1,0 +1,64 @@
+"""The sharders' settings, the plans they take, and the groups that they work on."""
+
+from dataclasses import replace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from torchrec.distributed.types import ShardingEnv2D
+
+import oper
+from oper.errors import OperError
+from oper.tables import tables_of
+from oper.topology import Topology
+from tests import torchrec_cases
+from tests import torchrec_sharders as cases
+from tests.runtime_plans import random_plan
+from tests.torchrec_models import Model
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+def test_ranks_that_share_no_memory_train_as_the_unsharded_model(worlds, kind):
+    worlds.run(2, torchrec_cases.train_and_compare, kind, 0.3, nodes=(0, 1))
+
+
+def test_plans_come_from_folders(worlds, tmp_path):
+    plan = random_plan(1, tables_of(Model("meta")), 2)
+    plan = replace(plan, topology=Topology.load("cpu:2"), profile="made for this test")
+    plan.save(tmp_path / "plan")
+    worlds.run(2, cases.from_folder, tmp_path / "plan")
+
+
+def test_gradients_are_summed_where_torchrec_does_not_divide(worlds):
+    worlds.run(2, cases.undivided)
+
+
+def test_weights_of_a_batch_are_for_weighted_collections(worlds):
+    worlds.run(2, cases.unweighted)
+
+
+def test_groups_without_the_first_rank(worlds):
+    worlds.run(2, cases.second_of_two)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("use_virtual_table", True),
+        ("enable_embedding_update", True),
+        ("num_embeddings_post_pruning", 10),
+    ],
+)
+def test_configs_that_no_row_of_ours_can_give(setting: str, value: Any, monkeypatch):
+    model = Model("meta")
+    plan = random_plan(0, tables_of(model), 1)
+    monkeypatch.setattr(model.bags.embedding_bag_configs()[0], setting, value, raising=False)
+    with pytest.raises(OperError, match=f"'wide': its config sets {setting}"):
+        oper.torchrec_plan(plan, model)
+
+
+def test_two_dimensional_parallelism_is_refused():
+    model = Model("meta")
+    sharder = oper.OperEmbeddingBagCollectionSharder(random_plan(0, tables_of(model), 1))
+    with pytest.raises(OperError, match="2D parallelism"):
+        sharder.shard(model.bags, {}, Mock(spec=ShardingEnv2D))
