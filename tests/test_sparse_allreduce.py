@@ -39,12 +39,21 @@ class Case:
     ranks: int
     buckets: tuple[tuple[int, int], ...]  # replicas, dim
     touched: tuple[float, ...]
+    spread: bool = False  # the replicas of a bucket lie among others' slots
+
+    def replicas(self) -> list[np.ndarray]:
+        """The slots of each bucket's replicas."""
+        rng = np.random.default_rng(self.seed)
+        return [
+            np.sort(rng.choice(3 * n, n, replace=False)) if self.spread else np.arange(n)
+            for n, _ in self.buckets
+        ]
 
     def slots_and_grads(self, step: int, rank: int) -> list[tuple[np.ndarray, np.ndarray]]:
         rng = np.random.default_rng([self.seed, step, rank])
         given = []
-        for replicas, dim in self.buckets:
-            size = rng.binomial(replicas, self.touched[step])
+        for replicas, (_, dim) in zip(self.replicas(), self.buckets, strict=True):
+            size = rng.binomial(len(replicas), self.touched[step])
             slots = np.sort(rng.choice(replicas, size, replace=False)).astype(np.int64)
             grads = rng.standard_normal((size, dim)).astype(np.float32)
             grads[rng.random(size) < 0.1] = -0.0  # touched, and yet nothing but zeros
@@ -78,7 +87,10 @@ def run_case(rank: int, group, case: Case, method: str, nodes: list[int]):
     """On a rank: the results of all steps, and the bytes counted, all and over the network."""
     node = Node.join(group, 60.0, nodes)
     board = Board(node, WORDS)
-    reduce = ReplicaReduce(method, node, board, case.buckets, group)
+    dims = [dim for _, dim in case.buckets]
+    replicas = [torch.from_numpy(slots) for slots in case.replicas()]
+    buckets = list(zip(replicas, dims, strict=True))
+    reduce = ReplicaReduce(method, node, board, buckets, group)
     results, counted = [], []
     for step in range(1, len(case.touched) + 1):
         given = case.slots_and_grads(step - 1, rank)
@@ -119,6 +131,7 @@ cases = st.builds(
         max_size=3,
     ).map(tuple),
     touched=st.lists(st.sampled_from([0.0, 0.01, 0.3, 1.0]), min_size=1, max_size=4).map(tuple),
+    spread=st.booleans(),
 )
 
 
@@ -178,7 +191,8 @@ def formula(case: Case, step: int, method: str) -> np.ndarray:
 @pytest.mark.parametrize("own_nodes", [False, True])
 def test_bytes_are_those_of_the_formulas(ranks, method, count, own_nodes):
     # Replicas are multiples of 64, as bitmaps are words; slices are whole cache lines.
-    case = Case(3, count, ((6400, 16), (640, 48)), (0.05, 1.0, 0.4))
+    # What lies between a bucket's replicas is not charged.
+    case = Case(3, count, ((6400, 16), (640, 48)), (0.05, 1.0, 0.4), spread=True)
     nodes = (OWN_NODES if own_nodes else ONE_NODE)[count]
     counted = assert_sums(ranks, case, method, nodes)
     for step in range(len(case.touched)):
@@ -208,10 +222,38 @@ def test_what_travels_between_nodes_travels_once_a_node(ranks, method):
         assert counted[:, step, 1].sum() == network
 
 
+def run_shared(rank: int, group, method: str) -> list[int]:
+    """The shared memory of a rank before and after a step that touches all of 100 replicas."""
+    node = Node.join(group)
+    board = Board(node, WORDS)
+    reduce = ReplicaReduce(method, node, board, [(torch.arange(100), 32)], group)
+    before = reduce.shared_bytes
+    reduce.begin(1, [torch.arange(100)])
+    reduce.contribute(1, [torch.ones(100, 32)])
+    board.post("published", 1)
+    board.wait("published", 1, "publish")
+    reduce.reduce(1)
+    reduce.result(1)
+    return [before, reduce.shared_bytes]
+
+
+@pytest.mark.parametrize(
+    ("method", "before", "first", "second"),
+    # The bitmap of two words fills a line. One rank brings the buffer of the sums for all.
+    [
+        ("bitmap", 64, 2 * 12_800 + 64, 12_800 + 64),
+        ("dense", 0, 2 * 12_800, 12_800),
+        ("allgather", 16, 16 + 100 * 132, 16 + 100 * 132),
+    ],
+)
+def test_shared_memory_is_counted(ranks, method, before, first, second):
+    assert ranks.run(2, run_shared, method) == [[before, first], [before, second]]
+
+
 def run_late(rank: int, group):
     node = Node.join(group, 1.0, [0, 1])
     board = Board(node, WORDS)
-    reduce = ReplicaReduce("bitmap", node, board, [(10, 4)], group)
+    reduce = ReplicaReduce("bitmap", node, board, [(torch.arange(10), 4)], group)
     if rank == 1:
         return ""
     reduce.begin(1, [torch.arange(3)])
@@ -234,7 +276,7 @@ def test_unknown_method():
         ranks, rank, peers = 2, 0, (0,)
 
     with pytest.raises(OperError, match="method is 'none', and it has replicas"):
-        ReplicaReduce("none", Two(), None, [(5, 4)], None)  # type: ignore[arg-type]
+        ReplicaReduce("none", Two(), None, [(torch.arange(5), 4)], None)  # type: ignore[arg-type]
 
 
 # Kernels.

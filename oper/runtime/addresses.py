@@ -5,12 +5,13 @@ of replicas go through the AllReduce: a row with copies on all ranks gets the fi
 """
 
 import hashlib
+from collections.abc import Iterable
 
 import numpy as np
 
 from oper.address_map import AddressMap
 from oper.errors import OperError
-from oper.layout import LOCAL, SLOT_BITS, SLOT_MASK, Layout, rank_map
+from oper.layout import LOCAL, SLOT_BITS, SLOT_MASK, Ints, Layout, listed_before, rank_map
 from oper.plan import Plan
 
 REPLICA = LOCAL - 1
@@ -36,15 +37,16 @@ def replicated(layout: Layout) -> np.ndarray:
     return np.asarray(layout.holds.all(axis=1) & (layout.ranks > 1))
 
 
-def replica_slots(layout: Layout) -> list[np.ndarray]:
-    """The slots that replicas take, ascending, in the arenas of each width; in a plan made from an
-    older one others may lie between them."""
-    code = np.asarray(layout.codes).astype(np.uint64)
+def replica_slots(layout: Layout, tables: Iterable[int]) -> Ints:
+    """The slots that replicas of tables of one width take in its arenas, ascending; other rows may
+    lie between them."""
+    first = [*listed_before(layout.bitmap, layout.line_offset[:-1]).tolist(), len(layout.codes)]
+    parts = [layout.codes[first[t] : first[t + 1]] for t in tables]
+    code = np.concatenate([layout.codes[:0], *parts]).astype(np.uint64)
     group = (code & np.uint64((1 << layout.group_bits) - 1)).astype(np.int64)
     copied = replicated(layout)[group]
     group, position = group[copied], (code[copied] >> np.uint64(layout.group_bits)).astype(np.int64)
-    slot, width = layout.base[group, 0] + position, layout.group_width[group]
-    return [np.sort(slot[width == w]) for w in range(len(layout.slots))]
+    return np.sort(layout.base[group, 0] + position)
 
 
 def check_trainable(plan: Plan) -> None:

@@ -16,11 +16,12 @@ and four counters on the board order the ranks, each being the number of the ste
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -135,14 +136,13 @@ class Embedding:
 
     def _make_gradients(self, group: dist.ProcessGroup | None) -> Gradients:
         replicas = None
-        slots = addresses.replica_slots(self.plan.layout)
+        slots = [self._replica_slots(b.tables if b.trained else ()) for b in self.buckets]
         if any(map(len, slots)):
-            top = [int(s[-1]) + 1 if len(s) else 0 for s in slots]
             replicas = ReplicaReduce(
                 self.plan.figures["allreduce_method"],
                 self.node,
                 self.board,
-                [(top[bucket.width] * bucket.trained, bucket.dim) for bucket in self.buckets],
+                [(part, bucket.dim) for part, bucket in zip(slots, self.buckets, strict=True)],
                 group,
             )
         return Gradients(
@@ -155,6 +155,11 @@ class Embedding:
             self.counters,
             self.gradient_scale,
         )
+
+    def _replica_slots(self, tables: Iterable[int]) -> torch.Tensor:
+        """Of tables of the module that share a width."""
+        planned = (self.tables[n].index for n in tables)
+        return torch.from_numpy(addresses.replica_slots(self.plan.layout, planned))
 
     # A batch.
 
@@ -272,6 +277,12 @@ class Embedding:
 
     # Rows of tables, for initial values and checkpoints.
 
+    @property
+    def shared_bytes(self) -> dict[str, int]:
+        """Of this rank's shared memory: its heap, and in training its mailbox and its part of the
+        replicas' AllReduce, both as the largest batch so far made them."""
+        return {"heap": self.heap.bytes, **(self.gradients.shared_bytes if self.gradients else {})}
+
     def meet(self) -> None:
         """Wait for all ranks, which is to be called on all."""
         self._meetings += 1
@@ -308,11 +319,11 @@ class Embedding:
         something else wrote to the heap. To be called on all ranks; the parts are rows and states
         of each width in turn, slots count the width's replicas."""
         self.meet()
-        parts = [
-            arena[torch.from_numpy(slots)]
-            for width, slots in enumerate(addresses.replica_slots(self.plan.layout))
-            for arena in (self.heap.rows(width), self.heap.state(width))
-        ]
+        layout, parts = self.plan.layout, []
+        for width in range(len(layout.slots)):
+            tables = np.flatnonzero(layout.width_of_table == width)
+            slots = torch.from_numpy(addresses.replica_slots(layout, tables))
+            parts += [self.heap.rows(width)[slots], self.heap.state(width)[slots]]
         return unequal_replicas(parts, self._group)
 
     def close(self) -> None:

@@ -54,6 +54,12 @@ class Gradients:
         self._accumulating = False
         self._held: Gathered | None = None
 
+    @property
+    def shared_bytes(self) -> dict[str, int]:
+        """Of this rank's shared memory: what a step's gradients pass through."""
+        allreduce = 0 if self._replicas is None else self._replicas.shared_bytes
+        return {"mailbox": self.mailboxes.bytes, "allreduce": allreduce}
+
     @contextmanager
     def accumulate(self) -> Iterator[None]:
         """Steps inside hold their gradients back; the next one outside adds them."""

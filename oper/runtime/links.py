@@ -81,10 +81,9 @@ class Links:
 
     def reduce_seconds(self, replicas: int, repetitions: int) -> list[float]:
         """Of the AllReduce of so many replicas, all of them touched by every rank."""
-        reduce = ReplicaReduce(
-            "bitmap", self._node, self._board, [(replicas, self._dim)], self._group
-        )
         slots, grads = [torch.arange(replicas)], [torch.ones(replicas, self._dim)]
+        buckets = [(slots[0], self._dim)]
+        reduce = ReplicaReduce("bitmap", self._node, self._board, buckets, self._group)
         seconds = []
         for _ in range(1 + repetitions):
             self._steps += 1

@@ -33,6 +33,12 @@ class Ring:
         self._buffers: list[torch.Tensor] = []
         self._total = torch.empty(0)
 
+    @property
+    def shared_bytes(self) -> int:
+        """Of the shared memory that this rank brought and all use."""
+        total = self._total_segment.bytes if self._node.rank == self._node.peers[0] else 0
+        return self._segments[self._node.rank].bytes + total
+
     def headers(self, shape: list[int], dtype: torch.dtype) -> dict[int, torch.Tensor]:
         """The header of every rank of the node."""
         return {peer: s.tensor(0, shape, dtype) for peer, s in self._segments.items()}

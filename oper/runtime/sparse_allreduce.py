@@ -10,10 +10,11 @@ float32, so that a row is 4 · dim bytes):
     dense      ring(R · row)             the same with a row for every replica
     allgather  (P - 1) · u (row + 4)     everyone gets everyone's slots and rows, and merges them
 
-The sums are equal bit by bit on all ranks, and for all methods within one node. A rank's own bitmap
-is counted, as by the formula; headers of a few numbers are not. Over several nodes each rank's own
-figure depends on what it carries for its node (partners.py); where every rank is a node, all of the
-formula comes over the network.
+A bucket's replicas are numbered in the order of their slots, among which those of other buckets
+may lie. The sums are equal bit by bit on all ranks, and for all methods within one node. A rank's
+own bitmap is counted, as by the formula; headers of a few numbers are not. Over several nodes each
+rank's own figure depends on what it carries for its node (partners.py); where every rank is a node,
+all of the formula comes over the network.
 
 Two counters of the engine's board order the ranks of a node: `marked`, which says that a rank has
 done with the last step's sums and that its bitmap is written, and `reduced`; a third, `published`,
@@ -41,7 +42,8 @@ _MOST_SLOTS = 1 << 31  # that the allgather sends as 4 bytes
 
 
 class ReplicaReduce:
-    """One engine's AllReduce. `buckets`: the replicas, slots from 0 on, and the dim of each.
+    """One engine's AllReduce. `buckets`: of each the slots of its replicas, int64, ascending, and
+    its dim.
 
     All ranks of the group make it together, and go through begin, contribute, reduce and result
     once a step.
@@ -52,7 +54,7 @@ class ReplicaReduce:
         method: str,
         node: Node,
         board: Board,
-        buckets: Sequence[tuple[int, int]],
+        buckets: Sequence[tuple[torch.Tensor, int]],
         group: dist.ProcessGroup | None,
     ) -> None:
         methods: dict[str, type[_Dense] | type[_AllGather]] = {
@@ -65,7 +67,9 @@ class ReplicaReduce:
         self._partners: Partners | None = None
         self._slots: Tensors = []
         self._grads: Tensors = []
-        if node.ranks == 1 or not any(replicas for replicas, _ in buckets):
+        self._numberings = [_Numbering(replicas) for replicas, _ in buckets]
+        self._numbers: Tensors = []
+        if node.ranks == 1 or not any(len(replicas) for replicas, _ in buckets):
             return  # own gradients are the sums
         if method not in methods:
             raise OperError(
@@ -73,7 +77,9 @@ class ReplicaReduce:
                 f"{', '.join(methods)} are known: make the plan again"
             )
         self._partners = Partners(node, group)
-        self._method = methods[method](node, self._partners, buckets)
+        self._method = methods[method](
+            node, self._partners, [(len(replicas), dim) for replicas, dim in buckets]
+        )
 
     @property
     def bytes(self) -> int:
@@ -85,13 +91,19 @@ class ReplicaReduce:
         """The part of `bytes` that came from other nodes."""
         return 0 if self._partners is None else self._partners.received_bytes
 
+    @property
+    def shared_bytes(self) -> int:
+        """Of this rank's shared memory; it grows with what is touched in a step and is kept."""
+        return 0 if self._method is None else self._method.shared_bytes
+
     def begin(self, step: int, slots: Tensors) -> None:
         """The replicas touched here, of each bucket: int64, ascending. The tensors that `result`
         gave in the last step are no longer used."""
         self._slots = slots
         if self._method is not None and self._partners is not None:
             self._method.read_bytes = self._partners.received_bytes = 0
-            self._method.mark(slots)
+            self._numbers = [n.numbers(s) for n, s in zip(self._numberings, slots, strict=True)]
+            self._method.mark(self._numbers)
             self._board.post("marked", step)
 
     def contribute(self, step: int, grads: Tensors) -> None:
@@ -99,7 +111,7 @@ class ReplicaReduce:
         self._grads = grads
         if self._method is not None:
             self._board.wait("marked", step, f"mark its replicas (step {step})")
-            self._method.write(self._slots, grads)
+            self._method.write(self._numbers, grads)
 
     def reduce(self, step: int) -> None:
         """Sum this rank's part, once all ranks of the node have published."""
@@ -113,13 +125,33 @@ class ReplicaReduce:
         if self._method is None:
             return list(zip(self._slots, self._grads, strict=True))
         self._board.wait("reduced", step, f"sum replicas' gradients (step {step})")
-        return self._method.read()
+        sums = zip(self._numberings, self._method.read(), strict=True)
+        return [(numbering.slots(numbers), grads) for numbering, (numbers, grads) in sums]
+
+
+class _Numbering:
+    """The replicas of a bucket, by number and by slot."""
+
+    def __init__(self, slots: torch.Tensor) -> None:
+        # Alone in its arena's first slots, as where a width has one bucket, they are their numbers.
+        alone = not len(slots) or int(slots[-1]) == len(slots) - 1
+        self._slots = None if alone else slots
+
+    def numbers(self, slots: torch.Tensor) -> torch.Tensor:
+        return slots if self._slots is None else torch.searchsorted(self._slots, slots)
+
+    def slots(self, numbers: torch.Tensor) -> torch.Tensor:
+        return numbers if self._slots is None else self._slots[numbers]
 
 
 class _Method(Protocol):
-    """The parts of a step, between which the ranks of the node wait for each other."""
+    """The parts of a step, between which the ranks of the node wait for each other. Replicas are
+    given by number."""
 
     read_bytes: int  # from memory that others of the node wrote
+
+    @property
+    def shared_bytes(self) -> int: ...
 
     def mark(self, slots: Tensors) -> None: ...
     def write(self, slots: Tensors, grads: Tensors) -> None: ...
@@ -136,6 +168,10 @@ class _Dense:
         self._dims = [dim for _, dim in buckets]
         self._size = self._floats(self._rows)
         self._ring = Ring(node, partners, self._header_bytes(), self._size)
+
+    @property
+    def shared_bytes(self) -> int:
+        return self._ring.shared_bytes
 
     def mark(self, slots: Tensors) -> None:
         pass
@@ -230,6 +266,10 @@ class _AllGather:
         self._segments = node.share(own)
         shape = (node.ranks, len(buckets))
         self._counts = {p: s.tensor(0, shape, torch.int64) for p, s in self._segments.items()}
+
+    @property
+    def shared_bytes(self) -> int:
+        return self._segments[self._node.rank].bytes
 
     def mark(self, slots: Tensors) -> None:
         pass
