@@ -25,7 +25,10 @@ def pooled(case, dtype=torch.float32):
 @given(
     seed=st.integers(0, 2**32 - 1),
     widths=st.lists(
-        st.tuples(st.sampled_from([1, 3, 4, 16, 20, 33, 64, 100]), st.sampled_from(DTYPES)),
+        st.tuples(
+            st.sampled_from([1, 3, 4, 8, 16, 20, 32, 33, 64, 100, 128, 152, 264]),
+            st.sampled_from(DTYPES),
+        ),
         min_size=1,
         max_size=3,
     ),

@@ -13,6 +13,7 @@
 
 #include "batch.h"
 #include "blocks.h"
+#include "oper/pool.h"
 
 namespace oper {
 namespace {
@@ -28,8 +29,8 @@ OPER_SIMD void copy(const Slice& slice, RowStream& stream, const Output& out) {
 }
 
 #define OPER_OF_ROWS(Row) \
-  OPER_SIMD void pool(TypeOf<Row>, const Batch& batch, const Slice& slice, RowStream& stream, \
-                      const Output& out, float* scratch) { \
+  OPER_SIMD void pool_any(TypeOf<Row>, const Batch& batch, const Slice& slice, RowStream& stream, \
+                          const Output& out, float* scratch) { \
     pool_slice<Row>(batch, slice, stream, out, scratch); \
   } \
   OPER_OF_GRADIENTS(Row, Float32Row) \
@@ -47,6 +48,17 @@ OPER_OF_ROWS(BFloat16Row)
 OPER_OF_ROWS(Int8Row)
 #undef OPER_OF_ROWS
 #undef OPER_OF_GRADIENTS
+
+template <typename Row>
+void pool(TypeOf<Row> row, const Batch& batch, const Slice& slice, RowStream& stream,
+          const Output& out) {
+  std::vector<float> scratch(2 * slice.feature.dim);
+#if defined(__x86_64__)
+  if (kAvx2 && slice.feature.dim % 8 == 0)
+    return pool_avx2<Row>(batch, slice, stream, out, scratch.data());
+#endif
+  pool_any(row, batch, slice, stream, out, scratch.data());
+}
 
 // f(slice, stream) for every slice of the batch, with the stream at its first row.
 template <typename F>
@@ -83,9 +95,7 @@ at::Tensor pooled_rows(const at::Tensor& addresses, const std::optional<at::Tens
     const bool unchanged = single && slice.feature.dtype == type;
     if (unchanged && out.streams(slice.feature)) return stream_slice(slice, stream, out);
     with_row_type(slice.feature.dtype, [&](auto row) {
-      if (unchanged) return copy(slice, stream, out);
-      std::vector<float> scratch(2 * slice.feature.dim);
-      pool(row, batch, slice, stream, out, scratch.data());
+      unchanged ? copy(slice, stream, out) : pool(row, batch, slice, stream, out);
     });
   });
   return result;
