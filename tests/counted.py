@@ -74,7 +74,9 @@ def parts(log: Path, plan: Plan, rank: int, whole: bool) -> Iterator[Batch]:
 
 
 def count(rank: int, group: Any, log: Path, folder: Path, whole: bool) -> dict[str, Any]:
-    """The counters of a rank that trained on its parts of the log."""
+    """The counters of a rank that trained on its parts of the log, summed over two collections,
+    both with a table of dim 8, of which each has its part of the plan."""
+    from torch import nn
     from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
     from torchrec.distributed.types import ShardingEnv
     from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
@@ -82,7 +84,7 @@ def count(rank: int, group: Any, log: Path, folder: Path, whole: bool) -> dict[s
     import oper
 
     plan = load_plan(folder)
-    tables = [
+    configs = [
         EmbeddingBagConfig(
             name=t.name,
             num_embeddings=t.rows,
@@ -91,13 +93,23 @@ def count(rank: int, group: Any, log: Path, folder: Path, whole: bool) -> dict[s
         )
         for t in plan.tables
     ]
-    module = EmbeddingBagCollection(tables=tables, device=torch.device("meta"))
+    meta = torch.device("meta")
+    module = nn.ModuleList(
+        [
+            EmbeddingBagCollection(configs[:2], device=meta),
+            EmbeddingBagCollection(configs[2:], device=meta),
+        ]
+    )
     apply_optimizer_in_backward(torch.optim.SGD, module.parameters(), {"lr": 0.1})
     model = oper.shard(module, plan, env=ShardingEnv.from_process_group(group))
     for batch in parts(log, plan, rank, whole):
-        model(batch.to_kjt()).values().sum().backward()
-    (counters,) = oper.counters(model).values()
-    return counters
+        ids = batch.to_kjt()
+        sum(collection(ids).values().sum() for collection in model.module).backward()
+    counters = [
+        {name: np.array(value) for name, value in found.items()}
+        for found in oper.counters(model).values()
+    ]
+    return {name: sum(found[name] for found in counters) for name in counters[0]}
 
 
 def owners(plan: Plan) -> list[NDArray[np.int64]]:

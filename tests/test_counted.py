@@ -71,7 +71,7 @@ def test_each_owner_serves_what_the_plan_says_to_the_row(
     plan, found = counted(ranks, folder, fetch, whole=False)
     assert found["accessed_rows"].sum(axis=0).tolist() == plan.owner_accesses.tolist()
     assert found["replica_accesses"].sum() == plan.replica_accesses
-    assert found["steps"].tolist() == [STEPS] * RANKS
+    assert found["steps"].tolist() == [2 * STEPS] * RANKS  # of two collections
 
 
 def test_who_reads_from_whom_follows_from_the_profile_of_each_ranks_part(
