@@ -288,9 +288,11 @@ def refused_plans(rank: int, group: dist.ProcessGroup) -> None:
     env = ShardingEnv.from_process_group(group)
     model, tables, ranks = Model("meta"), tables_of(Model("meta")), dist.get_world_size(group)
 
-    def fails(text: str, changed: Sequence[Table], ranks: int = ranks, seed: int = 0) -> None:
+    def fails(
+        text: str, changed: Sequence[Table], ranks: int = ranks, seed: int = 0, **named: Any
+    ) -> None:
         with pytest.raises(OperError, match=text):
-            oper.shard(model, random_plan(seed, tuple(changed), ranks), env=env)
+            oper.shard(model, random_plan(seed, tuple(changed), ranks, **named), env=env)
 
     fails(f"the plan is for {ranks + 1} ranks", tables, ranks + 1)
     fails("'tiny': the plan has no such table", [t for t in tables if t.name != "tiny"])
@@ -299,6 +301,7 @@ def refused_plans(rank: int, group: dist.ProcessGroup) -> None:
     fails("fp16, and the model", [replace(tables[0], dtype="fp16"), *tables[1:]])
     fails("make a plan for this model", [Table("strange", 5, 4)])
     fails("the same plan", tables, seed=rank)
+    fails("the same plan", tables, method=("bitmap", "dense")[rank])
     for_inference = oper.shard(model, random_plan(0, tables, ranks, mode="inference"), env=env)
     with pytest.raises(OperError, match="the model is in training mode"):
         for_inference(batch(rank))

@@ -73,5 +73,6 @@ def plan_digest(plan: Plan) -> bytes:
     ):  # fmt: skip
         if array is not None:
             digest.update(np.ascontiguousarray(array).data)
-    digest.update(repr((plan.tables, plan.workload)).encode())
+    method = plan.figures.get("allreduce_method")
+    digest.update(repr((plan.tables, plan.workload, method)).encode())
     return digest.digest()
