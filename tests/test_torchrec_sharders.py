@@ -22,6 +22,11 @@ def test_ranks_that_share_no_memory_train_as_the_unsharded_model(worlds, kind):
     worlds.run(2, torchrec_cases.train_and_compare, kind, 0.3, nodes=(0, 1))
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [("fp32", 1e-5), ("int8", 0.05)])
+def test_plans_for_inference_read_as_the_unsharded_model(worlds, dtype, tolerance):
+    worlds.run(2, cases.served, dtype, tolerance)
+
+
 def test_plans_come_from_folders(worlds, tmp_path):
     plan = random_plan(1, tables_of(Model("meta")), 2)
     plan = replace(plan, topology=Topology.load("cpu:2"), profile="made for this test")

@@ -1,5 +1,6 @@
 """What ranks do in tests of the sharders themselves: where plans come from, settings, groups."""
 
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -11,6 +12,8 @@ from torchrec.distributed.types import ShardingEnv
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import oper
+from oper.tables import tables_of
+from tests.runtime_plans import random_plan
 from tests.torchrec_models import Model, Reference, batch
 from tests.torchrec_ranks import (
     DENSE_LR,
@@ -79,3 +82,16 @@ def second_of_two(rank: int, group: dist.ProcessGroup) -> None:
         k: v for k, v in whole_model(model, alone).items() if k in reference.model.state_dict()
     }
     compare(found, reference.model.state_dict(), 1e-4)
+
+
+def served(rank: int, group: dist.ProcessGroup, dtype: str, tolerance: float) -> None:
+    """A plan for inference, some rows on some of the ranks, reads as the unsharded model does."""
+    plain = Model("cpu")
+    tables = tuple(replace(table, dtype=dtype) for table in tables_of(plain))
+    plan = random_plan(0, tables, dist.get_world_size(group), mode="inference")
+    made = oper.shard(Model("cpu"), plan, env=ShardingEnv.from_process_group(group)).eval()
+    for step in range(2):
+        inputs = batch(10 * step + rank)
+        with torch.no_grad():
+            (_, expected), (_, found) = plain(inputs), made(inputs)
+        torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
