@@ -25,7 +25,7 @@ def test_a_board_of_one_rank() -> None:
     board.node.deadline_seconds = 0.3
     with pytest.raises(OperError, match=r"rank 0 did not come within 0.3 s"):
         board.wait("applied", 1, "apply")
-    board.fail("out of luck")
+    board.fail(OperError("out of luck"))
     with pytest.raises(OperError, match="rank 0 failed: out of luck"):
         board.wait("published", 3, "publish its gradients")
 
@@ -92,7 +92,7 @@ def _wait_while_rank_1(rank: int, group: Any, does: str) -> tuple[str, float]:
             os._exit(0)
         time.sleep(0.2)  # the others are asleep by now
         if does == "fails":
-            board.fail("no room for its mailbox: 7 bytes are free")
+            board.fail(OperError("no room for its mailbox: 7 bytes are free"))
             board.post("done", 2)  # comes too late
             time.sleep(20)
         if does == "leaves":
@@ -181,7 +181,7 @@ def _use_in_forked_children(rank: int, group: Any) -> list[str]:
             ]
             with pytest.raises(OperError) as error:
                 uses[index]()
-            board.fail("only a worker")
+            board.fail(OperError("only a worker"))
             return str(error.value)
 
     loader = DataLoader(Words(), batch_size=None, num_workers=2, multiprocessing_context="fork")

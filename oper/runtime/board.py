@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 
 from oper import native
-from oper.errors import OperError
-from oper.runtime.node import SLICE_SECONDS, Node
+from oper.runtime.group import SLICE_SECONDS, LostRankError, told
+from oper.runtime.node import Node
 from oper.runtime.segment import Segment
 
 _FAILED = -1  # on all words of a rank that failed
@@ -64,17 +64,19 @@ class Board:
         if self._wait_words(self._words[word], value, 0) >= 0:
             self._sleep(self._words[word], value, doing)
 
-    def fail(self, message: str) -> None:
-        """Let all waits for this rank, now and later, raise with this message."""
+    def fail(self, error: BaseException) -> None:
+        """Let all waits for this rank, now and later, raise for this error; and tell the ranks of
+        other nodes."""
         if os.getpid() != self._process:
             return  # what fails in a forked child is not the rank
-        text = message.encode()[: _MESSAGE_BYTES - 1]
+        text = told(self.node.rank, error).encode()[: _MESSAGE_BYTES - 1]
         box = self._messages[self._mine]
         box.zero_()
         box[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         self._failed = True
         for words in self._words.values():
             self._post_word(words, self._mine, _FAILED)
+        self.node.fail(error)
 
     def _sleep(self, words: torch.Tensor, value: int, doing: str) -> None:
         began = time.monotonic()
@@ -84,7 +86,7 @@ class Board:
             if _FAILED in counters:
                 n = counters.index(_FAILED)
                 text = bytes(self._messages[n].tolist()).rstrip(b"\0").decode(errors="replace")
-                raise OperError(f"rank {self.node.peers[n]} failed: {text}")
+                raise LostRankError(text)
             return [p for p, c in zip(self.node.peers, counters, strict=True) if c < value]
 
         while self._wait_words(words, value, int(1000 * SLICE_SECONDS)) >= 0:

@@ -74,7 +74,6 @@ class Embedding:
             group = dist.group.WORLD
         self.plan, self.tables, self.weighted = plan, tuple(tables), weighted
         self.bounds, self.check_gradients = bounds, check_gradients
-        self._group = group
         self.node = Node.join(group, deadline_seconds, nodes)
         self.rank, self.ranks = self.node.rank, self.node.ranks
         self.gradient_scale = 1 / self.ranks if gradient_scale is None else gradient_scale
@@ -86,9 +85,10 @@ class Embedding:
             self.board = Board(self.node, _WORDS)
             self.counters = Counters(self.ranks)
             self._sorter = Sorter(self.node, len(self.buckets))
-            self._allocate(group)
-        except BaseException:
-            self.node.close()  # tells the others
+            self._allocate()
+        except BaseException as error:
+            self.node.fail(error)
+            self.node.close()
             raise
         self.map = addresses.runtime_map(plan, self.rank)
         self.anchor = torch.nn.Parameter(torch.empty(0), requires_grad=self.training)
@@ -112,7 +112,7 @@ class Embedding:
         if self.plan.workload.training:
             addresses.check_trainable(self.plan)
 
-    def _allocate(self, group: dist.ProcessGroup | None) -> None:
+    def _allocate(self) -> None:
         layout = self.plan.layout
         widths = len(layout.slots)
         row_bytes, state_bytes = [0] * widths, [0] * widths
@@ -122,19 +122,18 @@ class Embedding:
             needed = bucket.optimizer.state_bytes(bucket.dim)
             state_bytes[bucket.width] = max(state_bytes[bucket.width], needed)
         self.heap = Heap(self.node, layout.slots, row_bytes, state_bytes)
-        unmapped = len(self.node.peers) < self.ranks
-        self.exchange = (
-            Exchange(group, self.ranks, self.node.deadline_seconds) if unmapped else None
-        )
+        self.exchange = None
+        if self.node.group is not None and len(self.node.peers) < self.ranks:
+            self.exchange = Exchange(self.node.group)
         self.sources = Sources(
             self.heap, self.buckets, self.node, self.plan.workload.fetch, self.exchange
         )
         self.rows_io = RowsIO(
             self.plan, self.tables, self.buckets, self.heap, self.node, self.exchange
         )
-        self.gradients = self._make_gradients(group) if self.training else None
+        self.gradients = self._make_gradients() if self.training else None
 
-    def _make_gradients(self, group: dist.ProcessGroup | None) -> Gradients:
+    def _make_gradients(self) -> Gradients:
         replicas = None
         slots = [self._replica_slots(b.tables if b.trained else ()) for b in self.buckets]
         if any(map(len, slots)):
@@ -143,7 +142,6 @@ class Embedding:
                 self.node,
                 self.board,
                 [(part, bucket.dim) for part, bucket in zip(slots, self.buckets, strict=True)],
-                group,
             )
         return Gradients(
             self.buckets,
@@ -289,7 +287,7 @@ class Embedding:
         self.board.post("met", self._meetings)
         self.board.wait("met", self._meetings, "come to read or write tables")
         if self.exchange is not None:
-            self.exchange.meet("while they read or wrote tables")
+            self.exchange.meet("come to read or write tables")
 
     def read_rows(
         self, requests: Sequence[tuple[int, int, int]], state: str | None = None
@@ -324,7 +322,7 @@ class Embedding:
             tables = np.flatnonzero(layout.width_of_table == width)
             slots = torch.from_numpy(addresses.replica_slots(layout, tables))
             parts += [self.heap.rows(width)[slots], self.heap.state(width)[slots]]
-        return unequal_replicas(parts, self._group)
+        return unequal_replicas(parts, self.node.group)
 
     def close(self) -> None:
         """Leave the other ranks. Memory is given back with the last reference to this engine."""
@@ -369,5 +367,5 @@ class Embedding:
             yield
         except BaseException as error:
             if self.training:
-                self.board.fail(str(error) or type(error).__name__)
+                self.board.fail(error)
             raise

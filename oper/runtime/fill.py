@@ -14,15 +14,13 @@ from oper.runtime.initialise import BLOCK_ROWS, Fill, block_rows, initial_rows
 from oper.tables import Table
 
 
-def fill_tables(
-    engine: Embedding, fills: Sequence[Fill | None], group: dist.ProcessGroup | None
-) -> None:
+def fill_tables(engine: Embedding, fills: Sequence[Fill | None]) -> None:
     """Give all rows the initial values that the tables' `fills` make, by the seed of rank 0's
     torch. To be called on all ranks."""
     # A seed is 64 bits without a sign.
     seed = torch.tensor([torch.initial_seed() % (1 << 63)])
-    if group is not None:
-        dist.broadcast(seed, group=group, group_src=0)
+    if engine.node.group is not None:
+        engine.node.group.run(dist.broadcast, seed, group_src=0, doing="tell its seed")
     tables = planned_tables(engine)
     blocks = _blocks(tables, [block_rows(f, t) for f, t in zip(fills, tables, strict=True)])
     for begin in range(0, len(blocks), engine.ranks):

@@ -161,7 +161,7 @@ class Gradients:
                     last = first
                 slots.append(run_slot[first:last])
                 grads.append(out[first - base : last - base])
-            doing = f"while they exchanged gradients (step {self.steps + 1})"
+            doing = f"exchange gradients (step {self.steps + 1})"
             sent = self._exchange.send(slots, doing), self._exchange.send(grads, doing)
             for mine, part in zip(received, zip(*sent, strict=True), strict=True):
                 mine.append(part)

@@ -83,7 +83,7 @@ class Links:
         """Of the AllReduce of so many replicas, all of them touched by every rank."""
         slots, grads = [torch.arange(replicas)], [torch.ones(replicas, self._dim)]
         buckets = [(slots[0], self._dim)]
-        reduce = ReplicaReduce("bitmap", self._node, self._board, buckets, self._group)
+        reduce = ReplicaReduce("bitmap", self._node, self._board, buckets)
         seconds = []
         for _ in range(1 + repetitions):
             self._steps += 1

@@ -22,20 +22,15 @@ import socket
 import struct
 import time
 import weakref
-from collections.abc import Callable, Collection, Sequence
-from datetime import timedelta
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from oper.errors import OperError
+from oper.runtime.group import SLICE_SECONDS, Group, LostRankError, did_not_come, died, names, told
 from oper.runtime.segment import Segment
 
-SLICE_SECONDS = 0.1  # between looks at who is alive
-
-_TAG = 0x6F706572  # of our messages in the group, apart from the user's: "oper"
 _NAME_BYTES = _SECRET_BYTES = 16
 _HEADER = struct.Struct(f"={_SECRET_BYTES}sii")  # receiver's secret, sender, round
 _PROBLEM_BYTES = 1024
@@ -47,14 +42,19 @@ _LOCK = struct.Struct("@hhqqi0q")
 class Node:
     """The ranks that share memory with this one: `peers`, ascending, own rank included.
 
-    `rank` of `ranks` are those of the process group. Not to be used in a forked child.
+    `rank` of `ranks` are those of the process group; `group` is for what all of them do together,
+    None where there is one. Not to be used in a forked child.
     """
 
-    def __init__(self, group: Any, rank: int, ranks: int, deadline_seconds: float) -> None:
+    def __init__(self, group: "dist.ProcessGroup | None", deadline_seconds: float) -> None:
         """A node of its own; `join` makes those of several ranks."""
-        self.rank, self.ranks, self.deadline_seconds = rank, ranks, deadline_seconds
-        self.peers: tuple[int, ...] = (rank,)
-        self._group = group
+        self.deadline_seconds = deadline_seconds
+        self.group: Group | None = None
+        self.rank, self.ranks = 0, 1
+        if group is not None and dist.get_world_size(group) > 1:
+            self.group = Group(group, deadline_seconds)
+            self.rank, self.ranks = self.group.rank, self.group.ranks
+        self.peers: tuple[int, ...] = (self.rank,)
         self._process = os.getpid()
         self._round = 0
         self._addresses: dict[int, tuple[str, bytes]] = {}  # of the others: name, secret
@@ -78,19 +78,19 @@ class Node:
         whatever the ranks do together later.
         """
         if group is None:
-            return cls(None, 0, 1, deadline_seconds)
-        rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-        if rank < 0:
+            return cls(None, deadline_seconds)
+        if dist.get_rank(group) < 0:
             raise OperError("this process is no member of the process group that was given")
         if "cpu:" not in dist.get_backend_config(group):
             raise OperError(
                 f"the process group's backend is {dist.get_backend(group)}, and one for the CPU "
                 'was needed: init_process_group("gloo"), or "cpu:gloo,cuda:nccl"'
             )
-        node = cls(group, rank, ranks, deadline_seconds)
+        node = cls(group, deadline_seconds)
         try:
-            node._meet(0 if nodes is None else nodes[rank])
-        except BaseException:
+            node._meet(0 if nodes is None else nodes[node.rank])
+        except BaseException as error:
+            node.fail(error)
             node.close()
             raise
         return node
@@ -121,13 +121,13 @@ class Node:
 
         OperError on every rank says which ranks differ.
         """
-        digests = self._exchange_in_group(hashlib.sha256(digest).digest(), f"compare {what}")
+        digests = self._gather_in_group(hashlib.sha256(digest).digest(), f"compare {what}")
         ranks_with: dict[bytes, list[int]] = {}
         for rank, digest in enumerate(digests):
             ranks_with.setdefault(digest, []).append(rank)
         if len(ranks_with) > 1:
             groups = "; ".join(
-                f"{_ranks(ranks)}: {digest.hex()[:12]}" for digest, ranks in ranks_with.items()
+                f"{names(ranks)}: {digest.hex()[:12]}" for digest, ranks in ranks_with.items()
             )
             raise OperError(
                 f"{what} must be the same on all ranks, and their digests are {groups}: give all "
@@ -137,10 +137,10 @@ class Node:
     def check_all(self, problem: str, doing: str) -> None:
         """OperError on every rank of the whole group where any has a problem ("": none)."""
         message = problem.encode()[:_PROBLEM_BYTES].ljust(_PROBLEM_BYTES, b"\0")
-        for rank, given in enumerate(self._exchange_in_group(message, doing)):
+        for rank, given in enumerate(self._gather_in_group(message, doing)):
             text = given.rstrip(b"\0").decode(errors="replace")
             if text:
-                raise OperError(problem or f"rank {rank} failed: {text}")
+                raise OperError(problem) if problem else LostRankError(told(rank, OperError(text)))
 
     def alive(self, rank: int) -> bool:
         """Whether a rank of this node still runs, stopped or not, and has not closed it."""
@@ -167,17 +167,20 @@ class Node:
         dead = {peer for peer in missing() if not self.alive(peer)}
         late = missing()  # what a rank did before it died counts
         dead &= set(late)
+        if dead and self.group is not None:
+            self.group.check()  # who said why has not just died
         if dead:
-            raise OperError(
-                f"{_ranks(dead)} died while rank {self.rank} waited for {_them(dead)} to {doing}: "
-                f"see the last output of {_them(dead)}"
-            )
+            raise LostRankError(died(dead, self.rank, doing))
         if late and time.monotonic() - began >= seconds:
-            raise OperError(
-                f"{_ranks(late)} did not come within {seconds:g} s, while rank "
-                f"{self.rank} waited for {_them(late)} to {doing} "
-                f"({', '.join(self._state(peer) for peer in late)})"
-            )
+            processes = self.group.processes if self.group else {}
+            raise LostRankError(did_not_come(late, seconds, self.rank, doing, processes))
+        if late and self.group is not None and len(self.peers) < self.ranks:
+            self.group.look(doing)  # other nodes may wait for this rank
+
+    def fail(self, error: BaseException) -> None:
+        """Let all ranks of the group that wait, now or later, raise for an error of this one's."""
+        if self.group is not None and os.getpid() == self._process:
+            self.group.fail(error)
 
     def close(self) -> None:
         """Leave: to the others, this rank is no longer alive. Segments stay as they are."""
@@ -194,7 +197,7 @@ class Node:
         name, secret = secrets.token_bytes(_NAME_BYTES), secrets.token_bytes(_SECRET_BYTES)
         self._socket.bind(_address(name))
         self._secret = secret
-        cards = self._exchange_in_group(_host_digest(number) + name + secret, "join")
+        cards = self._gather_in_group(_host_digest(number) + name + secret, "join")
         host = len(cards[0]) - _NAME_BYTES - _SECRET_BYTES
         mine = cards[self.rank]
         self.peers = tuple(r for r, card in enumerate(cards) if card[:host] == mine[:host])
@@ -206,6 +209,9 @@ class Node:
         ).items():
             self._locks[peer] = descriptors[0]
             self._resources.callback(os.close, descriptors[0])
+        if self.group is not None:
+            holders = {peer: self._holder(peer) for peer in self._locks}
+            self.group.processes = {peer: process for peer, process in holders.items() if process}
 
     def _holder(self, rank: int) -> int | None:
         """The process that holds a rank's lock, 0 where that cannot be known; None: nobody does."""
@@ -219,16 +225,6 @@ class Node:
         question = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         kind, *_, process = _LOCK.unpack(fcntl.fcntl(self._locks[rank], fcntl.F_GETLK, question))
         return None if kind == fcntl.F_UNLCK else max(process, 0)  # -1: of another namespace
-
-    def _state(self, rank: int) -> str:
-        process = self._process if rank == self.rank else self._holder(rank)
-        if not process:
-            return f"rank {rank} is alive"
-        with contextlib.suppress(OSError):
-            status = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
-            if status.rpartition(")")[2].split()[0] in "Tt":
-                return f"rank {rank}, process {process}, is stopped"
-        return f"rank {rank}, process {process}, is alive"
 
     def _exchange(
         self, message: bytes, descriptor: int | None, doing: str, seconds: float
@@ -295,38 +291,10 @@ class Node:
             os.close(descriptor)
         return True
 
-    def _exchange_in_group(self, message: bytes, doing: str) -> list[bytes]:
+    def _gather_in_group(self, message: bytes, doing: str) -> list[bytes]:
         """The message, of one length, of every rank of the whole group."""
-        if self.ranks == 1:
-            return [message]
         self.check_process()
-        others = [r for r in range(self.ranks) if r != self.rank]
-        mine = torch.frombuffer(bytearray(message), dtype=torch.uint8)
-        boxes = [torch.empty_like(mine) for _ in range(self.ranks)]
-        boxes[self.rank] = mine
-        deadline = time.monotonic() + self.deadline_seconds
-        # From each rank directly: a collective would not say who is missing.
-        works: list[tuple[int, Any]] = []
-        missing: dict[int, str] = {}
-        for r in others:
-            try:
-                receive = dist.irecv(boxes[r], group=self._group, group_src=r, tag=_TAG)
-                send = dist.isend(mine, group=self._group, group_dst=r, tag=_TAG)
-                works += [(r, receive), (r, send)]
-            except RuntimeError as error:
-                missing[r] = str(error).splitlines()[0]
-        for r, work in works:
-            try:
-                work.wait(timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
-            except RuntimeError as error:
-                missing[r] = str(error).splitlines()[0]
-        if missing:
-            raise OperError(
-                f"{_ranks(missing)} died or did not come within {self.deadline_seconds:g} s, "
-                f"while rank {self.rank} waited for {_them(missing)} to {doing} "
-                f"({next(iter(missing.values()))})"
-            )
-        return [box.numpy().tobytes() for box in boxes]
+        return [message] if self.group is None else self.group.gather(message, doing)
 
 
 def _close_messages(inbox: dict[tuple[int, int], tuple[bytes, list[int]]]) -> None:
@@ -346,12 +314,3 @@ def _host_digest(number: int) -> bytes:
 
 def _address(name: bytes) -> str:
     return f"\0oper-{name.hex()}"
-
-
-def _ranks(ranks: Collection[int]) -> str:
-    names = ", ".join(map(str, sorted(ranks)))
-    return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
-
-
-def _them(ranks: Collection[int]) -> str:
-    return "it" if len(ranks) == 1 else "them"

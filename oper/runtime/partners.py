@@ -9,26 +9,25 @@ all talk to each other.
 """
 
 from collections.abc import Mapping
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
-from oper.errors import OperError
 from oper.runtime.node import Node
 
 
 class Partners:
     """The partners and wards of this rank, ascending; none where the group is one node."""
 
-    def __init__(self, node: Node, group: dist.ProcessGroup | None) -> None:
-        self._group, self._node = group, node
-        firsts = [torch.tensor(node.peers[0]) for _ in range(node.ranks)]
-        if node.ranks > len(node.peers):
-            dist.all_gather(firsts, firsts[node.rank].clone(), group=group)
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        firsts = [node.peers[0]] * node.ranks
+        if node.group is not None and node.ranks > len(node.peers):
+            own = node.peers[0].to_bytes(8)
+            told = node.group.gather(own, "say which node it is of")
+            firsts = [int.from_bytes(first) for first in told]
         self.nodes = [
-            tuple(r for r in range(node.ranks) if firsts[r] == f)
-            for f in sorted({*map(int, firsts)})
+            tuple(r for r in range(node.ranks) if firsts[r] == f) for f in sorted({*firsts})
         ]
         self.partners = tuple(
             partner_in(members, self._position(node.rank))
@@ -54,27 +53,23 @@ class Partners:
         doing: str,
     ) -> dict[int, torch.Tensor]:
         """Send each rank its part, one-dimensional and of one `dtype`, and receive `sizes` elements
-        from each rank named there. All ranks of the group call this together.
-
-        OperError where the others do not come within the node's deadline.
+        from each rank named there. All ranks of the group call this together; `doing` says in
+        errors what they were waited for.
         """
         ranks = range(self._node.ranks)
         incoming_sizes = [sizes.get(r, 0) for r in ranks]
         outgoing = torch.cat([torch.empty(0, dtype=dtype), *(parts[r] for r in sorted(parts))])
         incoming = outgoing.new_empty(sum(incoming_sizes))
         outgoing_sizes = [len(parts[r]) if r in parts else 0 for r in ranks]
-        seconds = self._node.deadline_seconds
-        try:
-            work = dist.all_to_all_single(
-                incoming, outgoing, incoming_sizes, outgoing_sizes, self._group, async_op=True
-            )
-            work.wait(timedelta(seconds=seconds))
-        except RuntimeError as error:
-            raise OperError(
-                f"rank {self._node.rank} could not {doing} with {sorted({*parts, *sizes})} of "
-                f"other nodes: {str(error).splitlines()[0]}; a rank died, did not come within "
-                f"{seconds:g} s, or failed: see the errors of the others"
-            ) from error
+        assert self._node.group is not None
+        self._node.group.run(
+            dist.all_to_all_single,
+            incoming,
+            outgoing,
+            incoming_sizes,
+            outgoing_sizes,
+            doing=doing,
+        )
         self.received_bytes += incoming.nbytes
         received = incoming.split(incoming_sizes)
         return {r: received[r] for r in sizes}

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from oper import native
+from oper.runtime.group import Group
 
 _BLOCK_ROWS = 1024
 _MOST_BLOCKS = 64  # whose rows are compared: more tell nothing new
@@ -26,9 +27,7 @@ class UnequalReplica:
     ranks: tuple[int, ...]
 
 
-def unequal_replicas(
-    parts: Sequence[torch.Tensor], group: dist.ProcessGroup | None
-) -> list[UnequalReplica]:
+def unequal_replicas(parts: Sequence[torch.Tensor], group: Group | None) -> list[UnequalReplica]:
     """The replicas that are not equal on all ranks, the same list on every rank.
 
     `parts` are a rank's copies, uint8 [rows, bytes] each and of equal shapes on all ranks: rows,
@@ -54,13 +53,13 @@ def _minority(digests: list[int]) -> tuple[int, ...]:
     return tuple(rank for rank, digest in enumerate(digests) if digest != usual)
 
 
-def _gather(vectors: Sequence[torch.Tensor], group: dist.ProcessGroup | None) -> list[torch.Tensor]:
+def _gather(vectors: Sequence[torch.Tensor], group: Group | None) -> list[torch.Tensor]:
     """Those of all ranks, [ranks, n] each."""
     if not vectors:
         return []
     own = torch.cat(list(vectors))
-    ranks = 1 if group is None else dist.get_world_size(group)
-    gathered = [own.clone() for _ in range(ranks)]
-    if ranks > 1:
-        dist.all_gather(gathered, own, group=group)
+    gathered = [own]
+    if group is not None:
+        gathered = [own.clone() for _ in range(group.ranks)]
+        group.run(dist.all_gather, gathered, own, doing="compare replicas")
     return list(torch.stack(gathered).split([len(v) for v in vectors], dim=1))

@@ -80,7 +80,7 @@ class RowsIO:
                 away.append((slots_away, values_away))
             if self._exchange is None:
                 continue
-            doing = "while they wrote tables"
+            doing = "write tables"
             slots_in = self._exchange.send([torch.cat(s) for s, _ in away], doing)
             rows_in = self._exchange.send([torch.cat(v) for _, v in away], doing)
             for slots, rows in zip(slots_in, rows_in, strict=True):
@@ -131,7 +131,7 @@ class RowsIO:
                 at, at + len(asked[-1])
             )
             at += len(asked[-1])
-        doing = "while they read tables"
+        doing = "read tables"
         answers = [own[slots] for slots in self._exchange.send(asked, doing)]
         return torch.cat(self._exchange.send(answers, doing))
 

@@ -59,7 +59,6 @@ class _ShardedByRows(ShardedEmbeddingModule, FusedOptimizerModule):
     def __init__(self, module: nn.Module, engine: Embedding, group: dist.ProcessGroup | None):
         super().__init__()
         self._engine, self._blocks = engine, TableBlocks(engine, group)
-        self._group = group
         self._configs = list(module_tables.configs(module))
         self.add_module(self._collection, nn.ModuleDict())
         self._weights = [self._add_parameter(config.name) for config in self._configs]
@@ -109,7 +108,7 @@ class _ShardedByRows(ShardedEmbeddingModule, FusedOptimizerModule):
     def reset_parameters(self) -> None:
         """Give all rows the initial values of their configs' `init_fn`. For all ranks to call."""
         fills = [config.init_fn for config in self._configs]
-        fill.fill_tables(self._engine, fills, self._group)
+        fill.fill_tables(self._engine, fills)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
         # DistributedModelParallel.copy copies models while tensors stay as they are, and so do

@@ -107,9 +107,9 @@ class Sources:
                 found[rank] = self._copy(width, rank, wanted[rank])
             asked[rank] = wanted[rank][:0]
         if self._exchange is not None:
-            asked = self._exchange.send(asked, "while they asked for rows")
+            asked = self._exchange.send(asked, "ask for rows")
             answers = [self._copy(width, self._rank, slots) for slots in asked]
-            for rank, rows in enumerate(self._exchange.send(answers, "while they sent rows")):
+            for rank, rows in enumerate(self._exchange.send(answers, "send rows")):
                 if rank not in self._node.peers:
                     found[rank] = rows
         return found

@@ -26,7 +26,6 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import torch
-import torch.distributed as dist
 
 from oper import native
 from oper.errors import OperError
@@ -55,7 +54,6 @@ class ReplicaReduce:
         node: Node,
         board: Board,
         buckets: Sequence[tuple[torch.Tensor, int]],
-        group: dist.ProcessGroup | None,
     ) -> None:
         methods: dict[str, type[_Dense] | type[_AllGather]] = {
             "bitmap": _Bitmap,
@@ -76,7 +74,7 @@ class ReplicaReduce:
                 f"the plan's AllReduce method is {method!r}, and it has replicas; "
                 f"{', '.join(methods)} are known: make the plan again"
             )
-        self._partners = Partners(node, group)
+        self._partners = Partners(node)
         self._method = methods[method](
             node, self._partners, [(len(replicas), dim) for replicas, dim in buckets]
         )
