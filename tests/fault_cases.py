@@ -43,11 +43,13 @@ def start_each(
     return error_of(lambda: Embedding(plans[rank], tables, group=group, **options[rank]))
 
 
-def lookup_each(rank: int, group, case: Case, plan: Plan, batches: list[Any]) -> str | None:
+def lookup_each(
+    rank: int, group, case: Case, plan: Plan, batches: list[Any], **options
+) -> str | None:
     """Train, each rank from a batch of its own."""
 
     def step() -> None:
-        out = start(case, plan, group)(batches[rank])
+        out = start(case, plan, group, **options)(batches[rank])
         out.backward(torch.ones_like(out))
 
     return error_of(step)
@@ -69,8 +71,9 @@ def train_with_gradients(
 
 
 def train_till_lost(
-    rank: int, group, case: Case, plan: Plan, phase: str, victim: int, signal: int, **options
-) -> tuple[str | None, float]:
+    rank: int, group, case: Case, plan: Plan, phase: str, victim: int, signal: int,
+    deadline_seconds: float, nodes: tuple[int, ...] | None,
+) -> tuple[str | None, float]:  # fmt: skip
     """Train while the victim sends itself a signal at the phase of a step, and how long it took
     from there to the error."""
 
@@ -83,7 +86,7 @@ def train_till_lost(
     def work() -> None:
         nonlocal begun
         reach("join")
-        engine = start(case, plan, group, **options)
+        engine = start(case, plan, group, deadline_seconds=deadline_seconds, nodes=nodes)
         post = engine.board.post
         if rank == victim:
             engine.board.post = lambda word, value: (reach(word), post(word, value))  # type: ignore

@@ -1,5 +1,6 @@
 """Bad input and lost ranks: a clear error on every rank, soon, and nothing left behind."""
 
+import itertools
 import logging
 import signal
 from dataclasses import replace
@@ -262,40 +263,47 @@ def test_unpooled_gradients_that_are_not_finite():
 PHASES = ["join", "forward", "backward", "marked", "published", "reduced", "applied", "read tables"]
 
 
-def lose(phase: str, kind: int, **options) -> list:
+def lose(phase: str, kind: int, **options) -> list[tuple[str, float]]:
+    """What ranks 0 and 2 are told when rank 1 is lost, and after how many seconds."""
     with Ranks(3) as ranks:
         return ranks.run(
             3, fault_cases.train_till_lost, CASE, PLAN, phase, 1, kind, lost=(1,), **options
-        )
+        )[::2]
 
 
-@pytest.mark.parametrize("phase", PHASES)
-def test_a_rank_that_is_killed_is_named_by_all_others(phase):
-    for rank, result in enumerate(lose(phase, signal.SIGKILL, deadline_seconds=60.0)):
-        if rank != 1:
-            text, seconds = result
-            assert "rank 1 died" in text
-            assert seconds < 10
-
-
-@pytest.mark.parametrize("phase", ["join", "published"])
-def test_a_rank_that_stops_is_named_at_the_deadline(phase):
-    for rank, result in enumerate(lose(phase, signal.SIGSTOP, deadline_seconds=3.0)):
-        if rank != 1:
-            text, seconds = result
-            assert "rank 1" in text
-            assert "did not come within 3 s" in text
-            assert "is stopped" in text or phase == "join"
-            assert seconds < 10
-
-
-@pytest.mark.parametrize(("kind", "deadline"), [(signal.SIGKILL, 60.0), (signal.SIGSTOP, 3.0)])
-def test_a_rank_of_another_node_that_is_lost(kind, deadline):
-    found = lose("backward", kind, deadline_seconds=deadline, nodes=(0, 1, 0))
-    for rank in (0, 2):
-        text, seconds = found[rank]
-        assert "rank 1 d" in text
+# Rank 1 shares memory with both of the others, with none of them, with one.
+@pytest.mark.parametrize(
+    ("phase", "nodes"),
+    [(phase, None) for phase in PHASES]
+    + list(itertools.product(PHASES[::2], [(0, 1, 0)]))
+    + list(itertools.product(PHASES[1::2], [(0, 1, 1)])),
+)
+def test_a_rank_that_is_killed_is_named_by_all_others(phase, nodes):
+    for text, seconds in lose(phase, signal.SIGKILL, deadline_seconds=60.0, nodes=nodes):
+        assert text.startswith("rank 1 died while rank ")
         assert seconds < 10
+
+
+@pytest.mark.parametrize(
+    ("phase", "nodes"),
+    [("join", None), ("published", None), ("backward", (0, 1, 0)), ("backward", (0, 1, 1))],
+)
+def test_a_rank_that_stops_is_named_at_the_deadline(phase, nodes):
+    for text, seconds in lose(phase, signal.SIGSTOP, deadline_seconds=1.5, nodes=nodes):
+        assert text.startswith("rank 1 did not come within 1.5 s, while rank ")
+        assert text.endswith("is stopped)") == (phase != "join" and nodes != (0, 1, 0))
+        assert seconds < 10
+
+
+def test_a_rank_of_another_node_that_fails_is_named_by_all_others():
+    batches = [batch_of(CASE, 0, rank) for rank in range(3)]
+    batches[1] = with_ids(batches[1], 0, 12345)
+    with Ranks(3) as ranks:
+        found = ranks.run(3, fault_cases.lookup_each, CASE, PLAN, batches, nodes=(0, 1, 0))
+    first = "feature 'f0': id 12345, number 0 of the feature on rank 1"
+    assert found[1].startswith(first)
+    assert found[0].startswith("rank 1 failed: " + first)
+    assert found[2] == found[0]
 
 
 # Memory, forks, and what is left.
