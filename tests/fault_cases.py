@@ -17,6 +17,7 @@ from oper.free_memory import FreeMemory
 from oper.plan import Plan
 from oper.runtime.embedding import Embedding
 from tests.embedding_cases import Case, batch_of, gradient_of, module_tables, start
+from tests.mortal_ranks import lose_this_process
 
 
 def train(engine: Embedding, case: Case, step: int) -> torch.Tensor:
@@ -79,7 +80,7 @@ def train_till_lost(
 
     def reach(point: str) -> None:
         if rank == victim and point == phase:
-            os.kill(os.getpid(), signal)
+            lose_this_process(signal)
 
     begun = time.monotonic()
 

@@ -98,7 +98,7 @@ def _wait_while_rank_1(rank: int, group: Any, does: str) -> tuple[str, float]:
         if does == "leaves":
             board.node.close()
             time.sleep(20)
-        os.kill(os.getpid(), signal.SIGSTOP if does == "stops" else signal.SIGKILL)
+        mortal_ranks.lose_this_process(signal.SIGSTOP if does == "stops" else signal.SIGKILL)
     board.post("done", 2)
     began = time.monotonic()
     messages = set()

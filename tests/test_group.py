@@ -31,7 +31,7 @@ def _lose_rank_1(rank: int, process_group: Any, does: str) -> tuple[str, float, 
         if does == "is interrupted":
             threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
         else:
-            os.kill(os.getpid(), signal.SIGSTOP if does == "stops" else signal.SIGKILL)
+            mortal_ranks.lose_this_process(signal.SIGSTOP if does == "stops" else signal.SIGKILL)
     elif does == "is interrupted":
         time.sleep(0.6 if rank == 0 else 0)
     works = []
@@ -96,7 +96,7 @@ def test_ranks_that_wait_for_different_things() -> None:
 def _lose_the_store(rank: int, process_group: Any) -> str:
     group = Group(process_group, deadline_seconds=1.0)
     if rank == 1:
-        os.kill(os.getpid(), signal.SIGSTOP)
+        mortal_ranks.lose_this_process(signal.SIGSTOP)
 
     class Stopped:
         """A store whose host is stopped."""

@@ -127,7 +127,7 @@ def _join_while_rank_1(rank: int, group: Any, does: str) -> tuple[str, float]:
             kill = partial(os.kill, os.getpid(), signal.SIGKILL)
             mock.patch.object(Node, "_exchange", side_effect=lambda *_: kill()).start()
         else:
-            os.kill(os.getpid(), signal.SIGKILL if does == "dies" else signal.SIGSTOP)
+            mortal_ranks.lose_this_process(signal.SIGKILL if does == "dies" else signal.SIGSTOP)
     began = time.monotonic()
     with pytest.raises(OperError) as error:
         Node.join(group, deadline_seconds=1.5 if does == "stops" else 15)
