@@ -26,16 +26,11 @@ class Notices:
         # which have another store.
         self._prefix = f"oper/{_boards[group.group_name]}"
         _boards[group.group_name] += 1
-        self._store: Any = None
-        with contextlib.suppress(RuntimeError, AttributeError):
-            self._store = group.get_group_store()
+        self._store: Any = group.get_group_store()
         self._cloned = False
+        self._asking: threading.Thread | None = None
         self._beats = 0
-
-    @property
-    def lost(self) -> bool:
-        """Whether the store does not answer any more, or never has."""
-        return self._store is None
+        self.lost = False  # whether the store did not answer the last question
 
     def fail(self, text: str) -> None:
         """Let all ranks read why one of them has failed, unless another was first."""
@@ -75,10 +70,10 @@ class Notices:
         return store.get(key).decode(errors="replace") if store.check([key]) else ""
 
     def _ask(self, question: Callable[[Any], Any]) -> Any:
-        """The store's answer, by a connection of our own; None if it has none, now and then on.
+        """The store's answer, by a connection of our own; None if it has none.
 
-        A store whose host is stopped never answers, and its calls cannot be interrupted: they are
-        made by a thread, which is left to itself then.
+        A store whose host is stopped does not answer, and its calls cannot be interrupted: they
+        are made by a thread, which is left to itself then.
         """
         answers = []
 
@@ -88,11 +83,9 @@ class Notices:
                     self._store, self._cloned = self._store.clone(), True
                 answers.append(question(self._store))
 
-        if self._store is not None:
-            thread = threading.Thread(target=ask, name="oper-notices", daemon=True)
-            thread.start()
-            thread.join(_ANSWER_SECONDS)
-        if not answers:
-            self._store = None
-            return None
-        return answers[0]
+        if self._asking is None or not self._asking.is_alive():
+            self._asking = threading.Thread(target=ask, name="oper-notices", daemon=True)
+            self._asking.start()
+            self._asking.join(_ANSWER_SECONDS)
+        self.lost = not answers
+        return answers[0] if answers else None
