@@ -93,7 +93,8 @@ def test_what_a_rank_did_before_it_died_counts(monkeypatch: pytest.MonkeyPatch) 
 
 
 def _take_longer(rank: int, group: Any, extra_seconds: float) -> str:
-    node = Node.join(group, deadline_seconds=0.3)
+    node = Node.join(group)
+    node.deadline_seconds = 0.3
     if rank == 1:
         time.sleep(1)
     try:
