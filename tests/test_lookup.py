@@ -105,6 +105,18 @@ def test_results_do_not_depend_on_the_number_of_threads():
         assert torch.equal(by_weight, found[0][1])
 
 
+@pytest.mark.parametrize("out", [torch.float32, torch.float16])
+def test_bags_of_one_beside_others(out):
+    """They are copied where a tile has no others of their feature."""
+    rng = np.random.default_rng(6)
+    case = random_case(rng, [16, 20, 64], ["fp32"] * 3, bags=[300] * 3, longest=None)
+    offsets = np.arange(901)
+    offsets[301:600] = np.sort(rng.integers(300, 601, 299))
+    offsets[700:720] = 700  # and among bags of one, some of none, and one that holds them all
+    case.offsets = torch.from_numpy(offsets)
+    assert torch.equal(pooled(case, out), torch.from_numpy(case.expected()).to(out))
+
+
 def test_elements_that_no_bag_covers_are_zero():
     case = random_case(np.random.default_rng(2), [16], ["fp32"], bags=[3])
     case.described["out_base"] += 5

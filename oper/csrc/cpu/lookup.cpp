@@ -90,9 +90,9 @@ at::Tensor pooled_rows(const at::Tensor& addresses, const std::optional<at::Tens
   if (written < out_elements) result.zero_();
   const Output out{static_cast<uint8_t*>(result.data_ptr()), type,
                    static_cast<int64_t>(result.nbytes()) > kStreamedBytes};
-  const bool single = !offsets && !weights;
   for_each_slice(batch, [&](const Slice& slice, RowStream& stream) {
-    const bool unchanged = single && slice.feature.dtype == type;
+    const bool unchanged =
+        slice.feature.dtype == type && !weights && holds_one_each(batch, slice);
     if (unchanged && out.streams(slice.feature)) return stream_slice(slice, stream, out);
     with_row_type(slice.feature.dtype, [&](auto row) {
       unchanged ? copy(slice, stream, out) : pool(row, batch, slice, stream, out);

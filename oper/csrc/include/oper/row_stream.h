@@ -62,6 +62,15 @@ struct Slice {
         accesses(batch.first(feature.first_bag + end) - first_access) {}
 };
 
+// Whether each bag of a slice holds one access.
+inline bool holds_one_each(const Batch& batch, const Slice& slice) {
+  if (slice.accesses != slice.end - slice.begin) return false;
+  bool each = true;
+  for (int64_t i = slice.begin; i < slice.end; ++i)
+    each &= batch.first(slice.feature.first_bag + i) - slice.first_access == i - slice.begin;
+  return each;
+}
+
 // To be inlined: compilers take a function that only prefetches for one that does nothing.
 template <typename Lines>
 OPER_INLINE void fetch_lines(const uint8_t* row, Lines lines) {
