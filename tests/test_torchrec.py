@@ -86,10 +86,6 @@ def test_dictionaries_of_tensors_are_batches_too(worlds):
     worlds.run(2, cases.tensor_dict)
 
 
-def test_collections_take_their_parts_of_the_memory(worlds):
-    worlds.run(2, cases.memory_of_parts)
-
-
 def test_rows_go_with_the_model(worlds):
     worlds.run(2, cases.freed)
 

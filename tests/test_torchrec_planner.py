@@ -13,7 +13,9 @@ from torchrec.distributed.planner import Topology as TorchRecTopology
 from torchrec.distributed.types import ShardingEnv
 
 import oper
+from oper.cost import Workload
 from oper.errors import OperError
+from oper.planner.planner import Settings
 from oper.planner.profile import Profile
 from oper.runtime.torchrec_planner import from_torchrec, profile_of
 from oper.tables import Table, tables_of
@@ -68,6 +70,15 @@ def test_the_sharders_optimizers_are_planned_for(model, profile):
     plan = oper.OperShardingPlanner("cpu:2", profile).plan(model, sharders)
     assert set(plan.plan) == {"bags", "weighted"}  # no sharder takes the sequences
     assert {t.optimizer for t in plan.oper_plan.tables} == {"rowwise_adagrad"}
+
+
+def test_plans_are_asked_for_in_the_planners_words(model, profile):
+    planner = oper.OperShardingPlanner(
+        "cpu:3", profile, mode="inference", fetch="distinct", settings=Settings(extra_memory=0.5)
+    )
+    plan = planner.plan(model).oper_plan
+    assert plan.workload == Workload("inference", "distinct", 3 * 512)  # TorchRec's batch size
+    assert plan.settings["extra_memory"] == 0.5
 
 
 def test_statistics_are_logged(model, profile, caplog):

@@ -34,6 +34,22 @@ def test_plans_come_from_folders(worlds, tmp_path):
     worlds.run(2, cases.from_folder, tmp_path / "plan")
 
 
+def test_fused_parameters_train_as_the_unsharded_model(worlds):
+    worlds.run(2, cases.fused)
+
+
+def test_outputs_are_the_unsharded_modules(worlds):
+    worlds.run(2, cases.outputs)
+
+
+def test_collections_take_their_parts_of_the_memory(worlds):
+    worlds.run(2, cases.memory_of_parts)
+
+
+def test_ranks_with_unlike_models(worlds):
+    worlds.run(2, cases.unlike_models)
+
+
 def test_gradients_are_summed_where_torchrec_does_not_divide(worlds):
     worlds.run(2, cases.undivided)
 

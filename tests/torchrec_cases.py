@@ -35,12 +35,9 @@ from tests.runtime_plans import random_plan
 from tests.torchrec_models import (
     BAGS,
     SAMPLES,
-    SEQUENCES,
-    WEIGHTED,
     Model,
     Reference,
     batch,
-    plan_tables,
 )
 from tests.torchrec_ranks import (
     DENSE_LR,
@@ -49,7 +46,6 @@ from tests.torchrec_ranks import (
     all_optimizers,
     compare,
     engines,
-    put_optimizer,
     reference_state,
     sharded,
     stock,
@@ -174,7 +170,7 @@ def planned_together(rank: int, group: dist.ProcessGroup) -> None:
     tables = tables_of(model)
     counts = np.arange(sum(table.rows for table in tables), dtype=np.uint32)
     profile = Profile(tables, 1000, counts, counts[:0], (False,) * len(tables))
-    planner = oper.OperShardingPlanner(f"cpu:{dist.get_world_size(group)}", profile, batch_size=64)
+    planner = oper.OperShardingPlanner(profile=profile, batch_size=64)  # for all ranks there are
     sharders = [
         oper.OperEmbeddingBagCollectionSharder(fused_params=fused),
         oper.OperEmbeddingCollectionSharder(fused_params=fused),
@@ -366,25 +362,6 @@ def tensor_dict(rank: int, group: dist.ProcessGroup) -> None:
         expected, found = model.module.bags(ids), model.module.bags(given)
     torch.testing.assert_close(found.values(), expected.values())
     assert found.keys() == expected.keys()
-
-
-def memory_of_parts(rank: int, group: dist.ProcessGroup) -> None:
-    """Each collection has its part of the plan, and all together take what the plan says."""
-    ranks = dist.get_world_size(group)
-    model = Model("meta")
-    put_optimizer(model, "adagrad")
-    plan = plan_tables(tables_of(model), ranks)
-    made = oper.shard(model, plan, env=ShardingEnv.from_process_group(group))
-    parts = [engine.plan.tables for engine in engines(made)]
-    names = [[config.name for config in configs] for configs in (BAGS, WEIGHTED, SEQUENCES)]
-    assert [[table.name for table in part] for part in parts] == names
-    heaps = [engine.heap for engine in engines(made)]
-    arenas = [
-        arena for h in heaps for w in range(len(h.bases)) for arena in (h.rows(w), h.state(w))
-    ]
-    assert sum(arena.numel() for arena in arenas) == plan.figures["memory_bytes"][rank]
-    page = 4096
-    assert sum(h.bytes for h in heaps) == sum(-(-a.numel() // page) * page for a in arenas)
 
 
 def freed(rank: int, group: dist.ProcessGroup) -> None:

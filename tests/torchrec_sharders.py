@@ -1,25 +1,32 @@
-"""What ranks do in tests of the sharders themselves: where plans come from, settings, groups."""
+"""What ranks do in tests of the sharders: plans and parts of them, settings, outputs, groups."""
 
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
+import pytest
 import torch
 import torch.distributed as dist
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torchrec import EmbeddingBagCollection
 from torchrec.distributed import comm_ops
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import oper
+from oper.errors import OperError
 from oper.tables import tables_of
 from tests.runtime_plans import random_plan
-from tests.torchrec_models import Model, Reference, batch
+from tests.torchrec_models import BAGS, SEQUENCES, WEIGHTED, Model, Reference, batch, plan_tables
 from tests.torchrec_ranks import (
     DENSE_LR,
     LR,
+    all_optimizers,
     compare,
     engines,
+    put_optimizer,
+    reference_state,
     sharded,
     train_step,
     whole_model,
@@ -54,6 +61,73 @@ def undivided(rank: int, group: dist.ProcessGroup) -> None:
     reference.step(batches, ranks=1)
     expected = {k: v.detach() for k, v in reference.model.state_dict().items() if "embed" in k}
     compare(whole_tables(model, group), expected, 1e-4)
+
+
+def fused(rank: int, group: dist.ProcessGroup) -> None:
+    """Fused parameters of the sharders train tables that have no optimizer of their own."""
+    model = Model("cpu")
+    plan = random_plan(0, tables_of(model), dist.get_world_size(group))
+    settings = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": LR}
+    env = ShardingEnv.from_process_group(group)
+    made = oper.shard(model, plan, env=env, fused_params=settings)
+    optimizer = all_optimizers(made)
+    reference = Reference(Model("cpu"), "rowwise_adagrad", LR, DENSE_LR)
+    for step in range(2):
+        batches = [batch(10 * step + r) for r in range(dist.get_world_size(group))]
+        train_step(made, optimizer, batches[rank])
+        reference.step(batches)
+    compare(whole_model(made, group), reference_state(reference), 1e-4)
+
+
+def outputs(rank: int, group: dist.ProcessGroup) -> None:
+    """What comes out has the names, lengths and weights of the unsharded module's."""
+    plain, (made, _) = Model("cpu"), sharded(group)
+    inputs = batch(rank)
+    for path, ids in (("bags", inputs.ids), ("weighted", inputs.weighted_ids)):
+        found, expected = getattr(made.module, path)(ids), getattr(plain, path)(ids)
+        assert found.keys() == expected.keys()
+        assert found.length_per_key() == expected.length_per_key()
+        torch.testing.assert_close(found.values(), expected.values())
+    found, expected = made.module.sequences(inputs.ids), plain.sequences(inputs.ids)
+    assert set(found.keys()) == set(expected)
+    for name, of_name in expected.items():
+        torch.testing.assert_close(found[name].values(), of_name.values())
+        for part in ("lengths", "offsets", "weights"):
+            assert torch.equal(getattr(found[name], part)(), getattr(of_name, part)())
+
+
+def memory_of_parts(rank: int, group: dist.ProcessGroup) -> None:
+    """Each collection has its part of the plan, and all together take what the plan says."""
+    ranks = dist.get_world_size(group)
+    model = Model("meta")
+    put_optimizer(model, "adagrad")
+    plan = plan_tables(tables_of(model), ranks)
+    made = oper.shard(model, plan, env=ShardingEnv.from_process_group(group))
+    parts = [engine.plan.tables for engine in engines(made)]
+    names = [[config.name for config in configs] for configs in (BAGS, WEIGHTED, SEQUENCES)]
+    assert [[table.name for table in part] for part in parts] == names
+    heaps = [engine.heap for engine in engines(made)]
+    arenas = [
+        arena for h in heaps for w in range(len(h.bases)) for arena in (h.rows(w), h.state(w))
+    ]
+    assert sum(arena.numel() for arena in arenas) == plan.figures["memory_bytes"][rank]
+    page = 4096
+    assert sum(h.bytes for h in heaps) == sum(-(-a.numel() // page) * page for a in arenas)
+
+
+def unlike_models(rank: int, group: dist.ProcessGroup) -> None:
+    """Ranks whose models have tables or collections in another order are told so, all of them."""
+    env = ShardingEnv.from_process_group(group)
+    plan = random_plan(0, tables_of(Model("meta")), dist.get_world_size(group))
+    swapped = Model("meta")
+    if rank:
+        swapped.bags, swapped.weighted = swapped.weighted, swapped.bags
+    reordered = Model("meta")
+    configs = BAGS[::-1] if rank else BAGS
+    reordered.bags = EmbeddingBagCollection(list(configs), device=torch.device("meta"))
+    for model, what in ((swapped, "plan"), (reordered, "tables and optimizers")):
+        with pytest.raises(OperError, match=f"{what} must be the same on all ranks"):
+            oper.shard(model, plan, env=env)
 
 
 def unweighted(rank: int, group: dist.ProcessGroup) -> None:
