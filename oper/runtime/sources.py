@@ -35,6 +35,7 @@ class Sources:
         self._heap, self._buckets, self._node = heap, buckets, node
         self._rank, self._ranks = node.rank, node.ranks
         self._distinct, self._exchange = fetch == "distinct", exchange
+        self._row_bytes = np.array([heap.rows(bucket.width).shape[1] for bucket in buckets])
 
     @property
     def needs_runs(self) -> bool:
@@ -121,27 +122,22 @@ class Sources:
         return out
 
     def _count(self, batch: Batch, counters: Counters) -> None:
-        row_bytes = np.array([self._heap.rows(b.width).shape[1] for b in self._buckets])
+        shape = (len(self._buckets), self._ranks + 1)  # replicas first
         runs = None if batch.sorting else batch.runs
         if runs is None or len(runs[0]) < len(batch.addresses):
-            found = (
-                native.ops()
-                .count_sources(batch.addresses, batch.segment_offset, self._rank, self._ranks)
-                .numpy()
-            )  # [F, M + 1], replicas last
-            accesses = np.zeros((len(self._buckets), self._ranks + 1), dtype=np.int64)
-            np.add.at(accesses, batch.features[:, 0].numpy(), np.roll(found, 1, axis=1))
+            given = (batch.addresses, batch.segment_offset, batch.features)
+            accesses = native.ops().count_sources(*given, shape[0], self._rank, self._ranks).numpy()
             fetched = accesses[:, 1:]
         else:
             start, prefix = runs[1].numpy(), runs[3].numpy()
-            shape = (len(self._buckets), self._ranks + 1)
             accesses = np.diff(start[prefix]).astype(np.int64).reshape(shape)
             fetched = (np.diff(prefix).reshape(shape) if self._distinct else accesses)[:, 1:]
+        by_source = accesses.sum(axis=0)
         counters.add(
             lookups=1,
             accesses=len(batch.addresses),
-            replica_accesses=int(accesses[:, 0].sum()),
-            accessed_rows=accesses[:, 1:].sum(axis=0),
+            replica_accesses=int(by_source[0]),
+            accessed_rows=by_source[1:],
             fetched_rows=fetched.sum(axis=0),
-            fetched_bytes=row_bytes @ fetched,
+            fetched_bytes=self._row_bytes @ fetched,
         )
