@@ -137,9 +137,11 @@ def measure(cell: Cell, scale: float, rounds: int, folder: Path) -> dict[str, An
     }
 
 
-def growth_of_rank(rank: int, cell: Cell, plan: Path, log: Path, scale: float) -> tuple[int, int]:
+def growth_of_rank(
+    rank: int, cell: Cell, plan: Path, log: Path, scale: float
+) -> dict[str, dict[str, int]]:
     """By how many bytes one rank grew from before sharding until it has trained on all batches,
-    pages that it shares counted by their share; and its mailbox's bytes."""
+    pages that it shares counted by their share; and what the engine says of its shared memory."""
     from benchmarks import step_sides as sides
 
     sides.quiet()
@@ -151,38 +153,49 @@ def growth_of_rank(rank: int, cell: Cell, plan: Path, log: Path, scale: float) -
     dist.barrier()
     model = sides.oper_model(module, plan)
     step = sides.step_of(model, cell, gradient)
-    for batch in sides.fresh(batches, 0, len(batches)):
-        step(batch)
+    for n in range(len(batches)):
+        step(*sides.fresh(batches, n, 1))  # which dies with the step, as a loader's batches do
     dist.barrier()
     after = proportional_bytes()
     dist.barrier()
-    return after - before, sides.engine_of(model).gradients.mailboxes.bytes
+    growth = {kind: after[kind] - size for kind, size in before.items()}
+    return {"growth": growth, "shared": sides.engine_of(model).shared_bytes}
 
 
-def proportional_bytes() -> int:
-    """This process's memory, pages shared by n processes counted as a n-th each."""
-    for line in Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError("/proc/self/smaps_rollup: has no line Pss")
+def proportional_bytes() -> dict[str, int]:
+    """This process's memory by kind, pages shared by n processes counted as a n-th each: "Pss" is
+    all, of which "Pss_Anon", "Pss_Shmem", and "Pss_File", mostly the code of libraries."""
+    lines = Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines()
+    fields = (line.split() for line in lines if line.startswith("Pss"))
+    return {name.rstrip(":"): 1024 * int(size) for name, size, *_ in fields}
 
 
 def measure_growth(cell: Cell, scale: float, folder: Path) -> dict[str, Any]:
-    """Growth over all ranks against the plan's memory and the mailboxes of the largest batch."""
+    """Growth over all ranks against what the plan predicts: rows and states, and for the distinct
+    rows that it expects of a batch the mailboxes and the replicas' AllReduce."""
     plan, figures = make_plan(cell, scale, folder)
     found = ranks.run(
         growth_of_rank,
         *(cell.world_size, cell, plan, make_log(scale), scale),
         deadline_seconds=DEADLINE_SECONDS,
     )
-    growth, mailboxes = (sum(part) for part in zip(*found, strict=True))
-    predicted = sum(figures["memory_bytes"]) + mailboxes
+    growth, shared = (
+        {name: sum(rank[part][name] for rank in found) for name in found[0][part]}
+        for part in ("growth", "shared")
+    )
+    of_step = figures["mailbox_bytes"] + figures["allreduce_memory_bytes"]
+    predicted = sum(figures["memory_bytes"]) + cell.world_size * of_step
+    columns = sum(table.dim * len(table.columns) for table in recipe_of(cell, scale).tables)
     return {
         **cell.describe(),
-        "growth_bytes": growth,
+        "growth_bytes": growth["Pss"],
+        "growth_by_kind": growth,
         "predicted_bytes": predicted,
-        "mailbox_bytes": mailboxes,
-        "beyond_bytes_per_rank": (growth - predicted) / cell.world_size,
+        "predicted_mailbox_bytes": figures["mailbox_bytes"],
+        "predicted_allreduce_bytes": figures["allreduce_memory_bytes"],
+        "shared_bytes": shared,
+        "beyond_bytes_per_rank": (growth["Pss"] - predicted) / cell.world_size,
+        "output_bytes": 4 * cell.batch * columns,
         "bar_bytes_per_rank": BEYOND_BYTES,
     }
 
@@ -216,9 +229,11 @@ def phases_table(found: list[dict[str, Any]]) -> Any:
 
 def growth_table(found: list[dict[str, Any]]) -> Any:
     """A line for each cell."""
-    made = terminal.table("memory", "W", "dim", "batch", "growth", "predicted", "beyond, a rank")
+    head = ("W", "dim", "batch", "growth", "predicted", "beyond, a rank", "of it output")
+    made = terminal.table("memory", *head)
     for entry in found:
-        sizes = (entry["growth_bytes"], entry["predicted_bytes"], entry["beyond_bytes_per_rank"])
+        names = ("growth_bytes", "predicted_bytes", "beyond_bytes_per_rank", "output_bytes")
+        sizes = [entry[name] for name in names]
         made.add_row(
             entry["optimizer"],
             *(str(entry[name]) for name in ("world_size", "dim", "batch")),

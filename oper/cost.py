@@ -214,6 +214,18 @@ class Collective:
             + self.count * sums.rows[which].sum()
         )
 
+    def memory_bytes(self, sums: Sums, which: NDArray[np.bool_], ranks: int) -> float:
+        """What the gradients of a step take of a rank's memory on their way: its own buffer, and
+        its part of the sums that all ranks of one node share."""
+        both = 1 + 1 / ranks
+        parts = {
+            "none": 0.0,
+            "dense": both * sums.row_bytes[which].sum(),
+            "bitmap": both * sums.union_bytes[which].sum() + sums.rows[which].sum() / 8,
+            "allgather": sums.gather_bytes[which].sum(),
+        }
+        return float(parts[self.method])
+
 
 def collective(topology: Topology, method: Method) -> Collective:
     """The AllReduce coefficients of `method` on a topology."""
@@ -243,6 +255,7 @@ class Cost:
     gradient_link_seconds: Floats  # C'
     allreduce_seconds: Floats  # G
     allreduce_method: Method
+    allreduce_memory_bytes: float  # of a rank
     rank_seconds: Floats  # T
     communication_bytes: dict[str, float]
     extra_bytes: float
@@ -286,6 +299,7 @@ class Cost:
             "gradient_link_seconds": self.gradient_link_seconds.tolist(),
             "allreduce_seconds": self.allreduce_seconds.tolist(),
             "allreduce_method": self.allreduce_method,
+            "allreduce_memory_bytes": round(self.allreduce_memory_bytes),
             "rank_seconds": self.rank_seconds.tolist(),
             "communication_bytes": self.communication_bytes,
             "dob": self.dob,
@@ -330,7 +344,8 @@ def evaluate(
     gradient_lookup_seconds = np.zeros(ranks)
     gradient_bytes = np.zeros((ranks, ranks))
     allreduce_seconds = np.zeros(ranks)
-    allreduce_bytes, chosen = 0.0, collective(topology, "none")
+    allreduce_bytes, allreduce_memory = 0.0, 0.0
+    chosen = collective(topology, "none")
     if workload.training:
         gradient = traffic(np.where(single, sums.gradient_bytes, 0.0))
         gradient_lookup_seconds = local * gradient.sum(axis=0)
@@ -342,6 +357,7 @@ def evaluate(
             chosen = min(choices, key=lambda c: c.seconds(sums, shared))
             step_seconds = local * sums.union_bytes[shared].sum()
             allreduce_seconds = chosen.seconds(sums, shared) + step_seconds
+            allreduce_memory = chosen.memory_bytes(sums, shared, ranks)
             allreduce_bytes = ranks * chosen.bytes_rate(sums, shared) * topology.allreduce_bandwidth
     gradient_link_seconds = gradient_bytes * topology.link_cost
 
@@ -363,6 +379,7 @@ def evaluate(
         gradient_link_seconds=gradient_link_seconds,
         allreduce_seconds=allreduce_seconds,
         allreduce_method=chosen.method,
+        allreduce_memory_bytes=allreduce_memory,
         rank_seconds=rank_seconds,
         communication_bytes={
             "fetch": fetch,

@@ -66,7 +66,7 @@ PLAN_FIELDS = {
     *("memory_bytes", "lookups", "lookup_seconds", "link_bytes", "link_seconds"),
     *("gradient_lookup_seconds", "gradient_link_seconds", "allreduce_seconds", "allreduce_method"),
     *("rank_seconds", "communication_bytes", "dob", "objective_seconds", "lower_bound_seconds"),
-    *("certified_gap", "feasible", "status"),
+    *("certified_gap", "feasible", "status", "allreduce_memory_bytes"),
 }
 
 
@@ -75,7 +75,8 @@ def test_fields_of_a_plan(here: Path, mode: str) -> None:
     """The names are promised, and what they mean can be checked by adding up."""
     command = ["plan", "p", "-o", "new", "--topology", "2x2-a100", "--mode", mode]
     said = json.loads(fine(*command, "--extra-memory", "10%", "--json"))
-    assert set(said) >= PLAN_FIELDS
+    assert set(said) >= {*PLAN_FIELDS, "mailbox_bytes"}
+    assert (said["mailbox_bytes"] > 0) == (mode == "training")
     assert (said["plan"], said["mode"], said["ranks"], said["rows"]) == ("new", mode, 4, 130)
     assert said["asked"]["extra_memory"] == 0.1
     assert said["asked"]["threshold"] == 0.001

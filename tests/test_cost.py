@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from oper.cost import (
     METHODS,
+    Method,
+    Sums,
     Workload,
     collective,
     evaluate,
@@ -20,6 +22,35 @@ from oper.cost import (
 )
 from oper.topology import Topology
 from tests.instances import make_classes, topologies, workloads
+
+
+@pytest.mark.parametrize(
+    ("method", "memory_bytes"),
+    # Two ranks, two replicas of 64 bytes, of which 1.5 are touched by a rank and 1.75 by any.
+    [
+        ("none", 0.0),
+        ("dense", 128 + 128 / 2),
+        ("bitmap", 112 + 112 / 2 + 2 / 8),
+        ("allgather", 1.5 * 68),
+    ],
+)
+def test_memory_of_the_allreduce(method: Method, memory_bytes: float) -> None:
+    owned, replicas = np.array([1e6]), np.array([128.0])
+    both = np.r_[owned, replicas]
+    sums = Sums(
+        rows=np.r_[owned, 2.0],
+        memory_bytes=both,
+        row_bytes=both,
+        accesses=both,
+        read_rows=both,
+        read_bytes=both,
+        gradient_bytes=np.r_[owned, 1.5 * 64],
+        union_bytes=np.r_[owned, 1.75 * 64],
+        gather_bytes=np.r_[owned, 1.5 * 68],
+    )
+    shared = np.array([False, True])
+    topology = Topology.load("cpu:2")
+    assert collective(topology, method).memory_bytes(sums, shared, 2) == memory_bytes
 
 
 @pytest.mark.parametrize("containing", [0, 1, 3, 7])

@@ -1,7 +1,7 @@
 """What a plan predicts is what the runtime counts: to the row where counts of the log decide it,
 within their deviation where they are expected values."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +108,7 @@ def test_distinct_rows_are_within_a_percent_on_a_shuffled_log(ranks: Ranks, fold
     assert found["distinct_rows"].sum() == round(STEPS * RANKS * sum(measured.rank_rows))
     assert np.allclose(measured.rank_ratio, 1, atol=0.01)
     check_expected_bytes(plan, found)
+    check_mailbox(plan, measured.rank_rows)
 
 
 def test_distinct_rows_of_a_log_in_time_order_follow_the_measured_ratio(
@@ -120,6 +121,15 @@ def test_distinct_rows_of_a_log_in_time_order_follow_the_measured_ratio(
     assert max(measured.rank_ratio) < 0.95, "ids do not crowd together in this log"
     assert found["distinct_rows"].sum() == round(STEPS * RANKS * sum(measured.rank_rows))
     check_expected_bytes(plan, found)
+    check_mailbox(plan, measured.rank_rows)
+
+
+def check_mailbox(plan: Plan, distinct_rows: Sequence[float]) -> None:
+    """A slot and float32 gradients for each of a table's distinct rows in a rank's batch."""
+    row_bytes = [8 + 4 * table.dim for table in plan.tables]
+    assert plan.figures["mailbox_bytes"] == pytest.approx(
+        np.dot(distinct_rows, row_bytes), rel=0.01
+    )
 
 
 def check_expected_bytes(plan: Plan, found: dict[str, Any]) -> None:

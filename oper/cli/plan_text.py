@@ -83,6 +83,14 @@ def plan_facts(content: dict[str, Any]) -> list[tuple[str, str]]:
             + (f", in {content['seconds']['total']:.2f} s" if "seconds" in content else ""),
         ),
     ]
+    if content.get("mailbox_bytes"):
+        facts.append(
+            (
+                "memory of a step",
+                f"{common.size(content['mailbox_bytes'])} a rank for gradients, "
+                f"{common.size(content['allreduce_memory_bytes'])} for their AllReduce, expected",
+            )
+        )
     if content.get("hot_row"):
         facts.append(("what binds", content["hot_row"]))
     if not content["feasible"]:

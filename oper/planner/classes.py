@@ -18,6 +18,8 @@ from oper.tables import Table
 
 Ints = NDArray[np.int64]
 
+_SLOT_BYTES = 8
+
 
 @dataclass(frozen=True)
 class Classes:
@@ -38,6 +40,7 @@ class Classes:
     entry_table: Ints
     entry_class: Ints
     entry_rows: Ints
+    mailbox_bytes: float = 0.0  # expected of a rank: a slot and float32 values per touched row
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -144,6 +147,7 @@ def group(
         rank_ratio[class_table],
         union_ratio[class_table],
     )
+    values = np.array([t.dim for t in profile.tables], dtype=np.float64)[table[order]]
     return Classes(
         widths=tuple(widths),
         width=entry_width[first],
@@ -159,4 +163,5 @@ def group(
         entry_table=table[order],
         entry_class=class_of,
         entry_rows=rows[order],
+        mailbox_bytes=float((rows[order] * D[class_of] * (_SLOT_BYTES + 4 * values)).sum()),
     )

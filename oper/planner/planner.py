@@ -91,6 +91,7 @@ class Planned:
             },
             "seconds": self.seconds,
             **cost.to_json(),
+            "mailbox_bytes": round(self._mailbox_bytes),
             **self.certificate.to_json(),
             "status": "ok" if cost.feasible else "infeasible",
             "step": self.step,
@@ -101,6 +102,11 @@ class Planned:
             "dob_before_exchanges": before.dob,
             "exchanges": self.realised.exchanges,
         }
+
+    @property
+    def _mailbox_bytes(self) -> float:
+        classes, workload = self.problem.classes, self.problem.workload
+        return classes.mailbox_bytes if workload.training else 0.0
 
 
 def make_problem(

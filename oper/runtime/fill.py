@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
+from oper import native
 from oper.runtime.embedding import Embedding
 from oper.runtime.initialise import BLOCK_ROWS, Fill, block_rows, initial_rows
 from oper.tables import Table
@@ -31,6 +32,7 @@ def fill_tables(engine: Embedding, fills: Sequence[Fill | None]) -> None:
                 for t, first, count in mine
             ]
         )
+    native.ops().trim_memory()  # blocks of a size that no step takes again
 
 
 def copy_tables(engine: Embedding, weights: Sequence[torch.Tensor]) -> None:
@@ -40,6 +42,7 @@ def copy_tables(engine: Embedding, weights: Sequence[torch.Tensor]) -> None:
     for t, first, count in _blocks(tables, [BLOCK_ROWS] * len(tables)):
         block = [(t, first, weights[t][first : first + count])]
         engine.write_rows(block if engine.rank == 0 else [])
+    native.ops().trim_memory()
 
 
 def planned_tables(engine: Embedding) -> list[Table]:

@@ -7,6 +7,11 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <sys/mman.h>
+#include <torch/library.h>
+
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 #include <algorithm>
 #include <mutex>
@@ -95,5 +100,16 @@ at::Tensor pooled_tensor(int64_t elements, at::ScalarType type) {
   return at::from_blob(
       block.data, {elements}, [block](void*) { pool().give_back(block); }, options);
 }
+
+void trim_memory() {
+#ifdef __GLIBC__  // others give back large blocks by themselves
+  malloc_trim(0);
+#endif
+}
+
+TORCH_LIBRARY_FRAGMENT(oper, m) { m.def("trim_memory() -> ()"); }
+
+// It takes no tensor from which a backend could be told.
+TORCH_LIBRARY_IMPL(oper, CompositeExplicitAutograd, m) { m.impl("trim_memory", trim_memory); }
 
 }  // namespace oper
