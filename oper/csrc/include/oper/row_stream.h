@@ -64,6 +64,7 @@ struct Slice {
 
 // Whether each bag of a slice holds one access.
 inline bool holds_one_each(const Batch& batch, const Slice& slice) {
+  if (!batch.offsets32 && !batch.offsets64) return true;
   if (slice.accesses != slice.end - slice.begin) return false;
   bool each = true;
   for (int64_t i = slice.begin; i < slice.end; ++i)
