@@ -16,6 +16,7 @@ from oper.errors import OperError
 from oper.free_memory import FreeMemory
 from oper.plan import Plan
 from oper.runtime.embedding import Embedding
+from oper.runtime.fill import fill_tables
 from tests.embedding_cases import Case, batch_of, gradient_of, module_tables, start
 from tests.mortal_ranks import lose_this_process
 
@@ -121,6 +122,16 @@ def train_with_room(rank: int, group, case: Case, plan: Plan, tight: int) -> str
             train(engine, case, 0)
 
     return error_of(step)
+
+
+def fill_wrongly(rank: int, group, case: Case, plan: Plan) -> str | None:
+    """Give tables initial values, of which one cannot be made."""
+
+    def refuse(rows: torch.Tensor) -> None:
+        raise ValueError("no values for these")
+
+    fills: list[Any] = [torch.nn.init.zeros_, refuse, torch.nn.init.zeros_]
+    return error_of(lambda: fill_tables(start(case, plan, group), fills))
 
 
 def use_in_child(rank: int, group, case: Case, plan: Plan) -> list[str]:

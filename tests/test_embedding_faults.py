@@ -189,6 +189,12 @@ def test_the_others_get_the_message_of_a_rank_that_fails(ranks):
     assert all("rank 1 failed: " in found[rank] for rank in (0, 2))
 
 
+def test_the_others_are_told_of_initial_values_that_cannot_be_made(ranks):
+    found = ranks.run(3, fault_cases.fill_wrongly, CASE, PLAN)
+    assert "table 't1': its init_fn failed" in found[1]
+    assert found[0] == found[2] == f"rank 1 failed: {found[1]}"
+
+
 # Ranks that were given different things.
 
 OTHER = random_plan(2, tables_of(CASE), 3)

@@ -26,12 +26,15 @@ def fill_tables(engine: Embedding, fills: Sequence[Fill | None]) -> None:
     blocks = _blocks(tables, [block_rows(f, t) for f, t in zip(fills, tables, strict=True)])
     for begin in range(0, len(blocks), engine.ranks):
         mine = blocks[begin:][engine.rank : engine.rank + 1]
-        engine.write_rows(
-            [
+        try:
+            rows = [
                 (t, first, initial_rows(fills[t], tables[t], int(seed), first, count))
                 for t, first, count in mine
             ]
-        )
+        except BaseException as error:
+            engine.board.fail(error)
+            raise
+        engine.write_rows(rows)
     native.ops().trim_memory()  # blocks of a size that no step takes again
 
 

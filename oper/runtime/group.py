@@ -22,6 +22,7 @@ from oper.runtime.notices import Notices
 
 SLICE_SECONDS = 0.1  # between looks at the others, and at signals
 _NOTICE_SECONDS = 0.5  # between looks at notices
+_NO_STORE = "nor does the process group's store answer, which rank 0 serves where no launcher does"
 _TAG = 0x6F706572  # of our messages, apart from the user's: "oper"
 
 
@@ -106,12 +107,7 @@ class Group:
         late = [r for r in others if first.get(r) == last.get(r)]
         if late:
             text = did_not_come(late, self.deadline_seconds, self.rank, doing, self.processes)
-            if self._notices.lost:
-                text += (
-                    "; nor does the process group's store answer, which rank 0 serves where no "
-                    "launcher does"
-                )
-            _raise(text)
+            _raise(f"{text}; {_NO_STORE}" if self._notices.lost else text)
         reasons = {r: beat.partition(" ")[2] for r, beat in sorted(last.items())}
         waits = "; ".join(f"rank {r} for others to {what}" for r, what in reasons.items())
         _raise(
@@ -125,6 +121,11 @@ class Group:
         if failure:
             return LostRankError(failure)
         dead = [r for r in range(self.ranks) if r != self.rank and self._is_disconnected(r)]
+        if dead and self._notices.lost:  # they may have given up, and could not say so
+            return LostRankError(
+                f"{names(dead)} disconnected, while rank {self.rank} waited for {_them(dead)} to "
+                f"{doing}; {_NO_STORE}"
+            )
         if dead:
             return LostRankError(died(dead, self.rank, doing))
         return LostRankError(
