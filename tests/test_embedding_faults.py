@@ -287,7 +287,7 @@ def lose(phase: str, kind: int, **options) -> list[tuple[str, float]]:
 def test_a_rank_that_is_killed_is_named_by_all_others(phase, nodes):
     for text, seconds in lose(phase, signal.SIGKILL, deadline_seconds=60.0, nodes=nodes):
         assert text.startswith("rank 1 died while rank ")
-        assert seconds < 10
+        assert seconds < 30
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ def test_a_rank_that_stops_is_named_at_the_deadline(phase, nodes):
     for text, seconds in lose(phase, signal.SIGSTOP, deadline_seconds=1.5, nodes=nodes):
         assert text.startswith("rank 1 did not come within 1.5 s, while rank ")
         assert text.endswith("is stopped)") == (phase != "join" and nodes != (0, 1, 0))
-        assert seconds < 10
+        assert seconds < 30
 
 
 def test_a_rank_of_another_node_that_fails_is_named_by_all_others():
