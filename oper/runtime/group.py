@@ -97,9 +97,8 @@ class Group:
         """Raise at the deadline, and name those who are not waiting themselves; unless the work
         ends while that is found out."""
         first = self._notices.beats()
-        until = time.monotonic() + 3 * _NOTICE_SECONDS
-        while time.monotonic() < until:
-            if _ends(work, SLICE_SECONDS):
+        for _ in range(3):
+            if _ends(work, _NOTICE_SECONDS):
                 return
             self.look(doing)
         last = self._notices.beats()
