@@ -3,6 +3,7 @@
 import itertools
 import logging
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -290,12 +291,23 @@ def test_a_rank_that_is_killed_is_named_by_all_others(phase, nodes):
         assert seconds < 30
 
 
-@pytest.mark.parametrize(
-    ("phase", "nodes"),
-    [("join", None), ("published", None), ("backward", (0, 1, 0)), ("backward", (0, 1, 1))],
-)
-def test_a_rank_that_stops_is_named_at_the_deadline(phase, nodes):
-    for text, seconds in lose(phase, signal.SIGSTOP, deadline_seconds=1.5, nodes=nodes):
+STOPS = [("join", None), ("published", None), ("backward", (0, 1, 0)), ("backward", (0, 1, 1))]
+
+
+@pytest.fixture(scope="module")
+def stopped():
+    """What was told in each case: all of them wait for the deadline at the same time."""
+
+    def stop(case):
+        return lose(case[0], signal.SIGSTOP, deadline_seconds=1.5, nodes=case[1])
+
+    with ThreadPoolExecutor(len(STOPS)) as pool:
+        return dict(zip(STOPS, pool.map(stop, STOPS), strict=True))
+
+
+@pytest.mark.parametrize(("phase", "nodes"), STOPS)
+def test_a_rank_that_stops_is_named_at_the_deadline(phase, nodes, stopped):
+    for text, seconds in stopped[phase, nodes]:
         assert text.startswith("rank 1 did not come within 1.5 s, while rank ")
         assert text.endswith("is stopped)") == (phase != "join" and nodes != (0, 1, 0))
         assert seconds < 30
