@@ -107,13 +107,11 @@ def batch_of(case: Case, step: int, rank: int):
         values.append(np.where(hot, 0, ids))
     ids = torch.from_numpy(np.concatenate(values)).to(torch.int32 if case.int32 else torch.int64)
     weights = torch.from_numpy(rng.integers(1, 9, len(ids)) / 4).float() if case.weighted else None
-    return KeyedJaggedTensor(
-        keys=keys,
-        values=ids,
-        lengths=torch.from_numpy(np.concatenate(lengths)).to(torch.int32),
-        weights=weights,
-        stride=samples,
-    )
+    counts = torch.from_numpy(np.concatenate(lengths)).to(torch.int32)
+    ends = torch.cat([counts.new_zeros(1), counts.cumsum(0, dtype=counts.dtype)])
+    # Loaders give one or the other.
+    sizes = {"offsets": ends} if step % 2 else {"lengths": counts}
+    return KeyedJaggedTensor(keys=keys, values=ids, weights=weights, stride=samples, **sizes)
 
 
 def gradient_of(case: Case, step: int, rank: int, like: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ from oper.plan import Plan
 REPLICA = LOCAL - 1
 # Of plain arrays for a rank's small tables: most accesses are to these, and translate in a third of
 # the time.
-FLAT_BYTES = 1 << 22
+FLAT_BYTES = 1 << 21
 NOT_FOR_TRAINING = (
     "the plan was made for inference, and the model is to be trained by it; make a plan with "
     "--mode training, or call model.eval() first"

@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 def check_batch(batch: Any, weighted: bool) -> bool:
     """That a KeyedJaggedTensor agrees with itself: what it says of its lengths is read by. Returns
     whether it has one id for each feature and sample."""
-    keys, values = batch.keys(), batch.values()
+    values = batch.values()
     if batch.variable_stride_per_key():
         raise OperError(
             "the batch has a different number of samples for each feature, which OPER does not "
@@ -32,25 +32,9 @@ def check_batch(batch: Any, weighted: bool) -> bool:
             f"the batch's values are {values.dtype} on {values.device}; ids were needed, int32 or "
             "int64, in the memory of the CPU"
         )
-    offsets, bags = batch.offsets(), batch.stride() * len(keys)
-    if offsets.numel() != bags + 1:
-        raise OperError(
-            f"the batch has {offsets.numel() - 1:,} lengths, and {len(keys)} features of "
-            f"{batch.stride():,} samples need {bags:,}"
-        )
-    one_each: bool = native.ops().one_per_bag(offsets.contiguous())
-    if not one_each and (offsets[1:] < offsets[:-1]).any():
-        bag = int((offsets[1:] < offsets[:-1]).nonzero()[0])
-        feature, sample = divmod(bag, batch.stride())
-        raise OperError(
-            f"feature {keys[feature]!r}: the length of sample {sample} is "
-            f"{int(offsets[bag + 1] - offsets[bag])}; offsets must ascend"
-        )
-    if int(offsets[0]) or int(offsets[-1]) != values.numel():
-        raise OperError(
-            f"the batch's lengths say that values {int(offsets[0]):,} to {int(offsets[-1]):,} are "
-            f"in use, and there are {values.numel():,}: the lengths must sum to that"
-        )
+    one_each = has_one_id_each(batch)
+    if not one_each:
+        _check_offsets(batch)
     if not weighted:
         return one_each
     weights = batch.weights_or_none()
@@ -62,6 +46,43 @@ def check_batch(batch: Any, weighted: bool) -> bool:
             f"{values.numel():,} values was needed"
         )
     return one_each
+
+
+def has_one_id_each(batch: Any) -> bool:
+    """Whether a KeyedJaggedTensor has one id for each feature and sample. Lengths are looked at
+    where there are no offsets yet, which need not be computed then."""
+    bags = batch.stride() * len(batch.keys())
+    if batch.values().numel() != bags:
+        return False
+    lengths = batch.lengths_or_none()
+    if batch.offsets_or_none() is None and lengths.numel() == bags > 0:
+        least, most = lengths.aminmax()
+        return int(least) == int(most) == 1
+    offsets = batch.offsets().contiguous()
+    one_each: bool = offsets.numel() == bags + 1 and native.ops().one_per_bag(offsets)
+    return one_each
+
+
+def _check_offsets(batch: Any) -> None:
+    keys, values, offsets = batch.keys(), batch.values(), batch.offsets()
+    bags = batch.stride() * len(keys)
+    if offsets.numel() != bags + 1:
+        raise OperError(
+            f"the batch has {offsets.numel() - 1:,} lengths, and {len(keys)} features of "
+            f"{batch.stride():,} samples need {bags:,}"
+        )
+    if (offsets[1:] < offsets[:-1]).any():
+        bag = int((offsets[1:] < offsets[:-1]).nonzero()[0])
+        feature, sample = divmod(bag, batch.stride())
+        raise OperError(
+            f"feature {keys[feature]!r}: the length of sample {sample} is "
+            f"{int(offsets[bag + 1] - offsets[bag])}; offsets must ascend"
+        )
+    if int(offsets[0]) or int(offsets[-1]) != values.numel():
+        raise OperError(
+            f"the batch's lengths say that values {int(offsets[0]):,} to {int(offsets[-1]):,} are "
+            f"in use, and there are {values.numel():,}: the lengths must sum to that"
+        )
 
 
 def mend_ids(

@@ -25,7 +25,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from oper import native
 from oper.errors import OperError
 from oper.plan import Plan
 from oper.runtime import addresses, checks, lookup_op
@@ -169,12 +168,12 @@ class Embedding:
             order = self.features.order(batch.keys())
             if order is not None:
                 batch = batch.permute(order)
-                one_each = native.ops().one_per_bag(batch.offsets())
-            keys, values = tuple(batch.keys()), batch.values()
-            samples, offsets = int(batch.stride()), batch.offsets().contiguous()
-            segment_offset = offsets[:: samples or 1].to(torch.int64).contiguous()
-            if not samples:
-                segment_offset = torch.zeros(len(keys) + 1, dtype=torch.int64)
+                one_each = one_each or checks.has_one_id_each(batch)
+            keys, values, samples = tuple(batch.keys()), batch.values(), int(batch.stride())
+            segment_offset, offsets = torch.arange(len(keys) + 1) * samples, None
+            if not one_each:
+                offsets = batch.offsets().contiguous()
+                segment_offset = offsets[::samples].to(torch.int64).contiguous()
             found = self._translate(keys, values, segment_offset)
             trains = self.training and torch.is_grad_enabled()
             every_run = self.sources.needs_runs
@@ -188,7 +187,7 @@ class Embedding:
             return Batch(
                 found,
                 segment_offset,
-                offsets if pooled and not one_each else None,
+                offsets if pooled else None,
                 batch.weights().float().contiguous() if self.weighted else None,
                 descriptors,
                 elements,
