@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from oper.errors import OperError
-from oper.runtime.group import Group, LostRankError, told
+from oper.runtime.group import Group, LostRankError, Patience, told
 from tests import mortal_ranks
 
 
@@ -115,6 +115,18 @@ def test_a_store_that_does_not_answer() -> None:
         assert message.startswith("ranks ")
         assert "did not come within 1 s" in message
         assert "nor does the process group's store answer" in message
+
+
+def test_time_in_which_a_process_is_paused_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    patience = Patience(3.0)
+    for seconds, ended in [(1.0, False), (1.5, False), (1.0, True)]:
+        now += seconds
+        assert patience.ended() == ended
+    patience = Patience(60.0)
+    now += 3600
+    assert not patience.ended()
 
 
 def test_what_others_are_told() -> None:

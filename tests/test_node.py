@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from oper.errors import OperError
+from oper.runtime.group import Patience
 from oper.runtime.node import Node
 from oper.runtime.segment import Segment
 from tests import mortal_ranks
@@ -88,8 +89,8 @@ def test_what_a_rank_did_before_it_died_counts(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(node, "alive", lambda rank: False)
     answers = iter([[1, 2], [2], [1], []])
     with pytest.raises(OperError, match="rank 2 died while rank 0 waited for it to come"):
-        node.check_alive(lambda: next(answers), "come", time.monotonic(), 60)
-    node.check_alive(lambda: next(answers), "come", time.monotonic(), 60)
+        node.check_alive(lambda: next(answers), "come", Patience(60))
+    node.check_alive(lambda: next(answers), "come", Patience(60))
 
 
 def _take_longer(rank: int, group: Any, extra_seconds: float) -> str:

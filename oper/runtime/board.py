@@ -5,13 +5,12 @@ the sleep is a futex in shared memory, taken in slices between which liveness is
 """
 
 import os
-import time
 from collections.abc import Sequence
 
 import torch
 
 from oper import native
-from oper.runtime.group import SLICE_SECONDS, LostRankError, told
+from oper.runtime.group import SLICE_SECONDS, LostRankError, Patience, told
 from oper.runtime.node import Node
 from oper.runtime.segment import Segment
 
@@ -79,7 +78,7 @@ class Board:
         self.node.fail(error)
 
     def _sleep(self, words: torch.Tensor, value: int, doing: str) -> None:
-        began = time.monotonic()
+        patience = Patience(self.deadline_seconds)
 
         def missing() -> list[int]:
             counters = words[:, 0].tolist()
@@ -91,4 +90,4 @@ class Board:
 
         while self._wait_words(words, value, int(1000 * SLICE_SECONDS)) >= 0:
             # It looks again after it found a rank dead: who failed is no longer alive either.
-            self.node.check_alive(missing, doing, began, self.deadline_seconds)
+            self.node.check_alive(missing, doing, patience)

@@ -21,6 +21,7 @@ from oper.errors import OperError
 from oper.runtime.notices import Notices
 
 SLICE_SECONDS = 0.1  # between looks at the others, and at signals
+_LONGEST_SLICE_SECONDS = 5.0  # that one may come to on a busy machine, with what is asked after it
 _NOTICE_SECONDS = 0.5  # between looks at notices
 _NO_STORE = "nor does the process group's store answer, which rank 0 serves where no launcher does"
 _TAG = 0x6F706572  # of our messages, apart from the user's: "oper"
@@ -28,6 +29,22 @@ _TAG = 0x6F706572  # of our messages, apart from the user's: "oper"
 
 class LostRankError(OperError):
     """What became of a rank, in words that are true on every rank: not wrapped when told on."""
+
+
+class Patience:
+    """The seconds that a wait may take. Those in which this process did not run do not count: where
+    a container or a machine was paused, so were the others."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._asked, self._waited = time.monotonic(), 0.0
+
+    def ended(self) -> bool:
+        """To be asked between the slices of the wait."""
+        now = time.monotonic()
+        self._waited += min(now - self._asked, _LONGEST_SLICE_SECONDS)
+        self._asked = now
+        return self._waited >= self.seconds
 
 
 class Group:
@@ -52,11 +69,11 @@ class Group:
         LostRankError names ranks that failed, died, or did not come. The process group cannot be
         used after that, or after a KeyboardInterrupt.
         """
-        began = time.monotonic()
+        began, patience = time.monotonic(), Patience(self.deadline_seconds)
         try:
             work = collective(*arguments, group=self._group, async_op=True, **options)
             while not _ends(work, SLICE_SECONDS):
-                if time.monotonic() - began >= self.deadline_seconds:
+                if patience.ended():
                     self._give_up(work, doing)
                     return
                 if time.monotonic() - began >= _NOTICE_SECONDS:

@@ -20,7 +20,6 @@ import secrets
 import select
 import socket
 import struct
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,7 +27,16 @@ from pathlib import Path
 import torch.distributed as dist
 
 from oper.errors import OperError
-from oper.runtime.group import SLICE_SECONDS, Group, LostRankError, did_not_come, died, names, told
+from oper.runtime.group import (
+    SLICE_SECONDS,
+    Group,
+    LostRankError,
+    Patience,
+    did_not_come,
+    died,
+    names,
+    told,
+)
 from oper.runtime.segment import Segment
 
 _NAME_BYTES = _SECRET_BYTES = 16
@@ -156,11 +164,11 @@ class Node:
             )
 
     def check_alive(
-        self, missing: Callable[[], Sequence[int]], doing: str, began: float, seconds: float
+        self, missing: Callable[[], Sequence[int]], doing: str, patience: Patience
     ) -> None:
-        """OperError if ranks that are waited for have died, or did not come within `seconds`.
+        """OperError if ranks that are waited for have died, or patience with them has ended.
 
-        `missing` says which they are, now; `began` is of time.monotonic().
+        `missing` says which they are, now.
         """
         if not self._closing.alive:
             raise OperError(f"rank {self.rank} waits for others after it has left them by close()")
@@ -171,9 +179,9 @@ class Node:
             self.group.check()  # who said why has not just died
         if dead:
             raise LostRankError(died(dead, self.rank, doing))
-        if late and time.monotonic() - began >= seconds:
+        if patience.ended() and late:
             processes = self.group.processes if self.group else {}
-            raise LostRankError(did_not_come(late, seconds, self.rank, doing, processes))
+            raise LostRankError(did_not_come(late, patience.seconds, self.rank, doing, processes))
         if late and self.group is not None and len(self.peers) < self.ranks:
             self.group.look(doing)  # other nodes may wait for this rank
 
@@ -239,14 +247,14 @@ class Node:
                 pass
             return [p for p in others if p in to_send or (self._round, p) not in self._inbox]
 
-        began = time.monotonic()
+        patience = Patience(seconds)
         while to_send or missing():
             to_send -= {peer for peer in to_send if self._send(peer, message, descriptor)}
             if missing():
                 # The kernel does not tell when a queue that was full has room again.
                 sleep_seconds = 0.001 if to_send else SLICE_SECONDS
                 if not select.select([self._socket], [], [], sleep_seconds)[0]:
-                    self.check_alive(missing, doing, began, seconds)
+                    self.check_alive(missing, doing, patience)
         received = {peer: self._inbox.pop((self._round, peer)) for peer in others}
         self._round += 1
         return received
