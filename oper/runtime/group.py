@@ -23,7 +23,9 @@ from oper.runtime.notices import Notices
 SLICE_SECONDS = 0.1  # between looks at the others, and at signals
 _LONGEST_SLICE_SECONDS = 5.0  # that one may come to on a busy machine, with what is asked after it
 _NOTICE_SECONDS = 0.5  # between looks at notices
-_NO_STORE = "nor does the process group's store answer, which rank 0 serves where no launcher does"
+_NO_STORE = (
+    "the process group's store, which rank 0 serves where no launcher does, does not answer either"
+)
 _TAG = 0x6F706572  # of our messages, apart from the user's: "oper"
 
 
