@@ -8,7 +8,7 @@ mkdir -p benchmarks/results
 
 names=("$@")
 [ ${#names[@]} -gt 0 ] ||
-  names=(count translate training_step serving plan backtracking replication links milp replan gap)
+  names=(count translate lookup training_step serving plan backtracking replication links milp replan gap)
 for name in "${names[@]}"; do
   printf '\n\033[1m%s\033[0m\n' "$name"
   save=(--save "benchmarks/results/$name.json")

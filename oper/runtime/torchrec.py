@@ -40,6 +40,7 @@ from oper.errors import OperError
 from oper.plan import Plan, load_plan
 from oper.runtime import module_tables
 from oper.runtime.embedding import Embedding
+from oper.runtime.group import Group
 from oper.runtime.sharded_modules import (
     OperShardedEmbeddingBagCollection,
     OperShardedEmbeddingCollection,
@@ -242,17 +243,35 @@ def shard(
             if dist.is_initialized()
             else ShardingEnv.from_local(1, 0)
         )
+    with _all_ranks(env, options.get("deadline_seconds", 60.0)):
+        made = torchrec_plan(plan, module)
     return DistributedModelParallel(
         module,
         env=env,
         device=torch.device("cpu"),
-        plan=torchrec_plan(plan, module),
+        plan=made,
         sharders=[
             OperEmbeddingBagCollectionSharder(None, fused_params, **options),
             OperEmbeddingCollectionSharder(None, fused_params, **options),
         ],
         init_data_parallel=env.process_group is not None,
     )
+
+
+@contextmanager
+def _all_ranks(env: ShardingEnv, deadline_seconds: float) -> Iterator[None]:
+    """Ends when all ranks have come to its end, or one has failed in it. DistributedModelParallel
+    begins with a broadcast that has no deadline."""
+    if env.process_group is None or env.world_size == 1:
+        yield
+        return
+    group = Group(env.process_group, deadline_seconds)
+    try:
+        yield
+    except BaseException as error:
+        group.fail(error)
+        raise
+    group.gather(b"1", "come to shard the model")
 
 
 @contextmanager
