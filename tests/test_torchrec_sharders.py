@@ -34,6 +34,10 @@ def test_plans_come_from_folders(worlds, tmp_path):
     worlds.run(2, cases.from_folder, tmp_path / "plan")
 
 
+def test_equal_runs_give_equal_bits(worlds):
+    worlds.run(2, cases.deterministic)
+
+
 def test_fused_parameters_train_as_the_unsharded_model(worlds):
     worlds.run(2, cases.fused)
 

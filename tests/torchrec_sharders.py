@@ -79,6 +79,23 @@ def fused(rank: int, group: dist.ProcessGroup) -> None:
     compare(whole_model(made, group), reference_state(reference), 1e-4)
 
 
+def deterministic(rank: int, group: dist.ProcessGroup) -> None:
+    """Equal runs give equal bits, whatever the threads; the dense part is the same in both."""
+    found, threads = [], torch.get_num_threads()
+    for count in (1, 2):
+        made, optimizer = sharded(group, "adam", deterministic=True)
+        try:
+            torch.set_num_threads(count)
+            for step in range(3):
+                train_step(made, optimizer, batch(10 * step + rank))
+        finally:
+            torch.set_num_threads(threads)
+        found.append(whole_tables(made, group))
+    assert found[0].keys() == found[1].keys()
+    for key, table in found[0].items():
+        assert torch.equal(table, found[1][key]), key
+
+
 def outputs(rank: int, group: dist.ProcessGroup) -> None:
     """What comes out has the names, lengths and weights of the unsharded module's."""
     plain, (made, _) = Model("cpu"), sharded(group)

@@ -78,6 +78,8 @@ class _OperSharder(BaseEmbeddingSharder):
         nodes: which ranks share memory, a number for each; None finds out.
         deadline_seconds: how long a rank waits for another.
         check_gradients: look for NaN in gradients, and name the feature.
+        deterministic: whether equal runs must give equal bits. CPU ranks always do, as every sum
+            has one order: False makes nothing faster.
     """
 
     _unsharded: type[nn.Module]
@@ -93,6 +95,7 @@ class _OperSharder(BaseEmbeddingSharder):
         nodes: Sequence[int] | None = None,
         deadline_seconds: float = 60.0,
         check_gradients: bool = False,
+        deterministic: bool = True,
     ) -> None:
         if qcomm_codecs_registry:
             raise OperError(
