@@ -30,9 +30,9 @@ from oper.plan import Plan, load_plan, load_rank_map
 from oper.tables import Table
 from oper.tensors import as_int64, as_tensor
 
-NO_FLAT = -1  # of csrc/include/oper/translate.h's TableMap
-
 __all__ = ["LOCAL", "AddressMap", "unpack"]
+
+_NO_FLAT = -1  # of a table without plain addresses (csrc/include/oper/translate.h)
 
 
 def unpack(addresses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -59,7 +59,7 @@ class AddressMap:
         maps[:, 4] = reciprocal.view(np.int64)[layout.pattern_of]
         maps[:, 5] = (np.cumsum(period) - period)[layout.pattern_of]
         maps[:, 6] = np.arange(len(layout.rows)) * layout.ranks
-        maps[:, 7] = NO_FLAT
+        maps[:, 7] = _NO_FLAT
         places = np.concatenate([_places(order, layout.ranks) for order in orders])
         self._maps, self._flat = as_int64(maps), torch.empty(0, dtype=torch.int64)
         self._arguments = (
@@ -99,6 +99,7 @@ class AddressMap:
         if most_bytes is not None:
             smallest = smallest[8 * np.cumsum(rows[smallest]) <= most_bytes]
         maps = self._maps.clone()
+        maps[:, 7] = _NO_FLAT
         first = np.cumsum(rows[smallest]) - rows[smallest]
         maps[torch.from_numpy(smallest), 7] = torch.from_numpy(first)
         found = [self.translate(int(n), torch.arange(rows[n])) for n in smallest]

@@ -98,7 +98,7 @@ def test_features_of_a_batch():
     values = torch.from_numpy(np.concatenate(ids))
     offsets = torch.tensor([0, *np.cumsum(lengths)])
     expected = np.concatenate([layout.addresses(t, i, 2) for t, i in zip(tables, ids, strict=True)])
-    for kind in (address_map, flat, partly):
+    for kind in (address_map, flat, partly, flat.flattened(8 * 501)):
         found = kind.translate_features(values, offsets, torch.tensor(tables))
         assert (found.numpy() == expected).all()
     assert flat.nbytes - address_map.nbytes == 8 * layout.rows.sum()

@@ -27,3 +27,12 @@ def test_counted_sources(ranks):
     given = map(torch.from_numpy, (addresses, offsets))
     found = native.ops().count_sources(*given, as_words(features), 2, rank, ranks)
     assert found.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("ranks", [3, 20])
+@pytest.mark.parametrize("field", [-1, 20, 1 << 20])
+def test_addresses_of_no_rank_are_refused(ranks, field):
+    addresses = torch.tensor([LOCAL << SLOT_BITS, field << SLOT_BITS])
+    features = as_words(np.zeros(1, dtype=FEATURE))
+    with pytest.raises(IndexError, match=f"one of feature 0 names none of {ranks} ranks"):
+        native.ops().count_sources(addresses, torch.tensor([0, 2]), features, 1, 0, ranks)

@@ -20,9 +20,8 @@ from oper.runtime.heap import Heap
 from oper.runtime.node import Node
 from oper.runtime.sparse_allreduce import ReplicaReduce
 
-READ_ROWS = (
-    1 << 17
-)  # 8 MiB of 64-byte rows a repetition: a millisecond, well above the clock's error
+# Of a repetition: 8 MiB where rows have 64 bytes, so a millisecond, well above the clock's error.
+READ_ROWS = 1 << 17
 _WORDS = ("marked", "published", "reduced")
 
 
@@ -45,12 +44,8 @@ class Links:
         self._heap.rows(0).view(torch.float32).fill_(1.0)
         self._random = torch.Generator().manual_seed(node.rank)
         feature = np.zeros(1, FEATURE)
-        feature["row_bytes"], feature["dim"], feature["out_stride"] = (
-            row_bytes,
-            self._dim,
-            self._dim,
-        )
-        feature["bags"] = READ_ROWS
+        feature["row_bytes"], feature["bags"] = row_bytes, READ_ROWS
+        feature["dim"] = feature["out_stride"] = self._dim
         self._feature = as_words(feature)
         self._board = Board(node, _WORDS)
         self._steps = 0

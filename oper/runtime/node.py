@@ -139,7 +139,8 @@ class Node:
             )
             raise OperError(
                 f"{what} must be the same on all ranks, and their digests are {groups}: give all "
-                "ranks the same plan, tables and settings"
+                "ranks the same plan, tables and settings, and the same collections in the same "
+                "order"
             )
 
     def check_all(self, problem: str, doing: str) -> None:
@@ -212,9 +213,8 @@ class Node:
         for peer in self.peers:
             card = cards[peer][host:]
             self._addresses[peer] = (_address(card[:_NAME_BYTES]), card[_NAME_BYTES:])
-        for peer, (_, descriptors) in self._exchange(
-            b"", lock, "join", self.deadline_seconds
-        ).items():
+        received = self._exchange(b"", lock, "join", self.deadline_seconds)
+        for peer, (_, descriptors) in received.items():
             self._locks[peer] = descriptors[0]
             self._resources.callback(os.close, descriptors[0])
         if self.group is not None:
@@ -261,11 +261,9 @@ class Node:
 
     def _send(self, peer: int, message: bytes, descriptor: int | None) -> bool:
         address, secret = self._addresses[peer]
-        rights = (
-            []
-            if descriptor is None
-            else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", descriptor))]
-        )
+        rights = []
+        if descriptor is not None:
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", descriptor))]
         header = _HEADER.pack(secret, self.rank, self._round)
         try:
             self._socket.sendmsg([header, message], rights, 0, address)

@@ -23,22 +23,31 @@ OPER_SIMD int64_t count_field(const int64_t* addresses, int64_t size, uint64_t f
   return count;
 }
 
-// Adds to counts [ranks + 1]: of replicas, and then of each rank.
-void count(const int64_t* addresses, int64_t size, int64_t rank, int64_t ranks, int64_t* counts) {
+// Adds to counts [ranks + 1]: of replicas, and then of each rank. Returns how many it counted: not
+// those whose field is none of these.
+int64_t count(const int64_t* addresses, int64_t size, int64_t rank, int64_t ranks,
+              int64_t* counts) {
+  int64_t counted = 0;
+  const auto add = [&](int64_t code, int64_t found) {
+    counts[code] += found;
+    counted += found;
+  };
   if (ranks > kFewRanks) {
     for (int64_t n = 0; n < size; ++n) {
       const int64_t field = field_of(addresses[n]);
-      ++counts[field == kReplica ? 0 : 1 + (field == kLocal ? rank : field)];
+      const int64_t code = field == kReplica ? 0 : 1 + (field == kLocal ? rank : field);
+      if (field >= 0 && code <= ranks) add(code, 1);
     }
-    return;
+    return counted;
   }
   for (int64_t begin = 0; begin < size; begin += kBlock) {
     const int64_t* const block = addresses + begin;
     const int64_t length = std::min(kBlock, size - begin);
-    counts[0] += count_field(block, length, kReplica);
+    add(0, count_field(block, length, kReplica));
     for (int64_t j = 0; j < ranks; ++j)
-      counts[1 + j] += count_field(block, length, j == rank ? kLocal : j);
+      add(1 + j, count_field(block, length, j == rank ? kLocal : j));
   }
+  return counted;
 }
 
 at::Tensor count_sources(const at::Tensor& addresses, const at::Tensor& segment_offset,
@@ -50,8 +59,10 @@ at::Tensor count_sources(const at::Tensor& addresses, const at::Tensor& segment_
   for (int64_t f = 0; f < of.count; ++f) {
     TORCH_CHECK_VALUE(of[f].bucket >= 0 && of[f].bucket < buckets, "features: number ", f,
                       " is of bucket ", of[f].bucket, ", and there are ", buckets);
-    count(address + of.begin(f), of.end(f) - of.begin(f), rank, ranks,
-          counts.data_ptr<int64_t>() + of[f].bucket * (ranks + 1));
+    const int64_t size = of.end(f) - of.begin(f);
+    int64_t* const of_bucket = counts.data_ptr<int64_t>() + of[f].bucket * (ranks + 1);
+    TORCH_CHECK_INDEX(count(address + of.begin(f), size, rank, ranks, of_bucket) == size,
+                      "addresses: one of feature ", f, " names none of ", ranks, " ranks");
   }
   return counts;
 }

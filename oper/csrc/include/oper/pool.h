@@ -9,6 +9,7 @@
 #include <cstring>
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 #endif
 
@@ -109,7 +110,13 @@ OPER_INLINE void pool_slice(const Batch& batch, const Slice& slice, RowStream& s
 #define OPER_AVX2 __attribute__((target("avx2,f16c")))
 #define OPER_AVX2_INLINE OPER_AVX2 OPER_INLINE
 
-inline const bool kAvx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+// Asked of the processor, as GCC before 11 has no name for it.
+inline bool has_f16c() {
+  unsigned a, b, c, d;
+  return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+
+inline const bool kAvx2 = __builtin_cpu_supports("avx2") && has_f16c();
 
 // The values of a row from d to d + 8.
 OPER_AVX2_INLINE __m256 eight(const Float32Row& row, int64_t d) {
