@@ -134,6 +134,16 @@ def fill_wrongly(rank: int, group, case: Case, plan: Plan) -> str | None:
     return error_of(lambda: fill_tables(start(case, plan, group), fills))
 
 
+def write_wrongly(rank: int, group, case: Case, plan: Plan) -> str | None:
+    """Write tables, rank 1 beyond a table's last row; then look up all the same."""
+    engine = start(case, plan, group)
+    entries = [(1, 1, torch.ones(1, case.dims[1]))] if rank == 1 else []
+    error = error_of(lambda: engine.write_rows(entries))
+    with torch.no_grad():
+        engine(batch_of(case, 0, rank))
+    return error
+
+
 def use_in_child(rank: int, group, case: Case, plan: Plan) -> list[str]:
     """What a forked child is told at each use; its parent trains on."""
     engine = start(case, plan, group)

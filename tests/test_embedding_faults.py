@@ -212,6 +212,13 @@ def test_the_others_are_told_of_initial_values_that_cannot_be_made(ranks):
     assert found[0] == found[2] == f"rank 1 failed: {found[1]}"
 
 
+def test_servers_are_told_of_tables_that_another_cannot_write_and_serve_on(ranks):
+    plan = random_plan(1, tables_of(CASE), 3, mode="inference")
+    found = ranks.run(3, fault_cases.write_wrongly, CASE, plan)
+    assert "table 't1': id 1" in found[1]
+    assert found[0] == found[2] == f"rank 1 failed: {found[1]}"
+
+
 # Ranks that were given different things.
 
 OTHER = random_plan(2, tables_of(CASE), 3)

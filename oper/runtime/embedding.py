@@ -85,11 +85,11 @@ class Embedding:
             self.counters = Counters(self.ranks)
             self._sorter = Sorter(self.node, len(self.buckets))
             self._allocate()
+            self.map = addresses.runtime_map(plan, self.rank)
         except BaseException as error:
             self.node.fail(error)
             self.node.close()
             raise
-        self.map = addresses.runtime_map(plan, self.rank)
         self.anchor = torch.nn.Parameter(torch.empty(0), requires_grad=self.training)
         self._number = lookup_op.register(self)
         self._process = os.getpid()
@@ -294,7 +294,7 @@ class Embedding:
         """Rows [first, first + count) of tables, float32 [count, dim], or of a state of their
         optimizer. To be called on all ranks, each with (table, first, count) of its own."""
         self._check_usable()
-        with self._telling_peers():
+        with self._telling_peers(together=True):
             self.meet()
             found = self.rows_io.read(requests, state)
             self.meet()
@@ -305,7 +305,7 @@ class Embedding:
     ) -> None:
         """The reverse: (table, first, values); all copies of a row are written."""
         self._check_usable()
-        with self._telling_peers():
+        with self._telling_peers(together=True):
             self.meet()
             with self.heap.writable():
                 self.rows_io.write(entries, state)
@@ -359,12 +359,12 @@ class Embedding:
             raise OperError("the tables were given back by close(), and cannot be used any more")
 
     @contextmanager
-    def _telling_peers(self) -> Iterator[None]:
-        """What fails here fails on all ranks of the node, at their next wait. In inference ranks
-        do not wait for each other, and a request that is wrong is nobody else's."""
+    def _telling_peers(self, together: bool = False) -> Iterator[None]:
+        """What fails here fails on all ranks, at their next wait. In inference ranks wait only for
+        what all do `together`, and a request that is wrong is nobody else's."""
         try:
             yield
         except BaseException as error:
-            if self.training:
+            if self.training or together:
                 self.board.fail(error)
             raise
