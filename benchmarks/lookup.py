@@ -37,11 +37,11 @@ from typing import Any
 import numpy as np
 import torch
 from rich.console import Group
-from rich.table import Table as Printed
 
 from benchmarks.common import parser, publish
 from oper import native
 from oper.address_map import AddressMap, unpack
+from oper.cli import common as terminal
 from oper.cost import Workload
 from oper.layout import LOCAL
 from oper.logs.synth import Synthesizer
@@ -314,46 +314,35 @@ def shown(side: dict[str, float]) -> str:
     return f"{rate(side):.1f} ±{side['spread_percent']:.0f}%"
 
 
-def rows_table(found: list[dict[str, Any]]) -> Printed:
+def rows_table(found: list[dict[str, Any]]) -> Any:
     """A line for each law."""
-    table = Printed(title=f"one core, {found[0]['rows']:,} rows of dim {DIM}, million rows/s")
-    for name in ("ids", "probe", "oper", "of probe", "with ids", "fbgemm", "warm", "oper/fbgemm"):
-        table.add_column(name, justify="left" if name == "ids" else "right")
+    head = ("ids", "probe", "oper", "of probe", "with ids", "fbgemm", "warm", "oper/fbgemm")
+    title = f"one core, {found[0]['rows']:,} rows of dim {DIM}, million rows/s"
+    made = terminal.table(*head, title=title)
     for entry in found:
         of = entry["sides"]
-        table.add_row(
-            entry["ids"],
-            shown(of["probe"]),
-            shown(of["oper"]),
-            f"{rate(of['oper']) / rate(of['probe']):.0%}",
-            shown(of["oper, ids"]),
-            shown(of["fbgemm, cold"]),
-            shown(of["fbgemm, warm"]),
-            ratios(of),
+        of_probe = f"{rate(of['oper']) / rate(of['probe']):.0%}"
+        made.add_row(
+            entry["ids"], shown(of["probe"]), shown(of["oper"]), of_probe, *beside_fbgemm(of)
         )
-    return table
+    return made
 
 
-def ratios(of: dict[str, dict[str, float]]) -> str:
-    """OPER's rate over FBGEMM's, cold and warm."""
-    return " ".join(f"{rate(of['oper']) / rate(of[f'fbgemm, {s}']):.2f}" for s in ("cold", "warm"))
-
-
-def bags_table(found: list[dict[str, Any]]) -> Printed:
+def bags_table(found: list[dict[str, Any]]) -> Any:
     """A line for each cell."""
-    table = Printed(title=f"one core, {found[0]['rows']:,} rows, million rows/s")
-    for name in ("dim", "bags of", "ids", "oper", "with ids", "fbgemm", "warm", "oper/fbgemm"):
-        table.add_column(name, justify="left" if name == "ids" else "right")
+    head = ("ids", "dim", "bags of", "oper", "with ids", "fbgemm", "warm", "oper/fbgemm")
+    made = terminal.table(*head, title=f"one core, {found[0]['rows']:,} rows, million rows/s")
     for entry in found:
-        of = entry["sides"]
-        table.add_row(
-            str(entry["dim"]),
-            str(entry["bags_of"]),
-            entry["ids"],
-            *(shown(of[name]) for name in ("oper", "oper, ids", "fbgemm, cold", "fbgemm, warm")),
-            ratios(of),
-        )
-    return table
+        of, cell = entry["sides"], [str(entry[name]) for name in ("ids", "dim", "bags_of")]
+        made.add_row(*cell, shown(of["oper"]), *beside_fbgemm(of))
+    return made
+
+
+def beside_fbgemm(of: dict[str, dict[str, float]]) -> list[str]:
+    """OPER's rate from ids, FBGEMM's cold and warm, and OPER's over either."""
+    names = (COLD, "fbgemm, warm")
+    ratios = " ".join(f"{rate(of['oper']) / rate(of[name]):.2f}" for name in names)
+    return [*(shown(of[name]) for name in ("oper, ids", *names)), ratios]
 
 
 def main() -> None:
