@@ -12,7 +12,8 @@ _SCALARS = {
     "steps": "updates taken",
     "accesses": "rows that bags name, repeats counted",
     "replica_accesses": "of those, of rows with copies on all ranks",
-    "distinct_rows": "of the batches that had to be sorted: trained, or fetched row by row",
+    "distinct_rows": "of the batches that were sorted whole: trained without frozen tables, or "
+    "fetched as distinct rows or from other hosts",
     "updated_rows": "rows that this rank updated, replicas included",
     "allreduce_bytes": "the replicas' AllReduce, as its method's formula counts them",
 }
