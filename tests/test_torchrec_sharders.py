@@ -54,6 +54,10 @@ def test_ranks_with_unlike_models(worlds):
     worlds.run(2, cases.unlike_models)
 
 
+def test_a_failure_in_one_collection_is_told_in_the_others(worlds):
+    worlds.run(2, cases.told_by_another_collection)
+
+
 def test_gradients_are_summed_where_torchrec_does_not_divide(worlds):
     worlds.run(2, cases.undivided)
 

@@ -147,6 +147,21 @@ def unlike_models(rank: int, group: dist.ProcessGroup) -> None:
             oper.shard(model, plan, env=env)
 
 
+def told_by_another_collection(rank: int, group: dist.ProcessGroup) -> None:
+    """A rank that fails in one collection says so to those that wait for it in another."""
+    model, _ = sharded(group)
+    inputs = batch(rank)
+    if rank == 1:
+        inputs.ids.values()[0] = 10**8
+        with pytest.raises(OperError, match="id 100000000, number 0 of the feature on rank 1"):
+            model.module.bags(inputs.ids)
+    else:
+        rows = model.module.weighted(inputs.weighted_ids).values()
+        with pytest.raises(OperError, match="rank 1 failed: feature 'f2': id 100000000"):
+            rows.sum().backward()
+    dist.barrier(group)  # the engines live until all were told
+
+
 def unweighted(rank: int, group: dist.ProcessGroup) -> None:
     """A collection without weights reads none, as when it is not sharded."""
     model, _ = sharded(group)

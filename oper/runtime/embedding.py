@@ -73,6 +73,7 @@ class Embedding:
             group = dist.group.WORLD
         self.plan, self.tables, self.weighted = plan, tuple(tables), weighted
         self.bounds, self.check_gradients = bounds, check_gradients
+        self._group = group
         self.node = Node.join(group, deadline_seconds, nodes)
         self.rank, self.ranks = self.node.rank, self.node.ranks
         self.gradient_scale = 1 / self.ranks if gradient_scale is None else gradient_scale
@@ -323,6 +324,13 @@ class Embedding:
             parts += [self.heap.rows(width)[slots], self.heap.state(width)[slots]]
         return unequal_replicas(parts, self.node.group)
 
+    def fail(self, error: BaseException) -> None:
+        """Let all ranks that wait for this one, now or later, raise for this error: also in the
+        group's other engines, as of a model's other collections, to which it comes no more."""
+        for engine in lookup_op.engines():
+            if engine is self or (self._group is not None and engine._group is self._group):
+                engine.board.fail(error)
+
     def close(self) -> None:
         """Leave the other ranks. Memory is given back with the last reference to this engine."""
         self._closed = True
@@ -366,5 +374,5 @@ class Embedding:
             yield
         except BaseException as error:
             if self.training or together:
-                self.board.fail(error)
+                self.fail(error)
             raise

@@ -32,7 +32,7 @@ def fill_tables(engine: Embedding, fills: Sequence[Fill | None]) -> None:
                 for t, first, count in mine
             ]
         except BaseException as error:
-            engine.board.fail(error)
+            engine.fail(error)
             raise
         engine.write_rows(rows)
     native.ops().trim_memory()  # blocks of a size that no step takes again

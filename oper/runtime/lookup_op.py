@@ -37,6 +37,11 @@ def register(engine: Any) -> int:
     return number
 
 
+def engines() -> list[Any]:
+    """Those of this process that are still in use."""
+    return list(_engines.values())
+
+
 class _Lookup(torch.autograd.Function):
     """The same without a graph to build: the operator's own autograd, written in Python for any
     operator, takes a millisecond a step, as much as a small batch's whole step."""
