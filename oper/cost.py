@@ -216,7 +216,8 @@ class Collective:
 
     def memory_bytes(self, sums: Sums, which: NDArray[np.bool_], ranks: int) -> float:
         """What the gradients of a step take of a rank's memory on their way: its own buffer, and
-        its part of the sums that all ranks of one node share."""
+        its part of the sums that all ranks of one node share. Gradients are counted with the bytes
+        of their rows, as in all of the cost; the runtime's are float32, of narrower rows too."""
         both = 1 + 1 / ranks
         parts = {
             "none": 0.0,

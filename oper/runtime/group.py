@@ -116,7 +116,7 @@ class Group:
         """Raise at the deadline, and name those who are not waiting themselves; unless the work
         ends while that is found out."""
         first = self._notices.beats()
-        for _ in range(3):
+        for _ in range(3):  # in one of which those who wait say so
             if _ends(work, _NOTICE_SECONDS):
                 return
             self.look(doing)

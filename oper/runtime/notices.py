@@ -14,7 +14,7 @@ from typing import Any
 import torch.distributed as dist
 
 _ANSWER_SECONDS = 3.0  # a store that takes longer is lost, with the rank that serves it
-_boards: Counter[str] = Counter()
+_made: Counter[str] = Counter()  # how many of each group
 
 
 class Notices:
@@ -24,8 +24,8 @@ class Notices:
         self._rank, self._ranks = dist.get_rank(group), dist.get_world_size(group)
         # Engines of a group must not read each other's; a name is used again by later groups,
         # which have another store.
-        self._prefix = f"oper/{_boards[group.group_name]}"
-        _boards[group.group_name] += 1
+        self._prefix = f"oper/{_made[group.group_name]}"
+        _made[group.group_name] += 1
         self._store: Any = group.get_group_store()
         self._cloned = False
         self._asking: threading.Thread | None = None

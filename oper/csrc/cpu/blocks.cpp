@@ -101,6 +101,7 @@ at::Tensor pooled_tensor(int64_t elements, at::ScalarType type) {
       block.data, {elements}, [block](void*) { pool().give_back(block); }, options);
 }
 
+// Gives back to the system what malloc has free.
 void trim_memory() {
 #ifdef __GLIBC__  // others give back large blocks by themselves
   malloc_trim(0);
