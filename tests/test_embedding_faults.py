@@ -66,9 +66,19 @@ def test_fatal_ids_are_named(pooling, dtype, value):
     case, batch, _ = batch_with_bad_id(pooling, dtype, value)
     with pytest.raises(OperError) as told:
         alone(case)(batch)
-    text = f"feature 'f0': id {value}, number 2 of the feature on rank 0, is none of table 't0'"
-    assert text in str(told.value)
-    assert "rows 0 to 49" in str(told.value)
+    text = f"feature 'f0': id {value}, number 2 of the feature on rank 0, is none of the rows 0 "
+    assert text + "to 49 of table 't0'" in str(told.value)
+
+
+def test_one_rank_goes_on_after_a_wrong_batch():
+    case, batch, mended = batch_with_bad_id("sum", torch.int64, 50)
+    engine = alone(case)
+    for wrong, text in ((batch, "id 50"), (torch.ones(3), "the batch is a Tensor, and a Keyed")):
+        with pytest.raises(OperError, match=text):
+            engine(wrong)
+    engine(mended).sum().backward()
+    assert engine.steps == 1
+    engine.read_rows([(0, 0, 1)])
 
 
 @pytest.mark.parametrize("bounds", ["warning", "ignore"])

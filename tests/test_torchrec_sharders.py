@@ -91,3 +91,9 @@ def test_two_dimensional_parallelism_is_refused():
     sharder = oper.OperEmbeddingBagCollectionSharder(random_plan(0, tables_of(model), 1))
     with pytest.raises(OperError, match="2D parallelism"):
         sharder.shard(model.bags, {}, Mock(spec=ShardingEnv2D))
+
+
+def test_plans_for_several_ranks_need_a_process_group():
+    model = Model("meta")
+    with pytest.raises(OperError, match=r"1 is running without a process group; .*init_process_gr"):
+        oper.shard(model, random_plan(0, tables_of(model), 2))

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import pickle
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -225,6 +226,8 @@ def parameters(rank: int, group: dist.ProcessGroup) -> None:
         assert copy.deepcopy(model.module.bags) is model.module.bags
     with pytest.raises(OperError, match="memory that all ranks share"):
         copy.deepcopy(model.module.bags)
+    with pytest.raises(OperError, match=r"cannot be pickled; save a checkpoint of its state_dict"):
+        pickle.dumps(model.module.bags)
     model.module.bags.embedding_bags["wide"].weight._in_backward_optimizers[0].zero_grad()
 
 

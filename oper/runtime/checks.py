@@ -21,6 +21,11 @@ _log = logging.getLogger(__name__)
 def check_batch(batch: Any, weighted: bool) -> bool:
     """That a KeyedJaggedTensor agrees with itself: what it says of its lengths is read by. Returns
     whether it has one id for each feature and sample."""
+    if not hasattr(batch, "variable_stride_per_key"):
+        raise OperError(
+            f"the batch is a {type(batch).__name__}, and a KeyedJaggedTensor of TorchRec's was "
+            "needed"
+        )
     values = batch.values()
     if batch.variable_stride_per_key():
         raise OperError(
@@ -103,7 +108,7 @@ def mend_ids(
         at = int(bad.nonzero()[0])
         text = (
             f"feature {feature.name!r}: id {int(ids[at])}, number {at} of the feature on rank "
-            f"{rank}, is none of table {table.name!r}'s rows 0 to {table.rows - 1:,}"
+            f"{rank}, is none of the rows 0 to {table.rows - 1:,} of table {table.name!r}"
         )
         if bounds == "fatal":
             raise OperError(
@@ -111,7 +116,7 @@ def mend_ids(
                 "set bounds to 'warning' or 'ignore' to read row 0"
             )
         if bounds == "warning":
-            _log.warning("%s; %d such ids of the batch read row 0", text, int(bad.sum()))
+            _log.warning("%s; %d of the feature's ids here read row 0", text, int(bad.sum()))
         ids[bad] = 0
     return mended
 

@@ -105,9 +105,12 @@ class Embedding:
         self.node.agree(addresses.plan_digest(self.plan), "plan")
         self.node.agree(given, "tables and optimizers")
         if self.ranks != self.plan.ranks:
+            alone = self.node.group is None and not dist.is_initialized()
             raise OperError(
-                f"the plan is for {self.plan.ranks} ranks, and {self.ranks} are running; plan for "
-                f"{self.ranks} ranks (--topology), or start {self.plan.ranks}"
+                f"the plan is for {self.plan.ranks} ranks, and {self.ranks} "
+                + ("is running without a process group" if alone else "are running")
+                + f"; plan for as many (--topology), or start {self.plan.ranks}"
+                + (" and call torch.distributed.init_process_group first" if alone else "")
             )
         if self.plan.workload.training:
             addresses.check_trainable(self.plan)
@@ -369,10 +372,11 @@ class Embedding:
     @contextmanager
     def _telling_peers(self, together: bool = False) -> Iterator[None]:
         """What fails here fails on all ranks, at their next wait. In inference ranks wait only for
-        what all do `together`, and a request that is wrong is nobody else's."""
+        what all do `together`, and a request that is wrong is nobody else's. One rank alone goes
+        on: its tables can be saved after a batch that was wrong."""
         try:
             yield
         except BaseException as error:
-            if self.training or together:
+            if self.ranks > 1 and (self.training or together):
                 self.fail(error)
             raise

@@ -116,9 +116,15 @@ class _ShardedByRows(ShardedEmbeddingModule, FusedOptimizerModule):
         probe = torch.empty(0)
         if probe.__deepcopy__({}) is probe:
             return self
-        raise OperError(
+        raise self._cannot_be("copied")
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise self._cannot_be("pickled")
+
+    def _cannot_be(self, done: str) -> OperError:
+        return OperError(
             f"{type(self).__name__}: its rows lie in memory that all ranks share, and cannot be "
-            "copied; save a checkpoint and load it into a second model"
+            f"{done}; save a checkpoint of its state_dict(), and load it into a second model"
         )
 
     def _add_parameter(self, table: str) -> nn.Parameter:
