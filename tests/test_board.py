@@ -126,6 +126,7 @@ def test_a_rank_that_does_not_come_is_named(does: str) -> None:
     for rank, (message, seconds) in ((0, first), (2, last)):
         assert message.startswith(ENDINGS[does].format(rank))
         assert message.endswith("is stopped)") == (does == "stops")
+        assert "deadline_seconds" not in message
         assert (2.9 if does == "stops" else 0) < seconds < 4
 
 

@@ -64,6 +64,7 @@ def test_all_others_are_told_at_once_and_leave(does: str) -> None:
     first, interrupted, last = mortal_ranks.run(3, _lose_rank_1, does, silent=silent)
     for message, seconds, ended in (first, last):
         assert message.startswith(ENDINGS[does])
+        assert ("equally many steps" in message) == (does in ("stops", "sleeps"))
         assert seconds < 5
         assert ended
     if interrupted:

@@ -17,6 +17,7 @@ from oper.cost import Workload
 from oper.errors import OperError
 from oper.planner.planner import Settings
 from oper.planner.profile import Profile
+from oper.runtime.module_tables import match_tables
 from oper.runtime.torchrec_planner import from_torchrec, profile_of
 from oper.tables import Table, tables_of
 from tests.torchrec_models import BAGS, Model
@@ -146,6 +147,18 @@ def test_models_that_lack_tables_or_have_others(model, profile, caplog):
     assert set(oper.torchrec_plan(plan, model).plan) == {"weighted", "sequences"}
     assert "bags: the plan has none of its 1 tables, and it will be data-parallel" in caplog.text
     assert "4 of the plan's 7 tables are not in Model (mean, …)" in caplog.text
+    del model.weighted, model.sequences
+    with pytest.raises(OperError, match=r"it has stranger, and the plan [a-z, ]+, …; make a plan"):
+        oper.torchrec_plan(plan, model)
+
+
+def test_other_optimizers_are_named_once(model, profile, caplog):
+    planner = oper.OperShardingPlanner("cpu:1", profile)
+    plan = planner.plan(model, [oper.OperEmbeddingBagCollectionSharder()]).oper_plan
+    tables = tuple(replace(table, optimizer="adam") for table in plan.tables)
+    match_tables(replace(plan, tables=tables), model.bags, None)
+    (warned,) = (r.getMessage() for r in caplog.records if "balance of memory" in r.getMessage())
+    assert f" and {len(BAGS) - 1} more: the plan was made for adam, and sgd is what" in warned
 
 
 def test_profiles_of_other_tables(model, profile):

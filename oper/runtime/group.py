@@ -190,14 +190,17 @@ def did_not_come(
     late: Collection[int], seconds: float, rank: int, doing: str, processes: Mapping[int, int]
 ) -> str:
     """That ranks did not come, and how their processes are, where these can be seen."""
-    states = ", ".join(
-        f"rank {r}, process {processes[r]}, is {_state(processes[r])}"
-        for r in late
-        if r in processes
-    )
-    return (
+    states = {r: _state(processes[r]) for r in late if r in processes}
+    seen = ", ".join(f"rank {r}, process {processes[r]}, is {state}" for r, state in states.items())
+    text = (
         f"{names(late)} did not come within {seconds:g} s, while rank {rank} waited for "
-        f"{_them(late)} to {doing}" + (f" ({states})" if states else "")
+        f"{_them(late)} to {doing}" + (f" ({seen})" if seen else "")
+    )
+    if "stopped" in states.values():
+        return text
+    return (
+        f"{text}: all ranks must take equally many steps and the same calls; where one only needs "
+        "longer, set deadline_seconds"
     )
 
 

@@ -19,7 +19,7 @@ from oper.plan import Plan
 from oper.runtime.optimizers import Optimizer
 from oper.runtime.plan_part import part_of
 from oper.runtime.tables import NO_OPTIMIZER, EmbeddingTable
-from oper.tables import Table, tables_of
+from oper.tables import tables_of
 
 _log = logging.getLogger(__name__)
 
@@ -102,7 +102,6 @@ def match_tables(
         index = plan.table_index(config.name)
         pooling = getattr(config, "pooling", None)
         optimizer = optimizer_of(weights[config.name], fused_params)
-        _warn_of_other_optimizer(plan, plan.tables[index], optimizer)
         found.append(
             EmbeddingTable(
                 index=index,
@@ -111,6 +110,8 @@ def match_tables(
                 optimizer=optimizer,
             )
         )
+    if plan.workload.training:
+        _warn_of_other_optimizers(plan, found)
     return plan, found
 
 
@@ -130,13 +131,19 @@ def optimizer_of(parameter: Any, fused_params: Mapping[str, Any] | None) -> Opti
     return Optimizer.of_torch(classes[0], parameter._optimizer_kwargs[0], fused_params)
 
 
-def _warn_of_other_optimizer(plan: Plan, planned: Table, optimizer: Optimizer) -> None:
-    if not plan.workload.training or optimizer.kind in ("none", planned.optimizer):
-        return
-    _log.warning(
-        "table %r: the plan was made for %s, and it is trained with %s; the plan's balance of "
-        "memory does not hold for it",
-        planned.name,
-        planned.optimizer,
-        optimizer.kind,
-    )
+def _warn_of_other_optimizers(plan: Plan, tables: Iterable[EmbeddingTable]) -> None:
+    names: dict[tuple[str, str], list[str]] = {}
+    for table in tables:
+        planned, kind = plan.tables[table.index], table.optimizer.kind
+        if kind not in ("none", planned.optimizer):
+            names.setdefault((planned.optimizer, kind), []).append(planned.name)
+    for (planned_for, kind), of in names.items():
+        _log.warning(
+            "%s%s: the plan was made for %s, and %s is what trains; the plan's balance of memory "
+            "does not hold for it (apply_optimizer_in_backward and the sharder's fused_params say "
+            "what trains)",
+            f"table {of[0]!r}",
+            f" and {len(of) - 1} more" if len(of) > 1 else "",
+            planned_for,
+            kind,
+        )

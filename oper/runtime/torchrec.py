@@ -13,7 +13,7 @@ parameters, gradients are divided by the number of ranks, pipelines and checkpoi
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -187,9 +187,10 @@ def torchrec_plan(plan: Plan | Path | str, module: nn.Module) -> OperShardingPla
     """
     plan = plan if isinstance(plan, Plan) else load_plan(plan)
     planned = {table.name for table in plan.tables}
-    matched = []
+    matched, names_of_model = [], set()
     for path, collection in module_tables.collections(module):
         names = [config.name for config in module_tables.configs(collection)]
+        names_of_model.update(names)
         if planned.isdisjoint(names):
             _log.warning(
                 "%s: the plan has none of its %d tables, and it will be data-parallel on all ranks",
@@ -211,8 +212,8 @@ def torchrec_plan(plan: Plan | Path | str, module: nn.Module) -> OperShardingPla
     if not found:
         raise OperError(
             f"{type(module).__name__}: holds no EmbeddingBagCollection or EmbeddingCollection of "
-            f"TorchRec's with tables of the plan ({', '.join(sorted(planned)[:8])}, …); make a "
-            "plan for this model"
+            f"TorchRec's with tables of the plan: it has {_some(names_of_model)}, and the plan "
+            f"{_some(planned)}; make a plan for this model"
         )
     unused = planned.difference(paths)
     if unused:
@@ -294,6 +295,11 @@ def counters(model: nn.Module) -> dict[str, dict[str, Any]]:
         path: module.engine.counters.to_dict()
         for path, module in _sharded_collections(model).items()
     }
+
+
+def _some(names: Collection[str]) -> str:
+    first = ", ".join(sorted(names)[:4]) or "none"
+    return first + (", …" if len(names) > 4 else "")
 
 
 def _sharded_collections(model: nn.Module) -> dict[str, Any]:
