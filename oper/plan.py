@@ -59,6 +59,13 @@ class Plan:
     # [T, 2] measured over expected distinct rows of a rank and of all; None: not measured.
     distinct_ratio: NDArray[np.float64] | None = None
 
+    def __repr__(self) -> str:
+        rows = sum(table.rows for table in self.tables)
+        return (
+            f"<Plan of {rows:,} rows of {len(self.tables)} tables on {self.ranks} ranks "
+            f"({self.topology.name}) for {self.workload.mode}>"
+        )
+
     @property
     def ranks(self) -> int:
         return self.topology.ranks

@@ -76,6 +76,8 @@ def test_a_saved_plan_is_loaded(saved):
     assert plan.ranks == 4
     assert plan.layout.rows.tolist() == [t.rows for t in TABLES]
     assert plan.workload == Workload("inference", "raw", 512)
+    assert repr(plan).startswith("<Plan of 29,501 rows of 4 tables on 4 ranks (")
+    assert repr(a_profile(0)) == "<Profile of 29,501 rows of 4 tables in 10,000 samples>"
     again = saved.parent / "again"
     plan.save(again)
     for file in sorted(saved.iterdir()):

@@ -71,6 +71,12 @@ class Profile:
     vocabulary_folder: Path | None = None
     vocabularies: "Prepared | None" = None
 
+    def __repr__(self) -> str:
+        return (
+            f"<Profile of {len(self.accesses):,} rows of {len(self.tables)} tables in "
+            f"{self.samples:,} samples>"
+        )
+
     @cached_property
     def offsets(self) -> Ints:
         """Where each table's rows begin: int64 [T + 1]."""
