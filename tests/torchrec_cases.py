@@ -340,6 +340,10 @@ def ids_out_of_range(rank: int, group: dist.ProcessGroup) -> None:
 
 def counted(rank: int, group: dist.ProcessGroup) -> None:
     """Counters of each module."""
+    with pytest.raises(OperError, match="no collection that OPER sharded"):
+        oper.counters(Model("meta"))
+    with pytest.raises(OperError, match="no option 'deadline'; it has bounds, "):
+        oper.shard(Model("meta"), random_plan(0, tables_of(Model("meta")), 2), deadline=5)
     model, optimizer = sharded(group)
     inputs = batch(rank)
     train_step(model, optimizer, inputs)

@@ -27,7 +27,6 @@ class Notices:
         self._prefix = f"oper/{_made[group.group_name]}"
         _made[group.group_name] += 1
         self._store: Any = group.get_group_store()
-        self._cloned = False
         self._asking: threading.Thread | None = None
         self._beats = 0
         self.lost = False  # whether the store did not answer the last question
@@ -79,9 +78,7 @@ class Notices:
 
         def ask() -> None:
             with contextlib.suppress(RuntimeError):
-                if not self._cloned:
-                    self._store, self._cloned = self._store.clone(), True
-                answers.append(question(self._store))
+                answers.append(question(self._store.clone()))
 
         if self._asking is None or not self._asking.is_alive():
             self._asking = threading.Thread(target=ask, name="oper-notices", daemon=True)

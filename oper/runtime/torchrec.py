@@ -15,6 +15,7 @@ parameters, gradients are divided by the number of ranks, pipelines and checkpoi
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -241,6 +242,11 @@ def shard(
     is none. `options` are the sharders'. Raises OperError where the plan is not for this model,
     or for another number of ranks.
     """
+    known = {
+        p.name for p in signature(_OperSharder).parameters.values() if p.kind == p.KEYWORD_ONLY
+    }
+    if unknown := options.keys() - known:
+        raise OperError(f"oper.shard has no option {min(unknown)!r}; it has {_some(known, 9)}")
     if env is None:
         env = (
             ShardingEnv.from_process_group(dist.group.WORLD)
@@ -297,17 +303,23 @@ def counters(model: nn.Module) -> dict[str, dict[str, Any]]:
     }
 
 
-def _some(names: Collection[str]) -> str:
-    first = ", ".join(sorted(names)[:4]) or "none"
-    return first + (", …" if len(names) > 4 else "")
+def _some(names: Collection[str], most: int = 4) -> str:
+    first = ", ".join(sorted(names)[:most]) or "none"
+    return first + (", …" if len(names) > most else "")
 
 
 def _sharded_collections(model: nn.Module) -> dict[str, Any]:
-    return {
+    found = {
         path: module
         for path, module in get_unwrapped_module(model).named_modules()
         if isinstance(module, OperShardedEmbeddingBagCollection | OperShardedEmbeddingCollection)
     }
+    if not found:
+        raise OperError(
+            f"{type(model).__name__}: has no collection that OPER sharded; give the model that "
+            "oper.shard or DistributedModelParallel returned"
+        )
+    return found
 
 
 def _parameter_sharding(config: Any, ranks: int) -> ParameterSharding:
