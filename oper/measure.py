@@ -102,9 +102,10 @@ class Measurement:
         spread = float(np.median(self.spread))
         header = (
             f"# Measured by `oper topology measure` on {time.strftime('%Y-%m-%d')}: random rows of "
-            f"{self.row_bytes} bytes,\n# {len(self.node_of)} ranks at once, {self.threads} threads "
-            f"each, {platform.machine()}, {os.cpu_count()} cores.\n# Median of {REPETITIONS}; "
-            f"(largest - smallest) / median is {spread:.0%}. Bytes per second.\n"
+            f"{self.row_bytes} bytes,\n# ranks at once: {len(self.node_of)}, threads of each: "
+            f"{self.threads}, {platform.machine()}, {os.cpu_count()} cores.\n"
+            f"# Median of {REPETITIONS}; (largest - smallest) / median is {spread:.0%}. "
+            "Bytes per second.\n"
         )
         return header + yaml.safe_dump(content, sort_keys=False, default_flow_style=None)
 
