@@ -4,13 +4,16 @@ import pytest
 from torchrec.modules.embedding_configs import DataType
 
 from tests import torchrec_checkpoints as cases
+from tests.torchrec_models import TABLES
 from tests.torchrec_ranks import compare
 
 NO_COPIES, ALL_COPIES = 0.0, 1.0  # shares of rows with copies on all ranks
 
 
-def test_state_dicts_may_be_written_in_place(worlds):
-    for warnings in worlds.run(2, cases.written_in_place):
+@pytest.mark.parametrize("others", ["adagrad", "sgd", "none"])
+def test_state_dicts_may_be_written_in_place(worlds, others):
+    kind = dict.fromkeys(TABLES, others) | {"wide": "adagrad"}
+    for warnings in worlds.run(2, cases.written_in_place, kind):
         assert len(warnings) == 1
         assert "'wide': a state dict was written to after" in warnings[0]
 

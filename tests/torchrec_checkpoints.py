@@ -26,6 +26,7 @@ from oper.errors import OperError
 from oper.tables import tables_of
 from tests.runtime_plans import random_plan
 from tests.torchrec_models import (
+    Kind,
     Model,
     batch,
     embedding_weights,
@@ -42,14 +43,14 @@ from tests.torchrec_ranks import (
 )
 
 
-def written_in_place(rank: int, group: dist.ProcessGroup) -> list[str]:
+def written_in_place(rank: int, group: dist.ProcessGroup, kind: Kind) -> list[str]:
     """What is written into a state dict reaches the tables, whoever writes; what is written after
     the tables were used does not, and is warned of."""
     caught: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: caught.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("oper").addHandler(handler)
-    model, optimizer = sharded(group, "adagrad")
+    model, optimizer = sharded(group, kind)
     train_step(model, optimizer, batch(rank))
     before = whole_model(model, group)
     key, state = "bags.embedding_bags.wide.weight", "wide.momentum1"
@@ -222,12 +223,14 @@ def checkpoint(
     rank: int,
     group: dist.ProcessGroup,
     sharding: str,
-    kind: str,
+    kind: Kind,
     load: Path | None,
     save: Path | None = None,
+    partial: bool = False,
 ) -> dict[str, Any]:
-    """Sharded by "oper" or as TorchRec does: load a checkpoint or train two steps, save one, and
-    train a step more. What was loaded or saved, and what came after."""
+    """Sharded by "oper" or as TorchRec does: load a checkpoint (which may lack keys if `partial`)
+    or train two steps, save one, and train a step more. What was loaded or saved, and what came
+    after."""
     if sharding == "oper":
         model, _ = sharded(group, kind, device="meta")
     else:
@@ -238,7 +241,7 @@ def checkpoint(
         for step in range(2):
             train_step(model, optimizer, batch(step))
     else:
-        _load(model, kind, load, group)
+        _load(model, kind, load, group, DefaultLoadPlanner(allow_partial_load=partial))
     found = whole_model(model, group)
     if save is not None:
         save_checkpoint(_state(model, kind), checkpoint_id=save, process_group=group)
@@ -246,7 +249,7 @@ def checkpoint(
     return found | {f"after {key}": value for key, value in whole_model(model, group).items()}
 
 
-def _state(model: DistributedModelParallel, kind: str) -> dict[str, Any]:
+def _state(model: DistributedModelParallel, kind: Kind) -> dict[str, Any]:
     """What scripts save. SGD has no state, and TorchRec's ranks without tables not even the key."""
     state = {"model": model.state_dict()}
     if kind != "sgd":
@@ -256,7 +259,7 @@ def _state(model: DistributedModelParallel, kind: str) -> dict[str, Any]:
 
 def _load(
     model: DistributedModelParallel,
-    kind: str,
+    kind: Kind,
     folder: Path,
     group: dist.ProcessGroup,
     planner: DefaultLoadPlanner | None = None,

@@ -1,7 +1,7 @@
 """A small model with TorchRec collections, its batches, its plans, and the training of it on one
 process without any of our code, to compare with."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,10 @@ from oper.tables import Table
 from oper.topology import Topology
 
 SAMPLES = 6  # of a rank
+MOMENTUM = 0.8  # of SGD that has one
+
+# The optimizer of all tables, or that of each by its name; "none" are frozen.
+Kind = str | Mapping[str, str]
 
 BAGS = (
     EmbeddingBagConfig(name="wide", num_embeddings=50, embedding_dim=16, feature_names=["f0"]),
@@ -48,6 +52,7 @@ SEQUENCES = (
     EmbeddingConfig(name="seen", num_embeddings=40, embedding_dim=8, feature_names=["s0", "s1"]),
     EmbeddingConfig(name="sorts", num_embeddings=3, embedding_dim=8, feature_names=["s0"]),
 )
+TABLES = tuple(config.name for config in (*BAGS, *WEIGHTED, *SEQUENCES))
 # Features with fewest ids that all of their tables have.
 ROWS = {"f0": 50, "f1": 30, "f2": 30, "f3": 1, "g0": 20, "s0": 3, "s1": 40}
 OUTPUT = 16 + 8 + 8 + 4 + 8 + 8
@@ -171,6 +176,11 @@ def embedding_weights(model: nn.Module) -> dict[str, nn.Parameter]:
     return {k: p for k, p in model.named_parameters() if "embedding" in k}
 
 
+def kind_of(kind: Kind, key: str) -> str:
+    """The optimizer of the table whose weight has this key in state dicts."""
+    return kind if isinstance(kind, str) else kind[key.split(".")[-2]]
+
+
 class Reference:
     """The model on one process: gradients by autograd, and each optimizer written out, on the rows
     that were accessed.
@@ -178,7 +188,7 @@ class Reference:
     Ranks' gradients are averaged.
     """
 
-    def __init__(self, model: nn.Module, kind: str, lr: float, dense_lr: float) -> None:
+    def __init__(self, model: nn.Module, kind: Kind, lr: float, dense_lr: float) -> None:
         self.model, self.kind, self.lr, self.dense_lr = model, kind, lr, dense_lr
         self.state: dict[str, dict[str, torch.Tensor]] = {}
         self.steps = 0
@@ -197,28 +207,37 @@ class Reference:
                 if name not in embedding_weights(self.model):
                     weight.sub_(self.dense_lr * weight.grad)
                     continue
+                if kind_of(self.kind, name) == "none":
+                    continue
                 rows = touched[name.split(".")[-2]]
                 weight[rows] = weight[rows] - self.lr * self._direction(name, weight, rows)
 
     def _direction(self, name: str, weight: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         assert weight.grad is not None
-        grad = weight.grad[rows]
+        grad, kind = weight.grad[rows], kind_of(self.kind, name)
         state = self.state.setdefault(name, {})
-        if self.kind == "sgd":
+        if kind == "sgd":
             return grad
-        if self.kind in ("adagrad", "rowwise_adagrad"):
-            wide = self.kind == "adagrad"
+        if kind in ("adagrad", "rowwise_adagrad"):
+            wide = kind == "adagrad"
             shape = weight.shape if wide else weight.shape[:1]
             total = state.setdefault("momentum1", torch.zeros(shape))
             total[rows] += grad.square() if wide else grad.square().mean(dim=1)
             root = total[rows].sqrt() + 1e-8
             return grad / (root if wide else root[:, None])
         first = state.setdefault("momentum1", torch.zeros(weight.shape))
-        second = state.setdefault("exp_avg_sq", torch.zeros(weight.shape))
+        if kind == "momentum_sgd":
+            first[rows] = MOMENTUM * first[rows] + grad
+            return first[rows]
+        wide = kind == "adam"
+        shape = weight.shape if wide else weight.shape[:1]
+        second = state.setdefault("exp_avg_sq", torch.zeros(shape))
         first[rows] = 0.9 * first[rows] + 0.1 * grad
-        second[rows] = 0.999 * second[rows] + 0.001 * grad.square()
+        squares = grad.square() if wide else grad.square().mean(dim=1)
+        second[rows] = 0.999 * second[rows] + 0.001 * squares
         mean = first[rows] / (1 - 0.9**self.steps)
-        return mean / ((second[rows] / (1 - 0.999**self.steps)).sqrt() + 1e-8)
+        root = (second[rows] / (1 - 0.999**self.steps)).sqrt() + 1e-8
+        return mean / (root if wide else root[:, None])
 
     def _touched(self, batches: Sequence[Inputs]) -> dict[str, torch.Tensor]:
         """The rows of each table that any bag names."""

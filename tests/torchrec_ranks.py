@@ -22,15 +22,18 @@ from oper.runtime.embedding import Embedding
 from oper.tables import tables_of
 from tests.runtime_plans import random_plan
 from tests.torchrec_models import (
+    MOMENTUM,
     Inputs,
+    Kind,
     Model,
     Reference,
     embedding_weights,
+    kind_of,
 )
 
 OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "sgd": (torch.optim.SGD, {}),
-    "momentum_sgd": (torch.optim.SGD, {"momentum": 0.8}),
+    "momentum_sgd": (torch.optim.SGD, {"momentum": MOMENTUM}),
     "adagrad": (torch.optim.Adagrad, {}),
     "rowwise_adagrad": (RowWiseAdagrad, {}),
     "adam": (torch.optim.Adam, {}),
@@ -39,20 +42,19 @@ OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
 LR, DENSE_LR, STEPS = 0.5, 0.05, 3
 
 
-def put_optimizer(model: nn.Module, kind: str) -> None:
-    """Have an optimizer train all tables; "none" freezes them."""
-    weights = list(embedding_weights(model).values())
-    if kind == "none":
-        for weight in weights:
+def put_optimizer(model: nn.Module, kind: Kind) -> None:
+    """Have an optimizer train each table; "none" freezes it."""
+    for key, weight in embedding_weights(model).items():
+        if (of_table := kind_of(kind, key)) == "none":
             weight.requires_grad_(False)
-        return
-    optimizer, settings = OPTIMIZERS[kind]
-    _apply_optimizer_in_backward(optimizer, weights, {"lr": LR} | settings)
+        else:
+            optimizer, settings = OPTIMIZERS[of_table]
+            _apply_optimizer_in_backward(optimizer, [weight], {"lr": LR} | settings)
 
 
 def sharded(
     group: dist.ProcessGroup,
-    kind: str = "sgd",
+    kind: Kind = "sgd",
     copies: float = 0.3,
     device: str = "cpu",
     data_type: DataType = DataType.FP32,
@@ -126,12 +128,12 @@ def reference_state(reference: Reference) -> dict[str, Any]:
     for key, states in reference.state.items():
         name = key.split(".")[-2]
         found |= {f"{key}/{name}.{state}": value for state, value in states.items()}
-        if reference.kind == "adam":
+        if kind_of(reference.kind, key) in ("adam", "partial_rowwise_adam"):
             found[f"{key}/{name}.iter"] = torch.tensor([reference.steps])
     return found
 
 
-def stock(kind: str, sharding: str, group: dist.ProcessGroup) -> DistributedModelParallel:
+def stock(kind: Kind, sharding: str, group: dist.ProcessGroup) -> DistributedModelParallel:
     """The model sharded by TorchRec itself: "row_wise" or "table_wise"."""
     model = Model("meta")
     put_optimizer(model, kind)

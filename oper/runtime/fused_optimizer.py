@@ -17,7 +17,7 @@ from torchrec.optim.fused import FusedOptimizer
 from oper.errors import OperError
 from oper.runtime.embedding import Embedding
 from oper.runtime.optimizers import State
-from oper.runtime.table_blocks import TableBlocks
+from oper.runtime.table_blocks import STEPS, TableBlocks
 
 
 class TableState:
@@ -39,16 +39,16 @@ class TableState:
 
 
 class StepCount:
-    """The number of steps that Adam's bias corrections go by."""
+    """The number of steps that Adam's bias corrections go by, as a state of one table."""
 
-    def __init__(self, engine: Embedding) -> None:
-        self._engine = engine
+    def __init__(self, blocks: TableBlocks, table: int) -> None:
+        self._blocks, self._table = blocks, table
 
     def state_dict(self) -> torch.Tensor:
-        return torch.tensor([self._engine.optimizer_steps])
+        return self._blocks.read_steps(self._table)
 
     def load_state_dict(self, value: torch.Tensor) -> None:
-        self._engine.optimizer_steps = int(value)
+        self._blocks.write_steps(value)
 
 
 class BucketOptimizer(FusedOptimizer):
@@ -76,7 +76,7 @@ class BucketOptimizer(FusedOptimizer):
                 f"{name}.{part.name}": TableState(blocks, table, part) for part in settings.states
             }
             if settings.kind in ("adam", "partial_rowwise_adam"):
-                state[parameter][f"{name}.iter"] = StepCount(engine)
+                state[parameter][f"{name}.{STEPS}"] = StepCount(blocks, table)
         group = {"params": list(params.values()), "lr": engine.learning_rates[bucket]}
         super().__init__(dict(params), state, [group])
 

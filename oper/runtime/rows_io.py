@@ -1,7 +1,8 @@
 """Reading and writing rows of tables by id, whoever holds them: for initial values and checkpoints.
 
 A rank reads the copy that its own address map names. It writes all copies: a row lies on rank j if
-it is LOCAL to the map of j.
+it is LOCAL to the map of j. A state of an optimizer is read and written in the buckets that have
+it, and in no others: tables of one module may have different optimizers, and frozen ones have none.
 """
 
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ import torch
 
 from oper import native
 from oper.address_map import AddressMap
+from oper.errors import OperError
 from oper.layout import LOCAL, SLOT_BITS, SLOT_MASK
 from oper.plan import Plan
 from oper.runtime.exchange import Exchange
@@ -42,7 +44,7 @@ class RowsIO:
         """Rows [first, first + count) of tables of the module by number, float32 [count, dim]; or
         a state of the optimizer, [count, dim] or [count]."""
         found: list[torch.Tensor] = [torch.empty(0)] * len(requests)
-        for bucket in self._buckets:
+        for bucket in self._buckets_with(state, [table for table, _, _ in requests]):
             mine = [n for n, (table, _, _) in enumerate(requests) if table in bucket.tables]
             addresses = [self._addresses(self._node.rank, *requests[n]) for n in mine]
             sizes = [len(part) for part in addresses]
@@ -60,7 +62,7 @@ class RowsIO:
 
     def write(self, entries: Sequence[tuple[int, int, torch.Tensor]], state: str | None) -> None:
         """Give all copies of rows [first, first + n) of tables new values, [n, dim] or [n]."""
-        for bucket in self._buckets:
+        for bucket in self._buckets_with(state, [table for table, _, _ in entries]):
             mine = [entry for entry in entries if entry[0] in bucket.tables]
             values = [self._encoded(bucket, part, state) for _, _, part in mine]
             columns = values[0].shape[1] if values else self._columns(bucket, state)
@@ -85,6 +87,22 @@ class RowsIO:
             rows_in = self._exchange.send([torch.cat(v) for _, v in away], doing)
             for slots, rows in zip(slots_in, rows_in, strict=True):
                 self._put(bucket, self._node.rank, slots, rows, state)
+
+    def _buckets_with(self, state: str | None, tables: Sequence[int]) -> list[Bucket]:
+        """The buckets that have a state; all where rows are meant. OperError where one of `tables`
+        is in none of them."""
+        # The same on all ranks, which exchange rows bucket by bucket, whatever each asks for.
+        found = [b for b in self._buckets if state is None or state in b.states]
+        if lacking := set(tables).difference(*(bucket.tables for bucket in found)):
+            number = min(lacking)
+            optimizer = self._tables[number].optimizer
+            names = ", ".join(repr(part.name) for part in optimizer.states) or "none"
+            raise OperError(
+                f"table {self._plan.tables[self._tables[number].index].name!r}: state {state!r} of "
+                f"its optimizer was asked for, and optimizer {optimizer.kind} has {names}; ask "
+                "only for the states that a table's optimizer has"
+            )
+        return found
 
     def _addresses(self, rank: int, table: int, first: int, count: int) -> torch.Tensor:
         if rank not in self._maps:

@@ -7,7 +7,8 @@ last row have empty ones, without which TorchRec cannot load them.
 
 Blocks are copies. TorchRec's are not, and torch.distributed.checkpoint loads in place; so blocks
 that were handed out are kept until the tables are next used, and those that were written to by
-then are written back.
+then are written back. So it is with the number of Adam's steps, of which there is one for all
+tables of an engine.
 """
 
 import logging
@@ -36,6 +37,8 @@ from oper.runtime.tables import TORCH_DTYPE
 
 _log = logging.getLogger(__name__)
 
+STEPS = "iter"  # Adam's number of steps, where names of an optimizer's states stand
+
 
 def row_blocks(rows: int, ranks: int) -> list[tuple[int, int]]:
     """First row and number of rows of each rank's block, which are 0 beyond the last row."""
@@ -46,7 +49,7 @@ def row_blocks(rows: int, ranks: int) -> list[tuple[int, int]]:
 
 @dataclass
 class _HandedOut:
-    """A block that a state dict holds: rows of a table, or of a state of its optimizer."""
+    """A block that a state dict holds: rows of a table or of its optimizer's state, or STEPS."""
 
     table: int
     state: str | None
@@ -105,6 +108,19 @@ class TableBlocks:
         ]
         self._engine.write_rows(entries, name)
 
+    def read_steps(self, table: int) -> torch.Tensor:
+        """A copy of the number of steps of the optimizer, [1], as a state of a table."""
+        if any(block.table == table and block.state == STEPS for block in self._handed_out):
+            self._write_changed()
+        values = torch.tensor([self._engine.optimizer_steps])
+        self._handed_out.append(_HandedOut(table, STEPS, 0, values, values._version))
+        return values
+
+    def write_steps(self, value: torch.Tensor) -> None:
+        """Set the number of steps of the optimizer."""
+        self._handed_out = [block for block in self._handed_out if block.state != STEPS]
+        self._engine.optimizer_steps = int(value)
+
     def write_back(self) -> None:
         """Write blocks that were changed since they were handed out to the tables, and forget all
         of them: to be called before the tables are used.
@@ -146,7 +162,10 @@ class TableBlocks:
         # Of all that were handed out, on all ranks: on each others may have been changed, or none.
         for name in dict.fromkeys(block.state for block in self._handed_out):
             changed = [block for block in self._changed() if block.state == name]
-            self._engine.write_rows([(b.table, b.first, b.values) for b in changed], name)
+            if name != STEPS:
+                self._engine.write_rows([(b.table, b.first, b.values) for b in changed], name)
+            elif changed:
+                self._engine.optimizer_steps = int(changed[-1].values)
             for block in changed:
                 block.version = block.values._version
 

@@ -41,6 +41,11 @@ class Bucket:
     def trained(self) -> bool:
         return self.optimizer.kind != "none"
 
+    @property
+    def states(self) -> set[str]:
+        """The names of its optimizer's states."""
+        return {state.name for state in self.optimizer.states}
+
 
 def make_buckets(plan: Plan, tables: Sequence[EmbeddingTable]) -> tuple[Bucket, ...]:
     """The buckets of a module's tables, in the order of their first tables."""
