@@ -95,7 +95,7 @@ def make_plan(cell: Cell, scale: float, folder: Path) -> tuple[Path, dict[str, A
     workload = ("--mode", mode, "--fetch", cell.fetch, "--batch-size", cell.world_size * cell.batch)
     said = run_oper(
         *("plan", profile, "--topology", topology, *workload),
-        *("--extra-memory", EXTRA_MEMORY, "-o", plan, "--json"),
+        *("--extra-memory", EXTRA_MEMORY, "-o", plan, "--force", "--json"),
     )
     return plan, json.loads(said)
 

@@ -19,12 +19,14 @@ from oper import storage
 from oper.cost import Workload
 from oper.errors import OperError
 from oper.layout import Layout, RankMap, rank_map
+from oper.ownership import Format
 from oper.tables import Table, fingerprint
 from oper.topology import Topology
 
 MARKER = "plan.json"
 SCHEMA = "oper-plan"
 VERSION = 1
+FORMAT = Format(MARKER, SCHEMA, VERSION)
 
 _LAYOUT_FILE = "layout.safetensors"
 _OPTIONAL = ("stripe_bitmap", "explicit_containing")
@@ -81,12 +83,18 @@ class Plan:
             + (", …" if len(self.tables) > 8 else "")
         )
 
-    def save(self, folder: Path | str, also: Sequence[Callable[[Path], None]] = ()) -> None:
+    def save(
+        self,
+        folder: Path | str,
+        also: Sequence[Callable[[Path], None]] = (),
+        overwrite: bool = False,
+    ) -> None:
         """Write the plan and the maps of all ranks, whole or not at all.
 
         Each of `also` writes more files into the folder: vocabularies of the tables, moves.
+        `overwrite` replaces a plan that is there, if nothing else is in its folder.
         """
-        with storage.atomic_folder(folder, MARKER) as temporary:
+        with storage.atomic_folder(folder, FORMAT, overwrite) as temporary:
             self._write_arrays(temporary)
             for write in also:
                 write(temporary)
@@ -166,7 +174,7 @@ def load_plan(folder: Path | str, tables: Sequence[Table] | None = None) -> Plan
     is incomplete or damaged, or was made for other tables.
     """
     folder = Path(folder)
-    content = storage.open_folder(folder, MARKER, SCHEMA, VERSION)
+    content = storage.open_folder(folder, FORMAT)
     try:
         storage.verify_files(folder, content["files"], digests=True)
         plan = _from_json(folder, content)

@@ -1,17 +1,18 @@
 """Files and folders that are written whole or not at all.
 
-Everything goes to a temporary name beside its destination, is flushed to the disk (fsync) and
-then renamed, so that a full disk or Ctrl-C leaves what was there before. A folder is ours when
-it holds its marker, a JSON file with the schema and the size and SHA-256 of every other file;
-only such a folder is ever replaced. No format here is pickled.
+Everything goes to a hidden name beside its destination (`oper.temporaries`), is flushed to the
+disk (fsync) and then renamed, so that a full disk, Ctrl-C or kill leaves what was there before. A
+link at the destination is followed. What stands there is replaced only where that was asked for,
+and a folder only where all in it is ours (`oper.ownership`): that is looked at before the work,
+and once more after its name has gone to the new folder in one step. No format here is pickled.
 """
 
 import contextlib
+import errno
 import hashlib
+import itertools
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,79 +21,92 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from oper import renames, signals, temporaries
 from oper.errors import OperError
+from oper.ownership import Format, file_refusal, folder_refusal, is_wholly
 
 _HASH_BLOCK_BYTES = 1 << 22
+_TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 
 
 @contextlib.contextmanager
-def atomic_folder(path: Path | str, marker: str, durable: bool = True) -> Iterator[Path]:
+def atomic_folder(
+    path: Path | str, kind: Format, overwrite: bool = False, durable: bool = True
+) -> Iterator[Path]:
     """Yield a temporary folder that takes the place of `path` when the block ends well.
 
-    An existing `path` is replaced only if it is empty or holds `marker`. `durable` flushes every
-    file to the disk first. Raises OperError where the place is taken or cannot be written.
+    An existing `path` is replaced only if it is empty or, with `overwrite`, a folder of this kind
+    with nothing else in it. `durable` flushes every file to the disk first. Raises OperError where
+    the place is taken or cannot be written.
     """
     path = Path(path)
-    check_place(path, marker)
-    parent = path.absolute().parent
-    temporary = _writing(path, lambda: _make_temporary_folder(parent, path.name))
+    check_place(path, kind, overwrite)
+    target = _followed(path)
+    with _written(path, target, folder=True) as temporary:
+        yield temporary.path
+        if durable:
+            _sync_tree(temporary.path)
+        with signals.held():
+            try:
+                _place_folder(temporary, target, kind, overwrite)
+            except _TakenError as taken:
+                raise _came_meanwhile(path, taken.refusal, _kept(temporary, target)) from taken
+        if durable:
+            _sync_directory(target.parent)
+
+
+def check_place(path: Path | str, kind: Format | None = None, overwrite: bool = False) -> None:
+    """Raise OperError where a folder of a kind, or without one a file, may not be written.
+
+    Commands that work long before they write call it first. It also deals with what dead commands
+    left beside `path`.
+    """
+    path = Path(path)
     try:
-        yield temporary
-        if durable:
-            _sync_tree(temporary)
-        _replace_folder(temporary, path)
-        if durable:
-            _sync_directory(parent)
+        target = _followed(path)
+        above = next(folder for folder in (*target.parents, target) if folder.exists())
+        if not above.is_dir():
+            raise OperError(
+                f"{path}: {above} is a file, and a folder was needed; name another place"
+            )
+        temporaries.sweep(target, lambda old: kind is not None and is_wholly(old, kind))
+        refusal = _refusal(target, kind, overwrite)
     except OSError as error:
         raise _write_error(path, error) from error
-    finally:
-        # A no-op once the rename has been made; also the way out for Ctrl-C.
-        _remove(temporary)
-
-
-def check_place(path: Path | str, marker: str | None = None) -> None:
-    """Raise OperError where a folder with `marker`, or without one a file, may not be written.
-
-    Commands that work long before they write call it first.
-    """
-    path = Path(path)
-    above = next(folder for folder in path.absolute().parents if os.path.exists(folder))
-    if not os.path.isdir(above):
-        raise OperError(f"{path}: {above} is a file, and a folder was needed; name another place")
-    if marker is None:
-        if os.path.isdir(path):
-            raise OperError(f"{path}: is a folder, and a file is to be written; name another place")
-    elif os.path.exists(path) and not _writing(path, lambda: _replaceable(path, marker)):
-        raise OperError(
-            f"{path}: exists and is no folder with {marker} in it, so it is not overwritten; "
-            "name another place, or remove it"
-        )
+    if refusal:
+        raise OperError(f"{path}: {refusal}")
 
 
 @contextlib.contextmanager
-def atomic_file(path: Path | str) -> Iterator[Path]:
-    """Yield a temporary path whose file takes the place of `path` when the block ends well."""
+def scratch_folder(path: Path | str) -> Iterator[Path]:
+    """Yield a temporary folder beside `path` that is removed in the end."""
     path = Path(path)
-    check_place(path)
-    parent = path.absolute().parent
+    with _written(path, _followed(path), folder=True) as temporary:
+        yield temporary.path
 
-    def make() -> Path:
-        parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=parent)
-        os.close(handle)
-        return Path(name)
 
-    temporary = _writing(path, make)
-    try:
-        yield temporary
-        temporary.chmod(0o644)
-        _sync_file(temporary)
-        os.replace(temporary, path)
-        _sync_directory(parent)
-    except OSError as error:
-        raise _write_error(path, error) from error
-    finally:
-        temporary.unlink(missing_ok=True)
+@contextlib.contextmanager
+def atomic_file(path: Path | str, overwrite: bool = False) -> Iterator[Path]:
+    """Yield a temporary path whose file takes the place of `path` when the block ends well.
+
+    OperError where there is a file and no `overwrite`, or where it cannot be written.
+    """
+    path = Path(path)
+    check_place(path, overwrite=overwrite)
+    target = _followed(path)
+    with _written(path, target, folder=False) as temporary:
+        yield temporary.path
+        temporary.path.chmod(0o644)
+        _sync_file(temporary.path)
+        if overwrite:
+            os.replace(temporary.path, target)
+        else:
+            try:
+                renames.rename_new(temporary.path, target)
+            except FileExistsError as error:
+                refusal = file_refusal(target, overwrite) or "exists"
+                raise _came_meanwhile(path, refusal, _kept(temporary, target)) from error
+        _sync_directory(target.parent)
 
 
 def write_json(path: Path | str, content: Any) -> None:
@@ -158,9 +172,10 @@ def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def open_folder(path: Path | str, marker: str, schema: str, version: int) -> dict[str, Any]:
-    """The marker of a folder, once it is known to be of our `schema` and `version`."""
+def open_folder(path: Path | str, kind: Format) -> dict[str, Any]:
+    """The marker of a folder, once it is known to be of this kind."""
     path = Path(path)
+    marker, schema, version = kind
     if not path.is_dir():
         raise OperError(f"{path}: no such folder; a folder with {marker} in it was expected")
     if not (path / marker).is_file():
@@ -203,41 +218,123 @@ def verify_files(folder: Path | str, described: dict[str, Any], digests: bool) -
                     )
 
 
-def _replaceable(path: Path, marker: str) -> bool:
-    return path.is_dir() and ((path / marker).is_file() or not any(path.iterdir()))
-
-
-def _make_temporary_folder(parent: Path, name: str) -> Path:
-    parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{name}.", suffix=".tmp", dir=parent))
-    temporary.chmod(0o755)
-    return temporary
-
-
-def _remove(folder: Path) -> None:
-    """Remove a folder, also when Ctrl-C is pressed again meanwhile."""
+@contextlib.contextmanager
+def _written(path: Path, target: Path, folder: bool) -> Iterator[temporaries.Temporary]:
+    """A temporary folder or file beside `target`, removed in the end if it still is there."""
+    temporary = None
     try:
-        shutil.rmtree(folder, ignore_errors=True)
-    except KeyboardInterrupt:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-
-
-def _replace_folder(temporary: Path, path: Path) -> None:
-    if not path.exists():
-        os.rename(temporary, path)
-        return
-    # A folder cannot be renamed over a full one: move the old one aside first, and back if the
-    # second rename fails, so that one of the two is always there.
-    aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".old", dir=temporary.parent))
-    os.rename(path, aside / "old")
-    try:
-        os.rename(temporary, path)
-    except BaseException:
-        os.rename(aside / "old", path)
-        raise
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = temporaries.Temporary(target, folder)
+        yield temporary
+    except OSError as error:
+        raise _write_error(path, error) from error
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        # Whole also when Ctrl-C is pressed again meanwhile.
+        with signals.held():
+            if temporary is not None:
+                temporary.close()
+
+
+def _followed(path: Path) -> Path:
+    """Where a path leads: a link stays, and what it points to is written."""
+    return Path(os.path.realpath(path))
+
+
+def _refusal(target: Path, kind: Format | None, overwrite: bool) -> str | None:
+    if not os.path.lexists(target):
+        return None
+    if kind is None:
+        return file_refusal(target, overwrite)
+    return folder_refusal(target, kind, overwrite)
+
+
+class _TakenError(Exception):
+    """What came to stand at the destination may not be replaced."""
+
+    def __init__(self, refusal: str) -> None:
+        super().__init__(refusal)
+        self.refusal = refusal
+
+
+def _place_folder(made: temporaries.Temporary, target: Path, kind: Format, overwrite: bool) -> None:
+    """Give a finished folder its name, and remove what had it, if that is wholly ours.
+
+    _TakenError where that may not be replaced; both are then as they were.
+    """
+    while True:
+        try:
+            # Takes the place of nothing or of an empty folder, and of nothing else.
+            made.path.rename(target)
+            return
+        except OSError as error:
+            if error.errno not in _TAKEN:
+                raise
+        if refusal := _refusal(target, kind, overwrite):
+            raise _TakenError(refusal)
+        with contextlib.suppress(FileNotFoundError), temporaries.locked(target):
+            old = _exchange(made, target, kind)
+            break
+    garbage = temporaries.hidden_name(target, temporaries.UNFINISHED)
+    # Another command may have found and removed it already.
+    with contextlib.suppress(FileNotFoundError):
+        old.rename(garbage)
+        temporaries.remove(garbage)
+
+
+def _exchange(made: temporaries.Temporary, target: Path, kind: Format) -> Path:
+    """Put the new folder in the place of the old one; where the old one is now.
+
+    The old one is looked at when its name is gone, as no one adds to it by that name any more.
+    """
+    made.rename(temporaries.OLD)
+    if renames.exchange(made.path, target):
+        old = made.path
+
+        def undo() -> None:
+            if not renames.exchange(old, target):
+                raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+    else:
+        made.rename(temporaries.UNFINISHED)
+        old = temporaries.hidden_name(target, temporaries.OLD)
+        target.rename(old)
+
+        def undo() -> None:
+            old.rename(target)
+
+    try:
+        if os.path.lexists(old) and (refusal := folder_refusal(old, kind, overwrite=True)):
+            raise _TakenError(refusal)
+        if old != made.path:
+            made.path.rename(target)
+    except BaseException as error:
+        try:
+            undo()
+        except OSError as failed:
+            raise OperError(
+                f"{target}: could not be replaced ({error}), and what stood there is now {old} "
+                f"({failed.strerror}): move it back"
+            ) from error
+        raise
+    return old
+
+
+def _kept(made: temporaries.Temporary, target: Path) -> Path:
+    """What was made, which may have taken hours, under a name beside its destination."""
+    for number in itertools.count(1):
+        path = target.with_name(f"{target.name}.kept-{number}")
+        try:
+            renames.rename_new(made.path, path)
+        except FileExistsError:
+            continue
+        return path
+    raise AssertionError("there are more names than files")
+
+
+def _came_meanwhile(path: Path, refusal: str, kept: Path) -> OperError:
+    return OperError(
+        f"{path}: {refusal} (that came while this command worked; what it made is kept as "
+        f"{path.with_name(kept.name)})"
+    )
 
 
 def _sync_tree(folder: Path) -> None:
@@ -259,13 +356,6 @@ def _sync_directory(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _writing(path: Path, make: Any) -> Path:
-    try:
-        return make()
-    except OSError as error:
-        raise _write_error(path, error) from error
 
 
 def _write_error(path: Path, error: OSError) -> OperError:

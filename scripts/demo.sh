@@ -10,12 +10,12 @@ if [ -t 1 ]; then bold=$'\033[1m' plain=$'\033[0m'; fi
 say() { printf '\n%s$ %s%s\n' "$bold" "$*" "$plain"; "$@"; }
 
 workload=(--topology dgx-a100 --mode training --batch-size 131072)
-say oper synth criteo-kaggle -o demo/log.parquet --scale 0.01 --samples 200000 --seed 1
-say oper profile demo/log.parquet -o demo/profile --tables demo/log.tables.yaml
-say oper plan demo/profile "${workload[@]}" -o demo/plan
+say oper synth criteo-kaggle -o demo/log.parquet --scale 0.01 --samples 200000 --seed 1 --force
+say oper profile demo/log.parquet -o demo/profile --tables demo/log.tables.yaml --force
+say oper plan demo/profile "${workload[@]}" -o demo/plan --force
 say oper compare demo/profile "${workload[@]}" \
   --methods oper,paper,memory_greedy,access_greedy,table_wise,row_wise
 say oper plan check demo/plan demo/log.parquet
-say oper plan demo/profile --topology cpu:2 --mode training --batch-size 8192 -o demo/plan-cpu
+say oper plan demo/profile --topology cpu:2 --mode training --batch-size 8192 -o demo/plan-cpu --force
 say python examples/train_dlrm.py demo/log.parquet demo/plan-cpu
 printf '\nThe plan is in demo/plan: plan.json says what it decided, `oper plan show demo/plan` prints it.\n'

@@ -51,3 +51,13 @@ def here(_planned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     shutil.copytree(_planned, tmp_path / "here")
     monkeypatch.chdir(tmp_path / "here")
     return tmp_path / "here"
+
+
+@pytest.fixture(params=["in one step", "in two steps"])
+def steps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """With names exchanged in one step, and on a file system that cannot."""
+    from oper import renames
+
+    if request.param == "in two steps":
+        monkeypatch.setattr(renames, "_renameat2", lambda *_: False)
+    return request.param

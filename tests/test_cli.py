@@ -196,7 +196,7 @@ def test_extreme_counts(
 ) -> None:
     save_profile("extreme", accesses, dtype, samples)
     for topology in ("cpu:1", "2x2-a100"):
-        options = ("--topology", topology, "--mode", mode, "--extra-memory")
+        options = ("--force", "--topology", topology, "--mode", mode, "--extra-memory")
         for extra in (0, "300%"):
             said = json.loads(fine("plan", "extreme", "-o", "new", *options, extra, "--json"))
             assert said["feasible"]
@@ -205,7 +205,7 @@ def test_extreme_counts(
             fine("plan", "check", "new")
         fine("plan", "show", "new")
         fine("drift", "new", "extreme")
-        fine("replan", "new", "extreme", "-o", "again")
+        fine("replan", "new", "extreme", "-o", "again", "--force")
 
 
 def test_counters_that_overflow_when_they_are_added(here: Path) -> None:

@@ -216,8 +216,8 @@ def test_damaged_folders(here: Path, folder: str, commands: list[str], damage: s
         for command in commands:
             refused(command, file.name)
         file.write_bytes(whole)
-    for command in commands:
-        fine(*command.split())
+    for number, command in enumerate(commands):
+        fine(*command.replace("-o new", f"-o new{number}").split())
 
 
 def test_a_log_that_the_plan_is_not_of(here: Path) -> None:

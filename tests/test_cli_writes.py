@@ -78,6 +78,7 @@ def test_a_full_disk(here: Path, name: str, there: bool) -> None:
     command = f"{WRITERS[name]} {place}"
     if there:
         fine(*command.split())
+        command += " --force"
     with largest_file(100):
         refused(command, place, "cannot be written", "free space")
 
@@ -101,6 +102,7 @@ def test_ctrl_c_while_writing(
     command = f"{WRITERS[name]} {place}"
     if there:
         fine(*command.split())
+        command += " --force"
     before = tree(here)
     pressed: list[int] = []
 

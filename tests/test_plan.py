@@ -44,7 +44,8 @@ def save_plan(folder: Path, profile: Profile, topology: str = "2x2-a100", **aske
     # Partitions so coarse that cold rows are striped, and no backtracking to finer ones.
     asked = {"threshold": 0.05, "dob": 0.5} | asked
     workload = Workload(asked.pop("mode", "inference"), asked.pop("fetch", "raw"), 512)
-    plan_and_save(profile, Topology.load(topology), workload, Settings(**asked), folder)
+    ranks = Topology.load(topology)
+    plan_and_save(profile, ranks, workload, Settings(**asked), folder, overwrite=True)
     return folder
 
 
@@ -200,7 +201,7 @@ def test_a_replay_of_another_log_is_told(saved):
 def with_layout(folder: Path, **changes: Any) -> None:
     plan = load_plan(folder)
     layout = Layout(**{**vars(plan.layout), **changes})
-    replace(plan, layout=layout).save(folder)
+    replace(plan, layout=layout).save(folder, overwrite=True)
 
 
 def test_check_finds_shared_slots(copied):

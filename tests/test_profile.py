@@ -30,7 +30,7 @@ def same(one: Profile, other: Profile) -> None:
 
 
 def save_windows(folder: Path, windows: list[Profile]) -> None:
-    with atomic_folder(folder, profiles.MARKER) as made:
+    with atomic_folder(folder, profiles.FORMAT) as made:
         for number, window in enumerate(windows):
             (made / window_name(number)).mkdir()
             window.write(made / window_name(number))
@@ -47,7 +47,7 @@ def test_saved_and_opened(tmp_path: Path, bags: bool, dtype: type, mmap: bool) -
     made.distinct = Distinct(64, 4, (0.5,) * 4, (0.25,) * 4, 3, (1.5,) * 4, (2.0,) * 4)
     digest = made.digest  # before it is written, from memory
     made.save(tmp_path / "p")
-    made.save(tmp_path / "p")  # in the place of the first
+    made.save(tmp_path / "p", overwrite=True)  # in the place of the first
     opened = Profile.open(tmp_path / "p", mmap=mmap, check=True)
     same(opened, made)
     assert opened.digest == digest
@@ -99,7 +99,7 @@ def test_merging_widens_and_may_use_files(tmp_path: Path) -> None:
     part = make_profile(1)
     part.accesses[3] = (1 << 32) - 1
     assert merge([part]).accesses.dtype == np.uint32
-    with atomic_folder(tmp_path / "sum", profiles.MARKER) as folder:
+    with atomic_folder(tmp_path / "sum", profiles.FORMAT) as folder:
         whole = merge([part, part], folder)
         assert isinstance(whole.accesses, np.memmap)
         whole.write(folder)
@@ -250,7 +250,7 @@ def test_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         with monkeypatch.context() as patch:
             patch.setattr(profiles, "describe_files", failing)
             with pytest.raises((KeyboardInterrupt, OperError)):
-                other.save(tmp_path / "p")
+                other.save(tmp_path / "p", overwrite=True)
         assert [p.name for p in tmp_path.iterdir()] == ["p"]
         same(Profile.open(tmp_path / "p", check=True), made)
 
@@ -264,7 +264,7 @@ def test_full_disk_shows_before_counters_are_mapped(
     monkeypatch.setattr(os, "posix_fallocate", full)
     with (
         pytest.raises(OperError, match="No space left"),
-        atomic_folder(tmp_path / "p", profiles.MARKER) as folder,
+        atomic_folder(tmp_path / "p", profiles.FORMAT) as folder,
     ):
         profiles.new_counters(10, np.uint32, folder, "accesses.npy")
     assert not list(tmp_path.iterdir())

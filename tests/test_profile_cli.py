@@ -80,8 +80,8 @@ def test_text_is_a_table_of_at_most_100_columns(log: Path, tmp_path: Path) -> No
     app = typer.Typer()
     app.callback()(lambda: None)
     cli_profile.register(app)
-    arguments = [str(log), "-o", str(tmp_path / "p"), *CRITEO, "--batch-size", "100"]
-    for more in ([], ["--windows", "3"], ["--by-column", "day"]):
+    arguments = [str(log), "-o", str(tmp_path / "p"), "--force", *CRITEO, "--batch-size", "100"]
+    for more in ([], ["--windows", "3"], ["--by-column", "day", "--time-unit", "s"]):
         result = CliRunner().invoke(app, ["profile", *arguments, *more])
         assert result.exit_code == 0, result.output
         assert max(map(len, result.stdout.splitlines())) <= 100
@@ -110,9 +110,10 @@ def test_parts_merge_to_the_whole(run: Any, log: Path, tmp_path: Path) -> None:
     windows = run(log, "-o", tmp_path / "w", *CRITEO, "--windows", 4)["windows"]
     assert [w["samples"] for w in windows] == [250] * 4
     assert Profile.open(tmp_path / "w").digest == Profile.open(tmp_path / "whole").digest
-    by_day = run(log, "-o", tmp_path / "w", *CRITEO, "--by-column", "day", "--every", "2d")
+    spans = ("--by-column", "day", "--every", "2d", "--time-unit", "s")
+    by_day = run(log, "-o", tmp_path / "d", *CRITEO, *spans)
     assert [w["samples"] for w in by_day["windows"]] == [200] * 5
-    assert Profile.open(f"{tmp_path / 'w'}@4").samples == 200
+    assert Profile.open(f"{tmp_path / 'd'}@4").samples == 200
 
 
 @pytest.mark.parametrize("windows", [(), ("--windows", 2)])
@@ -159,8 +160,8 @@ def _tables(folder: Path, rows: int) -> Path:
 def test_rules_for_all_tables(run: Any, log: Path, tmp_path: Path) -> None:
     run(log, "-o", tmp_path / "p", *CRITEO, "--ids", "hash:7")
     assert [(t.rows, t.ids.kind) for t in Profile.open(tmp_path / "p").tables] == [(7, "hash")] * 2
-    run(log, "-o", tmp_path / "p", *CRITEO, "--ids", "vocab", "--min-count", 50)
-    assert {t.ids.kind for t in Profile.open(tmp_path / "p").tables} == {"vocab"}
+    run(log, "-o", tmp_path / "v", *CRITEO, "--ids", "vocab", "--min-count", 50)
+    assert {t.ids.kind for t in Profile.open(tmp_path / "v").tables} == {"vocab"}
     for ids in ("hash", "hash:0", "hash:x", "vocab:3", "raw"):
         with pytest.raises(OperError, match="--ids"):
             run(log, "-o", tmp_path / "q", *CRITEO, "--ids", ids)
@@ -226,7 +227,7 @@ def test_interrupted_in_the_middle(
 
     monkeypatch.setattr(counting, "Counters", Interrupted)
     with pytest.raises(AssertionError, match=r"KeyboardInterrupt|130|Abort"):
-        run(log, "-o", tmp_path / "p", *CRITEO, "--memory-limit", "0B")
+        run(log, "-o", tmp_path / "p", "--force", *CRITEO, "--memory-limit", "0B")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["log.parquet", "p"]
     assert Profile.open(tmp_path / "p", check=True).digest == before
 

@@ -267,7 +267,7 @@ def test_the_command_prints_one_object_or_a_table(tmp_path: Path, app):
     assert (matrix == moves.bytes_by_link(8)).all()
     assert content["moved_bytes"] == matrix.sum() - np.trace(matrix)
     assert content["moved_rows"] == moves.travelling_rows
-    shown = CliRunner().invoke(app, arguments)
+    shown = CliRunner().invoke(app, [*arguments, "--force"])
     assert shown.exit_code == 0
     assert "of the gain" in shown.stdout
     assert max(len(line) for line in shown.stdout.splitlines()) <= 100

@@ -1,9 +1,11 @@
 """The `oper` command: one module a verb, gathered here.
 
 A user's mistake (OperError) is one line on standard error and exit status 2, without a
-traceback; Ctrl-C is exit status 130. Everything else is a defect and shows its traceback.
+traceback. Ctrl-C, SIGTERM and SIGHUP end it with 128 plus the signal's number, once what it was
+writing is cleaned up. Everything else is a defect and shows its traceback.
 """
 
+import contextlib
 import importlib
 import sys
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from oper import __version__
+from oper import __version__, signals
 from oper.errors import OperError
 
 VERBS = ("synth", "profile", "topology", "plan", "compare", "drift", "replan")
@@ -60,10 +62,16 @@ for _verb in VERBS:
 def main() -> None:
     """Run the command line; the entry point of the `oper` script."""
     try:
-        app(prog_name="oper")
+        with signals.raised():
+            app(prog_name="oper")
     except OperError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except signals.Stopped as stopped:
+        # The terminal may be gone, which is what SIGHUP says.
+        with contextlib.suppress(OSError):
+            print(f"stopped by {stopped}; nothing was left half-written", file=sys.stderr)
+        sys.exit(128 + stopped.number)
     except SystemExit as end:
         if end.code == INTERRUPTED:
             print("interrupted; nothing was left half-written", file=sys.stderr)

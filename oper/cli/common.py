@@ -24,6 +24,12 @@ from oper.errors import OperError
 
 WIDTH = 100
 
+FORCE = typer.Option(
+    False,
+    "--force",
+    help="Replace what is at -o: a file, or a folder in which oper wrote everything.",
+)
+
 
 def console() -> Console:
     """Standard output, never wider than 100 columns."""
@@ -43,7 +49,8 @@ def warn_of_idle(context: typer.Context, needs: dict[str, str]) -> None:
     for option, needed in needs.items():
         source = context.get_parameter_source(option)
         if source is not None and source.name == "COMMANDLINE" and not context.params[needed]:
-            warn(f"--{option}: has no effect without --{needed.replace('_', '-')}")
+            name = option.replace("_", "-")
+            warn(f"--{name}: has no effect without --{needed.replace('_', '-')}")
 
 
 def emit(as_json: bool, content: dict[str, Any], text: Callable[[], None]) -> None:

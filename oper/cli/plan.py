@@ -45,17 +45,18 @@ def make(
     dob: str = DOB,
     balance: str = BALANCE,
     capacity: str | None = CAPACITY,
+    force: bool = common.FORCE,
     as_json: bool = JSON,
 ) -> None:
     """Plan the placement of every row and certify how far it is from optimal."""
     from oper.cost import Workload
-    from oper.plan import MARKER
+    from oper.plan import FORMAT
     from oper.planner.assemble import plan_and_save
     from oper.planner.planner import Settings
     from oper.planner.profile import Profile
     from oper.storage import check_place
 
-    check_place(output, MARKER)
+    check_place(output, FORMAT, force)
     settings = Settings(
         common.parse_share(extra_memory, "--extra-memory"),
         common.parse_share(threshold, "--threshold"),
@@ -66,7 +67,7 @@ def make(
     workload = Workload(mode, fetch, batch_size)  # type: ignore[arg-type]
     opened = Profile.open(profile, check=True)
     with common.steps("planning", total=6) as report:
-        planned = plan_and_save(opened, ranks, workload, settings, output, report)
+        planned = plan_and_save(opened, ranks, workload, settings, output, report, force)
     content = {"plan": str(output), **planned.to_json()}
     for warning in warnings(planned, opened):
         common.warn(warning)

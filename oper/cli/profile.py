@@ -1,10 +1,11 @@
 """`oper profile`: count how often each row is accessed in a log; add profiles up; show one."""
 
 import os
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
@@ -18,6 +19,7 @@ from oper.units import parse_bytes
 
 if TYPE_CHECKING:
     from oper.logs import Log, LogOptions
+    from oper.logs.options import TimeUnit
     from oper.planner.profile import Profile
     from oper.planner.windows import Windows
 
@@ -55,6 +57,15 @@ def make(
         None, "--by-column", help="One profile for each --every of this column, a time."
     ),
     every: str = typer.Option("1d", "--every", help="The span of a window: 12h, 1d, 1w, or 3600."),
+    time_unit: str | None = typer.Option(
+        None,
+        "--time-unit",
+        metavar="s|ms|us|ns",
+        help="What numbers in that column count since 1970; guessed, and said, if not given.",
+    ),
+    max_windows: int = typer.Option(
+        1000, "--max-windows", min=1, help="Stop before counting if there would be more windows."
+    ),
     sample: str | None = typer.Option(None, "--sample", help="Profile a share of the samples."),
     seed: int = typer.Option(0, "--seed", min=0, help="Another seed, another sample."),
     memory_limit: str | None = typer.Option(
@@ -66,6 +77,7 @@ def make(
     deadline: str = typer.Option(
         "1h", "--deadline", help="Under torchrun: how long a rank waits for the others."
     ),
+    force: bool = common.FORCE,
     as_json: bool = _JSON,
     *,
     log_options: "LogOptions",
@@ -81,15 +93,19 @@ def make(
 
     native.ops()  # torch takes a second to load, which belongs to the start of Python
     started = time.perf_counter()
-    common.warn_of_idle(context, {"every": "by_column", "ranks": "batch_size", "seed": "sample"})
+    needs = {"every": "by_column", "ranks": "batch_size", "seed": "sample"}
+    needs |= {"time_unit": "by_column", "max_windows": "by_column" if by_column else "windows"}
+    common.warn_of_idle(context, needs)
     if by_column is not None:
-        log_options = replace(log_options, time=by_column)
+        unit = cast("TimeUnit | None", time_unit)  # which LogOptions checks
+        log_options = replace(log_options, time=by_column, time_unit=unit)
     stated = TableOptions(tables, dim, dtype, optimizer, ids, min_count)
     options = CountOptions(
         sampling=None if sample is None else Sampling(common.parse_share(sample, "--sample"), seed),
         batch_size=batch_size,
         ranks=ranks,
         limit_bytes=_limit_bytes(memory_limit),
+        max_windows=max_windows,
     )
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         if windows is not None or by_column is not None:
@@ -97,29 +113,31 @@ def make(
         from oper.planner.counting_ranks import count_under_torchrun
 
         summed = count_under_torchrun(
-            log, log_options, stated.prepare, options, output, parse_span(deadline)
+            log, log_options, stated.prepare, options, output, parse_span(deadline), force
         )
         if summed is None:
             return  # rank 0 reports for all
         counted = [summed]
     else:
-        counted = _count(log, log_options, stated, options, output, (windows, by_column, every))
+        spans = (windows, by_column, every)
+        counted = _count(log, log_options, stated, options, output, force, spans)
     _report(output, counted, time.perf_counter() - started, as_json)
 
 
 def merge(
     profiles: list[str] = typer.Argument(help="Profiles of parts of one log, same tables."),
     output: Path = _OUTPUT,
+    force: bool = common.FORCE,
     as_json: bool = _JSON,
 ) -> None:
     """Add profiles up."""
-    from oper.planner.profile import MARKER, Profile
+    from oper.planner.profile import FORMAT, Profile
     from oper.planner.profile import merge as add_up
     from oper.storage import atomic_folder
 
     started = time.perf_counter()
     opened = [Profile.open(name, check=True) for name in profiles]
-    with atomic_folder(output, MARKER) as folder:
+    with atomic_folder(output, FORMAT, force) as folder:
         merged = add_up(opened, folder)
         merged.save_vocabularies(folder)
         merged.write(folder)
@@ -144,19 +162,21 @@ def _count(
     stated: TableOptions,
     options: Any,
     output: Path,
+    force: bool,
     window_options: tuple[int | None, str | None, str],
 ) -> "list[Profile]":
     """Count the log into the profile folder `output`, or its windows into folders below it."""
     from oper.logs import RowReader, open_log
     from oper.planner.counting import count, provenance
-    from oper.planner.profile import MARKER, window_name, write_windows
+    from oper.planner.profile import FORMAT, window_name, write_windows
     from oper.storage import atomic_folder
 
     log = open_log(paths, log_options)
-    with atomic_folder(output, MARKER) as folder:
+    with atomic_folder(output, FORMAT, force) as folder:
+        log, found = _windows(log, options.max_windows, *window_options)
         with common.progress("finding the tables", None, "samples") as meter:
             prepared = stated.prepare(log, meter.advance)
-        options = replace(options, windows=_windows(log, *window_options), source=provenance(log))
+        options = replace(options, windows=found, source=provenance(log))
         with common.progress("counting", log.samples, "samples") as meter:
             reader = RowReader(log, prepared)
             counted = count(
@@ -174,22 +194,30 @@ def _count(
 
 
 def _windows(
-    log: "Log", windows: int | None, by_column: str | None, every: str
-) -> "Windows | None":
-    from oper.planner.windows import EqualWindows, TimeWindows, parse_span
+    log: "Log", most: int, windows: int | None, by_column: str | None, every: str
+) -> "tuple[Log, Windows | None]":
+    """The windows that are asked for, and the log as it is to be read for them."""
+    from oper.planner.time_windows import find_time_windows
+    from oper.planner.windows import EqualWindows, refuse_too_many
 
     if by_column is not None:
         if windows is not None:
             raise OperError("--windows and --by-column: give one of them")
-        return TimeWindows(by_column, parse_span(every))
+        with common.progress("finding the windows", log.samples, "samples") as meter:
+            return find_time_windows(log, every, most, say=_say, advance=meter.advance)
     if windows is None:
-        return None
+        return log, None
+    refuse_too_many(windows, most, f"--windows {windows}")
     samples = log.samples
     if samples is None:
         total = log.count_samples()
         first, last = log.options.row_range(total)
         samples = min(total, total if last is None else last) - first
-    return EqualWindows(windows, samples)
+    return log, EqualWindows(windows, samples)
+
+
+def _say(sentence: str) -> None:
+    print(sentence, file=sys.stderr)
 
 
 def _limit_bytes(given: str | None) -> int:

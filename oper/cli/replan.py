@@ -22,18 +22,19 @@ def replan(
     horizon: int = typer.Option(
         10_000, "--horizon", min=1, help="Iterations within which a move must pay for its bytes."
     ),
+    force: bool = common.FORCE,
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
 ) -> None:
     """Plan again from an older plan, moving few rows."""
-    from oper.plan import MARKER
+    from oper.plan import FORMAT
     from oper.planner.profile import Profile
     from oper.planner.replan import replan_and_save
     from oper.storage import check_place
 
-    check_place(output, MARKER)
+    check_place(output, FORMAT, force)
     opened = Profile.open(profile, check=True)
     with common.steps("replan", 4) as step:
-        made = replan_and_save(plan, opened, output, horizon, step)
+        made = replan_and_save(plan, opened, output, horizon, step, force)
     content = {"plan": str(output), "from": str(plan), "profile": profile, **made.to_json()}
     common.emit(as_json, content, lambda: _print(content))
 

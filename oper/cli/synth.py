@@ -47,6 +47,7 @@ def synth(
     windows: int = typer.Option(
         1, "--windows", min=1, help="With --counts: one profile for each of N equal parts."
     ),
+    force: bool = common.FORCE,
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
 ) -> None:
     """Generate a log of a published workload."""
@@ -62,20 +63,20 @@ def synth(
         order,  # type: ignore[arg-type]
     )
     if counts:
-        _write_profile(synthesizer, output, windows, as_json)
+        _write_profile(synthesizer, output, windows, force, as_json)
     elif windows > 1:
         raise OperError(
             f"--windows {windows}: goes with --counts; a log is cut by `oper profile --windows`"
         )
     else:
-        _write_log(synthesizer, output, as_json)
+        _write_log(synthesizer, output, force, as_json)
 
 
-def _write_log(synthesizer: Any, output: Path, as_json: bool) -> None:
+def _write_log(synthesizer: Any, output: Path, force: bool, as_json: bool) -> None:
     from oper.logs.synth_log import write_log
 
     with common.progress("writing", synthesizer.samples, "samples") as meter:
-        written = write_log(synthesizer, output, meter.advance)
+        written = write_log(synthesizer, output, meter.advance, force)
 
     def text() -> None:
         print(f"{output}: {_described(synthesizer)}")
@@ -92,12 +93,14 @@ def _write_log(synthesizer: Any, output: Path, as_json: bool) -> None:
     common.emit(as_json, content, text)
 
 
-def _write_profile(synthesizer: Any, output: Path, windows: int, as_json: bool) -> None:
+def _write_profile(
+    synthesizer: Any, output: Path, windows: int, force: bool, as_json: bool
+) -> None:
     from oper.logs.synth_counts import write_profile
 
     rows = windows * sum(t.rows for t in synthesizer.recipe.tables)
     with common.progress("drawing counts", rows, "rows") as meter:
-        write_profile(synthesizer, output, windows, meter.advance)
+        write_profile(synthesizer, output, windows, meter.advance, force)
     content = {"profile": str(output), "windows": windows, **_content(synthesizer)}
     common.emit(as_json, content, lambda: print(f"{output}: {_described(synthesizer)}"))
 

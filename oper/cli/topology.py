@@ -51,6 +51,7 @@ def measure(
     row_bytes: int = typer.Option(
         256, "--row-bytes", min=4, help="The rows that are read: short ones give fewer bytes/s."
     ),
+    force: bool = common.FORCE,
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
 ) -> None:
     """Measure the links between CPU ranks.
@@ -66,7 +67,8 @@ def measure(
         )
     if row_bytes % 4:
         raise OperError(f"--row-bytes {row_bytes}: whole float32 values were needed, of 4 bytes")
-    check_place(output)
+    if os.environ.get("RANK", "0") == "0":  # the rank that writes
+        check_place(output, overwrite=force)
     from oper.measure import measure_local, measure_under_torchrun  # torch takes a second
 
     measurement = (
@@ -76,7 +78,7 @@ def measure(
     )
     if measurement is None:
         return  # rank 0 writes for all
-    with atomic_file(output) as temporary:
+    with atomic_file(output, force) as temporary:
         temporary.write_text(measurement.to_yaml(output.stem, per_pair), encoding="utf-8")
     topology = Topology.load(str(output))
 

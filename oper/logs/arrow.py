@@ -1,4 +1,4 @@
-"""Arrow columns as the log's jagged ids, dense values, labels and times."""
+"""Arrow columns as the log's jagged ids, dense values and labels."""
 
 from dataclasses import replace
 from typing import Any
@@ -132,31 +132,6 @@ def floats_of(column: Any, name: str, place: Place) -> NDArray[np.float32]:
             f"{place.file}: column {name!r} of type {column.type} cannot be read as numbers "
             f"({error}); leave it out of --dense and --label"
         ) from error
-    return values.to_numpy(zero_copy_only=False)
-
-
-def times_of(column: Any, name: str, place: Place) -> NDArray[np.float64]:
-    """A column of times as float64 seconds since 1970, of numbers as they are."""
-    try:
-        kind = column.type
-        if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-            column = pc.divide(column.cast(pa.timestamp("us")).cast(pa.int64()).cast("double"), 1e6)
-        elif is_text(kind) or pa.types.is_dictionary(kind):
-            text = column.dictionary_decode() if pa.types.is_dictionary(kind) else column
-            try:
-                column = text.cast(pa.float64())
-            except pa.ArrowInvalid:
-                column = text.cast(pa.timestamp("us")).cast(pa.int64()).cast(pa.float64())
-                column = pc.divide(column, 1e6)
-        values = column.cast(pa.float64(), safe=False)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise OperError(
-            f"{place.file}: column {name!r} of type {column.type} cannot be read as a time "
-            f"({error}); a number, a timestamp or an ISO 8601 text was needed"
-        ) from error
-    if values.null_count:
-        bad = int(np.argmax(values.is_null().to_numpy(zero_copy_only=False)))
-        raise OperError(f"{place.of(bad)}: column {name!r} has no time; fill it in, or drop it")
     return values.to_numpy(zero_copy_only=False)
 
 

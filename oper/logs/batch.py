@@ -88,8 +88,8 @@ class Place:
 class Batch:
     """`samples` samples: their ids by feature, and where the log has them, label, dense, time.
 
-    label float32 [samples], dense float32 [samples, columns], time float64 [samples] (seconds
-    since 1970 where the column is a time, its number elsewhere).
+    label float32 [samples], dense float32 [samples, columns], time float64 [samples]: seconds
+    since 1970, or with `plain_time` the column's own numbers, whose unit no one has said.
     """
 
     samples: int
@@ -98,6 +98,7 @@ class Batch:
     label: NDArray[np.float32] | None = None
     dense: NDArray[np.float32] | None = None
     time: NDArray[np.float64] | None = None
+    plain_time: bool = False
 
     def slice(self, start: int, stop: int) -> "Batch":
         """Samples start … stop − 1."""
@@ -111,6 +112,7 @@ class Batch:
             label=None if self.label is None else self.label[start:stop],
             dense=None if self.dense is None else self.dense[start:stop],
             time=None if self.time is None else self.time[start:stop],
+            plain_time=self.plain_time,
         )
 
     def to_kjt(self) -> Any:
@@ -162,4 +164,5 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
         label=stack("label"),
         dense=stack("dense"),
         time=stack("time"),
+        plain_time=batches[0].plain_time,
     )

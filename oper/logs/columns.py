@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 from oper.errors import OperError
 from oper.logs.batch import Batch
-from oper.logs.options import LogOptions
+from oper.logs.options import LogOptions, TimeUnit
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class Selection:
     label: str | None
     time: str | None
     batch_rows: int
+    time_unit: TimeUnit | None = None
 
 
 class Source(Protocol):
@@ -89,7 +90,7 @@ def choose(source: Source, options: LogOptions) -> Selection:
         raise OperError(
             f"{source.name}: no column looks like ids; name them with --columns; {_list(names)}"
         )
-    return Selection(features, dense_names, label, time, options.batch_rows)
+    return Selection(features, dense_names, label, time, options.batch_rows, options.time_unit)
 
 
 def match_feature(wanted: str, names: Sequence[str]) -> str | None:

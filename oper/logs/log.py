@@ -9,7 +9,7 @@ from typing import Any
 from oper.errors import OperError
 from oper.logs.batch import Batch
 from oper.logs.columns import Column, Source, choose
-from oper.logs.options import LogOptions
+from oper.logs.options import LogOptions, TimeUnit
 
 
 class Log:
@@ -83,6 +83,10 @@ class Log:
         if self.options.rows is None:
             return self
         return Log(self._sources, replace(self.options, rows=None))
+
+    def in_unit(self, unit: TimeUnit | None) -> "Log":
+        """The same log with the numbers of its time column in another unit."""
+        return Log(self._sources, replace(self.options, time_unit=unit))
 
     def batches(
         self, features: Sequence[str] | None = None, ids_only: bool = False

@@ -2,11 +2,12 @@
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from oper.errors import OperError
 
 OnBadId = Literal["error", "skip"]
+TimeUnit = Literal["s", "ms", "us", "ns"]
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,7 @@ class LogOptions:
     columns: names and globs of the columns that hold ids; () means all that look like ids.
     dense: names and globs of the columns that hold numbers; None means all that look like floats.
     label, time: columns of the label and of the time; a column `label` is the label unasked.
+    time_unit: what the numbers of that column count since 1970; of no effect on timestamps.
     missing: a value that stands for no id, besides nulls and empty fields.
     rows: "FROM:TO" of all files' samples together, each a number or a percentage.
     values, lengths: names of the arrays of a jagged .npz, one of each for each feature.
@@ -28,6 +30,7 @@ class LogOptions:
     dense: tuple[str, ...] | None = None
     label: str | None = None
     time: str | None = None
+    time_unit: TimeUnit | None = None
     missing: str | None = None
     rows: str | None = None
     values: tuple[str, ...] = ()
@@ -39,6 +42,8 @@ class LogOptions:
     def __post_init__(self) -> None:
         if self.on_bad_id not in ("error", "skip"):
             raise OperError(f"--on-bad-id {self.on_bad_id!r}: is neither error nor skip")
+        if self.time_unit not in (None, *get_args(TimeUnit)):
+            raise OperError(f"--time-unit {self.time_unit!r}: is none of s, ms, us and ns")
         if self.batch_rows < 1:
             raise OperError(f"batch_rows {self.batch_rows}: at least 1 was needed")
         if len(self.values) != len(self.lengths):

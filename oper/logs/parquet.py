@@ -9,9 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from oper.errors import OperError
-from oper.logs.arrow import floats_of, ids_of, times_of
+from oper.logs.arrow import floats_of, ids_of
 from oper.logs.batch import Batch, Place
 from oper.logs.columns import Column, Selection
+from oper.logs.times import times_of
 
 
 class ParquetSource:
@@ -83,6 +84,10 @@ def batch_of(
     part: Any, selection: Selection, place: Place, hexadecimal: frozenset[str] = frozenset()
 ) -> Batch:
     """A `pa.RecordBatch` as a batch of the log."""
+    time, plain = None, False
+    if selection.time is not None:
+        given = part.column(selection.time)
+        time, plain = times_of(given, selection.time, place, selection.time_unit)
     return Batch(
         samples=part.num_rows,
         features={
@@ -100,9 +105,6 @@ def batch_of(
             if selection.dense
             else None
         ),
-        time=(
-            None
-            if selection.time is None
-            else times_of(part.column(selection.time), selection.time, place)
-        ),
+        time=time,
+        plain_time=plain,
     )

@@ -17,7 +17,7 @@ from oper import native
 from oper.errors import OperError
 from oper.logs.synth import ORDERS, Synthesizer, stream_key
 from oper.planner.profile import (
-    MARKER,
+    FORMAT,
     Profile,
     containing_offsets,
     new_counters,
@@ -40,16 +40,18 @@ def write_profile(
     folder: Path | str,
     windows: int = 1,
     advance: Callable[[int], None] = _ignore,
+    overwrite: bool = False,
 ) -> None:
     """Write the profile of the log, or a folder of profiles of equal `windows` of it.
 
-    `advance` is told of rows done. OperError where the disk refuses.
+    `advance` is told of rows done. `overwrite` replaces a profile that is there. OperError where
+    there is anything else, or the disk refuses.
     """
     if not 1 <= windows <= synthesizer.samples:
         raise OperError(
             f"--windows {windows}: 1 to {synthesizer.samples}, the number of samples, was needed"
         )
-    with atomic_folder(folder, MARKER) as temporary:
+    with atomic_folder(folder, FORMAT, overwrite) as temporary:
         if windows == 1:
             synthesize_counts(synthesizer, temporary, advance=advance).write(temporary)
             return

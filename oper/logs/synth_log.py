@@ -17,7 +17,7 @@ from oper.logs.batch import Batch
 from oper.logs.planted import DENSE_COLUMNS, BayesAuc
 from oper.logs.synth import Synthesizer
 from oper.logs.workloads import Recipe
-from oper.storage import atomic_file
+from oper.storage import atomic_file, check_place
 
 
 @dataclass(frozen=True)
@@ -34,26 +34,33 @@ def write_log(
     synthesizer: Synthesizer,
     path: Path | str,
     advance: Callable[[int], None] = lambda samples: None,
+    overwrite: bool = False,
 ) -> Written:
     """Write the log to `path` and its tables to `STEM.tables.yaml` beside it.
 
-    `advance` is told of samples written. OperError where `path` is no .parquet or the disk refuses.
+    `advance` is told of samples written. OperError where `path` is no .parquet, one of the files
+    is there and no `overwrite`, or the disk refuses.
     """
     import pyarrow.parquet as pq
 
     path = Path(path)
     if path.suffix != ".parquet":
         raise OperError(f"{path}: a log is written as Parquet; let its name end in .parquet")
+    tables = path.with_name(f"{path.stem}.tables.yaml")
+    for place in (path, tables):
+        check_place(place, overwrite=overwrite)
     auc, clicks = BayesAuc(), 0.0
     schema = _schema(synthesizer.recipe)
-    with atomic_file(path) as temporary, pq.ParquetWriter(temporary, schema) as writer:
+    with (
+        atomic_file(path, overwrite) as temporary,
+        pq.ParquetWriter(temporary, schema) as writer,
+    ):
         for batch in synthesizer.batches(auc):
             writer.write_table(_arrow(batch, schema), row_group_size=batch.samples)
             assert batch.label is not None
             clicks += float(batch.label.sum())
             advance(batch.samples)
-    tables = path.with_name(f"{path.stem}.tables.yaml")
-    with atomic_file(tables) as temporary:
+    with atomic_file(tables, overwrite) as temporary:
         temporary.write_text(_tables_yaml(synthesizer.recipe), encoding="utf-8")
     return Written(path, tables, clicks / synthesizer.samples, auc.value)
 

@@ -2,10 +2,13 @@
 
 Criteo's lines are label, 13 integers I1 … I13 and 26 categories C1 … C26 of 8 hexadecimal digits,
 which stand for 32-bit numbers; empty fields are missing. The lines of its test set have no label.
-A CSV file begins with a line of column names; its lines end where its quotes do.
+A CSV file begins with a line of column names. A field that begins with a quote ends at the next one
+that is not doubled, and that must come on the same line: a sample is a line, in every form, so that
+a stray quote can never take the lines behind it with it. Lines end in a line feed, with or without
+carriage returns before it, and a carriage return elsewhere is an error. Empty lines are no samples.
 """
 
-import csv
+import functools
 import gzip
 import io
 import os
@@ -33,6 +36,9 @@ _CHUNK_BYTES = 1 << 25
 _BLOCK_BYTES = 1 << 22
 _PEEK_BYTES = 1 << 20
 _SOMETHING = re.compile(rb"[^\r\n]")
+_EMPTY_LINES = re.compile(rb"\n(?:\r*\n)+")
+# Arrow ends a line here too, and may cut a quoted text in two.
+_LONE_RETURN = re.compile(rb"\r[^\r\n]")
 _BRACKETS = "[](){} "
 
 
@@ -52,11 +58,19 @@ class Form:
         """All columns in order."""
         return [c.name for c in self.columns]
 
-    def fields(self, line: str) -> list[str]:
-        """The fields of one line."""
-        if not self.quotes:
+    def fields(self, line: str) -> list[str] | None:
+        """The fields of one line as Arrow takes them; None where a quote in it stays open."""
+        if not self.quotes or '"' not in line:
             return line.split(self.delimiter)
-        return next(csv.reader([line], delimiter=self.delimiter), [])
+        fields, start = [], 0
+        while start <= len(line):
+            quoted = line.startswith('"', start)
+            match = _field(self.delimiter, quoted).match(line, start)
+            if match is None:
+                return None
+            fields.append(match[1].replace('""', '"') + match[2] if quoted else match[0])
+            start = match.end() + 1
+        return fields
 
     def parse_options(self, on_ragged: Any) -> Any:
         """Arrow's options for it."""
@@ -74,25 +88,56 @@ class Chunk:
     path: Path
     text: bytes
     first_line: int
+    ends: int  # line ends in it
+
+    def samples(self) -> int:
+        """The number of lines that are not empty."""
+        empty = sum(found.count(b"\n") - 1 for found in _EMPTY_LINES.findall(b"\n" + self.text))
+        tail = self.text[self.text.rfind(b"\n") + 1 :].strip(b"\r")
+        return self.ends - empty + bool(tail)
+
+    def is_parsed(self, samples: int) -> bool:
+        """Whether `samples` samples, as Arrow parsed it, are one for each line."""
+        if b"\r" in self.text and _LONE_RETURN.search(self.text):
+            return False
+        # Counting the empty lines takes longer, and most logs have none.
+        lines = self.ends + (not self.text.endswith(b"\n"))
+        return samples == lines or samples == self.samples()
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
         """Number and text of each line that is not empty."""
         for number, line in enumerate(self.text.split(b"\n"), start=self.first_line):
             if line.strip(b"\r"):
-                yield number, line.removesuffix(b"\r")
+                yield number, line.rstrip(b"\r")
 
     def line_of(self, sample: int) -> int:
         """The line that holds sample `sample` of the chunk."""
         return next(number for i, (number, _) in enumerate(self.lines()) if i == sample)
 
-    def complaint(self, form: Form, numbers: Sequence[str], message: str) -> OperError:
-        """The first line that cannot be parsed, for an error of Arrow's that does not name it."""
+    def open_quote(self, form: Form) -> OperError | None:
+        """A quick look for the first line with an odd number of quotes, one of which stays open."""
+        for number, line in self.lines() if b'"' in self.text else ():
+            # Quotes and delimiters are single bytes in any text.
+            if line.count(b'"') % 2 and form.fields(line.decode("latin-1")) is None:
+                return self._stays_open(number)
+        return None
+
+    def complaint(self, form: Form, numbers: Sequence[str]) -> OperError | None:
+        """What is wrong with the first line that is no sample; None where each one is."""
         for number, line in self.lines():
             where = f"{self.path}, line {number}"
             try:
-                fields = form.fields(line.decode("utf-8"))
+                text = line.decode("utf-8")
             except UnicodeDecodeError:
                 return OperError(f"{where}: is no UTF-8 text; convert the file")
+            fields = form.fields(text)
+            if fields is None:
+                return self._stays_open(number)
+            if b"\r" in line:
+                return OperError(
+                    f"{where}: has a carriage return in the middle, and lines must end in a line "
+                    "feed, with or without one before it; take it out"
+                )
             if len(fields) != len(form.columns):
                 return OperError(
                     f"{where}: {len(fields)} fields, and {len(form.columns)} were needed; mend or "
@@ -105,6 +150,17 @@ class Chunk:
                         f"{where}: column {name!r} is {value!r}, and a number was needed; mend "
                         "the line, or read the column as ids with --columns"
                     )
+        return None
+
+    def _stays_open(self, number: int) -> OperError:
+        return OperError(
+            f"{self.path}, line {number}: a field begins with a quote that does not close on its "
+            "line, and a sample must be one line; remove the quote or close it, or take the line "
+            "ends out of the texts"
+        )
+
+    def unparsed(self, message: str) -> OperError:
+        """The error where each line is fine by itself, and the chunk is not."""
         return OperError(f"{self.path}, from line {self.first_line}: cannot be parsed ({message})")
 
 
@@ -120,8 +176,7 @@ class TextSource:
 
     def count(self) -> int:
         """The number of samples: lines that are not empty, without the header."""
-        # A line holds something where a byte other than a line end follows its beginning.
-        return sum(len(re.findall(rb"(?:^|\n)\r?[^\r\n]", chunk.text)) for chunk in self._chunks())
+        return sum(chunk.samples() for chunk in self._chunks())
 
     def estimate(self) -> int | None:
         """About how many lines, from the length of the first ones and how far they compress."""
@@ -162,7 +217,10 @@ class TextSource:
                     convert_options=convert,
                 )
             except pa.ArrowInvalid as error:
-                raise chunk.complaint(form, numbers, str(error)) from error
+                raise chunk.complaint(form, numbers) or chunk.unparsed(str(error)) from error
+            if not chunk.is_parsed(table.num_rows):
+                found = f"{chunk.samples():,} lines gave {table.num_rows:,} samples"
+                raise chunk.complaint(form, numbers) or chunk.unparsed(found)
             place = Place(self.name, 0, "line", chunk.line_of)
             for part in table.combine_chunks().to_batches(selection.batch_rows):
                 bags = part if form.separator is None else _split(part, selection, form.separator)
@@ -184,12 +242,13 @@ class TextSource:
                     last = len(block) < _CHUNK_BYTES
                     end = len(block) if last else block.rfind(b"\n") + 1
                     whole, rest = (rest + block[:end], block[end:]) if end else (b"", rest + block)
+                    ends = whole.count(b"\n")
                     # Arrow refuses a text of empty lines alone.
                     if _SOMETHING.search(whole):
-                        yield Chunk(self._path, whole, line)
-                    line += whole.count(b"\n")
+                        yield Chunk(self._path, whole, line, ends)
+                    line += ends
                 if _SOMETHING.search(rest):
-                    yield Chunk(self._path, rest, line)
+                    yield Chunk(self._path, rest, line, 0)
         except (OSError, EOFError, zlib.error) as error:
             raise damaged(self._path, error) from error
 
@@ -229,11 +288,19 @@ def open_csv(path: Path, separator: str | None) -> TextSource:
         raise damaged(path, error) from error
     end = head.rfind(b"\n") + 1
     head = head[:end] if len(head) == _PEEK_BYTES and end else head
+    form = Form((), delimiter)
+    if complaint := Chunk(path, head, 1, head.count(b"\n")).open_quote(form):
+        raise complaint  # columns would be taken for what they are not
+    if b"\r" in header:
+        raise OperError(
+            f"{path}: has a carriage return within its first line, and lines must end in a line "
+            "feed, with or without one before it; convert the file"
+        )
     try:
         schema = pacsv.open_csv(
             pa.BufferReader(head),
             read_options=pacsv.ReadOptions(block_size=_PEEK_BYTES),
-            parse_options=Form((), delimiter).parse_options(lambda row: "skip"),
+            parse_options=form.parse_options(lambda row: "skip"),
         ).schema
         names = schema.names  # decoded here
     except (pa.ArrowInvalid, UnicodeDecodeError) as error:
@@ -284,6 +351,13 @@ def _split(part: Any, selection: Selection, separator: str) -> Any:
             column = pa.ListArray.from_arrays(starts_and_end, pc.utf8_trim(bags.flatten(), " '\""))
         columns.append(column)
     return pa.RecordBatch.from_arrays(columns, names=part.schema.names)
+
+
+@functools.cache
+def _field(delimiter: str, quoted: bool) -> re.Pattern[str]:
+    """A field; where it is quoted, what is within the quotes and what follows them."""
+    rest = f"[^{re.escape(delimiter)}]*+"
+    return re.compile(f'"((?:[^"]|"")*+)"({rest})' if quoted else rest)
 
 
 def _is_number(value: str) -> bool:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from oper import native
+from oper import native, storage
 from oper.cost import Workload
-from oper.plan import Plan
+from oper.plan import FORMAT, Plan
 from oper.planner.arenas import lay_out
 from oper.planner.classes import table_ratios, table_widths
 from oper.planner.planner import Planned, Settings, make_plan
@@ -73,8 +73,13 @@ def plan_and_save(
     settings: Settings,
     output: Path | str,
     report: Callable[[str], None] = lambda step: None,
+    overwrite: bool = False,
 ) -> Planned:
-    """Make a plan and write its folder; `seconds["total"]` runs from here to all of it on disk."""
+    """Make a plan and write its folder; `seconds["total"]` runs from here to all of it on disk.
+
+    `overwrite` replaces a plan that is there, if nothing else is in its folder.
+    """
+    storage.check_place(output, FORMAT, overwrite)
     native.ops()  # torch takes a second to load, which belongs to the start of Python
     began = time.perf_counter()
     planned = make_plan(profile, topology, workload, settings, report)
@@ -84,7 +89,7 @@ def plan_and_save(
     planned.seconds["layout"] = time.perf_counter() - since
     since = time.perf_counter()
     report("writing")
-    plan.save(output, also=[profile.save_vocabularies])
+    plan.save(output, also=[profile.save_vocabularies], overwrite=overwrite)
     planned.seconds["writing"] = time.perf_counter() - since
     planned.seconds["total"] = time.perf_counter() - began
     return planned

@@ -22,7 +22,7 @@ from oper.planner.counters import Counters, Memory
 from oper.planner.distinct import DistinctSums
 from oper.planner.profile import Profile, window_name
 from oper.planner.sampling import RankShares, Sampling, sampling_error
-from oper.planner.windows import Windows
+from oper.planner.windows import MAX_WINDOWS, EqualWindows, Windows, refuse_too_many
 from oper.tables import load_tables, tables_of
 
 Advance = Callable[[int], None]
@@ -33,7 +33,7 @@ class CountOptions:
     """What is counted of a log, and what else is measured on the way.
 
     sampling: a sample of the samples, its error measured for a balance over `ranks`. windows: a
-    profile for each. batch_size, ranks: measure the distinct rows of batches
+    profile for each, `max_windows` at most. batch_size, ranks: measure the distinct rows of batches
     (oper.planner.distinct). limit_bytes: of counters in memory. source: the profiles' provenance.
     """
 
@@ -43,8 +43,12 @@ class CountOptions:
     ranks: int = 1
     limit_bytes: int | None = None
     source: dict[str, Any] = field(default_factory=dict)
+    max_windows: int = MAX_WINDOWS
 
     def __post_init__(self) -> None:
+        if isinstance(self.windows, EqualWindows):
+            windows = self.windows.count
+            refuse_too_many(windows, self.max_windows, f"--windows {windows}")
         if self.sampling and self.batch_size:
             raise OperError(
                 "--sample with --batch-size: batches of a sample are not the log's; measure "
@@ -70,6 +74,7 @@ def count(
     tallies: dict[int, _Tally] = {}
     for window, batch in _windowed(_sampled(reader.batches(), options, advance), options):
         if window not in tallies:
+            refuse_too_many(len(tallies) + 1, options.max_windows, "the log")
             place = folder
             if folder is not None and options.windows:
                 # Files go by order of appearance until the order of the windows is known.

@@ -7,7 +7,6 @@ Every wait has a deadline, and the ranks that did not come are named.
 
 import hashlib
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -25,8 +24,8 @@ from oper.logs import Log, LogOptions, Prepared, RowReader, open_log
 from oper.planner.counters import Memory
 from oper.planner.counting import CountOptions, count, provenance
 from oper.planner.distinct import DistinctSums
-from oper.planner.profile import MARKER, Counts, Profile, containing_offsets
-from oper.storage import atomic_folder
+from oper.planner.profile import FORMAT, Counts, Profile, containing_offsets
+from oper.storage import atomic_folder, check_place, scratch_folder
 
 _PIECE_ROWS = 1 << 23  # 64 MiB of int64 at a time
 
@@ -40,12 +39,15 @@ def count_under_torchrun(
     options: CountOptions,
     output: Path,
     deadline_seconds: float,
+    overwrite: bool = False,
 ) -> Profile | None:
     """Count the log's files into the profile folder `output`, which rank 0 writes and returns.
 
-    OperError where there are fewer files than ranks, or a rank is lost or late.
+    OperError where there are fewer files than ranks, a rank is lost or late, or `output` is taken.
     """
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if rank == 0:  # alone: what has that name on other hosts stays
+        check_place(output, FORMAT, overwrite)
     log = open_log(paths, log_options)
     if len(log.names) < ranks:
         raise OperError(
@@ -59,16 +61,13 @@ def count_under_torchrun(
         prepared = prepare_tables(mine)
         group.meet()
         prepared = _agree(prepared, log, prepare_tables)
-        output.absolute().parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=output.absolute().parent, prefix=".part-") as folder:
-            part = count(
-                RowReader(mine, prepared), options, prepared=prepared, folder=Path(folder)
-            )[0]
+        with scratch_folder(output) as folder:
+            part = count(RowReader(mine, prepared), options, prepared=prepared, folder=folder)[0]
             group.meet()
             if rank > 0:
                 _sum(part, None, Memory())
                 return None
-            with atomic_folder(output, MARKER) as target:
+            with atomic_folder(output, FORMAT, overwrite) as target:
                 whole = _sum(part, target, Memory(options.limit_bytes))
                 assert whole is not None, "rank 0 has the sum"
                 whole.source |= provenance(log)

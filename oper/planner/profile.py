@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.errors import OperError
+from oper.ownership import Format
 from oper.planner.distinct import Distinct, DistinctSums
 from oper.storage import (
     atomic_folder,
@@ -47,7 +48,7 @@ Ints = NDArray[np.int64]
 Counts = NDArray[np.uint32] | NDArray[np.uint64]
 
 MARKER = "profile.json"
-_SCHEMA, _VERSION = "oper.profile", 1
+FORMAT = Format(MARKER, "oper.profile", 1)
 _MOST_ACCESSES = 2.0**62
 
 
@@ -123,9 +124,9 @@ class Profile:
         """Hex SHA-256 of tables, samples, counters and measured ratios: of what plans use."""
         return _digest(self, {name: _npy_sha256(array) for name, array in self._arrays().items()})
 
-    def save(self, folder: Path | str) -> None:
-        """Write the profile, in the place of one that is there."""
-        with atomic_folder(folder, MARKER) as temporary:
+    def save(self, folder: Path | str, overwrite: bool = False) -> None:
+        """Write the profile; `overwrite` replaces one that is there, if nothing else is with it."""
+        with atomic_folder(folder, FORMAT, overwrite) as temporary:
             self.save_vocabularies(temporary)
             self.write(temporary)
 
@@ -139,8 +140,8 @@ class Profile:
         files = describe_files(folder)
         self.digest = _digest(self, {name: files[name]["sha256"] for name in self._arrays()})
         content = {
-            "schema": _SCHEMA,
-            "version": _VERSION,
+            "schema": FORMAT.schema,
+            "version": FORMAT.version,
             "samples": self.samples,
             "rows": self.rows,
             "fingerprint": fingerprint(self.tables),
@@ -171,7 +172,7 @@ class Profile:
     ) -> "list[Profile]":
         """The windows that `open` would add up; the one profile itself where there are none."""
         folder, window = _split(str(spec))
-        content = open_folder(folder, MARKER, _SCHEMA, _VERSION)
+        content = open_folder(folder, FORMAT)
         if "windows" not in content:
             if window is not None:
                 raise OperError(f"{spec}: {folder} has no windows; name it without @{window}")
@@ -187,7 +188,7 @@ class Profile:
         else:
             raise OperError(f"{spec}: {folder} has windows @0 to @{len(names) - 1}")
         return [
-            _load(path, open_folder(path, MARKER, _SCHEMA, _VERSION), folder, mmap, check)
+            _load(path, open_folder(path, FORMAT), folder, mmap, check)
             for path in (folder / name for name in chosen)
         ]
 
@@ -211,7 +212,14 @@ def write_windows(folder: Path, windows: Sequence[Profile]) -> None:
         {"name": window_name(number), "samples": window.samples, **window.source.get("window", {})}
         for number, window in enumerate(windows)
     ]
-    write_json(folder / MARKER, {"schema": _SCHEMA, "version": _VERSION, "windows": listed})
+    vocabularies = describe_files(folder / "vocab").items()
+    content = {
+        "schema": FORMAT.schema,
+        "version": FORMAT.version,
+        "windows": listed,
+        "files": {f"vocab/{name}": described for name, described in vocabularies},
+    }
+    write_json(folder / MARKER, content)
 
 
 def window_name(number: int) -> str:

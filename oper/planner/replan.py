@@ -33,7 +33,7 @@ from oper.cost import (
 )
 from oper.errors import OperError
 from oper.layout import Layout
-from oper.plan import MARKER, Plan, load_plan
+from oper.plan import FORMAT, MARKER, Plan, load_plan
 from oper.planner.assemble import assemble
 from oper.planner.classes import Classes, Ints, table_ratios
 from oper.planner.draft import Problem
@@ -129,9 +129,9 @@ class Replanned:
             "seconds_spent": self.seconds,
         }
 
-    def save(self, folder: Path | str, profile: Profile) -> None:
-        """Write the new plan with its moves."""
-        self.plan.save(folder, also=[profile.save_vocabularies, self.moves.save])
+    def save(self, folder: Path | str, profile: Profile, overwrite: bool = False) -> None:
+        """Write the new plan with its moves; `overwrite` replaces a plan that is there."""
+        self.plan.save(folder, [profile.save_vocabularies, self.moves.save], overwrite)
 
 
 @dataclass(frozen=True)
@@ -245,12 +245,17 @@ def replan_and_save(
     output: Path | str,
     horizon: int,
     report: Callable[[str], None] = lambda step: None,
+    overwrite: bool = False,
 ) -> Replanned:
-    """`replan` for a plan's folder, written to `output` with the moves."""
+    """`replan` for a plan's folder, written to `output` with the moves.
+
+    `overwrite` replaces a plan that is there, if nothing else is in its folder.
+    """
+    storage.check_place(output, FORMAT, overwrite)
     plan = load_plan(folder)
     made = replan(plan, profile, horizon, storage.sha256(Path(folder) / MARKER), report)
     report("writing")
-    made.save(output, profile)
+    made.save(output, profile, overwrite)
     return made
 
 

@@ -1,0 +1,122 @@
+"""What may be replaced: an empty folder, and a folder of which we wrote every entry.
+
+A folder is ours when it holds its marker, a JSON file with our schema, and the marker lists all
+that is in it, at any depth. A folder of windows lists folders with markers of their own.
+"""
+
+import json
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+_NAMED = 5  # foreign entries that a message names
+
+FORCE = "--force (from Python: overwrite=True)"
+
+
+class Format(NamedTuple):
+    """A kind of folder: the name of its marker, and the schema and version in it."""
+
+    marker: str
+    schema: str
+    version: int
+
+
+def folder_refusal(folder: Path, kind: Format, overwrite: bool) -> str | None:
+    """Why what stands at `folder` may not be replaced by a folder; None where it may."""
+    if not folder.is_dir() or folder.is_symlink():
+        return "exists and is no folder; name another place, or remove it"
+    if _holds_current(folder):
+        return (
+            "is the current directory or has it in it, so it cannot be replaced; "
+            "name another place, such as a folder in it"
+        )
+    if os.path.ismount(folder):
+        return "is a mount point, which cannot be replaced; name another place, such as one in it"
+    if not any(folder.iterdir()):
+        return None
+    listed = _listed(folder, kind)
+    if listed is None:
+        return (
+            f"exists and is no folder that oper wrote (it has no {kind.marker} with the schema "
+            f"{kind.schema!r}), so it is not overwritten; name another place, or remove it"
+        )
+    foreign = sorted(_foreign(folder, listed))
+    if foreign:
+        shown = ", ".join(foreign[:_NAMED])
+        more = f" and {len(foreign) - _NAMED} more" if len(foreign) > _NAMED else ""
+        return (
+            f"holds what oper did not write there: {shown}{more}; so it is not overwritten: "
+            "move that elsewhere, or name another place"
+        )
+    return None if overwrite else _EXISTS
+
+
+def file_refusal(path: Path, overwrite: bool) -> str | None:
+    """Why what stands at `path` may not be replaced by a file; None where it may."""
+    if path.is_dir():
+        return "is a folder, and a file is to be written; name another place"
+    if not stat.S_ISREG(path.lstat().st_mode):
+        return "exists and is no regular file, so it is not overwritten; name another place"
+    return None if overwrite else _EXISTS
+
+
+_EXISTS = f"exists; name another place, or have it replaced by {FORCE}"
+
+
+def is_wholly(folder: Path, kind: Format) -> bool:
+    """Whether all in a folder is ours."""
+    listed = _listed(folder, kind)
+    return listed is not None and not any(True for _ in _foreign(folder, listed))
+
+
+def _listed(folder: Path, kind: Format) -> set[str] | None:
+    """The files that a folder's marker vouches for, by names below it; None without a marker."""
+    content = _marker(folder, kind)
+    if content is None:
+        return None
+    names = {kind.marker, *_of_type(content.get("files"), dict)}
+    for window in _of_type(content.get("windows"), list):
+        name = window.get("name") if isinstance(window, dict) else None
+        if isinstance(name, str) and name not in ("", ".", "..") and "/" not in name:
+            inner = _marker(folder / name, kind)
+            files = [] if inner is None else [kind.marker, *_of_type(inner.get("files"), dict)]
+            names |= {f"{name}/{file}" for file in files}
+    return names
+
+
+def _marker(folder: Path, kind: Format) -> dict[str, Any] | None:
+    try:
+        content = json.loads((folder / kind.marker).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) and content.get("schema") == kind.schema else None
+
+
+def _of_type(content: Any, kind: type) -> Any:
+    return content if isinstance(content, kind) else ()
+
+
+def _foreign(folder: Path, listed: set[str]) -> Iterator[str]:
+    """What is not listed: files, links and folders without a listed file, not looked into."""
+    folders = {str(above) for name in listed for above in Path(name).parents}
+    pending = [""]
+    while pending:
+        below = pending.pop()
+        with os.scandir(folder / below) as entries:
+            for entry in entries:
+                name = f"{below}{entry.name}"
+                if entry.is_dir(follow_symlinks=False):
+                    if name in folders:
+                        pending.append(f"{name}/")
+                    else:
+                        yield f"{name}/"
+                elif name not in listed or not entry.is_file(follow_symlinks=False):
+                    yield name
+
+
+def _holds_current(folder: Path) -> bool:
+    current = Path.cwd()
+    return any(os.path.samefile(above, folder) for above in (current, *current.parents))

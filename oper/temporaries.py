@@ -1,0 +1,155 @@
+"""Hidden names beside a destination: of what is being written for it, and of what it replaced.
+
+`.NAME.XXXXXXXXXXXXXXXX.oper-tmp` is unfinished, or no longer needed. The process that writes it
+holds a lock (flock) on it as long as it lives, however it ends, so that the next command on the
+same destination knows what no one will finish, and removes it. Half of the X's stand for the host,
+as locks of other hosts may not be seen. `….oper-old` is what stood at the destination, for the
+moment between two renames; it is put back where the destination is missing, and never removed
+unless all in it is ours. A file system without locks keeps what was left.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+UNFINISHED, OLD = "oper-tmp", "oper-old"
+
+
+class Temporary:
+    """A new folder or file beside `destination`, held by this process until it is closed."""
+
+    def __init__(self, destination: Path, folder: bool) -> None:
+        self._destination = destination
+        while True:
+            self.path = hidden_name(destination, UNFINISHED)
+            if folder:
+                self.path.mkdir()
+                self.path.chmod(0o755)
+            else:
+                os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+            # A sweep can come between the making and the lock: what it took is made once more.
+            with contextlib.suppress(FileNotFoundError, BlockingIOError):
+                self._handle = _open(self.path)
+                with contextlib.suppress(BlockingIOError):
+                    _lock(self._handle)
+                    if self._stands():
+                        return
+                os.close(self._handle)
+
+    def rename(self, kind: str) -> None:
+        """Give it a hidden name of another kind."""
+        path = hidden_name(self._destination, kind)
+        self.path.rename(path)
+        self.path = path
+
+    def close(self) -> None:
+        """Remove it, unless it has got a name elsewhere, and give the lock back."""
+        # Its name may have come to stand for something else, by an exchange.
+        if self._stands():
+            remove(self.path)
+        os.close(self._handle)
+
+    def _stands(self) -> bool:
+        mine = os.fstat(self._handle)
+        try:
+            there = os.lstat(self.path)
+        except FileNotFoundError:
+            return False
+        return (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino)
+
+
+def hidden_name(destination: Path, kind: str) -> Path:
+    """A hidden name beside a destination that nothing has yet."""
+    name = f".{destination.name}.{_host()}{secrets.token_hex(4)}.{kind}"
+    return destination.with_name(name)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or folder; what cannot be removed stays, as it harms no one."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a folder, where it can be, so that no other command takes it for one left behind."""
+    handle = _open(path)
+    try:
+        with contextlib.suppress(BlockingIOError):
+            _lock(handle)
+        yield
+    finally:
+        os.close(handle)
+
+
+def sweep(destination: Path, whole: Callable[[Path], bool]) -> None:
+    """Deal with what dead processes left beside a destination: see the module's head.
+
+    `whole` says whether all in a folder is ours.
+    """
+    pattern = re.compile(
+        rf"\.{re.escape(destination.name)}\.([0-9a-f]{{8}})[0-9a-f]{{8}}\.({UNFINISHED}|{OLD})"
+    )
+    with contextlib.suppress(OSError):
+        names = [name for name in os.listdir(destination.parent) if pattern.fullmatch(name)]
+        found = [(path, path.lstat()) for path in map(destination.with_name, names)]
+        for path, status in sorted(found, key=lambda pair: -pair[1].st_ctime):
+            match = pattern.fullmatch(path.name)
+            assert match is not None
+            if status.st_uid == os.getuid():
+                _sweep(path, destination, match[1] == _host(), match[2], whole)
+
+
+def _sweep(
+    path: Path, destination: Path, from_here: bool, kind: str, whole: Callable[[Path], bool]
+) -> None:
+    try:
+        handle = _open(path)
+    except OSError:
+        return
+    try:
+        dead = _lock(handle) and from_here
+        if kind == UNFINISHED:
+            if dead:
+                remove(path)
+        elif not os.path.lexists(destination):
+            path.rename(destination)
+        elif dead and whole(path):
+            # Under another name first: who looks at it now sees all of it or nothing.
+            garbage = hidden_name(destination, UNFINISHED)
+            path.rename(garbage)
+            remove(garbage)
+    except BlockingIOError:
+        return  # a living process has it
+    finally:
+        os.close(handle)
+
+
+def _open(path: Path) -> int:
+    # NFS gives locks only for files open to be written.
+    mode = os.O_RDONLY if path.is_dir() else os.O_RDWR
+    return os.open(path, mode | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
+def _lock(handle: int) -> bool:
+    """Lock it; False where the file system has no locks, BlockingIOError where another has it."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EAGAIN):
+            raise
+        return False
+    return True
+
+
+def _host() -> str:
+    return f"{zlib.crc32(os.uname().nodename.encode()):08x}"
