@@ -31,8 +31,8 @@ def extension_arguments() -> dict:
     import torch
     from torch.utils import cpp_extension
 
-    sources = sorted(map(str, [*CSRC.glob("*.cpp"), *CSRC.glob("cpu/*.cpp")]))
-    cuda_sources = sorted(map(str, CSRC.glob("cuda/*.cu")))
+    sources = sorted(map(str, [*CSRC.glob("*.cpp"), *CSRC.glob("cpu/**/*.cpp")]))
+    cuda_sources = sorted(map(str, CSRC.glob("cuda/**/*.cu")))
     with_cuda = torch.version.cuda is not None and bool(cuda_sources)
     extension_class = cpp_extension.CUDAExtension if with_cuda else cpp_extension.CppExtension
     # No contraction: a product and a sum are rounded apart in every version of a kernel, so that
@@ -45,8 +45,8 @@ def extension_arguments() -> dict:
     extension = extension_class(
         name="oper._C",
         sources=sources + (cuda_sources if with_cuda else []),
-        include_dirs=[str((CSRC / "include").resolve())],
-        depends=sorted(map(str, CSRC.glob("include/**/*.h"))),
+        include_dirs=[str((CSRC / "include").resolve()), str(CSRC.resolve())],
+        depends=sorted(map(str, CSRC.glob("**/*.h"))),
         extra_compile_args={"cxx": host_flags, "nvcc": ["-O3", "-std=c++17"]},
         extra_link_args=["-fopenmp"],
     )

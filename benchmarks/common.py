@@ -14,16 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from oper.cli import common as terminal
-from oper.cost import Cost
+from oper.cli.shared import common as terminal
+from oper.cost.objective import Cost
+from oper.files.storage import write_json
 from oper.logs import LogOptions
-from oper.logs.synth import Order, Synthesizer
-from oper.logs.synth_counts import synthesize_counts
-from oper.logs.workloads import load_recipe
-from oper.planner.counting import profile
-from oper.planner.profile import Profile
-from oper.storage import write_json
-from oper.topology import Topology
+from oper.profiling.counting import profile
+from oper.profiling.profile import Profile
+from oper.synth.recipes import load_recipe
+from oper.synth.row_counts import synthesize_counts
+from oper.synth.synthesizer import Order, Synthesizer
+from oper.topology.topology import Topology
 
 SAMPLES_PER_RANK = 16_384  # the paper's: its Table 2 at 0 % follows from it exactly
 PRESETS = ("dgx-a100", "dgx-h100", "2x4-a100", "4x4-a100", "cpu:2", "cpu:8")

@@ -1,17 +1,19 @@
 #!/usr/bin/env bash
 # All measurements of benchmarks/README.md at their full sizes, one after the other, on a machine
 # with nothing else to do. Tables go to the terminal and to benchmarks/results/NAME.txt, figures to
-# benchmarks/results/NAME.json. `benchmarks/run.sh NAME …` runs some of them.
+# benchmarks/results/NAME.json. `benchmarks/run.sh planning/gap …` runs some of them.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 mkdir -p benchmarks/results
 
 names=("$@")
 [ ${#names[@]} -gt 0 ] ||
-  names=(count translate lookup training_step serving plan backtracking replication links milp replan gap)
-for name in "${names[@]}"; do
+  names=(planning/{count,translate} runtime/{lookup,training_step,serving}
+    planning/{plan,backtracking,replication,links,milp,replan,gap})
+for path in "${names[@]}"; do
+  name=${path##*/}
   printf '\n\033[1m%s\033[0m\n' "$name"
   save=(--save "benchmarks/results/$name.json")
   case $name in count | translate) save=() ;; esac
-  python -m "benchmarks.$name" "${save[@]}" | tee "benchmarks/results/$name.txt"
+  python -m "benchmarks.${path/\//.}" "${save[@]}" | tee "benchmarks/results/$name.txt"
 done

@@ -14,55 +14,53 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from oper.address_map import AddressMap as AddressMap
-    from oper.cost import Workload as Workload
-    from oper.errors import OperError as OperError
-    from oper.plan import Plan as Plan
-    from oper.plan import load_plan as load_plan
-    from oper.planner.assemble import plan_and_save as make_plan
-    from oper.planner.counting import profile as profile
-    from oper.planner.planner import Settings as Settings
-    from oper.planner.profile import Profile as Profile
-    from oper.runtime.serving import serve as serve
-    from oper.runtime.torchrec import (
+    from oper.base.errors import OperError as OperError
+    from oper.cost.workload import Workload as Workload
+    from oper.plan.address_map import AddressMap as AddressMap
+    from oper.plan.plan import Plan as Plan
+    from oper.plan.plan import load_plan as load_plan
+    from oper.planner.make_plan import make_plan as make_plan
+    from oper.planner.problem.problem import Settings as Settings
+    from oper.profiling.counting import profile as profile
+    from oper.profiling.profile import Profile as Profile
+    from oper.tables.table import Table as Table
+    from oper.topology.topology import Topology as Topology
+    from oper.torchrec.serving import serve as serve
+    from oper.torchrec.sharders import (
         OperEmbeddingBagCollectionSharder as OperEmbeddingBagCollectionSharder,
     )
-    from oper.runtime.torchrec import (
+    from oper.torchrec.sharders import (
         OperEmbeddingCollectionSharder as OperEmbeddingCollectionSharder,
     )
-    from oper.runtime.torchrec import accumulate as accumulate
-    from oper.runtime.torchrec import counters as counters
-    from oper.runtime.torchrec import shard as shard
-    from oper.runtime.torchrec import torchrec_plan as torchrec_plan
-    from oper.runtime.torchrec_planner import OperShardingPlanner as OperShardingPlanner
-    from oper.tables import Table as Table
-    from oper.topology import Topology as Topology
+    from oper.torchrec.sharders import accumulate as accumulate
+    from oper.torchrec.sharders import counters as counters
+    from oper.torchrec.sharders import shard as shard
+    from oper.torchrec.sharders import torchrec_plan as torchrec_plan
+    from oper.torchrec.sharding_planner import OperShardingPlanner as OperShardingPlanner
+
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "AddressMap": ("oper.address_map", "AddressMap"),
-    "OperEmbeddingBagCollectionSharder": (
-        "oper.runtime.torchrec",
-        "OperEmbeddingBagCollectionSharder",
-    ),
-    "OperEmbeddingCollectionSharder": ("oper.runtime.torchrec", "OperEmbeddingCollectionSharder"),
-    "OperError": ("oper.errors", "OperError"),
-    "OperShardingPlanner": ("oper.runtime.torchrec_planner", "OperShardingPlanner"),
-    "Plan": ("oper.plan", "Plan"),
-    "Profile": ("oper.planner.profile", "Profile"),
-    "Settings": ("oper.planner.planner", "Settings"),
-    "Table": ("oper.tables", "Table"),
-    "Topology": ("oper.topology", "Topology"),
-    "Workload": ("oper.cost", "Workload"),
-    "accumulate": ("oper.runtime.torchrec", "accumulate"),
-    "counters": ("oper.runtime.torchrec", "counters"),
-    "load_plan": ("oper.plan", "load_plan"),
-    "make_plan": ("oper.planner.assemble", "plan_and_save"),
-    "profile": ("oper.planner.counting", "profile"),
-    "serve": ("oper.runtime.serving", "serve"),
-    "shard": ("oper.runtime.torchrec", "shard"),
-    "torchrec_plan": ("oper.runtime.torchrec", "torchrec_plan"),
+    "AddressMap": "oper.plan.address_map",
+    "OperEmbeddingBagCollectionSharder": "oper.torchrec.sharders",
+    "OperEmbeddingCollectionSharder": "oper.torchrec.sharders",
+    "OperError": "oper.base.errors",
+    "OperShardingPlanner": "oper.torchrec.sharding_planner",
+    "Plan": "oper.plan.plan",
+    "Profile": "oper.profiling.profile",
+    "Settings": "oper.planner.problem.problem",
+    "Table": "oper.tables.table",
+    "Topology": "oper.topology.topology",
+    "Workload": "oper.cost.workload",
+    "accumulate": "oper.torchrec.sharders",
+    "counters": "oper.torchrec.sharders",
+    "load_plan": "oper.plan.plan",
+    "make_plan": "oper.planner.make_plan",
+    "profile": "oper.profiling.counting",
+    "serve": "oper.torchrec.serving",
+    "shard": "oper.torchrec.sharders",
+    "torchrec_plan": "oper.torchrec.sharders",
 }
 __all__ = [
     "AddressMap",
@@ -90,5 +88,4 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'oper' has no attribute {name!r}")
-    module, attribute = _HOME[name]
-    return getattr(importlib.import_module(module), attribute)
+    return getattr(importlib.import_module(_HOME[name]), name)

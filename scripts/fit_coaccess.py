@@ -20,8 +20,8 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from oper.logs.synth import Synthesizer
-from oper.logs.workloads import CoAccess, load_recipe
+from oper.synth.recipes import CoAccess, load_recipe
+from oper.synth.synthesizer import Synthesizer
 
 WORKLOAD = "criteo-kaggle"
 CLASSES = (8, 16, 32, 64, 128)

@@ -1,6 +1,7 @@
 """What every test shares: where the real logs are, and how hypothesis searches."""
 
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,7 +10,10 @@ import hypothesis
 import pytest
 
 if TYPE_CHECKING:
-    from tests.torchrec_worlds import Worlds
+    from tests.support.torchrec.worlds import Worlds
+
+# A shell's background jobs ignore Ctrl-C, and so would the commands that the tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -30,7 +34,7 @@ def shared_data() -> Path:
 @pytest.fixture(scope="session")
 def worlds() -> Iterator["Worlds"]:
     """Processes that know torchrec, for all tests of a run, as importing it takes a while."""
-    from tests.torchrec_worlds import Worlds
+    from tests.support.torchrec.worlds import Worlds
 
     with Worlds() as started:
         yield started
@@ -38,7 +42,7 @@ def worlds() -> Iterator["Worlds"]:
 
 @pytest.fixture(scope="session")
 def _planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tests.commands import make_folder  # pyarrow and typer take a while
+    from tests.support.commands import make_folder  # pyarrow and typer take a while
 
     folder = tmp_path_factory.mktemp("planned")
     make_folder(folder)
@@ -47,7 +51,7 @@ def _planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def here(_planned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory, with what `tests.commands.make_folder` makes."""
+    """The working directory, with what `tests.support.commands.make_folder` makes."""
     shutil.copytree(_planned, tmp_path / "here")
     monkeypatch.chdir(tmp_path / "here")
     return tmp_path / "here"
@@ -56,7 +60,7 @@ def here(_planned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 @pytest.fixture(params=["in one step", "in two steps"])
 def steps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """With names exchanged in one step, and on a file system that cannot."""
-    from oper import renames
+    from oper.files import renames
 
     if request.param == "in two steps":
         monkeypatch.setattr(renames, "_renameat2", lambda *_: False)

@@ -13,10 +13,20 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from oper import __version__, signals
-from oper.errors import OperError
+from oper import __version__
+from oper.base.errors import OperError
+from oper.files import signals
 
-VERBS = ("synth", "profile", "topology", "plan", "compare", "drift", "replan")
+# In the order in which they are used.
+VERBS = {
+    "synth": "synth",
+    "profile": "profile_commands.profile",
+    "topology": "topology",
+    "plan": "plan_commands.plan",
+    "compare": "compare",
+    "drift": "drift",
+    "replan": "replan",
+}
 
 INTERRUPTED = 130  # the status that typer gives Ctrl-C
 
@@ -55,8 +65,8 @@ def _root(
     pass
 
 
-for _verb in VERBS:
-    importlib.import_module(f"oper.cli.{_verb}").register(app)
+for _module in VERBS.values():
+    importlib.import_module(f"oper.cli.{_module}").register(app)
 
 
 def main() -> None:

@@ -5,8 +5,9 @@ from typing import Any
 
 import typer
 
-from oper.cli import common
-from oper.cli.plan_options import (
+from oper.base.errors import OperError
+from oper.cli.shared import common
+from oper.cli.shared.plan_options import (
     BALANCE,
     BATCH_SIZE,
     CAPACITY,
@@ -17,7 +18,6 @@ from oper.cli.plan_options import (
     TOPOLOGY,
     load_topology,
 )
-from oper.errors import OperError
 
 _UNITS = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0))
 _TIME_UNITS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
@@ -55,10 +55,10 @@ def compare(
     as_json: bool = JSON,
 ) -> None:
     """Compare OPER with the paper, simple rules, TorchRec, a solver."""
-    from oper import compare as comparison
-    from oper.cost import Workload
-    from oper.planner.planner import Settings
-    from oper.planner.profile import Profile
+    from oper.cost.workload import Workload
+    from oper.planner import compare as comparison
+    from oper.planner.problem.problem import Settings
+    from oper.profiling.profile import Profile
 
     names = methods.split(",") if methods else comparison.installed_methods()
     swept = [

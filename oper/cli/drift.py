@@ -5,7 +5,7 @@ from typing import Any
 
 import typer
 
-from oper.cli import common
+from oper.cli.shared import common
 
 _MOST_TABLES = 10
 
@@ -24,9 +24,9 @@ def drift(
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
 ) -> None:
     """Say what a plan costs under newer counts, and whether to replan."""
-    from oper.plan import load_plan
-    from oper.planner import drift as planner
-    from oper.planner.profile import Profile
+    from oper.plan.plan import load_plan
+    from oper.planner.replan import drift as planner
+    from oper.profiling.profile import Profile
 
     threshold = common.parse_share(worse, "--worse")
     loaded, opened = load_plan(plan), Profile.open(profile, check=True)

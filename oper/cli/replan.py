@@ -5,7 +5,7 @@ from typing import Any
 
 import typer
 
-from oper.cli import common
+from oper.cli.shared import common
 
 _MOST_RANKS = 8
 
@@ -26,10 +26,10 @@ def replan(
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
 ) -> None:
     """Plan again from an older plan, moving few rows."""
-    from oper.plan import FORMAT
-    from oper.planner.profile import Profile
-    from oper.planner.replan import replan_and_save
-    from oper.storage import check_place
+    from oper.files.storage import check_place
+    from oper.plan.plan import FORMAT
+    from oper.planner.replan.replan import replan_and_save
+    from oper.profiling.profile import Profile
 
     check_place(output, FORMAT, force)
     opened = Profile.open(profile, check=True)

@@ -5,8 +5,8 @@ from typing import Any
 
 import typer
 
-from oper.cli import common
-from oper.errors import OperError
+from oper.base.errors import OperError
+from oper.cli.shared import common
 
 
 def register(app: typer.Typer) -> None:
@@ -51,8 +51,8 @@ def synth(
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
 ) -> None:
     """Generate a log of a published workload."""
-    from oper.logs.synth import Synthesizer
-    from oper.logs.workloads import load_recipe
+    from oper.synth.recipes import load_recipe
+    from oper.synth.synthesizer import Synthesizer
 
     recipe = load_recipe(workload, scale=scale, zipf=zipf, dim=dim)
     synthesizer = Synthesizer(
@@ -73,7 +73,7 @@ def synth(
 
 
 def _write_log(synthesizer: Any, output: Path, force: bool, as_json: bool) -> None:
-    from oper.logs.synth_log import write_log
+    from oper.synth.log_writer import write_log
 
     with common.progress("writing", synthesizer.samples, "samples") as meter:
         written = write_log(synthesizer, output, meter.advance, force)
@@ -96,7 +96,7 @@ def _write_log(synthesizer: Any, output: Path, force: bool, as_json: bool) -> No
 def _write_profile(
     synthesizer: Any, output: Path, windows: int, force: bool, as_json: bool
 ) -> None:
-    from oper.logs.synth_counts import write_profile
+    from oper.synth.row_counts import write_profile
 
     rows = windows * sum(t.rows for t in synthesizer.recipe.tables)
     with common.progress("drawing counts", rows, "rows") as meter:

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import typer
 
-from oper.cli import common
-from oper.errors import OperError
-from oper.storage import atomic_file, check_place
-from oper.topology import GB, Topology
+from oper.base.errors import OperError
+from oper.cli.shared import common
+from oper.files.storage import atomic_file, check_place
+from oper.topology.links import GB
+from oper.topology.topology import Topology
 
 _LINKS = {
     "local": "own rows",
@@ -69,7 +70,7 @@ def measure(
         raise OperError(f"--row-bytes {row_bytes}: whole float32 values were needed, of 4 bytes")
     if os.environ.get("RANK", "0") == "0":  # the rank that writes
         check_place(output, overwrite=force)
-    from oper.measure import measure_local, measure_under_torchrun  # torch takes a second
+    from oper.measure.measurement import measure_local, measure_under_torchrun
 
     measurement = (
         measure_under_torchrun(row_bytes)

@@ -1,10 +1,13 @@
-"""Access logs: readers of every form, and the rules that turn raw values into row ids."""
+"""Access logs: readers of every form, and the rules that turn raw values into row ids.
 
-from oper.logs.batch import Batch, Jagged
+In: files, or batches in memory. Out: `Batch`es of row ids. Imports: base, files, tables.
+"""
+
+from oper.logs.batches.batch import Batch, Jagged
+from oper.logs.batches.options import LogOptions
 from oper.logs.log import Log, open_log
-from oper.logs.options import LogOptions
 from oper.logs.prepare import Prepared, prepare
-from oper.logs.read import RowReader, read
+from oper.logs.row_reader import RowReader, read
 
 __all__ = [
     "Batch",

@@ -6,12 +6,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from oper.errors import OperError
-from oper.logs.batch import Ints, Jagged, Place
-from oper.logs.options import OnBadId
-from oper.logs.values import decimals, hash64
+from oper.base.arrays import Ints
+from oper.base.errors import OperError
+from oper.logs.batches.batch import Jagged, Place
+from oper.logs.batches.options import OnBadId
+from oper.logs.batches.values import decimals, hash64
 from oper.logs.vocabulary import Vocabulary
-from oper.tables import Table
+from oper.tables.table import Table
 
 
 class IdMapper:

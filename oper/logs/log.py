@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from oper.errors import OperError
-from oper.logs.batch import Batch
-from oper.logs.columns import Column, Source, choose
-from oper.logs.options import LogOptions, TimeUnit
+from oper.base.errors import OperError
+from oper.logs.batches.batch import Batch
+from oper.logs.batches.columns import Column, Source, choose
+from oper.logs.batches.options import LogOptions, TimeUnit
 
 
 class Log:
@@ -142,7 +142,7 @@ def open_log(paths: Any, options: LogOptions | None = None) -> Log:
         return Log([_open(p, options) for p in _files([Path(p) for p in paths])], options)
     if not isinstance(paths, Iterable):
         raise OperError(f"a log was needed, by its files or as batches, not {type(paths).__name__}")
-    from oper.logs.kjt import KjtSource
+    from oper.logs.formats.keyed_jagged import KjtSource
 
     return Log([KjtSource(paths)], options)
 
@@ -175,7 +175,7 @@ def _natural(path: Path) -> list[Any]:
 
 def _open(path: Path, options: LogOptions) -> Source:
     """The reader of one file, by its first bytes, and by its name where they leave it open."""
-    from oper.logs import arrays, parquet, requests, text
+    from oper.logs.formats import fbgemm_requests, numpy_arrays, parquet, text
 
     try:
         with open(path, "rb") as file:
@@ -188,11 +188,11 @@ def _open(path: Path, options: LogOptions) -> Source:
     if head[:4] == b"PAR1" or name.endswith(".parquet"):
         return parquet.ParquetSource(path)
     if name.endswith((".pt", ".pth")):
-        return requests.RequestSource(path)
+        return fbgemm_requests.RequestSource(path)
     if head[:6] == b"\x93NUMPY" or name.endswith(".npy"):
-        return arrays.open_npy(path)
+        return numpy_arrays.open_npy(path)
     if head[:2] == b"PK" or name.endswith(".npz"):
-        return arrays.open_npz(path, options.values, options.lengths)
+        return numpy_arrays.open_npz(path, options.values, options.lengths)
     return text.open_criteo(path) or text.open_csv(path, options.list_separator)
 
 

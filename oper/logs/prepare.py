@@ -13,17 +13,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from oper.errors import OperError
-from oper.logs.columns import match_feature
+from oper.base.errors import OperError
+from oper.logs.batches.columns import match_feature
 from oper.logs.ids import without
 from oper.logs.log import Log
-from oper.logs.vocabulary import (
-    ValueCounter,
-    load_vocabularies,
-    ranked,
-    save_vocabularies,
-)
-from oper.tables import IdRule, Table, with_missing
+from oper.logs.vocabulary import ValueCounter, load_vocabularies, ranked, save_vocabularies
+from oper.tables.table import IdRule, Table, with_missing
 
 # Integers from here on are hashes, not rows of a table.
 _MOST_DENSE_ROWS = 1 << 31

@@ -15,10 +15,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from oper.errors import OperError
-from oper.logs.batch import Ints
-from oper.logs.values import decimals, hash64
-from oper.storage import atomic_file
+from oper.base.arrays import Ints
+from oper.base.errors import OperError
+from oper.files.storage import atomic_file
+from oper.logs.batches.values import decimals, hash64
 
 
 class Vocabulary:

@@ -1,19 +1,12 @@
 """From a planned placement to the plan that is written: layout, figures, settings."""
 
-import time
-from collections.abc import Callable
-from pathlib import Path
-
 import numpy as np
 
-from oper import native, storage
-from oper.cost import Workload
-from oper.plan import FORMAT, Plan
-from oper.planner.arenas import lay_out
-from oper.planner.classes import table_ratios, table_widths
-from oper.planner.planner import Planned, Settings, make_plan
-from oper.planner.profile import Profile
-from oper.topology import Topology
+from oper.plan.plan import Plan
+from oper.planner.planner import Planned
+from oper.planner.problem.classes import table_ratios, table_widths
+from oper.planner.row_placement.arena_layout import lay_out
+from oper.profiling.profile import Profile
 
 
 def assemble(profile: Profile, planned: Planned) -> Plan:
@@ -64,32 +57,3 @@ def assemble(profile: Profile, planned: Planned) -> Plan:
             np.stack(table_ratios(profile), axis=1) if profile.distinct is not None else None
         ),
     )
-
-
-def plan_and_save(
-    profile: Profile,
-    topology: Topology,
-    workload: Workload,
-    settings: Settings,
-    output: Path | str,
-    report: Callable[[str], None] = lambda step: None,
-    overwrite: bool = False,
-) -> Planned:
-    """Make a plan and write its folder; `seconds["total"]` runs from here to all of it on disk.
-
-    `overwrite` replaces a plan that is there, if nothing else is in its folder.
-    """
-    storage.check_place(output, FORMAT, overwrite)
-    native.ops()  # torch takes a second to load, which belongs to the start of Python
-    began = time.perf_counter()
-    planned = make_plan(profile, topology, workload, settings, report)
-    since = time.perf_counter()
-    report("layout")
-    plan = assemble(profile, planned)
-    planned.seconds["layout"] = time.perf_counter() - since
-    since = time.perf_counter()
-    report("writing")
-    plan.save(output, also=[profile.save_vocabularies], overwrite=overwrite)
-    planned.seconds["writing"] = time.perf_counter() - since
-    planned.seconds["total"] = time.perf_counter() - began
-    return planned

@@ -6,7 +6,6 @@ baseline to be better, all baselines that keep the capacities are priced and the
 too, is taken if it wins; the plan says which step produced it.
 """
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,17 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from oper.cost import Workload
-from oper.errors import OperError
-from oper.planner import baselines
-from oper.planner.certificate import Certificate, certify
-from oper.planner.classes import classify
-from oper.planner.draft import Draft, Problem, make_draft
-from oper.planner.paper import paper
-from oper.planner.partition import partitions
-from oper.planner.profile import Profile
-from oper.planner.realise import Realised, realise
-from oper.topology import Topology
+from oper.cost.workload import Workload
+from oper.planner.baselines import simple
+from oper.planner.baselines.baseline import price_baseline
+from oper.planner.baselines.paper_procedure import paper
+from oper.planner.bounds.certificate import Certificate, certify
+from oper.planner.class_placement.class_placement import ClassPlacement
+from oper.planner.class_placement.partition import partitions
+from oper.planner.class_placement.place_classes import place_classes
+from oper.planner.problem.problem import Problem, Settings, make_problem
+from oper.planner.row_placement.row_placement import RowPlacement, place_rows
+from oper.profiling.profile import Profile
+from oper.topology.topology import Topology
 
 # With a certified gap below this, no baseline can be better by more, and none is priced.
 BASELINES_FROM_GAP = 1e-8
@@ -37,33 +37,13 @@ NO_BACKTRACKING = "as asked: the step that placed the rows does not depend on it
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What is asked of a plan, as shares."""
-
-    extra_memory: float = 0.05
-    threshold: float = 0.001
-    dob: float = 0.999
-    balance: str = "time"
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.extra_memory <= 1e6:
-            raise OperError(f"extra memory {self.extra_memory}: a share of at least 0 was needed")
-        if not 0 < self.threshold <= 1:
-            raise OperError(f"threshold {self.threshold}: a share above 0, at most 1, was needed")
-        if not 0 < self.dob <= 1:
-            raise OperError(f"dob {self.dob}: a share above 0, at most 1, was needed")
-        if self.balance not in ("time", "link"):
-            raise OperError(f"balance {self.balance!r}: 'time' or 'link' was needed")
-
-
-@dataclass(frozen=True)
 class Planned:
     """A placement of every row with its cost and its certificate, in memory."""
 
     problem: Problem
     settings: Settings
-    draft: Draft
-    realised: Realised
+    draft: ClassPlacement
+    realised: RowPlacement
     certificate: Certificate
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -109,38 +89,7 @@ class Planned:
         return classes.mailbox_bytes if workload.training else 0.0
 
 
-def make_problem(
-    profile: Profile, topology: Topology, workload: Workload, settings: Settings
-) -> Problem:
-    """Classes of the profile with the limits that bind."""
-    if workload.batch_size < topology.ranks:
-        raise OperError(
-            f"batch size {workload.batch_size} for {topology.ranks} ranks: at least a sample a "
-            "rank was needed; it is the global batch, over all ranks"
-        )
-    classes = classify(profile, workload, topology.ranks)
-    total = classes.total_bytes
-    capacity = np.asarray(
-        topology.capacities(total, settings.extra_memory, classes.width_memory), dtype=np.float64
-    )
-    budget = min(settings.extra_memory * total, float(capacity.sum()) - total)
-    # Copies are whole, and in training a row has one or all: what is left of a step is no use.
-    step = math.gcd(*classes.width_memory) * (topology.ranks - 1 if workload.training else 1)
-    # The product of a share may lie just below whole steps (0.29 · 100): those count.
-    budget = budget * (1 + 1e-14) // max(step, 1) * step
-    return Problem(
-        classes,
-        topology,
-        workload,
-        capacity,
-        max(budget, 0.0),
-        settings.threshold,
-        settings.dob,
-        settings.balance,
-    )
-
-
-def make_plan(
+def make_placement(
     profile: Profile,
     topology: Topology,
     workload: Workload,
@@ -155,17 +104,17 @@ def make_plan(
     with watch("classes"):
         problem = make_problem(profile, topology, workload, settings)
     with watch("draft"):
-        draft = make_draft(problem)
+        draft = place_classes(problem)
     with watch("rows"):
-        realised = realise(profile, problem, draft)
+        realised = place_rows(profile, problem, draft)
     with watch("bound"):
         certificate = certify(problem, realised.cost.objective_seconds)
     for gap, share in LARGER_RESERVES:
         if certificate.gap <= gap or settings.balance == "link":
             break
         with watch("rows"):
-            wider = draft if topology.alike else make_draft(problem, share)
-            again = realise(profile, problem, wider, share)
+            wider = draft if topology.alike else place_classes(problem, share)
+            again = place_rows(profile, problem, wider, share)
         if again.cost.feasible and again.cost.objective_seconds < realised.cost.objective_seconds:
             draft, realised = wider, again
             certificate = certificate.of(again.cost.objective_seconds)
@@ -179,28 +128,28 @@ def make_plan(
 
 
 def better_baselines(
-    profile: Profile, problem: Problem, realised: Realised
-) -> list[tuple[Draft, Realised]]:
+    profile: Profile, problem: Problem, realised: RowPlacement
+) -> list[tuple[ClassPlacement, RowPlacement]]:
     """The best baseline, refined, if it keeps the capacities and beats `realised`; else nothing."""
     limit = realised.cost.objective_seconds if realised.cost.feasible else np.inf
     made = [
-        baselines.table_wise(problem, profile),
-        baselines.row_wise(problem, profile),
-        baselines.memory_greedy(problem, profile),
-        baselines.access_greedy(problem, profile),
+        simple.table_wise(problem, profile),
+        simple.row_wise(problem, profile),
+        simple.memory_greedy(problem, profile),
+        simple.access_greedy(problem, profile),
         paper(problem),
     ]
-    best: list[tuple[Draft, Realised]] = []
+    best: list[tuple[ClassPlacement, RowPlacement]] = []
     for baseline in made:
-        cost = baselines.price(problem, baseline)
+        cost = price_baseline(problem, baseline)
         if not cost.feasible or cost.objective_seconds >= limit or baseline.cells is None:
             continue
         counts = baseline.cells.dense(len(problem.classes), len(baseline.groups))
         none = np.zeros(len(problem.classes), dtype=np.int64)
         shares = cost.memory_bytes / cost.memory_bytes.sum()
         parts = partitions(problem.classes, problem.threshold)
-        draft = Draft(baseline.name, baseline.groups, counts, none, shares, parts)
-        found = realise(profile, problem, draft)
+        draft = ClassPlacement(baseline.name, baseline.groups, counts, none, shares, parts)
+        found = place_rows(profile, problem, draft)
         if found.cost.feasible and found.cost.objective_seconds < limit:
             limit = found.cost.objective_seconds
             best = [(draft, found)]

@@ -1,0 +1,161 @@
+"""Certified gaps: how far every plan is from a lower bound that no plan can pass.
+
+gap = (objective - bound) / bound, the worst over fetches (raw, distinct) and, for generated
+workloads, over three orders of ids, for every workload and real log, preset, mode and extra
+memory; then for random unequal links and capacities of 4, 8, 16 and 24 ranks. 0 would be a
+proof of the optimum. Counted beside: plans that a step other than the default one produced
+(`step` of the plan), plans above the target and plans that broke a limit or could not be made.
+
+    python -m benchmarks.planning.gap [NAME …] [--presets dgx-a100,…] [--scale 0.01] [--json]
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+from benchmarks.common import (
+    PRESETS,
+    REAL_LOGS,
+    parser,
+    percent,
+    publish,
+    real_profiles,
+    synthetic,
+    unequal,
+)
+from oper.cli.shared import common as terminal
+from oper.cost.workload import Workload
+from oper.planner.planner import make_placement
+from oper.planner.problem.problem import Settings
+from oper.profiling.profile import Profile
+from oper.synth.synthesizer import ORDERS
+from oper.topology.topology import Topology
+
+# Factors that leave 1 to 34 million rows, so that the whole sweep takes about an hour.
+SCALES = {
+    "criteo-kaggle": 1.0,
+    "avazu": 1.0,
+    "criteo-terabyte": 0.02,
+    "criteo-terabyte-40m": 0.005,
+    "meta-2021": 0.01,
+    "syn-small": 0.02,
+    "syn-large": 0.01,
+}
+EXTRA = (0.0, 0.001, 0.01, 0.05, 0.2)
+FEW_EXTRA = (0.0, 0.01, 0.05)  # where ranks differ: their plans take seconds each
+BATCH_SIZE = 65_536
+RANDOM_RANKS, SEEDS = (4, 8, 16, 24), (0, 1, 2)
+
+
+def target(name: str, ranks: int, extra_memory: float) -> float | None:
+    """The project's target for a plan's gap; None where it is only reported."""
+    if ranks > 16:
+        return None
+    if name == "criteo-kaggle" and extra_memory >= 0.01:
+        return 1e-5
+    return 1e-3 if name in REAL_LOGS and extra_memory >= 0.01 else 1e-2
+
+
+def above_target(entry: dict[str, Any]) -> bool:
+    """Whether a plan that was made misses its target."""
+    return entry["target"] is not None and entry["gap"] > entry["target"]
+
+
+def plans(
+    name: str,
+    order: str,
+    profile: Profile,
+    topologies: list[Topology],
+    shares: tuple[float, ...] = EXTRA,
+) -> Iterator[dict[str, Any]]:
+    """Every plan of one profile."""
+    cases = product(topologies, ("inference", "training"), ("raw", "distinct"), shares)
+    for topology, mode, fetch, extra in cases:
+        entry: dict[str, Any] = {
+            "workload": name,
+            "order": order,
+            "topology": topology.name,
+            "mode": mode,
+            "fetch": fetch,
+            "extra_memory": extra,
+            "target": target(name, topology.ranks, extra),
+        }
+        workload = Workload(mode, fetch, BATCH_SIZE)  # type: ignore[arg-type]
+        try:
+            planned = make_placement(profile, topology, workload, Settings(extra))
+        except Exception as error:  # a plan that cannot be made is a result
+            yield entry | {"error": f"{type(error).__name__}: {error}"}
+            continue
+        yield entry | {
+            "gap": planned.certificate.gap,
+            "feasible": planned.realised.cost.feasible,
+            "step": planned.step,
+            "hot_row": planned.certificate.hot_row is not None,
+            "seconds": sum(planned.seconds.values()),
+        }
+
+
+def sweep(names: list[str], presets: list[str], scale: float) -> Iterator[dict[str, Any]]:
+    """All plans: generated workloads in three orders of ids, real logs, unequal ranks."""
+    alike = [Topology.load(preset) for preset in presets]
+    different = [unequal(ranks, seed) for ranks in RANDOM_RANKS for seed in SEEDS]
+    for name, factor in SCALES.items():
+        for order in ORDERS if name in names else ():
+            profile = synthetic(name, factor * scale, order=order)
+            yield from plans(name, order, profile, alike)
+            if name == "criteo-kaggle" and order == "scattered":
+                yield from plans(name, order, profile, different, FEW_EXTRA)
+    for name, profile in real_profiles():
+        if name in names:
+            yield from plans(name, "log", profile, alike)
+            if name == "criteo-80k":
+                yield from plans(name, "log", profile, different, FEW_EXTRA)
+
+
+def table(found: list[dict[str, Any]]) -> Any:
+    """A line for each workload, topology and mode; `!` marks what is above the target."""
+    shares = [f"{100 * share:g}%" for share in EXTRA]
+    made = terminal.table("worst gap, %", "", "", *shares, "steps", left=3)
+    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for entry in found:
+        key = (entry["workload"], entry["topology"], entry["mode"])
+        groups.setdefault(key, []).append(entry)
+    for key, entries in groups.items():
+        cells = []
+        for extra in EXTRA:
+            gaps = [e for e in entries if e["extra_memory"] == extra and "gap" in e]
+            worst = max((e["gap"] for e in gaps), default=None)
+            above = any(map(above_target, gaps))
+            cells.append(percent(worst, 4) + ("!" if above else ""))
+        steps = Counter(e.get("step", "none") for e in entries)
+        made.add_row(*key, *cells, " ".join(f"{n} {step}" for step, n in steps.most_common()))
+    return made
+
+
+def main() -> None:
+    options = parser(__doc__)
+    everything = [*SCALES, *REAL_LOGS]
+    options.add_argument("names", nargs="*", default=everything, help="workloads and real logs")
+    options.add_argument("--presets", default=",".join(PRESETS), help="by commas")
+    given = options.parse_args()
+    with terminal.progress("planning", None, "plans") as meter:
+        found = []
+        for entry in sweep(given.names, given.presets.split(","), given.scale):
+            found.append(entry)
+            meter.advance(1)
+    made = [entry for entry in found if "gap" in entry]
+    totals = {
+        "plans": len(found),
+        "not_made": len(found) - len(made),
+        "infeasible": sum(not entry["feasible"] for entry in made),
+        "negative": sum(entry["gap"] < 0 for entry in made),
+        "above_target": sum(map(above_target, made)),
+        "steps": dict(Counter(entry["step"] for entry in made)),
+    }
+    notes = [f"{name.replace('_', ' ')}: {value}" for name, value in totals.items()]
+    publish(given, {"totals": totals, "plans": found}, lambda: table(found), *notes)
+
+
+if __name__ == "__main__":
+    main()

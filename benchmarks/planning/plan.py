@@ -1,0 +1,157 @@
+"""Planning time and memory, from the profile in memory to plan and address maps on disk.
+
+The profile is opened and every counter read once before the clock starts; then `plan_and_save`:
+classes, draft, rows, bound, layout, and the folder with checksums and fsync. Every run is a process
+of its own, so that its peak resident memory (the profile's pages among it) is its own; medians
+over runs are shown. What has to be moved at the least: the counters are read twice (classes, rows),
+4 bytes a row each time, and a bit and a little a row is written.
+
+Balance is min/max over ranks (links: ordered pairs), memory max/min; "greedy" is before refining,
+as partitions were first placed. Profiles are drawn once into `--data` (3.5 GB for Terabyte sizes,
+10 GB for syn-large).
+
+    python -m benchmarks.planning.plan [CASE …] [--runs 5] [--data FOLDER] [--scale 0.01] [--json]
+"""
+
+import multiprocessing
+import resource
+import statistics
+import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import DATA, SAMPLES_PER_RANK, parser, percent, publish
+from oper.base import native
+from oper.cli.shared import common as terminal
+from oper.cost.workload import Workload
+from oper.planner.make_plan import make_plan
+from oper.planner.problem.problem import Settings
+from oper.profiling.profile import Profile
+from oper.synth.recipes import load_recipe
+from oper.synth.row_counts import write_profile
+from oper.synth.synthesizer import Synthesizer
+from oper.topology.topology import Topology
+
+PHASES = ("classes", "draft", "rows", "bound", "baselines", "layout", "writing")
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is planned; the target is of this project, on 2 cores."""
+
+    workload: str
+    topology: str
+    mode: str
+    runs: int
+    target: str
+
+
+CASES = {
+    "kaggle-training": Case("criteo-kaggle", "dgx-a100", "training", 7, "1 s"),
+    "kaggle-inference": Case("criteo-kaggle", "dgx-a100", "inference", 7, "1 s"),
+    "terabyte": Case("criteo-terabyte", "dgx-a100", "training", 3, "20 s, 6 GB"),
+    "syn-large": Case("syn-large", "4x4-a100", "training", 1, "90 s, 16 GB"),
+}
+
+
+def profile_folder(workload: str, scale: float, data: Path) -> Path:
+    """The workload's profile on disk, drawn if it is not there."""
+    folder = data / f"{workload}-{scale:g}"
+    if not folder.exists():
+        data.mkdir(parents=True, exist_ok=True)
+        recipe = load_recipe(workload, scale=scale)
+        write_profile(Synthesizer(recipe, recipe.samples), folder)
+    return folder
+
+
+def plan_once(folder: Path, case: Case) -> dict[str, Any]:
+    """One run, in a process of its own."""
+    profile = Profile.open(folder)
+    int(profile.accesses.max())  # touches every page
+    native.ops()
+    topology = Topology.load(case.topology)
+    workload = Workload(case.mode, "raw", topology.ranks * SAMPLES_PER_RANK)  # type: ignore[arg-type]
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    with tempfile.TemporaryDirectory(dir=folder.parent) as place:
+        planned = make_plan(profile, topology, workload, Settings(), Path(place) / "plan")
+        written = sum(file.stat().st_size for file in (Path(place) / "plan").rglob("*"))
+    cost, greedy = planned.realised.cost, planned.draft.greedy
+    return {
+        "rows": profile.rows,
+        "seconds": planned.seconds,
+        "resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "resident_bytes_before": before,
+        "written_bytes": written,
+        "dob": cost.dob,
+        "greedy_dob": greedy and {"lookups": greedy.dob_lookups, "memory": greedy.dob_memory},
+        "memory_max_over_min": float(cost.memory_bytes.max() / cost.memory_bytes.min()),
+        "certified_gap": planned.certificate.gap,
+        "step": planned.step,
+        "feasible": cost.feasible,
+    }
+
+
+def measure(case: Case, runs: int, scale: float, data: Path) -> dict[str, Any]:
+    """All runs of a case; the figures of the plan are the same in each."""
+    folder = profile_folder(case.workload, scale, data)
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawn, max_tasks_per_child=1) as pool:
+        found = [pool.submit(plan_once, folder, case).result() for _ in range(runs)]
+    seconds = {
+        phase: statistics.median(run["seconds"].get(phase, 0.0) for run in found)
+        for phase in (*PHASES, "total")
+    }
+    return {
+        **found[0],
+        "seconds": seconds,
+        "totals": sorted(run["seconds"]["total"] for run in found),
+        "resident_bytes": max(run["resident_bytes"] for run in found),
+        "target": case.target,
+    }
+
+
+def table(found: dict[str, dict[str, Any]]) -> Any:
+    """A column for each case."""
+    made = terminal.table("", *found)
+    entries = list(found.values())
+    lines = {
+        "rows": [f"{e['rows']:,}" for e in entries],
+        "target": [e["target"] for e in entries],
+        "seconds, median": [f"{e['seconds']['total']:.2f}" for e in entries],
+        "fastest, slowest": [f"{e['totals'][0]:.2f}, {e['totals'][-1]:.2f}" for e in entries],
+        **{f"  {p}": [f"{e['seconds'][p]:.2f}" for e in entries] for p in PHASES},
+        "peak resident": [terminal.size(e["resident_bytes"]) for e in entries],
+        "  before planning": [terminal.size(e["resident_bytes_before"]) for e in entries],
+        "written": [terminal.size(e["written_bytes"]) for e in entries],
+        "lookups, %": [percent(e["dob"]["lookups"]) for e in entries],
+        "  greedy": [percent((e["greedy_dob"] or {}).get("lookups")) for e in entries],
+        "links, %": [percent(e["dob"]["link_cost"]) for e in entries],
+        "memory max/min": [f"{e['memory_max_over_min']:.5f}" for e in entries],
+        "  greedy ": [
+            f"{1 / e['greedy_dob']['memory']:.5f}" if e["greedy_dob"] else "-" for e in entries
+        ],
+        "certified gap, %": [percent(e["certified_gap"], 5) for e in entries],
+        "step": [e["step"] for e in entries],
+    }
+    for name, cells in lines.items():
+        made.add_row(name, *cells)
+    return made
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.add_argument("cases", nargs="*", default=list(CASES), help=", ".join(CASES))
+    options.add_argument("--runs", type=int, help="processes a case")
+    options.add_argument("--data", type=Path, default=DATA, help="folder of drawn profiles")
+    given = options.parse_args()
+    found = {
+        name: measure(CASES[name], given.runs or CASES[name].runs, given.scale, given.data)
+        for name in given.cases
+    }
+    publish(given, {"cases": found}, lambda: table(found))
+
+
+if __name__ == "__main__":
+    main()

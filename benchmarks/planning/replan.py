@@ -1,0 +1,168 @@
+"""Following a log: a plan is made for its first window, then replanned for each of the others.
+
+Each log is cut into equal windows. Window by window, the plan that is there is priced under the new
+counts, replanned with few moves, and compared with a plan made from nothing for that window: how
+much of that plan's gain the moves get, and for how many of the bytes that it would take to get
+there, both summed over the windows and in the worst window. "stale" is how much slower the first
+plan is in the last window than a fresh one, had it been kept.
+
+    python -m benchmarks.planning.replan [--windows 4] [--horizon 10000] [--extra-memory 0.01]
+    [--json]
+"""
+
+from collections.abc import Iterator
+from itertools import pairwise, product
+from typing import Any, Literal
+
+from benchmarks.common import (
+    LOGS,
+    REAL_LOGS,
+    SAMPLES_PER_RANK,
+    parser,
+    percent,
+    publish,
+)
+from oper.cli.shared import common as terminal
+from oper.cost.workload import Workload
+from oper.logs import LogOptions, RowReader, open_log, prepare
+from oper.planner.assemble import assemble
+from oper.planner.planner import make_placement
+from oper.planner.problem.problem import Settings
+from oper.planner.replan.drift import drift
+from oper.planner.replan.replan import replan
+from oper.profiling.counting import CountOptions, count
+from oper.profiling.profile import Profile
+from oper.profiling.windows import EqualWindows
+from oper.synth.recipes import load_recipe
+from oper.synth.row_counts import synthesize_counts
+from oper.synth.synthesizer import Synthesizer
+from oper.topology.topology import Topology
+
+TOPOLOGIES = ("dgx-a100", "2x4-a100")
+MODES: tuple[Literal["training", "inference"], ...] = ("training", "inference")
+SYNTHETIC = "criteo-kaggle"
+DRIFTS = (0.05, 0.3)  # of the accesses have moved at the log's end
+# Windows of the session logs are of 16 to 50 thousand sessions: a batch is to be well below that.
+SESSIONS_PER_RANK = 512
+
+
+def real_windows(path: str, options: LogOptions, number: int) -> list[Profile]:
+    """Profiles of equal parts of a log."""
+    log = open_log(LOGS / path, options)
+    prepared = prepare(log)
+    samples = log.samples or log.count_samples()
+    windows = CountOptions(windows=EqualWindows(number, samples))
+    return count(RowReader(log, prepared), windows, prepared=prepared)
+
+
+def synthetic_windows(moved: float, scale: float, number: int) -> list[Profile]:
+    """Profiles of equal parts of a log whose popularity drifts."""
+    recipe = load_recipe(SYNTHETIC, scale=scale)
+    synthesizer = Synthesizer(recipe, recipe.samples, drift=moved)
+    ends = [window * recipe.samples // number for window in range(number + 1)]
+    return [synthesize_counts(synthesizer, None, begin, end) for begin, end in pairwise(ends)]
+
+
+def follow(
+    windows: list[Profile],
+    topology: Topology,
+    workload: Workload,
+    settings: Settings,
+    horizon: int,
+) -> dict[str, Any]:
+    """Replan for each window but the first, from the plan of the one before."""
+    first = assemble(windows[0], make_placement(windows[0], topology, workload, settings))
+    plan, steps = first, []
+    for profile in windows[1:]:
+        made = replan(plan, profile, horizon)
+        steps.append(made.to_json())
+        plan = made.plan
+
+    def gains(step: dict[str, Any], to: str) -> float:
+        return float(step["old_objective_seconds"] - step[to])
+
+    fresh = [gains(step, "fresh_objective_seconds") for step in steps]
+    gained = [gains(step, "objective_seconds") for step in steps]
+    moved = [step["moved_bytes"] for step in steps]
+    fresh_moved = [step["fresh"]["moved_bytes"] for step in steps]
+    return {
+        "stale": drift(first, windows[-1], 0.05).worse,
+        "gain_share": sum(gained) / sum(fresh) if sum(fresh) > 0 else None,
+        "worst_gain_share": min((s["gain_share"] for s in steps if s["gain_share"]), default=None),
+        "bytes_share": sum(moved) / sum(fresh_moved) if sum(fresh_moved) else None,
+        "worst_bytes_share": max((s["bytes_share"] for s in steps if s["bytes_share"]), default=0),
+        "rows_moved": sum(step["moved_rows"] for step in steps) / len(steps),
+        "rows": windows[0].rows,
+        "seconds": sum(step["seconds_spent"]["replan"] for step in steps) / len(steps),
+        "fresh_seconds": sum(step["seconds_spent"]["fresh"] for step in steps) / len(steps),
+        "steps": [
+            {k: v for k, v in step.items() if k not in ("bytes_by_link", "fresh")} for step in steps
+        ],
+    }
+
+
+def logs(scale: float, number: int) -> Iterator[tuple[str, list[Profile], int]]:
+    """Each log's windows, and its samples per rank and iteration."""
+    for name, (path, options) in REAL_LOGS.items():
+        if path.startswith("sessions5") and (LOGS / path).exists():
+            yield name, real_windows(path, options, number), SESSIONS_PER_RANK
+    for moved in DRIFTS:
+        name = f"{SYNTHETIC} {moved:.0%}"
+        yield name, synthetic_windows(moved, scale, number), SAMPLES_PER_RANK
+
+
+def table(found: list[dict[str, Any]]) -> Any:
+    """A line for each log, topology and mode; shares in percent of the fresh plans'."""
+    made = terminal.table(
+        "%", "", "", "stale", "gain", "worst", "bytes", "worst", "rows moved", "s", left=3
+    )
+    for entry in found:
+        made.add_row(
+            entry["log"],
+            entry["topology"],
+            entry["mode"],
+            percent(entry["stale"], 2),
+            percent(entry["gain_share"], 2),
+            percent(entry["worst_gain_share"], 2),
+            percent(entry["bytes_share"], 2),
+            percent(entry["worst_bytes_share"], 2),
+            f"{entry['rows_moved']:,.0f}",
+            f"{entry['seconds']:.2f}",
+        )
+    return made
+
+
+def main() -> None:
+    options = parser(__doc__, scale=0.1)
+    options.add_argument("--windows", type=int, default=4)
+    options.add_argument("--horizon", type=int, default=10_000)
+    options.add_argument("--extra-memory", type=float, default=0.01)
+    given = options.parse_args()
+    found = []
+    with terminal.progress("following", None, "plans") as meter:
+        for name, windows, per_rank in logs(given.scale, given.windows):
+            for spec, mode in product(TOPOLOGIES, MODES):
+                topology = Topology.load(spec)
+                workload = Workload(mode, "raw", per_rank * topology.ranks)
+                settings = Settings(extra_memory=given.extra_memory)
+                entry = follow(windows, topology, workload, settings, given.horizon)
+                found.append({"log": name, "topology": spec, "mode": mode, **entry})
+                meter.advance(given.windows)
+    content = {
+        "windows": given.windows,
+        "horizon": given.horizon,
+        "extra_memory": given.extra_memory,
+        "scale": given.scale,
+        "found": found,
+    }
+    publish(
+        given,
+        content,
+        lambda: table(found),
+        f"{given.windows} windows, moves pay within {given.horizon:,} iterations, "
+        f"{given.extra_memory:.1%} extra memory, {SYNTHETIC} at scale {given.scale:g}",
+    )
+
+
+if __name__ == "__main__":
+    main()

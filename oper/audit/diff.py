@@ -1,0 +1,62 @@
+"""What two plans do differently."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oper.base.errors import OperError
+from oper.plan.plan import Plan
+from oper.plan.row_locator import RowLocator
+
+
+def diff(old: Plan, new: Plan) -> dict[str, Any]:
+    """What `new` does differently: settings, figures, and rows that are held elsewhere."""
+    if [(t.name, t.rows) for t in old.tables] != [(t.name, t.rows) for t in new.tables]:
+        raise OperError("the plans are for different tables, so their rows cannot be compared")
+    if old.ranks != new.ranks:
+        raise OperError(
+            f"the plans are for {old.ranks} and {new.ranks} ranks; "
+            "compare their figures with `oper plan show`"
+        )
+    before, after = RowLocator(old), RowLocator(new)
+    holds_before, holds_after = _holders(before), _holders(after)
+    tables = []
+    for index, table in enumerate(old.tables):
+        changed = gained = lost = 0
+        for one, two in zip(before.chunks(index), after.chunks(index), strict=True):
+            # Places are few: what each pair of them means is worked out once, then counted.
+            pair = one.place * len(holds_after) + two.place
+            numbers, rows = np.unique(pair, return_counts=True)
+            held, holding = np.divmod(numbers, len(holds_after))
+            different = (holds_before[held] != holds_after[holding]).any(axis=1)
+            more = holds_after[holding].sum(axis=1) - holds_before[held].sum(axis=1)
+            changed += int(rows[different].sum())
+            gained += int(rows[more > 0].sum())
+            lost += int(rows[more < 0].sum())
+        tables.append(
+            {
+                "table": table.name,
+                "rows": table.rows,
+                "rows_changed": changed,
+                "rows_more_copies": gained,
+                "rows_fewer_copies": lost,
+                "bytes_changed": changed * table.row_bytes,
+            }
+        )
+    compared = ("objective_seconds", "extra_memory_ratio", "threshold")
+    return {
+        "settings": {"old": old.settings, "new": new.settings},
+        "figures": {n: {"old": old.figures.get(n), "new": new.figures.get(n)} for n in compared},
+        "dob": {"old": old.figures["dob"], "new": new.figures["dob"]},
+        "rows": sum(t.rows for t in old.tables),
+        "rows_changed": sum(t["rows_changed"] for t in tables),
+        "bytes_changed": sum(t["bytes_changed"] for t in tables),
+        "tables": tables,
+    }
+
+
+def _holders(places: RowLocator) -> NDArray[np.int64]:
+    """Who holds the rows of each place, 0 or 1, [P, M]: groups first, then each rank's stripes."""
+    stripes = np.eye(places.ranks, dtype=np.int64)
+    return np.concatenate([places.layout.holds.astype(np.int64), stripes])

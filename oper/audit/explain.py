@@ -1,0 +1,153 @@
+"""Explain: why one row of a plan is where it is, and what two plans do differently.
+
+Counts are those of the profile the plan was made from; of striped rows, which a plan does not
+list, they are known to be at most the least count among their table's listed rows.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oper.base.errors import OperError
+from oper.cost.allreduce import METHODS, allreduce_cost
+from oper.cost.expected_reads import expected_reads
+from oper.plan.plan import Plan
+
+
+def explain(plan: Plan, table_name: str, row: int) -> dict[str, Any]:
+    """Count, partition, owner, replicas, paths and reason of one row, for JSON and for people."""
+    table = plan.table_index(table_name)
+    rows = plan.tables[table].rows
+    if not 0 <= row < rows:
+        raise OperError(
+            f"row {row} of table {table_name!r}: its rows are 0 to {rows - 1}; "
+            "a raw value becomes a row by the table's id rule, in plan.json"
+        )
+    layout = plan.layout
+    found = layout.locate(table, np.array([row]))
+    group = int(found.group[0])
+    if group < 0:
+        owner = int(found.owner[0])
+        # Under new counts a striped row may be hot, and still not worth a move.
+        replanned = layout.stripe_bitmap is not None
+        return {
+            "table": table_name,
+            "row": row,
+            "kind": "striped",
+            "accesses": None,
+            "accesses_at_most": None if replanned else _coldest_listed(plan, table),
+            "partition": None,
+            "owner": owner,
+            "replicas": [],
+            "slots": {str(owner): int(found.slot[0])},
+            "path": [owner] * plan.ranks,
+            "why": (
+                "it stayed where the plan before this one striped it: moving it would not pay"
+                if replanned
+                else "it is memory-bounded: its partition fills a share of memory before one of "
+                "accesses. The table's rows of this kind are striped over the ranks by id, in "
+                "proportion to the memory each had left, and take no entry in the address map"
+            ),
+        }
+    accesses = int(plan.explicit_accesses[found.explicit[0]])
+    containing = int(plan.explicit_containing[found.explicit[0]])
+    holders = np.flatnonzero(layout.holds[group]).tolist()
+    position = int(found.position[0])
+    partition = int(np.searchsorted(-plan.partition_floor, -accesses)) if accesses else None
+    if partition is not None and partition >= len(plan.partition_floor):
+        partition = None
+    return {
+        "table": table_name,
+        "row": row,
+        "kind": "replicated" if len(holders) > 1 else "listed",
+        "accesses": accesses,
+        "accesses_at_most": accesses,
+        "partition": partition,
+        "owner": holders[0] if len(holders) == 1 else None,
+        "replicas": holders if len(holders) > 1 else [],
+        "slots": {str(rank): int(layout.base[group, rank]) + position for rank in holders},
+        "path": layout.path[group].tolist(),
+        "why": _why(plan, table, accesses, containing, len(holders)),
+    }
+
+
+def _coldest_listed(plan: Plan, table: int) -> int | None:
+    """The least accesses among the table's explicit rows; None where it has none."""
+    first, last = np.searchsorted(_tables_of_explicit(plan), [table, table + 1])
+    listed = plan.explicit_accesses[first:last]
+    return int(listed.min()) if len(listed) else None
+
+
+def _tables_of_explicit(plan: Plan) -> NDArray[np.int64]:
+    """The table of each explicit row, [E], from the bitmap."""
+    per_line = np.bitwise_count(plan.layout.bitmap[:, 1:]).sum(axis=1, dtype=np.int64)
+    ends = np.concatenate([[0], np.cumsum(per_line)])[plan.layout.line_offset]
+    return np.repeat(np.arange(len(plan.tables)), np.diff(ends))
+
+
+def _why(plan: Plan, table: int, accesses: int, containing: int, copies: int) -> str:
+    """The row's own part of the iteration with one owner and with a copy everywhere."""
+    topology, workload = plan.topology, plan.workload
+    ranks, S = topology.ranks, plan.tables[table].row_bytes
+    if ranks == 1:
+        return "there is one rank, which holds every row"
+    if not accesses:
+        return "it was never accessed: it costs memory alone, and lies where there was room"
+    ratios = (1.0, 1.0) if plan.distinct_ratio is None else plan.distinct_ratio[table]
+    R, D, U = (
+        float(v[0])
+        for v in expected_reads(
+            np.array([accesses]), np.array([containing]), plan.samples, workload, ranks, *ratios
+        )
+    )
+    local = float(np.diag(topology.link_cost).mean())
+    link = float(topology.link_cost.sum() - np.trace(topology.link_cost)) / ranks**2
+    single = S * (R + (D if workload.training else 0)) * (local + link)
+    everywhere = S * R * local
+    if workload.training:
+        method = plan.figures["allreduce_method"]
+        shares = [
+            allreduce_cost(topology, m) for m in (METHODS[1:] if method == "none" else [method])
+        ]
+        everywhere += S * U * local + min(
+            s.row * S + s.union * S * U + s.gather * (S + 4) * D + s.count for s in shares
+        )
+    read = f"each rank reads it {R:.3g} times an iteration"
+    times = f"{single * 1e9:.3g} ns of a rank's iteration with one owner, {everywhere * 1e9:.3g} ns"
+    if copies == ranks:
+        return f"{read}: {times} with a copy on every rank, so it is replicated"
+    if copies > 1:
+        return (
+            f"{read}; a copy on each of {copies} ranks spares the dearer links, "
+            "and more copies would spare less than others do with that memory"
+        )
+    if single <= everywhere:
+        return f"{read}: {times} with copies, so they do not pay; it is listed to be placed"
+    if _copies_bytes(plan, table) > _room_bytes(plan):
+        return (
+            f"{read}: {times} with copies, but its copies alone would take more than the extra "
+            "memory there is; it is listed to be placed where the load is least"
+        )
+    if workload.training and plan.figures["allreduce_method"] == "none":
+        return (
+            f"{read}: {times} with copies, but all rows that would gain save less than the "
+            "AllReduce's latency takes; it is listed to be placed where the load is least"
+        )
+    return (
+        f"{read}: {times} with copies, but the extra memory went to rows that gain more per byte; "
+        "it is listed to be placed where the load is least"
+    )
+
+
+def _copies_bytes(plan: Plan, table: int) -> int:
+    """Bytes of the fewest copies that a row may be given: on all ranks, in training."""
+    copies = plan.ranks - 1 if plan.workload.training else 1
+    return copies * plan.tables[table].memory_bytes(plan.workload.mode)
+
+
+def _room_bytes(plan: Plan) -> float:
+    """Bytes of extra copies that were asked for and that the capacities leave."""
+    total = sum(t.rows * t.memory_bytes(plan.workload.mode) for t in plan.tables)
+    room = float(sum(plan.figures["capacity_bytes"]) - total)
+    return min(plan.settings["extra_memory"] * total, room)

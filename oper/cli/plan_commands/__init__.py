@@ -1,0 +1,1 @@
+"""`oper plan` and its sub-commands."""

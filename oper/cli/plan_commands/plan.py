@@ -1,0 +1,86 @@
+"""`oper plan`: make a plan from a profile; show, compare, explain and check plans."""
+
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from oper.cli.plan_commands import plan_check, plan_views
+from oper.cli.plan_commands.plan_text import facts_table, plan_facts, rank_table
+from oper.cli.plan_commands.plan_warnings import warnings
+from oper.cli.shared import common
+from oper.cli.shared.default_verb import DEFAULT, verb
+from oper.cli.shared.plan_options import (
+    BALANCE,
+    BATCH_SIZE,
+    CAPACITY,
+    DOB,
+    EXTRA_MEMORY,
+    FETCH,
+    JSON,
+    MODE,
+    THRESHOLD,
+    TOPOLOGY,
+    load_topology,
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add `oper plan` and its sub-commands."""
+    verbs = verb("Plan the placement of all rows; show, explain and check plans.")
+    verbs.command(DEFAULT, hidden=True)(make)
+    plan_views.add_to(verbs)
+    plan_check.add_to(verbs)
+    app.add_typer(verbs, name="plan")
+
+
+def make(
+    profile: str = typer.Argument(help="A profile folder, or one of its windows: PROFILE@3."),
+    output: Path = typer.Option(..., "-o", "--output", help="The plan folder to write."),
+    topology: str = TOPOLOGY,
+    mode: str = MODE,
+    fetch: str = FETCH,
+    batch_size: int = BATCH_SIZE,
+    extra_memory: str = EXTRA_MEMORY,
+    threshold: str = THRESHOLD,
+    dob: str = DOB,
+    balance: str = BALANCE,
+    capacity: str | None = CAPACITY,
+    force: bool = common.FORCE,
+    as_json: bool = JSON,
+) -> None:
+    """Plan the placement of every row and certify how far it is from optimal."""
+    from oper.cost.workload import Workload
+    from oper.files.storage import check_place
+    from oper.plan.plan import FORMAT
+    from oper.planner.make_plan import make_plan
+    from oper.planner.problem.problem import Settings
+    from oper.profiling.profile import Profile
+
+    check_place(output, FORMAT, force)
+    settings = Settings(
+        common.parse_share(extra_memory, "--extra-memory"),
+        common.parse_share(threshold, "--threshold"),
+        common.parse_share(dob, "--dob"),
+        balance,
+    )
+    ranks = load_topology(topology, capacity)
+    workload = Workload(mode, fetch, batch_size)  # type: ignore[arg-type]
+    opened = Profile.open(profile, check=True)
+    with common.steps("planning", total=6) as report:
+        planned = make_plan(opened, ranks, workload, settings, output, report, force)
+    content = {"plan": str(output), **planned.to_json()}
+    for warning in warnings(planned, opened):
+        common.warn(warning)
+    common.emit(as_json, content, lambda: _print_plan(content))
+
+
+def _print_plan(content: dict[str, Any]) -> None:
+    out = common.console()
+    out.print(
+        f"{content['plan']}: {common.counted(content['rows'], 'row')} on "
+        f"{common.counted(content['ranks'], 'rank')}, {content['mode']}, {content['fetch']} "
+        f"fetches, {common.counted(content['batch_size'], 'sample')} a batch"
+    )
+    out.print(rank_table(content))
+    out.print(facts_table(plan_facts(content)))

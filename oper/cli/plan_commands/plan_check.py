@@ -1,0 +1,62 @@
+"""`oper plan check`: prove a plan's invariants from its files, replay a log through its maps."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from oper.cli.shared import common
+from oper.cli.shared.log_options import takes_log
+
+if TYPE_CHECKING:
+    from oper.logs import LogOptions
+
+
+def add_to(verbs: typer.Typer) -> None:
+    """Add the command to `oper plan`."""
+    verbs.command("check")(takes_log(check))
+
+
+def check(
+    plan: Path = typer.Argument(help="A plan folder."),
+    log: list[Path] | None = typer.Argument(None, help="The log that its profile counted."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
+    *,
+    log_options: "LogOptions",
+) -> None:
+    """Prove a plan from its files; with the log, replay that.
+
+    From the files alone every invariant is checked; a log is read through the address maps, and
+    what each owner serves must be what the plan says. The exit status is 1 where something is
+    wrong with the plan.
+    """
+    from oper.audit import check as checks
+
+    with common.steps("checking", total=2) as report:
+        report("all rows")
+        findings = checks.check(plan)
+        if log:
+            report("replaying the log")
+            findings += checks.replay(plan, checks.rows_of_log(plan, log, log_options))
+    wrong = [finding for finding in findings if not finding.ok]
+    content = {
+        "plan": str(plan),
+        "ok": not wrong,
+        "findings": [
+            {"invariant": finding.invariant, "ok": finding.ok, "wrong": finding.wrong}
+            for finding in findings
+        ],
+    }
+
+    def text() -> None:
+        out = common.console()
+        for finding in findings:
+            out.print(f"{'ok   ' if finding.ok else 'WRONG'} {finding.invariant}")
+            if finding.wrong:
+                out.print(f"      {finding.wrong}")
+        failed = f"{len(wrong)} of {len(findings)} invariants do not hold"
+        out.print(f"{plan}: {failed if wrong else 'all is well'}")
+
+    common.emit(as_json, content, text)
+    if wrong:
+        raise typer.Exit(1)

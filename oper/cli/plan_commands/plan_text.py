@@ -1,0 +1,107 @@
+"""What a plan looks like in a terminal."""
+
+from typing import Any
+
+from rich.table import Table as RichTable
+
+from oper.cli.shared import common
+
+_MOST_RANKS = 16
+_DOB_NAMES = {"memory": "memory", "lookups": "lookups", "link_cost": "links"}
+
+
+def rank_table(content: dict[str, Any]) -> Any:
+    """Memory, lookups, link bytes and seconds of each rank (first and last of many).
+
+    The times add up to the last one: serving rows, fetching rows, and in training the updating of
+    rows by gradients and AllReduce.
+    """
+    training = content["mode"] == "training"
+    headers = ["rank", "memory", "rows served", "fetched", "serving", "fetching"]
+    table = common.table(*headers, *(["updating"] if training else []), "iteration")
+    ranks = content["ranks"]
+    shown = list(range(ranks))
+    if ranks > _MOST_RANKS:
+        shown = [*range(8), *range(ranks - 4, ranks)]
+    for rank in shown:
+        if ranks > _MOST_RANKS and rank == ranks - 4:
+            table.add_row("…")
+        serving, total = content["lookup_seconds"][rank], content["rank_seconds"][rank]
+        fetching = sum(content["link_seconds"][rank])
+        times = [serving, fetching, *([total - serving - fetching] if training else []), total]
+        table.add_row(
+            str(rank),
+            common.size(content["memory_bytes"][rank]),
+            common.quantity(content["lookups"][rank]),
+            common.size(sum(content["link_bytes"][rank])),
+            *map(common.duration, times),
+        )
+    return table
+
+
+def plan_facts(content: dict[str, Any]) -> list[tuple[str, str]]:
+    """What a plan says of itself: names and sentences."""
+    dob, before = content["dob"], content["greedy_dob"]
+    moved = {name: common.size(b) for name, b in content["communication_bytes"].items()}
+    used, asked = content["extra_memory_ratio"], content["asked"]["extra_memory"]
+    facts = [
+        (
+            "predicted iteration",
+            f"{common.duration(content['objective_seconds'])}, that of the slowest rank; certified "
+            f"within {common.gap(content['certified_gap'])} of optimal",
+        ),
+        (
+            "balance, min/max",
+            ", ".join(
+                f"{label} {'-' if dob[key] is None else format(dob[key], '.3%')}"
+                for key, label in _DOB_NAMES.items()
+            ),
+        ),
+    ]
+    if before:
+        facts.append(
+            (
+                "before refining",
+                f"memory {before['memory']:.3%}, lookups {before['lookups']:.3%}",
+            )
+        )
+    facts += [
+        ("threshold", f"{100 * content['threshold']:.3g}%: {content['threshold_reason']}"),
+        (
+            "extra memory",
+            f"{used:.3%} used of {100 * asked:g}% asked"
+            + (": no copies pay, or none fit" if asked and not used else ""),
+        ),
+        (
+            "traffic, all ranks",
+            f"fetch {moved['fetch']}, gradients {moved['gradient']}, "
+            f"AllReduce {moved['allreduce']} ({content['allreduce_method']})",
+        ),
+        (
+            "produced by",
+            f"{content['step']} and {common.counted(content['exchanges'], 'exchange')}"
+            + (f", in {content['seconds']['total']:.2f} s" if "seconds" in content else ""),
+        ),
+    ]
+    if content.get("mailbox_bytes"):
+        facts.append(
+            (
+                "memory of a step",
+                f"{common.size(content['mailbox_bytes'])} a rank for gradients, "
+                f"{common.size(content['allreduce_memory_bytes'])} for their AllReduce, expected",
+            )
+        )
+    if content.get("hot_row"):
+        facts.append(("what binds", content["hot_row"]))
+    if not content["feasible"]:
+        facts.append(("INFEASIBLE", "a rank holds more than its capacity"))
+    return facts
+
+
+def facts_table(facts: list[tuple[str, str]]) -> Any:
+    """Names to the left, sentences to the right, folded where they are long."""
+    table = RichTable.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    for name, sentence in facts:
+        table.add_row(name, sentence)
+    return table

@@ -1,0 +1,157 @@
+"""`oper plan show`, `diff` and `explain`: what is in a plan's folder, for people and JSON."""
+
+from pathlib import Path
+
+import typer
+
+from oper.cli.plan_commands.plan_text import facts_table, plan_facts, rank_table
+from oper.cli.shared import common
+
+JSON = typer.Option(False, "--json", help="Print one JSON object.")
+
+
+def add_to(verbs: typer.Typer) -> None:
+    """Add the three commands to `oper plan`."""
+    verbs.command("show")(show)
+    verbs.command("diff")(diff)
+    verbs.command("explain")(explain)
+
+
+def show(
+    plan: Path = typer.Argument(help="A plan folder."),
+    as_json: bool = JSON,
+) -> None:
+    """Print what a plan decided, what it costs and how good it is."""
+    from oper.plan.plan import load_plan
+
+    loaded = load_plan(plan)
+    layout = loaded.layout
+    content = {
+        "plan": str(plan),
+        **loaded.figures,
+        **loaded.certificate,
+        "asked": loaded.settings,
+        "tables": len(loaded.tables),
+        "explicit_rows": len(layout.codes),
+        "address_map_bytes_per_row": layout.bitmap_bytes_per_row(),
+        "partitions": loaded.partitions,
+        "topology": loaded.topology.name,
+        "profile": loaded.profile,
+    }
+
+    def text() -> None:
+        out = common.console()
+        out.print(
+            f"{plan}: {common.counted(len(loaded.tables), 'table')}, "
+            f"{common.counted(content['rows'], 'row')} on {common.counted(loaded.ranks, 'rank')} "
+            f"({loaded.topology.name}), {content['mode']}, {content['fetch']} fetches, "
+            f"{common.counted(content['batch_size'], 'sample')} a batch"
+        )
+        out.print(rank_table(content))
+        parts = loaded.partitions
+        partitions = (
+            f"{parts['access_bounded']:,} access-bounded with "
+            f"{parts['access_bounded_accesses']:.1%} of accesses in "
+            f"{parts['access_bounded_bytes']:.1%} of bytes, {parts['memory_bounded']:,} "
+            "memory-bounded"
+        )
+        address_map = (
+            f"{content['address_map_bytes_per_row']:.3f} bytes a row; "
+            f"{common.counted(len(layout.codes), 'row')} listed, the others striped"
+        )
+        facts = [("partitions", partitions), ("address map", address_map)]
+        out.print(facts_table([*plan_facts(content), *facts]))
+
+    common.emit(as_json, content, text)
+
+
+def explain(
+    plan: Path = typer.Argument(help="A plan folder."),
+    table: str = typer.Option(..., "--table", help="The table's name."),
+    row: int = typer.Option(..., "--row", help="The row, after the table's id rule."),
+    as_json: bool = JSON,
+) -> None:
+    """Say where a row is, how often it was accessed, and why."""
+    from oper.audit.explain import explain as explain_row
+    from oper.plan.plan import load_plan
+
+    content = explain_row(load_plan(plan), table, row)
+
+    def text() -> None:
+        out = common.console()
+        out.print(f"row {row:,} of table {table}")
+        accesses = content["accesses"]
+        if accesses is None:
+            most = content["accesses_at_most"]
+            counted = "not listed in the plan" + (
+                "" if most is None else f"; at most {most:,}, the least of the table's listed rows"
+            )
+        else:
+            counted = f"{accesses:,} in the profile"
+        facts = [("accesses", counted)]
+        if content["partition"] is not None:
+            facts.append(("partition", f"{content['partition']:,}, in order of accesses from 0"))
+        facts.append(("kind", content["kind"]))
+        if content["owner"] is not None:
+            facts.append(("owner", f"rank {content['owner']}"))
+        else:
+            facts.append(("copies on", f"ranks {_ranges(content['replicas'])}"))
+        slots = ", ".join(f"{s:,} on rank {r}" for r, s in list(content["slots"].items())[:4])
+        facts.append(("slots", slots + (", …" if len(content["slots"]) > 4 else "")))
+        facts.append(("why", content["why"]))
+        out.print(facts_table(facts))
+
+    common.emit(as_json, content, text)
+
+
+def diff(
+    old: Path = typer.Argument(help="A plan folder."),
+    new: Path = typer.Argument(help="Another, for the same tables and number of ranks."),
+    as_json: bool = JSON,
+) -> None:
+    """Say what the second plan does differently."""
+    from oper.audit.diff import diff as diff_plans
+    from oper.plan.plan import load_plan
+
+    content = diff_plans(load_plan(old), load_plan(new))
+
+    def text() -> None:
+        out = common.console()
+        figures = content["figures"]
+        shown = {
+            "predicted iteration": ("objective_seconds", common.duration),
+            "extra memory": ("extra_memory_ratio", "{:.3%}".format),
+            "threshold": ("threshold", "{:.4%}".format),
+        }
+        facts = [
+            (label, f"{form(figures[name]['old'])} -> {form(figures[name]['new'])}")
+            for label, (name, form) in shown.items()
+        ]
+        out.print(facts_table(facts))
+        out.print(
+            f"{content['rows_changed']:,} of {content['rows']:,} rows are held elsewhere or by "
+            f"more or fewer ranks ({common.size(content['bytes_changed'])})"
+        )
+        changed = [t for t in content["tables"] if t["rows_changed"]]
+        changed.sort(key=lambda t: -int(t["rows_changed"]))
+        if changed:
+            made = common.table("table", "rows", "changed", "more copies", "fewer copies")
+            for entry in changed[:20]:
+                names = ("rows", "rows_changed", "rows_more_copies", "rows_fewer_copies")
+                made.add_row(entry["table"], *(f"{entry[name]:,}" for name in names))
+            out.print(made)
+            if len(changed) > 20:
+                out.print(f"and {len(changed) - 20} more tables; --json has them all")
+
+    common.emit(as_json, content, text)
+
+
+def _ranges(ranks: list[int]) -> str:
+    """[0, 1, 2, 5] -> '0-2, 5'."""
+    spans: list[list[int]] = []
+    for rank in ranks:
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    return ", ".join(f"{a}-{b}" if b > a else str(a) for a, b in spans)

@@ -1,0 +1,46 @@
+"""What `oper plan` warns of: options that change nothing, counts measured for another batch."""
+
+from typing import TYPE_CHECKING
+
+from oper.cli.shared import common
+
+if TYPE_CHECKING:
+    from oper.planner.planner import Planned
+    from oper.profiling.profile import Profile
+
+
+# Distinct fetches that save less than this share of the bytes change nothing worth having.
+_NO_SAVING = 1e-3
+
+
+def warnings(planned: "Planned", profile: "Profile") -> list[str]:
+    """Sentences for people, none where all options have an effect."""
+    problem = planned.problem
+    workload, topology = problem.workload, problem.topology
+    found = [topology.memory_warning(planned.realised.cost.memory_bytes)]
+    if topology.ranks == 1:
+        found.append(
+            "one rank holds every row: --mode and --fetch change the figures but not the plan, "
+            "--extra-memory, --threshold, --dob and --balance change nothing"
+        )
+    samples = workload.batch_size / topology.ranks
+    if workload.fetch == "distinct":
+        classes = problem.classes
+        weight = classes.rows * classes.S
+        raw = float(weight @ classes.accesses) / max(profile.samples, 1) * samples
+        if raw - float(weight @ classes.D) <= _NO_SAVING * raw:
+            found.append(
+                f"--fetch distinct: has no effect here, as the {samples:g} samples of a rank "
+                "hardly read a row twice"
+            )
+    measured = profile.distinct
+    uses_distinct = workload.training or workload.fetch == "distinct"
+    planned_for = (workload.batch_size, topology.ranks)
+    if measured and uses_distinct and (measured.batch_size, measured.ranks) != planned_for:
+        found.append(
+            f"distinct rows were measured for batches of {measured.batch_size:,} on "
+            f"{common.counted(measured.ranks, 'rank')}, and this plan is for "
+            f"{workload.batch_size:,} on {topology.ranks:,}: profile with --batch-size "
+            f"{workload.batch_size} --ranks {topology.ranks} for closer figures"
+        )
+    return [sentence for sentence in found if sentence]

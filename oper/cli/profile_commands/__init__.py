@@ -1,0 +1,1 @@
+"""`oper profile` and its sub-commands."""

@@ -1,0 +1,242 @@
+"""`oper profile`: count how often each row is accessed in a log; add profiles up; show one."""
+
+import os
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import typer
+
+from oper.base.errors import OperError
+from oper.base.units import parse_bytes
+from oper.cli.profile_commands.profile_text import content_of, print_profile
+from oper.cli.profile_commands.table_options import (
+    DIM,
+    DTYPE,
+    IDS,
+    MIN_COUNT,
+    OPTIMIZER,
+    TABLES,
+    TableOptions,
+)
+from oper.cli.shared import common
+from oper.cli.shared.default_verb import DEFAULT, verb
+from oper.cli.shared.log_options import takes_log
+
+if TYPE_CHECKING:
+    from oper.logs import Log, LogOptions
+    from oper.logs.batches.options import TimeUnit
+    from oper.profiling.profile import Profile
+    from oper.profiling.windows import Windows
+
+
+_OUTPUT = typer.Option(..., "-o", "--output", help="The profile folder to write.")
+_JSON = typer.Option(False, "--json", help="Print one JSON object.")
+
+
+def register(app: typer.Typer) -> None:
+    """Add `oper profile` and its sub-commands."""
+    verbs = verb("Count how often each row is accessed; merge and show profiles.")
+    verbs.command(DEFAULT, hidden=True)(takes_log(make))
+    verbs.command("merge")(merge)
+    verbs.command("show")(show)
+    app.add_typer(verbs, name="profile")
+
+
+def make(
+    context: typer.Context,
+    log: list[Path] = typer.Argument(help="Files of the log, or folders of them, in order."),
+    output: Path = _OUTPUT,
+    tables: str | None = TABLES,
+    dim: int = DIM,
+    dtype: str = DTYPE,
+    optimizer: str = OPTIMIZER,
+    ids: str | None = IDS,
+    min_count: int = MIN_COUNT,
+    batch_size: int | None = typer.Option(
+        None, "--batch-size", min=1, help="Measure the distinct rows of batches of so many samples."
+    ),
+    ranks: int = typer.Option(8, "--ranks", min=1, help="Ranks that share such a batch."),
+    windows: int | None = typer.Option(
+        None, "--windows", min=1, help="One profile for each of N equal parts of the log."
+    ),
+    by_column: str | None = typer.Option(
+        None, "--by-column", help="One profile for each --every of this column, a time."
+    ),
+    every: str = typer.Option("1d", "--every", help="The span of a window: 12h, 1d, 1w, or 3600."),
+    time_unit: str | None = typer.Option(
+        None,
+        "--time-unit",
+        metavar="s|ms|us|ns",
+        help="What numbers in that column count since 1970; guessed, and said, if not given.",
+    ),
+    max_windows: int = typer.Option(
+        1000, "--max-windows", min=1, help="Stop before counting if there would be more windows."
+    ),
+    sample: str | None = typer.Option(None, "--sample", help="Profile a share of the samples."),
+    seed: int = typer.Option(0, "--seed", min=0, help="Another seed, another sample."),
+    memory_limit: str | None = typer.Option(
+        None,
+        "--memory-limit",
+        help="Counters in memory, the rest in memory-mapped files; half of what is free if not "
+        "given.",
+    ),
+    deadline: str = typer.Option(
+        "1h", "--deadline", help="Under torchrun: how long a rank waits for the others."
+    ),
+    force: bool = common.FORCE,
+    as_json: bool = _JSON,
+    *,
+    log_options: "LogOptions",
+) -> None:
+    """Count exactly how often each row is accessed.
+
+    Under torchrun each rank counts a part of the files, and rank 0 adds the counts up.
+    """
+    from oper.base import native
+    from oper.profiling.counting import CountOptions
+    from oper.profiling.sampling import Sampling
+    from oper.profiling.windows import parse_span
+
+    native.ops()  # torch takes a second to load, which belongs to the start of Python
+    started = time.perf_counter()
+    needs = {"every": "by_column", "ranks": "batch_size", "seed": "sample"}
+    needs |= {"time_unit": "by_column", "max_windows": "by_column" if by_column else "windows"}
+    common.warn_of_idle(context, needs)
+    if by_column is not None:
+        unit = cast("TimeUnit | None", time_unit)  # which LogOptions checks
+        log_options = replace(log_options, time=by_column, time_unit=unit)
+    stated = TableOptions(tables, dim, dtype, optimizer, ids, min_count)
+    options = CountOptions(
+        sampling=None if sample is None else Sampling(common.parse_share(sample, "--sample"), seed),
+        batch_size=batch_size,
+        ranks=ranks,
+        limit_bytes=_limit_bytes(memory_limit),
+        max_windows=max_windows,
+    )
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        if windows is not None or by_column is not None:
+            raise OperError("--windows and --by-column: are for one process, not for torchrun")
+        from oper.profiling.distributed_counting import count_under_torchrun
+
+        summed = count_under_torchrun(
+            log, log_options, stated.prepare, options, output, parse_span(deadline), force
+        )
+        if summed is None:
+            return  # rank 0 reports for all
+        counted = [summed]
+    else:
+        spans = (windows, by_column, every)
+        counted = _count(log, log_options, stated, options, output, force, spans)
+    _report(output, counted, time.perf_counter() - started, as_json)
+
+
+def merge(
+    profiles: list[str] = typer.Argument(help="Profiles of parts of one log, same tables."),
+    output: Path = _OUTPUT,
+    force: bool = common.FORCE,
+    as_json: bool = _JSON,
+) -> None:
+    """Add profiles up."""
+    from oper.files.storage import atomic_folder
+    from oper.profiling.profile import FORMAT, Profile
+    from oper.profiling.profile import merge as add_up
+
+    started = time.perf_counter()
+    opened = [Profile.open(name, check=True) for name in profiles]
+    with atomic_folder(output, FORMAT, force) as folder:
+        merged = add_up(opened, folder)
+        merged.save_vocabularies(folder)
+        merged.write(folder)
+    _report(output, [merged], time.perf_counter() - started, as_json)
+
+
+def show(
+    profile: str = typer.Argument(help="A profile, or one of its windows: PROFILE@3."),
+    check: bool = typer.Option(False, "--check", help="Compare all checksums first."),
+    as_json: bool = _JSON,
+) -> None:
+    """Print what a profile counted."""
+    from oper.profiling.profile import Profile
+
+    content = content_of(profile, Profile.open_parts(profile, check=check))
+    common.emit(as_json, content, lambda: print_profile(content))
+
+
+def _count(
+    paths: list[Path],
+    log_options: "LogOptions",
+    stated: TableOptions,
+    options: Any,
+    output: Path,
+    force: bool,
+    window_options: tuple[int | None, str | None, str],
+) -> "list[Profile]":
+    """Count the log into the profile folder `output`, or its windows into folders below it."""
+    from oper.files.storage import atomic_folder
+    from oper.logs import RowReader, open_log
+    from oper.profiling.counting import count, provenance
+    from oper.profiling.profile import FORMAT, window_name, write_windows
+
+    log = open_log(paths, log_options)
+    with atomic_folder(output, FORMAT, force) as folder:
+        log, found = _windows(log, options.max_windows, *window_options)
+        with common.progress("finding the tables", None, "samples") as meter:
+            prepared = stated.prepare(log, meter.advance)
+        options = replace(options, windows=found, source=provenance(log))
+        with common.progress("counting", log.samples, "samples") as meter:
+            reader = RowReader(log, prepared)
+            counted = count(
+                reader, options, prepared=prepared, folder=folder, advance=meter.advance
+            )
+        prepared.save_vocabularies(folder)
+        if options.windows is None:
+            counted[0].write(folder)
+        else:
+            for number, profile in enumerate(counted):
+                (folder / window_name(number)).mkdir(exist_ok=True)
+                profile.write(folder / window_name(number))
+            write_windows(folder, counted)
+    return counted
+
+
+def _windows(
+    log: "Log", most: int, windows: int | None, by_column: str | None, every: str
+) -> "tuple[Log, Windows | None]":
+    """The windows that are asked for, and the log as it is to be read for them."""
+    from oper.profiling.time_windows import find_time_windows
+    from oper.profiling.windows import EqualWindows, refuse_too_many
+
+    if by_column is not None:
+        if windows is not None:
+            raise OperError("--windows and --by-column: give one of them")
+        with common.progress("finding the windows", log.samples, "samples") as meter:
+            return find_time_windows(log, every, most, say=_say, advance=meter.advance)
+    if windows is None:
+        return log, None
+    refuse_too_many(windows, most, f"--windows {windows}")
+    samples = log.samples
+    if samples is None:
+        total = log.count_samples()
+        first, last = log.options.row_range(total)
+        samples = min(total, total if last is None else last) - first
+    return log, EqualWindows(windows, samples)
+
+
+def _say(sentence: str) -> None:
+    print(sentence, file=sys.stderr)
+
+
+def _limit_bytes(given: str | None) -> int:
+    from oper.profiling.row_counters import free_memory_bytes
+
+    return free_memory_bytes() // 2 if given is None else parse_bytes(given, "--memory-limit")
+
+
+def _report(output: Path, counted: "list[Profile]", seconds: float, as_json: bool) -> None:
+    content = content_of(str(output), counted)
+    content["seconds"] = seconds
+    content["accesses_per_second"] = content["accesses"] / seconds
+    common.emit(as_json, content, lambda: print_profile(content))

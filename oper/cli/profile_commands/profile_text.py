@@ -1,0 +1,143 @@
+"""How `oper profile` reports: the object that `--json` prints, and the same for people."""
+
+from typing import TYPE_CHECKING, Any
+
+from oper.cli.shared import common
+
+if TYPE_CHECKING:
+    from oper.profiling.profile import Profile
+
+
+_MOST_TABLES = 40
+
+
+def content_of(name: str, profiles: "list[Profile]") -> dict[str, Any]:
+    """What one profile, or the windows of one folder, counted."""
+    from oper.profiling.profile import merge
+    from oper.profiling.table_summary import summarise
+
+    profile = profiles[0] if len(profiles) == 1 else merge(profiles)
+    whole, tables = summarise(profile)
+    content = {
+        "profile": name,
+        "samples": profile.samples,
+        "rows": whole.rows,
+        "accesses": whole.accesses,
+        "rows_never_accessed": whole.rows_never_accessed,
+        "hot_accesses_share": whole.hot_accesses_share,
+        "counter_bytes": profile.accesses.itemsize,
+        "tables": [
+            {**summary.to_dict(), "ids": table.ids.kind}
+            for summary, table in zip(tables, profile.tables, strict=True)
+        ],
+        "skipped_ids": profile.source.get("skipped_ids", {}),
+        "distinct": None if profile.distinct is None else profile.distinct.to_dict(),
+        "sampled": profile.source.get("sampled"),
+    }
+    if "window" in profiles[0].source:
+        content["windows"] = [
+            {
+                "samples": window.samples,
+                "accesses": int(window.accesses.sum(dtype="uint64")),
+                **window.source["window"],
+            }
+            for window in profiles
+        ]
+    return content
+
+
+def print_profile(content: dict[str, Any]) -> None:
+    """Print it as a table of the tables, at most 100 columns wide."""
+    out = common.console()
+    out.print(f"{content['profile']}: {content['samples']:,} samples")
+    out.print(_tables(content))
+    if content["counter_bytes"] > 4:
+        out.print(
+            f"counters            {content['counter_bytes']} bytes each, as 4 do not hold them"
+        )
+    for table, number in content["skipped_ids"].items():
+        out.print(f"skipped ids         {number:,} of table {table}")
+    if content["distinct"]:
+        out.print(_distinct_line(content["distinct"]))
+    if content["sampled"]:
+        for line in _sampling_lines(content["sampled"]):
+            out.print(line)
+    if "windows" in content:
+        out.print(_windows(content["windows"]))
+    if "seconds" in content:
+        out.print(
+            f"took                {content['seconds']:.2f} s, "
+            f"{common.quantity(content['accesses_per_second'])} accesses/s with reading"
+        )
+
+
+def _tables(content: dict[str, Any]) -> Any:
+    made = common.table(
+        "table", "rows", "accesses", "a sample", "never read", "in hottest 1%", "ids"
+    )
+    by_accesses = sorted(content["tables"], key=lambda t: -t["accesses"])
+    shown = {t["name"] for t in by_accesses[:_MOST_TABLES]}
+    samples = max(content["samples"], 1)
+
+    def add(entry: dict[str, Any], name: str, ids: str) -> None:
+        made.add_row(
+            name,
+            f"{entry['rows']:,}",
+            f"{entry['accesses']:,}",
+            f"{entry['accesses'] / samples:.3g}",
+            f"{entry['rows_never_accessed'] / max(entry['rows'], 1):.1%}",
+            f"{entry['hot_accesses_share']:.1%}",
+            ids,
+        )
+
+    for entry in content["tables"]:
+        if entry["name"] in shown:
+            add(entry, entry["name"], entry["ids"] + (", bags" if entry["bagged"] else ""))
+    left_out = len(content["tables"]) - len(shown)
+    if left_out:
+        made.add_row(f"… {left_out:,} more")
+    add(content, "all", "")
+    return made
+
+
+def _distinct_line(distinct: dict[str, Any]) -> str:
+    ratios = [distinct["rank_ratio"], distinct["union_ratio"]]
+    low, high = ([min(r), max(r)] for r in ratios)
+    return (
+        f"distinct rows       of {distinct['batches']:,} batches of {distinct['batch_size']:,} on "
+        f"{distinct['ranks']} ranks, over what independent samples read:\n"
+        f"                    a rank {low[0]:.3f} to {low[1]:.3f}, all ranks {high[0]:.3f} to "
+        f"{high[1]:.3f} (by table)"
+    )
+
+
+def _sampling_lines(sampled: dict[str, Any]) -> list[str]:
+    if "hot_share" not in sampled:
+        return [f"sample              {sampled['share']:.3g} of the samples, added up from parts"]
+    return [
+        f"sample              {sampled['share']:.3g} of the samples; expected errors:",
+        f"  hot set           {sampled['hot_rows_missed']:.2%} of the hottest "
+        f"{sampled['hot_share']:.0%} of rows are missed, with "
+        f"{sampled['hot_accesses_missed']:.2%} of their accesses",
+        f"  balance           {sampled['rank_lookups_error']:.3%} standard error of a rank's share "
+        f"of the lookups, {sampled['ranks']} ranks",
+    ]
+
+
+def _windows(windows: list[dict[str, Any]]) -> Any:
+    made = common.table("window", "from", "to", "samples", "accesses", left=3)
+    for number, window in enumerate(windows):
+        first = window.get("from", window.get("from_value", window.get("from_sample")))
+        last = window.get("to", window.get("to_value", window.get("to_sample")))
+        made.add_row(
+            f"@{number}" if len(windows) > 1 else "",
+            _border(first),
+            _border(last),
+            f"{window['samples']:,}",
+            f"{window['accesses']:,}",
+        )
+    return made
+
+
+def _border(value: Any) -> str:
+    return value if isinstance(value, str) else f"{value:,.10g}"

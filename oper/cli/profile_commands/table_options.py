@@ -1,0 +1,101 @@
+"""Which tables a log's ids index: named by an option, or inferred from the log."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from oper.base.errors import OperError
+
+if TYPE_CHECKING:
+    from oper.logs import Log, Prepared
+
+
+TABLES = typer.Option(
+    None,
+    "--tables",
+    help="A YAML or JSON file, a published data set (criteo-kaggle), or a profile whose tables and "
+    "rules are kept; inferred from the log if not given.",
+)
+DIM = typer.Option(64, "--dim", min=1, help="Values per row, where no table says it.")
+DTYPE = typer.Option("fp32", "--dtype", help="fp32, fp16, bf16 or int8, where no table says it.")
+OPTIMIZER = typer.Option(
+    "rowwise_adagrad",
+    "--optimizer",
+    help="Whose state counts as memory, where no table says it: none, sgd, "
+    "momentum_sgd, adagrad, rowwise_adagrad, adam or partial_rowwise_adam.",
+)
+IDS = typer.Option(
+    None, "--ids", help="How values become rows, where no table says it: dense, hash:ROWS, vocab."
+)
+MIN_COUNT = typer.Option(
+    1, "--min-count", min=1, help="Leave values that are rarer out of vocabularies."
+)
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """The options' values, under the options' names."""
+
+    tables: str | None
+    dim: int
+    dtype: str
+    optimizer: str
+    ids: str | None
+    min_count: int
+
+    def prepare(
+        self, log: "Log", advance: Callable[[int], None] = lambda samples: None
+    ) -> "Prepared":
+        """The tables with all their rows and vocabularies, taken from the log where left open."""
+        from oper.logs import prepare
+        from oper.profiling.profile import MARKER, Profile
+
+        if self.tables is not None and (Path(self.tables.partition("@")[0]) / MARKER).is_file():
+            return Profile.open(self.tables).prepared()
+        return prepare(
+            log,
+            self._stated(log),
+            dim=self.dim,
+            dtype=self.dtype,
+            optimizer=self.optimizer,
+            min_count=self.min_count,
+            advance=advance,
+        )
+
+    def _stated(self, log: "Log") -> Any:
+        """The tables as far as the options say them; None where all is to be inferred."""
+        from oper.tables.table import IdRule, Table
+        from oper.tables.table_file import load_tables
+
+        kind, rows = self._rule()
+        settings: dict[str, Any] = {
+            "dim": self.dim,
+            "dtype": self.dtype,
+            "optimizer": self.optimizer,
+        }
+        if self.tables is not None:
+            tables = load_tables(self.tables, ids=kind or "dense", **settings)
+            return tuple(
+                replace(t, ids=replace(t.ids, min_count=max(t.ids.min_count, self.min_count)))
+                for t in tables
+            )
+        if kind is None:
+            return None
+        if kind == "hash" and rows == 0:
+            raise OperError("--ids hash: needs the tables' rows: --ids hash:1000000, or --tables")
+        rule = IdRule(kind, self.min_count)
+        return tuple(Table(name, rows, **settings, ids=rule) for name in log.features)
+
+    def _rule(self) -> tuple[Any, int]:
+        """`hash:1000000` -> hash, 1000000."""
+        if self.ids is None:
+            return None, 0
+        kind, colon, rows = self.ids.partition(":")
+        if kind not in ("dense", "hash", "vocab") or (
+            colon and (kind != "hash" or not rows.isdigit() or int(rows) == 0)
+        ):
+            raise OperError(f"--ids {self.ids!r}: dense, hash:ROWS or vocab was needed")
+        return kind, int(rows or 0)

@@ -1,0 +1,88 @@
+"""The options of every command that reads a log: which columns, which rows, what is no id."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import typer
+
+PARAMETER = "log_options"
+
+_OPTIONS: dict[str, tuple[Any, Any]] = {
+    "columns": (
+        list[str] | None,
+        typer.Option(
+            None, "--columns", metavar="NAMES", help="Columns of ids, by names and globs: 'C*'."
+        ),
+    ),
+    "dense": (
+        list[str] | None,
+        typer.Option(None, "--dense", metavar="NAMES", help="Columns of numbers that are no ids."),
+    ),
+    "label": (str | None, typer.Option(None, "--label", help="The column of the label.")),
+    "time": (str | None, typer.Option(None, "--time", help="The column of the time.")),
+    "missing": (
+        str | None,
+        typer.Option(None, "--missing", help="A value that is no id, besides nulls: -1."),
+    ),
+    "rows": (
+        str | None,
+        typer.Option(None, "--rows", help="A part of the log: 0:64000, or 0:80%."),
+    ),
+    "values": (
+        list[str] | None,
+        typer.Option(None, "--values", metavar="NAMES", help="Arrays of ids in a jagged .npz."),
+    ),
+    "lengths": (
+        list[str] | None,
+        typer.Option(
+            None,
+            "--lengths",
+            metavar="NAMES",
+            help="Arrays of bag sizes, one for each of --values.",
+        ),
+    ),
+    "list_separator": (
+        str | None,
+        typer.Option(None, "--list-separator", help="Between the ids of a CSV field."),
+    ),
+    "on_bad_id": (
+        str,
+        typer.Option(
+            "error",
+            "--on-bad-id",
+            metavar="error|skip",
+            help="Stop at an id that has no row, or leave it out and count it.",
+        ),
+    ),
+}
+
+
+def takes_log(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of a log; its parameter `log_options` gets them, a LogOptions.
+
+    Options that may be given several times take names separated by commas too.
+    """
+
+    @functools.wraps(command)
+    def with_options(**arguments: Any) -> None:
+        from oper.logs import LogOptions
+
+        given = {name: arguments.pop(name) for name in _OPTIONS}
+        for name in ("columns", "dense", "values", "lengths"):
+            if given[name] is not None:
+                given[name] = tuple(part for value in given[name] for part in value.split(","))
+            elif name != "dense":
+                given[name] = ()
+        command(**arguments, **{PARAMETER: LogOptions(**given)})
+
+    signature = inspect.signature(command)
+    kept = [p for p in signature.parameters.values() if p.name != PARAMETER]
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind)
+        for name, (kind, option) in _OPTIONS.items()
+    ]
+    with_options.__signature__ = signature.replace(parameters=kept + added)  # type: ignore[attr-defined]
+    with_options.__annotations__ = {p.name: p.annotation for p in kept + added}
+    return with_options

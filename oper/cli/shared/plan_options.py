@@ -1,0 +1,49 @@
+"""Options of every command that plans: topology, workload, limits and aims."""
+
+import typer
+
+from oper.topology.topology import Topology
+
+TOPOLOGY = typer.Option(
+    ..., "--topology", help="dgx-a100, dgx-h100, 2x4-a100 (any NxG), cpu:N, or a YAML file."
+)
+MODE = typer.Option(
+    "training",
+    "--mode",
+    metavar="training|inference",
+    help="Whether gradients travel and optimizer states take memory.",
+)
+FETCH = typer.Option(
+    "raw",
+    "--fetch",
+    metavar="raw|distinct",
+    help="Every access reads its row, or a rank fetches each row once per batch.",
+)
+BATCH_SIZE = typer.Option(
+    65_536, "--batch-size", min=1, help="Samples per iteration, over all ranks."
+)
+EXTRA_MEMORY = typer.Option("5%", "--extra-memory", help="Bytes of copies over bytes of tables.")
+THRESHOLD = typer.Option(
+    "0.1%", "--threshold", help="Largest partition, as a share of bytes and of accesses."
+)
+DOB = typer.Option("99.9%", "--dob", help="Degree of balance at which partitions are fine enough.")
+BALANCE = typer.Option(
+    "time",
+    "--balance",
+    metavar="time|link",
+    help="Aim at the least iteration, or at even link costs.",
+)
+CAPACITY = typer.Option(
+    None,
+    "--capacity",
+    help="Bytes per rank (64GB), or a factor of total/ranks (1.25); one, or one a rank by commas.",
+)
+JSON = typer.Option(False, "--json", help="Print one JSON object.")
+
+
+def load_topology(spec: str, capacity: str | None) -> Topology:
+    """The topology named, with the capacities given in the place of its own."""
+    topology = Topology.load(spec)
+    if capacity is None:
+        return topology
+    return topology.with_capacity(capacity)

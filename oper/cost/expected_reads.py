@@ -1,0 +1,59 @@
+"""Expected reads R, touches D and union U of a row per iteration, from a log's counts (§3.2)."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oper.base.arrays import Floats
+from oper.cost.workload import Workload
+
+
+def expected_reads(
+    accesses: NDArray[Any],
+    containing: NDArray[Any],
+    samples: int,
+    workload: Workload,
+    ranks: int,
+    rank_ratio: Floats | float = 1.0,
+    union_ratio: Floats | float = 1.0,
+) -> tuple[Floats, Floats, Floats]:
+    """Reads R and touches D by one rank, and U by any, per iteration, from a log's counts.
+
+    A = f·b accesses; D = 1 - (1 - s)^b and U = 1 - (1 - s)^(bM), b = batch / ranks, without
+    replacement (hypergeometric) where the batch is below the log's samples, with it (binomial)
+    elsewhere; both times the measured ratios of the log, where it was profiled for them.
+    R is A where every access reads (`raw`), D where a rank fetches a row once (`distinct`).
+    """
+    samples = max(samples, 1)
+    per_rank = workload.batch_size / ranks
+    reads = accesses.astype(np.float64) / samples * per_rank
+    touched = _touched(containing, samples, per_rank, workload.batch_size)
+    union = _touched(containing, samples, workload.batch_size, workload.batch_size)
+    touched = np.minimum(touched * rank_ratio, 1.0)
+    union = np.clip(union * union_ratio, touched, np.minimum(1.0, touched * ranks))
+    return (reads if workload.fetch == "raw" else touched), touched, union
+
+
+def _touched(containing: NDArray[Any], samples: int, drawn: float, batch: int) -> Floats:
+    """The chance that one of `drawn` samples is among the `containing` of `samples`."""
+    s = np.minimum(containing.astype(np.float64), samples)
+    if batch >= samples:
+        with np.errstate(divide="ignore"):
+            return -np.expm1(drawn * np.log1p(-s / samples))
+    from scipy.special import gammaln
+
+    # C(n - s, b) / C(n, b) by log-gamma; where fewer than b samples lack the row it is certain.
+    rest = samples - s
+    missed = np.zeros_like(s)
+    some = rest >= drawn
+    # log C(n-s, b)/C(n, b) = Σ_{i<s} log(1 - b/(n-i)). For s far below n - b the middle term times
+    # s is exact to 1e-5; differences of log-gammas, used elsewhere, lose digits there.
+    n, few_s = float(samples), s[some]
+    middle = n - (few_s - 1) / 2
+    product = few_s * np.log1p(-np.minimum(drawn / middle, 1 - 1e-16))
+    gammas = gammaln(n - few_s + 1) - gammaln(n - few_s - drawn + 1)
+    gammas += gammaln(n - drawn + 1) - gammaln(n + 1)
+    log_missed = np.where(few_s < 0.01 * (n - drawn), product, gammas)
+    missed[some] = np.exp(np.minimum(log_missed, 0.0))
+    return 1.0 - missed

@@ -1,0 +1,65 @@
+"""Holder sets: which ranks hold a row, and from which of them each rank reads it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oper.topology.topology import Topology
+
+
+@dataclass(frozen=True)
+class HolderSets:
+    """Where the rows of G groups are: `path[g, i]` is the rank that rank i reads them from,
+    `holds[g, i]` whether rank i stores a copy. Shapes [G, M]."""
+
+    path: NDArray[np.uint16]
+    holds: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.path)
+
+    @property
+    def copies(self) -> NDArray[np.int64]:
+        return self.holds.sum(axis=1)
+
+    @property
+    def owner(self) -> NDArray[np.int64]:
+        """The only holder of each group, -1 where there are several."""
+        return np.where(self.copies == 1, self.holds.argmax(axis=1), -1)
+
+    def __add__(self, other: "HolderSets") -> "HolderSets":
+        return HolderSets(
+            np.concatenate([self.path, other.path]), np.concatenate([self.holds, other.holds])
+        )
+
+    def take(self, index: Any) -> "HolderSets":
+        return HolderSets(self.path[index], self.holds[index])
+
+
+def single_owner_sets(ranks: int) -> HolderSets:
+    """One group a rank: rows it alone holds and all read from it."""
+    path = np.repeat(np.arange(ranks, dtype=np.uint16)[:, None], ranks, axis=1)
+    return HolderSets(path, np.eye(ranks, dtype=bool))
+
+
+def everywhere_set(ranks: int) -> HolderSets:
+    """One group: rows on all ranks, each reading its own."""
+    return HolderSets(np.arange(ranks, dtype=np.uint16)[None], np.ones((1, ranks), dtype=bool))
+
+
+def nearest_holder_sets(holds: NDArray[np.bool_], topology: Topology) -> HolderSets:
+    """Groups of given holders, every rank reading from the cheapest (the lowest rank in ties)."""
+    price = np.where(holds[:, None, :], topology.link_cost[None], np.inf)
+    own = np.eye(topology.ranks, dtype=bool)[None] & holds[:, None, :]
+    price = np.where(own, -1.0, price)
+    return HolderSets(price.argmin(axis=2).astype(np.uint16), holds)
+
+
+def per_node_sets(topology: Topology) -> HolderSets:
+    """Groups with one copy a node: the t-th rank of every node holds and serves its node."""
+    node_of = np.asarray(topology.node_of)
+    position = np.array([int((node_of[:r] == node_of[r]).sum()) for r in range(topology.ranks)])
+    holds = np.stack([position == t for t in range(int(position.max()) + 1)])
+    return nearest_holder_sets(holds, topology)

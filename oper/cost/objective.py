@@ -1,0 +1,181 @@
+"""The objective: the largest time of a rank in one iteration, and everything it is made of.
+
+With M ranks, row bytes S, expected reads R and touches D by one rank per iteration, U the chance
+that any rank touches the row, and L[i][j] the seconds per byte for rank i to read from rank j
+(paper §3.2, equations 1-5, with the link in equation 3 read as L[i][j]):
+
+    E[r]    = L[r][r] · Σ_k S_k R_k · (ranks that read row k from r)                (equation 2)
+    C[r][j] = L[r][j] · Σ_k S_k R_k · [r reads row k from j]                        (equation 3)
+    T[r]    = E[r] + Σ_{j≠r} C[r][j]                                    inference
+    T[r]    = the same + E'[r] + Σ_{j≠r} C'[r][j] + G[r]                training
+    E', C'  = the same two sums over rows with one owner, D_k in the place of R_k
+    G[r]    = AllReduce of the replicas + L[r][r] · Σ_replicas S_k U_k (their optimizer step)
+
+and a plan is the better, the smaller max_r T[r]. A plan enters only through `Sums`: rows with
+the same holders and the same fetch paths form a group, and all terms are linear in a group's
+sums. Planner, bound, comparison and drift check all call this module; nothing else prices rows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from oper.base.arrays import Floats
+from oper.cost.allreduce import METHODS, Method, allreduce_cost
+from oper.cost.holder_sets import HolderSets
+from oper.cost.sums import Sums
+from oper.cost.workload import Workload
+from oper.topology.topology import Topology
+
+
+@dataclass
+class Cost:
+    """Predicted figures of a plan, per iteration. Vectors over ranks; matrices [reader, source]."""
+
+    memory_bytes: Floats
+    lookups: Floats  # rows served
+    lookup_seconds: Floats  # E
+    link_bytes: Floats
+    link_seconds: Floats  # C
+    gradient_lookup_seconds: Floats  # E'
+    gradient_link_seconds: Floats  # C'
+    allreduce_seconds: Floats  # G
+    allreduce_method: Method
+    allreduce_memory_bytes: float  # of a rank
+    rank_seconds: Floats  # T
+    communication_bytes: dict[str, float]
+    extra_bytes: float
+    total_bytes: float
+    capacity_bytes: Floats = field(default_factory=lambda: np.zeros(0))
+
+    @property
+    def objective_seconds(self) -> float:
+        return float(self.rank_seconds.max())
+
+    @property
+    def extra_memory_ratio(self) -> float:
+        return self.extra_bytes / self.total_bytes if self.total_bytes else 0.0
+
+    @property
+    def feasible(self) -> bool:
+        return bool((self.memory_bytes <= self.capacity_bytes).all())
+
+    @property
+    def dob(self) -> dict[str, float | None]:
+        """Degrees of balance, min/max: memory over capacity, E over ranks, C over ordered pairs."""
+        ranks = len(self.memory_bytes)
+        pairs = self.link_seconds[~np.eye(ranks, dtype=bool)]
+        return {
+            "memory": degree_of_balance(self.memory_bytes / np.maximum(self.capacity_bytes, 1)),
+            "lookups": degree_of_balance(self.lookup_seconds),
+            "link_cost": degree_of_balance(pairs) if len(pairs) else None,
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """The cost's fields under the names that `oper plan --json` promises."""
+        return {
+            "extra_memory_ratio": self.extra_memory_ratio,
+            "memory_bytes": [int(v) for v in self.memory_bytes],
+            "capacity_bytes": [int(v) for v in self.capacity_bytes],
+            "lookups": self.lookups.tolist(),
+            "lookup_seconds": self.lookup_seconds.tolist(),
+            "link_bytes": self.link_bytes.tolist(),
+            "link_seconds": self.link_seconds.tolist(),
+            "gradient_lookup_seconds": self.gradient_lookup_seconds.tolist(),
+            "gradient_link_seconds": self.gradient_link_seconds.tolist(),
+            "allreduce_seconds": self.allreduce_seconds.tolist(),
+            "allreduce_method": self.allreduce_method,
+            "allreduce_memory_bytes": round(self.allreduce_memory_bytes),
+            "rank_seconds": self.rank_seconds.tolist(),
+            "communication_bytes": self.communication_bytes,
+            "dob": self.dob,
+            "objective_seconds": self.objective_seconds,
+            "feasible": self.feasible,
+        }
+
+
+def degree_of_balance(values: Floats) -> float:
+    """min/max of non-negative values; 1 where the largest is 0."""
+    largest = float(np.max(values))
+    return float(np.min(values)) / largest if largest > 0 else 1.0
+
+
+def evaluate(
+    topology: Topology,
+    workload: Workload,
+    groups: HolderSets,
+    sums: Sums,
+    capacity_bytes: Sequence[int] | Floats,
+    method: Method | None = None,
+) -> Cost:
+    """Price a plan given by its groups and their sums; `method` None takes the least AllReduce."""
+    ranks = topology.ranks
+    reader = np.broadcast_to(np.arange(ranks), groups.path.shape)
+    single = groups.copies == 1
+
+    def traffic(values: Floats) -> Floats:
+        matrix = np.zeros((ranks, ranks))
+        np.add.at(
+            matrix, (reader, groups.path), np.broadcast_to(values[:, None], groups.path.shape)
+        )
+        return matrix
+
+    local = np.diag(topology.link_cost)
+    away = ~np.eye(ranks, dtype=bool)
+    read = traffic(sums.read_bytes)
+    lookup_seconds = local * read.sum(axis=0)
+    link_bytes = np.where(away, read, 0.0)
+    link_seconds = link_bytes * topology.link_cost
+
+    gradient_lookup_seconds = np.zeros(ranks)
+    gradient_bytes = np.zeros((ranks, ranks))
+    allreduce_seconds = np.zeros(ranks)
+    allreduce_bytes, allreduce_memory = 0.0, 0.0
+    chosen = allreduce_cost(topology, "none")
+    if workload.training:
+        gradient = traffic(np.where(single, sums.gradient_bytes, 0.0))
+        gradient_lookup_seconds = local * gradient.sum(axis=0)
+        gradient_bytes = np.where(away, gradient, 0.0)
+        shared = ~single
+        if sums.rows[shared].sum():
+            methods = (method,) if method else METHODS[1:]
+            choices = [allreduce_cost(topology, m) for m in methods]
+            chosen = min(choices, key=lambda c: c.seconds(sums, shared))
+            step_seconds = local * sums.union_bytes[shared].sum()
+            allreduce_seconds = chosen.seconds(sums, shared) + step_seconds
+            allreduce_memory = chosen.memory_bytes(sums, shared, ranks)
+            allreduce_bytes = ranks * chosen.bytes_rate(sums, shared) * topology.allreduce_bandwidth
+    gradient_link_seconds = gradient_bytes * topology.link_cost
+
+    rank_seconds = (
+        lookup_seconds
+        + link_seconds.sum(axis=1)
+        + gradient_lookup_seconds
+        + gradient_link_seconds.sum(axis=1)
+        + allreduce_seconds
+    )
+    fetch, gradients = float(link_bytes.sum()), float(gradient_bytes.sum())
+    return Cost(
+        memory_bytes=groups.holds.T.astype(np.float64) @ sums.memory_bytes,
+        lookups=traffic(sums.read_rows).sum(axis=0),
+        lookup_seconds=lookup_seconds,
+        link_bytes=link_bytes,
+        link_seconds=link_seconds,
+        gradient_lookup_seconds=gradient_lookup_seconds,
+        gradient_link_seconds=gradient_link_seconds,
+        allreduce_seconds=allreduce_seconds,
+        allreduce_method=chosen.method,
+        allreduce_memory_bytes=allreduce_memory,
+        rank_seconds=rank_seconds,
+        communication_bytes={
+            "fetch": fetch,
+            "gradient": gradients,
+            "allreduce": allreduce_bytes,
+            "total": fetch + gradients + allreduce_bytes,
+        },
+        extra_bytes=float(((groups.copies - 1) * sums.memory_bytes).sum()),
+        total_bytes=float(sums.memory_bytes.sum()),
+        capacity_bytes=np.asarray(capacity_bytes, dtype=np.float64),
+    )

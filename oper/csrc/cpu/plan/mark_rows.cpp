@@ -1,0 +1,222 @@
+// torch.ops.oper.mark and collect: which rows are listed one by one, and what the rest carries.
+
+#include "oper/plan/mark_rows.h"
+
+#include <torch/library.h>
+
+#include <cmath>
+#include <optional>
+#include <vector>
+
+#include "cpu/common/tensor_checks.h"
+#include "oper/common/chunks.h"
+#include "cpu/common/parallel.h"
+
+namespace oper {
+namespace {
+
+constexpr int64_t kChunkRows = 512 * kRowsPerLine;
+
+// The first line of each table, and the number of lines.
+std::vector<int64_t> line_offsets(const int64_t* offsets, int64_t tables) {
+  std::vector<int64_t> lines(tables + 1, 0);
+  for (int64_t t = 0; t < tables; ++t)
+    lines[t + 1] = lines[t] + lines_of(offsets[t + 1] - offsets[t]);
+  return lines;
+}
+
+at::Tensor to_tensor(const std::vector<int64_t>& values) {
+  at::Tensor tensor = at::empty({static_cast<int64_t>(values.size())}, at::kLong);
+  std::copy(values.begin(), values.end(), tensor.data_ptr<int64_t>());
+  return tensor;
+}
+
+Line* lines_in(const at::Tensor& bitmap, int64_t lines) {
+  TORCH_CHECK_VALUE(bitmap.scalar_type() == at::kLong && bitmap.is_contiguous() &&
+                        bitmap.numel() == lines * (kWordsPerLine + 1),
+                    "bitmap: ", bitmap.numel(), " words, and ", lines,
+                    " contiguous lines of 8 int64 were needed");
+  return static_cast<Line*>(const_cast<void*>(bitmap.const_data_ptr()));
+}
+
+// Write the headers of all lines; returns the listed rows of all tables before each table, and
+// of all.
+std::vector<int64_t> number_lines(Line* lines, const std::vector<int64_t>& line_offset) {
+  std::vector<int64_t> listed_offset;
+  listed_offset.reserve(line_offset.size());
+  int64_t before = 0, line = 0;
+  for (int64_t first : line_offset) {
+    for (; line < first; ++line) {
+      lines[line].set_header(before);
+      before += lines[line].listed();
+    }
+    listed_offset.push_back(before);
+  }
+  TORCH_CHECK_VALUE(before < int64_t{1} << Line::kBeforeBits, before,
+                    " rows are listed, and a bitmap numbers fewer than 2^", Line::kBeforeBits);
+  return listed_offset;
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> mark(const at::Tensor& accesses,
+                                                    const at::Tensor& offsets,
+                                                    const at::Tensor& cut,
+                                                    const at::Tensor& quota) {
+  const int64_t tables = offsets.numel() - 1;
+  const int64_t* first_row = int64s(offsets, tables + 1, "offsets");
+  const int64_t* cuts = int64s(cut, tables, "cut");
+  const int64_t* quotas = int64s(quota, tables, "quota");
+  const auto line_offset = line_offsets(first_row, tables);
+  at::Tensor bitmap = at::zeros({line_offset.back(), kWordsPerLine + 1}, at::kLong);
+  Line* lines = lines_in(bitmap, line_offset.back());
+  const auto chunks = cut_chunks(first_row, tables, kChunkRows, kRowsPerLine);
+  const auto chunk_lines = [&](const Chunk& chunk) {
+    return lines + line_offset[chunk.range] + chunk.begin / kRowsPerLine;
+  };
+  with_counter_type(accesses, "accesses", [&](auto zero) {
+    using Counter = decltype(zero);
+    const auto* counters = static_cast<const Counter*>(accesses.const_data_ptr());
+    const auto chunk_counters = [&](const Chunk& chunk) {
+      return counters + first_row[chunk.range] + chunk.begin;
+    };
+    std::vector<Marked> marked(chunks.size());
+    const auto size = static_cast<int64_t>(chunks.size());
+    share_out(size, [&](const auto& next) {
+      for (int64_t n = next(); n >= 0; n = next())
+        marked[n] = mark_above(chunk_counters(chunks[n]), chunks[n].end - chunks[n].begin,
+                               cuts[chunks[n].range], chunk_lines(chunks[n]));
+    });
+    // The quota at the cut goes to a table's first chunks; few are read again.
+    std::vector<int64_t> left(quotas, quotas + tables), share(chunks.size());
+    for (size_t n = 0; n < chunks.size(); ++n) {
+      share[n] = std::min(left[chunks[n].range], marked[n].equal);
+      left[chunks[n].range] -= share[n];
+    }
+    share_out(size, [&](const auto& next) {
+      for (int64_t n = next(); n >= 0; n = next())
+        if (share[n] > 0)
+          mark_equal(chunk_counters(chunks[n]), chunks[n].end - chunks[n].begin,
+                     cuts[chunks[n].range], share[n], chunk_lines(chunks[n]));
+    });
+  });
+  const auto listed_offset = number_lines(lines, line_offset);
+  return {bitmap, to_tensor(line_offset), to_tensor(listed_offset)};
+}
+
+at::Tensor number_bitmap(const at::Tensor& bitmap, const at::Tensor& line_offset) {
+  const int64_t tables = line_offset.numel() - 1;
+  const int64_t* first = int64s(line_offset, tables + 1, "line_offset");
+  return to_tensor(number_lines(lines_in(bitmap, first[tables]), {first, first + tables + 1}));
+}
+
+using Collected = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+
+Collected collect_rows(const at::Tensor& accesses, const at::Tensor& containing,
+                       const at::Tensor& offsets, const at::Tensor& containing_offsets,
+                       const at::Tensor& bitmap, const std::optional<at::Tensor>& stripe_bitmap,
+                       const at::Tensor& order, const at::Tensor& order_offset,
+                       const at::Tensor& pattern_of, const at::Tensor& rotation, int64_t ranks,
+                       const at::Tensor& entry_offset, const at::Tensor& entry_containing,
+                       const at::Tensor& entry_touched) {
+  const int64_t tables = offsets.numel() - 1;
+  const int64_t* first_row = int64s(offsets, tables + 1, "offsets");
+  const auto line_offset = line_offsets(first_row, tables);
+  const Line* lines = lines_in(bitmap, line_offset.back());
+  const Line* stripe_lines =
+      stripe_bitmap ? lines_in(*stripe_bitmap, line_offset.back()) : lines;
+  const int64_t* order_begin = int64s(order_offset, order_offset.numel(), "order_offset");
+  const int64_t* pattern = int64s(pattern_of, tables, "pattern_of");
+  const int64_t* enter = int64s(rotation, tables, "rotation");
+  const int64_t* entry_begin = int64s(entry_offset, tables + 1, "entry_offset");
+  const int64_t* entries = int64s(entry_containing, entry_begin[tables], "entry_containing");
+  TORCH_CHECK_TYPE(entry_touched.scalar_type() == at::kDouble && entry_touched.is_contiguous() &&
+                       entry_touched.numel() == entry_begin[tables],
+                   "entry_touched: a contiguous float64 for each entry was needed");
+  const double* touched = entry_touched.const_data_ptr<double>();
+  TORCH_CHECK_TYPE(order.scalar_type() == at::kInt && order.is_contiguous() &&
+                       order.numel() == order_begin[order_offset.numel() - 1],
+                   "order: a contiguous int32 for each position was needed");
+  const int32_t* ranks_in_order = order.const_data_ptr<int32_t>();
+
+  int64_t listed = 0;
+  if (line_offset.back() > 0) {
+    const Line& last = lines[line_offset.back() - 1];
+    listed = last.before() + last.listed();
+  }
+  // Chunk sums are kept apart and added in order, so that floats do not depend on the threads.
+  const auto chunks = cut_chunks(first_row, tables, kChunkRows, kRowsPerLine);
+  std::vector<StripeSum> sums(chunks.size() * ranks);
+  std::vector<int64_t> rows(chunks.size() * ranks);
+  at::Tensor listed_accesses = at::empty({listed}, accesses.options());
+  at::Tensor listed_containing =
+      at::empty({containing.numel() ? listed : 0}, accesses.options());
+  with_counter_type(accesses, "accesses", [&](auto zero) {
+    using Counter = decltype(zero);
+    const auto counters = counters_of<Counter>(accesses, containing, offsets, containing_offsets);
+    auto* accesses_out = static_cast<Counter*>(listed_accesses.data_ptr());
+    auto* containing_out =
+        containing.numel() ? static_cast<Counter*>(listed_containing.data_ptr()) : nullptr;
+    share_out(static_cast<int64_t>(chunks.size()), [&](const auto& next) {
+      for (int64_t n = next(); n >= 0; n = next()) {
+        const Chunk& chunk = chunks[n];
+        const int64_t t = chunk.range, line = line_offset[t] + chunk.begin / kRowsPerLine;
+        const int64_t stripe_first = stripe_lines[line_offset[t]].before();
+        const Counter* samples = counters.containing_of(t);
+        const CollectTask<Counter> task{
+            counters.accesses_of(t) + chunk.begin,
+            samples ? samples + chunk.begin : nullptr,
+            chunk.end - chunk.begin,
+            lines + line,
+            stripe_lines + line,
+            chunk.begin - (stripe_lines[line].before() - stripe_first),
+        };
+        const int64_t begin = order_begin[pattern[t]], end = order_begin[pattern[t] + 1];
+        const int64_t before = lines[line].before();
+        collect(task, Pattern{ranks_in_order + begin, end - begin, enter[t]},
+                Touched(entries + entry_begin[t], touched + entry_begin[t],
+                        entry_begin[t + 1] - entry_begin[t]),
+                accesses_out + before, containing_out ? containing_out + before : nullptr,
+                sums.data() + n * ranks, rows.data() + n * ranks);
+      }
+    });
+  });
+
+  at::Tensor striped_rows = at::zeros({tables, ranks}, at::kLong);
+  at::Tensor striped_accesses = at::zeros({tables, ranks}, at::kLong);
+  at::Tensor striped_touched = at::zeros({tables, ranks}, at::kDouble);
+  for (size_t n = 0; n < chunks.size(); ++n) {
+    const int64_t to = chunks[n].range * ranks;
+    for (int64_t r = 0; r < ranks; ++r) {
+      const StripeSum& sum = sums[n * ranks + r];
+      striped_rows.data_ptr<int64_t>()[to + r] += rows[n * ranks + r];
+      striped_accesses.data_ptr<int64_t>()[to + r] += sum.accesses;
+      striped_touched.data_ptr<double>()[to + r] += sum.touched;
+      TORCH_CHECK_VALUE(!std::isnan(sum.touched), "table number ", chunks[n].range,
+                        ": a row's containing samples are not among the entries given");
+    }
+  }
+  return {listed_accesses, listed_containing, striped_rows, striped_accesses, striped_touched};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(oper, m) {
+  m.def(
+      "mark(Tensor accesses, Tensor offsets, Tensor cut, Tensor quota)"
+      " -> (Tensor bitmap, Tensor line_offset, Tensor listed_offset)");
+  m.def("number_bitmap(Tensor(a!) bitmap, Tensor line_offset) -> Tensor listed_offset");
+  m.def(
+      "collect(Tensor accesses, Tensor containing, Tensor offsets, Tensor containing_offsets,"
+      " Tensor bitmap, Tensor? stripe_bitmap, Tensor order, Tensor order_offset,"
+      " Tensor pattern_of, Tensor rotation, int ranks, Tensor entry_offset,"
+      " Tensor entry_containing, Tensor entry_touched)"
+      " -> (Tensor listed_accesses, Tensor listed_containing, Tensor striped_rows,"
+      " Tensor striped_accesses, Tensor striped_touched)");
+}
+
+TORCH_LIBRARY_IMPL(oper, CPU, m) {
+  m.impl("mark", mark);
+  m.impl("number_bitmap", number_bitmap);
+  m.impl("collect", collect_rows);
+}
+
+}  // namespace oper

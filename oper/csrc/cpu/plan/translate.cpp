@@ -1,0 +1,146 @@
+// torch.ops.oper.translate: row ids of many tables to addresses.
+//
+// Ids come in segments, segment s being ids [offsets[s], offsets[s+1]) of table segment_table[s],
+// as the features of a KeyedJaggedTensor lie one after the other.
+
+#include "oper/plan/translate.h"
+
+#include <ATen/ops/empty_like.h>
+#include <ATen/Parallel.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "cpu/common/tensor_checks.h"
+
+namespace oper {
+namespace {
+
+constexpr int64_t kIdsPerTask = 1 << 15;
+
+struct Segments {
+  const int64_t* offsets;
+  const int64_t* table;
+  int64_t count;
+};
+
+Segments segments_of(const at::Tensor& ids, const at::Tensor& offsets, const at::Tensor& table,
+                     int64_t tables) {
+  const int64_t count = table.numel();
+  const Segments segments{int64s(offsets, count + 1, "segment_offset"),
+                          int64s(table, count, "segment_table"), count};
+  TORCH_CHECK_VALUE(ids.is_contiguous(), "ids: must be contiguous");
+  TORCH_CHECK_VALUE(segments.offsets[0] == 0 && segments.offsets[count] == ids.numel(),
+                    "segment_offset: must go from 0 to the ", ids.numel(), " ids");
+  for (int64_t s = 0; s < count; ++s) {
+    TORCH_CHECK_VALUE(segments.offsets[s] <= segments.offsets[s + 1],
+                      "segment_offset: must ascend, and does not at segment ", s);
+    TORCH_CHECK_INDEX(segments.table[s] >= 0 && segments.table[s] < tables, "segment_table: ",
+                      segments.table[s], " is none of ", tables, " tables");
+  }
+  return segments;
+}
+
+// f(table, begin, size) for every piece of a segment, on all cores; it returns the index of the
+// first id out of the table's range, or -1.
+template <typename F>
+void for_each_piece(const Segments& segments, int64_t ids, const F& f) {
+  at::parallel_for(0, ids, kIdsPerTask, [&](int64_t begin, int64_t end) {
+    const int64_t* last = segments.offsets + segments.count + 1;
+    int64_t s = std::upper_bound(segments.offsets, last, begin) - segments.offsets - 1;
+    while (begin < end) {
+      const int64_t stop = std::min(end, segments.offsets[s + 1]);
+      const int64_t bad = f(segments.table[s], begin, stop - begin);
+      TORCH_CHECK_INDEX(bad < 0, "id number ", begin + bad, ", of table number ",
+                        segments.table[s], ", is out of the table's range");
+      begin = stop;
+      ++s;
+    }
+  });
+}
+
+// f(Id{}) with the ids' type.
+template <typename F>
+void with_id_type(const at::Tensor& ids, const F& f) {
+  TORCH_CHECK_TYPE(ids.scalar_type() == at::kLong || ids.scalar_type() == at::kInt,
+                   "ids: dtype ", ids.scalar_type(), ", and int64 or int32 was needed");
+  ids.scalar_type() == at::kLong ? f(int64_t{}) : f(int32_t{});
+}
+
+const Line* lines_of_bitmap(const at::Tensor& bitmap) {
+  TORCH_CHECK_VALUE(bitmap.scalar_type() == at::kLong && bitmap.is_contiguous() &&
+                        bitmap.numel() % (kWordsPerLine + 1) == 0,
+                    "bitmap: contiguous lines of 8 int64 were needed");
+  return static_cast<const Line*>(bitmap.const_data_ptr());
+}
+
+at::Tensor addresses_like(const at::Tensor& ids) {
+  return at::empty_like(ids, ids.options().dtype(at::kLong));
+}
+
+at::Tensor translate(const at::Tensor& ids, const at::Tensor& segment_offset,
+                     const at::Tensor& segment_table, const at::Tensor& tables,
+                     const at::Tensor& bitmap, const std::optional<at::Tensor>& stripe_bitmap,
+                     const at::Tensor& codes, int64_t group_bits, const at::Tensor& group_base,
+                     const at::Tensor& stripe_base, const at::Tensor& places,
+                     const at::Tensor& flat) {
+  const auto* table_maps =
+      reinterpret_cast<const TableMap*>(int64s(tables, tables.numel(), "tables"));
+  const Segments segments =
+      segments_of(ids, segment_offset, segment_table, tables.numel() / 8);
+  TORCH_CHECK_TYPE(codes.scalar_type() == at::kInt || codes.scalar_type() == at::kLong,
+                   "codes: dtype ", codes.scalar_type(), ", and int32 or int64 was needed");
+  TORCH_CHECK_VALUE(codes.is_contiguous(), "codes: must be contiguous");
+  at::Tensor out = addresses_like(ids);
+  const auto run = [&](auto code) {
+    using Code = decltype(code);
+    const MapView<Code> map{
+        table_maps,
+        lines_of_bitmap(bitmap),
+        stripe_bitmap ? lines_of_bitmap(*stripe_bitmap) : nullptr,
+        static_cast<const Code*>(codes.const_data_ptr()),
+        static_cast<int>(group_bits),
+        int64s(group_base, group_base.numel(), "group_base"),
+        int64s(stripe_base, stripe_base.numel(), "stripe_base"),
+        reinterpret_cast<const Place*>(int64s(places, places.numel(), "places")),
+        int64s(flat, flat.numel(), "flat"),
+    };
+    with_id_type(ids, [&](auto id) {
+      using Id = decltype(id);
+      const Id* in = ids.const_data_ptr<Id>();
+      int64_t* to = out.data_ptr<int64_t>();
+      for_each_piece(segments, ids.numel(), [&](int64_t table, int64_t begin, int64_t size) {
+        return translate_table(map, map.tables[table], in + begin, size, to + begin);
+      });
+    });
+  };
+  codes.scalar_type() == at::kInt ? run(uint32_t{}) : run(uint64_t{});
+  return out;
+}
+
+at::Tensor translate_shape(const at::Tensor& ids, const at::Tensor&, const at::Tensor&,
+                           const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
+                           const at::Tensor&, int64_t, const at::Tensor&, const at::Tensor&,
+                           const at::Tensor&, const at::Tensor&) {
+  return addresses_like(ids);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(oper, m) {
+  m.def(
+      "translate(Tensor ids, Tensor segment_offset, Tensor segment_table, Tensor tables,"
+      " Tensor bitmap, Tensor? stripe_bitmap, Tensor codes, int group_bits, Tensor group_base,"
+      " Tensor stripe_base, Tensor places, Tensor flat) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(oper, CPU, m) {
+  m.impl("translate", translate);
+}
+
+TORCH_LIBRARY_IMPL(oper, Meta, m) {
+  m.impl("translate", translate_shape);
+}
+
+}  // namespace oper

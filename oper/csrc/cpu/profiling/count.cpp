@@ -1,0 +1,235 @@
+// torch.ops.oper.count and distinct: a batch's ids into counters, and its distinct rows.
+//
+// A batch is a list of columns, each with its ids, its lengths (empty: one id a sample) and the
+// table it indexes. Tables, or parts of large ones, are shared out by threads.
+
+#include "oper/profiling/count.h"
+
+#include <torch/library.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "cpu/common/tensor_checks.h"
+#include "oper/profiling/distinct.h"
+#include "cpu/common/parallel.h"
+
+namespace oper {
+namespace {
+
+// Columns grouped by the table they index.
+template <typename Id>
+struct TableColumns {
+  std::vector<IdColumn<Id>> columns;
+  std::vector<int64_t> number;  // of each column, in the batch
+  int64_t ids = 0;
+};
+
+template <typename Id>
+IdColumn<Id> column_of(const at::Tensor& values, const at::Tensor& lengths, int64_t samples,
+                       int64_t number) {
+  TORCH_CHECK_VALUE(values.dim() == 1 && values.is_contiguous(), "column ", number,
+                    ": contiguous ids were needed");
+  IdColumn<Id> column{values.const_data_ptr<Id>(), values.numel(), nullptr};
+  if (lengths.numel() == 0) {
+    TORCH_CHECK_VALUE(values.numel() == samples, "column ", number, ": ", values.numel(),
+                      " ids without lengths, and ", samples, " were needed, one a sample");
+    return column;
+  }
+  TORCH_CHECK_TYPE(lengths.scalar_type() == at::kInt && lengths.is_contiguous(), "column ", number,
+                   ": contiguous lengths of int32 were needed");
+  TORCH_CHECK_VALUE(lengths.numel() == samples, "column ", number, ": ", lengths.numel(),
+                    " lengths, and ", samples, " were needed");
+  column.lengths = lengths.const_data_ptr<int32_t>();
+  int64_t sum = 0;
+  int32_t least = 0;
+  for (int64_t s = 0; s < samples; ++s) {
+    sum += column.lengths[s];
+    least = std::min(least, column.lengths[s]);
+  }
+  TORCH_CHECK_VALUE(least >= 0, "column ", number, ": a bag of ", least, " ids");
+  TORCH_CHECK_VALUE(sum == values.numel(), "column ", number, ": lengths sum to ", sum, ", and ",
+                    values.numel(), " ids were given");
+  return column;
+}
+
+template <typename Id>
+std::vector<TableColumns<Id>> columns_of(const at::TensorList values, const at::TensorList lengths,
+                                         const at::Tensor& table_of, int64_t tables,
+                                         int64_t samples) {
+  const auto size = static_cast<int64_t>(values.size());
+  TORCH_CHECK_VALUE(static_cast<int64_t>(lengths.size()) == size, size, " columns of ids and ",
+                    lengths.size(), " of lengths");
+  const int64_t* table = int64s(table_of, size, "table_of");
+  std::vector<TableColumns<Id>> result(tables);
+  for (int64_t n = 0; n < size; ++n) {
+    TORCH_CHECK_INDEX(table[n] >= 0 && table[n] < tables, "table_of: ", table[n], " is none of ",
+                      tables);
+    auto& mine = result[table[n]];
+    mine.columns.push_back(column_of<Id>(values[n], lengths[n], samples, n));
+    mine.number.push_back(n);
+    mine.ids += values[n].numel();
+  }
+  return result;
+}
+
+// f(Id{}) with the ids' type, which all columns share.
+template <typename F>
+auto with_id_type(const at::TensorList values, const F& f) {
+  const auto type = values.empty() ? at::kLong : values[0].scalar_type();
+  TORCH_CHECK_TYPE(type == at::kInt || type == at::kLong, "ids: dtype ", type,
+                   ", and int32 or int64 was needed");
+  for (const auto& ids : values)
+    TORCH_CHECK_TYPE(ids.scalar_type() == type, "ids: columns of ", type, " and of ",
+                     ids.scalar_type());
+  return type == at::kInt ? f(int32_t{}) : f(int64_t{});
+}
+
+// Batches of fewer ids, about a millisecond's work, are not worth waiting for other threads.
+constexpr int64_t kFewIds = 1 << 17;
+
+struct Unit {
+  int64_t table;
+  RowPart part;
+  int64_t ids;
+};
+
+// Tables as units of work; those with more ids than a thread's share are cut. Largest first.
+template <typename Id>
+std::vector<Unit> cut_units(const std::vector<TableColumns<Id>>& tables, int64_t threads) {
+  int64_t total = 0;
+  for (const auto& table : tables) total += table.ids;
+  std::vector<Unit> units;
+  for (size_t t = 0; t < tables.size(); ++t) {
+    const int64_t ids = tables[t].ids;
+    if (ids == 0) continue;
+    int bits = 0;
+    while ((total << bits) < threads * ids && (int64_t{1} << bits) < threads) ++bits;
+    for (uint64_t index = 0; index < uint64_t{1} << bits; ++index)
+      units.push_back({static_cast<int64_t>(t), {index, bits}, ids >> bits});
+  }
+  std::stable_sort(units.begin(), units.end(),
+                   [](const Unit& a, const Unit& b) { return a.ids > b.ids; });
+  return units;
+}
+
+template <typename Id, typename Counter>
+void run_unit(const Unit& unit, const TableColumns<Id>& mine, int64_t samples,
+              const TableCounters<Counter>& counters, SampleRows& seen, int64_t* bad) {
+  std::vector<BadIds> found(mine.columns.size());
+  if (counters.containing) {
+    count_samples(mine.columns, samples, counters, unit.part, seen, found.data());
+  } else {
+    for (size_t c = 0; c < mine.columns.size(); ++c)
+      found[c] = count_accesses(mine.columns[c], counters, unit.part);
+  }
+  // Every part of a table sees all its ids, and one of them reports.
+  if (unit.part.index != 0) return;
+  for (size_t c = 0; c < mine.columns.size(); ++c) {
+    bad[2 * mine.number[c]] = found[c].first;
+    bad[2 * mine.number[c] + 1] = found[c].count;
+  }
+}
+
+// Where each table's counters are, checked against the memory they lie in.
+template <typename Counter>
+std::vector<TableCounters<Counter>> counters_of_tables(const at::Tensor& accesses,
+                                                       const at::Tensor& containing,
+                                                       const at::Tensor& offsets,
+                                                       const at::Tensor& containing_start) {
+  TORCH_CHECK_TYPE(containing.scalar_type() == accesses.scalar_type() && containing.is_contiguous(),
+                   "containing: the dtype of accesses was needed, contiguous");
+  const int64_t tables = offsets.numel() - 1;
+  const int64_t* first = int64s(offsets, tables + 1, "offsets");
+  const int64_t* start = int64s(containing_start, tables, "containing_start");
+  auto* a = static_cast<Counter*>(accesses.mutable_data_ptr());
+  auto* c = static_cast<Counter*>(containing.mutable_data_ptr());
+  std::vector<TableCounters<Counter>> result;
+  for (int64_t t = 0; t < tables; ++t) {
+    const int64_t rows = first[t + 1] - first[t];
+    TORCH_CHECK_VALUE(first[t] >= 0 && rows >= 0 && first[t + 1] <= accesses.numel(),
+                      "offsets: table ", t, " is not within ", accesses.numel(), " counters");
+    TORCH_CHECK_VALUE(start[t] < 0 || start[t] + rows <= containing.numel(),
+                      "containing_start: table ", t, " ends beyond ", containing.numel(),
+                      " counters");
+    result.push_back(
+        {a + first[t], start[t] < 0 ? nullptr : c + start[t], static_cast<uint64_t>(rows)});
+  }
+  return result;
+}
+
+at::Tensor count(const at::Tensor& accesses, const at::Tensor& containing,
+                 const at::Tensor& offsets, const at::Tensor& containing_start,
+                 const at::TensorList values, const at::TensorList lengths,
+                 const at::Tensor& table_of, int64_t samples) {
+  at::Tensor bad = at::zeros({static_cast<int64_t>(values.size()), 2}, at::kLong);
+  auto* bad_ids = bad.data_ptr<int64_t>();
+  for (size_t n = 0; n < values.size(); ++n) bad_ids[2 * n] = -1;
+  with_counter_type(accesses, "accesses", [&](auto zero) {
+    using Counter = decltype(zero);
+    const auto counters =
+        counters_of_tables<Counter>(accesses, containing, offsets, containing_start);
+    with_id_type(values, [&](auto id) {
+      const auto tables = columns_of<decltype(id)>(
+          values, lengths, table_of, static_cast<int64_t>(counters.size()), samples);
+      int64_t ids = 0;
+      for (const auto& column : values) ids += column.numel();
+      const auto units = cut_units(tables, ids < kFewIds ? 1 : at::get_num_threads());
+      const auto work = [&](const auto& next) {
+        SampleRows seen;
+        for (int64_t n = next(); n >= 0; n = next()) {
+          const int64_t t = units[n].table;
+          run_unit(units[n], tables[t], samples, counters[t], seen, bad_ids);
+        }
+      };
+      const auto size = static_cast<int64_t>(units.size());
+      if (ids < kFewIds) {
+        int64_t n = 0;
+        work([&] { return n < size ? n++ : -1; });
+      } else {
+        share_out(size, work);
+      }
+    });
+  });
+  return bad;
+}
+
+std::tuple<at::Tensor, at::Tensor> distinct(const at::TensorList values,
+                                            const at::TensorList lengths,
+                                            const at::Tensor& table_of, int64_t tables,
+                                            int64_t samples, int64_t ranks) {
+  TORCH_CHECK_VALUE(ranks >= 1, "ranks: ", ranks, ", and at least 1 was needed");
+  at::Tensor of_ranks = at::zeros({tables}, at::kLong);
+  at::Tensor of_all = at::zeros({tables}, at::kLong);
+  auto* ranks_rows = of_ranks.data_ptr<int64_t>();
+  auto* all_rows = of_all.data_ptr<int64_t>();
+  with_id_type(values, [&](auto id) {
+    const auto columns = columns_of<decltype(id)>(values, lengths, table_of, tables, samples);
+    share_out(tables, [&](const auto& next) {
+      for (int64_t t = next(); t >= 0; t = next()) {
+        const auto found = count_distinct(columns[t].columns, samples, ranks);
+        ranks_rows[t] = found.of_ranks;
+        all_rows[t] = found.of_all;
+      }
+    });
+  });
+  return {of_ranks, of_all};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(oper, m) {
+  m.def(
+      "count(Tensor(a!) accesses, Tensor(b!) containing, Tensor offsets, Tensor containing_start,"
+      " Tensor[] values, Tensor[] lengths, Tensor table_of, int samples) -> Tensor");
+  m.def(
+      "distinct(Tensor[] values, Tensor[] lengths, Tensor table_of, int tables, int samples,"
+      " int ranks) -> (Tensor of_ranks, Tensor of_all)");
+}
+
+TORCH_LIBRARY_IMPL(oper, CPU, m) {
+  m.impl("count", count);
+  m.impl("distinct", distinct);
+}
+
+}  // namespace oper

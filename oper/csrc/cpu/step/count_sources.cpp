@@ -1,0 +1,86 @@
+// torch.ops.oper.count_sources: how many of a batch's accesses read from each rank.
+
+#include <ATen/ops/zeros.h>
+#include <torch/library.h>
+
+#include <algorithm>
+
+#include "cpu/step/features.h"
+#include "oper/plan/address.h"
+#include "oper/common/simd.h"
+
+namespace oper {
+namespace {
+
+// A pass for each rank compares without a branch, and beats a histogram while ranks are few.
+constexpr int64_t kFewRanks = 16;
+constexpr int64_t kBlock = 1024;  // addresses that stay in the first cache between two passes
+
+OPER_SIMD int64_t count_field(const int64_t* addresses, int64_t size, uint64_t field) {
+  int64_t count = 0;
+  for (int64_t n = 0; n < size; ++n)
+    count += static_cast<uint64_t>(addresses[n]) >> kSlotBits == field;
+  return count;
+}
+
+// Adds to counts [ranks + 1]: of replicas, and then of each rank. Returns how many it counted: not
+// those whose field is none of these.
+int64_t count(const int64_t* addresses, int64_t size, int64_t rank, int64_t ranks,
+              int64_t* counts) {
+  int64_t counted = 0;
+  const auto add = [&](int64_t code, int64_t found) {
+    counts[code] += found;
+    counted += found;
+  };
+  if (ranks > kFewRanks) {
+    for (int64_t n = 0; n < size; ++n) {
+      const int64_t field = field_of(addresses[n]);
+      const int64_t code = field == kReplica ? 0 : 1 + (field == kLocal ? rank : field);
+      if (field >= 0 && code <= ranks) add(code, 1);
+    }
+    return counted;
+  }
+  for (int64_t begin = 0; begin < size; begin += kBlock) {
+    const int64_t* const block = addresses + begin;
+    const int64_t length = std::min(kBlock, size - begin);
+    add(0, count_field(block, length, kReplica));
+    for (int64_t j = 0; j < ranks; ++j)
+      add(1 + j, count_field(block, length, j == rank ? kLocal : j));
+  }
+  return counted;
+}
+
+at::Tensor count_sources(const at::Tensor& addresses, const at::Tensor& segment_offset,
+                         const at::Tensor& features, int64_t buckets, int64_t rank,
+                         int64_t ranks) {
+  const Features of = features_of(features, segment_offset);
+  const int64_t* const address = int64s(addresses, of.accesses(), "addresses");
+  at::Tensor counts = at::zeros({buckets, ranks + 1}, addresses.options());
+  for (int64_t f = 0; f < of.count; ++f) {
+    TORCH_CHECK_VALUE(of[f].bucket >= 0 && of[f].bucket < buckets, "features: number ", f,
+                      " is of bucket ", of[f].bucket, ", and there are ", buckets);
+    const int64_t size = of.end(f) - of.begin(f);
+    int64_t* const of_bucket = counts.data_ptr<int64_t>() + of[f].bucket * (ranks + 1);
+    TORCH_CHECK_INDEX(count(address + of.begin(f), size, rank, ranks, of_bucket) == size,
+                      "addresses: one of feature ", f, " names none of ", ranks, " ranks");
+  }
+  return counts;
+}
+
+at::Tensor count_sources_shape(const at::Tensor& addresses, const at::Tensor&, const at::Tensor&,
+                               int64_t buckets, int64_t, int64_t ranks) {
+  return at::zeros({buckets, ranks + 1}, addresses.options());
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(oper, m) {
+  m.def(
+      "count_sources(Tensor addresses, Tensor segment_offset, Tensor features, int buckets,"
+      " int rank, int ranks) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(oper, CPU, m) { m.impl("count_sources", count_sources); }
+TORCH_LIBRARY_IMPL(oper, Meta, m) { m.impl("count_sources", count_sources_shape); }
+
+}  // namespace oper

@@ -1,0 +1,277 @@
+// torch.ops.oper.sum_gradients: a batch's gradients summed by row, on their way home (§5).
+
+#include "oper/step/gradients.h"
+
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include <optional>
+
+#include "cpu/step/batch.h"
+#include "cpu/step/features.h"
+#include "cpu/common/parallel.h"
+
+namespace oper {
+namespace {
+
+// Runs [first, last); or accesses [begin, end) of a run that is long, summed to a partial sum.
+struct Task {
+  int64_t first, last;
+  int32_t begin, end;
+  int64_t partial;  // -1: none
+};
+
+struct LongRun {
+  int64_t run;
+  int64_t first_partial, pieces;
+};
+
+// Work of about equal size, whatever the lengths of runs: runs that begin within the same
+// kAccessesPerPiece accesses, and pieces of those that are longer than that.
+struct Tasks {
+  std::vector<Task> tasks;
+  std::vector<LongRun> long_runs;
+  int64_t partials = 0;
+
+  Tasks(const int32_t* run_start, int64_t first, int64_t last) {
+    for (int64_t run = first; run < last;) {
+      const int64_t bound = run_start[run] + kAccessesPerPiece;
+      const auto* const next = std::lower_bound(run_start + run, run_start + last, bound);
+      int64_t end = next - run_start;
+      const bool is_long = run_start[end] - run_start[end - 1] > kAccessesPerPiece;
+      if (run < end - is_long) tasks.push_back({run, end - is_long, 0, 0, -1});
+      if (is_long) add_long(run_start, end - 1);
+      run = end;
+    }
+  }
+
+ private:
+  void add_long(const int32_t* run_start, int64_t run) {
+    const int64_t first_partial = partials, last = run_start[run + 1];
+    for (int64_t begin = run_start[run]; begin < last; begin += kAccessesPerPiece) {
+      const int64_t end = std::min(begin + kAccessesPerPiece, last);
+      tasks.push_back({0, 0, static_cast<int32_t>(begin), static_cast<int32_t>(end), partials++});
+    }
+    long_runs.push_back({run, first_partial, partials - first_partial});
+  }
+};
+
+// The places of gradients of all features, of which those of `bucket` are checked.
+GradientPlaces places_of(const Features& features, int64_t bucket, int64_t dim,
+                         int64_t grad_elements, bool bags_hold_one) {
+  GradientPlaces places;
+  for (int64_t f = 0; f < features.count; ++f) {
+    const Feature& feature = features[f];
+    const int64_t begin = features.begin(f);
+    const int64_t first_bag = bags_hold_one ? begin : feature.first_bag;
+    places.segments.push_back({features.end(f), feature.out_base - first_bag * feature.out_stride,
+                               feature.out_stride, feature.mean != 0});
+    if (feature.bucket != bucket || features.end(f) == begin) continue;
+    TORCH_CHECK_VALUE(feature.dim == dim, "features: feature ", f, " of bucket ", bucket,
+                      " has dim ", feature.dim, ", and dim is ", dim);
+    const int64_t bags = bags_hold_one ? features.end(f) - begin : feature.bags;
+    TORCH_CHECK_VALUE(feature.out_base >= 0 && feature.out_stride >= 0 &&
+                          feature.out_base + (bags - 1) * feature.out_stride + dim <= grad_elements,
+                      "grad: ", grad_elements, " elements, and the ", bags, " bags of feature ", f,
+                      " go beyond them");
+  }
+  places.index();
+  return places;
+}
+
+bool any_mean(const Features& features, int64_t bucket) {
+  return std::any_of(features.features, features.features + features.count,
+                     [&](const Feature& f) { return f.bucket == bucket && f.mean; });
+}
+
+// The bag of every access of a bucket's features, by position.
+template <typename Offset>
+at::Tensor bags_of(const Features& features, int64_t bucket, const at::Tensor& offsets,
+                   int64_t accesses) {
+  const auto* const at = offsets.const_data_ptr<Offset>();
+  check_offsets(at, offsets.numel() - 1, accesses);
+  at::Tensor bag_of = at::empty({accesses}, at::kInt);
+  auto* const of = bag_of.mutable_data_ptr<int32_t>();
+  for (int64_t f = 0; f < features.count; ++f) {
+    const Feature& feature = features[f];
+    if (feature.bucket != bucket || features.begin(f) == features.end(f)) continue;
+    const int64_t first = feature.first_bag, last = first + feature.bags;
+    TORCH_CHECK_VALUE(first >= 0 && last < offsets.numel() && at[first] == features.begin(f) &&
+                          at[last] == features.end(f),
+                      "offsets: the bags of feature ", f, " do not hold the accesses ",
+                      features.begin(f), " to ", features.end(f));
+    constexpr int64_t kBagsPerTask = 1 << 14;
+    at::parallel_for(first, last, kBagsPerTask, [&](int64_t begin, int64_t end) {
+      for (int64_t bag = begin; bag < end; ++bag)
+        for (int64_t access = at[bag]; access < at[bag + 1]; ++access)
+          of[access] = static_cast<int32_t>(bag);
+    });
+  }
+  return bag_of;
+}
+
+OPER_SIMD void find(const GradientPlaces& places, const int32_t* positions, int64_t size,
+                    int64_t* place) {
+  find_gradients(places, positions, size, place);
+}
+
+// All that the sums of a call share.
+template <typename T>
+struct Summation {
+  const GradientPlaces& places;
+  const T* grad;
+  const float* weights;
+  bool factors;
+  const int32_t* positions;
+  const int32_t* run_start;
+  int64_t first, last;  // runs
+  int64_t dim;
+  float scale;
+  float* out;  // of run `first` on
+
+  void run() const {
+    const Tasks shared(run_start, first, last);
+    std::vector<float> partial(shared.partials * dim);
+    share_out(shared.tasks.size(), [&](const auto& next) {
+      Buffer buffer(2 * kAccessesPerPiece);
+      for (int64_t t = next(); t >= 0; t = next()) {
+        const Task& task = shared.tasks[t];
+        if (task.partial < 0) {
+          sum(buffer, run_start + task.first, task.last - task.first, scale,
+              out + (task.first - first) * dim);
+        } else {
+          const int32_t piece[] = {task.begin, task.end};
+          sum(buffer, piece, 1, 1.0f, partial.data() + task.partial * dim);
+        }
+      }
+    });
+    add_pieces(shared, partial.data());
+  }
+
+ private:
+  struct Buffer {
+    std::vector<int64_t> place;
+    std::vector<float> factor;
+    explicit Buffer(int64_t accesses) : place(accesses + kMostAhead), factor(accesses) {}
+  };
+
+  void sum(Buffer& buffer, const int32_t* starts, int64_t runs, float scale, float* out) const {
+    const int64_t accesses = starts[runs] - starts[0];
+    const int32_t* const at = positions + starts[0];
+    find(places, at, accesses, buffer.place.data());
+    std::fill_n(buffer.place.data() + accesses, kMostAhead, buffer.place[0]);
+    if (factors) find_factors(places, weights, at, accesses, buffer.factor.data());
+    const float* const factor = factors ? buffer.factor.data() : nullptr;
+    sum_runs(RunSums<T>{grad, buffer.place.data(), factor, starts, runs, dim, scale, out});
+  }
+
+  // The sums of pieces, added up like gradients.
+  void add_pieces(const Tasks& shared, const float* partial) const {
+    share_out(shared.long_runs.size(), [&](const auto& next) {
+      for (int64_t n = next(); n >= 0; n = next()) {
+        const LongRun& run = shared.long_runs[n];
+        std::vector<int64_t> place(run.pieces + kMostAhead);
+        for (int64_t piece = 0; piece < run.pieces; ++piece)
+          place[piece] = (run.first_partial + piece) * dim;
+        const int32_t pieces[] = {0, static_cast<int32_t>(run.pieces)};
+        sum_runs(RunSums<float>{partial, place.data(), nullptr, pieces, 1, dim, scale,
+                                out + (run.run - first) * dim});
+      }
+    });
+  }
+};
+
+// f(T{}) with the gradient's type.
+template <typename F>
+void with_gradient_type(const at::Tensor& grad, const F& f) {
+  switch (grad.scalar_type()) {
+    case at::kFloat: return f(float{});
+    case at::kHalf: return f(Half{});
+    case at::kBFloat16: return f(BFloat{});
+    default:
+      TORCH_CHECK_TYPE(false, "grad: dtype ", grad.scalar_type(),
+                       ", and float32, float16 or bfloat16 was needed");
+  }
+}
+
+const int32_t* int32s(const at::Tensor& tensor, const char* name) {
+  TORCH_CHECK_TYPE(tensor.scalar_type() == at::kInt, name, ": dtype ", tensor.scalar_type(),
+                   ", and int32 was needed");
+  TORCH_CHECK_VALUE(tensor.is_contiguous(), name, ": must be contiguous");
+  return tensor.const_data_ptr<int32_t>();
+}
+
+const float* floats(const at::Tensor& tensor, int64_t size, const char* name) {
+  TORCH_CHECK_TYPE(tensor.scalar_type() == at::kFloat, name, ": dtype ", tensor.scalar_type(),
+                   ", and float32 was needed");
+  TORCH_CHECK_VALUE(tensor.is_contiguous() && tensor.numel() == size, name, ": ", tensor.numel(),
+                    " contiguous elements, and ", size, " were needed");
+  return tensor.const_data_ptr<float>();
+}
+
+void sum_gradients(const at::Tensor& grad, const at::Tensor& positions, const at::Tensor& run_start,
+                   int64_t first_run, int64_t last_run, const std::optional<at::Tensor>& offsets,
+                   const std::optional<at::Tensor>& weights, const at::Tensor& features,
+                   const at::Tensor& segment_offset, int64_t dim, double scale, at::Tensor& out) {
+  const int32_t* const at = int32s(positions, "positions");
+  const int32_t* const start = int32s(run_start, "run_start");
+  const Features view = features_of(features, segment_offset);
+  const int64_t accesses = view.accesses();
+  TORCH_CHECK_VALUE(0 <= first_run && first_run <= last_run && last_run < run_start.numel(),
+                    "runs: ", first_run, " to ", last_run, " of ", run_start.numel() - 1);
+  TORCH_CHECK_VALUE(start[last_run] <= positions.numel(), "run_start: ends at ", start[last_run],
+                    ", and there are ", positions.numel(), " positions");
+  TORCH_CHECK_VALUE(dim > 0, "dim: ", dim);
+  floats(out, (last_run - first_run) * dim, "out");
+  TORCH_CHECK_VALUE(grad.is_contiguous(), "grad: must be contiguous");
+  const float* const weight = weights ? floats(*weights, accesses, "weights") : nullptr;
+  if (first_run == last_run) return;
+
+  // The runs are of one bucket, and the feature of any access tells which.
+  const int64_t position = at[start[first_run]];
+  const auto* const ends = view.segment_offset + 1;
+  TORCH_CHECK_INDEX(position >= 0 && position < accesses, "positions: ", position, " of ",
+                    accesses);
+  const int64_t bucket = view[std::upper_bound(ends, ends + view.count, position) - ends].bucket;
+  GradientPlaces places = places_of(view, bucket, dim, grad.numel(), !offsets);
+  at::Tensor bags;
+  if (offsets) {
+    TORCH_CHECK_VALUE(offsets->is_contiguous() && offsets->numel() > 0,
+                      "offsets: bags + 1 contiguous elements were needed");
+    if (offsets->scalar_type() == at::kInt) {
+      bags = bags_of<int32_t>(view, bucket, *offsets, accesses);
+      places.offsets32 = offsets->const_data_ptr<int32_t>();
+    } else {
+      bags = bags_of<int64_t>(view, bucket, *offsets, accesses);
+      places.offsets64 = offsets->const_data_ptr<int64_t>();
+    }
+    places.bag_of = bags.const_data_ptr<int32_t>();
+  }
+  const bool factors = weight || (offsets && any_mean(view, bucket));
+  with_gradient_type(grad, [&](auto type) {
+    using T = decltype(type);
+    Summation<T>{places, static_cast<const T*>(grad.const_data_ptr()), weight, factors, at, start,
+                 first_run, last_run, dim, static_cast<float>(scale),
+                 out.mutable_data_ptr<float>()}
+        .run();
+  });
+}
+
+void sum_gradients_shape(const at::Tensor&, const at::Tensor&, const at::Tensor&, int64_t, int64_t,
+                         const std::optional<at::Tensor>&, const std::optional<at::Tensor>&,
+                         const at::Tensor&, const at::Tensor&, int64_t, double, at::Tensor&) {}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(oper, m) {
+  m.def(
+      "sum_gradients(Tensor grad, Tensor positions, Tensor run_start, int first_run, int last_run,"
+      " Tensor? offsets, Tensor? weights, Tensor features, Tensor segment_offset, int dim,"
+      " float scale, Tensor(a!) out) -> ()");
+}
+
+TORCH_LIBRARY_IMPL(oper, CPU, m) { m.impl("sum_gradients", sum_gradients); }
+
+TORCH_LIBRARY_IMPL(oper, Meta, m) { m.impl("sum_gradients", sum_gradients_shape); }
+
+}  // namespace oper

@@ -1,0 +1,209 @@
+// torch.ops.oper.pooled_rows, weight_gradients, copy_rows and redirect: reading rows.
+
+#include "oper/step/lookup.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/library.h>
+
+#include <cstring>
+#include <vector>
+
+#include "cpu/step/batch.h"
+#include "cpu/common/blocks.h"
+#include "oper/step/pool.h"
+
+namespace oper {
+namespace {
+
+constexpr int64_t kTilesPerTask = 2;
+constexpr int64_t kRowsPerTask = 1 << 12;
+// Larger outputs are streamed: more than a core's share of the last cache, so that most of them
+// would have left it by the time they are read.
+constexpr int64_t kStreamedBytes = 4 << 20;
+
+OPER_SIMD void copy(const Slice& slice, RowStream& stream, const Output& out) {
+  copy_slice(slice, stream, out);
+}
+
+#define OPER_OF_ROWS(Row) \
+  OPER_SIMD void pool_any(TypeOf<Row>, const Batch& batch, const Slice& slice, RowStream& stream, \
+                          const Output& out, float* scratch) { \
+    pool_slice<Row>(batch, slice, stream, out, scratch); \
+  } \
+  OPER_OF_GRADIENTS(Row, Float32Row) \
+  OPER_OF_GRADIENTS(Row, Float16Row) \
+  OPER_OF_GRADIENTS(Row, BFloat16Row)
+#define OPER_OF_GRADIENTS(Row, Grad) \
+  OPER_SIMD void differentiate(TypeOf<Row>, TypeOf<Grad>, const Batch& batch, \
+                               const Slice& slice, RowStream& stream, const uint8_t* grad, \
+                               float* weight_grad) { \
+    differentiate_slice<Row, Grad>(batch, slice, stream, grad, weight_grad); \
+  }
+OPER_OF_ROWS(Float32Row)
+OPER_OF_ROWS(Float16Row)
+OPER_OF_ROWS(BFloat16Row)
+OPER_OF_ROWS(Int8Row)
+#undef OPER_OF_ROWS
+#undef OPER_OF_GRADIENTS
+
+template <typename Row>
+void pool(TypeOf<Row> row, const Batch& batch, const Slice& slice, RowStream& stream,
+          const Output& out) {
+  std::vector<float> scratch(2 * slice.feature.dim);
+#if defined(__x86_64__)
+  if (kAvx2 && slice.feature.dim % 8 == 0)
+    return pool_avx2<Row>(batch, slice, stream, out, scratch.data());
+#endif
+  pool_any(row, batch, slice, stream, out, scratch.data());
+}
+
+// f(slice, stream) for every slice of the batch, with the stream at its first row.
+template <typename F>
+void for_each_slice(const Batch& batch, const F& f) {
+  const int64_t tiles = batch.tiles();
+  at::parallel_for(0, tiles, kTilesPerTask, [&](int64_t begin, int64_t end) {
+    RowStream stream(batch, begin, end, tiles);
+    for (int64_t tile = begin; tile < end; ++tile)
+      for (int64_t n = 0; n < batch.feature_count; ++n) f(Slice(batch, n, tile, tiles), stream);
+    finish_stream();
+  });
+}
+
+RowType output_type(at::ScalarType type) {
+  TORCH_CHECK_TYPE(type == at::kFloat || type == at::kHalf || type == at::kBFloat16,
+                   "an output of dtype ", type, ", and it can be float32, float16 or bfloat16");
+  return type == at::kFloat ? kFloat32 : type == at::kHalf ? kFloat16 : kBFloat16;
+}
+
+at::Tensor pooled_rows(const at::Tensor& addresses, const std::optional<at::Tensor>& offsets,
+                       const std::optional<at::Tensor>& weights, const at::Tensor& features,
+                       const at::Tensor& bases, int64_t rank, int64_t out_elements,
+                       at::ScalarType out_dtype) {
+  const Batch batch = batch_of(addresses, offsets, weights, features, bases, rank);
+  const RowType type = output_type(out_dtype);
+  const int64_t written =
+      covered(batch, bags_of(addresses, offsets), bases.size(0), out_elements);
+  at::Tensor result = pooled_tensor(out_elements, out_dtype);
+  if (written < out_elements) result.zero_();
+  const Output out{static_cast<uint8_t*>(result.data_ptr()), type,
+                   static_cast<int64_t>(result.nbytes()) > kStreamedBytes};
+  for_each_slice(batch, [&](const Slice& slice, RowStream& stream) {
+    const bool unchanged =
+        slice.feature.dtype == type && !weights && holds_one_each(batch, slice);
+    if (unchanged && out.streams(slice.feature)) return stream_slice(slice, stream, out);
+    with_row_type(slice.feature.dtype, [&](auto row) {
+      unchanged ? copy(slice, stream, out) : pool(row, batch, slice, stream, out);
+    });
+  });
+  return result;
+}
+
+at::Tensor pooled_rows_shape(const at::Tensor& addresses, const std::optional<at::Tensor>&,
+                             const std::optional<at::Tensor>&, const at::Tensor&,
+                             const at::Tensor&, int64_t, c10::SymInt out_elements,
+                             at::ScalarType out_dtype) {
+  return at::empty_symint({std::move(out_elements)}, addresses.options().dtype(out_dtype));
+}
+
+at::Tensor weight_gradients(const at::Tensor& grad, const at::Tensor& addresses,
+                            const std::optional<at::Tensor>& offsets, const at::Tensor& weights,
+                            const at::Tensor& features, const at::Tensor& bases, int64_t rank) {
+  const Batch batch = batch_of(addresses, offsets, weights, features, bases, rank);
+  covered(batch, bags_of(addresses, offsets), bases.size(0), grad.numel());
+  TORCH_CHECK_VALUE(grad.is_contiguous(), "grad: must be contiguous");
+  at::Tensor result = at::zeros_like(weights);
+  const RowType type = output_type(grad.scalar_type());
+  const auto* const from = static_cast<const uint8_t*>(grad.const_data_ptr());
+  float* const to = result.data_ptr<float>();
+  for_each_slice(batch, [&](const Slice& slice, RowStream& stream) {
+    with_row_type(slice.feature.dtype, [&](auto row) {
+      with_float_type(type, [&](auto of_grad) {
+        differentiate(row, of_grad, batch, slice, stream, from, to);
+      });
+    });
+  });
+  return result;
+}
+
+at::Tensor weight_gradients_shape(const at::Tensor&, const at::Tensor&,
+                                  const std::optional<at::Tensor>&, const at::Tensor& weights,
+                                  const at::Tensor&, const at::Tensor&, int64_t) {
+  return at::empty_like(weights);
+}
+
+// Rows of one arena by slot: what others fetch from here.
+void copy_rows(const at::Tensor& slots, int64_t base_pointer, int64_t row_bytes, at::Tensor& out) {
+  const int64_t count = slots.numel();
+  const int64_t* const slot = int64s(slots, count, "slots");
+  TORCH_CHECK_VALUE(out.is_contiguous() && out.scalar_type() == at::kByte && row_bytes > 0 &&
+                        out.numel() == count * row_bytes,
+                    "out: uint8 [", count, ", ", row_bytes, "] was needed, contiguous");
+  const auto* const arena = reinterpret_cast<const uint8_t*>(base_pointer);
+  TORCH_CHECK_VALUE(arena != nullptr || count == 0, "base_pointer: the arena is not mapped here");
+  uint8_t* const to = out.data_ptr<uint8_t>();
+  at::parallel_for(0, count, kRowsPerTask, [&](int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n) {
+      const uint8_t* const ahead = arena + slot[std::min(n + kBlock, end - 1)] * row_bytes;
+      for (int64_t byte = 0; byte < row_bytes; byte += 64) __builtin_prefetch(ahead + byte);
+      std::memcpy(to + n * row_bytes, arena + slot[n] * row_bytes, row_bytes);
+    }
+  });
+}
+
+// Accesses of fetched rows read them where they were fetched to: run r at slot
+// first_slot + (r - first_run) of `field`.
+void redirect(at::Tensor& addresses, const at::Tensor& positions, const at::Tensor& run_start,
+              int64_t first_run, int64_t last_run, int64_t first_slot, int64_t field) {
+  int64s(addresses, addresses.numel(), "addresses");
+  TORCH_CHECK_TYPE(positions.scalar_type() == at::kInt && run_start.scalar_type() == at::kInt,
+                   "positions and run_start: int32 was needed");
+  TORCH_CHECK_VALUE(positions.is_contiguous() && run_start.is_contiguous() && first_run >= 0 &&
+                        first_run <= last_run && last_run < run_start.numel(),
+                    "run_start: has no runs ", first_run, " to ", last_run);
+  int64_t* const to = addresses.data_ptr<int64_t>();
+  const int32_t* const position = positions.const_data_ptr<int32_t>();
+  const int32_t* const start = run_start.const_data_ptr<int32_t>();
+  for (int64_t run = first_run; run < last_run; ++run) {
+    const int64_t address = make_address(field, first_slot + run - first_run);
+    for (int64_t n = start[run]; n < start[run + 1]; ++n) to[position[n]] = address;
+  }
+}
+
+void copy_rows_shape(const at::Tensor&, int64_t, int64_t, at::Tensor&) {}
+
+void redirect_shape(at::Tensor&, const at::Tensor&, const at::Tensor&, int64_t, int64_t, int64_t,
+                    int64_t) {}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(oper, m) {
+  m.def(
+      "pooled_rows(Tensor addresses, Tensor? offsets, Tensor? weights, Tensor features,"
+      " Tensor bases, int rank, SymInt out_elements, ScalarType out_dtype) -> Tensor");
+  m.def(
+      "weight_gradients(Tensor grad, Tensor addresses, Tensor? offsets, Tensor weights,"
+      " Tensor features, Tensor bases, int rank) -> Tensor");
+  m.def("copy_rows(Tensor slots, int base_pointer, int row_bytes, Tensor(a!) out) -> ()");
+  m.def(
+      "redirect(Tensor(a!) addresses, Tensor positions, Tensor run_start, int first_run,"
+      " int last_run, int first_slot, int field) -> ()");
+}
+
+TORCH_LIBRARY_IMPL(oper, CPU, m) {
+  m.impl("pooled_rows", pooled_rows);
+  m.impl("weight_gradients", weight_gradients);
+  m.impl("copy_rows", copy_rows);
+  m.impl("redirect", redirect);
+}
+
+TORCH_LIBRARY_IMPL(oper, Meta, m) {
+  m.impl("pooled_rows", pooled_rows_shape);
+  m.impl("weight_gradients", weight_gradients_shape);
+  m.impl("copy_rows", copy_rows_shape);
+  m.impl("redirect", redirect_shape);
+}
+
+}  // namespace oper

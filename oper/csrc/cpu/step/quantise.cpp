@@ -1,0 +1,81 @@
+// torch.ops.oper.quantise_rows and dequantise_rows: fp32 rows to row-wise 8-bit ones and back.
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include "oper/step/rows.h"
+
+namespace oper {
+namespace {
+
+constexpr int64_t kRowsPerTask = 1 << 12;
+constexpr int64_t kScaleBiasBytes = 8;
+
+OPER_SIMD void quantise(const float* values, int64_t dim, uint8_t* row) {
+  quantise_row(values, dim, row);
+}
+
+OPER_SIMD void dequantise(const uint8_t* row, int64_t dim, float* values) {
+  const Int8Row from(row, dim);
+  for (int64_t d = 0; d < dim; ++d) values[d] = from[d];
+}
+
+at::Tensor quantise_rows_shape(const at::Tensor& values) {
+  return at::empty_symint({values.sym_size(0), values.sym_size(1) + kScaleBiasBytes},
+                          values.options().dtype(at::kByte));
+}
+
+at::Tensor dequantise_rows_shape(const at::Tensor& rows) {
+  return at::empty_symint({rows.sym_size(0), rows.sym_size(1) - kScaleBiasBytes},
+                          rows.options().dtype(at::kFloat));
+}
+
+at::Tensor quantise_rows(const at::Tensor& values) {
+  TORCH_CHECK_TYPE(values.scalar_type() == at::kFloat, "values: dtype ", values.scalar_type(),
+                   ", and float32 was needed");
+  TORCH_CHECK_VALUE(values.dim() == 2, "values: [rows, dim] was needed");
+  const at::Tensor contiguous = values.contiguous();
+  at::Tensor rows = quantise_rows_shape(contiguous);
+  const int64_t dim = values.size(1), row_bytes = rows.size(1);
+  const float* const from = contiguous.const_data_ptr<float>();
+  uint8_t* const to = rows.data_ptr<uint8_t>();
+  at::parallel_for(0, values.size(0), kRowsPerTask, [&](int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n) quantise(from + n * dim, dim, to + n * row_bytes);
+  });
+  return rows;
+}
+
+at::Tensor dequantise_rows(const at::Tensor& rows) {
+  TORCH_CHECK_VALUE(rows.dim() == 2 && rows.scalar_type() == at::kByte &&
+                        rows.size(1) >= kScaleBiasBytes,
+                    "rows: uint8 [rows, dim + ", kScaleBiasBytes, "] was needed");
+  const at::Tensor contiguous = rows.contiguous();
+  at::Tensor values = dequantise_rows_shape(contiguous);
+  const int64_t dim = values.size(1), row_bytes = rows.size(1);
+  const uint8_t* const from = contiguous.const_data_ptr<uint8_t>();
+  float* const to = values.data_ptr<float>();
+  at::parallel_for(0, rows.size(0), kRowsPerTask, [&](int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n) dequantise(from + n * row_bytes, dim, to + n * dim);
+  });
+  return values;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(oper, m) {
+  m.def("quantise_rows(Tensor values) -> Tensor");
+  m.def("dequantise_rows(Tensor rows) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(oper, CPU, m) {
+  m.impl("quantise_rows", quantise_rows);
+  m.impl("dequantise_rows", dequantise_rows);
+}
+
+TORCH_LIBRARY_IMPL(oper, Meta, m) {
+  m.impl("quantise_rows", quantise_rows_shape);
+  m.impl("dequantise_rows", dequantise_rows_shape);
+}
+
+}  // namespace oper

@@ -1,0 +1,256 @@
+// torch.ops.oper.sort_accesses and one_per_bag: which accesses of a batch read the same row (§5).
+
+#include "oper/step/sort.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/Parallel.h>
+#include <torch/library.h>
+
+#include <limits>
+#include <numeric>
+#include <tuple>
+#include <type_traits>
+#include <vector>
+
+#include "cpu/common/blocks.h"
+#include "cpu/common/tensor_checks.h"
+#include "cpu/step/features.h"
+#include "oper/common/scatter.h"
+
+namespace oper {
+namespace {
+
+constexpr int64_t kAccessesPerChunk = 1 << 15;
+
+// What the sort is of: segments of accesses, and the key space of their rows.
+struct Batch {
+  const int64_t* addresses;
+  std::vector<SortedSegment> segments;
+  int64_t elements = 0;
+  int64_t rank, ranks, buckets;
+  int position_bits = 0;
+  std::vector<uint64_t> first_key;  // of each bucket and owner code, and the end
+  std::vector<uint64_t> base;       // the same of each bucket and field code
+
+  int64_t owner_codes() const { return ranks + 1; }
+  int64_t field_codes() const { return ranks + 2; }
+  int key_bits() const { return bit_width(std::max<uint64_t>(first_key.back(), 1) - 1); }
+
+  // f(segment, begin, end) for the accesses of elements [first, last), piece by piece.
+  template <typename F>
+  void for_each_piece(int64_t first, int64_t last, const F& f) const {
+    auto segment = std::upper_bound(
+        segments.begin(), segments.end(), first,
+        [](int64_t element, const SortedSegment& s) { return element < s.element; });
+    for (--segment; first < last; ++segment) {
+      const int64_t begin = segment->begin + first - segment->element;
+      const int64_t end = std::min(segment->end, begin + last - first);
+      f(*segment, begin, end);
+      first += end - begin;
+    }
+  }
+};
+
+// f(chunk, first, last) on all threads.
+template <typename F>
+void for_each_chunk(int64_t chunks, int64_t elements, const F& f) {
+  at::parallel_for(0, chunks, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t chunk = begin; chunk < end; ++chunk)
+      f(chunk, elements * chunk / chunks, elements * (chunk + 1) / chunks);
+  });
+}
+
+Batch batch_of(const at::Tensor& addresses, const at::Tensor& segment_offset,
+               const at::Tensor& features, int64_t rank, int64_t ranks, int64_t buckets) {
+  TORCH_CHECK_VALUE(ranks >= 1 && rank >= 0 && rank < ranks, "rank: ", rank, " of ", ranks);
+  TORCH_CHECK_VALUE(addresses.numel() <= std::numeric_limits<int32_t>::max(), "addresses: ",
+                    addresses.numel(), " accesses in a batch, and positions are of 32 bits");
+  Batch batch;
+  batch.addresses = int64s(addresses, addresses.numel(), "addresses");
+  batch.rank = rank;
+  batch.ranks = ranks;
+  batch.buckets = buckets;
+  batch.position_bits = bit_width(static_cast<uint64_t>(addresses.numel()));
+  const Features view = features_of(features, segment_offset);
+  TORCH_CHECK_VALUE(view.accesses() == addresses.numel(), "segment_offset: ends at ",
+                    view.accesses(), ", and there are ", addresses.numel(), " addresses");
+  for (int64_t f = 0; f < view.count; ++f) {
+    const int64_t begin = view.begin(f), end = view.end(f);
+    if (!view[f].has_gradient || begin == end) continue;
+    TORCH_CHECK_INDEX(view[f].bucket >= 0 && view[f].bucket < buckets, "features: bucket ",
+                      view[f].bucket, " of feature ", f, " is none of ", buckets);
+    batch.segments.push_back({begin, end, batch.elements, view[f].bucket});
+    batch.elements += end - begin;
+  }
+  return batch;
+}
+
+OPER_SIMD void extend_by(const int64_t* addresses, int64_t size, Extent& extent) {
+  extend(addresses, size, extent);
+}
+
+// Lays out the key space: a bucket's replicas, then its rows at each rank.
+void number_rows(Batch& batch, int64_t chunks) {
+  std::vector<Extent> found(chunks * batch.buckets);
+  for_each_chunk(chunks, batch.elements, [&](int64_t chunk, int64_t first, int64_t last) {
+    batch.for_each_piece(first, last, [&](const SortedSegment& s, int64_t begin, int64_t end) {
+      extend_by(batch.addresses + begin, end - begin, found[chunk * batch.buckets + s.bucket]);
+    });
+  });
+  uint64_t key = 0;
+  for (int64_t bucket = 0; bucket < batch.buckets; ++bucket) {
+    int64_t slots = 0;
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+      const Extent& extent = found[chunk * batch.buckets + bucket];
+      TORCH_CHECK_INDEX(extent.field_code < static_cast<uint64_t>(batch.field_codes()),
+                        "addresses: one of bucket ", bucket, " names none of ", batch.ranks,
+                        " ranks");
+      slots = std::max(slots, extent.slot + 1);
+    }
+    for (int64_t code = 0; code < batch.owner_codes(); ++code) {
+      batch.first_key.push_back(key);
+      key += static_cast<uint64_t>(slots);
+    }
+    const auto first = batch.first_key.end() - batch.owner_codes();
+    batch.base.push_back(first[0]);
+    batch.base.push_back(first[1 + batch.rank]);
+    batch.base.insert(batch.base.end(), first + 1, batch.first_key.end());
+  }
+  batch.first_key.push_back(key);
+}
+
+// f(constant) with the number of passes as a constant.
+template <typename F>
+void with_passes(int passes, const F& f) {
+  switch (passes) {
+    case 0: return f(std::integral_constant<int, 0>{});
+    case 1: return f(std::integral_constant<int, 1>{});
+    case 2: return f(std::integral_constant<int, 2>{});
+    case 3: return f(std::integral_constant<int, 3>{});
+    case 4: return f(std::integral_constant<int, 4>{});
+    default: return f(std::integral_constant<int, 5>{});
+  }
+}
+
+using Runs = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+
+template <typename Access>
+Runs sort(const Batch& batch, int64_t chunks) {
+  const int64_t n = batch.elements;
+  const int bits = batch.position_bits;
+  const Digits digits = Digits::of(batch.key_bits());
+  const int64_t radix = digits.radix(), stride = digits.passes * radix;
+  std::vector<uint32_t> counts(chunks * stride);
+  const at::Tensor scratch = pooled_tensor(2 * n * sizeof(Access) / sizeof(int64_t), at::kLong);
+  auto* from = static_cast<Access*>(scratch.mutable_data_ptr());
+  auto* to = from + n;
+
+  with_passes(digits.passes, [&](auto passes) {
+    for_each_chunk(chunks, n, [&](int64_t chunk, int64_t first, int64_t last) {
+      batch.for_each_piece(first, last, [&](const SortedSegment& s, int64_t begin, int64_t end) {
+        build_accesses<passes>(batch.addresses, begin, end,
+                               batch.base.data() + s.bucket * batch.field_codes(), bits, digits,
+                               from + s.element + begin - s.begin, counts.data() + chunk * stride);
+      });
+    });
+  });
+  bool moved = false;
+  for (int pass = 0; pass < digits.passes; ++pass) {
+    uint32_t* const places = counts.data() + pass * radix;
+    // A pass moves elements between chunks, whose counts of it are then of no more use.
+    if (moved && chunks > 1) {
+      for_each_chunk(chunks, n, [&](int64_t chunk, int64_t first, int64_t last) {
+        uint32_t* const mine = places + chunk * stride;
+        std::fill_n(mine, radix, 0);
+        count_digits(from + first, last - first, bits, digits, pass, mine);
+      });
+    }
+    if (places_of_counts(places, chunks, stride, radix, n)) continue;
+    for_each_chunk(chunks, n, [&](int64_t chunk, int64_t first, int64_t last) {
+      scatter_pass(from + first, last - first, bits, digits, pass, places + chunk * stride, to);
+    });
+    std::swap(from, to);
+    moved = true;
+  }
+
+  // The other half of the scratch is free for where runs start, until their number is known.
+  auto* const found = reinterpret_cast<int32_t*>(to);
+  std::vector<int64_t> first_run(chunks + 1);
+  at::Tensor positions = pooled_tensor(n, at::kInt);
+  auto* const position = positions.mutable_data_ptr<int32_t>();
+  for_each_chunk(chunks, n, [&](int64_t chunk, int64_t first, int64_t last) {
+    first_run[chunk + 1] = find_runs(from, first, last, bits, position, found + first);
+  });
+  std::partial_sum(first_run.begin(), first_run.end(), first_run.begin());
+  const int64_t runs = first_run.back();
+  at::Tensor run_start = pooled_tensor(runs + 1, at::kInt);
+  at::Tensor run_slot = pooled_tensor(runs, at::kLong);
+  auto* const start = run_start.mutable_data_ptr<int32_t>();
+  auto* const slot = run_slot.mutable_data_ptr<int64_t>();
+  for_each_chunk(chunks, n, [&](int64_t chunk, int64_t first, int64_t) {
+    for (int64_t run = first_run[chunk]; run < first_run[chunk + 1]; ++run) {
+      start[run] = found[first + run - first_run[chunk]];
+      slot[run] = static_cast<int64_t>(from[start[run]].key(bits));
+    }
+  });
+  start[runs] = static_cast<int32_t>(n);
+
+  // Keys ascend: those of a bucket and owner code are a range, and become slots in it.
+  at::Tensor run_count = at::empty({batch.buckets * batch.owner_codes() + 1}, at::kLong);
+  auto* const count = run_count.mutable_data_ptr<int64_t>();
+  count[0] = 0;
+  for (int64_t c = 0; c < batch.buckets * batch.owner_codes(); ++c) {
+    const auto first = static_cast<int64_t>(batch.first_key[c]);
+    const auto last = static_cast<int64_t>(batch.first_key[c + 1]);
+    count[c + 1] = std::lower_bound(slot + count[c], slot + runs, last) - slot;
+    for (int64_t run = count[c]; run < count[c + 1]; ++run) slot[run] -= first;
+  }
+  return {positions, run_start, run_slot, run_count};
+}
+
+Runs sort_accesses(const at::Tensor& addresses, const at::Tensor& segment_offset,
+                   const at::Tensor& features, int64_t rank, int64_t ranks, int64_t buckets) {
+  Batch batch = batch_of(addresses, segment_offset, features, rank, ranks, buckets);
+  const int64_t chunks =
+      std::clamp<int64_t>(batch.elements / kAccessesPerChunk, 1, at::get_num_threads());
+  number_rows(batch, chunks);
+  return batch.key_bits() + batch.position_bits <= 64 ? sort<NarrowAccess>(batch, chunks)
+                                                      : sort<WideAccess>(batch, chunks);
+}
+
+bool one_per_bag(const at::Tensor& offsets) {
+  TORCH_CHECK_TYPE(offsets.scalar_type() == at::kLong || offsets.scalar_type() == at::kInt,
+                   "offsets: dtype ", offsets.scalar_type(), ", and int64 or int32 was needed");
+  TORCH_CHECK_VALUE(offsets.is_contiguous() && offsets.dim() == 1,
+                    "offsets: one contiguous dimension was needed");
+  const auto count_up = [&](auto zero) {
+    const auto* at = offsets.const_data_ptr<decltype(zero)>();
+    constexpr int64_t kBlock = 1024;
+    for (int64_t begin = 0; begin < offsets.numel(); begin += kBlock) {
+      const int64_t end = std::min(begin + kBlock, offsets.numel());
+      decltype(zero) differ = 0;
+      for (int64_t n = begin; n < end; ++n) differ |= at[n] ^ static_cast<decltype(zero)>(n);
+      if (differ) return false;
+    }
+    return true;
+  };
+  return offsets.scalar_type() == at::kLong ? count_up(int64_t{}) : count_up(int32_t{});
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(oper, m) {
+  m.def("one_per_bag(Tensor offsets) -> bool");
+  m.set_python_module("oper.runtime.sort");  // the shapes, which depend on data
+  m.def(
+      "sort_accesses(Tensor addresses, Tensor segment_offset, Tensor features,"
+      " int rank, int ranks, int buckets)"
+      " -> (Tensor positions, Tensor run_start, Tensor run_slot, Tensor run_count)");
+}
+
+TORCH_LIBRARY_IMPL(oper, CPU, m) {
+  m.impl("one_per_bag", one_per_bag);
+  m.impl("sort_accesses", sort_accesses);
+}
+
+}  // namespace oper

@@ -1,0 +1,218 @@
+// torch.ops.oper: ranks drawn from a popularity law, their rows, and whole tables of counts.
+//
+// A law is given as (rows, exponent, step_ends, step_weights): bounded Zipf where there are no
+// steps. Everything is a function of the keys given, whatever the number of threads.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <torch/library.h>
+
+#include <cmath>
+#include <vector>
+
+#include "oper/synth/popularity.h"
+#include "oper/common/random.h"
+#include "oper/common/scatter.h"
+#include "cpu/common/parallel.h"
+
+namespace oper {
+namespace {
+
+using at::Tensor;
+
+// Ranks counted as one piece of work. Part of the output: another size draws other numbers.
+constexpr int64_t kBlock = 1 << 16;
+constexpr int64_t kGrain = 1 << 14;
+
+template <typename Body>
+void with_law(int64_t rows, double exponent, const Tensor& ends, const Tensor& weights, Body body) {
+  if (ends.numel() == 0) {
+    TORCH_CHECK_VALUE(rows >= 1 && exponent >= 0, "a law of ", rows, " rows, exponent ", exponent);
+    body(Zipf(rows, exponent));
+  } else {
+    TORCH_CHECK_VALUE(ends.numel() == weights.numel(), "a weight for each step");
+    const Steps law(ends.const_data_ptr<int64_t>(), weights.const_data_ptr<double>(), ends.numel());
+    TORCH_CHECK_VALUE(law.rows() == rows, "steps of ", law.rows(), " rows for ", rows);
+    body(law);
+  }
+}
+
+Tensor draw_ranks(const Tensor& shares, int64_t rows, double exponent, const Tensor& step_ends,
+                  const Tensor& step_weights) {
+  const Tensor in = shares.contiguous();
+  Tensor ranks = at::empty(in.sizes(), in.options().dtype(at::kLong));
+  const double* share = in.const_data_ptr<double>();
+  int64_t* rank = ranks.mutable_data_ptr<int64_t>();
+  with_law(rows, exponent, step_ends, step_weights, [&](const auto& law) {
+    at::parallel_for(0, in.numel(), kGrain, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) rank[i] = law.rank_at(share[i]);
+    });
+  });
+  return ranks;
+}
+
+Tensor place_ranks(const Tensor& ranks, int64_t rows, int64_t order, int64_t key, bool moved) {
+  const Tensor in = ranks.contiguous();
+  Tensor placed = at::empty_like(in);
+  const int64_t* rank = in.const_data_ptr<int64_t>();
+  int64_t* row = placed.mutable_data_ptr<int64_t>();
+  const Placement placement(rows, static_cast<Order>(order), key, moved);
+  at::parallel_for(0, in.numel(), kGrain, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) row[i] = placement(rank[i]);
+  });
+  return placed;
+}
+
+// Adds to counts at scattered rows, each some time after it is known: waiting for the cache line
+// would take longer than drawing the number.
+template <typename Count>
+class ScatteredAdds {
+ public:
+  explicit ScatteredAdds(Count* counts) : counts_(counts) {}
+  ~ScatteredAdds() {
+    for (int64_t i = std::max<int64_t>(0, added_ - kWaiting); i < added_; ++i) apply(i);
+  }
+  void add(int64_t row, int64_t count) {
+    if (added_ >= kWaiting) apply(added_ - kWaiting);
+    __builtin_prefetch(&counts_[row], 1);
+    row_[added_ % kWaiting] = row;
+    count_[added_ % kWaiting] = static_cast<Count>(count);
+    ++added_;
+  }
+
+ private:
+  static constexpr int64_t kWaiting = 32;
+  void apply(int64_t i) { counts_[row_[i % kWaiting]] += count_[i % kWaiting]; }
+
+  Count* counts_;
+  int64_t row_[kWaiting];
+  Count count_[kWaiting];
+  int64_t added_ = 0;
+};
+
+// Adds to counts[row] a multinomial sample of `accesses`, exact in sum, by conditional binomials:
+// first blocks of ranks among each other, then the ranks of each block.
+template <typename Count, typename Law>
+void add_counts(Count* counts, const Law& law, const Placement& placement, int64_t accesses,
+                uint64_t key) {
+  const int64_t rows = law.rows();
+  const int64_t blocks = (rows + kBlock - 1) / kBlock;
+  std::vector<double> block_mass(blocks);
+  std::vector<int64_t> block_accesses(blocks);
+  double mass = 0;
+  for (int64_t block = blocks - 1; block >= 0; --block) {  // the small ones first: less rounding
+    block_mass[block] = law.mass(block * kBlock, std::min(rows, (block + 1) * kBlock));
+    mass += block_mass[block];
+  }
+  Random random(key, blocks);
+  for (int64_t block = 0; block < blocks; ++block) {
+    const double share = block + 1 == blocks ? 1.0 : block_mass[block] / mass;
+    block_accesses[block] = binomial(random, accesses, share);
+    mass -= block_mass[block];
+    accesses -= block_accesses[block];
+  }
+  share_out(blocks, [&](const auto& next) {
+    for (int64_t block; (block = next()) >= 0;) {
+      Random random(key, block);
+      ScatteredAdds<Count> adds(counts);
+      const int64_t end = std::min(rows, (block + 1) * kBlock);
+      int64_t left = block_accesses[block];
+      double mass = block_mass[block];
+      auto weights = law.weights_from(block * kBlock);
+      for (int64_t rank = block * kBlock; rank < end && left > 0; ++rank) {
+        const double weight = weights.next();
+        const int64_t count = binomial(random, left, rank + 1 == end ? 1.0 : weight / mass);
+        mass -= weight;
+        left -= count;
+        if (count) adds.add(placement(rank), count);
+      }
+    }
+  });
+}
+
+Tensor& draw_counts(Tensor& counts, int64_t accesses, double exponent, const Tensor& step_ends,
+                    const Tensor& step_weights, int64_t order, int64_t key, bool moved,
+                    int64_t stream) {
+  TORCH_CHECK_VALUE(counts.is_contiguous(), "counts must be contiguous");
+  const Placement placement(counts.numel(), static_cast<Order>(order), key, moved);
+  with_law(counts.numel(), exponent, step_ends, step_weights, [&](const auto& law) {
+    if (counts.scalar_type() == at::kUInt32)
+      add_counts(counts.mutable_data_ptr<uint32_t>(), law, placement, accesses, stream);
+    else
+      add_counts(counts.mutable_data_ptr<uint64_t>(), law, placement, accesses, stream);
+  });
+  return counts;
+}
+
+// How many of `samples` bags hold a row with `accesses` accesses, each slot of a bag as likely as
+// any other. `slots` slots a bag; 0: bags of random length, so that accesses fall independently.
+int64_t draw_containing(Random& random, int64_t accesses, int64_t samples, int64_t slots) {
+  constexpr int64_t kOneByOne = 64;
+  if (accesses <= 1) return accesses;
+  const double bags = static_cast<double>(samples);
+  if (accesses <= kOneByOne) {
+    int64_t bags_hit = 1;
+    for (int64_t placed = 1; placed < accesses; ++placed) {
+      const double chance_again =
+          slots ? static_cast<double>(bags_hit * slots - placed) / (bags * slots - placed)
+                : bags_hit / bags;
+      bags_hit += random.uniform() >= chance_again;
+    }
+    return bags_hit;
+  }
+  // Beyond, the number is close to normal. With c = accesses per bag and a = accesses per slot, a
+  // bag is missed with chance q = (1 - a)^slots (e^-c where bags have any length).
+  const double c = static_cast<double>(accesses) / bags;
+  const double a = slots ? std::min(1.0, c / slots) : 0.0;
+  const double q = slots ? std::pow(1 - a, slots) : std::exp(-c);
+  const double variance = a < 1 ? bags * (q * (1 - q) - q * q * c / (1 - a)) : 0.0;
+  const double drawn = bags * (1 - q) + std::sqrt(std::max(0.0, variance)) * random.normal();
+  const int64_t least = slots ? (accesses + slots - 1) / slots : 1;
+  return std::clamp(static_cast<int64_t>(std::llround(drawn)), least, std::min(accesses, samples));
+}
+
+Tensor& containing_of(Tensor& containing, const Tensor& counts, int64_t samples, int64_t slots,
+                      int64_t key) {
+  const auto fill = [&](auto* out, const auto* in) {
+    at::parallel_for(0, counts.numel(), kGrain, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        Random random(key, row);
+        out[row] = draw_containing(random, static_cast<int64_t>(in[row]), samples, slots);
+      }
+    });
+  };
+  TORCH_CHECK_VALUE(containing.is_contiguous() && counts.is_contiguous() &&
+                        containing.numel() == counts.numel() &&
+                        containing.scalar_type() == counts.scalar_type(),
+                    "containing must be like counts, contiguous");
+  if (counts.scalar_type() == at::kUInt32)
+    fill(containing.mutable_data_ptr<uint32_t>(), counts.const_data_ptr<uint32_t>());
+  else
+    fill(containing.mutable_data_ptr<uint64_t>(), counts.const_data_ptr<uint64_t>());
+  return containing;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(oper, m) {
+  m.def(
+      "draw_ranks(Tensor shares, int rows, float exponent, Tensor step_ends, Tensor step_weights) "
+      "-> Tensor");
+  m.def("place_ranks(Tensor ranks, int rows, int order, int key, bool moved) -> Tensor");
+  m.def(
+      "draw_counts(Tensor(a!) counts, int accesses, float exponent, Tensor step_ends, "
+      "Tensor step_weights, int order, int key, bool moved, int stream) -> Tensor(a!)");
+  m.def(
+      "containing_of(Tensor(a!) containing, Tensor counts, int samples, int slots, int key) "
+      "-> Tensor(a!)");
+}
+
+TORCH_LIBRARY_IMPL(oper, CPU, m) {
+  m.impl("draw_ranks", draw_ranks);
+  m.impl("place_ranks", place_ranks);
+  m.impl("draw_counts", draw_counts);
+  m.impl("containing_of", containing_of);
+}
+
+}  // namespace oper

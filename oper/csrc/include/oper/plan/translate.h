@@ -1,0 +1,168 @@
+// Row ids to addresses, by the arithmetic of oper/plan/layout.py.
+//
+// Ids come in no order, so each step would wait for memory. A batch of 64 goes through each step
+// together instead: first all lines of the bitmap are fetched, then all codes, and by then the
+// first ones have arrived. Listed and striped rows are told apart without a branch to guess.
+// Divisions are by table constants, and done by multiplying with 2^64/d, rounded up: for x < 2^64/d
+// (and here ids are below 2^40, d at most 2^16) the high half of the product is exactly x/d.
+#pragma once
+
+#include <cstdint>
+
+#include "oper/plan/bitmap.h"
+
+namespace oper {
+
+// A table's part of the map.
+struct TableMap {
+  int64_t rows;
+  int64_t first_line;    // in the bitmap
+  int64_t origin;        // row - rank + origin is the place in the table's pattern, from its start
+  int64_t period;        // of the pattern, at least 2
+  uint64_t reciprocal;   // ceil(2^64 / period)
+  int64_t pattern;       // first of the pattern's places
+  int64_t stripe_base;   // first of the table's stripe bases
+  int64_t flat;          // first of the table's plain addresses, or -1 where it has none
+};
+static_assert(sizeof(TableMap) == 64, "made by oper/plan/address_map.py as eight int64");
+
+// A place of a pattern: its rank, how often that occurs before it and in the whole pattern.
+struct Place {
+  uint16_t owner;
+  uint16_t before;
+  uint32_t copies;
+};
+static_assert(sizeof(Place) == 8, "made by oper/plan/address_map.py as one int64");
+
+template <typename Code>
+struct MapView {
+  const TableMap* tables;
+  const Line* lines;
+  const Line* stripe_lines;  // that number striped rows; null where `lines` do
+  const Code* codes;
+  int group_bits;
+  const int64_t* group_base;   // packed addresses
+  const int64_t* stripe_base;  // the same, of place 0 of the pattern's first turn
+  const Place* places;
+  const int64_t* flat;  // plain addresses of rows, table by table
+};
+
+inline uint64_t high_product(uint64_t a, uint64_t b) {
+  return static_cast<uint64_t>((static_cast<unsigned __int128>(a) * b) >> 64);
+}
+
+// Translate `size` ids of one table; returns the index of the first that is out of range, or -1.
+template <typename Id, typename Code>
+inline __attribute__((always_inline)) int64_t translate_body(const MapView<Code>& map,
+                                                             const TableMap& table, const Id* ids,
+                                                             int64_t size, int64_t* out) {
+  constexpr int64_t kBatch = 64;
+  constexpr uint64_t kSeventh = ~uint64_t{0} / kWordsPerLine + 1;
+  const uint64_t rows = static_cast<uint64_t>(table.rows);
+  const uint64_t group_mask = (uint64_t{1} << map.group_bits) - 1;
+  const Line* const lines = map.lines + table.first_line;
+  const Line* const stripe_lines = map.stripe_lines ? map.stripe_lines + table.first_line : nullptr;
+  const Place* const places = map.places + table.pattern;
+  const int64_t* const stripe_base = map.stripe_base + table.stripe_base;
+
+  uint32_t line[kBatch], position[kBatch];
+  int64_t rank[kBatch];
+  uint8_t listed[kBatch], striped[kBatch];
+  for (int64_t begin = 0; begin < size; begin += kBatch) {
+    const int64_t batch = size - begin < kBatch ? size - begin : kBatch;
+    const Id* const in = ids + begin;
+    int64_t* const to = out + begin;
+
+    uint64_t bad = 0;
+    for (int64_t n = 0; n < batch; ++n) {
+      uint64_t id = static_cast<uint64_t>(static_cast<int64_t>(in[n]));
+      bad |= id >= rows;
+      id = id < rows ? id : 0;
+      const uint64_t at = high_product(id / 64, kSeventh);
+      line[n] = static_cast<uint32_t>(at);
+      position[n] = static_cast<uint32_t>(id - at * kRowsPerLine);
+      __builtin_prefetch(lines + at);
+    }
+    if (bad) {
+      for (int64_t n = 0; n < batch; ++n)
+        if (static_cast<uint64_t>(static_cast<int64_t>(in[n])) >= rows) return begin + n;
+    }
+
+    int64_t listed_size = 0, striped_size = 0;
+    for (int64_t n = 0; n < batch; ++n) {
+      const Line& at = lines[line[n]];
+      rank[n] = at.rank(position[n]);
+      const bool bit = at.test(position[n]);
+      // Harmless where the row is not listed.
+      __builtin_prefetch(map.codes + rank[n]);
+      listed[listed_size] = striped[striped_size] = static_cast<uint8_t>(n);
+      listed_size += bit;
+      striped_size += !bit;
+    }
+
+    if (stripe_lines) {
+      for (int64_t k = 0; k < striped_size; ++k) __builtin_prefetch(stripe_lines + line[striped[k]]);
+      for (int64_t k = 0; k < striped_size; ++k) {
+        const int n = striped[k];
+        rank[n] = stripe_lines[line[n]].rank(position[n]);
+      }
+    }
+    for (int64_t k = 0; k < striped_size; ++k) {
+      const int n = striped[k];
+      const uint64_t c = static_cast<uint64_t>(static_cast<int64_t>(in[n]) - rank[n] + table.origin);
+      const uint64_t turn = high_product(c, table.reciprocal);
+      const Place place = places[c - turn * static_cast<uint64_t>(table.period)];
+      to[n] = stripe_base[place.owner] + static_cast<int64_t>(turn * place.copies + place.before);
+    }
+    for (int64_t k = 0; k < listed_size; ++k) {
+      const int n = listed[k];
+      const uint64_t code = map.codes[rank[n]];
+      to[n] = map.group_base[code & group_mask] + static_cast<int64_t>(code >> map.group_bits);
+    }
+  }
+  return -1;
+}
+
+// Counting bits is one instruction on any x86-64 since 2008, which the baseline leaves out.
+#if defined(__x86_64__) && defined(__GNUC__)
+template <typename Id, typename Code>
+__attribute__((target("popcnt"))) int64_t translate_popcnt(const MapView<Code>& map,
+                                                           const TableMap& table, const Id* ids,
+                                                           int64_t size, int64_t* out) {
+  return translate_body(map, table, ids, size, out);
+}
+#endif
+
+// The same from a plain array of one address a row.
+template <typename Id>
+int64_t translate_flat(const int64_t* addresses, int64_t rows, const Id* ids, int64_t size,
+                       int64_t* out) {
+  constexpr int64_t kBatch = 64;
+  const auto out_of_range = [rows](Id id) {
+    return static_cast<uint64_t>(static_cast<int64_t>(id)) >= static_cast<uint64_t>(rows);
+  };
+  for (int64_t begin = 0; begin < size; begin += kBatch) {
+    const int64_t end = size - begin < kBatch ? size : begin + kBatch;
+    bool bad = false;
+    for (int64_t n = begin; n < end; ++n) bad |= out_of_range(ids[n]);
+    if (bad) {
+      for (int64_t n = begin; n < end; ++n)
+        if (out_of_range(ids[n])) return n;
+    }
+    for (int64_t n = begin; n < end; ++n) out[n] = addresses[ids[n]];
+  }
+  return -1;
+}
+
+template <typename Id, typename Code>
+int64_t translate_table(const MapView<Code>& map, const TableMap& table, const Id* ids,
+                        int64_t size, int64_t* out) {
+  if (table.flat >= 0) return translate_flat(map.flat + table.flat, table.rows, ids, size, out);
+#if defined(__x86_64__) && defined(__GNUC__)
+  static const bool popcnt = __builtin_cpu_supports("popcnt");
+  if (popcnt) return translate_popcnt(map, table, ids, size, out);
+#endif
+  return translate_body(map, table, ids, size, out);
+}
+
+}  // namespace oper

@@ -1,0 +1,184 @@
+// One step of an optimizer on the rows that have a gradient: FBGEMM's fused sparse optimizers, which
+// see a row's whole gradient once per step and touch no other row. SGD with momentum and L2 decay,
+// which FBGEMM has not, are torch.optim.SGD's.
+//
+// Arithmetic and state are in fp32 whatever the rows are; fp16 and bf16 rows are rounded to the
+// nearest. Sums over a row's values are made in an order that does not depend on the vectors'
+// width, so that ranks on unlike machines agree to the last bit.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "oper/step/merge.h"
+#include "oper/step/rows.h"
+#include "oper/common/simd.h"
+
+namespace oper {
+
+// Of this step; made by Optimizer.settings of oper/runtime/tables/optimizers.py.
+struct Settings {
+  float lr;
+  float eps;
+  float l2;            // weight decay as a part of the gradient
+  float shrink;        // what decoupled weight decay multiplies a row by: 1 - lr·decay
+  float beta1, rest1;  // beta1 and 1 - beta1; momentum is beta1
+  float beta2, rest2;
+  float step_size;     // lr / (1 - beta1^step)
+  float root_scale;    // 1 / √(1 - beta2^step)
+};
+
+// The arenas of one width on one rank.
+struct Arena {
+  uint8_t* rows;
+  int64_t row_bytes;
+  uint8_t* state;
+  int64_t state_bytes;
+  int64_t dim;
+  RowType type;
+};
+
+// The mean of the squares: sixteen sums, then by halves.
+OPER_INLINE float mean_square(const float* values, int64_t dim) {
+  float sums[16] = {};
+  int64_t d = 0;
+  for (; d + 16 <= dim; d += 16)
+    for (int64_t k = 0; k < 16; ++k) sums[k] += values[d + k] * values[d + k];
+  for (int64_t k = 0; d + k < dim; ++k) sums[k] += values[d + k] * values[d + k];
+  for (int64_t half = 8; half > 0; half /= 2)
+    for (int64_t k = 0; k < half; ++k) sums[k] += sums[k + half];
+  return sums[0] / static_cast<float>(dim);
+}
+
+// Each optimizer: the float32 values of state that a row has, and its step on row w with gradient g.
+
+struct Sgd {
+  static int64_t state_values(int64_t) { return 0; }
+  OPER_INLINE static void step(float* __restrict__ w, float*, const float* __restrict__ g,
+                               int64_t dim, const Settings& s) {
+    for (int64_t d = 0; d < dim; ++d) w[d] -= s.lr * g[d];
+  }
+};
+
+struct MomentumSgd {
+  static int64_t state_values(int64_t dim) { return dim; }
+  OPER_INLINE static void step(float* __restrict__ w, float* __restrict__ momentum,
+                               const float* __restrict__ g, int64_t dim, const Settings& s) {
+    for (int64_t d = 0; d < dim; ++d) {
+      momentum[d] = s.beta1 * momentum[d] + g[d];
+      w[d] -= s.lr * momentum[d];
+    }
+  }
+};
+
+struct Adagrad {
+  static int64_t state_values(int64_t dim) { return dim; }
+  OPER_INLINE static void step(float* __restrict__ w, float* __restrict__ squares,
+                               const float* __restrict__ g, int64_t dim, const Settings& s) {
+    for (int64_t d = 0; d < dim; ++d) {
+      squares[d] += g[d] * g[d];
+      w[d] -= s.lr * g[d] / (std::sqrt(squares[d]) + s.eps);
+    }
+  }
+};
+
+struct RowwiseAdagrad {
+  static int64_t state_values(int64_t) { return 1; }
+  OPER_INLINE static void step(float* __restrict__ w, float* __restrict__ squares,
+                               const float* __restrict__ g, int64_t dim, const Settings& s) {
+    *squares += mean_square(g, dim);
+    const float rate = s.lr / (std::sqrt(*squares) + s.eps);
+    for (int64_t d = 0; d < dim; ++d) w[d] -= rate * g[d];
+  }
+};
+
+struct Adam {
+  static int64_t state_values(int64_t dim) { return 2 * dim; }
+  OPER_INLINE static void step(float* __restrict__ w, float* __restrict__ state,
+                               const float* __restrict__ g, int64_t dim, const Settings& s) {
+    float* __restrict__ const mean = state;
+    float* __restrict__ const squares = state + dim;
+    for (int64_t d = 0; d < dim; ++d) {
+      mean[d] = s.beta1 * mean[d] + s.rest1 * g[d];
+      squares[d] = s.beta2 * squares[d] + s.rest2 * (g[d] * g[d]);
+      w[d] -= s.step_size * mean[d] / (std::sqrt(squares[d]) * s.root_scale + s.eps);
+    }
+  }
+};
+
+struct PartialRowwiseAdam {
+  static int64_t state_values(int64_t dim) { return dim + 1; }
+  OPER_INLINE static void step(float* __restrict__ w, float* __restrict__ state,
+                               const float* __restrict__ g, int64_t dim, const Settings& s) {
+    float* __restrict__ const mean = state;
+    float& square = state[dim];
+    square = s.beta2 * square + s.rest2 * mean_square(g, dim);
+    const float rate = s.step_size / (std::sqrt(square) * s.root_scale + s.eps);
+    for (int64_t d = 0; d < dim; ++d) {
+      mean[d] = s.beta1 * mean[d] + s.rest1 * g[d];
+      w[d] -= rate * mean[d];
+    }
+  }
+};
+
+// A row's values in fp32: the row itself, or a copy of it in `copy` [dim].
+OPER_INLINE float* widen(uint8_t* row, RowType type, int64_t dim, float* __restrict__ copy) {
+  if (type == kFloat32) return reinterpret_cast<float*>(row);
+  const uint16_t* const halves = reinterpret_cast<const uint16_t*>(row);
+  if (type == kFloat16)
+    for (int64_t d = 0; d < dim; ++d) copy[d] = float_of_half(halves[d]);
+  else
+    for (int64_t d = 0; d < dim; ++d) copy[d] = float_of_bfloat(halves[d]);
+  return copy;
+}
+
+// Put what `widen` gave back into the row.
+OPER_INLINE void narrow(const float* __restrict__ values, RowType type, int64_t dim, uint8_t* row) {
+  if (type == kFloat32) return;
+  uint16_t* const halves = reinterpret_cast<uint16_t*>(row);
+  if (type == kFloat16)
+    for (int64_t d = 0; d < dim; ++d) halves[d] = half_of_float(values[d]);
+  else
+    for (int64_t d = 0; d < dim; ++d) halves[d] = bfloat_of_float(values[d]);
+}
+
+// Ask for the lines of memory that hold these bytes, to be written to.
+OPER_INLINE void prefetch_bytes(const uint8_t* first, int64_t bytes) {
+  for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(first + byte, 1);
+  __builtin_prefetch(first + bytes - 1, 1);
+}
+
+// Merge `lists` and update each of their rows once; returns the number of rows.
+template <typename Optimizer>
+OPER_INLINE int64_t update_rows(const std::vector<Gradients>& lists, const Arena& arena,
+                                const Settings& s) {
+  constexpr int64_t kBytesAhead = 4 << 10;  // as fast as more, and it fits the smallest cache
+  const int64_t dim = arena.dim;
+  const int64_t state_bytes = Optimizer::state_values(dim) * static_cast<int64_t>(sizeof(float));
+  const int64_t fetched = static_cast<int64_t>(lists.size()) * (arena.row_bytes + state_bytes);
+  const int64_t ahead = std::min<int64_t>(std::max<int64_t>(kBytesAhead / (fetched + 1), 2), 32);
+  std::vector<float> buffer(2 * dim);
+  float* const sum = buffer.data();
+  float* const copy = sum + dim;
+  const auto prefetch = [&](int64_t slot) __attribute__((always_inline)) {
+    prefetch_bytes(arena.rows + slot * arena.row_bytes, arena.row_bytes);
+    if (state_bytes > 0) prefetch_bytes(arena.state + slot * arena.state_bytes, state_bytes);
+  };
+  const auto update = [&](int64_t slot, const float* gradient) __attribute__((always_inline)) {
+    uint8_t* const row = arena.rows + slot * arena.row_bytes;
+    float* const w = widen(row, arena.type, dim, copy);
+    if (s.l2 != 0) {
+      for (int64_t d = 0; d < dim; ++d) sum[d] = gradient[d] + s.l2 * w[d];
+      gradient = sum;
+    }
+    if (s.shrink != 1)
+      for (int64_t d = 0; d < dim; ++d) w[d] *= s.shrink;
+    Optimizer::step(w, reinterpret_cast<float*>(arena.state + slot * arena.state_bytes), gradient,
+                    dim, s);
+    narrow(w, arena.type, dim, row);
+  };
+  return merge(lists, dim, ahead, sum, prefetch, update);
+}
+
+}  // namespace oper

@@ -1,0 +1,161 @@
+// The accesses of a batch, sorted by the row they read, so that every row's accesses are one run.
+//
+// Rows are ordered by (bucket, owner code, slot). All (bucket, owner code) pairs together number
+// the rows they may name without gaps, as far as the largest slot of the batch, so that a key has
+// no more bits than it needs. Key and position share one word where they fit, and a stable radix
+// sort from the lowest digit up moves whole words.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "oper/plan/address.h"
+#include "oper/common/simd.h"
+
+namespace oper {
+
+// Accesses of one feature: addresses [begin, end), elements of the sort from `element` on.
+struct SortedSegment {
+  int64_t begin, end;
+  int64_t element;
+  int64_t bucket;
+};
+
+// Which of `ranks + 2` an address's field is: 0 for a replica, 1 for a row of the reader's own,
+// 2 + r for one of rank r; any other is not a field. The two highest fields come round to 0.
+constexpr uint64_t kFieldsAbove = 2;
+static_assert(kReplica + kFieldsAbove == 1 << 23 && kLocal == kReplica + 1);
+
+inline uint64_t field_code(uint64_t address) {
+  return (address + (kFieldsAbove << kSlotBits)) << 1 >> (kSlotBits + 1);
+}
+
+// What bounds the addresses of a bucket: no field code and no slot is larger.
+struct Extent {
+  uint64_t field_code = 0;
+  int64_t slot = -1;
+};
+
+OPER_INLINE void extend(const int64_t* addresses, int64_t size, Extent& extent) {
+  constexpr uint64_t kSign = uint64_t{1} << 63;
+  uint64_t sign = 0, largest = 0;
+  int64_t slot = extent.slot;
+  for (int64_t n = 0; n < size; ++n) {
+    const auto address = static_cast<uint64_t>(addresses[n]);
+    sign |= address;
+    largest = std::max(largest, (address + (kFieldsAbove << kSlotBits)) & ~kSign);
+    slot = std::max(slot, slot_of(addresses[n]));
+  }
+  // A negative address is of no field.
+  extent.field_code = std::max(extent.field_code, (sign & kSign ? ~kSign : largest) >> kSlotBits);
+  extent.slot = slot;
+}
+
+// Key and position in one word.
+struct NarrowAccess {
+  uint64_t word;
+
+  static NarrowAccess of(uint64_t key, int64_t position, int position_bits) {
+    return {key << position_bits | static_cast<uint64_t>(position)};
+  }
+  uint64_t key(int position_bits) const { return word >> position_bits; }
+  int32_t position(int position_bits) const {
+    return static_cast<int32_t>(word & ((uint64_t{1} << position_bits) - 1));
+  }
+};
+
+// For more rows and accesses than 64 bits can tell apart.
+struct WideAccess {
+  uint64_t word;
+  int64_t at;
+
+  static WideAccess of(uint64_t key, int64_t position, int) { return {key, position}; }
+  uint64_t key(int) const { return word; }
+  int32_t position(int) const { return static_cast<int32_t>(at); }
+};
+
+// How a key is cut into digits.
+struct Digits {
+  // Digits of 13 bits have more places to write to than caches like, and still two passes of them
+  // take less time than three of 9.
+  static constexpr int kMostBits = 13;
+
+  int passes;
+  int bits;
+
+  static Digits of(int key_bits) {
+    const int passes = (key_bits + kMostBits - 1) / kMostBits;
+    return {passes, passes ? (key_bits + passes - 1) / passes : 0};
+  }
+  int64_t radix() const { return int64_t{1} << bits; }
+};
+
+// The elements of addresses [begin, end) of one bucket; the digits of all passes are counted in
+// counts [passes, radix]. `base` is the first key of each field code.
+template <int kPasses, typename Access>
+void build_accesses(const int64_t* addresses, int64_t begin, int64_t end, const uint64_t* base,
+                    int position_bits, const Digits& digits, Access* out, uint32_t* counts) {
+  const int bits = digits.bits;
+  const int64_t radix = digits.radix();
+  for (int64_t position = begin; position < end; ++position) {
+    const auto address = static_cast<uint64_t>(addresses[position]);
+    const uint64_t key = base[field_code(address)] + (address & kSlotMask);
+    *out++ = Access::of(key, position, position_bits);
+    for (int pass = 0; pass < kPasses; ++pass)
+      ++counts[pass * radix + static_cast<int64_t>(key >> (pass * bits) & (radix - 1))];
+  }
+}
+
+template <typename Access>
+void count_digits(const Access* in, int64_t size, int position_bits, const Digits& digits, int pass,
+                  uint32_t* counts) {
+  const int shift = pass * digits.bits;
+  const uint64_t mask = digits.radix() - 1;
+  for (int64_t n = 0; n < size; ++n) ++counts[in[n].key(position_bits) >> shift & mask];
+}
+
+// Counts of each chunk and digit, chunks `stride` apart, become the first place of each. Returns
+// whether all elements share one digit, so that the pass would move nothing.
+inline bool places_of_counts(uint32_t* counts, int64_t chunks, int64_t stride, int64_t radix,
+                             int64_t size) {
+  int64_t place = 0;
+  for (int64_t digit = 0; digit < radix; ++digit) {
+    const int64_t before = place;
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+      uint32_t& count = counts[chunk * stride + digit];
+      const uint32_t here = count;
+      count = static_cast<uint32_t>(place);
+      place += here;
+    }
+    if (place - before == size) return true;
+  }
+  return false;
+}
+
+template <typename Access>
+void scatter_pass(const Access* in, int64_t size, int position_bits, const Digits& digits, int pass,
+                  uint32_t* places, Access* out) {
+  const int shift = pass * digits.bits;
+  const uint64_t mask = digits.radix() - 1;
+  for (int64_t n = 0; n < size; ++n)
+    out[places[in[n].key(position_bits) >> shift & mask]++] = in[n];
+}
+
+// Positions of sorted elements [begin, end), and the elements at which runs start, whose number is
+// returned; there is room for end - begin of them, as each is written before it is known to be one.
+template <typename Access>
+int64_t find_runs(const Access* sorted, int64_t begin, int64_t end, int position_bits,
+                  int32_t* positions, int32_t* start) {
+  int64_t runs = 0;
+  uint64_t last = begin > 0 ? sorted[begin - 1].key(position_bits) : 0;
+  for (int64_t n = begin; n < end; ++n) {
+    positions[n] = sorted[n].position(position_bits);
+    const uint64_t key = sorted[n].key(position_bits);
+    start[runs] = static_cast<int32_t>(n);
+    runs += n == 0 || key != last;
+    last = key;
+  }
+  return runs;
+}
+
+}  // namespace oper

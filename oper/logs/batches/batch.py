@@ -1,0 +1,167 @@
+"""A batch of a log: for each feature its ids, bag after bag, and how many each sample has.
+
+A feature of n samples is (values, lengths): sample i has the lengths[i] values that follow those
+of samples 0 … i−1; no lengths means one value each. Values are int64, or, in a batch as it was
+read, texts in an Arrow dictionary: codes int32 and the distinct texts, so that what is done to
+texts is done once for each distinct one.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from oper.base.arrays import Ints
+from oper.base.errors import OperError
+
+
+@dataclass(frozen=True)
+class Jagged:
+    """Ids of one feature: `values` int64 or `pa.DictionaryArray` of texts, `lengths` int32.
+
+    `hexadecimal` says how the log writes its integers, for errors to show them as they are there.
+    """
+
+    values: Any
+    lengths: NDArray[np.int32] | None = None
+    hexadecimal: bool = False
+
+    def offsets(self) -> Ints:
+        """Where each sample's values begin, and their number: int64 [samples + 1]."""
+        if self.lengths is None:
+            return np.arange(len(self.values) + 1, dtype=np.int64)
+        result = np.zeros(len(self.lengths) + 1, dtype=np.int64)
+        np.cumsum(self.lengths, out=result[1:])
+        return result
+
+    def slice(self, start: int, stop: int) -> "Jagged":
+        """Samples start … stop − 1."""
+        if self.lengths is None:
+            return replace(self, values=self.values[start:stop])
+        first = int(self.lengths[:start].sum(dtype=np.int64))
+        lengths = self.lengths[start:stop]
+        values = self.values[first : first + int(lengths.sum(dtype=np.int64))]
+        return replace(self, values=values, lengths=lengths)
+
+    def keep(self, mask: NDArray[np.bool_]) -> "Jagged":
+        """Without the values where `mask` is false; their samples have fewer ids then."""
+        if self.lengths is None:
+            lengths = mask.astype(np.int32)
+        else:
+            kept = np.zeros(len(mask) + 1, dtype=np.int64)
+            np.cumsum(mask, out=kept[1:])
+            lengths = np.diff(kept[self.offsets()]).astype(np.int32)
+        is_text = isinstance(self.values, pa.DictionaryArray)
+        values = self.values.filter(pa.array(mask)) if is_text else self.values[mask]
+        return replace(self, values=values, lengths=lengths)
+
+    def sample_of(self, position: int) -> int:
+        """The sample that the value at `position` belongs to."""
+        return int(np.searchsorted(self.offsets(), position, side="right")) - 1
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a batch lies in its file: sample i of it is sample `first` + i of `file`."""
+
+    file: str
+    first: int = 0
+    unit: str = "row"
+    # Turns a sample's number in the file into the number people count by, where they differ.
+    locate: Callable[[int], int] | None = field(default=None, compare=False)
+
+    def of(self, sample: int) -> str:
+        """`train.tsv, line 17`: the place of a sample of the batch."""
+        number = self.first + sample
+        return f"{self.file}, {self.unit} {self.locate(number) if self.locate else number}"
+
+    def after(self, samples: int) -> "Place":
+        """The place of the batch without its first `samples` samples."""
+        return Place(self.file, self.first + samples, self.unit, self.locate)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """`samples` samples: their ids by feature, and where the log has them, label, dense, time.
+
+    label float32 [samples], dense float32 [samples, columns], time float64 [samples]: seconds
+    since 1970, or with `plain_time` the column's own numbers, whose unit no one has said.
+    """
+
+    samples: int
+    features: Mapping[str, Jagged]
+    place: Place
+    label: NDArray[np.float32] | None = None
+    dense: NDArray[np.float32] | None = None
+    time: NDArray[np.float64] | None = None
+    plain_time: bool = False
+
+    def slice(self, start: int, stop: int) -> "Batch":
+        """Samples start … stop − 1."""
+        if start == 0 and stop >= self.samples:
+            return self
+        stop = min(stop, self.samples)
+        return Batch(
+            samples=stop - start,
+            features={name: ids.slice(start, stop) for name, ids in self.features.items()},
+            place=self.place.after(start),
+            label=None if self.label is None else self.label[start:stop],
+            dense=None if self.dense is None else self.dense[start:stop],
+            time=None if self.time is None else self.time[start:stop],
+            plain_time=self.plain_time,
+        )
+
+    def to_kjt(self) -> Any:
+        """A TorchRec `KeyedJaggedTensor` of the batch's row ids, one key for each feature."""
+        import torch
+        from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+        ids = list(self.features.values())
+        values = np.concatenate([i.values for i in ids]) if ids else np.empty(0, np.int64)
+        lengths = [np.ones(self.samples, np.int32) if i.lengths is None else i.lengths for i in ids]
+        return KeyedJaggedTensor.from_lengths_sync(
+            keys=list(self.features),
+            values=torch.from_numpy(values),
+            lengths=torch.from_numpy(np.concatenate(lengths) if ids else np.empty(0, np.int32)),
+        )
+
+
+def concatenate(batches: Sequence[Batch]) -> Batch:
+    """One batch of row ids from several, which lies where the first one does."""
+    if len(batches) == 1:
+        return batches[0]
+    names = batches[0].features
+
+    def join(name: str) -> Jagged:
+        parts = [b.features[name] for b in batches]
+        values = np.concatenate([p.values for p in parts])
+        if all(p.lengths is None for p in parts):
+            return Jagged(values)
+        lengths = [
+            np.ones(len(p.values), np.int32) if p.lengths is None else p.lengths for p in parts
+        ]
+        return Jagged(values, np.concatenate(lengths))
+
+    def stack(field_name: str) -> Any:
+        parts = [getattr(b, field_name) for b in batches]
+        if any(p is None for p in parts):
+            if any(p is not None for p in parts):
+                raise OperError(
+                    f"{batches[0].place.file}: some of the log's files have a {field_name} and "
+                    "others none; read them apart"
+                )
+            return None
+        return np.concatenate(parts)
+
+    return Batch(
+        samples=sum(b.samples for b in batches),
+        features={name: join(name) for name in names},
+        place=batches[0].place,
+        label=stack("label"),
+        dense=stack("dense"),
+        time=stack("time"),
+        plain_time=batches[0].plain_time,
+    )

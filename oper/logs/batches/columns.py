@@ -1,0 +1,129 @@
+"""The columns of a log's files, and the choice among them that the options make."""
+
+import fnmatch
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from oper.base.errors import OperError
+from oper.logs.batches.batch import Batch
+from oper.logs.batches.options import LogOptions, TimeUnit
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a file.
+
+    kind: what it is taken for unasked: ids, dense (numbers that are no ids), or other.
+    bags: a sample may have several ids. raw: its integers are raw values, no row ids, so that
+    tables inferred from it need a vocabulary.
+    """
+
+    name: str
+    kind: Literal["ids", "dense", "other"] = "ids"
+    bags: bool = False
+    raw: bool = False
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The columns to read, by what they are read as, and the most samples a batch may hold."""
+
+    features: tuple[str, ...]
+    dense: tuple[str, ...]
+    label: str | None
+    time: str | None
+    batch_rows: int
+    time_unit: TimeUnit | None = None
+
+
+class Source(Protocol):
+    """One file of a log, or one stream of batches."""
+
+    name: str
+    columns: tuple[Column, ...]
+
+    @property
+    def samples(self) -> int | None:
+        """Its number of samples, where that is known without reading it."""
+
+    def count(self) -> int:
+        """Its number of samples, read through if need be."""
+
+    def estimate(self) -> int | None:
+        """About how many samples it has, where a look at its beginning tells."""
+
+    def batches(self, selection: Selection) -> Iterator[Batch]:
+        """Its samples in order, at most `selection.batch_rows` at a time."""
+
+
+def choose(source: Source, options: LogOptions) -> Selection:
+    """What `options` select of a file's columns; OperError where a name or glob matches none."""
+    columns = source.columns
+    names = [c.name for c in columns]
+
+    def only(name: str | None, option: str) -> str | None:
+        if name is not None and name not in names:
+            raise OperError(f"{option} {name!r}: {source.name} has no such column; {_list(names)}")
+        return name
+
+    label = only(options.label, "--label") or ("label" if "label" in names else None)
+    time = only(options.time, "the time column")
+    reserved = {label, time}
+    dense_names = None if options.dense is None else _match(source, names, options.dense, "--dense")
+    if options.columns:
+        features = _match(source, names, options.columns, "--columns")
+    else:
+        taken = reserved | set(dense_names or ())
+        features = tuple(c.name for c in columns if c.kind == "ids" and c.name not in taken)
+    if dense_names is None:
+        taken = reserved | set(features)
+        dense_names = tuple(c.name for c in columns if c.kind == "dense" and c.name not in taken)
+    both = sorted(set(features) & set(dense_names))
+    if both:
+        raise OperError(
+            f"--columns and --dense: both name {', '.join(both)} of {source.name}, and a column "
+            "holds ids or numbers; name it in one of them"
+        )
+    if not features:
+        raise OperError(
+            f"{source.name}: no column looks like ids; name them with --columns; {_list(names)}"
+        )
+    return Selection(features, dense_names, label, time, options.batch_rows, options.time_unit)
+
+
+def match_feature(wanted: str, names: Sequence[str]) -> str | None:
+    """The column that a table's feature means: its own name, or the other name Criteo's have.
+
+    Criteo's categories are C1 … C26, and cat_0 … cat_25 in TorchRec.
+    """
+    if wanted in names:
+        return wanted
+    if match := re.fullmatch(r"cat_([0-9]+)", wanted):
+        other = f"C{int(match[1]) + 1}"
+    elif match := re.fullmatch(r"C([1-9][0-9]*)", wanted):
+        other = f"cat_{int(match[1]) - 1}"
+    else:
+        return None
+    return other if other in names else None
+
+
+def _match(
+    source: Source, names: Sequence[str], patterns: Sequence[str], option: str
+) -> tuple[str, ...]:
+    chosen: dict[str, None] = {}
+    for pattern in patterns:
+        found = [n for n in names if n == pattern or fnmatch.fnmatchcase(n, pattern)]
+        if not found:
+            raise OperError(
+                f"{option} {pattern!r}: matches no column of {source.name}; {_list(names)}"
+            )
+        chosen.update(dict.fromkeys(found))
+    # In the file's order, whichever way the patterns were given.
+    return tuple(n for n in names if n in chosen)
+
+
+def _list(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:45]) + (", …" if len(names) > 45 else "")
+    return f"it has {shown}" if names else "it has none"

@@ -1,0 +1,95 @@
+"""How a log is to be read: which columns, which rows, and what stands for no id."""
+
+import re
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from oper.base.errors import OperError
+
+OnBadId = Literal["error", "skip"]
+TimeUnit = Literal["s", "ms", "us", "ns"]
+
+
+@dataclass(frozen=True)
+class LogOptions:
+    """The options every command that reads a log shares.
+
+    columns: names and globs of the columns that hold ids; () means all that look like ids.
+    dense: names and globs of the columns that hold numbers; None means all that look like floats.
+    label, time: columns of the label and of the time; a column `label` is the label unasked.
+    time_unit: what the numbers of that column count since 1970; of no effect on timestamps.
+    missing: a value that stands for no id, besides nulls and empty fields.
+    rows: "FROM:TO" of all files' samples together, each a number or a percentage.
+    values, lengths: names of the arrays of a jagged .npz, one of each for each feature.
+    list_separator: what separates the ids of a bag within a field of a CSV file.
+    on_bad_id: stop at an id its table has no row for, or leave it out and count it.
+    batch_rows: the most samples a batch of a log holds.
+    """
+
+    columns: tuple[str, ...] = ()
+    dense: tuple[str, ...] | None = None
+    label: str | None = None
+    time: str | None = None
+    time_unit: TimeUnit | None = None
+    missing: str | None = None
+    rows: str | None = None
+    values: tuple[str, ...] = ()
+    lengths: tuple[str, ...] = ()
+    list_separator: str | None = None
+    on_bad_id: OnBadId = "error"
+    batch_rows: int = 1 << 16
+
+    def __post_init__(self) -> None:
+        if self.on_bad_id not in ("error", "skip"):
+            raise OperError(f"--on-bad-id {self.on_bad_id!r}: is neither error nor skip")
+        if self.time_unit not in (None, *get_args(TimeUnit)):
+            raise OperError(f"--time-unit {self.time_unit!r}: is none of s, ms, us and ns")
+        if self.batch_rows < 1:
+            raise OperError(f"batch_rows {self.batch_rows}: at least 1 was needed")
+        if len(self.values) != len(self.lengths):
+            raise OperError(
+                f"--values names {len(self.values)} arrays and --lengths {len(self.lengths)}; "
+                "each feature needs one of each"
+            )
+        if self.rows is not None:
+            _bounds(self.rows)
+
+    @property
+    def rows_need_total(self) -> bool:
+        """Whether `rows` can be resolved only once the number of samples is known."""
+        return self.rows is not None and "%" in self.rows
+
+    def row_range(self, samples: int | None) -> tuple[int, int | None]:
+        """First sample and the one after the last (None: to the end).
+
+        `samples` is the log's whole number of them, needed where `rows` has a percentage.
+        """
+        if self.rows is None:
+            return 0, None
+        first, last = (_resolve(bound, samples) for bound in _bounds(self.rows))
+        if last is not None and last <= (first or 0):
+            raise OperError(
+                f"--rows {self.rows!r}: selects no sample"
+                + (f" of the log's {samples:,}" if samples is not None else "")
+                + "; FROM must be below TO"
+            )
+        return first or 0, last
+
+
+_ROWS = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?%|[0-9]*)\s*:\s*([0-9]+(?:\.[0-9]+)?%|[0-9]*)\s*")
+
+
+def _bounds(rows: str) -> tuple[str, str]:
+    match = _ROWS.fullmatch(rows)
+    if not match or any(b.endswith("%") and float(b[:-1]) > 100 for b in match.groups()):
+        raise OperError(f"--rows {rows!r}: a range such as 0:64000, 64000: or 0:80% was needed")
+    return match[1], match[2]
+
+
+def _resolve(bound: str, samples: int | None) -> int | None:
+    if not bound:
+        return None
+    if not bound.endswith("%"):
+        return int(bound)
+    assert samples is not None, "a percentage needs the number of samples"
+    return round(float(bound[:-1]) / 100 * samples)

@@ -1,0 +1,109 @@
+"""Times of samples: seconds since 1970, from timestamps, dates, texts, and numbers of a unit.
+
+Numbers do not say their unit. It can be guessed where all of them lie between 1990 and 2100 in one
+of seconds, milliseconds, microseconds and nanoseconds since 1970, as no number does so in two.
+"""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from oper.base.errors import OperError
+from oper.logs.batches.batch import Place
+from oper.logs.batches.options import TimeUnit
+
+# How many of each a second has, and what people call them.
+PER_SECOND: dict[TimeUnit, int] = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+UNIT_NAMES: dict[TimeUnit, str] = {
+    "s": "seconds",
+    "ms": "milliseconds",
+    "us": "microseconds",
+    "ns": "nanoseconds",
+}
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_EARLIEST, _LATEST = (datetime(year, 1, 1, tzinfo=UTC).timestamp() for year in (1990, 2100))
+_TEXTS = (pa.int64(), pa.float64(), pa.timestamp("us"), pa.timestamp("us", "UTC"))
+
+
+def times_of(
+    column: Any, name: str, place: Place, unit: TimeUnit | None
+) -> tuple[NDArray[np.float64], bool]:
+    """An Arrow column as seconds since 1970, and whether it is plain numbers instead.
+
+    Those are numbers where `unit` does not say what they count; they are given as they are.
+    """
+    try:
+        numbers, own_unit = _numbers(column)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise OperError(
+            f"{place.file}: column {name!r} of type {column.type} cannot be read as a time "
+            f"({error}); a number, a timestamp or an ISO 8601 text was needed"
+        ) from error
+    if numbers.null_count:
+        bad = int(np.argmax(numbers.is_null().to_numpy(zero_copy_only=False)))
+        raise OperError(f"{place.of(bad)}: column {name!r} has no time; fill it in, or drop it")
+    values = numbers.to_numpy(zero_copy_only=False)
+    unit = own_unit or unit
+    if unit is None:
+        return values.astype(np.float64), True
+    if unit == "ns" and values.dtype == np.int64:
+        # A double would round the last nanoseconds of a day up to the next one.
+        values, unit = values // 1000, "us"
+    return values / PER_SECOND[unit], False
+
+
+def guess_unit(numbers: NDArray[np.float64]) -> TimeUnit | None:
+    """The unit in which all of the numbers are dates of logs; None where there is none."""
+    return next((unit for unit in PER_SECOND if are_dates(numbers, unit).all()), None)
+
+
+def are_dates(numbers: NDArray[np.float64], unit: TimeUnit) -> NDArray[np.bool_]:
+    """Which of the numbers lie between 1990 and 2100 in a unit since 1970."""
+    scale = PER_SECOND[unit]
+    return (_EARLIEST * scale <= numbers) & (numbers < _LATEST * scale)
+
+
+def date_text(seconds: float) -> str | None:
+    """Seconds since 1970 as an ISO 8601 text; None where that is not in the years 1 to 9999."""
+    try:
+        date = _EPOCH + timedelta(seconds=seconds)
+    except OverflowError:
+        return None
+    return date.isoformat(timespec="milliseconds" if date.microsecond else "seconds")
+
+
+def _numbers(column: Any) -> tuple[Any, TimeUnit | None]:
+    """The column as int64 or doubles, and the unit where its type says one."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if is_text(column.type):
+        column = _of_texts(column.cast(pa.string()))
+    if pa.types.is_date(column.type):
+        column = column.cast(pa.timestamp("ms"))
+    if pa.types.is_timestamp(column.type):
+        return column.cast(pa.int64()), column.type.unit
+    return column.cast(pa.int64() if pa.types.is_integer(column.type) else pa.float64()), None
+
+
+def _of_texts(texts: Any) -> Any:
+    """Texts as the first of numbers and timestamps that all of them are."""
+    for kind in _TEXTS[:-1]:
+        try:
+            return texts.cast(kind)
+        except pa.ArrowInvalid:
+            continue
+    return texts.cast(_TEXTS[-1])
+
+
+def is_text(kind: Any) -> bool:
+    """Whether an Arrow type is one of texts."""
+    return bool(
+        pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_string_view(kind)
+        or pa.types.is_binary(kind)
+    )

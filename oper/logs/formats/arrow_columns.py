@@ -1,0 +1,136 @@
+"""Arrow columns as the log's jagged ids, dense values and labels."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from oper.base.errors import OperError
+from oper.logs.batches.batch import Jagged, Place
+from oper.logs.batches.times import is_text
+from oper.logs.batches.values import all_decimals, decimals, hexadecimals
+
+
+def ids_of(column: Any, name: str, place: Place, hexadecimal: bool = False) -> Jagged:
+    """The ids of an Arrow array of integers, texts, whole floats, or lists of them.
+
+    Nulls and empty texts are no ids. Unsigned values from 2^63 on are taken as their two's
+    complement. OperError where the type or a value cannot be an id.
+    """
+    kind = column.type
+    if pa.types.is_fixed_size_list(kind):
+        column = column.cast(pa.list_(kind.value_type))
+        kind = column.type
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        lengths = pc.fill_null(column.value_lengths(), 0).to_numpy().astype(np.int32)
+        # The place of a bad value is the place of its bag.
+        inner = _scalars(column.flatten(), name, place, hexadecimal, lengths)
+        return inner if inner.lengths is not None else replace(inner, lengths=lengths)
+    return _scalars(column, name, place, hexadecimal, None)
+
+
+def _scalars(
+    column: Any,
+    name: str,
+    place: Place,
+    hexadecimal: bool,
+    lengths: NDArray[np.int32] | None,
+) -> Jagged:
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        if is_text(kind.value_type):
+            return _coded(column, lengths)
+        column, kind = column.dictionary_decode(), kind.value_type
+    if is_text(kind):
+        return _texts(column, name, place, hexadecimal, lengths)
+    if pa.types.is_floating(kind):
+        column = pc.if_else(pc.is_nan(column), None, column)
+    elif not (pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind)):
+        raise OperError(
+            f"{place.file}: column {name!r} is of type {kind}, which holds no ids; integers, texts "
+            "or lists of them were needed: leave it out with --columns"
+        )
+    jagged = _without_nulls(column, lengths)
+    values = jagged.values.to_numpy(zero_copy_only=False)
+    if pa.types.is_floating(kind):
+        whole = (values == np.floor(values)) & (np.abs(values) < 2.0**53)
+        if not whole.all():
+            bad = int(np.argmin(whole))
+            sample = jagged.sample_of(bad)
+            raise OperError(
+                f"{place.of(sample)}: column {name!r} is {float(values[bad])!r}, and a whole "
+                "number was needed for an id; leave the column out with --columns"
+            )
+    elif kind == pa.uint64():
+        values = values.view(np.int64)
+    return Jagged(values.astype(np.int64, copy=False), jagged.lengths)
+
+
+def _texts(
+    column: Any,
+    name: str,
+    place: Place,
+    hexadecimal: bool,
+    lengths: NDArray[np.int32] | None,
+) -> Jagged:
+    """Ids of texts: integers where all of them are, a dictionary elsewhere."""
+    if not hexadecimal:  # those come from a text's fields, where empty is null already
+        sizes = pc.binary_length(column)
+        if pc.min(sizes).as_py() == 0:
+            column = pc.if_else(pc.equal(sizes, 0), None, column)
+    jagged = _without_nulls(column, lengths)
+    texts = jagged.values
+    if hexadecimal:
+        valid, numbers = hexadecimals(texts)
+        if not valid.all():
+            bad = int(np.argmin(valid))
+            raise OperError(
+                f"{place.of(jagged.sample_of(bad))}: column {name!r} is "
+                f"{str(texts[bad])!r}, and a category of Criteo's, at most 8 hexadecimal digits, "
+                "was needed; is it another log?"
+            )
+        return Jagged(numbers, jagged.lengths, hexadecimal=True)
+    plain = all_decimals(texts)
+    if plain is not None:
+        return Jagged(plain, jagged.lengths)
+    return _coded(texts.dictionary_encode(), jagged.lengths)
+
+
+def _coded(column: Any, lengths: NDArray[np.int32] | None) -> Jagged:
+    """Ids of a dictionary of texts: integers where all of them are, the dictionary elsewhere."""
+    texts = column.dictionary
+    if texts.null_count or (len(texts) and pc.min(pc.binary_length(texts)).as_py() == 0):
+        plain = column.dictionary_decode()
+        column = pc.if_else(pc.equal(pc.binary_length(plain), 0), None, plain).dictionary_encode()
+        texts = column.dictionary
+    texts = texts.cast(pa.string())
+    jagged = _without_nulls(column, lengths)
+    is_integer, numbers = decimals(texts)
+    if is_integer.all():
+        return Jagged(numbers[jagged.values.indices.to_numpy()], jagged.lengths)
+    # Other widths of codes than 32 bits come from files only.
+    codes = jagged.values.indices.cast(pa.int32())
+    return Jagged(pa.DictionaryArray.from_arrays(codes, texts), jagged.lengths)
+
+
+def _without_nulls(column: Any, lengths: NDArray[np.int32] | None) -> Jagged:
+    if column.null_count == 0:
+        return Jagged(column, lengths)
+    valid = column.is_valid().to_numpy(zero_copy_only=False)
+    kept = Jagged(np.empty(len(valid), np.int8), lengths).keep(valid)
+    return Jagged(column.filter(pa.array(valid)), kept.lengths)
+
+
+def floats_of(column: Any, name: str, place: Place) -> NDArray[np.float32]:
+    """A column of numbers as float32 [samples]; nulls are 0."""
+    try:
+        values = pc.fill_null(column.cast(pa.float32(), safe=False), 0.0)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise OperError(
+            f"{place.file}: column {name!r} of type {column.type} cannot be read as numbers "
+            f"({error}); leave it out of --dense and --label"
+        ) from error
+    return values.to_numpy(zero_copy_only=False)

@@ -1,0 +1,115 @@
+"""FBGEMM's request files (`.pt`, `.pt.gz`): indices, offsets and lengths of one batch of T tables.
+
+As Meta's dlrm_datasets hold them: `lengths` [T, B] sizes of the bags, `offsets` [T·B + 1] their
+running sum, `indices` all ids, table by table. The tables are called t0, t1, …
+"""
+
+import contextlib
+import gzip
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from oper.base.arrays import Ints
+from oper.base.errors import OperError
+from oper.logs.batches.batch import Batch, Jagged, Place
+from oper.logs.batches.columns import Column, Selection
+
+
+class RequestSource:
+    """One request file, memory-mapped; a compressed one is unpacked to a temporary file first.
+
+    It is held only while it is read, so that of many files one at a time takes room.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.name = str(path)
+        self._path = path
+        _, offsets, tables = _load(path)
+        self.samples: int | None = (len(offsets) - 1) // tables
+        self.columns = tuple(Column(f"t{t}", bags=True) for t in range(tables))
+
+    def count(self) -> int:
+        """The number of samples."""
+        assert self.samples is not None
+        return self.samples
+
+    def estimate(self) -> int:
+        """The number of samples, which is known."""
+        return self.count()
+
+    def batches(self, selection: Selection) -> Iterator[Batch]:
+        """The samples in order."""
+        total = self.count()
+        indices, all_offsets, _ = _load(self._path)
+        tables = [(name, int(name[1:])) for name in selection.features]
+        for first in range(0, total, selection.batch_rows):
+            stop = min(first + selection.batch_rows, total)
+            features = {}
+            for name, table in tables:
+                offsets = all_offsets[table * total + first : table * total + stop + 1]
+                ids = indices[offsets[0] : offsets[-1]].astype(np.int64)
+                features[name] = Jagged(ids, np.diff(offsets).astype(np.int32))
+            yield Batch(stop - first, features, Place(self.name, first, "sample"))
+
+
+def _load(path: Path) -> tuple[Any, Ints, int]:
+    """Indices, offsets int64 [T·B + 1], and T."""
+    content = _unpickle(path)
+    if not isinstance(content, tuple | list) or len(content) != 3:
+        raise OperError(
+            f"{path}: holds {type(content).__name__}, and a tuple of indices, offsets and lengths "
+            "was needed, as in Meta's dlrm_datasets"
+        )
+    import torch
+
+    for name, tensor in zip(("indices", "offsets", "lengths"), content, strict=True):
+        if not isinstance(tensor, torch.Tensor) or tensor.is_floating_point():
+            raise OperError(f"{path}: {name} is no tensor of integers")
+    indices, offsets, lengths = (tensor.numpy() for tensor in content)
+    if lengths.ndim != 2 or lengths.shape[0] < 1:
+        raise OperError(
+            f"{path}: lengths has shape {lengths.shape}, and [tables, batch] was needed"
+        )
+    offsets = offsets.astype(np.int64)
+    sizes = lengths.astype(np.int64).reshape(-1)
+    if len(offsets) != len(sizes) + 1 or not np.array_equal(np.diff(offsets), sizes):
+        raise OperError(
+            f"{path}: offsets [{len(offsets)}] are not the running sums of lengths "
+            f"{list(lengths.shape)}; the file is damaged: make it again"
+        )
+    if offsets[0] != 0 or offsets[-1] != len(indices) or (len(sizes) and sizes.min() < 0):
+        raise OperError(
+            f"{path}: offsets run from {offsets[0]} to {offsets[-1]}, and there are "
+            f"{len(indices):,} indices; the file is damaged: make it again"
+        )
+    return indices, offsets, lengths.shape[0]
+
+
+def _unpickle(path: Path) -> Any:
+    import torch
+
+    try:
+        with contextlib.ExitStack() as stack:
+            plain = str(path)
+            with open(path, "rb") as file:
+                compressed = file.read(2) == b"\x1f\x8b"
+            if compressed:
+                temporary = stack.enter_context(tempfile.NamedTemporaryFile(suffix=".pt"))
+                with gzip.open(path, "rb") as packed:
+                    shutil.copyfileobj(packed, temporary, 1 << 22)
+                temporary.flush()
+                plain = temporary.name
+            with open(plain, "rb") as file:
+                mappable = file.read(2) == b"PK"
+            return torch.load(plain, map_location="cpu", weights_only=True, mmap=mappable)
+    except Exception as error:  # a damaged pickle may raise anything
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise OperError(
+            f"{path}: cannot be loaded as tensors alone ({reason}); it is damaged, truncated, or "
+            "holds other objects: copy it again, or save it as a tuple of three tensors"
+        ) from error

@@ -1,0 +1,330 @@
+"""Logs in NumPy's formats: jagged .npz, and TorchRec's preprocessed Criteo form.
+
+A jagged .npz holds for each feature the ids of all samples, one bag after the other, and the
+size of each bag. TorchRec's form (torchrec.datasets.criteo) is three arrays, in files
+NAME_dense.npy, NAME_sparse.npy and NAME_labels.npy or in one .npz: dense float32 [n, 13], sparse
+integers [n, 26], labels [n, 1]; its columns are called I1 … I13, C1 … C26 and label here. DLRM's
+.npz of the same content names them X_int, X_cat and y.
+
+Arrays are streamed, from .npz members too, so that memory does not depend on their size.
+"""
+
+import contextlib
+import math
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oper.base.errors import OperError
+from oper.logs.batches.batch import Batch, Jagged, Place
+from oper.logs.batches.columns import Column, Selection
+
+_CRITEO_ARRAYS = ({"sparse", "dense", "labels"}, {"X_cat", "X_int", "y"})
+_ROLES = {
+    "sparse": "sparse",
+    "dense": "dense",
+    "labels": "labels",
+    "X_cat": "sparse",
+    "X_int": "dense",
+    "y": "labels",
+}
+
+# What a damaged header, member or archive raises: NumPy parses headers as Python, and a flipped
+# bit may ask zipfile for an encryption or compression that it does not have.
+_DAMAGE = (
+    ValueError,
+    TypeError,
+    SyntaxError,
+    tokenize.TokenError,
+    EOFError,
+    OSError,
+    RuntimeError,
+    zlib.error,
+    zipfile.BadZipFile,
+)
+
+
+class ArrayStream:
+    """Reads one .npy from an open file, rows of it at a time, without unpickling anything."""
+
+    def __init__(self, file: IO[bytes], name: str) -> None:
+        self._file = file
+        self._name = name
+        with _reading(name):
+            version = np.lib.format.read_magic(file)
+            read = (
+                np.lib.format.read_array_header_1_0
+                if version == (1, 0)
+                else np.lib.format.read_array_header_2_0
+            )
+            self.shape, fortran, self.dtype = read(file)
+        if fortran and len(self.shape) > 1:
+            raise OperError(
+                f"{name}: is stored by columns; save it with numpy.ascontiguousarray first"
+            )
+        if self.dtype.hasobject:
+            raise OperError(
+                f"{name}: holds Python objects, which are not loaded; save it as an array of "
+                "numbers"
+            )
+
+    def read(self, rows: int) -> NDArray[Any]:
+        """The next `rows` rows."""
+        shape = (rows, *self.shape[1:])
+        needed = math.prod(shape) * self.dtype.itemsize
+        # A zipped member gives what it has decompressed so far, which may be less than asked.
+        parts = []
+        with _reading(self._name):
+            while needed and (part := self._file.read(needed)):
+                parts.append(part)
+                needed -= len(part)
+        if needed:
+            raise OperError(
+                f"{self._name}: ends {needed:,} bytes before its header says; it is truncated: "
+                "copy or make it again"
+            )
+        return np.frombuffer(b"".join(parts), self.dtype).reshape(shape)
+
+
+@contextlib.contextmanager
+def _reading(name: str) -> Iterator[None]:
+    try:
+        yield
+    except _DAMAGE as error:
+        raise OperError(
+            f"{name}: is no readable array ({error}); it is damaged or truncated: copy or make "
+            "it again"
+        ) from error
+
+
+class _Arrays:
+    """Named arrays that lie in one .npz, or each in a .npy of its own."""
+
+    def __init__(self, path: Path, members: dict[str, Path] | None = None) -> None:
+        self._path = path
+        self._members = members
+
+    @contextlib.contextmanager
+    def open(self, *names: str) -> Iterator[list[ArrayStream]]:
+        """Streams of the named arrays."""
+        with contextlib.ExitStack() as stack:
+            streams = []
+            archive = None if self._members else stack.enter_context(open_archive(self._path))
+            for name in names:
+                if archive is None:
+                    assert self._members is not None
+                    label, file = str(self._members[name]), open_file(self._members[name])
+                else:
+                    label = f"{self._path}, array {name!r}"
+                    with _reading(label):
+                        file = archive.open(f"{name}.npy")
+                streams.append(ArrayStream(stack.enter_context(file), label))
+            yield streams
+
+
+def open_archive(path: Path) -> zipfile.ZipFile:
+    """A zip file; OperError where it is none, or truncated."""
+    try:
+        return zipfile.ZipFile(path)
+    except _DAMAGE as error:
+        raise OperError(
+            f"{path}: is no readable .npz ({error}); it is damaged or truncated: copy or make it "
+            "again"
+        ) from error
+
+
+def open_file(path: Path) -> IO[bytes]:
+    """A file's bytes; OperError where it cannot be opened."""
+    try:
+        return open(path, "rb")
+    except OSError as error:
+        raise OperError(f"{path}: cannot be opened ({error.strerror})") from error
+
+
+class JaggedSource:
+    """One .npz with jagged arrays."""
+
+    def __init__(self, path: Path, values: tuple[str, ...], lengths: tuple[str, ...]) -> None:
+        self.name = str(path)
+        self._arrays = _Arrays(path)
+        self._pairs = dict(zip(values, lengths, strict=True))
+        self.columns = tuple(Column(name, bags=True) for name in values)
+        with self._arrays.open(*self._pairs.values()) as streams:
+            sizes = {name: s.shape for name, s in zip(lengths, streams, strict=True)}
+            for name, stream in zip(lengths, streams, strict=True):
+                _need_integers(f"{path}, array {name!r}", stream, 1)
+        if len(set(sizes.values())) > 1:
+            stated = ", ".join(f"{name} {shape[0]}" for name, shape in sizes.items())
+            raise OperError(f"{path}: the lengths differ in their number of samples: {stated}")
+        self.samples: int | None = next(iter(sizes.values()))[0]
+
+    def count(self) -> int:
+        """The number of bags."""
+        assert self.samples is not None
+        return self.samples
+
+    def estimate(self) -> int:
+        """The number of samples, which is known."""
+        return self.count()
+
+    def batches(self, selection: Selection) -> Iterator[Batch]:
+        """The samples in file order."""
+        names = selection.features
+        lengths_of = [self._pairs[name] for name in names]
+        total = self.count()
+        with self._arrays.open(*names, *lengths_of) as streams:
+            values, lengths = streams[: len(names)], streams[len(names) :]
+            for name, stream in zip(names, values, strict=True):
+                _need_integers(f"{self.name}, array {name!r}", stream, 1)
+            left = [stream.shape[0] for stream in values]
+            for first in range(0, total, selection.batch_rows):
+                samples = min(selection.batch_rows, total - first)
+                place = Place(self.name, first, "sample")
+                features = {}
+                for index, name in enumerate(names):
+                    sizes = lengths[index].read(samples).astype(np.int64)
+                    _check_lengths(sizes, left[index], name, lengths_of[index], place)
+                    size = int(sizes.sum())
+                    left[index] -= size
+                    ids = values[index].read(size).astype(np.int64)
+                    features[name] = Jagged(ids, sizes.astype(np.int32))
+                yield Batch(samples, features, place)
+            for name, length_name, rest in zip(names, lengths_of, left, strict=True):
+                if rest:
+                    raise OperError(
+                        f"{self.name}: {name!r} has {rest:,} ids more than {length_name!r} adds "
+                        "up to; is that the right pair of --values and --lengths?"
+                    )
+
+
+def _check_lengths(
+    sizes: NDArray[np.int64], left: int, name: str, lengths: str, place: Place
+) -> None:
+    if len(sizes) and sizes.min() < 0:
+        bad = int(np.argmax(sizes < 0))
+        raise OperError(
+            f"{place.of(bad)}: {lengths!r} is {int(sizes[bad])}, and a length cannot be negative"
+        )
+    if sizes.sum() > left:
+        bad = int(np.argmax(np.cumsum(sizes) > left))
+        raise OperError(
+            f"{place.of(bad)}: {lengths!r} asks for more ids than {name!r} has; is that the right "
+            "pair of --values and --lengths?"
+        )
+
+
+class CriteoArraysSource:
+    """TorchRec's preprocessed Criteo form: one matrix of ids, with dense and labels beside it."""
+
+    def __init__(self, path: Path, arrays: dict[str, str], members: dict[str, Path] | None) -> None:
+        self.name = str(path)
+        self._arrays = _Arrays(path, members)
+        self._names = arrays
+        with self._arrays.open(*arrays.values()) as streams:
+            shapes = {role: s.shape for role, s in zip(arrays, streams, strict=True)}
+            for role, name, stream in zip(arrays, arrays.values(), streams, strict=True):
+                if role == "sparse":
+                    _need_integers(f"{path}, array {name!r}", stream, 2)
+        rows = {role: shape[0] for role, shape in shapes.items()}
+        if len(set(rows.values())) > 1:
+            stated = ", ".join(f"{arrays[role]} {n:,}" for role, n in rows.items())
+            raise OperError(f"{path}: the arrays differ in their number of samples: {stated}")
+        self.samples: int | None = rows["sparse"]
+        self._sparse = [f"C{i + 1}" for i in range(shapes["sparse"][1])]
+        dense = shapes.get("dense", (0, 0))
+        self._dense = [f"I{i + 1}" for i in range(dense[1] if len(dense) > 1 else 1)]
+        columns = [Column(name) for name in self._sparse]
+        columns += [Column(name, "dense") for name in self._dense]
+        if "labels" in arrays:
+            columns.append(Column("label", "other"))
+        self.columns = tuple(columns)
+
+    def count(self) -> int:
+        """The number of samples."""
+        assert self.samples is not None
+        return self.samples
+
+    def estimate(self) -> int:
+        """The number of samples, which is known."""
+        return self.count()
+
+    def batches(self, selection: Selection) -> Iterator[Batch]:
+        """The samples in file order."""
+        misplaced = [n for n in selection.features if n not in self._sparse]
+        if misplaced:
+            raise OperError(
+                f"{self.name}: {misplaced[0]!r} is one of the dense values, already transformed, "
+                "and holds no ids; leave it out of --columns"
+            )
+        features = [(n, self._sparse.index(n)) for n in selection.features]
+        dense = [self._dense.index(n) for n in selection.dense]
+        roles = ["sparse"]
+        roles += ["dense"] if dense else []
+        roles += ["labels"] if selection.label else []
+        total = self.count()
+        with self._arrays.open(*(self._names[role] for role in roles)) as opened:
+            streams = dict(zip(roles, opened, strict=True))
+            for first in range(0, total, selection.batch_rows):
+                samples = min(selection.batch_rows, total - first)
+                parts = {role: stream.read(samples) for role, stream in streams.items()}
+                ids = np.ascontiguousarray(parts["sparse"].T.astype(np.int64))
+                yield Batch(
+                    samples=samples,
+                    features={name: Jagged(ids[index]) for name, index in features},
+                    place=Place(self.name, first, "sample"),
+                    label=(
+                        parts["labels"].reshape(samples).astype(np.float32)
+                        if "labels" in parts
+                        else None
+                    ),
+                    dense=(
+                        parts["dense"].reshape(samples, -1)[:, dense].astype(np.float32)
+                        if "dense" in parts
+                        else None
+                    ),
+                )
+
+
+def open_npz(
+    path: Path, values: tuple[str, ...], lengths: tuple[str, ...]
+) -> JaggedSource | CriteoArraysSource:
+    """A jagged .npz where `values` and `lengths` name its arrays, TorchRec's form elsewhere."""
+    with open_archive(path) as archive:
+        names = [n.removesuffix(".npy") for n in archive.namelist() if n.endswith(".npy")]
+    for name in (*values, *lengths):
+        if name not in names:
+            raise OperError(f"{path}: has no array {name!r}; it has {', '.join(names) or 'none'}")
+    if values:
+        return JaggedSource(path, values, lengths)
+    for form in _CRITEO_ARRAYS:
+        if any(_ROLES[n] == "sparse" for n in form & set(names)):
+            found = {_ROLES[n]: n for n in sorted(form & set(names))}
+            return CriteoArraysSource(path, found, None)
+    raise OperError(
+        f"{path}: holds {', '.join(names) or 'no arrays'}; say which are a feature's ids and its "
+        "bag sizes with --values and --lengths"
+    )
+
+
+def open_npy(path: Path) -> CriteoArraysSource:
+    """A matrix of ids [samples, features]; for NAME_sparse.npy, with dense and labels beside."""
+    members = {"sparse": path}
+    for role in ("dense", "labels"):
+        beside = path.with_name(path.name.replace("sparse", role))
+        if beside != path and beside.is_file():
+            members[role] = beside
+    return CriteoArraysSource(path, {role: role for role in members}, members)
+
+
+def _need_integers(name: str, stream: ArrayStream, dimensions: int) -> None:
+    if stream.dtype.kind not in "iu" or len(stream.shape) != dimensions:
+        raise OperError(
+            f"{name}: is {stream.dtype} of shape {stream.shape}, and integers in {dimensions} "
+            f"dimension{'s' if dimensions > 1 else ''} were needed"
+        )

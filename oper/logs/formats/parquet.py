@@ -1,0 +1,110 @@
+"""Parquet files with one column per feature, scalar or list."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from oper.base.errors import OperError
+from oper.logs.batches.batch import Batch, Place
+from oper.logs.batches.columns import Column, Selection
+from oper.logs.batches.times import times_of
+from oper.logs.formats.arrow_columns import floats_of, ids_of
+
+
+class ParquetSource:
+    """One Parquet file; memory is a row group's selected columns."""
+
+    def __init__(self, path: Path) -> None:
+        self.name = str(path)
+        self._path = path
+        with self._open() as file:
+            self.samples: int | None = file.metadata.num_rows
+            self.columns = tuple(column_of(f) for f in file.schema_arrow)
+
+    def count(self) -> int:
+        """The number of samples, from the file's footer."""
+        assert self.samples is not None
+        return self.samples
+
+    def estimate(self) -> int:
+        """The number of samples, which is known."""
+        return self.count()
+
+    def batches(self, selection: Selection) -> Iterator[Batch]:
+        """The samples in file order."""
+        wanted = [*selection.features, *selection.dense]
+        wanted += [c for c in (selection.label, selection.time) if c is not None]
+        first = 0
+        with self._open() as file:
+            parts = file.iter_batches(
+                batch_size=selection.batch_rows, columns=list(dict.fromkeys(wanted))
+            )
+            while True:
+                try:
+                    part = next(parts, None)
+                except (OSError, pa.ArrowException) as error:
+                    raise OperError(
+                        f"{self._path}, after row {first}: is damaged or truncated ({error}); "
+                        "copy or make it again"
+                    ) from error
+                if part is None:
+                    return
+                yield batch_of(part, selection, Place(self.name, first))
+                first += part.num_rows
+
+    def _open(self) -> Any:
+        try:
+            return pq.ParquetFile(self._path, pre_buffer=False)
+        except (OSError, pa.ArrowException) as error:
+            raise OperError(
+                f"{self._path}: is no readable Parquet file ({error}); it is damaged or "
+                "truncated: copy or make it again"
+            ) from error
+
+
+def column_of(field: Any, bags: bool = False) -> Column:
+    """What an Arrow field is taken for unasked."""
+    kind = field.type
+    is_list = bool(
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    )
+    inner = kind.value_type if is_list or pa.types.is_dictionary(kind) else kind
+    if pa.types.is_floating(inner) or pa.types.is_decimal(inner):
+        return Column(field.name, "other" if is_list else "dense")
+    if pa.types.is_temporal(inner) or pa.types.is_nested(inner):
+        return Column(field.name, "other")
+    return Column(field.name, "ids", bags=bags or is_list)
+
+
+def batch_of(
+    part: Any, selection: Selection, place: Place, hexadecimal: frozenset[str] = frozenset()
+) -> Batch:
+    """A `pa.RecordBatch` as a batch of the log."""
+    time, plain = None, False
+    if selection.time is not None:
+        given = part.column(selection.time)
+        time, plain = times_of(given, selection.time, place, selection.time_unit)
+    return Batch(
+        samples=part.num_rows,
+        features={
+            name: ids_of(part.column(name), name, place, name in hexadecimal)
+            for name in selection.features
+        },
+        place=place,
+        label=(
+            None
+            if selection.label is None
+            else floats_of(part.column(selection.label), selection.label, place)
+        ),
+        dense=(
+            np.stack([floats_of(part.column(n), n, place) for n in selection.dense], axis=1)
+            if selection.dense
+            else None
+        ),
+        time=time,
+        plain_time=plain,
+    )

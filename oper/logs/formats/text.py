@@ -1,0 +1,368 @@
+"""Criteo's tab-separated logs and CSV files with one column per feature, plain or gzipped.
+
+Criteo's lines are label, 13 integers I1 … I13 and 26 categories C1 … C26 of 8 hexadecimal digits,
+which stand for 32-bit numbers; empty fields are missing. The lines of its test set have no label.
+A CSV file begins with a line of column names. A field that begins with a quote ends at the next one
+that is not doubled, and that must come on the same line: a sample is a line, in every form, so that
+a stray quote can never take the lines behind it with it. Lines end in a line feed, with or without
+carriage returns before it, and a carriage return elsewhere is an error. Empty lines are no samples.
+"""
+
+import functools
+import gzip
+import io
+import os
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pacsv
+
+from oper.base.errors import OperError
+from oper.logs.batches.batch import Batch, Place
+from oper.logs.batches.columns import Column, Selection
+from oper.logs.formats.parquet import batch_of, column_of
+
+INTEGERS = tuple(f"I{i}" for i in range(1, 14))
+CATEGORIES = tuple(f"C{i}" for i in range(1, 27))
+
+# Read at a time, and parsed in blocks that go to the cores.
+_CHUNK_BYTES = 1 << 25
+_BLOCK_BYTES = 1 << 22
+_PEEK_BYTES = 1 << 20
+_SOMETHING = re.compile(rb"[^\r\n]")
+_EMPTY_LINES = re.compile(rb"\n(?:\r*\n)+")
+# Arrow ends a line here too, and may cut a quoted text in two.
+_LONE_RETURN = re.compile(rb"\r[^\r\n]")
+_BRACKETS = "[](){} "
+
+
+@dataclass(frozen=True)
+class Form:
+    """How the lines of a file are to be taken apart; `separator` is that of a field's bag."""
+
+    columns: tuple[Column, ...]
+    delimiter: str
+    header: bool = True
+    quotes: bool = True
+    separator: str | None = None
+    hexadecimal: frozenset[str] = frozenset()
+
+    @property
+    def names(self) -> list[str]:
+        """All columns in order."""
+        return [c.name for c in self.columns]
+
+    def fields(self, line: str) -> list[str] | None:
+        """The fields of one line as Arrow takes them; None where a quote in it stays open."""
+        if not self.quotes or '"' not in line:
+            return line.split(self.delimiter)
+        fields, start = [], 0
+        while start <= len(line):
+            quoted = line.startswith('"', start)
+            match = _field(self.delimiter, quoted).match(line, start)
+            if match is None:
+                return None
+            fields.append(match[1].replace('""', '"') + match[2] if quoted else match[0])
+            start = match.end() + 1
+        return fields
+
+    def parse_options(self, on_ragged: Any) -> Any:
+        """Arrow's options for it."""
+        return pacsv.ParseOptions(
+            delimiter=self.delimiter,
+            quote_char='"' if self.quotes else False,
+            invalid_row_handler=on_ragged,
+        )
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some whole lines of a file, the first of which is line `first_line` of it."""
+
+    path: Path
+    text: bytes
+    first_line: int
+    ends: int  # line ends in it
+
+    def samples(self) -> int:
+        """The number of lines that are not empty."""
+        empty = sum(found.count(b"\n") - 1 for found in _EMPTY_LINES.findall(b"\n" + self.text))
+        tail = self.text[self.text.rfind(b"\n") + 1 :].strip(b"\r")
+        return self.ends - empty + bool(tail)
+
+    def is_parsed(self, samples: int) -> bool:
+        """Whether `samples` samples, as Arrow parsed it, are one for each line."""
+        if b"\r" in self.text and _LONE_RETURN.search(self.text):
+            return False
+        # Counting the empty lines takes longer, and most logs have none.
+        lines = self.ends + (not self.text.endswith(b"\n"))
+        return samples == lines or samples == self.samples()
+
+    def lines(self) -> Iterator[tuple[int, bytes]]:
+        """Number and text of each line that is not empty."""
+        for number, line in enumerate(self.text.split(b"\n"), start=self.first_line):
+            if line.strip(b"\r"):
+                yield number, line.rstrip(b"\r")
+
+    def line_of(self, sample: int) -> int:
+        """The line that holds sample `sample` of the chunk."""
+        return next(number for i, (number, _) in enumerate(self.lines()) if i == sample)
+
+    def open_quote(self, form: Form) -> OperError | None:
+        """A quick look for the first line with an odd number of quotes, one of which stays open."""
+        for number, line in self.lines() if b'"' in self.text else ():
+            # Quotes and delimiters are single bytes in any text.
+            if line.count(b'"') % 2 and form.fields(line.decode("latin-1")) is None:
+                return self._stays_open(number)
+        return None
+
+    def complaint(self, form: Form, numbers: Sequence[str]) -> OperError | None:
+        """What is wrong with the first line that is no sample; None where each one is."""
+        for number, line in self.lines():
+            where = f"{self.path}, line {number}"
+            try:
+                text = line.decode("utf-8")
+            except UnicodeDecodeError:
+                return OperError(f"{where}: is no UTF-8 text; convert the file")
+            fields = form.fields(text)
+            if fields is None:
+                return self._stays_open(number)
+            if b"\r" in line:
+                return OperError(
+                    f"{where}: has a carriage return in the middle, and lines must end in a line "
+                    "feed, with or without one before it; take it out"
+                )
+            if len(fields) != len(form.columns):
+                return OperError(
+                    f"{where}: {len(fields)} fields, and {len(form.columns)} were needed; mend or "
+                    "remove the line"
+                )
+            for name in numbers:
+                value = fields[form.names.index(name)]
+                if value and not _is_number(value):
+                    return OperError(
+                        f"{where}: column {name!r} is {value!r}, and a number was needed; mend "
+                        "the line, or read the column as ids with --columns"
+                    )
+        return None
+
+    def _stays_open(self, number: int) -> OperError:
+        return OperError(
+            f"{self.path}, line {number}: a field begins with a quote that does not close on its "
+            "line, and a sample must be one line; remove the quote or close it, or take the line "
+            "ends out of the texts"
+        )
+
+    def unparsed(self, message: str) -> OperError:
+        """The error where each line is fine by itself, and the chunk is not."""
+        return OperError(f"{self.path}, from line {self.first_line}: cannot be parsed ({message})")
+
+
+class TextSource:
+    """One delimited text file; memory is one chunk of it."""
+
+    def __init__(self, path: Path, form: Form) -> None:
+        self.name = str(path)
+        self.columns = form.columns
+        self.samples: int | None = None  # a text says only when it has been read
+        self._path = path
+        self._form = form
+
+    def count(self) -> int:
+        """The number of samples: lines that are not empty, without the header."""
+        return sum(chunk.samples() for chunk in self._chunks())
+
+    def estimate(self) -> int | None:
+        """About how many lines, from the length of the first ones and how far they compress."""
+        try:
+            with open(self._path, "rb") as file:
+                packed = file.peek(2)[:2] == b"\x1f\x8b"
+                head = (gzip.GzipFile(fileobj=file) if packed else file).read(_PEEK_BYTES)
+                share = file.tell() / os.fstat(file.fileno()).st_size
+        except (OSError, EOFError, zlib.error) as error:
+            raise damaged(self._path, error) from error
+        return round(head.count(b"\n") / share) or None
+
+    def batches(self, selection: Selection) -> Iterator[Batch]:
+        """The samples in file order."""
+        form = self._form
+        numbers = [*selection.dense, *([selection.label] if selection.label else [])]
+        types = dict.fromkeys(numbers, pa.float32())
+        # Hexadecimal digits are checked when they are decoded, so need no check for UTF-8 before.
+        for name in selection.features:
+            types[name] = pa.binary() if name in form.hexadecimal else pa.string()
+        if selection.time:
+            types[selection.time] = pa.string()
+        convert = pacsv.ConvertOptions(
+            column_types=types,
+            include_columns=list(types),
+            null_values=[""],
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=True,
+        )
+        for chunk in self._chunks():
+            try:
+                table = pacsv.read_csv(
+                    pa.BufferReader(chunk.text),
+                    read_options=pacsv.ReadOptions(
+                        block_size=_BLOCK_BYTES, column_names=form.names
+                    ),
+                    parse_options=form.parse_options(lambda row: "error"),
+                    convert_options=convert,
+                )
+            except pa.ArrowInvalid as error:
+                raise chunk.complaint(form, numbers) or chunk.unparsed(str(error)) from error
+            if not chunk.is_parsed(table.num_rows):
+                found = f"{chunk.samples():,} lines gave {table.num_rows:,} samples"
+                raise chunk.complaint(form, numbers) or chunk.unparsed(found)
+            place = Place(self.name, 0, "line", chunk.line_of)
+            for part in table.combine_chunks().to_batches(selection.batch_rows):
+                bags = part if form.separator is None else _split(part, selection, form.separator)
+                yield batch_of(bags, selection, place, form.hexadecimal)
+                place = place.after(part.num_rows)
+
+    def _chunks(self) -> Iterator[Chunk]:
+        """The lines behind the header, as many at a time as are parsed together."""
+        try:
+            with open_text(self._path) as file:
+                line = 1
+                if self._form.header:
+                    while (header := file.readline()) and not header.strip():
+                        line += 1
+                    line += 1
+                rest = b""
+                while block := file.read(_CHUNK_BYTES):
+                    # A short block is the last one, and its last line may have no end.
+                    last = len(block) < _CHUNK_BYTES
+                    end = len(block) if last else block.rfind(b"\n") + 1
+                    whole, rest = (rest + block[:end], block[end:]) if end else (b"", rest + block)
+                    ends = whole.count(b"\n")
+                    # Arrow refuses a text of empty lines alone.
+                    if _SOMETHING.search(whole):
+                        yield Chunk(self._path, whole, line, ends)
+                    line += ends
+                if _SOMETHING.search(rest):
+                    yield Chunk(self._path, rest, line, 0)
+        except (OSError, EOFError, zlib.error) as error:
+            raise damaged(self._path, error) from error
+
+
+def open_criteo(path: Path) -> TextSource | None:
+    """A file in Criteo's own form, or None where its first line is of another."""
+    fields = first_line(path).split(b"\t")
+    if len(fields) not in (39, 40):
+        return None
+    hexadecimal = all(re.fullmatch(rb"[0-9a-fA-F]{0,8}", f) for f in fields[-26:])
+    integers = all(re.fullmatch(rb"-?[0-9]*", f) for f in fields[:-26])
+    if not (hexadecimal and integers):
+        return None
+    label = [Column("label", "other")] if len(fields) == 40 else []
+    numbers = [Column(name, "dense", raw=True) for name in INTEGERS]
+    categories = [Column(name, raw=True) for name in CATEGORIES]
+    columns = (*label, *numbers, *categories)
+    return TextSource(
+        path,
+        Form(columns, "\t", header=False, quotes=False, hexadecimal=frozenset(CATEGORIES)),
+    )
+
+
+def open_csv(path: Path, separator: str | None) -> TextSource:
+    """A file that begins with a line of column names, separated by commas or tabs."""
+    header = first_line(path)
+    if b"\0" in header or not header.strip():
+        raise OperError(
+            f"{path}: is no log that can be read; Criteo TSV, CSV, Parquet, .npz, .npy and FBGEMM "
+            ".pt files can"
+        )
+    delimiter = "\t" if header.count(b"\t") > header.count(b",") else ","
+    try:
+        with open_text(path) as file:
+            head = file.read(_PEEK_BYTES)
+    except (OSError, EOFError, zlib.error) as error:
+        raise damaged(path, error) from error
+    end = head.rfind(b"\n") + 1
+    head = head[:end] if len(head) == _PEEK_BYTES and end else head
+    form = Form((), delimiter)
+    if complaint := Chunk(path, head, 1, head.count(b"\n")).open_quote(form):
+        raise complaint  # columns would be taken for what they are not
+    if b"\r" in header:
+        raise OperError(
+            f"{path}: has a carriage return within its first line, and lines must end in a line "
+            "feed, with or without one before it; convert the file"
+        )
+    try:
+        schema = pacsv.open_csv(
+            pa.BufferReader(head),
+            read_options=pacsv.ReadOptions(block_size=_PEEK_BYTES),
+            parse_options=form.parse_options(lambda row: "skip"),
+        ).schema
+        names = schema.names  # decoded here
+    except (pa.ArrowInvalid, UnicodeDecodeError) as error:
+        raise OperError(
+            f"{path}: cannot be read as text with a line of column names ({error}); is it a log?"
+        ) from error
+    repeated = [n for n in names if names.count(n) > 1]
+    if repeated:
+        raise OperError(f"{path}, line 1: two columns are called {repeated[0]!r}; rename one")
+    columns = tuple(column_of(field, bags=separator is not None) for field in schema)
+    return TextSource(path, Form(columns, delimiter, separator=separator))
+
+
+def open_text(path: Path) -> io.BufferedIOBase:
+    """The file's bytes, decompressed where it is gzip."""
+    with open(path, "rb") as file:
+        compressed = file.read(2) == b"\x1f\x8b"
+    return gzip.open(path) if compressed else open(path, "rb")
+
+
+def first_line(path: Path) -> bytes:
+    """The first line that is not empty, without its end; OperError where it cannot be read."""
+    try:
+        with open_text(path) as file:
+            while line := file.readline(1 << 20):
+                if line.strip():
+                    return line.rstrip(b"\r\n")
+    except (OSError, EOFError, zlib.error) as error:
+        raise damaged(path, error) from error
+    return b""
+
+
+def damaged(path: Path, error: Exception) -> OperError:
+    """The error for a file that stops or breaks while it is read."""
+    return OperError(f"{path}: is damaged or truncated ({error}); copy or make it again")
+
+
+def _split(part: Any, selection: Selection, separator: str) -> Any:
+    """The batch with the fields of its features split into bags; brackets and quotes go."""
+    columns = []
+    for name in part.schema.names:
+        column = part.column(name)
+        if name in selection.features:
+            bags = pc.split_pattern(pc.utf8_trim(column, _BRACKETS), separator)
+            sizes = pc.fill_null(bags.value_lengths(), 0)
+            ends = pc.cumulative_sum(sizes)
+            starts_and_end = pa.concat_arrays([pa.array([0], ends.type), ends])
+            column = pa.ListArray.from_arrays(starts_and_end, pc.utf8_trim(bags.flatten(), " '\""))
+        columns.append(column)
+    return pa.RecordBatch.from_arrays(columns, names=part.schema.names)
+
+
+@functools.cache
+def _field(delimiter: str, quoted: bool) -> re.Pattern[str]:
+    """A field; where it is quoted, what is within the quotes and what follows them."""
+    rest = f"[^{re.escape(delimiter)}]*+"
+    return re.compile(f'"((?:[^"]|"")*+)"({rest})' if quoted else rest)
+
+
+def _is_number(value: str) -> bool:
+    try:
+        float(value)
+    except ValueError:
+        return False
+    return True

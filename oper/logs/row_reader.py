@@ -1,0 +1,121 @@
+"""A log as batches of row ids, by the rules that a profile or plan carries."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from oper.logs.batches.batch import Batch, Jagged, concatenate
+from oper.logs.batches.options import LogOptions
+from oper.logs.ids import IdMapper
+from oper.logs.log import Log, open_log
+from oper.logs.prepare import Prepared, matched, prepare
+from oper.logs.vocabulary import vocabulary_of
+from oper.tables.table import Table, with_missing
+
+
+class RowReader:
+    """Reads a log as row ids of `prepared.tables`.
+
+    Batches' features are keyed by the tables' features, tables in order; by FEATURE@TABLE where
+    several tables share a feature, as TorchRec does. `tables_of` says whose rows a key holds.
+    """
+
+    def __init__(self, log: Log, prepared: Prepared) -> None:
+        self.tables = prepared.tables
+        self._log = log
+        self._mappers = [
+            IdMapper(
+                table,
+                vocabulary_of(prepared.vocabularies[table.name])
+                if table.name in prepared.vocabularies
+                else None,
+                log.options.on_bad_id,
+            )
+            # A value that is missing by the options is so too where the rule names none.
+            for table in with_missing(prepared.tables, log.options.missing)
+        ]
+        found = matched(log, prepared.tables)
+        features = [feature for _, feature, _ in found]
+        self._columns = {
+            feature
+            if features.count(feature) == 1
+            else f"{feature}@{prepared.tables[index].name}": (index, column)
+            for index, feature, column in found
+        }
+
+    @property
+    def tables_of(self) -> dict[str, int]:
+        """Key of a batch's features -> index of the table whose rows it holds."""
+        return {key: index for key, (index, _) in self._columns.items()}
+
+    @property
+    def bagged(self) -> tuple[bool, ...]:
+        """Per table: may a sample read several of its rows, by bags or by several features?"""
+        result = []
+        for index in range(len(self.tables)):
+            columns = [column for i, column in self._columns.values() if i == index]
+            result.append(len(columns) > 1 or any(c in self._log.bags for c in columns))
+        return tuple(result)
+
+    @property
+    def skipped(self) -> dict[str, int]:
+        """Table -> ids left out so far because it has no such row; only tables with any."""
+        return {m.table.name: m.skipped for m in self._mappers if m.skipped}
+
+    def batches(self, batch_size: int | None = None, ids_only: bool = False) -> Iterator[Batch]:
+        """Batches of row ids, as the log gives them, or of exactly `batch_size` (the last: less).
+
+        `ids_only` leaves out label and dense values, where only ids are counted. OperError where
+        an id is no row of its table, unless such ids are skipped.
+        """
+        mapped = map(self._map, self._log.batches(self._needed(), ids_only))
+        return mapped if batch_size is None else _exact(mapped, batch_size)
+
+    def _needed(self) -> list[str]:
+        return list(dict.fromkeys(column for _, column in self._columns.values()))
+
+    def _map(self, batch: Batch) -> Batch:
+        rows: dict[str, Jagged] = {
+            key: self._mappers[index].map(batch.features[column], column, batch.place)
+            for key, (index, column) in self._columns.items()
+        }
+        return replace(batch, features=rows)
+
+
+def _exact(batches: Iterator[Batch], batch_size: int) -> Iterator[Batch]:
+    pending: list[Batch] = []
+    held = 0
+    for batch in batches:
+        pending.append(batch)
+        held += batch.samples
+        if held < batch_size:
+            continue
+        joined = concatenate(pending)
+        whole = held - held % batch_size
+        for start in range(0, whole, batch_size):
+            yield joined.slice(start, start + batch_size)
+        pending = [joined.slice(whole, held)] if whole < held else []
+        held -= whole
+    if held:
+        yield concatenate(pending)
+
+
+def read(
+    paths: Any,
+    tables: Sequence[Table] | None = None,
+    options: LogOptions | None = None,
+    *,
+    folder: Path | str | None = None,
+    batch_size: int | None = None,
+) -> Iterator[Batch]:
+    """Batches of row ids of a log, ready for training (`Batch.to_kjt`).
+
+    `tables` are a plan's or a profile's, and `folder` the plan's or profile's where their rules
+    need vocabularies; without a folder, what the tables leave open is taken from the log.
+    """
+    log = open_log(paths, options)
+    prepared = (
+        prepare(log, tables) if tables is None or folder is None else Prepared.load(tables, folder)
+    )
+    return RowReader(log, prepared).batches(batch_size)

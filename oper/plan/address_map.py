@@ -1,0 +1,161 @@
+"""The address map of one rank: row id -> address, by which planner and runtime agree (§4.4).
+
+An address is (field << 40) | slot, int64 and non-negative: field is the rank that holds the row,
+or LOCAL where the reader's own copy is read; slot indexes that rank's arena of the row's width.
+`AddressMap` computes it from a bitmap, a code a listed row and arithmetic, about one bit a cold
+row; the tables that `flattened` picks look it up in an array of 8 bytes a row, which is faster.
+"""
+
+from collections.abc import Sequence
+from copy import copy
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from oper.base import native
+from oper.base.errors import OperError
+from oper.base.tensors import as_int64, as_tensor
+from oper.plan.bitmap import listed_before
+from oper.plan.layout import LOCAL, SLOT_BITS, SLOT_MASK, Layout, RankMap, occurrences, rank_map
+from oper.plan.plan import Plan, load_plan, load_rank_map
+from oper.tables.table import Table
+
+__all__ = ["LOCAL", "AddressMap", "unpack"]
+
+_NO_FLAT = -1  # of a table without plain addresses (csrc/include/oper/plan/translate.h)
+
+
+def unpack(addresses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Fields (ranks, or LOCAL) and slots of addresses."""
+    return addresses >> SLOT_BITS, addresses & SLOT_MASK
+
+
+class AddressMap:
+    """The compact map of one rank. Its large arrays are the layout's, which all ranks share."""
+
+    def __init__(self, tables: Sequence[Table], layout: Layout, rank: RankMap) -> None:
+        self.tables = tuple(tables)
+        self.rank = rank.rank
+        orders = [_at_least_two(order) for order in layout.orders]
+        period = np.array([len(order) for order in orders], dtype=np.int64)
+        frozen = layout.stripe_bitmap
+        numbering = layout.bitmap if frozen is None else frozen
+        maps = np.zeros((len(layout.rows), 8), dtype=np.int64)
+        maps[:, 0] = layout.rows
+        maps[:, 1] = layout.line_offset[:-1]
+        maps[:, 2] = layout.rotation + listed_before(numbering, layout.line_offset[:-1])
+        maps[:, 3] = period[layout.pattern_of]
+        reciprocal = np.array([-(-(1 << 64) // int(p)) for p in period], dtype=np.uint64)
+        maps[:, 4] = reciprocal.view(np.int64)[layout.pattern_of]
+        maps[:, 5] = (np.cumsum(period) - period)[layout.pattern_of]
+        maps[:, 6] = np.arange(len(layout.rows)) * layout.ranks
+        maps[:, 7] = _NO_FLAT
+        places = np.concatenate([_places(order, layout.ranks) for order in orders])
+        self._maps, self._flat = as_int64(maps), torch.empty(0, dtype=torch.int64)
+        self._arguments = (
+            as_tensor(layout.bitmap.view(np.int64)),
+            None if frozen is None else as_tensor(frozen.view(np.int64)),
+            as_tensor(layout.codes.view(np.int32 if layout.codes.itemsize == 4 else np.int64)),
+            layout.group_bits,
+            as_int64(rank.group_base),
+            as_int64(rank.stripe_base - layout.stripe_lead),
+            as_int64(places),
+        )
+
+    @classmethod
+    def of(cls, plan: Plan, rank: int) -> "AddressMap":
+        """The map of one rank of a plan."""
+        _check_rank(rank, plan.ranks)
+        return cls(plan.tables, plan.layout, rank_map(plan.layout, rank))
+
+    @classmethod
+    def load(cls, folder: Path | str, rank: int) -> "AddressMap":
+        """The map of one rank, from its file in a plan's folder; the rest is memory-mapped."""
+        plan = load_plan(folder)
+        _check_rank(rank, plan.ranks)
+        return cls(plan.tables, plan.layout, load_rank_map(folder, rank))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its arrays, shared ones included."""
+        arrays = (self._maps, *self._arguments, self._flat)
+        return sum(a.nbytes for a in arrays if isinstance(a, torch.Tensor))
+
+    def flattened(self, most_bytes: int | None = None) -> "AddressMap":
+        """The same map with plain arrays of addresses for the smallest tables: as many as take no
+        more than `most_bytes` together, or all."""
+        rows = np.array([table.rows for table in self.tables], dtype=np.int64)
+        smallest = np.argsort(rows, kind="stable")
+        if most_bytes is not None:
+            smallest = smallest[8 * np.cumsum(rows[smallest]) <= most_bytes]
+        maps = self._maps.clone()
+        maps[:, 7] = _NO_FLAT
+        first = np.cumsum(rows[smallest]) - rows[smallest]
+        maps[torch.from_numpy(smallest), 7] = torch.from_numpy(first)
+        found = [self.translate(int(n), torch.arange(rows[n])) for n in smallest]
+        flat = copy(self)
+        flat._maps, flat._flat = maps, torch.cat([torch.empty(0, dtype=torch.int64), *found])
+        return flat
+
+    def translate(self, table: int, ids: torch.Tensor) -> torch.Tensor:
+        """Addresses of rows of one table, given by number: int64, of the shape of `ids`.
+
+        Ids are int64 or int32, of any shape. OperError names the table and the id that is out of
+        its range.
+        """
+        return self.translate_features(ids, torch.tensor([0, ids.numel()]), torch.tensor([table]))
+
+    def translate_features(
+        self, values: torch.Tensor, feature_offsets: torch.Tensor, feature_tables: torch.Tensor
+    ) -> torch.Tensor:
+        """The same for a batch of features, as the values of a KeyedJaggedTensor [N]: those of
+        feature f are [feature_offsets[f], feature_offsets[f + 1]), of table feature_tables[f].
+        Both int64, [F + 1] and [F]."""
+        values = values.contiguous()
+        try:
+            return native.ops().translate(
+                values, feature_offsets, feature_tables, self._maps, *self._arguments, self._flat
+            )
+        except IndexError as error:
+            raise self._explained(values.flatten(), feature_offsets, feature_tables) from error
+
+    def _explained(
+        self, values: torch.Tensor, segment_offset: torch.Tensor, segment_table: torch.Tensor
+    ) -> OperError:
+        """Which id is out of which table's range."""
+        for segment, index in enumerate(segment_table.tolist()):
+            if not 0 <= index < len(self.tables):
+                break
+            table = self.tables[index]
+            begin, end = segment_offset[segment : segment + 2].tolist()
+            ids = values[begin:end]
+            bad = ((ids < 0) | (ids >= table.rows)).nonzero()
+            if len(bad):
+                at = int(bad[0])
+                return OperError(
+                    f"table {table.name!r}: id {int(ids[at])} (number {begin + at} of the batch), "
+                    f"and it has rows 0 to {table.rows - 1}; map raw values to rows by the rule "
+                    "the plan was profiled with"
+                )
+        return OperError(
+            f"tables {segment_table.tolist()}: the plan has tables 0 to {len(self.tables) - 1}"
+        )
+
+
+def _at_least_two(order: NDArray[np.uint16]) -> NDArray[np.uint16]:
+    """A period of one place, written twice: 2^64 / 1 would not fit the kernel's reciprocal."""
+    return np.repeat(order, 2) if len(order) == 1 else order
+
+
+def _places(order: NDArray[np.uint16], ranks: int) -> NDArray[np.int64]:
+    """csrc/include/oper/plan/translate.h's Place for each position of a pattern."""
+    owner = order.astype(np.int64)
+    before, copies = occurrences(owner, ranks)
+    return owner | before << 16 | copies[owner] << 32
+
+
+def _check_rank(rank: int, ranks: int) -> None:
+    if not 0 <= rank < ranks:
+        raise OperError(f"rank {rank}: the plan has ranks 0 to {ranks - 1}")

@@ -1,0 +1,34 @@
+"""The bitmap of listed rows: a running count and 448 rows in each cache line."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oper.base.arrays import Ints
+
+ROWS_PER_LINE = 448
+_HEADER_MASK = np.uint64((1 << 37) - 1)  # the rest of a header speeds the kernel up
+
+
+def rank_in_bitmap(
+    bitmap: NDArray[np.uint64], first_line: int, rows: Ints
+) -> tuple[Ints, NDArray[np.bool_]]:
+    """Marked rows of all tables before each row of the table at `first_line`, and its own mark."""
+    line, position = np.divmod(rows, ROWS_PER_LINE)
+    lines = bitmap[first_line + line]
+    start = 64 * np.arange(7)
+    below = np.clip(position[:, None] - start, 0, 64)
+    # A shift by 64 is undefined: the mask of a whole word is written out.
+    ones = np.uint64(0xFFFFFFFFFFFFFFFF)
+    mask = np.where(below == 64, ones, (np.uint64(1) << (below % 64).astype(np.uint64)) - 1)
+    words = lines[:, 1:]
+    before = listed_before(lines, slice(None))
+    before += np.bitwise_count(words & mask).sum(axis=1, dtype=np.int64)
+    word = np.take_along_axis(words, (position // 64)[:, None], axis=1)[:, 0]
+    return before, (word >> (position % 64).astype(np.uint64) & np.uint64(1)).astype(bool)
+
+
+def listed_before(bitmap: NDArray[np.uint64], lines: Any) -> Any:
+    """Marked rows of all tables before these lines: int64."""
+    return (bitmap[lines, 0] & _HEADER_MASK).astype(np.int64)

@@ -1,0 +1,158 @@
+"""The layout: at which rank and slot each row lies, in a few bits a row (§4.4 made compact).
+
+Rows of table t are EXPLICIT, marked in a bitmap and listed by a code, or STRIPED. Slots index a
+rank's arena of the row's width. With e the row's place among the explicit rows of all tables:
+
+    explicit   code[e] = position · 2^bits | group       slot = base[group, source] + position
+    striped    c = row - (explicit rows of the table before it), p = c + rotation[t], P = |order|
+               owner = order[p mod P]
+               slot = stripe_base[t, owner] + occurrences of owner in order[rotation[t] : p)
+
+where `order`, of the table's pattern, is repeated without end, and a rank reads a group's rows
+from `path[group, rank]`. In a plan made from an older one, c counts by the older one's bitmap
+(`stripe_bitmap`), so that rows that became explicit later do not shift the others.
+
+An address is (field << 40) | slot: field is the owner's rank, or LOCAL where the reader holds the
+copy it reads. `locate` is the reference in NumPy; the kernel is csrc/include/oper/plan/translate.h.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oper.base.arrays import Ints
+from oper.plan.bitmap import listed_before, rank_in_bitmap
+
+SLOT_BITS = 40
+LOCAL = 0x7FFFFF
+SLOT_MASK = (1 << SLOT_BITS) - 1
+MOST_RANKS = 1 << 16
+
+LONGEST_PERIOD = 65_536
+
+
+@dataclass(frozen=True)
+class Located:
+    """Rows of one table, [N] each: `group` is -1 for striped rows, which have an `owner`, and
+    else the number of the group, with the row's `position` in it."""
+
+    group: Ints
+    position: Ints
+    owner: Ints
+    slot: Ints  # at the owner, of striped rows
+    explicit: Ints  # e, of explicit rows
+
+
+@dataclass(frozen=True)
+class Layout:
+    """T tables, M ranks, W widths, G groups of explicit rows, E explicit rows."""
+
+    rows: Ints  # [T]
+    width_of_table: Ints  # [T]
+    slots: Ints  # [W, M] size of each arena
+    group_width: Ints  # [G]
+    path: NDArray[np.uint16]  # [G, M] the rank that each rank reads from
+    holds: NDArray[np.bool_]  # [G, M]
+    base: Ints  # [G, M] first slot at each holder; -1 where there is no copy
+    orders: tuple[NDArray[np.uint16], ...]  # patterns of ranks
+    pattern_of: Ints  # [T]
+    rotation: Ints  # [T] below the length of the table's order
+    stripe_base: Ints  # [T, M]
+    line_offset: Ints  # [T + 1] first line of each table in the bitmap
+    bitmap: NDArray[np.uint64]  # [lines, 8]
+    codes: NDArray[Any]  # [E] uint32 or uint64
+    stripe_bitmap: NDArray[np.uint64] | None = None
+
+    @property
+    def ranks(self) -> int:
+        return self.stripe_base.shape[1]
+
+    @property
+    def group_bits(self) -> int:
+        return max(len(self.group_width) - 1, 0).bit_length()
+
+    @cached_property
+    def stripe_lead(self) -> Ints:
+        """Occurrences of each rank in its table's order before the rotation, [T, M]."""
+        lead = np.zeros(self.stripe_base.shape, dtype=np.int64)
+        for t, (pattern, rotation) in enumerate(zip(self.pattern_of, self.rotation, strict=True)):
+            lead[t] = np.bincount(self.orders[pattern][:rotation], minlength=self.ranks)
+        return lead
+
+    def bitmap_bytes_per_row(self) -> float:
+        """Bytes of the shared arrays of the address map per row of all tables."""
+        bitmaps = [b for b in (self.bitmap, self.stripe_bitmap) if b is not None]
+        return (sum(b.nbytes for b in bitmaps) + self.codes.nbytes) / max(int(self.rows.sum()), 1)
+
+    def locate(self, table: int, rows: NDArray[np.integer[Any]]) -> Located:
+        """Where rows of a table lie, [N]; rows must be in range."""
+        row = np.asarray(rows, dtype=np.int64)
+        first = int(self.line_offset[table])
+        explicit, listed = rank_in_bitmap(self.bitmap, first, row)
+        lines = self.bitmap if self.stripe_bitmap is None else self.stripe_bitmap
+        frozen, _ = rank_in_bitmap(lines, first, row)
+        code = self.codes[np.where(listed, explicit, 0)] if len(self.codes) else explicit * 0
+        code = code.astype(np.uint64)
+        group_mask = np.uint64((1 << self.group_bits) - 1)
+        owner, slot = self._stripe(table, row - (frozen - listed_before(lines, first)))
+        return Located(
+            group=np.where(listed, (code & group_mask).astype(np.int64), -1),
+            position=np.where(listed, (code >> np.uint64(self.group_bits)).astype(np.int64), -1),
+            owner=np.where(listed, -1, owner),
+            slot=np.where(listed, -1, slot),
+            explicit=np.where(listed, explicit, -1),
+        )
+
+    def addresses(self, table: int, rows: NDArray[np.integer[Any]], rank: int) -> Ints:
+        """The addresses from which `rank` reads rows of a table, int64 [N]."""
+        found = self.locate(table, rows)
+        group = np.maximum(found.group, 0)
+        source = self.path[group, rank].astype(np.int64) if len(self.path) else found.owner
+        owner = np.where(found.group >= 0, source, found.owner)
+        slot = found.slot
+        if len(self.base):
+            slot = np.where(found.group >= 0, self.base[group, owner] + found.position, slot)
+        return np.where(owner == rank, LOCAL, owner) << SLOT_BITS | slot
+
+    def _stripe(self, table: int, c: Ints) -> tuple[Ints, Ints]:
+        order = self.orders[self.pattern_of[table]].astype(np.int64)
+        before, copies = occurrences(order, self.ranks)
+        q, p = np.divmod(c + self.rotation[table], len(order))
+        owner = order[p]
+        slot = self.stripe_base[table, owner] - self.stripe_lead[table, owner]
+        return owner, slot + q * copies[owner] + before[p]
+
+
+def occurrences(order: Ints, ranks: int) -> tuple[Ints, Ints]:
+    """How often each position's rank occurs before it in `order` [P], and each rank in all [M]."""
+    copies = np.bincount(order, minlength=ranks)
+    by_rank = np.argsort(order, kind="stable")
+    first = np.repeat(np.cumsum(copies) - copies, copies)
+    before = np.empty(len(order), dtype=np.int64)
+    before[by_rank] = np.arange(len(order)) - first
+    return before, copies
+
+
+@dataclass(frozen=True)
+class RankMap:
+    """All that differs from rank to rank in the address map: packed addresses of the first row
+    of each group [G], and of each table's stripes at each owner [T, M]."""
+
+    rank: int
+    group_base: Ints
+    stripe_base: Ints
+
+
+def rank_map(layout: Layout, rank: int) -> RankMap:
+    """The map of one rank."""
+    source = layout.path[:, rank].astype(np.int64)
+    slot = layout.base[np.arange(len(source)), source]
+    owners = np.arange(layout.ranks)
+    return RankMap(
+        rank,
+        np.where(source == rank, LOCAL, source) << SLOT_BITS | slot,
+        np.where(owners == rank, LOCAL, owners) << SLOT_BITS | layout.stripe_base,
+    )

@@ -1,0 +1,281 @@
+"""Plan: the placement of every row, what it costs and how that was proved; immutable.
+
+On disk a plan is a folder with `plan.json`, which people can read, `layout.safetensors` with the
+small arrays of the layout, the bitmap, codes and counters of explicit rows as .npy, and
+`rank_NNNNN.safetensors` with what differs in each rank's address map. The same plan has the same
+bytes: neither times nor paths are in it.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oper.base.errors import OperError
+from oper.cost.workload import Workload
+from oper.files import storage
+from oper.files.ownership import Format
+from oper.plan.layout import Layout, RankMap, rank_map
+from oper.tables.table import Table, fingerprint
+from oper.topology.topology import Topology
+
+MARKER = "plan.json"
+SCHEMA = "oper-plan"
+VERSION = 1
+FORMAT = Format(MARKER, SCHEMA, VERSION)
+
+_LAYOUT_FILE = "layout.safetensors"
+_OPTIONAL = ("stripe_bitmap", "explicit_containing")
+_LARGE = ("bitmap", "codes", "stripe_bitmap")  # of the layout: as .npy, to be memory-mapped
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A plan for `tables` on the ranks of `topology`.
+
+    `figures` are the cost's (`Cost.to_json`), `owner_accesses` [M] the accesses in the profile to
+    rows that one rank alone holds, by that rank, and `replica_accesses` the rest.
+    """
+
+    tables: tuple[Table, ...]
+    topology: Topology
+    workload: Workload
+    layout: Layout
+    explicit_accesses: NDArray[Any]  # [E] in the profile, of each explicit row
+    explicit_containing: NDArray[Any]  # [E]
+    owner_accesses: NDArray[np.int64]
+    replica_accesses: int
+    samples: int
+    profile: str  # digest of the profile
+    produced_by: str  # the step or method that made it
+    figures: dict[str, Any]
+    # [P] least accesses of a row in each partition that is listed, in order: descending.
+    partition_floor: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    certificate: dict[str, Any] = field(default_factory=dict)
+    partitions: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    # [T, 2] measured over expected distinct rows of a rank and of all; None: not measured.
+    distinct_ratio: NDArray[np.float64] | None = None
+
+    def __repr__(self) -> str:
+        rows = sum(table.rows for table in self.tables)
+        return (
+            f"<Plan of {rows:,} rows of {len(self.tables)} tables on {self.ranks} ranks "
+            f"({self.topology.name}) for {self.workload.mode}>"
+        )
+
+    @property
+    def ranks(self) -> int:
+        return self.topology.ranks
+
+    def table_index(self, name: str) -> int:
+        """The number of the table called `name`."""
+        for index, table in enumerate(self.tables):
+            if table.name == name:
+                return index
+        raise OperError(
+            f"table {name!r}: the plan has no such table; it has "
+            + ", ".join(t.name for t in self.tables[:8])
+            + (", …" if len(self.tables) > 8 else "")
+        )
+
+    def save(
+        self,
+        folder: Path | str,
+        also: Sequence[Callable[[Path], None]] = (),
+        overwrite: bool = False,
+    ) -> None:
+        """Write the plan and the maps of all ranks, whole or not at all.
+
+        Each of `also` writes more files into the folder: vocabularies of the tables, moves.
+        `overwrite` replaces a plan that is there, if nothing else is in its folder.
+        """
+        with storage.atomic_folder(folder, FORMAT, overwrite) as temporary:
+            self._write_arrays(temporary)
+            for write in also:
+                write(temporary)
+            content = self._to_json() | {"files": storage.describe_files(temporary)}
+            storage.write_json(temporary / MARKER, content)
+
+    def _write_arrays(self, folder: Path) -> None:
+        arrays = {
+            f.name: getattr(self.layout, f.name)
+            for f in fields(Layout)
+            if f.name not in (*_LARGE, "orders")
+        }
+        arrays |= {f"order_{n:05d}": order for n, order in enumerate(self.layout.orders)}
+        arrays["owner_accesses"] = self.owner_accesses
+        arrays["partition_floor"] = self.partition_floor
+        _save_safetensors(folder / _LAYOUT_FILE, arrays)
+        large = {name: getattr(self.layout, name) for name in _LARGE}
+        large["explicit_accesses"] = self.explicit_accesses
+        if self.explicit_containing is not self.explicit_accesses:
+            large["explicit_containing"] = self.explicit_containing
+        with ThreadPoolExecutor() as pool:
+            written = [
+                pool.submit(storage.save_array, folder / f"{name}.npy", array)
+                for name, array in large.items()
+                if array is not None
+            ]
+            for rank in range(self.ranks):
+                mine = rank_map(self.layout, rank)
+                content = {"group_base": mine.group_base, "stripe_base": mine.stripe_base}
+                _save_safetensors(folder / rank_file(rank), content)
+            for job in written:
+                job.result()
+
+    def _to_json(self) -> dict[str, Any]:
+        layout = self.layout
+        return {
+            "schema": SCHEMA,
+            "version": VERSION,
+            "produced_by": self.produced_by,
+            "fingerprint": fingerprint(self.tables),
+            "profile": self.profile,
+            "samples": self.samples,
+            "workload": {
+                "mode": self.workload.mode,
+                "fetch": self.workload.fetch,
+                "batch_size": self.workload.batch_size,
+            },
+            "settings": self.settings,
+            "distinct_ratio": (
+                None if self.distinct_ratio is None else self.distinct_ratio.tolist()
+            ),
+            "certificate": self.certificate,
+            "figures": self.figures,
+            "partitions": self.partitions,
+            "rows": {
+                "total": int(layout.rows.sum()),
+                "explicit": len(layout.codes),
+                "striped": int(layout.rows.sum()) - len(layout.codes),
+            },
+            "owner_accesses": self.owner_accesses.tolist(),
+            "replica_accesses": self.replica_accesses,
+            "arena_slots": layout.slots.tolist(),
+            "topology": self.topology.to_dict(),
+            "tables": [table.to_dict() for table in self.tables],
+        }
+
+
+def rank_file(rank: int) -> str:
+    """The name of the file with a rank's map."""
+    return f"rank_{rank:05d}.safetensors"
+
+
+def load_plan(folder: Path | str, tables: Sequence[Table] | None = None) -> Plan:
+    """Read a plan, its large arrays memory-mapped; sizes and digests of all files are verified.
+
+    `tables` are those it is to be used for. OperError where the folder is no plan of this version,
+    is incomplete or damaged, or was made for other tables.
+    """
+    folder = Path(folder)
+    content = storage.open_folder(folder, FORMAT)
+    try:
+        storage.verify_files(folder, content["files"], digests=True)
+        plan = _from_json(folder, content)
+        stated = content["fingerprint"]
+        unlisted = [rank for rank in range(plan.ranks) if rank_file(rank) not in content["files"]]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise OperError(
+            f"{folder / MARKER}: is damaged ({type(error).__name__}: {error}); copy the plan "
+            "or make it again"
+        ) from error
+    if unlisted:
+        raise OperError(
+            f"{folder / MARKER}: lists no {rank_file(unlisted[0])}; it was changed: copy the plan "
+            "or make it again"
+        )
+    if fingerprint(plan.tables) != stated:
+        raise OperError(
+            f"{folder / MARKER}: its tables are not those of its fingerprint; it was changed: "
+            "copy the plan or make it again"
+        )
+    if tables is not None:
+        _check_tables(folder, plan.tables, tables)
+    return plan
+
+
+def load_rank_map(folder: Path | str, rank: int) -> RankMap:
+    """The map of one rank, from its file."""
+    content = _load_safetensors(Path(folder) / rank_file(rank))
+    return RankMap(rank, content["group_base"], content["stripe_base"])
+
+
+def _from_json(folder: Path, content: dict[str, Any]) -> Plan:
+    arrays = _load_safetensors(folder / _LAYOUT_FILE)
+    owner_accesses = arrays.pop("owner_accesses")
+    partition_floor = arrays.pop("partition_floor")
+    orders = tuple(arrays.pop(name) for name in sorted(arrays) if name.startswith("order_"))
+
+    def large(name: str) -> Any:
+        file = f"{name}.npy"
+        if name in _OPTIONAL and file not in content["files"]:
+            return None
+        content["files"][file]  # a KeyError where the record does not vouch for it
+        return storage.load_array(folder / file)
+
+    explicit_accesses = large("explicit_accesses")
+    explicit_containing = large("explicit_containing")
+    ratio = content["distinct_ratio"]
+    return Plan(
+        tables=tuple(Table.from_dict(t) for t in content["tables"]),
+        topology=Topology.from_dict(content["topology"], str(folder / MARKER)),
+        workload=Workload(**content["workload"]),
+        layout=Layout(**arrays, orders=orders, **{name: large(name) for name in _LARGE}),
+        explicit_accesses=explicit_accesses,
+        explicit_containing=(
+            explicit_accesses if explicit_containing is None else explicit_containing
+        ),
+        owner_accesses=owner_accesses,
+        replica_accesses=content["replica_accesses"],
+        samples=content["samples"],
+        profile=content["profile"],
+        produced_by=content["produced_by"],
+        figures=content["figures"],
+        partition_floor=partition_floor,
+        certificate=content["certificate"],
+        partitions=content["partitions"],
+        settings=content["settings"],
+        distinct_ratio=None if ratio is None else np.array(ratio, dtype=np.float64),
+    )
+
+
+def _check_tables(folder: Path, planned: Sequence[Table], given: Sequence[Table]) -> None:
+    if fingerprint(planned) == fingerprint(given):
+        return
+    if len(planned) != len(given):
+        raise OperError(
+            f"{folder}: is a plan for {len(planned)} tables, and {len(given)} were given; "
+            "plan for these tables"
+        )
+    for mine, other in zip(planned, given, strict=True):
+        if fingerprint([mine]) != fingerprint([other]):
+            raise OperError(
+                f"{folder}: is a plan for table {mine.name!r}, {mine.describe()}, and table "
+                f"{other.name!r}, {other.describe()}, was given in its place; "
+                "plan for these tables"
+            )
+
+
+def _save_safetensors(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
+    from safetensors.numpy import save
+
+    # Not by save_file, which leaves the file readable to its owner alone.
+    path.write_bytes(save({name: np.ascontiguousarray(a) for name, a in arrays.items()}))
+
+
+def _load_safetensors(path: Path) -> dict[str, NDArray[Any]]:
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        return load_file(path)
+    except FileNotFoundError as error:
+        raise OperError(f"{path}: no such file; the plan is incomplete") from error
+    except (SafetensorError, OSError, ValueError) as error:
+        raise OperError(f"{path}: is no readable safetensors file ({error})") from error

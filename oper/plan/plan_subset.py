@@ -1,0 +1,123 @@
+"""Part of a plan: the layout of some of its tables, with slots given anew.
+
+A model may have several collections of tables, each sharded by itself, under one plan. The engine
+of each gets the part with its own tables: every row has the holders, and is read along the paths,
+that the whole plan gives it, and nothing else takes slots, so that the arenas of all engines
+together are as large as those of the whole plan. One heap that they share would be another way;
+but TorchRec shards collections one by one, so that the first would have to know the optimizers,
+and so the state, of those to come, and each one's AllReduce would go over the replicas of all.
+
+The number of a table, and where its rows lie, differ from the whole plan's; what is made of a
+table's name (initial values, checkpoints) does not. In a plan made from an older one, places that
+rows have left in their stripes may be given to others; here they stay empty.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from oper.base import native
+from oper.base.arrays import Ints
+from oper.base.tensors import as_int64, as_tensor
+from oper.plan.arena_slots import give_slots
+from oper.plan.bitmap import listed_before
+from oper.plan.layout import Layout
+from oper.plan.plan import Plan
+from oper.plan.row_codes import pack_codes
+
+
+def part_of(plan: Plan, tables: Sequence[int]) -> Plan:
+    """The plan of some of a plan's tables, by number, in the plan's order; the plan itself where
+    that is all of them. Figures and certificate stay those of the whole plan."""
+    chosen = np.unique(np.asarray(tables, dtype=np.int64))
+    if len(chosen) == len(plan.tables):
+        return plan
+    layout = plan.layout
+    first = np.append(listed_before(layout.bitmap, layout.line_offset[:-1]), len(layout.codes))
+    accesses = _pieces(plan.explicit_accesses, first, chosen)
+    same = plan.explicit_containing is plan.explicit_accesses
+    return replace(
+        plan,
+        tables=tuple(plan.tables[t] for t in chosen),
+        layout=_layout(layout, chosen, _pieces(layout.codes, first, chosen)),
+        explicit_accesses=accesses,
+        explicit_containing=accesses if same else _pieces(plan.explicit_containing, first, chosen),
+        distinct_ratio=None if plan.distinct_ratio is None else plan.distinct_ratio[chosen],
+    )
+
+
+def _layout(layout: Layout, chosen: Ints, codes: NDArray[Any]) -> Layout:
+    """The layout of the chosen tables, whose explicit rows have these codes."""
+    width_kept, width_of_table = np.unique(layout.width_of_table[chosen], return_inverse=True)
+    group = (codes & codes.dtype.type((1 << layout.group_bits) - 1)).astype(np.int32)
+    used = np.flatnonzero(np.bincount(group, minlength=len(layout.group_width)))
+    # Rows that all ranks hold have to come first, and groups of a replanned layout do not.
+    everywhere = layout.holds[used].all(axis=1)
+    used = used[np.lexsort((used, ~everywhere, layout.group_width[used]))]
+    number = np.empty(len(layout.group_width), dtype=np.int32)
+    number[used] = np.arange(len(used))
+    new_codes, group_rows = pack_codes(number[group], len(used))
+
+    line_offset = np.append(0, np.cumsum(np.diff(layout.line_offset)[chosen]))
+    bitmap, unstriped = _lines(layout.bitmap, layout, chosen, line_offset)
+    stripe_bitmap = layout.stripe_bitmap
+    if stripe_bitmap is not None:
+        stripe_bitmap, unstriped = _lines(stripe_bitmap, layout, chosen, line_offset)
+    group_width = np.searchsorted(width_kept, layout.group_width[used])
+    slots, base, stripe_base = give_slots(
+        len(width_kept),
+        group_width,
+        layout.holds[used],
+        group_rows,
+        width_of_table,
+        _stripes(layout, chosen, layout.rows[chosen] - unstriped),
+    )
+    return Layout(
+        rows=layout.rows[chosen],
+        width_of_table=width_of_table,
+        slots=slots,
+        group_width=group_width,
+        path=layout.path[used],
+        holds=layout.holds[used],
+        base=base,
+        orders=layout.orders,
+        pattern_of=layout.pattern_of[chosen],
+        rotation=layout.rotation[chosen],
+        stripe_base=stripe_base,
+        line_offset=line_offset,
+        bitmap=bitmap,
+        codes=new_codes,
+        stripe_bitmap=stripe_bitmap,
+    )
+
+
+def _pieces(values: NDArray[Any], first: Ints, chosen: Ints) -> NDArray[Any]:
+    """Values of explicit rows of the chosen tables; those of table t begin at first[t]."""
+    return np.concatenate([values[:0], *(values[first[t] : first[t + 1]] for t in chosen)])
+
+
+def _lines(
+    bitmap: NDArray[np.uint64], layout: Layout, chosen: Ints, line_offset: Ints
+) -> tuple[NDArray[np.uint64], Ints]:
+    """The chosen tables' lines of a bitmap, marked rows numbered from the first of them on, and the
+    marked rows of each table."""
+    first = layout.line_offset
+    # By torch, whose memory begins with a line of the cache, as lines of a bitmap should.
+    lines = torch.cat([as_tensor(bitmap[first[t] : first[t + 1]].view(np.int64)) for t in chosen])
+    ends = native.ops().number_bitmap(lines, as_int64(line_offset))
+    return lines.numpy().view(np.uint64), np.diff(ends.numpy())
+
+
+def _stripes(layout: Layout, chosen: Ints, rows: Ints) -> Ints:
+    """How many of `rows[n]` striped rows of each chosen table each rank has, [len(chosen), M]."""
+    counts = -layout.stripe_lead[chosen]
+    for n, t in enumerate(chosen):
+        order = layout.orders[layout.pattern_of[t]]
+        whole, rest = divmod(int(layout.rotation[t] + rows[n]), len(order))
+        counts[n] += whole * np.bincount(order, minlength=layout.ranks)
+        counts[n] += np.bincount(order[:rest], minlength=layout.ranks)
+    return counts

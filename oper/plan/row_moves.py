@@ -1,0 +1,74 @@
+"""Moves: which rows a new plan holds elsewhere, row by row, as part of its folder.
+
+`moves.npy` has one entry for each changed row and each rank that holds it in the new plan: the
+slot it gets there and the rank and slot it is copied from, by the old plan's numbers, with the
+bytes of the copy (row and optimizer state; 0 where it already lies there). Rows that are not in it
+have the holders and the slots they had. All sources are to be read before any slot is written.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oper.base.arrays import Ints
+from oper.base.errors import OperError
+from oper.files import storage
+
+FILE = "moves.npy"
+ENTRY = np.dtype(
+    [
+        ("row", "<i8"),  # global row id
+        ("slot", "<i8"),
+        ("source_slot", "<i8"),
+        ("bytes", "<i8"),
+        ("rank", "<i4"),
+        ("source_rank", "<i4"),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class RowMoves:
+    """Entries of dtype `ENTRY`, by row and then rank."""
+
+    entries: NDArray[np.void]
+
+    @staticmethod
+    def none() -> "RowMoves":
+        """Nothing moves."""
+        return RowMoves(np.zeros(0, ENTRY))
+
+    def bytes_by_link(self, ranks: int) -> Ints:
+        """Bytes copied, [M, M], reader by source; on the diagonal from slot to slot of a rank."""
+        matrix = np.zeros((ranks, ranks), dtype=np.int64)
+        entries = self.entries
+        np.add.at(matrix, (entries["rank"], entries["source_rank"]), entries["bytes"])
+        return matrix
+
+    @property
+    def travelling_rows(self) -> int:
+        """Rows that some rank gets from another."""
+        away = self.entries["rank"] != self.entries["source_rank"]
+        return len(np.unique(self.entries["row"][away]))
+
+    @property
+    def changed_rows(self) -> int:
+        """Rows whose holders or slots change at all."""
+        return len(np.unique(self.entries["row"]))
+
+    def save(self, folder: Path) -> None:
+        """Write them into a plan's folder that is being made."""
+        storage.save_array(folder / FILE, self.entries)
+
+    @staticmethod
+    def load(folder: Path | str) -> "RowMoves":
+        """The moves that lead to a plan made by `oper replan`."""
+        path = Path(folder) / FILE
+        if not path.exists():
+            raise OperError(f"{folder}: has no {FILE}; only plans made by `oper replan` have moves")
+        entries = storage.load_array(path)
+        if entries.dtype != ENTRY or entries.ndim != 1:
+            raise OperError(f"{path}: holds no moves ({entries.dtype}); make the plan again")
+        return RowMoves(entries)

@@ -1,0 +1,205 @@
+"""The paper's procedure as printed (§4), with the slips of its text put right; a baseline.
+
+1. Partitions of the rows in order of access frequency, bounded in bytes and in accesses (§4.1).
+2. Access-bounded ones, by accesses descending, to the rank with the least lookup work E; the
+   memory-bounded ones, whole, to the rank with the least memory (§4.2). While the degree of
+   balance of memory or of lookups is below the target, the threshold is halved and 1 and 2 are
+   done again, until the target, the limit of rounds, or a round that gains nothing.
+3. Inference: Algorithm 1 (§4.3). In turn, every rank copies the hottest partition per byte that it
+   reads over its dearest link, and node-mates to whom the copy is nearer read it there.
+   Training: partitions read more often than f > BW_p2p / (B · BW_allreduce) per sample, B the
+   global batch, go to all ranks, hottest first (§4.3). By the objective of objective.py that rule
+   is off by a factor of M: it adds up all ranks' fetches and compares them with one rank's
+   AllReduce.
+
+Copies stay within every rank's capacity and within the extra memory. Whole partitions are placed,
+where OPER goes on to single rows.
+"""
+
+import heapq
+from dataclasses import dataclass
+
+import numpy as np
+
+from oper.base.arrays import Floats, Ints
+from oper.cost.holder_sets import HolderSets, single_owner_sets
+from oper.cost.objective import degree_of_balance
+from oper.planner.baselines.baseline import Baseline, Cells
+from oper.planner.class_placement.partition import Partitions, partitions
+from oper.planner.problem.problem import Problem
+
+ROUNDS = 8  # halvings of the threshold: 0.1 % becomes 0.0004 %
+MAX_PARTITIONS = 20_000  # past it a round cannot even memory or lookups by more than 0.05 %
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A round's result: the owner of each partition, and the balance of memory and lookups."""
+
+    partitions: Partitions
+    owner: Ints
+    balance: float
+
+
+def paper(problem: Problem) -> Baseline:
+    """The whole procedure; halving begins at the problem's threshold and aims at its balance."""
+    placed = backtrack(problem)
+    parts = placed.partitions
+    traffic = partition_totals(parts, problem.classes.S * problem.classes.R)
+    if problem.workload.training:
+        path = replicate_training(problem, parts, placed.owner)
+    else:
+        path = replicate_inference(problem, parts.bytes, traffic, placed.owner)
+    groups, group_of = path_groups(path)
+    cells = Cells(parts.run_class, group_of[parts.run_partition], parts.run_rows)
+    notes = {"threshold": parts.threshold, "partitions": len(parts), "balance": placed.balance}
+    return Baseline("paper", groups, cells.sums(problem.classes, len(groups)), cells, notes=notes)
+
+
+def path_groups(path: Ints) -> tuple[HolderSets, Ints]:
+    """Groups, the single owners first, and the group of each partition from its paths [P, M]."""
+    ranks = path.shape[1]
+    several = (path != path[:, :1]).any(axis=1)
+    pattern, at = np.unique(path[several], axis=0, return_inverse=True)
+    group_of = path[:, 0].copy()
+    group_of[several] = ranks + at.ravel()
+    copies = HolderSets(pattern.astype(np.uint16), pattern == np.arange(ranks))
+    return single_owner_sets(ranks) + copies, group_of
+
+
+def partition_totals(parts: Partitions, per_row: Floats) -> Floats:
+    """Σ over the rows of each partition, [P], of a quantity of the rows of each class, [C]."""
+    weights = parts.run_rows * per_row[parts.run_class]
+    return np.bincount(parts.run_partition, weights, minlength=len(parts)).astype(np.float64)
+
+
+def backtrack(problem: Problem) -> Placed:
+    """Halve the threshold until the balance is reached; the best round (§4.2)."""
+    threshold = problem.threshold
+    best = place(problem, partitions(problem.classes, threshold))
+    for _ in range(ROUNDS):
+        threshold /= 2
+        if best.balance >= problem.dob or 2 * len(best.partitions) > MAX_PARTITIONS:
+            break
+        finer = place(problem, partitions(problem.classes, threshold))
+        if finer.balance <= best.balance:
+            break
+        best = finer
+    return best
+
+
+def place(problem: Problem, parts: Partitions) -> Placed:
+    """Access-bounded partitions to the least lookup work, the others to the least memory."""
+    classes, ranks = problem.classes, problem.topology.ranks
+    local = np.diag(problem.topology.link_cost).tolist()
+    work = partition_totals(parts, classes.S * classes.R).tolist()
+    owner = np.zeros(len(parts), dtype=np.int64)
+    memory = [0] * ranks
+    lookups = [0.0] * ranks
+    by_accesses = np.argsort(-parts.accesses, kind="stable")
+    least = [(0.0, rank) for rank in range(ranks)]
+    for p in by_accesses[parts.access_bounded[by_accesses]].tolist():
+        rank = least[0][1]
+        lookups[rank] += work[p] * local[rank]
+        heapq.heapreplace(least, (lookups[rank], rank))
+        memory[rank] += int(parts.bytes[p])
+        owner[p] = rank
+    lightest = [(held, rank) for rank, held in enumerate(memory)]
+    heapq.heapify(lightest)
+    for p in np.flatnonzero(~parts.access_bounded).tolist():
+        held, rank = lightest[0]
+        heapq.heapreplace(lightest, (held + int(parts.bytes[p]), rank))
+        lookups[rank] += work[p] * local[rank]
+        memory[rank] += int(parts.bytes[p])
+        owner[p] = rank
+    balance = min(degree_of_balance(np.array(values, dtype=float)) for values in (memory, lookups))
+    return Placed(parts, owner, balance)
+
+
+def memory_left(problem: Problem, size_bytes: Ints, owner: Ints) -> list[int]:
+    """Bytes that each rank has left, [M], with every partition on its owner."""
+    held = np.zeros(problem.topology.ranks, dtype=np.int64)
+    np.add.at(held, owner, size_bytes)
+    return [int(left) for left in problem.capacity_bytes - held]
+
+
+def replicate_training(problem: Problem, parts: Partitions, owner: Ints) -> Ints:
+    """Paths [P, M] after the printed rule: all ranks or one, hottest first."""
+    topology, ranks = problem.topology, problem.topology.ranks
+    path = np.repeat(owner[:, None], ranks, axis=1)
+    if ranks == 1:
+        return path
+    away = ~np.eye(ranks, dtype=bool)
+    p2p_bandwidth = 1 / float(topology.link_cost[away].mean())
+    least = p2p_bandwidth / (problem.workload.batch_size * topology.allreduce_bandwidth)
+    rows = partition_totals(parts, np.ones(len(problem.classes)))
+    frequency = parts.accesses / rows / max(problem.classes.samples, 1)
+    free = memory_left(problem, parts.bytes, owner)
+    budget = problem.budget_bytes
+    for p in np.flatnonzero(frequency > least).tolist():  # in order of frequency already
+        size = int(parts.bytes[p])
+        others = [rank for rank in range(ranks) if rank != owner[p]]
+        if (ranks - 1) * size > budget or any(free[rank] < size for rank in others):
+            continue
+        budget -= (ranks - 1) * size
+        for rank in others:
+            free[rank] -= size
+        path[p] = np.arange(ranks)
+    return path
+
+
+def replicate_inference(
+    problem: Problem, size_bytes: Ints, traffic_bytes: Floats, owner: Ints
+) -> Ints:
+    """Paths [P, M] after Algorithm 1: a rank stops when its dearest link has no candidate left.
+
+    Candidates of rank g behind rank t are a heap, hottest per byte first. What no longer fits
+    never will, so it leaves for good; what is read elsewhere by now is skipped.
+    """
+    ranks, link = problem.topology.ranks, problem.topology.link_cost.tolist()
+    path = np.repeat(owner[:, None], ranks, axis=1).tolist()
+    size, traffic = size_bytes.tolist(), traffic_bytes.tolist()
+    free, budget = memory_left(problem, size_bytes, owner), problem.budget_bytes
+    order = np.argsort(-(traffic_bytes / size_bytes), kind="stable")
+    place_in_order = np.argsort(order).tolist()
+    served = np.bincount(owner, traffic_bytes, minlength=ranks).tolist()
+    cost = [[served[j] * link[i][j] for j in range(ranks)] for i in range(ranks)]
+    owned = [np.flatnonzero(owner[order] == rank).tolist() for rank in range(ranks)]
+    order = order.tolist()
+    waiting = [[list(owned[t]) for t in range(ranks)] for _ in range(ranks)]
+    # Ranks that might be nearer to g than to what they read now.
+    mates = [
+        [i for i in range(ranks) if i != g and link[i][g] < max(link[i])] for g in range(ranks)
+    ]
+
+    def hottest(g: int, t: int) -> int | None:
+        heap = waiting[g][t]
+        while heap:
+            p: int = order[heap[0]]
+            if path[p][g] == t and size[p] <= min(free[g], budget):
+                return p
+            heapq.heappop(heap)
+        return None
+
+    def read_from(i: int, p: int, source: int) -> None:
+        cost[i][path[p][i]] -= traffic[p] * link[i][path[p][i]]
+        cost[i][source] += traffic[p] * link[i][source]
+        path[p][i] = source
+
+    active = list(range(ranks)) if ranks > 1 else []
+    while active:
+        for g in list(active):
+            t = max((j for j in range(ranks) if j != g), key=cost[g].__getitem__)
+            found = hottest(g, t)
+            if found is None:
+                active.remove(g)
+                continue
+            read_from(g, found, g)
+            free[g] -= size[found]
+            budget -= size[found]
+            for i in mates[g]:
+                source = path[found][i]
+                if source != i and link[i][g] < link[i][source]:
+                    read_from(i, found, g)
+                    heapq.heappush(waiting[i][g], place_in_order[found])
+    return np.array(path, dtype=np.int64)

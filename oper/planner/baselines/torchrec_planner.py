@@ -1,0 +1,251 @@
+"""TorchRec's own planner as a baseline: its real plan, in this project's cost model.
+
+The planner gets the tables, the topology, the batch size per rank, the mean accesses per sample of
+each feature, and the ranks' capacities, all of them for tables; where it finds no plan, the least
+multiple at which it does (`torchrec_process.py`, in a process of its own). Its shards become
+groups: table-wise a table on a rank, row-wise ranges of rows on ranks, data-parallel rows on all
+ranks; of a column-wise shard every access fetches the shard's part of the row. So placements are
+compared, as if rows were fetched.
+
+TorchRec moves pooled vectors instead. Their bytes per iteration stand beside (`pooled_bytes`),
+with b samples per rank, F features of a table, L its accesses per sample, d columns of a shard and
+hit_k = L's part in rank k's rows, for each reader and each other rank that serves it:
+
+    table-, column-wise   ids b(8L + 8F), output b·d·4·F, gradient the same
+    row-wise              ids b(8·hit_k + 8F), output b·d·4·F whatever the hits, gradient the same
+    data-parallel         AllReduce 2(M-1)/M · rows · d · 4 on each rank
+    table-row-wise        ids as row-wise; the output is reduced inside the owners' node first, so
+                          that a reader in another node gets one
+"""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from oper.base.arrays import Floats
+from oper.base.errors import OperError
+from oper.cost.holder_sets import everywhere_set, single_owner_sets
+from oper.cost.sums import Sums
+from oper.planner.baselines.baseline import (
+    Baseline,
+    Cells,
+    NoPlacementError,
+    find_classes,
+    piece_histogram,
+    piece_tables,
+)
+from oper.planner.problem.problem import Problem
+from oper.profiling.profile import Profile
+from oper.topology.topology import Topology
+
+# A shard serves all of a row's accesses, whatever its columns.
+COUNTED_WHOLE = ("accesses", "read_rows")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Rows `first` to `last` (global ids) of columns `columns` of a table; rank -1: on all."""
+
+    table: int
+    sharding: str
+    rank: int
+    first: int
+    last: int
+    columns: int
+
+
+def torchrec(problem: Problem, profile: Profile, limit_seconds: float) -> Baseline:
+    """TorchRec's plan.
+
+    Raises:
+        NoPlacementError: it took longer than `limit_seconds`, the import of torchrec included, or
+            found no plan with any capacity.
+        OperError: torchrec is not installed.
+    """
+    answer = ask(request(problem, profile), limit_seconds)
+    shards = read_shards(answer["shards"], profile)
+    rows = whole_rows(problem, profile, shards)
+    groups = single_owner_sets(problem.topology.ranks) + everywhere_set(problem.topology.ranks)
+    kinds = Counter(sharding for sharding, _ in {(s.sharding, s.table) for s in shards})
+    notes = {
+        "capacity_factor": answer["capacity_factor"],
+        "estimate_seconds": answer["estimate_seconds"],
+        "plan_seconds": answer["seconds"],
+        "tables": dict(sorted(kinds.items())),
+        "pooled_bytes": pooled_bytes(problem, profile, shards, rows.accesses),
+    }
+    return Baseline("torchrec", groups, group_sums(problem, profile, shards, rows), notes=notes)
+
+
+def request(problem: Problem, profile: Profile) -> dict[str, Any]:
+    """What the child is asked, as JSON values."""
+    topology = problem.topology
+    accesses = table_accesses(problem, profile) / max(profile.samples, 1)
+    tables = []
+    for t, (table, per_sample) in enumerate(zip(profile.tables, accesses.tolist(), strict=True)):
+        # By number: features may be shared by tables, and names have dots, which TorchRec forbids.
+        features = [f"t{t}:{n}" for n in range(len(table.columns))]
+        tables.append(
+            {
+                "name": f"t{t}",
+                "rows": table.rows,
+                "dim": table.dim,
+                "dtype": table.dtype,
+                "optimizer": table.optimizer,
+                "features": features,
+                "pooling_factors": [per_sample / len(features)] * len(features),
+            }
+        )
+    local, same_node, other_node = bandwidths(topology)
+    # TorchRec knows nodes of one size only.
+    uneven = topology.ranks % topology.nodes
+    return {
+        "mode": problem.workload.mode,
+        "ranks": topology.ranks,
+        "ranks_per_node": 1 if uneven else topology.ranks // topology.nodes,
+        "capacities": [int(capacity) for capacity in problem.capacity_bytes],
+        "batch_size_per_rank": max(problem.workload.batch_size // topology.ranks, 1),
+        "local_bandwidth": local,
+        "same_node_bandwidth": same_node,
+        "other_node_bandwidth": other_node,
+        "tables": tables,
+    }
+
+
+def ask(question: dict[str, Any], limit_seconds: float) -> dict[str, Any]:
+    """Run the child on a question; it is killed at the limit."""
+    command = [sys.executable, "-m", "oper.planner.baselines.torchrec_process"]
+    try:
+        child = subprocess.run(
+            command,
+            input=json.dumps(question),
+            capture_output=True,
+            text=True,
+            timeout=limit_seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as late:
+        reason = f"TorchRec's planner took more than {limit_seconds:g} s"
+        raise NoPlacementError("time_limit", reason) from late
+    if child.returncode:
+        lines = child.stderr.strip().splitlines() or ["no message"]
+        raise OperError(
+            f"TorchRec's planner failed: {lines[-1]}. If torchrec is not installed, leave "
+            "`torchrec` out of --methods, or install it: see the README"
+        )
+    answer: dict[str, Any] | None = json.loads(child.stdout)
+    if answer is None:
+        reason = "TorchRec's planner found no plan even with 1024 times the ranks' capacities"
+        raise NoPlacementError("infeasible", reason)
+    return answer
+
+
+def table_accesses(problem: Problem, profile: Profile) -> Floats:
+    """Accesses of each table in the log, [T]."""
+    classes = problem.classes
+    weights = classes.accesses[classes.entry_class] * classes.entry_rows
+    totals = np.bincount(classes.entry_table, weights, minlength=len(profile.tables))
+    return totals.astype(np.float64)
+
+
+def bandwidths(topology: Topology) -> tuple[float, float, float]:
+    """Mean bytes/s of local rows, of a node-mate's and of another node's; where there are no
+    such pairs, those of the next nearer kind."""
+    node_of = np.asarray(topology.node_of)
+    own = np.eye(topology.ranks, dtype=bool)
+    same = (node_of[:, None] == node_of[None]) & ~own
+    other = node_of[:, None] != node_of[None]
+    local = 1 / float(topology.link_cost[own].mean())
+    same_node = 1 / float(topology.link_cost[same].mean()) if same.any() else local
+    other_node = 1 / float(topology.link_cost[other].mean()) if other.any() else same_node
+    return local, same_node, other_node
+
+
+def read_shards(answer: list[dict[str, Any]], profile: Profile) -> list[Shard]:
+    """The child's shards, data-parallel copies made one."""
+    shards: list[Shard] = []
+    for entry in answer:
+        t = int(entry["table"].removeprefix("t"))
+        table, begin = profile.tables[t], int(profile.offsets[t])
+        if entry["offsets"] is not None:
+            first, (rows, columns) = begin + entry["offsets"][0], entry["sizes"]
+            shards.append(Shard(t, entry["sharding"], entry["rank"], first, first + rows, columns))
+        elif entry["rank"] == 0:
+            shards.append(Shard(t, entry["sharding"], -1, begin, begin + table.rows, table.dim))
+    return shards
+
+
+def whole_rows(problem: Problem, profile: Profile, shards: list[Shard]) -> Sums:
+    """Sums of each shard's rows as if it had all columns, one entry a shard."""
+    cuts = np.array([(shard.first, shard.last) for shard in shards], dtype=np.int64)
+    first = np.unique(np.concatenate([profile.offsets, cuts.ravel()]))
+    piece, accesses, containing, rows = piece_histogram(profile, first)
+    table = piece_tables(profile, first)[piece]
+    found = find_classes(problem.classes, table, accesses, containing)
+    of_piece = Cells(found, piece, rows).sums(problem.classes, len(first) - 1)
+    begin, end = np.searchsorted(first, cuts).T
+
+    def covered(values: Floats) -> Floats:
+        before = np.concatenate([[0.0], np.cumsum(values)])
+        return np.asarray(before[end] - before[begin])
+
+    return Sums(*(covered(getattr(of_piece, term.name)) for term in fields(Sums)))
+
+
+def group_sums(problem: Problem, profile: Profile, shards: list[Shard], rows: Sums) -> Sums:
+    """Sums of one group a rank and, last, of the copies on all ranks."""
+    ranks, mode = problem.topology.ranks, problem.workload.mode
+    tables = [profile.tables[shard.table] for shard in shards]
+    parts = [replace(table, dim=s.columns) for table, s in zip(tables, shards, strict=True)]
+    group = [shard.rank if shard.rank >= 0 else ranks for shard in shards]
+    share = np.array([p.row_bytes / t.row_bytes for p, t in zip(parts, tables, strict=True)])
+
+    def total(term: str) -> Floats:
+        values = getattr(rows, term)
+        if term == "memory_bytes":  # a row-wise optimizer keeps its state in every column shard
+            values = rows.rows * [part.memory_bytes(mode) for part in parts]
+        elif term not in COUNTED_WHOLE:
+            values = values * share
+        return np.bincount(group, values, minlength=ranks + 1).astype(np.float64)
+
+    return Sums(*(total(term.name) for term in fields(Sums)))
+
+
+def pooled_bytes(
+    problem: Problem, profile: Profile, shards: list[Shard], hits: Floats
+) -> dict[str, float]:
+    """Bytes between ranks per iteration, summed over ranks, as TorchRec moves them; `hits` are the
+    accesses in the log of each shard's rows."""
+    topology, training = problem.topology, problem.workload.training
+    ranks, batch = topology.ranks, problem.workload.batch_size / topology.ranks
+    node_of = np.asarray(topology.node_of)
+    ids = outputs = allreduce = 0.0
+    for shard, hit in zip(shards, (hits / max(profile.samples, 1)).tolist(), strict=True):
+        table = profile.tables[shard.table]
+        features = len(table.columns)
+        vectors = batch * shard.columns * 4 * features
+        if shard.rank < 0:
+            allreduce += ranks * 2 * (ranks - 1) / ranks * table.rows * table.dim * 4
+            continue
+        others = ranks - 1
+        ids += others * batch * (8 * hit + 8 * features)
+        if shard.sharding in ("table_row_wise", "grid_shard"):
+            mates = int((node_of == node_of[shard.rank]).sum())
+            # Every rank of the node gives its part of the others' sums, then one sum leaves.
+            outputs += vectors * ((mates - 1) * ranks + (ranks - mates)) / mates
+        else:
+            outputs += others * vectors
+    gradients = outputs if training else 0.0
+    allreduce = allreduce if training else 0.0
+    return {
+        "ids": ids,
+        "outputs": outputs,
+        "gradients": gradients,
+        "allreduce": allreduce,
+        "total": ids + outputs + gradients + allreduce,
+    }

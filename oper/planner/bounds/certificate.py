@@ -1,0 +1,61 @@
+"""Certificate: how far a plan's objective is from a lower bound that no plan can pass.
+
+gap = (objective - bound) / bound. The bound is the Lagrangian of `lagrangian.py` and, where that
+leaves room and single rows are hot, the dearer one of `hot_rows.py`, which knows that they cannot
+be split.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from oper.planner.bounds.hot_rows import hot_rows_bound
+from oper.planner.bounds.lagrangian import Bound, lower_bound
+from oper.planner.problem.problem import Problem
+
+# Above this gap the bound with whole hot rows is tried; below it is settled enough.
+HEAD_FROM_GAP = 1e-3
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A plan's objective beside its bound, both in seconds."""
+
+    objective_seconds: float
+    bound: Bound
+    hot_row: str | None = None  # a sentence, where a single row is what binds
+
+    @property
+    def gap(self) -> float:
+        """(objective - bound) / bound; 0 where nothing is ever read."""
+        bound = self.bound.seconds
+        return (self.objective_seconds - bound) / bound if bound > 0 else 0.0
+
+    def of(self, objective_seconds: float) -> "Certificate":
+        """The same bound for another plan of the same problem."""
+        return replace(self, objective_seconds=objective_seconds)
+
+    def to_json(self) -> dict[str, Any]:
+        """The certificate's fields of `oper plan --json`."""
+        return {
+            "lower_bound_seconds": self.bound.seconds,
+            "certified_gap": self.gap,
+            "hot_row": self.hot_row,
+        }
+
+
+def certify(problem: Problem, objective_seconds: float) -> Certificate:
+    """Bound the problem and compare."""
+    classes = problem.classes
+    limits = (problem.topology, problem.workload, problem.capacity_bytes, problem.budget_bytes)
+    bound = lower_bound(classes, *limits)
+    if objective_seconds > bound.seconds * (1 + HEAD_FROM_GAP):
+        bound = max(bound, hot_rows_bound(classes, *limits), key=lambda found: found.seconds)
+    hot = None
+    if bound.hot_class is not None:
+        c = bound.hot_class
+        share = classes.accesses[c] / max(classes.total_accesses, 1)
+        hot = (
+            f"a single row with {share:.2%} of all accesses cannot be split: some rank "
+            "takes this long for it whatever the plan"
+        )
+    return Certificate(objective_seconds, bound, hot)

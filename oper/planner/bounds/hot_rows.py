@@ -1,0 +1,229 @@
+"""The integer head: a lower bound that knows that the hottest rows cannot be split.
+
+The Lagrangian of `lagrangian.py` lets every row be held in parts. Where single rows are a sizeable
+part of a rank's time, the rows of the hottest classes (the head) are kept whole here, in a mixed
+integer programme over owners, and copies everywhere in training:
+
+    minimise T over n[c, j] rows of class c owned by rank j and e[c] rows everywhere, whole in the
+    head; T ≥ rank r's time, Σ memory ≤ capacity_j, Σ (M - 1) m e ≤ budget
+
+All other classes (the tail) are bucketed by width and density so that the bound still holds: a
+bucket gives rank j some rows n and some weight W with w_least·n ≤ W ≤ w_most·n, all its rows and
+all its weight in the end, which every placement of its rows does. Copies everywhere are charged by
+a line in n and W that is below the cost of each of the bucket's classes.
+
+Inference with a budget for copies is not covered: there the hottest rows are copied first, and the
+Lagrangian is near. Solved to a node limit, so that the bound is the same in every run.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+
+from oper.base.arrays import Floats
+from oper.cost.workload import Workload
+from oper.planner.bounds.lagrangian import Bound, lower_bound, usable_methods
+from oper.planner.lp.pricing import PricingItems, everywhere_seconds, is_homogeneous, pricing_items
+from oper.planner.problem.classes import Classes
+from oper.topology.topology import Topology
+
+HEAD_ROWS = 60  # kept whole, at most
+HEAD_SHARE = 2e-3  # of the split bound: rows that take their owner less go to the tail
+TAIL_RATIO = 1.5  # of densities in one bucket
+NODES = 1000  # of branch and bound
+GAP = 1e-4  # at which it may stop
+FEASIBILITY = 1e-9  # of constraints and reduced costs that are scaled to 1
+SAFETY = 1e-6  # of the solver's bound: above what its tolerances can add up to
+
+
+def hot_rows_bound(
+    classes: Classes,
+    topology: Topology,
+    workload: Workload,
+    capacity_bytes: Floats,
+    budget_bytes: float,
+) -> Bound:
+    """A bound at least `lower_bound`'s, with the hottest rows whole; `hot_class` is the hottest
+    class where that lifts it. Equal to `lower_bound`'s where copies in inference are allowed."""
+    split = lower_bound(classes, topology, workload, capacity_bytes, budget_bytes)
+    if not workload.training and budget_bytes >= classes.m.min():
+        return split
+    least = np.inf
+    for method in usable_methods(workload, topology.ranks, budget_bytes):
+        rows = pricing_items(classes, topology, workload, method)
+        head = head_classes(rows, topology, split.seconds)
+        if not len(head):
+            return split
+        least = min(least, _Model(rows, head, topology, capacity_bytes, budget_bytes).bound())
+        if least <= split.seconds * (1 + GAP):
+            return split
+    return Bound(least, int(head[0]))
+
+
+def head_classes(rows: PricingItems, topology: Topology, seconds: float) -> NDArray[np.int64]:
+    """The hottest classes, up to `HEAD_ROWS` rows, of which a row takes its owner long."""
+    owner_seconds = rows.weight_bytes * topology.ranks * float(np.diag(topology.link_cost).min())
+    order = np.argsort(-rows.weight_bytes, kind="stable")[:HEAD_ROWS]
+    few = np.cumsum(rows.rows[order]) <= HEAD_ROWS
+    return order[few & (owner_seconds[order] > HEAD_SHARE * seconds)]
+
+
+class _Model:
+    """The programme for one AllReduce method. Seconds and bytes are scaled to about 1 a rank.
+
+    Row r < M is rank r's time, row M + j rank j's memory, row 2M the budget; column 0 is T.
+    """
+
+    def __init__(
+        self,
+        rows: PricingItems,
+        head: NDArray[np.int64],
+        topology: Topology,
+        capacity_bytes: Floats,
+        budget_bytes: float,
+    ) -> None:
+        M = topology.ranks
+        self.rows, self.topology = rows, topology
+        self.copied = rows.replicas and rows.training and M > 1
+        self.alike = is_homogeneous(topology, capacity_bytes)
+        link, local = topology.link_cost, np.diag(topology.link_cost)
+        self.second = float(link.mean()) * float(rows.rows @ rows.weight_bytes) or 1.0
+        self.byte = rows.total_bytes / M
+        # Time of the ranks [M] for a byte of weight owned by rank j, row j.
+        self.owned = (np.where(np.eye(M, dtype=bool), M * local, link).T) / self.second
+        self.everywhere = everywhere_seconds(rows, topology) / self.second
+        self.upper, self.whole = [np.inf], [0]
+        self.row: list[int] = []
+        self.column: list[int] = []
+        self.value: list[float] = []
+        limits = np.r_[np.zeros(M), np.asarray(capacity_bytes) / self.byte]
+        self.low = [-np.inf] * (2 * M + 1)
+        self.high = [*limits.tolist(), budget_bytes / self.byte]
+        for r in range(M):
+            self._add(r, 0, -1.0)
+        placed = 0
+        for c in head.tolist():
+            placed += int(rows.rows[c])
+            self._place_whole(c, placed)
+        tail = np.setdiff1d(np.arange(len(rows)), head)
+        step = np.zeros(len(tail))
+        used = rows.density[tail] > 0
+        step[used] = np.floor(np.log(rows.density[tail[used]]) / np.log(TAIL_RATIO))
+        keys = np.stack([rows.memory_bytes[tail], used, step], axis=1)
+        bucket = np.unique(keys, axis=0, return_inverse=True)[1].ravel()
+        for b in range(int(bucket.max()) + 1 if len(tail) else 0):
+            self._place_bucket(tail[bucket == b])
+
+    def bound(self) -> float:
+        """The solver's dual bound in seconds, with the AllReduce's latency."""
+        import highspy  # a quarter of a second, which most certificates do without
+
+        matrix = csr_array(
+            (self.value, (self.row, self.column)), shape=(len(self.low), len(self.upper))
+        )
+        model = highspy.HighsLp()
+        model.num_row_, model.num_col_ = matrix.shape
+        model.col_cost_ = np.r_[1.0, np.zeros(len(self.upper) - 1)]
+        model.col_lower_, model.col_upper_ = np.zeros(len(self.upper)), np.array(self.upper)
+        model.row_lower_, model.row_upper_ = np.array(self.low), np.array(self.high)
+        model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+        model.a_matrix_.start_ = matrix.indptr
+        model.a_matrix_.index_ = matrix.indices
+        model.a_matrix_.value_ = matrix.data
+        kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
+        model.integrality_ = [kinds[whole] for whole in self.whole]
+        solver = highspy.Highs()  # type: ignore[no-untyped-call]
+        solver.setOptionValue("output_flag", False)
+        solver.setOptionValue("mip_max_nodes", NODES)
+        solver.setOptionValue("mip_rel_gap", GAP)
+        for tolerance in ("primal", "dual", "mip"):
+            solver.setOptionValue(f"{tolerance}_feasibility_tolerance", FEASIBILITY)
+        solver.passModel(model)
+        solver.run()
+        bound = solver.getInfo().mip_dual_bound
+        if solver.getModelStatus() == highspy.HighsModelStatus.kInfeasible:
+            return np.inf
+        bound = max(bound, 0.0) if np.isfinite(bound) else 0.0
+        return bound * (1 - SAFETY) * self.second + self.rows.latency_seconds
+
+    def _place_whole(self, c: int, placed: int) -> None:
+        """Rows of head class c. They and hotter ones are `placed` rows: ranks that look alike are
+        named in the order in which rows, hottest first, come to them."""
+        M, rows = self.topology.ranks, float(self.rows.rows[c])
+        memory, weight = self.rows.memory_bytes[c] / self.byte, self.rows.weight_bytes[c]
+        chosen = []
+        for j in range(M):
+            if self.alike and max(self._position(j)) >= placed:
+                continue
+            owned = self._column(rows, whole=True)
+            chosen.append((owned, 1.0))
+            self._own(j, owned, weight)
+            self._add(M + j, owned, memory)
+        if self.copied:
+            copied = self._column(rows, whole=True)
+            chosen.append((copied, 1.0))
+            self._copy(copied, self.everywhere[c], memory)
+        self._limit(rows, rows, chosen)
+
+    def _place_bucket(self, classes: NDArray[np.int64]) -> None:
+        """The classes of one bucket of the tail: rows and weight by owner and everywhere."""
+        M, rows = self.topology.ranks, self.rows.rows[classes]
+        memory, weight = self.rows.memory_bytes[classes[0]], self.rows.weight_bytes[classes]
+        least, most, total = weight.min(), weight.max(), float(rows @ weight)
+        # Rows as their memory, weight as a part of the bucket's: columns of about equal size.
+        size = memory / self.byte
+        unit = total or 1.0
+        held, moved = [], []
+        for j in range(M + self.copied):
+            n, w = self._column(np.inf), self._column(np.inf)
+            held.append((n, 1.0))
+            moved.append((w, 1.0))
+            self._limit(-np.inf, 0.0, [(n, least / size / unit), (w, -1.0)])
+            self._limit(-np.inf, 0.0, [(w, 1.0), (n, -most / size / unit)])
+            if j < M:
+                self._own(j, w, unit)
+                self._add(M + j, n, 1.0)
+                continue
+            cost = self.everywhere[classes]
+            slope = (cost[weight.argmax()] - cost[weight.argmin()]) / max(most - least, 1e-300)
+            slope = slope if most > least else np.zeros(M)
+            self._copy(n, (cost - weight[:, None] * slope).min(axis=0) / size, 1.0)
+            for r in range(M):
+                self._add(r, w, float(slope[r]) * unit)
+        self._limit(float(rows.sum()) * size, float(rows.sum()) * size, held)
+        self._limit(total / unit, total / unit, moved)
+
+    def _own(self, j: int, column: int, weight: float) -> None:
+        """What a unit of `column`, weight owned by rank j, costs the ranks."""
+        for r in range(self.topology.ranks):
+            self._add(r, column, float(self.owned[j, r]) * weight)
+
+    def _copy(self, column: int, seconds: Floats, memory: float) -> None:
+        """What a unit of `column`, rows on all ranks, costs them and takes of the budget."""
+        M = self.topology.ranks
+        for r in range(M):
+            self._add(r, column, float(seconds[r]))
+            self._add(M + r, column, memory)
+        self._add(2 * M, column, (M - 1) * memory)
+
+    def _position(self, rank: int) -> tuple[int, int]:
+        """The rank's node and its place there, by number."""
+        node_of = np.asarray(self.topology.node_of)
+        nodes = np.unique(node_of[: rank + 1])
+        return len(nodes) - 1, int((node_of[:rank] == node_of[rank]).sum())
+
+    def _column(self, upper: float, whole: bool = False) -> int:
+        self.upper.append(upper)
+        self.whole.append(int(whole))
+        return len(self.upper) - 1
+
+    def _limit(self, low: float, high: float, terms: list[tuple[int, float]]) -> None:
+        self.low.append(low)
+        self.high.append(high)
+        for column, value in terms:
+            self._add(len(self.low) - 1, column, value)
+
+    def _add(self, row: int, column: int, value: float) -> None:
+        self.row.append(row)
+        self.column.append(column)
+        self.value.append(float(value))

@@ -1,0 +1,167 @@
+"""A lower bound on the objective: no plan that keeps the limits has a smaller largest rank time.
+
+For any prices λ ≥ 0 with Σλ = 1 on the ranks' times, μ ≥ 0 on capacities and ν ≥ 0 on the budget
+of extra copies, the largest T_r is at least Σ λ_r T_r, and within the limits
+
+    Σ λ_r T_r ≥ Σ_c rows_c · (least price of a row of class c over all patterns)
+                - Σ_r μ_r capacity_r - ν budget
+
+(the Lagrangian; `pricing.py` has the prices of patterns). It holds whatever the prices are, so
+where they come from can cost tightness, never validity: on ranks that look alike from a knapsack,
+elsewhere from the bucketed linear programme. Classes are exact here.
+
+In training a plan uses one AllReduce method, or replicates nothing: the bound is the least over
+the methods, each with the latency that any replica brings. A second bound is the hottest single
+row on its own, which cannot be split; `hot_rows.py` has a tighter, dearer one where that binds.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from oper.base.arrays import Floats
+from oper.cost.allreduce import METHODS, Method
+from oper.cost.workload import Workload
+from oper.planner.lp import restricted_master
+from oper.planner.lp.envelope import Envelope
+from oper.planner.lp.pricing import (
+    DualPrices,
+    PricingItems,
+    cheapest,
+    everywhere_price,
+    everywhere_seconds,
+    homogeneous_lines,
+    is_homogeneous,
+    pricing_items,
+)
+from oper.planner.problem.classes import Classes
+from oper.topology.topology import Topology
+
+SAFETY = 1e-9  # relative to the terms of the Lagrangian: beyond the rounding of their sums
+
+
+@dataclass(frozen=True)
+class Bound:
+    """`seconds` bounds the largest rank time from below. `hot_class` is the class of which a
+    single row is what binds, None where it is the work as a whole."""
+
+    seconds: float
+    hot_class: int | None
+
+
+def lower_bound(
+    classes: Classes,
+    topology: Topology,
+    workload: Workload,
+    capacity_bytes: Floats,
+    budget_bytes: float,
+) -> Bound:
+    """The bound for all plans within `capacity_bytes` [M] and `budget_bytes` of extra copies.
+
+    Raises OperError where the capacities cannot hold the tables.
+    """
+    least = np.inf
+    for method in usable_methods(workload, topology.ranks, budget_bytes):
+        rows = pricing_items(classes, topology, workload, method)
+        prices = good_prices(rows, topology, capacity_bytes, budget_bytes)
+        seconds = lagrangian(rows, topology, prices, capacity_bytes, budget_bytes)
+        least = min(least, seconds + rows.latency_seconds)
+    hottest, hot_class = hot_row(classes, topology, workload, budget_bytes)
+    return Bound(max(least, hottest), hot_class if hottest > least else None)
+
+
+def usable_methods(workload: Workload, ranks: int, budget_bytes: float) -> tuple[Method, ...]:
+    """The AllReduce methods a plan may use; only "none" in inference or without replicas."""
+    return METHODS if workload.training and ranks > 1 and budget_bytes > 0 else ("none",)
+
+
+def lagrangian(
+    rows: PricingItems,
+    topology: Topology,
+    prices: DualPrices,
+    capacity_bytes: Floats,
+    budget_bytes: float,
+) -> float:
+    """A bound in seconds from any non-negative prices; `rows` must be exact classes."""
+    scale = float(prices.rank.sum())
+    if scale <= 0:
+        return 0.0
+    fair = DualPrices(prices.rank / scale, prices.capacity / scale, prices.budget / scale)
+    value = float(rows.rows @ cheapest(rows, topology, fair))
+    owed = float(fair.capacity @ capacity_bytes) + fair.budget * budget_bytes
+    return max(value - owed - SAFETY * (value + owed), 0.0)
+
+
+def good_prices(
+    rows: PricingItems, topology: Topology, capacity_bytes: Floats, budget_bytes: float
+) -> DualPrices:
+    """Prices at which the Lagrangian is (nearly) largest."""
+    if is_homogeneous(topology, capacity_bytes):
+        return homogeneous_prices(rows, topology, capacity_bytes, budget_bytes)
+    return restricted_master.solve_items(rows, topology, capacity_bytes, budget_bytes).prices
+
+
+def homogeneous_prices(
+    rows: PricingItems, topology: Topology, capacity_bytes: Floats, budget_bytes: float
+) -> DualPrices:
+    """The best prices on ranks that look alike.
+
+    Averaged over the ranks' renamings, all λ and all μ are equal, and extra copies are a
+    fractional knapsack: a row's next copies save seconds and take bytes, the best savings per byte
+    come first, and the price of a byte is what the first that no longer fit would have saved.
+    """
+    M = topology.ranks
+    even = DualPrices(np.full(M, 1 / M), np.zeros(M), 0.0)
+    if rows.any_holders:
+        slope, _ = homogeneous_lines(topology, even)
+        copies = Envelope.of(slope, np.arange(M, dtype=np.float64))
+        extra = np.diff(copies.intercept)
+        saved = rows.weight_bytes[:, None] * -np.diff(copies.slope)
+    elif rows.replicas:
+        extra = np.array([M - 1.0])
+        single = float(even.path_cost(topology).sum(axis=0).min())
+        saved = (single * rows.weight_bytes - everywhere_price(rows, topology, even))[:, None]
+    else:
+        extra, saved = np.zeros(0), np.zeros((len(rows), 0))
+    taken = rows.memory_bytes[:, None] * extra
+    per_byte, size = (saved / taken).ravel(), (rows.rows[:, None] * taken).ravel()
+    order = np.argsort(-per_byte, kind="stable")
+    room = float(np.sum(capacity_bytes)) - rows.total_bytes
+    left_out = np.searchsorted(np.cumsum(size[order]), min(budget_bytes, room), side="right")
+    byte = max(float(per_byte[order[left_out]]), 0.0) if left_out < len(order) else 0.0
+    if budget_bytes <= room:
+        return DualPrices(even.rank, even.capacity, byte)
+    return DualPrices(even.rank, np.full(M, byte), 0.0)
+
+
+def hot_row(
+    classes: Classes, topology: Topology, workload: Workload, budget_bytes: float
+) -> tuple[float, int]:
+    """The longest that any single row must take some rank whatever else there is, and its class.
+
+    A row with one owner j: M local reads there, or the dearest link to it. In inference with h
+    copies at most: some holder serves M/h readers, rounded up, the farthest of which pays for its
+    link, and each reads at its least cost.
+    """
+    M, link = topology.ranks, topology.link_cost
+    local = np.diag(link)
+    owned = float(
+        np.maximum(M * local, np.where(np.eye(M, dtype=bool), 0.0, link).max(axis=0)).min()
+    )
+    rows = pricing_items(classes, topology, workload, "none")
+    least = owned * rows.weight_bytes
+    if not workload.training:
+        copies = np.minimum(1 + np.floor(budget_bytes / rows.memory_bytes), M)
+        readers = np.ceil(M / copies).astype(np.int64)
+        reach = np.sort(link, axis=0).min(axis=1)  # [k - 1]: the dearest of k readers of one rank
+        served = np.maximum(readers * local.min(), reach[readers - 1])
+        served = np.maximum(served, link.min(axis=1).max())
+        least = np.where(copies > 1, np.minimum(least, served * rows.weight_bytes), least)
+    for method in usable_methods(workload, M, budget_bytes):
+        rows = pricing_items(classes, topology, workload, method)
+        if workload.training and rows.replicas:
+            fits = (M - 1) * rows.memory_bytes <= budget_bytes
+            copied = everywhere_seconds(rows, topology).max(axis=1) + rows.latency_seconds
+            least = np.where(fits, np.minimum(least, copied), least)
+    hottest = int(least.argmax())
+    return float(least[hottest]) * (1 - SAFETY), hottest

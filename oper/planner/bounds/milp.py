@@ -1,0 +1,264 @@
+"""The exact reference: the placement of whole partitions as a mixed integer programme.
+
+For partitions p of any size, down to single rows, with read weight w_p and memory m_p:
+
+    y[p, i, j] = 1: rank i reads p from rank j;  Σ_j y[p, i, j] = 1,  y[p, i, j] ≤ y[p, j, j]
+    Σ_p m_p y[p, j, j] ≤ capacity_j,   Σ_p m_p (Σ_j y[p, j, j] - 1) ≤ budget
+    T ≥ Σ_p w_p (Σ_{j≠i} L[i][j] y[p, i, j] + L[i][i] Σ_k y[p, k, i])       for each rank i
+    minimise T
+
+y[p, j, j] is "rank j holds p" (a holder reads its own copy). Where the budget allows no second
+copy, and in training, all ranks read from one owner x[p, j] instead; in training
+Σ_j x[p, j] + r[p] = 1 with r[p] = 1 for copies everywhere, whose AllReduce is chosen by solving
+for each method in turn. Ranks that look alike are ordered by load, or each optimum would come in
+M! copies. PuLP passes it to HiGHS, to CBC where highspy is missing.
+"""
+
+import time
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+import numpy as np
+import pulp
+
+from oper.base.arrays import Floats
+from oper.cost.holder_sets import HolderSets
+from oper.cost.objective import Cost, evaluate
+from oper.cost.sums import Sums
+from oper.cost.workload import Workload
+from oper.planner.bounds.lagrangian import usable_methods
+from oper.planner.lp.pricing import (
+    PricingItems,
+    everywhere_seconds,
+    is_homogeneous,
+    pricing_items_of,
+)
+from oper.topology.topology import Topology
+
+Status = Literal["optimal", "time_limit", "infeasible"]
+RELATIVE_GAP = 1e-4  # at which an optimum counts as found: HiGHS's own default
+FEASIBILITY = 1e-9  # of constraints, scaled to 1 a rank: less than a byte in a gigabyte
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The best placement found. `groups` has one group a partition; None, with its cost, where
+    there is none. `bound_seconds` is the solver's: no placement of these partitions is below it,
+    and with status "optimal" none is more than the asked gap below `objective_seconds`."""
+
+    status: Status
+    groups: HolderSets | None
+    cost: Cost | None
+    bound_seconds: float
+    seconds: float  # that solving took
+    solver: str
+
+    @property
+    def objective_seconds(self) -> float:
+        return self.cost.objective_seconds if self.cost else np.inf
+
+    @property
+    def gap(self) -> float:
+        """(objective - bound) / objective."""
+        objective = self.objective_seconds
+        if objective == 0:
+            return 0.0
+        return max(1 - self.bound_seconds / objective, 0.0) if self.cost else np.inf
+
+
+def solve(
+    sums: Sums,
+    topology: Topology,
+    workload: Workload,
+    capacity_bytes: Floats,
+    budget_bytes: float,
+    time_limit_seconds: float,
+    relative_gap: float = RELATIVE_GAP,
+) -> Reference:
+    """Place the partitions whose `sums` [P] are given within `capacity_bytes` [M] and
+    `budget_bytes` of extra copies, so that the largest rank time is least."""
+    began = time.monotonic()
+    capacity = np.asarray(capacity_bytes, dtype=np.float64)
+    each = np.ones(len(sums.rows))
+    methods = usable_methods(workload, topology.ranks, budget_bytes)
+    methods = methods[1:] or methods  # with replicas allowed, "none" is a case of every other
+    outcomes = []
+    for n, method in enumerate(methods):
+        rows = pricing_items_of(sums, each, topology, workload, method)
+        left = time_limit_seconds - (time.monotonic() - began)
+        model = _Model(rows, topology, capacity, budget_bytes)
+        outcomes.append(model.solve(max(left, 1.0) / (len(methods) - n), relative_gap))
+    status: Status = "optimal"
+    if any(outcome.status == "infeasible" for outcome in outcomes):
+        status = "infeasible"
+    elif any(outcome.status == "time_limit" for outcome in outcomes):
+        status = "time_limit"
+    found = [outcome.groups for outcome in outcomes if outcome.groups is not None]
+    costs = [evaluate(topology, workload, groups, sums, capacity) for groups in found]
+    best = min(range(len(found)), key=lambda n: costs[n].objective_seconds, default=None)
+    return Reference(
+        status=status,
+        groups=None if best is None else found[best],
+        cost=None if best is None else costs[best],
+        bound_seconds=min(outcome.bound_seconds for outcome in outcomes),
+        seconds=time.monotonic() - began,
+        solver=outcomes[0].solver,
+    )
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    status: Status
+    groups: HolderSets | None
+    bound_seconds: float
+    solver: str
+
+
+class _Model:
+    """The programme for one AllReduce method. Seconds and bytes are scaled to about 1 a rank."""
+
+    def __init__(
+        self, rows: PricingItems, topology: Topology, capacity_bytes: Floats, budget_bytes: float
+    ) -> None:
+        self.rows, self.topology = rows, topology
+        M, P = topology.ranks, range(len(rows))
+        link, local = topology.link_cost, np.diag(topology.link_cost)
+        self.second = float(link.mean()) * float(rows.weight_bytes.sum()) or 1.0
+        byte = rows.total_bytes / M
+        weight, memory = rows.weight_bytes / self.second, rows.memory_bytes / byte
+        spare = budget_bytes if rows.replicas else 0.0
+        price = rows.memory_bytes * (1 if rows.any_holders else M - 1)
+        self.copied = np.flatnonzero(price <= spare).tolist() if M > 1 else []
+
+        self.problem = pulp.LpProblem("placement", pulp.LpMinimize)
+        largest = self.problem.add_variable("T", lowBound=0)
+        self.problem += largest
+        self.holds = [[self._binary(f"x_{p}_{j}") for j in range(M)] for p in P]
+        self.reads: dict[int, list[list[Any]]] = {}  # inference: y[p][i][j] of the copied
+        self.everywhere: dict[int, Any] = {}  # training: r[p]
+        for p in self.copied:
+            if rows.any_holders:
+                self._add_reads(p)
+            else:
+                self.everywhere[p] = self._binary(f"r_{p}")
+        for p in P:
+            if p not in self.reads:
+                shared = [self.everywhere[p]] if p in self.everywhere else []
+                self.problem += pulp.lpSum(self.holds[p] + shared) == 1
+
+        on_all = everywhere_seconds(rows, topology) / self.second
+        any_copy = self._binary("any_copy") if self.everywhere else 0
+        for copied in self.everywhere.values():
+            self.problem += copied <= any_copy
+        load = []
+        for i in range(M):
+            served, fetched, held = [], [], []
+            for p in P:
+                x = self.holds[p]
+                y = self.reads.get(p)
+                held.append(memory[p] * x[i])
+                if y is None:
+                    served.append(weight[p] * M * local[i] * x[i])
+                    fetched += [weight[p] * link[i, j] * x[j] for j in range(M) if j != i]
+                else:
+                    served += [weight[p] * local[i] * y[k][i] for k in range(M)]
+                    fetched += [weight[p] * link[i, j] * y[i][j] for j in range(M) if j != i]
+                if p in self.everywhere:
+                    served.append(on_all[p, i] * self.everywhere[p])
+                    held.append(memory[p] * self.everywhere[p])
+            load.append(pulp.lpSum(served))
+            latency = rows.latency_seconds / self.second * any_copy
+            self.problem += load[i] + pulp.lpSum(fetched) + latency <= largest
+            self.problem += pulp.lpSum(held) <= capacity_bytes[i] / byte
+        if self.copied:
+            extra = [memory[p] * x for p in self.reads for x in self.holds[p]]
+            extra += [(M - 1) * memory[p] * r for p, r in self.everywhere.items()]
+            once = sum(memory[p] for p in self.reads)
+            self.problem += pulp.lpSum(extra) <= budget_bytes / byte + once
+        if is_homogeneous(topology, capacity_bytes):
+            self._order(load)
+
+    def _add_reads(self, p: int) -> None:
+        """y[p]: each rank reads from one holder, a holder from itself."""
+        M, x = self.topology.ranks, self.holds[p]
+        y = [
+            [x[i] if i == j else self._binary(f"y_{p}_{i}_{j}") for j in range(M)] for i in range(M)
+        ]
+        for i in range(M):
+            self.problem += pulp.lpSum(y[i]) == 1
+            for j in range(M):
+                if i != j:
+                    self.problem += y[i][j] <= x[j]
+        self.reads[p] = y
+
+    def _binary(self, name: str) -> Any:
+        return self.problem.add_variable(name, cat=pulp.LpBinary)
+
+    def _order(self, load: list[Any]) -> None:
+        """Alike ranks by descending load inside each node, and alike nodes by theirs."""
+        node_of = np.asarray(self.topology.node_of)
+        nodes = [np.flatnonzero(node_of == node).tolist() for node in np.unique(node_of)]
+        for members in nodes:
+            for first, second in pairwise(members):
+                self.problem += load[first] >= load[second]
+        sums = [pulp.lpSum(load[r] for r in members) for members in nodes]
+        for before, after in pairwise(sums):
+            self.problem += before >= after
+
+    def solve(self, time_limit_seconds: float, relative_gap: float) -> _Outcome:
+        highs = pulp.HiGHS(
+            msg=False,
+            timeLimit=time_limit_seconds,
+            gapRel=relative_gap,
+            gapAbs=0.0,
+            mip_feasibility_tolerance=FEASIBILITY,
+            primal_feasibility_tolerance=FEASIBILITY,
+        )
+        if highs.available():
+            self.problem.solve(highs)
+            # PuLP calls a solution found at the time limit "Optimal": ask the solver itself.
+            info = self.problem.solverModel.getInfo()
+            bound, solver = float(info.mip_dual_bound), "HiGHS"
+        else:
+            self.problem.solve(_cbc(time_limit_seconds, relative_gap))
+            bound, solver = -np.inf, "CBC"
+        optimal = self.problem.sol_status == pulp.LpSolutionOptimal
+        found = self.problem.sol_status in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible)
+        if self.problem.status in (pulp.LpStatusInfeasible, pulp.LpStatusUnbounded):
+            return _Outcome("infeasible", None, np.inf, solver)
+        if found and solver == "HiGHS":
+            found = info.primal_solution_status == 2  # kSolutionStatusFeasible
+        groups = self._groups() if found else None
+        if solver == "CBC":
+            bound = self._bound_beside_cbc(optimal, relative_gap)
+        status: Status = "optimal" if optimal else "time_limit"
+        return _Outcome(status, groups, max(bound, 0.0) * self.second, solver)
+
+    def _bound_beside_cbc(self, optimal: bool, relative_gap: float) -> float:
+        """CBC tells PuLP no bound: its gap, where it proved the optimum, or the relaxation's."""
+        if optimal:
+            return float(pulp.value(self.problem.objective)) * (1 - relative_gap)
+        self.problem.solve(pulp.PULP_CBC_CMD(mip=False, msg=False))
+        solved = self.problem.sol_status == pulp.LpSolutionOptimal
+        return float(pulp.value(self.problem.objective)) if solved else 0.0
+
+    def _groups(self) -> HolderSets:
+        """The group of each partition, read off the solution."""
+        M, P = self.topology.ranks, len(self.rows)
+        holds = np.array([[_value(x) for x in row] for row in self.holds]).reshape(P, M) > 0.5
+        path = np.repeat(holds.argmax(axis=1)[:, None], M, axis=1)
+        for p, y in self.reads.items():
+            path[p] = np.array([[_value(v) for v in row] for row in y]).argmax(axis=1)
+        for p, r in self.everywhere.items():
+            if _value(r) > 0.5:
+                holds[p], path[p] = True, np.arange(M)
+        return HolderSets(path.astype(np.uint16), holds)
+
+
+def _cbc(time_limit_seconds: float, relative_gap: float) -> Any:
+    return pulp.PULP_CBC_CMD(msg=False, timeLimit=time_limit_seconds, gapRel=relative_gap)
+
+
+def _value(variable: Any) -> float:
+    return float(variable.varValue or 0.0)

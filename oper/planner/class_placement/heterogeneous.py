@@ -1,0 +1,121 @@
+"""Class placement where links or capacities differ: the shares of a linear programme, whole."""
+
+import numpy as np
+
+from oper.base.arrays import Floats, Ints
+from oper.cost.allreduce import METHODS, Method
+from oper.cost.holder_sets import HolderSets, single_owner_sets
+from oper.plan.layout import LONGEST_PERIOD
+from oper.planner.class_placement.class_placement import ClassPlacement
+from oper.planner.class_placement.greedy import whole_rows
+from oper.planner.class_placement.partition import Partitions, partitions
+from oper.planner.lp import restricted_master
+from oper.planner.lp.pricing import pricing_items
+from oper.planner.problem.classes import Classes
+from oper.planner.problem.problem import Problem
+
+
+def place_on_heterogeneous(problem: Problem, listed_share: float) -> ClassPlacement:
+    classes, topology, workload = problem.classes, problem.topology, problem.workload
+    ranks = topology.ranks
+    objective: restricted_master.Objective = "link" if problem.balance == "link" else "time"
+    methods: tuple[Method, ...] = METHODS if workload.training else ("none",)
+    # What rounding takes, a row of each width and of the stripes' period, is kept back where that
+    # leaves room for the tables.
+    rounding = sum(classes.width_memory) + classes.total_bytes / LONGEST_PERIOD
+    capacity = np.clip(problem.capacity_bytes - rounding, 0, None)
+    if capacity.sum() < classes.total_bytes:
+        capacity = problem.capacity_bytes
+
+    # Striped rows are spread alike, whatever their counts: the programme sees those of a width as
+    # one class, and its shares of it are what the stripes follow.
+    parts = partitions(classes, problem.threshold)
+    listed = _listed_classes(classes, parts, listed_share)
+    number = np.arange(len(classes))
+    unit = np.where(number < listed, number, listed + classes.width)
+    _, unit = np.unique(unit, return_inverse=True)
+    solutions = [
+        restricted_master.solve_items(
+            pricing_items(classes, topology, workload, method).merged(unit),
+            topology,
+            capacity,
+            problem.budget_bytes,
+            objective,
+        )
+        for method in methods
+    ]
+    solved = min(solutions, key=lambda solution: solution.seconds)
+    # Single owners first, as everywhere; then the holder sets that the programme uses.
+    several = np.flatnonzero((solved.groups.copies > 1) & (solved.fraction.sum(axis=0) > 0))
+    groups = single_owner_sets(ranks) + solved.groups.take(several)
+    fraction = np.zeros((solved.fraction.shape[0], len(groups)))
+    owner = solved.groups.owner
+    for g in np.flatnonzero(owner >= 0):
+        fraction[:, owner[g]] += solved.fraction[:, g]
+    fraction[:, ranks:] = solved.fraction[:, several]
+    fraction /= fraction.sum(axis=1, keepdims=True)
+    shares = fraction[solved.bucket[unit]]
+    counts = _deal_by_shares(classes.rows, shares, solved.bucket[unit], classes.weight(workload))
+    striped = np.where(number < listed, 0, classes.rows)
+    memory = groups.holds.T @ (counts.T @ classes.m)
+    # Rounding may have passed a capacity by some rows: fewer are striped there, more elsewhere.
+    room = np.clip(capacity - memory, 0, None)
+    if room.sum() > 0:
+        over = np.clip(memory - capacity, 0, None)
+        memory += over.sum() * room / room.sum() - over
+    counts[listed:] = 0
+    _keep_budget(counts, groups, classes, problem.budget_bytes, ranks)
+    return ClassPlacement("programme", groups, counts, striped, memory / memory.sum(), parts)
+
+
+def _listed_classes(classes: Classes, parts: Partitions, listed_share: float) -> int:
+    """How many classes, from the most accessed on, are listed where ranks differ.
+
+    Such ranks want the warmer of the cold rows in some places and the colder in others, which
+    stripes cannot do: more rows are listed than access-bounded partitions have.
+    """
+    bounded = parts.run_class[parts.explicit[parts.run_partition]]
+    by_partition = int(bounded.max()) + 1 if len(bounded) else 0
+    room = listed_share * int(classes.rows.sum())
+    return max(by_partition, int(np.searchsorted(np.cumsum(classes.rows), room, side="right")))
+
+
+def _deal_by_shares(rows: Ints, shares: Floats, bucket: Ints, weight: Floats) -> Ints:
+    """Whole rows [C, G] by `shares` [C, G], the first M of them single owners.
+
+    What rounding withholds from a group is made good by the next classes: of hot classes, which
+    have fewer rows than there are groups, in weight, as they decide a rank's load; of the others
+    in rows of the same bucket, as they decide its memory.
+    """
+    counts = np.zeros(shares.shape, dtype=np.int64)
+    owed_weight = np.zeros(shares.shape[1])
+    owed_rows: dict[int, Floats] = {}
+    for c, n in enumerate(rows.tolist()):
+        exact = n * shares[c]
+        if n <= shares.shape[1] and weight[c] > 0:
+            wanted = np.where(shares[c] > 0, exact + owed_weight / weight[c], 0.0)
+            counts[c] = whole_rows(np.clip(wanted, 0, n), n)
+            owed_weight += (exact - counts[c]) * weight[c]
+        else:
+            wanted = exact + owed_rows.get(int(bucket[c]), 0.0)
+            counts[c] = whole_rows(np.clip(wanted, 0, None), n)
+            owed_rows[int(bucket[c])] = wanted - counts[c]
+    return counts
+
+
+def _keep_budget(
+    counts: Ints, groups: HolderSets, classes: Classes, budget_bytes: float, ranks: int
+) -> None:
+    """Give up the coldest replicas, in place, while the copies are above the budget."""
+    extra = groups.copies - 1
+    over = float((counts.T @ classes.m) @ extra) - budget_bytes
+    for c in range(len(classes) - 1, -1, -1):
+        for g in range(ranks, counts.shape[1]):
+            if over <= 0:
+                return
+            if counts[c, g]:
+                price = extra[g] * classes.m[c]
+                rows = min(int(counts[c, g]), int(np.ceil(over / price)))
+                counts[c, g] -= rows
+                counts[c, int(groups.holds[g].argmax())] += rows
+                over -= rows * price

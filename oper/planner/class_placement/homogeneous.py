@@ -1,0 +1,123 @@
+"""Class placement on homogeneous ranks: a knapsack of replicas, then greedy (§4.2, §4.3)."""
+
+import numpy as np
+
+from oper.base.arrays import Ints
+from oper.cost.allreduce import METHODS, Method, allreduce_cost
+from oper.cost.holder_sets import (
+    HolderSets,
+    everywhere_set,
+    nearest_holder_sets,
+    per_node_sets,
+    single_owner_sets,
+)
+from oper.cost.workload import Workload
+from oper.planner.class_placement.class_placement import ClassPlacement, replica_bytes
+from oper.planner.class_placement.greedy import place_greedily, split_evenly
+from oper.planner.class_placement.replication import (
+    Levels,
+    everywhere_seconds,
+    inference_levels,
+    link_levels,
+    single_seconds,
+    time_ratio,
+    training_levels,
+)
+from oper.planner.problem.classes import Classes
+from oper.planner.problem.problem import Problem
+from oper.topology.topology import Topology
+
+# A row above this share of a rank's mean work is placed by greedy alone.
+HOT_SHARE = 1 / 64
+
+
+def place_on_homogeneous(problem: Problem) -> ClassPlacement:
+    classes, topology, workload = problem.classes, problem.topology, problem.workload
+    ranks = topology.ranks
+    levels = _levels(problem)
+    groups, replicas = _replica_groups(classes, topology, workload, levels)
+    groups, replicas = _spend_rest(problem, groups, replicas)
+    single = classes.rows - replicas.sum(axis=1)
+    held = replica_bytes(
+        classes, groups, np.concatenate([np.zeros((len(classes), ranks), int), replicas], 1), ranks
+    )
+    shares = problem.shares
+    greedy = place_greedily(classes, single, held, shares, problem.threshold, problem.dob)
+    # Split the partitions: only rows so hot that they decide a rank's load stay where greedy put
+    # them; all others are dealt anew, class by class.
+    placed = greedy.counts(ranks)
+    listed = placed.sum(axis=1)
+    weight = classes.weight(workload)
+    hot = weight * ranks > HOT_SHARE * float(weight @ classes.rows)
+    counts = np.where(hot[:, None], placed, 0)
+    load = weight @ counts
+    counts[~hot] = split_evenly(listed[~hot], shares, load, weight[~hot])
+    return ClassPlacement(
+        "greedy",
+        groups,
+        np.concatenate([counts, replicas], axis=1),
+        single - listed,
+        shares,
+        greedy.partitions,
+        greedy,
+    )
+
+
+def _levels(problem: Problem) -> Levels:
+    classes, topology, workload = problem.classes, problem.topology, problem.workload
+    budget = problem.budget_bytes
+    if not workload.training:
+        if problem.balance == "link":
+            return link_levels(classes, topology, workload, budget)
+        return inference_levels(classes, topology, workload, time_ratio(topology), budget)
+    single = single_seconds(classes, topology, workload)
+
+    def mean_seconds(method: Method, levels: Levels) -> float:
+        everywhere = everywhere_seconds(classes, topology, workload, method)
+        share = allreduce_cost(topology, method)
+        used = share.latency if levels.everywhere.any() else 0.0
+        return used + float((everywhere - single) @ levels.everywhere)
+
+    choices = [
+        (method, training_levels(classes, topology, workload, method, budget)) for method in METHODS
+    ]
+    return min(choices, key=lambda choice: mean_seconds(*choice))[1]
+
+
+def _replica_groups(
+    classes: Classes, topology: Topology, workload: Workload, levels: Levels
+) -> tuple[HolderSets, Ints]:
+    """Single groups and, after them, those of replicated rows with the rows of each, [C, G - M]."""
+    groups = single_owner_sets(topology.ranks)
+    columns = []
+    if levels.node.any():
+        per_node = per_node_sets(topology)
+        groups = groups + per_node
+        load = np.zeros(len(per_node))
+        equal = np.full(len(per_node), 1 / len(per_node))
+        columns.append(split_evenly(levels.node, equal, load, classes.weight(workload)))
+    groups = groups + everywhere_set(topology.ranks)
+    columns.append(levels.everywhere[:, None])
+    return groups, np.concatenate(columns, axis=1)
+
+
+def _spend_rest(problem: Problem, groups: HolderSets, replicas: Ints) -> tuple[HolderSets, Ints]:
+    """Give the copies that the budget has left, too few for a row on all ranks or nodes, to the
+    densest row with one owner that lacks some: in inference it may have copies on a few ranks."""
+    classes, topology = problem.classes, problem.topology
+    extra = (groups.copies[topology.ranks :] - 1) * classes.m[:, None]
+    left = problem.budget_bytes - float((extra * replicas).sum())
+    single = classes.rows - replicas.sum(axis=1)
+    fits = (single > 0) & (classes.m <= left) & (classes.R > 0)
+    if not fits.any() or problem.workload.training:
+        return groups, replicas
+    row = int(np.argmax(np.where(fits, classes.S * classes.R / classes.m, -1.0)))
+    copies = min(int(left // classes.m[row]), topology.ranks - 1)
+    # One rank of each node after the other, then the next of each: the far copies spare most.
+    node_of = np.asarray(topology.node_of)
+    turn = np.array([int((node_of[:r] == node_of[r]).sum()) for r in range(topology.ranks)])
+    holds = np.zeros((1, topology.ranks), dtype=bool)
+    holds[0, np.lexsort((node_of, turn))[: copies + 1]] = True
+    column = np.zeros((len(classes), 1), dtype=np.int64)
+    column[row] = 1
+    return groups + nearest_holder_sets(holds, topology), np.concatenate([replicas, column], axis=1)

@@ -1,0 +1,192 @@
+"""Which rows to replicate on ranks that look alike (§4.3), decided by the objective.
+
+Averaged over alike ranks, a row's part of T depends only on how many copies it has:
+
+* inference, n ranks a node, M ranks, weight w = S·R: one copy for each further node gains
+  w·(n·L_inter - (n-1)·L_intra)/M, each further copy inside the nodes w·L_intra/M;
+* training: a copy on every rank replaces (R + D)·S over the links and at the owner by the
+  AllReduce and the step: `gain` below, positive only where replication pays (the printed rule
+  compares all ranks' fetches with one rank's AllReduce, and is off by a factor of M).
+
+What is left is a knapsack: hottest rows per byte first, within the extra memory, and only while
+it pays. Rows that no longer fit are passed over, so that smaller ones fill the rest.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from oper.base.arrays import Floats, Ints
+from oper.cost.allreduce import Method, allreduce_cost
+from oper.cost.workload import Workload
+from oper.planner.problem.classes import Classes
+from oper.topology.topology import Topology
+
+_BISECTIONS = 60
+_PASSES = 4
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Rows of each class, [C], with a copy on one rank of every node, and on every rank."""
+
+    node: Ints
+    everywhere: Ints
+
+
+def link_kinds(topology: Topology) -> tuple[float, float, float]:
+    """Seconds per byte of a local row, of a node-mate's, and of another node's (alike ranks).
+
+    Where there are no node-mates, or only they, the missing link is given the other's cost.
+    """
+    cost = topology.link_cost
+    node_of = np.asarray(topology.node_of)
+    same = (node_of[:, None] == node_of[None]) & ~np.eye(topology.ranks, dtype=bool)
+    other = node_of[:, None] != node_of[None]
+    local = float(cost[0, 0])
+    intra = float(cost[same][0]) if same.any() else local
+    inter = float(cost[other][0]) if other.any() else intra
+    return local, intra, inter
+
+
+def single_seconds(classes: Classes, topology: Topology, workload: Workload) -> Floats:
+    """A row's part of the mean T with one owner, [C]: its owner serves M reads, M-1 travel."""
+    mean_link = topology.link_cost.sum() - np.trace(topology.link_cost)
+    mean_link /= topology.ranks**2
+    local = float(np.trace(topology.link_cost)) / topology.ranks
+    return np.asarray(classes.weight(workload) * (local + mean_link))
+
+
+def everywhere_seconds(
+    classes: Classes, topology: Topology, workload: Workload, method: Method
+) -> Floats:
+    """A row's part of the mean T with a copy on every rank, [C], the latency left out."""
+    local = float(np.trace(topology.link_cost)) / topology.ranks
+    seconds = local * classes.S * classes.R
+    if workload.training:
+        share = allreduce_cost(topology, method)
+        seconds = seconds + local * classes.S * classes.U
+        seconds = seconds + share.row * classes.S + share.union * classes.S * classes.U
+        seconds = seconds + share.gather * (classes.S + 4) * classes.D + share.count
+    return seconds
+
+
+def training_levels(
+    classes: Classes, topology: Topology, workload: Workload, method: Method, budget_bytes: float
+) -> Levels:
+    """Replicate everywhere, by gain per byte, while the gain is positive and the budget lasts."""
+    none = np.zeros(len(classes), dtype=np.int64)
+    if method == "none" or topology.ranks == 1:
+        return Levels(none, none)
+    gain = single_seconds(classes, topology, workload)
+    gain = gain - everywhere_seconds(classes, topology, workload, method)
+    price = (topology.ranks - 1) * classes.m
+    order = np.argsort(-gain / price, kind="stable")
+    taken = none.copy()
+    order = order[gain[order] > 0]
+    taken[order] = _fill(price[order], classes.rows[order], budget_bytes)
+    return Levels(none, taken)
+
+
+def inference_levels(
+    classes: Classes, topology: Topology, workload: Workload, ratio: float, budget_bytes: float
+) -> Levels:
+    """Fill the budget with copies in order of density w/m: a class comes once for its copies in
+    the other nodes, and once, at `ratio` (0 to 1) of its density, for those on all ranks."""
+    ranks, nodes = topology.ranks, topology.nodes
+    weight = classes.weight(workload)
+    density = weight / classes.m
+    copies_node, copies_all = nodes - 1, ranks - nodes
+    index = np.concatenate([np.arange(len(classes))] * 2)
+    step = np.repeat([0, 1], len(classes))
+    key = np.where(step == 0, density[index], density[index] * ratio)
+    price = np.where(step == 0, copies_node, copies_all) * classes.m[index]
+    # A stable sort keeps a class's first step before its second at equal keys.
+    order = np.argsort(-key, kind="stable")
+    order = order[(key[order] > 0) & (price[order] > 0)]
+    filled = np.zeros(2 * len(classes), dtype=np.int64)
+    filled[order] = _fill(price[order], classes.rows[index[order]], budget_bytes)
+    node, everywhere = filled[: len(classes)], filled[len(classes) :]
+    if copies_node == 0:
+        return Levels(np.zeros_like(node), everywhere)
+    if copies_all == 0:
+        return Levels(np.zeros_like(node), node)
+    everywhere = np.minimum(everywhere, node)
+    return Levels(node - everywhere, everywhere)
+
+
+def time_ratio(topology: Topology) -> float:
+    """Gain per copy inside the nodes over gain per copy for a further node (time, inference)."""
+    _, intra, inter = link_kinds(topology)
+    per_node = topology.ranks // topology.nodes
+    further_node = per_node * inter - (per_node - 1) * intra
+    return min(intra / further_node, 1.0)
+
+
+def link_levels(
+    classes: Classes, topology: Topology, workload: Workload, budget_bytes: float
+) -> Levels:
+    """Levels at which the pairs inside a node cost as much as the pairs across (§6, Fig. 8b).
+
+    With one owner, all readers pull the same bytes, so pairs differ as their links do; copies
+    once a node take bytes from the pairs across and give them to the pairs inside, copies on all
+    ranks take them from both. Where no ratio evens them out, the pairs across stay dearer, and
+    copies once a node alone make them as cheap as the budget can.
+    """
+    _, intra, inter = link_kinds(topology)
+    ranks, per_node = topology.ranks, topology.ranks // topology.nodes
+    if topology.nodes == 1 or per_node == 1:
+        return inference_levels(classes, topology, workload, 1.0, budget_bytes)
+    weight = classes.weight(workload)
+
+    def across_over_inside(levels: Levels) -> float:
+        single = float(weight @ (classes.rows - levels.node - levels.everywhere))
+        node = float(weight @ levels.node)
+        return inter * single / ranks - intra * (single / ranks + node / per_node)
+
+    def at(ratio: float) -> Levels:
+        return inference_levels(classes, topology, workload, ratio, budget_bytes)
+
+    low, high = 0.0, 1.0
+    if across_over_inside(at(low)) >= 0:
+        return at(low)
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if across_over_inside(at(middle)) > 0 else (middle, high)
+    # The hottest rows are large steps: from the side with dearer pairs inside, even out the rest
+    # with rows light enough. What copies on all ranks cost more is paid for by the coldest rows.
+    levels = at(low)
+    inside_more = -across_over_inside(levels)
+    heaviest = np.argsort(-weight, kind="stable")
+    relief = intra * weight / per_node
+    per_cold_byte = inter / ranks - intra / ranks + intra / per_node
+    shift = 0.0
+    for _ in range(_PASSES):
+        promoted, demoted = np.zeros((2, len(classes)), dtype=np.int64)
+        usable = heaviest[relief[heaviest] > 0]
+        promoted[usable] = _fill(relief[usable], levels.node[usable], inside_more - shift)
+        price = float(promoted @ classes.m) * (ranks - topology.nodes)
+        freed = (topology.nodes - 1) * classes.m[heaviest[::-1]]
+        left = (levels.node - promoted)[heaviest[::-1]]
+        before = np.cumsum(left * freed) - left * freed
+        demoted[heaviest[::-1]] = np.clip(np.ceil((price - before) / freed), 0, left)
+        shift = per_cold_byte * float(weight @ demoted)
+    return Levels(levels.node - promoted - demoted, levels.everywhere + promoted)
+
+
+def _fill(price: Floats, rows: Ints, budget_bytes: float) -> Ints:
+    """How many rows of each entry fit, in order, each at `price` bytes a row."""
+    taken = np.zeros(len(rows), dtype=np.int64)
+    spent = np.cumsum(price * rows)
+    whole = int(np.searchsorted(spent, budget_bytes, side="right"))
+    taken[:whole] = rows[:whole]
+    left = budget_bytes - (float(spent[whole - 1]) if whole else 0.0)
+    if whole == len(rows):
+        return taken
+    cheapest = float(price.min())
+    for entry in range(whole, len(rows)):
+        if left < cheapest:
+            break
+        taken[entry] = min(int(left // price[entry]), int(rows[entry]))
+        left -= taken[entry] * float(price[entry])
+    return taken

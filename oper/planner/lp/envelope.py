@@ -1,0 +1,50 @@
+"""The lower envelope of lines: for each density, the cheapest of many holder sets."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oper.base.arrays import Floats
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """The lower envelope of lines slope·ρ + intercept over ρ ≥ 0, from the first line (least
+    intercept) to the last (least slope). `line[n]` is the cheapest up to ρ = `until[n]`."""
+
+    line: NDArray[np.int64]
+    slope: Floats
+    intercept: Floats
+    until: Floats
+
+    @staticmethod
+    def of(slope: Floats, intercept: Floats) -> "Envelope":
+        order = np.lexsort((slope, intercept))
+        least = np.minimum.accumulate(slope[order])
+        useful = np.ones(len(order), dtype=bool)
+        useful[1:] = slope[order][1:] < least[:-1]
+        hull: list[int] = []
+        until: list[float] = []
+        for n in order[useful].tolist():
+            crossing = 0.0
+            while hull:
+                last = hull[-1]
+                crossing = (intercept[n] - intercept[last]) / (slope[last] - slope[n])
+                if not until or crossing > until[-1]:
+                    break
+                hull.pop()
+                until.pop()
+            if hull:
+                until.append(crossing)
+            hull.append(n)
+        line = np.array(hull, dtype=np.int64)
+        return Envelope(line, slope[line], intercept[line], np.array(until))
+
+    def find(self, density: Floats) -> NDArray[np.int64]:
+        """Which of the envelope's lines is the cheapest at each density."""
+        return np.searchsorted(self.until, density)
+
+    def value(self, density: Floats) -> Floats:
+        n = self.find(density)
+        return np.asarray(self.slope[n] * density + self.intercept[n])

@@ -1,0 +1,302 @@
+"""Patterns of a row: who holds it and who reads from whom, and the cheapest one under prices.
+
+A linear programme over placements (and its Lagrangian) sees the plan's limits as prices:
+λ_r ≥ 0 on rank r's time, Σλ = 1; π_ij on the fetch time of the pair (i, j), used only where
+even links are the aim; μ_j on a byte of rank j's capacity; ν on a byte of extra copies. Then every
+row is on its own, and a row with read weight w (bytes that one reader moves for it: S·R, in
+training S·(R + D) where it has one owner) and memory m costs
+
+    w · Σ_i min_{j∈H} K[i][j] + m · (Σ_{j∈H} μ_j + ν (|H| - 1)),
+    K[i][j] = (λ_i + π_ij) L[i][j] [i≠j] + λ_j L[j][j]
+
+when the ranks H hold it. Divided by m this is a line in the row's density ρ = w/m, so the cheapest
+pattern of every class lies on the lower envelope of the lines: built once, searched by ρ.
+In training there is one owner or a copy everywhere, M lines and one cost of its own:
+Σ_r λ_r L[r][r] · S(R + U) + AllReduce + m · (Σ_j μ_j + ν (M - 1)).
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oper.base.arrays import Floats
+from oper.cost.allreduce import Method, allreduce_cost
+from oper.cost.sums import Sums
+from oper.cost.workload import Workload
+from oper.planner.lp.envelope import Envelope
+from oper.planner.problem.classes import Classes
+from oper.topology.topology import Topology
+
+ENUMERABLE_RANKS = 16  # up to here all 2^M - 1 holder sets are enumerated
+
+
+@dataclass(frozen=True)
+class PricingItems:
+    """What one row of each class asks for, vectors of shape [C].
+
+    A row with copies on all ranks takes `everywhere_bytes[c]` on each, read and (in training)
+    updated, and `allreduce_seconds[c]` of the AllReduce by `method`; inference has none.
+    """
+
+    training: bool
+    method: Method  # "none" in training: no replicas
+    latency_seconds: float  # of the AllReduce, once if there is any replica
+    rows: Floats
+    memory_bytes: Floats  # m
+    weight_bytes: Floats  # w
+    fetch_bytes: Floats  # S·R, what pairs of ranks fetch
+    everywhere_bytes: Floats
+    allreduce_seconds: Floats
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def any_holders(self) -> bool:
+        """Whether any set of ranks may hold a row, as in inference."""
+        return not self.training
+
+    @property
+    def replicas(self) -> bool:
+        return self.method != "none" or not self.training
+
+    @cached_property
+    def density(self) -> Floats:
+        return self.weight_bytes / self.memory_bytes
+
+    @property
+    def total_bytes(self) -> float:
+        return float(self.rows @ self.memory_bytes)
+
+    def take(self, index: NDArray[np.int64]) -> "PricingItems":
+        """The demand of some classes."""
+        return self._replace(*(vector[index] for vector in self._vectors))
+
+    def merged(self, bucket: NDArray[np.int64]) -> "PricingItems":
+        """Row-weighted averages over the classes of `bucket[c]`: for prices, never for a bound."""
+        rows = np.bincount(bucket, self.rows).astype(np.float64)
+        sums = [np.bincount(bucket, self.rows * vector) for vector in self._vectors[1:]]
+        return self._replace(rows, *(total / rows for total in sums))
+
+    @property
+    def _vectors(self) -> tuple[Floats, ...]:
+        return (
+            self.rows,
+            self.memory_bytes,
+            self.weight_bytes,
+            self.fetch_bytes,
+            self.everywhere_bytes,
+            self.allreduce_seconds,
+        )
+
+    def _replace(self, *vectors: Floats) -> "PricingItems":
+        return PricingItems(self.training, self.method, self.latency_seconds, *vectors)
+
+
+def pricing_items(
+    classes: Classes, topology: Topology, workload: Workload, method: Method
+) -> PricingItems:
+    """The demand of all classes; `method` is the replicas' AllReduce (ignored in inference)."""
+    S, R, D, U = classes.S, classes.R, classes.D, classes.U
+    each = Sums(
+        rows=np.ones(len(classes)),
+        memory_bytes=classes.m,
+        row_bytes=S,
+        accesses=classes.accesses.astype(np.float64),
+        read_rows=R,
+        read_bytes=S * R,
+        gradient_bytes=S * D,
+        union_bytes=S * U,
+        gather_bytes=(S + 4) * D,
+    )
+    return pricing_items_of(each, classes.rows.astype(np.float64), topology, workload, method)
+
+
+def pricing_items_of(
+    each: Sums, count: Floats, topology: Topology, workload: Workload, method: Method
+) -> PricingItems:
+    """The demand of `count[c]` things of sums `each[c]` (a row, a partition) that stay whole."""
+    reduce = allreduce_cost(topology, method if workload.training else "none")
+    return PricingItems(
+        training=workload.training,
+        method=reduce.method,
+        latency_seconds=reduce.latency,
+        rows=count,
+        memory_bytes=each.memory_bytes,
+        weight_bytes=each.read_bytes + (each.gradient_bytes if workload.training else 0.0),
+        fetch_bytes=each.read_bytes,
+        everywhere_bytes=each.read_bytes + (each.union_bytes if workload.training else 0.0),
+        allreduce_seconds=reduce.row * each.row_bytes
+        + reduce.union * each.union_bytes
+        + reduce.gather * each.gather_bytes
+        + reduce.count * each.rows,
+    )
+
+
+@dataclass(frozen=True)
+class DualPrices:
+    """λ [M], μ [M], ν and, where links are the aim, π [M, M]: all non-negative, of any scale."""
+
+    rank: Floats
+    capacity: Floats
+    budget: float
+    pair: Floats | None = None
+
+    def path_cost(self, topology: Topology) -> Floats:
+        """K [M, M]: the price of a byte that rank i (row) reads from rank j (column)."""
+        link, local = topology.link_cost, np.diag(topology.link_cost)
+        reader = self.rank[:, None] if self.pair is None else self.rank[:, None] + self.pair
+        away = np.where(np.eye(topology.ranks, dtype=bool), 0.0, reader * link)
+        return np.asarray(away + (self.rank * local)[None, :])
+
+
+def owner_lines(path_cost: Floats, prices: DualPrices) -> tuple[Floats, Floats]:
+    """Slopes and intercepts [M] of a single copy on each rank."""
+    return path_cost.sum(axis=0), prices.capacity
+
+
+def is_homogeneous(topology: Topology, capacity: Floats) -> bool:
+    """Whether ranks, with one value of `capacity` each [M], cannot be told apart, and near links
+    are no dearer than far ones."""
+    cost = [topology.link_cost[mask].max() for mask in topology.masks().values() if mask.any()]
+    return topology.alike and bool(np.ptp(capacity) == 0) and sorted(cost) == cost
+
+
+def homogeneous_lines(topology: Topology, prices: DualPrices) -> tuple[Floats, Floats]:
+    """Slopes and intercepts [M] of 1 to M copies at equal prices on ranks that look alike: the
+    first in as many nodes as there are, the others anywhere."""
+    node_of = np.asarray(topology.node_of)
+    first = np.unique(node_of, return_index=True)[1]
+    order = np.concatenate([first, np.setdiff1d(np.arange(topology.ranks), first)])
+    nearest = np.minimum.accumulate(prices.path_cost(topology)[:, order], axis=1)
+    extra = np.arange(topology.ranks)
+    return nearest.sum(axis=0), prices.capacity * (1 + extra) + prices.budget * extra
+
+
+def subset_lines(path_cost: Floats, prices: DualPrices) -> tuple[Floats, Floats]:
+    """Slopes and intercepts of all holder sets, [2^M - 1]; entry H - 1 has the ranks of H's bits.
+
+    Each table is built by doubling: the sets with highest rank k are those without it, and k.
+    """
+    ranks = len(path_cost)
+    slope = np.zeros(1 << ranks)
+    for reader in range(ranks):
+        nearest = np.full(1 << ranks, np.inf)
+        for k in range(ranks):
+            half = 1 << k
+            np.minimum(nearest[:half], path_cost[reader, k], out=nearest[half : 2 * half])
+        slope += nearest
+    intercept = np.full(1 << ranks, -prices.budget)
+    for k in range(ranks):
+        half = 1 << k
+        intercept[half : 2 * half] = intercept[:half] + (prices.capacity[k] + prices.budget)
+    return slope[1:], intercept[1:]
+
+
+def cheapest_holders(
+    rows: PricingItems, topology: Topology, prices: DualPrices
+) -> tuple[NDArray[np.bool_], Floats]:
+    """Holders [C, M] of a cheap pattern for each class in inference, and its price per row [C].
+
+    The cheapest of all up to `ENUMERABLE_RANKS` ranks; beyond, what adding the best rank to the
+    best owner, again and again, comes to.
+    """
+    price = prices.path_cost(topology)
+    if topology.ranks <= ENUMERABLE_RANKS:
+        envelope = Envelope.of(*subset_lines(price, prices))
+        line = envelope.line[envelope.find(rows.density)]
+        holds = (line[:, None] + 1) >> np.arange(topology.ranks) & 1 == 1
+        return holds, rows.memory_bytes * envelope.value(rows.density)
+    byte, density = prices.capacity + prices.budget, rows.density[:, None]
+    cost = density * price.sum(axis=0) + prices.capacity  # [C, M], of each next holder
+    nearest = np.full((len(rows), topology.ranks), np.inf)
+    least = np.full(len(rows), np.inf)
+    holds = np.zeros((len(rows), topology.ranks), dtype=bool)
+    for _ in range(topology.ranks):
+        best = cost.argmin(axis=1)
+        better = np.flatnonzero(cost.min(axis=1) < least)
+        if not len(better):
+            break
+        least[better] = cost[better, best[better]]
+        holds[better, best[better]] = True
+        nearest[better] = np.minimum(nearest[better], price.T[best[better]])
+        saved = np.maximum(nearest[:, :, None] - price[None], 0.0).sum(axis=1)
+        cost = least[:, None] - density * saved + byte
+        cost[holds] = np.inf
+    return holds, rows.memory_bytes * least
+
+
+def everywhere_seconds(rows: PricingItems, topology: Topology) -> Floats:
+    """Seconds [C, M] on each rank for one row of each class with copies on all, in training."""
+    local = rows.everywhere_bytes[:, None] * np.diag(topology.link_cost)
+    return np.asarray(local + rows.allreduce_seconds[:, None])
+
+
+def everywhere_price(rows: PricingItems, topology: Topology, prices: DualPrices) -> Floats:
+    """Price [C] of one row of each class with copies on all ranks, in training."""
+    copies = float(prices.capacity.sum()) + prices.budget * (topology.ranks - 1)
+    return np.asarray(everywhere_seconds(rows, topology) @ prices.rank + copies * rows.memory_bytes)
+
+
+def cheapest(rows: PricingItems, topology: Topology, prices: DualPrices) -> Floats:
+    """The least price [C] of one row of each class over all patterns, or less.
+
+    Exact in training and for up to `ENUMERABLE_RANKS` ranks; beyond, in inference, a relaxation.
+    `prices.pair` must be None: fetches then have a density of their own.
+    """
+    if not rows.any_holders:
+        lines = owner_lines(prices.path_cost(topology), prices)
+    elif is_homogeneous(topology, prices.capacity) and np.ptp(prices.rank) == 0:
+        lines = homogeneous_lines(topology, prices)
+    elif topology.ranks <= ENUMERABLE_RANKS:
+        lines = subset_lines(prices.path_cost(topology), prices)
+    else:
+        return _relaxed(rows, topology, prices)
+    least = rows.memory_bytes * Envelope.of(*lines).value(rows.density)
+    if rows.training and rows.replicas and topology.ranks > 1:
+        least = np.minimum(least, everywhere_price(rows, topology, prices))
+    return np.asarray(least)
+
+
+def _relaxed(rows: PricingItems, topology: Topology, prices: DualPrices) -> Floats:
+    """A lower bound on the least price where holder sets are too many to enumerate.
+
+    A single copy is priced exactly. With two or more, each reader is let off with its cheapest
+    link to another node, or inside its node if that holds a copy, whoever really holds; then ranks
+    and nodes separate, up to there being at least two copies: a table over nodes of the least
+    price with none, one, or more copies so far.
+    """
+    price = prices.path_cost(topology)
+    single = Envelope.of(*owner_lines(price, prices)).value(rows.density)
+    node_of = np.asarray(topology.node_of)
+    density = rows.density
+    none, one = np.zeros(len(rows)), np.full(len(rows), np.inf)
+    more = one
+    for node in range(topology.nodes):
+        inside = node_of == node
+        members = np.flatnonzero(inside)
+        block = price[np.ix_(members, members)]
+        near = np.where(np.eye(len(members), dtype=bool), np.inf, block).min(axis=1)
+        uncovered = np.full(len(rows), np.inf)
+        if not inside.all():
+            far = price[np.ix_(members, ~inside)].min(axis=1)
+            near = np.minimum(near, far)
+            uncovered = far.sum() * density
+        gain = near - np.minimum(near, np.diag(block))
+        held = prices.capacity[members] + prices.budget - gain * density[:, None]
+        held.sort(axis=1)
+        first = near.sum() * density + held[:, 0]
+        second = np.full(len(rows), np.inf)
+        if len(members) > 1:
+            second = first + held[:, 1] + np.minimum(held[:, 2:], 0.0).sum(axis=1)
+        several = np.minimum(first, second)
+        none, one, more = (
+            none + uncovered,
+            np.minimum(one + uncovered, none + first),
+            np.minimum.reduce(
+                [more + np.minimum(uncovered, several), one + several, none + second]
+            ),
+        )
+    return np.asarray(rows.memory_bytes * np.minimum(single, more - prices.budget))

@@ -1,0 +1,288 @@
+"""The linear programme over buckets of classes and patterns of holders, for any link matrix.
+
+    minimise T   over x[b, p] ≥ 0, Σ_p x[b, p] = 1 for each bucket b of rows, subject to
+    time         Σ x[b, p] · seconds[b, p, r] ≤ T                      rank r         (price λ_r)
+    capacity     Σ x[b, p] · bytes[b] · [j holds p] ≤ capacity_j       rank j         (price μ_j)
+    budget       Σ x[b, p] · bytes[b] · (copies_p - 1) ≤ budget                       (price ν)
+
+With the aim "link" the largest fetch time Z of an ordered pair (equation 3; price π_ij) comes
+first and T second, by a small weight. The patterns of inference are all holder sets: columns are
+generated at the programme's own prices (`pricing.py`) until no set is cheaper. In training the
+M + 1 patterns are all there from the start.
+
+Buckets put classes of one width and nearly one density together, by their averages, so the value
+is no bound by itself; its prices, evaluated on the exact classes, give one (`lagrangian.py`).
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linprog
+from scipy.sparse import csc_array, csr_array
+
+from oper.base.arrays import Floats
+from oper.base.errors import OperError
+from oper.cost.allreduce import Method
+from oper.cost.holder_sets import HolderSets, everywhere_set, per_node_sets, single_owner_sets
+from oper.cost.workload import Workload
+from oper.planner.lp.pricing import (
+    DualPrices,
+    PricingItems,
+    cheapest_holders,
+    everywhere_seconds,
+    pricing_items,
+)
+from oper.planner.problem.classes import Classes
+from oper.topology.topology import Topology
+
+Objective = Literal["time", "link"]
+
+HOT_CLASSES = 60  # each a bucket of its own: they decide how evenly the ranks can be loaded
+BUCKET_RATIO = 1.1  # of the densities in one bucket
+ROUNDS = 40  # of column generation, at most; time takes about 10, links on 8 ranks 20 to 40
+TOLERANCE = 1e-6  # of the value, to the best bound on it
+TIME_WEIGHT = 1e-3  # of T beside the largest link, both relative to their size
+
+
+@dataclass(frozen=True)
+class FractionalPlacement:
+    """The fractional plan: `fraction[b, g]` of bucket b's rows go to group g; `bucket[c]` is the
+    bucket of class c. `seconds` is its largest rank time, with the AllReduce's latency if it has
+    replicas; for the aim "link" it is still T. `prices` are of the limits, none negative."""
+
+    bucket: NDArray[np.int64]
+    groups: HolderSets
+    fraction: Floats
+    prices: DualPrices
+    seconds: float
+
+
+def solve(
+    classes: Classes,
+    topology: Topology,
+    workload: Workload,
+    method: Method,
+    capacity_bytes: Floats,
+    budget_bytes: float,
+    objective: Objective = "time",
+) -> FractionalPlacement:
+    """The least time of a fractional placement of `classes` whose replicas use `method`.
+
+    `capacity_bytes` [M] and `budget_bytes` (of extra copies) are the limits. Raises OperError
+    where the capacities cannot hold the tables.
+    """
+    rows = pricing_items(classes, topology, workload, method)
+    return solve_items(rows, topology, capacity_bytes, budget_bytes, objective)
+
+
+def solve_items(
+    rows: PricingItems,
+    topology: Topology,
+    capacity_bytes: Floats,
+    budget_bytes: float,
+    objective: Objective = "time",
+    fixed_seconds: Floats | None = None,
+) -> FractionalPlacement:
+    """`solve` for given demands; `fixed_seconds` [M] is time that ranks need for other rows."""
+    if rows.total_bytes > float(np.sum(capacity_bytes)):
+        raise OperError(
+            f"the ranks' capacities hold {np.sum(capacity_bytes):,.0f} bytes in all, and one copy "
+            f"of every row needs {rows.total_bytes:,.0f}: give more capacity or more ranks"
+        )
+    bucket = buckets(rows)
+    fixed = np.zeros(topology.ranks) if fixed_seconds is None else fixed_seconds
+    master = RestrictedMaster(
+        rows.merged(bucket), topology, capacity_bytes, budget_bytes, objective, fixed
+    )
+    master.solve()
+    for _ in range(ROUNDS if rows.any_holders else 0):
+        if not master.add_cheaper():
+            break
+        master.solve()
+    groups, fraction = master.placement()
+    return FractionalPlacement(bucket, groups, fraction, master.prices, master.seconds)
+
+
+def buckets(rows: PricingItems) -> NDArray[np.int64]:
+    """Bucket of each class: the hottest alone, the rest by memory, then density on a log scale."""
+    alone = np.zeros(len(rows))
+    hottest = np.argsort(-rows.weight_bytes, kind="stable")[:HOT_CLASSES]
+    alone[hottest] = 1 + np.arange(len(hottest))
+    with np.errstate(divide="ignore"):
+        step = np.floor(np.log(rows.density) / np.log(BUCKET_RATIO))
+    step[hottest] = 0
+    keys = np.stack([alone, rows.memory_bytes, step], axis=1)
+    return np.asarray(np.unique(keys, axis=0, return_inverse=True)[1].ravel(), dtype=np.int64)
+
+
+class RestrictedMaster:
+    """The programme restricted to the columns so far, its last solution and prices.
+
+    Seconds and bytes are scaled to about 1 a rank, as the solver's tolerances are absolute.
+    """
+
+    def __init__(
+        self,
+        rows: PricingItems,
+        topology: Topology,
+        capacity_bytes: Floats,
+        budget_bytes: float,
+        objective: Objective,
+        fixed_seconds: Floats,
+    ) -> None:
+        self.rows, self.topology, self.links_first = rows, topology, objective == "link"
+        self.away = np.flatnonzero(~np.eye(topology.ranks, dtype=bool).ravel())
+        if topology.ranks == 1:
+            self.links_first = False
+        mean_link = float(topology.link_cost.mean())
+        self.second = mean_link * float(rows.rows @ rows.weight_bytes) + fixed_seconds.max() or 1.0
+        self.pair = mean_link * float(rows.rows @ rows.fetch_bytes) or 1.0
+        self.byte = rows.total_bytes / topology.ranks or 1.0
+        self.limit = np.concatenate(
+            [
+                -fixed_seconds / self.second,
+                np.asarray(capacity_bytes, dtype=np.float64) / self.byte,
+                [budget_bytes / self.byte],
+                np.zeros(len(self.away) if self.links_first else 0),
+            ]
+        )
+        self.best_bound = -np.inf
+        self.groups = single_owner_sets(topology.ranks)
+        if topology.ranks > 1 and rows.replicas:
+            self.groups = self.groups + everywhere_set(topology.ranks)
+        # With one rank a node, a copy a node is a copy everywhere, which is there already.
+        if 1 < topology.nodes < topology.ranks and rows.any_holders:
+            self.groups = self.groups + per_node_sets(topology)
+        self.known = {key: g for g, key in enumerate(_keys(self.groups))}
+        every = np.meshgrid(np.arange(len(rows)), np.arange(len(self.groups)), indexing="ij")
+        self.bucket, self.group = (axis.ravel() for axis in every)  # of each column
+
+    def solve(self) -> None:
+        """Optimise over the columns so far."""
+        M, columns = self.topology.ranks, len(self.bucket)
+        aims = np.zeros((len(self.limit), 1 + self.links_first))  # T, and Z where links are first
+        aims[:M, 0] = -1
+        aims[2 * M + 1 :, -1] = -1
+        weights = [TIME_WEIGHT, 1.0] if self.links_first else [1.0]
+        result = linprog(
+            np.concatenate([np.zeros(columns), weights]),
+            A_ub=csc_array(np.concatenate([self._uses().T, aims], axis=1)),
+            b_ub=self.limit,
+            A_eq=csr_array(
+                (np.ones(columns), (self.bucket, np.arange(columns))),
+                shape=(len(self.rows), columns + len(weights)),
+            ),
+            b_eq=np.ones(len(self.rows)),
+            method="highs",
+        )
+        if result.status != 0:
+            raise OperError(
+                f"the placement programme has no solution ({result.message}): the capacities "
+                "leave no room; give more capacity or more ranks"
+            )
+        self.value, self.share = float(result.fun), np.maximum(result.x[:columns], 0.0)
+        self.rank_time = float(result.x[columns])
+        self.dual = np.maximum(-result.ineqlin.marginals, 0.0)
+        self.prices = self._prices(self.dual)
+
+    def add_cheaper(self) -> bool:
+        """Add each bucket's cheapest pattern, at the last prices and nearer to those of the best
+        bound (which keeps prices from swinging); whether the programme is worth solving again."""
+        if self.best_bound == -np.inf:
+            self.best_dual = self._spread(self.dual)
+        found = []
+        for dual in (self.dual / 4 + self.best_dual * 3 / 4, self.dual):
+            prices = self._prices(dual)
+            holds, price = cheapest_holders(self.rows, self.topology, prices)
+            bound = float(self.rows.rows @ price - dual @ self.limit)
+            if bound > self.best_bound:
+                self.best_bound, self.best_dual = bound, dual
+            found.append((holds, prices))
+        if self.value - self.best_bound <= TOLERANCE * self.value:
+            return False
+        columns = len(self.bucket)
+        for holds, prices in found:
+            self._add(holds, prices)
+        return len(self.bucket) > columns
+
+    def _spread(self, dual: Floats) -> Floats:
+        """The same total price on every rank's time, and on every pair's: where prices start from,
+        as a solver's own first ones are zero but for a few."""
+        M = self.topology.ranks
+        spread = dual.copy()
+        spread[:M] = dual[:M].mean()
+        if self.links_first:
+            spread[2 * M + 1 :] = dual[2 * M + 1 :].mean()
+        return spread
+
+    def placement(self) -> tuple[HolderSets, Floats]:
+        """The groups that are used and their shares of each bucket, [B, G]."""
+        fraction = np.zeros((len(self.rows), len(self.groups)))
+        np.add.at(fraction, (self.bucket, self.group), self.share)
+        fraction /= fraction.sum(axis=1, keepdims=True)
+        used = fraction.any(axis=0)
+        return self.groups.take(used), fraction[:, used]
+
+    @property
+    def seconds(self) -> float:
+        replicas = self.share[self.groups.copies[self.group] > 1].any()
+        return self.rank_time * self.second + self.rows.latency_seconds * bool(replicas)
+
+    def _prices(self, dual: Floats) -> DualPrices:
+        M = self.topology.ranks
+        pair = None
+        if self.links_first:
+            pair = np.zeros((M, M))
+            pair.flat[self.away] = dual[2 * M + 1 :] / self.pair
+        scaled = dual[M : 2 * M + 1] / self.byte
+        return DualPrices(dual[:M] / self.second, scaled[:M], float(scaled[M]), pair)
+
+    def _uses(self) -> Floats:
+        """What each column uses of each limit, scaled, [columns, limits]."""
+        topology, rows, M = self.topology, self.rows, self.topology.ranks
+        b, g = self.bucket, self.group
+        path, holds, copies = self.groups.path, self.groups.holds, self.groups.copies
+        ranks, every = np.arange(M), np.arange(len(path))[:, None]
+        hop = np.where(path == ranks, 0.0, topology.link_cost[ranks, path])
+        served = np.zeros(path.shape)
+        np.add.at(served, (every, path), np.diag(topology.link_cost)[path])
+        seconds = rows.weight_bytes[b, None] * (hop + served)[g]
+        if rows.training:
+            everywhere = (copies == M)[g] & (M > 1)
+            seconds[everywhere] = everywhere_seconds(rows, topology)[b[everywhere]]
+        uses = [
+            seconds / self.second,
+            rows.memory_bytes[b, None] * holds[g] / self.byte,
+            rows.memory_bytes[b, None] * (copies[g, None] - 1) / self.byte,
+        ]
+        if self.links_first:
+            pair = np.zeros((len(path), M * M))
+            np.add.at(pair, (every, ranks * M + path), hop)
+            uses.append(rows.fetch_bytes[b, None] * pair[g][:, self.away] / self.pair)
+        return np.asarray(rows.rows[b, None] * np.concatenate(uses, axis=1))
+
+    def _add(self, holds: NDArray[np.bool_], prices: DualPrices) -> None:
+        """Add the columns (bucket b, holders holds[b]), each rank reading where it costs least."""
+        cost = np.where(holds[:, None, :], prices.path_cost(self.topology)[None], np.inf)
+        found = HolderSets(cost.argmin(axis=2).astype(np.uint16), holds)
+        group = np.zeros(len(holds), dtype=np.int64)
+        fresh: list[int] = []
+        for b, key in enumerate(_keys(found)):
+            group[b] = self.known.setdefault(key, len(self.known))
+            if group[b] == len(self.groups) + len(fresh):
+                fresh.append(b)
+        self.groups = self.groups + found.take(fresh)
+        old = self.bucket * len(self.groups) + self.group
+        new = np.setdiff1d(np.arange(len(holds)) * len(self.groups) + group, old)
+        self.bucket = np.concatenate([self.bucket, new // len(self.groups)])
+        self.group = np.concatenate([self.group, new % len(self.groups)])
+
+
+def _keys(groups: HolderSets) -> list[bytes]:
+    """What two groups share only if they are the same."""
+    return [
+        path.tobytes() + holds.tobytes()
+        for path, holds in zip(groups.path, groups.holds, strict=True)
+    ]

@@ -1,0 +1,44 @@
+"""Profile in, plan folder out (`oper.make_plan`)."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from oper.base import native
+from oper.cost.workload import Workload
+from oper.files import storage
+from oper.plan.plan import FORMAT
+from oper.planner.assemble import assemble
+from oper.planner.planner import Planned, make_placement
+from oper.planner.problem.problem import Settings
+from oper.profiling.profile import Profile
+from oper.topology.topology import Topology
+
+
+def make_plan(
+    profile: Profile,
+    topology: Topology,
+    workload: Workload,
+    settings: Settings,
+    output: Path | str,
+    report: Callable[[str], None] = lambda step: None,
+    overwrite: bool = False,
+) -> Planned:
+    """Make a plan and write its folder; `seconds["total"]` runs from here to all of it on disk.
+
+    `overwrite` replaces a plan that is there, if nothing else is in its folder.
+    """
+    storage.check_place(output, FORMAT, overwrite)
+    native.ops()  # torch takes a second to load, which belongs to the start of Python
+    began = time.perf_counter()
+    planned = make_placement(profile, topology, workload, settings, report)
+    since = time.perf_counter()
+    report("layout")
+    plan = assemble(profile, planned)
+    planned.seconds["layout"] = time.perf_counter() - since
+    since = time.perf_counter()
+    report("writing")
+    plan.save(output, also=[profile.save_vocabularies], overwrite=overwrite)
+    planned.seconds["writing"] = time.perf_counter() - since
+    planned.seconds["total"] = time.perf_counter() - began
+    return planned

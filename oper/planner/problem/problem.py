@@ -1,0 +1,83 @@
+"""The problem a plan solves: classes of rows, topology, workload and the limits that bind."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from oper.base.arrays import Floats
+from oper.base.errors import OperError
+from oper.cost.workload import Workload
+from oper.planner.problem.classes import Classes, classify
+from oper.profiling.profile import Profile
+from oper.topology.topology import Topology
+
+
+@dataclass(frozen=True)
+class Problem:
+    """All that a plan is made for."""
+
+    classes: Classes
+    topology: Topology
+    workload: Workload
+    capacity_bytes: Floats  # [M]
+    budget_bytes: float  # of extra copies
+    threshold: float
+    dob: float
+    balance: str  # "time" or "link"
+
+    @property
+    def shares(self) -> Floats:
+        """The part of all memory that each rank should hold, [M]."""
+        return np.asarray(self.capacity_bytes / self.capacity_bytes.sum())
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is asked of a plan, as shares."""
+
+    extra_memory: float = 0.05
+    threshold: float = 0.001
+    dob: float = 0.999
+    balance: str = "time"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.extra_memory <= 1e6:
+            raise OperError(f"extra memory {self.extra_memory}: a share of at least 0 was needed")
+        if not 0 < self.threshold <= 1:
+            raise OperError(f"threshold {self.threshold}: a share above 0, at most 1, was needed")
+        if not 0 < self.dob <= 1:
+            raise OperError(f"dob {self.dob}: a share above 0, at most 1, was needed")
+        if self.balance not in ("time", "link"):
+            raise OperError(f"balance {self.balance!r}: 'time' or 'link' was needed")
+
+
+def make_problem(
+    profile: Profile, topology: Topology, workload: Workload, settings: Settings
+) -> Problem:
+    """Classes of the profile with the limits that bind."""
+    if workload.batch_size < topology.ranks:
+        raise OperError(
+            f"batch size {workload.batch_size} for {topology.ranks} ranks: at least a sample a "
+            "rank was needed; it is the global batch, over all ranks"
+        )
+    classes = classify(profile, workload, topology.ranks)
+    total = classes.total_bytes
+    capacity = np.asarray(
+        topology.capacities(total, settings.extra_memory, classes.width_memory), dtype=np.float64
+    )
+    budget = min(settings.extra_memory * total, float(capacity.sum()) - total)
+    # Copies are whole, and in training a row has one or all: what is left of a step is no use.
+    step = math.gcd(*classes.width_memory) * (topology.ranks - 1 if workload.training else 1)
+    # The product of a share may lie just below whole steps (0.29 · 100): those count.
+    budget = budget * (1 + 1e-14) // max(step, 1) * step
+    return Problem(
+        classes,
+        topology,
+        workload,
+        capacity,
+        max(budget, 0.0),
+        settings.threshold,
+        settings.dob,
+        settings.balance,
+    )

@@ -1,0 +1,209 @@
+"""Drift: what a plan costs under newer counts, and whether to plan again.
+
+The plan's rows are counted where they are, class by class of the new counts (row_locator.py), and
+priced by objective.py as if it had been made for them. Beside that stand the cost when it was made
+and that of a plan made from nothing for the new counts; the verdict is "replan" where the plan is
+worse than the latter by more than a threshold. T is linear in rows but for the latency of the
+AllReduce, so that each table has its part in it (§3.2): what it adds to the slowest rank says who
+keeps it waiting, what it adds to the mean beside the fresh plan's says where placement has gone
+stale.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from oper.base.arrays import Floats, Ints
+from oper.cost.allreduce import allreduce_cost
+from oper.cost.holder_sets import HolderSets
+from oper.cost.objective import Cost, degree_of_balance, evaluate
+from oper.cost.sums import Sums
+from oper.plan.plan import Plan
+from oper.plan.row_locator import RowLocator
+from oper.planner.assemble import assemble
+from oper.planner.planner import make_placement
+from oper.planner.problem.class_finder import ClassFinder
+from oper.planner.problem.classes import Classes
+from oper.planner.problem.problem import Problem, make_problem
+from oper.planner.replan.replan import aim, check_tables, settings_of
+from oper.profiling.profile import Profile
+
+
+@dataclass(frozen=True)
+class TableDrift:
+    """A table's part of T, in seconds."""
+
+    table: str
+    slowest_rank_seconds: float  # of the slowest rank's T
+    mean_seconds: float  # of the mean T over ranks
+    fresh_mean_seconds: float  # the same in a plan made from nothing
+    lookups_dob: float  # min/max over ranks of its rows served
+
+    @property
+    def worse_seconds(self) -> float:
+        """What its stale placement costs a rank on average."""
+        return self.mean_seconds - self.fresh_mean_seconds
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "worse_seconds": self.worse_seconds}
+
+
+@dataclass(frozen=True)
+class HotSet:
+    """Shares of all accesses that go to `rows` rows: those of the plan when it was made and now,
+    and as many of the rows that are the hottest now."""
+
+    rows: int
+    then: float
+    now: float
+    hottest_now: float
+
+
+@dataclass(frozen=True)
+class Drift:
+    """A plan under newer counts. Objectives and vectors over ranks in seconds."""
+
+    then_seconds: float  # when the plan was made
+    now_seconds: float
+    fresh_seconds: float  # of a plan made from nothing
+    rank_then: Floats
+    rank_now: Floats
+    rank_fresh: Floats
+    tables: tuple[TableDrift, ...]
+    listed: HotSet
+    replicated: HotSet
+    worse: float  # than the fresh plan, as a share, in what the plan was made to keep small
+    threshold: float
+
+    @property
+    def verdict(self) -> Literal["keep", "replan"]:
+        """Whether the plan is worse than a fresh one by more than the threshold."""
+        return "replan" if self.worse > self.threshold else "keep"
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields of `oper drift --json`, but `plan`."""
+        return {
+            "verdict": self.verdict,
+            "worse": self.worse,
+            "threshold": self.threshold,
+            "objective_seconds": {
+                "then": self.then_seconds,
+                "now": self.now_seconds,
+                "fresh": self.fresh_seconds,
+            },
+            "rank_seconds": {
+                "then": self.rank_then.tolist(),
+                "now": self.rank_now.tolist(),
+                "fresh": self.rank_fresh.tolist(),
+            },
+            "hot_set": {"listed": asdict(self.listed), "replicated": asdict(self.replicated)},
+            "tables": [table.to_json() for table in self.tables],
+        }
+
+
+def drift(
+    plan: Plan,
+    profile: Profile,
+    threshold: float,
+    report: Callable[[str], None] = lambda step: None,
+) -> Drift:
+    """Price a plan under the counts of `profile`, beside a plan made from nothing for them.
+
+    The verdict is "replan" where that is better by more than the share `threshold`.
+    Raises OperError where plan and profile are of different tables.
+    """
+    check_tables(plan, profile)
+    report("the plan under the new counts")
+    settings = settings_of(plan)
+    problem = make_problem(profile, plan.topology, plan.workload, settings)
+    finder = ClassFinder(profile, problem.classes)
+    places = RowLocator(plan)
+    now, table_sums, counted = _price_tables(problem, places, finder)
+    report("a plan made from nothing")
+    fresh = make_placement(profile, plan.topology, plan.workload, settings)
+    fresh_places = RowLocator(assemble(profile, fresh))
+    fresh_cost, fresh_sums, _ = _price_tables(problem, fresh_places, finder)
+
+    parts = _parts(problem, places.groups, table_sums, now)
+    fresh_parts = _parts(problem, fresh_places.groups, fresh_sums, fresh_cost)
+    slowest = int(now.rank_seconds.argmax())
+    tables = tuple(
+        TableDrift(
+            table.name,
+            float(part.rank_seconds[slowest]),
+            float(part.rank_seconds.mean()),
+            float(fresh_part.rank_seconds.mean()),
+            degree_of_balance(part.lookups),
+        )
+        for table, part, fresh_part in zip(plan.tables, parts, fresh_parts, strict=True)
+    )
+    total = int(plan.owner_accesses.sum()) + plan.replica_accesses
+    listed = counted[:, : len(places.groups)]
+    replicated = listed[:, plan.ranks :]
+    best = aim(problem, fresh_cost)
+    return Drift(
+        then_seconds=float(plan.figures["objective_seconds"]),
+        now_seconds=now.objective_seconds,
+        fresh_seconds=fresh_cost.objective_seconds,
+        rank_then=np.array(plan.figures["rank_seconds"]),
+        rank_now=now.rank_seconds,
+        rank_fresh=fresh_cost.rank_seconds,
+        tables=tables,
+        listed=_hot_set(
+            problem.classes,
+            listed.sum(axis=1),
+            int(plan.explicit_accesses.sum(dtype=np.int64)) / max(total, 1),
+        ),
+        replicated=_hot_set(
+            problem.classes, replicated.sum(axis=1), plan.replica_accesses / max(total, 1)
+        ),
+        worse=aim(problem, now) / best - 1 if best > 0 else 0.0,
+        threshold=threshold,
+    )
+
+
+def _price_tables(
+    problem: Problem, places: RowLocator, finder: ClassFinder
+) -> tuple[Cost, list[Sums], Ints]:
+    """The cost of a placement, the sums of each table in its columns, and its counted rows."""
+    counted = np.zeros((finder.classes, len(places.groups) + places.ranks), dtype=np.int64)
+    sums = []
+    for table in range(len(places.layout.rows)):
+        mine = places.count_table(table, finder)
+        counted += mine
+        sums.append(problem.classes.sums(places.together(mine)))
+    whole = problem.classes.sums(places.together(counted))
+    cost = evaluate(
+        problem.topology, problem.workload, places.groups, whole, problem.capacity_bytes
+    )
+    return cost, sums, counted
+
+
+def _parts(problem: Problem, groups: HolderSets, table_sums: list[Sums], whole: Cost) -> list[Cost]:
+    """Each table's part of a cost, by the AllReduce of the whole, its latency left out."""
+    method = whole.allreduce_method
+    latency = allreduce_cost(problem.topology, method).latency
+    parts = []
+    for sums in table_sums:
+        part = evaluate(
+            problem.topology, problem.workload, groups, sums, problem.capacity_bytes, method
+        )
+        if problem.workload.training and sums.rows[groups.copies > 1].any():
+            part.rank_seconds = part.rank_seconds - latency
+        parts.append(part)
+    return parts
+
+
+def _hot_set(classes: Classes, rows: Ints, then: float) -> HotSet:
+    """`rows` [C] of each class are in the plan's set; classes come with most accesses first."""
+    number, total = int(rows.sum()), max(classes.total_accesses, 1)
+    before = np.cumsum(classes.rows) - classes.rows
+    hottest = np.clip(number - before, 0, classes.rows)
+    return HotSet(
+        number,
+        then,
+        float(rows @ classes.accesses) / total,
+        float(hottest @ classes.accesses) / total,
+    )

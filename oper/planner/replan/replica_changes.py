@@ -1,0 +1,126 @@
+"""Which rows have copies, under new counts and from an older plan's point of view.
+
+The mean over ranks of T is a sum over rows (replication.py): a row of class c in column k adds
+v[c, k]. Changing the column costs the bytes of the new copies, spread over `horizon` iterations:
+that is `price[g, k]` seconds per byte and iteration, nothing where no new holder appears. With
+ν ≥ 0 the price of a byte of extra copies, every row is on its own and takes the least of
+
+    v[c, k] + m · price[g, k] + ν · m · (copies[k] - 1)
+
+and ν is the least one at which the copies fit the budget. Thus a replica stays until another row
+gains more per byte by what it costs to bring that one: the knapsack of replication.py with
+hysteresis. Rows given up as replicas cost no bytes and may stay with any of their holders.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from oper.base.arrays import Floats, Ints
+from oper.cost.allreduce import Method, allreduce_cost
+from oper.cost.holder_sets import HolderSets
+from oper.planner.problem.problem import Problem
+from oper.planner.row_placement.swaps import columns
+
+_BISECTIONS = 80
+
+
+@dataclass(frozen=True)
+class ReplicaChanges:
+    """Rows [F] that change columns: of class `row_class`, from column `before` to `after`, which
+    is -1 for rows that are to have one owner, any of their holders."""
+
+    row_class: Ints
+    before: Ints
+    after: Ints
+    rows: Ints
+    mean_seconds: float  # what all rows' part of the mean T becomes, moves included
+
+    def apply(self, counts: Ints) -> tuple[Ints, Ints]:
+        """Counts [C, K] after the changes, without the rows given up as replicas, and those by
+        class and former column [C, K]."""
+        counts, dropped = counts.copy(), np.zeros_like(counts)
+        np.subtract.at(counts, (self.row_class, self.before), self.rows)
+        single = self.after < 0
+        np.add.at(dropped, (self.row_class[single], self.before[single]), self.rows[single])
+        kept = ~single
+        np.add.at(counts, (self.row_class[kept], self.after[kept]), self.rows[kept])
+        return counts, dropped
+
+
+def mean_seconds(problem: Problem, groups: HolderSets, method: Method) -> Floats:
+    """v[c, k]: a row's part of the mean T over ranks, [C, K]; the latency of `method` left out."""
+    classes, topology, workload = problem.classes, problem.topology, problem.workload
+    column = columns(groups, topology).sum(axis=1) / topology.ranks
+    seconds: Floats = np.outer(classes.weight(workload), column)
+    several = groups.copies > 1
+    if workload.training and several.any():
+        share = allreduce_cost(topology, method)
+        S, D, U = classes.S, classes.D, classes.U
+        local = float(np.trace(topology.link_cost)) / topology.ranks
+        shared = (local + share.union) * S * U + share.row * S + share.gather * (S + 4) * D
+        copied = np.outer(S * classes.R, column[several]) + (shared + share.count)[:, None]
+        seconds[:, several] = copied if method != "none" else np.inf
+    return seconds
+
+
+def choose_replicas(
+    problem: Problem, groups: HolderSets, counts: Ints, price: Floats, method: Method
+) -> ReplicaChanges:
+    """The changes of copies that pay, for `counts` [C, K] and `price` [K, K] seconds per byte and
+    iteration, within the budget of extra memory."""
+    ranks, m = problem.topology.ranks, problem.classes.m
+    several = np.arange(ranks, len(groups))
+    v = mean_seconds(problem, groups, method)
+    row_class, before = np.nonzero(counts)
+    rows = counts[row_class, before]
+    m = m[row_class]
+    # Option 0 is one owner, the one there is or the best of the holders; then each set of several.
+    holder = np.stack([v[:, np.flatnonzero(holds)].min(axis=1) for holds in groups.holds], axis=1)
+    stay = holder[row_class, before][:, None]
+    copied = v[row_class][:, several] + m[:, None] * price[before][:, several]
+    value = np.concatenate([stay, copied], axis=1)
+    extra = np.concatenate([[0], groups.copies[several] - 1])[None] * m[:, None]
+    # Rows with one owner that no price of memory would give copies to are out of it.
+    open_ = (before >= ranks) | (copied < stay).any(axis=1)
+    settled = float(stay[~open_, 0] @ rows[~open_])
+    row_class, before, rows = row_class[open_], before[open_], rows[open_]
+    value, extra = value[open_], extra[open_]
+
+    def at(nu: float) -> Ints:
+        return np.asarray((value + nu * extra).argmin(axis=1))
+
+    def spent(option: Ints) -> float:
+        return float(np.take_along_axis(extra, option[:, None], axis=1)[:, 0] @ rows)
+
+    each = np.arange(len(rows))
+    chosen = at(0.0)
+    taken = np.zeros(len(rows), dtype=np.int64)  # of the second choice, where there is one
+    second = chosen
+    if spent(chosen) > problem.budget_bytes:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            density = np.where(extra > 0, (value[:, :1] - value) / extra, 0.0)
+        low, high = 0.0, 2 * float(density.max(initial=0.0))
+        for _ in range(_BISECTIONS):
+            middle = (low + high) / 2
+            low, high = (
+                (middle, high) if spent(at(middle)) > problem.budget_bytes else (low, middle)
+            )
+        chosen, second = at(high), at(low)
+        left = problem.budget_bytes - spent(chosen)
+        for e in np.flatnonzero(chosen != second):
+            more = float(extra[e, second[e]] - extra[e, chosen[e]])
+            if more > 0:
+                taken[e] = min(int(left // more), int(rows[e]))
+                left -= float(taken[e]) * more
+    target = np.concatenate([[-1], several])
+    changes = [(each, target[chosen], rows - taken), (each, target[second], taken)]
+    index = np.concatenate([e for e, _, _ in changes])
+    after = np.concatenate([k for _, k, _ in changes])
+    number = np.concatenate([n for _, _, n in changes])
+    seconds = settled + float(value[each, chosen] @ (rows - taken) + value[each, second] @ taken)
+    if ((after >= 0) & (number > 0)).any():
+        seconds += allreduce_cost(problem.topology, method).latency
+    stays = np.where(after < 0, before[index] < ranks, before[index] == after)
+    index, after, number = (a[~stays & (number > 0)] for a in (index, after, number))
+    return ReplicaChanges(row_class[index], before[index], after, number, seconds)

@@ -1,0 +1,222 @@
+"""Counting a log into profiles, in one pass: memory is the counters and a batch.
+
+A pass may count a sample of the log, cut it into windows with a profile each, and measure the
+distinct rows of its batches on the way.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oper.base.errors import OperError
+from oper.logs.batches.batch import Batch, Jagged
+from oper.logs.batches.options import LogOptions
+from oper.logs.log import Log, open_log
+from oper.logs.prepare import Prepared, prepare
+from oper.logs.row_reader import RowReader
+from oper.profiling.distinct_rows import DistinctSums
+from oper.profiling.profile import Profile, window_name
+from oper.profiling.row_counters import Counters, Memory
+from oper.profiling.sampling import RankShares, Sampling, sampling_error
+from oper.profiling.windows import MAX_WINDOWS, EqualWindows, Windows, refuse_too_many
+from oper.tables.model_tables import tables_of
+from oper.tables.table_file import load_tables
+
+Advance = Callable[[int], None]
+
+
+@dataclass
+class CountOptions:
+    """What is counted of a log, and what else is measured on the way.
+
+    sampling: a sample of the samples, its error measured for a balance over `ranks`. windows: a
+    profile for each, `max_windows` at most. batch_size, ranks: measure the distinct rows of batches
+    (oper.planner.distinct). limit_bytes: of counters in memory. source: the profiles' provenance.
+    """
+
+    sampling: Sampling | None = None
+    windows: Windows | None = None
+    batch_size: int | None = None
+    ranks: int = 1
+    limit_bytes: int | None = None
+    source: dict[str, Any] = field(default_factory=dict)
+    max_windows: int = MAX_WINDOWS
+
+    def __post_init__(self) -> None:
+        if isinstance(self.windows, EqualWindows):
+            windows = self.windows.count
+            refuse_too_many(windows, self.max_windows, f"--windows {windows}")
+        if self.sampling and self.batch_size:
+            raise OperError(
+                "--sample with --batch-size: batches of a sample are not the log's; measure "
+                "distinct rows on the whole log, or on a part of it by --rows"
+            )
+
+
+def count(
+    reader: RowReader,
+    options: CountOptions | None = None,
+    *,
+    prepared: Prepared | None = None,
+    folder: Path | None = None,
+    advance: Advance = lambda samples: None,
+) -> list[Profile]:
+    """Count a log: its profile, or one for each window, in order.
+
+    `folder` is one that is being made, for counters that do not fit in memory (those of windows in
+    folders below it). `advance` is told of samples read.
+    """
+    options = options or CountOptions()
+    memory = Memory(options.limit_bytes)
+    tallies: dict[int, _Tally] = {}
+    for window, batch in _windowed(_sampled(reader.batches(), options, advance), options):
+        if window not in tallies:
+            refuse_too_many(len(tallies) + 1, options.max_windows, "the log")
+            place = folder
+            if folder is not None and options.windows:
+                # Files go by order of appearance until the order of the windows is known.
+                place = folder / f"counted-{len(tallies)}"
+            tallies[window] = _Tally(reader, options, memory, place)
+        tallies[window].add(batch)
+    if not tallies:
+        raise OperError(
+            f"--sample {options.sampling.share if options.sampling else 1:g}: chose none of the "
+            "log's samples; take a larger share"
+        )
+    profiles = []
+    for number, window in enumerate(sorted(tallies)):
+        tally = tallies[window]
+        source = dict(options.source)
+        if reader.skipped:
+            source["skipped_ids"] = reader.skipped
+        if options.windows:
+            source["window"] = options.windows.describe(window)
+            if tally.folder is not None and folder is not None and tally.folder.exists():
+                tally.folder.replace(folder / window_name(number))
+        profiles.append(tally.profile(source, prepared))
+    return profiles
+
+
+def profile(
+    log: Any,
+    tables: Any = None,
+    *,
+    options: LogOptions | None = None,
+    batch_size: int | None = None,
+    ranks: int = 1,
+) -> Profile:
+    """Count how often each row is accessed in a log.
+
+    Args:
+        log: any iterable of TorchRec `KeyedJaggedTensor` batches, or paths of files.
+        tables: `Table`s, a file of them or a published data set, a module with TorchRec embedding
+            collections, a profile whose tables and rules are to be kept, or None to infer tables
+            from the log (which reads it twice).
+        options: how files are to be read.
+        batch_size, ranks: where given, measure also how many distinct rows a rank and all ranks
+            read of a batch of `batch_size` samples over all ranks.
+
+    OperError where the log is empty or damaged, or an id is no row of its table.
+    """
+    opened = open_log(log, options)
+    if isinstance(tables, Profile):
+        prepared = tables.prepared()
+    elif isinstance(tables, str | Path):
+        prepared = prepare(opened, load_tables(tables))
+    elif hasattr(tables, "modules"):
+        prepared = prepare(opened, tables_of(tables))
+    else:
+        prepared = prepare(opened, tables)
+    counted = CountOptions(batch_size=batch_size, ranks=ranks)
+    return count(RowReader(opened, prepared), counted, prepared=prepared)[0]
+
+
+def provenance(log: Log) -> dict[str, Any]:
+    """Where counts come from, for a profile: the files' names and the options that matter."""
+    default = asdict(LogOptions())
+    options = {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in asdict(log.options).items()
+        if value != default[name]
+    }
+    return {"files": [Path(name).name for name in log.names], "options": options}
+
+
+class _Tally:
+    """What is counted of one window: counters, and distinct rows where they are measured."""
+
+    def __init__(
+        self, reader: RowReader, options: CountOptions, memory: Memory, folder: Path | None
+    ) -> None:
+        self.folder = folder
+        self._table_of = reader.tables_of
+        self._counters = Counters(reader.tables, memory, folder)
+        self._distinct = (
+            DistinctSums(options.batch_size, options.ranks, len(reader.tables))
+            if options.batch_size
+            else None
+        )
+        self._sampling = options.sampling
+        self._shares = RankShares(options.ranks) if options.sampling else None
+
+    def add(self, batch: Batch) -> None:
+        self._counters.add(batch, self._table_of)
+        if self._shares:
+            self._shares.add(batch, self._table_of)
+        if self._distinct:
+            self._distinct.add(batch, self._table_of)
+
+    def profile(self, source: dict[str, Any], prepared: Prepared | None) -> Profile:
+        profile = self._counters.profile(source, prepared)
+        if self._distinct:
+            profile.distinct = self._distinct.against(profile)
+        if self._sampling and self._shares:
+            error = sampling_error(profile, self._sampling, self._shares)
+            profile.source["sampled"] = error.to_dict()
+        return profile
+
+
+def _sampled(
+    batches: Iterable[Batch], options: CountOptions, advance: Advance
+) -> Iterator[tuple[int, Batch]]:
+    """The batches and the number in the log of each one's first sample; a sample of them."""
+    position = 0
+    for batch in batches:
+        chosen = batch
+        if options.sampling:
+            chosen = take(batch, options.sampling.chosen(position, batch.samples))
+        if chosen.samples:
+            yield position, chosen
+        position += batch.samples
+        advance(batch.samples)
+
+
+def _windowed(
+    batches: Iterable[tuple[int, Batch]], options: CountOptions
+) -> Iterator[tuple[int, Batch]]:
+    """The batches cut at the borders of windows, each with its window."""
+    for position, batch in batches:
+        if options.windows is None:
+            yield 0, batch
+            continue
+        windows = options.windows.of(batch, position)
+        for window in np.unique(windows).tolist():
+            yield window, take(batch, windows == window)
+
+
+def take(batch: Batch, chosen: NDArray[np.bool_]) -> Batch:
+    """The samples of a batch of row ids for which `chosen` is true."""
+    if chosen.all():
+        return batch
+    features = {
+        key: Jagged(ids.values[chosen])
+        if ids.lengths is None
+        else Jagged(ids.values[np.repeat(chosen, ids.lengths)], ids.lengths[chosen])
+        for key, ids in batch.features.items()
+    }
+    time = None if batch.time is None else batch.time[chosen]
+    return replace(batch, samples=int(chosen.sum()), features=features, label=None, time=time)

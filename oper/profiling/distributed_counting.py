@@ -1,0 +1,196 @@
+"""Counting the files of a log on the ranks that torchrun started: each its own, rank 0 the sum.
+
+Counts add, whatever the parts: rank r of W counts files r, r + W, …, and the counters are summed
+on rank 0 over gloo, piece by piece, so that hosts need share neither memory nor a file system.
+Every wait has a deadline, and the ranks that did not come are named.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from oper.base.arrays import Counts
+from oper.base.errors import OperError
+from oper.files.storage import atomic_folder, check_place, scratch_folder
+from oper.logs import Log, LogOptions, Prepared, RowReader, open_log
+from oper.profiling.counter_arrays import containing_offsets
+from oper.profiling.counting import CountOptions, count, provenance
+from oper.profiling.distinct_rows import DistinctSums
+from oper.profiling.profile import FORMAT, Profile
+from oper.profiling.row_counters import Memory
+
+_PIECE_ROWS = 1 << 23  # 64 MiB of int64 at a time
+
+PrepareTables = Callable[[Log], Prepared]
+
+
+def count_under_torchrun(
+    paths: Sequence[Path],
+    log_options: LogOptions,
+    prepare_tables: PrepareTables,
+    options: CountOptions,
+    output: Path,
+    deadline_seconds: float,
+    overwrite: bool = False,
+) -> Profile | None:
+    """Count the log's files into the profile folder `output`, which rank 0 writes and returns.
+
+    OperError where there are fewer files than ranks, a rank is lost or late, or `output` is taken.
+    """
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if rank == 0:  # alone: what has that name on other hosts stays
+        check_place(output, FORMAT, overwrite)
+    log = open_log(paths, log_options)
+    if len(log.names) < ranks:
+        raise OperError(
+            f"the log has {len(log.names)} files, and torchrun started {ranks} ranks, which count "
+            "whole files: start as many ranks as files at most, or cut the log into more files"
+        )
+    if log_options.rows is not None:
+        raise OperError("--rows: is for one process; under torchrun name the files to be counted")
+    mine = open_log(list(log.names[rank::ranks]), log_options)
+    with _group(rank, deadline_seconds) as group:
+        prepared = prepare_tables(mine)
+        group.meet()
+        prepared = _agree(prepared, log, prepare_tables)
+        with scratch_folder(output) as folder:
+            part = count(RowReader(mine, prepared), options, prepared=prepared, folder=folder)[0]
+            group.meet()
+            if rank > 0:
+                _sum(part, None, Memory())
+                return None
+            with atomic_folder(output, FORMAT, overwrite) as target:
+                whole = _sum(part, target, Memory(options.limit_bytes))
+                assert whole is not None, "rank 0 has the sum"
+                whole.source |= provenance(log)
+                prepared.save_vocabularies(target)
+                whole.write(target)
+    return whole
+
+
+@dataclass(frozen=True)
+class _Group:
+    rank: int
+    limit: timedelta
+
+    def meet(self) -> None:
+        """Wait for all ranks, so that those that do not come are named."""
+        dist.monitored_barrier(timeout=self.limit, wait_all_ranks=True)
+
+
+@contextmanager
+def _group(rank: int, deadline_seconds: float) -> Iterator[_Group]:
+    """The ranks as a gloo group."""
+    limit = timedelta(seconds=deadline_seconds)
+    try:
+        dist.init_process_group("gloo", timeout=limit)
+        yield _Group(rank, limit)
+    except RuntimeError as error:
+        raise OperError(
+            f"rank {rank} lost another rank, or waited {deadline_seconds:,.0f} s for it: "
+            f"{str(error).splitlines()[0]}; see what the other ranks say, or give more time by "
+            "--deadline"
+        ) from error
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _agree(prepared: Prepared, log: Log, prepare_tables: PrepareTables) -> Prepared:
+    """Tables with rows for all ranks' ids; where vocabularies differ, those of the whole log."""
+    digest = torch.frombuffer(bytearray(_digest(prepared)), dtype=torch.uint8)
+    digests = [torch.empty_like(digest) for _ in range(dist.get_world_size())]
+    dist.all_gather(digests, digest)
+    if any(not torch.equal(digest, other) for other in digests):
+        return prepare_tables(log)
+    rows = torch.tensor([table.rows for table in prepared.tables])
+    dist.all_reduce(rows, dist.ReduceOp.MAX)
+    tables = [replace(t, rows=r) for t, r in zip(prepared.tables, rows.tolist(), strict=True)]
+    return replace(prepared, tables=tuple(tables))
+
+
+def _digest(prepared: Prepared) -> bytes:
+    """SHA-256 of all about the tables but their rows."""
+    digest = hashlib.sha256()
+    for table in prepared.tables:
+        digest.update(repr(replace(table, rows=1)).encode())
+    for name, vocabulary in prepared.vocabularies.items():
+        digest.update(name.encode())
+        for column in ("value", "row"):
+            digest.update(repr(vocabulary[column].to_pylist()).encode())
+    return digest.digest()
+
+
+def _sum(part: Profile, folder: Path | None, memory: Memory) -> Profile | None:
+    """The sum of all ranks' profiles on rank 0, in `folder` where memory is short; else None."""
+    first = dist.get_rank() == 0
+    flags = torch.tensor(part.bagged, dtype=torch.uint8)
+    dist.all_reduce(flags, dist.ReduceOp.MAX)
+    bagged = tuple(bool(flag) for flag in flags.tolist())
+    skipped = part.source.get("skipped_ids", {})
+    totals = np.array(
+        [part.samples, int(part.accesses.max()), *(skipped.get(t.name, 0) for t in part.tables)]
+    )
+    _reduce(totals, totals)
+    # No counter of the sum is larger than the largest ones together.
+    dtype = np.uint32 if totals[1] <= np.iinfo(np.uint32).max else np.uint64
+    starts = containing_offsets(part.tables, bagged)
+    accesses: Any = np.zeros(0, dtype)
+    containing: Any = accesses
+    if first:
+        accesses = memory.new(part.rows, dtype, folder, "accesses.npy")
+        containing = memory.new(int(starts[-1]), dtype, folder, "containing.npy")
+    _reduce(part.accesses, accesses)
+    for table in np.flatnonzero(bagged).tolist():
+        _reduce(part.table_containing(table), containing[starts[table] : starts[table + 1]])
+    measured = _reduce_distinct(part)
+    if not first:
+        return None
+    whole = Profile(
+        part.tables,
+        int(totals[0]),
+        accesses,
+        containing,
+        bagged,
+        vocabularies=part.vocabularies,
+    )
+    names = [table.name for table in part.tables]
+    found = {n: int(k) for n, k in zip(names, totals[2:], strict=True) if k}
+    if found:
+        whole.source["skipped_ids"] = found
+    if "sampled" in part.source:
+        whole.source["sampled"] = {"share": part.source["sampled"]["share"]}
+    if measured is not None:
+        whole.distinct = measured.against(whole)
+    return whole
+
+
+def _reduce(mine: Counts | NDArray[Any], total: Any) -> None:
+    """Sum arrays of integers over the ranks, into `total` on rank 0."""
+    for start in range(0, len(mine), _PIECE_ROWS):
+        piece = torch.from_numpy(mine[start : start + _PIECE_ROWS].astype(np.int64))
+        dist.reduce(piece, dst=0)
+        if dist.get_rank() == 0:
+            total[start : start + _PIECE_ROWS] = piece.numpy()
+
+
+def _reduce_distinct(part: Profile) -> DistinctSums | None:
+    if part.distinct is None:
+        return None
+    sums = DistinctSums.of([part.distinct])
+    assert sums is not None, "one measurement agrees with itself"
+    flat = torch.from_numpy(np.concatenate([[sums.batches], sums.rank_rows, sums.union_rows]))
+    dist.reduce(flat, dst=0)
+    sums.batches = int(flat[0])
+    sums.rank_rows, sums.union_rows = np.split(flat[1:].numpy(), 2)
+    return sums

@@ -1,0 +1,388 @@
+"""Profiles: how often each row was accessed in a log, and how many samples contain it.
+
+With n samples, row k has f_k = accesses[k] / n accesses per sample (the access frequency of the
+paper's §3.2, A_k = f_k · samples per rank) and the share s_k = containing[k] / n of samples that
+contain it. The two differ only where a sample can read a row twice: in bags, or where several
+features index one table. So `containing` is kept for tables in which some sample had more than
+one id; for the others it equals the accesses.
+
+A profile is a folder: profile.json (its marker: tables, samples, provenance, checksums),
+accesses.npy, containing.npy where any table needs it, and vocab/TABLE.parquet where raw values
+become rows by a vocabulary. A folder of windows has a profile.json that lists them, and each
+window is a profile below it: PROFILE is their sum, PROFILE@3 the fourth one.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from oper.base.arrays import Counts, Ints
+from oper.base.errors import OperError
+from oper.files.ownership import Format
+from oper.files.storage import (
+    atomic_folder,
+    describe_files,
+    load_array,
+    open_folder,
+    save_array,
+    verify_files,
+    write_json,
+)
+from oper.profiling.counter_arrays import check_total, containing_offsets, new_counters
+from oper.profiling.distinct_rows import Distinct, DistinctSums
+from oper.tables.table import Table, fingerprint
+from oper.tables.table import offsets as table_offsets
+
+if TYPE_CHECKING:
+    from oper.logs.prepare import Prepared
+
+
+MARKER = "profile.json"
+FORMAT = Format(MARKER, "oper.profile", 1)
+
+
+@dataclass(eq=False)
+class Profile:
+    """Counters of all tables' rows in global row order (`oper.tables.offsets`).
+
+    samples: the log's. accesses: uint32 or uint64 [rows]. containing: the same type, only rows of
+    tables that are `bagged`, in table order. source: where the counts come from, in file names
+    and options, no paths and no clock.
+    """
+
+    tables: tuple[Table, ...]
+    samples: int
+    accesses: Counts
+    containing: Counts
+    bagged: tuple[bool, ...]
+    distinct: Distinct | None = None
+    source: dict[str, Any] = field(default_factory=dict)
+    # The folder with `vocab/` for tables whose rule needs it, or its contents.
+    vocabulary_folder: Path | None = None
+    vocabularies: "Prepared | None" = None
+
+    def __repr__(self) -> str:
+        return (
+            f"<Profile of {len(self.accesses):,} rows of {len(self.tables)} tables in "
+            f"{self.samples:,} samples>"
+        )
+
+    @cached_property
+    def offsets(self) -> Ints:
+        """Where each table's rows begin: int64 [T + 1]."""
+        return table_offsets(self.tables)
+
+    @cached_property
+    def containing_offsets(self) -> Ints:
+        """Where each table's rows begin in `containing`; nothing for tables not bagged."""
+        return containing_offsets(self.tables, self.bagged)
+
+    @property
+    def rows(self) -> int:
+        """Rows of all tables."""
+        return int(self.offsets[-1])
+
+    def table_accesses(self, table: int) -> Counts:
+        """Accesses of a table's rows."""
+        return self.accesses[self.offsets[table] : self.offsets[table + 1]]
+
+    def table_containing(self, table: int) -> Counts:
+        """The samples that contain each of a table's rows."""
+        if not self.bagged[table]:
+            return self.table_accesses(table)
+        return self.containing[self.containing_offsets[table] : self.containing_offsets[table + 1]]
+
+    def prepared(self) -> "Prepared":
+        """The tables with their vocabularies, to read a log by the same rules."""
+        if self.vocabularies is None:
+            from oper.logs.prepare import Prepared
+
+            self.vocabularies = Prepared.load(self.tables, self.vocabulary_folder)
+        return self.vocabularies
+
+    def save_vocabularies(self, folder: Path) -> None:
+        """Write the tables' vocabularies, if any, to `vocab/` in a folder that is being made."""
+        if self.vocabulary_folder is not None and self.vocabularies is None:
+            if (self.vocabulary_folder / "vocab").is_dir():
+                shutil.copytree(self.vocabulary_folder / "vocab", folder / "vocab")
+        elif self.vocabularies is not None and self.vocabularies.vocabularies:
+            self.vocabularies.save_vocabularies(folder)
+
+    @cached_property
+    def digest(self) -> str:
+        """Hex SHA-256 of tables, samples, counters and measured ratios: of what plans use."""
+        return _digest(self, {name: _npy_sha256(array) for name, array in self._arrays().items()})
+
+    def save(self, folder: Path | str, overwrite: bool = False) -> None:
+        """Write the profile; `overwrite` replaces one that is there, if nothing else is with it."""
+        with atomic_folder(folder, FORMAT, overwrite) as temporary:
+            self.save_vocabularies(temporary)
+            self.write(temporary)
+
+    def write(self, folder: Path) -> None:
+        """Write all but the vocabularies into a folder that is being made."""
+        for name, array in self._arrays().items():
+            if isinstance(array, np.memmap) and (folder / name).exists():
+                array.flush()  # the folder is new, so these are counters that lie there
+            else:
+                save_array(folder / name, array)
+        files = describe_files(folder)
+        self.digest = _digest(self, {name: files[name]["sha256"] for name in self._arrays()})
+        content = {
+            "schema": FORMAT.schema,
+            "version": FORMAT.version,
+            "samples": self.samples,
+            "rows": self.rows,
+            "fingerprint": fingerprint(self.tables),
+            "digest": self.digest,
+            "tables": [
+                {**table.to_dict(), "bagged": bagged}
+                for table, bagged in zip(self.tables, self.bagged, strict=True)
+            ],
+            "distinct": None if self.distinct is None else self.distinct.to_dict(),
+            "source": self.source,
+            "files": files,
+        }
+        write_json(folder / MARKER, content)
+
+    @classmethod
+    def open(cls, spec: Path | str, mmap: bool = True, check: bool = False) -> "Profile":
+        """Open a profile: `PROFILE`, which is the sum where it has windows, or `PROFILE@3`.
+
+        `mmap` leaves the counters on the disk until they are read, `check` compares their
+        checksums. OperError where the folder is no profile, damaged or incomplete.
+        """
+        opened = cls.open_parts(spec, mmap, check)
+        return opened[0] if len(opened) == 1 else merge(opened)
+
+    @classmethod
+    def open_parts(
+        cls, spec: Path | str, mmap: bool = True, check: bool = False
+    ) -> "list[Profile]":
+        """The windows that `open` would add up; the one profile itself where there are none."""
+        folder, window = _split(str(spec))
+        content = open_folder(folder, FORMAT)
+        if "windows" not in content:
+            if window is not None:
+                raise OperError(f"{spec}: {folder} has no windows; name it without @{window}")
+            return [_load(folder, content, folder, mmap, check)]
+        try:
+            names = [str(entry["name"]) for entry in content["windows"]]
+        except (KeyError, TypeError) as error:
+            raise _damaged(folder, error) from error
+        if window is None:
+            chosen = names
+        elif window < len(names):
+            chosen = [names[window]]
+        else:
+            raise OperError(f"{spec}: {folder} has windows @0 to @{len(names) - 1}")
+        return [
+            _load(path, open_folder(path, FORMAT), folder, mmap, check)
+            for path in (folder / name for name in chosen)
+        ]
+
+    def _arrays(self) -> dict[str, Counts]:
+        arrays = {"accesses.npy": self.accesses}
+        if any(self.bagged):
+            arrays["containing.npy"] = self.containing
+        return arrays
+
+
+def write_windows(folder: Path, windows: Sequence[Profile]) -> None:
+    """Make a folder in which each window has been written a folder of windows."""
+    listed = [
+        {"name": window_name(number), "samples": window.samples, **window.source.get("window", {})}
+        for number, window in enumerate(windows)
+    ]
+    vocabularies = describe_files(folder / "vocab").items()
+    content = {
+        "schema": FORMAT.schema,
+        "version": FORMAT.version,
+        "windows": listed,
+        "files": {f"vocab/{name}": described for name, described in vocabularies},
+    }
+    write_json(folder / MARKER, content)
+
+
+def window_name(number: int) -> str:
+    """The folder of a window."""
+    return f"window-{number:03d}"
+
+
+def merge(profiles: Sequence[Profile], folder: Path | None = None) -> Profile:
+    """The sum of profiles of the same tables, such as of parts of one log.
+
+    The counters lie in files of `folder`, one that is being made, where it is given. OperError
+    where tables, vocabularies or sampled shares differ.
+    """
+    if not profiles:
+        raise OperError("merging profiles: at least one was needed")
+    first = profiles[0]
+    for number, other in enumerate(profiles[1:], start=1):
+        _check_alike(first, other, number)
+    check_total("merging profiles", *(p.accesses for p in profiles))
+    bagged = tuple(any(flags) for flags in zip(*(p.bagged for p in profiles), strict=True))
+    # No counter of the sum is larger than the largest ones together.
+    bound = sum(int(p.accesses.max(initial=0)) for p in profiles)
+    dtype = np.uint32 if bound <= np.iinfo(np.uint32).max else np.uint64
+    starts = containing_offsets(first.tables, bagged)
+    accesses = new_counters(first.rows, dtype, folder, "accesses.npy")
+    containing = new_counters(int(starts[-1]), dtype, folder, "containing.npy")
+    for profile in profiles:
+        np.add(accesses, profile.accesses, out=accesses, casting="unsafe")
+        for table in np.flatnonzero(bagged).tolist():
+            mine = containing[starts[table] : starts[table + 1]]
+            np.add(mine, profile.table_containing(table), out=mine, casting="unsafe")
+    merged = Profile(
+        first.tables,
+        sum(p.samples for p in profiles),
+        accesses,
+        containing,
+        bagged,
+        source=_merged_source(profiles),
+        vocabulary_folder=first.vocabulary_folder,
+        vocabularies=first.vocabularies,
+    )
+    measured = [p.distinct for p in profiles if p.distinct is not None]
+    if len(measured) == len(profiles) and (sums := DistinctSums.of(measured)):
+        merged.distinct = sums.against(merged)
+    return merged
+
+
+def _check_alike(first: Profile, other: Profile, number: int) -> None:
+    where = f"merging profiles, number {number + 1} of them"
+    if fingerprint(first.tables) != fingerprint(other.tables):
+        if len(first.tables) != len(other.tables):
+            raise OperError(
+                f"{where}: has {len(other.tables)} tables, and the first {len(first.tables)}"
+            )
+        one, two = next((a, b) for a, b in zip(first.tables, other.tables, strict=True) if a != b)
+        raise OperError(
+            f"{where}: table {two.name!r} has {two.describe()}, and in the first "
+            f"{one.describe() if one.name == two.name else f'table {one.name!r} is in its place'}; "
+            "profile all parts with one `--tables`, which may be the first part's profile"
+        )
+    if _sampled_share(first) != _sampled_share(other):
+        raise OperError(
+            f"{where}: has counts of {_sampled_share(other):g} of the samples, and the first of "
+            f"{_sampled_share(first):g}; profile all parts with one --sample"
+        )
+    if any(t.ids.kind == "vocab" for t in first.tables):
+        mine, theirs = (p.prepared().vocabularies for p in (first, other))
+        for name, vocabulary in mine.items():
+            known = vocabulary.select(["value", "row"])
+            if not known.equals(theirs[name].select(["value", "row"])):
+                raise OperError(
+                    f"{where}: the vocabulary of table {name!r} is not the first one's; profile "
+                    "all parts with the first part's profile as `--tables`"
+                )
+
+
+def _sampled_share(profile: Profile) -> float:
+    return float(profile.source.get("sampled", {}).get("share", 1.0))
+
+
+def _merged_source(profiles: Sequence[Profile]) -> dict[str, Any]:
+    source: dict[str, Any] = {"merged": [p.source for p in profiles]}
+    if "sampled" in profiles[0].source:
+        source["sampled"] = {"share": _sampled_share(profiles[0])}
+    return source
+
+
+def _split(spec: str) -> tuple[Path, int | None]:
+    """`PROFILE@3` -> PROFILE, 3; a folder of that very name goes first."""
+    name, at, window = spec.rpartition("@")
+    if at and window.isdigit() and not Path(spec).exists():
+        return Path(name), int(window)
+    return Path(spec), None
+
+
+def _load(
+    folder: Path, content: dict[str, Any], vocabulary_folder: Path, mmap: bool, check: bool
+) -> Profile:
+    try:
+        profile = _parse(content)
+        described = dict(content["files"])
+        if not {"accesses.npy", *(["containing.npy"] * any(profile.bagged))} <= described.keys():
+            raise ValueError("files: the counters are missing")
+    except (KeyError, TypeError, ValueError, AttributeError, OperError) as error:
+        raise _damaged(folder, error) from error
+    verify_files(folder, described, digests=check)
+    profile.vocabulary_folder = vocabulary_folder
+    profile.accesses = _load_counters(folder / "accesses.npy", profile.rows, mmap)
+    profile.containing = np.zeros(0, profile.accesses.dtype)
+    if any(profile.bagged):
+        size = int(profile.containing_offsets[-1])
+        profile.containing = _load_counters(folder / "containing.npy", size, mmap)
+    return profile
+
+
+def _parse(content: dict[str, Any]) -> Profile:
+    """The profile of a marker, without its counters."""
+    entries = content["tables"]
+    tables = tuple(
+        Table.from_dict({k: v for k, v in entry.items() if k != "bagged"}) for entry in entries
+    )
+    if fingerprint(tables) != content["fingerprint"]:
+        raise ValueError("the tables are not those that were counted")
+    distinct = content["distinct"]
+    profile = Profile(
+        tables,
+        int(content["samples"]),
+        np.zeros(0, np.uint32),
+        np.zeros(0, np.uint32),
+        tuple(bool(entry["bagged"]) for entry in entries),
+        None if distinct is None else Distinct.from_dict(distinct),
+        dict(content["source"]),
+    )
+    if profile.distinct is not None and len(profile.distinct.rank_ratio) != len(tables):
+        raise ValueError("distinct: not one ratio for each table")
+    profile.digest = str(content["digest"])
+    return profile
+
+
+def _damaged(folder: Path, error: Exception) -> OperError:
+    return OperError(
+        f"{folder / MARKER}: is damaged ({type(error).__name__}: {error}); "
+        "copy or make the profile again"
+    )
+
+
+def _load_counters(path: Path, size: int, mmap: bool) -> Any:
+    array = load_array(path, mmap)
+    if array.dtype not in (np.uint32, np.uint64) or array.shape != (size,):
+        raise OperError(
+            f"{path}: holds {array.dtype} {array.shape}, and {size:,} counters of uint32 or uint64 "
+            "were needed; copy or make the profile again"
+        )
+    check_total(str(path), array)
+    return array
+
+
+def _digest(profile: Profile, arrays: dict[str, str]) -> str:
+    distinct = profile.distinct
+    content = [
+        fingerprint(profile.tables),
+        profile.samples,
+        list(profile.bagged),
+        None if distinct is None else distinct.to_dict(),
+        arrays,
+    ]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _npy_sha256(array: Counts) -> str:
+    """SHA-256 of the .npy file that an array makes."""
+
+    digest = hashlib.sha256()
+    sink: Any = SimpleNamespace(write=digest.update)
+    np.lib.format.write_array(sink, np.ascontiguousarray(array), allow_pickle=False)
+    return digest.hexdigest()

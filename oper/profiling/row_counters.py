@@ -1,0 +1,172 @@
+"""Counters of rows, to which batches are added: exact, never overflowing, in bounded memory.
+
+For every sample, each id adds 1 to its row's accesses (f_k of the paper's §3.2 is their number
+over the samples), and each distinct row of a table adds 1 to the samples that contain it. Memory
+is 4 bytes a row until a counter could pass 2^32 − 1, then 8; twice that for tables of which some
+sample had several ids. Counters beyond a memory limit lie in files of the folder that is being
+written.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from oper.base import native
+from oper.base.errors import OperError
+from oper.base.free_memory import free_memory
+from oper.base.tensors import as_int64, as_tensor
+from oper.profiling.counter_arrays import containing_offsets, new_counters
+from oper.profiling.distinct_rows import tensors
+from oper.profiling.profile import Profile
+from oper.tables.table import Table, offsets
+
+if TYPE_CHECKING:
+    from oper.logs.batches.batch import Batch, Jagged
+    from oper.logs.prepare import Prepared
+
+
+_MOST_UINT32 = int(np.iinfo(np.uint32).max)
+
+
+def free_memory_bytes() -> int:
+    """Memory that can be had without swapping: the machine's, or a control group's if less."""
+    return min(left.free_bytes for left in free_memory())
+
+
+@dataclass
+class Memory:
+    """Room for counters: in memory up to `limit_bytes` (None: all), in files beyond."""
+
+    limit_bytes: int | None = None
+    used_bytes: int = 0
+
+    def new(self, size: int, dtype: Any, folder: Path | None, name: str) -> Any:
+        """Counters at 0, for file `name` of `folder` when written."""
+        needed = size * np.dtype(dtype).itemsize
+        fits = self.limit_bytes is None or self.used_bytes + needed <= self.limit_bytes
+        if folder is None or fits:
+            self.used_bytes += needed
+            return np.zeros(size, dtype=dtype)
+        folder.mkdir(exist_ok=True)
+        return new_counters(size, dtype, folder, name)
+
+    def free(self, counters: Any) -> None:
+        """Take back the room of counters that are no longer used."""
+        if not isinstance(counters, np.memmap):
+            self.used_bytes -= counters.nbytes
+
+
+class Counters:
+    """Counters of one profile, to which batches are added."""
+
+    def __init__(
+        self, tables: Sequence[Table], memory: Memory | None = None, folder: Path | None = None
+    ) -> None:
+        self.tables = tuple(tables)
+        self.samples = 0
+        self.bagged = (False,) * len(self.tables)
+        self._offsets = offsets(self.tables)
+        self._memory = memory or Memory()
+        self._folder = folder
+        self.accesses = self._new(int(self._offsets[-1]), np.uint32, "accesses.npy")
+        self.containing = np.zeros(0, np.uint32)
+        self.bound = 0  # no counter is larger
+
+    def add(self, batch: "Batch", table_of: Mapping[str, int]) -> None:
+        """Count a batch of row ids; `table_of` says which table each of its features indexes.
+
+        OperError names the sample, feature and value where an id is no row of its table.
+        """
+        columns: list[list[Jagged]] = [[] for _ in self.tables]
+        for key, table in table_of.items():
+            columns[table].append(batch.features[key])
+        several = {t for t, ids in enumerate(columns) if _has_several(ids)}
+        self._keep_containing(several)
+        self._make_room(max((sum(len(i.values) for i in ids) for ids in columns), default=0))
+        starts = containing_offsets(self.tables, self.bagged)[:-1]
+        values, lengths, tables = tensors(batch, table_of)
+        bad = native.ops().count(
+            as_tensor(self.accesses),
+            as_tensor(self.containing),
+            as_int64(self._offsets),
+            as_int64(np.where(self.bagged, starts, -1)),
+            values,
+            lengths,
+            tables,
+            batch.samples,
+        )
+        for (key, table), (position, number) in zip(table_of.items(), bad.tolist(), strict=True):
+            if number:
+                self._refuse(batch, key, self.tables[table], position)
+        self.samples += batch.samples
+
+    def profile(self, source: dict[str, Any], prepared: "Prepared | None" = None) -> Profile:
+        """The profile of what was counted; it takes the counters over."""
+        return Profile(
+            self.tables,
+            self.samples,
+            self.accesses,
+            self.containing,
+            self.bagged,
+            source=source,
+            vocabularies=prepared,
+        )
+
+    def _new(self, size: int, dtype: Any, name: str) -> Any:
+        return self._memory.new(size, dtype, self._folder, name)
+
+    def _keep_containing(self, several: set[int]) -> None:
+        """Begin to count containing samples for tables of which a sample has several ids.
+
+        So far every sample had at most one, so they equal the accesses.
+        """
+        bagged = tuple(b or t in several for t, b in enumerate(self.bagged))
+        if bagged == self.bagged:
+            return
+        before = containing_offsets(self.tables, self.bagged)
+        after = containing_offsets(self.tables, bagged)
+        containing = self._new(int(after[-1]), self.accesses.dtype, "containing.npy")
+        for t in np.flatnonzero(bagged).tolist():
+            containing[after[t] : after[t + 1]] = (
+                self.containing[before[t] : before[t + 1]]
+                if self.bagged[t]
+                else self.accesses[self._offsets[t] : self._offsets[t + 1]]
+            )
+        self._memory.free(self.containing)
+        self.containing, self.bagged = containing, bagged
+
+    def _make_room(self, most: int) -> None:
+        """Widen the counters if one could overflow when each grows by at most `most`."""
+        if self.accesses.dtype == np.uint32 and self.bound + most > _MOST_UINT32:
+            self.bound = int(self.accesses.max())
+            if self.bound + most > _MOST_UINT32:
+                for name in ("accesses", "containing"):
+                    narrow = getattr(self, name)
+                    wide = self._new(len(narrow), np.uint64, f"{name}.npy")
+                    wide[:] = narrow
+                    self._memory.free(narrow)
+                    setattr(self, name, wide)
+        self.bound += most
+
+    def _refuse(self, batch: "Batch", key: str, table: Table, position: int) -> None:
+        ids = batch.features[key]
+        raise OperError(
+            f"{batch.place.of(ids.sample_of(position))}: feature {key!r} is "
+            f"{int(ids.values[position])}; table {table.name!r} has {table.rows:,} rows, so an id "
+            f"from 0 to {table.rows - 1:,} was needed: give the table more rows, or a rule that "
+            "makes ids of values (`ids: hash` or `ids: vocab`)"
+        )
+
+
+def _has_several(columns: Sequence["Jagged"]) -> bool:
+    """Whether any sample has more than one id in the columns of a table together."""
+    if len(columns) == 1:
+        lengths = columns[0].lengths
+        return lengths is not None and int(lengths.max(initial=0)) > 1
+    total: Any = 0
+    for ids in columns:
+        total = total + (1 if ids.lengths is None else ids.lengths)
+    return bool(np.any(np.asarray(total) > 1))

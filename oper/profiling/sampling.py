@@ -1,0 +1,193 @@
+"""Profiling a sample of the samples, and the error that follows.
+
+Each sample is taken with chance q, by a seeded hash of its number in the log, so that the choice
+is the same in every run. A row that c of the log's samples contain is then in x of the sample's;
+x / q estimates c with a relative standard error of √((1 − q) / x). For plans two things follow:
+
+- hot set: some of the truly hottest 1 % of rows are not among the sample's hottest. Rows are taken
+  as Poisson: x with mean λ, and the part of c that was not taken with mean λ (1 − q) / q. The
+  distribution g of λ over rows comes from the histogram of x by maximum likelihood (Laird 1978;
+  expectation maximisation on a grid); rows drawn from it are ranked by x and by c, and the share
+  of the latter's hottest that the former misses, and of their c, is the estimate.
+- balance: with rows dealt to M ranks by a hash, rank r serves n_s of the L_s accesses of sample s,
+  and its share p = Σ n_s / X of all X has a standard error of √((1 − q) Σ_s (n_s − p L_s)²) / X
+  (the ratio estimator's). The report is its root mean square over ranks, relative to p. It is
+  measured, so that it holds for accesses that go together.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oper.base.arrays import Floats, Ints
+from oper.base.errors import OperError
+from oper.profiling.histogram import histogram
+from oper.profiling.table_summary import HOT_SHARE
+
+if TYPE_CHECKING:
+    from oper.logs.batches.batch import Batch
+    from oper.profiling.profile import Profile
+
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_GRID = 200  # values of λ; twice as many change the estimates by less than their own error
+_ROUNDS = 300
+_DRAWN_ROWS = 1_000_000  # ten thousand hot ones: 1 % error
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Take each sample with chance `share`, chosen by `seed`."""
+
+    share: float
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise OperError(f"--sample {self.share:g}: a share above 0 and at most 1 was needed")
+
+    def chosen(self, first: int, samples: int) -> NDArray[np.bool_]:
+        """Which of the log's samples first … first + samples − 1 are taken: bool [samples]."""
+        number = np.arange(first, first + samples, dtype=np.uint64)
+        start = _mix(np.array([self.seed], dtype=np.uint64) + _GOLDEN)
+        hashed = _mix(number * _GOLDEN + start)
+        # 53 bits, as a double holds them exactly.
+        uniform = (hashed >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        chosen: NDArray[np.bool_] = uniform < self.share
+        return chosen
+
+
+class RankShares:
+    """How evenly the sampled samples spread over ranks, with rows dealt to them by a hash."""
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+        self._of_rank = np.zeros(ranks)  # Σ n
+        self._squared = np.zeros(ranks)  # Σ n²
+        self._with_all = np.zeros(ranks)  # Σ n L
+        self._all_squared = 0.0  # Σ L²
+
+    def add(self, batch: "Batch", table_of: Mapping[str, int]) -> None:
+        """Count a batch of row ids; `table_of` says which table each of its features indexes."""
+        flat = np.zeros(batch.samples * self.ranks)
+        for key, table in table_of.items():
+            ids = batch.features[key]
+            row = ids.values.astype(np.uint64) + np.uint64(table << 40)
+            rank = (_mix(row * _GOLDEN) % np.uint64(self.ranks)).astype(np.int64)
+            sample = np.arange(batch.samples)
+            if ids.lengths is not None:
+                sample = np.repeat(sample, ids.lengths)
+            flat += np.bincount(sample * self.ranks + rank, minlength=len(flat))
+        n = flat.reshape(batch.samples, self.ranks)
+        all_ranks = n.sum(axis=1)
+        self._of_rank += n.sum(axis=0)
+        self._squared += (n**2).sum(axis=0)
+        self._with_all += all_ranks @ n
+        self._all_squared += float(all_ranks @ all_ranks)
+
+    def relative_error(self, share: float) -> float:
+        """The relative standard error of a rank's share of the lookups, over ranks."""
+        total = self._of_rank.sum()
+        p = self._of_rank / max(total, 1.0)
+        if not p.all():
+            return 1.0  # a rank without a single access says nothing of its share
+        variance = self._squared - 2 * p * self._with_all + p**2 * self._all_squared
+        relative = np.sqrt((1 - share) * np.maximum(variance, 0)) / (total * p)
+        return float(np.sqrt((relative**2).mean()))
+
+
+@dataclass(frozen=True)
+class SamplingError:
+    """What a sample's counts miss of the log's; shares as fractions. See the module's head."""
+
+    share: float
+    seed: int
+    hot_share: float
+    hot_rows_missed: float
+    hot_accesses_missed: float
+    ranks: int
+    rank_lookups_error: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """The errors as the profile and `oper profile --json` hold them."""
+        return asdict(self)
+
+
+def sampling_error(profile: "Profile", sampling: Sampling, shares: RankShares) -> SamplingError:
+    """The errors that follow for a profile of a sample."""
+    rows_missed, accesses_missed = hot_missed(*_containing_rows(profile), sampling.share)
+    return SamplingError(
+        sampling.share,
+        sampling.seed,
+        HOT_SHARE,
+        rows_missed,
+        accesses_missed,
+        shares.ranks,
+        shares.relative_error(sampling.share),
+    )
+
+
+def hot_missed(x: Ints, rows: Ints, share: float) -> tuple[float, float]:
+    """Expected shares of the log's hottest rows, and of their accesses, that a sample of `share`
+    does not count among its hottest; it has `rows[n]` rows in `x[n]` samples each."""
+    if share >= 1:
+        return 0.0, 0.0
+    if not x.any():
+        return 1.0, 1.0
+    rate, weight = poisson_mixture(x, rows)
+    random = np.random.default_rng(0)
+    drawn = np.repeat(rate, random.multinomial(_DRAWN_ROWS, weight))
+    sampled = random.poisson(drawn)
+    counted = sampled + random.poisson(drawn * (1 - share) / share)
+    hot = int(HOT_SHARE * _DRAWN_ROWS)
+
+    def hottest(count: NDArray[np.int64]) -> NDArray[np.int64]:
+        ties = random.random(_DRAWN_ROWS)
+        return np.argpartition(-(count + ties), hot)[:hot]
+
+    found = np.zeros(_DRAWN_ROWS, dtype=bool)
+    found[hottest(sampled)] = True
+    wanted = hottest(counted)
+    missed = ~found[wanted]
+    accesses = float(counted[wanted].sum())
+    return float(missed.mean()), float(counted[wanted][missed].sum()) / max(accesses, 1.0)
+
+
+def poisson_mixture(x: Ints, rows: Ints) -> tuple[Floats, Floats]:
+    """Rates and the share of rows that has each, which make the counts x of `rows` likeliest."""
+    most = max(int(x.max(initial=0)), 1)
+    rate = np.concatenate([[1e-9], np.geomspace(0.02, 2 * most, _GRID)])
+    # Counts from 33 on go by bins of a few percent, far finer than their own noise.
+    edges = np.unique(np.concatenate([np.arange(33), np.geomspace(33, most + 33, 200).astype(int)]))
+    bin_of = np.searchsorted(edges, x, side="right") - 1
+    number = np.bincount(bin_of, rows)
+    mean = np.bincount(bin_of, rows * x)[number > 0] / number[number > 0]
+    number = number[number > 0]
+    # log of the Poisson probability, but for what does not depend on the rate.
+    likelihood = mean[:, None] * np.log(rate) - rate
+    likelihood = np.exp(likelihood - likelihood.max(axis=1, keepdims=True))
+    weight = np.full(len(rate), 1 / len(rate))
+    for _ in range(_ROUNDS):
+        joint = likelihood * weight
+        weight = (number / joint.sum(axis=1)) @ joint
+        weight /= weight.sum()
+    return rate, weight
+
+
+def _containing_rows(profile: "Profile") -> tuple[Ints, Ints]:
+    """How many rows there are of each number of containing samples."""
+    _, _, containing, rows = histogram(
+        profile.accesses, profile.containing, profile.offsets, profile.containing_offsets
+    )
+    x, of = np.unique(containing, return_inverse=True)
+    return x, np.bincount(of, rows).astype(np.int64)
+
+
+def _mix(word: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finaliser of SplitMix64 (Steele, Lea and Flood 2014)."""
+    word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return word ^ (word >> np.uint64(31))

@@ -1,0 +1,138 @@
+"""The windows of a log by its time column, found in one look at that column alone.
+
+What would otherwise show after hours of counting is said first: times that are missing, numbers
+whose unit cannot be guessed, and more windows than anyone means to have.
+"""
+
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oper.base.errors import OperError
+from oper.logs.batches.batch import Batch
+from oper.logs.batches.options import TimeUnit
+from oper.logs.batches.times import PER_SECOND, UNIT_NAMES, are_dates, date_text, guess_unit
+from oper.logs.log import Log
+from oper.profiling.windows import (
+    MAX_WINDOWS,
+    TimeWindows,
+    checked_times,
+    parse_span,
+    refuse_too_many,
+)
+
+Say = Callable[[str], None]
+Times = NDArray[np.float64]
+
+
+def find_time_windows(
+    log: Log,
+    every: str,
+    max_windows: int = MAX_WINDOWS,
+    *,
+    say: Say = warnings.warn,
+    advance: Callable[[int], None] = lambda samples: None,
+) -> tuple[Log, TimeWindows]:
+    """The windows of a log by its `options.time`, and the log with the unit of that column.
+
+    `every` is a span such as 1d, or a number: of seconds, or of the column's numbers where they are
+    no times. Numbers count `options.time_unit`; without one it is guessed, and `say` is told.
+    """
+    column, stated = log.options.time, log.options.time_unit
+    if column is None:
+        raise OperError("LogOptions(time=None): the name of a column of times was needed")
+    span = parse_span(every)
+    windows: TimeWindows | None = None
+    numbers = False  # as opposed to timestamps, dates and texts of them
+    seen: set[float] = set()
+    low, high = np.inf, -np.inf
+    for batch in log.in_unit(None).batches((), ids_only=True):
+        times = checked_times(batch, column)
+        if windows is None:
+            numbers = batch.plain_time
+            unit: TimeUnit | None = stated or "s"
+            if numbers and stated is None:
+                unit = _guessed(batch, times, column, every, say)
+            elif not numbers and stated is not None:
+                say(f"--time-unit {stated}: has no effect, as column {column!r} holds times")
+                unit = "s"
+            windows = TimeWindows(column, span, unit or "s", plain=unit is None)
+        if batch.plain_time != numbers:
+            kinds = ("numbers", "times")[:: -1 if numbers else 1]
+            raise OperError(
+                f"{batch.place.of(0)}: from here on column {column!r} holds {kinds[0]}, and "
+                f"{kinds[1]} before; write it in one way"
+            )
+        if numbers and not windows.plain:
+            _check(batch, times, windows, stated)
+            times = times / PER_SECOND[windows.unit]
+        low, high = min(low, times.min()), max(high, times.max())
+        seen.update(np.unique(np.floor(times / windows.every)).tolist())
+        reach = f" from {_bound(low, windows)} to {_bound(high, windows)}"
+        refuse_too_many(len(seen), max_windows, f"--by-column {column} --every {every}", reach)
+        advance(batch.samples)
+    assert windows is not None, "a log without samples is an error when it is read"
+    return log.in_unit(windows.unit if numbers and not windows.plain else None), windows
+
+
+def _guessed(batch: Batch, times: Times, column: str, every: str, say: Say) -> TimeUnit | None:
+    """The unit of a log's first numbers; None where they are no times, and `every` fits that."""
+    unit = guess_unit(times)
+    if unit is not None:
+        first = float(times[0])
+        say(
+            f"{column}: numbers around {_short(first)} are read as {UNIT_NAMES[unit]} since 1970, "
+            f"the first one as {date_text(first / PER_SECOND[unit])}; --time-unit names another "
+            "unit"
+        )
+        return unit
+    if _is_number(every):
+        return None
+    if usual := guess_unit(np.median(times, keepdims=True)):
+        _refuse_mixed(batch, times, column, usual)
+    raise OperError(
+        f"--every {every}: column {column!r} of {batch.place.file} holds numbers from "
+        f"{times.min():,.10g} to {times.max():,.10g}, which are no dates from 1990 to 2100 in any "
+        "unit; say what they count with --time-unit s, ms, us or ns, or give --every a number of "
+        "the column's own units"
+    )
+
+
+def _check(batch: Batch, times: Times, windows: TimeWindows, stated: str | None) -> None:
+    """OperError where numbers are not of the unit that was guessed, or cannot be of that stated."""
+    if stated is None:
+        if not are_dates(times, windows.unit).all():
+            _refuse_mixed(batch, times, windows.column, windows.unit)
+        return
+    for sample in (int(np.argmin(times)), int(np.argmax(times))):
+        number = float(times[sample])
+        if date_text(number / PER_SECOND[windows.unit]) is None:
+            likely = guess_unit(np.array([number]))
+            advice = f"--time-unit {likely} would fit" if likely else "name another unit"
+            raise OperError(
+                f"{batch.place.of(sample)}: column {windows.column!r} is {number:,.20g}, and no "
+                f"date in the years 1 to 9999 as {UNIT_NAMES[windows.unit]} since 1970; {advice}"
+            )
+
+
+def _refuse_mixed(batch: Batch, times: Times, column: str, unit: TimeUnit) -> None:
+    sample = int(np.argmin(are_dates(times, unit)))
+    raise OperError(
+        f"{batch.place.of(sample)}: column {column!r} is {times[sample]:,.20g}, and other samples "
+        f"have {UNIT_NAMES[unit]} since 1970, from 1990 to 2100; mend it, or pass --time-unit "
+        f"{unit} if it is right"
+    )
+
+
+def _bound(value: float, windows: TimeWindows) -> str:
+    return (None if windows.plain else date_text(value)) or f"{value:,.10g}"
+
+
+def _short(number: float) -> str:
+    return f"{number:.2g}".replace("e+", "e")  # 1.6e12
+
+
+def _is_number(every: str) -> bool:
+    return every.strip()[-1:].isdigit()

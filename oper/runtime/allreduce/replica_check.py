@@ -1,0 +1,65 @@
+"""Whether all ranks' copies of the replicas are equal, bit by bit, and which are not.
+
+Ranks compare 64-bit digests: of blocks of rows first, then of the rows of blocks that differ.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from oper.base import native
+from oper.runtime.comm.group import Group
+
+_BLOCK_ROWS = 1024
+_MOST_BLOCKS = 64  # whose rows are compared: more tell nothing new
+
+
+@dataclass(frozen=True)
+class UnequalReplica:
+    """Row `slot` of the `part`-th tensor given. `ranks` hold another copy than most ranks do; of
+    copies that are equally frequent, the lowest rank's counts as the right one."""
+
+    part: int
+    slot: int
+    ranks: tuple[int, ...]
+
+
+def unequal_replicas(parts: Sequence[torch.Tensor], group: Group | None) -> list[UnequalReplica]:
+    """The replicas that are not equal on all ranks, the same list on every rank.
+
+    `parts` are a rank's copies, uint8 [rows, bytes] each and of equal shapes on all ranks: rows,
+    or optimizer state. All ranks call this together, when none of them is writing.
+    """
+    blocks = _gather([native.ops().digest_rows(part, _BLOCK_ROWS) for part in parts], group)
+    unequal = []
+    for p, (part, digests) in enumerate(zip(parts, blocks, strict=True)):
+        differ = (digests != digests[0]).any(dim=0).nonzero().flatten().tolist()[:_MOST_BLOCKS]
+        begins = [_BLOCK_ROWS * block for block in differ]
+        rows = [native.ops().digest_rows(part[b : b + _BLOCK_ROWS], 1) for b in begins]
+        for begin, found in zip(begins, _gather(rows, group), strict=True):
+            rows_differ = (found != found[0]).any(dim=0).nonzero().flatten().tolist()
+            unequal += [
+                UnequalReplica(p, begin + row, _minority(found[:, row].tolist()))
+                for row in rows_differ
+            ]
+    return unequal
+
+
+def _minority(digests: list[int]) -> tuple[int, ...]:
+    usual = Counter(digests).most_common(1)[0][0]  # of equally frequent ones the first
+    return tuple(rank for rank, digest in enumerate(digests) if digest != usual)
+
+
+def _gather(vectors: Sequence[torch.Tensor], group: Group | None) -> list[torch.Tensor]:
+    """Those of all ranks, [ranks, n] each."""
+    if not vectors:
+        return []
+    own = torch.cat(list(vectors))
+    gathered = [own]
+    if group is not None:
+        gathered = [own.clone() for _ in range(group.ranks)]
+        group.run(dist.all_gather, gathered, own, doing="compare replicas")
+    return list(torch.stack(gathered).split([len(v) for v in vectors], dim=1))

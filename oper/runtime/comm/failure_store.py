@@ -1,0 +1,88 @@
+"""Notices: what ranks of a process group leave for each other to read when something is wrong.
+
+They lie in the group's store (a TCPStore or FileStore), which all ranks reach, of whatever node:
+why a rank has failed, and, of ranks that have waited for long, that they wait. Ranks that are well
+and do not wait ask the store nothing.
+"""
+
+import contextlib
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+
+_ANSWER_SECONDS = 3.0  # a store that takes longer is lost, with the rank that serves it
+_made: Counter[str] = Counter()  # how many of each group
+
+
+class FailureStore:
+    """The notices of one engine's ranks; all ranks of the group make it in the same order."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._rank, self._ranks = dist.get_rank(group), dist.get_world_size(group)
+        # Engines of a group must not read each other's; a name is used again by later groups,
+        # which have another store.
+        self._prefix = f"oper/{_made[group.group_name]}"
+        _made[group.group_name] += 1
+        self._store: Any = group.get_group_store()
+        self._asking: threading.Thread | None = None
+        self._beats = 0
+        self.lost = False  # whether the store did not answer the last question
+
+    def fail(self, text: str) -> None:
+        """Let all ranks read why one of them has failed, unless another was first."""
+
+        def write(store: Any) -> None:
+            if not store.check([f"{self._prefix}/failure"]):
+                store.set(f"{self._prefix}/failure", text)
+                store.check([f"{self._prefix}/failure"])  # once this is answered, it is there
+
+        self._ask(write)
+
+    def failure(self) -> str:
+        """Why a rank has failed; "" if none has."""
+        return self._ask(lambda store: self._read(store, "failure")) or ""
+
+    def beat(self, doing: str) -> str:
+        """Say that this rank lives and waits for others to do something; returns `failure()`."""
+        self._beats += 1
+
+        def write(store: Any) -> str:
+            store.set(f"{self._prefix}/waiting/{self._rank}", f"{self._beats} {doing}")
+            return self._read(store, "failure")
+
+        return self._ask(write) or ""
+
+    def beats(self) -> dict[int, str]:
+        """The last beat of each rank that gave one: its number, and what the rank waited for."""
+
+        def read(store: Any) -> dict[int, str]:
+            found = {rank: self._read(store, f"waiting/{rank}") for rank in range(self._ranks)}
+            return {rank: beat for rank, beat in found.items() if beat}
+
+        return self._ask(read) or {}
+
+    def _read(self, store: Any, name: str) -> str:
+        key = f"{self._prefix}/{name}"
+        return store.get(key).decode(errors="replace") if store.check([key]) else ""
+
+    def _ask(self, question: Callable[[Any], Any]) -> Any:
+        """The store's answer, by a connection of our own; None if it has none.
+
+        A store whose host is stopped does not answer, and its calls cannot be interrupted: they
+        are made by a thread, which is left to itself then.
+        """
+        answers = []
+
+        def ask() -> None:
+            with contextlib.suppress(RuntimeError):
+                answers.append(question(self._store.clone()))
+
+        if self._asking is None or not self._asking.is_alive():
+            self._asking = threading.Thread(target=ask, name="oper-notices", daemon=True)
+            self._asking.start()
+            self._asking.join(_ANSWER_SECONDS)
+        self.lost = not answers
+        return answers[0] if answers else None

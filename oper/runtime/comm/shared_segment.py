@@ -1,0 +1,108 @@
+"""Segments: anonymous shared memory that grows in place, named by nothing but its descriptors.
+
+A segment is a memfd. The kernel frees it when the last process that has it open or mapped is
+gone, however it went, so nothing is left behind; and /dev/shm with its limits is not involved.
+It is mapped with a reserve of addresses beyond its end: growing it makes these pages usable in
+all processes that have mapped it, at the addresses they already know.
+"""
+
+import fcntl
+import math
+import os
+import weakref
+from collections.abc import Sequence
+
+import torch
+
+from oper.base import native
+from oper.base.errors import OperError
+from oper.base.free_memory import free_memory
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_PIECE_BYTES = 1 << 26
+
+
+class Segment:
+    """Shared memory of `bytes` bytes, zero where it was never written, at `pointer`."""
+
+    def __init__(self, descriptor: int, reserve_bytes: int) -> None:
+        """Map what `descriptor` refers to, and own the descriptor. See `create` and `attach`."""
+        self.descriptor = descriptor
+        # Closes the descriptor now: no views or growth after this, and views that exist stay valid.
+        self.close = weakref.finalize(self, os.close, descriptor)
+        self._known_bytes = 0  # it has at least these: it never shrinks
+        self.reserve_bytes = -(-max(reserve_bytes, 1) // _PAGE) * _PAGE
+        try:
+            self._map = native.ops().map_segment(descriptor, self.reserve_bytes)
+        except RuntimeError as error:
+            raise OperError(
+                f"{str(error).splitlines()[0]}; this process may reserve fewer addresses than "
+                "that: see `ulimit -v`"
+            ) from error
+        self.pointer: int = self._map.data_ptr()
+
+    @classmethod
+    def create(cls, bytes: int, reserve_bytes: int, name: str) -> "Segment":
+        """New shared memory. `name` is seen in /proc/PID/maps; several may have the same.
+
+        OperError, if the machine or the control group has less memory than that left.
+        """
+        descriptor = os.memfd_create(f"oper-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        segment = cls(descriptor, max(bytes, reserve_bytes))
+        # A file that shrank would turn reads of peers into SIGBUS.
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        segment.grow(bytes)
+        return segment
+
+    @classmethod
+    def attach(cls, descriptor: int, reserve_bytes: int) -> "Segment":
+        """Shared memory that a peer created; the segment owns the descriptor from now on."""
+        return cls(descriptor, reserve_bytes)
+
+    @property
+    def bytes(self) -> int:
+        """Its size now, whoever grew it."""
+        return os.fstat(self.descriptor).st_size
+
+    def grow(self, bytes: int) -> None:
+        """Make it at least this large. Peers see it without mapping it again; nothing moves."""
+        new_bytes = bytes - self.bytes
+        if new_bytes <= 0:
+            return
+        if bytes > self.reserve_bytes:
+            raise OperError(
+                f"a segment of shared memory cannot grow to {bytes:,} bytes: "
+                f"{self.reserve_bytes:,} were reserved when it was made"
+            )
+        for left in free_memory():
+            if new_bytes > left.free_bytes:
+                raise OperError(
+                    f"{new_bytes:,} bytes of shared memory were needed, and {left.place} has "
+                    f"{left.free_bytes:,} free: make tables or batches smaller, or use more hosts"
+                )
+        os.ftruncate(self.descriptor, bytes)
+
+    def tensor(self, offset: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A view of the bytes from `offset` on; it keeps the memory mapped as long as it lives."""
+        end = offset + math.prod(shape) * dtype.itemsize
+        if end > self._known_bytes:
+            self._known_bytes = self.bytes
+        if offset < 0 or end > self._known_bytes:
+            raise OperError(
+                f"bytes {offset:,} to {end:,} of a segment of {self._known_bytes:,} were asked for"
+            )
+        return self._map[offset:end].view(dtype).view(tuple(shape))
+
+    def use_huge_pages(self) -> bool:
+        """Allocate it all now, in pages of 2 MiB, of which random reads miss far fewer in the TLB.
+
+        Whether the kernel had enough of them; what is left gets small pages when first touched.
+        To be called before others use the segment. Needs Linux 6.1 and no setting or privilege.
+        """
+        # In pieces, as signals are handled between them.
+        return all(native.ops().huge_pages(p) for p in self._map[: self.bytes].split(_PIECE_BYTES))
+
+    def protect(self, writable: bool) -> None:
+        """Whether this process may write here; a write where it may not ends it (SIGSEGV). Peers
+        decide for themselves."""
+        native.ops().protect(self._map, writable)

@@ -1,0 +1,80 @@
+"""Addresses as the runtime reads them: a replica is told apart from a row that the reader owns.
+
+The plan's map names the reader's own copies LOCAL. Training treats them in two ways, as gradients
+of replicas go through the AllReduce: a row with copies on all ranks gets the field REPLICA here.
+"""
+
+import hashlib
+from collections.abc import Iterable
+
+import numpy as np
+
+from oper.base.arrays import Ints
+from oper.base.errors import OperError
+from oper.plan.address_map import AddressMap
+from oper.plan.bitmap import listed_before
+from oper.plan.layout import LOCAL, SLOT_BITS, SLOT_MASK, Layout, rank_map
+from oper.plan.plan import Plan
+
+REPLICA = LOCAL - 1
+# Of plain arrays for a rank's small tables: most accesses are to these, and translate in a third of
+# the time.
+FLAT_BYTES = 1 << 21
+NOT_FOR_TRAINING = (
+    "the plan was made for inference, and the model is to be trained by it; make a plan with "
+    "--mode training, or call model.eval() first"
+)
+
+
+def runtime_map(plan: Plan, rank: int) -> AddressMap:
+    """The address map of one rank, replicas marked."""
+    mine = rank_map(plan.layout, rank)
+    local = mine.group_base & SLOT_MASK | REPLICA << SLOT_BITS
+    mine.group_base[:] = np.where(replicated(plan.layout), local, mine.group_base)
+    return AddressMap(plan.tables, plan.layout, mine).flattened(FLAT_BYTES)
+
+
+def replicated(layout: Layout) -> np.ndarray:
+    """Which groups have copies on all of several ranks, [G]."""
+    return np.asarray(layout.holds.all(axis=1) & (layout.ranks > 1))
+
+
+def replica_slots(layout: Layout, tables: Iterable[int]) -> Ints:
+    """The slots that replicas of tables of one width take in its arenas, ascending; other rows may
+    lie between them."""
+    first = [*listed_before(layout.bitmap, layout.line_offset[:-1]).tolist(), len(layout.codes)]
+    parts = [layout.codes[first[t] : first[t + 1]] for t in tables]
+    code = np.concatenate([layout.codes[:0], *parts]).astype(np.uint64)
+    group = (code & np.uint64((1 << layout.group_bits) - 1)).astype(np.int64)
+    copied = replicated(layout)[group]
+    group, position = group[copied], (code[copied] >> np.uint64(layout.group_bits)).astype(np.int64)
+    return np.sort(layout.base[group, 0] + position)
+
+
+def check_trainable(plan: Plan) -> None:
+    """OperError unless every row has one owner or a copy on every rank, and can be updated."""
+    for table in plan.tables:
+        if table.dtype == "int8":
+            raise OperError(
+                f"table {table.name!r}: the plan has int8 rows, which can be looked up and not "
+                "trained; plan for fp32, fp16 or bf16, or make the plan with --mode inference"
+            )
+    copies = plan.layout.holds.sum(axis=1)
+    if ((copies > 1) & (copies < plan.ranks)).any():
+        raise OperError(NOT_FOR_TRAINING)
+
+
+def plan_digest(plan: Plan) -> bytes:
+    """What ranks compare to find that they hold different plans."""
+    digest = hashlib.sha256()
+    layout = plan.layout
+    for array in (
+        layout.rows, layout.width_of_table, layout.slots, layout.path, layout.base, *layout.orders,
+        layout.pattern_of, layout.rotation, layout.stripe_base, layout.bitmap, layout.codes,
+        layout.stripe_bitmap,
+    ):  # fmt: skip
+        if array is not None:
+            digest.update(np.ascontiguousarray(array).data)
+    method = plan.figures.get("allreduce_method")
+    digest.update(repr((plan.tables, plan.workload, method)).encode())
+    return digest.digest()

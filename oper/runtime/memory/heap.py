@@ -1,0 +1,130 @@
+"""The heap: rows of all tables and their optimizer state, of all ranks of a node (§5.1).
+
+A rank has two arenas per width, one of rows and one of optimizer state, both indexed by slot.
+They lie in one segment of shared memory, which the others of the node have mapped. Where a plan is
+for inference, it is read-only between lookups and the next `writable`.
+"""
+
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from oper.base.arrays import Ints
+from oper.base.free_memory import free_memory
+from oper.base.tensors import as_int64
+from oper.runtime.comm.node import Node
+from oper.runtime.comm.shared_segment import Segment
+
+_ALIGNMENT = 4096
+_LEAST_BYTES_PER_SECOND = 1e8  # at which memory is allocated: a tenth of what a busy core does
+
+
+class Heap:
+    """Arenas of W widths: rows of `row_bytes[w]` and state of `state_bytes[w]` bytes a slot.
+
+    `slots` [W, M] are those of each rank; all begin as zero. Made by all ranks together.
+    """
+
+    def __init__(
+        self, node: Node, slots: Ints, row_bytes: Sequence[int], state_bytes: Sequence[int]
+    ) -> None:
+        self.node = node
+        slots = np.asarray(slots, dtype=np.int64)
+        sizes = np.array([row_bytes, state_bytes], dtype=np.int64)  # [2, W]
+        what = json.dumps([slots.tolist(), sizes.tolist()]).encode()
+        node.agree(what, "the sizes of the heap")
+        # A rank's arenas, in order: rows of each width, then state of each width.
+        arenas = slots * sizes[:, :, None]  # [2, W, M]
+        room = -(-arenas // _ALIGNMENT) * _ALIGNMENT
+        ends = np.cumsum(room.reshape(-1, node.ranks), axis=0).reshape(arenas.shape)
+        starts = ends - room
+        self.bytes = int(room[:, :, node.rank].sum())
+        check_memory(node, self.bytes, "the heap")
+        own = Segment.create(self.bytes, self.bytes, "heap")
+        self._segments = node.share(own)
+        own.use_huge_pages()
+        largest = int(room.sum(axis=(0, 1)).max())
+        node.gather(b"", "allocate its heap", extra_seconds=largest / _LEAST_BYTES_PER_SECOND)
+        self._views: list[list[dict[int, torch.Tensor]]] = [
+            [
+                {
+                    peer: segment.tensor(start[w, peer], (slots[w, peer], size[w]), torch.uint8)
+                    for peer, segment in self._segments.items()
+                }
+                for w in range(len(slots))
+            ]
+            for start, size in zip(starts, sizes, strict=True)
+        ]
+        self.bases = torch.zeros(len(slots), node.ranks + 1, dtype=torch.int64)
+        for peer, segment in self._segments.items():
+            self.bases[:, peer] = segment.pointer + as_int64(starts[0, :, peer])
+        self._lock, self._writers, self._sealed = threading.Lock(), 0, False
+
+    def rows(self, width: int, rank: int | None = None) -> torch.Tensor:
+        """Rows of a width at a rank of the node (None: this one), uint8 [slots, row_bytes]."""
+        self.node.check_process()
+        return self._views[0][width][self.node.rank if rank is None else rank]
+
+    def state(self, width: int, rank: int | None = None) -> torch.Tensor:
+        """Optimizer state by slot, uint8 [slots, state_bytes]."""
+        self.node.check_process()
+        return self._views[1][width][self.node.rank if rank is None else rank]
+
+    def seal(self) -> None:
+        """Make all arenas, also those of peers, read-only in this process, unless it is writing:
+        a stray write then ends the process instead of changing what it serves."""
+        if self._sealed or self._writers:
+            return
+        with self._lock:
+            if not self._writers:
+                self._protect(writable=False)
+
+    @contextmanager
+    def writable(self) -> Iterator[None]:
+        """Inside, arenas can be written to; `seal` does nothing."""
+        with self._lock:
+            self._writers += 1
+            self._protect(writable=True)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._writers -= 1
+
+    def _protect(self, writable: bool) -> None:
+        if self._sealed == writable:
+            for segment in self._segments.values():
+                segment.protect(writable)
+            self._sealed = not writable
+
+
+def check_memory(node: Node, bytes: int, what: str) -> None:
+    """OperError on all ranks of the group, unless there is room for `bytes` of each of them.
+
+    To be called by all of them before any takes its part.
+    """
+    mine = {
+        "bytes": bytes,
+        "places": [(left.place, left.identity, left.free_bytes) for left in free_memory()],
+    }
+    needed: dict[str, int] = {}
+    room: dict[str, tuple[int, str]] = {}
+    for message in node.gather(json.dumps(mine).encode(), f"say how much {what} takes").values():
+        given = json.loads(message)
+        for place, identity, free_bytes in given["places"]:
+            needed[identity] = needed.get(identity, 0) + given["bytes"]
+            room[identity] = min(room.get(identity, (free_bytes, place)), (free_bytes, place))
+    problem = ""
+    for identity, total in needed.items():
+        free_bytes, place = room[identity]
+        if total > free_bytes:
+            problem = (
+                f"{what} takes {total:,} bytes on the ranks of one node, {bytes:,} of them on rank "
+                f"{node.rank}, and {place} has {free_bytes:,} free: plan for ranks with less "
+                "memory each, use fewer replicas, or more hosts"
+            )
+    node.check_all(problem, f"say whether there is room for {what}")

@@ -1,0 +1,138 @@
+"""Checks of a batch and of its gradients before anything is read or written by them.
+
+All raise OperError, which names the feature and where in it.
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from oper.base import native
+from oper.base.errors import OperError
+from oper.runtime.step.batch import Feature, PreparedBatch
+from oper.runtime.tables.kernel_structs import FEATURE
+from oper.tables.table import Table
+
+_log = logging.getLogger(__name__)
+
+
+def check_batch(batch: Any, weighted: bool) -> bool:
+    """That a KeyedJaggedTensor agrees with itself: what it says of its lengths is read by. Returns
+    whether it has one id for each feature and sample."""
+    if not hasattr(batch, "variable_stride_per_key"):
+        raise OperError(
+            f"the batch is a {type(batch).__name__}, and a KeyedJaggedTensor of TorchRec's was "
+            "needed"
+        )
+    values = batch.values()
+    if batch.variable_stride_per_key():
+        raise OperError(
+            "the batch has a different number of samples for each feature, which OPER does not "
+            "support; give all features of a KeyedJaggedTensor the same"
+        )
+    if values.device.type != "cpu" or values.dtype not in (torch.int32, torch.int64):
+        raise OperError(
+            f"the batch's values are {values.dtype} on {values.device}; ids were needed, int32 or "
+            "int64, in the memory of the CPU"
+        )
+    one_each = has_one_id_each(batch)
+    if not one_each:
+        _check_offsets(batch)
+    if not weighted:
+        return one_each
+    weights = batch.weights_or_none()
+    if weights is None:
+        raise OperError("the collection is weighted, and the batch has no weights")
+    if weights.numel() != values.numel():
+        raise OperError(
+            f"the batch has {weights.numel():,} weights, and one for each of its "
+            f"{values.numel():,} values was needed"
+        )
+    return one_each
+
+
+def has_one_id_each(batch: Any) -> bool:
+    """Whether a KeyedJaggedTensor has one id for each feature and sample. Lengths are looked at
+    where there are no offsets yet, which need not be computed then."""
+    bags = batch.stride() * len(batch.keys())
+    if batch.values().numel() != bags:
+        return False
+    lengths = batch.lengths_or_none()
+    if batch.offsets_or_none() is None and lengths.numel() == bags > 0:
+        least, most = lengths.aminmax()
+        return int(least) == int(most) == 1
+    offsets = batch.offsets().contiguous()
+    one_each: bool = offsets.numel() == bags + 1 and native.ops().one_per_bag(offsets)
+    return one_each
+
+
+def _check_offsets(batch: Any) -> None:
+    keys, values, offsets = batch.keys(), batch.values(), batch.offsets()
+    bags = batch.stride() * len(keys)
+    if offsets.numel() != bags + 1:
+        raise OperError(
+            f"the batch has {offsets.numel() - 1:,} lengths, and {len(keys)} features of "
+            f"{batch.stride():,} samples need {bags:,}"
+        )
+    if (offsets[1:] < offsets[:-1]).any():
+        bag = int((offsets[1:] < offsets[:-1]).nonzero()[0])
+        feature, sample = divmod(bag, batch.stride())
+        raise OperError(
+            f"feature {keys[feature]!r}: the length of sample {sample} is "
+            f"{int(offsets[bag + 1] - offsets[bag])}; offsets must ascend"
+        )
+    if int(offsets[0]) or int(offsets[-1]) != values.numel():
+        raise OperError(
+            f"the batch's lengths say that values {int(offsets[0]):,} to {int(offsets[-1]):,} are "
+            f"in use, and there are {values.numel():,}: the lengths must sum to that"
+        )
+
+
+def mend_ids(
+    values: torch.Tensor,
+    segment_offset: torch.Tensor,
+    lookups: Sequence[tuple[Feature, Table]],
+    rank: int,
+    bounds: str,
+) -> torch.Tensor:
+    """Values [N] with row 0 in the place of ids that no table has, unless those are fatal."""
+    mended = values.clone()
+    first = segment_offset.tolist()
+    for n, (feature, table) in enumerate(lookups):
+        ids = mended[first[n] : first[n + 1]]
+        bad = (ids < 0) | (ids >= table.rows)
+        if not bad.any():
+            continue
+        at = int(bad.nonzero()[0])
+        text = (
+            f"feature {feature.name!r}: id {int(ids[at])}, number {at} of the feature on rank "
+            f"{rank}, is none of the rows 0 to {table.rows - 1:,} of table {table.name!r}"
+        )
+        if bounds == "fatal":
+            raise OperError(
+                f"{text}; map raw values to rows by the rule the plan was profiled with, or "
+                "set bounds to 'warning' or 'ignore' to read row 0"
+            )
+        if bounds == "warning":
+            _log.warning("%s; %d of the feature's ids here read row 0", text, int(bad.sum()))
+        ids[bad] = 0
+    return mended
+
+
+def check_finite(
+    batch: PreparedBatch, grad: torch.Tensor, lookups: Sequence[Feature], where: str
+) -> None:
+    """That all of a flat gradient of a batch's output is finite; `where` completes the error."""
+    if torch.isfinite(grad).all():
+        return
+    for feature in batch.features.numpy().view(FEATURE)[:, 0]:
+        shape, stride = (feature["bags"], feature["dim"]), (feature["out_stride"], 1)
+        finite = torch.isfinite(grad.as_strided(shape, stride, feature["out_base"])).all(dim=1)
+        if not finite.all():
+            bag = int((~finite).nonzero()[0])
+            raise OperError(
+                f"feature {lookups[feature['lookup']].name!r}: the gradient of its output row "
+                f"{bag} is not finite ({where})"
+            )

@@ -1,0 +1,58 @@
+"""The tables of one embedding module, and the buckets that its rows are sorted and updated in.
+
+A BUCKET is a set of tables of equal width, dtype, dim and optimizer: their rows lie in the same
+arenas, one under the other, and one call updates all that were touched.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from oper.plan.plan import Plan
+from oper.runtime.tables.optimizers import Optimizer
+
+TORCH_DTYPE = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+NO_OPTIMIZER = Optimizer("none")
+
+
+@dataclass(frozen=True)
+class EmbeddingTable:
+    """A table as a module trains it: `index` is its number in the plan, which knows its size."""
+
+    index: int
+    features: tuple[str, ...]
+    pooling: str  # "sum", "mean" or "none"
+    optimizer: Optimizer = NO_OPTIMIZER
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Tables whose rows are sorted and updated together. `tables` are the module's, by number."""
+
+    tables: tuple[int, ...]
+    width: int
+    dtype: str
+    dim: int
+    optimizer: Optimizer
+
+    @property
+    def trained(self) -> bool:
+        return self.optimizer.kind != "none"
+
+    @property
+    def states(self) -> set[str]:
+        """The names of its optimizer's states."""
+        return {state.name for state in self.optimizer.states}
+
+
+def make_buckets(plan: Plan, tables: Sequence[EmbeddingTable]) -> tuple[Bucket, ...]:
+    """The buckets of a module's tables, in the order of their first tables."""
+    found: dict[tuple[int, str, int, Optimizer], list[int]] = {}
+    for number, table in enumerate(tables):
+        planned = plan.tables[table.index]
+        width = int(plan.layout.width_of_table[table.index])
+        optimizer = table.optimizer if plan.workload.training else NO_OPTIMIZER
+        found.setdefault((width, planned.dtype, planned.dim, optimizer), []).append(number)
+    return tuple(Bucket(tuple(members), *key) for key, members in found.items())

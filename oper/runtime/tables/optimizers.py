@@ -1,0 +1,324 @@
+"""The optimizers of embedding tables: their settings, the state of a slot, the update of rows.
+
+An optimizer sees each row's whole gradient once per step, summed over the ranks, and touches only
+the rows that have one; their owners apply it (OPER, §5). With w a row, g its gradient, D its
+dimension, t the number of the step from 1, m and v the parts of its state:
+
+    sgd                   w -= lr·g
+    momentum_sgd          m = momentum·m + g;  w -= lr·m
+    adagrad               m += g²;  w -= lr·g / (√m + eps)
+    rowwise_adagrad       m += Σg²/D;  w -= lr·g / (√m + eps)
+    adam                  m = β₁·m + (1-β₁)·g;  v = β₂·v + (1-β₂)·g²;
+                          w -= lr · m/(1-β₁ᵗ) / (√(v/(1-β₂ᵗ)) + eps)
+    partial_rowwise_adam  the same with v = β₂·v + (1-β₂)·Σg²/D
+
+Weight decay puts g + decay·w in the place of g (L2), or, decoupled, takes lr·decay·w off w as well.
+These are FBGEMM's fused sparse optimizers; SGD with momentum or decay and Adagrad with decay, which
+FBGEMM has not, are torch.optim's on the touched rows. State is fp32; rows in fp16 and bf16 are
+rounded to the nearest. The kernel is csrc/include/oper/step/optimizers.h.
+"""
+
+import inspect
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from oper.base import native
+from oper.base.errors import OperError
+from oper.runtime.tables.kernel_structs import DTYPE_CODE
+
+logger = logging.getLogger(__name__)
+
+VALUE_BYTES = 4  # state is float32, whatever the rows are
+
+
+@dataclass(frozen=True)
+class State:
+    """A part of an optimizer's state, float32: [rows, dim], or [rows] where it is row-wise."""
+
+    name: str
+    rowwise: bool = False
+
+    def values(self, dim: int) -> int:
+        """Values of one row."""
+        return 1 if self.rowwise else dim
+
+
+# Named as in TorchRec's KeyedOptimizer ("TABLE.momentum1"): the first is momentum1 everywhere.
+STATES: dict[str, tuple[State, ...]] = {
+    "none": (),
+    "sgd": (),
+    "momentum_sgd": (State("momentum1"),),
+    "adagrad": (State("momentum1"),),
+    "rowwise_adagrad": (State("momentum1", rowwise=True),),
+    "adam": (State("momentum1"), State("exp_avg_sq")),
+    "partial_rowwise_adam": (State("momentum1"), State("exp_avg_sq", rowwise=True)),
+}
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """What a table is trained with. Kind "none" is for frozen tables, which have no step.
+
+    `lr` is the learning rate to begin with. The defaults are FBGEMM's.
+    """
+
+    kind: str = "sgd"
+    lr: float = 0.01
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    decoupled: bool = False  # how the weight decays
+    momentum: float = 0.9
+    betas: tuple[float, float] = (0.9, 0.999)
+
+    def __post_init__(self) -> None:
+        if self.kind not in STATES:
+            raise OperError(f"optimizer {self.kind!r} is none of {', '.join(STATES)}")
+        for beta in self.betas:
+            if not 0 <= beta < 1:
+                raise OperError(
+                    f"optimizer {self.kind}: beta {beta}, and a value in [0, 1) was needed"
+                )
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        """The parts of a slot's state, in the order in which they lie there."""
+        return STATES[self.kind]
+
+    def state_bytes(self, dim: int) -> int:
+        """Bytes of state of a slot."""
+        return VALUE_BYTES * sum(state.values(dim) for state in self.states)
+
+    def state_slices(self, dim: int) -> dict[str, slice]:
+        """Where each part lies in a slot's state, in float32 values."""
+        slices, first = {}, 0
+        for state in self.states:
+            slices[state.name] = slice(first, first + state.values(dim))
+            first += state.values(dim)
+        return slices
+
+    def settings(self, lr: float, step: int) -> list[float]:
+        """What the kernel takes for step number `step`, from 1, at learning rate `lr`."""
+        beta1, beta2 = self.betas
+        correction1 = correction2 = 1.0
+        if self.kind == "momentum_sgd":
+            beta1 = self.momentum
+        if self.kind in ("adam", "partial_rowwise_adam"):
+            if step < 1:
+                raise OperError(f"optimizer {self.kind}: step {step}, and steps count from 1")
+            correction1, correction2 = 1 - beta1**step, 1 - beta2**step
+        l2, decoupled = self.weight_decay, 0.0
+        if self.decoupled:
+            l2, decoupled = decoupled, l2
+        return [
+            lr,
+            self.eps,
+            l2,
+            1 - lr * decoupled,
+            beta1,
+            beta2,
+            lr / correction1,
+            correction2**-0.5,
+        ]
+
+    @classmethod
+    def of_torch(
+        cls,
+        optimizer_class: type[torch.optim.Optimizer],
+        kwargs: Mapping[str, Any],
+        fused_params: Mapping[str, Any] | None = None,
+    ) -> "Optimizer":
+        """The optimizer that `apply_optimizer_in_backward` gave a table.
+
+        As in TorchRec, what `kwargs` leave open is taken from the sharder's `fused_params`, or else
+        from FBGEMM's defaults (learning rate 0.01), not from the class's own. Weight decay is L2
+        for SGD and Adagrad, and decoupled for Adam, as FBGEMM has it.
+
+        Raises:
+            OperError: names a class or a setting that is not supported.
+        """
+        name = optimizer_class.__name__
+        if name not in _CLASSES:
+            raise OperError(
+                f"optimizer {optimizer_class.__module__}.{name} is not supported for tables; take "
+                f"one of {', '.join(_CLASSES)} of torch.optim or torchrec.optim"
+            )
+        given = dict(kwargs)
+        fbgemm = str(given.pop("optimizer", _CLASSES[name]))  # TorchRec notes its choice there
+        if "lr" in given:
+            given["learning_rate"] = given.pop("lr")
+        if "betas" in given:
+            given["beta1"], given["beta2"] = given.pop("betas")
+        arguments = inspect.signature(optimizer_class).parameters
+        for setting in sorted(given.keys() - _FBGEMM_DEFAULTS.keys() - OTHER_SETTINGS):
+            value = given.pop(setting)
+            if setting not in arguments or value != arguments[setting].default:
+                raise _unsupported(setting, value, name)
+        more: dict[str, Any] = {}  # that torch.optim's have and FBGEMM's have not
+        if fbgemm == "exact_sgd" and (momentum := float(given.pop("momentum", 0.0))):
+            more = {"kind": "momentum_sgd", "momentum": momentum}
+        if fbgemm in ("exact_sgd", "exact_adagrad"):
+            more["weight_decay"] = float(given.pop("weight_decay", 0.0))
+        base = {k: v for k, v in (fused_params or {}).items() if k not in given}
+        return replace(cls.of_fused(base | given | {"optimizer": fbgemm}), **more)
+
+    @classmethod
+    def of_fused(cls, fused_params: Mapping[str, Any]) -> "Optimizer":
+        """The optimizer of a TorchRec sharder's `fused_params`, which are FBGEMM's settings.
+
+        Settings of other things, as of caches, are passed over, and so is `stochastic_rounding`,
+        which FBGEMM does not do on CPUs either.
+
+        Raises:
+            OperError: names an optimizer or a setting that is not supported.
+        """
+        given = {k: v for k, v in fused_params.items() if k not in OTHER_SETTINGS}
+        name = str(given.pop("optimizer", "exact_sgd"))
+        if name not in _KINDS:
+            raise OperError(
+                f"optimizer {name} is not supported for tables; take one of {', '.join(_KINDS)}"
+            )
+        kind, reads = _KINDS[name]
+        for setting, value in given.items():
+            if setting in reads or value == _FBGEMM_DEFAULTS.get(setting, _UNKNOWN):
+                continue
+            if setting not in _OF_SOME or (setting, name) == ("momentum", "exact_sgd"):
+                raise _unsupported(setting, value, name)
+            logger.warning("%s=%r has no effect on optimizer %s", setting, value, name)
+        value = _FBGEMM_DEFAULTS | {k: v for k, v in given.items() if k in reads}
+        decay, mode = float(value["weight_decay"]), int(value["weight_decay_mode"])
+        if mode not in (_NO_DECAY, _DECOUPLE) and not (kind == "rowwise_adagrad" and mode == _L2):
+            raise _unsupported("weight_decay_mode", value["weight_decay_mode"], name)
+        if kind == "rowwise_adagrad" and decay and mode == _NO_DECAY:
+            raise OperError(
+                f"weight_decay={decay} has no effect on FBGEMM's {name} without a "
+                "weight_decay_mode; give WeightDecayMode.L2 or .DECOUPLE, or no weight_decay"
+            )
+        return cls(
+            kind=kind,
+            lr=float(value["learning_rate"]),
+            eps=float(value["eps"]),
+            weight_decay=decay,
+            decoupled=decay != 0 and mode != _L2,
+            betas=(float(value["beta1"]), float(value["beta2"])),
+        )
+
+
+# FBGEMM's WeightDecayMode.
+_NO_DECAY, _L2, _DECOUPLE = 0, 1, 2
+
+# FBGEMM's name of each optimizer: its kind here, and the settings it reads.
+_ADAM_READS = {"learning_rate", "eps", "weight_decay", "weight_decay_mode", "beta1", "beta2"}
+_KINDS: dict[str, tuple[str, set[str]]] = {
+    "exact_sgd": ("sgd", {"learning_rate"}),
+    "exact_adagrad": ("adagrad", {"learning_rate", "eps"}),
+    "exact_row_wise_adagrad": ("rowwise_adagrad", _ADAM_READS - {"beta1", "beta2"}),
+    "adam": ("adam", _ADAM_READS),
+    "partial_row_wise_adam": ("partial_rowwise_adam", _ADAM_READS),
+}
+
+# As TorchRec maps the classes of torch.optim and of its own.
+_CLASSES = {
+    "SGD": "exact_sgd",
+    "Adagrad": "exact_adagrad",
+    "RowWiseAdagrad": "exact_row_wise_adagrad",
+    "Adam": "adam",
+    "PartialRowWiseAdam": "partial_row_wise_adam",
+}
+
+# FBGEMM's settings of optimizers; of those that change nothing at their defaults, others than the
+# defaults are refused.
+_FBGEMM_DEFAULTS: dict[str, Any] = {
+    "learning_rate": 0.01,
+    "eps": 1e-8,
+    "momentum": 0.9,
+    "weight_decay": 0.0,
+    "weight_decay_mode": _NO_DECAY,
+    "beta1": 0.9,
+    "beta2": 0.999,
+    "eta": 0.001,
+    "gradient_clipping": False,
+    "max_gradient": 1.0,
+    "max_norm": 0.0,
+    "optimizer_state_dtypes": None,
+    "ensemble_mode": None,
+    "emainplace_mode": None,
+    "counter_based_regularization": None,
+    "cowclip_regularization": None,
+    "global_weight_decay": None,
+    "extra_optimizer_config": None,
+}
+
+# Settings that FBGEMM's other optimizers do not read, whatever their value.
+_OF_SOME = {"eps", "momentum", "beta1", "beta2", "eta", "max_gradient"}
+
+_UNKNOWN = object()
+
+# Settings of `fused_params` that are not an optimizer's: types and checks that the sharder looks
+# after, and what there is on GPUs only.
+OTHER_SETTINGS = {
+    "output_dtype",
+    "weights_precision",
+    "bounds_check_mode",
+    "stochastic_rounding",
+    "cache_algorithm",
+    "cache_load_factor",
+    "cache_precision",
+    "cache_reserved_memory",
+    "cache_sets",
+    "enforce_hbm",
+    "gather_uvm_cache_stats",
+    "multipass_prefetch_config",
+    "prefetch_pipeline",
+    "record_cache_metrics",
+    "stats_reporter_config",
+    "use_experimental_tbe",
+    "uvm_host_mapped",
+    "uvm_non_rowwise_momentum",
+}
+
+
+def _unsupported(setting: str, value: Any, optimizer: str) -> OperError:
+    return OperError(
+        f"{setting}={value!r} is not supported for tables with optimizer {optimizer}; leave it out"
+    )
+
+
+def update_rows(
+    optimizer: Optimizer,
+    slots: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    rows: Tensor,
+    state: Tensor,
+    dim: int,
+    dtype: str,
+    lr: float,
+    step: int,
+) -> int:
+    """Sum the gradients of each row over the lists, in their order, and update the row once.
+
+    Args:
+        slots: of each rank, int64 [n_i], ascending.
+        grads: of each rank, float32 [n_i, dim].
+        rows, state: arenas, uint8 [slots, bytes], written to.
+        dtype: of the rows' values: fp32, fp16 or bf16.
+        lr: the learning rate of this step.
+        step: the number of this step, from 1.
+
+    Returns:
+        The number of rows updated.
+    """
+    return native.ops().update_rows(
+        slots,
+        grads,
+        rows,
+        state,
+        dim,
+        DTYPE_CODE[dtype],
+        optimizer.kind,
+        optimizer.settings(lr, step),
+    )

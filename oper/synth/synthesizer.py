@@ -1,0 +1,166 @@
+"""Synthetic logs: samples drawn from a recipe, batch by batch, as a log's reader would give them.
+
+Each table's popularity law is kept exactly. An id is drawn by inverting the law's distribution
+function, rank = F⁻¹(u) with u uniform, and a seeded bijection of the table's rows turns its rank
+into a row. The samples of a latent class (workloads.CoAccess) draw their first ids' u from a
+stratum of (0, 1), which is as likely as any other.
+
+Drift D: the id of sample s of N has moved with chance D · s / (N - 1). A moved id's rank goes
+through a second bijection first, so that a share D of the accesses at the end of the log belongs
+to an order of popularity that is independent of the one at its beginning, and none at the
+beginning.
+
+Every number is a function of the seed, the table and the batch: threads do not matter.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oper.base import native
+from oper.base.errors import OperError
+from oper.logs.batches.batch import Batch, Jagged, Place
+from oper.synth.label_model import DENSE_COLUMNS, BayesAuc, PlantedModel
+from oper.synth.recipes import Feature, Recipe
+
+Order = Literal["scattered", "frequency", "age"]
+ORDERS: tuple[Order, ...] = ("scattered", "frequency", "age")  # numbered as in scatter.h
+
+# Samples of a batch, and ids in it at most unless it is one sample. Part of what is generated.
+_BATCH_SAMPLES = 1 << 16
+_BATCH_IDS = 1 << 22
+
+
+def stream_key(seed: int, *what: str | int) -> int:
+    """A 63-bit key for a purpose: different ones give independent numbers."""
+    digest = hashlib.blake2b(repr((seed, *what)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+@dataclass(frozen=True)
+class Synthesizer:
+    """A log to be: `samples` of a recipe with a drift, a seed and an order of the ids.
+
+    `order`: row ids scattered over each table (as hashes are), by frequency (hottest row 0), or by
+    age (in order of first appearance, roughly: hot rows come early).
+    """
+
+    recipe: Recipe
+    samples: int
+    drift: float = 0.0
+    seed: int = 0
+    order: Order = "scattered"
+
+    def __post_init__(self) -> None:
+        if self.samples < 1:
+            raise OperError(f"--samples {self.samples}: at least 1 was needed")
+        if not 0 <= self.drift <= 1:
+            raise OperError(f"--drift {self.drift}: a share from 0 to 1 was needed")
+        if self.order not in ORDERS:
+            raise OperError(f"--order {self.order!r}: is none of {', '.join(ORDERS)}")
+
+    @property
+    def batch_samples(self) -> int:
+        """Samples of each batch but the last."""
+        by_ids = int(_BATCH_IDS / max(self.recipe.ids_per_sample, 1e-9))
+        return max(1, min(_BATCH_SAMPLES, by_ids))
+
+    @property
+    def source(self) -> dict[str, Any]:
+        """Where the log comes from, for the record."""
+        return {
+            **self.recipe.source,
+            "samples": self.samples,
+            "drift": self.drift,
+            "seed": self.seed,
+            "order": self.order,
+        }
+
+    def batches(self, auc: BayesAuc | None = None) -> Iterator[Batch]:
+        """The log's samples in order, with label and dense values; `auc` is told their logits."""
+        model = PlantedModel(self.recipe, stream_key(self.seed, "model"))
+        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+            for index, first in enumerate(range(0, self.samples, self.batch_samples)):
+                batch, logits = self._batch(index, first, model, pool)
+                if auc is not None:
+                    auc.add(logits)
+                yield batch
+
+    def place_key(self, table: int) -> int:
+        """The key of the bijection from ranks to rows of a table."""
+        return stream_key(self.seed, "rows", table)
+
+    def moved_share(self, begin: int, end: int) -> float:
+        """The share of accesses of samples begin … end - 1 that have moved, on average."""
+        return self.drift * (begin + end - 1) / 2 / max(1, self.samples - 1)
+
+    def _batch(
+        self, index: int, first: int, model: PlantedModel, pool: ThreadPoolExecutor
+    ) -> tuple[Batch, NDArray[np.float64]]:
+        samples = min(self.batch_samples, self.samples - first)
+        random = np.random.default_rng([self.seed, 0, index])
+        coaccess = self.recipe.coaccess
+        in_class = random.random(samples) < coaccess.share
+        classes = np.where(in_class, random.integers(coaccess.classes, size=samples), -1)
+        positions = np.arange(first, first + samples)
+        moved = self.drift * positions / max(1, self.samples - 1)
+
+        def draw(table: int) -> tuple[Jagged, NDArray[np.float64]]:
+            feature = self.recipe.features[table]
+            random = np.random.default_rng([self.seed, 1 + table, index])
+            ids = self._draw(table, feature, random, classes, moved)
+            return ids, model.effect(table, ids)
+
+        drawn = list(pool.map(draw, range(len(self.recipe.features))))
+        dense = random.standard_normal((samples, len(DENSE_COLUMNS)), dtype=np.float32)
+        logits = model.logits(dense, [effect for _, effect in drawn])
+        names = (f.table.name for f in self.recipe.features)
+        chances = 1 / (1 + np.exp(-logits))
+        batch = Batch(
+            samples=samples,
+            features={name: ids for name, (ids, _) in zip(names, drawn, strict=True)},
+            place=Place(self.recipe.name, first),
+            label=(random.random(samples) < chances).astype(np.float32),
+            dense=dense,
+        )
+        return batch, logits
+
+    def _draw(
+        self,
+        table: int,
+        feature: Feature,
+        random: np.random.Generator,
+        classes: NDArray[np.int64],
+        moved_chance: NDArray[np.float64],
+    ) -> Jagged:
+        """Ids of one feature: `classes` int64 [n], -1 for none; `moved_chance` float64 [n]."""
+        import torch
+
+        ops, samples = native.ops(), len(classes)
+        rows, key = feature.table.rows, self.place_key(table)
+        if feature.varying:
+            lengths = random.poisson(feature.ids, samples).astype(np.int32)
+        else:
+            lengths = np.full(samples, feature.ids, np.int32)
+        shares = random.random(int(lengths.sum()))
+        if self.recipe.coaccess.share > 0:
+            followers = np.flatnonzero((classes >= 0) & (lengths > 0))
+            first_ids = (np.cumsum(lengths) - lengths)[followers]
+            count = self.recipe.coaccess.classes
+            stratum = ops.place_ranks(
+                torch.from_numpy(classes[followers]), count, 0, stream_key(key, "strata"), False
+            )
+            shares[first_ids] = (stratum.numpy() + shares[first_ids]) / count
+        ranks = ops.draw_ranks(torch.from_numpy(shares), rows, *feature.law.arguments)
+        order = ORDERS.index(self.order)
+        values = ops.place_ranks(ranks, rows, order, key, False).numpy()
+        if self.drift:
+            moved = random.random(len(values)) < np.repeat(moved_chance, lengths)
+            values[moved] = ops.place_ranks(ranks[moved], rows, order, key, True).numpy()
+        return Jagged(values, lengths if feature.bagged else None)

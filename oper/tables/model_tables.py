@@ -1,0 +1,83 @@
+"""The tables of a TorchRec model or of its configurations."""
+
+from typing import Any
+
+from oper.base.errors import OperError
+from oper.tables.table import Table
+
+_TORCHREC_DTYPES = {"FP32": "fp32", "FP16": "fp16", "BF16": "bf16", "INT8": "int8"}
+_TORCH_OPTIMIZERS = {
+    "SGD": "sgd",
+    "Adagrad": "adagrad",
+    "RowWiseAdagrad": "rowwise_adagrad",
+    "Adam": "adam",
+    "PartialRowWiseAdam": "partial_rowwise_adam",
+}
+
+
+def tables_of(module: Any, *, optimizer: str = "rowwise_adagrad") -> tuple[Table, ...]:
+    """The tables of every TorchRec embedding (bag) collection in a `torch.nn.Module`.
+
+    Sizes, dtype, pooling and features are the configs'; the optimizer is the one that
+    `apply_optimizer_in_backward` gave the table, else `optimizer`. Ids are dense. OperError where
+    the module holds no collection or a table of a dtype that is not supported.
+    """
+    tables: list[Table] = []
+    for inner in module.modules():
+        if hasattr(inner, "embedding_bag_configs"):
+            configs, weights = inner.embedding_bag_configs(), getattr(inner, "embedding_bags", {})
+        elif hasattr(inner, "embedding_configs"):
+            configs, weights = inner.embedding_configs(), getattr(inner, "embeddings", {})
+        else:
+            continue
+        for config in configs:
+            parameter = weights[config.name].weight if config.name in weights else None
+            tables.append(_table_of(config, _optimizer_of(parameter, optimizer)))
+    if not tables:
+        raise OperError(
+            f"{type(module).__name__}: holds no TorchRec EmbeddingBagCollection or "
+            "EmbeddingCollection; pass a module that does"
+        )
+    repeated = {t.name for t in tables if sum(u.name == t.name for u in tables) > 1}
+    if repeated:
+        raise OperError(
+            f"{type(module).__name__}: several collections have a table {min(repeated)!r}; "
+            "give each table a name of its own"
+        )
+    return tuple(tables)
+
+
+def _table_of(config: Any, optimizer: str) -> Table:
+    dtype = _TORCHREC_DTYPES.get(config.data_type.name)
+    if dtype is None:
+        raise OperError(
+            f"table {config.name!r}: dtype {config.data_type.name}, and one of "
+            f"{', '.join(_TORCHREC_DTYPES)} was needed"
+        )
+    pooling = getattr(config, "pooling", None)
+    return Table(
+        name=config.name,
+        rows=config.num_embeddings,
+        dim=config.embedding_dim,
+        dtype=dtype,
+        optimizer=optimizer,
+        pooling="none" if pooling is None else pooling.name.lower(),
+        features=tuple(config.feature_names),
+    )
+
+
+def _optimizer_of(parameter: Any, default: str) -> str:
+    """The fused optimizer that was put on an unsharded parameter, if any."""
+    classes = getattr(parameter, "_optimizer_classes", None)
+    if not classes:
+        return default
+    name = classes[0].__name__
+    settings = (getattr(parameter, "_optimizer_kwargs", None) or [{}])[0]
+    if name == "SGD" and settings.get("momentum", 0):
+        return "momentum_sgd"
+    if name not in _TORCH_OPTIMIZERS:
+        raise OperError(
+            f"optimizer {name} of a table: its state per row is not known; known are "
+            f"{', '.join(_TORCH_OPTIMIZERS)}"
+        )
+    return _TORCH_OPTIMIZERS[name]

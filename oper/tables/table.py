@@ -1,0 +1,171 @@
+"""Tables: how many rows, how wide, how trained, and which columns of a log index them.
+
+A row of table t takes S bytes as it travels and m bytes where it is stored, which in training
+counts its optimizer state. Rows of all tables are numbered through: GLOBAL ROW ID =
+offsets(tables)[t] + row.
+
+Tables come from a YAML or JSON file, from the configs of a TorchRec module, from a published data
+set by name, or from a log itself (`oper.logs.infer_tables`).
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oper.base.errors import OperError
+
+IdKind = Literal["dense", "hash", "vocab"]
+
+_BYTES_PER_VALUE = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}
+# FBGEMM's row-wise 8-bit tables store an fp32 scale and bias with each row.
+_INT8_EXTRA_BYTES = 8
+# State per row in fp32: values for each of the row's elements, and values for the row as a whole.
+_OPTIMIZER_STATE = {
+    "none": (0, 0),
+    "sgd": (0, 0),
+    "momentum_sgd": (1, 0),
+    "adagrad": (1, 0),
+    "rowwise_adagrad": (0, 1),
+    "adam": (2, 0),
+    "partial_rowwise_adam": (1, 1),
+}
+_STATE_BYTES = 4
+_MOST_ROWS = 2**40  # slots that an address can name
+CHOICES: dict[str, tuple[str, ...]] = {
+    "dtype": tuple(_BYTES_PER_VALUE),
+    "optimizer": tuple(_OPTIMIZER_STATE),
+    "pooling": ("sum", "mean", "none"),
+    "ids": ("dense", "hash", "vocab"),
+}
+
+
+@dataclass(frozen=True)
+class IdRule:
+    """How a raw value of the log becomes a row.
+
+    dense: the value is the row. hash: the value, or a stated hash of a text, modulo the table's
+    rows. vocab: the rank of the value by descending count among those counted at least
+    `min_count` times; all others go to row 0. `missing` is a value that stands for no id; nulls
+    and empty fields always do.
+    """
+
+    kind: IdKind = "dense"
+    min_count: int = 1
+    missing: str | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """One embedding table.
+
+    `rows` is 0 where a log is still to say it (dense: the largest id + 1; vocab: the size of the
+    vocabulary). `features` are the log's columns that index the table; none means the column of
+    the table's own name.
+    """
+
+    name: str
+    rows: int
+    dim: int = 64
+    dtype: str = "fp32"
+    optimizer: str = "rowwise_adagrad"
+    pooling: str = "sum"
+    features: tuple[str, ...] = ()
+    ids: IdRule = IdRule()
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise OperError("a table has an empty name; give it one")
+        if self.rows < 0 or (self.rows == 0 and self.ids.kind == "hash"):
+            raise OperError(f"table {self.name!r}: {self.rows} rows, and at least 1 was needed")
+        if self.rows > _MOST_ROWS:
+            raise OperError(
+                f"table {self.name!r}: {self.rows:,} rows, and at most {_MOST_ROWS:,} are supported"
+            )
+        if self.dim < 1:
+            raise OperError(f"table {self.name!r}: dim {self.dim}, and at least 1 was needed")
+        for field in ("dtype", "optimizer", "pooling"):
+            if getattr(self, field) not in CHOICES[field]:
+                raise OperError(
+                    f"table {self.name!r}: {field} {getattr(self, field)!r} is none of "
+                    f"{', '.join(CHOICES[field])}"
+                )
+        if self.ids.kind not in CHOICES["ids"]:
+            raise OperError(
+                f"table {self.name!r}: ids {self.ids.kind!r} is none of dense, hash, vocab"
+            )
+        if self.ids.min_count < 1:
+            raise OperError(
+                f"table {self.name!r}: min_count {self.ids.min_count}, and at least 1 was needed"
+            )
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The log's columns that index this table."""
+        return self.features or (self.name,)
+
+    @property
+    def row_bytes(self) -> int:
+        """S: bytes of one row as it travels."""
+        extra = _INT8_EXTRA_BYTES if self.dtype == "int8" else 0
+        return self.dim * _BYTES_PER_VALUE[self.dtype] + extra
+
+    def memory_bytes(self, mode: str) -> int:
+        """m: bytes of one stored row, with its optimizer state where `mode` is "training"."""
+        if mode != "training":
+            return self.row_bytes
+        per_value, per_row = _OPTIMIZER_STATE[self.optimizer]
+        return self.row_bytes + _STATE_BYTES * (per_value * self.dim + per_row)
+
+    def describe(self) -> str:
+        """All that tells it from a table of the same name, for errors that compare two."""
+        rule = [self.optimizer, f"ids: {self.ids.kind}"]
+        if self.ids.kind == "vocab":
+            rule.append(f"min_count {self.ids.min_count}")
+        if self.ids.missing is not None:
+            rule.append(f"missing {self.ids.missing}")
+        return (
+            f"{self.rows:,} row{'' if self.rows == 1 else 's'} of dim {self.dim}, {self.dtype} "
+            f"({', '.join(rule)}) for {', '.join(self.columns)}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The table as JSON holds it."""
+        return asdict(self) | {"features": list(self.features)}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> "Table":
+        """The inverse of `to_dict`."""
+        return cls(
+            **{
+                **content,
+                "features": tuple(content["features"]),
+                "ids": IdRule(**content["ids"]),
+            }
+        )
+
+
+def fingerprint(tables: Sequence[Table]) -> str:
+    """Hex SHA-256 over what a plan depends on: two lists of tables with equal ones are alike."""
+    content = [{k: v for k, v in t.to_dict().items() if k != "pooling"} for t in tables]
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def offsets(tables: Sequence[Table]) -> NDArray[np.int64]:
+    """Global row id of each table's row 0, and the number of all rows: int64 [T + 1]."""
+    result = np.zeros(len(tables) + 1, dtype=np.int64)
+    np.cumsum([t.rows for t in tables], out=result[1:])
+    return result
+
+
+def with_missing(tables: Sequence[Table], missing: str | None) -> tuple[Table, ...]:
+    """The tables with `missing` in the rules that name no such value themselves."""
+    return tuple(
+        replace(t, ids=replace(t.ids, missing=missing)) if t.ids.missing is None else t
+        for t in tables
+    )

@@ -1,0 +1,138 @@
+"""A YAML file of tables: how many rows, how wide, how trained, and which columns index them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from oper.base.errors import OperError
+from oper.files.yaml_file import Document, Place
+from oper.tables.published import published_names, published_table
+from oper.tables.table import CHOICES, IdKind, IdRule, Table
+
+
+def load_tables(
+    spec: Path | str,
+    *,
+    dim: int = 64,
+    dtype: str = "fp32",
+    optimizer: str = "rowwise_adagrad",
+    ids: IdKind = "dense",
+) -> tuple[Table, ...]:
+    """The tables of a YAML or JSON file, or of a published data set by name.
+
+    A file is a list of tables, or a mapping of `tables` to that list and `defaults` to what holds
+    for tables that do not say. The arguments hold where neither does. OperError names the file,
+    line, table and value.
+    """
+    base = {"dim": dim, "dtype": dtype, "optimizer": optimizer, "ids": IdRule(ids)}
+    if str(spec) in published_names():
+        return published_table(str(spec), base)
+    path = Path(spec)
+    if not path.is_file():
+        raise OperError(
+            f"--tables {str(spec)!r}: is neither a file nor a published data set "
+            f"({', '.join(published_names())})"
+        )
+    return _from_document(Document.read(path), base)
+
+
+def _from_document(document: Document, base: dict[str, Any]) -> tuple[Table, ...]:
+    content = document.content
+    place: Place = ()
+    if isinstance(content, dict):
+        unknown = set(content) - {"tables", "defaults"}
+        if unknown or "tables" not in content:
+            first = min(map(str, unknown)) if unknown else None
+            document.fail(
+                (first,) if first else (),
+                "is unknown here; `tables` and `defaults` were expected"
+                if first
+                else "has no `tables`; a list of tables was needed",
+            )
+        base = base | _settings(document, ("defaults",), content.get("defaults") or {})
+        content, place = content["tables"], ("tables",)
+    if not isinstance(content, list) or not content:
+        document.fail(place, "is no list of tables; write one entry `- name: …` for each table")
+    tables = tuple(
+        _table(document, (*place, index), entry, base) for index, entry in enumerate(content)
+    )
+    _check_names(document, place, tables)
+    return tables
+
+
+def _table(document: Document, place: Place, entry: Any, base: dict[str, Any]) -> Table:
+    if not isinstance(entry, dict):
+        document.fail(place, f"is {entry!r}, and a mapping with `name` and `rows` was needed")
+    settings = base | _settings(document, place, entry)
+    if "name" not in settings:
+        document.fail(place, "has no name; add `name: …`")
+    if settings["ids"].kind == "hash" and "rows" not in settings:
+        document.fail(place, f"table {settings['name']!r} has no rows; `ids: hash` needs them")
+    try:
+        return Table(**({"rows": 0} | settings))
+    except OperError as error:
+        document.fail(place, str(error))
+
+
+def _settings(document: Document, place: Place, entry: Any) -> dict[str, Any]:
+    """The stated fields of a table, or of the defaults, each checked for its type."""
+    if not isinstance(entry, dict):
+        document.fail(place, f"is {entry!r}, and a mapping was needed")
+    result: dict[str, Any] = {}
+    for key, value in entry.items():
+        here = (*place, str(key))
+        if key in ("rows", "dim"):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                document.fail(here, f"is {value!r}, and a whole number from 1 was needed")
+            result[key] = value
+        elif key == "name":
+            if not isinstance(value, str | int):
+                document.fail(here, f"is {value!r}, and a name was needed")
+            result[key] = str(value)
+        elif key in ("dtype", "optimizer", "pooling"):
+            if value not in CHOICES[key]:
+                document.fail(here, f"is {value!r}; known are {', '.join(CHOICES[key])}")
+            result[key] = value
+        elif key == "features":
+            result[key] = _features(document, here, value)
+        elif key == "ids":
+            result[key] = _rule(document, here, value)
+        else:
+            document.fail(
+                here,
+                "is unknown; a table has name, rows, dim, dtype, optimizer, pooling, features, ids",
+            )
+    return result
+
+
+def _features(document: Document, place: Place, value: Any) -> tuple[str, ...]:
+    names = [value] if isinstance(value, str | int) else value
+    if not isinstance(names, list) or not all(isinstance(n, str | int) for n in names):
+        document.fail(place, f"is {value!r}, and a list of the log's columns was needed")
+    return tuple(map(str, names))
+
+
+def _rule(document: Document, place: Place, value: Any) -> IdRule:
+    fields = {"kind": value} if isinstance(value, str) else value
+    if not isinstance(fields, dict) or fields.get("kind") not in CHOICES["ids"]:
+        document.fail(place, f"is {value!r}; dense, hash or vocab was needed (alone, or as `kind`)")
+    unknown = set(fields) - {"kind", "min_count", "missing"}
+    if unknown:
+        document.fail((*place, min(map(str, unknown))), "is unknown; kind, min_count, missing are")
+    min_count = fields.get("min_count", 1)
+    if not isinstance(min_count, int) or isinstance(min_count, bool) or min_count < 1:
+        document.fail((*place, "min_count"), f"is {min_count!r}; a whole number from 1 was needed")
+    missing = fields.get("missing")
+    return IdRule(fields["kind"], min_count, None if missing is None else str(missing))
+
+
+def _check_names(document: Document, place: Place, tables: Sequence[Table]) -> None:
+    seen: dict[str, int] = {}
+    for index, table in enumerate(tables):
+        if table.name in seen:
+            document.fail(
+                (*place, index),
+                f"names table {table.name!r} again, first in entry {seen[table.name]}; "
+                "names must differ",
+            )
+        seen[table.name] = index

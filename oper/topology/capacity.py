@@ -1,0 +1,106 @@
+"""Capacity: how many bytes of rows each rank may hold.
+
+The paper's heap size, unless one is given (§6.1): with total the bytes m of all rows, x the extra
+memory and w the bytes of each width of row,
+
+    capacity = ⌈total / M · (1 + x)⌉ + Σ w        (one row of each width, as total/M need not be
+                                                    whole rows)
+
+Given are bytes, or factors of total / M.
+"""
+
+import math
+from collections.abc import Sequence
+
+from oper.base.errors import OperError
+from oper.base.units import parse_bytes
+
+# None: the heap size. A float: one factor of total/M for all. A tuple: one value a rank, an int
+# being bytes and a float a factor.
+Capacity = tuple[int | float, ...] | float | None
+
+_LARGEST_FACTOR = 10_000.0  # a larger bare number is taken for bytes that lack their unit
+
+
+def parse_capacity(text: str, ranks: int) -> Capacity:
+    """`64GB`, or `3`, a bare factor of total/ranks; one for all, or one a rank, by commas."""
+    values = [_parse_one(piece.strip()) for piece in text.split(",")]
+    if len(values) == 1:
+        return values[0] if isinstance(values[0], float) else tuple(values * ranks)
+    if len(values) != ranks:
+        raise OperError(
+            f"capacity {text!r}: {len(values)} values, and one, or one for each of {ranks} ranks, "
+            "were needed"
+        )
+    return tuple(values)
+
+
+def rank_capacities(
+    capacity: Capacity,
+    ranks: int,
+    total_bytes: int,
+    extra_memory: float,
+    width_memory_bytes: Sequence[int],
+) -> list[int]:
+    """The bytes each rank may hold, for tables of `total_bytes` whose rows have these widths.
+
+    Raises OperError, with the bytes that are missing and the number of ranks that would do, where
+    not even one copy of every row fits.
+    """
+    if capacity is None:
+        heap = math.ceil(total_bytes / ranks * (1 + extra_memory)) + sum(width_memory_bytes)
+        return [heap] * ranks
+    given = capacity if isinstance(capacity, tuple) else (capacity,) * ranks
+    limits = [c if isinstance(c, int) else int(c * total_bytes / ranks) for c in given]
+    if total_bytes:
+        by_factor = any(isinstance(c, float) for c in given)
+        _check_room(limits, by_factor, total_bytes, width_memory_bytes)
+    return limits
+
+
+def _parse_one(text: str) -> int | float:
+    try:
+        factor = float(text)
+    except ValueError:
+        size = parse_bytes(text, "capacity")
+        if size < 1:
+            raise OperError(f"capacity {text!r}: at least a byte was needed") from None
+        return size
+    if not 0 < factor <= _LARGEST_FACTOR:
+        raise OperError(
+            f"capacity {text!r}: a bare number is a factor of total/ranks, above 0 and at most "
+            f"{_LARGEST_FACTOR:,.0f}; write bytes with their unit, such as 64GB"
+        )
+    return factor
+
+
+def _check_room(
+    limits: Sequence[int], by_factor: bool, total_bytes: int, widths: Sequence[int]
+) -> None:
+    ranks, largest = len(limits), max(limits)
+    if max(widths) > largest:
+        raise OperError(
+            f"capacity: a row of {max(widths):,} bytes (with its optimizer state, in training) "
+            f"fits on no rank, as the largest may hold {largest:,}; give more"
+        )
+    # Rows are whole: what a rank has beyond a multiple of their common measure holds none.
+    step = math.gcd(*widths)
+    usable = [limit // step * step for limit in limits]
+    missing = total_bytes - sum(usable)
+    if missing <= 0:
+        return
+    if by_factor:
+        enough = 1 + ranks * sum(widths) / total_bytes
+        remedy = (
+            "more ranks would not help, as a factor is of total/ranks: on average it must be "
+            f"{enough:.6g}, which is 1 and a row of each width for rounding"
+        )
+    else:
+        needed = ranks - (-missing // max(usable))
+        remedy = f"the smallest number of ranks that would do is {needed}"
+        if len(set(limits)) > 1:
+            remedy += f", if each one added may hold {largest:,}"
+    raise OperError(
+        f"capacity: the tables take {total_bytes:,} bytes and the {ranks} ranks can hold "
+        f"{sum(usable):,} of them in whole rows, {missing:,} too few; {remedy}"
+    )

@@ -1,0 +1,18 @@
+"""What a topology is made of, as presets and files describe it (topology.py checks and uses it)."""
+
+from typing import TypedDict
+
+from oper.base.arrays import Floats
+from oper.topology.capacity import Capacity
+
+
+class Description(TypedDict):
+    """The arguments of `Topology`, which documents them."""
+
+    name: str
+    node_of: tuple[int, ...]
+    link_cost: Floats
+    allreduce_bandwidth: float
+    latency_seconds: float
+    device_memory_bytes: tuple[int, ...] | None
+    capacity: Capacity

@@ -1,0 +1,74 @@
+"""Topologies by name: `dgx-a100`, `NxG-a100`, `cpu:N` (sources: docs/topology.md)."""
+
+import re
+from collections.abc import Sequence
+
+from oper.base.errors import OperError
+from oper.topology.description import Description
+from oper.topology.links import GB, host_memory_bytes, latency_seconds, link_matrix
+
+# Bandwidths of the presets, bytes/s in one direction.
+A100_MEMORY_BYTES = 40 * 10**9
+A100_LOCAL = 1_244 * GB  # 0.8 × 1,555, the peak of the A100 40 GB's memory
+A100_NVSWITCH = 240 * GB  # 300 the line, less about 20 % of protocol
+A100_NVSWITCH_ALLREDUCE = 235 * GB  # NCCL's authors expect about 240 (NVIDIA/nccl #1712)
+A100_PAIR = 80 * GB  # without a switch: four links of 25 between each pair, less protocol
+A100_OTHER_NODE = 19 * GB  # 25 the line; 80 / 19 = 4.21 is the ratio of the paper's cluster
+A100_CLUSTER_ALLREDUCE = 72 * GB  # a model: a ring over four network adapters a node
+H100_MEMORY_BYTES = 80 * 10**9
+H100_LOCAL = 2_680 * GB  # 0.8 × 3,350, the peak of the H100's memory
+H100_NVSWITCH = 370 * GB  # 450 the line (NVIDIA/nccl-tests #212)
+H100_NVSWITCH_ALLREDUCE = 480 * GB  # in the switch (NVLS); a ring gets 370 (nccl-tests #212, #309)
+CPU_LOCAL = 4.5 * GB  # measured: random rows from memory, on the 2 cores of a cloud machine
+CPU_ALLREDUCE = 3 * GB  # a model; `oper topology measure` measures both
+
+MAX_RANKS = 4_096  # a matrix of link costs is then 128 MiB
+
+
+def preset(spec: str) -> Description | None:
+    """The topology of that name; None where there is none."""
+    if spec == "dgx-a100":
+        bandwidth = {"local": A100_LOCAL, "same_node": A100_NVSWITCH}
+        return uniform(spec, [0] * 8, bandwidth, A100_NVSWITCH_ALLREDUCE, A100_MEMORY_BYTES)
+    if spec == "dgx-h100":
+        bandwidth = {"local": H100_LOCAL, "same_node": H100_NVSWITCH}
+        return uniform(spec, [0] * 8, bandwidth, H100_NVSWITCH_ALLREDUCE, H100_MEMORY_BYTES)
+    if match := re.fullmatch(r"(\d+)x(\d+)-a100", spec):
+        nodes, per_node = int(match[1]), int(match[2])
+        _check_ranks(spec, nodes * per_node)
+        bandwidth = {"local": A100_LOCAL, "same_node": A100_PAIR, "other_node": A100_OTHER_NODE}
+        # In one node the ring runs over the pairs' links and meets no network adapter.
+        allreduce = A100_CLUSTER_ALLREDUCE if nodes > 1 else A100_PAIR
+        node_of = [rank // per_node for rank in range(nodes * per_node)]
+        return uniform(spec, node_of, bandwidth, allreduce, A100_MEMORY_BYTES)
+    if match := re.fullmatch(r"cpu:(\d+)", spec):
+        ranks = int(match[1])
+        _check_ranks(spec, ranks)
+        bandwidth = {"local": CPU_LOCAL, "same_node": CPU_LOCAL}
+        memory_bytes = host_memory_bytes() // ranks
+        return uniform(spec, [0] * ranks, bandwidth, CPU_ALLREDUCE, memory_bytes)
+    return None
+
+
+def uniform(
+    name: str,
+    node_of: Sequence[int],
+    bandwidth: dict[str, float],
+    allreduce_bandwidth: float,
+    device_memory_bytes: int,
+) -> Description:
+    """A topology whose links of one kind (KINDS) have one bandwidth, in bytes/s."""
+    return Description(
+        name=name,
+        node_of=tuple(node_of),
+        link_cost=link_matrix(node_of, {kind: 1 / value for kind, value in bandwidth.items()}),
+        allreduce_bandwidth=allreduce_bandwidth,
+        latency_seconds=latency_seconds(node_of),
+        device_memory_bytes=(device_memory_bytes,) * len(node_of),
+        capacity=None,
+    )
+
+
+def _check_ranks(name: str, ranks: int) -> None:
+    if not 1 <= ranks <= MAX_RANKS:
+        raise OperError(f"topology {name}: {ranks} ranks, and 1 to {MAX_RANKS:,} were needed")

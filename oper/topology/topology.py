@@ -1,0 +1,162 @@
+"""Topology: the ranks, the nodes they are on, what they can hold and what their links cost.
+
+`link_cost[i, j]` is L[i][j] of the paper's §3.2: seconds per byte for rank i to read random rows
+of rank j; the diagonal is a rank's own rows. Ranks are bound by their capacity (capacity.py). A
+device's memory binds nothing, as embedding tables share it with much else; a plan that passes it
+is warned about.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oper.base.errors import OperError
+from oper.files.yaml_file import Document
+from oper.topology.capacity import Capacity, parse_capacity, rank_capacities
+from oper.topology.links import GB
+from oper.topology.presets import preset
+from oper.topology.topology_file import parse_topology
+
+PRESETS = ("dgx-a100", "dgx-h100", "2x4-a100", "4x4-a100", "cpu:N")
+
+
+@dataclass(frozen=True, eq=False)
+class Topology:
+    """M ranks on nodes, with their link costs; immutable.
+
+    `allreduce_bandwidth` is NCCL's bus bandwidth in bytes/s, 2(M-1)/M counted; `latency_seconds`
+    that of one hop. `capacity` None is the paper's heap size. `device_memory_bytes` only warns.
+    """
+
+    name: str
+    node_of: tuple[int, ...]
+    link_cost: NDArray[np.float64]
+    allreduce_bandwidth: float
+    latency_seconds: float
+    device_memory_bytes: tuple[int, ...] | None = None
+    capacity: Capacity = None
+
+    def __post_init__(self) -> None:
+        cost = np.array(self.link_cost, dtype=np.float64)
+        if cost.shape != (self.ranks, self.ranks):
+            raise OperError(
+                f"topology {self.name}: link costs of shape {cost.shape}, and {self.ranks} ranks "
+                f"need {self.ranks} × {self.ranks}"
+            )
+        bad = np.argwhere(~((cost > 0) & (cost < np.inf)))
+        if len(bad):
+            reader, source = bad[0]
+            raise OperError(
+                f"topology {self.name}: the link cost of rank {reader} reading from rank {source} "
+                f"is {cost[reader, source]}, and every link needs a positive, finite cost"
+            )
+        cost.setflags(write=False)
+        object.__setattr__(self, "link_cost", cost)
+
+    @property
+    def ranks(self) -> int:
+        return len(self.node_of)
+
+    @property
+    def nodes(self) -> int:
+        return len(set(self.node_of))
+
+    @property
+    def alike(self) -> bool:
+        """Whether every rank looks like every other: renaming ranks within nodes, and nodes,
+        changes neither capacities nor link costs."""
+        capacities = self.capacity if isinstance(self.capacity, tuple) else ()
+        return (
+            len(set(capacities)) <= 1
+            and len(set(Counter(self.node_of).values())) == 1
+            and self._cost_by_kind() is not None
+        )
+
+    @classmethod
+    def load(cls, spec: str) -> "Topology":
+        """A preset's name (`dgx-a100`, `2x4-a100`, `cpu:4`) or the path of a YAML file."""
+        if made := preset(spec):
+            return cls(**made)
+        if not Path(spec).exists() and Path(spec).suffix not in (".yaml", ".yml", ".json"):
+            raise OperError(
+                f"topology {spec!r}: neither a preset ({', '.join(PRESETS)}; any N and G in "
+                "NxG-a100) nor a file; `oper topology measure -o FILE` writes one for this machine"
+            )
+        return cls(**parse_topology(Document.read(spec), Path(spec).stem))
+
+    @classmethod
+    def from_dict(cls, content: Any, source: str = "topology") -> "Topology":
+        """The inverse of `to_dict`; `source` names in errors where the content is from."""
+        return cls(**parse_topology(Document(content, source), source))
+
+    def to_dict(self) -> dict[str, Any]:
+        """What a YAML topology says, costs to the last bit. Device memory is left out: it binds
+        nothing, and of `cpu:N` it is the machine's, while a plan is the same on every machine."""
+        content: dict[str, Any] = {
+            "name": self.name,
+            "node_of": list(self.node_of),
+            "link_cost": self._cost_by_kind() or self.link_cost.tolist(),
+            "allreduce_bandwidth": self.allreduce_bandwidth,
+            "latency_seconds": self.latency_seconds,
+        }
+        if isinstance(self.capacity, tuple):
+            values = [f"{c}B" if isinstance(c, int) else c for c in self.capacity]
+            same_bytes = len(set(values)) == 1 and isinstance(self.capacity[0], int)
+            content["capacity"] = values[0] if same_bytes else values
+        elif self.capacity is not None:
+            content["capacity"] = self.capacity
+        return content
+
+    def with_capacity(self, text: str) -> "Topology":
+        """The same with the capacity of `--capacity`: see `parse_capacity`."""
+        return replace(self, capacity=parse_capacity(text, self.ranks))
+
+    def capacities(
+        self, total_bytes: int, extra_memory: float, width_memory_bytes: Sequence[int]
+    ) -> NDArray[np.int64]:
+        """The bytes that each rank may hold, int64 [M], for tables of `total_bytes` in all.
+
+        `width_memory_bytes`: the bytes m of one row of each width. Raises OperError, with the
+        bytes that are missing and the number of ranks that would do, where not even one copy of
+        every row fits.
+        """
+        return np.array(
+            rank_capacities(
+                self.capacity, self.ranks, total_bytes, extra_memory, width_memory_bytes
+            ),
+            dtype=np.int64,
+        )
+
+    def memory_warning(self, memory_bytes: Sequence[float] | NDArray[Any]) -> str | None:
+        """A sentence where what the ranks are to hold (bytes, [M]) passes their device's memory."""
+        if self.device_memory_bytes is None:
+            return None
+        have = np.array(self.device_memory_bytes, dtype=np.float64)
+        over = np.asarray(memory_bytes, dtype=np.float64) - have
+        if not (over > 0).any():
+            return None
+        rank = int(over.argmax())
+        return (
+            f"rank {rank} is to hold {(have + over)[rank] / GB:,.1f} GB of rows and has "
+            f"{have[rank] / GB:,.1f} GB of memory ({self.name}): it will not fit without more "
+            "ranks, narrower rows or a host tier"
+        )
+
+    def masks(self) -> dict[str, NDArray[np.bool_]]:
+        """Which pairs (reader, source), bool [M, M], are `local`, `same_node`, `other_node`."""
+        node_of = np.array(self.node_of)
+        own = np.eye(self.ranks, dtype=bool)
+        same = node_of[:, None] == node_of[None]
+        return {"local": own, "same_node": same & ~own, "other_node": ~same}
+
+    def _cost_by_kind(self) -> dict[str, float] | None:
+        """The one cost of each kind of link there is; None where links of a kind differ."""
+        costs = {kind: self.link_cost[mask] for kind, mask in self.masks().items() if mask.any()}
+        if any(values.min() < values.max() for values in costs.values()):
+            return None
+        return {kind: float(values[0]) for kind, values in costs.items()}

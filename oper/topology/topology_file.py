@@ -1,0 +1,172 @@
+"""A topology's YAML (docs/topology.md): what it must hold, and errors that name file, line and key.
+
+Also reads the same content from a plan's JSON. Bandwidths are bytes per second in one direction,
+and L = 1 / bandwidth.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oper.base.errors import OperError
+from oper.base.units import parse_bytes
+from oper.files.yaml_file import Document, Place
+from oper.topology.capacity import Capacity, parse_capacity
+from oper.topology.description import Description
+from oper.topology.links import KINDS, latency_seconds, link_matrix
+from oper.topology.presets import MAX_RANKS
+
+_KEYS = (
+    "name",
+    "node_of",
+    "bandwidth",
+    "link_cost",
+    "allreduce_bandwidth",
+    "latency_seconds",
+    "device_memory",
+    "capacity",
+)
+
+
+def parse_topology(document: Document, default_name: str) -> Description:
+    """The topology that `document` describes, named `default_name` unless it says otherwise."""
+    content = document.content
+    if not isinstance(content, dict):
+        needed = f"a mapping of {', '.join(_KEYS)} was needed"
+        document.fail((), f"holds {_called(content)}, and {needed}")
+    _check_keys(document, (), _KEYS)
+    for key in ("node_of", "allreduce_bandwidth"):
+        if content.get(key) is None:
+            document.fail((), f"has no {key}; see docs/topology.md")
+    node_of = _node_of(document)
+    ranks = len(node_of)
+    latency = content.get("latency_seconds")
+    if latency is not None:
+        latency = _positive(document, ("latency_seconds",), latency, "seconds")
+    return Description(
+        name=str(content.get("name", default_name)),
+        node_of=node_of,
+        link_cost=_link_cost(document, node_of),
+        allreduce_bandwidth=_rate(document, ("allreduce_bandwidth",)),
+        latency_seconds=latency or latency_seconds(node_of),
+        device_memory_bytes=_device_memory(document, ranks),
+        capacity=_capacity(document, ranks),
+    )
+
+
+def _node_of(document: Document) -> tuple[int, ...]:
+    given = document.content["node_of"]
+    if not isinstance(given, list) or not 1 <= len(given) <= MAX_RANKS:
+        needed = f"the node of each of 1 to {MAX_RANKS:,} ranks, such as [0, 0, 1, 1], was needed"
+        document.fail(("node_of",), f"is {_called(given)}, and {needed}")
+    for rank, node in enumerate(given):
+        if type(node) is not int or node < 0:
+            document.fail(("node_of", rank), f"is {node!r}, and a node's number was needed")
+    return tuple(given)
+
+
+def _link_cost(document: Document, node_of: tuple[int, ...]) -> NDArray[np.float64]:
+    """The matrix from `bandwidth` (bytes/s) or `link_cost` (s/byte), by kind or for each pair."""
+    content = document.content
+    present = [key for key in ("bandwidth", "link_cost") if content.get(key) is not None]
+    if len(present) != 1:
+        document.fail((), "needs one of bandwidth and link_cost, not both or none")
+    key = present[0]
+    ranks = len(node_of)
+
+    def cost(*place: str | int) -> float:
+        if key == "bandwidth":
+            return 1 / _rate(document, (key, *place))
+        return _positive(document, (key, *place), _at(document, (key, *place)), "seconds per byte")
+
+    if isinstance(content[key], dict):
+        _check_keys(document, (key,), KINDS)
+        needed = ["local"]
+        if len(set(node_of)) < ranks:
+            needed.append("same_node")
+        if len(set(node_of)) > 1:
+            needed.append("other_node")
+        for kind in needed:
+            if content[key].get(kind) is None:
+                document.fail((key,), f"has no {kind!r}, and these nodes have links of that kind")
+        return link_matrix(node_of, {kind: cost(kind) for kind in needed})
+    matrix = np.zeros((ranks, ranks))
+    _check_length(document, (key,), content[key], ranks, "rows, one for each reading rank")
+    for reader in range(ranks):
+        row = content[key][reader]
+        _check_length(document, (key, reader), row, ranks, "links, one for each rank read from")
+        matrix[reader] = [cost(reader, source) for source in range(ranks)]
+    return matrix
+
+
+def _device_memory(document: Document, ranks: int) -> tuple[int, ...] | None:
+    given = document.content.get("device_memory")
+    if given is None:
+        return None
+    values = given if isinstance(given, list) else [given] * ranks
+    _check_length(document, ("device_memory",), values, ranks, "sizes, one for each rank")
+    return tuple(
+        parse_bytes(str(value), f"{document.where(('device_memory',))} of rank {rank}")
+        for rank, value in enumerate(values)
+    )
+
+
+def _capacity(document: Document, ranks: int) -> Capacity:
+    given = document.content.get("capacity")
+    if given is None:
+        return None
+    if isinstance(given, list):
+        _check_length(document, ("capacity",), given, ranks, "values, one for each rank")
+    try:
+        return parse_capacity(
+            ",".join(map(str, given if isinstance(given, list) else [given])), ranks
+        )
+    except OperError as error:
+        raise OperError(f"{document.where(('capacity',))}: {error}") from error
+
+
+def _check_keys(document: Document, place: Place, known: Sequence[str]) -> None:
+    for key in _at(document, place):
+        if key not in known:
+            document.fail((*place, str(key)), f"is no key; known here: {', '.join(known)}")
+
+
+def _check_length(document: Document, place: Place, given: Any, length: int, what: str) -> None:
+    if not isinstance(given, list) or len(given) != length:
+        found = f"{len(given)}" if isinstance(given, list) else _called(given)
+        document.fail(place, f"has {found}, and {length} {what}, were needed")
+
+
+def _rate(document: Document, place: Place) -> float:
+    """A bandwidth in bytes/s: a bare number, or a size such as `240GB/s`."""
+    given = _at(document, place)
+    if isinstance(given, str) and given.strip().endswith("/s"):
+        given = parse_bytes(given.strip().removesuffix("/s"), document.where(place))
+    return _positive(document, place, given, "bytes per second, such as 240e9 or 240GB/s")
+
+
+def _positive(document: Document, place: Place, given: Any, what: str) -> float:
+    if given is None:
+        document.fail(place, f"is missing, and {what} were needed")
+    try:
+        # Text too, as YAML takes 1e9 for a string and only 1.0e+9 for a number.
+        value = float(given) if isinstance(given, int | float | str) else math.nan
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        document.fail(place, f"is {given!r}, and a positive number of {what} was needed")
+    return value
+
+
+def _at(document: Document, place: Place) -> Any:
+    value = document.content
+    for step in place:
+        value = value[step]
+    return value
+
+
+def _called(value: Any) -> str:
+    return "nothing" if value is None else f"{type(value).__name__} {str(value)[:40]!r}"

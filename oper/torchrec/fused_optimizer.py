@@ -1,0 +1,106 @@
+"""The optimizers of a module's tables as TorchRec sees them: KeyedOptimizers that step in backward.
+
+One for each bucket (tables with the same settings). Learning rates are set through `param_groups`
+and taken over by `step` and `zero_grad`, as of TorchRec's own; schedules and warm-up work. State
+dicts have TorchRec's keys: `embedding_bags.TABLE.weight` -> `TABLE.momentum1`, `TABLE.exp_avg_sq`;
+Adam's number of steps, without which training could not go on from a checkpoint exactly, stands
+beside them as `TABLE.iter`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torchrec.optim.fused import FusedOptimizer
+
+from oper.base.errors import OperError
+from oper.runtime.engine import EmbeddingEngine
+from oper.runtime.tables.optimizers import State
+from oper.torchrec.state_dict import STEPS, TableBlocks
+
+
+class TableState:
+    """A state of one table's optimizer, as a value in an optimizer's `state`.
+
+    CombinedOptimizer reads and loads what has these two methods through them, and everything else
+    as it is.
+    """
+
+    def __init__(self, blocks: TableBlocks, table: int, state: State) -> None:
+        self._blocks, self._table, self._state = blocks, table, state
+
+    def state_dict(self) -> Any:
+        """A copy, in blocks of rows: see TableBlocks."""
+        return self._blocks.read([self._table], self._state)[0]
+
+    def load_state_dict(self, value: Any) -> None:
+        self._blocks.write({self._table: value}, self._state)
+
+
+class StepCount:
+    """The number of steps that Adam's bias corrections go by, as a state of one table."""
+
+    def __init__(self, blocks: TableBlocks, table: int) -> None:
+        self._blocks, self._table = blocks, table
+
+    def state_dict(self) -> torch.Tensor:
+        return self._blocks.read_steps(self._table)
+
+    def load_state_dict(self, value: torch.Tensor) -> None:
+        self._blocks.write_steps(value)
+
+
+class BucketOptimizer(FusedOptimizer):
+    """The optimizer of tables that share settings.
+
+    `params` maps keys to parameters, which are empty and stand for the tables that `tables` gives
+    by number.
+    """
+
+    def __init__(
+        self,
+        engine: EmbeddingEngine,
+        blocks: TableBlocks,
+        bucket: int,
+        params: Mapping[str, nn.Parameter],
+        tables: Mapping[str, int],
+    ) -> None:
+        self._engine, self._bucket = engine, bucket
+        settings = engine.buckets[bucket].optimizer
+        state: dict[Any, Any] = {}
+        for key, parameter in params.items():
+            table = tables[key]
+            name = engine.plan.tables[engine.tables[table].index].name
+            state[parameter] = {
+                f"{name}.{part.name}": TableState(blocks, table, part) for part in settings.states
+            }
+            if settings.kind in ("adam", "partial_rowwise_adam"):
+                state[parameter][f"{name}.{STEPS}"] = StepCount(blocks, table)
+        group = {"params": list(params.values()), "lr": engine.learning_rates[bucket]}
+        super().__init__(dict(params), state, [group])
+
+    def step(self, closure: Any = None) -> None:
+        """Take over the learning rate; rows were updated in backward."""
+        self._take_learning_rate()
+
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        self._take_learning_rate()
+
+    def set_optimizer_step(self, step: int) -> None:
+        """The number of steps taken so far, for Adam."""
+        self._engine.optimizer_steps = step
+
+    def update_hyper_parameters(self, params_dict: Mapping[str, Any]) -> None:
+        """Set the learning rate, `lr`."""
+        if set(params_dict) - {"lr"}:
+            raise OperError(
+                f"{', '.join(sorted(set(params_dict) - {'lr'}))}: cannot be changed while training;"
+                " only lr can"
+            )
+        if "lr" in params_dict:
+            self.param_groups[0]["lr"] = params_dict["lr"]
+            self._take_learning_rate()
+
+    def _take_learning_rate(self) -> None:
+        self._engine.learning_rates[self._bucket] = float(self.param_groups[0]["lr"])

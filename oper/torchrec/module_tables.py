@@ -1,0 +1,149 @@
+"""The tables of a TorchRec model, found in a plan by name, and what trains each of them.
+
+A plan places tables; a model has collections of them, each of which gets its part of the plan
+(plan_subset.py). They meet by the tables' names: sizes and dtypes must be those of the plan, but
+that a plan for inference may have int8 for any table, whose rows are then quantised. The optimizer
+is the one that `apply_optimizer_in_backward` gave a table's parameter, over the sharder's fused
+parameters, as in TorchRec.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+
+from oper.base.errors import OperError
+from oper.plan.plan import Plan
+from oper.plan.plan_subset import part_of
+from oper.runtime.tables.buckets import NO_OPTIMIZER, EmbeddingTable
+from oper.runtime.tables.optimizers import Optimizer
+from oper.tables.model_tables import tables_of
+
+_log = logging.getLogger(__name__)
+
+# What a config may ask for that no row of ours can give.
+_UNSUPPORTED = ("use_virtual_table", "enable_embedding_update", "num_embeddings_post_pruning")
+
+
+def collections(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """The collections of a model that a sharder of ours takes, by their path.
+
+    By their exact type, as TorchRec's DistributedModelParallel looks for a sharder.
+    """
+    for path, inner in module.named_modules():
+        if type(inner) in (EmbeddingBagCollection, EmbeddingCollection):
+            yield path, inner
+
+
+def configs(collection: Any) -> Sequence[Any]:
+    """The configs of a collection's tables, in order."""
+    if isinstance(collection, EmbeddingBagCollection):
+        return collection.embedding_bag_configs()
+    return collection.embedding_configs()
+
+
+def parameters(collection: Any) -> dict[str, nn.Parameter]:
+    """The weight of each table by its name."""
+    bags = isinstance(collection, EmbeddingBagCollection)
+    tables = collection.embedding_bags if bags else collection.embeddings
+    return {name: table.weight for name, table in tables.items()}
+
+
+def paths_of_tables(found: Iterable[tuple[str, Any]]) -> dict[str, str]:
+    """The path of the collection that has each table, by the table's name. A plan knows tables by
+    nothing else: OperError where two collections have one of the same name."""
+    paths: dict[str, str] = {}
+    for path, collection in found:
+        for config in configs(collection):
+            if config.name in paths:
+                raise OperError(
+                    f"table {config.name!r}: {paths[config.name]!r} and {path!r} both have one of "
+                    "that name, by which a plan tells tables apart; give each its own"
+                )
+            paths[config.name] = path
+    return paths
+
+
+def check_tables(plan: Plan, collection: Any) -> None:
+    """OperError where a plan lacks a table of a collection or has one of another size or dtype, or
+    a config asks for what is not supported."""
+    for config, mine in zip(configs(collection), tables_of(collection), strict=True):
+        planned = plan.tables[plan.table_index(config.name)]
+        for name in _UNSUPPORTED:
+            if getattr(config, name, None):
+                raise OperError(
+                    f"table {config.name!r}: its config sets {name}, which OPER does not support; "
+                    "leave the table to a sharder of TorchRec's, or unset it"
+                )
+        serves_int8 = planned.dtype == "int8" and not plan.workload.training
+        dtype = mine.dtype if serves_int8 else planned.dtype
+        if (planned.rows, planned.dim, dtype) != (mine.rows, mine.dim, mine.dtype):
+            why = ""
+            if planned.dtype == "int8" and plan.workload.training:
+                why = " (int8 rows are not trained: for those, plan with --mode inference)"
+            raise OperError(
+                f"table {mine.name!r}: the plan has {planned.rows:,} rows of dim {planned.dim}, "
+                f"{planned.dtype}, and the model {mine.rows:,} of dim {mine.dim}, {mine.dtype}; "
+                f"plan for the tables of this model{why}"
+            )
+
+
+def match_tables(
+    plan: Plan, collection: Any, fused_params: Mapping[str, Any] | None
+) -> tuple[Plan, list[EmbeddingTable]]:
+    """The part of a plan that a collection's engine takes, and its tables; raises as `check_tables`
+    does."""
+    check_tables(plan, collection)
+    plan = part_of(plan, [plan.table_index(config.name) for config in configs(collection)])
+    weights, found = parameters(collection), []
+    for config in configs(collection):
+        index = plan.table_index(config.name)
+        pooling = getattr(config, "pooling", None)
+        optimizer = optimizer_of(weights[config.name], fused_params)
+        found.append(
+            EmbeddingTable(
+                index=index,
+                features=tuple(config.feature_names),
+                pooling="none" if pooling is None else pooling.name.lower(),
+                optimizer=optimizer,
+            )
+        )
+    if plan.workload.training:
+        _warn_of_other_optimizers(plan, found)
+    return plan, found
+
+
+def optimizer_of(parameter: Any, fused_params: Mapping[str, Any] | None) -> Optimizer:
+    """What trains a table: none where its parameter is frozen, else the optimizer put on it by
+    `apply_optimizer_in_backward`, else the fused parameters' (SGD where they name none)."""
+    if not parameter.requires_grad:
+        return NO_OPTIMIZER
+    classes = getattr(parameter, "_optimizer_classes", [])
+    if not classes:
+        return Optimizer.of_fused(fused_params or {})
+    if len(classes) > 1:
+        raise OperError(
+            f"{len(classes)} optimizers were put on one table "
+            f"({', '.join(c.__name__ for c in classes)}), and at most one is supported"
+        )
+    return Optimizer.of_torch(classes[0], parameter._optimizer_kwargs[0], fused_params)
+
+
+def _warn_of_other_optimizers(plan: Plan, tables: Iterable[EmbeddingTable]) -> None:
+    names: dict[tuple[str, str], list[str]] = {}
+    for table in tables:
+        planned, kind = plan.tables[table.index], table.optimizer.kind
+        if kind not in ("none", planned.optimizer):
+            names.setdefault((planned.optimizer, kind), []).append(planned.name)
+    for (planned_for, kind), of in names.items():
+        _log.warning(
+            "%s%s: the plan was made for %s, and %s is what trains; the plan's balance of memory "
+            "does not hold for it (apply_optimizer_in_backward and the sharder's fused_params say "
+            "what trains)",
+            f"table {of[0]!r}",
+            f" and {len(of) - 1} more" if len(of) > 1 else "",
+            planned_for,
+            kind,
+        )

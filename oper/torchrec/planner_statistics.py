@@ -1,0 +1,105 @@
+"""The statistics that TorchRec's planner logs, of a plan of OPER's."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from oper.plan.bitmap import listed_before
+from oper.plan.plan import Plan
+
+_WIDTH = 100
+_MOST_RANKS = 64
+
+
+def planner_statistics(plan: Plan, tables: Mapping[str, str], seconds: float) -> list[str]:
+    """The lines of the report: per rank, per table, and what holds for the plan as a whole.
+
+    `tables` are the tables' paths in the model by their names; `seconds` the planning took.
+    """
+    figures, ranks = plan.figures, plan.ranks
+    gap = plan.certificate.get("certified_gap")
+    proof = "" if gap is None else f", certified within {100 * gap:.3g} % of the least time"
+    batch = plan.workload.batch_size
+    moved = {name: value / 1e6 for name, value in figures["communication_bytes"].items()}
+    lines = ["#" * _WIDTH, *_boxed(["--- Planner Statistics ---"], center=True)]
+    lines += _boxed([f"--- OPER, ran for {seconds:.2f}s{proof} ---", "-" * (_WIDTH - 4)], True)
+    lines += _boxed(_rank_table(plan))
+    lines += _boxed(
+        [
+            "",
+            "Perf: Total perf (Lookup, Fetch, Gradients and update), predicted",
+            "Memory: rows and optimizer state, of the capacity; Served, Fetched: per iteration",
+            "",
+            "Parameter Info:",
+            *_table_table(plan, tables),
+            "",
+            f"Batch Size: {batch // ranks} per rank, {batch} over {ranks} ranks; "
+            f"mode {plan.workload.mode}, fetch {plan.workload.fetch}",
+            f"Copies of rows: {figures['extra_memory_ratio']:.2%} of the tables' memory; "
+            f"AllReduce of their gradients: {figures['allreduce_method']}",
+            f"Moved per iteration, all ranks: fetch {moved['fetch']:.3f} MB, gradients "
+            f"{moved['gradient']:.3f} MB, AllReduce {moved['allreduce']:.3f} MB",
+        ]
+    )
+    return [*lines, "#" * _WIDTH]
+
+
+def _rank_table(plan: Plan) -> list[str]:
+    figures = plan.figures
+    rows = []
+    for rank in range(min(plan.ranks, _MOST_RANKS)):
+        total = figures["rank_seconds"][rank]
+        lookup = figures["lookup_seconds"][rank]
+        fetch = sum(figures["link_seconds"][rank])
+        memory, capacity = figures["memory_bytes"][rank], figures["capacity_bytes"][rank]
+        parts = (lookup, fetch, total - lookup - fetch)
+        rows.append(
+            [
+                rank,
+                f"{memory / 1e6:,.2f} ({memory / capacity:.0%})",
+                f"{figures['lookups'][rank]:,.0f}",
+                f"{sum(figures['link_bytes'][rank]) / 1e6:.3f}",
+                f"{total * 1e3:.3f} ({', '.join(f'{part * 1e3:.3f}' for part in parts)})",
+            ]
+        )
+    table = _table(["Rank", "Memory (MB)", "Served (rows)", "Fetched (MB)", "Perf (ms)"], rows)
+    left_out = plan.ranks - len(rows)
+    return table + ([f"… and {left_out} more ranks"] if left_out else [])
+
+
+def _table_table(plan: Plan, paths: Mapping[str, str]) -> list[str]:
+    listed, copied = _listed_rows(plan)
+    rows = [
+        [
+            f"{paths[table.name]}.{table.name}".removeprefix("."),
+            f"{table.rows:,}",
+            table.dim,
+            table.dtype,
+            f"{listed[t]:,}",
+            f"{copied[t]:,}",
+            table.optimizer,
+        ]
+        for t, table in enumerate(plan.tables)
+    ]
+    return _table(["FQN", "Rows", "Dim", "Dtype", "Placed singly", "Replicated", "Optimizer"], rows)
+
+
+def _listed_rows(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of each table that are placed one by one, and those of them with several copies."""
+    layout = plan.layout
+    first = np.append(listed_before(layout.bitmap, layout.line_offset[:-1]), len(layout.codes))
+    group = (layout.codes.astype(np.uint64) & np.uint64((1 << layout.group_bits) - 1)).astype(int)
+    copied = np.append(0, np.cumsum(layout.holds.sum(axis=1)[group] > 1))
+    return np.diff(first), np.diff(copied[first])
+
+
+def _table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """Headers, rules and cells, each column as wide as its widest cell."""
+    cells = [list(headers), *([str(cell) for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    cells.insert(1, ["-" * width for width in widths])
+    return ["  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in cells]
+
+
+def _boxed(lines: Iterable[str], center: bool = False) -> list[str]:
+    return [f"# {line:{'^' if center else '<'}{_WIDTH - 4}} #" for line in lines]

@@ -1,0 +1,259 @@
+"""Collections of TorchRec sharded by rows: what its DistributedModelParallel puts in their places.
+
+A batch goes through `input_dist` (ids become addresses and are sorted, which a pipeline does while
+the batch before trains), `compute` (all tables in one lookup) and `output_dist`. All the work is
+the engine's (engine.py); parameters and state dicts have TorchRec's names. The parameters
+themselves are empty: rows lie in the heaps of all ranks, where the plan put them.
+"""
+
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torchrec.distributed.embedding_sharding import KJTListSplitsAwaitable
+from torchrec.distributed.embedding_types import KJTList, ShardedEmbeddingModule
+from torchrec.distributed.types import LazyAwaitable, LazyGetItemMixin, LazyNoWait, NoWait
+from torchrec.modules.embedding_modules import (
+    EmbeddingBagCollection,
+    EmbeddingCollection,
+    get_embedding_names_by_table,
+)
+from torchrec.optim.fused import EmptyFusedOptimizer, FusedOptimizerModule
+from torchrec.optim.keyed import CombinedOptimizer
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+from torchrec.sparse.tensor_dict import maybe_td_to_kjt
+from torchrec.streamable import Multistreamable
+
+from oper.base.errors import OperError
+from oper.runtime import fill_tables
+from oper.runtime.engine import EmbeddingEngine
+from oper.runtime.step.batch import PreparedBatch
+from oper.torchrec import module_tables
+from oper.torchrec.fused_optimizer import BucketOptimizer
+from oper.torchrec.state_dict import TableBlocks
+
+
+@dataclass
+class BatchContext(Multistreamable):
+    """What `output_dist` needs of a batch beside its rows."""
+
+    features: KeyedJaggedTensor | None = None
+    batch: PreparedBatch | None = None
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Nothing is on another stream."""
+
+
+class _ShardedByRows(ShardedEmbeddingModule, FusedOptimizerModule):
+    """What both collections share. `module` is the unsharded one.
+
+    A module on the meta device gets initial rows by its configs' `init_fn`, the same for any plan
+    and number of ranks; a module with weights keeps those of rank 0.
+    """
+
+    _collection: str  # TorchRec's name of the tables in parameters' keys
+
+    def __init__(self, module: nn.Module, engine: EmbeddingEngine, group: dist.ProcessGroup | None):
+        super().__init__()
+        self._engine, self._blocks = engine, TableBlocks(engine, group)
+        self._configs = list(module_tables.configs(module))
+        self.add_module(self._collection, nn.ModuleDict())
+        self._weights = [self._add_parameter(config.name) for config in self._configs]
+        self._optimizer = CombinedOptimizer(
+            [("", self._bucket_optimizer(b)) for b, x in enumerate(engine.buckets) if x.trained]
+        )
+        self._set_initial_rows(module)
+        self._register_state_dict_hook(_give_tables)
+        self.register_load_state_dict_pre_hook(_take_tables)
+
+    @property
+    def engine(self) -> EmbeddingEngine:
+        """The engine, with its counters."""
+        return self._engine
+
+    @property
+    def fused_optimizer(self) -> CombinedOptimizer:
+        """The tables' optimizers."""
+        return self._optimizer
+
+    def create_context(self) -> BatchContext:
+        """The context of a batch."""
+        return BatchContext()
+
+    def forward(self, features: Any) -> LazyAwaitable[Any]:
+        """A batch from ids to rows, without the waits that pipelines put between its stages."""
+        ctx = self.create_context()
+        ctx.features = maybe_td_to_kjt(features)
+        return self.compute_and_output_dist(ctx, KJTList([self._engine.prepare(ctx.features)]))
+
+    def input_dist(self, ctx: BatchContext, features: Any) -> Any:
+        """Translate and sort a batch; nothing travels yet."""
+        ctx.features = maybe_td_to_kjt(features)
+        batch = self._engine.prepare(ctx.features)
+        return KJTListSplitsAwaitable([NoWait(NoWait(batch))], ctx)
+
+    def compute(self, ctx: BatchContext, dist_input: KJTList) -> torch.Tensor:
+        """Look up the rows of a batch, [samples, columns], or flat where they are not pooled."""
+        if self.training and torch.is_grad_enabled() and not self._engine.training:
+            raise OperError(
+                "the plan was made for inference, and the model is in training mode; call "
+                "model.eval() or torch.no_grad(), or make a plan with --mode training"
+            )
+        ctx.batch = dist_input[0]
+        return self._engine.lookup(ctx.batch)
+
+    def reset_parameters(self) -> None:
+        """Give all rows the initial values of their configs' `init_fn`. For all ranks to call."""
+        fills = [config.init_fn for config in self._configs]
+        fill_tables.fill_tables(self._engine, fills)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
+        # DistributedModelParallel.copy copies models while tensors stay as they are, and so do
+        # the tables then; a second set of them is not to be had.
+        probe = torch.empty(0)
+        if probe.__deepcopy__({}) is probe:
+            return self
+        raise self._cannot_be("copied")
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise self._cannot_be("pickled")
+
+    def _cannot_be(self, done: str) -> OperError:
+        return OperError(
+            f"{type(self).__name__}: its rows lie in memory that all ranks share, and cannot be "
+            f"{done}; save a checkpoint of its state_dict(), and load it into a second model"
+        )
+
+    def _add_parameter(self, table: str) -> nn.Parameter:
+        parameter = nn.Parameter(torch.empty(0))
+        holder = nn.Module()
+        holder.register_parameter("weight", parameter)
+        getattr(self, self._collection)[table] = holder
+        return parameter
+
+    def _key(self, table: int) -> str:
+        return f"{self._collection}.{self._configs[table].name}.weight"
+
+    def _bucket_optimizer(self, bucket: int) -> BucketOptimizer:
+        tables = self._engine.buckets[bucket].tables
+        return BucketOptimizer(
+            self._engine,
+            self._blocks,
+            bucket,
+            {self._key(t): self._weights[t] for t in tables},
+            {self._key(t): t for t in tables},
+        )
+
+    def _mark_parameters(self) -> None:
+        """Tell the user's dense optimizer that these parameters have optimizers of their own."""
+        # A parameter and its optimizer hold each other: that the rows be freed with the module, and
+        # not when the garbage is collected, they must not hold the engine.
+        engine: Any = weakref.proxy(self._engine)
+        blocks: Any = weakref.proxy(self._blocks)
+        for bucket, content in enumerate(self._engine.buckets):
+            for table in content.tables:
+                weight: Any = self._weights[table]
+                weight._in_backward_optimizers = [
+                    BucketOptimizer(engine, blocks, bucket, {"": weight}, {"": table})
+                    if content.trained
+                    else EmptyFusedOptimizer()
+                ]
+
+    def _set_initial_rows(self, module: nn.Module) -> None:
+        self._mark_parameters()
+        weights = module_tables.parameters(module)
+        if all(weight.is_meta for weight in weights.values()):
+            self.reset_parameters()
+        else:
+            given = [weights[config.name].detach() for config in self._configs]
+            fill_tables.copy_tables(self._engine, given)
+
+
+class _Pooled(LazyGetItemMixin[str, torch.Tensor], LazyNoWait[KeyedTensor]):
+    """A KeyedTensor where TorchRec's modules expect one that has to be waited for."""
+
+
+class OperShardedEmbeddingBagCollection(_ShardedByRows):
+    """An EmbeddingBagCollection whose rows are where a plan put them."""
+
+    _collection = "embedding_bags"
+
+    def __init__(self, module: EmbeddingBagCollection, engine: EmbeddingEngine, group: Any) -> None:
+        super().__init__(module, engine, group)
+        self._names = [n for names in get_embedding_names_by_table(self._configs) for n in names]
+        self._dims = [c.embedding_dim for c in self._configs for _ in c.feature_names]
+
+    def output_dist(self, ctx: BatchContext, output: torch.Tensor) -> LazyAwaitable:
+        """The rows as a KeyedTensor."""
+        return _Pooled(KeyedTensor(self._names, self._dims, output, key_dim=1))
+
+    @property
+    def unsharded_module_type(self) -> type[nn.Module]:
+        """What it stands for."""
+        return EmbeddingBagCollection
+
+
+class OperShardedEmbeddingCollection(_ShardedByRows):
+    """An EmbeddingCollection whose rows are where a plan put them."""
+
+    _collection = "embeddings"
+
+    def __init__(self, module: EmbeddingCollection, engine: EmbeddingEngine, group: Any) -> None:
+        super().__init__(module, engine, group)
+        self._dim, self._need_indices = module.embedding_dim(), module.need_indices()
+        names = get_embedding_names_by_table(self._configs)
+        self._names = [
+            (feature, name)
+            for config, of_table in zip(self._configs, names, strict=True)
+            for feature, name in zip(config.feature_names, of_table, strict=True)
+        ]
+
+    def output_dist(self, ctx: BatchContext, output: torch.Tensor) -> LazyAwaitable:
+        """The rows as a JaggedTensor for each lookup."""
+        assert ctx.features is not None
+        assert ctx.batch is not None
+        # The same feature of several tables stands in a batch once for each, in the tables' order.
+        counts = ctx.batch.segment_offset.diff().tolist()
+        parts = output.view(-1, self._dim).split(counts)
+        by_key: dict[str, list[torch.Tensor]] = {}
+        for key, part in zip(ctx.batch.keys, parts, strict=True):
+            by_key.setdefault(key, []).append(part)
+        jagged = ctx.features.to_dict()
+        result = {}
+        for feature, name in self._names:
+            given = jagged[feature]
+            result[name] = JaggedTensor(
+                values=by_key[feature].pop(0),
+                lengths=given.lengths(),
+                weights=given.values() if self._need_indices else None,
+            )
+        return LazyNoWait(result)
+
+    @property
+    def unsharded_module_type(self) -> type[nn.Module]:
+        """What it stands for."""
+        return EmbeddingCollection
+
+
+def _give_tables(
+    module: _ShardedByRows, destination: dict[str, Any], prefix: str, _: Mapping[str, Any]
+) -> None:
+    """Put the tables into a state dict."""
+    tables = range(len(module._configs))
+    for table, value in zip(tables, module._blocks.read(tables), strict=True):
+        destination[prefix + module._key(table)] = value
+
+
+def _take_tables(module: _ShardedByRows, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Take the tables out of a state dict that is being loaded."""
+    values = {}
+    for table in range(len(module._configs)):
+        key = prefix + module._key(table)
+        if key in state_dict:
+            values[table] = state_dict[key]
+            state_dict[key] = torch.empty(0)  # the parameter's
+    module._blocks.write(values)

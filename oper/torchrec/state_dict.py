@@ -1,0 +1,242 @@
+"""Tables as TorchRec's state dicts hold them: contiguous blocks of rows, one a rank.
+
+A table of n rows on M ranks has its rows [r·b, (r + 1)·b), b = ⌈n / M⌉, in a ShardedTensor's shard
+on rank r, whatever the plan: as TorchRec's row-wise sharding has them. (Shards that follow the
+plan's runs of rows would be correct too, and a thousand times slower to save.) Ranks beyond the
+last row have empty ones, without which TorchRec cannot load them.
+
+Blocks are copies. TorchRec's are not, and torch.distributed.checkpoint loads in place; so blocks
+that were handed out are kept until the tables are next used, and those that were written to by
+then are written back. So it is with the number of Adam's steps, of which there is one for all
+tables of an engine.
+"""
+
+import logging
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed._shard.metadata import ShardMetadata
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata, TensorProperties
+from torch.distributed._shard.sharded_tensor.shard import Shard
+from torch.distributed.tensor import DTensor
+from torchrec.distributed.shards_wrapper import LocalShardsWrapper
+
+from oper.base.errors import OperError
+from oper.runtime.engine import EmbeddingEngine
+from oper.runtime.fill_tables import planned_tables
+from oper.runtime.tables.buckets import TORCH_DTYPE
+from oper.runtime.tables.optimizers import State
+
+_log = logging.getLogger(__name__)
+
+STEPS = "iter"  # Adam's number of steps, where names of an optimizer's states stand
+
+
+def row_blocks(rows: int, ranks: int) -> list[tuple[int, int]]:
+    """First row and number of rows of each rank's block, which are 0 beyond the last row."""
+    each = -(-rows // ranks)
+    firsts = [min(each * rank, rows) for rank in range(ranks)]
+    return [(first, min(each, rows - first)) for first in firsts]
+
+
+@dataclass
+class _HandedOut:
+    """A block that a state dict holds: rows of a table or of its optimizer's state, or STEPS."""
+
+    table: int
+    state: str | None
+    first: int
+    values: torch.Tensor
+    version: int  # of `values` when they were as the tables are
+
+
+class TableBlocks:
+    """The tables of one engine in blocks. All calls are to be made on all ranks."""
+
+    def __init__(self, engine: EmbeddingEngine, group: dist.ProcessGroup | None) -> None:
+        self._engine, self._group = engine, group
+        self._tables = planned_tables(engine)
+        self._handed_out: list[_HandedOut] = []
+        # Those that were forgotten and may still be held: reference, version, table.
+        self._forgotten: list[tuple[weakref.ref[torch.Tensor], int, int]] = []
+        # By a weak reference, as the engine should be freed with us and not as garbage.
+        write_back = weakref.WeakMethod(self.write_back)
+
+        def before_use() -> None:
+            if method := write_back():
+                method()
+
+        engine.before_use = before_use
+
+    def read(self, tables: Sequence[int], state: State | None = None) -> list[Any]:
+        """Copies of tables, or of a state of their optimizer: ShardedTensors [rows, dim] or
+        [rows]; plain tensors where there is no process group."""
+        name = state.name if state else None
+        if any(block.table in tables and block.state == name for block in self._handed_out):
+            self._write_changed()
+        places = [self._block(t) for t in tables]
+        requests = [(t, first, count) for t, (first, count) in zip(tables, places, strict=True)]
+        blocks = self._engine.read_rows(requests, name)
+        found = []
+        for table, (first, _), block in zip(tables, places, blocks, strict=True):
+            planned = self._tables[table]
+            dtype = torch.float32 if state else TORCH_DTYPE.get(planned.dtype, torch.float32)
+            values = block.to(dtype)
+            self._handed_out.append(_HandedOut(table, name, first, values, values._version))
+            found.append(self._sharded(planned.rows, values))
+        return found
+
+    def write(self, values: Mapping[int, Any], state: State | None = None) -> None:
+        """Give tables new values: ShardedTensors or DTensors sharded by rows in any way, of which
+        each rank writes what it has, or whole tensors, of which each writes its block."""
+        name = state.name if state else None
+        self._handed_out = [
+            block for block in self._handed_out if block.table not in values or block.state != name
+        ]
+        entries = [
+            (table, first, part)
+            for table, value in values.items()
+            for first, part in self._parts(table, value, state)
+        ]
+        self._engine.write_rows(entries, name)
+
+    def read_steps(self, table: int) -> torch.Tensor:
+        """A copy of the number of steps of the optimizer, [1], as a state of a table."""
+        if any(block.table == table and block.state == STEPS for block in self._handed_out):
+            self._write_changed()
+        values = torch.tensor([self._engine.optimizer_steps])
+        self._handed_out.append(_HandedOut(table, STEPS, 0, values, values._version))
+        return values
+
+    def write_steps(self, value: torch.Tensor) -> None:
+        """Set the number of steps of the optimizer."""
+        self._handed_out = [block for block in self._handed_out if block.state != STEPS]
+        self._engine.optimizer_steps = int(value)
+
+    def write_back(self) -> None:
+        """Write blocks that were changed since they were handed out to the tables, and forget all
+        of them: to be called before the tables are used.
+
+        Ranks that serve do not wait for each other: there it is an error.
+        """
+        if self._forgotten:
+            self._warn_of_late_writes()
+        if self._handed_out:
+            if self._engine.training:
+                self._write_changed()
+            elif changed := self._changed():
+                raise OperError(
+                    f"table {self._tables[changed[0].table].name!r}: a state dict of a model for "
+                    "inference was written to; pass it to load_state_dict, on all ranks"
+                )
+            self._forgotten += [
+                (weakref.ref(block.values), block.version, block.table)
+                for block in self._handed_out
+            ]
+            self._handed_out = []
+
+    def _warn_of_late_writes(self) -> None:
+        alive = []
+        for reference, version, table in self._forgotten:
+            values = reference()
+            if values is not None and values._version != version:
+                _log.warning(
+                    "table %r: a state dict was written to after the tables had been used, which "
+                    "has no effect; pass it to load_state_dict, or take it just before it is "
+                    "written to",
+                    self._tables[table].name,
+                )
+            elif values is not None:
+                alive.append((reference, version, table))
+        self._forgotten = alive
+
+    def _write_changed(self) -> None:
+        # Of all that were handed out, on all ranks: on each others may have been changed, or none.
+        for name in dict.fromkeys(block.state for block in self._handed_out):
+            changed = [block for block in self._changed() if block.state == name]
+            if name != STEPS:
+                self._engine.write_rows([(b.table, b.first, b.values) for b in changed], name)
+            elif changed:
+                self._engine.optimizer_steps = int(changed[-1].values)
+            for block in changed:
+                block.version = block.values._version
+
+    def _changed(self) -> list[_HandedOut]:
+        return [block for block in self._handed_out if block.values._version != block.version]
+
+    def _block(self, table: int) -> tuple[int, int]:
+        """First row and number of rows of this rank's block of a table."""
+        return row_blocks(self._tables[table].rows, self._engine.ranks)[self._engine.rank]
+
+    def _sharded(self, rows: int, block: torch.Tensor) -> ShardedTensor | torch.Tensor:
+        if self._group is None:
+            return block
+        tail = list(block.shape[1:])
+        shards = [
+            ShardMetadata(
+                [first] + [0] * len(tail),
+                [count, *tail],
+                f"rank:{dist.get_global_rank(self._group, rank)}/cpu",
+            )
+            for rank, (first, count) in enumerate(row_blocks(rows, self._engine.ranks))
+        ]
+        return ShardedTensor._init_from_local_shards_and_global_metadata(
+            [Shard(block, shards[self._engine.rank])],
+            ShardedTensorMetadata(
+                shards, torch.Size([rows, *tail]), TensorProperties(dtype=block.dtype)
+            ),
+            process_group=self._group,
+        )
+
+    def _parts(self, table: int, value: Any, state: State | None) -> list[tuple[int, torch.Tensor]]:
+        """What this rank is to write of a value: first rows, and the values from there on."""
+        planned = self._tables[table]
+        whole = (planned.rows,) if state and state.rowwise else (planned.rows, planned.dim)
+        given = _size(value)
+        if given != whole:
+            what = f"{state.name} of its optimizer" if state else "weight"
+            raise OperError(
+                f"table {planned.name!r}: the state dict's {what} is {given}, and {whole} was "
+                "needed"
+            )
+        parts = _local_parts(value)
+        if parts is None:
+            first, count = self._block(table)
+            parts = [((first, 0), value.detach()[first : first + count])]
+        for offset, part in parts:
+            if part.shape[1:] != whole[1:] or any(offset[1:]):
+                raise OperError(
+                    f"table {planned.name!r}: the state dict holds it in shards of columns, which "
+                    "cannot be loaded directly; save it with torch.distributed.checkpoint and load "
+                    "that into this model's state dict"
+                )
+        return [(offset[0], part.detach()) for offset, part in parts if len(part)]
+
+
+def _size(value: Any) -> Any:
+    """The size of a tensor of any kind; the name of its type if it is none."""
+    if isinstance(value, ShardedTensor):
+        return tuple(value.metadata().size)
+    return tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+
+
+def _local_parts(value: torch.Tensor) -> list[tuple[Sequence[int], torch.Tensor]] | None:
+    """This rank's shards of a distributed tensor with their offsets; None of a plain one."""
+    if isinstance(value, ShardedTensor):
+        return [(s.metadata.shard_offsets, s.tensor) for s in value.local_shards()]
+    if not isinstance(value, DTensor):
+        return None
+    local = value.to_local()
+    if isinstance(local, LocalShardsWrapper):
+        return list(zip(local.local_offsets(), local.local_shards(), strict=True))
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    _, offset = compute_local_shape_and_global_offset(
+        value.shape, value.device_mesh, value.placements
+    )
+    return [(offset, local)]

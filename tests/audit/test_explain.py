@@ -1,0 +1,64 @@
+"""Explain: the reasons given are those of the plan's own counts, settings and topology."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from oper.audit.explain import explain
+from oper.cost.expected_reads import expected_reads
+from oper.cost.workload import Workload
+from oper.plan.plan import Plan, load_plan
+from oper.planner.make_plan import make_plan
+from oper.planner.problem.problem import Settings
+from oper.profiling.distinct_rows import Distinct
+from oper.profiling.profile import Profile
+from oper.tables.table import Table
+from oper.topology.topology import Topology
+
+TRAINING = Workload("training", "distinct", 64)
+INFERENCE = Workload("inference", "raw", 64)
+
+
+def a_profile(distinct: Distinct | None = None) -> Profile:
+    tables = (Table("a", 50, 16), Table("b", 30, 16))
+    accesses = np.r_[np.arange(50, 0, -1) * 3, np.arange(30, 0, -1) - 1].astype(np.uint32)
+    return Profile(tables, 5000, accesses, np.zeros(0, np.uint32), (False, False), distinct)
+
+
+def planned(
+    folder: Path, topology: str, workload: Workload, extra: float, profile: Profile | None = None
+) -> Plan:
+    made = a_profile() if profile is None else profile
+    make_plan(made, Topology.load(topology), workload, Settings(extra_memory=extra), folder)
+    return load_plan(folder)
+
+
+def test_one_rank_replicates_nothing(tmp_path: Path) -> None:
+    found = explain(planned(tmp_path / "plan", "cpu:1", TRAINING, 0.05), "a", 0)
+    assert (found["kind"], found["owner"], found["replicas"]) == ("listed", 0, [])
+    assert found["why"] == "there is one rank, which holds every row"
+
+
+def test_rows_that_nothing_reads_say_so(tmp_path: Path) -> None:
+    found = explain(planned(tmp_path / "plan", "cpu:2", INFERENCE, 0.05), "b", 29)
+    assert found["accesses"] == 0
+    assert "never accessed" in found["why"]
+
+
+def test_without_room_for_a_copy_no_other_row_is_said_to_have_it(tmp_path: Path) -> None:
+    none = planned(tmp_path / "none", "2x2-a100", INFERENCE, 0.0)
+    assert "take more than the extra memory" in explain(none, "a", 0)["why"]
+    some = planned(tmp_path / "some", "2x2-a100", INFERENCE, 0.1)
+    assert explain(some, "a", 0)["replicas"]
+    assert "went to rows that gain more" in explain(some, "b", 10)["why"]
+
+
+def test_reads_follow_the_measured_ratio_of_the_table(tmp_path: Path) -> None:
+    ratio = (1.0, 0.5), (1.0, 0.5)
+    measured = Distinct(64, 2, *ratio, batches=9, rank_rows=(1.0, 1.0), union_rows=(1.0, 1.0))
+    plan = planned(tmp_path / "plan", "cpu:2", TRAINING, 0.0, a_profile(measured))
+    reads, _, _ = expected_reads(np.array([29]), np.array([29]), 5000, TRAINING, 2, 0.5, 0.5)
+    assert f"reads it {reads[0]:.3g} times" in explain(plan, "b", 0)["why"]
+    unmeasured = replace(plan, distinct_ratio=None)
+    assert f"reads it {2 * reads[0]:.3g} times" in explain(unmeasured, "b", 0)["why"]

@@ -1,0 +1,165 @@
+"""The cost model against sums written out row by row, and expected values against enumeration."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oper.cost.allreduce import METHODS, Method, allreduce_cost
+from oper.cost.expected_reads import expected_reads
+from oper.cost.holder_sets import (
+    everywhere_set,
+    nearest_holder_sets,
+    per_node_sets,
+    single_owner_sets,
+)
+from oper.cost.objective import evaluate
+from oper.cost.sums import Sums
+from oper.cost.workload import Workload
+from oper.topology.topology import Topology
+from tests.support.planner.instances import make_classes, topologies, workloads
+
+
+@pytest.mark.parametrize(
+    ("method", "memory_bytes"),
+    # Two ranks, two replicas of 64 bytes, of which 1.5 are touched by a rank and 1.75 by any.
+    [
+        ("none", 0.0),
+        ("dense", 128 + 128 / 2),
+        ("bitmap", 112 + 112 / 2 + 2 / 8),
+        ("allgather", 1.5 * 68),
+    ],
+)
+def test_memory_of_the_allreduce(method: Method, memory_bytes: float) -> None:
+    owned, replicas = np.array([1e6]), np.array([128.0])
+    both = np.r_[owned, replicas]
+    sums = Sums(
+        rows=np.r_[owned, 2.0],
+        memory_bytes=both,
+        row_bytes=both,
+        accesses=both,
+        read_rows=both,
+        read_bytes=both,
+        gradient_bytes=np.r_[owned, 1.5 * 64],
+        union_bytes=np.r_[owned, 1.75 * 64],
+        gather_bytes=np.r_[owned, 1.5 * 68],
+    )
+    shared = np.array([False, True])
+    topology = Topology.load("cpu:2")
+    assert allreduce_cost(topology, method).memory_bytes(sums, shared, 2) == memory_bytes
+
+
+@pytest.mark.parametrize("containing", [0, 1, 3, 7])
+def test_touched_is_the_share_of_batches_that_contain_the_row(containing: int) -> None:
+    samples, batch, ranks = 7, 6, 2
+    workload = Workload("training", "distinct", batch)
+    reads, touched, union = expected_reads(
+        np.array([containing]), np.array([containing]), samples, workload, ranks
+    )
+
+    def share(drawn: int) -> float:
+        draws = list(combinations(range(samples), drawn))
+        return sum(any(i < containing for i in draw) for draw in draws) / len(draws)
+
+    assert touched[0] == pytest.approx(share(batch // ranks), abs=1e-9)
+    assert union[0] == pytest.approx(share(batch), abs=1e-9)
+    assert reads[0] == touched[0]
+
+
+def test_touched_is_binomial_where_the_batch_is_not_below_the_log() -> None:
+    workload = Workload("inference", "raw", 1000)
+    reads, touched, union = expected_reads(np.array([30]), np.array([20]), 100, workload, 4)
+    assert reads[0] == pytest.approx(30 / 100 * 250)
+    assert touched[0] == pytest.approx(1 - 0.8**250)
+    assert union[0] == pytest.approx(1 - 0.8**1000)
+
+
+@given(st.integers(1, 10**9), st.floats(0, 1), st.floats(0, 1))
+def test_touched_grows_with_the_batch_and_stays_a_chance(
+    samples: int, share: float, part: float
+) -> None:
+    containing = np.array([int(share * samples)])
+    batch = max(int(part * samples), 2)
+    workload = Workload("training", "raw", batch)
+    _, touched, union = expected_reads(containing, containing, samples, workload, 2)
+    assert 0 <= touched[0] <= union[0] <= min(1, 2 * touched[0]) + 1e-12
+    assert touched[0] <= batch / 2 * containing[0] / samples * (1 + 1e-4) + 1e-12
+
+
+@given(topologies(), workloads, st.integers(0, 2**32 - 1))
+def test_cost_equals_the_sums_written_out(
+    topology: Topology, workload: Workload, seed: int
+) -> None:
+    """Equations 1 to 3 row by row, with P[i][j] spelled out."""
+    M = topology.ranks
+    rng = np.random.default_rng(seed)
+    classes = make_classes(
+        [900, 40, 7, 0], [1, 2, 3, 4], workload, M, widths=((64, 68), (16, 20)), width=[0, 1, 0, 1]
+    )
+    groups = single_owner_sets(M) + everywhere_set(M)
+    if not workload.training:
+        groups = groups + per_node_sets(topology)
+    counts = np.stack(
+        [rng.multinomial(n, np.full(len(groups), 1 / len(groups))) for n in classes.rows]
+    )
+    cost = evaluate(topology, workload, groups, classes.sums(counts), np.full(M, 1e9))
+
+    L = topology.link_cost
+    E, T, memory = np.zeros(M), np.zeros(M), np.zeros(M)
+    C = np.zeros((M, M))
+    for c, g in np.argwhere(counts > 0):
+        for _ in range(counts[c, g]):
+            for i in range(M):
+                j = int(groups.path[g, i])
+                E[j] += L[j, j] * classes.S[c] * classes.R[c]
+                if i != j:
+                    C[i, j] += L[i, j] * classes.S[c] * classes.R[c]
+                if workload.training and groups.copies[g] == 1:
+                    T[j] += L[j, j] * classes.S[c] * classes.D[c]
+                    T[i] += L[i, j] * classes.S[c] * classes.D[c] if i != j else 0
+                memory[i] += classes.m[c] * groups.holds[g, i]
+    T += E + C.sum(axis=1)
+    replicas = counts[:, M:].sum(axis=1)
+    if workload.training and replicas.any():
+        reduces = []
+        for method in METHODS[1:]:
+            share = allreduce_cost(topology, method)
+            reduces.append(
+                share.latency
+                + sum(
+                    replicas[c]
+                    * (
+                        share.row * classes.S[c]
+                        + share.union * classes.S[c] * classes.U[c]
+                        + share.gather * (classes.S[c] + 4) * classes.D[c]
+                        + share.count
+                    )
+                    for c in range(len(classes))
+                )
+            )
+        T += min(reduces) + np.diag(L) * float(replicas @ (classes.S * classes.U))
+        assert cost.allreduce_method == METHODS[1 + int(np.argmin(reduces))]
+    np.testing.assert_allclose(cost.lookup_seconds, E, rtol=1e-12)
+    np.testing.assert_allclose(cost.link_seconds, C, rtol=1e-12)
+    np.testing.assert_allclose(cost.rank_seconds, T, rtol=1e-12)
+    np.testing.assert_allclose(cost.memory_bytes, memory)
+    assert cost.objective_seconds == pytest.approx(T.max())
+
+
+def test_readers_take_their_own_copy_then_the_nearest() -> None:
+    topology = Topology.load("2x4-a100")
+    holds = np.zeros((1, 8), dtype=bool)
+    holds[0, [1, 6]] = True
+    assert nearest_holder_sets(holds, topology).path.tolist() == [[1, 1, 1, 1, 6, 6, 6, 6]]
+
+
+def test_allreduce_bytes_follow_the_published_formulas() -> None:
+    """Ring 2(P-1)/P·R·row; bitmap P·R/8 + ring of the union; allgather (P-1)·u·(row + 4)."""
+    topology = Topology.load("dgx-a100")
+    P, bandwidth = 8, topology.allreduce_bandwidth
+    assert allreduce_cost(topology, "dense").row * bandwidth == pytest.approx(2 * 7 / 8)
+    assert allreduce_cost(topology, "bitmap").count * bandwidth == pytest.approx(P / 8)
+    assert allreduce_cost(topology, "bitmap").union * bandwidth == pytest.approx(2 * 7 / 8)
+    assert allreduce_cost(topology, "allgather").gather * bandwidth == pytest.approx(7)

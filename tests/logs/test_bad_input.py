@@ -1,0 +1,314 @@
+"""Damaged files and impossible requests: each error names the file, the place and the remedy."""
+
+import contextlib
+import gzip
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from oper.base.errors import OperError
+from oper.logs import LogOptions, Prepared, RowReader, open_log, prepare, read
+from oper.tables.table import IdRule, Table
+
+JAGGED = LogOptions(values=("item",), lengths=("lengths",))
+
+
+def complaint(path: Any, *words: str, options: LogOptions | None = None, tables: Any = ()) -> None:
+    """Reading must fail with an OperError that has all the words."""
+    with pytest.raises(OperError) as raised:
+        for _ in read(path, tables or None, options):
+            pass
+    for word in words:
+        assert word in str(raised.value), str(raised.value)
+
+
+def criteo_lines(count: int) -> list[str]:
+    return ["\t".join(["1", *["2"] * 13, *["0000abcd"] * 26]) for _ in range(count)]
+
+
+def written(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("name", ["log.tsv", "log.csv", "log.parquet", "log.npz", "log.pt", "log"])
+def test_an_empty_file(tmp_path: Path, name: str) -> None:
+    complaint(written(tmp_path, name, ""), name, "empty")
+
+
+def test_no_samples(tmp_path: Path) -> None:
+    complaint(written(tmp_path, "header.csv", "a,b\n"), "header.csv", "no samples")
+    pq.write_table(pa.table({"a": pa.array([], pa.int64())}), tmp_path / "none.parquet")
+    complaint(tmp_path / "none.parquet", "none.parquet", "no samples")
+    complaint([], "there are none")
+    (tmp_path / "folder").mkdir()
+    complaint(tmp_path / "folder", "folder", "without files")
+    complaint(tmp_path / "absent", "absent", "no such file")
+    complaint(written(tmp_path, "blank", "\n\n"), "blank")
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("bad", [0, 1, 499])
+@pytest.mark.parametrize("blank", [False, True])
+def test_ragged_criteo_lines(tmp_path: Path, packed: bool, bad: int, blank: bool) -> None:
+    lines = criteo_lines(500)
+    lines[bad] = lines[bad] + "\textra" if bad else lines[bad]
+    if not bad:
+        lines[3] = "1\t2"
+    expected = (bad or 3) + 1
+    if blank:
+        lines.insert(1, "")
+        expected += 1 if expected > 1 else 0
+    data = "\n".join(lines).encode()
+    path = tmp_path / "train.tsv"
+    path.write_bytes(gzip.compress(data) if packed else data)
+    complaint(path, "train.tsv", f"line {expected}:", "fields, and 40 were needed")
+
+
+def test_ragged_lines_in_a_later_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oper.logs.formats.text._CHUNK_BYTES", 1000)
+    lines = ["a,b", *(f"{i},{i}" for i in range(1000)), "1,2,3", "5,6"]
+    complaint(written(tmp_path, "log.csv", "\n".join(lines)), "line 1002:", "3 fields, and 2")
+    lines[1001] = "4,5"
+    assert open_log(tmp_path / "log.csv").count_samples() == 1001 + 1
+    lines[1001] = "4,9999"
+    path = written(tmp_path, "log.csv", "\n".join(lines))
+    complaint(path, "line 1002:", "'b'", "9999", tables=[Table("a", 1000), Table("b", 1000)])
+
+
+def test_values_that_are_no_numbers(tmp_path: Path) -> None:
+    lines = criteo_lines(50)
+    fields = lines[30].split("\t")
+    dense = "\t".join([*fields[:3], "many", *fields[4:]])
+    path = written(tmp_path, "train.tsv", "\n".join([*lines[:30], dense, *lines[31:]]))
+    hashed = [Table("C1", 10, ids=IdRule("hash"))]
+    complaint(path, "line 31:", "'I3'", "'many'", tables=hashed)
+    category = "\t".join([*fields[:14], "zebra", *fields[15:]])
+    path = written(tmp_path, "train.tsv", "\n".join([*lines[:30], category, *lines[31:]]))
+    complaint(path, "line 31:", "'C1'", "'zebra'", "hexadecimal", tables=hashed)
+    path = written(tmp_path, "train.tsv", "\n".join(lines))
+    complaint(path, "line 1:", "0000abcd", "ids: hash", tables=[Table("C1", 10)])
+    path = written(tmp_path, "log.csv", "a\n1\n2\nthree\n")
+    complaint(path, "line 4:", "'a'", "'three'", "vocab", tables=[Table("a", 5)])
+    complaint(path, "line", "texts", "vocab", tables=[Table("a", 0)])
+    pq.write_table(pa.table({"a": [1.0, 2.5]}), tmp_path / "p.parquet")
+    complaint(tmp_path / "p.parquet", "row 1:", "2.5", options=LogOptions(columns=("a",)))
+
+
+@pytest.mark.parametrize(
+    ("ids", "words"),
+    [([0, 1, 5], ["row 2:", "5", "'t'", "5 rows"]), ([0, -1, 1], ["row 1:", "--missing -1"])],
+)
+def test_ids_without_a_row(tmp_path: Path, ids: list[int], words: list[str]) -> None:
+    pq.write_table(pa.table({"c": ids}), tmp_path / "p.parquet")
+    table = Table("t", 5, features=("c",))
+    complaint(tmp_path / "p.parquet", "p.parquet", "'c'", *words, tables=[table])
+    log = open_log(tmp_path / "p.parquet", LogOptions(on_bad_id="skip"))
+    reader = RowReader(log, prepare(log, [table]))
+    assert sum(len(b.features["c"].values) for b in reader.batches()) == 2
+    assert reader.skipped == {"t": 1}
+
+
+def test_missing_holds_for_stated_tables(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"c": [3, -1]}), tmp_path / "p.parquet")
+    log = open_log(tmp_path / "p.parquet", LogOptions(missing="-1"))
+    (batch,) = RowReader(log, Prepared((Table("c", 5),))).batches()
+    assert batch.features["c"].values.tolist() == [3]
+
+
+def test_negative_ids_of_an_inferred_table(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"c": [3, -1]}), tmp_path / "p.parquet")
+    complaint(tmp_path / "p.parquet", "row 1:", "'c'", "-1", "--missing -1")
+
+
+def test_bytes_that_are_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_bytes(b"a,b\n1,x\n2,\xff\xfe\n")
+    complaint(path, "line 3:", "UTF-8")
+    path.write_bytes(bytes(range(256)) * 10)
+    complaint(path, "log.csv")
+
+
+def compressed_csv(folder: Path) -> Path:
+    rng = np.random.default_rng(0)
+    rows = "\n".join(f"{a},{b}" for a, b in rng.integers(0, 1 << 30, (20_000, 2)))
+    path = folder / "log.csv.gz"
+    path.write_bytes(gzip.compress(f"a,b\n{rows}\n".encode()))
+    return path
+
+
+def parquet(folder: Path) -> Path:
+    path = folder / "log.parquet"
+    rng = np.random.default_rng(0)
+    pq.write_table(pa.table({"c": rng.integers(0, 1 << 30, 20_000)}), path, row_group_size=5000)
+    return path
+
+
+def jagged(folder: Path, compressed: bool = False) -> Path:
+    path = folder / "log.npz"
+    save = np.savez_compressed if compressed else np.savez
+    save(path, item=np.arange(30_000) % 777, lengths=np.full(10_000, 3))
+    return path
+
+
+def compressed_jagged(folder: Path) -> Path:
+    return jagged(folder, compressed=True)
+
+
+def matrix(folder: Path) -> Path:
+    path = folder / "day_0_sparse.npy"
+    np.save(path, np.arange(26_000).reshape(1000, 26))
+    return path
+
+
+def request(folder: Path) -> Path:
+    torch = pytest.importorskip("torch")
+    path = folder / "log.pt"
+    lengths = torch.ones((4, 1000), dtype=torch.int64)
+    torch.save((torch.arange(4000), torch.arange(4001), lengths), path)
+    return path
+
+
+def packed_request(folder: Path) -> Path:
+    path = folder / "log.pt.gz"
+    path.write_bytes(gzip.compress(request(folder).read_bytes()))
+    return path
+
+
+FORMS = [compressed_csv, parquet, jagged, compressed_jagged, matrix, request, packed_request]
+
+
+@pytest.mark.parametrize("make", FORMS)
+@pytest.mark.parametrize("share", [0.01, 0.5, 0.99])
+def test_truncated_files(tmp_path: Path, make: Callable[[Path], Path], share: float) -> None:
+    path = make(tmp_path)
+    data = path.read_bytes()
+    options = JAGGED if path.suffix == ".npz" else None
+    assert sum(b.samples for b in open_log(path, options).batches()) > 0
+    path.write_bytes(data[: int(len(data) * share)])
+    complaint(path, path.name, options=options)
+
+
+@pytest.mark.parametrize("make", FORMS)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=15)
+@given(position=st.floats(0, 1, exclude_max=True), flip=st.integers(1, 255))
+def test_damaged_files(
+    tmp_path: Path, make: Callable[[Path], Path], position: float, flip: int
+) -> None:
+    """A flipped byte is read over or refused; nothing but OperError comes of it."""
+    path = make(tmp_path)
+    data = bytearray(path.read_bytes())
+    data[int(len(data) * position)] ^= flip
+    path.write_bytes(data)
+    options = LogOptions(values=JAGGED.values, lengths=JAGGED.lengths, on_bad_id="skip")
+    with contextlib.suppress(OperError):
+        for _ in read(path, None, options if path.suffix == ".npz" else None):
+            pass
+
+
+def test_a_damaged_array_is_noticed(tmp_path: Path) -> None:
+    path = jagged(tmp_path)
+    data = bytearray(path.read_bytes())
+    data[20_000] ^= 1
+    path.write_bytes(data)
+    complaint(path, "log.npz", "'item'", options=JAGGED)
+
+
+def test_a_header_that_is_no_header(tmp_path: Path) -> None:
+    path = matrix(tmp_path)
+    path.write_bytes(path.read_bytes().replace(b"}", b"{"))
+    complaint(path, path.name, "damaged")
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"item": [1, 2, 3], "lengths": [1, 3]}, ["sample 1", "'lengths'", "more ids"]),
+        ({"item": [1, 2, 3], "lengths": [1, 1]}, ["'item'", "1 ids more"]),
+        ({"item": [1, 2, 3], "lengths": [4, -1]}, ["sample 1", "negative"]),
+        ({"item": [1.5, 2, 3], "lengths": [1, 2]}, ["'item'", "float64"]),
+        ({"item": [1, 2, 3], "lengths": [[3]]}, ["'lengths'", "(1, 1)"]),
+        ({"items": [1, 2, 3], "lengths": [3]}, ["'item'", "items, lengths"]),
+    ],
+)
+def test_jagged_arrays_that_do_not_fit(
+    tmp_path: Path, arrays: dict[str, Any], words: list[str]
+) -> None:
+    np.savez(tmp_path / "log.npz", allow_pickle=False, **arrays)
+    complaint(tmp_path / "log.npz", "log.npz", *words, options=JAGGED)
+
+
+def test_arrays_that_say_nothing(tmp_path: Path) -> None:
+    np.savez(tmp_path / "log.npz", a=[1], b=[2])
+    complaint(tmp_path / "log.npz", "a, b", "--values")
+    np.save(tmp_path / "day_0_sparse.npy", np.zeros((3, 2)))
+    complaint(tmp_path / "day_0_sparse.npy", "float64")
+    np.save(tmp_path / "day_0_sparse.npy", np.zeros((3, 2), np.int32))
+    np.save(tmp_path / "day_0_dense.npy", np.zeros((4, 2), np.float32))
+    complaint(tmp_path / "day_0_sparse.npy", "sparse 3", "dense 4")
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        return open, ("owned", "w")
+
+
+def test_nothing_is_unpickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    np.savez(tmp_path / "log.npz", item=np.array([Evil()], dtype=object), lengths=np.array([1]))
+    complaint(tmp_path / "log.npz", "Python objects", options=JAGGED)
+    (tmp_path / "log.pt").write_bytes(pickle.dumps(Evil()))
+    complaint(tmp_path / "log.pt", "log.pt", "tensors alone")
+    assert not (tmp_path / "owned").exists()
+
+
+def test_requests_that_do_not_fit(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    path = tmp_path / "log.pt"
+    ones = torch.ones((2, 3), dtype=torch.int64)
+    for content, word in [
+        ({"indices": 1}, "dict"),
+        ((torch.arange(6), torch.arange(7), torch.ones(6)), "lengths"),
+        ((torch.arange(6), torch.arange(6), ones), "offsets [6]"),
+        ((torch.arange(5), torch.arange(7), ones), "5 indices"),
+        ((torch.arange(6), torch.arange(7), ones.reshape(-1)), "[tables, batch]"),
+    ]:
+        torch.save(content, path)
+        complaint(path, "log.pt", word)
+
+
+def test_columns_that_are_not_there(tmp_path: Path) -> None:
+    path = written(tmp_path, "log.csv", "a,b\n1,2\n")
+    complaint(path, "--columns 'C*'", "it has a, b", options=LogOptions(columns=("C*",)))
+    complaint(path, "--label 'y'", options=LogOptions(label="y"))
+    complaint(path, "--dense 'y'", options=LogOptions(dense=("y",)))
+    complaint(path, "'c'", "'t'", "a, b", tables=[Table("t", 5, features=("c",))])
+    other = written(tmp_path, "other.csv", "a,c\n1,2\n")
+    complaint([path, other], "other.csv", "c more, b fewer")
+    complaint(written(tmp_path, "twice.csv", "a,a\n1,2\n"), "line 1", "'a'")
+    pq.write_table(pa.table({"x": [0.5]}), tmp_path / "p.parquet")
+    complaint(tmp_path / "p.parquet", "--columns", "it has x")
+
+
+def test_batches_that_are_none() -> None:
+    complaint([1, 2], "batch 0", "KeyedJaggedTensor")
+    complaint(7, "int")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"on_bad_id": "drop"}, {"batch_rows": 0}, {"values": ("a",)}, {"rows": "1-2"}],
+)
+def test_options_that_are_none(arguments: dict[str, Any]) -> None:
+    with pytest.raises(OperError):
+        LogOptions(**arguments)

@@ -1,0 +1,264 @@
+"""Plans on disk: what is saved is loaded, damage is named, and `check` finds what is wrong."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from oper.audit.check import check, replay
+from oper.base.errors import OperError
+from oper.cost.workload import Workload
+from oper.files import storage
+from oper.plan.layout import Layout
+from oper.plan.plan import MARKER, load_plan, rank_file
+from oper.planner.make_plan import make_plan
+from oper.planner.problem.problem import Settings
+from oper.profiling.profile import Profile
+from oper.tables.table import Table
+from oper.topology.topology import Topology
+
+TABLES = (Table("a", 20_000, 16), Table("b", 500, 64), Table("c", 1, 16), Table("d", 9000, 16))
+BAGGED = (False, True, False, False)
+
+
+def a_profile(seed: int, tables: tuple[Table, ...] = TABLES, zipf: float = 1.5) -> Profile:
+    rng = np.random.default_rng(seed)
+    rows = sum(t.rows for t in tables)
+    accesses = rng.zipf(zipf, rows).clip(1, 4000).astype(np.uint32) - np.uint32(1)
+    bagged = BAGGED[: len(tables)]
+    offsets = np.r_[0, np.cumsum([t.rows for t in tables])]
+    containing = [
+        np.minimum(accesses[offsets[n] : offsets[n + 1]], 30) if bag else accesses[:0]
+        for n, bag in enumerate(bagged)
+    ]
+    return Profile(tables, 10_000, accesses, np.concatenate(containing), bagged)
+
+
+def save_plan(folder: Path, profile: Profile, topology: str = "2x2-a100", **asked: Any) -> Path:
+    # Partitions so coarse that cold rows are striped, and no backtracking to finer ones.
+    asked = {"threshold": 0.05, "dob": 0.5} | asked
+    workload = Workload(asked.pop("mode", "inference"), asked.pop("fetch", "raw"), 512)
+    ranks = Topology.load(topology)
+    make_plan(profile, ranks, workload, Settings(**asked), folder, overwrite=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    return save_plan(tmp_path_factory.mktemp("plans") / "plan", a_profile(0))
+
+
+@pytest.fixture
+def copied(saved, tmp_path):
+    return Path(shutil.copytree(saved, tmp_path / "plan"))
+
+
+def stamp(folder: Path) -> None:
+    """Make the record of the folder agree with its files again."""
+    content = json.loads((folder / MARKER).read_text())
+    (folder / MARKER).unlink()
+    content["files"] = storage.describe_files(folder)
+    storage.write_json(folder / MARKER, content)
+
+
+def wrong(folder: Path) -> dict[str, str]:
+    return {f.invariant: f.wrong for f in check(folder) if f.wrong is not None}
+
+
+def test_a_saved_plan_is_loaded(saved):
+    plan = load_plan(saved, TABLES)
+    assert plan.tables == TABLES
+    assert plan.ranks == 4
+    assert plan.layout.rows.tolist() == [t.rows for t in TABLES]
+    assert plan.workload == Workload("inference", "raw", 512)
+    assert repr(plan).startswith("<Plan of 29,501 rows of 4 tables on 4 ranks (")
+    assert repr(a_profile(0)) == "<Profile of 29,501 rows of 4 tables in 10,000 samples>"
+    again = saved.parent / "again"
+    plan.save(again)
+    for file in sorted(saved.iterdir()):
+        assert (again / file.name).read_bytes() == file.read_bytes(), file.name
+
+
+def test_the_same_input_gives_the_same_bytes(saved, tmp_path):
+    other = save_plan(tmp_path / "elsewhere", a_profile(0))
+    names = sorted(p.name for p in saved.iterdir())
+    assert names == sorted(p.name for p in other.iterdir())
+    for name in names:
+        assert (saved / name).read_bytes() == (other / name).read_bytes(), name
+
+
+def test_other_files_go_along(saved, tmp_path):
+    def write(folder: Path) -> None:
+        (folder / "moves.txt").write_text("none")
+
+    load_plan(saved).save(tmp_path / "p", also=[write])
+    assert "moves.txt" in json.loads((tmp_path / "p" / MARKER).read_text())["files"]
+    (tmp_path / "p" / "moves.txt").write_text("some")
+    with pytest.raises(OperError, match=r"moves\.txt: its SHA-256"):
+        load_plan(tmp_path / "p")
+
+
+@pytest.mark.parametrize(
+    "name", ["bitmap.npy", "codes.npy", "layout.safetensors", rank_file(0), "explicit_accesses.npy"]
+)
+@pytest.mark.parametrize("damage", ["missing", "truncated", "flipped"])
+def test_damaged_files_are_named(copied, name, damage):
+    file = copied / name
+    content = bytearray(file.read_bytes())
+    if damage == "missing":
+        file.unlink()
+    elif damage == "truncated":
+        file.write_bytes(content[:-5])
+    else:
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+    with pytest.raises(OperError, match=name):
+        load_plan(copied)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: c.update(version=99), "version 99"),
+        (lambda c: c.update(schema="other"), "schema 'other'"),
+        (lambda c: c.pop("topology"), "is damaged"),
+        (lambda c: c["tables"][0].update(rows=7), "not those of its fingerprint"),
+        (lambda c: c["files"].pop("codes.npy"), "is damaged"),
+    ],
+)
+def test_a_changed_record_is_noticed(copied, change, message):
+    content = json.loads((copied / MARKER).read_text())
+    change(content)
+    storage.write_json(copied / MARKER, content)
+    with pytest.raises(OperError, match=message):
+        load_plan(copied)
+
+
+def test_cut_off_record(copied):
+    text = (copied / MARKER).read_text()
+    (copied / MARKER).write_text(text[: len(text) // 2])
+    with pytest.raises(OperError, match=r"plan\.json, line \d+, column \d+"):
+        load_plan(copied)
+
+
+def test_not_a_plan(tmp_path):
+    with pytest.raises(OperError, match="no such folder"):
+        load_plan(tmp_path / "none")
+    with pytest.raises(OperError, match=r"holds no plan\.json"):
+        load_plan(tmp_path)
+
+
+def test_a_plan_for_other_tables(saved):
+    with pytest.raises(OperError, match="4 tables, and 1 were given"):
+        load_plan(saved, TABLES[:1])
+    other = (*TABLES[:2], replace(TABLES[2], dim=32), TABLES[3])
+    with pytest.raises(OperError, match=r"of dim 16.* of dim 32"):
+        load_plan(saved, other)
+
+
+def test_unknown_table(saved):
+    with pytest.raises(OperError, match="it has a, b, c, d"):
+        load_plan(saved).table_index("z")
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=8)
+@given(
+    seed=st.integers(0, 1000),
+    topology=st.sampled_from(["cpu:1", "cpu:3", "2x2-a100"]),
+    mode=st.sampled_from(["training", "inference"]),
+    fetch=st.sampled_from(["raw", "distinct"]),
+    extra_memory=st.sampled_from([0.0, 0.02, 0.3]),
+)
+def test_plans_pass_every_check(tmp_path, seed, topology, mode, fetch, extra_memory):
+    profile = a_profile(seed)
+    folder = save_plan(
+        tmp_path / "plan", profile, topology, mode=mode, fetch=fetch, extra_memory=extra_memory
+    )
+    assert wrong(folder) == {}
+    assert [f.wrong for f in replay(folder, rows_of(profile))] == [None]
+
+
+def rows_of(profile: Profile):
+    """The rows that a log with the profile's counts reads."""
+    for t in range(len(profile.tables)):
+        yield t, np.repeat(np.arange(profile.tables[t].rows), profile.table_accesses(t))
+
+
+def test_a_replay_of_another_log_is_told(saved):
+    rows = [(t, r) for t, r in rows_of(a_profile(0))]
+    rows.append((0, np.array([19_999])))
+    (finding,) = replay(saved, rows)
+    assert finding.wrong is not None
+    assert "is it the log that was profiled?" in finding.wrong
+
+
+def with_layout(folder: Path, **changes: Any) -> None:
+    plan = load_plan(folder)
+    layout = Layout(**{**vars(plan.layout), **changes})
+    replace(plan, layout=layout).save(folder, overwrite=True)
+
+
+def test_check_finds_shared_slots(copied):
+    layout = load_plan(copied).layout
+    base = layout.stripe_base.copy()
+    base[3] -= 1  # one slot into what lies before
+    with_layout(copied, stripe_base=base)
+    found = wrong(copied)
+    assert "another row's too" in found["no two rows share a slot, and all lie within the arenas"]
+    assert "every slot of the arenas holds a row" in found
+
+
+def test_check_finds_slots_beyond_the_arena(copied):
+    layout = load_plan(copied).layout
+    with_layout(copied, slots=layout.slots - 1)
+    found = wrong(copied)
+    assert "whose arena has" in found["no two rows share a slot, and all lie within the arenas"]
+    assert "memory of each rank is the plan's" in found
+
+
+def test_check_finds_rank_maps_that_disagree(copied):
+    shutil.copy(copied / rank_file(1), copied / rank_file(0))
+    stamp(copied)
+    found = wrong(copied)
+    assert "every row is read from a rank that holds it, at one slot" in found
+    assert "maps agree with the layout by its definition" in found
+
+
+@pytest.mark.parametrize(
+    ("change", "invariant"),
+    [
+        (lambda f: f["rank_seconds"].__setitem__(0, 1.0), "the figures add up"),
+        (lambda f: f["dob"].update(memory=0.5), "the figures add up"),
+        (lambda f: f["communication_bytes"].update(total=1.0), "the figures add up"),
+        (
+            lambda f: f["memory_bytes"].__setitem__(0, f["memory_bytes"][0] + 64),
+            "memory of each rank is the plan's",
+        ),
+        (
+            lambda f: f["capacity_bytes"].__setitem__(0, 1),
+            "memory is within each rank's capacity",
+        ),
+        (
+            lambda f: f.update(extra_memory_ratio=0.5),
+            "copies take the extra memory stated, within that asked for",
+        ),
+    ],
+)
+def test_check_finds_figures_that_are_not_so(copied, change, invariant):
+    content = json.loads((copied / MARKER).read_text())
+    change(content["figures"])
+    storage.write_json(copied / MARKER, content)
+    assert invariant in wrong(copied)
+
+
+def test_check_finds_a_bound_above_the_objective(copied):
+    content = json.loads((copied / MARKER).read_text())
+    content["certificate"]["lower_bound_seconds"] *= 2
+    storage.write_json(copied / MARKER, content)
+    assert "the objective is not below its lower bound" in wrong(copied)

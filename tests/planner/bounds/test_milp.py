@@ -1,0 +1,182 @@
+"""The mixed integer reference against enumeration, and between the bound and any placement."""
+
+from itertools import product
+
+import numpy as np
+import pulp
+import pytest
+from hypothesis import given, reject, settings
+from hypothesis import strategies as st
+
+from oper.base.errors import OperError
+from oper.cost.holder_sets import HolderSets, everywhere_set, single_owner_sets
+from oper.cost.objective import evaluate
+from oper.cost.workload import Workload
+from oper.planner.bounds import milp
+from oper.planner.bounds.lagrangian import lower_bound
+from oper.planner.problem.problem import Problem
+from oper.topology.topology import Topology
+from tests.support.planner.instances import make_classes, make_problem, topologies, workloads
+from tests.support.planner.latencies import quick_or_slow
+
+WIDTHS = ((64, 64), (256, 260))
+EXACT = 1e-9
+
+
+@st.composite
+def rows_problems(draw: st.DrawFn, most_rows: int, most_ranks: int = 4) -> Problem:
+    """A few rows, each a class of its own: none is accessed as often as another."""
+    topology = draw(quick_or_slow(topologies(most_ranks, alike=draw(st.booleans()))))
+    workload = draw(workloads)
+    size = draw(st.integers(1, most_rows))
+    accesses = draw(st.lists(st.integers(0, 3000), min_size=size, max_size=size, unique=True))
+    width = draw(st.lists(st.integers(0, 1), min_size=size, max_size=size))
+    classes = make_classes(accesses, [1] * size, workload, topology.ranks, 1000, WIDTHS, width)
+    try:
+        return make_problem(classes, topology, workload, draw(st.sampled_from([0.0, 0.3, 1.0])))
+    except OperError:  # drawn capacities in which the rows do not fit
+        reject()
+
+
+def solved(
+    problem: Problem, relative_gap: float = EXACT, time_limit_seconds: float = 20
+) -> milp.Reference:
+    """The reference with one row a partition."""
+    return milp.solve(
+        problem.classes.sums(np.eye(len(problem.classes))),
+        problem.topology,
+        problem.workload,
+        problem.capacity_bytes,
+        problem.budget_bytes,
+        time_limit_seconds,
+        relative_gap,
+    )
+
+
+def choices(problem: Problem) -> HolderSets:
+    """Every group a row may be in, with all ways of reading from its holders."""
+    ranks = problem.topology.ranks
+    if problem.workload.training:
+        return single_owner_sets(ranks) + everywhere_set(ranks)
+    groups = []
+    for path in product(range(ranks), repeat=ranks):
+        holds = np.zeros(ranks, dtype=bool)
+        holds[list(path)] = True
+        if all(path[j] == j for j in set(path)):
+            groups.append((path, holds))
+    paths, holds_all = zip(*groups, strict=True)
+    return HolderSets(np.array(paths, dtype=np.uint16), np.array(holds_all))
+
+
+def price(problem: Problem, groups: HolderSets) -> float:
+    """The objective of rows in `groups`, one each; infinite outside the limits."""
+    classes = problem.classes
+    sums = classes.sums(np.eye(len(classes)))
+    cost = evaluate(problem.topology, problem.workload, groups, sums, problem.capacity_bytes)
+    fits = cost.feasible and cost.extra_bytes <= problem.budget_bytes
+    return cost.objective_seconds if fits else np.inf
+
+
+@settings(max_examples=40)
+@given(rows_problems(most_rows=3, most_ranks=3))
+def test_the_optimum_is_the_least_of_all_placements(problem: Problem) -> None:
+    groups = choices(problem)
+    every = product(range(len(groups)), repeat=len(problem.classes))
+    least = min(price(problem, groups.take(list(chosen))) for chosen in every)
+    reference = solved(problem)
+    if least == np.inf:
+        assert reference.status == "infeasible"
+        assert reference.groups is None
+    else:
+        assert reference.status == "optimal"
+        assert reference.objective_seconds == pytest.approx(least, rel=1e-6, abs=1e-25)
+        assert reference.groups is not None
+        assert price(problem, reference.groups) == reference.objective_seconds
+        assert reference.bound_seconds <= least * (1 + 1e-6) + 1e-25
+
+
+@settings(max_examples=40)
+@given(rows_problems(most_rows=10), st.data())
+def test_bound_below_optimum_below_placements(problem: Problem, data: st.DataObject) -> None:
+    # Within a second or not: what is asserted holds for any incumbent and its bound.
+    reference = solved(problem, relative_gap=1e-6, time_limit_seconds=1)
+    if reference.groups is None:
+        return
+    limits = (problem.capacity_bytes, problem.budget_bytes)
+    bound = lower_bound(problem.classes, problem.topology, problem.workload, *limits)
+    assert bound.seconds <= reference.objective_seconds
+    assert 0 <= reference.gap < 1
+    groups = choices(problem)
+    index = st.integers(0, len(groups) - 1)
+    size = len(problem.classes)
+    chosen = data.draw(st.lists(index, min_size=size, max_size=size))
+    placed = price(problem, groups.take(chosen))
+    assert reference.bound_seconds <= placed * (1 + 1e-6)
+    if reference.status == "optimal":
+        assert reference.objective_seconds <= placed * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("preset", ["2x2-a100", "cpu:4"])
+def test_ordering_alike_ranks_keeps_the_even_placement(preset: str) -> None:
+    topology, workload = Topology.load(preset), Workload("inference", "raw", 400)
+    classes = make_classes([100], [8], workload, 4)
+    problem = make_problem(classes, topology, workload, 0.0)
+    limits = (problem.capacity_bytes, 0.0)
+    reference = milp.solve(classes.sums(np.ones((1, 8))), topology, workload, *limits, 20, EXACT)
+    assert reference.cost is not None
+    assert reference.cost.dob["lookups"] == pytest.approx(1.0)
+
+
+def _hard() -> Problem:
+    """Many rows of odd weights on unequal ranks: an optimum takes long to prove."""
+    rng = np.random.default_rng(3)
+    cost = np.exp(rng.standard_normal((6, 6)) * 0.3) / 240e9
+    topology = Topology("unequal", (0,) * 6, cost, 235e9, 2e-6)
+    workload = Workload("inference", "raw", 600)
+    accesses = rng.choice(5000, 60, replace=False)
+    classes = make_classes(accesses.tolist(), [1] * 60, workload, 6)
+    return make_problem(classes, topology, workload, 0.2)
+
+
+def test_a_time_limit_is_reported_with_a_valid_bound() -> None:
+    problem = _hard()
+    reference = milp.solve(
+        problem.classes.sums(np.eye(len(problem.classes))),
+        problem.topology,
+        problem.workload,
+        problem.capacity_bytes,
+        problem.budget_bytes,
+        time_limit_seconds=2,
+        relative_gap=0.0,
+    )
+    assert reference.status == "time_limit"
+    assert 0 <= reference.bound_seconds <= reference.objective_seconds
+    assert reference.gap > 0
+
+
+@pytest.mark.parametrize("mode", ["training", "inference"])
+def test_cbc_finds_the_same(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not pulp.PULP_CBC_CMD().available():
+        pytest.skip("PuLP came without CBC on this platform")
+    topology = Topology.load("cpu:3")
+    workload = Workload(mode, "raw", 300)  # type: ignore[arg-type]
+    classes = make_classes([900, 500, 300, 200, 70, 10], [1] * 6, workload, 3)
+    problem = make_problem(classes, topology, workload, 0.5)
+    by_highs = solved(problem, 1e-6)
+    monkeypatch.setattr(pulp.HiGHS, "available", lambda self: False)
+    by_cbc = solved(problem, 1e-6)
+    assert (by_highs.solver, by_cbc.solver) == ("HiGHS", "CBC")
+    assert by_cbc.status == by_highs.status == "optimal"
+    assert by_cbc.objective_seconds == pytest.approx(by_highs.objective_seconds, rel=1e-5)
+    assert by_cbc.bound_seconds <= by_highs.objective_seconds * (1 + 1e-6)
+
+
+def test_capacities_that_hold_no_placement_are_infeasible() -> None:
+    topology = Topology.load("cpu:2")
+    workload = Workload("inference", "raw", 10)
+    classes = make_classes([30, 20, 10], [1, 1, 1], workload, 2)
+    sums = classes.sums(np.eye(3))
+    reference = milp.solve(sums, topology, workload, np.array([102.0, 102.0]), 0.0, 5)
+    assert reference.status == "infeasible"
+    assert reference.cost is None
+    assert reference.objective_seconds == np.inf

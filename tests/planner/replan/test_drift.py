@@ -1,0 +1,141 @@
+"""Drift: what a plan costs under newer counts, whose fault it is, and when to plan again."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+from hypothesis import given, settings
+from typer.testing import CliRunner
+
+from oper.base.errors import OperError
+from oper.cli import drift as cli
+from oper.cost.allreduce import allreduce_cost
+from oper.cost.workload import Workload
+from oper.planner.assemble import assemble
+from oper.planner.planner import make_placement
+from oper.planner.problem.problem import Settings
+from oper.planner.replan.drift import drift
+from oper.planner.replan.replan import replan
+from oper.tables.table import Table
+from oper.topology.topology import Topology
+from tests.support.planner.drifting import cost_row_by_row, make_profile, planned, seeds, slots_of
+from tests.support.planner.instances import zipf_counts
+
+
+def plan_and_newer(moved, mode="inference", seed=0):
+    """A plan for two tables, and a profile in which `moved` of the first one's rows have taken
+    other rows' counts."""
+    random = np.random.default_rng(seed)
+    tables = (Table("drifts", 6000), Table("stays", 6000))
+    counts = [random.permutation(zipf_counts(6000, 120_000, 1.05)) for _ in tables]
+    profile = make_profile(tables, counts)
+    plan = assemble(
+        profile,
+        make_placement(
+            profile,
+            Topology.load("2x4-a100"),
+            Workload(mode, "raw", 4096),
+            Settings(extra_memory=0.02),
+        ),
+    )
+    which = np.flatnonzero(random.random(6000) < moved)
+    counts[0][which] = counts[0][random.permutation(which)]
+    return plan, make_profile(tables, counts)
+
+
+@given(seeds)
+@settings(max_examples=15)
+def test_costs_are_those_of_single_rows_and_tables_add_up(seed):
+    plan, (_, profile) = planned(seed)
+    found = drift(plan, profile, 0.05)
+    cost = cost_row_by_row(plan, profile)
+    assert np.allclose(found.rank_now, cost.rank_seconds, rtol=1e-9)
+    assert np.isclose(found.now_seconds, cost.objective_seconds)
+    assert found.then_seconds == plan.figures["objective_seconds"]
+    parts = sum(table.slowest_rank_seconds for table in found.tables)
+    latency = allreduce_cost(plan.topology, cost.allreduce_method).latency
+    used = latency if cost.allreduce_method != "none" else 0.0
+    assert np.isclose(parts + used, found.now_seconds, rtol=1e-9)
+    assert np.isclose(
+        sum(table.mean_seconds for table in found.tables) + used, found.rank_now.mean(), rtol=1e-9
+    )
+
+
+@given(seeds)
+@settings(max_examples=10)
+def test_the_hot_set_is_what_the_plan_lists_and_replicates(seed):
+    plan, (_, profile) = planned(seed)
+    found = drift(plan, profile, 0.05)
+    accesses = profile.accesses.astype(np.int64)
+    copied = (slots_of(plan) >= 0).sum(axis=1) > 1
+    assert found.replicated.rows == copied.sum()
+    total = max(int(accesses.sum()), 1)
+    assert np.isclose(found.replicated.now, accesses[copied].sum() / total)
+    hottest = np.sort(accesses)[::-1][: int(copied.sum())].sum()
+    assert np.isclose(found.replicated.hottest_now, hottest / total)
+    for hot in (found.listed, found.replicated):
+        assert 0 <= hot.now <= hot.hottest_now <= 1 + 1e-12
+    assert found.listed.rows == len(plan.layout.codes)
+
+
+def test_unchanged_counts_keep_the_plan():
+    plan, profile = plan_and_newer(0.0)
+    found = drift(plan, profile, 0.0001)
+    assert np.isclose(found.now_seconds, found.then_seconds, rtol=1e-9)
+    assert np.allclose(found.rank_now, found.rank_then, rtol=1e-9)
+    assert np.isclose(found.listed.then, found.listed.now)
+    assert np.isclose(found.replicated.then, found.replicated.now)
+    assert found.verdict == "keep"
+
+
+@pytest.mark.parametrize("mode", ["training", "inference"])
+def test_the_verdict_is_by_the_threshold_and_names_the_table_that_drifted(mode):
+    plan, profile = plan_and_newer(0.3, mode)
+    found = drift(plan, profile, 0.001)
+    assert found.verdict == "replan"
+    assert found.worse > 0.001
+    drifted, stayed = found.tables
+    assert drifted.worse_seconds > 2 * abs(stayed.worse_seconds)
+    assert drift(plan, profile, found.worse + 1e-6).verdict == "keep"
+
+
+def test_replanning_makes_a_plan_that_is_kept():
+    plan, profile = plan_and_newer(0.3)
+    again = drift(replan(plan, profile, 10_000).plan, profile, 0.01)
+    assert again.verdict == "keep"
+    assert np.isclose(again.now_seconds, again.then_seconds, rtol=1e-9)
+
+
+def test_other_tables_are_refused():
+    plan, _ = plan_and_newer(0.0)
+    fewer = make_profile((Table("drifts", 6000),), [np.ones(6000)])
+    with pytest.raises(OperError, match="1 tables, and the plan 2"):
+        drift(plan, fewer, 0.05)
+    longer = make_profile(
+        (Table("drifts", 6001), Table("stays", 6000)), [np.ones(6001), np.ones(6000)]
+    )
+    with pytest.raises(OperError, match="'drifts' has 6,001 rows"):
+        drift(plan, longer, 0.05)
+
+
+def test_the_command_prints_one_object_or_tables(tmp_path: Path):
+    plan, profile = plan_and_newer(0.3)
+    plan.save(tmp_path / "plan")
+    profile.save(tmp_path / "profile")
+    app = typer.Typer()
+    cli.register(app)
+    arguments = [str(tmp_path / "plan"), str(tmp_path / "profile"), "--worse", "0.1%"]
+    told = CliRunner().invoke(app, [*arguments, "--json"])
+    content = json.loads(told.stdout)
+    assert content["verdict"] == "replan"
+    assert content["threshold"] == 0.001
+    seconds = content["objective_seconds"]
+    assert seconds["now"] == max(content["rank_seconds"]["now"])
+    assert seconds["fresh"] < seconds["now"]
+    shown = CliRunner().invoke(app, arguments)
+    assert shown.exit_code == 0
+    assert "verdict: replan" in shown.stdout
+    assert "0.10%" in shown.stdout
+    assert max(len(line) for line in shown.stdout.splitlines()) <= 100

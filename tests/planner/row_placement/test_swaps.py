@@ -1,0 +1,74 @@
+"""Exchanges: what they keep, that they never make it worse, and how far they get."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oper.cost.holder_sets import everywhere_set, per_node_sets, single_owner_sets
+from oper.cost.objective import evaluate
+from oper.cost.workload import Workload
+from oper.planner.row_placement.swaps import SwapSearch, columns
+from oper.topology.topology import Topology
+from tests.support.planner.instances import make_classes, topologies, workloads, zipf_problem
+
+
+@given(topologies(), workloads, st.integers(0, 2**32 - 1))
+def test_columns_are_what_a_byte_adds_to_each_rank(
+    topology: Topology, workload: Workload, seed: int
+) -> None:
+    groups = single_owner_sets(topology.ranks)
+    if not workload.training:
+        groups = groups + per_node_sets(topology) + everywhere_set(topology.ranks)
+    classes = make_classes([77, 5], [1, 1], workload, topology.ranks)
+    counts = np.random.default_rng(seed).integers(0, 5, (2, len(groups)))
+    cost = evaluate(topology, workload, groups, classes.sums(counts), np.full(topology.ranks, 1e9))
+    weight = classes.weight(workload) @ counts
+    np.testing.assert_allclose(weight @ columns(groups, topology), cost.rank_seconds, rtol=1e-12)
+
+
+@given(topologies(), workloads, st.integers(0, 2**32 - 1))
+def test_exchanges_keep_rows_of_groups_and_classes_and_never_raise_the_maximum(
+    topology: Topology, workload: Workload, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    accesses = rng.integers(0, 500, 12).tolist()
+    classes = make_classes(
+        accesses,
+        rng.integers(1, 9, 12).tolist(),
+        workload,
+        topology.ranks,
+        widths=((16, 20), (64, 68)),
+        width=rng.integers(0, 2, 12).tolist(),
+    )
+    groups = single_owner_sets(topology.ranks)
+    counts = np.stack(
+        [rng.multinomial(n, np.full(len(groups), 1 / len(groups))) for n in classes.rows]
+    )
+    weight, column = classes.weight(workload), columns(groups, topology)
+    before = (weight @ counts) @ column
+    exchange = SwapSearch(counts.copy(), weight, classes.width, column, before.copy())
+    exchange.run()
+    after = exchange.counts
+    assert after.min() >= 0
+    assert (after.sum(axis=1) == classes.rows).all()
+    for w in range(2):
+        mine = classes.width == w
+        assert (after[mine].sum(axis=0) == counts[mine].sum(axis=0)).all()
+    np.testing.assert_allclose((weight @ after) @ column, exchange.seconds, rtol=1e-9)
+    assert exchange.seconds.max() <= before.max() * (1 + 1e-12)
+
+
+def test_exchanges_even_out_alike_ranks_to_the_last_rows() -> None:
+    topology = Topology.load("dgx-a100")
+    problem = zipf_problem(topology, Workload("inference", "raw", 4096), exponent=0.8)
+    classes = problem.classes
+    rng = np.random.default_rng(0)
+    counts = np.stack([rng.multinomial(n, np.full(8, 1 / 8)) for n in classes.rows])
+    weight = classes.weight(problem.workload)
+    seconds = (weight @ counts) @ columns(single_owner_sets(8), topology)
+    assert seconds.max() / seconds.mean() > 1.001
+    exchange = SwapSearch(
+        counts, weight, classes.width, columns(single_owner_sets(8), topology), seconds
+    )
+    exchange.run()
+    assert exchange.seconds.max() / exchange.seconds.mean() < 1 + 1e-6

@@ -1,0 +1,313 @@
+"""Baselines against row-by-row references, and what every baseline must keep."""
+
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oper.cost.expected_reads import expected_reads
+from oper.cost.holder_sets import HolderSets
+from oper.cost.sums import Sums
+from oper.cost.workload import Workload
+from oper.planner.baselines import paper_procedure as p
+from oper.planner.baselines import simple as b
+from oper.planner.baselines import torchrec_planner as trec
+from oper.planner.baselines.baseline import NoPlacementError, price_baseline
+from oper.planner.class_placement.partition import partitions
+from oper.planner.problem.problem import Problem
+from oper.profiling.profile import Profile
+from oper.topology.topology import Topology
+from tests.support.planner.profiles import make_profile, profile_problem
+
+
+def sums_by_row(problem: Problem, profile: Profile, owner: np.ndarray) -> Sums:
+    """Sums of single-owner groups, row by row from the profile's own arrays."""
+    mode, ranks = problem.workload.mode, problem.topology.ranks
+    repeat = [table.rows for table in profile.tables]
+    m = np.repeat([float(table.memory_bytes(mode)) for table in profile.tables], repeat)
+    S = np.repeat([float(table.row_bytes) for table in profile.tables], repeat)
+    accesses = profile.accesses.astype(np.int64)
+    containing = accesses.copy()
+    for t, has in enumerate(profile.bagged):
+        if has:
+            first = profile.containing_offsets[t]
+            part = profile.containing[first : first + profile.tables[t].rows]
+            containing[profile.offsets[t] : profile.offsets[t + 1]] = part
+    R, D, U = expected_reads(accesses, containing, profile.samples, problem.workload, ranks)
+    values = [np.ones(len(S)), m, S, accesses, R, S * R, S * D, S * U, (S + 4) * D]
+    return Sums(
+        *(np.bincount(owner, value, minlength=ranks).astype(np.float64) for value in values)
+    )
+
+
+def assert_same_sums(found: Sums, wanted: Sums) -> None:
+    for name, value in vars(wanted).items():
+        np.testing.assert_allclose(getattr(found, name), value, rtol=1e-9, atol=1e-9, err_msg=name)
+
+
+@given(
+    load=st.lists(st.integers(0, 300), min_size=1, max_size=9),
+    rows=st.integers(0, 200),
+    size=st.integers(1, 60),
+)
+def test_water_fill_is_row_by_row(load: list[int], rows: int, size: int) -> None:
+    dealt = [0] * len(load)
+    for _ in range(rows):
+        now = [held + n * size for held, n in zip(load, dealt, strict=True)]
+        dealt[now.index(min(now))] += 1
+    assert b.water_fill(load, rows, size) == dealt
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_access_greedy_is_row_by_row(seed: int) -> None:
+    profile = make_profile(seed)
+    problem = profile_problem(profile)
+    found = b.access_greedy(problem, profile)
+    load = [0] * problem.topology.ranks
+    for accesses in sorted(profile.accesses.tolist(), reverse=True):
+        load[load.index(min(load))] += accesses
+    np.testing.assert_array_equal(found.sums.accesses, load)
+
+
+def test_access_greedy_spreads_rows_without_accesses() -> None:
+    profile = make_profile(0, rows=(1000,), bags=False)
+    profile.accesses[10:] = 0
+    found = b.access_greedy(profile_problem(profile), profile)
+    assert found.sums.rows.min() > 240
+    assert found.sums.rows.sum() == 1000
+
+
+@given(seed=st.integers(0, 999), rows=st.lists(st.integers(1, 60), min_size=1, max_size=6))
+def test_contiguous_baselines_are_row_by_row(seed: int, rows: list[int]) -> None:
+    profile = make_profile(seed, tuple(rows))
+    problem = profile_problem(profile, mode="training")
+    for method in (b.memory_greedy, b.row_wise, b.table_wise):
+        found = method(problem, profile)
+        assert found.pieces is not None
+        owner = found.pieces.owners()
+        assert len(owner) == sum(rows)
+        assert_same_sums(found.sums, sums_by_row(problem, profile, owner))
+
+
+@given(seed=st.integers(0, 999), rows=st.lists(st.integers(1, 60), min_size=1, max_size=6))
+def test_even_baselines_keep_the_capacity_without_extra_memory(seed: int, rows: list[int]) -> None:
+    profile = make_profile(seed, tuple(rows))
+    problem = profile_problem(profile, mode="training", extra=0.0)
+    for method in (b.memory_greedy, b.row_wise):
+        found = method(problem, profile)
+        assert price_baseline(problem, found).feasible, found.name
+
+
+def test_table_wise_gives_equally_many_whole_tables() -> None:
+    profile = make_profile(0, rows=(5, 9, 2, 7, 4, 4, 1, 3))
+    found = b.table_wise(profile_problem(profile), profile)
+    assert found.pieces is not None
+    assert found.pieces.rank.tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
+
+
+def test_memory_greedy_runs_are_in_order() -> None:
+    profile = make_profile(0, rows=(100, 30, 17))
+    found = b.memory_greedy(profile_problem(profile), profile)
+    assert found.pieces is not None
+    assert (np.diff(found.pieces.owners().astype(int)) >= 0).all()
+    spread = found.sums.memory_bytes.max() - found.sums.memory_bytes.min()
+    assert spread <= max(table.memory_bytes("inference") for table in profile.tables)
+
+
+def algorithm_1(
+    problem: Problem, size: np.ndarray, traffic: np.ndarray, owner: np.ndarray
+) -> np.ndarray:
+    """Algorithm 1 as a plain double loop, partitions hottest per byte first."""
+    ranks, L = problem.topology.ranks, problem.topology.link_cost
+    path = np.repeat(owner[:, None], ranks, axis=1)
+    free = problem.capacity_bytes - np.bincount(owner, size, minlength=ranks)
+    budget = problem.budget_bytes
+    active = list(range(ranks))
+    while active:
+        for g in list(active):
+            CL = [traffic[path[:, g] == j].sum() * L[g, j] for j in range(ranks)]
+            CL[g] = -1.0
+            t = int(np.argmax(CL))
+            fits = (path[:, g] == t) & (size <= min(free[g], budget))
+            candidates = [n for n in np.argsort(-(traffic / size), kind="stable") if fits[n]]
+            if not candidates:
+                active.remove(g)
+                continue
+            n = candidates[0]
+            path[n, g] = g
+            free[g] -= size[n]
+            budget -= size[n]
+            for i in range(ranks):
+                if i != g and path[n, i] != i and L[i, g] < L[i, path[n, i]]:
+                    path[n, i] = g
+    return path
+
+
+@given(
+    seed=st.integers(0, 9999),
+    node_of=st.sampled_from([(0, 0, 1, 1), (0, 1, 2, 3), (0, 0, 0, 1, 1, 1), (0, 0, 0)]),
+    local=st.sampled_from([2.0**-40, 2.0**-37]),  # cheaper than a node-mate's rows, or dearer
+    extra=st.sampled_from([0.0, 0.1, 0.7, 3.0]),
+)
+def test_replicate_inference_is_algorithm_1(
+    seed: int, node_of: tuple[int, ...], local: float, extra: float
+) -> None:
+    random = np.random.default_rng(seed)
+    ranks = len(node_of)
+    # Powers of two keep the running sums of link costs exact, so that ties are the same ties.
+    link = np.where(np.equal.outer(node_of, node_of), 2.0**-38, 2.0**-35)
+    np.fill_diagonal(link, local)
+    topology = Topology("drawn", node_of, link, 72e9, 2e-6)
+    problem = replace(profile_problem(make_profile(seed)), topology=topology)
+    size = 2 ** random.integers(3, 10, 20)
+    traffic = (2 ** random.integers(0, 20, 20)).astype(np.float64)
+    owner = random.integers(0, ranks, 20)
+    capacity = np.bincount(owner, size, minlength=ranks) + extra * size.sum() / ranks
+    problem = replace(problem, capacity_bytes=capacity, budget_bytes=extra * size.sum())
+    found = p.replicate_inference(problem, size, traffic, owner)
+    np.testing.assert_array_equal(found, algorithm_1(problem, size, traffic, owner))
+
+
+@given(
+    seed=st.integers(0, 999),
+    mode=st.sampled_from(["training", "inference"]),
+    topology=st.sampled_from(["2x2-a100", "cpu:1", "dgx-a100"]),
+    extra=st.sampled_from([0.0, 0.3, 2.0]),
+)
+def test_paper_places_every_row_and_keeps_the_budget(
+    seed: int, mode: Literal["training", "inference"], topology: str, extra: float
+) -> None:
+    profile = make_profile(seed)
+    problem = profile_problem(profile, topology, mode, extra)
+    found = p.paper(problem)
+    assert found.cells is not None
+    classes, groups = problem.classes, found.groups
+    placed = found.cells.dense(len(classes), len(groups))
+    np.testing.assert_array_equal(placed.sum(axis=1), classes.rows)
+    assert_same_sums(found.sums, classes.sums(placed))
+    assert_readable(groups)
+    if mode == "training":
+        assert set(groups.copies) <= {1, problem.topology.ranks}
+    cost = price_baseline(problem, found)
+    assert cost.extra_bytes <= problem.budget_bytes * (1 + 1e-12)
+
+
+def assert_readable(groups: HolderSets) -> None:
+    """Every path ends at a holder, and every holder reads its own copy."""
+    reader = np.arange(groups.path.shape[1])
+    assert np.take_along_axis(groups.holds, groups.path.astype(int), axis=1).all()
+    assert (
+        groups.path[groups.holds] == np.broadcast_to(reader, groups.path.shape)[groups.holds]
+    ).all()
+
+
+def test_backtracking_keeps_the_best_round() -> None:
+    profile = make_profile(3, rows=(3000, 500), bags=False)
+    problem = profile_problem(profile, threshold=0.2)
+    first = p.place(problem, partitions(problem.classes, 0.2))
+    best = p.backtrack(problem)
+    assert best.balance > first.balance
+    assert best.partitions.threshold < 0.2
+
+
+def test_training_replicates_by_the_printed_rule() -> None:
+    profile = make_profile(1, bags=False)
+    problem = profile_problem(profile, mode="training", extra=10.0, threshold=0.001)
+    parts = p.backtrack(problem).partitions
+    owner = np.zeros(len(parts), dtype=np.int64)
+    roomy = replace(problem, capacity_bytes=np.full(4, 1e9))
+    path = p.replicate_training(roomy, parts, owner)
+    rows = p.partition_totals(parts, np.ones(len(problem.classes)))
+    away = problem.topology.link_cost[~np.eye(4, dtype=bool)]
+    bandwidth = 1 / away.mean()
+    limit = bandwidth / (64 * problem.topology.allreduce_bandwidth)
+    replicated = (path == np.arange(4)).all(axis=1)
+    np.testing.assert_array_equal(replicated, parts.accesses / rows / 1000 > limit)
+    assert replicated.any()
+    assert not replicated.all()
+
+
+def torchrec_answer() -> list[dict[str, object]]:
+    """Table 0 column-wise on ranks 0 and 3, 1 data-parallel, 2 table-wise, 3 row-wise."""
+    shards: list[dict[str, object]] = [
+        {
+            "table": "t0",
+            "sharding": "column_wise",
+            "rank": rank,
+            "offsets": [0, at],
+            "sizes": [40, 8],
+        }
+        for rank, at in ((0, 0), (3, 8))
+    ]
+    shards += [
+        {"table": "t1", "sharding": "data_parallel", "rank": r, "offsets": None, "sizes": None}
+        for r in range(4)
+    ]
+    shards.append(
+        {"table": "t2", "sharding": "table_wise", "rank": 2, "offsets": [0, 0], "sizes": [1, 16]}
+    )
+    shards += [
+        {"table": "t3", "sharding": "row_wise", "rank": r, "offsets": [7 * r, 0], "sizes": [n, 8]}
+        for r, n in enumerate((7, 7, 7, 4))
+    ]
+    return shards
+
+
+def test_torchrec_shards_become_groups() -> None:
+    profile = make_profile(5)
+    problem = profile_problem(profile, mode="training")
+    shards = trec.read_shards(torchrec_answer(), profile)
+    rows = trec.whole_rows(problem, profile, shards)
+    found = trec.group_sums(problem, profile, shards, rows)
+    # Each rank's rows; the columns of table 0 are counted apart below.
+    owner = np.repeat([0, 4, 2, 0], [40, 3, 1, 25])
+    owner[44:] = np.repeat([0, 1, 2, 3], [7, 7, 7, 4])
+    five = replace(
+        problem, topology=Topology.load("cpu:5"), workload=Workload("training", "raw", 80)
+    )
+    wanted = sums_by_row(five, profile, owner)
+    table_0 = np.where(np.arange(69) < 40, 0, 1)
+    whole = sums_by_row(five, profile, table_0)
+    for name in ("read_bytes", "gradient_bytes", "row_bytes"):
+        half = getattr(whole, name)[0] / 2
+        moved = getattr(wanted, name) + half * np.array([-1, 0, 0, 1, 0])
+        np.testing.assert_allclose(getattr(found, name), moved, err_msg=name)
+    # Both column shards look up every access; each keeps 4 bytes of row-wise state a row.
+    np.testing.assert_allclose(found.read_rows[3], wanted.read_rows[3] + whole.read_rows[0])
+    state = wanted.memory_bytes[0] - 40 * (16 * 4 + 4) + 40 * (8 * 4 + 4)
+    assert found.memory_bytes[0] == state
+
+
+def test_torchrec_pooled_bytes_follow_the_formulas() -> None:
+    profile = make_profile(5)
+    problem = profile_problem(profile, mode="training")
+    shards = trec.read_shards(torchrec_answer(), profile)
+    hits = trec.whole_rows(problem, profile, shards).accesses
+    found = trec.pooled_bytes(problem, profile, shards, hits)
+    lookups = trec.table_accesses(problem, profile) / 1000
+    batch, readers = 16, 3
+    ids = readers * batch * (2 * (8 * lookups[0] + 8) + 8 * lookups[2] + 8)
+    ids += readers * batch * (8 * lookups[3] + 4 * 8)
+    assert found["ids"] == pytest.approx(ids)
+    assert found["outputs"] == readers * batch * 4 * (2 * 8 + 16 + 4 * 8)
+    assert found["gradients"] == found["outputs"]
+    assert found["allreduce"] == 4 * 2 * 3 / 4 * 3 * 8 * 4
+
+
+def test_torchrec_plans_from_end_to_end() -> None:
+    pytest.importorskip("torchrec")
+    profile = make_profile(2, rows=(4000, 300, 50, 20), bags=False)
+    problem = profile_problem(profile, mode="training")
+    found = trec.torchrec(problem, profile, limit_seconds=120)
+    assert found.sums.rows.sum() == pytest.approx(4370)
+    assert found.notes["capacity_factor"] >= 1
+    assert sum(found.notes["tables"].values()) == 4
+
+
+def test_torchrec_is_ended_at_the_limit() -> None:
+    profile = make_profile(2)
+    with pytest.raises(NoPlacementError, match=r"more than 0\.01 s"):
+        trec.torchrec(profile_problem(profile), profile, limit_seconds=0.01)

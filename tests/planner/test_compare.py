@@ -1,0 +1,220 @@
+"""`oper compare`: the same fields for every method, tables that fit, sweeps, limits."""
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from oper.base.errors import OperError
+from oper.cli import app
+from oper.cli import compare as text
+from oper.cost.holder_sets import everywhere_set
+from oper.cost.workload import Workload
+from oper.planner import compare as comparison
+from oper.planner.baselines.baseline import Baseline
+from oper.planner.bounds.certificate import certify
+from oper.planner.problem.problem import Settings
+from oper.profiling.profile import Profile
+from oper.topology.topology import Topology
+from tests.support.planner.profiles import make_profile, profile_problem
+
+QUICK = ("oper", "paper", "memory_greedy", "access_greedy", "table_wise", "row_wise")
+# Of `oper plan --json`; a fresh OPER plan has further ones.
+FIELDS = """
+    plan mode ranks rows threshold extra_memory_ratio asked seconds memory_bytes lookups
+    lookup_seconds link_bytes link_seconds gradient_lookup_seconds gradient_link_seconds
+    allreduce_seconds allreduce_method rank_seconds communication_bytes dob objective_seconds
+    lower_bound_seconds certified_gap feasible status capacity_factor notes
+"""
+
+
+def run(
+    profile: Profile,
+    mode: str = "training",
+    topology: str = "2x2-a100",
+    methods: tuple[str, ...] = QUICK,
+    limit_seconds: float = 60.0,
+    extra: float = 0.05,
+) -> dict[str, Any]:
+    return comparison.compare(
+        profile,
+        Topology.load(topology),
+        Workload(mode, "raw", 256),  # type: ignore[arg-type]
+        Settings(extra_memory=extra, threshold=0.02),
+        methods,
+        limit_seconds,
+    )
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> str:
+    make_profile(1, rows=(900, 40, 7), bags=False).save(tmp_path / "profile")
+    return str(tmp_path / "profile")
+
+
+def test_every_method_has_the_fields_of_a_plan() -> None:
+    found = run(make_profile(1, rows=(900, 40, 7)))["methods"]
+    assert tuple(found) == QUICK
+    for name, entry in found.items():
+        assert set(entry) >= set(FIELDS.split()), name
+        assert entry["rows"] == 947
+        json.dumps(entry, allow_nan=False)
+
+
+@pytest.mark.parametrize("mode", ["training", "inference"])
+@pytest.mark.parametrize("topology", ["cpu:4", "2x2-a100"])
+@pytest.mark.parametrize("seed", range(3))
+def test_no_feasible_method_passes_the_bound(mode: str, topology: str, seed: int) -> None:
+    found = run(make_profile(seed, rows=(900, 40, 7)), mode, topology)["methods"]
+    ours = found["oper"]["objective_seconds"]
+    for name, entry in found.items():
+        if entry["certified_gap"] is not None:
+            assert entry["certified_gap"] >= -1e-12, name
+            assert entry["objective_seconds"] >= ours * (1 - 1e-12), name
+
+
+def test_what_keeps_no_capacity_is_marked_and_has_no_gap() -> None:
+    found = run(make_profile(1, rows=(900, 40, 7)))["methods"]["table_wise"]
+    assert found["status"] == "infeasible"
+    assert not found["feasible"]
+    assert found["certified_gap"] is None
+    worst = max(
+        held / room
+        for held, room in zip(found["memory_bytes"], found["capacity_bytes"], strict=True)
+    )
+    assert found["capacity_factor"] == pytest.approx(worst, rel=1e-6)
+    assert found["objective_seconds"] > 0
+
+
+def test_more_copies_than_asked_for_have_no_gap() -> None:
+    problem = profile_problem(make_profile(1), "cpu:4", extra=0.5)
+    problem = replace(problem, capacity_bytes=problem.capacity_bytes * 4)
+    every_row = problem.classes.sums(problem.classes.rows[:, None])
+    everywhere = Baseline("everywhere", everywhere_set(4), every_row)
+    found = comparison.entry(
+        problem, Settings(extra_memory=0.5), certify(problem, 0.0), everywhere, {"total": 0.0}
+    )
+    assert found["feasible"]
+    assert found["extra_memory_ratio"] == pytest.approx(3)
+    assert found["certified_gap"] is None
+
+
+def test_a_late_method_has_status_time_limit_and_no_figures() -> None:
+    found = run(make_profile(1), methods=("row_wise", "torchrec"), limit_seconds=0.01)
+    late = found["methods"]["torchrec"]
+    assert late["status"] == "time_limit"
+    assert late["objective_seconds"] is None
+    assert late["lower_bound_seconds"] > 0
+    rendered = render([found])
+    assert "> limit" in rendered
+
+
+def test_the_solver_places_whole_partitions_and_never_beats_the_bound() -> None:
+    found = run(
+        make_profile(1, rows=(300, 40, 7), bags=False), "inference", "cpu:2", ("oper", "milp")
+    )
+    solved = found["methods"]["milp"]
+    assert solved["status"] == "ok"
+    assert solved["notes"]["solver_gap"] <= 1e-4
+    assert solved["certified_gap"] >= -1e-9
+
+
+def test_partitions_too_big_for_the_capacities_have_no_placement() -> None:
+    found = comparison.compare(
+        make_profile(1, rows=(900,), bags=False),
+        Topology.load("cpu:3"),
+        Workload("inference", "raw", 256),
+        Settings(extra_memory=0.0, threshold=0.3),
+        ("milp",),
+        60.0,
+    )
+    entry = found["methods"]["milp"]
+    assert entry["status"] == "infeasible"
+    assert entry["objective_seconds"] is None
+    assert "no placement" in render([found])
+
+
+def test_an_unknown_method_is_named() -> None:
+    with pytest.raises(OperError, match=r"tabel_wise.*table_wise"):
+        run(make_profile(1), methods=("tabel_wise",))
+
+
+def render(runs: list[dict[str, Any]]) -> str:
+    written = io.StringIO()
+    out = Console(width=400, highlight=False, file=written)
+    for found in runs:
+        out.print(text.run_table(found["methods"]))
+        out.print(text.traffic_table(found["methods"]))
+    return written.getvalue()
+
+
+@pytest.mark.parametrize("mode", ["training", "inference"])
+def test_tables_are_at_most_100_columns_wide(mode: str) -> None:
+    rendered = render([run(make_profile(seed, rows=(9000, 40, 7)), mode) for seed in range(3)])
+    assert max(len(line.rstrip()) for line in rendered.splitlines()) <= 100
+    assert all(name in rendered for name in QUICK)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0, "0"),
+        (1, "1"),
+        (0.5, ".500"),
+        (0.9996, "1"),
+        (12.34, "12.3"),
+        (99.96, "100"),
+        (123.4, "123"),
+    ],
+)
+def test_digits(value: float, shown: str) -> None:
+    assert text.digits(value) == shown
+
+
+def test_shares_with_one_percent_sign_for_all() -> None:
+    assert text.parse_shares("0,1,2%", "--extra-memory") == pytest.approx([0, 0.01, 0.02])
+    assert text.parse_shares("0.5,0.01", "--extra-memory") == pytest.approx([0.5, 0.01])
+    with pytest.raises(OperError, match="--threshold"):
+        text.parse_shares("1,,2%", "--threshold")
+
+
+def invoke(*arguments: str) -> Any:
+    return CliRunner().invoke(app, arguments)
+
+
+def test_command_sweeps_and_prints_one_object(saved: str) -> None:
+    done = invoke(
+        "compare",
+        saved,
+        "--topology",
+        "cpu:2",
+        "--extra-memory",
+        "0,10%",
+        "--threshold",
+        "5,1%",
+        "--methods",
+        "oper,row_wise",
+        "--json",
+    )
+    assert done.exit_code == 0, done.output
+    runs = json.loads(done.stdout)["runs"]
+    swept = [(r["settings"]["extra_memory"], r["settings"]["threshold"]) for r in runs]
+    assert swept == [(0.0, 0.05), (0.1, 0.05), (0.0, 0.01), (0.1, 0.01)]
+    assert all(set(r["methods"]) == {"oper", "row_wise"} for r in runs)
+
+
+def test_command_prints_a_table(saved: str) -> None:
+    done = invoke(
+        "compare", saved, "--topology", "cpu:2", "--capacity", "3", "--methods", ",".join(QUICK)
+    )
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 100
+    first = [line.split()[0] for line in lines if line]
+    assert [word for word in first if word in QUICK][: len(QUICK)] == list(QUICK)
+    assert "infeasible" not in done.stdout  # three times total/ranks holds any of these

@@ -1,0 +1,164 @@
+"""The architecture that the packages state in their first lines: layers, no circles, sizes.
+
+Imports are read from the source, those inside functions and under TYPE_CHECKING included.
+"""
+
+import ast
+from collections import defaultdict
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+# From the ground up: a package imports only what stands on the lines before its own.
+LAYERS = (
+    "base",
+    "files",
+    "tables topology",
+    "cost logs.batches",
+    "logs.formats",
+    "logs",
+    "profiling plan",
+    "synth audit",
+    "planner.problem",
+    "planner.lp",
+    "planner.class_placement planner.bounds",
+    "planner.row_placement planner.baselines",
+    "planner",
+    "planner.replan",
+    "runtime.comm",
+    "runtime.tables",
+    "runtime.memory runtime.allreduce",
+    "runtime.step",
+    "runtime",
+    "measure torchrec",
+    "cli.shared",
+    "cli.profile_commands",
+    "cli.plan_commands",
+    "cli",
+)
+FLOOR = {name: number for number, line in enumerate(LAYERS) for name in line.split()}
+# What may never be reached, whatever stands between.
+NEVER = (
+    ("runtime", "planner"),
+    ("planner", "runtime"),
+    ("logs", "planner"),
+    ("audit", "planner"),
+    ("audit", "runtime"),
+)
+MOST_FILES, MOST_LINES, MOST_CLASS_LINES = 12, 400, 200
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """All modules of the package by name."""
+    found = {}
+    for path in sorted((REPOSITORY / "oper").rglob("*.py")):
+        parts = path.relative_to(REPOSITORY).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+@cache
+def imports() -> dict[str, set[str]]:
+    """What each module imports of the package; the package's own face (`oper`) is no module."""
+    known = modules()
+    found: dict[str, set[str]] = {}
+    for name, path in known.items():
+        found[name] = set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            targets = []
+            if isinstance(node, ast.ImportFrom) and node.module:
+                inside = [f"{node.module}.{alias.name}" for alias in node.names]
+                targets = [module if module in known else node.module for module in inside]
+            elif isinstance(node, ast.Import):
+                targets = [alias.name for alias in node.names]
+            found[name] |= {t for t in targets if t.startswith("oper.")} - {name}
+    del found["oper"]
+    return found
+
+
+def package(module: str) -> str:
+    """The package, below `oper`, of a module."""
+    is_package = modules()[module].name == "__init__.py"
+    return (module if is_package else module.rpartition(".")[0]).removeprefix("oper.")
+
+
+def reached(start: str) -> set[str]:
+    """All modules that a module imports, directly or not."""
+    seen: set[str] = set()
+    left = [start]
+    while left:
+        for target in imports()[left.pop()] - seen:
+            seen.add(target)
+            left.append(target)
+    return seen
+
+
+def test_every_package_has_a_layer_and_imports_only_lower_ones() -> None:
+    wrong = []
+    for module, targets in imports().items():
+        for target in targets:
+            mine, its = package(module), package(target)
+            if mine != its and FLOOR[mine] <= FLOOR[its]:
+                wrong.append(f"{module} -> {target}")
+    assert not wrong, "\n".join(sorted(wrong))
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    circles = [module for module in imports() if module in reached(module)]
+    assert not circles, circles
+
+
+@pytest.mark.parametrize(("above", "below"), NEVER)
+def test_what_must_not_know_each_other_does_not(above: str, below: str) -> None:
+    wrong = [
+        f"{module} -> {target}"
+        for module in imports()
+        if module.startswith(f"oper.{above}")
+        for target in reached(module)
+        if target.startswith(f"oper.{below}")
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_folders_files_and_classes_stay_small() -> None:
+    wrong = []
+    folders: dict[Path, int] = defaultdict(int)
+    sources = [
+        path
+        for folder in ("oper", "tests", "benchmarks", "scripts", "examples")
+        for path in (REPOSITORY / folder).rglob("*")
+        if path.suffix in (".py", ".h", ".cpp", ".cu", ".cuh", ".sh")
+    ]
+    for path in sources:
+        folders[path.parent] += 1
+        text = path.read_text(encoding="utf-8")
+        lines = len(text.splitlines())
+        if lines > MOST_LINES:
+            wrong.append(f"{path.relative_to(REPOSITORY)}: {lines} lines")
+        if path.suffix != ".py":
+            continue
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ClassDef) and node.end_lineno is not None:
+                size = node.end_lineno - node.lineno + 1
+                if size > MOST_CLASS_LINES:
+                    where = path.relative_to(REPOSITORY)
+                    wrong.append(f"{where}: class {node.name} of {size} lines")
+    for folder, number in folders.items():
+        if number > MOST_FILES:
+            wrong.append(f"{folder.relative_to(REPOSITORY)}: {number} files")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_package_says_what_comes_in_what_goes_out_and_what_it_imports() -> None:
+    wrong = []
+    for module, path in modules().items():
+        if path.name != "__init__.py" or module == "oper" or module.startswith("oper.cli"):
+            continue
+        first = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        if not ("In: " in first or "In and out: " in first) or "Imports: " not in first:
+            wrong.append(module)
+    assert not wrong, wrong

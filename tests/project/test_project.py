@@ -1,0 +1,68 @@
+"""The project's own promises: clean under ruff and mypy, one version, no paths of one machine."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import oper
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(["ruff", "check", "."], id="ruff-check"),
+        pytest.param(["ruff", "format", "--check", "."], id="ruff-format"),
+        pytest.param(["mypy"], id="mypy"),
+    ],
+)
+def test_linters_find_nothing(command: list[str]) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", *command],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert result.returncode == 0, f"{' '.join(command)}:\n{result.stdout}{result.stderr}"
+
+
+def test_changelog_opens_with_this_version() -> None:
+    changelog = (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8")
+    headings = re.findall(r"^## (\S+)", changelog, flags=re.MULTILINE)
+    assert headings[0] == oper.__version__
+
+
+def test_no_file_names_a_path_of_one_machine() -> None:
+    machine_path = re.compile(r"(?<![\w.$}-])/(?:home|root|work|Users)/\w")
+    found = []
+    for path in project_files():
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue  # an array file
+        found += [
+            f"{path.relative_to(REPOSITORY)}:{number}: {line.strip()}"
+            for number, line in enumerate(text.splitlines(), start=1)
+            if machine_path.search(line)
+        ]
+    assert not found, "\n".join(found)
+
+
+def project_files() -> list[Path]:
+    """All files git tracks or would track."""
+    listing = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+    )
+    if listing.returncode != 0:
+        pytest.skip(f"not a git checkout: {listing.stderr.strip()}")
+    files = [REPOSITORY / name for name in listing.stdout.split("\0") if name]
+    assert files, "git lists no files"
+    return [path for path in files if path.is_file()]

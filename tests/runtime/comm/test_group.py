@@ -1,0 +1,154 @@
+"""Groups: what ranks are told of one that fails, dies, stops or is interrupted in a collective."""
+
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from oper.base.errors import OperError
+from oper.runtime.comm.deadline import Deadline
+from oper.runtime.comm.group import Group
+from oper.runtime.comm.lost_ranks import LostRankError, told
+from tests.support.runtime import mortal_ranks
+
+
+def _lose_rank_1(rank: int, process_group: Any, does: str) -> tuple[str, float, bool]:
+    """What a rank is told, after how long, and whether nothing is under way then."""
+    group = Group(process_group, deadline_seconds=1.5 if does in ("stops", "sleeps") else 15)
+    assert [int.from_bytes(m) for m in group.gather(bytes([rank]), "join")] == [0, 1, 2]
+    if rank == 1:
+        if does == "fails":
+            group.fail(OperError("no such row: 7"))
+            time.sleep(20)
+        if does == "fails after another":
+            group.fail(LostRankError("rank 2 failed: no such row: 7"))
+            time.sleep(20)
+        if does == "sleeps":
+            time.sleep(20)
+        if does == "is interrupted":
+            threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        else:
+            mortal_ranks.lose_this_process(signal.SIGSTOP if does == "stops" else signal.SIGKILL)
+    elif does == "is interrupted":
+        time.sleep(0.6 if rank == 0 else 0)
+    works = []
+
+    def collective(*arguments: Any, **options: Any) -> Any:
+        works.append(dist.all_to_all_single(*arguments, **options))
+        return works[0]
+
+    began = time.monotonic()
+    with pytest.raises((OperError, KeyboardInterrupt)) as error:
+        group.run(collective, torch.empty(3), torch.ones(3), doing="sum")
+    seconds = time.monotonic() - began
+    time.sleep(0.3)
+    return str(error.value), seconds, works[0].is_completed()
+
+
+ENDINGS = {
+    "dies": "rank 1 died while rank ",
+    "stops": "rank 1 did not come within 1.5 s, while rank ",
+    "sleeps": "rank 1 did not come within 1.5 s, while rank ",
+    "fails": "rank 1 failed: no such row: 7",
+    "fails after another": "rank 2 failed: no such row: 7",
+    "is interrupted": "rank 1 was interrupted",
+}
+
+
+@pytest.mark.parametrize("does", ENDINGS)
+def test_all_others_are_told_at_once_and_leave(does: str) -> None:
+    silent = [] if does == "is interrupted" else [1]
+    first, interrupted, last = mortal_ranks.run(3, _lose_rank_1, does, silent=silent)
+    for message, seconds, ended in (first, last):
+        assert message.startswith(ENDINGS[does])
+        assert ("equally many steps" in message) == (does in ("stops", "sleeps"))
+        assert seconds < 5
+        assert ended
+    if interrupted:
+        _, seconds, ended = interrupted
+        assert seconds < 1.5
+        assert ended
+
+
+def _wait_for_different_things(rank: int, process_group: Any) -> str:
+    group = Group(process_group, deadline_seconds=1.5)
+
+    def wait() -> None:
+        if rank:
+            group.run(dist.all_to_all_single, torch.empty(2), torch.ones(2), doing="exchange rows")
+        for _ in range(100):  # as at a board
+            group.look("say hello")
+            time.sleep(0.1)
+
+    with pytest.raises(LostRankError) as error:
+        wait()
+    return str(error.value)
+
+
+def test_ranks_that_wait_for_different_things() -> None:
+    for message in mortal_ranks.run(2, _wait_for_different_things):
+        assert message.startswith("all ranks wait, and not for the same (rank 0 for others to say ")
+        assert "; rank 1 for others to exchange rows)" in message
+
+
+def _lose_the_store(rank: int, process_group: Any) -> str:
+    group = Group(process_group, deadline_seconds=1.0)
+    if rank == 1:
+        mortal_ranks.lose_this_process(signal.SIGSTOP)
+
+    class Stopped:
+        """A store whose host is stopped."""
+
+        def clone(self) -> None:
+            time.sleep(20)
+
+    group._notices._store = Stopped()
+    with pytest.raises(LostRankError) as error:
+        group.gather(b"it", "join")
+    return str(error.value)
+
+
+def test_a_store_that_does_not_answer() -> None:
+    for message in mortal_ranks.run(3, _lose_the_store, silent=[1])[::2]:
+        assert message.startswith("ranks ")
+        assert "did not come within 1 s" in message
+        assert "store, which rank 0 serves where no launcher does, does not answer" in message
+
+
+def test_time_in_which_a_process_is_paused_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    patience = Deadline(3.0)
+    for seconds, ended in [(1.0, False), (1.5, False), (1.0, True)]:
+        now += seconds
+        assert patience.ended() == ended
+    patience = Deadline(60.0)
+    now += 3600
+    assert not patience.ended()
+
+
+def test_what_others_are_told() -> None:
+    assert told(2, OperError("no room")) == "rank 2 failed: no room"
+    assert told(2, ValueError("no room")) == "rank 2 failed: ValueError: no room"
+    assert told(2, ValueError()) == "rank 2 failed: ValueError"
+    assert told(2, KeyboardInterrupt()) == "rank 2 was interrupted"
+    assert told(2, LostRankError("rank 1 failed: no room")) == "rank 1 failed: no room"
+
+
+def test_groups_of_a_process_group_do_not_read_each_others_notices() -> None:
+    assert mortal_ranks.run(2, _fail_and_start_anew) == [["rank 0 failed: once", b"\1"]] * 2
+
+
+def _fail_and_start_anew(rank: int, process_group: Any) -> list[Any]:
+    failed = Group(process_group, deadline_seconds=10)
+    if rank == 0:
+        failed.fail(OperError("once"))
+    failed.gather(b"0", "fail")
+    with pytest.raises(LostRankError) as error:
+        failed.check()
+    return [str(error.value), Group(process_group, 10).gather(b"\1", "start")[1 - rank]]

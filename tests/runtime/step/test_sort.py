@@ -1,0 +1,109 @@
+"""The sort of a batch's accesses by row against NumPy's lexsort."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import oper.runtime.step.sort  # noqa: F401  (the shapes that opcheck asks for)
+from oper.base import native
+from oper.plan.layout import LOCAL, SLOT_BITS
+from tests.support.runtime.accesses import Accesses, random_accesses, sorted_runs
+
+
+def check(accesses: Accesses) -> None:
+    found = native.ops().sort_accesses(*accesses.tensors())
+    assert [t.dtype for t in found] == [torch.int32, torch.int32, torch.int64, torch.int64]
+    for tensor, expected in zip(found, sorted_runs(accesses), strict=True):
+        np.testing.assert_array_equal(tensor.numpy(), expected)
+
+
+@pytest.fixture
+def threads():
+    """Sets the number of threads, until the test ends."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    ranks=st.integers(1, 5),
+    sizes=st.lists(st.integers(0, 400), max_size=8),
+    buckets=st.integers(1, 4),
+    slots=st.sampled_from([1, 2, 50, 5000, 2**20, 2**40]),
+    replicas=st.sampled_from([0, 1, 10, 10**6]),
+    frozen=st.booleans(),
+)
+def test_equals_lexsort(seed, ranks, sizes, buckets, slots, replicas, frozen):
+    rng = np.random.default_rng(seed)
+    check(random_accesses(rng, ranks, sizes, buckets, slots, replicas, frozen))
+
+
+@pytest.mark.parametrize("slots", [3, 10**5, 2**40])
+def test_any_number_of_threads(threads, slots):
+    accesses = random_accesses(
+        np.random.default_rng(0), 3, [70_000, 0, 1, 90_000, 50_000], 2, slots, 10, frozen=False
+    )
+    for number in (1, 2, 3):
+        threads(number)
+        check(accesses)
+
+
+def test_one_row():
+    accesses = random_accesses(np.random.default_rng(0), 1, [300], 1, 1, 0, frozen=False)
+    _, start, slot, count = native.ops().sort_accesses(*accesses.tensors())
+    assert (start.tolist(), slot.tolist(), count.tolist()) == ([0, 300], [0], [0, 0, 1])
+
+
+def test_the_largest_addresses():
+    """Keys and positions beyond 64 bits."""
+    accesses = random_accesses(np.random.default_rng(0), 5, [3000], 1, 10, 0, frozen=False)
+    rng = np.random.default_rng(1)
+    accesses.ranks = 2**16
+    slot = rng.choice([2**40 - 1, 2**39, 7], 3000)
+    accesses.addresses = rng.choice([LOCAL, 2**16 - 1, 5], 3000) << SLOT_BITS | slot
+    check(accesses)
+
+
+def test_all_frozen():
+    accesses = random_accesses(np.random.default_rng(0), 2, [5, 6], 2, 10, 3, frozen=False)
+    accesses.features["has_gradient"] = 0
+    check(accesses)
+
+
+def test_bad_input():
+    accesses = random_accesses(np.random.default_rng(0), 2, [5, 6], 2, 10, 3, frozen=False)
+    arguments = accesses.tensors()
+    sort = native.ops().sort_accesses
+    for bad in (2 << SLOT_BITS, (LOCAL - 2) << SLOT_BITS, -1):
+        wrong = arguments[0].clone()
+        wrong[7] = bad
+        with pytest.raises(IndexError, match="names none of 2 ranks"):
+            sort(wrong, *arguments[1:])
+    with pytest.raises(ValueError, match="ends at 11, and there are 10 addresses"):
+        sort(arguments[0][:10], *arguments[1:])
+    with pytest.raises(IndexError, match="bucket"):
+        sort(*arguments[:3], 0, 2, 0)
+    with pytest.raises(ValueError, match="rank"):
+        sort(*arguments[:3], 2, 2, 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_one_per_bag(dtype):
+    one_per_bag = native.ops().one_per_bag
+    offsets = torch.arange(5000, dtype=dtype)
+    assert one_per_bag(offsets)
+    assert one_per_bag(offsets[:1])
+    for place in (0, 1, 2500, 4999):
+        wrong = offsets.clone()
+        wrong[place] += 1
+        assert not one_per_bag(wrong)
+
+
+def test_operators_are_as_torch_wants_them():
+    ops = native.ops()
+    accesses = random_accesses(np.random.default_rng(0), 2, [50, 60], 2, 10, 3, frozen=False)
+    torch.library.opcheck(ops.sort_accesses.default, accesses.tensors())
+    torch.library.opcheck(ops.one_per_bag.default, (torch.arange(5),), test_utils="test_schema")

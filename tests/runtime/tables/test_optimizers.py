@@ -1,0 +1,448 @@
+"""The update of rows against its definition in torch, which is checked against torch.optim, and
+against FBGEMM's optimizers on CPU."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oper.base import native
+from oper.base.errors import OperError
+from oper.runtime.tables.optimizers import STATES, Optimizer, update_rows
+from oper.tables.table import Table
+
+DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+LR = 2.0
+STEPS = 3
+ADAM: dict[str, Any] = {"eps": 0.1, "betas": (0.6, 0.8)}
+OPTIMIZERS = [
+    Optimizer("sgd"),
+    Optimizer("sgd", weight_decay=0.3),
+    Optimizer("momentum_sgd", momentum=0.7),
+    Optimizer("momentum_sgd", momentum=0.7, weight_decay=0.3),
+    Optimizer("adagrad", eps=0.1),
+    Optimizer("adagrad", eps=0.1, weight_decay=0.3),
+    Optimizer("rowwise_adagrad", eps=0.1),
+    Optimizer("rowwise_adagrad", eps=0.1, weight_decay=0.3),
+    Optimizer("rowwise_adagrad", eps=0.1, weight_decay=0.3, decoupled=True),
+    Optimizer("adam", **ADAM),
+    Optimizer("adam", **ADAM, weight_decay=0.1, decoupled=True),
+    Optimizer("partial_rowwise_adam", **ADAM),
+    Optimizer("partial_rowwise_adam", **ADAM, weight_decay=0.1, decoupled=True),
+]
+
+
+def step_of(o, w, state, g, t):
+    """Rows [n, D] and the parts of their state after step t with gradients g, all in float64."""
+    if not o.decoupled:
+        g = g + o.weight_decay * w
+    decayed = LR * o.weight_decay * w if o.decoupled else 0
+    rowwise = o.kind in ("rowwise_adagrad", "partial_rowwise_adam")
+    square = g.square().mean(1, keepdim=True) if rowwise else g.square()
+    if o.kind == "sgd":
+        return w - LR * g, []
+    if o.kind == "momentum_sgd":
+        m = o.momentum * state[0] + g
+        return w - LR * m, [m]
+    if o.kind in ("adagrad", "rowwise_adagrad"):
+        m = state[0] + square
+        return w - LR * g / (m.sqrt() + o.eps) - decayed, [m]
+    b1, b2 = o.betas
+    m, v = b1 * state[0] + (1 - b1) * g, b2 * state[1] + (1 - b2) * square
+    m_hat, v_hat = m / (1 - b1**t), v / (1 - b2**t)
+    return w - LR * m_hat / (v_hat.sqrt() + o.eps) - decayed, [m, v]
+
+
+class Reference:
+    """A table in float64, of which each step updates the rows that were accessed."""
+
+    def __init__(self, optimizer, values):
+        self.optimizer = optimizer
+        self.values = values.double()
+        rows, dim = values.shape
+        self.state = [torch.zeros(rows, s.values(dim)).double() for s in optimizer.states]
+
+    def update(self, ids, grads, step):
+        total = torch.zeros_like(self.values)
+        for slots, gradients in zip(ids, grads, strict=True):
+            total[slots] += gradients.double()
+        rows = torch.cat([*ids, torch.empty(0, dtype=torch.int64)]).unique()
+        before = [part[rows] for part in self.state]
+        after, state = step_of(self.optimizer, self.values[rows], before, total[rows], step)
+        self.values[rows] = after
+        for part, new in zip(self.state, state, strict=True):
+            part[rows] = new
+        return len(rows)
+
+
+class Arena:
+    """Rows and state of one rank; a slot has room for more state than the optimizer takes."""
+
+    def __init__(self, optimizer, values):
+        self.optimizer = optimizer
+        self.values = values.clone()
+        spare = 4
+        width = optimizer.state_bytes(values.shape[1]) + spare
+        self.bytes = torch.zeros(len(values), width, dtype=torch.uint8)
+
+    def update(self, ids, grads, step):
+        rows, dim = self.values.view(torch.uint8), self.values.shape[1]
+        dtype = DTYPES[self.values.dtype]
+        return update_rows(self.optimizer, ids, grads, rows, self.bytes, dim, dtype, LR, step)
+
+    @property
+    def state(self):
+        slices = self.optimizer.state_slices(self.values.shape[1])
+        return [self.bytes.view(torch.float32)[:, where] for where in slices.values()]
+
+
+def draw_values(generator, rows, dim):
+    return torch.randn(rows, dim, generator=generator)
+
+
+def draw_step(generator, rows, dim, lists, share=0.4):
+    """Slots and gradients of each rank."""
+    ids = [(torch.rand(rows, generator=generator) < share).nonzero()[:, 0] for _ in range(lists)]
+    return ids, [torch.randn(len(i), dim, generator=generator) for i in ids]
+
+
+def assert_alike(table, reference, dtype=torch.float32):
+    rtol = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
+    close: dict[str, Any] = {"rtol": rtol, "atol": 10 * rtol, "check_dtype": False}
+    torch.testing.assert_close(table.values, reference.values, **close)
+    for part, expected in zip(table.state, reference.state, strict=True):
+        torch.testing.assert_close(part, expected, **close)
+
+
+def train(optimizer, update, *, rows=50, dim=20, lists=2, seed=0):
+    """An arena trained by `update(arena, ids, grads, step)` for some steps, and its reference."""
+    generator = torch.Generator().manual_seed(seed)
+    values = draw_values(generator, rows, dim)
+    arena, reference = Arena(optimizer, values), Reference(optimizer, values)
+    for step in range(1, STEPS + 1):
+        ids, grads = draw_step(generator, rows, dim, lists)
+        reference.update(ids, grads, step)
+        update(arena, ids, grads, step)
+    return arena, reference
+
+
+# Of one dimension, row-wise optimizers are the element-wise ones.
+@pytest.mark.parametrize("dim", [1, 6])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
+def test_reference_is_torchs_where_all_rows_are_accessed(optimizer, dim):
+    o, generator = optimizer, torch.Generator().manual_seed(0)
+    reference = Reference(o, draw_values(generator, 10, dim))
+    weight = torch.nn.Parameter(reference.values.clone())
+    common = {"lr": LR, "weight_decay": o.weight_decay}
+    peer: torch.optim.Optimizer
+    if o.kind == "sgd":
+        peer = torch.optim.SGD([weight], **common)
+    elif o.kind == "momentum_sgd":
+        peer = torch.optim.SGD([weight], momentum=o.momentum, **common)
+    elif (o.kind == "adagrad" or (o.kind, dim) == ("rowwise_adagrad", 1)) and not o.decoupled:
+        peer = torch.optim.Adagrad([weight], eps=o.eps, **common)
+    elif o.kind == "adam" or (o.kind, dim) == ("partial_rowwise_adam", 1):
+        peer = torch.optim.AdamW([weight], eps=o.eps, betas=o.betas, **common)
+    else:
+        return
+    for step in range(1, STEPS + 1):
+        ids, grads = draw_step(generator, 10, dim, 1, share=1)
+        reference.update(ids, grads, step)
+        weight.grad = grads[0].double()
+        peer.step()
+        torch.testing.assert_close(weight.detach(), reference.values)
+
+
+@given(
+    optimizer=st.sampled_from(OPTIMIZERS),
+    seed=st.integers(0, 2**32 - 1),
+    lists=st.sampled_from([0, 1, 2, 3, 4, 7, 40]),
+    rows=st.sampled_from([1, 2, 63, 500]),
+    dim=st.sampled_from([1, 4, 16, 33, 128]),
+    dtype=st.sampled_from(list(DTYPES)),
+)
+def test_as_the_reference(optimizer, seed, lists, rows, dim, dtype):
+    generator = torch.Generator().manual_seed(seed)
+    values = draw_values(generator, rows, dim).to(dtype)
+    arena, reference = Arena(optimizer, values), Reference(optimizer, values)
+    for step in range(1, STEPS + 1):
+        ids, grads = draw_step(generator, rows, dim, lists)
+        untouched = torch.ones(rows, dtype=torch.bool)
+        for slots in ids:
+            untouched[slots] = False
+        before, state_before = arena.values[untouched], arena.bytes[untouched]
+        assert arena.update(ids, grads, step) == reference.update(ids, grads, step)
+        assert torch.equal(arena.values[untouched], before)
+        assert torch.equal(arena.bytes[untouched], state_before)
+        reference.values = reference.values.to(dtype).double()  # what a step is rounded to
+    assert_alike(arena, reference, dtype)
+    assert not arena.bytes[:, -4:].any()  # not the optimizer's
+
+
+@pytest.mark.parametrize("kind", [kind for kind in STATES if kind != "none"])
+def test_mutants_are_caught(kind):
+    optimizer = next(o for o in OPTIMIZERS if o.kind == kind)
+
+    def nothing(arena, ids, grads, step):
+        pass
+
+    def twice(arena, ids, grads, step):
+        arena.update(ids, grads, step)
+        arena.update(ids, grads, step)
+
+    def one_by_one(arena, ids, grads, step):
+        for slots, gradients in zip(ids, grads, strict=True):
+            arena.update([slots], [gradients], step)
+
+    def undivided(arena, ids, grads, step):
+        arena.update(ids, [gradients * 2 for gradients in grads], step)
+
+    def uncorrected(arena, ids, grads, step):
+        arena.update(ids, grads, 1)
+
+    def right(arena, ids, grads, step):
+        arena.update(ids, grads, step)
+
+    mutants = [nothing, twice, undivided]
+    mutants += [one_by_one] if optimizer.states else []  # SGD is linear in the gradient
+    mutants += [uncorrected] if "adam" in kind else []
+    assert_alike(*train(optimizer, right))
+    for mutant in mutants:
+        with pytest.raises(AssertionError):
+            assert_alike(*train(optimizer, mutant))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in STATES if kind != "none"])
+def test_threads_change_nothing(kind):
+    optimizer = next(o for o in OPTIMIZERS if o.kind == kind)
+
+    def by(threads):
+        def update(arena, ids, grads, step):
+            before = torch.get_num_threads()
+            torch.set_num_threads(threads)
+            try:
+                arena.update(ids, grads, step)
+            finally:
+                torch.set_num_threads(before)
+
+        return train(optimizer, update, rows=20_000, dim=8, lists=3)[0]
+
+    one, three = by(1), by(3)
+    assert torch.equal(one.values, three.values)
+    assert torch.equal(one.bytes, three.bytes)
+
+
+def test_sums_go_in_the_order_of_the_lists():
+    arena = Arena(Optimizer("sgd"), torch.zeros(4, 3))
+    ids = torch.tensor([1, 3])
+    grads = [torch.full((2, 3), value) for value in (1.0, 1e8, -1e8, 1.0, 2.0)]
+    arena.update([ids] * 5, grads, 1)
+    # ((1 + 1e8) - 1e8) + 1 + 2 in float32, whose values about 1e8 are 8 apart.
+    assert arena.values[ids].unique().tolist() == [-LR * 3.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_rows_are_rounded_to_the_nearest(dtype):
+    values = torch.linspace(-3, 3, 512).view(16, 32).to(dtype)
+    arena = Arena(Optimizer("sgd"), values)
+    grads = torch.linspace(0, 1e-2, 512).view(16, 32)
+    arena.update([torch.arange(16)], [grads], 1)
+    assert torch.equal(arena.values, (values.float() - LR * grads).to(dtype))
+
+
+FBGEMM_CASES = [
+    ("EXACT_SGD", {}),
+    ("EXACT_ADAGRAD", {}),
+    ("EXACT_ROWWISE_ADAGRAD", {}),
+    ("EXACT_ROWWISE_ADAGRAD", {"weight_decay": 0.3, "weight_decay_mode": "L2"}),
+    ("EXACT_ROWWISE_ADAGRAD", {"weight_decay": 0.3, "weight_decay_mode": "DECOUPLE"}),
+]
+
+
+@pytest.mark.parametrize(("name", "settings"), FBGEMM_CASES)
+@pytest.mark.parametrize("precision", ["FP32", "FP16"])
+def test_as_fbgemm(name, settings, precision):
+    """Two features share the table: of tables of one feature FBGEMM ignores weight decay on CPU."""
+    configs = pytest.importorskip("fbgemm_gpu.split_embedding_configs")
+    tbe = pytest.importorskip("fbgemm_gpu.split_table_batched_embeddings_ops_training")
+    rows, dim, bags, features = 40, 12, 30, 2
+    if "weight_decay_mode" in settings:
+        mode = tbe.WeightDecayMode[settings["weight_decay_mode"]]
+        settings = settings | {"weight_decay_mode": mode}
+    fused = {"optimizer": configs.EmbOptimType[name], "learning_rate": LR, "eps": 0.1} | settings
+    place = (tbe.EmbeddingLocation.HOST, tbe.ComputeDevice.CPU)
+    peer = tbe.SplitTableBatchedEmbeddingBagsCodegen(
+        [(rows, dim, *place)],
+        feature_table_map=[0] * features,
+        weights_precision=configs.SparseType[precision],
+        **fused,
+    )
+    generator = torch.Generator().manual_seed(0)
+    (weights,) = peer.split_embedding_weights()
+    weights.copy_(draw_values(generator, rows, dim))
+    arena = Arena(Optimizer.of_fused(fused), weights)
+    for step in range(1, STEPS + 1):
+        ids = torch.randint(rows, (features * bags,), generator=generator)
+        grad = torch.randn(bags, features * dim, generator=generator)
+        peer(ids, torch.arange(features * bags + 1)).backward(grad)
+        of_ids = grad.view(bags, features, dim).transpose(0, 1).reshape(-1, dim)
+        slots, place_of = ids.unique(return_inverse=True)
+        grads = torch.zeros(len(slots), dim).index_add_(0, place_of, of_ids)
+        arena.update([slots], [grads], step)
+    # FBGEMM rounds what it subtracts to fp16 as well: a unit in the last place a step.
+    rtol = 1e-5 if precision == "FP32" else STEPS * 2**-10
+    torch.testing.assert_close(arena.values, weights, rtol=rtol, atol=rtol)
+    for part, (expected,) in zip(arena.state, peer.split_optimizer_states(), strict=True):
+        torch.testing.assert_close(part.view(expected.shape), expected)
+
+
+@pytest.mark.parametrize("kind", STATES)
+@pytest.mark.parametrize("dim", [1, 64])
+def test_state_is_what_plans_count(kind, dim):
+    table = Table("t", 1, dim=dim, optimizer=kind)
+    optimizer = Optimizer(kind)
+    assert optimizer.state_bytes(dim) == table.memory_bytes("training") - table.row_bytes
+    ends = [where.stop for where in optimizer.state_slices(dim).values()]
+    assert optimizer.state_bytes(dim) == 4 * max(ends, default=0)
+
+
+def test_bad_lists_change_nothing():
+    arena = Arena(Optimizer("sgd"), torch.zeros(10, 2))
+    good, grad = torch.tensor([1, 2]), torch.ones(2, 2)
+    for bad, error in [
+        ([2, 1], ValueError),
+        ([3, 3], ValueError),
+        ([-1, 3], IndexError),
+        ([3, 10], IndexError),
+    ]:
+        with pytest.raises(error, match="slots"):
+            arena.update([good, torch.tensor(bad)], [grad, grad], 1)
+    for bad_grad in (torch.ones(2, 3), torch.ones(1, 2), torch.ones(2, 4)[:, ::2]):
+        with pytest.raises(ValueError, match="grads"):
+            arena.update([good], [bad_grad], 1)
+    with pytest.raises(TypeError, match="grads"):
+        arena.update([good], [grad.double()], 1)
+    assert not arena.values.any()
+
+
+def test_arenas_too_small_are_refused():
+    rows, few = torch.zeros(4, 8, dtype=torch.uint8), torch.zeros(4, 4, dtype=torch.uint8)
+    adam = Optimizer("adam")
+    with pytest.raises(ValueError, match="state: 4 bytes a slot, and adam needs 16"):
+        update_rows(adam, [], [], rows, few, 2, "fp32", 0.1, 1)
+    with pytest.raises(ValueError, match="too few for 3 values"):
+        update_rows(Optimizer("sgd"), [], [], rows, few, 3, "fp32", 0.1, 1)
+
+
+def test_schema_says_what_is_written():
+    schema = str(native.ops().update_rows.default._schema)
+    assert "Tensor(a!) rows, Tensor(b!) state" in schema
+
+
+def test_optimizers_of_torch():
+    of, torch_optim = Optimizer.of_torch, torch.optim
+    # What is not given is FBGEMM's default, as in TorchRec.
+    assert of(torch_optim.SGD, {}) == Optimizer("sgd", lr=0.01)
+    assert of(torch_optim.SGD, {"lr": 0.5, "momentum": 0.0}) == Optimizer("sgd", lr=0.5)
+    assert of(torch_optim.SGD, {"lr": 1, "momentum": 0.7, "weight_decay": 0.1}) == Optimizer(
+        "momentum_sgd", lr=1.0, momentum=0.7, weight_decay=0.1
+    )
+    assert of(torch_optim.Adagrad, {"eps": 0.2, "weight_decay": 0.1}) == Optimizer(
+        "adagrad", eps=0.2, weight_decay=0.1
+    )
+    adam = {"betas": (0.5, 0.6), "weight_decay": 0.1, "amsgrad": False, "foreach": None}
+    assert of(torch_optim.Adam, adam) == Optimizer(
+        "adam", betas=(0.5, 0.6), weight_decay=0.1, decoupled=True
+    )
+    # A sharder's fused parameters hold where the table's own do not say.
+    fused = {"learning_rate": 0.3, "eps": 0.2, "output_dtype": "anything"}
+    assert of(torch_optim.Adagrad, {"lr": 0.4}, fused) == Optimizer("adagrad", lr=0.4, eps=0.2)
+    assert hash(of(torch_optim.Adam, adam)) == hash(of(torch_optim.Adam, adam))
+
+
+def test_optimizers_of_torchrec():
+    optim = pytest.importorskip("torchrec.optim")
+    configs = pytest.importorskip("fbgemm_gpu.split_embedding_configs")
+    of, kinds = Optimizer.of_torch, configs.EmbOptimType
+    assert of(optim.SGD, {"lr": 0.5}) == Optimizer("sgd", lr=0.5)
+    assert of(optim.RowWiseAdagrad, {"lr": 0.5, "eps": 0.1, "lr_decay": 0.0}) == Optimizer(
+        "rowwise_adagrad", lr=0.5, eps=0.1
+    )
+    decayed = {"weight_decay": 0.1, "weight_decay_mode": 1}
+    assert of(optim.RowWiseAdagrad, decayed) == Optimizer("rowwise_adagrad", weight_decay=0.1)
+    assert of(optim.Adam, {"beta1": 0.5, "lr": 0.1}) == Optimizer(
+        "adam", lr=0.1, betas=(0.5, 0.999)
+    )
+    assert of(optim.PartialRowWiseAdam, {}) == Optimizer("partial_rowwise_adam")
+    # TorchRec's sharding renames what it was given, in place.
+    renamed = {"optimizer": kinds.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.5}
+    assert of(optim.RowWiseAdagrad, renamed) == Optimizer("rowwise_adagrad", lr=0.5)
+    assert Optimizer.of_fused(renamed) == Optimizer("rowwise_adagrad", lr=0.5)
+    with pytest.raises(OperError, match="LAMB is not supported"):
+        of(optim.LAMB, {})
+    with pytest.raises(OperError, match="lamb is not supported"):
+        Optimizer.of_fused({"optimizer": kinds.LAMB})
+
+
+def test_optimizers_of_fused_params(caplog):
+    of = Optimizer.of_fused
+    assert of({}) == Optimizer("sgd", lr=0.01)
+    assert of({"optimizer": "exact_sgd", "weight_decay": 0.0, "cache_load_factor": 0.2}) == of({})
+    adam = {"optimizer": "adam", "weight_decay": 0.1}
+    assert of(adam) == Optimizer("adam", weight_decay=0.1, decoupled=True)
+    rowwise = {"optimizer": "exact_row_wise_adagrad", "weight_decay": 0.1, "weight_decay_mode": 2}
+    assert of(rowwise) == Optimizer("rowwise_adagrad", weight_decay=0.1, decoupled=True)
+    assert not caplog.records
+    assert of({"eps": 0.5, "learning_rate": 0.1}) == Optimizer("sgd", lr=0.1)
+    assert "eps=0.5 has no effect on optimizer exact_sgd" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("fused_params", "message"),
+    [
+        ({"learning_rat": 0.1}, "learning_rat=0.1 is not supported"),
+        ({"weight_decay": 0.1}, "weight_decay=0.1 is not supported .* exact_sgd"),
+        ({"momentum": 0.5}, "momentum=0.5 is not supported"),
+        ({"gradient_clipping": True, "max_gradient": 2.0}, "gradient_clipping=True"),
+        ({"max_norm": 1.0}, "max_norm=1.0"),
+        ({"optimizer": "none"}, "optimizer none is not supported"),
+        ({"optimizer": "adam", "weight_decay_mode": 1}, "weight_decay_mode=1"),
+        ({"optimizer": "adam", "beta1": 1.0}, "beta 1.0"),
+        (
+            {"optimizer": "exact_row_wise_adagrad", "weight_decay": 0.1},
+            "no effect .* without a weight_decay_mode",
+        ),
+        (
+            {"optimizer": "exact_row_wise_adagrad", "weight_decay_mode": 3},
+            "weight_decay_mode=3 is not supported",
+        ),
+    ],
+)
+def test_fused_params_that_are_not_supported(fused_params, message):
+    with pytest.raises(OperError, match=message):
+        Optimizer.of_fused(fused_params)
+
+
+@pytest.mark.parametrize(
+    ("optimizer_class", "kwargs", "message"),
+    [
+        (torch.optim.RMSprop, {}, "RMSprop is not supported"),
+        (torch.optim.SGD, {"momentum": 0.9, "nesterov": True}, "nesterov=True"),
+        (torch.optim.SGD, {"momentum": 0.9, "dampening": 0.5}, "dampening=0.5"),
+        (torch.optim.Adagrad, {"initial_accumulator_value": 0.1}, "initial_accumulator_value=0.1"),
+        (torch.optim.Adam, {"amsgrad": True}, "amsgrad=True"),
+        (torch.optim.Adam, {"gradient_clipping": True}, "gradient_clipping=True"),
+    ],
+)
+def test_optimizers_of_torch_that_are_not_supported(optimizer_class, kwargs, message):
+    with pytest.raises(OperError, match=message):
+        Optimizer.of_torch(optimizer_class, kwargs)
+
+
+def test_bad_settings():
+    with pytest.raises(OperError, match="'rmsprop' is none of none, sgd"):
+        Optimizer("rmsprop")
+    with pytest.raises(OperError, match="step 0, and steps count from 1"):
+        Optimizer("adam").settings(0.1, 0)

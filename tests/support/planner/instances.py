@@ -1,0 +1,101 @@
+"""Small problems for tests: classes of rows made directly, without a profile."""
+
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from oper.cost.expected_reads import expected_reads
+from oper.cost.workload import Workload
+from oper.planner.problem.classes import Classes
+from oper.planner.problem.problem import Problem
+from oper.topology.topology import Topology
+
+
+def make_classes(
+    accesses: list[int],
+    rows: list[int],
+    workload: Workload,
+    ranks: int,
+    samples: int = 1000,
+    widths: tuple[tuple[int, int], ...] = ((64, 68),),
+    width: list[int] | None = None,
+) -> Classes:
+    """Classes of one table, one id a bag: class c has `rows[c]` rows accessed `accesses[c]` times.
+
+    Classes equal in accesses and width are put together, as `classify` does.
+    """
+    of_width = np.zeros(len(rows), dtype=np.int64) if width is None else np.array(width)
+    keys, inverse = np.unique(
+        np.stack([-np.array(accesses), of_width]), axis=1, return_inverse=True
+    )
+    counts = np.bincount(inverse.ravel(), weights=rows).astype(np.int64)
+    f, w = -keys[0], keys[1]
+    S = np.array([s for s, _ in widths], dtype=np.float64)[w]
+    m = np.array([m for _, m in widths], dtype=np.float64)[w]
+    R, D, U = expected_reads(f, f, samples, workload, ranks)
+    index = np.arange(len(counts))
+    return Classes(widths, w, f, f, counts, S, m, R, D, U, samples, w.copy(), index, counts.copy())
+
+
+def make_problem(
+    classes: Classes,
+    topology: Topology,
+    workload: Workload,
+    extra_memory: float = 0.05,
+    **changed: Any,
+) -> Problem:
+    """A problem with the paper's capacities."""
+    total = classes.total_bytes
+    capacity = topology.capacities(total, extra_memory, classes.width_memory).astype(np.float64)
+    budget = max(min(extra_memory * total, float(capacity.sum()) - total), 0.0)
+    settings: dict[str, Any] = {"threshold": 0.001, "dob": 0.999, "balance": "time"}
+    return Problem(classes, topology, workload, capacity, budget, **{**settings, **changed})
+
+
+def zipf_counts(rows: int, accesses: int, exponent: float = 1.05) -> np.ndarray:
+    """Accesses of each row, most accessed first."""
+    share = np.arange(1, rows + 1, dtype=np.float64) ** -exponent
+    return np.maximum(np.round(share / share.sum() * accesses), 0).astype(np.int64)
+
+
+def zipf_problem(
+    topology: Topology,
+    workload: Workload,
+    extra_memory: float = 0.05,
+    rows: int = 20_000,
+    exponent: float = 1.05,
+    **changed: Any,
+) -> Problem:
+    """A problem of one Zipf table."""
+    counts, of = np.unique(zipf_counts(rows, 40 * rows, exponent), return_counts=True)
+    classes = make_classes(
+        counts.tolist(), of.tolist(), workload, topology.ranks, samples=20 * rows
+    )
+    return make_problem(classes, topology, workload, extra_memory, **changed)
+
+
+workloads = st.builds(
+    Workload,
+    st.sampled_from(["training", "inference"]),
+    st.sampled_from(["raw", "distinct"]),
+    st.sampled_from([8, 64, 4096]),
+)
+
+
+@st.composite
+def topologies(draw: st.DrawFn, most_ranks: int = 4, alike: bool = False) -> Topology:
+    """Ranks on one or two nodes, links of equal or of any cost."""
+    ranks = draw(st.integers(2, most_ranks))
+    nodes = 2 if ranks % 2 == 0 and draw(st.booleans()) else 1
+    node_of = tuple(r * nodes // ranks for r in range(ranks))
+    same = np.equal.outer(node_of, node_of)
+    cost = np.where(same, 1 / 240e9, 1 / 19e9)
+    np.fill_diagonal(cost, 1 / 1244e9)
+    capacity = None
+    if not alike:
+        factors = draw(st.lists(st.floats(0.5, 2.0), min_size=ranks**2, max_size=ranks**2))
+        cost = cost * np.array(factors).reshape(ranks, ranks)
+        if draw(st.booleans()):
+            capacity = tuple(draw(st.lists(st.floats(1.6, 2.5), min_size=ranks, max_size=ranks)))
+    return Topology("drawn", node_of, cost, 72e9, 2e-6, capacity=capacity)

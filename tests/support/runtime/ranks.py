@@ -1,0 +1,107 @@
+"""Processes that act as ranks: started once, they run one function after another, in groups.
+
+with Ranks(4) as ranks:
+    results = ranks.run(2, function, *arguments)  # function(rank, group, *arguments) on 0 and 1
+"""
+
+import datetime
+import multiprocessing
+import tempfile
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+DEADLINE_SECONDS = 90.0
+
+
+class RankFailedError(AssertionError):
+    """A function raised on a rank; the message is its traceback."""
+
+
+class Ranks:
+    """`most` processes with a gloo group of each size from 1 to `most`."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._folder = tempfile.TemporaryDirectory()
+        # One process imports what ranks need, and they are its children: a second each less.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torchrec", "oper.runtime.engine"])
+        self._pipes, self._processes = [], []
+        for rank in range(most):
+            here, there = context.Pipe()
+            store = str(Path(self._folder.name) / "store")
+            process = context.Process(target=_serve, args=(rank, most, store, there), daemon=True)
+            process.start()
+            there.close()
+            self._pipes.append(here)
+            self._processes.append(process)
+
+    def run(
+        self,
+        ranks: int,
+        function: Callable[..., Any],
+        *arguments: Any,
+        lost: tuple[int, ...] = (),
+        **options: Any,
+    ) -> list[Any]:
+        """The results of function(rank, group, *arguments, **options), by rank; None for ranks
+        that are `lost` on the way."""
+        for pipe in self._pipes[:ranks]:
+            pipe.send((ranks, function, arguments, options))
+        results: list[Any] = []
+        failures = []
+        for rank, pipe in enumerate(self._pipes[:ranks]):
+            if rank in lost:
+                results.append(None)
+                continue
+            if not pipe.poll(DEADLINE_SECONDS):
+                self.close()
+                raise RankFailedError(f"rank {rank} gave no result within {DEADLINE_SECONDS:.0f} s")
+            result, failure = pipe.recv()
+            results.append(result)
+            if failure:
+                failures.append(f"rank {rank}: {failure}")
+        if failures:
+            raise RankFailedError("\n".join(failures))
+        return results
+
+    def close(self) -> None:
+        """End the processes."""
+        for process in self._processes:
+            process.kill()
+            process.join()
+        self._folder.cleanup()
+
+    def __enter__(self) -> "Ranks":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _serve(rank: int, most: int, store: str, pipe: Any) -> None:
+    import torch
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import FileStore  # which mypy finds only here
+
+    torch.set_num_threads(1)
+    limit = datetime.timedelta(seconds=DEADLINE_SECONDS)
+    dist.init_process_group(
+        "gloo",
+        store=FileStore(store, most),
+        rank=rank,
+        world_size=most,
+        timeout=limit,
+    )
+    groups = {n: dist.new_group(list(range(n)), timeout=limit) for n in range(1, most + 1)}
+    while True:
+        try:
+            ranks, function, arguments, options = pipe.recv()
+        except EOFError:
+            return
+        try:
+            pipe.send((function(rank, groups[ranks], *arguments, **options), None))
+        except BaseException:
+            pipe.send((None, traceback.format_exc()))

@@ -1,0 +1,128 @@
+"""Random plans for the tests of the runtime: any placement is right, so none is planned."""
+
+import numpy as np
+
+from oper.base import native
+from oper.base.tensors import as_int64, as_tensor
+from oper.cost.workload import Workload
+from oper.plan.layout import Layout
+from oper.plan.plan import Plan
+from oper.tables.table import Table
+from oper.topology.topology import Topology
+
+
+def random_plan(
+    seed: int,
+    tables: tuple[Table, ...],
+    ranks: int,
+    *,
+    replicated: float = 0.2,
+    listed: float = 0.4,
+    fetch: str = "raw",
+    mode: str = "training",
+    method: str = "bitmap",
+    idle: tuple[int, ...] = (),
+) -> Plan:
+    """A plan that replicates a share of the rows, lists others by a random owner and stripes the
+    rest; `idle` ranks own nothing. In inference replicas lie on some of the ranks only."""
+    rng = np.random.default_rng(seed)
+    owners = [r for r in range(ranks) if r not in idle]
+    sizes = sorted({(t.row_bytes, t.memory_bytes(mode)) for t in tables})
+    width_of_table = np.array([sizes.index((t.row_bytes, t.memory_bytes(mode))) for t in tables])
+    holds, path = _groups(rng, ranks, owners, mode)
+    fate = [rng.choice(3, t.rows, p=_shares(replicated, listed)) for t in tables]
+    group_of = []
+    for f in fate:
+        copied = rng.integers(len(owners), len(holds), len(f))
+        group_of.append(np.where(f == 0, copied, rng.integers(0, len(owners), len(f))))
+    everywhere = np.asarray(holds.all(axis=1))
+    pairs = sorted(
+        {
+            (int(w), int(g))
+            for t, w in enumerate(width_of_table)
+            for g in np.unique(group_of[t][fate[t] < 2])
+        },
+        key=lambda pair: (pair[0], not everywhere[pair[1]], pair[1]),
+    ) or [(0, 0)]
+    number = {pair: n for n, pair in enumerate(pairs)}
+    lines = [max(-(-t.rows // 448), 1) for t in tables]
+    line_offset = np.r_[0, np.cumsum(lines)].astype(np.int64)
+    bitmap = np.zeros((line_offset[-1], 8), np.uint64)
+    codes, used = [], np.zeros(len(pairs), dtype=np.int64)
+    bits = max(len(pairs) - 1, 0).bit_length()
+    for t, table in enumerate(tables):
+        marks = np.zeros(lines[t] * 448, bool)
+        marks[: table.rows] = fate[t] < 2
+        words = np.packbits(marks, bitorder="little").view(np.uint64).reshape(-1, 7)
+        bitmap[line_offset[t] : line_offset[t + 1], 1:] = words
+        for row in np.flatnonzero(fate[t] < 2):
+            group = number[int(width_of_table[t]), int(group_of[t][row])]
+            codes.append(int(used[group]) << bits | group)
+            used[group] += 1
+    native.ops().number_bitmap(as_tensor(bitmap.view(np.int64)), as_int64(line_offset))
+    order = rng.choice(owners, 7).astype(np.uint16)
+    slots = np.zeros((len(sizes), ranks), dtype=np.int64)
+    base = np.full((len(pairs), ranks), -1, dtype=np.int64)
+    for n, (w, g) in enumerate(pairs):
+        base[n] = np.where(holds[g], slots[w], -1)
+        slots[w] += holds[g] * used[n]
+    rotation = rng.integers(0, len(order), len(tables))
+    stripe_base = np.zeros((len(tables), ranks), dtype=np.int64)
+    for t, w in enumerate(width_of_table):
+        stripe_base[t] = slots[w]
+        striped = int((fate[t] == 2).sum())
+        turn = (np.arange(striped) + rotation[t]) % len(order)
+        slots[w] += np.bincount(order[turn], minlength=ranks)
+    groups = [g for _, g in pairs]
+    layout = Layout(
+        rows=np.array([t.rows for t in tables], np.int64),
+        width_of_table=width_of_table.astype(np.int64),
+        slots=slots,
+        group_width=np.array([w for w, _ in pairs], np.int64),
+        path=path[groups],
+        holds=holds[groups],
+        base=base,
+        orders=(order,),
+        pattern_of=np.zeros(len(tables), np.int64),
+        rotation=rotation,
+        stripe_base=stripe_base,
+        line_offset=line_offset,
+        bitmap=bitmap,
+        codes=np.array(codes, dtype=np.uint32),
+    )
+    nothing = np.zeros(0, dtype=np.uint32)
+    return Plan(
+        tables=tables,
+        topology=Topology("test", (0,) * ranks, np.ones((ranks, ranks)), 1.0, 0.0),
+        workload=Workload(mode, fetch, 64),  # type: ignore[arg-type]
+        layout=layout,
+        explicit_accesses=nothing,
+        explicit_containing=nothing,
+        owner_accesses=np.zeros(ranks, dtype=np.int64),
+        replica_accesses=0,
+        samples=1,
+        profile="",
+        produced_by="test",
+        figures={"allreduce_method": method},
+    )
+
+
+def _shares(replicated: float, listed: float) -> list[float]:
+    return [replicated, (1 - replicated) * listed, (1 - replicated) * (1 - listed)]
+
+
+def _groups(
+    rng: np.random.Generator, ranks: int, owners: list[int], mode: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """One group per owner, then those with copies: on all ranks, and in inference on some."""
+    single = np.zeros((len(owners), ranks), bool)
+    single[np.arange(len(owners)), owners] = True
+    several = [np.ones(ranks, bool)]
+    if mode == "inference":
+        for _ in range(3):
+            some = rng.random(ranks) < 0.5
+            some[rng.integers(0, ranks)] = True
+            several.append(some)
+    holds = np.concatenate([single, several])
+    path = [[r if h[r] else rng.choice(np.flatnonzero(h)) for r in range(ranks)] for h in holds]
+    return holds, np.array(path, dtype=np.uint16)

@@ -1,0 +1,349 @@
+"""Topologies: presets, YAML and its errors, capacities, and what is measured."""
+
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from oper.base.errors import OperError
+from oper.cli import topology as cli
+from oper.topology.topology import Topology
+
+GOOD = {
+    "name": "two",
+    "node_of": [0, 0, 1, 1],
+    "bandwidth": {"local": "1244GB/s", "same_node": "80GB/s", "other_node": "19GB/s"},
+    "allreduce_bandwidth": "72GB/s",
+}
+
+
+def written(folder: Path, **changes: object) -> Path:
+    """A topology file like GOOD but for `changes`; None leaves a key out."""
+    content = {key: value for key, value in (GOOD | changes).items() if value is not None}
+    path = folder / "t.yaml"
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
+    return path
+
+
+# Presets
+
+
+@pytest.mark.parametrize(
+    ("spec", "ranks", "nodes", "link", "allreduce"),
+    [
+        ("dgx-a100", 8, 1, 240e9, 235e9),
+        ("dgx-h100", 8, 1, 370e9, 480e9),
+        ("2x4-a100", 8, 2, 80e9, 72e9),
+        ("4x4-a100", 16, 4, 80e9, 72e9),
+        ("3x5-a100", 15, 3, 80e9, 72e9),
+        ("cpu:6", 6, 1, 4.5e9, 3e9),
+    ],
+)
+def test_presets(spec: str, ranks: int, nodes: int, link: float, allreduce: float) -> None:
+    topology = Topology.load(spec)
+    assert (topology.ranks, topology.nodes, topology.alike) == (ranks, nodes, True)
+    assert topology.link_cost[0, 1] == pytest.approx(1 / link)
+    assert topology.allreduce_bandwidth == allreduce
+    assert topology.latency_seconds == (2e-6 if nodes == 1 else 5e-6)
+
+
+def test_links_across_nodes_have_the_papers_ratio() -> None:
+    cost = Topology.load("2x4-a100").link_cost
+    assert cost[0, 4] / cost[0, 3] == pytest.approx(4.21, abs=0.005)
+    assert (cost == cost.T).all()
+    assert cost[3, 4] == cost[0, 7]
+    assert (np.diag(cost) < cost[0, 1]).all()
+
+
+@pytest.mark.parametrize("spec", ["dgx-b200", "cpu:0", "cpu:1000000", "0x4-a100", "no/such.yaml"])
+def test_unknown_topologies_are_refused(spec: str) -> None:
+    with pytest.raises(OperError, match=spec):
+        Topology.load(spec)
+
+
+# alike
+
+
+def test_alike_needs_equal_links_nodes_and_capacities() -> None:
+    base = Topology.load("2x2-a100")
+    assert base.with_capacity("64GB").alike
+    assert base.with_capacity("1.5").alike
+    assert not base.with_capacity("64GB,64GB,64GB,32GB").alike
+    content = base.to_dict() | {"node_of": [0, 0, 0, 1]}
+    assert not Topology.from_dict(content).alike
+    links = base.link_cost.copy()
+    links[2, 1] *= 1.01
+    assert not Topology.from_dict(base.to_dict() | {"link_cost": links.tolist()}).alike
+
+
+def test_link_costs_cannot_be_changed() -> None:
+    with pytest.raises(ValueError, match="read-only"):
+        Topology.load("cpu:2").link_cost[0, 1] = 1.0
+
+
+# Capacities
+
+
+def test_the_heap_is_the_papers() -> None:
+    topology = Topology.load("cpu:3")
+    assert topology.capacities(1000, 0.0, [68, 20]).tolist() == [334 + 88] * 3
+    assert topology.capacities(1000, 0.05, [68]).tolist() == [350 + 68] * 3
+
+
+@given(st.lists(st.sampled_from([4, 68, 260]), min_size=1, max_size=200), st.integers(1, 9))
+def test_the_heap_always_holds_one_copy_of_every_row(rows: list[int], ranks: int) -> None:
+    limit = Topology.load(f"cpu:{ranks}").capacities(sum(rows), 0.0, sorted(set(rows)))[0]
+    held = [0] * ranks
+    for row in sorted(rows, reverse=True):
+        held[held.index(min(held))] += row
+    assert max(held) <= limit
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("64GB", [64 * 10**9] * 3),
+        ("1KiB", [1024] * 3),
+        ("3", [3000] * 3),
+        ("1.5, 1, 0.75", [1500, 1000, 750]),
+        ("2000B,0.5,1kB", [2000, 500, 1000]),
+    ],
+)
+def test_capacity_in_bytes_and_factors(text: str, expected: list[int]) -> None:
+    topology = Topology.load("cpu:3").with_capacity(text)
+    assert topology.capacities(3000, 0.05, [10]).tolist() == expected
+    again = Topology.from_dict(json.loads(json.dumps(topology.to_dict())))
+    assert again.capacities(3000, 0.05, [10]).tolist() == expected
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "nan", "0B", "64 gigs", "1,2", "64000000000"])
+def test_capacity_that_says_nothing(text: str) -> None:
+    with pytest.raises(OperError, match="capacity"):
+        Topology.load("cpu:3").with_capacity(text)
+
+
+@given(st.integers(1, 300), st.integers(4, 100), st.integers(1, 20))
+def test_too_little_capacity_says_how_many_ranks_would_do(
+    rows: int, row_bytes: int, ranks: int
+) -> None:
+    limit = f"{3 * row_bytes + 1}B"  # three rows, and a byte that holds none
+    enough = -(-rows // 3)
+
+    def capacities(ranks: int) -> None:
+        Topology.load(f"cpu:{ranks}").with_capacity(limit).capacities(
+            rows * row_bytes, 0.0, [row_bytes]
+        )
+
+    if ranks >= enough:
+        capacities(ranks)
+        return
+    with pytest.raises(OperError) as error:
+        capacities(ranks)
+    assert f"{(rows - 3 * ranks) * row_bytes:,} too few" in str(error.value)
+    assert f"ranks that would do is {enough}" in str(error.value)
+
+
+def test_capacity_below_a_row_or_as_a_factor_below_one() -> None:
+    topology = Topology.load("cpu:3")
+    with pytest.raises(OperError, match=r"row of 68 bytes .* fits on no rank"):
+        topology.with_capacity("50B").capacities(6800, 0.0, [68])
+    with pytest.raises(OperError, match="more ranks would not help"):
+        topology.with_capacity("0.9").capacities(6800, 0.0, [68])
+
+
+def test_device_memory_only_warns() -> None:
+    topology = Topology.load("dgx-a100")
+    assert topology.memory_warning([40 * 10**9] * 8) is None
+    warning = topology.memory_warning([10**9] * 6 + [50 * 10**9, 41 * 10**9])
+    assert warning is not None
+    assert "rank 6 is to hold 50.0 GB" in warning
+    assert topology.capacities(8 * 10**12, 0.0, [68])[0] > 10**12
+
+
+# Files
+
+
+def test_a_file_says_what_a_preset_says(tmp_path: Path) -> None:
+    topology = Topology.load(str(written(tmp_path)))
+    assert (topology.link_cost == Topology.load("2x2-a100").link_cost).all()
+    assert topology.latency_seconds == 5e-6
+    assert topology.device_memory_bytes is None
+
+
+@given(st.lists(st.floats(1e-13, 1e-6), min_size=9, max_size=9), st.booleans())
+def test_a_topology_survives_json_to_the_last_bit(costs: list[float], by_kind: bool) -> None:
+    links = np.array(costs).reshape(3, 3) if not by_kind else np.full((3, 3), costs[0])
+    made = Topology("t", (0, 0, 1), links, 3e9, 2e-6, capacity=(5, 0.5, 1.0))
+    again = Topology.from_dict(json.loads(json.dumps(made.to_dict())))
+    assert (again.link_cost == links).all()
+    assert again.capacity == made.capacity
+    assert again.to_dict() == made.to_dict()
+
+
+SQUARE = [[9e9, 1e9, 1e9, 1e9], [1e9, 9e9, 1e9, 1e9], [1e9, 1e9, 9e9, 1e9], [1e9, 1e9, 1e9, 9e9]]
+
+
+def square(reader: int, source: int, value: object) -> list[list[object]]:
+    links: list[list[object]] = [list(row) for row in SQUARE]
+    links[reader][source] = value
+    return links
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"bandwidth": {"local": 1e9, "other_node": 1e9}}, ["bandwidth", "same_node"]),
+        ({"bandwidth": {"local": 1e9, "same_node": 0, "other_node": 1}}, ["same_node", "is 0"]),
+        ({"bandwidth": GOOD["bandwidth"] | {"nvlink": 1}}, ["bandwidth.nvlink", "is no key"]),  # type: ignore[operator]
+        ({"bandwidth": square(2, 1, None)}, ["bandwidth[2][1]", "missing"]),
+        ({"bandwidth": square(2, 1, -1e9)}, ["bandwidth[2][1]", "is -1000000000.0"]),
+        ({"bandwidth": square(0, 3, float("nan"))}, ["bandwidth[0][3]", "is nan"]),
+        ({"bandwidth": square(0, 3, "fast")}, ["bandwidth[0][3]", "is 'fast'"]),
+        ({"bandwidth": SQUARE[:3]}, ["bandwidth", "has 3, and 4 rows"]),
+        ({"bandwidth": [*SQUARE[:3], SQUARE[3][:2]]}, ["bandwidth[3]", "has 2, and 4 links"]),
+        ({"bandwidth": None}, ["one of bandwidth and link_cost"]),
+        ({"link_cost": SQUARE}, ["one of bandwidth and link_cost"]),
+        ({"node_of": [0, 0, 1, "b"]}, ["node_of[3]", "is 'b'"]),
+        ({"node_of": 4}, ["node_of", "the node of each"]),
+        ({"node_of": None}, ["has no node_of"]),
+        ({"allreduce_bandwidth": None}, ["has no allreduce_bandwidth"]),
+        ({"allreduce_bandwidth": "72 fast/s"}, ["allreduce_bandwidth", "72 fast"]),
+        ({"latency_seconds": -1}, ["latency_seconds", "is -1"]),
+        ({"device_memory": ["1GB", "1GB"]}, ["device_memory", "has 2, and 4 sizes"]),
+        ({"device_memory": "much"}, ["device_memory", "'much'"]),
+        ({"capacity": "1GB,2GB"}, ["capacity", "2 values"]),
+        ({"capacity": 40_000_000_000}, ["capacity", "with their unit"]),
+        ({"bandwith": 1}, ["bandwith", "is no key"]),
+    ],
+)
+def test_a_bad_file_is_refused_where_it_is_bad(
+    tmp_path: Path, changes: dict[str, object], words: list[str]
+) -> None:
+    path = written(tmp_path, **changes)
+    with pytest.raises(OperError) as error:
+        Topology.load(str(path))
+    for word in [str(path), *words]:
+        assert word in str(error.value)
+
+
+def test_errors_name_the_line(tmp_path: Path) -> None:
+    path = tmp_path / "t.yaml"
+    path.write_text("node_of: [0, 0]\nallreduce_bandwidth: 1e9\nbandwidth:\n- [1, 1]\n- [0, 1]\n")
+    with pytest.raises(OperError, match=r"line 5: bandwidth\[1\]\[0\] is 0,"):
+        Topology.load(str(path))
+    path.write_text("node_of: [0, 0]\nname: a\nname: b\n")
+    with pytest.raises(OperError, match=r"line 3: 'name' is said twice, first on line 2"):
+        Topology.load(str(path))
+    path.write_text("node_of: [0, 0\nname: a\n")
+    with pytest.raises(OperError, match=r"t.yaml, line 2, column 5: is not YAML"):
+        Topology.load(str(path))
+    path.write_text("")
+    with pytest.raises(OperError, match="holds nothing"):
+        Topology.load(str(path))
+
+
+# The command line
+
+
+def run(*arguments: str) -> str:
+    app = typer.Typer()
+    cli.register(app)
+    result = CliRunner().invoke(app, ["topology", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.mark.parametrize("spec", ["cpu:1", "4x4-a100", "dgx-h100"])
+def test_show_fits_in_100_columns(spec: str) -> None:
+    text = run("show", spec)
+    assert spec in text
+    assert "AllReduce" in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_show_json_is_one_object() -> None:
+    content = json.loads(run("show", "2x2-a100", "--json"))
+    assert (content["ranks"], content["nodes"], content["alike"]) == (4, 2, True)
+    assert content["device_memory_bytes"] == [40 * 10**9] * 4
+
+
+def test_measure_needs_ranks(tmp_path: Path) -> None:
+    with pytest.raises(OperError, match="--ranks N"):
+        run("measure", "-o", str(tmp_path / "t.yaml"))
+
+
+def test_measure_needs_whole_values(tmp_path: Path) -> None:
+    with pytest.raises(OperError, match="--row-bytes 30: whole float32 values"):
+        run("measure", "--ranks", "2", "--row-bytes", "30", "-o", str(tmp_path / "t.yaml"))
+
+
+# Measuring: that it comes to an end and makes a topology, not how fast this machine is
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_measured_ranks_make_a_topology(tmp_path: Path, ranks: int) -> None:
+    from oper.measure.measurement import measure_local
+
+    measurement = measure_local(ranks, arena_bytes=1 << 20, row_bytes=64)
+    assert "random rows of 64 bytes" in measurement.to_yaml("here")
+    assert np.array(measurement.bandwidth).shape == (ranks, ranks)
+    path = tmp_path / "here.yaml"
+    path.write_text(measurement.to_yaml("here"))
+    topology = Topology.load(str(path))
+    assert (topology.ranks, topology.nodes, topology.alike) == (ranks, 1, True)
+    assert topology.device_memory_bytes is not None
+    assert topology.link_cost == pytest.approx(measurement.topology("here").link_cost, rel=0.01)
+    path.write_text(measurement.to_yaml("here", per_pair=True))
+    pairs = 1 / Topology.load(str(path)).link_cost
+    assert pairs == pytest.approx(np.array(measurement.bandwidth), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("sent", "named"),
+    [(signal.SIGKILL, "rank 1 ended by signal 9"), (signal.SIGSTOP, r"ranks \[1\] did not come")],
+)
+def test_a_rank_that_does_not_come_is_named(sent: signal.Signals, named: str) -> None:
+    from oper.measure.measurement import measure_local
+
+    def strike() -> None:
+        while not (found := [c for c in multiprocessing.active_children() if c.name == "rank 1"]):
+            time.sleep(0.01)
+        os.kill(found[0].pid or 0, sent)
+
+    threading.Thread(target=strike, daemon=True).start()
+    with pytest.raises(OperError, match=named):
+        measure_local(2, deadline_seconds=2.0, arena_bytes=1 << 20)
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.slow
+def test_measure_under_torchrun_on_two_nodes(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    folder = Path(sys.executable).parent
+    output = tmp_path / "two.yaml"
+    agents = []
+    for node in range(2):
+        torchrun = f"torchrun --nnodes 2 --nproc-per-node 1 --node-rank {node} --no-python"
+        place = f"--master-addr 127.0.0.1 --master-port {port}"
+        command = f"{folder}/{torchrun} {place} {folder}/oper topology measure -o {output}"
+        agents.append(subprocess.Popen(command.split()))
+    assert [agent.wait(timeout=120) for agent in agents] == [0, 0]
+    topology = Topology.load(str(output))
+    assert topology.node_of == (0, 1)
+    assert topology.link_cost[0, 1] > topology.link_cost[0, 0]
