@@ -241,7 +241,7 @@ bool one_per_bag(const at::Tensor& offsets) {
 
 TORCH_LIBRARY_FRAGMENT(oper, m) {
   m.def("one_per_bag(Tensor offsets) -> bool");
-  m.set_python_module("oper.runtime.sort");  // the shapes, which depend on data
+  m.set_python_module("oper.runtime.step.sort");  // the shapes, which depend on data
   m.def(
       "sort_accesses(Tensor addresses, Tensor segment_offset, Tensor features,"
       " int rank, int ranks, int buckets)"
