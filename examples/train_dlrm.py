@@ -98,7 +98,7 @@ def print_traffic(model: nn.Module, plan: oper.Plan) -> None:
     }
     print(f"rank {rank}, kB of a step:   predicted   counted")
     for name, bytes_found in found.items():
-        predicted = plan.figures["communication_bytes"][name] / ranks
+        predicted = getattr(plan.prediction.communication_bytes, name) / ranks
         print(f"  {name:<22}{predicted / 1e3:>10.1f}{bytes_found / 1e3:>10.1f}")
 
 

@@ -46,12 +46,12 @@ def measure(profile: Profile, threshold: float) -> dict[str, Any]:
     began = time.perf_counter()
     planned = make_placement(profile, TOPOLOGY, workload, settings)
     seconds = time.perf_counter() - began
-    greedy = planned.draft.greedy
+    greedy = planned.class_placement.greedy
     return {
         "threshold": threshold,
         "paper": {**printed.dob, "feasible": printed.feasible, "seconds": printed_seconds},
         "greedy": greedy and {"lookups": greedy.dob_lookups, "memory": greedy.dob_memory},
-        "refined": {**planned.realised.cost.dob, "seconds": seconds},
+        "refined": {**planned.cost.dob, "seconds": seconds},
         "step": planned.step,
         "published": TABLE_3[threshold],
     }

@@ -89,7 +89,7 @@ def plans(
             continue
         yield entry | {
             "gap": planned.certificate.gap,
-            "feasible": planned.realised.cost.feasible,
+            "feasible": planned.cost.feasible,
             "step": planned.step,
             "hot_row": planned.certificate.hot_row is not None,
             "seconds": sum(planned.seconds.values()),

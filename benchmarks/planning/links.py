@@ -41,7 +41,7 @@ TOPOLOGY = Topology.load("2x4-a100")
 def planned(profile: Profile, workload: Workload, extra_memory: float, balance: str) -> Cost:
     """What the plan costs."""
     settings = Settings(extra_memory, balance=balance)
-    return make_placement(profile, TOPOLOGY, workload, settings).realised.cost
+    return make_placement(profile, TOPOLOGY, workload, settings).cost
 
 
 def gap(cost: Cost) -> float:

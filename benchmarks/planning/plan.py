@@ -77,7 +77,7 @@ def plan_once(folder: Path, case: Case) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir=folder.parent) as place:
         planned = make_plan(profile, topology, workload, Settings(), Path(place) / "plan")
         written = sum(file.stat().st_size for file in (Path(place) / "plan").rglob("*"))
-    cost, greedy = planned.realised.cost, planned.draft.greedy
+    cost, greedy = planned.cost, planned.class_placement.greedy
     return {
         "rows": profile.rows,
         "seconds": planned.seconds,

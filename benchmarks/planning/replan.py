@@ -1,7 +1,7 @@
 """Following a log: a plan is made for its first window, then replanned for each of the others.
 
 Each log is cut into equal windows. Window by window, the plan that is there is priced under the new
-counts, replanned with few moves, and compared with a plan made from nothing for that window: how
+counts, replanned with few moves, and compared with a plan made from scratch for that window: how
 much of that plan's gain the moves get, and for how many of the bytes that it would take to get
 there, both summed over the windows and in the worst window. "stale" is how much slower the first
 plan is in the last window than a fresh one, had it been kept.
@@ -71,7 +71,7 @@ def follow(
     horizon: int,
 ) -> dict[str, Any]:
     """Replan for each window but the first, from the plan of the one before."""
-    first = assemble(windows[0], make_placement(windows[0], topology, workload, settings))
+    first = assemble(make_placement(windows[0], topology, workload, settings))
     plan, steps = first, []
     for profile in windows[1:]:
         made = replan(plan, profile, horizon)

@@ -40,7 +40,7 @@ def runs(profile: Profile) -> Iterator[dict[str, Any]]:
             plans = [
                 make_placement(profile, TOPOLOGY, workload, Settings(extra)) for extra in EXTRA
             ]
-            costs = [planned.realised.cost for planned in plans]
+            costs = [planned.cost for planned in plans]
             objectives = [cost.objective_seconds for cost in costs]
             yield {
                 "mode": mode,

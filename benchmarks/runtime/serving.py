@@ -157,7 +157,7 @@ def compare_links(fetch: str, scale: float, folder: Path) -> dict[str, Any]:
     requests = counted.shape[1]
     # Each rank's part is drawn from the whole log without being put back.
     sigma = counted.std(axis=1, ddof=1) * np.sqrt((1 - 1 / cell.world_size) / requests)
-    expected = np.array(made.figures["link_bytes"]) / made.tables[0].row_bytes
+    expected = made.prediction.link_bytes / made.tables[0].row_bytes
     return {
         **cell.describe(),
         "fetch": fetch,

@@ -261,30 +261,30 @@ def _reference(plan: Plan, maps: "list[AddressMap]") -> str | None:
 
 
 def _memory(plan: Plan, placed: _Placement) -> list[Finding]:
-    figures, layout = plan.figures, plan.layout
+    prediction, layout = plan.prediction, plan.layout
     row_memory = np.array([t.memory_bytes(plan.workload.mode) for t in plan.tables])
     width_memory = np.zeros(len(layout.slots), dtype=np.int64)
     width_memory[layout.width_of_table] = row_memory  # equal for the tables of a width
     memory = width_memory @ layout.slots
     total = int(layout.rows @ row_memory)
-    stated, capacity = figures["memory_bytes"], figures["capacity_bytes"]
+    stated, capacity = prediction.memory_bytes, prediction.capacity_bytes
     findings = [Finding("every slot of the arenas holds a row", placed.unused())]
     wrong = None
-    if memory.tolist() != stated:
-        rank = int(np.flatnonzero(memory != np.array(stated))[0])
-        wrong = f"rank {rank} holds {memory[rank]:,} bytes, and the plan says {stated[rank]:,}"
+    if (memory != stated).any():
+        rank = int(np.flatnonzero(memory != stated)[0])
+        wrong = f"rank {rank} holds {memory[rank]:,} bytes, and the plan says {stated[rank]:,.0f}"
     findings.append(Finding("memory of each rank is the plan's", wrong))
-    over = memory - np.array(capacity)
+    over = memory - capacity
     wrong = None
-    if (over > 0).any() == bool(figures["feasible"]):
-        wrong = f"feasible is {figures['feasible']}, and ranks exceed by {over.max():,} bytes"
+    if (over > 0).any() == bool(prediction.feasible):
+        wrong = f"feasible is {prediction.feasible}, and ranks exceed by {over.max():,.0f} bytes"
     elif (over > 0).any():
-        wrong = f"rank {over.argmax()} exceeds its capacity by {over.max():,} bytes"
+        wrong = f"rank {over.argmax()} exceeds its capacity by {over.max():,.0f} bytes"
     findings.append(Finding("memory is within each rank's capacity", wrong))
     ratio, asked = placed.copies / total, plan.settings.get("extra_memory")
     wrong = None
-    if not np.isclose(ratio, figures["extra_memory_ratio"], rtol=_CLOSE, atol=0):
-        wrong = f"copies take {ratio:.6%}, and the plan says {figures['extra_memory_ratio']:.6%}"
+    if not np.isclose(ratio, prediction.extra_memory_ratio, rtol=_CLOSE, atol=0):
+        wrong = f"copies take {ratio:.6%}, and the plan says {prediction.extra_memory_ratio:.6%}"
     elif asked is not None and ratio > asked * (1 + _CLOSE):
         wrong = f"copies take {ratio:.6%} of the tables' bytes, and {asked:.6%} was asked for"
     findings.append(Finding("copies take the extra memory stated, within that asked for", wrong))
@@ -293,51 +293,45 @@ def _memory(plan: Plan, placed: _Placement) -> list[Finding]:
 
 def _figures(plan: Plan) -> list[Finding]:
     """The figures add up: each is recomputed from those it is the sum of."""
-    f = {
-        name: np.array(value) if isinstance(value, list) else value
-        for name, value in plan.figures.items()
-    }
+    stated = plan.prediction
     away = ~np.eye(plan.ranks, dtype=bool)
-    traffic = f["communication_bytes"]
-    largest = float(f["rank_seconds"].max())
+    traffic = stated.communication_bytes
     rank_seconds = (
-        f["lookup_seconds"]
-        + f["link_seconds"].sum(axis=1)
-        + f["gradient_lookup_seconds"]
-        + f["gradient_link_seconds"].sum(axis=1)
-        + f["allreduce_seconds"]
+        stated.lookup_seconds
+        + stated.link_seconds.sum(axis=1)
+        + stated.gradient_lookup_seconds
+        + stated.gradient_link_seconds.sum(axis=1)
+        + stated.allreduce_seconds
     )
-    parts = traffic["fetch"] + traffic["gradient"] + traffic["allreduce"]
-    memory_share = f["memory_bytes"] / np.maximum(f["capacity_bytes"], 1)
-    dob = {
-        "memory": _balance(memory_share),
-        "lookups": _balance(f["lookup_seconds"]),
-        "link_cost": _balance(f["link_seconds"][away]) if plan.ranks > 1 else None,
-    }
-    equal = {
-        "rank_seconds": (f["rank_seconds"], rank_seconds),
-        "objective_seconds": (f["objective_seconds"], largest),
-        "link_seconds": (f["link_seconds"], f["link_bytes"] * plan.topology.link_cost),
-        "communication_bytes.fetch": (traffic["fetch"], f["link_bytes"].sum()),
-        "communication_bytes.total": (traffic["total"], parts),
-        **{f"dob.{name}": (f["dob"][name], value) for name, value in dob.items()},
+    parts = traffic.fetch + traffic.gradient + traffic.allreduce
+    memory_share = stated.memory_bytes / np.maximum(stated.capacity_bytes, 1)
+    link_balance = _balance(stated.link_seconds[away]) if plan.ranks > 1 else None
+    equal: dict[str, tuple[Any, Any]] = {
+        "rank_seconds": (stated.rank_seconds, rank_seconds),
+        "objective_seconds": (stated.objective_seconds, float(stated.rank_seconds.max())),
+        "link_seconds": (stated.link_seconds, stated.link_bytes * plan.topology.link_cost),
+        "communication_bytes.fetch": (traffic.fetch, stated.link_bytes.sum()),
+        "communication_bytes.total": (traffic.total, parts),
+        "dob.memory": (stated.dob.memory, _balance(memory_share)),
+        "dob.lookups": (stated.dob.lookups, _balance(stated.lookup_seconds)),
+        "dob.link_cost": (stated.dob.link_cost, link_balance),
     }
     bound = plan.certificate.get("lower_bound_seconds")
     if bound:
-        gap = (f["objective_seconds"] - bound) / bound
+        gap = (stated.objective_seconds - bound) / bound
         equal["certified_gap"] = (1 + plan.certificate["certified_gap"], 1 + gap)
     unequal = [
         name
-        for name, (stated, found) in equal.items()
-        if (stated is None) != (found is None)
-        or (found is not None and not np.allclose(stated, found, rtol=_CLOSE, atol=0))
+        for name, (said, found) in equal.items()
+        if (said is None) != (found is None)
+        or (found is not None and not np.allclose(said, found, rtol=_CLOSE, atol=0))
     ]
-    below = bound is not None and f["objective_seconds"] < bound * (1 - _CLOSE)
+    below = bound is not None and stated.objective_seconds < bound * (1 - _CLOSE)
     return [
         Finding("the figures add up", f"not so: {', '.join(unequal)}" if unequal else None),
         Finding(
             "the objective is not below its lower bound",
-            f"{f['objective_seconds']:.9g} s, below {bound:.9g} s" if below else None,
+            f"{stated.objective_seconds:.9g} s, below {bound:.9g} s" if below else None,
         ),
         Finding("accesses of replicated rows are the plan's", _replica_accesses(plan)),
     ]

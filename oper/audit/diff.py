@@ -44,15 +44,26 @@ def diff(old: Plan, new: Plan) -> dict[str, Any]:
                 "bytes_changed": changed * table.row_bytes,
             }
         )
-    compared = ("objective_seconds", "extra_memory_ratio", "threshold")
     return {
         "settings": {"old": old.settings, "new": new.settings},
-        "figures": {n: {"old": old.figures.get(n), "new": new.figures.get(n)} for n in compared},
-        "dob": {"old": old.figures["dob"], "new": new.figures["dob"]},
+        "figures": {
+            name: {"old": value, "new": _compared(new)[name]}
+            for name, value in _compared(old).items()
+        },
+        "dob": {"old": old.prediction.dob._asdict(), "new": new.prediction.dob._asdict()},
         "rows": sum(t.rows for t in old.tables),
         "rows_changed": sum(t["rows_changed"] for t in tables),
         "bytes_changed": sum(t["bytes_changed"] for t in tables),
         "tables": tables,
+    }
+
+
+def _compared(plan: Plan) -> dict[str, float]:
+    """The figures that are compared."""
+    return {
+        "objective_seconds": plan.prediction.objective_seconds,
+        "extra_memory_ratio": plan.prediction.extra_memory_ratio,
+        "threshold": plan.record.threshold,
     }
 
 

@@ -106,7 +106,7 @@ def _why(plan: Plan, table: int, accesses: int, containing: int, copies: int) ->
     single = S * (R + (D if workload.training else 0)) * (local + link)
     everywhere = S * R * local
     if workload.training:
-        method = plan.figures["allreduce_method"]
+        method = plan.allreduce_method
         shares = [
             allreduce_cost(topology, m) for m in (METHODS[1:] if method == "none" else [method])
         ]
@@ -129,7 +129,7 @@ def _why(plan: Plan, table: int, accesses: int, containing: int, copies: int) ->
             f"{read}: {times} with copies, but its copies alone would take more than the extra "
             "memory there is; it is listed to be placed where the load is least"
         )
-    if workload.training and plan.figures["allreduce_method"] == "none":
+    if workload.training and plan.allreduce_method == "none":
         return (
             f"{read}: {times} with copies, but all rows that would gain save less than the "
             "AllReduce's latency takes; it is listed to be placed where the load is least"
@@ -149,5 +149,5 @@ def _copies_bytes(plan: Plan, table: int) -> int:
 def _room_bytes(plan: Plan) -> float:
     """Bytes of extra copies that were asked for and that the capacities leave."""
     total = sum(t.rows * t.memory_bytes(plan.workload.mode) for t in plan.tables)
-    room = float(sum(plan.figures["capacity_bytes"]) - total)
+    room = float(plan.prediction.capacity_bytes.sum() - total)
     return min(plan.settings["extra_memory"] * total, room)

@@ -16,10 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.errors import OperError
+from oper.cost.allreduce import Method
 from oper.cost.workload import Workload
 from oper.files import storage
 from oper.files.ownership import Format
 from oper.plan.layout import Layout, RankMap, rank_map
+from oper.plan.prediction import PlanningRecord, Prediction
 from oper.tables.table import Table, fingerprint
 from oper.topology.topology import Topology
 
@@ -37,7 +39,8 @@ _LARGE = ("bitmap", "codes", "stripe_bitmap")  # of the layout: as .npy, to be m
 class Plan:
     """A plan for `tables` on the ranks of `topology`.
 
-    `figures` are the cost's (`Cost.to_json`), `owner_accesses` [M] the accesses in the profile to
+    `layout` and `allreduce_method` are what the runtime acts on; `prediction` and `record` are
+    written under "figures" and only shown. `owner_accesses` [M] are the accesses in the profile to
     rows that one rank alone holds, by that rank, and `replica_accesses` the rest.
     """
 
@@ -51,8 +54,9 @@ class Plan:
     replica_accesses: int
     samples: int
     profile: str  # digest of the profile
-    produced_by: str  # the step or method that made it
-    figures: dict[str, Any]
+    allreduce_method: Method  # of the replicas' gradients
+    prediction: Prediction
+    record: PlanningRecord
     # [P] least accesses of a row in each partition that is listed, in order: descending.
     partition_floor: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     certificate: dict[str, Any] = field(default_factory=dict)
@@ -71,6 +75,21 @@ class Plan:
     @property
     def ranks(self) -> int:
         return self.topology.ranks
+
+    def figures_to_json(self) -> dict[str, Any]:
+        """The prediction and the planning record as plan.json and `oper plan show --json` have
+        them."""
+        return {
+            "mode": self.workload.mode,
+            "fetch": self.workload.fetch,
+            "batch_size": self.workload.batch_size,
+            "ranks": self.ranks,
+            "rows": int(self.layout.rows.sum()),
+            "threshold": self.record.threshold,
+            **self.prediction.to_json(self.allreduce_method),
+            "status": self.prediction.status,
+            **self.record.to_json(),
+        }
 
     def table_index(self, name: str) -> int:
         """The number of the table called `name`."""
@@ -133,7 +152,7 @@ class Plan:
         return {
             "schema": SCHEMA,
             "version": VERSION,
-            "produced_by": self.produced_by,
+            "produced_by": self.record.step,
             "fingerprint": fingerprint(self.tables),
             "profile": self.profile,
             "samples": self.samples,
@@ -147,7 +166,7 @@ class Plan:
                 None if self.distinct_ratio is None else self.distinct_ratio.tolist()
             ),
             "certificate": self.certificate,
-            "figures": self.figures,
+            "figures": self.figures_to_json(),
             "partitions": self.partitions,
             "rows": {
                 "total": int(layout.rows.sum()),
@@ -235,8 +254,9 @@ def _from_json(folder: Path, content: dict[str, Any]) -> Plan:
         replica_accesses=content["replica_accesses"],
         samples=content["samples"],
         profile=content["profile"],
-        produced_by=content["produced_by"],
-        figures=content["figures"],
+        allreduce_method=content["figures"]["allreduce_method"],
+        prediction=Prediction.from_json(content["figures"]),
+        record=PlanningRecord.from_json(content["figures"]),
         partition_floor=partition_floor,
         certificate=content["certificate"],
         partitions=content["partitions"],

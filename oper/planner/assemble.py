@@ -1,59 +1,45 @@
-"""From a planned placement to the plan that is written: layout, figures, settings."""
+"""From a placement to the plan that is written: layout, prediction, record, accesses by owner.
+
+In: `Planned`. Out: `Plan`.
+"""
 
 import numpy as np
 
 from oper.plan.plan import Plan
 from oper.planner.planner import Planned
-from oper.planner.problem.classes import table_ratios, table_widths
+from oper.planner.problem.classes import measured_ratios
 from oper.planner.row_placement.arena_layout import lay_out
-from oper.profiling.profile import Profile
 
 
-def assemble(profile: Profile, planned: Planned) -> Plan:
-    """The plan of a placement: every row gets its slot, every group its place in the arenas."""
-    problem, realised = planned.problem, planned.realised
-    tables = profile.tables
-    _, width_of_table = table_widths(tables, problem.workload.mode)
-    layout = lay_out(
-        np.array([table.rows for table in tables], dtype=np.int64),
-        width_of_table,
-        problem.classes,
-        realised.groups,
-        realised.counts,
-        realised.class_of_row,
-        realised.scan,
-        realised.stripes,
-    )
-    owner = realised.groups.owner
-    accesses = problem.classes.accesses @ realised.counts
-    accesses[: problem.topology.ranks] += realised.scan.striped_accesses.sum(axis=0)
+def assemble(planned: Planned) -> Plan:
+    """The plan of a placement: every row gets its slot. No times are in it, so that the same input
+    gives the same bytes."""
+    problem, placement = planned.problem, planned.row_placement
+    classes, profile, ranks = problem.classes, problem.profile, problem.ranks
+    owner = placement.groups.owner
+    accesses = classes.accesses @ placement.counts  # [G]
+    accesses[:ranks] += placement.scan.striped_accesses.sum(axis=0)
     single = owner >= 0
-    owned = np.zeros(problem.topology.ranks, dtype=np.int64)
-    np.add.at(owned, owner[single], accesses[single])
-    figures = planned.to_json()
-    # No clock in the folder: the same input gives the same bytes.
-    del figures["seconds"]
-    asked = figures.pop("asked")
-    certificate = {name: figures.pop(name) for name in planned.certificate.to_json()}
-    partitions = planned.draft.partitions
+    owner_accesses = np.zeros(ranks, dtype=np.int64)
+    np.add.at(owner_accesses, owner[single], accesses[single])
+    partitions = planned.class_placement.partitions
     return Plan(
-        tables=tables,
+        tables=profile.tables,
         topology=problem.topology,
         workload=problem.workload,
-        layout=layout,
-        explicit_accesses=realised.scan.explicit_accesses,
-        explicit_containing=realised.scan.explicit_containing,
-        owner_accesses=owned,
+        layout=lay_out(problem, placement),
+        explicit_accesses=placement.scan.listed_accesses,
+        explicit_containing=placement.scan.listed_samples_with_row,
+        owner_accesses=owner_accesses,
         replica_accesses=int(accesses[~single].sum()),
         samples=profile.samples,
         profile=profile.digest,
-        produced_by=planned.step,
-        figures=figures,
-        partition_floor=partitions.floor(problem.classes.accesses),
-        certificate=certificate,
+        allreduce_method=planned.cost.allreduce_method,
+        prediction=planned.prediction,
+        record=planned.record,
+        partition_floor=partitions.floor(classes.accesses),
+        certificate=planned.certificate.to_json(),
         partitions=partitions.summary(),
-        settings=asked,
-        distinct_ratio=(
-            np.stack(table_ratios(profile), axis=1) if profile.distinct is not None else None
-        ),
+        settings=problem.settings.to_json(),
+        distinct_ratio=measured_ratios(profile),
     )

@@ -1,50 +1,37 @@
 """Comparison: every method on the same profile, topology and workload, by one cost model (§6).
 
-The paper's Figure 10 and Tables 2 and 3 for any profile: what each method's placement takes of
-memory, lookups and links on every rank, how even that is, the predicted iteration, the time to
-plan, and how far from the bound it certainly is. Placements are compared and nothing is written:
-`seconds` has no layout and no disk in it. The bound holds for plans within the capacities and the
-extra memory, so only those have a gap.
+In: `Profile`, `Topology`, `Workload`, `Settings`, names of methods. Out: the figures of each. They
+are those of the paper's Figure 10 and Tables 2 and 3, for any profile: memory, lookups and link
+bytes of every rank, how even they are, the predicted iteration, the time to plan, and the certified
+gap. Placements are compared and nothing is written: `seconds` has no layout and no disk in it. The
+bound holds for plans within the capacities and the extra memory, so only those have a gap.
 """
 
 import time
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
-from typing import Any, Literal
+from typing import Any
 
 from oper.base import native
 from oper.base.errors import OperError
 from oper.cost.objective import Cost
 from oper.cost.workload import Workload
 from oper.planner import planner
-from oper.planner.baselines import simple
-from oper.planner.baselines.baseline import Baseline, Cells, NoPlacementError, price_baseline
-from oper.planner.baselines.paper_procedure import paper
-from oper.planner.baselines.torchrec_planner import torchrec
+from oper.planner.baselines.baseline import Baseline, NoPlacementError, price_baseline
+from oper.planner.baselines.registry import BASELINES, installed_baselines, make_baseline
 from oper.planner.bounds.certificate import Certificate, certify
-from oper.planner.class_placement.partition import partitions
 from oper.planner.planner import Planned
 from oper.planner.problem.problem import Problem, Settings, make_problem
 from oper.profiling.profile import Profile
 from oper.topology.topology import Topology
 
-METHODS = (
-    "oper",
-    "paper",
-    "memory_greedy",
-    "access_greedy",
-    "table_wise",
-    "row_wise",
-    "torchrec",
-    "milp",
-)
+METHODS = ("oper", *BASELINES)
 # Relative, of the extra memory: sums of bytes over millions of rows are rounded.
 BUDGET_TOLERANCE = 1e-9
 
 
 def installed_methods() -> tuple[str, ...]:
-    """All methods, TorchRec's planner only where torchrec is installed."""
-    return tuple(m for m in METHODS if m != "torchrec" or find_spec("torchrec") is not None)
+    """All methods whose packages are installed."""
+    return ("oper", *installed_baselines())
 
 
 def compare(
@@ -58,14 +45,16 @@ def compare(
 ) -> dict[str, Any]:
     """One run: `settings` and, under `methods`, the fields of `oper plan --json` of each.
 
-    A method without a placement (TorchRec's planner or the solver past `limit_seconds`; the solver
-    where whole partitions do not fit) has a status that says so and no figures. `report` hears
-    each method's name when it is done.
+    A method without a placement (TorchRec's planner or the solver after `limit_seconds`; the solver
+    where whole partitions do not fit) has a status that says so and no figures. `report` is called
+    with each method's name when it is done.
+
+    Raises OperError for an unknown method, or where the capacities cannot hold the tables.
     """
     unknown = [method for method in methods if method not in METHODS]
     if unknown:
         raise OperError(f"method {unknown[0]!r}: one of {', '.join(METHODS)} was needed")
-    native.ops()  # loading torch is no part of anyone's planning time
+    native.ops()  # loading torch is no part of planning
     began = time.perf_counter()
     problem = make_problem(profile, topology, workload, settings)
     classes_seconds = time.perf_counter() - began
@@ -84,98 +73,41 @@ def compare(
             continue
         began = time.perf_counter()
         try:
-            baseline = run_method(method, problem, profile, limit_seconds)
+            baseline = make_baseline(method, problem, limit_seconds)
         except NoPlacementError as none:
             seconds = {"total": time.perf_counter() - began}
-            entries[method] = empty_entry(problem, settings, certificate, none, seconds)
+            entries[method] = empty_entry(problem, certificate, none, seconds)
         else:
             seconds = {"classes": classes_seconds, "method": time.perf_counter() - began}
             seconds["total"] = sum(seconds.values())
-            entries[method] = entry(problem, settings, certificate, baseline, seconds)
+            entries[method] = entry(problem, certificate, baseline, seconds)
         report(method)
     return {
-        "settings": run_settings(problem, settings),
+        "settings": run_settings(problem),
         "methods": {method: entries[method] for method in methods},
     }
 
 
-def run_method(method: str, problem: Problem, profile: Profile, limit_seconds: float) -> Baseline:
-    """The placement of a method other than `oper`. Raises NoPlacementError where it has none."""
-    if method == "paper":
-        return paper(problem)
-    if method == "torchrec":
-        return torchrec(problem, profile, limit_seconds)
-    if method == "milp":
-        return exact(problem, limit_seconds)
-    by_name = {
-        "memory_greedy": simple.memory_greedy,
-        "access_greedy": simple.access_greedy,
-        "table_wise": simple.table_wise,
-        "row_wise": simple.row_wise,
-    }
-    return by_name[method](problem, profile)
-
-
-def exact(problem: Problem, limit_seconds: float) -> Baseline:
-    """The solver's placement of whole partitions at the problem's threshold."""
-    from oper.planner.bounds import milp
-
-    parts = partitions(problem.classes, problem.threshold)
-    cells = Cells(parts.run_class, parts.run_partition, parts.run_rows)
-    sums = cells.sums(problem.classes, len(parts))
-    found = milp.solve(
-        sums,
-        problem.topology,
-        problem.workload,
-        problem.capacity_bytes,
-        problem.budget_bytes,
-        limit_seconds,
-    )
-    if found.groups is None:
-        status: Literal["time_limit", "infeasible"] = (
-            "infeasible" if found.status == "infeasible" else "time_limit"
-        )
-        reason = f"the solver found no placement of {len(parts):,} whole partitions"
-        if status == "time_limit":
-            reason += (
-                f" in {limit_seconds:g} s; a larger --time-limit gives it more, a larger "
-                "--threshold makes fewer partitions"
-            )
-        raise NoPlacementError(status, reason)
-    notes = {
-        "status": "ok" if found.status == "optimal" else found.status,
-        "partitions": len(parts),
-        "solver": found.solver,
-        "solver_gap": found.gap,
-        "solver_bound_seconds": found.bound_seconds,
-    }
-    return Baseline("milp", found.groups, sums, cells, notes=notes)
-
-
-def run_settings(problem: Problem, settings: Settings) -> dict[str, Any]:
+def run_settings(problem: Problem) -> dict[str, Any]:
     """What a run was made with; shares are fractions, bytes per rank."""
     return {
         "topology": problem.topology.name,
-        "ranks": problem.topology.ranks,
+        "ranks": problem.ranks,
         "mode": problem.workload.mode,
         "fetch": problem.workload.fetch,
         "batch_size": problem.workload.batch_size,
-        "extra_memory": settings.extra_memory,
-        "threshold": settings.threshold,
-        "dob": settings.dob,
-        "balance": settings.balance,
+        **problem.settings.to_json(),
         "capacity_bytes": [int(capacity) for capacity in problem.capacity_bytes],
     }
 
 
 def oper_entry(planned: Planned) -> dict[str, Any]:
     """OPER's own plan."""
-    return {"plan": None, **planned.to_json(), **capacity_use(planned.realised.cost), "notes": {}}
+    return {"plan": None, **planned.to_json(), **capacity_use(planned.cost), "notes": {}}
 
 
 def entry(
     problem: Problem,
-    settings: Settings,
     certificate: Certificate,
     baseline: Baseline,
     seconds: dict[str, float],
@@ -186,8 +118,8 @@ def entry(
     bounded = within_limits(problem, cost)
     gap = certificate.of(cost.objective_seconds).gap if bounded else None
     return {
-        **shared_fields(problem, settings, certificate, seconds),
-        "threshold": baseline.notes.get("threshold", settings.threshold),
+        **shared_fields(problem, certificate, seconds),
+        "threshold": baseline.notes.get("threshold", problem.settings.threshold),
         **cost.to_json(),
         **capacity_use(cost),
         "certified_gap": gap,
@@ -198,14 +130,13 @@ def entry(
 
 def empty_entry(
     problem: Problem,
-    settings: Settings,
     certificate: Certificate,
     none: NoPlacementError,
     seconds: dict[str, float],
 ) -> dict[str, Any]:
     """A method without a placement: its status and the reason, no figures."""
     return {
-        **shared_fields(problem, settings, certificate, seconds),
+        **shared_fields(problem, certificate, seconds),
         "objective_seconds": None,
         "certified_gap": None,
         "feasible": False,
@@ -215,16 +146,16 @@ def empty_entry(
 
 
 def shared_fields(
-    problem: Problem, settings: Settings, certificate: Certificate, seconds: dict[str, float]
+    problem: Problem, certificate: Certificate, seconds: dict[str, float]
 ) -> dict[str, Any]:
     """What does not depend on the placement."""
-    run = run_settings(problem, settings)
+    run = run_settings(problem)
     return {
         "plan": None,
         **{name: run[name] for name in ("mode", "fetch", "batch_size", "ranks")},
         "rows": int(problem.classes.rows.sum()),
-        "threshold": settings.threshold,
-        "asked": {name: run[name] for name in ("extra_memory", "threshold", "dob", "balance")},
+        "threshold": problem.settings.threshold,
+        "asked": problem.settings.to_json(),
         "seconds": seconds,
         "lower_bound_seconds": certificate.bound.seconds,
     }

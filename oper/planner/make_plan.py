@@ -1,4 +1,7 @@
-"""Profile in, plan folder out (`oper.make_plan`)."""
+"""What `oper plan` does: place all rows, assemble the plan, write its folder.
+
+In: `Profile`, `Topology`, `Workload`, `Settings`. Out: `Planned`, and the plan's folder.
+"""
 
 import time
 from collections.abc import Callable
@@ -24,9 +27,12 @@ def make_plan(
     report: Callable[[str], None] = lambda step: None,
     overwrite: bool = False,
 ) -> Planned:
-    """Make a plan and write its folder; `seconds["total"]` runs from here to all of it on disk.
+    """Make a plan and write its folder; `seconds["total"]` ends when all of it is on disk.
 
-    `overwrite` replaces a plan that is there, if nothing else is in its folder.
+    `report` is called with the name of each step as it begins. `overwrite` replaces a plan that is
+    there, if nothing else is in its folder.
+
+    Raises OperError where the folder cannot be written, or the capacities cannot hold the tables.
     """
     storage.check_place(output, FORMAT, overwrite)
     native.ops()  # torch takes a second to load, which belongs to the start of Python
@@ -34,7 +40,7 @@ def make_plan(
     planned = make_placement(profile, topology, workload, settings, report)
     since = time.perf_counter()
     report("layout")
-    plan = assemble(profile, planned)
+    plan = assemble(planned)
     planned.seconds["layout"] = time.perf_counter() - since
     since = time.perf_counter()
     report("writing")

@@ -1,22 +1,24 @@
-"""Profile in, plan out: classes, draft, rows, certificate, or a baseline that is better.
+"""From a profile to a placement of every row: classes, rows, certificate, or a better baseline.
 
-The steps are those of the paper's §4 (partition, place with backtracking, replicate), then
-refining, then the lower bound that certifies the result. Where the certificate leaves room for a
-baseline to be better, all baselines that keep the capacities are priced and the best one, refined
-too, is taken if it wins; the plan says which step produced it.
+In: `Profile`, `Topology`, `Workload`, `Settings`. Out: `Planned`, in memory. The steps are those of
+the paper's §4 (partition, place with backtracking, replicate), then swaps of rows, then the lower
+bound that certifies the result. Where the certificate leaves room for a baseline to be better, all
+quick baselines that keep the capacities are priced, and the best one, its rows swapped too, is
+taken if it wins; the plan says which step produced it.
 """
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from oper.cost.objective import Cost
 from oper.cost.workload import Workload
-from oper.planner.baselines import simple
-from oper.planner.baselines.baseline import price_baseline
-from oper.planner.baselines.paper_procedure import paper
+from oper.plan.prediction import Balance, GreedyBalance, PlanningRecord, Prediction
+from oper.planner.baselines.baseline import Baseline, price_baseline
+from oper.planner.baselines.registry import quick_baselines
 from oper.planner.bounds.certificate import Certificate, certify
 from oper.planner.class_placement.class_placement import ClassPlacement
 from oper.planner.class_placement.partition import partitions
@@ -29,64 +31,83 @@ from oper.topology.topology import Topology
 # With a certified gap below this, no baseline can be better by more, and none is priced.
 BASELINES_FROM_GAP = 1e-8
 
-# With a certified gap above the first, more rows are listed, so that exchanges reach further: that
-# share of all rows. One in eight is half a byte a row in the address map. All of them, four to
-# eight bytes a row, are the last resort, for ranks with a hot row that should hold the coldest.
+# With a certified gap above the first, more rows are listed, so that swaps have more to choose
+# from: that share of all rows. One in eight is half a byte a row in the address map. All of them,
+# four to eight bytes a row, are the last resort, for ranks with a hot row that should otherwise
+# hold the coldest.
 LARGER_RESERVES = ((2e-5, 1 / 32), (2e-5, 1 / 8), (1e-3, 1.0))
 NO_BACKTRACKING = "as asked: the step that placed the rows does not depend on it"
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A placement of every row with its cost and its certificate, in memory."""
+    """A placement of every row with its cost and its certificate, in memory.
+
+    `seconds` are those spent on each step, by its name.
+    """
 
     problem: Problem
-    settings: Settings
-    draft: ClassPlacement
-    realised: RowPlacement
+    class_placement: ClassPlacement
+    row_placement: RowPlacement
     certificate: Certificate
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
+    def cost(self) -> Cost:
+        return self.row_placement.cost
+
+    @property
     def step(self) -> str:
-        """Which step produced the placement."""
-        return self.draft.step
+        """Which step placed the rows."""
+        return self.class_placement.step
+
+    @property
+    def prediction(self) -> Prediction:
+        """The predicted figures, as the plan's folder has them."""
+        training = self.problem.workload.training
+        return Prediction.of(self.cost, self.problem.classes.mailbox_bytes if training else 0.0)
+
+    @property
+    def record(self) -> PlanningRecord:
+        """Which steps made the placement, and what they came to."""
+        greedy = self.class_placement.greedy
+        return PlanningRecord(
+            threshold=self.class_placement.partitions.threshold,
+            step=self.step,
+            threshold_reason=greedy.reason if greedy else NO_BACKTRACKING,
+            greedy_dob=GreedyBalance(greedy.dob_memory, greedy.dob_lookups) if greedy else None,
+            dob_before_swaps=Balance(**self.row_placement.cost_before_swaps.dob),
+            swaps=self.row_placement.swaps,
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The fields of `oper plan --json`, but `plan`."""
-        cost, greedy = self.realised.cost, self.draft.greedy
-        before = self.realised.cost_before
+        problem, prediction, record = self.problem, self.prediction, self.record
         return {
-            "mode": self.problem.workload.mode,
-            "fetch": self.problem.workload.fetch,
-            "batch_size": self.problem.workload.batch_size,
-            "ranks": self.problem.topology.ranks,
-            "rows": int(self.problem.classes.rows.sum()),
-            "threshold": self.draft.partitions.threshold,
-            "asked": {
-                "extra_memory": self.settings.extra_memory,
-                "threshold": self.settings.threshold,
-                "dob": self.settings.dob,
-                "balance": self.settings.balance,
-            },
+            "mode": problem.workload.mode,
+            "fetch": problem.workload.fetch,
+            "batch_size": problem.workload.batch_size,
+            "ranks": problem.ranks,
+            "rows": int(problem.classes.rows.sum()),
+            "threshold": record.threshold,
+            "asked": problem.settings.to_json(),
             "seconds": self.seconds,
-            **cost.to_json(),
-            "mailbox_bytes": round(self._mailbox_bytes),
+            **prediction.to_json(self.cost.allreduce_method),
             **self.certificate.to_json(),
-            "status": "ok" if cost.feasible else "infeasible",
-            "step": self.step,
-            "threshold_reason": greedy.reason if greedy else NO_BACKTRACKING,
-            "greedy_dob": (
-                {"memory": greedy.dob_memory, "lookups": greedy.dob_lookups} if greedy else None
-            ),
-            "dob_before_exchanges": before.dob,
-            "exchanges": self.realised.exchanges,
+            "status": prediction.status,
+            **record.to_json(),
         }
 
+
+class _Placement(NamedTuple):
+    classes: ClassPlacement
+    rows: RowPlacement
+
     @property
-    def _mailbox_bytes(self) -> float:
-        classes, workload = self.problem.classes, self.problem.workload
-        return classes.mailbox_bytes if workload.training else 0.0
+    def seconds(self) -> float:
+        """The objective; infinite where a capacity is exceeded."""
+        cost = self.rows.cost
+        return cost.objective_seconds if cost.feasible else np.inf
 
 
 def make_placement(
@@ -96,7 +117,7 @@ def make_placement(
     settings: Settings,
     report: Callable[[str], None] = lambda step: None,
 ) -> Planned:
-    """Plan for all rows of `profile`; `report` hears the name of each step as it begins.
+    """Plan for all rows of `profile`; `report` is called with the name of each step as it begins.
 
     Raises OperError where the capacities cannot hold the tables.
     """
@@ -104,56 +125,58 @@ def make_placement(
     with watch("classes"):
         problem = make_problem(profile, topology, workload, settings)
     with watch("draft"):
-        draft = place_classes(problem)
+        class_placement = place_classes(problem)
     with watch("rows"):
-        realised = place_rows(profile, problem, draft)
+        placement = _Placement(class_placement, place_rows(problem, class_placement))
     with watch("bound"):
-        certificate = certify(problem, realised.cost.objective_seconds)
+        certificate = certify(problem, placement.rows.cost.objective_seconds)
     for gap, share in LARGER_RESERVES:
         if certificate.gap <= gap or settings.balance == "link":
             break
         with watch("rows"):
-            wider = draft if topology.alike else place_classes(problem, share)
-            again = place_rows(profile, problem, wider, share)
-        if again.cost.feasible and again.cost.objective_seconds < realised.cost.objective_seconds:
-            draft, realised = wider, again
-            certificate = certificate.of(again.cost.objective_seconds)
-    uncertain = certificate.gap > BASELINES_FROM_GAP or not realised.cost.feasible
+            wider = class_placement if topology.alike else place_classes(problem, share)
+            again = _Placement(wider, place_rows(problem, wider, share))
+        if again.seconds < placement.rows.cost.objective_seconds:
+            placement = again
+            certificate = certificate.of(again.seconds)
+    uncertain = certificate.gap > BASELINES_FROM_GAP or not placement.rows.cost.feasible
     if uncertain and settings.balance == "time":
         with watch("baselines"):
-            for better in better_baselines(profile, problem, realised):
-                draft, realised = better
-        certificate = certificate.of(realised.cost.objective_seconds)
-    return Planned(problem, settings, draft, realised, certificate, watch.seconds)
+            placement = better_baseline(problem, placement.seconds) or placement
+        certificate = certificate.of(placement.rows.cost.objective_seconds)
+    return Planned(problem, placement.classes, placement.rows, certificate, watch.seconds)
 
 
-def better_baselines(
-    profile: Profile, problem: Problem, realised: RowPlacement
-) -> list[tuple[ClassPlacement, RowPlacement]]:
-    """The best baseline, refined, if it keeps the capacities and beats `realised`; else nothing."""
-    limit = realised.cost.objective_seconds if realised.cost.feasible else np.inf
-    made = [
-        simple.table_wise(problem, profile),
-        simple.row_wise(problem, profile),
-        simple.memory_greedy(problem, profile),
-        simple.access_greedy(problem, profile),
-        paper(problem),
-    ]
-    best: list[tuple[ClassPlacement, RowPlacement]] = []
-    for baseline in made:
+def better_baseline(problem: Problem, limit_seconds: float) -> _Placement | None:
+    """The best quick baseline, its rows swapped, that keeps the capacities and whose objective is
+    below `limit_seconds`; None if there is none."""
+    best = None
+    for baseline in quick_baselines(problem):
         cost = price_baseline(problem, baseline)
-        if not cost.feasible or cost.objective_seconds >= limit or baseline.cells is None:
+        if not cost.feasible or cost.objective_seconds >= limit_seconds:
             continue
-        counts = baseline.cells.dense(len(problem.classes), len(baseline.groups))
-        none = np.zeros(len(problem.classes), dtype=np.int64)
-        shares = cost.memory_bytes / cost.memory_bytes.sum()
-        parts = partitions(problem.classes, problem.threshold)
-        draft = ClassPlacement(baseline.name, baseline.groups, counts, none, shares, parts)
-        found = place_rows(profile, problem, draft)
-        if found.cost.feasible and found.cost.objective_seconds < limit:
-            limit = found.cost.objective_seconds
-            best = [(draft, found)]
+        placement = _class_placement(problem, baseline, cost)
+        if placement is None:
+            continue
+        found = _Placement(placement, place_rows(problem, placement))
+        if found.seconds < limit_seconds:
+            best, limit_seconds = found, found.seconds
     return best
+
+
+def _class_placement(problem: Problem, baseline: Baseline, cost: Cost) -> ClassPlacement | None:
+    """A baseline as a class placement, all of its rows listed; None where it splits rows."""
+    if baseline.cells is None:
+        return None
+    classes = problem.classes
+    return ClassPlacement(
+        step=baseline.name,
+        groups=baseline.groups,
+        counts=baseline.cells.dense(len(classes), len(baseline.groups)),
+        striped=np.zeros(len(classes), dtype=np.int64),
+        shares=cost.memory_bytes / cost.memory_bytes.sum(),
+        partitions=partitions(classes, problem.settings.threshold),
+    )
 
 
 class _Watch:

@@ -142,7 +142,7 @@ class EmbeddingEngine:
         slots = [self._replica_slots(b.tables if b.trained else ()) for b in self.buckets]
         if any(map(len, slots)):
             replicas = ReplicaReduce(
-                self.plan.figures["allreduce_method"],
+                self.plan.allreduce_method,
                 self.node,
                 self.board,
                 [(part, bucket.dim) for part, bucket in zip(slots, self.buckets, strict=True)],

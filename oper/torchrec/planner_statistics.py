@@ -16,11 +16,11 @@ def planner_statistics(plan: Plan, tables: Mapping[str, str], seconds: float) ->
 
     `tables` are the tables' paths in the model by their names; `seconds` the planning took.
     """
-    figures, ranks = plan.figures, plan.ranks
+    prediction, ranks = plan.prediction, plan.ranks
     gap = plan.certificate.get("certified_gap")
     proof = "" if gap is None else f", certified within {100 * gap:.3g} % of the least time"
     batch = plan.workload.batch_size
-    moved = {name: value / 1e6 for name, value in figures["communication_bytes"].items()}
+    moved = prediction.communication_bytes
     lines = ["#" * _WIDTH, *_boxed(["--- Planner Statistics ---"], center=True)]
     lines += _boxed([f"--- OPER, ran for {seconds:.2f}s{proof} ---", "-" * (_WIDTH - 4)], True)
     lines += _boxed(_rank_table(plan))
@@ -35,30 +35,30 @@ def planner_statistics(plan: Plan, tables: Mapping[str, str], seconds: float) ->
             "",
             f"Batch Size: {batch // ranks} per rank, {batch} over {ranks} ranks; "
             f"mode {plan.workload.mode}, fetch {plan.workload.fetch}",
-            f"Copies of rows: {figures['extra_memory_ratio']:.2%} of the tables' memory; "
-            f"AllReduce of their gradients: {figures['allreduce_method']}",
-            f"Moved per iteration, all ranks: fetch {moved['fetch']:.3f} MB, gradients "
-            f"{moved['gradient']:.3f} MB, AllReduce {moved['allreduce']:.3f} MB",
+            f"Copies of rows: {prediction.extra_memory_ratio:.2%} of the tables' memory; "
+            f"AllReduce of their gradients: {plan.allreduce_method}",
+            f"Moved per iteration, all ranks: fetch {moved.fetch / 1e6:.3f} MB, gradients "
+            f"{moved.gradient / 1e6:.3f} MB, AllReduce {moved.allreduce / 1e6:.3f} MB",
         ]
     )
     return [*lines, "#" * _WIDTH]
 
 
 def _rank_table(plan: Plan) -> list[str]:
-    figures = plan.figures
+    prediction = plan.prediction
     rows = []
     for rank in range(min(plan.ranks, _MOST_RANKS)):
-        total = figures["rank_seconds"][rank]
-        lookup = figures["lookup_seconds"][rank]
-        fetch = sum(figures["link_seconds"][rank])
-        memory, capacity = figures["memory_bytes"][rank], figures["capacity_bytes"][rank]
+        total = prediction.rank_seconds[rank]
+        lookup = prediction.lookup_seconds[rank]
+        fetch = prediction.link_seconds[rank].sum()
+        memory, capacity = prediction.memory_bytes[rank], prediction.capacity_bytes[rank]
         parts = (lookup, fetch, total - lookup - fetch)
         rows.append(
             [
                 rank,
                 f"{memory / 1e6:,.2f} ({memory / capacity:.0%})",
-                f"{figures['lookups'][rank]:,.0f}",
-                f"{sum(figures['link_bytes'][rank]) / 1e6:.3f}",
+                f"{prediction.lookups[rank]:,.0f}",
+                f"{prediction.link_bytes[rank].sum() / 1e6:.3f}",
                 f"{total * 1e3:.3f} ({', '.join(f'{part * 1e3:.3f}' for part in parts)})",
             ]
         )

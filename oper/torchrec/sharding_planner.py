@@ -91,8 +91,8 @@ class OperShardingPlanner(ShardingPlanner):
         tables, paths = _tables(module, sharders)
         profile = profile_of(self._profile, tables)
         planned = make_placement(profile, self._topology, self._workload, self._settings)
-        plan = assemble(profile, planned)
-        if sentence := self._topology.memory_warning(plan.figures["memory_bytes"]):
+        plan = assemble(planned)
+        if sentence := self._topology.memory_warning(plan.prediction.memory_bytes):
             raise OperError(sentence)
         for line in planner_statistics(plan, paths, time.perf_counter() - began):
             _log.info(line)

@@ -65,7 +65,7 @@ def test_water_fill_is_row_by_row(load: list[int], rows: int, size: int) -> None
 def test_access_greedy_is_row_by_row(seed: int) -> None:
     profile = make_profile(seed)
     problem = profile_problem(profile)
-    found = b.access_greedy(problem, profile)
+    found = b.access_greedy(problem)
     load = [0] * problem.topology.ranks
     for accesses in sorted(profile.accesses.tolist(), reverse=True):
         load[load.index(min(load))] += accesses
@@ -75,7 +75,7 @@ def test_access_greedy_is_row_by_row(seed: int) -> None:
 def test_access_greedy_spreads_rows_without_accesses() -> None:
     profile = make_profile(0, rows=(1000,), bags=False)
     profile.accesses[10:] = 0
-    found = b.access_greedy(profile_problem(profile), profile)
+    found = b.access_greedy(profile_problem(profile))
     assert found.sums.rows.min() > 240
     assert found.sums.rows.sum() == 1000
 
@@ -85,7 +85,7 @@ def test_contiguous_baselines_are_row_by_row(seed: int, rows: list[int]) -> None
     profile = make_profile(seed, tuple(rows))
     problem = profile_problem(profile, mode="training")
     for method in (b.memory_greedy, b.row_wise, b.table_wise):
-        found = method(problem, profile)
+        found = method(problem)
         assert found.pieces is not None
         owner = found.pieces.owners()
         assert len(owner) == sum(rows)
@@ -97,20 +97,20 @@ def test_even_baselines_keep_the_capacity_without_extra_memory(seed: int, rows: 
     profile = make_profile(seed, tuple(rows))
     problem = profile_problem(profile, mode="training", extra=0.0)
     for method in (b.memory_greedy, b.row_wise):
-        found = method(problem, profile)
+        found = method(problem)
         assert price_baseline(problem, found).feasible, found.name
 
 
 def test_table_wise_gives_equally_many_whole_tables() -> None:
     profile = make_profile(0, rows=(5, 9, 2, 7, 4, 4, 1, 3))
-    found = b.table_wise(profile_problem(profile), profile)
+    found = b.table_wise(profile_problem(profile))
     assert found.pieces is not None
     assert found.pieces.rank.tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
 
 
 def test_memory_greedy_runs_are_in_order() -> None:
     profile = make_profile(0, rows=(100, 30, 17))
-    found = b.memory_greedy(profile_problem(profile), profile)
+    found = b.memory_greedy(profile_problem(profile))
     assert found.pieces is not None
     assert (np.diff(found.pieces.owners().astype(int)) >= 0).all()
     spread = found.sums.memory_bytes.max() - found.sums.memory_bytes.min()
@@ -260,8 +260,8 @@ def test_torchrec_shards_become_groups() -> None:
     profile = make_profile(5)
     problem = profile_problem(profile, mode="training")
     shards = trec.read_shards(torchrec_answer(), profile)
-    rows = trec.whole_rows(problem, profile, shards)
-    found = trec.group_sums(problem, profile, shards, rows)
+    rows = trec.whole_row_sums(problem, shards)
+    found = trec.group_sums(problem, shards, rows)
     # Each rank's rows; the columns of table 0 are counted apart below.
     owner = np.repeat([0, 4, 2, 0], [40, 3, 1, 25])
     owner[44:] = np.repeat([0, 1, 2, 3], [7, 7, 7, 4])
@@ -285,9 +285,9 @@ def test_torchrec_pooled_bytes_follow_the_formulas() -> None:
     profile = make_profile(5)
     problem = profile_problem(profile, mode="training")
     shards = trec.read_shards(torchrec_answer(), profile)
-    hits = trec.whole_rows(problem, profile, shards).accesses
-    found = trec.pooled_bytes(problem, profile, shards, hits)
-    lookups = trec.table_accesses(problem, profile) / 1000
+    hits = trec.whole_row_sums(problem, shards).accesses
+    found = trec.pooled_bytes(problem, shards, hits)
+    lookups = trec.table_accesses(problem) / 1000
     batch, readers = 16, 3
     ids = readers * batch * (2 * (8 * lookups[0] + 8) + 8 * lookups[2] + 8)
     ids += readers * batch * (8 * lookups[3] + 4 * 8)
@@ -301,7 +301,7 @@ def test_torchrec_plans_from_end_to_end() -> None:
     pytest.importorskip("torchrec")
     profile = make_profile(2, rows=(4000, 300, 50, 20), bags=False)
     problem = profile_problem(profile, mode="training")
-    found = trec.torchrec(problem, profile, limit_seconds=120)
+    found = trec.torchrec(problem, limit_seconds=120)
     assert found.sums.rows.sum() == pytest.approx(4370)
     assert found.notes["capacity_factor"] >= 1
     assert sum(found.notes["tables"].values()) == 4
@@ -310,4 +310,4 @@ def test_torchrec_plans_from_end_to_end() -> None:
 def test_torchrec_is_ended_at_the_limit() -> None:
     profile = make_profile(2)
     with pytest.raises(NoPlacementError, match=r"more than 0\.01 s"):
-        trec.torchrec(profile_problem(profile), profile, limit_seconds=0.01)
+        trec.torchrec(profile_problem(profile), limit_seconds=0.01)

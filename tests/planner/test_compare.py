@@ -96,9 +96,7 @@ def test_more_copies_than_asked_for_have_no_gap() -> None:
     problem = replace(problem, capacity_bytes=problem.capacity_bytes * 4)
     every_row = problem.classes.sums(problem.classes.rows[:, None])
     everywhere = Baseline("everywhere", everywhere_set(4), every_row)
-    found = comparison.entry(
-        problem, Settings(extra_memory=0.5), certify(problem, 0.0), everywhere, {"total": 0.0}
-    )
+    found = comparison.entry(problem, certify(problem, 0.0), everywhere, {"total": 0.0})
     assert found["feasible"]
     assert found["extra_memory_ratio"] == pytest.approx(3)
     assert found["certified_gap"] is None

@@ -12,9 +12,8 @@ from oper.base.errors import OperError
 from oper.cost.workload import Workload
 from oper.plan.plan import load_plan
 from oper.planner.assemble import assemble
-from oper.planner.baselines import simple
 from oper.planner.baselines.baseline import price_baseline
-from oper.planner.baselines.paper_procedure import paper
+from oper.planner.baselines.registry import quick_baselines
 from oper.planner.make_plan import make_plan
 from oper.planner.planner import Planned, make_placement
 from oper.planner.problem.problem import Settings, make_problem
@@ -46,15 +45,9 @@ def profiles(draw: st.DrawFn) -> Profile:
     return Profile(tuple(tables), 10_000, np.concatenate(accesses).astype(np.uint32), none, bagged)
 
 
-def objectives(profile: Profile, planned: Planned) -> dict[str, float]:
+def objectives(planned: Planned) -> dict[str, float]:
     """Objectives of the baselines that keep the capacities."""
-    made = [
-        simple.table_wise(planned.problem, profile),
-        simple.row_wise(planned.problem, profile),
-        simple.memory_greedy(planned.problem, profile),
-        simple.access_greedy(planned.problem, profile),
-        paper(planned.problem),
-    ]
+    made = quick_baselines(planned.problem)
     costs = {b.name: price_baseline(planned.problem, b) for b in made}
     return {name: c.objective_seconds for name, c in costs.items() if c.feasible}
 
@@ -74,13 +67,13 @@ def test_plans_keep_limits_are_certified_and_beat_every_baseline(
 ) -> None:
     room_or_skip(profile, topology, workload)
     planned = make_placement(profile, topology, workload, Settings(extra_memory=extra_memory))
-    cost = planned.realised.cost
+    cost = planned.cost
     assert cost.feasible
     assert cost.extra_memory_ratio <= extra_memory + 1e-12
     assert planned.certificate.gap >= 0
-    for name, seconds in objectives(profile, planned).items():
+    for name, seconds in objectives(planned).items():
         assert cost.objective_seconds <= seconds * (1 + 1e-12), name
-    placed = planned.realised.counts.sum() + planned.realised.scan.striped_rows.sum()
+    placed = planned.row_placement.counts.sum() + planned.row_placement.scan.striped_rows.sum()
     assert placed == profile.rows
 
 
@@ -116,7 +109,7 @@ def test_the_order_of_ids_does_not_matter(preset: str, mode: str, order: str) ->
     workload = Workload(mode, "raw", 65_536)  # type: ignore[arg-type]
     planned = make_placement(one_table(counts), Topology.load(preset), workload, Settings())
     assert planned.certificate.gap < 1e-3
-    assert (planned.realised.cost.dob["memory"] or 0) > 0.999
+    assert (planned.cost.dob["memory"] or 0) > 0.999
 
 
 def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
@@ -140,9 +133,9 @@ def test_a_plan_is_what_was_planned(tmp_path: Path) -> None:
     topology, workload = Topology.load("dgx-a100"), Workload("inference", "raw", 4096)
     planned = make_plan(profile, topology, workload, Settings(), tmp_path / "plan")
     loaded = load_plan(tmp_path / "plan")
-    assert loaded.figures["objective_seconds"] == planned.realised.cost.objective_seconds
+    assert loaded.prediction.objective_seconds == planned.cost.objective_seconds
     assert loaded.certificate["certified_gap"] == planned.certificate.gap
-    assert (loaded.layout.codes == assemble(profile, planned).layout.codes).all()
+    assert (loaded.layout.codes == assemble(planned).layout.codes).all()
 
 
 def test_a_row_too_hot_to_split_is_named_and_bounds_the_plan() -> None:
@@ -177,7 +170,7 @@ def test_a_rank_without_room_for_a_row_is_left_empty(capacity: str, mode: str) -
         Workload(mode, "raw", 64),  # type: ignore[arg-type]
         Settings(),
     )
-    cost = planned.realised.cost
+    cost = planned.cost
     assert cost.feasible
     assert cost.memory_bytes[3] == 0
     assert planned.certificate.gap >= 0
@@ -201,7 +194,7 @@ def test_nothing_read_is_still_placed_evenly() -> None:
         Workload("training", "raw", 64),
         Settings(),
     )
-    assert planned.realised.cost.feasible
+    assert planned.cost.feasible
     assert planned.certificate.gap == 0
 
 

@@ -27,6 +27,7 @@ LAYERS = (
     "planner.class_placement planner.bounds",
     "planner.row_placement planner.baselines",
     "planner",
+    "planner.replan.migration",
     "planner.replan",
     "runtime.comm",
     "runtime.tables",

@@ -96,7 +96,7 @@ def test_links_are_the_whole_logs_within_their_deviation(ranks: Ranks, folder: P
     deviation = np.sqrt(share * (1 - 1 / RANKS) * per_sample.var(axis=0, ddof=1))
     assert (deviation < 0.02 * expected).all(), "the comparison would accept anything"
     assert (np.abs(found["accessed_rows"] - expected) < 4 * deviation).all()
-    predicted = STEPS * np.array(plan.figures["link_bytes"])
+    predicted = STEPS * plan.prediction.link_bytes
     assert_close_off_diagonal(found["fetched_bytes"], predicted, 0.05)
 
 
@@ -127,21 +127,21 @@ def test_distinct_rows_of_a_log_in_time_order_follow_the_measured_ratio(
 def check_mailbox(plan: Plan, distinct_rows: Sequence[float]) -> None:
     """A slot and float32 gradients for each of a table's distinct rows in a rank's batch."""
     row_bytes = [8 + 4 * table.dim for table in plan.tables]
-    assert plan.figures["mailbox_bytes"] == pytest.approx(
+    assert plan.prediction.mailbox_bytes == pytest.approx(
         np.dot(distinct_rows, row_bytes), rel=0.01
     )
 
 
 def check_expected_bytes(plan: Plan, found: dict[str, Any]) -> None:
     """Rows fetched and gradients sent, in bytes over all steps, against the plan's expectation."""
-    fetched = STEPS * np.array(plan.figures["link_bytes"])
+    fetched = STEPS * plan.prediction.link_bytes
     assert_close_off_diagonal(found["fetched_bytes"], fetched, 0.03)
     away = ~np.eye(RANKS, dtype=bool)
-    traffic = plan.figures["communication_bytes"]
+    traffic = plan.prediction.communication_bytes
     total = found["fetched_bytes"][away].sum() / STEPS
-    assert total == pytest.approx(traffic["fetch"], rel=0.01)
+    assert total == pytest.approx(traffic.fetch, rel=0.01)
     gradients = found["gradient_bytes"][away].sum() / STEPS
-    assert gradients == pytest.approx(traffic["gradient"], rel=0.01)
+    assert gradients == pytest.approx(traffic.gradient, rel=0.01)
 
 
 def assert_close_off_diagonal(

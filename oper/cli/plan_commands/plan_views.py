@@ -28,7 +28,7 @@ def show(
     layout = loaded.layout
     content = {
         "plan": str(plan),
-        **loaded.figures,
+        **loaded.figures_to_json(),
         **loaded.certificate,
         "asked": loaded.settings,
         "tables": len(loaded.tables),

@@ -17,7 +17,7 @@ def warnings(planned: "Planned", profile: "Profile") -> list[str]:
     """Sentences for people, none where all options have an effect."""
     problem = planned.problem
     workload, topology = problem.workload, problem.topology
-    found = [topology.memory_warning(planned.realised.cost.memory_bytes)]
+    found = [topology.memory_warning(planned.cost.memory_bytes)]
     if topology.ranks == 1:
         found.append(
             "one rank holds every row: --mode and --fetch change the figures but not the plan, "

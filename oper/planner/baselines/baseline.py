@@ -1,7 +1,10 @@
-"""What a baseline is: so many rows of each class on each rank, priced by the same cost."""
+"""What a baseline is: so many rows of each class in each holder set, priced by the same cost.
+
+In: `Problem`, ranges of rows. Out: `Baseline`, its `Cost`.
+"""
 
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,32 +14,32 @@ from oper.cost.holder_sets import HolderSets, single_owner_sets
 from oper.cost.objective import Cost, evaluate
 from oper.cost.sums import Sums
 from oper.planner.problem.classes import Classes
-from oper.planner.problem.problem import Problem
+from oper.planner.problem.problem import ClassProblem, Problem
 from oper.profiling.histogram import histogram
 from oper.profiling.profile import Profile
 
 
 @dataclass(frozen=True)
 class Cells:
-    """Cell n: `rows[n]` rows of class `class_of[n]` are in group `group[n]`."""
+    """Cell n: `rows[n]` rows of class `class_of[n]` are in holder set `group[n]`."""
 
     class_of: Ints
     group: Ints
     rows: Ints
 
     def dense(self, classes: int, groups: int) -> Ints:
-        """Rows of each class in each group, [C, G]."""
+        """Rows of each class in each holder set, [C, G]."""
         counts = np.zeros((classes, groups), dtype=np.int64)
         np.add.at(counts, (self.class_of, self.group), self.rows)
         return counts
 
     def sums(self, classes: Classes, groups: int) -> Sums:
-        """Sums of the groups, without the dense matrix."""
+        """Sums of the holder sets, without the dense matrix."""
         one = classes.row_sums
 
         def total(per_row: Floats) -> Floats:
-            weights = self.rows * per_row[self.class_of]
-            return np.bincount(self.group, weights, minlength=groups).astype(np.float64)
+            totals = self.rows * per_row[self.class_of]
+            return np.bincount(self.group, totals, minlength=groups).astype(np.float64)
 
         return Sums(*(total(getattr(one, f.name)) for f in fields(Sums)))
 
@@ -56,7 +59,11 @@ class Pieces:
 
 @dataclass(frozen=True)
 class Baseline:
-    """A placement by another rule. `cells` and `pieces` are None where it has no such form."""
+    """A placement by another rule.
+
+    `cells` are None where a row is split or the placement is not one of rows, `pieces` where it is
+    not one of ranges of rows; `notes` are shown by `oper compare`.
+    """
 
     name: str
     groups: HolderSets
@@ -74,7 +81,7 @@ class NoPlacementError(Exception):
         self.status = status
 
 
-def price_baseline(problem: Problem, baseline: Baseline) -> Cost:
+def price_baseline(problem: ClassProblem, baseline: Baseline) -> Cost:
     """What the baseline costs; infeasible where it holds more than the problem's capacities."""
     return evaluate(
         problem.topology,
@@ -85,22 +92,34 @@ def price_baseline(problem: Problem, baseline: Baseline) -> Cost:
     )
 
 
-def piece_cells(problem: Problem, profile: Profile, pieces: Pieces) -> Cells:
-    """The cells of pieces, by rank. One pass over the profile's counters."""
-    classes, ranks = problem.classes, problem.topology.ranks
-    piece, accesses, containing, rows = piece_histogram(profile, pieces.first)
-    table = piece_tables(profile, pieces.first)[piece]
-    found = find_classes(classes, table, accesses, containing)
-    cell, at = np.unique(found * ranks + pieces.rank[piece], return_inverse=True)
-    total = np.bincount(at, rows).astype(np.int64)
+class PieceCounts(NamedTuple):
+    """`rows[n]` rows of piece `piece[n]`, of class `class_of[n]`."""
+
+    piece: Ints
+    class_of: Ints
+    rows: Ints
+
+
+def piece_cells(problem: Problem, pieces: Pieces) -> Cells:
+    """The cells of pieces, by rank, in one pass over the profile's counters."""
+    ranks = problem.ranks
+    counts = count_pieces(problem, pieces.first)
+    keys = counts.class_of * ranks + pieces.rank[counts.piece]
+    cell, at = np.unique(keys, return_inverse=True)
+    total = np.bincount(at, counts.rows).astype(np.int64)
     return Cells(cell // ranks, cell % ranks, total)
 
 
-def piece_histogram(profile: Profile, first: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-    """(piece, accesses, containing, rows) of pieces that begin at rows `first` [P + 1]."""
-    bagged = np.asarray(profile.bagged)[piece_tables(profile, first)]
+def count_pieces(problem: Problem, first: Ints) -> PieceCounts:
+    """The rows of each class in pieces that begin at rows `first` [P + 1]."""
+    profile, table = problem.profile, piece_tables(problem.profile, first)
+    bagged = np.asarray(profile.bagged)[table]
     containing_first = np.concatenate([[0], np.cumsum(np.where(bagged, np.diff(first), 0))])
-    return histogram(profile.accesses, profile.containing, first, containing_first)
+    piece, accesses, samples_with_row, rows = histogram(
+        profile.accesses, profile.containing, first, containing_first
+    )
+    class_of = classes_of_counts(problem.classes, table[piece], accesses, samples_with_row)
+    return PieceCounts(piece, class_of, rows)
 
 
 def piece_tables(profile: Profile, first: Ints) -> Ints:
@@ -108,26 +127,29 @@ def piece_tables(profile: Profile, first: Ints) -> Ints:
     return np.searchsorted(profile.offsets, first[:-1], side="right") - 1
 
 
-def find_classes(classes: Classes, table: Ints, accesses: Ints, containing: Ints) -> Ints:
-    """The class of rows with these counts in these tables; all of them must occur."""
+def classes_of_counts(
+    classes: Classes, table: Ints, accesses: Ints, samples_with_row: Ints
+) -> Ints:
+    """The class of rows with these counts in these tables, [n] each; all of them must occur."""
     known = classes.entry_class
     distinct_accesses = np.unique(classes.accesses)
-    distinct_containing = np.unique(classes.containing)
+    distinct_samples = np.unique(classes.samples_with_row)
 
-    def key(table: Ints, accesses: Ints, containing: Ints) -> Ints:
-        # Ranks of the counts among those that occur: the product stays below 2^63.
+    def key(table: Ints, accesses: Ints, samples_with_row: Ints) -> Ints:
+        # Indices of the counts among those that occur: the product stays below 2^63.
         code = table * len(distinct_accesses) + np.searchsorted(distinct_accesses, accesses)
-        code = code * len(distinct_containing)
-        return np.asarray(code + np.searchsorted(distinct_containing, containing))
+        code = code * len(distinct_samples)
+        return np.asarray(code + np.searchsorted(distinct_samples, samples_with_row))
 
-    of_entry = key(classes.entry_table, classes.accesses[known], classes.containing[known])
+    of_entry = key(classes.entry_table, classes.accesses[known], classes.samples_with_row[known])
     order = np.argsort(of_entry)
-    at = np.searchsorted(of_entry, key(table, accesses, containing), sorter=order)
+    at = np.searchsorted(of_entry, key(table, accesses, samples_with_row), sorter=order)
     return known[order[at]]
 
 
 def single_owner_baseline(
-    name: str, problem: Problem, cells: Cells, pieces: Pieces | None = None
+    name: str, problem: ClassProblem, cells: Cells, pieces: Pieces | None = None
 ) -> Baseline:
-    groups = single_owner_sets(problem.topology.ranks)
+    """A baseline without replicas: the holder sets of its cells are the ranks."""
+    groups = single_owner_sets(problem.ranks)
     return Baseline(name, groups, cells.sums(problem.classes, len(groups)), cells, pieces)

@@ -1,12 +1,14 @@
-"""The paper's procedure as printed (§4), with the slips of its text put right; a baseline.
+"""The paper's procedure as printed (§4), with the slips of its text put right.
+
+In: `ClassProblem`. Out: `Baseline`.
 
 1. Partitions of the rows in order of access frequency, bounded in bytes and in accesses (§4.1).
 2. Access-bounded ones, by accesses descending, to the rank with the least lookup work E; the
    memory-bounded ones, whole, to the rank with the least memory (§4.2). While the degree of
    balance of memory or of lookups is below the target, the threshold is halved and 1 and 2 are
-   done again, until the target, the limit of rounds, or a round that gains nothing.
+   done again, until the target is reached, or the limit of rounds, or a round gains nothing.
 3. Inference: Algorithm 1 (§4.3). In turn, every rank copies the hottest partition per byte that it
-   reads over its dearest link, and node-mates to whom the copy is nearer read it there.
+   reads over its slowest link, and ranks of its node to which the copy is nearer read it there.
    Training: partitions read more often than f > BW_p2p / (B · BW_allreduce) per sample, B the
    global batch, go to all ranks, hottest first (§4.3). By the objective of objective.py that rule
    is off by a factor of M: it adds up all ranks' fetches and compares them with one rank's
@@ -26,10 +28,10 @@ from oper.cost.holder_sets import HolderSets, single_owner_sets
 from oper.cost.objective import degree_of_balance
 from oper.planner.baselines.baseline import Baseline, Cells
 from oper.planner.class_placement.partition import Partitions, partitions
-from oper.planner.problem.problem import Problem
+from oper.planner.problem.problem import ClassProblem
 
 ROUNDS = 8  # halvings of the threshold: 0.1 % becomes 0.0004 %
-MAX_PARTITIONS = 20_000  # past it a round cannot even memory or lookups by more than 0.05 %
+MAX_PARTITIONS = 20_000  # with more, a round gains at most 0.05 % of balance
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Placed:
     balance: float
 
 
-def paper(problem: Problem) -> Baseline:
+def paper(problem: ClassProblem) -> Baseline:
     """The whole procedure; halving begins at the problem's threshold and aims at its balance."""
     placed = backtrack(problem)
     parts = placed.partitions
@@ -57,29 +59,30 @@ def paper(problem: Problem) -> Baseline:
 
 
 def path_groups(path: Ints) -> tuple[HolderSets, Ints]:
-    """Groups, the single owners first, and the group of each partition from its paths [P, M]."""
+    """Holder sets, single owners first, and that of each partition, [P], from the ranks that each
+    rank reads it from, `path` [P, M]."""
     ranks = path.shape[1]
     several = (path != path[:, :1]).any(axis=1)
-    pattern, at = np.unique(path[several], axis=0, return_inverse=True)
+    copied, at = np.unique(path[several], axis=0, return_inverse=True)
     group_of = path[:, 0].copy()
     group_of[several] = ranks + at.ravel()
-    copies = HolderSets(pattern.astype(np.uint16), pattern == np.arange(ranks))
+    copies = HolderSets(copied.astype(np.uint16), copied == np.arange(ranks))
     return single_owner_sets(ranks) + copies, group_of
 
 
 def partition_totals(parts: Partitions, per_row: Floats) -> Floats:
     """Σ over the rows of each partition, [P], of a quantity of the rows of each class, [C]."""
-    weights = parts.run_rows * per_row[parts.run_class]
-    return np.bincount(parts.run_partition, weights, minlength=len(parts)).astype(np.float64)
+    totals = parts.run_rows * per_row[parts.run_class]
+    return np.bincount(parts.run_partition, totals, minlength=len(parts)).astype(np.float64)
 
 
-def backtrack(problem: Problem) -> Placed:
+def backtrack(problem: ClassProblem) -> Placed:
     """Halve the threshold until the balance is reached; the best round (§4.2)."""
-    threshold = problem.threshold
+    threshold = problem.settings.threshold
     best = place(problem, partitions(problem.classes, threshold))
     for _ in range(ROUNDS):
         threshold /= 2
-        if best.balance >= problem.dob or 2 * len(best.partitions) > MAX_PARTITIONS:
+        if best.balance >= problem.settings.dob or 2 * len(best.partitions) > MAX_PARTITIONS:
             break
         finer = place(problem, partitions(problem.classes, threshold))
         if finer.balance <= best.balance:
@@ -88,7 +91,7 @@ def backtrack(problem: Problem) -> Placed:
     return best
 
 
-def place(problem: Problem, parts: Partitions) -> Placed:
+def place(problem: ClassProblem, parts: Partitions) -> Placed:
     """Access-bounded partitions to the least lookup work, the others to the least memory."""
     classes, ranks = problem.classes, problem.topology.ranks
     local = np.diag(problem.topology.link_cost).tolist()
@@ -116,15 +119,16 @@ def place(problem: Problem, parts: Partitions) -> Placed:
     return Placed(parts, owner, balance)
 
 
-def memory_left(problem: Problem, size_bytes: Ints, owner: Ints) -> list[int]:
+def memory_left(problem: ClassProblem, size_bytes: Ints, owner: Ints) -> list[int]:
     """Bytes that each rank has left, [M], with every partition on its owner."""
     held = np.zeros(problem.topology.ranks, dtype=np.int64)
     np.add.at(held, owner, size_bytes)
     return [int(left) for left in problem.capacity_bytes - held]
 
 
-def replicate_training(problem: Problem, parts: Partitions, owner: Ints) -> Ints:
-    """Paths [P, M] after the printed rule: all ranks or one, hottest first."""
+def replicate_training(problem: ClassProblem, parts: Partitions, owner: Ints) -> Ints:
+    """The rank that each rank reads a partition from, [P, M], by the printed rule: hottest first,
+    partitions go to all ranks or stay with one."""
     topology, ranks = problem.topology, problem.topology.ranks
     path = np.repeat(owner[:, None], ranks, axis=1)
     if ranks == 1:
@@ -149,26 +153,27 @@ def replicate_training(problem: Problem, parts: Partitions, owner: Ints) -> Ints
 
 
 def replicate_inference(
-    problem: Problem, size_bytes: Ints, traffic_bytes: Floats, owner: Ints
+    problem: ClassProblem, size_bytes: Ints, traffic_bytes: Floats, owner: Ints
 ) -> Ints:
-    """Paths [P, M] after Algorithm 1: a rank stops when its dearest link has no candidate left.
+    """The rank that each rank reads a partition from, [P, M], by Algorithm 1: a rank stops when its
+    slowest link has no candidate left.
 
-    Candidates of rank g behind rank t are a heap, hottest per byte first. What no longer fits
-    never will, so it leaves for good; what is read elsewhere by now is skipped.
+    The candidates that rank g reads from rank t are a heap, hottest per byte first. What does not
+    fit will not fit later either and leaves the heap; so does what g reads from elsewhere by now.
     """
     ranks, link = problem.topology.ranks, problem.topology.link_cost.tolist()
     path = np.repeat(owner[:, None], ranks, axis=1).tolist()
     size, traffic = size_bytes.tolist(), traffic_bytes.tolist()
     free, budget = memory_left(problem, size_bytes, owner), problem.budget_bytes
     order = np.argsort(-(traffic_bytes / size_bytes), kind="stable")
-    place_in_order = np.argsort(order).tolist()
+    position = np.argsort(order).tolist()  # of each partition in `order`
     served = np.bincount(owner, traffic_bytes, minlength=ranks).tolist()
     cost = [[served[j] * link[i][j] for j in range(ranks)] for i in range(ranks)]
     owned = [np.flatnonzero(owner[order] == rank).tolist() for rank in range(ranks)]
     order = order.tolist()
     waiting = [[list(owned[t]) for t in range(ranks)] for _ in range(ranks)]
-    # Ranks that might be nearer to g than to what they read now.
-    mates = [
+    # Ranks to which g may be nearer than what they read from now.
+    nearer = [
         [i for i in range(ranks) if i != g and link[i][g] < max(link[i])] for g in range(ranks)
     ]
 
@@ -197,9 +202,9 @@ def replicate_inference(
             read_from(g, found, g)
             free[g] -= size[found]
             budget -= size[found]
-            for i in mates[g]:
+            for i in nearer[g]:
                 source = path[found][i]
                 if source != i and link[i][g] < link[i][source]:
                     read_from(i, found, g)
-                    heapq.heappush(waiting[i][g], place_in_order[found])
+                    heapq.heappush(waiting[i][g], position[found])
     return np.array(path, dtype=np.int64)

@@ -1,15 +1,16 @@
-"""TorchRec's own planner as a baseline: its real plan, in this project's cost model.
+"""TorchRec's own planner as a baseline: its real plan, priced by this project's cost model.
 
-The planner gets the tables, the topology, the batch size per rank, the mean accesses per sample of
-each feature, and the ranks' capacities, all of them for tables; where it finds no plan, the least
-multiple at which it does (`torchrec_process.py`, in a process of its own). Its shards become
-groups: table-wise a table on a rank, row-wise ranges of rows on ranks, data-parallel rows on all
-ranks; of a column-wise shard every access fetches the shard's part of the row. So placements are
-compared, as if rows were fetched.
+In: `Problem`. Out: `Baseline`. The planner gets the tables, the topology, the batch size per rank,
+the mean accesses per sample of each feature, and the ranks' capacities, all of them for tables;
+where it finds no plan, the least multiple of them at which it does (`torchrec_process.py`, in a
+process of its own). Its shards become
+holder sets: table-wise a table on a rank, row-wise ranges of rows on ranks, data-parallel rows on
+all ranks; of a column-wise shard every access fetches the shard's part of the row. So placements
+are compared, as if rows were fetched.
 
-TorchRec moves pooled vectors instead. Their bytes per iteration stand beside (`pooled_bytes`),
+TorchRec moves pooled vectors instead. Their bytes per iteration are noted too (`pooled_bytes`),
 with b samples per rank, F features of a table, L its accesses per sample, d columns of a shard and
-hit_k = L's part in rank k's rows, for each reader and each other rank that serves it:
+hit_k the part of L that is in rank k's rows, for each reader and each other rank that serves it:
 
     table-, column-wise   ids b(8L + 8F), output b·d·4·F, gradient the same
     row-wise              ids b(8·hit_k + 8F), output b·d·4·F whatever the hits, gradient the same
@@ -35,9 +36,7 @@ from oper.planner.baselines.baseline import (
     Baseline,
     Cells,
     NoPlacementError,
-    find_classes,
-    piece_histogram,
-    piece_tables,
+    count_pieces,
 )
 from oper.planner.problem.problem import Problem
 from oper.profiling.profile import Profile
@@ -59,33 +58,33 @@ class Shard:
     columns: int
 
 
-def torchrec(problem: Problem, profile: Profile, limit_seconds: float) -> Baseline:
+def torchrec(problem: Problem, limit_seconds: float) -> Baseline:
     """TorchRec's plan.
 
     Raises:
         NoPlacementError: it took longer than `limit_seconds`, the import of torchrec included, or
-            found no plan with any capacity.
+            found no plan with 1024 times the capacities.
         OperError: torchrec is not installed.
     """
-    answer = ask(request(problem, profile), limit_seconds)
-    shards = read_shards(answer["shards"], profile)
-    rows = whole_rows(problem, profile, shards)
-    groups = single_owner_sets(problem.topology.ranks) + everywhere_set(problem.topology.ranks)
+    answer = ask(request(problem), limit_seconds)
+    shards = read_shards(answer["shards"], problem.profile)
+    rows = whole_row_sums(problem, shards)
+    groups = single_owner_sets(problem.ranks) + everywhere_set(problem.ranks)
     kinds = Counter(sharding for sharding, _ in {(s.sharding, s.table) for s in shards})
     notes = {
         "capacity_factor": answer["capacity_factor"],
         "estimate_seconds": answer["estimate_seconds"],
         "plan_seconds": answer["seconds"],
         "tables": dict(sorted(kinds.items())),
-        "pooled_bytes": pooled_bytes(problem, profile, shards, rows.accesses),
+        "pooled_bytes": pooled_bytes(problem, shards, rows.accesses),
     }
-    return Baseline("torchrec", groups, group_sums(problem, profile, shards, rows), notes=notes)
+    return Baseline("torchrec", groups, group_sums(problem, shards, rows), notes=notes)
 
 
-def request(problem: Problem, profile: Profile) -> dict[str, Any]:
-    """What the child is asked, as JSON values."""
-    topology = problem.topology
-    accesses = table_accesses(problem, profile) / max(profile.samples, 1)
+def request(problem: Problem) -> dict[str, Any]:
+    """What the process is asked, as JSON values."""
+    topology, profile = problem.topology, problem.profile
+    accesses = table_accesses(problem) / max(profile.samples, 1)
     tables = []
     for t, (table, per_sample) in enumerate(zip(profile.tables, accesses.tolist(), strict=True)):
         # By number: features may be shared by tables, and names have dots, which TorchRec forbids.
@@ -118,7 +117,7 @@ def request(problem: Problem, profile: Profile) -> dict[str, Any]:
 
 
 def ask(question: dict[str, Any], limit_seconds: float) -> dict[str, Any]:
-    """Run the child on a question; it is killed at the limit."""
+    """Run the process on a question; it is killed at the limit."""
     command = [sys.executable, "-m", "oper.planner.baselines.torchrec_process"]
     try:
         child = subprocess.run(
@@ -145,17 +144,17 @@ def ask(question: dict[str, Any], limit_seconds: float) -> dict[str, Any]:
     return answer
 
 
-def table_accesses(problem: Problem, profile: Profile) -> Floats:
+def table_accesses(problem: Problem) -> Floats:
     """Accesses of each table in the log, [T]."""
-    classes = problem.classes
-    weights = classes.accesses[classes.entry_class] * classes.entry_rows
-    totals = np.bincount(classes.entry_table, weights, minlength=len(profile.tables))
+    classes, tables = problem.classes, len(problem.profile.tables)
+    accesses = classes.accesses[classes.entry_class] * classes.entry_rows
+    totals = np.bincount(classes.entry_table, accesses, minlength=tables)
     return totals.astype(np.float64)
 
 
 def bandwidths(topology: Topology) -> tuple[float, float, float]:
-    """Mean bytes/s of local rows, of a node-mate's and of another node's; where there are no
-    such pairs, those of the next nearer kind."""
+    """Mean bytes/s of local rows, of rows in the same node and in other nodes; where there are no
+    such pairs of ranks, those of the next nearer kind."""
     node_of = np.asarray(topology.node_of)
     own = np.eye(topology.ranks, dtype=bool)
     same = (node_of[:, None] == node_of[None]) & ~own
@@ -167,7 +166,7 @@ def bandwidths(topology: Topology) -> tuple[float, float, float]:
 
 
 def read_shards(answer: list[dict[str, Any]], profile: Profile) -> list[Shard]:
-    """The child's shards, data-parallel copies made one."""
+    """The shards of an answer; all copies of a data-parallel table are one."""
     shards: list[Shard] = []
     for entry in answer:
         t = int(entry["table"].removeprefix("t"))
@@ -180,14 +179,13 @@ def read_shards(answer: list[dict[str, Any]], profile: Profile) -> list[Shard]:
     return shards
 
 
-def whole_rows(problem: Problem, profile: Profile, shards: list[Shard]) -> Sums:
+def whole_row_sums(problem: Problem, shards: list[Shard]) -> Sums:
     """Sums of each shard's rows as if it had all columns, one entry a shard."""
     cuts = np.array([(shard.first, shard.last) for shard in shards], dtype=np.int64)
-    first = np.unique(np.concatenate([profile.offsets, cuts.ravel()]))
-    piece, accesses, containing, rows = piece_histogram(profile, first)
-    table = piece_tables(profile, first)[piece]
-    found = find_classes(problem.classes, table, accesses, containing)
-    of_piece = Cells(found, piece, rows).sums(problem.classes, len(first) - 1)
+    first = np.unique(np.concatenate([problem.profile.offsets, cuts.ravel()]))
+    counts = count_pieces(problem, first)
+    cells = Cells(counts.class_of, counts.piece, counts.rows)
+    of_piece = cells.sums(problem.classes, len(first) - 1)
     begin, end = np.searchsorted(first, cuts).T
 
     def covered(values: Floats) -> Floats:
@@ -197,10 +195,11 @@ def whole_rows(problem: Problem, profile: Profile, shards: list[Shard]) -> Sums:
     return Sums(*(covered(getattr(of_piece, term.name)) for term in fields(Sums)))
 
 
-def group_sums(problem: Problem, profile: Profile, shards: list[Shard], rows: Sums) -> Sums:
-    """Sums of one group a rank and, last, of the copies on all ranks."""
-    ranks, mode = problem.topology.ranks, problem.workload.mode
-    tables = [profile.tables[shard.table] for shard in shards]
+def group_sums(problem: Problem, shards: list[Shard], rows: Sums) -> Sums:
+    """Sums of each rank's shards and, last, of the copies on all ranks, [M + 1]; `rows` are
+    `whole_row_sums`."""
+    ranks, mode = problem.ranks, problem.workload.mode
+    tables = [problem.profile.tables[shard.table] for shard in shards]
     parts = [replace(table, dim=s.columns) for table, s in zip(tables, shards, strict=True)]
     group = [shard.rank if shard.rank >= 0 else ranks for shard in shards]
     share = np.array([p.row_bytes / t.row_bytes for p, t in zip(parts, tables, strict=True)])
@@ -216,12 +215,10 @@ def group_sums(problem: Problem, profile: Profile, shards: list[Shard], rows: Su
     return Sums(*(total(term.name) for term in fields(Sums)))
 
 
-def pooled_bytes(
-    problem: Problem, profile: Profile, shards: list[Shard], hits: Floats
-) -> dict[str, float]:
+def pooled_bytes(problem: Problem, shards: list[Shard], hits: Floats) -> dict[str, float]:
     """Bytes between ranks per iteration, summed over ranks, as TorchRec moves them; `hits` are the
     accesses in the log of each shard's rows."""
-    topology, training = problem.topology, problem.workload.training
+    topology, profile = problem.topology, problem.profile
     ranks, batch = topology.ranks, problem.workload.batch_size / topology.ranks
     node_of = np.asarray(topology.node_of)
     ids = outputs = allreduce = 0.0
@@ -235,13 +232,13 @@ def pooled_bytes(
         others = ranks - 1
         ids += others * batch * (8 * hit + 8 * features)
         if shard.sharding in ("table_row_wise", "grid_shard"):
-            mates = int((node_of == node_of[shard.rank]).sum())
-            # Every rank of the node gives its part of the others' sums, then one sum leaves.
-            outputs += vectors * ((mates - 1) * ranks + (ranks - mates)) / mates
+            in_node = int((node_of == node_of[shard.rank]).sum())
+            # Every rank of the node sends its part of the others' sums; then one sum leaves it.
+            outputs += vectors * ((in_node - 1) * ranks + (ranks - in_node)) / in_node
         else:
             outputs += others * vectors
-    gradients = outputs if training else 0.0
-    allreduce = allreduce if training else 0.0
+    gradients = outputs if problem.workload.training else 0.0
+    allreduce = allreduce if problem.workload.training else 0.0
     return {
         "ids": ids,
         "outputs": outputs,

@@ -1,10 +1,10 @@
 """TorchRec's EmbeddingShardingPlanner in a process of its own: JSON in, its plan as JSON out.
 
-    python -m oper.planner.torchrec_child < request.json > answer.json
+    python -m oper.planner.baselines.torchrec_process < request.json > answer.json
 
-Apart, because importing torchrec takes seconds, and so that a plan that takes too long can be
-ended cleanly. Where no plan fits the capacities, the least multiple of them at which one is found
-is bracketed by doubling and then narrowed by bisection to 5 %.
+It has a process of its own because importing torchrec takes seconds, and so that a plan that takes
+too long can be ended cleanly. Where no plan fits the capacities, the least multiple of them at
+which one is found is bracketed by doubling and then narrowed by bisection to 5 %.
 """
 
 import json

@@ -1,17 +1,15 @@
-"""Drafts: how many rows of each class go to each group of ranks, before rows are named.
+"""A class placement: how many rows of each class go to each holder set, before rows are named.
 
-On ranks that look alike the levels of replication follow from a knapsack (`replication.py`) and
-single rows from greedy placement with backtracking (`greedy.py`), split by classes. Where
-ranks differ in links or capacities, the linear programme (`restricted_master.py`) says which share
-of each class belongs to which holders, and classes are dealt by those shares.
+On homogeneous ranks a knapsack says how often rows are replicated (`replication.py`), and greedy
+placement with backtracking where rows with one owner go (`greedy.py`). Where ranks differ in links
+or capacities, a linear programme (`lp/restricted_master.py`) says which share of each class belongs
+to which holders, and rows are split by those shares.
 """
 
 from dataclasses import dataclass
 
 from oper.base.arrays import Floats, Ints
-from oper.cost.holder_sets import (
-    HolderSets,
-)
+from oper.cost.holder_sets import HolderSets
 from oper.planner.class_placement.greedy import Greedy
 from oper.planner.class_placement.partition import Partitions
 from oper.planner.problem.classes import Classes
@@ -19,18 +17,18 @@ from oper.planner.problem.classes import Classes
 
 @dataclass(frozen=True)
 class ClassPlacement:
-    """Rows of each class in each group; the first M groups are the single owners."""
+    """Rows of C classes in G holder sets, of which the first M are the single owners."""
 
-    step: str  # which step produced it
+    step: str  # which step made it, as `oper plan` names it
     groups: HolderSets
-    counts: Ints  # [C, G] rows listed one by one
-    striped: Ints  # [C] rows left to the stripes
-    shares: Floats  # [M] the part of all memory that each rank should hold
+    counts: Ints  # [C, G] rows that are listed one by one
+    striped: Ints  # [C] rows that are striped over the ranks
+    shares: Floats  # [M] the share of all memory that each rank should hold
     partitions: Partitions
     greedy: Greedy | None = None
 
 
 def replica_bytes(classes: Classes, groups: HolderSets, counts: Ints, ranks: int) -> Floats:
-    """Memory on each rank, [M], of the groups after the single owners'."""
+    """Memory on each rank, [M], of the `counts` [C, G] rows with several holders."""
     copies: Floats = groups.holds[ranks:].T @ (counts[:, ranks:].T @ classes.m)
     return copies

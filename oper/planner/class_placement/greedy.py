@@ -1,10 +1,10 @@
-"""Greedy placement of partitions with backtracking on the threshold (§4.2), and its splitting.
+"""Greedy placement of partitions with backtracking on the threshold (§4.2).
 
-Access-bounded partitions go, most accesses first, to the rank with the least lookup work for its
-share; memory-bounded ones are striped in proportion to the memory each rank has left. Where the
-balance asked for is not met, the threshold is halved and both steps are made again, until it is
-met or halving stops helping. Then partitions are split by rows: every class with rows enough is
-dealt to all ranks by their shares, the rest where least work is.
+In: `Classes`, the rows of each with one owner, the ranks' shares. Out: `Greedy`. Access-bounded
+partitions go, most accesses first, to the rank with the least lookup work for its share;
+memory-bounded ones are striped in proportion to the memory that each rank has left. Where the
+balance asked for is not reached, the threshold is halved and both steps are done again, until it
+is, or halving stops helping.
 """
 
 import heapq
@@ -25,8 +25,8 @@ LEAST_GAIN = 1e-4
 
 @dataclass(frozen=True)
 class Greedy:
-    """What greedy and backtracking arrived at, before refining. Run e lists `run_rows[e]` rows of
-    class `run_class[e]`, with one owner, on `run_rank[e]`."""
+    """The result of greedy placement and backtracking, before swaps. Run e lists `run_rows[e]`
+    rows of class `run_class[e]`, with one owner, on rank `run_rank[e]`."""
 
     partitions: Partitions
     single: Ints  # [C] rows with one owner
@@ -55,8 +55,8 @@ def place_greedily(
 ) -> Greedy:
     """Place `single[c]` rows of each class by partitions; halve the threshold as long as it pays.
 
-    `replica_bytes` [M] is memory already taken, `shares` [M] the part of the work and of the
-    memory each rank should have.
+    `replica_bytes` [M] is memory already taken, `shares` [M] each rank's share of the work and of
+    the memory, `target` the degree of balance to reach, min/max, of lookups and of memory.
     """
     best: Greedy | None = None
     for halving in range(MOST_HALVINGS + 1):
@@ -79,10 +79,10 @@ def _place_once(
 ) -> Greedy:
     parts = partitions(classes, threshold)
     ranks = len(shares)
-    listed = int(parts.explicit.sum())  # the first ones
+    listed = int(parts.listed.sum())  # the first ones
     runs = slice(0, int(np.searchsorted(parts.run_partition, listed)))
     run_class, run_rows = parts.run_class[runs], parts.run_rows[runs]
-    # Replicated rows have left the problem: they are the first rows of their class.
+    # Replicated rows are placed already: they are the first rows of their class.
     before = _exclusive_cumsum_by(run_class, run_rows)
     replicated = (classes.rows - single)[run_class]
     run_rows = np.clip(before + run_rows - replicated, 0, None) - np.clip(
@@ -123,54 +123,14 @@ def _place_once(
 def memory_left(
     classes: Classes, counts: Ints, striped: Ints, replica_bytes: Floats, shares: Floats
 ) -> Floats:
-    """Bytes each rank has left for striped rows if all memory in use follows `shares`, [M]."""
+    """Bytes that each rank has left for striped rows, [M], if all memory in use follows `shares`
+    [M]: `counts` [C, M] listed and `striped` [C] striped rows with one owner, and replicas."""
     return _left(replica_bytes + counts.T @ classes.m, float(striped @ classes.m), shares)
 
 
 def _left(held_bytes: Floats, striped_bytes: float, shares: Floats) -> Floats:
     total = held_bytes.sum() + striped_bytes
     return np.asarray(np.clip(total * shares / shares.sum() - held_bytes, 0, None))
-
-
-def split_evenly(rows: Ints, shares: Floats, load: Floats, weight: Floats) -> Ints:
-    """Split `rows[c]` of each class over G groups by `shares` ([G] or [C, G]), [C, G].
-
-    Whole parts by share. What is left over goes, class by class, to the groups that got least of
-    it so far, among them to those with the least `load` for their share: rows near in weight, and
-    so in R, D and U alike, spread evenly in number. `load` [G], in `weight` [C], is updated.
-    """
-    shares = np.broadcast_to(shares, (len(rows), np.shape(shares)[-1]))
-    shares = shares / shares.sum(axis=1, keepdims=True)
-    exact = rows[:, None] * shares
-    counts = np.floor(exact + 1e-9).astype(np.int64)
-    load += (counts * weight[:, None]).sum(axis=0)
-    left = rows - counts.sum(axis=1)
-    # A group's turn comes round by its share of the leftovers, which `given` counts. Lists, as this
-    # goes class by class over few groups.
-    given, loads = [0.0] * shares.shape[1], load.tolist()
-    some = np.flatnonzero(left)
-    for c, n, share in zip(some.tolist(), left[some].tolist(), shares[some].tolist(), strict=True):
-        usable = [g for g, part in enumerate(share) if part > 0]
-        turns = {g: int(given[g] / share[g] / len(share) + 1e-9) for g in usable}
-        usable.sort(key=lambda g: (turns[g], loads[g] / share[g]))
-        for g in usable[:n]:
-            counts[c, g] += 1
-            loads[g] += float(weight[c])
-            given[g] += 1
-    load[:] = loads
-    return counts
-
-
-def whole_rows(exact: Floats, total: int) -> Ints:
-    """Whole numbers that sum to `total`, near `exact`: the largest remainders are rounded up."""
-    scaled = exact * (total / exact.sum()) if exact.sum() > 0 else exact + total / len(exact)
-    whole = np.floor(scaled + 1e-9).astype(np.int64)
-    order = np.argsort(whole - scaled, kind="stable")
-    short = total - int(whole.sum())
-    whole[order[: max(short, 0)]] += 1
-    for g in order[::-1][: max(-short, 0)]:
-        whole[g] -= 1
-    return whole
 
 
 def _exclusive_cumsum_by(key: Ints, values: Ints) -> Ints:

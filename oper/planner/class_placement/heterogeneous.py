@@ -1,4 +1,8 @@
-"""Class placement where links or capacities differ: the shares of a linear programme, whole."""
+"""Class placement where links or capacities differ: the shares of a linear programme, rounded.
+
+In: `ClassProblem`. Out: `ClassPlacement`. The programme knows shares of classes; here they become
+whole rows, so that what rounding takes from a holder set is made up for by the next classes.
+"""
 
 import numpy as np
 
@@ -7,29 +11,33 @@ from oper.cost.allreduce import METHODS, Method
 from oper.cost.holder_sets import HolderSets, single_owner_sets
 from oper.plan.layout import LONGEST_PERIOD
 from oper.planner.class_placement.class_placement import ClassPlacement
-from oper.planner.class_placement.greedy import whole_rows
 from oper.planner.class_placement.partition import Partitions, partitions
+from oper.planner.class_placement.rounding import whole_rows
 from oper.planner.lp import restricted_master
 from oper.planner.lp.pricing import pricing_items
 from oper.planner.problem.classes import Classes
-from oper.planner.problem.problem import Problem
+from oper.planner.problem.problem import ClassProblem
 
 
-def place_on_heterogeneous(problem: Problem, listed_share: float) -> ClassPlacement:
+def place_on_heterogeneous(problem: ClassProblem, listed_share: float) -> ClassPlacement:
+    """The class placement for ranks of any links and capacities, with `listed_share` of all rows
+    listed."""
     classes, topology, workload = problem.classes, problem.topology, problem.workload
-    ranks = topology.ranks
-    objective: restricted_master.Objective = "link" if problem.balance == "link" else "time"
+    ranks = problem.ranks
+    objective: restricted_master.Objective = (
+        "link" if problem.settings.balance == "link" else "time"
+    )
     methods: tuple[Method, ...] = METHODS if workload.training else ("none",)
-    # What rounding takes, a row of each width and of the stripes' period, is kept back where that
-    # leaves room for the tables.
+    # Rounding may take a row of each width and of the stripes' pattern: that is kept free where
+    # the tables still fit then.
     rounding = sum(classes.width_memory) + classes.total_bytes / LONGEST_PERIOD
     capacity = np.clip(problem.capacity_bytes - rounding, 0, None)
     if capacity.sum() < classes.total_bytes:
         capacity = problem.capacity_bytes
 
-    # Striped rows are spread alike, whatever their counts: the programme sees those of a width as
-    # one class, and its shares of it are what the stripes follow.
-    parts = partitions(classes, problem.threshold)
+    # Striped rows are spread in one way, whatever their counts: the programme sees those of a width
+    # as one class, and the stripes follow its shares of that.
+    parts = partitions(classes, problem.settings.threshold)
     listed = _listed_classes(classes, parts, listed_share)
     number = np.arange(len(classes))
     unit = np.where(number < listed, number, listed + classes.width)
@@ -55,10 +63,11 @@ def place_on_heterogeneous(problem: Problem, listed_share: float) -> ClassPlacem
     fraction[:, ranks:] = solved.fraction[:, several]
     fraction /= fraction.sum(axis=1, keepdims=True)
     shares = fraction[solved.bucket[unit]]
-    counts = _deal_by_shares(classes.rows, shares, solved.bucket[unit], classes.weight(workload))
+    traffic = classes.traffic_bytes(workload)
+    counts = _whole_by_shares(classes.rows, shares, solved.bucket[unit], traffic)
     striped = np.where(number < listed, 0, classes.rows)
     memory = groups.holds.T @ (counts.T @ classes.m)
-    # Rounding may have passed a capacity by some rows: fewer are striped there, more elsewhere.
+    # Rounding may have exceeded a capacity by some rows: fewer are striped there, more elsewhere.
     room = np.clip(capacity - memory, 0, None)
     if room.sum() > 0:
         over = np.clip(memory - capacity, 0, None)
@@ -71,31 +80,31 @@ def place_on_heterogeneous(problem: Problem, listed_share: float) -> ClassPlacem
 def _listed_classes(classes: Classes, parts: Partitions, listed_share: float) -> int:
     """How many classes, from the most accessed on, are listed where ranks differ.
 
-    Such ranks want the warmer of the cold rows in some places and the colder in others, which
+    Such ranks need the warmer of the cold rows on some ranks and the colder on others, which
     stripes cannot do: more rows are listed than access-bounded partitions have.
     """
-    bounded = parts.run_class[parts.explicit[parts.run_partition]]
+    bounded = parts.run_class[parts.listed[parts.run_partition]]
     by_partition = int(bounded.max()) + 1 if len(bounded) else 0
     room = listed_share * int(classes.rows.sum())
     return max(by_partition, int(np.searchsorted(np.cumsum(classes.rows), room, side="right")))
 
 
-def _deal_by_shares(rows: Ints, shares: Floats, bucket: Ints, weight: Floats) -> Ints:
+def _whole_by_shares(rows: Ints, shares: Floats, bucket: Ints, traffic: Floats) -> Ints:
     """Whole rows [C, G] by `shares` [C, G], the first M of them single owners.
 
-    What rounding withholds from a group is made good by the next classes: of hot classes, which
-    have fewer rows than there are groups, in weight, as they decide a rank's load; of the others
-    in rows of the same bucket, as they decide its memory.
+    What rounding takes from a holder set is made up for by the next classes: of hot classes, which
+    have fewer rows than there are holder sets, in `traffic` [C], as they decide a rank's load; of
+    the others in rows of the same bucket, as they decide its memory.
     """
     counts = np.zeros(shares.shape, dtype=np.int64)
-    owed_weight = np.zeros(shares.shape[1])
+    owed_traffic = np.zeros(shares.shape[1])
     owed_rows: dict[int, Floats] = {}
     for c, n in enumerate(rows.tolist()):
         exact = n * shares[c]
-        if n <= shares.shape[1] and weight[c] > 0:
-            wanted = np.where(shares[c] > 0, exact + owed_weight / weight[c], 0.0)
+        if n <= shares.shape[1] and traffic[c] > 0:
+            wanted = np.where(shares[c] > 0, exact + owed_traffic / traffic[c], 0.0)
             counts[c] = whole_rows(np.clip(wanted, 0, n), n)
-            owed_weight += (exact - counts[c]) * weight[c]
+            owed_traffic += (exact - counts[c]) * traffic[c]
         else:
             wanted = exact + owed_rows.get(int(bucket[c]), 0.0)
             counts[c] = whole_rows(np.clip(wanted, 0, None), n)
@@ -106,7 +115,7 @@ def _deal_by_shares(rows: Ints, shares: Floats, bucket: Ints, weight: Floats) ->
 def _keep_budget(
     counts: Ints, groups: HolderSets, classes: Classes, budget_bytes: float, ranks: int
 ) -> None:
-    """Give up the coldest replicas, in place, while the copies are above the budget."""
+    """Give up the coldest replicas, in place, until the copies are within the budget."""
     extra = groups.copies - 1
     over = float((counts.T @ classes.m) @ extra) - budget_bytes
     for c in range(len(classes) - 1, -1, -1):

@@ -1,4 +1,9 @@
-"""Class placement on homogeneous ranks: a knapsack of replicas, then greedy (§4.2, §4.3)."""
+"""Class placement on homogeneous ranks: a knapsack of replicas, then greedy placement (§4.2, §4.3).
+
+In: `ClassProblem`. Out: `ClassPlacement`. Greedy placement keeps partitions whole. They are split
+afterwards: only rows so hot that they decide a rank's load stay on the rank that it chose, all
+others are split over the ranks class by class, which is more even.
+"""
 
 import numpy as np
 
@@ -13,7 +18,7 @@ from oper.cost.holder_sets import (
 )
 from oper.cost.workload import Workload
 from oper.planner.class_placement.class_placement import ClassPlacement, replica_bytes
-from oper.planner.class_placement.greedy import place_greedily, split_evenly
+from oper.planner.class_placement.greedy import place_greedily
 from oper.planner.class_placement.replication import (
     Levels,
     everywhere_seconds,
@@ -23,17 +28,19 @@ from oper.planner.class_placement.replication import (
     time_ratio,
     training_levels,
 )
+from oper.planner.class_placement.rounding import split_evenly
 from oper.planner.problem.classes import Classes
-from oper.planner.problem.problem import Problem
+from oper.planner.problem.problem import ClassProblem
 from oper.topology.topology import Topology
 
-# A row above this share of a rank's mean work is placed by greedy alone.
+# A row above this share of a rank's mean work stays where greedy placement put it.
 HOT_SHARE = 1 / 64
 
 
-def place_on_homogeneous(problem: Problem) -> ClassPlacement:
+def place_on_homogeneous(problem: ClassProblem) -> ClassPlacement:
+    """The class placement for ranks with equal links and capacities."""
     classes, topology, workload = problem.classes, problem.topology, problem.workload
-    ranks = topology.ranks
+    ranks, settings = problem.ranks, problem.settings
     levels = _levels(problem)
     groups, replicas = _replica_groups(classes, topology, workload, levels)
     groups, replicas = _spend_rest(problem, groups, replicas)
@@ -42,16 +49,14 @@ def place_on_homogeneous(problem: Problem) -> ClassPlacement:
         classes, groups, np.concatenate([np.zeros((len(classes), ranks), int), replicas], 1), ranks
     )
     shares = problem.shares
-    greedy = place_greedily(classes, single, held, shares, problem.threshold, problem.dob)
-    # Split the partitions: only rows so hot that they decide a rank's load stay where greedy put
-    # them; all others are dealt anew, class by class.
+    greedy = place_greedily(classes, single, held, shares, settings.threshold, settings.dob)
     placed = greedy.counts(ranks)
     listed = placed.sum(axis=1)
-    weight = classes.weight(workload)
-    hot = weight * ranks > HOT_SHARE * float(weight @ classes.rows)
+    traffic = classes.traffic_bytes(workload)
+    hot = traffic * ranks > HOT_SHARE * float(traffic @ classes.rows)
     counts = np.where(hot[:, None], placed, 0)
-    load = weight @ counts
-    counts[~hot] = split_evenly(listed[~hot], shares, load, weight[~hot])
+    load = traffic @ counts
+    counts[~hot] = split_evenly(listed[~hot], shares, load, traffic[~hot])
     return ClassPlacement(
         "greedy",
         groups,
@@ -63,11 +68,12 @@ def place_on_homogeneous(problem: Problem) -> ClassPlacement:
     )
 
 
-def _levels(problem: Problem) -> Levels:
+def _levels(problem: ClassProblem) -> Levels:
+    """How many rows of each class are replicated, and how far."""
     classes, topology, workload = problem.classes, problem.topology, problem.workload
     budget = problem.budget_bytes
     if not workload.training:
-        if problem.balance == "link":
+        if problem.settings.balance == "link":
             return link_levels(classes, topology, workload, budget)
         return inference_levels(classes, topology, workload, time_ratio(topology), budget)
     single = single_seconds(classes, topology, workload)
@@ -87,7 +93,7 @@ def _levels(problem: Problem) -> Levels:
 def _replica_groups(
     classes: Classes, topology: Topology, workload: Workload, levels: Levels
 ) -> tuple[HolderSets, Ints]:
-    """Single groups and, after them, those of replicated rows with the rows of each, [C, G - M]."""
+    """The holder sets, single owners first, and the rows of the others, [C, G - M]."""
     groups = single_owner_sets(topology.ranks)
     columns = []
     if levels.node.any():
@@ -95,15 +101,17 @@ def _replica_groups(
         groups = groups + per_node
         load = np.zeros(len(per_node))
         equal = np.full(len(per_node), 1 / len(per_node))
-        columns.append(split_evenly(levels.node, equal, load, classes.weight(workload)))
+        columns.append(split_evenly(levels.node, equal, load, classes.traffic_bytes(workload)))
     groups = groups + everywhere_set(topology.ranks)
     columns.append(levels.everywhere[:, None])
     return groups, np.concatenate(columns, axis=1)
 
 
-def _spend_rest(problem: Problem, groups: HolderSets, replicas: Ints) -> tuple[HolderSets, Ints]:
-    """Give the copies that the budget has left, too few for a row on all ranks or nodes, to the
-    densest row with one owner that lacks some: in inference it may have copies on a few ranks."""
+def _spend_rest(
+    problem: ClassProblem, groups: HolderSets, replicas: Ints
+) -> tuple[HolderSets, Ints]:
+    """Spend what is left of the budget, too little for a row on all ranks or nodes, on the row with
+    one owner that is read most per byte: in inference it may have copies on a few ranks."""
     classes, topology = problem.classes, problem.topology
     extra = (groups.copies[topology.ranks :] - 1) * classes.m[:, None]
     left = problem.budget_bytes - float((extra * replicas).sum())

@@ -54,7 +54,7 @@ def single_seconds(classes: Classes, topology: Topology, workload: Workload) -> 
     mean_link = topology.link_cost.sum() - np.trace(topology.link_cost)
     mean_link /= topology.ranks**2
     local = float(np.trace(topology.link_cost)) / topology.ranks
-    return np.asarray(classes.weight(workload) * (local + mean_link))
+    return np.asarray(classes.traffic_bytes(workload) * (local + mean_link))
 
 
 def everywhere_seconds(
@@ -94,7 +94,7 @@ def inference_levels(
     """Fill the budget with copies in order of density w/m: a class comes once for its copies in
     the other nodes, and once, at `ratio` (0 to 1) of its density, for those on all ranks."""
     ranks, nodes = topology.ranks, topology.nodes
-    weight = classes.weight(workload)
+    weight = classes.traffic_bytes(workload)
     density = weight / classes.m
     copies_node, copies_all = nodes - 1, ranks - nodes
     index = np.concatenate([np.arange(len(classes))] * 2)
@@ -137,7 +137,7 @@ def link_levels(
     ranks, per_node = topology.ranks, topology.ranks // topology.nodes
     if topology.nodes == 1 or per_node == 1:
         return inference_levels(classes, topology, workload, 1.0, budget_bytes)
-    weight = classes.weight(workload)
+    weight = classes.traffic_bytes(workload)
 
     def across_over_inside(levels: Levels) -> float:
         single = float(weight @ (classes.rows - levels.node - levels.everywhere))

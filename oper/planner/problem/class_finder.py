@@ -1,45 +1,83 @@
-"""The class of any row of a profile, found by its counts."""
+"""The class of rows by their counts: what a plan's or a scan's listed rows are, class by class.
+
+In: accesses and samples with the row, of rows table by table. Out: the class of each row.
+"""
+
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from oper.base import native
+from oper.base.arrays import Counts, Floats, Ints
 from oper.base.tensors import as_int64, as_tensor
 from oper.plan.row_locator import Chunk
 from oper.planner.problem.classes import Classes
 from oper.profiling.profile import Profile
 
 
+@dataclass(frozen=True)
+class TableEntries:
+    """The entries of `Classes` sorted by table, then by samples with the row; E entries."""
+
+    first: Ints  # [T + 1] where each table's entries begin
+    accesses: Ints  # [E]
+    samples_with_row: Ints  # [E]
+    D: Floats  # [E]
+    class_index: Ints  # [E]
+
+    @staticmethod
+    def of(classes: Classes, tables: int) -> "TableEntries":
+        """The entries of all classes, for `tables` tables."""
+        samples_with_row = classes.samples_with_row[classes.entry_class]
+        order = np.lexsort((samples_with_row, classes.entry_table))
+        first = np.zeros(tables + 1, dtype=np.int64)
+        np.cumsum(np.bincount(classes.entry_table, minlength=tables), out=first[1:])
+        class_index = classes.entry_class[order]
+        return TableEntries(
+            first,
+            classes.accesses[class_index],
+            samples_with_row[order],
+            classes.D[class_index],
+            class_index,
+        )
+
+    def find(
+        self, accesses: Counts, samples_with_row: Counts, first_row: Ints
+    ) -> NDArray[np.int32]:
+        """The class of each row, int32 [n]; the rows of table t begin at `first_row[t]`, [T + 1].
+
+        Raises ValueError where a row has counts that no class of its table has.
+        """
+        found: Any = native.ops().find_classes(
+            as_tensor(accesses),
+            as_tensor(samples_with_row),
+            as_int64(first_row),
+            as_int64(self.first),
+            as_int64(self.accesses),
+            as_int64(self.samples_with_row),
+            as_int64(self.class_index),
+        )
+        classes: NDArray[np.int32] = found.numpy()
+        return classes
+
+
 class ClassFinder:
     """The class of any row of a profile."""
 
     def __init__(self, profile: Profile, classes: Classes) -> None:
-        self._profile = profile
         self.classes = len(classes)
-        tables = len(profile.tables)
-        order = np.argsort(classes.entry_table, kind="stable")
-        entries = classes.entry_class[order]
-        per_table = np.bincount(classes.entry_table, minlength=tables)
-        self._entries = (
-            as_int64(np.concatenate([[0], np.cumsum(per_table)])),
-            as_int64(classes.accesses[entries]),
-            as_int64(classes.containing[entries]),
-            as_int64(entries),
-        )
+        self._profile = profile
+        self._entries = TableEntries.of(classes, len(profile.tables))
 
     def find(self, chunk: Chunk) -> NDArray[np.int32]:
         """The class of each row of a chunk, int32 [n]."""
         rows = slice(chunk.first, chunk.first + len(chunk.place))
-        offsets = np.zeros(len(self._profile.tables) + 1, dtype=np.int64)
-        offsets[chunk.table + 1 :] = len(chunk.place)
-        found: NDArray[np.int32] = (
-            native.ops()
-            .find_classes(
-                as_tensor(self._profile.table_accesses(chunk.table)[rows]),
-                as_tensor(self._profile.table_containing(chunk.table)[rows]),
-                as_int64(offsets),
-                *self._entries,
-            )
-            .numpy()
+        first_row = np.zeros(len(self._profile.tables) + 1, dtype=np.int64)
+        first_row[chunk.table + 1 :] = len(chunk.place)
+        return self._entries.find(
+            self._profile.table_accesses(chunk.table)[rows],
+            self._profile.table_containing(chunk.table)[rows],
+            first_row,
         )
-        return found

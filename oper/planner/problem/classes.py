@@ -1,12 +1,13 @@
-"""Classes: rows with equal width, accesses and containing samples are interchangeable.
+"""Classes: rows with equal width, accesses and samples with the row are interchangeable.
 
-A plan is then a matrix, rows of class c in group g, whatever the number of rows: 33.8 million
-rows of Criteo-Kaggle sizes are about five thousand classes. The sums of §3.2 (equations 1-3)
-are exact on classes; nothing is bucketed here.
+In: a profile's counters. Out: `Classes`. A placement is then a matrix, rows of class c in holder
+set g, whatever the number of rows: 33.8 million rows of Criteo-Kaggle sizes are about five thousand
+classes. The sums of §3.2 (equations 1-3) are exact on classes; nothing is bucketed here.
 """
 
 from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,17 +23,41 @@ from oper.tables.table import Table
 _SLOT_BYTES = 8
 
 
+class Width(NamedTuple):
+    """Bytes of a row, S, and of the memory it takes with its optimizer state, m."""
+
+    row_bytes: int
+    memory_bytes: int
+
+
+class TableWidths(NamedTuple):
+    """The distinct widths of the tables, ascending, and each table's index among them, [T]."""
+
+    widths: tuple[Width, ...]
+    of_table: Ints
+
+
+class DistinctRatios(NamedTuple):
+    """Measured over expected distinct rows of each table, [T]; ones where not measured."""
+
+    of_rank: Floats
+    of_all_ranks: Floats
+
+
 @dataclass(frozen=True)
 class Classes:
-    """C classes, by accesses descending (then width, containing, ratio); vectors of shape [C]."""
+    """C classes, by accesses descending (then width, samples with the row, ratio of distinct rows).
 
-    widths: tuple[tuple[int, int], ...]  # distinct (row bytes S, memory bytes m), ascending
+    All vectors are of shape [C] unless they say otherwise; bytes are of one row.
+    """
+
+    widths: tuple[Width, ...]  # distinct, ascending
     width: Ints  # index into `widths`
     accesses: Ints
-    containing: Ints
+    samples_with_row: Ints
     rows: Ints
-    S: Floats
-    m: Floats
+    S: Floats  # bytes of a row
+    m: Floats  # bytes of memory: the row and, in training, its optimizer state
     R: Floats  # expected reads by one rank per iteration
     D: Floats  # chance that one rank touches the row
     U: Floats  # chance that any rank does
@@ -41,7 +66,8 @@ class Classes:
     entry_table: Ints
     entry_class: Ints
     entry_rows: Ints
-    mailbox_bytes: float = 0.0  # expected of a rank: a slot and float32 values per touched row
+    # Expected of a rank in training: a slot number and float32 gradients for each row it touches.
+    mailbox_bytes: float = 0.0
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -58,7 +84,12 @@ class Classes:
     @property
     def width_memory(self) -> list[int]:
         """m of each width, for the rounding of capacities."""
-        return [m for _, m in self.widths]
+        return [width.memory_bytes for width in self.widths]
+
+    def widest_first(self) -> list[int]:
+        """Indices of `widths`, those with most memory first."""
+        memory = self.width_memory
+        return sorted(range(len(memory)), key=lambda w: -memory[w])
 
     @cached_property
     def row_sums(self) -> Sums:
@@ -76,40 +107,46 @@ class Classes:
         )
 
     def sums(self, counts: NDArray[np.generic]) -> Sums:
-        """Sums of groups that hold `counts` rows of each class, [C, G] -> [G] each."""
+        """Sums of holder sets with `counts` rows of each class: [C, G] -> [G] each."""
         n = np.asarray(counts, dtype=np.float64).T
         return Sums(*(n @ getattr(self.row_sums, f.name) for f in fields(Sums)))
 
-    def weight(self, workload: Workload) -> Floats:
-        """Bytes per reader and iteration that a row with one owner moves: S·R, with S·D more for
-        gradients in training. All of a single owner's terms in T are proportional to it."""
+    def traffic_bytes(self, workload: Workload) -> Floats:
+        """Bytes that one rank moves in an iteration for a row with one owner, [C]: S·R, and S·D
+        more for its gradient in training. All its terms in T are proportional to them."""
         return self.S * (self.R + self.D) if workload.training else self.S * self.R
 
 
-def table_widths(tables: tuple[Table, ...], mode: str) -> tuple[list[tuple[int, int]], Ints]:
-    """Distinct (S, m) of the tables, ascending, and each table's index among them."""
-    pairs = [(table.row_bytes, table.memory_bytes(mode)) for table in tables]
-    widths = sorted(set(pairs))
-    return widths, np.array([widths.index(pair) for pair in pairs], dtype=np.int64)
+def table_widths(tables: tuple[Table, ...], mode: str) -> TableWidths:
+    """The widths of the tables; `mode` says whether optimizer state counts as memory."""
+    of_tables = [Width(table.row_bytes, table.memory_bytes(mode)) for table in tables]
+    widths = tuple(sorted(set(of_tables)))
+    return TableWidths(widths, np.array([widths.index(w) for w in of_tables], dtype=np.int64))
 
 
-def table_ratios(profile: Profile) -> tuple[Floats, Floats]:
-    """Measured over expected distinct rows, per table, for a rank and for all ranks together."""
+def distinct_ratios(profile: Profile) -> DistinctRatios:
+    """The ratios that a profile measured."""
     if profile.distinct is None:
         ones = np.ones(len(profile.tables))
-        return ones, ones
-    return np.asarray(profile.distinct.rank_ratio), np.asarray(profile.distinct.union_ratio)
+        return DistinctRatios(ones, ones)
+    distinct = profile.distinct
+    return DistinctRatios(np.asarray(distinct.rank_ratio), np.asarray(distinct.union_ratio))
+
+
+def measured_ratios(profile: Profile) -> Floats | None:
+    """The ratios that a profile measured, [T, 2]: of a rank, of all ranks. None if it did not."""
+    return None if profile.distinct is None else np.stack(distinct_ratios(profile), axis=1)
 
 
 def classify(profile: Profile, workload: Workload, ranks: int) -> Classes:
-    """The classes of all rows of a profile. One pass over its counters."""
-    table, accesses, containing, rows = histogram(
+    """The classes of all rows of a profile, in one pass over its counters."""
+    table, accesses, samples_with_row, rows = histogram(
         profile.accesses,
         profile.containing,
         profile.offsets,
         profile.containing_offsets,
     )
-    return group(profile, workload, ranks, table, accesses, containing, rows)
+    return group(profile, workload, ranks, table, accesses, samples_with_row, rows)
 
 
 def group(
@@ -118,42 +155,41 @@ def group(
     ranks: int,
     table: Ints,
     accesses: Ints,
-    containing: Ints,
+    samples_with_row: Ints,
     rows: Ints,
 ) -> Classes:
-    """Classes from entries: `rows[e]` rows of `table[e]` have those accesses and containing."""
+    """Classes from entries: `rows[e]` rows of `table[e]` have `accesses[e]` accesses and occur in
+    `samples_with_row[e]` samples."""
     widths, width_of = table_widths(profile.tables, workload.mode)
-    rank_ratio, union_ratio = table_ratios(profile)
-    _, ratio_of = np.unique(
-        np.stack([rank_ratio, union_ratio], axis=1), axis=0, return_inverse=True
-    )
+    ratios = distinct_ratios(profile)
+    _, ratio_of = np.unique(np.stack(ratios, axis=1), axis=0, return_inverse=True)
     ratio_of = ratio_of.ravel()
     entry_width, entry_ratio = width_of[table], ratio_of[table]
-    order = np.lexsort((entry_ratio, -containing, entry_width, -accesses))
-    keys = np.stack([accesses, entry_width, containing, entry_ratio], axis=1)[order]
+    order = np.lexsort((entry_ratio, -samples_with_row, entry_width, -accesses))
+    keys = np.stack([accesses, entry_width, samples_with_row, entry_ratio], axis=1)[order]
     new = np.ones(len(keys), dtype=bool)
     new[1:] = (keys[1:] != keys[:-1]).any(axis=1)
     class_of = np.cumsum(new) - 1
     first = order[new]
     class_table = table[first]
-    c_accesses, c_containing = accesses[first], containing[first]
-    S = np.array([s for s, _ in widths], dtype=np.float64)[entry_width[first]]
-    m = np.array([m for _, m in widths], dtype=np.float64)[entry_width[first]]
+    c_accesses, c_samples = accesses[first], samples_with_row[first]
+    S = np.array([w.row_bytes for w in widths], dtype=np.float64)[entry_width[first]]
+    m = np.array([w.memory_bytes for w in widths], dtype=np.float64)[entry_width[first]]
     R, D, U = expected_reads(
         c_accesses,
-        c_containing,
+        c_samples,
         profile.samples,
         workload,
         ranks,
-        rank_ratio[class_table],
-        union_ratio[class_table],
+        ratios.of_rank[class_table],
+        ratios.of_all_ranks[class_table],
     )
     values = np.array([t.dim for t in profile.tables], dtype=np.float64)[table[order]]
     return Classes(
-        widths=tuple(widths),
+        widths=widths,
         width=entry_width[first],
         accesses=c_accesses,
-        containing=c_containing,
+        samples_with_row=c_samples,
         rows=np.bincount(class_of, weights=rows[order], minlength=int(new.sum())).astype(np.int64),
         S=S,
         m=m,

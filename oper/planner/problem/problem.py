@@ -1,7 +1,12 @@
-"""The problem a plan solves: classes of rows, topology, workload and the limits that bind."""
+"""The planning problem: what is asked for, the classes of rows, and the limits of a plan.
+
+`make_problem` makes it from a profile, a topology, a workload and `Settings`. Placing classes and
+bounding the objective need classes alone, a `ClassProblem`; placing rows needs the profile too.
+"""
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
@@ -14,32 +19,25 @@ from oper.topology.topology import Topology
 
 
 @dataclass(frozen=True)
-class Problem:
-    """All that a plan is made for."""
-
-    classes: Classes
-    topology: Topology
-    workload: Workload
-    capacity_bytes: Floats  # [M]
-    budget_bytes: float  # of extra copies
-    threshold: float
-    dob: float
-    balance: str  # "time" or "link"
-
-    @property
-    def shares(self) -> Floats:
-        """The part of all memory that each rank should hold, [M]."""
-        return np.asarray(self.capacity_bytes / self.capacity_bytes.sum())
-
-
-@dataclass(frozen=True)
 class Settings:
-    """What is asked of a plan, as shares."""
+    """What is asked of a plan.
+
+    extra_memory: bytes of extra copies, as a share of one copy of all tables. threshold: the share
+    of all bytes or accesses at which a partition is closed (§4.1). dob: the degree of balance that
+    backtracking aims at (§4.2). balance: what is minimised, the slowest rank's "time" or the
+    slowest "link".
+
+    Raises OperError where a value is out of range.
+    """
 
     extra_memory: float = 0.05
     threshold: float = 0.001
     dob: float = 0.999
     balance: str = "time"
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields of `asked` in `oper plan --json`."""
+        return asdict(self)
 
     def __post_init__(self) -> None:
         if not 0 <= self.extra_memory <= 1e6:
@@ -52,10 +50,42 @@ class Settings:
             raise OperError(f"balance {self.balance!r}: 'time' or 'link' was needed")
 
 
+@dataclass(frozen=True)
+class ClassProblem:
+    """The problem as far as classes of rows go, for M ranks."""
+
+    settings: Settings
+    classes: Classes
+    topology: Topology
+    workload: Workload
+    capacity_bytes: Floats  # [M]
+    budget_bytes: float  # of extra copies
+
+    @property
+    def ranks(self) -> int:
+        return self.topology.ranks
+
+    @property
+    def shares(self) -> Floats:
+        """The share of all memory that each rank should hold, [M]."""
+        return np.asarray(self.capacity_bytes / self.capacity_bytes.sum())
+
+
+@dataclass(frozen=True)
+class Problem(ClassProblem):
+    """The whole problem: with the profile whose rows are to be placed."""
+
+    profile: Profile
+
+
 def make_problem(
     profile: Profile, topology: Topology, workload: Workload, settings: Settings
 ) -> Problem:
-    """Classes of the profile with the limits that bind."""
+    """The classes of the profile and the limits of every plan for it.
+
+    Raises OperError where the batch has fewer samples than there are ranks, or where the capacities
+    cannot hold the tables.
+    """
     if workload.batch_size < topology.ranks:
         raise OperError(
             f"batch size {workload.batch_size} for {topology.ranks} ranks: at least a sample a "
@@ -72,12 +102,11 @@ def make_problem(
     # The product of a share may lie just below whole steps (0.29 · 100): those count.
     budget = budget * (1 + 1e-14) // max(step, 1) * step
     return Problem(
-        classes,
-        topology,
-        workload,
-        capacity,
-        max(budget, 0.0),
-        settings.threshold,
-        settings.dob,
-        settings.balance,
+        settings=settings,
+        classes=classes,
+        topology=topology,
+        workload=workload,
+        capacity_bytes=capacity,
+        budget_bytes=max(budget, 0.0),
+        profile=profile,
     )

@@ -1,12 +1,12 @@
 """Drift: what a plan costs under newer counts, and whether to plan again.
 
-The plan's rows are counted where they are, class by class of the new counts (row_locator.py), and
-priced by objective.py as if it had been made for them. Beside that stand the cost when it was made
-and that of a plan made from nothing for the new counts; the verdict is "replan" where the plan is
-worse than the latter by more than a threshold. T is linear in rows but for the latency of the
-AllReduce, so that each table has its part in it (§3.2): what it adds to the slowest rank says who
-keeps it waiting, what it adds to the mean beside the fresh plan's says where placement has gone
-stale.
+In: `Plan`, a newer `Profile`. Out: `Drift`. The plan's rows are counted where they are, class by
+class of the new counts (row_locator.py), and priced as if the plan had been made for them. This is
+compared with the cost when the plan was made, and with that of a plan made from scratch for the new
+counts; the verdict is "replan" where the plan is worse than the latter by more than a threshold. T
+is linear in rows but for the latency of the AllReduce, so that each table has its part in it
+(§3.2). What a table adds to the slowest rank's T says which tables slow it down; what it adds to
+the mean T, compared with the plan from scratch, says where the placement is out of date.
 """
 
 from collections.abc import Callable
@@ -26,8 +26,9 @@ from oper.planner.assemble import assemble
 from oper.planner.planner import make_placement
 from oper.planner.problem.class_finder import ClassFinder
 from oper.planner.problem.classes import Classes
-from oper.planner.problem.problem import Problem, make_problem
-from oper.planner.replan.replan import aim, check_tables, settings_of
+from oper.planner.problem.problem import ClassProblem, make_problem
+from oper.planner.replan.better_counts import aimed_seconds, price_counts
+from oper.planner.replan.old_plan import check_tables, settings_of
 from oper.profiling.profile import Profile
 
 
@@ -38,12 +39,12 @@ class TableDrift:
     table: str
     slowest_rank_seconds: float  # of the slowest rank's T
     mean_seconds: float  # of the mean T over ranks
-    fresh_mean_seconds: float  # the same in a plan made from nothing
+    fresh_mean_seconds: float  # the same in a plan made from scratch
     lookups_dob: float  # min/max over ranks of its rows served
 
     @property
     def worse_seconds(self) -> float:
-        """What its stale placement costs a rank on average."""
+        """What its placement, being out of date, costs a rank on average."""
         return self.mean_seconds - self.fresh_mean_seconds
 
     def to_json(self) -> dict[str, Any]:
@@ -67,7 +68,7 @@ class Drift:
 
     then_seconds: float  # when the plan was made
     now_seconds: float
-    fresh_seconds: float  # of a plan made from nothing
+    fresh_seconds: float  # of a plan made from scratch
     rank_then: Floats
     rank_now: Floats
     rank_fresh: Floats
@@ -109,7 +110,7 @@ def drift(
     threshold: float,
     report: Callable[[str], None] = lambda step: None,
 ) -> Drift:
-    """Price a plan under the counts of `profile`, beside a plan made from nothing for them.
+    """Price a plan under the counts of `profile`, beside a plan made from scratch for them.
 
     The verdict is "replan" where that is better by more than the share `threshold`.
     Raises OperError where plan and profile are of different tables.
@@ -119,16 +120,13 @@ def drift(
     settings = settings_of(plan)
     problem = make_problem(profile, plan.topology, plan.workload, settings)
     finder = ClassFinder(profile, problem.classes)
-    places = RowLocator(plan)
-    now, table_sums, counted = _price_tables(problem, places, finder)
-    report("a plan made from nothing")
+    locator = RowLocator(plan)
+    now = _price_tables(problem, locator, finder)
+    report("a plan from scratch")
     fresh = make_placement(profile, plan.topology, plan.workload, settings)
-    fresh_places = RowLocator(assemble(profile, fresh))
-    fresh_cost, fresh_sums, _ = _price_tables(problem, fresh_places, finder)
+    new = _price_tables(problem, RowLocator(assemble(fresh)), finder)
 
-    parts = _parts(problem, places.groups, table_sums, now)
-    fresh_parts = _parts(problem, fresh_places.groups, fresh_sums, fresh_cost)
-    slowest = int(now.rank_seconds.argmax())
+    slowest = int(now.cost.rank_seconds.argmax())
     tables = tuple(
         TableDrift(
             table.name,
@@ -137,19 +135,21 @@ def drift(
             float(fresh_part.rank_seconds.mean()),
             degree_of_balance(part.lookups),
         )
-        for table, part, fresh_part in zip(plan.tables, parts, fresh_parts, strict=True)
+        for table, part, fresh_part in zip(
+            plan.tables, _parts(problem, now), _parts(problem, new), strict=True
+        )
     )
     total = int(plan.owner_accesses.sum()) + plan.replica_accesses
-    listed = counted[:, : len(places.groups)]
+    listed = now.counted[:, : len(now.groups)]
     replicated = listed[:, plan.ranks :]
-    best = aim(problem, fresh_cost)
+    best = aimed_seconds(problem, new.cost)
     return Drift(
-        then_seconds=float(plan.figures["objective_seconds"]),
-        now_seconds=now.objective_seconds,
-        fresh_seconds=fresh_cost.objective_seconds,
-        rank_then=np.array(plan.figures["rank_seconds"]),
-        rank_now=now.rank_seconds,
-        rank_fresh=fresh_cost.rank_seconds,
+        then_seconds=plan.prediction.objective_seconds,
+        now_seconds=now.cost.objective_seconds,
+        fresh_seconds=new.cost.objective_seconds,
+        rank_then=plan.prediction.rank_seconds,
+        rank_now=now.cost.rank_seconds,
+        rank_fresh=new.cost.rank_seconds,
         tables=tables,
         listed=_hot_set(
             problem.classes,
@@ -159,34 +159,40 @@ def drift(
         replicated=_hot_set(
             problem.classes, replicated.sum(axis=1), plan.replica_accesses / max(total, 1)
         ),
-        worse=aim(problem, now) / best - 1 if best > 0 else 0.0,
+        worse=aimed_seconds(problem, now.cost) / best - 1 if best > 0 else 0.0,
         threshold=threshold,
     )
 
 
-def _price_tables(
-    problem: Problem, places: RowLocator, finder: ClassFinder
-) -> tuple[Cost, list[Sums], Ints]:
-    """The cost of a placement, the sums of each table in its columns, and its counted rows."""
-    counted = np.zeros((finder.classes, len(places.groups) + places.ranks), dtype=np.int64)
-    sums = []
-    for table in range(len(places.layout.rows)):
-        mine = places.count_table(table, finder)
-        counted += mine
-        sums.append(problem.classes.sums(places.together(mine)))
-    whole = problem.classes.sums(places.together(counted))
-    cost = evaluate(
-        problem.topology, problem.workload, places.groups, whole, problem.capacity_bytes
-    )
-    return cost, sums, counted
+@dataclass(frozen=True)
+class _PricedPlan:
+    """A plan's rows under counts: by class and counted column, [C, K + M], and what they cost."""
+
+    groups: HolderSets  # [K]
+    counted: Ints
+    table_sums: list[Sums]  # [T] of [K] each
+    cost: Cost
 
 
-def _parts(problem: Problem, groups: HolderSets, table_sums: list[Sums], whole: Cost) -> list[Cost]:
-    """Each table's part of a cost, by the AllReduce of the whole, its latency left out."""
-    method = whole.allreduce_method
+def _price_tables(problem: ClassProblem, locator: RowLocator, finder: ClassFinder) -> _PricedPlan:
+    """Count the rows of a plan, table by table, and price them."""
+    groups = locator.groups
+    counted = np.zeros((finder.classes, len(groups) + locator.ranks), dtype=np.int64)
+    table_sums = []
+    for table in range(len(locator.layout.rows)):
+        of_table = locator.count_table(table, finder)
+        counted += of_table
+        table_sums.append(problem.classes.sums(locator.together(of_table)))
+    cost = price_counts(problem, groups, locator.together(counted))
+    return _PricedPlan(groups, counted, table_sums, cost)
+
+
+def _parts(problem: ClassProblem, plan: _PricedPlan) -> list[Cost]:
+    """Each table's part of a plan's cost, by the AllReduce of the whole, its latency left out."""
+    groups, method = plan.groups, plan.cost.allreduce_method
     latency = allreduce_cost(problem.topology, method).latency
     parts = []
-    for sums in table_sums:
+    for sums in plan.table_sums:
         part = evaluate(
             problem.topology, problem.workload, groups, sums, problem.capacity_bytes, method
         )

@@ -1,9 +1,10 @@
-"""Balance under new counts by few moves: owners for rows that were replicas, capacities, exchanges.
+"""Balance under new counts by few moves: owners for rows that were replicas, capacities, swaps.
 
-A row given up as a replica may stay with any of its holders, for nothing: such rows go where
-memory is left, dealt in turn, so that the heavy and the light are spread alike. Ranks above their
-capacity hand their coldest rows on. What imbalance of T is left is taken away by exchanges
-(swaps.py) of single rows, each of which must gain more than its bytes cost over the horizon.
+In: `ClassProblem`, rows of each class by holder set, changed in place. Out: those rows. A row given
+up as a replica may stay with any of its holders at no cost: such rows go where memory is left, in
+turn, so that rows of much and of little traffic are spread evenly. Ranks above their capacity give
+their coldest rows to others. The imbalance of T that is left is removed by swaps (swaps.py) of
+single rows, each of which must gain more than its bytes cost over the horizon.
 """
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from oper.base.arrays import Floats, Ints
 from oper.cost.holder_sets import HolderSets
 from oper.planner.problem.classes import Classes
-from oper.planner.problem.problem import Problem
+from oper.planner.problem.problem import ClassProblem
 from oper.planner.row_placement.swaps import SwapSearch, columns
 
 
@@ -21,20 +22,19 @@ def memory_bytes(classes: Classes, groups: HolderSets, counts: Ints) -> Floats:
     return held
 
 
-def give_owners(problem: Problem, groups: HolderSets, counts: Ints, dropped: Ints) -> None:
-    """Add `dropped[c, k]` rows, which the holders of column k had copies of, to single owners
-    among those, in `counts`, in place."""
+def give_owners(problem: ClassProblem, groups: HolderSets, counts: Ints, dropped: Ints) -> None:
+    """Add `dropped[c, k]` rows, of which the holders of column k had copies, to `counts` [C, K], in
+    place, each with one of those holders as its owner."""
     classes = problem.classes
-    weight = classes.weight(problem.workload)
+    traffic = classes.traffic_bytes(problem.workload)
     memory = memory_bytes(classes, groups, counts)
     target = (memory.sum() + float(dropped.sum(axis=1) @ classes.m)) * problem.shares
-    widest_first = np.argsort([-m for _, m in classes.widths], kind="stable")
     for k in np.flatnonzero(dropped.any(axis=0)):
-        for w in widest_first:
+        for w in classes.widest_first():
             mine = np.flatnonzero((classes.width == w) & (dropped[:, k] > 0))
             if not len(mine):
                 continue
-            mine = mine[np.argsort(-weight[mine], kind="stable")]
+            mine = mine[np.argsort(-traffic[mine], kind="stable")]
             row_class = np.repeat(mine, dropped[mine, k])
             room = np.where(groups.holds[k], np.clip(target - memory, 0, None), 0.0)
             room = room if room.any() else groups.holds[k].astype(float)
@@ -44,19 +44,19 @@ def give_owners(problem: Problem, groups: HolderSets, counts: Ints, dropped: Int
             owner = np.repeat(np.arange(len(quota)), quota)
             turn = np.concatenate([(np.arange(n) + 0.5) / n for n in quota if n])
             np.add.at(counts, (row_class, owner[np.lexsort((owner, turn))]), 1)
-            memory += quota * float(classes.widths[w][1])
+            memory += quota * float(classes.widths[w].memory_bytes)
 
 
-def keep_capacity(problem: Problem, groups: HolderSets, counts: Ints) -> bool:
-    """Hand the coldest rows of ranks above their capacity to those with most room, in place;
-    whether all capacities are kept then."""
+def keep_capacity(problem: ClassProblem, groups: HolderSets, counts: Ints) -> bool:
+    """Give the coldest rows of ranks above their capacity to those with most room, in `counts`
+    [C, K], in place; whether all capacities are kept then."""
     classes, capacity = problem.classes, problem.capacity_bytes
-    weight = classes.weight(problem.workload)
+    traffic = classes.traffic_bytes(problem.workload)
     memory = memory_bytes(classes, groups, counts)
-    for w in np.argsort([-m for _, m in classes.widths], kind="stable"):
-        m = float(classes.widths[w][1])
+    for w in classes.widest_first():
+        m = float(classes.widths[w].memory_bytes)
         coldest = np.flatnonzero(classes.width == w)
-        coldest = coldest[np.argsort(weight[coldest], kind="stable")]
+        coldest = coldest[np.argsort(traffic[coldest], kind="stable")]
         for giver in np.flatnonzero(memory > capacity):
             for taker in np.argsort(memory - capacity, kind="stable"):
                 over = int(np.ceil((memory[giver] - capacity[giver]) / m))
@@ -72,26 +72,26 @@ def keep_capacity(problem: Problem, groups: HolderSets, counts: Ints) -> bool:
     return bool((memory <= capacity).all())
 
 
-def exchange(
-    problem: Problem, groups: HolderSets, counts: Ints, seconds: Floats, price: Floats
+def swap_rows(
+    problem: ClassProblem, groups: HolderSets, counts: Ints, seconds: Floats, price: Floats
 ) -> int:
-    """Exchange rows of `counts` [C, K], in place, while that pays; the rounds that were made.
+    """Swap rows of `counts` [C, K], in place, while that pays; the number of rounds.
 
     `seconds` [M] is T; `price[g, k]` the seconds per byte and iteration of a row's move.
     """
     classes, workload = problem.classes, problem.workload
-    # In training a replica's part of T is not proportional to its weight.
-    able = groups.copies == 1 if workload.training else np.ones(len(groups), dtype=bool)
-    part = np.ascontiguousarray(counts[:, able])
-    both_ways = (price + price.T)[np.ix_(able, able)]
-    exchanges = SwapSearch(
+    # In training a replica's part of T is not proportional to its traffic.
+    movable = groups.copies == 1 if workload.training else np.ones(len(groups), dtype=bool)
+    part = np.ascontiguousarray(counts[:, movable])
+    both_ways = (price + price.T)[np.ix_(movable, movable)]
+    search = SwapSearch(
         part,
-        classes.weight(workload),
+        classes.traffic_bytes(workload),
         classes.width,
-        columns(groups.take(able), problem.topology),
+        columns(groups.take(movable), problem.topology),
         seconds.copy(),
-        np.array([m for _, m in classes.widths])[:, None, None] * both_ways,
+        np.array(classes.width_memory)[:, None, None] * both_ways,
     )
-    exchanges.run()
-    counts[:, able] = part
-    return exchanges.rounds_made
+    search.run()
+    counts[:, movable] = part
+    return search.rounds_made

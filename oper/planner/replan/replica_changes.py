@@ -19,7 +19,7 @@ import numpy as np
 from oper.base.arrays import Floats, Ints
 from oper.cost.allreduce import Method, allreduce_cost
 from oper.cost.holder_sets import HolderSets
-from oper.planner.problem.problem import Problem
+from oper.planner.problem.problem import ClassProblem
 from oper.planner.row_placement.swaps import columns
 
 _BISECTIONS = 80
@@ -48,11 +48,11 @@ class ReplicaChanges:
         return counts, dropped
 
 
-def mean_seconds(problem: Problem, groups: HolderSets, method: Method) -> Floats:
+def mean_seconds(problem: ClassProblem, groups: HolderSets, method: Method) -> Floats:
     """v[c, k]: a row's part of the mean T over ranks, [C, K]; the latency of `method` left out."""
     classes, topology, workload = problem.classes, problem.topology, problem.workload
     column = columns(groups, topology).sum(axis=1) / topology.ranks
-    seconds: Floats = np.outer(classes.weight(workload), column)
+    seconds: Floats = np.outer(classes.traffic_bytes(workload), column)
     several = groups.copies > 1
     if workload.training and several.any():
         share = allreduce_cost(topology, method)
@@ -65,7 +65,7 @@ def mean_seconds(problem: Problem, groups: HolderSets, method: Method) -> Floats
 
 
 def choose_replicas(
-    problem: Problem, groups: HolderSets, counts: Ints, price: Floats, method: Method
+    problem: ClassProblem, groups: HolderSets, counts: Ints, price: Floats, method: Method
 ) -> ReplicaChanges:
     """The changes of copies that pay, for `counts` [C, K] and `price` [K, K] seconds per byte and
     iteration, within the budget of extra memory."""

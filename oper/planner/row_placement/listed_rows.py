@@ -1,4 +1,7 @@
-"""Which rows are listed one by one: those above a threshold of accesses in each table."""
+"""Which rows are listed one by one: those above a number of accesses in each table.
+
+In: `Classes`, and how many rows of each the class placement lists. Out: `Cuts`, one a table.
+"""
 
 from dataclasses import dataclass
 
@@ -8,16 +11,17 @@ from numpy.typing import NDArray
 from oper.base.arrays import Ints
 from oper.planner.problem.classes import Classes
 
-# Listed single rows of each width there are at least, to even out the chance differences between
-# stripes with: so many, and one row in so many (0.016 bytes a row in the address map).
+# At least so many rows of each width are listed and have one owner, to even out the chance
+# differences between stripes with. The share of all rows that `make_cuts` is given is 1/256 or
+# more: 0.016 bytes a row in the address map.
 _RESERVE_ROWS = 4096
 
 
 @dataclass(frozen=True)
 class Cuts:
-    """Rows of table t accessed more than `cut[t]` times are listed, and the first `quota[t]` of
-    those accessed exactly so often. `listed` [C] counts them by class, exactly where no two
-    classes of a table share their accesses and nearly elsewhere."""
+    """Rows of table t with more than `cut[t]` accesses are listed, [T], and so are the first
+    `quota[t]` of those with exactly as many. `listed` [C] counts them by class: exactly where no
+    two classes of a table share their accesses, and nearly elsewhere."""
 
     cut: Ints
     quota: Ints
@@ -28,7 +32,7 @@ def make_cuts(
     classes: Classes, width_of_table: Ints, wanted: Ints, replicas: Ints, reserve_share: float
 ) -> Cuts:
     """The least cuts that list at least `wanted[c]` rows of each class, and, beside the
-    `replicas[c]` among them, a reserve."""
+    `replicas[c]` among them, `reserve_share` of all rows of each width as a reserve."""
     tables = len(width_of_table)
     cut = np.full(tables, np.iinfo(np.int64).max)
     quota = np.zeros(tables, dtype=np.int64)
@@ -52,7 +56,7 @@ def make_cuts(
         need = max(int(wanted[level].sum()), reserve - spare + int(replicas[level].sum()))
         of_width = np.flatnonzero(width_of_table == w)
         cut[of_width] = edge
-        # At the cut: wanted classes first, then whichever, table after table.
+        # At the cut: classes with wanted rows first, then the others, table after table.
         for c in sorted(level.tolist(), key=lambda c: -int(wanted[c])):
             entries = np.flatnonzero((classes.entry_class == c) & (entry_accesses == edge))
             for e in entries:
@@ -64,7 +68,7 @@ def make_cuts(
 
 
 def listed_by_table(classes: Classes, cuts: Cuts, of_width: NDArray[np.bool_]) -> Ints:
-    """Listed rows of each table, [T], of the tables marked `of_width` [T]."""
+    """Listed rows of each table, [T]; 0 for tables that are not marked in `of_width` [T]."""
     listed = np.zeros(len(of_width), dtype=np.int64)
     table, accesses = classes.entry_table, classes.accesses[classes.entry_class]
     above = of_width[table] & (accesses > cuts.cut[table])

@@ -1,11 +1,13 @@
-"""From a draft over classes to a placement of rows: what is listed, what is striped, and where.
+"""From a class placement to a placement of rows: what is listed, what is striped, and where.
 
-1. Each table gets a cut: rows accessed more often are listed one by one (explicit), the rest is
-   striped; a quota lists some of the rows right at the cut.
-2. Stripes take the memory each rank has left; the rows of rounding are evened out by moving the
-   coldest listed rows, so that memory is even to one row of each width.
-3. One pass over the counters (`scan`) finds the listed rows and what the stripes really carry.
-4. Exchanges (`swaps.py`) even out T against those true sums.
+In: `Problem`, `ClassPlacement`. Out: `RowPlacement`, with its cost.
+
+1. Each table gets a cut: rows accessed more often are listed one by one, the others are striped; a
+   quota lists some of the rows with exactly as many accesses.
+2. Stripes take the memory that each rank has left. The rows of rounding are evened out by moving
+   the coldest listed rows, so that memory is even to one row of each width.
+3. One pass over the counters (`row_scan.py`) finds the listed rows and what the stripes add up to.
+4. Swaps (`swaps.py`) even out T against those true sums.
 """
 
 from dataclasses import dataclass
@@ -18,122 +20,128 @@ from oper.cost.expected_reads import expected_reads
 from oper.cost.holder_sets import HolderSets
 from oper.cost.objective import Cost, evaluate
 from oper.cost.sums import Sums
-from oper.planner.class_placement.class_placement import ClassPlacement
-from oper.planner.class_placement.greedy import memory_left, split_evenly, whole_rows
+from oper.planner.class_placement.class_placement import ClassPlacement, replica_bytes
+from oper.planner.class_placement.greedy import memory_left
+from oper.planner.class_placement.rounding import split_evenly, whole_rows
 from oper.planner.problem.classes import Classes, table_widths
 from oper.planner.problem.problem import Problem
-from oper.planner.row_placement.listed_rows import listed_by_table, make_cuts
-from oper.planner.row_placement.row_scan import Scan, class_of, scan
+from oper.planner.row_placement.listed_rows import Cuts, listed_by_table, make_cuts
+from oper.planner.row_placement.row_scan import RowScan, StripeOrders, scan_by_cuts
 from oper.planner.row_placement.striping import Stripes, make_stripes
 from oper.planner.row_placement.swaps import SwapSearch, columns, pair_columns
-from oper.profiling.profile import Profile
 
 RESERVE_SHARE = 1 / 256
 
 
 @dataclass(frozen=True)
 class RowPlacement:
-    """A placement of all rows. `counts` [C, G] are the listed rows; `class_of_row` [E] says which
-    class each listed row is of, in order of rows; stripes are one per width."""
+    """A placement of all rows: C classes, G holder sets, E listed rows."""
 
     groups: HolderSets
-    counts: Ints
-    cut: Ints
-    quota: Ints
-    stripes: list[Stripes]
-    scan: Scan
-    class_of_row: NDArray[np.int32]
-    sums: Sums
+    counts: Ints  # [C, G] listed rows
+    stripes: list[Stripes]  # one a width
+    scan: RowScan
+    class_of_row: NDArray[np.int32]  # [E] of each listed row, in order of rows
     cost: Cost
-    cost_before: Cost  # before exchanges
-    exchanges: int
+    cost_before_swaps: Cost
+    swaps: int
 
 
 def place_rows(
-    profile: Profile, problem: Problem, draft: ClassPlacement, reserve_share: float = RESERVE_SHARE
+    problem: Problem, placement: ClassPlacement, reserve_share: float = RESERVE_SHARE
 ) -> RowPlacement:
-    """Place every row of the profile as the draft says; `reserve_share` of all rows at least are
-    listed beside the replicas, to even out the rest with."""
-    classes, topology, workload = problem.classes, problem.topology, problem.workload
-    ranks = topology.ranks
-    widths, width_of_table = table_widths(profile.tables, workload.mode)
-    groups = draft.groups
-    used = np.r_[np.ones(ranks, dtype=bool), draft.counts[:, ranks:].any(axis=0)]
-    groups, counts = groups.take(used), draft.counts[:, used]
+    """Place every row of the profile as the class placement says.
 
+    At least `reserve_share` of all rows are listed with one owner, to even out the ranks with.
+    """
+    classes, ranks = problem.classes, problem.ranks
+    traffic = classes.traffic_bytes(problem.workload)
+    # Holder sets without rows are left out, but for the single owners.
+    used = np.r_[np.ones(ranks, dtype=bool), placement.counts[:, ranks:].any(axis=0)]
+    groups, counts = placement.groups.take(used), placement.counts[:, used]
+
+    width_of_table = table_widths(problem.profile.tables, problem.workload.mode).of_table
     replicas = counts[:, ranks:].sum(axis=1)
     cuts = make_cuts(classes, width_of_table, counts.sum(axis=1), replicas, reserve_share)
-    weight = classes.weight(workload)
-    counts = _match(counts, cuts.listed, classes, ranks, draft.shares, weight)
-    striped = classes.rows - cuts.listed
-    replica = groups.holds[ranks:].T @ (counts[:, ranks:].T @ classes.m)
-    left = memory_left(classes, counts[:, :ranks], striped, replica, draft.shares)
+    counts = _with_listed(counts, cuts.listed, placement.shares, traffic)
+    stripes = _make_stripes(problem, placement, groups, counts, cuts, width_of_table)
+    orders = StripeOrders.of(stripes, width_of_table)
+    scan = scan_by_cuts(problem.profile, cuts.cut, cuts.quota, orders, classes)
+    class_of_row = scan.listed_classes(classes)
+    listed = np.bincount(class_of_row, minlength=len(classes))
+    counts = _with_listed(counts, listed, placement.shares, traffic)
+    even_memory(counts, classes, groups, stripes, placement.shares)
 
+    striped_sums = stripe_sums(problem, scan).append(Sums.zeros(len(groups) - ranks))
+
+    def price() -> Cost:
+        sums = classes.sums(counts) + striped_sums
+        return evaluate(problem.topology, problem.workload, groups, sums, problem.capacity_bytes)
+
+    before = price()
+    swaps = _swap_rows(problem, groups, counts, before)
+    return RowPlacement(groups, counts, stripes, scan, class_of_row, price(), before, swaps)
+
+
+def _make_stripes(
+    problem: Problem,
+    placement: ClassPlacement,
+    groups: HolderSets,
+    counts: Ints,
+    cuts: Cuts,
+    width_of_table: Ints,
+) -> list[Stripes]:
+    """The stripes of each width, in proportion to the memory that each rank has left."""
+    classes, ranks = problem.classes, problem.ranks
+    replicas = replica_bytes(classes, groups, counts, ranks)
+    striped = classes.rows - cuts.listed
+    left = memory_left(classes, counts[:, :ranks], striped, replicas, placement.shares)
     stripes = []
-    for w in range(len(widths)):
-        table_rows = np.zeros(len(profile.tables), dtype=np.int64)
+    for w in range(len(classes.widths)):
+        table_rows = np.zeros(len(width_of_table), dtype=np.int64)
         of_width = classes.width[classes.entry_class] == w
         np.add.at(table_rows, classes.entry_table[of_width], classes.entry_rows[of_width])
         listed = listed_by_table(classes, cuts, width_of_table == w)
         stripes.append(make_stripes(left, table_rows - listed))
+    return stripes
 
-    scanned = scan(profile, cuts.cut, cuts.quota, stripes, width_of_table, classes)
-    rows_class = class_of(
-        scanned.explicit_accesses, scanned.explicit_containing, classes, profile, scanned
-    )
-    found = np.bincount(rows_class, minlength=len(classes))
-    counts = _match(counts, found, classes, ranks, draft.shares, weight)
-    even_memory(counts, classes, groups, stripes, draft.shares)
-    striped_sums = stripe_sums(profile, problem, scanned, ranks)
 
-    def priced() -> tuple[Sums, Cost]:
-        sums = classes.sums(counts)
-        sums = sums + striped_sums.append(Sums.zeros(len(groups) - ranks))
-        return sums, evaluate(topology, workload, groups, sums, problem.capacity_bytes)
-
-    sums, before = priced()
-    swappable = np.ones(len(groups), dtype=bool)
+def _swap_rows(problem: Problem, groups: HolderSets, counts: Ints, before: Cost) -> int:
+    """Swap rows of `counts` [C, G], in place, while that lowers T, or the slowest link where links
+    are to be even; the number of rounds."""
+    classes, topology, workload = problem.classes, problem.topology, problem.workload
+    movable = np.ones(len(groups), dtype=bool)
     if workload.training:
-        swappable[ranks:] = False
-    part = np.ascontiguousarray(counts[:, swappable])
-    movable = groups.take(swappable)
-    if problem.balance == "link":
-        weight = classes.S * classes.R
-        aims, seconds = pair_columns(movable, topology), before.link_seconds.ravel()
+        movable[problem.ranks :] = False
+    part = np.ascontiguousarray(counts[:, movable])
+    if problem.settings.balance == "link":
+        traffic = classes.S * classes.R
+        per_byte = pair_columns(groups.take(movable), topology)
+        seconds = before.link_seconds.ravel()
     else:
-        aims, seconds = columns(movable, topology), before.rank_seconds
-    exchange = SwapSearch(part, weight, classes.width, aims, seconds.copy())
-    exchange.run()
-    counts[:, swappable] = part
-    sums, cost = priced()
-    return RowPlacement(
-        groups=groups,
-        counts=counts,
-        cut=cuts.cut,
-        quota=cuts.quota,
-        stripes=stripes,
-        scan=scanned,
-        class_of_row=rows_class,
-        sums=sums,
-        cost=cost,
-        cost_before=before,
-        exchanges=exchange.rounds_made,
-    )
+        traffic = classes.traffic_bytes(workload)
+        per_byte = columns(groups.take(movable), topology)
+        seconds = before.rank_seconds
+    search = SwapSearch(part, traffic, classes.width, per_byte, seconds.copy())
+    search.run()
+    counts[:, movable] = part
+    return search.rounds_made
 
 
-def stripe_sums(profile: Profile, problem: Problem, scanned: Scan, ranks: int) -> Sums:
-    """The sums of the striped rows on each rank, one group a rank, from what the scan found.
+def stripe_sums(problem: Problem, scan: RowScan) -> Sums:
+    """The sums of the striped rows on each rank, [M], from what the scan found.
 
     R is linear in accesses when fetches are raw and is D otherwise, so both follow from
     Σ accesses and Σ D per table and rank.
     """
+    profile, ranks = problem.profile, problem.ranks
     S = np.array([table.row_bytes for table in profile.tables], dtype=np.float64)[:, None]
     m = np.array(
         [table.memory_bytes(problem.workload.mode) for table in profile.tables], dtype=np.float64
     )[:, None]
-    rows = scanned.striped_rows.astype(np.float64)
-    accesses = scanned.striped_accesses.astype(np.float64)
-    touched = scanned.striped_touched
+    rows = scan.striped_rows.astype(np.float64)
+    accesses = scan.striped_accesses.astype(np.float64)
+    touched = scan.striped_touched
     raw, _, _ = expected_reads(
         accesses, np.zeros_like(accesses), profile.samples, problem.workload, ranks
     )
@@ -147,7 +155,7 @@ def stripe_sums(profile: Profile, problem: Problem, scanned: Scan, ranks: int) -
         read_rows=reads.sum(axis=0),
         read_bytes=(S * reads).sum(axis=0),
         gradient_bytes=(S * touched).sum(axis=0),
-        union_bytes=none,  # asked for of replicas only, which are never striped
+        union_bytes=none,  # of replicas alone, which are never striped
         gather_bytes=none,
     )
 
@@ -155,14 +163,15 @@ def stripe_sums(profile: Profile, problem: Problem, scanned: Scan, ranks: int) -
 def even_memory(
     counts: Ints, classes: Classes, groups: HolderSets, stripes: list[Stripes], shares: Floats
 ) -> None:
-    """Move the coldest listed single rows, in place, until memory follows `shares` to a row."""
+    """Move the coldest listed rows with one owner, in place, until memory follows `shares` [M] to
+    one row of each width. Where a rank has too few such rows, others get fewer."""
     ranks = len(shares)
     memory: Floats = groups.holds.T @ (counts.T @ classes.m)
-    for (_, m), made in zip(classes.widths, stripes, strict=True):
-        memory += made.rows.sum(axis=0) * float(m)
+    for width, made in zip(classes.widths, stripes, strict=True):
+        memory += made.rows.sum(axis=0) * float(width.memory_bytes)
     target = memory.sum() * shares / shares.sum()
-    for w in np.argsort([-m for _, m in classes.widths], kind="stable").tolist():
-        row_bytes = float(classes.widths[w][1])
+    for w in classes.widest_first():
+        row_bytes = float(classes.widths[w].memory_bytes)
         surplus = (memory - target) / row_bytes
         rows = np.floor(surplus + 1e-9).astype(np.int64)
         # Whole rows that sum to none: the largest fractions are rounded up.
@@ -186,21 +195,18 @@ def even_memory(
             moving[mine] -= take
             memory[r] += float(take.sum()) * row_bytes
 
-        # A donor short of listed rows leaves receivers short, never rows without a home.
 
-
-def _match(
-    counts: Ints, listed: Ints, classes: Classes, ranks: int, shares: Floats, weight: Floats
-) -> Ints:
-    """Counts whose rows of each class are `listed[c]`: more are dealt to single owners, fewer
-    are taken from single owners in proportion, and from replicas last."""
+def _with_listed(counts: Ints, listed: Ints, shares: Floats, traffic: Floats) -> Ints:
+    """Counts [C, G] whose rows of each class are `listed[c]`: further ones go to single owners, and
+    where there are fewer, single owners lose rows in proportion, and holders of replicas last."""
+    ranks = len(shares)
     counts = counts.copy()
     more = np.clip(listed - counts.sum(axis=1), 0, None)
     some = np.flatnonzero(more)
     if len(some):
-        load = weight @ counts[:, :ranks]
-        dealt = split_evenly(more[some], shares, load, weight[some])
-        counts[np.ix_(some, np.arange(ranks))] += dealt
+        load = traffic @ counts[:, :ranks]
+        further = split_evenly(more[some], shares, load, traffic[some])
+        counts[np.ix_(some, np.arange(ranks))] += further
     for c in np.flatnonzero(counts.sum(axis=1) > listed):
         single, replicas = counts[c, :ranks], counts[c, ranks:]
         kept = min(int(replicas.sum()), int(listed[c]))

@@ -1,161 +1,128 @@
-"""Passes over the counters of all rows, in native code: what plans need to know of single rows.
+"""One pass over the counters of all rows, in native code: which rows are listed, and what the
+striped ones add up to.
 
-`histogram` counts the rows of each (table, accesses, containing): the classes (classes.py).
-`scan` marks the explicit rows, those above each table's cut, in a bitmap, copies their counters
-out, and sums what the striped rows carry on each rank. `class_of` names the class of each
-explicit row, `deal` gives the rows of each class to groups (§4.2), `pack_codes` makes of that
-what the address map reads.
+In: a profile, the cuts (or a bitmap made earlier) and the stripes. Out: `RowScan`. `scan_by_cuts`
+marks the rows above each table's cut in a bitmap, copies their counters out and sums what the
+striped rows add up to on each rank; `scan_marked` does the same for rows that are already marked.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from oper.base import native
-from oper.base.arrays import Counts, Ints
+from oper.base.arrays import Counts, Floats, Ints
 from oper.base.tensors import as_int64, as_tensor
+from oper.planner.problem.class_finder import TableEntries
+from oper.planner.problem.classes import Classes
+from oper.planner.row_placement.striping import Stripes
 from oper.profiling.histogram import containing_starts, containing_tensor
-
-if TYPE_CHECKING:
-    from oper.planner.problem.classes import Classes
-    from oper.planner.row_placement.striping import Stripes
-    from oper.profiling.profile import Profile
+from oper.profiling.profile import Profile
 
 
 @dataclass(frozen=True)
-class Scan:
-    """What the passes over the counters found. E explicit rows, in global row order.
+class StripeOrders:
+    """The patterns of ranks that striped rows follow: table t follows `orders[order_of_table[t]]`
+    from position `rotation[t]` on, over M = `ranks` ranks."""
 
-    `bitmap` uint64 [lines, 8] is csrc/include/oper/plan/bitmap.h's, table t from line
-    `line_offset[t]`; `explicit_offset[t]` counts the explicit rows before table t. Sums of striped
-    rows are per table and rank, [T, M].
-    """
+    orders: Sequence[NDArray[np.uint16]]
+    order_of_table: Ints  # [T]
+    rotation: Ints  # [T]
+    ranks: int
 
-    bitmap: NDArray[np.uint64]
-    line_offset: Ints
-    explicit_offset: Ints
-    explicit_accesses: Counts
-    explicit_containing: Counts
-    striped_rows: Ints
-    striped_accesses: Ints
-    striped_touched: NDArray[np.float64]  # Σ D
+    @staticmethod
+    def of(stripes: Sequence[Stripes], width_of_table: Ints) -> "StripeOrders":
+        """Those of `stripes`, one a width."""
+        rotation = np.stack([s.rotation for s in stripes])
+        return StripeOrders(
+            [s.order for s in stripes],
+            width_of_table,
+            rotation[width_of_table, np.arange(len(width_of_table))],
+            stripes[0].rows.shape[1],
+        )
 
 
-def scan(
-    profile: "Profile",
-    cut: Ints,
-    quota: Ints,
-    stripes: Sequence["Stripes"],
-    width_of_table: Ints,
-    classes: "Classes",
-) -> Scan:
-    """Mark the explicit rows by the cuts and collect them and the stripes' sums.
+@dataclass(frozen=True)
+class RowScan:
+    """What the pass found: E listed rows, in order of row ids, and sums of the striped rows by
+    table and rank."""
 
-    Explicit rows of table t have more than `cut[t]` accesses (all, for -1), or are among the
-    first `quota[t]` with as many. `stripes` has one pattern per width.
-    """
-    marked = native.ops().mark(
+    bitmap: NDArray[np.uint64]  # [lines, 8], as in csrc/include/oper/plan/bitmap.h
+    line_offset: Ints  # [T + 1] first line of each table
+    listed_offset: Ints  # [T + 1] listed rows before each table
+    listed_accesses: Counts  # [E]
+    listed_samples_with_row: Counts  # [E]; the accesses themselves where no table has bags
+    striped_rows: Ints  # [T, M]
+    striped_accesses: Ints  # [T, M]
+    striped_touched: Floats  # [T, M] Σ D
+
+    def listed_classes(self, classes: Classes) -> NDArray[np.int32]:
+        """The class of each listed row, int32 [E]."""
+        entries = TableEntries.of(classes, len(self.listed_offset) - 1)
+        return entries.find(self.listed_accesses, self.listed_samples_with_row, self.listed_offset)
+
+
+def scan_by_cuts(
+    profile: Profile, cut: Ints, quota: Ints, stripes: StripeOrders, classes: Classes
+) -> RowScan:
+    """List the rows of table t with more than `cut[t]` accesses (all, for -1) and the first
+    `quota[t]` of those with exactly as many; stripe the others."""
+    bitmap, line_offset, listed_offset = native.ops().mark(
         as_tensor(profile.accesses), as_int64(profile.offsets), as_int64(cut), as_int64(quota)
     )
-    bitmap, line_offset, explicit_offset = (tensor.numpy() for tensor in marked)
-    rotation = np.stack([s.rotation for s in stripes])[width_of_table, np.arange(len(cut))]
-    return collect(
+    return scan_marked(
         profile,
-        bitmap.view(np.uint64),
+        bitmap.numpy().view(np.uint64),
         None,
-        line_offset,
-        explicit_offset,
-        [s.order for s in stripes],
-        width_of_table,
-        rotation,
-        stripes[0].rows.shape[1],
+        line_offset.numpy(),
+        listed_offset.numpy(),
+        stripes,
         classes,
     )
 
 
-def collect(
-    profile: "Profile",
+def scan_marked(
+    profile: Profile,
     bitmap: NDArray[np.uint64],
     stripe_bitmap: NDArray[np.uint64] | None,
     line_offset: Ints,
-    explicit_offset: Ints,
-    orders: Sequence[NDArray[np.uint16]],
-    pattern_of: Ints,
-    rotation: Ints,
-    ranks: int,
-    classes: "Classes",
-) -> Scan:
-    """The same for explicit rows that are already marked in `bitmap`, as in a plan made earlier.
-
-    `stripe_bitmap` numbers the striped rows where that is not `bitmap` itself; table t follows
-    `orders[pattern_of[t]]`, entered at `rotation[t]`.
-    """
-    entry_offset, entries = _entries_by_table(classes, len(rotation))
-    order_offset = np.zeros(len(orders) + 1, dtype=np.int64)
-    np.cumsum([len(order) for order in orders], out=order_offset[1:])
-    collected = native.ops().collect(
-        as_tensor(profile.accesses),
-        containing_tensor(profile.containing, profile.accesses),
-        as_int64(profile.offsets),
-        containing_starts(profile.containing_offsets),
-        as_tensor(bitmap.view(np.int64)),
-        None if stripe_bitmap is None else as_tensor(stripe_bitmap.view(np.int64)),
-        as_tensor(np.concatenate(orders).astype(np.int32)),
-        as_int64(order_offset),
-        as_int64(pattern_of),
-        as_int64(rotation),
-        ranks,
-        as_int64(entry_offset),
-        as_int64(classes.containing[classes.entry_class[entries]]),
-        as_tensor(classes.D[classes.entry_class[entries]]),
+    listed_offset: Ints,
+    stripes: StripeOrders,
+    classes: Classes,
+) -> RowScan:
+    """The same for the rows that are marked in `bitmap`, as in a plan made earlier; striped rows
+    are numbered by `stripe_bitmap` where that is not `bitmap` itself."""
+    entries = TableEntries.of(classes, len(stripes.rotation))
+    order_offset = np.zeros(len(stripes.orders) + 1, dtype=np.int64)
+    np.cumsum([len(order) for order in stripes.orders], out=order_offset[1:])
+    accesses, samples_with_row, striped_rows, striped_accesses, striped_touched = (
+        native.ops().collect(
+            as_tensor(profile.accesses),
+            containing_tensor(profile.containing, profile.accesses),
+            as_int64(profile.offsets),
+            containing_starts(profile.containing_offsets),
+            as_tensor(bitmap.view(np.int64)),
+            None if stripe_bitmap is None else as_tensor(stripe_bitmap.view(np.int64)),
+            as_tensor(np.concatenate(stripes.orders).astype(np.int32)),
+            as_int64(order_offset),
+            as_int64(stripes.order_of_table),
+            as_int64(stripes.rotation),
+            stripes.ranks,
+            as_int64(entries.first),
+            as_int64(entries.samples_with_row),
+            as_tensor(entries.D),
+        )
     )
-    listed, containing, rows, accesses, touched = (tensor.numpy() for tensor in collected)
-    return Scan(
+    listed: Counts = accesses.numpy()
+    return RowScan(
         bitmap=bitmap,
         line_offset=line_offset,
-        explicit_offset=explicit_offset,
-        explicit_accesses=listed,
-        explicit_containing=containing if len(containing) else listed,
-        striped_rows=rows,
-        striped_accesses=accesses,
-        striped_touched=touched,
+        listed_offset=listed_offset,
+        listed_accesses=listed,
+        listed_samples_with_row=samples_with_row.numpy() if len(samples_with_row) else listed,
+        striped_rows=striped_rows.numpy(),
+        striped_accesses=striped_accesses.numpy(),
+        striped_touched=striped_touched.numpy(),
     )
-
-
-def class_of(
-    explicit_accesses: Counts,
-    explicit_containing: Counts,
-    classes: "Classes",
-    profile: "Profile",
-    scanned: Scan,
-) -> NDArray[np.int32]:
-    """The class of each explicit row, int32 [E]."""
-    entry_offset, entries = _entries_by_table(classes, len(profile.tables))
-    entry_class = classes.entry_class[entries]
-    found: NDArray[np.int32] = (
-        native.ops()
-        .find_classes(
-            as_tensor(explicit_accesses),
-            as_tensor(explicit_containing),
-            as_int64(scanned.explicit_offset),
-            as_int64(entry_offset),
-            as_int64(classes.accesses[entry_class]),
-            as_int64(classes.containing[entry_class]),
-            as_int64(entry_class),
-        )
-        .numpy()
-    )
-    return found
-
-
-def _entries_by_table(classes: "Classes", tables: int) -> tuple[Ints, Ints]:
-    """Entries of the classes in order of table, then containing: where each table's begin
-    [T + 1], and their indices."""
-    containing = classes.containing[classes.entry_class]
-    order = np.lexsort((containing, classes.entry_table))
-    offset = np.zeros(tables + 1, dtype=np.int64)
-    np.cumsum(np.bincount(classes.entry_table, minlength=tables), out=offset[1:])
-    return offset, order

@@ -1,10 +1,11 @@
-"""Stripes: memory-bounded rows dealt over the ranks by a fixed period, so that an address is
-arithmetic (§4.1 made compact).
+"""Stripes: memory-bounded rows go to the ranks by a fixed pattern, so that an address is arithmetic
+and takes no entry in the address map (§4.1 made compact).
 
-A table's striped rows, in order of id, follow a pattern of P ranks; table after table the
-pattern is entered where the last one left off, so that all tables of a width together are as
-even as one. Equal shares need P = M. Unequal ones (the memory each rank has left) use a period
-of up to 65,536 slots; the few rows of rounding are evened out among the explicit rows.
+In: each rank's share, and the striped rows of each table. Out: `Stripes`. A table's striped rows,
+in order of id, follow a pattern of P ranks, again and again. Each table begins in the pattern where
+the table before it stopped, so that all tables of a width together are as even as one. Equal shares
+need P = M. Unequal ones (the memory each rank has left) take up to 65,536 positions; the few rows
+of rounding are evened out among the listed rows.
 """
 
 from dataclasses import dataclass
@@ -18,11 +19,10 @@ from oper.plan.layout import LONGEST_PERIOD
 
 @dataclass(frozen=True)
 class Stripes:
-    """`order` [P]: the rank at each position of the period; `rotation` [T]: where each table
-    enters it. One per width."""
+    """The stripes of one width."""
 
-    order: NDArray[np.uint16]
-    rotation: Ints
+    order: NDArray[np.uint16]  # [P] the rank at each position of the pattern
+    rotation: Ints  # [T] the position at which each table begins
     rows: Ints  # [T, M] striped rows of each table on each rank
 
 
@@ -32,7 +32,7 @@ def make_stripes(shares: Floats, table_rows: Ints) -> Stripes:
     before = np.cumsum(table_rows) - table_rows
     rotation = before % len(order)
     ranks = len(shares)
-    # Rows of table t at rank r: the occurrences of r in [rotation, rotation + rows) of the period
+    # Rows of table t at rank r: the occurrences of r in [rotation, rotation + rows) of the pattern
     # repeated without end, by prefix counts.
     prefix = np.zeros((len(order) + 1, ranks), dtype=np.int64)
     np.cumsum(order[:, None] == np.arange(ranks), axis=0, out=prefix[1:])
@@ -46,7 +46,7 @@ def make_stripes(shares: Floats, table_rows: Ints) -> Stripes:
 
 
 def period(shares: Floats) -> NDArray[np.uint16]:
-    """Ranks in turn so that any stretch holds each in proportion to its share."""
+    """The pattern [P] in which any stretch holds each rank in proportion to its share."""
     ranks = len(shares)
     if not shares.sum():
         shares = np.ones(ranks)
@@ -59,7 +59,7 @@ def period(shares: Floats) -> NDArray[np.uint16]:
     slots[np.argsort(slots - exact, kind="stable")[:short]] += 1
     divisor = np.gcd.reduce(slots)
     slots //= divisor
-    # Rank r's k-th slot of n belongs at (k + 1/2)/n of the period: sorting those spreads them.
+    # Rank r's k-th position of n belongs at (k + 1/2)/n of the pattern: sorting spreads them.
     rank = np.repeat(np.arange(ranks), slots)
     turn = np.concatenate([(np.arange(n) + 0.5) / n for n in slots if n])
     return rank[np.lexsort((rank, turn))].astype(np.uint16)

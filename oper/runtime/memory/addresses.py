@@ -75,6 +75,5 @@ def plan_digest(plan: Plan) -> bytes:
     ):  # fmt: skip
         if array is not None:
             digest.update(np.ascontiguousarray(array).data)
-    method = plan.figures.get("allreduce_method")
-    digest.update(repr((plan.tables, plan.workload, method)).encode())
+    digest.update(repr((plan.tables, plan.workload, plan.allreduce_method)).encode())
     return digest.digest()

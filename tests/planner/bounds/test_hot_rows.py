@@ -10,7 +10,7 @@ from oper.cost.workload import Workload
 from oper.planner.bounds import hot_rows, milp
 from oper.planner.bounds.hot_rows import hot_rows_bound
 from oper.planner.bounds.lagrangian import lower_bound
-from oper.planner.problem.problem import Problem
+from oper.planner.problem.problem import ClassProblem
 from oper.topology.topology import Topology
 from tests.support.planner.instances import (
     make_classes,
@@ -24,7 +24,7 @@ WIDTHS = ((64, 64), (256, 260))
 
 
 @st.composite
-def rows_problems(draw: st.DrawFn, mode: str, extra_memory: float) -> Problem:
+def rows_problems(draw: st.DrawFn, mode: str, extra_memory: float) -> ClassProblem:
     """A few rows, some much hotter than others, each a class of its own."""
     topology = draw(quick_or_slow(topologies(alike=draw(st.booleans()))))
     workload = Workload(mode, draw(st.sampled_from(["raw", "distinct"])), 64)  # type: ignore[arg-type]
@@ -39,7 +39,7 @@ def rows_problems(draw: st.DrawFn, mode: str, extra_memory: float) -> Problem:
         reject()
 
 
-def limits(problem: Problem) -> tuple:
+def limits(problem: ClassProblem) -> tuple:
     return (
         problem.classes,
         problem.topology,
@@ -49,7 +49,7 @@ def limits(problem: Problem) -> tuple:
     )
 
 
-def optimum(problem: Problem) -> milp.Reference:
+def optimum(problem: ClassProblem) -> milp.Reference:
     sums = problem.classes.sums(np.eye(len(problem.classes)))
     _, topology, workload, capacity, budget = limits(problem)
     return milp.solve(
@@ -101,8 +101,8 @@ def test_a_hot_row_lifts_the_bound(preset: str, mode: str) -> None:
     problem = make_problem(classes, topology, workload, 0.0)
     low, bound = lower_bound(*limits(problem)), hot_rows_bound(*limits(problem))
     # The hottest row alone is 3/5 of all work. Its owner serves it M times and fetches the rest.
-    hot = float(classes.weight(workload)[0])
-    rest = float(classes.rows @ classes.weight(workload)) - hot
+    hot = float(classes.traffic_bytes(workload)[0])
+    rest = float(classes.rows @ classes.traffic_bytes(workload)) - hot
     nearest = np.sort(topology.link_cost[0])[1]
     by_hand = 8 * hot * topology.link_cost[0, 0] + rest * nearest
     assert bound.seconds > low.seconds * 1.001

@@ -30,7 +30,7 @@ from oper.planner.lp.pricing import (
     pricing_items,
 )
 from oper.planner.lp.restricted_master import solve
-from oper.planner.problem.problem import Problem
+from oper.planner.problem.problem import ClassProblem
 from oper.topology.topology import Topology
 from tests.support.planner.instances import (
     make_classes,
@@ -46,7 +46,7 @@ EXTRA_MEMORY = [0.0, 0.1, 0.5, 2.0]
 
 
 @st.composite
-def problems(draw: st.DrawFn, most_rows: int = 3, alike: bool = False) -> Problem:
+def problems(draw: st.DrawFn, most_rows: int = 3, alike: bool = False) -> ClassProblem:
     """A handful of classes of mixed widths, on drawn topologies."""
     topology, workload = draw(quick_or_slow(topologies(alike=alike))), draw(workloads)
     size = draw(st.integers(1, 5))
@@ -83,7 +83,7 @@ def all_paths(topology: Topology, workload: Workload, method: Method) -> HolderS
     return HolderSets(np.array(paths, dtype=np.uint16), np.array(holders))
 
 
-def unit_seconds(problem: Problem, groups: HolderSets, method: Method) -> Floats:
+def unit_seconds(problem: ClassProblem, groups: HolderSets, method: Method) -> Floats:
     """Seconds [C, G, M] on each rank of one row of each class in each group, no latency."""
     classes, topology = problem.classes, problem.topology
     seconds = np.zeros((len(classes), len(groups), topology.ranks))
@@ -100,7 +100,7 @@ def unit_seconds(problem: Problem, groups: HolderSets, method: Method) -> Floats
 
 
 @st.composite
-def priced(draw: st.DrawFn, alike: bool = False) -> tuple[Problem, Method, DualPrices]:
+def priced(draw: st.DrawFn, alike: bool = False) -> tuple[ClassProblem, Method, DualPrices]:
     """A problem, a method it may use, and prices of any kind."""
     problem = draw(problems(alike=alike))
     ranks, training = problem.topology.ranks, problem.workload.training
@@ -117,7 +117,7 @@ def priced(draw: st.DrawFn, alike: bool = False) -> tuple[Problem, Method, DualP
 
 @given(priced())
 def test_the_cheapest_pattern_is_the_cheapest_of_all(
-    drawn: tuple[Problem, Method, DualPrices],
+    drawn: tuple[ClassProblem, Method, DualPrices],
 ) -> None:
     problem, method, prices = drawn
     groups = all_paths(problem.topology, problem.workload, method)
@@ -134,7 +134,9 @@ def test_the_cheapest_pattern_is_the_cheapest_of_all(
 
 
 @given(priced(alike=True))
-def test_alike_ranks_need_only_numbers_of_copies(drawn: tuple[Problem, Method, DualPrices]) -> None:
+def test_alike_ranks_need_only_numbers_of_copies(
+    drawn: tuple[ClassProblem, Method, DualPrices],
+) -> None:
     problem, method, prices = drawn
     rows = pricing_items(problem.classes, problem.topology, problem.workload, method)
     exact = cheapest(rows, problem.topology, prices)
@@ -147,7 +149,7 @@ def test_alike_ranks_need_only_numbers_of_copies(drawn: tuple[Problem, Method, D
 
 @given(priced())
 def test_the_relaxation_for_many_ranks_is_not_above_the_cheapest(
-    drawn: tuple[Problem, Method, DualPrices],
+    drawn: tuple[ClassProblem, Method, DualPrices],
 ) -> None:
     problem, method, prices = drawn
     rows = pricing_items(problem.classes, problem.topology, problem.workload, method)
@@ -167,7 +169,7 @@ def test_the_relaxation_is_exact_on_even_links_and_prices() -> None:
 
 
 @st.composite
-def placements(draw: st.DrawFn, problem: Problem) -> tuple[HolderSets, Floats]:
+def placements(draw: st.DrawFn, problem: ClassProblem) -> tuple[HolderSets, Floats]:
     """Rows of each class in each group, drawn; they may or may not keep the limits."""
     classes, topology = problem.classes, problem.topology
     groups = all_groups(topology, problem.workload, "dense")
@@ -178,7 +180,7 @@ def placements(draw: st.DrawFn, problem: Problem) -> tuple[HolderSets, Floats]:
     return groups, counts
 
 
-def keeps_limits(problem: Problem, groups: HolderSets, counts: Floats) -> bool:
+def keeps_limits(problem: ClassProblem, groups: HolderSets, counts: Floats) -> bool:
     sums = problem.classes.sums(counts)
     held = groups.holds.T @ sums.memory_bytes
     extra = (groups.copies - 1) @ sums.memory_bytes
@@ -204,7 +206,7 @@ def test_no_placement_within_the_limits_is_below_any_bound(data: st.DataObject) 
 
 
 @given(problems(most_rows=200))
-def test_the_bound_is_the_value_of_the_programme_over_all_patterns(problem: Problem) -> None:
+def test_the_bound_is_the_value_of_the_programme_over_all_patterns(problem: ClassProblem) -> None:
     classes, topology, workload = problem.classes, problem.topology, problem.workload
     capacity, budget, ranks = problem.capacity_bytes, problem.budget_bytes, topology.ranks
     values = []
@@ -234,7 +236,7 @@ def test_the_bound_is_the_value_of_the_programme_over_all_patterns(problem: Prob
 
 
 @given(problems())
-def test_the_hottest_row_takes_no_less_in_any_group(problem: Problem) -> None:
+def test_the_hottest_row_takes_no_less_in_any_group(problem: ClassProblem) -> None:
     classes, topology, workload = problem.classes, problem.topology, problem.workload
     least = np.full(len(classes), np.inf)
     for method in usable_methods(workload, topology.ranks, problem.budget_bytes):
@@ -256,11 +258,11 @@ def test_too_few_copies_of_a_row_leave_a_far_reader(copies: int, dearest: float)
     classes = make_classes([900], [1], workload, topology.ranks)
     budget = (copies - 1) * float(classes.m[0])
     seconds, _ = hot_row(classes, topology, workload, budget)
-    assert seconds == pytest.approx(float(classes.weight(workload)[0]) / dearest)
+    assert seconds == pytest.approx(float(classes.traffic_bytes(workload)[0]) / dearest)
 
 
 @given(problems(most_rows=50, alike=True))
-def test_alike_prices_are_the_best(problem: Problem) -> None:
+def test_alike_prices_are_the_best(problem: ClassProblem) -> None:
     classes, topology, workload = problem.classes, problem.topology, problem.workload
     limits = (problem.capacity_bytes, problem.budget_bytes)
     assert is_homogeneous(topology, problem.capacity_bytes)
@@ -278,7 +280,7 @@ def test_a_row_too_hot_to_split_is_named(mode: str) -> None:
     classes = make_classes([90_000, 10], [1, 1000], workload, 8)
     problem = make_problem(classes, topology, workload, 0.0)
     bound = lower_bound(classes, topology, workload, problem.capacity_bytes, 0.0)
-    weight = float(classes.weight(workload)[0])
+    weight = float(classes.traffic_bytes(workload)[0])
     assert bound.hot_class == 0
     assert bound.seconds == pytest.approx(weight * 8 * topology.link_cost[0, 0])
     with_room = make_problem(classes, topology, workload, 0.1)
@@ -352,7 +354,7 @@ def test_the_bound_and_the_programme_take_many_unequal_ranks() -> None:
     assert 0.5 * solved.seconds < bound.seconds <= solved.seconds
 
 
-def _unequal(mode: str, ranks: int) -> Problem:
+def _unequal(mode: str, ranks: int) -> ClassProblem:
     """A Zipf table on ranks of two nodes whose links and capacities all differ."""
     rng = np.random.default_rng(7)
     node_of = tuple(r * 2 // ranks for r in range(ranks))

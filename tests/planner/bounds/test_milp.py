@@ -14,7 +14,7 @@ from oper.cost.objective import evaluate
 from oper.cost.workload import Workload
 from oper.planner.bounds import milp
 from oper.planner.bounds.lagrangian import lower_bound
-from oper.planner.problem.problem import Problem
+from oper.planner.problem.problem import ClassProblem
 from oper.topology.topology import Topology
 from tests.support.planner.instances import make_classes, make_problem, topologies, workloads
 from tests.support.planner.latencies import quick_or_slow
@@ -24,7 +24,7 @@ EXACT = 1e-9
 
 
 @st.composite
-def rows_problems(draw: st.DrawFn, most_rows: int, most_ranks: int = 4) -> Problem:
+def rows_problems(draw: st.DrawFn, most_rows: int, most_ranks: int = 4) -> ClassProblem:
     """A few rows, each a class of its own: none is accessed as often as another."""
     topology = draw(quick_or_slow(topologies(most_ranks, alike=draw(st.booleans()))))
     workload = draw(workloads)
@@ -39,7 +39,7 @@ def rows_problems(draw: st.DrawFn, most_rows: int, most_ranks: int = 4) -> Probl
 
 
 def solved(
-    problem: Problem, relative_gap: float = EXACT, time_limit_seconds: float = 20
+    problem: ClassProblem, relative_gap: float = EXACT, time_limit_seconds: float = 20
 ) -> milp.Reference:
     """The reference with one row a partition."""
     return milp.solve(
@@ -53,7 +53,7 @@ def solved(
     )
 
 
-def choices(problem: Problem) -> HolderSets:
+def choices(problem: ClassProblem) -> HolderSets:
     """Every group a row may be in, with all ways of reading from its holders."""
     ranks = problem.topology.ranks
     if problem.workload.training:
@@ -68,7 +68,7 @@ def choices(problem: Problem) -> HolderSets:
     return HolderSets(np.array(paths, dtype=np.uint16), np.array(holds_all))
 
 
-def price(problem: Problem, groups: HolderSets) -> float:
+def price(problem: ClassProblem, groups: HolderSets) -> float:
     """The objective of rows in `groups`, one each; infinite outside the limits."""
     classes = problem.classes
     sums = classes.sums(np.eye(len(classes)))
@@ -79,7 +79,7 @@ def price(problem: Problem, groups: HolderSets) -> float:
 
 @settings(max_examples=40)
 @given(rows_problems(most_rows=3, most_ranks=3))
-def test_the_optimum_is_the_least_of_all_placements(problem: Problem) -> None:
+def test_the_optimum_is_the_least_of_all_placements(problem: ClassProblem) -> None:
     groups = choices(problem)
     every = product(range(len(groups)), repeat=len(problem.classes))
     least = min(price(problem, groups.take(list(chosen))) for chosen in every)
@@ -97,7 +97,7 @@ def test_the_optimum_is_the_least_of_all_placements(problem: Problem) -> None:
 
 @settings(max_examples=40)
 @given(rows_problems(most_rows=10), st.data())
-def test_bound_below_optimum_below_placements(problem: Problem, data: st.DataObject) -> None:
+def test_bound_below_optimum_below_placements(problem: ClassProblem, data: st.DataObject) -> None:
     # Within a second or not: what is asserted holds for any incumbent and its bound.
     reference = solved(problem, relative_gap=1e-6, time_limit_seconds=1)
     if reference.groups is None:
@@ -127,7 +127,7 @@ def test_ordering_alike_ranks_keeps_the_even_placement(preset: str) -> None:
     assert reference.cost.dob["lookups"] == pytest.approx(1.0)
 
 
-def _hard() -> Problem:
+def _hard() -> ClassProblem:
     """Many rows of odd weights on unequal ranks: an optimum takes long to prove."""
     rng = np.random.default_rng(3)
     cost = np.exp(rng.standard_normal((6, 6)) * 0.3) / 240e9

@@ -65,6 +65,6 @@ def test_hot_rows_are_access_bounded_and_a_small_part_of_memory() -> None:
     counts, rows = np.unique((1e7 / np.arange(1, 200_001) ** 1.2).astype(int), return_counts=True)
     classes = make_classes(counts.tolist(), rows.tolist(), WORKLOAD, 8, samples=10**8)
     found = partitions(classes, 0.001)
-    listed = found.explicit
+    listed = found.listed
     assert found.accesses[listed].sum() > 0.9 * found.accesses.sum()
     assert found.bytes[listed].sum() < 0.05 * found.bytes.sum()

@@ -17,13 +17,13 @@ from oper.planner.class_placement.replication import (
     time_ratio,
     training_levels,
 )
-from oper.planner.problem.problem import Problem
+from oper.planner.problem.problem import ClassProblem
 from oper.topology.topology import Topology
 from tests.support.planner.instances import make_classes, make_problem, zipf_problem
 
 
 def mean_seconds(
-    problem: Problem, node: np.ndarray, everywhere: np.ndarray, method: Method
+    problem: ClassProblem, node: np.ndarray, everywhere: np.ndarray, method: Method
 ) -> float:
     """Mean T with single and once-a-node rows spread evenly, by the cost model itself."""
     topology, classes = problem.topology, problem.classes
@@ -76,7 +76,7 @@ def test_inference_levels_are_within_one_row_of_the_best(
         if bytes_used <= problem.budget_bytes:
             best = min(best, mean_seconds(problem, node, everywhere, "none"))
     # A knapsack by density is off by at most the row that did not fit any more.
-    row = classes.weight(workload).max() * topology.link_cost.max() * 7 / 8
+    row = classes.traffic_bytes(workload).max() * topology.link_cost.max() * 7 / 8
     assert best - 1e-15 <= ours <= best + row + 1e-15
 
 
@@ -112,7 +112,7 @@ def test_balanced_links_cost_the_same_across_and_inside_nodes() -> None:
     problem = zipf_problem(topology, workload)
     classes = problem.classes
     levels = link_levels(classes, topology, workload, problem.budget_bytes)
-    weight = classes.weight(workload)
+    weight = classes.traffic_bytes(workload)
     single = weight @ (classes.rows - levels.node - levels.everywhere)
     across = topology.link_cost[0, 7] * single / 8
     inside = topology.link_cost[0, 1] * (single / 8 + weight @ levels.node / 4)

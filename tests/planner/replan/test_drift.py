@@ -32,13 +32,12 @@ def plan_and_newer(moved, mode="inference", seed=0):
     counts = [random.permutation(zipf_counts(6000, 120_000, 1.05)) for _ in tables]
     profile = make_profile(tables, counts)
     plan = assemble(
-        profile,
         make_placement(
             profile,
             Topology.load("2x4-a100"),
             Workload(mode, "raw", 4096),
             Settings(extra_memory=0.02),
-        ),
+        )
     )
     which = np.flatnonzero(random.random(6000) < moved)
     counts[0][which] = counts[0][random.permutation(which)]
@@ -53,7 +52,7 @@ def test_costs_are_those_of_single_rows_and_tables_add_up(seed):
     cost = cost_row_by_row(plan, profile)
     assert np.allclose(found.rank_now, cost.rank_seconds, rtol=1e-9)
     assert np.isclose(found.now_seconds, cost.objective_seconds)
-    assert found.then_seconds == plan.figures["objective_seconds"]
+    assert found.then_seconds == plan.prediction.objective_seconds
     parts = sum(table.slowest_rank_seconds for table in found.tables)
     latency = allreduce_cost(plan.topology, cost.allreduce_method).latency
     used = latency if cost.allreduce_method != "none" else 0.0

@@ -25,8 +25,8 @@ from oper.planner.planner import make_placement
 from oper.planner.problem.class_finder import ClassFinder
 from oper.planner.problem.classes import classify
 from oper.planner.problem.problem import Settings
-from oper.planner.replan.flows import net_flows
-from oper.planner.replan.migration_cost import MigrationCost
+from oper.planner.replan.migration.flows import net_flows
+from oper.planner.replan.migration.migration_cost import MigrationCost
 from oper.planner.replan.replan import replan, replan_and_save
 from oper.tables.table import Table
 from oper.topology.topology import Topology
@@ -64,7 +64,7 @@ def drifted(seed=0, rows=(9000, 400, 1), dims=(16, 16, 16), moved=0.1, windows=2
 
 def plan_for(profile, topology="2x4-a100", mode="inference", extra=0.02, batch_size=512):
     workload, asked = Workload(mode, "raw", batch_size), Settings(extra_memory=extra)
-    return assemble(profile, make_placement(profile, Topology.load(topology), workload, asked))
+    return assemble(make_placement(profile, Topology.load(topology), workload, asked))
 
 
 @given(seeds, st.sampled_from([1, 100, 10**6]))
@@ -78,7 +78,7 @@ def test_replans_are_exact_cost_what_they_say_and_pay(seed, horizon):
         assert_figures_are_true(plan, found, profile)
         if len(found.moves.entries):
             gained = (found.old_seconds - found.new_seconds) * horizon
-            links = found.removal.bytes_by_link * (1 - np.eye(plan.ranks))
+            links = found.migration.bytes_by_link * (1 - np.eye(plan.ranks))
             assert gained > (links * plan.topology.link_cost).sum() / plan.ranks
         else:
             assert found.new_seconds == found.old_seconds
@@ -100,7 +100,9 @@ def assert_figures_are_true(plan, found, profile):
     """The figures are those of the placement priced row by row."""
     cost = cost_row_by_row(found.plan, profile).to_json()
     for name in ("rank_seconds", "link_bytes", "memory_bytes", "lookups", "lookup_seconds"):
-        assert np.allclose(found.plan.figures[name], cost[name], rtol=1e-9, atol=1e-30), name
+        assert np.allclose(
+            getattr(found.plan.prediction, name), cost[name], rtol=1e-9, atol=1e-30
+        ), name
     assert np.isclose(found.old_seconds, cost_row_by_row(plan, profile).objective_seconds)
     holders = (slots_of(found.plan) >= 0).sum(axis=1)
     accesses = profile.accesses.astype(np.int64)
@@ -115,14 +117,14 @@ def test_unchanged_counts_move_nothing(seed):
     found = replan(plan, profile, 10**9)
     assert len(found.moves.entries) == 0
     assert found.plan.layout is plan.layout
-    assert np.isclose(found.new_seconds, plan.figures["objective_seconds"], rtol=1e-9)
+    assert np.isclose(found.new_seconds, plan.prediction.objective_seconds, rtol=1e-9)
 
 
 def test_a_longer_horizon_moves_more_and_gains_more():
     first, second = drifted()
     plan = plan_for(first)
     short, long = (replan(plan, second, horizon) for horizon in (1, 10**6))
-    assert 0 < short.removal.link_bytes < long.removal.link_bytes
+    assert 0 < short.migration.link_bytes < long.migration.link_bytes
     assert long.new_seconds < short.new_seconds < short.old_seconds
 
 

@@ -1,5 +1,6 @@
-"""Marking, collecting, classing, dealing and packing rows, each against plain Python."""
+"""Marking rows, collecting them, their classes, groups and codes, each against plain Python."""
 
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ from oper.base import native
 from oper.base.tensors import as_int64, as_tensor
 from oper.plan.row_codes import pack_codes
 from oper.planner.row_placement.arena_layout import assign_rows
-from oper.planner.row_placement.row_scan import class_of, collect, scan
+from oper.planner.row_placement.row_scan import StripeOrders, scan_by_cuts, scan_marked
 from oper.planner.row_placement.striping import Stripes
 
 ROWS_PER_LINE = 448
@@ -57,7 +58,7 @@ def some_classes(profile):
     entries = np.unique(np.stack([class_of_row.ravel(), table], axis=1), axis=0)
     return SimpleNamespace(
         accesses=classes[:, 0],
-        containing=classes[:, 1],
+        samples_with_row=classes[:, 1],
         D=np.sqrt(classes[:, 1]),
         entry_class=entries[:, 0],
         entry_table=entries[:, 1],
@@ -92,7 +93,8 @@ def test_scan(seed, rows, dtype, ranks):
     rotation = rng.integers(0, len(order), len(rows))
     stripes = [Stripes(order, rotation, np.zeros((len(rows), ranks), np.int64))]
 
-    found = scan(profile, cut, quota, stripes, np.zeros(len(rows), np.int64), classes)
+    orders = StripeOrders.of(stripes, np.zeros(len(rows), np.int64))
+    found = scan_by_cuts(profile, cut, quota, orders, classes)
 
     wanted = np.zeros(len(profile.accesses), bool)
     for t in range(len(rows)):
@@ -101,11 +103,11 @@ def test_scan(seed, rows, dtype, ranks):
         equal = accesses == cut[t]
         wanted[mine] = (accesses > cut[t]) | (equal & (np.cumsum(equal) <= quota[t]))
     assert (marks_of(found.bitmap, found.line_offset, rows) == wanted).all()
-    assert (found.explicit_accesses == profile.accesses[wanted]).all()
-    assert (found.explicit_containing == profile.all_containing[wanted]).all()
-    assert found.explicit_accesses.dtype == dtype
+    assert (found.listed_accesses == profile.accesses[wanted]).all()
+    assert (found.listed_samples_with_row == profile.all_containing[wanted]).all()
+    assert found.listed_accesses.dtype == dtype
     ends = np.r_[0, np.cumsum(wanted)][profile.offsets]
-    assert (found.explicit_offset == ends).all()
+    assert (found.listed_offset == ends).all()
     for value, sums in (
         (np.ones(len(wanted)), found.striped_rows),
         (profile.accesses, found.striped_accesses),
@@ -113,8 +115,7 @@ def test_scan(seed, rows, dtype, ranks):
     ):
         expected = stripe_sums(profile, ~wanted, ~wanted, order, rotation, ranks, value)
         np.testing.assert_allclose(sums, expected, rtol=1e-12)
-    classed = class_of(found.explicit_accesses, found.explicit_containing, classes, profile, found)
-    assert (classed == class_of_row[wanted]).all()
+    assert (found.listed_classes(classes) == class_of_row[wanted]).all()
 
 
 def test_headers_count_rows_before_each_line():
@@ -161,25 +162,22 @@ def test_collect_keeps_stripes_in_place_when_rows_leave_them(seed, rows, ranks):
             last[-(-position // 64) :] = 0
             if position % 64:
                 last[position // 64] &= np.uint64((1 << position % 64) - 1)
-    explicit_offset = native.ops().number_bitmap(
+    listed_offset = native.ops().number_bitmap(
         as_tensor(bitmap.view(np.int64)), as_int64(line_offset)
     )
     listed = marks_of(bitmap, line_offset, rows)
     order = rng.integers(0, ranks, 5).astype(np.uint16)
     rotation = rng.integers(0, 5, len(rows))
-    found = collect(
+    found = scan_marked(
         profile,
         bitmap,
         stripe_bitmap,
         line_offset,
-        explicit_offset.numpy(),
-        [order],
-        np.zeros(len(rows), np.int64),
-        rotation,
-        ranks,
+        listed_offset.numpy(),
+        StripeOrders([order], np.zeros(len(rows), np.int64), rotation, ranks),
         classes,
     )
-    assert (found.explicit_accesses == profile.accesses[listed]).all()
+    assert (found.listed_accesses == profile.accesses[listed]).all()
     for value, sums in (
         (np.ones(len(listed)), found.striped_rows),
         (profile.accesses, found.striped_accesses),
@@ -198,7 +196,8 @@ def test_sums_do_not_depend_on_threads():
         for count in (1, 3):
             torch.set_num_threads(count)
             zeros = np.zeros(2, np.int64)
-            results.append(scan(profile, zeros + 9, zeros + 1000, stripes, zeros, classes))
+            orders = StripeOrders.of(stripes, zeros)
+            results.append(scan_by_cuts(profile, zeros + 9, zeros + 1000, orders, classes))
     finally:
         torch.set_num_threads(threads)
     one, three = results
@@ -210,22 +209,11 @@ def test_unknown_counters_are_named():
     profile = a_profile(np.random.default_rng(2), [50], [False])
     classes, _ = some_classes(profile)
     zeros = np.zeros(1, np.int64)
-    found = scan(
-        profile,
-        zeros - 1,
-        zeros,
-        [Stripes(np.zeros(1, np.uint16), zeros, np.zeros((1, 1), np.int64))],
-        zeros,
-        classes,
-    )
+    orders = StripeOrders([np.zeros(1, np.uint16)], zeros, zeros, 1)
+    found = scan_by_cuts(profile, zeros - 1, zeros, orders, classes)
+    unknown = replace(found, listed_accesses=found.listed_accesses + np.uint32(10_000))
     with pytest.raises(ValueError, match="table number 0"):
-        class_of(
-            found.explicit_accesses + np.uint32(10_000),
-            found.explicit_containing,
-            classes,
-            profile,
-            found,
-        )
+        unknown.listed_classes(classes)
 
 
 def dealt_by_turns(class_of_row, counts):

@@ -22,7 +22,7 @@ def test_columns_are_what_a_byte_adds_to_each_rank(
     classes = make_classes([77, 5], [1, 1], workload, topology.ranks)
     counts = np.random.default_rng(seed).integers(0, 5, (2, len(groups)))
     cost = evaluate(topology, workload, groups, classes.sums(counts), np.full(topology.ranks, 1e9))
-    weight = classes.weight(workload) @ counts
+    weight = classes.traffic_bytes(workload) @ counts
     np.testing.assert_allclose(weight @ columns(groups, topology), cost.rank_seconds, rtol=1e-12)
 
 
@@ -44,7 +44,7 @@ def test_exchanges_keep_rows_of_groups_and_classes_and_never_raise_the_maximum(
     counts = np.stack(
         [rng.multinomial(n, np.full(len(groups), 1 / len(groups))) for n in classes.rows]
     )
-    weight, column = classes.weight(workload), columns(groups, topology)
+    weight, column = classes.traffic_bytes(workload), columns(groups, topology)
     before = (weight @ counts) @ column
     exchange = SwapSearch(counts.copy(), weight, classes.width, column, before.copy())
     exchange.run()
@@ -64,7 +64,7 @@ def test_exchanges_even_out_alike_ranks_to_the_last_rows() -> None:
     classes = problem.classes
     rng = np.random.default_rng(0)
     counts = np.stack([rng.multinomial(n, np.full(8, 1 / 8)) for n in classes.rows])
-    weight = classes.weight(problem.workload)
+    weight = classes.traffic_bytes(problem.workload)
     seconds = (weight @ counts) @ columns(single_owner_sets(8), topology)
     assert seconds.max() / seconds.mean() > 1.001
     exchange = SwapSearch(

@@ -99,10 +99,10 @@ def plan_or_skip(
 ) -> Plan:
     """The plan; capacities too small for whole rows are left out, as the planner would say."""
     try:
-        plan = assemble(profile, make_placement(profile, topology, workload, settings))
+        plan = assemble(make_placement(profile, topology, workload, settings))
     except OperError:
         hypothesis.reject()
-    assume(plan.figures["feasible"])
+    assume(plan.prediction.feasible)
     return plan
 
 
@@ -158,13 +158,13 @@ def assert_exact(plan: Plan) -> None:
             assert (used == np.arange(plan.layout.slots[w, r])).all()
     everywhere = slots[(slots >= 0).all(axis=1)]
     assert (everywhere == everywhere[:, :1]).all()
-    figures = plan.figures
+    prediction = plan.prediction
     memory = np.zeros(plan.ranks)
     for t, (first, table) in enumerate(zip(offsets(plan.tables), plan.tables, strict=False)):
         copies = (slots[first : first + table.rows] >= 0).sum(axis=0)
         memory += copies * plan.tables[t].memory_bytes(plan.workload.mode)
-    assert memory.tolist() == figures["memory_bytes"]
-    assert (memory <= figures["capacity_bytes"]).all()
+    assert memory.tolist() == prediction.memory_bytes.tolist()
+    assert (memory <= prediction.capacity_bytes).all()
 
 
 def cost_row_by_row(plan: Plan, profile: Profile):
@@ -184,4 +184,4 @@ def cost_row_by_row(plan: Plan, profile: Profile):
     f = classes.accesses[c].astype(float)
     sums = Sums(np.ones(len(c)), m, S, f, R, S * R, S * D, S * U, (S + 4) * D)
     groups = HolderSets(sources[order].astype(np.uint16), slots[order] >= 0)
-    return evaluate(plan.topology, plan.workload, groups, sums, plan.figures["capacity_bytes"])
+    return evaluate(plan.topology, plan.workload, groups, sums, plan.prediction.capacity_bytes)

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from oper.cost.expected_reads import expected_reads
 from oper.cost.workload import Workload
-from oper.planner.problem.classes import Classes
-from oper.planner.problem.problem import Problem
+from oper.planner.problem.classes import Classes, Width
+from oper.planner.problem.problem import ClassProblem, Settings
 from oper.topology.topology import Topology
 
 
@@ -35,7 +35,22 @@ def make_classes(
     m = np.array([m for _, m in widths], dtype=np.float64)[w]
     R, D, U = expected_reads(f, f, samples, workload, ranks)
     index = np.arange(len(counts))
-    return Classes(widths, w, f, f, counts, S, m, R, D, U, samples, w.copy(), index, counts.copy())
+    return Classes(
+        tuple(Width(*pair) for pair in widths),
+        w,
+        f,
+        f,
+        counts,
+        S,
+        m,
+        R,
+        D,
+        U,
+        samples,
+        w.copy(),
+        index,
+        counts.copy(),
+    )
 
 
 def make_problem(
@@ -43,14 +58,14 @@ def make_problem(
     topology: Topology,
     workload: Workload,
     extra_memory: float = 0.05,
-    **changed: Any,
-) -> Problem:
+    **settings: Any,
+) -> ClassProblem:
     """A problem with the paper's capacities."""
     total = classes.total_bytes
     capacity = topology.capacities(total, extra_memory, classes.width_memory).astype(np.float64)
     budget = max(min(extra_memory * total, float(capacity.sum()) - total), 0.0)
-    settings: dict[str, Any] = {"threshold": 0.001, "dob": 0.999, "balance": "time"}
-    return Problem(classes, topology, workload, capacity, budget, **{**settings, **changed})
+    asked = Settings(extra_memory, **settings)
+    return ClassProblem(asked, classes, topology, workload, capacity, budget)
 
 
 def zipf_counts(rows: int, accesses: int, exponent: float = 1.05) -> np.ndarray:
@@ -65,14 +80,14 @@ def zipf_problem(
     extra_memory: float = 0.05,
     rows: int = 20_000,
     exponent: float = 1.05,
-    **changed: Any,
-) -> Problem:
+    **settings: Any,
+) -> ClassProblem:
     """A problem of one Zipf table."""
     counts, of = np.unique(zipf_counts(rows, 40 * rows, exponent), return_counts=True)
     classes = make_classes(
         counts.tolist(), of.tolist(), workload, topology.ranks, samples=20 * rows
     )
-    return make_problem(classes, topology, workload, extra_memory, **changed)
+    return make_problem(classes, topology, workload, extra_memory, **settings)
 
 
 workloads = st.builds(

@@ -7,6 +7,7 @@ from oper.base.tensors import as_int64, as_tensor
 from oper.cost.workload import Workload
 from oper.plan.layout import Layout
 from oper.plan.plan import Plan
+from oper.plan.prediction import Balance, PlanningRecord, Prediction, Traffic
 from oper.tables.table import Table
 from oper.topology.topology import Topology
 
@@ -102,8 +103,33 @@ def random_plan(
         replica_accesses=0,
         samples=1,
         profile="",
-        produced_by="test",
-        figures={"allreduce_method": method},
+        allreduce_method=method,  # type: ignore[arg-type]
+        prediction=no_prediction(ranks),
+        record=PlanningRecord(1.0, "test", "", None, Balance(1.0, 1.0, None), 0),
+    )
+
+
+def no_prediction(ranks: int) -> Prediction:
+    """The figures of an iteration in which nothing is read."""
+    vector, matrix = np.zeros(ranks), np.zeros((ranks, ranks))
+    return Prediction(
+        extra_memory_ratio=0.0,
+        memory_bytes=vector,
+        capacity_bytes=vector,
+        lookups=vector,
+        lookup_seconds=vector,
+        link_bytes=matrix,
+        link_seconds=matrix,
+        gradient_lookup_seconds=vector,
+        gradient_link_seconds=matrix,
+        allreduce_seconds=vector,
+        allreduce_memory_bytes=0,
+        rank_seconds=vector,
+        communication_bytes=Traffic(0.0, 0.0, 0.0, 0.0),
+        dob=Balance(1.0, 1.0, None),
+        objective_seconds=0.0,
+        feasible=True,
+        mailbox_bytes=0,
     )
 
 

@@ -169,7 +169,7 @@ def plan_tables(tables: Sequence[Table], ranks: int, mode: Any = "training") -> 
     profile = Profile(tuple(tables), 10_000, counts, np.zeros(0, np.uint32), bagged)
     topology, workload = Topology.load(f"cpu:{ranks}"), Workload(mode, "raw", 4096 * ranks)
     settings = Settings(extra_memory=0.2, threshold=0.05, dob=0.5)
-    return assemble(profile, make_placement(profile, topology, workload, settings))
+    return assemble(make_placement(profile, topology, workload, settings))
 
 
 def embedding_weights(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -1,6 +1,10 @@
-"""What it costs to bring rows from one set of holders to another."""
+"""What it costs to bring rows from one holder set to another.
+
+In: holder sets of two placements, their rows. Out: `MigrationCost` a byte, `Migration` in all.
+"""
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +18,10 @@ from oper.topology.topology import Topology
 
 @dataclass(frozen=True)
 class MigrationCost:
-    """What it takes to bring a row from one holder set to another: every new holder copies it
-    from the nearest old one."""
+    """What it takes to bring a row from one of K holder sets to one of K': every new holder copies
+    it from the nearest old one."""
 
-    nearest: Ints  # [K, M] the holder that a rank copies a row of column k from; itself if it holds
+    nearest: Ints  # [K, M] the holder that a rank copies from; the rank itself if it is one
     seconds: Floats  # [K, K'] seconds per byte, summed over the new holders
 
     @staticmethod
@@ -31,24 +35,58 @@ class MigrationCost:
         return MigrationCost(nearest, link @ after.holds.T.astype(np.float64))
 
 
+@dataclass(frozen=True)
+class Migration:
+    """What it takes to get from one plan to another."""
+
+    rows: int  # that some rank copies from another
+    bytes_by_link: Floats  # [M, M], reader by source; from slot to slot of a rank on the diagonal
+
+    @property
+    def link_bytes(self) -> float:
+        """Bytes over links."""
+        return float(self.bytes_by_link.sum() - np.trace(self.bytes_by_link))
+
+    def seconds(self, topology: Topology) -> float:
+        """What a rank takes for its copies, on average."""
+        return float((self.bytes_by_link * topology.link_cost).sum()) / topology.ranks
+
+    def to_json(self, topology: Topology) -> dict[str, Any]:
+        """The fields of `oper replan --json`."""
+        return {
+            "moved_rows": self.rows,
+            "moved_bytes": self.link_bytes,
+            "local_bytes": float(np.trace(self.bytes_by_link)),
+            "bytes_by_link": self.bytes_by_link.tolist(),
+            "seconds": self.seconds(topology),
+        }
+
+
+class MovedRows(NamedTuple):
+    """Rows that some rank copies from another, and the memory bytes of rows by old and new column,
+    [K, K']."""
+
+    rows: int
+    bytes: Floats
+
+
 def link_bytes(
     moved_bytes: Floats, before: HolderSets, after: HolderSets, topology: Topology
 ) -> NDArray[np.float64]:
     """Bytes that each rank copies from each other, [M, M] (reader by source), when rows of
     `moved_bytes[k, l]` in all go from column k of `before` to column l of `after`."""
-    carriage = MigrationCost.of(before, after, topology)
+    cost = MigrationCost.of(before, after, topology)
     matrix = np.zeros((topology.ranks, topology.ranks))
     arriving = np.where(before.holds, 0.0, moved_bytes @ after.holds.astype(np.float64))
-    readers = np.broadcast_to(np.arange(topology.ranks), carriage.nearest.shape)
-    np.add.at(matrix, (readers, carriage.nearest), arriving)
+    readers = np.broadcast_to(np.arange(topology.ranks), cost.nearest.shape)
+    np.add.at(matrix, (readers, cost.nearest), arriving)
     return matrix
 
 
 def compare_placements(
     old: RowLocator, new: RowLocator, profile: Profile, memory_bytes: Ints
-) -> tuple[int, Floats]:
-    """Rows that the new placement brings to ranks that did not hold them, and the memory bytes of
-    rows by old and new column, float64 [K, K']; `memory_bytes` [T] is a row's of each table."""
+) -> MovedRows:
+    """What moves between two placements; `memory_bytes` [T] is that of a row of each table."""
     shape = (len(old.groups), len(new.groups))
     arrives = (~old.groups.holds).astype(int) @ new.groups.holds.T.astype(int) > 0
     moved_rows, moved_bytes = 0, np.zeros(shape)
@@ -58,4 +96,4 @@ def compare_placements(
             rows = np.bincount(cell, minlength=shape[0] * shape[1]).reshape(shape)
             moved_rows += int(rows[arrives].sum())
             moved_bytes += rows * float(memory_bytes[table])
-    return moved_rows, moved_bytes
+    return MovedRows(moved_rows, moved_bytes)

@@ -1,0 +1,108 @@
+"""Rows of each class by holder set that are worth moving to, from those of an older plan.
+
+In: `ClassProblem` of the new counts, the plan's rows by class and holder set, the cost of moves.
+Out: `PricedCounts`. Two starts are tried, with the replicas as they are and with those that pay
+now (`replica_changes.py`). From each, capacities are kept and imbalance is swapped away
+(`rebalance.py`); the one that gains most beyond its moves is taken, or none.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from oper.base.arrays import Floats, Ints
+from oper.cost.allreduce import METHODS, Method
+from oper.cost.holder_sets import HolderSets, everywhere_set, per_node_sets
+from oper.cost.objective import Cost, evaluate
+from oper.planner.problem.classes import Classes
+from oper.planner.problem.problem import ClassProblem
+from oper.planner.replan.migration.flows import Flows, net_flows
+from oper.planner.replan.migration.migration_cost import MigrationCost
+from oper.planner.replan.rebalance import give_owners, keep_capacity, swap_rows
+from oper.planner.replan.replica_changes import choose_replicas
+from oper.topology.topology import Topology
+
+
+@dataclass(frozen=True)
+class PricedCounts:
+    """Rows of each class in each column, [C, K], and what they cost."""
+
+    counts: Ints
+    cost: Cost
+    swaps: int = 0
+
+
+def candidate_sets(topology: Topology, training: bool) -> HolderSets | None:
+    """Holder sets that rows may newly get: those that planning uses on homogeneous ranks."""
+    if not topology.alike or topology.ranks == 1:
+        return None
+    groups = everywhere_set(topology.ranks)
+    if not training and topology.nodes > 1:
+        groups = groups + per_node_sets(topology)
+    return groups
+
+
+def price_counts(problem: ClassProblem, groups: HolderSets, counts: Ints) -> Cost:
+    """The cost of `counts` [C, K] rows in the columns."""
+    return evaluate(
+        problem.topology,
+        problem.workload,
+        groups,
+        problem.classes.sums(counts),
+        problem.capacity_bytes,
+    )
+
+
+def aimed_seconds(problem: ClassProblem, cost: Cost) -> float:
+    """What the plan makes small: the largest T, or the largest C where links are to be even."""
+    if problem.settings.balance == "link":
+        return float(np.where(np.eye(problem.ranks), 0.0, cost.link_seconds).max())
+    return cost.objective_seconds
+
+
+def better_counts(
+    problem: ClassProblem,
+    groups: HolderSets,
+    now: PricedCounts,
+    migration_cost: MigrationCost,
+    horizon: int,
+) -> PricedCounts:
+    """The counts that gain most in `horizon` iterations beyond the seconds of their moves; `now`
+    where none gain anything."""
+    ranks = problem.ranks
+    price = migration_cost.seconds / ranks / horizon
+
+    def net_gain(found: PricedCounts) -> float:
+        flows = net_flows(now.counts, found.counts, migration_cost)
+        cost = _moving_seconds(flows, problem.classes, migration_cost) / ranks
+        gain = aimed_seconds(problem, now.cost) - aimed_seconds(problem, found.cost)
+        return gain * horizon - cost
+
+    best, most = now, 0.0
+    for start in (now.counts, _with_copies(problem, groups, now.counts, price)):
+        counts = start.copy()
+        if not keep_capacity(problem, groups, counts):
+            continue
+        cost = price_counts(problem, groups, counts)
+        rounds = swap_rows(problem, groups, counts, cost.rank_seconds, price)
+        found = PricedCounts(counts, price_counts(problem, groups, counts), rounds)
+        if (gain := net_gain(found)) > most:
+            best, most = found, gain
+    return best
+
+
+def _with_copies(problem: ClassProblem, groups: HolderSets, counts: Ints, price: Floats) -> Ints:
+    """Counts with the copies that pay, by the AllReduce method with the least mean time."""
+    if len(groups) == problem.ranks:
+        return counts
+    methods: tuple[Method, ...] = METHODS if problem.workload.training else ("none",)
+    choices = [choose_replicas(problem, groups, counts, price, method) for method in methods]
+    changed, dropped = min(choices, key=lambda copies: copies.mean_seconds).apply(counts)
+    give_owners(problem, groups, changed, dropped)
+    return changed
+
+
+def _moving_seconds(flows: Flows, classes: Classes, migration_cost: MigrationCost) -> float:
+    """Seconds of all copies over the links, of all ranks together."""
+    moved_bytes = flows.rows * classes.m[flows.row_class]
+    return float(moved_bytes @ migration_cost.seconds[flows.before, flows.after])

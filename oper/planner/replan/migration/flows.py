@@ -1,0 +1,57 @@
+"""Flows: the fewest rows of each class that change holders between two placements.
+
+In: rows of each class by holder set, before and after. Out: `Flows`.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from oper.base.arrays import Ints
+from oper.planner.replan.migration.migration_cost import MigrationCost
+
+
+@dataclass(frozen=True)
+class Flows:
+    """`rows` [F] rows of class `row_class` go from column `before` to column `after`."""
+
+    row_class: Ints
+    before: Ints
+    after: Ints
+    rows: Ints
+
+
+class _Flow(NamedTuple):
+    """The flows of all classes between one pair of columns."""
+
+    row_class: Ints
+    before: int
+    after: int
+    rows: Ints
+
+
+def net_flows(old: Ints, new: Ints, cost: MigrationCost) -> Flows:
+    """The least changes that lead from rows `old` to `new`, both [C, K]: as many rows of each class
+    as can stay do, and the others go the cheapest ways first."""
+    changed = np.flatnonzero((old != new).any(axis=1))
+    delta = new[changed] - old[changed]
+    surplus, lack = np.clip(-delta, 0, None), np.clip(delta, 0, None)
+    found: list[_Flow] = []
+    for pair in np.argsort(cost.seconds, axis=None, kind="stable").tolist():
+        g, k = divmod(pair, cost.seconds.shape[1])
+        rows = np.minimum(surplus[:, g], lack[:, k])
+        some = np.flatnonzero(rows)
+        if g == k or not len(some):
+            continue
+        surplus[some, g] -= rows[some]
+        lack[some, k] -= rows[some]
+        found.append(_Flow(changed[some], g, k, rows[some]))
+    size = [len(flow.rows) for flow in found]
+    none = np.zeros(0, dtype=np.int64)
+    return Flows(
+        np.concatenate([none, *(flow.row_class for flow in found)]),
+        np.repeat(np.array([flow.before for flow in found], dtype=np.int64), size),
+        np.repeat(np.array([flow.after for flow in found], dtype=np.int64), size),
+        np.concatenate([none, *(flow.rows for flow in found)]),
+    )
