@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from oper.audit.check import check
@@ -21,6 +21,7 @@ from oper.planner.problem.problem import Settings, make_problem
 from oper.profiling.profile import Profile
 from oper.tables.table import Table
 from oper.topology.topology import Topology
+from tests.support.examples import at_least
 from tests.support.planner.instances import topologies, workloads, zipf_counts
 
 
@@ -59,20 +60,21 @@ def objectives(profile: Profile, planned: Planned) -> dict[str, float]:
     return {name: c.objective_seconds for name, c in costs.items() if c.feasible}
 
 
-def room_or_skip(profile: Profile, topology: Topology, workload: Workload) -> None:
+def needs_room(profile: Profile, topology: Topology, workload: Workload) -> None:
     """Leave out capacities that are too small for whole rows, as the planner would say."""
     try:
         make_problem(profile, topology, workload, Settings())
     except OperError:
-        assume(False)
+        reject()
 
 
+@at_least(60)
 @given(profiles(), topologies(), workloads, st.sampled_from([0.0, 0.05, 0.5]))
 @settings(max_examples=60)
 def test_plans_keep_limits_are_certified_and_beat_every_baseline(
     profile: Profile, topology: Topology, workload: Workload, extra_memory: float
 ) -> None:
-    room_or_skip(profile, topology, workload)
+    needs_room(profile, topology, workload)
     planned = make_placement(profile, topology, workload, Settings(extra_memory=extra_memory))
     cost = planned.realised.cost
     assert cost.feasible
@@ -84,6 +86,7 @@ def test_plans_keep_limits_are_certified_and_beat_every_baseline(
     assert placed == profile.rows
 
 
+@at_least(25)
 @given(profiles(), topologies(), workloads)
 @settings(max_examples=25)
 def test_plans_pass_their_check_from_disk(
@@ -92,7 +95,7 @@ def test_plans_pass_their_check_from_disk(
     topology: Topology,
     workload: Workload,
 ) -> None:
-    room_or_skip(profile, topology, workload)
+    needs_room(profile, topology, workload)
     folder = tmp_path_factory.mktemp("plans") / "plan"
     make_plan(profile, topology, workload, Settings(extra_memory=0.2), folder)
     assert [found for found in check(folder) if not found.ok] == []
