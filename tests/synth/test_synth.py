@@ -33,7 +33,7 @@ from oper.synth.row_counts import synthesize_counts, write_profile
 from oper.synth.synthesizer import ORDERS, Synthesizer
 from oper.tables.table import Table
 from oper.tables.table_file import load_tables
-from tests.support.laws import chances_of, fits
+from tests.support.popularity_laws import chances_of, fits
 
 
 def recipe_of(*features: Feature, share: float = 0.0, samples: int = 10_000) -> Recipe:

@@ -3,7 +3,8 @@
 import pytest
 
 from tests.support.runtime.ranks import RankFailedError
-from tests.support.torchrec import cases, refusals
+from tests.support.torchrec import refusal_cases as refusals
+from tests.support.torchrec import training_cases as cases
 
 # The share of rows that have copies on all ranks.
 NO_COPIES, SOME_COPIES, ALL_COPIES = 0.0, 0.3, 1.0

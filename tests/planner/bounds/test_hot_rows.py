@@ -19,7 +19,7 @@ from tests.support.planner.instances import (
     topologies,
     zipf_counts,
 )
-from tests.support.planner.latencies import quick_or_slow
+from tests.support.planner.latencies import any_latency
 
 WIDTHS = ((64, 64), (256, 260))
 
@@ -27,7 +27,7 @@ WIDTHS = ((64, 64), (256, 260))
 @st.composite
 def rows_problems(draw: st.DrawFn, mode: str, extra_memory: float) -> Problem:
     """A few rows, some much hotter than others, each a class of its own."""
-    topology = draw(quick_or_slow(topologies(homogeneous=draw(st.booleans()))))
+    topology = draw(any_latency(topologies(homogeneous=draw(st.booleans()))))
     workload = Workload(mode, draw(st.sampled_from(["raw", "distinct"])), 64)  # type: ignore[arg-type]
     size = draw(st.integers(1, 10))
     powers = draw(st.lists(st.integers(0, 99), min_size=size, max_size=size, unique=True))

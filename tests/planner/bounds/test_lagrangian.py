@@ -41,7 +41,7 @@ from tests.support.planner.instances import (
     workloads,
     zipf_problem,
 )
-from tests.support.planner.latencies import quick_or_slow
+from tests.support.planner.latencies import any_latency
 
 WIDTHS = ((64, 64), (256, 260), (16, 272))
 EXTRA_MEMORY = [0.0, 0.1, 0.5, 2.0]
@@ -55,7 +55,7 @@ def problems(
     mode: Literal["training", "inference"] | None = None,
 ) -> Problem:
     """A handful of classes of mixed widths, on drawn topologies; of one mode, or of either."""
-    topology = draw(quick_or_slow(topologies(homogeneous=homogeneous)))
+    topology = draw(any_latency(topologies(homogeneous=homogeneous)))
     workload = draw(workloads)
     if mode is not None:
         workload = replace(workload, mode=mode)

@@ -18,7 +18,7 @@ from oper.planner.problem.problem import Problem
 from oper.topology.topology import Topology
 from tests.support.examples import at_least
 from tests.support.planner.instances import make_classes, make_problem, topologies, workloads
-from tests.support.planner.latencies import quick_or_slow
+from tests.support.planner.latencies import any_latency
 
 WIDTHS = ((64, 64), (256, 260))
 EXACT = 1e-9
@@ -27,7 +27,7 @@ EXACT = 1e-9
 @st.composite
 def rows_problems(draw: st.DrawFn, most_rows: int, most_ranks: int = 4) -> Problem:
     """A few rows, each a class of its own: none is accessed as often as another."""
-    topology = draw(quick_or_slow(topologies(most_ranks, homogeneous=draw(st.booleans()))))
+    topology = draw(any_latency(topologies(most_ranks, homogeneous=draw(st.booleans()))))
     workload = draw(workloads)
     size = draw(st.integers(1, most_rows))
     accesses = draw(st.lists(st.integers(0, 3000), min_size=size, max_size=size, unique=True))
