@@ -212,8 +212,9 @@ def test_nothing_read_is_still_placed_evenly() -> None:
 def test_unequal_links_are_certified_with_one_node_and_with_one_rank_a_node(
     node_of: tuple[int, ...],
 ) -> None:
-    """With one rank a node, a copy a node is a copy everywhere: the linear program must not take the
-    two for different groups, or it stops looking for others (gaps of 4 to 22 % were seen)."""
+    """With one rank a node, a copy on each node is a copy everywhere. The linear program must not
+    take the two for different holder sets, or it stops looking for others: gaps of 4 to 22 % were
+    seen."""
     random = np.random.default_rng(3)
     cost = random.uniform(1, 4, (4, 4)) / 80e9
     np.fill_diagonal(cost, 1 / 1244e9)
