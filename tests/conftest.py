@@ -1,6 +1,5 @@
 """What every test shares: where the real logs are, and how hypothesis searches."""
 
-import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,30 +37,3 @@ def worlds() -> Iterator["Worlds"]:
 
     with Worlds() as started:
         yield started
-
-
-@pytest.fixture(scope="session")
-def _planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tests.support.commands import make_folder  # pyarrow and typer take a while
-
-    folder = tmp_path_factory.mktemp("planned")
-    make_folder(folder)
-    return folder
-
-
-@pytest.fixture
-def here(_planned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory, with what `tests.support.commands.make_folder` makes."""
-    shutil.copytree(_planned, tmp_path / "here")
-    monkeypatch.chdir(tmp_path / "here")
-    return tmp_path / "here"
-
-
-@pytest.fixture(params=["in one step", "in two steps"])
-def steps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """With names exchanged in one step, and on a file system that cannot."""
-    from oper.files import renames
-
-    if request.param == "in two steps":
-        monkeypatch.setattr(renames, "_renameat2", lambda *_: False)
-    return request.param

@@ -12,14 +12,14 @@ import pytest
 
 from oper.files import temporaries
 from oper.plan.plan import load_plan
-from tests.support.commands import SYNTH, before, fine, hidden, oper, tree
+from tests.support.commands import SYNTH, Before, fine, hidden, oper, tree
 
 PLAN = "plan p --topology cpu:2 -o"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals_end_a_command(
-    here: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+    here: Path, number: signal.Signals, before: Before, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A first one while files are written, a second one while it is cleaned up."""
     handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
@@ -32,7 +32,7 @@ def test_signals_end_a_command(
         remove(*arguments, **options)  # type: ignore[arg-type]
 
     expected = tree(here)
-    before(monkeypatch, "_sync_tree", lambda: signal.raise_signal(number))
+    before("_sync_tree", lambda: signal.raise_signal(number))
     monkeypatch.setattr(shutil, "rmtree", press_again)
     said = oper(*PLAN.split(), "q", "--force")
     assert said.status == 128 + number
@@ -93,11 +93,11 @@ main()
     assert not hidden(here)
 
 
-def test_ignored_signals_stay_ignored(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ignored_signals_stay_ignored(here: Path, before: Before) -> None:
     """As nohup has it."""
     handler = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        before(monkeypatch, "_sync_tree", lambda: signal.raise_signal(signal.SIGHUP))
+        before("_sync_tree", lambda: signal.raise_signal(signal.SIGHUP))
         fine(*PLAN.split(), "new")
     finally:
         signal.signal(signal.SIGHUP, handler)

@@ -12,7 +12,7 @@ from oper.base.errors import OperError
 from oper.plan.plan import load_plan
 from oper.profiling.profile import Profile
 from tests.cli.test_writes import FOLDER_WRITERS, WRITERS
-from tests.support.commands import SYNTH, before, fine, hidden, oper, refused, tree
+from tests.support.commands import SYNTH, Before, fine, hidden, oper, refused, tree
 
 PLAN = "plan p --topology cpu:2 -o"
 MARKERS = ("plan.json", "profile.json")
@@ -157,7 +157,7 @@ def test_markers_do_not_vouch_for_what_is_outside(here: Path) -> None:
 @pytest.mark.parametrize("there", [False, True])
 @pytest.mark.parametrize("name", FOLDER_WRITERS)
 def test_a_folder_that_comes_meanwhile(
-    here: Path, name: str, there: bool, steps: str, monkeypatch: pytest.MonkeyPatch
+    here: Path, name: str, there: bool, steps: str, before: Before
 ) -> None:
     command = f"{WRITERS[name]} new --force"
     if there:
@@ -168,7 +168,7 @@ def test_a_folder_that_comes_meanwhile(
         Path("new").mkdir(exist_ok=True)
         Path("new/theirs.txt").write_text("theirs")
 
-    before(monkeypatch, "_sync_tree", come)
+    before("_sync_tree", come)
     said = oper(*command.split())
     assert said.status == 2, said
     assert "came while this command worked" in said.errors
@@ -185,11 +185,11 @@ def test_a_folder_that_comes_meanwhile(
 
 
 def test_what_was_made_is_kept_beside_what_was_kept_before(
-    here: Path, steps: str, monkeypatch: pytest.MonkeyPatch
+    here: Path, steps: str, before: Before
 ) -> None:
     Path("new.kept-1").mkdir()
     Path("new.kept-1/older").write_text("older")
-    before(monkeypatch, "_sync_tree", lambda: Path("new").write_text("theirs"))
+    before("_sync_tree", lambda: Path("new").write_text("theirs"))
     said = oper(*PLAN.split(), "new")
     assert said.status == 2, said
     assert "new.kept-2" in said.errors
@@ -198,13 +198,11 @@ def test_what_was_made_is_kept_beside_what_was_kept_before(
     assert not hidden(here)
 
 
-def test_a_folder_that_comes_at_the_last_moment(
-    here: Path, steps: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_comes_at_the_last_moment(here: Path, steps: str, before: Before) -> None:
     """Between the last look at the place and the exchange of the names."""
     fine(*PLAN.split(), "new")
     expected = tree(here) | {"new/theirs.txt": b"theirs"}
-    before(monkeypatch, "_exchange", lambda: Path("new/theirs.txt").write_text("theirs"))
+    before("_exchange", lambda: Path("new/theirs.txt").write_text("theirs"))
     said = oper(*PLAN.split(), "new", "--force")
     assert said.status == 2, said
     assert "theirs.txt" in said.errors
@@ -213,28 +211,22 @@ def test_a_folder_that_comes_at_the_last_moment(
     assert tree(here) == expected
 
 
-def test_a_folder_that_goes_meanwhile(
-    here: Path, steps: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_goes_meanwhile(here: Path, steps: str, before: Before) -> None:
     fine(*PLAN.split(), "new")
-    before(monkeypatch, "_exchange", lambda: shutil.rmtree("new"))
+    before("_exchange", lambda: shutil.rmtree("new"))
     fine(*PLAN.split(), "new", "--force")
     load_plan("new")
     assert not hidden(here)
 
 
-def test_an_empty_folder_that_comes_meanwhile_is_filled(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before(monkeypatch, "_sync_tree", lambda: Path("new").mkdir())
+def test_an_empty_folder_that_comes_meanwhile_is_filled(here: Path, before: Before) -> None:
+    before("_sync_tree", lambda: Path("new").mkdir())
     fine(*PLAN.split(), "new")
     load_plan("new")
 
 
-def test_a_file_that_comes_meanwhile(
-    here: Path, steps: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before(monkeypatch, "_sync_file", lambda: Path("new.parquet").write_text("theirs"))
+def test_a_file_that_comes_meanwhile(here: Path, steps: str, before: Before) -> None:
+    before("_sync_file", lambda: Path("new.parquet").write_text("theirs"))
     said = oper(*SYNTH.split(), "-o", "new.parquet")
     assert said.status == 2, said
     assert "came while this command worked" in said.errors

@@ -54,11 +54,11 @@ def assert_same_sums(found: Sums, wanted: Sums) -> None:
     size=st.integers(1, 60),
 )
 def test_water_fill_is_row_by_row(load: list[int], rows: int, size: int) -> None:
-    dealt = [0] * len(load)
+    given = [0] * len(load)
     for _ in range(rows):
-        now = [held + n * size for held, n in zip(load, dealt, strict=True)]
-        dealt[now.index(min(now))] += 1
-    assert b.water_fill(load, rows, size) == dealt
+        now = [held + n * size for held, n in zip(load, given, strict=True)]
+        given[now.index(min(now))] += 1
+    assert b.water_fill(load, rows, size) == given
 
 
 @pytest.mark.parametrize("seed", range(5))

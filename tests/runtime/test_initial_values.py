@@ -1,4 +1,4 @@
-"""First values of tables: equal whoever asks for which rows, by the table's own function."""
+"""First values of tables: equal on all ranks, for any range of rows, by the table's function."""
 
 import functools
 import itertools

@@ -10,11 +10,11 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 
 from oper import cli
-from oper.files import storage
 
+# What the fixture `before` is: (a function of `oper.files.storage`, what happens before it runs).
+Before = Callable[[str, Callable[[], object]], None]
 SYNTH = "synth criteo-kaggle --scale 0.0001 --samples 50"
 
 
@@ -55,20 +55,6 @@ def tree(folder: Path) -> dict[str, bytes | None]:
 
 def hidden(folder: Path) -> list[str]:
     return sorted(p.name for p in folder.iterdir() if p.name.startswith("."))
-
-
-def before(monkeypatch: pytest.MonkeyPatch, name: str, happens: Callable[[], object]) -> None:
-    """Have something happen before a function of `oper.storage` runs for the first time."""
-    real = getattr(storage, name)
-    happened: list[bool] = []
-
-    def wrapper(*arguments: object, **options: object) -> object:
-        if not happened:
-            happened.append(True)
-            happens()
-        return real(*arguments, **options)
-
-    monkeypatch.setattr(storage, name, wrapper)
 
 
 def write_log(path: Path, seed: int = 0, samples: int = 600) -> None:

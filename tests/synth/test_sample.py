@@ -9,7 +9,7 @@ from scipy import stats
 
 from oper.base import native
 from oper.synth.recipes import Law
-from tests.support.laws import chances_of, fits
+from tests.support.popularity_laws import chances_of, fits
 
 SCATTERED, FREQUENCY, AGE = range(3)
 

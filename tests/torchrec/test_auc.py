@@ -13,7 +13,7 @@ RANKS = 4
 @pytest.mark.slow
 def test_held_out_auc_is_that_of_the_unsharded_model(shared_data: Path, tmp_path: Path) -> None:
     from benchmarks.runtime import ranks  # torchrec takes a while
-    from tests.support.auc import BATCH, auc, train_under_oper, train_unsharded
+    from tests.support.torchrec.auc import BATCH, auc, train_under_oper, train_unsharded
 
     log, profile, plan = (
         shared_data / "criteo_kaggle_80k" / "data.parquet",

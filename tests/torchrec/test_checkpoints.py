@@ -3,7 +3,7 @@
 import pytest
 from torchrec.modules.embedding_configs import DataType
 
-from tests.support.torchrec import checkpoints as cases
+from tests.support.torchrec import checkpoint_cases as cases
 from tests.support.torchrec.models import TABLES
 from tests.support.torchrec.ranks import compare
 

@@ -4,8 +4,8 @@ from itertools import combinations
 
 import pytest
 
-from tests.support.torchrec import checkpoints as torchrec_checkpoints
-from tests.support.torchrec import mixed as cases
+from tests.support.torchrec import checkpoint_cases
+from tests.support.torchrec import mixed_optimizer_cases as cases
 from tests.support.torchrec.ranks import OPTIMIZERS
 from tests.torchrec.test_checkpoints import assert_alike
 
@@ -53,7 +53,7 @@ def test_on_other_numbers_of_ranks(worlds, ranks):
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_checkpoints_go_to_other_numbers_of_ranks_and_back(worlds, tmp_path, ranks):
-    run, two, more = torchrec_checkpoints.checkpoint, tmp_path / "two", tmp_path / "more"
+    run, two, more = checkpoint_cases.checkpoint, tmp_path / "two", tmp_path / "more"
     saved = worlds.run(2, run, "oper", MIXED, None, two)[0]
     assert_alike(saved, worlds.run(ranks, run, "oper", MIXED, two, more)[0], "oper")
     assert_alike(saved, worlds.run(2, run, "oper", MIXED, more)[0], "oper")
@@ -61,7 +61,7 @@ def test_checkpoints_go_to_other_numbers_of_ranks_and_back(worlds, tmp_path, ran
 
 @pytest.mark.parametrize("of_wide", ["adagrad", "sgd"])
 def test_checkpoints_go_to_torchrecs_sharding_and_back(worlds, tmp_path, of_wide):
-    run, ours, theirs = torchrec_checkpoints.checkpoint, tmp_path / "ours", tmp_path / "theirs"
+    run, ours, theirs = checkpoint_cases.checkpoint, tmp_path / "ours", tmp_path / "theirs"
     kind = TORCHRECS | {"wide": of_wide, "weighted": of_wide}
     saved = worlds.run(2, run, "oper", kind, None, ours)[0]
     # Of ranks that lack tables of the checkpoint, torch wants keys for SGD's states too, and there

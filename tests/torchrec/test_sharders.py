@@ -12,14 +12,14 @@ from oper.base.errors import OperError
 from oper.tables.model_tables import tables_of
 from oper.topology.topology import Topology
 from tests.support.runtime.runtime_plans import random_plan
-from tests.support.torchrec import cases as torchrec_cases
-from tests.support.torchrec import sharders as cases
+from tests.support.torchrec import sharder_cases as cases
+from tests.support.torchrec import training_cases
 from tests.support.torchrec.models import Model
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adam"])
 def test_ranks_that_share_no_memory_train_as_the_unsharded_model(worlds, kind):
-    worlds.run(2, torchrec_cases.train_and_compare, kind, 0.3, nodes=(0, 1))
+    worlds.run(2, training_cases.train_and_compare, kind, 0.3, nodes=(0, 1))
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("fp32", 1e-5), ("int8", 0.05)])

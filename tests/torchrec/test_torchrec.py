@@ -3,7 +3,8 @@
 import pytest
 
 from tests.support.runtime.ranks import RankFailedError
-from tests.support.torchrec import cases
+from tests.support.torchrec import refusal_cases as refusals
+from tests.support.torchrec import training_cases as cases
 
 # The share of rows that have copies on all ranks.
 NO_COPIES, SOME_COPIES, ALL_COPIES = 0.0, 0.3, 1.0
@@ -67,15 +68,15 @@ def test_frozen_tables_stay(worlds):
 
 
 def test_what_is_not_supported_is_refused(worlds):
-    worlds.run(2, cases.refused)
+    worlds.run(2, refusals.refused)
 
 
 def test_plans_for_other_ranks_and_modes_are_refused(worlds):
-    worlds.run(2, cases.refused_plans)
+    worlds.run(2, refusals.refused_plans)
 
 
 def test_ids_out_of_range(worlds):
-    worlds.run(2, cases.ids_out_of_range)
+    worlds.run(2, refusals.ids_out_of_range)
 
 
 def test_counters_by_module(worlds):

@@ -1,6 +1,8 @@
-"""The lower bound against brute force over patterns, a full linear programme and placements."""
+"""The lower bound against all holder sets, the whole linear program, and placements."""
 
+from dataclasses import replace
 from itertools import product
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -39,16 +41,24 @@ from tests.support.planner.instances import (
     workloads,
     zipf_problem,
 )
-from tests.support.planner.latencies import quick_or_slow
+from tests.support.planner.latencies import any_latency
 
 WIDTHS = ((64, 64), (256, 260), (16, 272))
 EXTRA_MEMORY = [0.0, 0.1, 0.5, 2.0]
 
 
 @st.composite
-def problems(draw: st.DrawFn, most_rows: int = 3, alike: bool = False) -> ClassProblem:
-    """A handful of classes of mixed widths, on drawn topologies."""
-    topology, workload = draw(quick_or_slow(topologies(alike=alike))), draw(workloads)
+def problems(
+    draw: st.DrawFn,
+    most_rows: int = 3,
+    homogeneous: bool = False,
+    mode: Literal["training", "inference"] | None = None,
+) -> ClassProblem:
+    """A handful of classes of mixed widths, on drawn topologies; of one mode, or of either."""
+    topology = draw(any_latency(topologies(homogeneous=homogeneous)))
+    workload = draw(workloads)
+    if mode is not None:
+        workload = replace(workload, mode=mode)
     size = draw(st.integers(1, 5))
     accesses = draw(st.lists(st.integers(0, 3000), min_size=size, max_size=size))
     rows = draw(st.lists(st.integers(1, most_rows), min_size=size, max_size=size))
@@ -100,23 +110,24 @@ def unit_seconds(problem: ClassProblem, groups: HolderSets, method: Method) -> F
 
 
 @st.composite
-def priced(draw: st.DrawFn, alike: bool = False) -> tuple[ClassProblem, Method, DualPrices]:
+def priced(
+    draw: st.DrawFn, homogeneous: bool = False, mode: Literal["training", "inference"] | None = None
+) -> tuple[ClassProblem, Method, DualPrices]:
     """A problem, a method it may use, and prices of any kind."""
-    problem = draw(problems(alike=alike))
-    ranks, training = problem.topology.ranks, problem.workload.training
+    problem = draw(problems(homogeneous=homogeneous, mode=mode))
+    ranks = problem.topology.ranks
     method = draw(st.sampled_from(usable_methods(problem.workload, ranks, problem.budget_bytes)))
     price = st.one_of(st.just(0.0), st.floats(0.01, 1.0))
     rank = np.array(draw(st.lists(price, min_size=ranks, max_size=ranks)))
     capacity = np.array(draw(st.lists(price, min_size=ranks, max_size=ranks)))
     byte = 1e-9 * draw(st.sampled_from([0.01, 1.0, 100.0]))
-    if alike:
+    if homogeneous:
         rank[:], capacity[:] = 1.0, capacity[0]
-    assert training or method == "none"
     return problem, method, DualPrices(rank, capacity * byte, draw(price) * byte)
 
 
 @given(priced())
-def test_the_cheapest_pattern_is_the_cheapest_of_all(
+def test_the_cheapest_holder_set_is_the_cheapest_of_all(
     drawn: tuple[ClassProblem, Method, DualPrices],
 ) -> None:
     problem, method, prices = drawn
@@ -133,30 +144,29 @@ def test_the_cheapest_pattern_is_the_cheapest_of_all(
         )
 
 
-@given(priced(alike=True))
-def test_alike_ranks_need_only_numbers_of_copies(
+@given(priced(homogeneous=True))
+def test_homogeneous_ranks_need_only_numbers_of_copies(
     drawn: tuple[ClassProblem, Method, DualPrices],
 ) -> None:
     problem, method, prices = drawn
     rows = pricing_items(problem.classes, problem.topology, problem.workload, method)
     exact = cheapest(rows, problem.topology, prices)
-    # A price that differs by next to nothing takes the way of unlike ranks.
+    # A price that differs by next to nothing takes the way of heterogeneous ranks.
     capacity = prices.capacity.copy()
     capacity[0] += 1e-30
-    unlike = cheapest(rows, problem.topology, DualPrices(prices.rank, capacity, prices.budget))
-    np.testing.assert_allclose(exact, unlike, rtol=1e-9)
+    other = cheapest(rows, problem.topology, DualPrices(prices.rank, capacity, prices.budget))
+    np.testing.assert_allclose(exact, other, rtol=1e-9)
 
 
-@given(priced())
+@given(priced(mode="inference"))
 def test_the_relaxation_for_many_ranks_is_not_above_the_cheapest(
     drawn: tuple[ClassProblem, Method, DualPrices],
 ) -> None:
     problem, method, prices = drawn
     rows = pricing_items(problem.classes, problem.topology, problem.workload, method)
-    if not rows.training:
-        exact = cheapest(rows, problem.topology, prices)
-        relaxed = pricing._relaxed(rows, problem.topology, prices)
-        assert (relaxed <= exact * (1 + 1e-9) + 1e-30).all()
+    exact = cheapest(rows, problem.topology, prices)
+    relaxed = pricing._relaxed(rows, problem.topology, prices)
+    assert (relaxed <= exact * (1 + 1e-9) + 1e-30).all()
 
 
 def test_the_relaxation_is_exact_on_even_links_and_prices() -> None:
@@ -206,7 +216,9 @@ def test_no_placement_within_the_limits_is_below_any_bound(data: st.DataObject) 
 
 
 @given(problems(most_rows=200))
-def test_the_bound_is_the_value_of_the_programme_over_all_patterns(problem: ClassProblem) -> None:
+def test_the_bound_is_the_linear_program_over_all_holder_sets(
+    problem: ClassProblem,
+) -> None:
     classes, topology, workload = problem.classes, problem.topology, problem.workload
     capacity, budget, ranks = problem.capacity_bytes, problem.budget_bytes, topology.ranks
     values = []
@@ -236,7 +248,7 @@ def test_the_bound_is_the_value_of_the_programme_over_all_patterns(problem: Clas
 
 
 @given(problems())
-def test_the_hottest_row_takes_no_less_in_any_group(problem: ClassProblem) -> None:
+def test_the_hottest_row_takes_no_less_in_any_holder_set(problem: ClassProblem) -> None:
     classes, topology, workload = problem.classes, problem.topology, problem.workload
     least = np.full(len(classes), np.inf)
     for method in usable_methods(workload, topology.ranks, problem.budget_bytes):
@@ -261,8 +273,8 @@ def test_too_few_copies_of_a_row_leave_a_far_reader(copies: int, dearest: float)
     assert seconds == pytest.approx(float(classes.traffic_bytes(workload)[0]) / dearest)
 
 
-@given(problems(most_rows=50, alike=True))
-def test_alike_prices_are_the_best(problem: ClassProblem) -> None:
+@given(problems(most_rows=50, homogeneous=True))
+def test_homogeneous_prices_are_the_best(problem: ClassProblem) -> None:
     classes, topology, workload = problem.classes, problem.topology, problem.workload
     limits = (problem.capacity_bytes, problem.budget_bytes)
     assert is_homogeneous(topology, problem.capacity_bytes)
@@ -292,7 +304,7 @@ def test_a_row_too_hot_to_split_is_named(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", ["training", "inference"])
 @pytest.mark.parametrize("ranks", [4, 8])
-def test_programme_keeps_the_limits_and_says_its_time(mode: str, ranks: int) -> None:
+def test_the_linear_program_keeps_the_limits_and_says_its_time(mode: str, ranks: int) -> None:
     problem = _unequal(mode, ranks)
     classes, topology, workload = problem.classes, problem.topology, problem.workload
     for method in usable_methods(workload, ranks, problem.budget_bytes):
@@ -312,7 +324,7 @@ def test_programme_keeps_the_limits_and_says_its_time(mode: str, ranks: int) -> 
     assert bound.seconds <= cost.objective_seconds
 
 
-def test_programme_for_links_lowers_the_largest_link() -> None:
+def test_the_linear_program_for_links_lowers_the_largest_link() -> None:
     problem = _unequal("inference", 4)
     largest = {}
     for aim in ("time", "link"):
@@ -334,7 +346,7 @@ def test_programme_for_links_lowers_the_largest_link() -> None:
     assert largest["link"] < 0.99 * largest["time"]
 
 
-def test_the_bound_and_the_programme_take_many_unequal_ranks() -> None:
+def test_the_bound_and_the_linear_program_take_many_unequal_ranks() -> None:
     problem = _unequal("inference", 20)
     bound = lower_bound(
         problem.classes,

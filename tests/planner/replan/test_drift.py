@@ -20,6 +20,7 @@ from oper.planner.replan.drift import drift
 from oper.planner.replan.replan import replan
 from oper.tables.table import Table
 from oper.topology.topology import Topology
+from tests.support.examples import at_least
 from tests.support.planner.drifting import cost_row_by_row, make_profile, planned, seeds, slots_of
 from tests.support.planner.instances import zipf_counts
 
@@ -44,6 +45,7 @@ def plan_and_newer(moved, mode="inference", seed=0):
     return plan, make_profile(tables, counts)
 
 
+@at_least(15)
 @given(seeds)
 @settings(max_examples=15)
 def test_costs_are_those_of_single_rows_and_tables_add_up(seed):
@@ -62,6 +64,7 @@ def test_costs_are_those_of_single_rows_and_tables_add_up(seed):
     )
 
 
+@at_least(10)
 @given(seeds)
 @settings(max_examples=10)
 def test_the_hot_set_is_what_the_plan_lists_and_replicates(seed):

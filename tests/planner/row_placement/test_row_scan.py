@@ -1,4 +1,5 @@
-"""Marking rows, collecting them, their classes, groups and codes, each against plain Python."""
+"""The scan of all rows, their classes, and the holder sets and codes of listed ones, each against
+plain Python."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -216,7 +217,7 @@ def test_unknown_counters_are_named():
         unknown.listed_classes(classes)
 
 
-def dealt_by_turns(class_of_row, counts):
+def assigned_by_turns(class_of_row, counts):
     left = counts.copy()
     turn = np.full(len(counts), -1)
     groups = []
@@ -231,18 +232,18 @@ def dealt_by_turns(class_of_row, counts):
 
 
 @given(seed=st.integers(0, 2**32 - 1), classes=st.integers(1, 5), groups=st.integers(1, 6))
-def test_deal_goes_round_the_groups(seed, classes, groups):
+def test_rows_of_a_class_go_to_the_groups_by_turns(seed, classes, groups):
     rng = np.random.default_rng(seed)
     counts = rng.integers(0, 9, (classes, groups)) * rng.integers(0, 2, (classes, groups))
     class_of_row = rng.permutation(np.repeat(np.arange(classes), counts.sum(axis=1)))
     class_of_row = class_of_row.astype(np.int32)
-    dealt = assign_rows(class_of_row, counts)
-    assert dealt.tolist() == dealt_by_turns(class_of_row, counts)
+    found = assign_rows(class_of_row, counts)
+    assert found.tolist() == assigned_by_turns(class_of_row, counts)
     label = rng.integers(0, 1000, counts.shape).astype(np.int32)
-    assert (assign_rows(class_of_row, counts, label) == label[class_of_row, dealt]).all()
+    assert (assign_rows(class_of_row, counts, label) == label[class_of_row, found]).all()
 
 
-def test_deal_refuses_more_rows_than_counted():
+def test_more_rows_than_counted_are_refused():
     with pytest.raises(ValueError, match="class 0 has more rows"):
         assign_rows(np.zeros(3, np.int32), np.array([[1, 1]]))
 

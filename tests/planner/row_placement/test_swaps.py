@@ -1,4 +1,4 @@
-"""Exchanges: what they keep, that they never make it worse, and how far they get."""
+"""Swaps of rows: what they keep, that they never make it worse, and how far they get."""
 
 import numpy as np
 from hypothesis import given
@@ -27,7 +27,7 @@ def test_columns_are_what_a_byte_adds_to_each_rank(
 
 
 @given(topologies(), workloads, st.integers(0, 2**32 - 1))
-def test_exchanges_keep_rows_of_groups_and_classes_and_never_raise_the_maximum(
+def test_swaps_keep_rows_of_groups_and_classes_and_never_raise_the_maximum(
     topology: Topology, workload: Workload, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -46,19 +46,19 @@ def test_exchanges_keep_rows_of_groups_and_classes_and_never_raise_the_maximum(
     )
     weight, column = classes.traffic_bytes(workload), columns(groups, topology)
     before = (weight @ counts) @ column
-    exchange = SwapSearch(counts.copy(), weight, classes.width, column, before.copy())
-    exchange.run()
-    after = exchange.counts
+    search = SwapSearch(counts.copy(), weight, classes.width, column, before.copy())
+    search.run()
+    after = search.counts
     assert after.min() >= 0
     assert (after.sum(axis=1) == classes.rows).all()
     for w in range(2):
         mine = classes.width == w
         assert (after[mine].sum(axis=0) == counts[mine].sum(axis=0)).all()
-    np.testing.assert_allclose((weight @ after) @ column, exchange.seconds, rtol=1e-9)
-    assert exchange.seconds.max() <= before.max() * (1 + 1e-12)
+    np.testing.assert_allclose((weight @ after) @ column, search.seconds, rtol=1e-9)
+    assert search.seconds.max() <= before.max() * (1 + 1e-12)
 
 
-def test_exchanges_even_out_alike_ranks_to_the_last_rows() -> None:
+def test_swaps_even_out_homogeneous_ranks_to_the_last_rows() -> None:
     topology = Topology.load("dgx-a100")
     problem = zipf_problem(topology, Workload("inference", "raw", 4096), exponent=0.8)
     classes = problem.classes
@@ -67,8 +67,8 @@ def test_exchanges_even_out_alike_ranks_to_the_last_rows() -> None:
     weight = classes.traffic_bytes(problem.workload)
     seconds = (weight @ counts) @ columns(single_owner_sets(8), topology)
     assert seconds.max() / seconds.mean() > 1.001
-    exchange = SwapSearch(
+    search = SwapSearch(
         counts, weight, classes.width, columns(single_owner_sets(8), topology), seconds
     )
-    exchange.run()
-    assert exchange.seconds.max() / exchange.seconds.mean() < 1 + 1e-6
+    search.run()
+    assert search.seconds.max() / search.seconds.mean() < 1 + 1e-6

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oper.base import native
-from oper.base.errors import OperError
 from oper.runtime.tables.optimizers import STATES, Optimizer, update_rows
 from oper.tables.table import Table
 
@@ -128,25 +127,33 @@ def train(optimizer, update, *, rows=50, dim=20, lists=2, seed=0):
     return arena, reference
 
 
-# Of one dimension, row-wise optimizers are the element-wise ones.
-@pytest.mark.parametrize("dim", [1, 6])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
-def test_reference_is_torchs_where_all_rows_are_accessed(optimizer, dim):
-    o, generator = optimizer, torch.Generator().manual_seed(0)
-    reference = Reference(o, draw_values(generator, 10, dim))
-    weight = torch.nn.Parameter(reference.values.clone())
+def torchs(o, weight) -> torch.optim.Optimizer:
+    """Torch's optimizer of a kind, with the same settings."""
     common = {"lr": LR, "weight_decay": o.weight_decay}
-    peer: torch.optim.Optimizer
-    if o.kind == "sgd":
-        peer = torch.optim.SGD([weight], **common)
-    elif o.kind == "momentum_sgd":
-        peer = torch.optim.SGD([weight], momentum=o.momentum, **common)
-    elif (o.kind == "adagrad" or (o.kind, dim) == ("rowwise_adagrad", 1)) and not o.decoupled:
-        peer = torch.optim.Adagrad([weight], eps=o.eps, **common)
-    elif o.kind == "adam" or (o.kind, dim) == ("partial_rowwise_adam", 1):
-        peer = torch.optim.AdamW([weight], eps=o.eps, betas=o.betas, **common)
-    else:
-        return
+    if o.kind in ("sgd", "momentum_sgd"):
+        return torch.optim.SGD([weight], momentum=o.momentum, **common)
+    if o.kind in ("adagrad", "rowwise_adagrad"):
+        return torch.optim.Adagrad([weight], eps=o.eps, **common)
+    return torch.optim.AdamW([weight], eps=o.eps, betas=o.betas, **common)
+
+
+# Of one dimension, row-wise optimizers are the element-wise ones. Torch's Adagrad does not decouple
+# its weight decay.
+@pytest.mark.parametrize(
+    ("optimizer", "dim"),
+    [
+        (optimizer, dim)
+        for optimizer in OPTIMIZERS
+        for dim in ((1,) if "rowwise" in optimizer.kind else (1, 6))
+        if not (optimizer.decoupled and optimizer.kind == "rowwise_adagrad")
+    ],
+    ids=str,
+)
+def test_reference_is_torchs_where_all_rows_are_accessed(optimizer, dim):
+    generator = torch.Generator().manual_seed(0)
+    reference = Reference(optimizer, draw_values(generator, 10, dim))
+    weight = torch.nn.Parameter(reference.values.clone())
+    peer = torchs(optimizer, weight)
     for step in range(1, STEPS + 1):
         ids, grads = draw_step(generator, 10, dim, 1, share=1)
         reference.update(ids, grads, step)
@@ -339,110 +346,3 @@ def test_arenas_too_small_are_refused():
 def test_schema_says_what_is_written():
     schema = str(native.ops().update_rows.default._schema)
     assert "Tensor(a!) rows, Tensor(b!) state" in schema
-
-
-def test_optimizers_of_torch():
-    of, torch_optim = Optimizer.of_torch, torch.optim
-    # What is not given is FBGEMM's default, as in TorchRec.
-    assert of(torch_optim.SGD, {}) == Optimizer("sgd", lr=0.01)
-    assert of(torch_optim.SGD, {"lr": 0.5, "momentum": 0.0}) == Optimizer("sgd", lr=0.5)
-    assert of(torch_optim.SGD, {"lr": 1, "momentum": 0.7, "weight_decay": 0.1}) == Optimizer(
-        "momentum_sgd", lr=1.0, momentum=0.7, weight_decay=0.1
-    )
-    assert of(torch_optim.Adagrad, {"eps": 0.2, "weight_decay": 0.1}) == Optimizer(
-        "adagrad", eps=0.2, weight_decay=0.1
-    )
-    adam = {"betas": (0.5, 0.6), "weight_decay": 0.1, "amsgrad": False, "foreach": None}
-    assert of(torch_optim.Adam, adam) == Optimizer(
-        "adam", betas=(0.5, 0.6), weight_decay=0.1, decoupled=True
-    )
-    # A sharder's fused parameters hold where the table's own do not say.
-    fused = {"learning_rate": 0.3, "eps": 0.2, "output_dtype": "anything"}
-    assert of(torch_optim.Adagrad, {"lr": 0.4}, fused) == Optimizer("adagrad", lr=0.4, eps=0.2)
-    assert hash(of(torch_optim.Adam, adam)) == hash(of(torch_optim.Adam, adam))
-
-
-def test_optimizers_of_torchrec():
-    optim = pytest.importorskip("torchrec.optim")
-    configs = pytest.importorskip("fbgemm_gpu.split_embedding_configs")
-    of, kinds = Optimizer.of_torch, configs.EmbOptimType
-    assert of(optim.SGD, {"lr": 0.5}) == Optimizer("sgd", lr=0.5)
-    assert of(optim.RowWiseAdagrad, {"lr": 0.5, "eps": 0.1, "lr_decay": 0.0}) == Optimizer(
-        "rowwise_adagrad", lr=0.5, eps=0.1
-    )
-    decayed = {"weight_decay": 0.1, "weight_decay_mode": 1}
-    assert of(optim.RowWiseAdagrad, decayed) == Optimizer("rowwise_adagrad", weight_decay=0.1)
-    assert of(optim.Adam, {"beta1": 0.5, "lr": 0.1}) == Optimizer(
-        "adam", lr=0.1, betas=(0.5, 0.999)
-    )
-    assert of(optim.PartialRowWiseAdam, {}) == Optimizer("partial_rowwise_adam")
-    # TorchRec's sharding renames what it was given, in place.
-    renamed = {"optimizer": kinds.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.5}
-    assert of(optim.RowWiseAdagrad, renamed) == Optimizer("rowwise_adagrad", lr=0.5)
-    assert Optimizer.of_fused(renamed) == Optimizer("rowwise_adagrad", lr=0.5)
-    with pytest.raises(OperError, match="LAMB is not supported"):
-        of(optim.LAMB, {})
-    with pytest.raises(OperError, match="lamb is not supported"):
-        Optimizer.of_fused({"optimizer": kinds.LAMB})
-
-
-def test_optimizers_of_fused_params(caplog):
-    of = Optimizer.of_fused
-    assert of({}) == Optimizer("sgd", lr=0.01)
-    assert of({"optimizer": "exact_sgd", "weight_decay": 0.0, "cache_load_factor": 0.2}) == of({})
-    adam = {"optimizer": "adam", "weight_decay": 0.1}
-    assert of(adam) == Optimizer("adam", weight_decay=0.1, decoupled=True)
-    rowwise = {"optimizer": "exact_row_wise_adagrad", "weight_decay": 0.1, "weight_decay_mode": 2}
-    assert of(rowwise) == Optimizer("rowwise_adagrad", weight_decay=0.1, decoupled=True)
-    assert not caplog.records
-    assert of({"eps": 0.5, "learning_rate": 0.1}) == Optimizer("sgd", lr=0.1)
-    assert "eps=0.5 has no effect on optimizer exact_sgd" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("fused_params", "message"),
-    [
-        ({"learning_rat": 0.1}, "learning_rat=0.1 is not supported"),
-        ({"weight_decay": 0.1}, "weight_decay=0.1 is not supported .* exact_sgd"),
-        ({"momentum": 0.5}, "momentum=0.5 is not supported"),
-        ({"gradient_clipping": True, "max_gradient": 2.0}, "gradient_clipping=True"),
-        ({"max_norm": 1.0}, "max_norm=1.0"),
-        ({"optimizer": "none"}, "optimizer none is not supported"),
-        ({"optimizer": "adam", "weight_decay_mode": 1}, "weight_decay_mode=1"),
-        ({"optimizer": "adam", "beta1": 1.0}, "beta 1.0"),
-        (
-            {"optimizer": "exact_row_wise_adagrad", "weight_decay": 0.1},
-            "no effect .* without a weight_decay_mode",
-        ),
-        (
-            {"optimizer": "exact_row_wise_adagrad", "weight_decay_mode": 3},
-            "weight_decay_mode=3 is not supported",
-        ),
-    ],
-)
-def test_fused_params_that_are_not_supported(fused_params, message):
-    with pytest.raises(OperError, match=message):
-        Optimizer.of_fused(fused_params)
-
-
-@pytest.mark.parametrize(
-    ("optimizer_class", "kwargs", "message"),
-    [
-        (torch.optim.RMSprop, {}, "RMSprop is not supported"),
-        (torch.optim.SGD, {"momentum": 0.9, "nesterov": True}, "nesterov=True"),
-        (torch.optim.SGD, {"momentum": 0.9, "dampening": 0.5}, "dampening=0.5"),
-        (torch.optim.Adagrad, {"initial_accumulator_value": 0.1}, "initial_accumulator_value=0.1"),
-        (torch.optim.Adam, {"amsgrad": True}, "amsgrad=True"),
-        (torch.optim.Adam, {"gradient_clipping": True}, "gradient_clipping=True"),
-    ],
-)
-def test_optimizers_of_torch_that_are_not_supported(optimizer_class, kwargs, message):
-    with pytest.raises(OperError, match=message):
-        Optimizer.of_torch(optimizer_class, kwargs)
-
-
-def test_bad_settings():
-    with pytest.raises(OperError, match="'rmsprop' is none of none, sgd"):
-        Optimizer("rmsprop")
-    with pytest.raises(OperError, match="step 0, and steps count from 1"):
-        Optimizer("adam").settings(0.1, 0)

@@ -1,8 +1,7 @@
 """Plans and drifted profiles for tests of drift and replan, and what holds between two plans."""
 
-import hypothesis
 import numpy as np
-from hypothesis import assume
+from hypothesis import assume, reject
 from hypothesis import strategies as st
 
 from oper.base.errors import OperError
@@ -64,7 +63,7 @@ def drifting(random: np.random.Generator, number: int) -> list[Profile]:
 
 
 def random_topology(random: np.random.Generator) -> Topology:
-    """Two to four ranks, alike more often than not."""
+    """Two to four ranks, homogeneous more often than not."""
     ranks = int(random.integers(2, 5))
     nodes = int(random.integers(1, 3)) if ranks % 2 == 0 else 1
     node_of = tuple(r * nodes // ranks for r in range(ranks))
@@ -91,17 +90,17 @@ def planned(seed: int, number: int = 2) -> tuple[Plan, list[Profile]]:
         extra_memory=float(random.choice([0.0, 0.05, 0.3])),
         threshold=float(random.choice([0.01, 0.2])),
     )
-    return plan_or_skip(profiles[0], topology, workload, settings), profiles
+    return plan_where_rows_fit(profiles[0], topology, workload, settings), profiles
 
 
-def plan_or_skip(
+def plan_where_rows_fit(
     profile: Profile, topology: Topology, workload: Workload, settings: Settings
 ) -> Plan:
-    """The plan; capacities too small for whole rows are left out, as the planner would say."""
+    """The plan. Examples are left out whose capacities are too small for whole rows."""
     try:
         plan = assemble(make_placement(profile, topology, workload, settings))
     except OperError:
-        hypothesis.reject()
+        reject()
     assume(plan.prediction.feasible)
     return plan
 

@@ -99,7 +99,7 @@ workloads = st.builds(
 
 
 @st.composite
-def topologies(draw: st.DrawFn, most_ranks: int = 4, alike: bool = False) -> Topology:
+def topologies(draw: st.DrawFn, most_ranks: int = 4, homogeneous: bool = False) -> Topology:
     """Ranks on one or two nodes, links of equal or of any cost."""
     ranks = draw(st.integers(2, most_ranks))
     nodes = 2 if ranks % 2 == 0 and draw(st.booleans()) else 1
@@ -108,7 +108,7 @@ def topologies(draw: st.DrawFn, most_ranks: int = 4, alike: bool = False) -> Top
     cost = np.where(same, 1 / 240e9, 1 / 19e9)
     np.fill_diagonal(cost, 1 / 1244e9)
     capacity = None
-    if not alike:
+    if not homogeneous:
         factors = draw(st.lists(st.floats(0.5, 2.0), min_size=ranks**2, max_size=ranks**2))
         cost = cost * np.array(factors).reshape(ranks, ranks)
         if draw(st.booleans()):

@@ -8,6 +8,6 @@ from oper.topology.topology import Topology
 
 
 @st.composite
-def quick_or_slow(draw: st.DrawFn, drawn: st.SearchStrategy[Topology]) -> Topology:
+def any_latency(draw: st.DrawFn, drawn: st.SearchStrategy[Topology]) -> Topology:
     """The same with the real latency, or next to none, so that even small problems replicate."""
     return replace(draw(drawn), latency_seconds=draw(st.sampled_from([2e-6, 1e-12])))

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from oper.plan.plan import Plan, load_plan
 from oper.profiling.profile import Profile
 from tests.support.commands import fine
-from tests.support.counted import (
+from tests.support.runtime.ranks import Ranks
+from tests.support.runtime.traffic_cases import (
     BATCH,
     RANKS,
     SAMPLES,
@@ -22,7 +23,6 @@ from tests.support.counted import (
     owners,
     write_log,
 )
-from tests.support.runtime.ranks import Ranks
 
 
 @pytest.fixture(scope="module")

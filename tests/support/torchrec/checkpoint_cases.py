@@ -44,7 +44,7 @@ from tests.support.torchrec.ranks import (
 
 
 def written_in_place(rank: int, group: dist.ProcessGroup, kind: Kind) -> list[str]:
-    """What is written into a state dict reaches the tables, whoever writes; what is written after
+    """What is written into a state dict reaches the tables, on any rank; what is written after
     the tables were used does not, and is warned of."""
     caught: list[str] = []
     handler = logging.Handler()

@@ -1,0 +1,114 @@
+"""Settings of optimizers as torch, TorchRec and fused parameters state them, and those refused."""
+
+import pytest
+import torch
+
+from oper.base.errors import OperError
+from oper.runtime.tables.optimizers import Optimizer
+
+
+def test_optimizers_of_torch():
+    of, torch_optim = Optimizer.of_torch, torch.optim
+    # What is not given is FBGEMM's default, as in TorchRec.
+    assert of(torch_optim.SGD, {}) == Optimizer("sgd", lr=0.01)
+    assert of(torch_optim.SGD, {"lr": 0.5, "momentum": 0.0}) == Optimizer("sgd", lr=0.5)
+    assert of(torch_optim.SGD, {"lr": 1, "momentum": 0.7, "weight_decay": 0.1}) == Optimizer(
+        "momentum_sgd", lr=1.0, momentum=0.7, weight_decay=0.1
+    )
+    assert of(torch_optim.Adagrad, {"eps": 0.2, "weight_decay": 0.1}) == Optimizer(
+        "adagrad", eps=0.2, weight_decay=0.1
+    )
+    adam = {"betas": (0.5, 0.6), "weight_decay": 0.1, "amsgrad": False, "foreach": None}
+    assert of(torch_optim.Adam, adam) == Optimizer(
+        "adam", betas=(0.5, 0.6), weight_decay=0.1, decoupled=True
+    )
+    # A sharder's fused parameters hold where the table's own do not say.
+    fused = {"learning_rate": 0.3, "eps": 0.2, "output_dtype": "anything"}
+    assert of(torch_optim.Adagrad, {"lr": 0.4}, fused) == Optimizer("adagrad", lr=0.4, eps=0.2)
+    assert len({of(torch_optim.Adam, adam), of(torch_optim.Adam, {**adam, "foreach": True})}) == 1
+
+
+def test_optimizers_of_torchrec():
+    optim = pytest.importorskip("torchrec.optim")
+    configs = pytest.importorskip("fbgemm_gpu.split_embedding_configs")
+    of, kinds = Optimizer.of_torch, configs.EmbOptimType
+    assert of(optim.SGD, {"lr": 0.5}) == Optimizer("sgd", lr=0.5)
+    assert of(optim.RowWiseAdagrad, {"lr": 0.5, "eps": 0.1, "lr_decay": 0.0}) == Optimizer(
+        "rowwise_adagrad", lr=0.5, eps=0.1
+    )
+    decayed = {"weight_decay": 0.1, "weight_decay_mode": 1}
+    assert of(optim.RowWiseAdagrad, decayed) == Optimizer("rowwise_adagrad", weight_decay=0.1)
+    assert of(optim.Adam, {"beta1": 0.5, "lr": 0.1}) == Optimizer(
+        "adam", lr=0.1, betas=(0.5, 0.999)
+    )
+    assert of(optim.PartialRowWiseAdam, {}) == Optimizer("partial_rowwise_adam")
+    # TorchRec's sharding renames what it was given, in place.
+    renamed = {"optimizer": kinds.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.5}
+    assert of(optim.RowWiseAdagrad, renamed) == Optimizer("rowwise_adagrad", lr=0.5)
+    assert Optimizer.of_fused(renamed) == Optimizer("rowwise_adagrad", lr=0.5)
+    with pytest.raises(OperError, match="LAMB is not supported"):
+        of(optim.LAMB, {})
+    with pytest.raises(OperError, match="lamb is not supported"):
+        Optimizer.of_fused({"optimizer": kinds.LAMB})
+
+
+def test_optimizers_of_fused_params(caplog):
+    of = Optimizer.of_fused
+    assert of({}) == Optimizer("sgd", lr=0.01)
+    assert of({"optimizer": "exact_sgd", "weight_decay": 0.0, "cache_load_factor": 0.2}) == of({})
+    adam = {"optimizer": "adam", "weight_decay": 0.1}
+    assert of(adam) == Optimizer("adam", weight_decay=0.1, decoupled=True)
+    rowwise = {"optimizer": "exact_row_wise_adagrad", "weight_decay": 0.1, "weight_decay_mode": 2}
+    assert of(rowwise) == Optimizer("rowwise_adagrad", weight_decay=0.1, decoupled=True)
+    assert not caplog.records
+    assert of({"eps": 0.5, "learning_rate": 0.1}) == Optimizer("sgd", lr=0.1)
+    assert "eps=0.5 has no effect on optimizer exact_sgd" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("fused_params", "message"),
+    [
+        ({"learning_rat": 0.1}, "learning_rat=0.1 is not supported"),
+        ({"weight_decay": 0.1}, "weight_decay=0.1 is not supported .* exact_sgd"),
+        ({"momentum": 0.5}, "momentum=0.5 is not supported"),
+        ({"gradient_clipping": True, "max_gradient": 2.0}, "gradient_clipping=True"),
+        ({"max_norm": 1.0}, "max_norm=1.0"),
+        ({"optimizer": "none"}, "optimizer none is not supported"),
+        ({"optimizer": "adam", "weight_decay_mode": 1}, "weight_decay_mode=1"),
+        ({"optimizer": "adam", "beta1": 1.0}, "beta 1.0"),
+        (
+            {"optimizer": "exact_row_wise_adagrad", "weight_decay": 0.1},
+            "no effect .* without a weight_decay_mode",
+        ),
+        (
+            {"optimizer": "exact_row_wise_adagrad", "weight_decay_mode": 3},
+            "weight_decay_mode=3 is not supported",
+        ),
+    ],
+)
+def test_fused_params_that_are_not_supported(fused_params, message):
+    with pytest.raises(OperError, match=message):
+        Optimizer.of_fused(fused_params)
+
+
+@pytest.mark.parametrize(
+    ("optimizer_class", "kwargs", "message"),
+    [
+        (torch.optim.RMSprop, {}, "RMSprop is not supported"),
+        (torch.optim.SGD, {"momentum": 0.9, "nesterov": True}, "nesterov=True"),
+        (torch.optim.SGD, {"momentum": 0.9, "dampening": 0.5}, "dampening=0.5"),
+        (torch.optim.Adagrad, {"initial_accumulator_value": 0.1}, "initial_accumulator_value=0.1"),
+        (torch.optim.Adam, {"amsgrad": True}, "amsgrad=True"),
+        (torch.optim.Adam, {"gradient_clipping": True}, "gradient_clipping=True"),
+    ],
+)
+def test_optimizers_of_torch_that_are_not_supported(optimizer_class, kwargs, message):
+    with pytest.raises(OperError, match=message):
+        Optimizer.of_torch(optimizer_class, kwargs)
+
+
+def test_bad_settings():
+    with pytest.raises(OperError, match="'rmsprop' is none of none, sgd"):
+        Optimizer("rmsprop")
+    with pytest.raises(OperError, match="step 0, and steps count from 1"):
+        Optimizer("adam").settings(0.1, 0)

@@ -1,0 +1,31 @@
+"""Hypothesis tests that leave drawn examples out, and fail where they leave out nearly all."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+
+def at_least(examples: int) -> Callable[[Any], Any]:
+    """Fail a hypothesis test of which fewer than `examples` ran to their end: those that `assume`
+    or `reject` leave out do not count. To be written above `settings` and `given`."""
+
+    def decorate(test: Any) -> Any:
+        one_example = test.hypothesis.inner_test
+        ended: list[None] = []
+
+        @functools.wraps(one_example)
+        def counted(*arguments: Any, **named: Any) -> None:
+            one_example(*arguments, **named)
+            ended.append(None)
+
+        test.hypothesis.inner_test = counted
+
+        @functools.wraps(test)
+        def all_examples(*arguments: Any, **named: Any) -> None:
+            ended.clear()
+            test(*arguments, **named)
+            assert len(ended) >= examples, f"{len(ended)} examples ran to their end"
+
+        return all_examples
+
+    return decorate
