@@ -22,7 +22,7 @@ import torch
 from oper.base import native
 from oper.logs import Batch, Jagged
 from oper.logs.batches.batch import Place
-from oper.profiling.row_counters import Counters
+from oper.profiling.row_counters import RowCounters
 from oper.tables.table import Table
 from oper.tables.table_file import load_tables
 
@@ -54,7 +54,7 @@ def batches(tables: tuple[Table, ...], samples: int, bag: int, dtype: str) -> It
 def measure(tables: tuple[Table, ...], samples: int, bag: int, dtype: str, rounds: int) -> dict:
     """Median rate over rounds, and the spread between them."""
     table_of = {table.name: t for t, table in enumerate(tables)}
-    counters = Counters(tables)
+    counters = RowCounters(tables)
     accesses = samples * bag * len(tables)
     ready = list(batches(tables, samples, bag, dtype))
     seconds = []

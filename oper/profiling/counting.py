@@ -20,7 +20,7 @@ from oper.logs.prepare import Prepared, prepare
 from oper.logs.row_reader import RowReader
 from oper.profiling.distinct_rows import DistinctSums
 from oper.profiling.profile import Profile, window_name
-from oper.profiling.row_counters import Counters, Memory
+from oper.profiling.row_counters import Memory, RowCounters
 from oper.profiling.sampling import RankShares, Sampling, sampling_error
 from oper.profiling.windows import MAX_WINDOWS, EqualWindows, Windows, refuse_too_many
 from oper.tables.model_tables import tables_of
@@ -154,7 +154,7 @@ class _Tally:
     ) -> None:
         self.folder = folder
         self._table_of = reader.tables_of
-        self._counters = Counters(reader.tables, memory, folder)
+        self._counters = RowCounters(reader.tables, memory, folder)
         self._distinct = (
             DistinctSums(options.batch_size, options.ranks, len(reader.tables))
             if options.batch_size

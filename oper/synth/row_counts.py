@@ -16,8 +16,8 @@ import numpy as np
 from oper.base import native
 from oper.base.errors import OperError
 from oper.files.storage import atomic_folder
-from oper.profiling.counter_arrays import containing_offsets, new_counters
 from oper.profiling.profile import FORMAT, Profile, window_name, write_windows
+from oper.profiling.row_counts import containing_offsets, new_counters
 from oper.synth.synthesizer import ORDERS, Synthesizer, stream_key
 from oper.tables.table import offsets
 

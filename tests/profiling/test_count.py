@@ -14,7 +14,7 @@ from oper.base import native
 from oper.base.errors import OperError
 from oper.logs import Batch, Jagged
 from oper.logs.batches.batch import Place
-from oper.profiling.row_counters import Counters, Memory
+from oper.profiling.row_counters import Memory, RowCounters
 from oper.tables.table import Table
 
 
@@ -75,8 +75,8 @@ def drawn_logs(draw: st.DrawFn) -> Drawn:
     return Drawn(tables, table_of, tuple(batches))
 
 
-def counted(drawn: Drawn) -> Counters:
-    counters = Counters(drawn.tables)
+def counted(drawn: Drawn) -> RowCounters:
+    counters = RowCounters(drawn.tables)
     for batch in drawn.batches:
         counters.add(batch, drawn.table_of)
     return counters
@@ -102,7 +102,7 @@ def test_large_batch_over_all_parts(threads: int, bag: int | None) -> None:
     rows, samples = 100_000, 300_000
     ids = (random.zipf(1.2, samples * (bag or 1)) - 1) % rows
     lengths = None if bag is None else np.full(samples, bag, np.int32)
-    counters = Counters((Table("t", rows), Table("u", 1)))
+    counters = RowCounters((Table("t", rows), Table("u", 1)))
     features = {"t": Jagged(ids, lengths), "u": Jagged(np.zeros(samples, np.int64))}
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -127,7 +127,7 @@ def test_bad_ids_are_named_and_never_written(bad: int, bags: bool) -> None:
     lengths = np.array([2, 2], np.int32) if bags else None
     one = Jagged(np.zeros(2 if bags else 4, np.int64))
     batch = Batch(2 if bags else 4, {"a": one, "f": Jagged(values, lengths)}, Place("log.npz", 100))
-    counters = Counters(tables)
+    counters = RowCounters(tables)
     sample = 101 if bags else 102
     with pytest.raises(OperError, match=rf"log.npz, row {sample}: feature 'f' is {bad}; table 'b'"):
         counters.add(batch, {"a": 0, "f": 1})
@@ -192,7 +192,7 @@ def test_distinct_rows_equal_the_reference(drawn: Drawn, ranks: int) -> None:
 
 def test_counters_widen_before_they_overflow() -> None:
     most = (1 << 32) - 1
-    counters = Counters((Table("t", 3),))
+    counters = RowCounters((Table("t", 3),))
     bag = Batch(1, {"t": Jagged(np.array([0, 0, 1]), np.array([3], np.int32))}, Place("drawn"))
     counters.add(bag, {"t": 0})
     counters.accesses[0] = counters.bound = most - 4
@@ -206,7 +206,7 @@ def test_counters_widen_before_they_overflow() -> None:
 
 
 def test_many_accesses_of_many_rows_do_not_widen() -> None:
-    counters = Counters((Table("t", 3),))
+    counters = RowCounters((Table("t", 3),))
     counters.bound = (1 << 32) - 2  # as after four billion accesses of which no row has many
     counters.add(Batch(2, {"t": Jagged(np.array([0, 1]))}, Place("drawn")), {"t": 0})
     assert counters.accesses.dtype == np.uint32
@@ -223,7 +223,7 @@ def test_counters_beyond_the_limit_lie_in_files(tmp_path) -> None:
     )
     for limit, mapped in ((None, []), (32, ["containing.npy"]), (0, ["accesses", "containing"])):
         folder = tmp_path / str(limit)
-        counters = Counters(tables, Memory(limit), folder)
+        counters = RowCounters(tables, Memory(limit), folder)
         counters.add(one, {"t": 0, "u": 1})
         counters.add(two, {"t": 0, "u": 1})
         found = sorted(p.stem for p in folder.glob("*")) if folder.exists() else []
