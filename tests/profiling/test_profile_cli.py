@@ -243,7 +243,7 @@ def test_other_folders_are_not_overwritten(run: Any, log: Path, tmp_path: Path) 
 TORCHRUN = """
 import sys
 import typer
-from oper.cli import profile
+from oper.cli.profile_commands import profile
 app = typer.Typer()
 app.callback()(lambda: None)
 profile.register(app)
@@ -298,10 +298,10 @@ def test_torchrun_needs_a_file_for_each_rank(
 LATE = """
 import os, sys, time
 from pathlib import Path
-from oper.errors import OperError
+from oper.base.errors import OperError
 from oper.logs import LogOptions, prepare
-from oper.planner.counting import CountOptions
-from oper.planner.counting_ranks import count_under_torchrun
+from oper.profiling.counting import CountOptions
+from oper.profiling.distributed_counting import count_under_torchrun
 
 def tables(log):
     time.sleep(6 * int(os.environ["RANK"]))
