@@ -67,7 +67,7 @@ def test_signals_end_native_code(here: Path, number: signal.Signals) -> None:
     endless = "with recursive c(x) as (select 1 union all select x + 1 from c) select max(x) from c"
     script = f"""
 import sqlite3, threading
-from oper import signals, storage
+from oper.files import signals, storage
 signals._PATIENCE_SECONDS = 0.1
 def sync(folder):
     threading.Timer(1, print, ("native",), {{"flush": True}}).start()

@@ -32,14 +32,15 @@ def check(
     what each owner serves must be what the plan says. The exit status is 1 where something is
     wrong with the plan.
     """
-    from oper.audit import check as checks
+    from oper.audit.check import check as check_plan
+    from oper.audit.replay import replay, rows_of_log
 
     with steps("checking", total=2) as report:
         report("all rows")
-        findings = checks.check(plan)
+        findings = check_plan(plan)
         if log:
             report("replaying the log")
-            findings += checks.replay(plan, checks.rows_of_log(plan, log, log_options))
+            findings += replay(plan, rows_of_log(plan, log, log_options))
     wrong = [finding for finding in findings if not finding.ok]
     content = {
         "plan": str(plan),
