@@ -8,11 +8,11 @@ import numpy as np
 import typer
 
 from oper.base.errors import OperError
+from oper.base.units import GB
 from oper.cli.shared.console import emit, new_console, new_table
 from oper.cli.shared.formatting import format_bytes, format_duration, plural
 from oper.cli.shared.output_options import FORCE, JSON
 from oper.files.storage import atomic_file, check_place
-from oper.topology.links import GB
 from oper.topology.topology import Topology
 
 _LINKS = {

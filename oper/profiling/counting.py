@@ -76,11 +76,11 @@ def count(
     for window, batch in _windowed(_sampled(reader.batches(), options, advance), options):
         if window not in tallies:
             refuse_too_many(len(tallies) + 1, options.max_windows, "the log")
-            place = folder
+            inner = folder
             if folder is not None and options.windows:
                 # Files go by order of appearance until the order of the windows is known.
-                place = folder / f"counted-{len(tallies)}"
-            tallies[window] = _Tally(reader, options, memory, place)
+                inner = folder / f"counted-{len(tallies)}"
+            tallies[window] = _Tally(reader, options, memory, inner)
         tallies[window].add(batch)
     if not tallies:
         raise OperError(

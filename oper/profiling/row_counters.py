@@ -151,7 +151,7 @@ class RowCounters:
     def _refuse(self, batch: Batch, key: str, table: Table, position: int) -> None:
         ids = batch.features[key]
         raise OperError(
-            f"{batch.place.of(ids.sample_of(position))}: feature {key!r} is "
+            f"{batch.location.of(ids.sample_of(position))}: feature {key!r} is "
             f"{int(ids.values[position])}; table {table.name!r} has {table.rows:,} rows, so an id "
             f"from 0 to {table.rows - 1:,} was needed: give the table more rows, or a rule that "
             "makes ids of values (`ids: hash` or `ids: vocab`)"

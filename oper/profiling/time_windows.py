@@ -45,8 +45,8 @@ class TimeWindows:
         if batch.plain_time != self.plain:
             has, needed = ("plain numbers", "times")[:: 1 if batch.plain_time else -1]
             raise OperError(
-                f"{batch.place.of(0)}: column {self.column!r} has {has}, and {needed} were needed; "
-                "say what the numbers count with --time-unit s, ms, us or ns"
+                f"{batch.location.of(0)}: column {self.column!r} has {has}, and {needed} were "
+                "needed; say what the numbers count with --time-unit s, ms, us or ns"
             )
         return np.floor(checked_times(batch, self.column) / self.every).astype(np.int64)
 
@@ -96,7 +96,7 @@ def find_time_windows(
         if batch.plain_time != numbers:
             kinds = ("numbers", "times")[:: -1 if numbers else 1]
             raise OperError(
-                f"{batch.place.of(0)}: from here on column {column!r} holds {kinds[0]}, and "
+                f"{batch.location.of(0)}: from here on column {column!r} holds {kinds[0]}, and "
                 f"{kinds[1]} before; write it in one way"
             )
         if numbers and not windows.plain:
@@ -116,12 +116,13 @@ def checked_times(batch: Batch, column: str) -> NDArray[np.float64]:
     times = batch.time
     if times is None:
         raise OperError(
-            f"--by-column {column!r}: {batch.place.file} gives no times; CSV and Parquet files do"
+            f"--by-column {column!r}: {batch.location.file} gives no times; CSV and Parquet files "
+            "do"
         )
     if not np.isfinite(times).all():
         sample = int(np.argmin(np.isfinite(times)))
         raise OperError(
-            f"{batch.place.of(sample)}: column {column!r} has no time; fill it in, or leave the "
+            f"{batch.location.of(sample)}: column {column!r} has no time; fill it in, or leave the "
             "sample out with --rows"
         )
     return times
@@ -143,7 +144,7 @@ def _guessed(batch: Batch, times: Times, column: str, every: str, say: Say) -> T
     if usual := guess_unit(np.median(times, keepdims=True)):
         _refuse_mixed(batch, times, column, usual)
     raise OperError(
-        f"--every {every}: column {column!r} of {batch.place.file} holds numbers from "
+        f"--every {every}: column {column!r} of {batch.location.file} holds numbers from "
         f"{times.min():,.10g} to {times.max():,.10g}, which are no dates from 1990 to 2100 in any "
         "unit; say what they count with --time-unit s, ms, us or ns, or give --every a number of "
         "the column's own units"
@@ -162,7 +163,7 @@ def _check(batch: Batch, times: Times, windows: TimeWindows, stated: str | None)
             likely = guess_unit(np.array([number]))
             advice = f"--time-unit {likely} would fit" if likely else "name another unit"
             raise OperError(
-                f"{batch.place.of(sample)}: column {windows.column!r} is {number:,.20g}, and no "
+                f"{batch.location.of(sample)}: column {windows.column!r} is {number:,.20g}, and no "
                 f"date in the years 1 to 9999 as {UNIT_NAMES[windows.unit]} since 1970; {advice}"
             )
 
@@ -170,9 +171,9 @@ def _check(batch: Batch, times: Times, windows: TimeWindows, stated: str | None)
 def _refuse_mixed(batch: Batch, times: Times, column: str, unit: TimeUnit) -> None:
     sample = int(np.argmin(are_dates(times, unit)))
     raise OperError(
-        f"{batch.place.of(sample)}: column {column!r} is {times[sample]:,.20g}, and other samples "
-        f"have {UNIT_NAMES[unit]} since 1970, from 1990 to 2100; mend it, or pass --time-unit "
-        f"{unit} if it is right"
+        f"{batch.location.of(sample)}: column {column!r} is {times[sample]:,.20g}, and other "
+        f"samples have {UNIT_NAMES[unit]} since 1970, from 1990 to 2100; correct it, or pass "
+        f"--time-unit {unit} if it is right"
     )
 
 

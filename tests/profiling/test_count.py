@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from oper.base import native
 from oper.base.errors import OperError
 from oper.logs import Batch, Jagged
-from oper.logs.batches.batch import Place
+from oper.logs.batches.batch import Location
 from oper.profiling.row_counters import Memory, RowCounters
 from oper.tables.table import Table
 
@@ -71,7 +71,7 @@ def drawn_logs(draw: st.DrawFn) -> Drawn:
     batches = []
     for samples in draw(st.lists(st.integers(1, 30), min_size=1, max_size=3)):
         features = {key: column(key, samples) for key in table_of}
-        batches.append(Batch(samples, features, Place("drawn")))
+        batches.append(Batch(samples, features, Location("drawn")))
     return Drawn(tables, table_of, tuple(batches))
 
 
@@ -107,7 +107,7 @@ def test_large_batch_over_all_parts(threads: int, bag: int | None) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        counters.add(Batch(samples, features, Place("drawn")), {"t": 0, "u": 1})
+        counters.add(Batch(samples, features, Location("drawn")), {"t": 0, "u": 1})
     finally:
         torch.set_num_threads(before)
     np.testing.assert_array_equal(counters.accesses[:-1], np.bincount(ids, minlength=rows))
@@ -126,7 +126,9 @@ def test_bad_ids_are_named_and_never_written(bad: int, bags: bool) -> None:
     values = np.array([1, 2, bad, 3])
     lengths = np.array([2, 2], np.int32) if bags else None
     one = Jagged(np.zeros(2 if bags else 4, np.int64))
-    batch = Batch(2 if bags else 4, {"a": one, "f": Jagged(values, lengths)}, Place("log.npz", 100))
+    batch = Batch(
+        2 if bags else 4, {"a": one, "f": Jagged(values, lengths)}, Location("log.npz", 100)
+    )
     counters = RowCounters(tables)
     sample = 101 if bags else 102
     with pytest.raises(OperError, match=rf"log.npz, row {sample}: feature 'f' is {bad}; table 'b'"):
@@ -193,7 +195,7 @@ def test_distinct_rows_equal_the_reference(drawn: Drawn, ranks: int) -> None:
 def test_counters_widen_before_they_overflow() -> None:
     most = (1 << 32) - 1
     counters = RowCounters((Table("t", 3),))
-    bag = Batch(1, {"t": Jagged(np.array([0, 0, 1]), np.array([3], np.int32))}, Place("drawn"))
+    bag = Batch(1, {"t": Jagged(np.array([0, 0, 1]), np.array([3], np.int32))}, Location("drawn"))
     counters.add(bag, {"t": 0})
     counters.accesses[0] = counters.bound = most - 4
     counters.add(bag, {"t": 0})
@@ -208,18 +210,18 @@ def test_counters_widen_before_they_overflow() -> None:
 def test_many_accesses_of_many_rows_do_not_widen() -> None:
     counters = RowCounters((Table("t", 3),))
     counters.bound = (1 << 32) - 2  # as after four billion accesses of which no row has many
-    counters.add(Batch(2, {"t": Jagged(np.array([0, 1]))}, Place("drawn")), {"t": 0})
+    counters.add(Batch(2, {"t": Jagged(np.array([0, 1]))}, Location("drawn")), {"t": 0})
     assert counters.accesses.dtype == np.uint32
     assert counters.bound == 2
 
 
 def test_counters_beyond_the_limit_lie_in_files(tmp_path) -> None:
     tables = (Table("t", 3), Table("u", 5))
-    one = Batch(1, {"t": Jagged(np.array([2])), "u": Jagged(np.array([4]))}, Place("drawn"))
+    one = Batch(1, {"t": Jagged(np.array([2])), "u": Jagged(np.array([4]))}, Location("drawn"))
     two = Batch(
         1,
         {"t": Jagged(np.array([0, 2]), np.array([2], np.int32)), "u": Jagged(np.array([1]))},
-        Place("drawn"),
+        Location("drawn"),
     )
     for limit, mapped in ((None, []), (32, ["containing.npy"]), (0, ["accesses", "containing"])):
         folder = tmp_path / str(limit)
