@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from oper.cli.shared import common as terminal
+from oper.cli.shared.console import emit, new_console
 from oper.cost.objective import Cost
 from oper.files.storage import write_json
 from oper.logs import LogOptions
@@ -110,7 +110,7 @@ def publish(
         write_json(given.save, content)
 
     def text() -> None:
-        out = terminal.console()
+        out = new_console()
         out.print(table())
         for note in notes:
             out.print(note)
@@ -119,7 +119,7 @@ def publish(
             f"load {where['load']:.1f}, {where['date']}"
         )
 
-    terminal.emit(given.json, content, text)
+    emit(given.json, content, text)
 
 
 def percent(share: float | None, digits: int = 3) -> str:

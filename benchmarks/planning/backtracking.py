@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 from benchmarks.common import SAMPLES_PER_RANK, parser, percent, publish, synthetic
-from oper.cli.shared import common as terminal
+from oper.cli.shared.console import new_table
 from oper.cost.workload import Workload
 from oper.planner.baselines.baseline import price_baseline
 from oper.planner.baselines.paper_procedure import paper
@@ -60,7 +60,7 @@ def measure(profile: Profile, threshold: float) -> dict[str, Any]:
 def table(found: list[dict[str, Any]]) -> Any:
     """Lookups / memory in percent, and seconds, for each procedure."""
     headers = ("paper", "s", "greedy", "refined", "s", "published", "s")
-    made = terminal.table("threshold", *headers)
+    made = new_table("threshold", *headers)
     for entry in found:
         balance = [
             "/".join(percent(entry[key][what], 3) for what in ("lookups", "memory"))

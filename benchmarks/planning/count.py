@@ -21,8 +21,8 @@ import torch
 
 from oper.base import native
 from oper.logs import Batch, Jagged
-from oper.logs.batches.batch import Place
-from oper.profiling.row_counters import Counters
+from oper.logs.batches.batch import Location
+from oper.profiling.row_counters import RowCounters
 from oper.tables.table import Table
 from oper.tables.table_file import load_tables
 
@@ -48,13 +48,13 @@ def batches(tables: tuple[Table, ...], samples: int, bag: int, dtype: str) -> It
             table.name: Jagged(draw(table.rows, size * bag, 1000 * start + t, dtype), lengths)
             for t, table in enumerate(tables)
         }
-        yield Batch(size, features, Place("memory", start))
+        yield Batch(size, features, Location("memory", start))
 
 
 def measure(tables: tuple[Table, ...], samples: int, bag: int, dtype: str, rounds: int) -> dict:
     """Median rate over rounds, and the spread between them."""
     table_of = {table.name: t for t, table in enumerate(tables)}
-    counters = Counters(tables)
+    counters = RowCounters(tables)
     accesses = samples * bag * len(tables)
     ready = list(batches(tables, samples, bag, dtype))
     seconds = []

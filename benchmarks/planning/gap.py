@@ -24,7 +24,8 @@ from benchmarks.common import (
     synthetic,
     unequal,
 )
-from oper.cli.shared import common as terminal
+from oper.cli.shared.console import new_table
+from oper.cli.shared.progress import progress
 from oper.cost.workload import Workload
 from oper.planner.planner import make_placement
 from oper.planner.problem.problem import Settings
@@ -116,7 +117,7 @@ def sweep(names: list[str], presets: list[str], scale: float) -> Iterator[dict[s
 def table(found: list[dict[str, Any]]) -> Any:
     """A line for each workload, topology and mode; `!` marks what is above the target."""
     shares = [f"{100 * share:g}%" for share in EXTRA]
-    made = terminal.table("worst gap, %", "", "", *shares, "steps", left=3)
+    made = new_table("worst gap, %", "", "", *shares, "steps", left=3)
     groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for entry in found:
         key = (entry["workload"], entry["topology"], entry["mode"])
@@ -139,7 +140,7 @@ def main() -> None:
     options.add_argument("names", nargs="*", default=everything, help="workloads and real logs")
     options.add_argument("--presets", default=",".join(PRESETS), help="by commas")
     given = options.parse_args()
-    with terminal.progress("planning", None, "plans") as meter:
+    with progress("planning", None, "plans") as meter:
         found = []
         for entry in sweep(given.names, given.presets.split(","), given.scale):
             found.append(entry)

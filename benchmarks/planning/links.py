@@ -23,7 +23,7 @@ from benchmarks.common import (
     real_profiles,
     synthetic,
 )
-from oper.cli.shared import common as terminal
+from oper.cli.shared.console import new_table
 from oper.cost.objective import Cost
 from oper.cost.workload import Workload
 from oper.planner.planner import make_placement
@@ -77,7 +77,7 @@ def measure(name: str, profile: Profile, fetch: str) -> dict[str, Any]:
 def table(found: list[dict[str, Any]]) -> Any:
     """The gap in percent at each extra memory; the least that reaches the target and its price."""
     shares = [f"{100 * share:g}%" for share in EXTRA]
-    made = terminal.table("gap of pairs, %", "", *shares, "least", "fetch", "T", left=2)
+    made = new_table("gap of pairs, %", "", *shares, "least", "fetch", "T", left=2)
     for entry in found:
         least = entry["least_extra_memory"]
         price = ["-", "-", "-"]

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.common import SAMPLES_PER_RANK, parser, percent, publish, real_profiles, synthetic
-from oper.cli.shared import common as terminal
+from oper.cli.shared.console import new_table
+from oper.cli.shared.formatting import format_duration
 from oper.cost.workload import Workload
 from oper.planner import compare
 from oper.planner.problem.problem import Settings
@@ -46,7 +47,7 @@ def row(entry: dict[str, Any]) -> list[str]:
         f"{100 * settings['extra_memory']:g}%",
         exact["status"],
         f"{exact['seconds']['total']:.1f}",
-        terminal.duration(ours),
+        format_duration(ours),
         percent(methods["oper"]["certified_gap"], 4),
         f"{methods['paper']['objective_seconds'] / ours:.3f}",
     ]
@@ -59,7 +60,7 @@ def row(entry: dict[str, Any]) -> list[str]:
 def table(found: list[dict[str, Any]]) -> Any:
     """Objectives of the published procedure and of the solver, over ours."""
     headers = ("extra", "status", "s", "ours", "gap %", "paper", "milp", "gap %")
-    made = terminal.table("log", "case", *headers, left=2)
+    made = new_table("log", "case", *headers, left=2)
     for entry in found:
         made.add_row(*row(entry))
     return made

@@ -24,7 +24,8 @@ from typing import Any
 
 from benchmarks.common import DATA, SAMPLES_PER_RANK, parser, percent, publish
 from oper.base import native
-from oper.cli.shared import common as terminal
+from oper.cli.shared.console import new_table
+from oper.cli.shared.formatting import format_bytes
 from oper.cost.workload import Workload
 from oper.planner.make_plan import make_plan
 from oper.planner.problem.problem import Settings
@@ -114,7 +115,7 @@ def measure(case: Case, runs: int, scale: float, data: Path) -> dict[str, Any]:
 
 def table(found: dict[str, dict[str, Any]]) -> Any:
     """A column for each case."""
-    made = terminal.table("", *found)
+    made = new_table("", *found)
     entries = list(found.values())
     lines = {
         "rows": [f"{e['rows']:,}" for e in entries],
@@ -122,9 +123,9 @@ def table(found: dict[str, dict[str, Any]]) -> Any:
         "seconds, median": [f"{e['seconds']['total']:.2f}" for e in entries],
         "fastest, slowest": [f"{e['totals'][0]:.2f}, {e['totals'][-1]:.2f}" for e in entries],
         **{f"  {p}": [f"{e['seconds'][p]:.2f}" for e in entries] for p in PHASES},
-        "peak resident": [terminal.size(e["resident_bytes"]) for e in entries],
-        "  before planning": [terminal.size(e["resident_bytes_before"]) for e in entries],
-        "written": [terminal.size(e["written_bytes"]) for e in entries],
+        "peak resident": [format_bytes(e["resident_bytes"]) for e in entries],
+        "  before planning": [format_bytes(e["resident_bytes_before"]) for e in entries],
+        "written": [format_bytes(e["written_bytes"]) for e in entries],
         "lookups, %": [percent(e["dob"]["lookups"]) for e in entries],
         "  greedy": [percent((e["greedy_dob"] or {}).get("lookups")) for e in entries],
         "links, %": [percent(e["dob"]["link_cost"]) for e in entries],

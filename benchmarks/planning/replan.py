@@ -22,7 +22,8 @@ from benchmarks.common import (
     percent,
     publish,
 )
-from oper.cli.shared import common as terminal
+from oper.cli.shared.console import new_table
+from oper.cli.shared.progress import progress
 from oper.cost.workload import Workload
 from oper.logs import LogOptions, RowReader, open_log, prepare
 from oper.planner.assemble import assemble
@@ -113,7 +114,7 @@ def logs(scale: float, number: int) -> Iterator[tuple[str, list[Profile], int]]:
 
 def table(found: list[dict[str, Any]]) -> Any:
     """A line for each log, topology and mode; shares in percent of the fresh plans'."""
-    made = terminal.table(
+    made = new_table(
         "%", "", "", "stale", "gain", "worst", "bytes", "worst", "rows moved", "s", left=3
     )
     for entry in found:
@@ -139,7 +140,7 @@ def main() -> None:
     options.add_argument("--extra-memory", type=float, default=0.01)
     given = options.parse_args()
     found = []
-    with terminal.progress("following", None, "plans") as meter:
+    with progress("following", None, "plans") as meter:
         for name, windows, per_rank in logs(given.scale, given.windows):
             for spec, mode in product(TOPOLOGIES, MODES):
                 topology = Topology.load(spec)

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.common import SAMPLES_PER_RANK, pair_bytes, parser, publish, synthetic
-from oper.cli.shared import common as terminal
+from oper.cli.shared.console import new_table
+from oper.cli.shared.formatting import format_duration
 from oper.cost.workload import Workload
 from oper.planner.planner import make_placement
 from oper.planner.problem.problem import Settings
@@ -56,7 +57,7 @@ def runs(profile: Profile) -> Iterator[dict[str, Any]]:
 def table(found: list[dict[str, Any]]) -> Any:
     """Inference: MiB at 0 % and factors; training: objectives over that at 0 %."""
     shares = [f"{100 * share:g}%" for share in EXTRA[1:]]
-    made = terminal.table("workload", "zipf", "what", "at 0%", *shares, left=3)
+    made = new_table("workload", "zipf", "what", "at 0%", *shares, left=3)
     for entry in found:
         name, zipf = entry["workload"], f"{entry['zipf']:g}"
         if entry["mode"] == "inference":
@@ -66,7 +67,7 @@ def table(found: list[dict[str, Any]]) -> Any:
         else:
             first, *rest = entry["objective_seconds"]
             what = f"{entry['fetch']}, training time"
-            cells = [terminal.duration(first), *(f"{value / first:.3f}" for value in rest)]
+            cells = [format_duration(first), *(f"{value / first:.3f}" for value in rest)]
         made.add_row(name, zipf, what, *cells)
     for name in dict.fromkeys(entry["workload"] for entry in found):
         if name in PAPER:

@@ -40,7 +40,7 @@ from rich.console import Group
 
 from benchmarks.common import parser, publish
 from oper.base import native
-from oper.cli.shared import common as terminal
+from oper.cli.shared.console import new_table
 from oper.cost.workload import Workload
 from oper.plan.address_map import AddressMap, unpack
 from oper.plan.layout import LOCAL
@@ -318,7 +318,7 @@ def rows_table(found: list[dict[str, Any]]) -> Any:
     """A line for each law."""
     head = ("ids", "probe", "oper", "of probe", "with ids", "fbgemm", "warm", "oper/fbgemm")
     title = f"one core, {found[0]['rows']:,} rows of dim {DIM}, million rows/s"
-    made = terminal.table(*head, title=title)
+    made = new_table(*head, title=title)
     for entry in found:
         of = entry["sides"]
         of_probe = f"{rate(of['oper']) / rate(of['probe']):.0%}"
@@ -331,7 +331,7 @@ def rows_table(found: list[dict[str, Any]]) -> Any:
 def bags_table(found: list[dict[str, Any]]) -> Any:
     """A line for each cell."""
     head = ("ids", "dim", "bags of", "oper", "with ids", "fbgemm", "warm", "oper/fbgemm")
-    made = terminal.table(*head, title=f"one core, {found[0]['rows']:,} rows, million rows/s")
+    made = new_table(*head, title=f"one core, {found[0]['rows']:,} rows, million rows/s")
     for entry in found:
         of, cell = entry["sides"], [str(entry[name]) for name in ("ids", "dim", "bags_of")]
         made.add_row(*cell, shown(of["oper"]), *beside_fbgemm(of))

@@ -36,7 +36,7 @@ from benchmarks.runtime.step_inputs import (
     read_batches,
     recipe_of,
 )
-from oper.cli.shared import common as terminal
+from oper.cli.shared.console import new_table
 from oper.plan.plan import load_plan
 
 PARTS = ("latency", "links")
@@ -179,7 +179,7 @@ def compare_links(fetch: str, scale: float, folder: Path) -> dict[str, Any]:
 def latency_table(found: list[dict[str, Any]]) -> Any:
     """A line for each side of each cell."""
     head = ("W", "dim", "batch", "p50", "p95", "p99", "M lookups/s", "ratio")
-    made = terminal.table("latency, ms", *head)
+    made = new_table("latency, ms", *head)
     for entry in found:
         for name, side in entry["sides"].items():
             ratio = entry["speedup"].get(name)
@@ -195,7 +195,7 @@ def latency_table(found: list[dict[str, Any]]) -> Any:
 
 def links_table(found: list[dict[str, Any]]) -> Any:
     """A line for each link of each way to fetch."""
-    made = terminal.table("rows a request", "link", "expected", "counted", "off", "off/sigma")
+    made = new_table("rows a request", "link", "expected", "counted", "off", "off/sigma")
     for entry in found:
         for link in entry["links"]:
             off = link["counted_rows"] - link["expected_rows"]

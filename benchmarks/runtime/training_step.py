@@ -31,7 +31,8 @@ from rich.console import Group
 from benchmarks.common import parser, publish
 from benchmarks.runtime import ranks
 from benchmarks.runtime.step_inputs import Cell, make_log, make_plan, read_batches, recipe_of
-from oper.cli.shared import common as terminal
+from oper.cli.shared.console import new_table
+from oper.cli.shared.formatting import format_bytes
 
 DEADLINE_SECONDS = 900.0
 STEPS = {1024: 20, 8192: 8}  # timed in a row, by batch per rank
@@ -204,7 +205,7 @@ def times_table(part: str, found: list[dict[str, Any]]) -> Any:
     """A line for each cell."""
     sharding = [name.removesuffix("_wise") for name in found[0]["torchrec_ms"]]
     head = ("W", "dim", "batch", "OPER", "floor", *sharding, "ratio", "bar")
-    made = terminal.table(f"{part}, ms", *head)
+    made = new_table(f"{part}, ms", *head)
     for entry in found:
         ms = [entry["oper_ms"], entry["floor_ms"], *entry["torchrec_ms"].values()]
         made.add_row(
@@ -221,7 +222,7 @@ def phases_table(found: list[dict[str, Any]]) -> Any:
     """Where OPER's time goes, a column for each cell."""
     names = list(dict.fromkeys(name for entry in found for name in entry["phases_ms"]))
     cells = (f"{e['world_size']}/{e['dim']}/{e['batch']}/{e['optimizer'][0]}" for e in found)
-    made = terminal.table("ms of rank 0", *cells)
+    made = new_table("ms of rank 0", *cells)
     for name in names:
         made.add_row(name, *(f"{entry['phases_ms'].get(name, 0):.2f}" for entry in found))
     return made
@@ -230,14 +231,14 @@ def phases_table(found: list[dict[str, Any]]) -> Any:
 def growth_table(found: list[dict[str, Any]]) -> Any:
     """A line for each cell."""
     head = ("W", "dim", "batch", "growth", "predicted", "beyond, a rank", "of it output")
-    made = terminal.table("memory", *head)
+    made = new_table("memory", *head)
     for entry in found:
         names = ("growth_bytes", "predicted_bytes", "beyond_bytes_per_rank", "output_bytes")
         sizes = [entry[name] for name in names]
         made.add_row(
             entry["optimizer"],
             *(str(entry[name]) for name in ("world_size", "dim", "batch")),
-            *map(terminal.size, sizes),
+            *map(format_bytes, sizes),
         )
     return made
 

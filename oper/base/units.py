@@ -1,14 +1,17 @@
-"""Sizes as people write them: `64GB` is 64·10⁹ bytes, `512MiB` is 512·2²⁰."""
+"""Quantities as people write them: `64GB` is 64·10⁹ bytes, `1d` 86,400 seconds, `5%` 0.05."""
 
 import re
 
 from oper.base.errors import OperError
 
+GB = 1e9
+
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-
-
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?)\s*([kKmMgGtT]?(?:i?[bB])?)\s*")
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([smhdw]?)\s*")
+_SHARE = re.compile(r"\s*([0-9.eE+-]+)\s*(%?)\s*")
 
 
 def parse_bytes(text: str, name: str) -> int:
@@ -19,3 +22,28 @@ def parse_bytes(text: str, name: str) -> int:
     number, unit = match[1], _UNITS[match[2].upper()]
     # Whole numbers stay integers: a float holds bytes exactly only up to 2^53.
     return int(number) * unit if number.isdigit() else int(float(number) * unit)
+
+
+def parse_seconds(text: str, name: str) -> float:
+    """`1d`, `12h`, `30m`, `90s` or a bare number -> seconds; OperError names what it was for."""
+    match = _DURATION.fullmatch(text)
+    if not match or float(match[1]) == 0:
+        raise OperError(f"{name} {text!r}: a span was needed, such as 1d, 12h or a number")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def parse_share(text: str, name: str) -> float:
+    """`5%` or `0.05` -> 0.05; OperError names what it was for.
+
+    A bare number above 1 is refused: 5 is more likely to mean 5% than 500%.
+    """
+    match = _SHARE.fullmatch(text)
+    try:
+        value = float(match[1]) / (100 if match[2] else 1) if match else float("nan")
+    except ValueError:
+        value = float("nan")
+    if not 0 <= value < float("inf"):
+        raise OperError(f"{name} {text!r}: a share was needed, such as 5% or 0.05")
+    if value > 1 and not text.rstrip().endswith("%"):
+        raise OperError(f"{name} {text!r}: a bare number is a fraction; with % it is a percentage")
+    return value

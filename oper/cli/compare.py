@@ -6,18 +6,21 @@ from typing import Any
 import typer
 
 from oper.base.errors import OperError
-from oper.cli.shared import common
+from oper.base.units import parse_share
+from oper.cli.shared.console import emit, new_console, new_table
+from oper.cli.shared.formatting import format_bytes, format_duration
+from oper.cli.shared.output_options import JSON
 from oper.cli.shared.plan_options import (
     BALANCE,
     BATCH_SIZE,
     CAPACITY,
     DOB,
     FETCH,
-    JSON,
     MODE,
     TOPOLOGY,
     load_topology,
 )
+from oper.cli.shared.progress import progress
 
 _UNITS = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0))
 _TIME_UNITS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
@@ -62,21 +65,21 @@ def compare(
 
     names = methods.split(",") if methods else comparison.installed_methods()
     swept = [
-        Settings(extra, limit, common.parse_share(dob, "--dob"), balance)
+        Settings(extra, limit, parse_share(dob, "--dob"), balance)
         for limit in parse_shares(threshold, "--threshold")
         for extra in parse_shares(extra_memory, "--extra-memory")
     ]
     ranks = load_topology(topology, capacity)
     workload = Workload(mode, fetch, batch_size)  # type: ignore[arg-type]
     opened = Profile.open(profile, check=True)
-    with common.progress("comparing", len(swept) * len(names), "methods") as meter:
+    with progress("comparing", len(swept) * len(names), "methods") as meter:
         runs = [
             comparison.compare(
                 opened, ranks, workload, settings, names, time_limit, lambda done: meter.advance(1)
             )
             for settings in swept
         ]
-    common.emit(as_json, {"runs": runs}, lambda: print_runs(runs))
+    emit(as_json, {"runs": runs}, lambda: print_runs(runs))
 
 
 def parse_shares(text: str, option: str) -> list[float]:
@@ -86,12 +89,12 @@ def parse_shares(text: str, option: str) -> list[float]:
         parts = [part.removesuffix("%") + "%" for part in parts]
     if "" in parts or "%" in parts:
         raise OperError(f"{option} {text!r}: shares were needed, such as 5% or 0,1,2%")
-    return [common.parse_share(part, option) for part in parts]
+    return [parse_share(part, option) for part in parts]
 
 
 def print_runs(runs: list[dict[str, Any]]) -> None:
     """A table for each run, and what the tables cannot say in lines below."""
-    out = common.console()
+    out = new_console()
     for run in runs:
         settings, entries = run["settings"], run["methods"]
         out.print(
@@ -116,7 +119,7 @@ def run_table(entries: dict[str, dict[str, Any]]) -> Any:
     total = unit(entry["communication_bytes"]["total"] for entry in done)
     slowest = max((entry["objective_seconds"] for entry in done), default=1.0)
     second = next((u for u in _TIME_UNITS if slowest >= u[1]), _TIME_UNITS[-1])
-    table = common.table(
+    table = new_table(
         "\nmethod",
         f"memory {memory[0]}B\nmax/mean/min",
         f"lookups {lookups[0]}\nmax/mean/min",
@@ -149,18 +152,18 @@ def run_table(entries: dict[str, dict[str, Any]]) -> Any:
 
 def traffic_table(entries: dict[str, dict[str, Any]]) -> Any:
     """What the communication of training is made of, all ranks together."""
-    table = common.table("traffic", "fetch", "gradients", "AllReduce", "method", "total")
+    table = new_table("traffic", "fetch", "gradients", "AllReduce", "method", "total")
     for name, entry in entries.items():
         if entry["objective_seconds"] is None:
             continue
         moved = entry["communication_bytes"]
         table.add_row(
             name,
-            common.size(moved["fetch"]),
-            common.size(moved["gradient"]),
-            common.size(moved["allreduce"]),
+            format_bytes(moved["fetch"]),
+            format_bytes(moved["gradient"]),
+            format_bytes(moved["allreduce"]),
             entry["allreduce_method"],
-            common.size(moved["total"]),
+            format_bytes(moved["total"]),
         )
     return table
 
@@ -190,8 +193,8 @@ def remarks(entries: dict[str, dict[str, Any]]) -> list[str]:
             lines += [
                 f"torchrec: found a plan at {notes['capacity_factor']:.3g} times the capacity: "
                 f"{tables}",
-                f"torchrec: expects {common.duration(notes['estimate_seconds'])} itself, and would "
-                f"move {common.size(notes['pooled_bytes']['total'])}, as it moves pooled vectors",
+                f"torchrec: expects {format_duration(notes['estimate_seconds'])} itself, and would "
+                f"move {format_bytes(notes['pooled_bytes']['total'])}, as it moves pooled vectors",
             ]
     return lines
 

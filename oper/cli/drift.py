@@ -5,7 +5,11 @@ from typing import Any
 
 import typer
 
-from oper.cli.shared import common
+from oper.base.units import parse_share
+from oper.cli.shared.console import emit, new_console, new_table
+from oper.cli.shared.formatting import format_duration
+from oper.cli.shared.output_options import JSON
+from oper.cli.shared.progress import steps
 
 _MOST_TABLES = 10
 
@@ -21,23 +25,23 @@ def drift(
     worse: str = typer.Option(
         "5%", "--worse", help="Say 'replan' where a fresh plan would be better by more than this."
     ),
-    as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
+    as_json: bool = JSON,
 ) -> None:
     """Say what a plan costs under newer counts, and whether to replan."""
     from oper.plan.plan import load_plan
     from oper.planner.replan import drift as planner
     from oper.profiling.profile import Profile
 
-    threshold = common.parse_share(worse, "--worse")
+    threshold = parse_share(worse, "--worse")
     loaded, opened = load_plan(plan), Profile.open(profile, check=True)
-    with common.steps("drift", 2) as step:
+    with steps("drift", 2) as step:
         found = planner.drift(loaded, opened, threshold, step)
     content = {"plan": str(plan), "profile": profile, **found.to_json()}
-    common.emit(as_json, content, lambda: _print(content))
+    emit(as_json, content, lambda: _print(content))
 
 
 def _print(content: dict[str, Any]) -> None:
-    out = common.console()
+    out = new_console()
     seconds, ranks = content["objective_seconds"], content["rank_seconds"]
     out.print(f"{content['plan']} under {content['profile']}")
     for label, key in (
@@ -45,15 +49,13 @@ def _print(content: dict[str, Any]) -> None:
         ("under these counts", "now"),
         ("a fresh plan", "fresh"),
     ):
-        out.print(f"{label:<20} {common.duration(seconds[key])} an iteration")
-    hot_set = common.table(
-        "share of accesses of", "rows", "then", "now", "as many hottest rows now"
-    )
+        out.print(f"{label:<20} {format_duration(seconds[key])} an iteration")
+    hot_set = new_table("share of accesses of", "rows", "then", "now", "as many hottest rows now")
     for name, hot in content["hot_set"].items():
         shares = [f"{hot[key]:.1%}" for key in ("then", "now", "hottest_now")]
         hot_set.add_row(f"{name} rows", f"{hot['rows']:,}", *shares)
     out.print(hot_set)
-    table = common.table("rank", "T then", "now", "fresh", "now/fresh")
+    table = new_table("rank", "T then", "now", "fresh", "now/fresh")
     shown = list(range(len(ranks["now"])))
     if len(shown) > 16:
         shown = sorted(shown, key=lambda r: -ranks["now"][r])[:16]
@@ -61,7 +63,7 @@ def _print(content: dict[str, Any]) -> None:
     for rank in shown:
         then, now, fresh = (ranks[key][rank] for key in ("then", "now", "fresh"))
         ratio = f"{now / fresh:.3f}" if fresh > 0 else "-"
-        times = [common.duration(value) for value in (then, now, fresh)]
+        times = [format_duration(value) for value in (then, now, fresh)]
         table.add_row(str(rank), *times, ratio)
     out.print(table)
     _print_tables(out, content["tables"])
@@ -74,14 +76,14 @@ def _print(content: dict[str, Any]) -> None:
 
 def _print_tables(out: Any, tables: list[dict[str, Any]]) -> None:
     worst = sorted(tables, key=lambda t: -float(t["worse_seconds"]))[:_MOST_TABLES]
-    made = common.table("table", "in slowest T", "in mean T", "fresh", "worse", "lookups min/max")
+    made = new_table("table", "in slowest T", "in mean T", "fresh", "worse", "lookups min/max")
     for entry in worst:
         made.add_row(
             entry["table"],
-            common.duration(entry["slowest_rank_seconds"]),
-            common.duration(entry["mean_seconds"]),
-            common.duration(entry["fresh_mean_seconds"]),
-            common.duration(entry["worse_seconds"]),
+            format_duration(entry["slowest_rank_seconds"]),
+            format_duration(entry["mean_seconds"]),
+            format_duration(entry["fresh_mean_seconds"]),
+            format_duration(entry["worse_seconds"]),
             f"{entry['lookups_dob']:.1%}",
         )
     out.print(made)

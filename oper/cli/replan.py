@@ -5,7 +5,10 @@ from typing import Any
 
 import typer
 
-from oper.cli.shared import common
+from oper.cli.shared.console import emit, new_console, new_table
+from oper.cli.shared.formatting import format_bytes, format_duration
+from oper.cli.shared.output_options import FORCE, JSON
+from oper.cli.shared.progress import steps
 
 _MOST_RANKS = 8
 
@@ -22,8 +25,8 @@ def replan(
     horizon: int = typer.Option(
         10_000, "--horizon", min=1, help="Iterations within which a move must pay for its bytes."
     ),
-    force: bool = common.FORCE,
-    as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
+    force: bool = FORCE,
+    as_json: bool = JSON,
 ) -> None:
     """Plan again from an older plan, moving few rows."""
     from oper.files.storage import check_place
@@ -33,31 +36,31 @@ def replan(
 
     check_place(output, FORMAT, force)
     opened = Profile.open(profile, check=True)
-    with common.steps("replan", 4) as step:
+    with steps("replan", 4) as step:
         made = replan_and_save(plan, opened, output, horizon, step, force)
     content = {"plan": str(output), "from": str(plan), "profile": profile, **made.to_json()}
-    common.emit(as_json, content, lambda: _print(content))
+    emit(as_json, content, lambda: _print(content))
 
 
 def _print(content: dict[str, Any]) -> None:
-    out = common.console()
+    out = new_console()
     out.print(
         f"{content['plan']}: from {content['from']} under {content['profile']}, "
         f"moves pay within {content['horizon']:,} iterations"
     )
     fresh = content["fresh"]
-    table = common.table("plan", "iteration", "rows moved", "bytes moved", "seconds of moving")
-    table.add_row("as it was", common.duration(content["old_objective_seconds"]), "0", "0 B", "0 s")
+    table = new_table("plan", "iteration", "rows moved", "bytes moved", "seconds of moving")
+    table.add_row("as it was", format_duration(content["old_objective_seconds"]), "0", "0 B", "0 s")
     for label, seconds, moved in (
         ("replanned", content["objective_seconds"], content),
         ("from nothing", content["fresh_objective_seconds"], fresh),
     ):
         table.add_row(
             label,
-            common.duration(seconds),
+            format_duration(seconds),
             f"{moved['moved_rows']:,}",
-            common.size(moved["moved_bytes"]),
-            common.duration(moved["seconds"]),
+            format_bytes(moved["moved_bytes"]),
+            format_duration(moved["seconds"]),
         )
     out.print(table)
     if not content["changed_rows"]:
@@ -70,7 +73,7 @@ def _print(content: dict[str, Any]) -> None:
         )
     out.print(
         f"{content['changed_rows']:,} rows change holders or slots, listed in moves.npy; "
-        f"{common.size(content['local_bytes'])} go from slot to slot of a rank"
+        f"{format_bytes(content['local_bytes'])} go from slot to slot of a rank"
     )
     _print_links(out, content["bytes_by_link"])
 
@@ -79,9 +82,9 @@ def _print_links(out: Any, matrix: list[list[float]]) -> None:
     """Bytes by link; of many ranks the links with most."""
     ranks = len(matrix)
     if ranks <= _MOST_RANKS:
-        table = common.table("to \\ from", *(str(rank) for rank in range(ranks)))
+        table = new_table("to \\ from", *(str(rank) for rank in range(ranks)))
         for reader, row in enumerate(matrix):
-            cells = ["-" if r == reader else common.size(b) for r, b in enumerate(row)]
+            cells = ["-" if r == reader else format_bytes(b) for r, b in enumerate(row)]
             table.add_row(str(reader), *cells)
         out.print(table)
         return
@@ -91,9 +94,9 @@ def _print_links(out: Any, matrix: list[list[float]]) -> None:
         for source in range(ranks)
         if to != source and matrix[to][source]
     ]
-    table = common.table("from", "to", "bytes", left=2)
+    table = new_table("from", "to", "bytes", left=2)
     for amount, source, to in sorted(links, reverse=True)[:_MOST_RANKS]:
-        table.add_row(str(source), str(to), common.size(amount))
+        table.add_row(str(source), str(to), format_bytes(amount))
     out.print(table)
     if len(links) > _MOST_RANKS:
         out.print(f"and {len(links) - _MOST_RANKS} more links; --json has them all")

@@ -6,7 +6,10 @@ from typing import Any
 import typer
 
 from oper.base.errors import OperError
-from oper.cli.shared import common
+from oper.base.units import parse_share
+from oper.cli.shared.console import emit
+from oper.cli.shared.output_options import FORCE, JSON
+from oper.cli.shared.progress import progress
 
 
 def register(app: typer.Typer) -> None:
@@ -47,8 +50,8 @@ def synth(
     windows: int = typer.Option(
         1, "--windows", min=1, help="With --counts: one profile for each of N equal parts."
     ),
-    force: bool = common.FORCE,
-    as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
+    force: bool = FORCE,
+    as_json: bool = JSON,
 ) -> None:
     """Generate a log of a published workload."""
     from oper.synth.recipes import load_recipe
@@ -58,7 +61,7 @@ def synth(
     synthesizer = Synthesizer(
         recipe,
         recipe.samples if samples is None else samples,
-        common.parse_share(drift, "--drift"),
+        parse_share(drift, "--drift"),
         seed,
         order,  # type: ignore[arg-type]
     )
@@ -75,7 +78,7 @@ def synth(
 def _write_log(synthesizer: Any, output: Path, force: bool, as_json: bool) -> None:
     from oper.synth.log_writer import write_log
 
-    with common.progress("writing", synthesizer.samples, "samples") as meter:
+    with progress("writing", synthesizer.samples, "samples") as meter:
         written = write_log(synthesizer, output, meter.advance, force)
 
     def text() -> None:
@@ -90,7 +93,7 @@ def _write_log(synthesizer: Any, output: Path, force: bool, as_json: bool) -> No
         "click_rate": written.click_rate,
         "bayes_auc": written.bayes_auc,
     }
-    common.emit(as_json, content, text)
+    emit(as_json, content, text)
 
 
 def _write_profile(
@@ -99,10 +102,10 @@ def _write_profile(
     from oper.synth.row_counts import write_profile
 
     rows = windows * sum(t.rows for t in synthesizer.recipe.tables)
-    with common.progress("drawing counts", rows, "rows") as meter:
+    with progress("drawing counts", rows, "rows") as meter:
         write_profile(synthesizer, output, windows, meter.advance, force)
     content = {"profile": str(output), "windows": windows, **_content(synthesizer)}
-    common.emit(as_json, content, lambda: print(f"{output}: {_described(synthesizer)}"))
+    emit(as_json, content, lambda: print(f"{output}: {_described(synthesizer)}"))
 
 
 def _content(synthesizer: Any) -> dict[str, Any]:

@@ -8,9 +8,11 @@ import numpy as np
 import typer
 
 from oper.base.errors import OperError
-from oper.cli.shared import common
+from oper.base.units import GB
+from oper.cli.shared.console import emit, new_console, new_table
+from oper.cli.shared.formatting import format_bytes, format_duration, plural
+from oper.cli.shared.output_options import FORCE, JSON
 from oper.files.storage import atomic_file, check_place
-from oper.topology.links import GB
 from oper.topology.topology import Topology
 
 _LINKS = {
@@ -34,11 +36,11 @@ def register(app: typer.Typer) -> None:
 
 def show(
     spec: str = typer.Argument(help="dgx-a100, dgx-h100, 2x4-a100 (any NxG), cpu:N or a file."),
-    as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
+    as_json: bool = JSON,
 ) -> None:
     """Print ranks, nodes, capacity and links."""
     topology = Topology.load(spec)
-    common.emit(as_json, _described(topology), lambda: _print(topology))
+    emit(as_json, _described(topology), lambda: _print(topology))
 
 
 def measure(
@@ -52,8 +54,8 @@ def measure(
     row_bytes: int = typer.Option(
         256, "--row-bytes", min=4, help="The rows that are read: short ones give fewer bytes/s."
     ),
-    force: bool = common.FORCE,
-    as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
+    force: bool = FORCE,
+    as_json: bool = JSON,
 ) -> None:
     """Measure the links between CPU ranks.
 
@@ -87,7 +89,7 @@ def measure(
         _print(topology)
         print(f"\nwritten to {output}; use it as --topology {output}")
 
-    common.emit(as_json, {"file": str(output), **_described(topology)}, text)
+    emit(as_json, {"file": str(output), **_described(topology)}, text)
 
 
 def _described(topology: Topology) -> dict[str, Any]:
@@ -103,12 +105,12 @@ def _described(topology: Topology) -> dict[str, Any]:
 
 def _print(topology: Topology) -> None:
     ranks, nodes = topology.ranks, topology.nodes
-    out = common.console()
+    out = new_console()
     out.print(
-        f"{topology.name}: {common.counted(ranks, 'rank')} on {common.counted(nodes, 'node')}, "
+        f"{topology.name}: {plural(ranks, 'rank')} on {plural(nodes, 'node')}, "
         f"{'all alike' if topology.alike else 'not all alike'}"
     )
-    made = common.table("link", "pairs", "GB/s: min", "median", "max", "median s/byte")
+    made = new_table("link", "pairs", "GB/s: min", "median", "max", "median s/byte")
     for kind, mask in topology.masks().items():
         costs = topology.link_cost[mask]
         if len(costs):
@@ -118,11 +120,11 @@ def _print(topology: Topology) -> None:
     rate = topology.allreduce_bandwidth
     made.add_row("AllReduce (bus)", "", "", f"{rate / GB:,.4g}", "", f"{1 / rate:.4g}")
     out.print(made)
-    out.print(f"latency of a hop: {common.duration(topology.latency_seconds)}")
+    out.print(f"latency of a hop: {format_duration(topology.latency_seconds)}")
     out.print(f"capacity: {_capacity(topology)}")
     if topology.device_memory_bytes is not None:
         sizes = sorted(set(topology.device_memory_bytes))
-        each = " to ".join(common.size(size) for size in dict.fromkeys((sizes[0], sizes[-1])))
+        each = " to ".join(format_bytes(size) for size in dict.fromkeys((sizes[0], sizes[-1])))
         out.print(f"device memory (warns only): {each} a rank")
 
 

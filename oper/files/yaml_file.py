@@ -8,7 +8,7 @@ import yaml
 
 from oper.base.errors import OperError
 
-Place = tuple[str | int, ...]  # keys and indices from the document's root to a value
+KeyPath = tuple[str | int, ...]  # keys and indices from the document's root to a value
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Document:
 
     content: Any
     source: str
-    lines: dict[Place, int] = field(default_factory=dict)
+    lines: dict[KeyPath, int] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path | str) -> "Document":
@@ -33,38 +33,38 @@ class Document:
             raise OperError(f"{path}: cannot be read as text ({error})") from error
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark
-            place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+            keys = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
             raise OperError(
-                f"{path}{place}: is not YAML ({error.problem}); mend it there"
+                f"{path}{keys}: is not YAML ({error.problem}); mend it there"
             ) from error
         except yaml.YAMLError as error:
             raise OperError(f"{path}: is not YAML ({error})") from error
-        lines: dict[Place, int] = {}
+        lines: dict[KeyPath, int] = {}
         if node is not None:
             _collect_lines(node, (), lines, path)
         return cls(content, str(path), lines)
 
-    def where(self, place: Place) -> str:
+    def where(self, keys: KeyPath) -> str:
         """`FILE, line 4: links[1][2]`, the line as near as it is known."""
-        name = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in place).removeprefix(".")
-        known = (self.lines.get(place[:n]) for n in range(len(place), -1, -1))
+        name = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in keys).removeprefix(".")
+        known = (self.lines.get(keys[:n]) for n in range(len(keys), -1, -1))
         line = next((n for n in known if n is not None), None)
         source = self.source if line is None else f"{self.source}, line {line}"
         return f"{source}: {name}" if name else source
 
-    def fail(self, place: Place, problem: str) -> NoReturn:
-        """Raise OperError about the value at `place`."""
-        raise OperError(f"{self.where(place)} {problem}")
+    def fail(self, keys: KeyPath, problem: str) -> NoReturn:
+        """Raise OperError about the value at `keys`."""
+        raise OperError(f"{self.where(keys)} {problem}")
 
 
-def _collect_lines(node: yaml.Node, place: Place, lines: dict[Place, int], path: Path) -> None:
-    lines.setdefault(place, node.start_mark.line + 1)
+def _collect_lines(node: yaml.Node, keys: KeyPath, lines: dict[KeyPath, int], path: Path) -> None:
+    lines.setdefault(keys, node.start_mark.line + 1)
     if isinstance(node, yaml.SequenceNode):
         for index, child in enumerate(node.value):
-            _collect_lines(child, (*place, index), lines, path)
+            _collect_lines(child, (*keys, index), lines, path)
     elif isinstance(node, yaml.MappingNode):
         for key, child in node.value:
-            inner = (*place, str(key.value))
+            inner = (*keys, str(key.value))
             line = key.start_mark.line + 1
             if inner in lines:
                 raise OperError(

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from oper.base.arrays import Ints
 from oper.base.errors import OperError
-from oper.logs.batches.batch import Jagged, Place
+from oper.logs.batches.batch import Jagged, Location
 from oper.logs.batches.options import OnBadId
 from oper.logs.batches.values import decimals, hash64
 from oper.logs.vocabulary import Vocabulary
@@ -36,21 +36,21 @@ class IdMapper:
         self._vocabulary = vocabulary
         self._on_bad_id = on_bad_id
 
-    def map(self, raw: Jagged, column: str, place: Place) -> Jagged:
-        """Row ids int64 of a batch's raw values; `place` is the batch's.
+    def map(self, raw: Jagged, column: str, location: Location) -> Jagged:
+        """Row ids int64 of a batch's raw values; `location` is the batch's.
 
         OperError where a dense id is no row of the table, unless such ids are skipped.
         """
         raw = without(raw, self.table.ids.missing)
         match self.table.ids.kind:
             case "dense":
-                return self._dense(raw, column, place)
+                return self._dense(raw, column, location)
             case "hash":
                 return Jagged(self._hash(raw.values), raw.lengths)
             case _:
                 return Jagged(self._look_up(raw.values), raw.lengths)
 
-    def _dense(self, raw: Jagged, column: str, place: Place) -> Jagged:
+    def _dense(self, raw: Jagged, column: str, location: Location) -> Jagged:
         values = raw.values
         if isinstance(values, pa.DictionaryArray):
             is_integer, integers = decimals(values.dictionary)
@@ -65,15 +65,15 @@ class IdMapper:
             return Jagged(values, raw.lengths)
         if self._on_bad_id == "error":
             bad = int(np.argmin(good))
-            raise OperError(self._complaint(raw, bad, column, place))
+            raise OperError(self._complaint(raw, bad, column, location))
         self.skipped += int(len(good) - np.count_nonzero(good))
         return Jagged(values, raw.lengths).keep(good)
 
-    def _complaint(self, raw: Jagged, position: int, column: str, place: Place) -> str:
+    def _complaint(self, raw: Jagged, position: int, column: str, location: Location) -> str:
         value = raw.values[position]
         value = value.as_py() if isinstance(value, pa.Scalar) else int(value)
         shown = f"{value:08x} (hexadecimal)" if raw.hexadecimal else repr(value)
-        where = place.of(raw.sample_of(position))
+        where = location.of(raw.sample_of(position))
         rows = self.table.rows
         needed = f"table {self.table.name!r} has {rows:,} rows, so an id from 0 to {rows - 1:,}"
         if isinstance(value, str) and not value.lstrip("-").isdecimal():

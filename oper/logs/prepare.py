@@ -124,7 +124,7 @@ def _sized(
                 if not inferred:
                     sample = ids.sample_of(0)
                     raise OperError(
-                        f"{batch.place.of(sample)}: column {column!r} holds texts; table "
+                        f"{batch.location.of(sample)}: column {column!r} holds texts; table "
                         f"{tables[index].name!r} with `ids: dense` needs whole numbers: give it "
                         "`ids: vocab`, or `ids: hash` with its rows"
                     )
@@ -134,9 +134,9 @@ def _sized(
                 if low < 0:
                     bad = int(np.argmin(ids.values))
                     raise OperError(
-                        f"{batch.place.of(ids.sample_of(bad))}: column {column!r} is {low}; a row "
-                        f"id of table {tables[index].name!r} cannot be negative: pass --missing "
-                        f"{low} if it stands for no id, or state the table with `ids: vocab`"
+                        f"{batch.location.of(ids.sample_of(bad))}: column {column!r} is {low}; a "
+                        f"row id of table {tables[index].name!r} cannot be negative: pass "
+                        f"--missing {low} if it stands for no id, or give the table `ids: vocab`"
                     )
                 largest[index] = max(largest[index], high)
         advance(batch.samples)

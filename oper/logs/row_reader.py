@@ -77,7 +77,7 @@ class RowReader:
 
     def _map(self, batch: Batch) -> Batch:
         rows: dict[str, Jagged] = {
-            key: self._mappers[index].map(batch.features[column], column, batch.place)
+            key: self._mappers[index].map(batch.features[column], column, batch.location)
             for key, (index, column) in self._columns.items()
         }
         return replace(batch, features=rows)

@@ -20,7 +20,7 @@ from oper.logs.prepare import Prepared, prepare
 from oper.logs.row_reader import RowReader
 from oper.profiling.distinct_rows import DistinctSums
 from oper.profiling.profile import Profile, window_name
-from oper.profiling.row_counters import Counters, Memory
+from oper.profiling.row_counters import Memory, RowCounters
 from oper.profiling.sampling import RankShares, Sampling, sampling_error
 from oper.profiling.windows import MAX_WINDOWS, EqualWindows, Windows, refuse_too_many
 from oper.tables.model_tables import tables_of
@@ -76,11 +76,11 @@ def count(
     for window, batch in _windowed(_sampled(reader.batches(), options, advance), options):
         if window not in tallies:
             refuse_too_many(len(tallies) + 1, options.max_windows, "the log")
-            place = folder
+            inner = folder
             if folder is not None and options.windows:
                 # Files go by order of appearance until the order of the windows is known.
-                place = folder / f"counted-{len(tallies)}"
-            tallies[window] = _Tally(reader, options, memory, place)
+                inner = folder / f"counted-{len(tallies)}"
+            tallies[window] = _Tally(reader, options, memory, inner)
         tallies[window].add(batch)
     if not tallies:
         raise OperError(
@@ -154,7 +154,7 @@ class _Tally:
     ) -> None:
         self.folder = folder
         self._table_of = reader.tables_of
-        self._counters = Counters(reader.tables, memory, folder)
+        self._counters = RowCounters(reader.tables, memory, folder)
         self._distinct = (
             DistinctSums(options.batch_size, options.ranks, len(reader.tables))
             if options.batch_size

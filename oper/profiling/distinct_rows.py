@@ -13,43 +13,18 @@ of each table, by which plans multiply D and U.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from oper.base import native
-from oper.base.arrays import Counts, Floats, Ints
+from oper.base.arrays import Floats
 from oper.base.errors import OperError
 from oper.base.tensors import as_int64, as_tensor
 from oper.cost.expected_reads import expected_reads
 from oper.cost.workload import Workload
-from oper.profiling.histogram import histogram
-from oper.tables.table import Table
-
-if TYPE_CHECKING:
-    from oper.logs.batches.batch import Batch
-
-
-class RowCounts(Protocol):
-    """What of a profile (profile.py) the expected numbers of distinct rows follow from."""
-
-    @property
-    def tables(self) -> tuple[Table, ...]: ...
-
-    @property
-    def samples(self) -> int: ...
-
-    @property
-    def accesses(self) -> Counts: ...
-
-    @property
-    def containing(self) -> Counts: ...
-
-    @property
-    def offsets(self) -> Ints: ...
-
-    @property
-    def containing_offsets(self) -> Ints: ...
+from oper.logs.batches.batch import Batch, concatenate
+from oper.profiling.row_counts import RowCounts
 
 
 @dataclass(frozen=True)
@@ -106,14 +81,12 @@ class DistinctSums:
             sums.union_rows += d.batches * np.array(d.union_rows)
         return sums
 
-    def add(self, samples: "Batch", table_of: Mapping[str, int]) -> None:
+    def add(self, samples: Batch, table_of: Mapping[str, int]) -> None:
         """Walk on over the next samples of the log, row ids by feature."""
         self._pending.append(samples)
         self._held += samples.samples
         if self._held < self.batch_size:
             return
-        from oper.logs.batches.batch import concatenate
-
         joined = concatenate(self._pending)
         whole = self._held - self._held % self.batch_size
         for start in range(0, whole, self.batch_size):
@@ -121,7 +94,7 @@ class DistinctSums:
         self._pending = [joined.slice(whole, self._held)] if whole < self._held else []
         self._held -= whole
 
-    def _add_batch(self, batch: "Batch", table_of: Mapping[str, int]) -> None:
+    def _add_batch(self, batch: Batch, table_of: Mapping[str, int]) -> None:
         of_ranks, of_all = native.ops().distinct(
             *tensors(batch, table_of), len(self.rank_rows), batch.samples, self.ranks
         )
@@ -129,8 +102,8 @@ class DistinctSums:
         self.rank_rows += of_ranks.numpy()
         self.union_rows += of_all.numpy()
 
-    def against(self, profile: RowCounts) -> Distinct:
-        """The measurement, its ratios taken against what the profile's counters let expect.
+    def against(self, counts: RowCounts) -> Distinct:
+        """The measurement, its ratios taken against what the counts let expect.
 
         OperError where the samples filled no batch.
         """
@@ -141,7 +114,7 @@ class DistinctSums:
             )
         rank_rows = self.rank_rows / (self.batches * self.ranks)
         union_rows = self.union_rows / self.batches
-        rank_expected, union_expected = expected_rows(profile, self.batch_size, self.ranks)
+        rank_expected, union_expected = expected_rows(counts, self.batch_size, self.ranks)
         return Distinct(
             self.batch_size,
             self.ranks,
@@ -153,21 +126,19 @@ class DistinctSums:
         )
 
 
-def expected_rows(profile: RowCounts, batch_size: int, ranks: int) -> tuple[Floats, Floats]:
+def expected_rows(counts: RowCounts, batch_size: int, ranks: int) -> tuple[Floats, Floats]:
     """Σ_k D_k and Σ_k U_k per table, [T] each, from the counters alone."""
-    table, accesses, containing, rows = histogram(
-        profile.accesses, profile.containing, profile.offsets, profile.containing_offsets
-    )
+    table, accesses, containing, rows = counts.histogram()
     workload = Workload("inference", "distinct", batch_size)
-    _, touched, union = expected_reads(accesses, containing, profile.samples, workload, ranks)
-    tables = len(profile.tables)
+    _, touched, union = expected_reads(accesses, containing, counts.samples, workload, ranks)
+    tables = len(counts.tables)
     return (
         np.bincount(table, rows * touched, minlength=tables).astype(np.float64),
         np.bincount(table, rows * union, minlength=tables).astype(np.float64),
     )
 
 
-def tensors(batch: "Batch", table_of: Mapping[str, int]) -> tuple[list[Any], list[Any], Any]:
+def tensors(batch: Batch, table_of: Mapping[str, int]) -> tuple[list[Any], list[Any], Any]:
     """A batch as the native kernels take it: ids, lengths (empty: one each), table, by column."""
     features = [batch.features[key] for key in table_of]
     types = {ids.values.dtype for ids in features}

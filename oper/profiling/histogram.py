@@ -1,6 +1,6 @@
 """The histogram of rows: how many rows of a table have equal counts. One pass over all counters."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -9,17 +9,28 @@ from oper.base.arrays import Counts, Ints
 from oper.base.tensors import as_int64, as_tensor
 
 
+class RowHistogram(NamedTuple):
+    """rows[n] rows of a piece have accesses[n] accesses and are in containing[n] samples.
+
+    int64 [N] each, sorted by piece, then accesses and containing, both descending.
+    """
+
+    piece: Ints
+    accesses: Ints
+    containing: Ints
+    rows: Ints
+
+
 def histogram(
     accesses: Counts,
     containing: Counts,
     offsets: Ints,
     containing_offsets: Ints,
-) -> tuple[Ints, Ints, Ints, Ints]:
-    """Rows of each (piece, accesses, containing): four vectors piece, accesses, containing, rows.
+) -> RowHistogram:
+    """How many rows of each piece have equal counts.
 
-    Pieces are ranges of rows [offsets[n], offsets[n + 1]), such as tables; piece n has its
-    `containing` from containing_offsets[n] on, and where that range is empty they equal its
-    accesses. Sorted by piece, then accesses and containing, both descending.
+    Piece n is the rows offsets[n] … offsets[n + 1] - 1, such as a table. Its `containing` begin at
+    containing_offsets[n]; where that range is empty they equal its accesses.
     """
     found = native.ops().histogram(
         as_tensor(accesses),
@@ -27,11 +38,11 @@ def histogram(
         as_int64(offsets),
         containing_starts(containing_offsets),
     )
-    piece, a, c, rows = (tensor.numpy() for tensor in found)
-    return piece, a, c, rows
+    return RowHistogram(*(tensor.numpy() for tensor in found))
 
 
 def containing_tensor(containing: Counts, accesses: Counts) -> Any:
+    """`containing` as the native kernels take it: of the type of `accesses`."""
     return as_tensor(np.asarray(containing, dtype=accesses.dtype))
 
 

@@ -20,11 +20,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from oper.base.arrays import Counts, Ints
+from oper.base.arrays import Counts
 from oper.base.errors import OperError
 from oper.files.ownership import Format
 from oper.files.storage import (
@@ -36,38 +36,28 @@ from oper.files.storage import (
     verify_files,
     write_json,
 )
-from oper.profiling.counter_arrays import check_total, containing_offsets, new_counters
+from oper.logs.prepare import Prepared
 from oper.profiling.distinct_rows import Distinct, DistinctSums
+from oper.profiling.row_counts import RowCounts, check_total, containing_offsets, new_counters
 from oper.tables.table import Table, fingerprint
-from oper.tables.table import offsets as table_offsets
-
-if TYPE_CHECKING:
-    from oper.logs.prepare import Prepared
-
 
 MARKER = "profile.json"
 FORMAT = Format(MARKER, "oper.profile", 1)
 
 
 @dataclass(eq=False)
-class Profile:
-    """Counters of all tables' rows in global row order (`oper.tables.offsets`).
+class Profile(RowCounts):
+    """The row counts of a log, with what was measured on the way and where the log came from.
 
-    samples: the log's. accesses: uint32 or uint64 [rows]. containing: the same type, only rows of
-    tables that are `bagged`, in table order. source: where the counts come from, in file names
-    and options, no paths and no clock.
+    distinct: distinct rows measured in batches. source: file names and options, no paths and no
+    times, so that equal logs give equal profiles.
     """
 
-    tables: tuple[Table, ...]
-    samples: int
-    accesses: Counts
-    containing: Counts
-    bagged: tuple[bool, ...]
     distinct: Distinct | None = None
     source: dict[str, Any] = field(default_factory=dict)
     # The folder with `vocab/` for tables whose rule needs it, or its contents.
     vocabulary_folder: Path | None = None
-    vocabularies: "Prepared | None" = None
+    vocabularies: Prepared | None = None
 
     def __repr__(self) -> str:
         return (
@@ -75,36 +65,9 @@ class Profile:
             f"{self.samples:,} samples>"
         )
 
-    @cached_property
-    def offsets(self) -> Ints:
-        """Where each table's rows begin: int64 [T + 1]."""
-        return table_offsets(self.tables)
-
-    @cached_property
-    def containing_offsets(self) -> Ints:
-        """Where each table's rows begin in `containing`; nothing for tables not bagged."""
-        return containing_offsets(self.tables, self.bagged)
-
-    @property
-    def rows(self) -> int:
-        """Rows of all tables."""
-        return int(self.offsets[-1])
-
-    def table_accesses(self, table: int) -> Counts:
-        """Accesses of a table's rows."""
-        return self.accesses[self.offsets[table] : self.offsets[table + 1]]
-
-    def table_containing(self, table: int) -> Counts:
-        """The samples that contain each of a table's rows."""
-        if not self.bagged[table]:
-            return self.table_accesses(table)
-        return self.containing[self.containing_offsets[table] : self.containing_offsets[table + 1]]
-
-    def prepared(self) -> "Prepared":
+    def prepared(self) -> Prepared:
         """The tables with their vocabularies, to read a log by the same rules."""
         if self.vocabularies is None:
-            from oper.logs.prepare import Prepared
-
             self.vocabularies = Prepared.load(self.tables, self.vocabulary_folder)
         return self.vocabularies
 

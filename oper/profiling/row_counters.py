@@ -10,7 +10,7 @@ written.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,15 +18,12 @@ from oper.base import native
 from oper.base.errors import OperError
 from oper.base.free_memory import free_memory
 from oper.base.tensors import as_int64, as_tensor
-from oper.profiling.counter_arrays import containing_offsets, new_counters
+from oper.logs.batches.batch import Batch, Jagged
+from oper.logs.prepare import Prepared
 from oper.profiling.distinct_rows import tensors
 from oper.profiling.profile import Profile
+from oper.profiling.row_counts import containing_offsets, new_counters
 from oper.tables.table import Table, offsets
-
-if TYPE_CHECKING:
-    from oper.logs.batches.batch import Batch, Jagged
-    from oper.logs.prepare import Prepared
-
 
 _MOST_UINT32 = int(np.iinfo(np.uint32).max)
 
@@ -59,7 +56,7 @@ class Memory:
             self.used_bytes -= counters.nbytes
 
 
-class Counters:
+class RowCounters:
     """Counters of one profile, to which batches are added."""
 
     def __init__(
@@ -75,7 +72,7 @@ class Counters:
         self.containing = np.zeros(0, np.uint32)
         self.bound = 0  # no counter is larger
 
-    def add(self, batch: "Batch", table_of: Mapping[str, int]) -> None:
+    def add(self, batch: Batch, table_of: Mapping[str, int]) -> None:
         """Count a batch of row ids; `table_of` says which table each of its features indexes.
 
         OperError names the sample, feature and value where an id is no row of its table.
@@ -103,7 +100,7 @@ class Counters:
                 self._refuse(batch, key, self.tables[table], position)
         self.samples += batch.samples
 
-    def profile(self, source: dict[str, Any], prepared: "Prepared | None" = None) -> Profile:
+    def profile(self, source: dict[str, Any], prepared: Prepared | None = None) -> Profile:
         """The profile of what was counted; it takes the counters over."""
         return Profile(
             self.tables,
@@ -151,17 +148,17 @@ class Counters:
                     setattr(self, name, wide)
         self.bound += most
 
-    def _refuse(self, batch: "Batch", key: str, table: Table, position: int) -> None:
+    def _refuse(self, batch: Batch, key: str, table: Table, position: int) -> None:
         ids = batch.features[key]
         raise OperError(
-            f"{batch.place.of(ids.sample_of(position))}: feature {key!r} is "
+            f"{batch.location.of(ids.sample_of(position))}: feature {key!r} is "
             f"{int(ids.values[position])}; table {table.name!r} has {table.rows:,} rows, so an id "
             f"from 0 to {table.rows - 1:,} was needed: give the table more rows, or a rule that "
             "makes ids of values (`ids: hash` or `ids: vocab`)"
         )
 
 
-def _has_several(columns: Sequence["Jagged"]) -> bool:
+def _has_several(columns: Sequence[Jagged]) -> bool:
     """Whether any sample has more than one id in the columns of a table together."""
     if len(columns) == 1:
         lengths = columns[0].lengths

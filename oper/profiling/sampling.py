@@ -17,20 +17,16 @@ x / q estimates c with a relative standard error of √((1 − q) / x). For plan
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.arrays import Floats, Ints
 from oper.base.errors import OperError
-from oper.profiling.histogram import histogram
+from oper.logs.batches.batch import Batch
+from oper.profiling.row_counts import RowCounts
 from oper.profiling.table_summary import HOT_SHARE
-
-if TYPE_CHECKING:
-    from oper.logs.batches.batch import Batch
-    from oper.profiling.profile import Profile
-
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _GRID = 200  # values of λ; twice as many change the estimates by less than their own error
@@ -70,7 +66,7 @@ class RankShares:
         self._with_all = np.zeros(ranks)  # Σ n L
         self._all_squared = 0.0  # Σ L²
 
-    def add(self, batch: "Batch", table_of: Mapping[str, int]) -> None:
+    def add(self, batch: Batch, table_of: Mapping[str, int]) -> None:
         """Count a batch of row ids; `table_of` says which table each of its features indexes."""
         flat = np.zeros(batch.samples * self.ranks)
         for key, table in table_of.items():
@@ -116,9 +112,9 @@ class SamplingError:
         return asdict(self)
 
 
-def sampling_error(profile: "Profile", sampling: Sampling, shares: RankShares) -> SamplingError:
-    """The errors that follow for a profile of a sample."""
-    rows_missed, accesses_missed = hot_missed(*_containing_rows(profile), sampling.share)
+def sampling_error(counts: RowCounts, sampling: Sampling, shares: RankShares) -> SamplingError:
+    """The errors to expect of plans from the counts of a sample."""
+    rows_missed, accesses_missed = hot_missed(*_containing_rows(counts), sampling.share)
     return SamplingError(
         sampling.share,
         sampling.seed,
@@ -177,11 +173,9 @@ def poisson_mixture(x: Ints, rows: Ints) -> tuple[Floats, Floats]:
     return rate, weight
 
 
-def _containing_rows(profile: "Profile") -> tuple[Ints, Ints]:
+def _containing_rows(counts: RowCounts) -> tuple[Ints, Ints]:
     """How many rows there are of each number of containing samples."""
-    _, _, containing, rows = histogram(
-        profile.accesses, profile.containing, profile.offsets, profile.containing_offsets
-    )
+    _, _, containing, rows = counts.histogram()
     x, of = np.unique(containing, return_inverse=True)
     return x, np.bincount(of, rows).astype(np.int64)
 

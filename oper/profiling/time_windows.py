@@ -6,25 +6,59 @@ whose unit cannot be guessed, and more windows than anyone means to have.
 
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from oper.base.arrays import Ints
 from oper.base.errors import OperError
+from oper.base.units import parse_seconds
 from oper.logs.batches.batch import Batch
 from oper.logs.batches.options import TimeUnit
 from oper.logs.batches.times import PER_SECOND, UNIT_NAMES, are_dates, date_text, guess_unit
 from oper.logs.log import Log
-from oper.profiling.windows import (
-    MAX_WINDOWS,
-    TimeWindows,
-    checked_times,
-    parse_span,
-    refuse_too_many,
-)
+from oper.profiling.windows import MAX_WINDOWS, refuse_too_many
 
 Say = Callable[[str], None]
 Times = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class TimeWindows:
+    """Windows of `every` seconds since 1970, or of the column's own numbers where it is `plain`.
+
+    `unit` is what the column counts, for the bounds as it would write them.
+    """
+
+    column: str
+    every: float
+    unit: TimeUnit = "s"
+    plain: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.every < float("inf"):
+            raise OperError(f"--every {self.every:g}: a positive span was needed, such as 1d")
+
+    def of(self, batch: Batch, position: int) -> Ints:
+        if batch.plain_time != self.plain:
+            has, needed = ("plain numbers", "times")[:: 1 if batch.plain_time else -1]
+            raise OperError(
+                f"{batch.location.of(0)}: column {self.column!r} has {has}, and {needed} were "
+                "needed; say what the numbers count with --time-unit s, ms, us or ns"
+            )
+        return np.floor(checked_times(batch, self.column) / self.every).astype(np.int64)
+
+    def describe(self, window: int) -> dict[str, Any]:
+        bounds = [window * self.every, (window + 1) * self.every]
+        scale = 1 if self.plain else PER_SECOND[self.unit]
+        first, last = (scale * bound for bound in bounds)
+        span: dict[str, Any] = {"column": self.column, "from_value": first, "to_value": last}
+        dates = [None] if self.plain else [date_text(bound) for bound in bounds]
+        if None not in dates:
+            span["from"], span["to"] = dates
+        return span
 
 
 def find_time_windows(
@@ -43,7 +77,7 @@ def find_time_windows(
     column, stated = log.options.time, log.options.time_unit
     if column is None:
         raise OperError("LogOptions(time=None): the name of a column of times was needed")
-    span = parse_span(every)
+    span = parse_seconds(every, "--every")
     windows: TimeWindows | None = None
     numbers = False  # as opposed to timestamps, dates and texts of them
     seen: set[float] = set()
@@ -62,7 +96,7 @@ def find_time_windows(
         if batch.plain_time != numbers:
             kinds = ("numbers", "times")[:: -1 if numbers else 1]
             raise OperError(
-                f"{batch.place.of(0)}: from here on column {column!r} holds {kinds[0]}, and "
+                f"{batch.location.of(0)}: from here on column {column!r} holds {kinds[0]}, and "
                 f"{kinds[1]} before; write it in one way"
             )
         if numbers and not windows.plain:
@@ -75,6 +109,23 @@ def find_time_windows(
         advance(batch.samples)
     assert windows is not None, "a log without samples is an error when it is read"
     return log.in_unit(windows.unit if numbers and not windows.plain else None), windows
+
+
+def checked_times(batch: Batch, column: str) -> NDArray[np.float64]:
+    """A batch's times; OperError where it has none, or a sample has none."""
+    times = batch.time
+    if times is None:
+        raise OperError(
+            f"--by-column {column!r}: {batch.location.file} gives no times; CSV and Parquet files "
+            "do"
+        )
+    if not np.isfinite(times).all():
+        sample = int(np.argmin(np.isfinite(times)))
+        raise OperError(
+            f"{batch.location.of(sample)}: column {column!r} has no time; fill it in, or leave the "
+            "sample out with --rows"
+        )
+    return times
 
 
 def _guessed(batch: Batch, times: Times, column: str, every: str, say: Say) -> TimeUnit | None:
@@ -93,7 +144,7 @@ def _guessed(batch: Batch, times: Times, column: str, every: str, say: Say) -> T
     if usual := guess_unit(np.median(times, keepdims=True)):
         _refuse_mixed(batch, times, column, usual)
     raise OperError(
-        f"--every {every}: column {column!r} of {batch.place.file} holds numbers from "
+        f"--every {every}: column {column!r} of {batch.location.file} holds numbers from "
         f"{times.min():,.10g} to {times.max():,.10g}, which are no dates from 1990 to 2100 in any "
         "unit; say what they count with --time-unit s, ms, us or ns, or give --every a number of "
         "the column's own units"
@@ -112,7 +163,7 @@ def _check(batch: Batch, times: Times, windows: TimeWindows, stated: str | None)
             likely = guess_unit(np.array([number]))
             advice = f"--time-unit {likely} would fit" if likely else "name another unit"
             raise OperError(
-                f"{batch.place.of(sample)}: column {windows.column!r} is {number:,.20g}, and no "
+                f"{batch.location.of(sample)}: column {windows.column!r} is {number:,.20g}, and no "
                 f"date in the years 1 to 9999 as {UNIT_NAMES[windows.unit]} since 1970; {advice}"
             )
 
@@ -120,9 +171,9 @@ def _check(batch: Batch, times: Times, windows: TimeWindows, stated: str | None)
 def _refuse_mixed(batch: Batch, times: Times, column: str, unit: TimeUnit) -> None:
     sample = int(np.argmin(are_dates(times, unit)))
     raise OperError(
-        f"{batch.place.of(sample)}: column {column!r} is {times[sample]:,.20g}, and other samples "
-        f"have {UNIT_NAMES[unit]} since 1970, from 1990 to 2100; mend it, or pass --time-unit "
-        f"{unit} if it is right"
+        f"{batch.location.of(sample)}: column {column!r} is {times[sample]:,.20g}, and other "
+        f"samples have {UNIT_NAMES[unit]} since 1970, from 1990 to 2100; correct it, or pass "
+        f"--time-unit {unit} if it is right"
     )
 
 

@@ -29,7 +29,7 @@ _TABLES_VARIANCE = 1.2
 _HASH_RANGE = 1 << 52
 
 
-class PlantedModel:
+class LabelModel:
     """The chances of a recipe's samples under a key."""
 
     def __init__(self, recipe: Recipe, key: int) -> None:

@@ -47,8 +47,8 @@ def write_log(
     if path.suffix != ".parquet":
         raise OperError(f"{path}: a log is written as Parquet; let its name end in .parquet")
     tables = path.with_name(f"{path.stem}.tables.yaml")
-    for place in (path, tables):
-        check_place(place, overwrite=overwrite)
+    for written in (path, tables):
+        check_place(written, overwrite=overwrite)
     auc, clicks = BayesAuc(), 0.0
     schema = _schema(synthesizer.recipe)
     with (

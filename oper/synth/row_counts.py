@@ -16,8 +16,8 @@ import numpy as np
 from oper.base import native
 from oper.base.errors import OperError
 from oper.files.storage import atomic_folder
-from oper.profiling.counter_arrays import containing_offsets, new_counters
 from oper.profiling.profile import FORMAT, Profile, window_name, write_windows
+from oper.profiling.row_counts import containing_offsets, new_counters
 from oper.synth.synthesizer import ORDERS, Synthesizer, stream_key
 from oper.tables.table import offsets
 
@@ -52,10 +52,10 @@ def write_profile(
         bounds = [synthesizer.samples * w // windows for w in range(windows + 1)]
         profiles = []
         for window, (begin, end) in enumerate(itertools.pairwise(bounds)):
-            place = temporary / window_name(window)
-            place.mkdir()
-            profile = synthesize_counts(synthesizer, place, begin, end, advance)
-            profile.write(place)
+            inner = temporary / window_name(window)
+            inner.mkdir()
+            profile = synthesize_counts(synthesizer, inner, begin, end, advance)
+            profile.write(inner)
             profiles.append(profile)
         write_windows(temporary, profiles)
 
@@ -79,9 +79,9 @@ def synthesize_counts(
     starts, bag_starts = offsets(tables), containing_offsets(tables, bagged)
     dtype = _counter_type(synthesizer, end - begin)
     size_bytes = int(starts[-1] + bag_starts[-1]) * np.dtype(dtype).itemsize
-    place = folder if size_bytes > _IN_MEMORY_BYTES else None
-    accesses = new_counters(int(starts[-1]), dtype, place, "accesses.npy")
-    containing = new_counters(int(bag_starts[-1]), dtype, place, "containing.npy")
+    on_disk = folder if size_bytes > _IN_MEMORY_BYTES else None
+    accesses = new_counters(int(starts[-1]), dtype, on_disk, "accesses.npy")
+    containing = new_counters(int(bag_starts[-1]), dtype, on_disk, "containing.npy")
     for table, feature in enumerate(synthesizer.recipe.features):
         counts = torch.from_numpy(accesses[starts[table] : starts[table + 1]])
         _draw_accesses(synthesizer, table, counts, begin, end)
@@ -106,7 +106,7 @@ def _draw_accesses(synthesizer: Synthesizer, table: int, counts: Any, begin: int
     mean = feature.ids * (end - begin)
     total = int(random.poisson(mean)) if feature.varying else round(mean)
     moved = int(random.binomial(total, synthesizer.moved_share(begin, end)))
-    order, key = ORDERS.index(synthesizer.order), synthesizer.place_key(table)
+    order, key = ORDERS.index(synthesizer.order), synthesizer.row_key(table)
     for accesses, has_moved in ((total - moved, False), (moved, True)):
         if accesses:
             stream = stream_key(seed, "counts", table, begin, has_moved)

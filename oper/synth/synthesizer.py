@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 
 from oper.base import native
 from oper.base.errors import OperError
-from oper.logs.batches.batch import Batch, Jagged, Place
-from oper.synth.label_model import DENSE_COLUMNS, BayesAuc, PlantedModel
+from oper.logs.batches.batch import Batch, Jagged, Location
+from oper.synth.label_model import DENSE_COLUMNS, BayesAuc, LabelModel
 from oper.synth.recipes import Feature, Recipe
 
 Order = Literal["scattered", "frequency", "age"]
@@ -84,7 +84,7 @@ class Synthesizer:
 
     def batches(self, auc: BayesAuc | None = None) -> Iterator[Batch]:
         """The log's samples in order, with label and dense values; `auc` is told their logits."""
-        model = PlantedModel(self.recipe, stream_key(self.seed, "model"))
+        model = LabelModel(self.recipe, stream_key(self.seed, "model"))
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             for index, first in enumerate(range(0, self.samples, self.batch_samples)):
                 batch, logits = self._batch(index, first, model, pool)
@@ -92,7 +92,7 @@ class Synthesizer:
                     auc.add(logits)
                 yield batch
 
-    def place_key(self, table: int) -> int:
+    def row_key(self, table: int) -> int:
         """The key of the bijection from ranks to rows of a table."""
         return stream_key(self.seed, "rows", table)
 
@@ -101,7 +101,7 @@ class Synthesizer:
         return self.drift * (begin + end - 1) / 2 / max(1, self.samples - 1)
 
     def _batch(
-        self, index: int, first: int, model: PlantedModel, pool: ThreadPoolExecutor
+        self, index: int, first: int, model: LabelModel, pool: ThreadPoolExecutor
     ) -> tuple[Batch, NDArray[np.float64]]:
         samples = min(self.batch_samples, self.samples - first)
         random = np.random.default_rng([self.seed, 0, index])
@@ -125,7 +125,7 @@ class Synthesizer:
         batch = Batch(
             samples=samples,
             features={name: ids for name, (ids, _) in zip(names, drawn, strict=True)},
-            place=Place(self.recipe.name, first),
+            location=Location(self.recipe.name, first),
             label=(random.random(samples) < chances).astype(np.float32),
             dense=dense,
         )
@@ -143,7 +143,7 @@ class Synthesizer:
         import torch
 
         ops, samples = native.ops(), len(classes)
-        rows, key = feature.table.rows, self.place_key(table)
+        rows, key = feature.table.rows, self.row_key(table)
         if feature.varying:
             lengths = random.poisson(feature.ids, samples).astype(np.int32)
         else:

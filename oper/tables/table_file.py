@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from oper.base.errors import OperError
-from oper.files.yaml_file import Document, Place
+from oper.files.yaml_file import Document, KeyPath
 from oper.tables.published import published_names, published_table
 from oper.tables.table import CHOICES, IdKind, IdRule, Table
 
@@ -38,7 +38,7 @@ def load_tables(
 
 def _from_document(document: Document, base: dict[str, Any]) -> tuple[Table, ...]:
     content = document.content
-    place: Place = ()
+    keys: KeyPath = ()
     if isinstance(content, dict):
         unknown = set(content) - {"tables", "defaults"}
         if unknown or "tables" not in content:
@@ -50,37 +50,37 @@ def _from_document(document: Document, base: dict[str, Any]) -> tuple[Table, ...
                 else "has no `tables`; a list of tables was needed",
             )
         base = base | _settings(document, ("defaults",), content.get("defaults") or {})
-        content, place = content["tables"], ("tables",)
+        content, keys = content["tables"], ("tables",)
     if not isinstance(content, list) or not content:
-        document.fail(place, "is no list of tables; write one entry `- name: …` for each table")
+        document.fail(keys, "is no list of tables; write one entry `- name: …` for each table")
     tables = tuple(
-        _table(document, (*place, index), entry, base) for index, entry in enumerate(content)
+        _table(document, (*keys, index), entry, base) for index, entry in enumerate(content)
     )
-    _check_names(document, place, tables)
+    _check_names(document, keys, tables)
     return tables
 
 
-def _table(document: Document, place: Place, entry: Any, base: dict[str, Any]) -> Table:
+def _table(document: Document, keys: KeyPath, entry: Any, base: dict[str, Any]) -> Table:
     if not isinstance(entry, dict):
-        document.fail(place, f"is {entry!r}, and a mapping with `name` and `rows` was needed")
-    settings = base | _settings(document, place, entry)
+        document.fail(keys, f"is {entry!r}, and a mapping with `name` and `rows` was needed")
+    settings = base | _settings(document, keys, entry)
     if "name" not in settings:
-        document.fail(place, "has no name; add `name: …`")
+        document.fail(keys, "has no name; add `name: …`")
     if settings["ids"].kind == "hash" and "rows" not in settings:
-        document.fail(place, f"table {settings['name']!r} has no rows; `ids: hash` needs them")
+        document.fail(keys, f"table {settings['name']!r} has no rows; `ids: hash` needs them")
     try:
         return Table(**({"rows": 0} | settings))
     except OperError as error:
-        document.fail(place, str(error))
+        document.fail(keys, str(error))
 
 
-def _settings(document: Document, place: Place, entry: Any) -> dict[str, Any]:
+def _settings(document: Document, keys: KeyPath, entry: Any) -> dict[str, Any]:
     """The stated fields of a table, or of the defaults, each checked for its type."""
     if not isinstance(entry, dict):
-        document.fail(place, f"is {entry!r}, and a mapping was needed")
+        document.fail(keys, f"is {entry!r}, and a mapping was needed")
     result: dict[str, Any] = {}
     for key, value in entry.items():
-        here = (*place, str(key))
+        here = (*keys, str(key))
         if key in ("rows", "dim"):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 document.fail(here, f"is {value!r}, and a whole number from 1 was needed")
@@ -105,33 +105,33 @@ def _settings(document: Document, place: Place, entry: Any) -> dict[str, Any]:
     return result
 
 
-def _features(document: Document, place: Place, value: Any) -> tuple[str, ...]:
+def _features(document: Document, keys: KeyPath, value: Any) -> tuple[str, ...]:
     names = [value] if isinstance(value, str | int) else value
     if not isinstance(names, list) or not all(isinstance(n, str | int) for n in names):
-        document.fail(place, f"is {value!r}, and a list of the log's columns was needed")
+        document.fail(keys, f"is {value!r}, and a list of the log's columns was needed")
     return tuple(map(str, names))
 
 
-def _rule(document: Document, place: Place, value: Any) -> IdRule:
+def _rule(document: Document, keys: KeyPath, value: Any) -> IdRule:
     fields = {"kind": value} if isinstance(value, str) else value
     if not isinstance(fields, dict) or fields.get("kind") not in CHOICES["ids"]:
-        document.fail(place, f"is {value!r}; dense, hash or vocab was needed (alone, or as `kind`)")
+        document.fail(keys, f"is {value!r}; dense, hash or vocab was needed (alone, or as `kind`)")
     unknown = set(fields) - {"kind", "min_count", "missing"}
     if unknown:
-        document.fail((*place, min(map(str, unknown))), "is unknown; kind, min_count, missing are")
+        document.fail((*keys, min(map(str, unknown))), "is unknown; kind, min_count, missing are")
     min_count = fields.get("min_count", 1)
     if not isinstance(min_count, int) or isinstance(min_count, bool) or min_count < 1:
-        document.fail((*place, "min_count"), f"is {min_count!r}; a whole number from 1 was needed")
+        document.fail((*keys, "min_count"), f"is {min_count!r}; a whole number from 1 was needed")
     missing = fields.get("missing")
     return IdRule(fields["kind"], min_count, None if missing is None else str(missing))
 
 
-def _check_names(document: Document, place: Place, tables: Sequence[Table]) -> None:
+def _check_names(document: Document, keys: KeyPath, tables: Sequence[Table]) -> None:
     seen: dict[str, int] = {}
     for index, table in enumerate(tables):
         if table.name in seen:
             document.fail(
-                (*place, index),
+                (*keys, index),
                 f"names table {table.name!r} again, first in entry {seen[table.name]}; "
                 "names must differ",
             )

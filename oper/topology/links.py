@@ -6,8 +6,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-GB = 1e9
-
 SAME_NODE_LATENCY_SECONDS = 2e-6
 OTHER_NODE_LATENCY_SECONDS = 5e-6
 KINDS = ("local", "same_node", "other_node")

@@ -4,8 +4,11 @@ import re
 from collections.abc import Sequence
 
 from oper.base.errors import OperError
+from oper.base.units import GB
 from oper.topology.description import Description
-from oper.topology.links import GB, host_memory_bytes, latency_seconds, link_matrix
+from oper.topology.links import host_memory_bytes, latency_seconds, link_matrix
+
+PRESETS = ("dgx-a100", "dgx-h100", "2x4-a100", "4x4-a100", "cpu:N")  # as help and errors list them
 
 # Bandwidths of the presets, bytes/s in one direction.
 A100_MEMORY_BYTES = 40 * 10**9

@@ -16,13 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.errors import OperError
+from oper.base.units import GB
 from oper.files.yaml_file import Document
 from oper.topology.capacity import Capacity, parse_capacity, rank_capacities
-from oper.topology.links import GB
-from oper.topology.presets import preset
+from oper.topology.presets import PRESETS, preset
 from oper.topology.topology_file import parse_topology
-
-PRESETS = ("dgx-a100", "dgx-h100", "2x4-a100", "4x4-a100", "cpu:N")
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from oper.base.errors import OperError
 from oper.base.units import parse_bytes
-from oper.files.yaml_file import Document, Place
+from oper.files.yaml_file import Document, KeyPath
 from oper.topology.capacity import Capacity, parse_capacity
 from oper.topology.description import Description
 from oper.topology.links import KINDS, latency_seconds, link_matrix
@@ -77,10 +77,10 @@ def _link_cost(document: Document, node_of: tuple[int, ...]) -> NDArray[np.float
     key = present[0]
     ranks = len(node_of)
 
-    def cost(*place: str | int) -> float:
+    def cost(*keys: str | int) -> float:
         if key == "bandwidth":
-            return 1 / _rate(document, (key, *place))
-        return _positive(document, (key, *place), _at(document, (key, *place)), "seconds per byte")
+            return 1 / _rate(document, (key, *keys))
+        return _positive(document, (key, *keys), _at(document, (key, *keys)), "seconds per byte")
 
     if isinstance(content[key], dict):
         _check_keys(document, (key,), KINDS)
@@ -128,42 +128,42 @@ def _capacity(document: Document, ranks: int) -> Capacity:
         raise OperError(f"{document.where(('capacity',))}: {error}") from error
 
 
-def _check_keys(document: Document, place: Place, known: Sequence[str]) -> None:
-    for key in _at(document, place):
+def _check_keys(document: Document, keys: KeyPath, known: Sequence[str]) -> None:
+    for key in _at(document, keys):
         if key not in known:
-            document.fail((*place, str(key)), f"is no key; known here: {', '.join(known)}")
+            document.fail((*keys, str(key)), f"is no key; known here: {', '.join(known)}")
 
 
-def _check_length(document: Document, place: Place, given: Any, length: int, what: str) -> None:
+def _check_length(document: Document, keys: KeyPath, given: Any, length: int, what: str) -> None:
     if not isinstance(given, list) or len(given) != length:
         found = f"{len(given)}" if isinstance(given, list) else _called(given)
-        document.fail(place, f"has {found}, and {length} {what}, were needed")
+        document.fail(keys, f"has {found}, and {length} {what}, were needed")
 
 
-def _rate(document: Document, place: Place) -> float:
+def _rate(document: Document, keys: KeyPath) -> float:
     """A bandwidth in bytes/s: a bare number, or a size such as `240GB/s`."""
-    given = _at(document, place)
+    given = _at(document, keys)
     if isinstance(given, str) and given.strip().endswith("/s"):
-        given = parse_bytes(given.strip().removesuffix("/s"), document.where(place))
-    return _positive(document, place, given, "bytes per second, such as 240e9 or 240GB/s")
+        given = parse_bytes(given.strip().removesuffix("/s"), document.where(keys))
+    return _positive(document, keys, given, "bytes per second, such as 240e9 or 240GB/s")
 
 
-def _positive(document: Document, place: Place, given: Any, what: str) -> float:
+def _positive(document: Document, keys: KeyPath, given: Any, what: str) -> float:
     if given is None:
-        document.fail(place, f"is missing, and {what} were needed")
+        document.fail(keys, f"is missing, and {what} were needed")
     try:
         # Text too, as YAML takes 1e9 for a string and only 1.0e+9 for a number.
         value = float(given) if isinstance(given, int | float | str) else math.nan
     except ValueError:
         value = math.nan
     if not 0 < value < math.inf:
-        document.fail(place, f"is {given!r}, and a positive number of {what} was needed")
+        document.fail(keys, f"is {given!r}, and a positive number of {what} was needed")
     return value
 
 
-def _at(document: Document, place: Place) -> Any:
+def _at(document: Document, keys: KeyPath) -> Any:
     value = document.content
-    for step in place:
+    for step in keys:
         value = value[step]
     return value
 

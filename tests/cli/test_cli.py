@@ -10,7 +10,8 @@ import pytest
 
 from oper import cli
 from oper.base.errors import OperError
-from oper.cli.shared import common
+from oper.base.units import parse_share
+from oper.cli.shared.formatting import format_bytes, format_gap, format_number, plural
 from oper.profiling.profile import Profile
 from oper.tables.table import Table
 from tests.support.commands import SYNTH, fine, oper, refused
@@ -129,15 +130,20 @@ def test_help_shows_the_options_of_default_verbs() -> None:
 
 
 def test_figures_for_people() -> None:
-    assert [common.quantity(v) for v in (0, 12, 999.6, 1234567)] == ["0", "12", "1k", "1.23M"]
-    assert [common.size(v) for v in (0, 999, 999_999, 1.5e15)] == ["0 B", "999 B", "1 MB", "1.5 PB"]
-    shown = [common.gap(v) for v in (0.0, 9e-7, 1.0001e-4, 0.0123, 1.5)]
+    assert [format_number(v) for v in (0, 12, 999.6, 1234567)] == ["0", "12", "1k", "1.23M"]
+    assert [format_bytes(v) for v in (0, 999, 999_999, 1.5e15)] == [
+        "0 B",
+        "999 B",
+        "1 MB",
+        "1.5 PB",
+    ]
+    shown = [format_gap(v) for v in (0.0, 9e-7, 1.0001e-4, 0.0123, 1.5)]
     assert shown == ["<0.0001%", "<0.0001%", "0.0101%", "1.23%", "150%"]
-    assert [common.counted(n, "rank") for n in (1, 2000)] == ["1 rank", "2,000 ranks"]
-    assert [common.parse_share(t, "--dob") for t in ("5%", "0.05", "300%")] == [0.05, 0.05, 3]
+    assert [plural(n, "rank") for n in (1, 2000)] == ["1 rank", "2,000 ranks"]
+    assert [parse_share(t, "--dob") for t in ("5%", "0.05", "300%")] == [0.05, 0.05, 3]
     for text in ("5", "x", "-1%", "nan", "", "%"):
         with pytest.raises(OperError, match="--dob"):
-            common.parse_share(text, "--dob")
+            parse_share(text, "--dob")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oper.base.errors import OperError
-from oper.logs.batches.batch import Jagged, Place
+from oper.logs.batches.batch import Jagged, Location
 from oper.logs.batches.values import decimals, hash64, hexadecimals
 from oper.logs.ids import IdMapper, without
 from oper.logs.vocabulary import (
@@ -25,7 +25,7 @@ from oper.logs.vocabulary import (
 from oper.tables.table import IdRule, Table
 
 MASK = (1 << 64) - 1
-PLACE = Place("log.csv", 10, "line")
+LOCATION = Location("log.csv", 10, "line")
 
 texts = st.lists(st.text(max_size=30) | st.from_regex("-?[0-9]{1,20}", fullmatch=True), max_size=20)
 bags = st.lists(st.lists(st.integers(-3, 9), max_size=4), max_size=8)
@@ -135,7 +135,7 @@ def test_missing_texts() -> None:
 @given(bags, st.integers(1, 6))
 def test_dense_skips_and_counts(lists: list[list[int]], rows: int) -> None:
     mapper = IdMapper(Table("t", rows), on_bad_id="skip")
-    found = lists_of(mapper.map(jagged(lists), "c", PLACE))
+    found = lists_of(mapper.map(jagged(lists), "c", LOCATION))
     expected = [[v for v in bag if 0 <= v < rows] for bag in lists]
     assert found == expected
     assert mapper.skipped == sum(map(len, lists)) - sum(map(len, expected))
@@ -153,7 +153,7 @@ def test_dense_skips_and_counts(lists: list[list[int]], rows: int) -> None:
 def test_dense_errors(raw: Jagged, words: list[str]) -> None:
     mapper = IdMapper(Table("t", 5), on_bad_id="error")
     with pytest.raises(OperError) as raised:
-        mapper.map(raw, "c", PLACE)
+        mapper.map(raw, "c", LOCATION)
     for word in ["log.csv", *words]:
         assert word in str(raised.value)
 
@@ -171,10 +171,10 @@ def test_hash_rule_is_the_same_for_texts_and_integers(values: list[str], rows: i
     for value in values:
         integer = reference_integer(value)
         expected.append((reference_hash(value) if integer is None else integer) % rows)
-    found = mapper.map(Jagged(coded(values)), "c", PLACE).values
+    found = mapper.map(Jagged(coded(values)), "c", LOCATION).values
     assert found.tolist() == expected
     integers = [v for v in map(reference_integer, values) if v is not None]
-    as_integers = mapper.map(Jagged(np.array(integers, np.int64)), "c", PLACE).values
+    as_integers = mapper.map(Jagged(np.array(integers, np.int64)), "c", LOCATION).values
     assert as_integers.tolist() == [v % rows for v in integers]
 
 
@@ -215,10 +215,10 @@ def test_vocabulary_against_a_counter(
     row_of = {value: row for row, (value, _) in enumerate(kept, start=1)}
     asked: list[str | int] = [*expected, "unseen", 99, -99]
     mapper = IdMapper(Table("t", len(kept) + 1, ids=IdRule("vocab")), vocabulary)
-    by_text = mapper.map(Jagged(coded([str(v) for v in asked])), "c", PLACE).values
+    by_text = mapper.map(Jagged(coded([str(v) for v in asked])), "c", LOCATION).values
     assert by_text.tolist() == [row_of.get(v, 0) for v in asked]
     numbers = [v for v in asked if isinstance(v, int)]
-    by_number = mapper.map(Jagged(np.array(numbers, np.int64)), "c", PLACE).values
+    by_number = mapper.map(Jagged(np.array(numbers, np.int64)), "c", LOCATION).values
     assert by_number.tolist() == [row_of.get(v, 0) for v in numbers]
 
 

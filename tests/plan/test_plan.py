@@ -11,7 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from oper.audit.check import check, replay
+from oper.audit.check import check
+from oper.audit.replay import replay
 from oper.base.errors import OperError
 from oper.cost.workload import Workload
 from oper.files import storage

@@ -11,12 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oper.base.errors import OperError
+from oper.base.units import parse_seconds
 from oper.logs import LogOptions, RowReader, open_log, prepare
 from oper.profiling.counting import CountOptions, count, profile, provenance
 from oper.profiling.distinct_rows import expected_rows
 from oper.profiling.profile import Profile, merge
 from oper.profiling.sampling import Sampling, hot_missed, poisson_mixture
-from oper.profiling.windows import EqualWindows, TimeWindows, parse_span
+from oper.profiling.time_windows import TimeWindows
+from oper.profiling.windows import EqualWindows
 from oper.tables.table import Table
 
 JAGGED = LogOptions(values=("item",), lengths=("lengths",))
@@ -140,7 +142,7 @@ def test_windows_by_time_whatever_the_order(tmp_path: Path) -> None:
     times = np.array([3 * day, 10, day + 5, 20, 3 * day + 1, day - 1]) + 20_000 * day
     log = {"t": pa.array(times).cast(pa.timestamp("s")), "f": [0, 1, 2, 1, 0, 3]}
     pq.write_table(pa.table(log), tmp_path / "l.parquet")
-    options = CountOptions(windows=TimeWindows("t", parse_span("1d")))
+    options = CountOptions(windows=TimeWindows("t", parse_seconds("1d", "--every")))
     parts = counted(tmp_path / "l.parquet", LogOptions(columns=("f",), time="t"), options)
     assert [part.accesses.tolist() for part in parts] == [[0, 2, 0, 1], [0, 0, 1, 0], [2, 0, 0, 0]]
     spans = [part.source["window"] for part in parts]
@@ -150,9 +152,9 @@ def test_windows_by_time_whatever_the_order(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "1y", "-1d", "0", "d", "1e3"])
 def test_spans_that_are_none(text: str) -> None:
-    assert parse_span("1.5h") == 5400
+    assert parse_seconds("1.5h", "--every") == 5400
     with pytest.raises(OperError, match="--every"):
-        parse_span(text)
+        parse_seconds(text, "--every")
 
 
 def test_a_sample_is_the_same_whatever_the_batches(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from oper.base.errors import OperError
 from oper.cli.profile_commands import profile as cli_profile
 from oper.profiling import counting
 from oper.profiling.profile import Profile
-from oper.profiling.row_counters import Counters
+from oper.profiling.row_counters import RowCounters
 
 
 @pytest.fixture
@@ -221,11 +221,11 @@ def test_interrupted_in_the_middle(
     run(log, "-o", tmp_path / "p", *CRITEO)
     before = Profile.open(tmp_path / "p").digest
 
-    class Interrupted(Counters):
+    class Interrupted(RowCounters):
         def add(self, *_: object) -> None:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(counting, "Counters", Interrupted)
+    monkeypatch.setattr(counting, "RowCounters", Interrupted)
     with pytest.raises(AssertionError, match=r"KeyboardInterrupt|130|Abort"):
         run(log, "-o", tmp_path / "p", "--force", *CRITEO, "--memory-limit", "0B")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["log.parquet", "p"]

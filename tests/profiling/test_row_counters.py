@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from oper.base import native
 from oper.base.errors import OperError
 from oper.logs import Batch, Jagged
-from oper.logs.batches.batch import Place
-from oper.profiling.row_counters import Counters, Memory
+from oper.logs.batches.batch import Location
+from oper.profiling.row_counters import Memory, RowCounters
 from oper.tables.table import Table
 
 
@@ -71,12 +71,12 @@ def drawn_logs(draw: st.DrawFn) -> Drawn:
     batches = []
     for samples in draw(st.lists(st.integers(1, 30), min_size=1, max_size=3)):
         features = {key: column(key, samples) for key in table_of}
-        batches.append(Batch(samples, features, Place("drawn")))
+        batches.append(Batch(samples, features, Location("drawn")))
     return Drawn(tables, table_of, tuple(batches))
 
 
-def counted(drawn: Drawn) -> Counters:
-    counters = Counters(drawn.tables)
+def counted(drawn: Drawn) -> RowCounters:
+    counters = RowCounters(drawn.tables)
     for batch in drawn.batches:
         counters.add(batch, drawn.table_of)
     return counters
@@ -102,12 +102,12 @@ def test_large_batch_over_all_parts(threads: int, bag: int | None) -> None:
     rows, samples = 100_000, 300_000
     ids = (random.zipf(1.2, samples * (bag or 1)) - 1) % rows
     lengths = None if bag is None else np.full(samples, bag, np.int32)
-    counters = Counters((Table("t", rows), Table("u", 1)))
+    counters = RowCounters((Table("t", rows), Table("u", 1)))
     features = {"t": Jagged(ids, lengths), "u": Jagged(np.zeros(samples, np.int64))}
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        counters.add(Batch(samples, features, Place("drawn")), {"t": 0, "u": 1})
+        counters.add(Batch(samples, features, Location("drawn")), {"t": 0, "u": 1})
     finally:
         torch.set_num_threads(before)
     np.testing.assert_array_equal(counters.accesses[:-1], np.bincount(ids, minlength=rows))
@@ -126,8 +126,10 @@ def test_bad_ids_are_named_and_never_written(bad: int, bags: bool) -> None:
     values = np.array([1, 2, bad, 3])
     lengths = np.array([2, 2], np.int32) if bags else None
     one = Jagged(np.zeros(2 if bags else 4, np.int64))
-    batch = Batch(2 if bags else 4, {"a": one, "f": Jagged(values, lengths)}, Place("log.npz", 100))
-    counters = Counters(tables)
+    batch = Batch(
+        2 if bags else 4, {"a": one, "f": Jagged(values, lengths)}, Location("log.npz", 100)
+    )
+    counters = RowCounters(tables)
     sample = 101 if bags else 102
     with pytest.raises(OperError, match=rf"log.npz, row {sample}: feature 'f' is {bad}; table 'b'"):
         counters.add(batch, {"a": 0, "f": 1})
@@ -192,8 +194,8 @@ def test_distinct_rows_equal_the_reference(drawn: Drawn, ranks: int) -> None:
 
 def test_counters_widen_before_they_overflow() -> None:
     most = (1 << 32) - 1
-    counters = Counters((Table("t", 3),))
-    bag = Batch(1, {"t": Jagged(np.array([0, 0, 1]), np.array([3], np.int32))}, Place("drawn"))
+    counters = RowCounters((Table("t", 3),))
+    bag = Batch(1, {"t": Jagged(np.array([0, 0, 1]), np.array([3], np.int32))}, Location("drawn"))
     counters.add(bag, {"t": 0})
     counters.accesses[0] = counters.bound = most - 4
     counters.add(bag, {"t": 0})
@@ -206,24 +208,24 @@ def test_counters_widen_before_they_overflow() -> None:
 
 
 def test_many_accesses_of_many_rows_do_not_widen() -> None:
-    counters = Counters((Table("t", 3),))
+    counters = RowCounters((Table("t", 3),))
     counters.bound = (1 << 32) - 2  # as after four billion accesses of which no row has many
-    counters.add(Batch(2, {"t": Jagged(np.array([0, 1]))}, Place("drawn")), {"t": 0})
+    counters.add(Batch(2, {"t": Jagged(np.array([0, 1]))}, Location("drawn")), {"t": 0})
     assert counters.accesses.dtype == np.uint32
     assert counters.bound == 2
 
 
 def test_counters_beyond_the_limit_lie_in_files(tmp_path) -> None:
     tables = (Table("t", 3), Table("u", 5))
-    one = Batch(1, {"t": Jagged(np.array([2])), "u": Jagged(np.array([4]))}, Place("drawn"))
+    one = Batch(1, {"t": Jagged(np.array([2])), "u": Jagged(np.array([4]))}, Location("drawn"))
     two = Batch(
         1,
         {"t": Jagged(np.array([0, 2]), np.array([2], np.int32)), "u": Jagged(np.array([1]))},
-        Place("drawn"),
+        Location("drawn"),
     )
     for limit, mapped in ((None, []), (32, ["containing.npy"]), (0, ["accesses", "containing"])):
         folder = tmp_path / str(limit)
-        counters = Counters(tables, Memory(limit), folder)
+        counters = RowCounters(tables, Memory(limit), folder)
         counters.add(one, {"t": 0, "u": 1})
         counters.add(two, {"t": 0, "u": 1})
         found = sorted(p.stem for p in folder.glob("*")) if folder.exists() else []

@@ -17,8 +17,8 @@ from oper.logs.batches.options import TimeUnit
 from oper.logs.batches.times import PER_SECOND, date_text
 from oper.profiling.counting import CountOptions, count
 from oper.profiling.profile import Profile
-from oper.profiling.time_windows import find_time_windows
-from oper.profiling.windows import EqualWindows, TimeWindows
+from oper.profiling.time_windows import TimeWindows, find_time_windows
+from oper.profiling.windows import EqualWindows
 from tests.support.commands import oper, tree
 
 DAY = 86_400

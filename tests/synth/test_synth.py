@@ -56,7 +56,7 @@ def test_logs_follow_the_law_whatever_the_coaccess(share: float) -> None:
     for index, feature in enumerate(features):
         rows = feature.table.rows
         counts = np.bincount(values_of(batches, feature.table.name), minlength=rows)
-        key = synthesizer.place_key(index)
+        key = synthesizer.row_key(index)
         placed = (
             native.ops()
             .place_ranks(torch.arange(rows), rows, ORDERS.index("scattered"), key, False)
@@ -91,7 +91,7 @@ def test_drift_moves_the_stated_share() -> None:
     feature = zipf_feature("a", 200)
     drift, samples, parts = 0.6, 400_000, 4
     synthesizer = Synthesizer(recipe_of(feature), samples, drift, seed=5, order="frequency")
-    key = synthesizer.place_key(0)
+    key = synthesizer.row_key(0)
     old = chances_of(feature.law)
     new = np.empty_like(old)
     new[
@@ -130,7 +130,9 @@ def test_profiles_count_like_logs() -> None:
         logged = np.bincount(values_of(batches, name), minlength=rows)
         samples = np.concatenate(
             [
-                np.repeat(b.place.first + np.arange(b.samples), np.diff(b.features[name].offsets()))
+                np.repeat(
+                    b.location.first + np.arange(b.samples), np.diff(b.features[name].offsets())
+                )
                 for b in batches
             ]
         )
@@ -193,7 +195,7 @@ def test_written_logs_read_back(tmp_path: Path) -> None:
     assert lengths.min() == 0
 
 
-def test_bayes_auc_is_that_of_the_planted_chances() -> None:
+def test_bayes_auc_is_that_of_the_true_chances() -> None:
     logits = np.random.default_rng(0).normal(-1, 1.2, 400)
     chances = 1 / (1 + np.exp(-logits))
     won = lost = 0.0

@@ -5,11 +5,14 @@ from typing import Any
 
 import typer
 
+from oper.base.units import parse_share
 from oper.cli.plan_commands import plan_check, plan_views
 from oper.cli.plan_commands.plan_text import facts_table, plan_facts, rank_table
 from oper.cli.plan_commands.plan_warnings import warnings
-from oper.cli.shared import common
+from oper.cli.shared.console import emit, new_console, warn
 from oper.cli.shared.default_verb import DEFAULT, verb
+from oper.cli.shared.formatting import plural
+from oper.cli.shared.output_options import FORCE, JSON
 from oper.cli.shared.plan_options import (
     BALANCE,
     BATCH_SIZE,
@@ -17,12 +20,12 @@ from oper.cli.shared.plan_options import (
     DOB,
     EXTRA_MEMORY,
     FETCH,
-    JSON,
     MODE,
     THRESHOLD,
     TOPOLOGY,
     load_topology,
 )
+from oper.cli.shared.progress import steps
 
 
 def register(app: typer.Typer) -> None:
@@ -46,7 +49,7 @@ def make(
     dob: str = DOB,
     balance: str = BALANCE,
     capacity: str | None = CAPACITY,
-    force: bool = common.FORCE,
+    force: bool = FORCE,
     as_json: bool = JSON,
 ) -> None:
     """Plan the placement of every row and certify how far it is from optimal."""
@@ -59,28 +62,28 @@ def make(
 
     check_place(output, FORMAT, force)
     settings = Settings(
-        common.parse_share(extra_memory, "--extra-memory"),
-        common.parse_share(threshold, "--threshold"),
-        common.parse_share(dob, "--dob"),
+        parse_share(extra_memory, "--extra-memory"),
+        parse_share(threshold, "--threshold"),
+        parse_share(dob, "--dob"),
         balance,
     )
     ranks = load_topology(topology, capacity)
     workload = Workload(mode, fetch, batch_size)  # type: ignore[arg-type]
     opened = Profile.open(profile, check=True)
-    with common.steps("planning", total=6) as report:
+    with steps("planning", total=6) as report:
         planned = make_plan(opened, ranks, workload, settings, output, report, force)
     content = {"plan": str(output), **planned.to_json()}
     for warning in warnings(planned, opened):
-        common.warn(warning)
-    common.emit(as_json, content, lambda: _print_plan(content))
+        warn(warning)
+    emit(as_json, content, lambda: _print_plan(content))
 
 
 def _print_plan(content: dict[str, Any]) -> None:
-    out = common.console()
+    out = new_console()
     out.print(
-        f"{content['plan']}: {common.counted(content['rows'], 'row')} on "
-        f"{common.counted(content['ranks'], 'rank')}, {content['mode']}, {content['fetch']} "
-        f"fetches, {common.counted(content['batch_size'], 'sample')} a batch"
+        f"{content['plan']}: {plural(content['rows'], 'row')} on "
+        f"{plural(content['ranks'], 'rank')}, {content['mode']}, {content['fetch']} "
+        f"fetches, {plural(content['batch_size'], 'sample')} a batch"
     )
     out.print(rank_table(content))
     out.print(facts_table(plan_facts(content)))

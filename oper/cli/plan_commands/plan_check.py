@@ -5,8 +5,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from oper.cli.shared import common
+from oper.cli.shared.console import emit, new_console
 from oper.cli.shared.log_options import takes_log
+from oper.cli.shared.output_options import JSON
+from oper.cli.shared.progress import steps
 
 if TYPE_CHECKING:
     from oper.logs import LogOptions
@@ -20,7 +22,7 @@ def add_to(verbs: typer.Typer) -> None:
 def check(
     plan: Path = typer.Argument(help="A plan folder."),
     log: list[Path] | None = typer.Argument(None, help="The log that its profile counted."),
-    as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
+    as_json: bool = JSON,
     *,
     log_options: "LogOptions",
 ) -> None:
@@ -30,14 +32,15 @@ def check(
     what each owner serves must be what the plan says. The exit status is 1 where something is
     wrong with the plan.
     """
-    from oper.audit import check as checks
+    from oper.audit.check import check as check_plan
+    from oper.audit.replay import replay, rows_of_log
 
-    with common.steps("checking", total=2) as report:
+    with steps("checking", total=2) as report:
         report("all rows")
-        findings = checks.check(plan)
+        findings = check_plan(plan)
         if log:
             report("replaying the log")
-            findings += checks.replay(plan, checks.rows_of_log(plan, log, log_options))
+            findings += replay(plan, rows_of_log(plan, log, log_options))
     wrong = [finding for finding in findings if not finding.ok]
     content = {
         "plan": str(plan),
@@ -49,7 +52,7 @@ def check(
     }
 
     def text() -> None:
-        out = common.console()
+        out = new_console()
         for finding in findings:
             out.print(f"{'ok   ' if finding.ok else 'WRONG'} {finding.invariant}")
             if finding.wrong:
@@ -57,6 +60,6 @@ def check(
         failed = f"{len(wrong)} of {len(findings)} invariants do not hold"
         out.print(f"{plan}: {failed if wrong else 'all is well'}")
 
-    common.emit(as_json, content, text)
+    emit(as_json, content, text)
     if wrong:
         raise typer.Exit(1)

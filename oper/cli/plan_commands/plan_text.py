@@ -4,7 +4,14 @@ from typing import Any
 
 from rich.table import Table as RichTable
 
-from oper.cli.shared import common
+from oper.cli.shared.console import new_table
+from oper.cli.shared.formatting import (
+    format_bytes,
+    format_duration,
+    format_gap,
+    format_number,
+    plural,
+)
 
 _MOST_RANKS = 16
 _DOB_NAMES = {"memory": "memory", "lookups": "lookups", "link_cost": "links"}
@@ -18,7 +25,7 @@ def rank_table(content: dict[str, Any]) -> Any:
     """
     training = content["mode"] == "training"
     headers = ["rank", "memory", "rows served", "fetched", "serving", "fetching"]
-    table = common.table(*headers, *(["updating"] if training else []), "iteration")
+    table = new_table(*headers, *(["updating"] if training else []), "iteration")
     ranks = content["ranks"]
     shown = list(range(ranks))
     if ranks > _MOST_RANKS:
@@ -31,10 +38,10 @@ def rank_table(content: dict[str, Any]) -> Any:
         times = [serving, fetching, *([total - serving - fetching] if training else []), total]
         table.add_row(
             str(rank),
-            common.size(content["memory_bytes"][rank]),
-            common.quantity(content["lookups"][rank]),
-            common.size(sum(content["link_bytes"][rank])),
-            *map(common.duration, times),
+            format_bytes(content["memory_bytes"][rank]),
+            format_number(content["lookups"][rank]),
+            format_bytes(sum(content["link_bytes"][rank])),
+            *map(format_duration, times),
         )
     return table
 
@@ -42,13 +49,13 @@ def rank_table(content: dict[str, Any]) -> Any:
 def plan_facts(content: dict[str, Any]) -> list[tuple[str, str]]:
     """What a plan says of itself: names and sentences."""
     dob, before = content["dob"], content["greedy_dob"]
-    moved = {name: common.size(b) for name, b in content["communication_bytes"].items()}
+    moved = {name: format_bytes(b) for name, b in content["communication_bytes"].items()}
     used, asked = content["extra_memory_ratio"], content["asked"]["extra_memory"]
     facts = [
         (
             "predicted iteration",
-            f"{common.duration(content['objective_seconds'])}, that of the slowest rank; certified "
-            f"within {common.gap(content['certified_gap'])} of optimal",
+            f"{format_duration(content['objective_seconds'])}, that of the slowest rank; certified "
+            f"within {format_gap(content['certified_gap'])} of optimal",
         ),
         (
             "balance, min/max",
@@ -79,7 +86,7 @@ def plan_facts(content: dict[str, Any]) -> list[tuple[str, str]]:
         ),
         (
             "produced by",
-            f"{content['step']} and {common.counted(content['exchanges'], 'exchange')}"
+            f"{content['step']} and {plural(content['exchanges'], 'exchange')}"
             + (f", in {content['seconds']['total']:.2f} s" if "seconds" in content else ""),
         ),
     ]
@@ -87,8 +94,8 @@ def plan_facts(content: dict[str, Any]) -> list[tuple[str, str]]:
         facts.append(
             (
                 "memory of a step",
-                f"{common.size(content['mailbox_bytes'])} a rank for gradients, "
-                f"{common.size(content['allreduce_memory_bytes'])} for their AllReduce, expected",
+                f"{format_bytes(content['mailbox_bytes'])} a rank for gradients, "
+                f"{format_bytes(content['allreduce_memory_bytes'])} for their AllReduce, expected",
             )
         )
     if content.get("hot_row"):

@@ -5,9 +5,9 @@ from pathlib import Path
 import typer
 
 from oper.cli.plan_commands.plan_text import facts_table, plan_facts, rank_table
-from oper.cli.shared import common
-
-JSON = typer.Option(False, "--json", help="Print one JSON object.")
+from oper.cli.shared.console import emit, new_console, new_table
+from oper.cli.shared.formatting import format_bytes, format_duration, plural
+from oper.cli.shared.output_options import JSON
 
 
 def add_to(verbs: typer.Typer) -> None:
@@ -40,12 +40,12 @@ def show(
     }
 
     def text() -> None:
-        out = common.console()
+        out = new_console()
         out.print(
-            f"{plan}: {common.counted(len(loaded.tables), 'table')}, "
-            f"{common.counted(content['rows'], 'row')} on {common.counted(loaded.ranks, 'rank')} "
+            f"{plan}: {plural(len(loaded.tables), 'table')}, "
+            f"{plural(content['rows'], 'row')} on {plural(loaded.ranks, 'rank')} "
             f"({loaded.topology.name}), {content['mode']}, {content['fetch']} fetches, "
-            f"{common.counted(content['batch_size'], 'sample')} a batch"
+            f"{plural(content['batch_size'], 'sample')} a batch"
         )
         out.print(rank_table(content))
         parts = loaded.partitions
@@ -57,12 +57,12 @@ def show(
         )
         address_map = (
             f"{content['address_map_bytes_per_row']:.3f} bytes a row; "
-            f"{common.counted(len(layout.codes), 'row')} listed, the others striped"
+            f"{plural(len(layout.codes), 'row')} listed, the others striped"
         )
         facts = [("partitions", partitions), ("address map", address_map)]
         out.print(facts_table([*plan_facts(content), *facts]))
 
-    common.emit(as_json, content, text)
+    emit(as_json, content, text)
 
 
 def explain(
@@ -78,7 +78,7 @@ def explain(
     content = explain_row(load_plan(plan), table, row)
 
     def text() -> None:
-        out = common.console()
+        out = new_console()
         out.print(f"row {row:,} of table {table}")
         accesses = content["accesses"]
         if accesses is None:
@@ -101,7 +101,7 @@ def explain(
         facts.append(("why", content["why"]))
         out.print(facts_table(facts))
 
-    common.emit(as_json, content, text)
+    emit(as_json, content, text)
 
 
 def diff(
@@ -116,10 +116,10 @@ def diff(
     content = diff_plans(load_plan(old), load_plan(new))
 
     def text() -> None:
-        out = common.console()
+        out = new_console()
         figures = content["figures"]
         shown = {
-            "predicted iteration": ("objective_seconds", common.duration),
+            "predicted iteration": ("objective_seconds", format_duration),
             "extra memory": ("extra_memory_ratio", "{:.3%}".format),
             "threshold": ("threshold", "{:.4%}".format),
         }
@@ -130,12 +130,12 @@ def diff(
         out.print(facts_table(facts))
         out.print(
             f"{content['rows_changed']:,} of {content['rows']:,} rows are held elsewhere or by "
-            f"more or fewer ranks ({common.size(content['bytes_changed'])})"
+            f"more or fewer ranks ({format_bytes(content['bytes_changed'])})"
         )
         changed = [t for t in content["tables"] if t["rows_changed"]]
         changed.sort(key=lambda t: -int(t["rows_changed"]))
         if changed:
-            made = common.table("table", "rows", "changed", "more copies", "fewer copies")
+            made = new_table("table", "rows", "changed", "more copies", "fewer copies")
             for entry in changed[:20]:
                 names = ("rows", "rows_changed", "rows_more_copies", "rows_fewer_copies")
                 made.add_row(entry["table"], *(f"{entry[name]:,}" for name in names))
@@ -143,7 +143,7 @@ def diff(
             if len(changed) > 20:
                 out.print(f"and {len(changed) - 20} more tables; --json has them all")
 
-    common.emit(as_json, content, text)
+    emit(as_json, content, text)
 
 
 def _ranges(ranks: list[int]) -> str:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from oper.cli.shared import common
+from oper.cli.shared.formatting import plural
 
 if TYPE_CHECKING:
     from oper.planner.planner import Planned
@@ -39,7 +39,7 @@ def warnings(planned: "Planned", profile: "Profile") -> list[str]:
     if measured and uses_distinct and (measured.batch_size, measured.ranks) != planned_for:
         found.append(
             f"distinct rows were measured for batches of {measured.batch_size:,} on "
-            f"{common.counted(measured.ranks, 'rank')}, and this plan is for "
+            f"{plural(measured.ranks, 'rank')}, and this plan is for "
             f"{workload.batch_size:,} on {topology.ranks:,}: profile with --batch-size "
             f"{workload.batch_size} --ranks {topology.ranks} for closer figures"
         )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import typer
 
 from oper.base.errors import OperError
-from oper.base.units import parse_bytes
+from oper.base.units import parse_bytes, parse_seconds, parse_share
 from oper.cli.profile_commands.profile_text import content_of, print_profile
 from oper.cli.profile_commands.table_options import (
     DIM,
@@ -21,9 +21,11 @@ from oper.cli.profile_commands.table_options import (
     TABLES,
     TableOptions,
 )
-from oper.cli.shared import common
+from oper.cli.shared.console import emit, warn_of_idle
 from oper.cli.shared.default_verb import DEFAULT, verb
 from oper.cli.shared.log_options import takes_log
+from oper.cli.shared.output_options import FORCE, JSON
+from oper.cli.shared.progress import progress
 
 if TYPE_CHECKING:
     from oper.logs import Log, LogOptions
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
 
 
 _OUTPUT = typer.Option(..., "-o", "--output", help="The profile folder to write.")
-_JSON = typer.Option(False, "--json", help="Print one JSON object.")
 
 
 def register(app: typer.Typer) -> None:
@@ -80,14 +81,14 @@ def make(
     memory_limit: str | None = typer.Option(
         None,
         "--memory-limit",
-        help="Counters in memory, the rest in memory-mapped files; half of what is free if not "
+        help="RowCounters in memory, the rest in memory-mapped files; half of what is free if not "
         "given.",
     ),
     deadline: str = typer.Option(
         "1h", "--deadline", help="Under torchrun: how long a rank waits for the others."
     ),
-    force: bool = common.FORCE,
-    as_json: bool = _JSON,
+    force: bool = FORCE,
+    as_json: bool = JSON,
     *,
     log_options: "LogOptions",
 ) -> None:
@@ -98,19 +99,18 @@ def make(
     from oper.base import native
     from oper.profiling.counting import CountOptions
     from oper.profiling.sampling import Sampling
-    from oper.profiling.windows import parse_span
 
     native.ops()  # torch takes a second to load, which belongs to the start of Python
     started = time.perf_counter()
     needs = {"every": "by_column", "ranks": "batch_size", "seed": "sample"}
     needs |= {"time_unit": "by_column", "max_windows": "by_column" if by_column else "windows"}
-    common.warn_of_idle(context, needs)
+    warn_of_idle(context, needs)
     if by_column is not None:
         unit = cast("TimeUnit | None", time_unit)  # which LogOptions checks
         log_options = replace(log_options, time=by_column, time_unit=unit)
     stated = TableOptions(tables, dim, dtype, optimizer, ids, min_count)
     options = CountOptions(
-        sampling=None if sample is None else Sampling(common.parse_share(sample, "--sample"), seed),
+        sampling=None if sample is None else Sampling(parse_share(sample, "--sample"), seed),
         batch_size=batch_size,
         ranks=ranks,
         limit_bytes=_limit_bytes(memory_limit),
@@ -122,7 +122,13 @@ def make(
         from oper.profiling.distributed_counting import count_under_torchrun
 
         summed = count_under_torchrun(
-            log, log_options, stated.prepare, options, output, parse_span(deadline), force
+            log,
+            log_options,
+            stated.prepare,
+            options,
+            output,
+            parse_seconds(deadline, "--deadline"),
+            force,
         )
         if summed is None:
             return  # rank 0 reports for all
@@ -136,8 +142,8 @@ def make(
 def merge(
     profiles: list[str] = typer.Argument(help="Profiles of parts of one log, same tables."),
     output: Path = _OUTPUT,
-    force: bool = common.FORCE,
-    as_json: bool = _JSON,
+    force: bool = FORCE,
+    as_json: bool = JSON,
 ) -> None:
     """Add profiles up."""
     from oper.files.storage import atomic_folder
@@ -156,13 +162,13 @@ def merge(
 def show(
     profile: str = typer.Argument(help="A profile, or one of its windows: PROFILE@3."),
     check: bool = typer.Option(False, "--check", help="Compare all checksums first."),
-    as_json: bool = _JSON,
+    as_json: bool = JSON,
 ) -> None:
     """Print what a profile counted."""
     from oper.profiling.profile import Profile
 
     content = content_of(profile, Profile.open_parts(profile, check=check))
-    common.emit(as_json, content, lambda: print_profile(content))
+    emit(as_json, content, lambda: print_profile(content))
 
 
 def _count(
@@ -183,10 +189,10 @@ def _count(
     log = open_log(paths, log_options)
     with atomic_folder(output, FORMAT, force) as folder:
         log, found = _windows(log, options.max_windows, *window_options)
-        with common.progress("finding the tables", None, "samples") as meter:
+        with progress("finding the tables", None, "samples") as meter:
             prepared = stated.prepare(log, meter.advance)
         options = replace(options, windows=found, source=provenance(log))
-        with common.progress("counting", log.samples, "samples") as meter:
+        with progress("counting", log.samples, "samples") as meter:
             reader = RowReader(log, prepared)
             counted = count(
                 reader, options, prepared=prepared, folder=folder, advance=meter.advance
@@ -212,7 +218,7 @@ def _windows(
     if by_column is not None:
         if windows is not None:
             raise OperError("--windows and --by-column: give one of them")
-        with common.progress("finding the windows", log.samples, "samples") as meter:
+        with progress("finding the windows", log.samples, "samples") as meter:
             return find_time_windows(log, every, most, say=_say, advance=meter.advance)
     if windows is None:
         return log, None
@@ -239,4 +245,4 @@ def _report(output: Path, counted: "list[Profile]", seconds: float, as_json: boo
     content = content_of(str(output), counted)
     content["seconds"] = seconds
     content["accesses_per_second"] = content["accesses"] / seconds
-    common.emit(as_json, content, lambda: print_profile(content))
+    emit(as_json, content, lambda: print_profile(content))

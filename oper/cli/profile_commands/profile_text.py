@@ -2,7 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
-from oper.cli.shared import common
+from oper.cli.shared.console import new_console, new_table
+from oper.cli.shared.formatting import format_number
 
 if TYPE_CHECKING:
     from oper.profiling.profile import Profile
@@ -48,7 +49,7 @@ def content_of(name: str, profiles: "list[Profile]") -> dict[str, Any]:
 
 def print_profile(content: dict[str, Any]) -> None:
     """Print it as a table of the tables, at most 100 columns wide."""
-    out = common.console()
+    out = new_console()
     out.print(f"{content['profile']}: {content['samples']:,} samples")
     out.print(_tables(content))
     if content["counter_bytes"] > 4:
@@ -67,14 +68,12 @@ def print_profile(content: dict[str, Any]) -> None:
     if "seconds" in content:
         out.print(
             f"took                {content['seconds']:.2f} s, "
-            f"{common.quantity(content['accesses_per_second'])} accesses/s with reading"
+            f"{format_number(content['accesses_per_second'])} accesses/s with reading"
         )
 
 
 def _tables(content: dict[str, Any]) -> Any:
-    made = common.table(
-        "table", "rows", "accesses", "a sample", "never read", "in hottest 1%", "ids"
-    )
+    made = new_table("table", "rows", "accesses", "a sample", "never read", "in hottest 1%", "ids")
     by_accesses = sorted(content["tables"], key=lambda t: -t["accesses"])
     shown = {t["name"] for t in by_accesses[:_MOST_TABLES]}
     samples = max(content["samples"], 1)
@@ -125,7 +124,7 @@ def _sampling_lines(sampled: dict[str, Any]) -> list[str]:
 
 
 def _windows(windows: list[dict[str, Any]]) -> Any:
-    made = common.table("window", "from", "to", "samples", "accesses", left=3)
+    made = new_table("window", "from", "to", "samples", "accesses", left=3)
     for number, window in enumerate(windows):
         first = window.get("from", window.get("from_value", window.get("from_sample")))
         last = window.get("to", window.get("to_value", window.get("to_sample")))

@@ -38,7 +38,6 @@ CAPACITY = typer.Option(
     "--capacity",
     help="Bytes per rank (64GB), or a factor of total/ranks (1.25); one, or one a rank by commas.",
 )
-JSON = typer.Option(False, "--json", help="Print one JSON object.")
 
 
 def load_topology(spec: str, capacity: str | None) -> Topology:

@@ -64,23 +64,23 @@ class Jagged:
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """Where a batch lies in its file: sample i of it is sample `first` + i of `file`."""
 
     file: str
     first: int = 0
     unit: str = "row"
-    # Turns a sample's number in the file into the number people count by, where they differ.
-    locate: Callable[[int], int] | None = field(default=None, compare=False)
+    # Turns a sample's number in the file into the number that errors show, where they differ.
+    number_of: Callable[[int], int] | None = field(default=None, compare=False)
 
     def of(self, sample: int) -> str:
-        """`train.tsv, line 17`: the place of a sample of the batch."""
+        """`train.tsv, line 17`: the location of a sample of the batch."""
         number = self.first + sample
-        return f"{self.file}, {self.unit} {self.locate(number) if self.locate else number}"
+        return f"{self.file}, {self.unit} {self.number_of(number) if self.number_of else number}"
 
-    def after(self, samples: int) -> "Place":
-        """The place of the batch without its first `samples` samples."""
-        return Place(self.file, self.first + samples, self.unit, self.locate)
+    def after(self, samples: int) -> "Location":
+        """The location of the batch without its first `samples` samples."""
+        return Location(self.file, self.first + samples, self.unit, self.number_of)
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Batch:
 
     samples: int
     features: Mapping[str, Jagged]
-    place: Place
+    location: Location
     label: NDArray[np.float32] | None = None
     dense: NDArray[np.float32] | None = None
     time: NDArray[np.float64] | None = None
@@ -107,7 +107,7 @@ class Batch:
         return Batch(
             samples=stop - start,
             features={name: ids.slice(start, stop) for name, ids in self.features.items()},
-            place=self.place.after(start),
+            location=self.location.after(start),
             label=None if self.label is None else self.label[start:stop],
             dense=None if self.dense is None else self.dense[start:stop],
             time=None if self.time is None else self.time[start:stop],
@@ -150,7 +150,7 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
         if any(p is None for p in parts):
             if any(p is not None for p in parts):
                 raise OperError(
-                    f"{batches[0].place.file}: some of the log's files have a {field_name} and "
+                    f"{batches[0].location.file}: some of the log's files have a {field_name} and "
                     "others none; read them apart"
                 )
             return None
@@ -159,7 +159,7 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
     return Batch(
         samples=sum(b.samples for b in batches),
         features={name: join(name) for name in names},
-        place=batches[0].place,
+        location=batches[0].location,
         label=stack("label"),
         dense=stack("dense"),
         time=stack("time"),

@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from oper.base.errors import OperError
-from oper.logs.batches.batch import Place
+from oper.logs.batches.batch import Location
 from oper.logs.batches.options import TimeUnit
 
 # How many of each a second has, and what people call them.
@@ -30,7 +30,7 @@ _TEXTS = (pa.int64(), pa.float64(), pa.timestamp("us"), pa.timestamp("us", "UTC"
 
 
 def times_of(
-    column: Any, name: str, place: Place, unit: TimeUnit | None
+    column: Any, name: str, location: Location, unit: TimeUnit | None
 ) -> tuple[NDArray[np.float64], bool]:
     """An Arrow column as seconds since 1970, and whether it is plain numbers instead.
 
@@ -40,12 +40,12 @@ def times_of(
         numbers, own_unit = _numbers(column)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise OperError(
-            f"{place.file}: column {name!r} of type {column.type} cannot be read as a time "
+            f"{location.file}: column {name!r} of type {column.type} cannot be read as a time "
             f"({error}); a number, a timestamp or an ISO 8601 text was needed"
         ) from error
     if numbers.null_count:
         bad = int(np.argmax(numbers.is_null().to_numpy(zero_copy_only=False)))
-        raise OperError(f"{place.of(bad)}: column {name!r} has no time; fill it in, or drop it")
+        raise OperError(f"{location.of(bad)}: column {name!r} has no time; fill it in, or drop it")
     values = numbers.to_numpy(zero_copy_only=False)
     unit = own_unit or unit
     if unit is None:

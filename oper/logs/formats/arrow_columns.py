@@ -9,12 +9,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from oper.base.errors import OperError
-from oper.logs.batches.batch import Jagged, Place
+from oper.logs.batches.batch import Jagged, Location
 from oper.logs.batches.times import is_text
 from oper.logs.batches.values import all_decimals, decimals, hexadecimals
 
 
-def ids_of(column: Any, name: str, place: Place, hexadecimal: bool = False) -> Jagged:
+def ids_of(column: Any, name: str, location: Location, hexadecimal: bool = False) -> Jagged:
     """The ids of an Arrow array of integers, texts, whole floats, or lists of them.
 
     Nulls and empty texts are no ids. Unsigned values from 2^63 on are taken as their two's
@@ -26,16 +26,16 @@ def ids_of(column: Any, name: str, place: Place, hexadecimal: bool = False) -> J
         kind = column.type
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         lengths = pc.fill_null(column.value_lengths(), 0).to_numpy().astype(np.int32)
-        # The place of a bad value is the place of its bag.
-        inner = _scalars(column.flatten(), name, place, hexadecimal, lengths)
+        # A bad value is reported at its bag.
+        inner = _scalars(column.flatten(), name, location, hexadecimal, lengths)
         return inner if inner.lengths is not None else replace(inner, lengths=lengths)
-    return _scalars(column, name, place, hexadecimal, None)
+    return _scalars(column, name, location, hexadecimal, None)
 
 
 def _scalars(
     column: Any,
     name: str,
-    place: Place,
+    location: Location,
     hexadecimal: bool,
     lengths: NDArray[np.int32] | None,
 ) -> Jagged:
@@ -45,13 +45,13 @@ def _scalars(
             return _coded(column, lengths)
         column, kind = column.dictionary_decode(), kind.value_type
     if is_text(kind):
-        return _texts(column, name, place, hexadecimal, lengths)
+        return _texts(column, name, location, hexadecimal, lengths)
     if pa.types.is_floating(kind):
         column = pc.if_else(pc.is_nan(column), None, column)
     elif not (pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind)):
         raise OperError(
-            f"{place.file}: column {name!r} is of type {kind}, which holds no ids; integers, texts "
-            "or lists of them were needed: leave it out with --columns"
+            f"{location.file}: column {name!r} is of type {kind}, which holds no ids; integers, "
+            "texts or lists of them were needed: leave it out with --columns"
         )
     jagged = _without_nulls(column, lengths)
     values = jagged.values.to_numpy(zero_copy_only=False)
@@ -61,7 +61,7 @@ def _scalars(
             bad = int(np.argmin(whole))
             sample = jagged.sample_of(bad)
             raise OperError(
-                f"{place.of(sample)}: column {name!r} is {float(values[bad])!r}, and a whole "
+                f"{location.of(sample)}: column {name!r} is {float(values[bad])!r}, and a whole "
                 "number was needed for an id; leave the column out with --columns"
             )
     elif kind == pa.uint64():
@@ -72,7 +72,7 @@ def _scalars(
 def _texts(
     column: Any,
     name: str,
-    place: Place,
+    location: Location,
     hexadecimal: bool,
     lengths: NDArray[np.int32] | None,
 ) -> Jagged:
@@ -88,7 +88,7 @@ def _texts(
         if not valid.all():
             bad = int(np.argmin(valid))
             raise OperError(
-                f"{place.of(jagged.sample_of(bad))}: column {name!r} is "
+                f"{location.of(jagged.sample_of(bad))}: column {name!r} is "
                 f"{str(texts[bad])!r}, and a category of Criteo's, at most 8 hexadecimal digits, "
                 "was needed; is it another log?"
             )
@@ -124,13 +124,13 @@ def _without_nulls(column: Any, lengths: NDArray[np.int32] | None) -> Jagged:
     return Jagged(column.filter(pa.array(valid)), kept.lengths)
 
 
-def floats_of(column: Any, name: str, place: Place) -> NDArray[np.float32]:
+def floats_of(column: Any, name: str, location: Location) -> NDArray[np.float32]:
     """A column of numbers as float32 [samples]; nulls are 0."""
     try:
         values = pc.fill_null(column.cast(pa.float32(), safe=False), 0.0)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise OperError(
-            f"{place.file}: column {name!r} of type {column.type} cannot be read as numbers "
+            f"{location.file}: column {name!r} of type {column.type} cannot be read as numbers "
             f"({error}); leave it out of --dense and --label"
         ) from error
     return values.to_numpy(zero_copy_only=False)

@@ -16,7 +16,7 @@ import numpy as np
 
 from oper.base.arrays import Ints
 from oper.base.errors import OperError
-from oper.logs.batches.batch import Batch, Jagged, Place
+from oper.logs.batches.batch import Batch, Jagged, Location
 from oper.logs.batches.columns import Column, Selection
 
 
@@ -54,7 +54,7 @@ class RequestSource:
                 offsets = all_offsets[table * total + first : table * total + stop + 1]
                 ids = indices[offsets[0] : offsets[-1]].astype(np.int64)
                 features[name] = Jagged(ids, np.diff(offsets).astype(np.int32))
-            yield Batch(stop - first, features, Place(self.name, first, "sample"))
+            yield Batch(stop - first, features, Location(self.name, first, "sample"))
 
 
 def _load(path: Path) -> tuple[Any, Ints, int]:

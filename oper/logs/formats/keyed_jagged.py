@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from oper.base.errors import OperError
-from oper.logs.batches.batch import Batch, Jagged, Place
+from oper.logs.batches.batch import Batch, Jagged, Location
 from oper.logs.batches.columns import Column, Selection
 
 
@@ -45,11 +45,11 @@ class KjtSource:
             missing = set(selection.features).difference(_keys(given, index))
             if missing:
                 raise OperError(f"{self.name}, batch {index}: has no key {min(missing)!r}")
-            place = Place(f"{self.name}, batch {index}", 0, "sample")
+            location = Location(f"{self.name}, batch {index}", 0, "sample")
             batch = Batch(
                 kjt.stride(),
                 {name: _jagged(kjt[name]) for name in selection.features},
-                place,
+                location,
                 label=_array(given, "labels"),
                 dense=_array(given, "dense_features"),
             )

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.errors import OperError
-from oper.logs.batches.batch import Batch, Jagged, Place
+from oper.logs.batches.batch import Batch, Jagged, Location
 from oper.logs.batches.columns import Column, Selection
 
 _CRITEO_ARRAYS = ({"sparse", "dense", "labels"}, {"X_cat", "X_int", "y"})
@@ -185,16 +185,16 @@ class JaggedSource:
             left = [stream.shape[0] for stream in values]
             for first in range(0, total, selection.batch_rows):
                 samples = min(selection.batch_rows, total - first)
-                place = Place(self.name, first, "sample")
+                location = Location(self.name, first, "sample")
                 features = {}
                 for index, name in enumerate(names):
                     sizes = lengths[index].read(samples).astype(np.int64)
-                    _check_lengths(sizes, left[index], name, lengths_of[index], place)
+                    _check_lengths(sizes, left[index], name, lengths_of[index], location)
                     size = int(sizes.sum())
                     left[index] -= size
                     ids = values[index].read(size).astype(np.int64)
                     features[name] = Jagged(ids, sizes.astype(np.int32))
-                yield Batch(samples, features, place)
+                yield Batch(samples, features, location)
             for name, length_name, rest in zip(names, lengths_of, left, strict=True):
                 if rest:
                     raise OperError(
@@ -204,18 +204,18 @@ class JaggedSource:
 
 
 def _check_lengths(
-    sizes: NDArray[np.int64], left: int, name: str, lengths: str, place: Place
+    sizes: NDArray[np.int64], left: int, name: str, lengths: str, location: Location
 ) -> None:
     if len(sizes) and sizes.min() < 0:
         bad = int(np.argmax(sizes < 0))
         raise OperError(
-            f"{place.of(bad)}: {lengths!r} is {int(sizes[bad])}, and a length cannot be negative"
+            f"{location.of(bad)}: {lengths!r} is {int(sizes[bad])}, and a length cannot be negative"
         )
     if sizes.sum() > left:
         bad = int(np.argmax(np.cumsum(sizes) > left))
         raise OperError(
-            f"{place.of(bad)}: {lengths!r} asks for more ids than {name!r} has; is that the right "
-            "pair of --values and --lengths?"
+            f"{location.of(bad)}: {lengths!r} asks for more ids than {name!r} has; is that the "
+            "right pair of --values and --lengths?"
         )
 
 
@@ -277,7 +277,7 @@ class CriteoArraysSource:
                 yield Batch(
                     samples=samples,
                     features={name: Jagged(ids[index]) for name, index in features},
-                    place=Place(self.name, first, "sample"),
+                    location=Location(self.name, first, "sample"),
                     label=(
                         parts["labels"].reshape(samples).astype(np.float32)
                         if "labels" in parts

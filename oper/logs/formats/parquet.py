@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from oper.base.errors import OperError
-from oper.logs.batches.batch import Batch, Place
+from oper.logs.batches.batch import Batch, Location
 from oper.logs.batches.columns import Column, Selection
 from oper.logs.batches.times import times_of
 from oper.logs.formats.arrow_columns import floats_of, ids_of
@@ -53,7 +53,7 @@ class ParquetSource:
                     ) from error
                 if part is None:
                     return
-                yield batch_of(part, selection, Place(self.name, first))
+                yield batch_of(part, selection, Location(self.name, first))
                 first += part.num_rows
 
     def _open(self) -> Any:
@@ -81,27 +81,27 @@ def column_of(field: Any, bags: bool = False) -> Column:
 
 
 def batch_of(
-    part: Any, selection: Selection, place: Place, hexadecimal: frozenset[str] = frozenset()
+    part: Any, selection: Selection, location: Location, hexadecimal: frozenset[str] = frozenset()
 ) -> Batch:
     """A `pa.RecordBatch` as a batch of the log."""
     time, plain = None, False
     if selection.time is not None:
         given = part.column(selection.time)
-        time, plain = times_of(given, selection.time, place, selection.time_unit)
+        time, plain = times_of(given, selection.time, location, selection.time_unit)
     return Batch(
         samples=part.num_rows,
         features={
-            name: ids_of(part.column(name), name, place, name in hexadecimal)
+            name: ids_of(part.column(name), name, location, name in hexadecimal)
             for name in selection.features
         },
-        place=place,
+        location=location,
         label=(
             None
             if selection.label is None
-            else floats_of(part.column(selection.label), selection.label, place)
+            else floats_of(part.column(selection.label), selection.label, location)
         ),
         dense=(
-            np.stack([floats_of(part.column(n), n, place) for n in selection.dense], axis=1)
+            np.stack([floats_of(part.column(n), n, location) for n in selection.dense], axis=1)
             if selection.dense
             else None
         ),

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
 from oper.base.errors import OperError
-from oper.logs.batches.batch import Batch, Place
+from oper.logs.batches.batch import Batch, Location
 from oper.logs.batches.columns import Column, Selection
 from oper.logs.formats.parquet import batch_of, column_of
 
@@ -221,11 +221,11 @@ class TextSource:
             if not chunk.is_parsed(table.num_rows):
                 found = f"{chunk.samples():,} lines gave {table.num_rows:,} samples"
                 raise chunk.complaint(form, numbers) or chunk.unparsed(found)
-            place = Place(self.name, 0, "line", chunk.line_of)
+            location = Location(self.name, 0, "line", chunk.line_of)
             for part in table.combine_chunks().to_batches(selection.batch_rows):
                 bags = part if form.separator is None else _split(part, selection, form.separator)
-                yield batch_of(bags, selection, place, form.hexadecimal)
-                place = place.after(part.num_rows)
+                yield batch_of(bags, selection, location, form.hexadecimal)
+                location = location.after(part.num_rows)
 
     def _chunks(self) -> Iterator[Chunk]:
         """The lines behind the header, as many at a time as are parsed together."""

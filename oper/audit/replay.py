@@ -1,0 +1,58 @@
+"""Replay a log through a plan's address maps: does each owner serve what the plan says?"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from oper.audit.finding import Finding
+from oper.audit.rank_maps import RankMaps
+from oper.base.arrays import Ints
+from oper.logs import LogOptions, Prepared, RowReader, open_log
+from oper.plan.layout import LOCAL, SLOT_BITS
+from oper.plan.plan import load_plan
+
+
+def replay(folder: Path | str, rows_read: Iterable[tuple[int, Ints]]) -> list[Finding]:
+    """Replay the rows that a log reads, as (number of the table, its rows) in any order, through
+    the maps: what each owner serves of rows with one owner must be the plan's figure to the row.
+
+    The log must be the one that the plan's profile counted.
+    """
+    plan = load_plan(folder)
+    maps = RankMaps(plan, folder)
+    served = np.zeros(plan.ranks, dtype=np.int64)
+    replicated = 0
+    for table, rows in rows_read:
+        for chunk in maps.chunks(table, rows):
+            local = chunk.addresses >> SLOT_BITS == LOCAL
+            single = local.sum(axis=0) == 1
+            served += np.bincount(local[:, single].argmax(axis=0), minlength=plan.ranks)
+            replicated += int(len(single) - single.sum())
+    wrong = None
+    if replicated != plan.replica_accesses or (served != plan.owner_accesses).any():
+        worst = int(np.abs(served - plan.owner_accesses).argmax())
+        wrong = (
+            f"rank {worst} serves {served[worst]:,} reads of rows it alone holds, and the plan "
+            f"says {plan.owner_accesses[worst]:,}; {replicated:,} reads are of replicated rows, "
+            f"and the plan says {plan.replica_accesses:,}; is it the log that was profiled?"
+        )
+    return [Finding("a replay of the log serves what the plan says, to the row", wrong)]
+
+
+def rows_of_log(
+    folder: Path | str, log: Sequence[Path], options: LogOptions
+) -> Iterator[tuple[int, Ints]]:
+    """What `replay` needs, from the files of a log, by the plan's own rules for ids.
+
+    The plan's features are read where `options` names no columns.
+    """
+    plan = load_plan(folder)
+    if not options.columns:
+        features = [name for table in plan.tables for name in table.features or (table.name,)]
+        options = replace(options, columns=tuple(features))
+    reader = RowReader(open_log(log, options), Prepared.load(plan.tables, folder))
+    for batch in reader.batches(ids_only=True):
+        for key, table in reader.tables_of.items():
+            yield table, batch.features[key].values

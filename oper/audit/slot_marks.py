@@ -1,0 +1,122 @@
+"""Mark the slots that a plan's rows take, and find those that two rows share."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oper.audit.rank_maps import Addresses
+from oper.base.arrays import Ints
+from oper.plan.layout import LOCAL, SLOT_BITS, SLOT_MASK
+from oper.plan.plan import Plan
+
+
+@dataclass
+class SlotMarks:
+    """Which slots of the arenas hold a row, and the first thing of each kind that is wrong.
+
+    astray: a row that is read where it is not. unequal: a row on all ranks, at unequal slots.
+    misplaced: a slot beyond its arena, or of two rows. copies: bytes beyond one copy of each row.
+    """
+
+    plan: Plan
+    astray: str | None = None
+    unequal: str | None = None
+    misplaced: str | None = None
+    copies: int = 0
+    _taken: list[list[NDArray[np.bool_]]] = field(default_factory=list)
+    _marked: Ints = field(init=False)
+
+    def __post_init__(self) -> None:
+        slots = self.plan.layout.slots
+        self._taken = [[np.zeros(n, dtype=bool) for n in of_width] for of_width in slots]
+        self._marked = np.zeros_like(slots)
+
+    def add(self, chunk: Addresses) -> None:
+        """Mark the slots of some rows of a table."""
+        table, rows, addresses = chunk
+        local = addresses >> SLOT_BITS == LOCAL
+        owner = local.argmax(axis=0)
+        at_owner = np.take_along_axis(addresses, owner[None], axis=0)[0] & SLOT_MASK
+        # Most rows have one owner, which all others read from; the rest is looked at closer.
+        plain = (local | (addresses == owner << SLOT_BITS | at_owner)).all(axis=0)
+        plain &= local.sum(axis=0) == 1
+        self._mark(table, rows[plain], owner[plain], at_owner[plain])
+        if not plain.all():
+            self._add_replicated(table, rows[~plain], addresses[:, ~plain], local[:, ~plain])
+
+    def clash(self) -> str | None:
+        """What is wrong with the slots, once all rows have been added."""
+        if self.misplaced is not None:
+            return self.misplaced
+        for width, arenas in enumerate(self._taken):
+            for rank, taken in enumerate(arenas):
+                shared = int(self._marked[width, rank]) - int(np.count_nonzero(taken))
+                if shared:
+                    return f"rank {rank}, width {width}: {shared} rows share slots with others"
+        return None
+
+    def unused(self) -> str | None:
+        """Slots without a row; they are allowed where rows have moved since the stripes were laid
+        out."""
+        if self.plan.layout.stripe_bitmap is not None:
+            return None
+        for width, arenas in enumerate(self._taken):
+            for rank, taken in enumerate(arenas):
+                holes = len(taken) - int(np.count_nonzero(taken))
+                if holes:
+                    return f"rank {rank}, width {width}: {holes:,} slots hold no row"
+        return None
+
+    def _add_replicated(
+        self, table: int, rows: Ints, addresses: Ints, local: NDArray[np.bool_]
+    ) -> None:
+        """Rows with several holders, if any: each must be read from one of them, at its slot."""
+        ranks = np.arange(len(local))[:, None]
+        slot = addresses & SLOT_MASK
+        source = np.where(local, ranks, addresses >> SLOT_BITS)
+        known = np.minimum(source, self.plan.ranks - 1)
+        held = np.take_along_axis(local, known, axis=0) & (known == source)
+        same = np.take_along_axis(slot, known, axis=0) == slot
+        for reader, n in np.argwhere(~(held & same))[:1]:
+            self.astray = self.astray or (
+                f"{self._name(table, int(rows[n]))}: rank {reader} reads slot {slot[reader, n]} "
+                f"of rank {source[reader, n]}, which "
+                + ("has it at another" if held[reader, n] else "does not hold it")
+            )
+        everywhere = local.all(axis=0)
+        for n in np.flatnonzero(everywhere & (slot != slot[0]).any(axis=0))[:1]:
+            self.unequal = self.unequal or (
+                f"{self._name(table, int(rows[n]))}: is on all ranks, "
+                f"at slots {sorted(set(slot[:, n].tolist()))}"
+            )
+        copies = local.sum(axis=0)
+        self.copies += int((copies - 1).clip(0).sum()) * self._row_memory(table)
+        holder, of_row = np.nonzero(local)
+        self._mark(table, rows[of_row], holder, slot[holder, of_row])
+
+    def _mark(self, table: int, rows: Ints, rank: Ints, slot: Ints) -> None:
+        width = int(self.plan.layout.width_of_table[table])
+        for r in range(self.plan.ranks):
+            taken, mine = self._taken[width][r], rank == r
+            at = slot[mine]
+            beyond = at >= len(taken)
+            if beyond.any():
+                self.misplaced = self.misplaced or (
+                    f"{self._name(table, int(rows[mine][beyond][0]))}: slot {at[beyond][0]} of "
+                    f"rank {r}, whose arena has {len(taken)}"
+                )
+                at = at[~beyond]
+            elif taken[at].any():
+                self.misplaced = self.misplaced or (
+                    f"{self._name(table, int(rows[mine][taken[at]][0]))}: slot "
+                    f"{at[taken[at]][0]} of rank {r} is another row's too"
+                )
+            taken[at] = True
+            self._marked[width, r] += len(at)
+
+    def _row_memory(self, table: int) -> int:
+        return self.plan.tables[table].memory_bytes(self.plan.workload.mode)
+
+    def _name(self, table: int, row: int) -> str:
+        return f"table {self.plan.tables[table].name!r}, row {row}"

@@ -1,0 +1,71 @@
+"""Progress bars on standard error, only where that is a terminal."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+from oper.cli.shared.formatting import format_number
+
+
+class Meter:
+    """A progress bar's handle: `advance` by what was done since."""
+
+    def __init__(self, advance: Callable[[float], None]) -> None:
+        self.advance = advance
+
+
+@contextlib.contextmanager
+def progress(description: str, total: float | None, unit: str = "") -> Iterator[Meter]:
+    """A bar with rate and time left on standard error; silent where that is no terminal."""
+    errors = Console(stderr=True)
+    if not errors.is_terminal:
+        yield Meter(lambda amount: None)
+        return
+    with Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(show_speed=False),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+        console=errors,
+        transient=True,
+    ) as bar:
+        task = bar.add_task(description, total=total, rate="")
+
+        def advance(amount: float) -> None:
+            bar.advance(task, amount)
+            speed = bar.tasks[0].speed
+            if speed:
+                bar.update(task, rate=f"{format_number(speed)} {unit}/s")
+
+        yield Meter(advance)
+
+
+@contextlib.contextmanager
+def steps(description: str, total: int) -> Iterator[Callable[[str], None]]:
+    """A bar of `total` steps that is told the name of each step as it begins."""
+    errors = Console(stderr=True)
+    if not errors.is_terminal:
+        yield lambda step: None
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=errors, transient=True) as bar:
+        task = bar.add_task(description, total=total)
+        begun = 0
+
+        def step(name: str) -> None:
+            nonlocal begun
+            bar.update(task, completed=begun, description=f"{description}: {name}")
+            begun += 1
+
+        yield step

@@ -1,0 +1,102 @@
+"""Row counts of all tables as arrays: which row of which table each counter belongs to.
+
+Counters of accesses are in global row order. Counters of the samples that contain a row are kept
+only for bagged tables, those of which a sample may read several rows: for the others the number
+of samples that contain a row equals its accesses.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from oper.base.arrays import Counts, Ints
+from oper.base.errors import OperError
+from oper.profiling.histogram import RowHistogram, histogram
+from oper.tables.table import Table
+from oper.tables.table import offsets as table_offsets
+
+# Sums over rows are int64; half of its range leaves room for the sum of two.
+_MOST_ACCESSES = 2.0**62
+
+
+@dataclass(eq=False)
+class RowCounts:
+    """How often each row was accessed in `samples` samples, and how many of them contain it.
+
+    accesses: uint32 or uint64 [rows]. containing: the same type, only rows of tables that are
+    `bagged`, in table order.
+    """
+
+    tables: tuple[Table, ...]
+    samples: int
+    accesses: Counts
+    containing: Counts
+    bagged: tuple[bool, ...]
+
+    @cached_property
+    def offsets(self) -> Ints:
+        """Where each table's rows begin: int64 [T + 1]."""
+        return table_offsets(self.tables)
+
+    @cached_property
+    def containing_offsets(self) -> Ints:
+        """Where each table's rows begin in `containing`; nothing for tables not bagged."""
+        return containing_offsets(self.tables, self.bagged)
+
+    @property
+    def rows(self) -> int:
+        """Rows of all tables."""
+        return int(self.offsets[-1])
+
+    def table_accesses(self, table: int) -> Counts:
+        """Accesses of a table's rows."""
+        return self.accesses[self.offsets[table] : self.offsets[table + 1]]
+
+    def table_containing(self, table: int) -> Counts:
+        """The samples that contain each of a table's rows."""
+        if not self.bagged[table]:
+            return self.table_accesses(table)
+        return self.containing[self.containing_offsets[table] : self.containing_offsets[table + 1]]
+
+    def histogram(self) -> RowHistogram:
+        """Rows by table, accesses and containing samples: one pass over all counters."""
+        return histogram(self.accesses, self.containing, self.offsets, self.containing_offsets)
+
+
+def containing_offsets(tables: Sequence[Table], bagged: Sequence[bool]) -> Ints:
+    """Where each table begins in `containing`, int64 [T + 1]: only bagged tables take room."""
+    result = np.zeros(len(tables) + 1, dtype=np.int64)
+    np.cumsum([t.rows * b for t, b in zip(tables, bagged, strict=True)], out=result[1:])
+    return result
+
+
+def new_counters(size: int, dtype: Any, folder: Path | None, name: str) -> Any:
+    """Counters at 0: in memory, or in file `name` of a folder that is being made.
+
+    A file of that name goes, but arrays mapped to it stay readable.
+    """
+    if folder is None or size == 0:
+        return np.zeros(size, dtype=dtype)
+    path = folder / f".{name}"
+    array = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=(size,))
+    # Without it a full disk would show only as a fatal signal, at the first write to a page.
+    with open(path, "r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    path.replace(folder / name)
+    return array
+
+
+def check_total(where: str, *counters: Counts) -> None:
+    """OperError where sums over rows, which are int64, could overflow."""
+    wide = (array for array in counters if array.dtype == np.uint64)  # others do not come near
+    total = sum(float(array.sum(dtype=np.float64)) for array in wide)
+    if total > _MOST_ACCESSES:
+        raise OperError(
+            f"{where}: counts {total:.4g} accesses in all, and at most {_MOST_ACCESSES:.4g} can be "
+            "planned for; count a part of the log"
+        )
