@@ -161,7 +161,7 @@ def test_dense_errors(raw: Jagged, words: list[str]) -> None:
 def test_texts_that_no_id_has_are_no_errors() -> None:
     """A slice of a dictionary keeps texts that it does not use."""
     mapper = IdMapper(Table("t", 5), on_bad_id="error")
-    assert mapper.map(Jagged(coded(["x", "1"]).slice(1)), "c", PLACE).values.tolist() == [1]
+    assert mapper.map(Jagged(coded(["x", "1"]).slice(1)), "c", LOCATION).values.tolist() == [1]
 
 
 @given(texts, st.integers(1, 1000))
