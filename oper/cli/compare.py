@@ -21,6 +21,7 @@ from oper.cli.shared.plan_options import (
     load_topology,
 )
 from oper.cli.shared.progress import progress
+from oper.planner.baselines.registry import BASELINES
 
 _UNITS = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0))
 _TIME_UNITS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
@@ -49,8 +50,7 @@ def compare(
     methods: str | None = typer.Option(
         None,
         "--methods",
-        help="Of oper, paper, memory_greedy, access_greedy, table_wise, "
-        "row_wise, torchrec, milp; by commas. [default: all]",
+        help=f"Of {', '.join(('oper', *BASELINES))}; by commas. [default: all]",
     ),
     time_limit: float = typer.Option(
         60.0, "--time-limit", min=0.001, help="Seconds for the solver, and for TorchRec's planner."

@@ -17,13 +17,14 @@ from oper.cost.holder_sets import everywhere_set
 from oper.cost.workload import Workload
 from oper.planner import compare as comparison
 from oper.planner.baselines.baseline import Baseline
+from oper.planner.baselines.registry import BASELINES
 from oper.planner.bounds.certificate import certify
 from oper.planner.problem.problem import Settings
 from oper.profiling.profile import Profile
 from oper.topology.topology import Topology
 from tests.support.planner.profiles import make_profile, profile_problem
 
-QUICK = ("oper", "paper", "memory_greedy", "access_greedy", "table_wise", "row_wise")
+QUICK = ("oper", *(name for name, rule in BASELINES.items() if rule.quick is not None))
 # Of `oper plan --json`; a fresh OPER plan has further ones.
 FIELDS = """
     plan mode ranks rows threshold extra_memory_ratio asked seconds memory_bytes lookups

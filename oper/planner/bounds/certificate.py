@@ -1,8 +1,8 @@
-"""Certificate: how far a plan's objective is from a lower bound that no plan can pass.
+"""Certificate: how far a plan's objective is from a lower bound on that of every plan.
 
-gap = (objective - bound) / bound. The bound is the Lagrangian of `lagrangian.py` and, where that
-leaves room and single rows are hot, the dearer one of `hot_rows.py`, which knows that they cannot
-be split.
+In: `ClassProblem`, an objective in seconds. Out: `Certificate`, with gap = (objective - bound) /
+bound. The bound is that of `lagrangian.py`. Where that leaves a gap and single rows are hot, the
+bound of `hot_rows.py` is tried too, which takes longer and knows that rows cannot be split.
 """
 
 from dataclasses import dataclass, replace
@@ -10,15 +10,15 @@ from typing import Any
 
 from oper.planner.bounds.hot_rows import hot_rows_bound
 from oper.planner.bounds.lagrangian import Bound, lower_bound
-from oper.planner.problem.problem import Problem
+from oper.planner.problem.problem import ClassProblem
 
-# Above this gap the bound with whole hot rows is tried; below it is settled enough.
-HEAD_FROM_GAP = 1e-3
+# Above this gap the bound with whole hot rows is tried; a smaller one is good enough.
+HOT_ROWS_FROM_GAP = 1e-3
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """A plan's objective beside its bound, both in seconds."""
+    """A plan's objective and its lower bound, both in seconds."""
 
     objective_seconds: float
     bound: Bound
@@ -43,12 +43,12 @@ class Certificate:
         }
 
 
-def certify(problem: Problem, objective_seconds: float) -> Certificate:
-    """Bound the problem and compare."""
+def certify(problem: ClassProblem, objective_seconds: float) -> Certificate:
+    """Bound the objective of every plan for the problem, and compare a plan's with that."""
     classes = problem.classes
     limits = (problem.topology, problem.workload, problem.capacity_bytes, problem.budget_bytes)
     bound = lower_bound(classes, *limits)
-    if objective_seconds > bound.seconds * (1 + HEAD_FROM_GAP):
+    if objective_seconds > bound.seconds * (1 + HOT_ROWS_FROM_GAP):
         bound = max(bound, hot_rows_bound(classes, *limits), key=lambda found: found.seconds)
     hot = None
     if bound.hot_class is not None:

@@ -1,4 +1,6 @@
-"""The integer head: a lower bound that knows that the hottest rows cannot be split.
+"""A lower bound that knows that the hottest rows (the head) cannot be split.
+
+In: `Classes` and the limits. Out: `Bound`, in seconds.
 
 The Lagrangian of `lagrangian.py` lets every row be held in parts. Where single rows are a sizeable
 part of a rank's time, the rows of the hottest classes (the head) are kept whole here, in a mixed
@@ -147,8 +149,8 @@ class _Model:
         return bound * (1 - SAFETY) * self.second + self.rows.latency_seconds
 
     def _place_whole(self, c: int, placed: int) -> None:
-        """Rows of head class c. They and hotter ones are `placed` rows: ranks that look alike are
-        named in the order in which rows, hottest first, come to them."""
+        """Rows of head class c. They and hotter ones are `placed` rows: homogeneous ranks are
+        numbered in the order in which they get rows, hottest first."""
         M, rows = self.topology.ranks, float(self.rows.rows[c])
         memory, weight = self.rows.memory_bytes[c] / self.byte, self.rows.weight_bytes[c]
         chosen = []

@@ -1,18 +1,20 @@
 """A lower bound on the objective: no plan that keeps the limits has a smaller largest rank time.
 
+In: `Classes` and the limits. Out: `Bound`, in seconds.
+
 For any prices λ ≥ 0 with Σλ = 1 on the ranks' times, μ ≥ 0 on capacities and ν ≥ 0 on the budget
 of extra copies, the largest T_r is at least Σ λ_r T_r, and within the limits
 
-    Σ λ_r T_r ≥ Σ_c rows_c · (least price of a row of class c over all patterns)
+    Σ λ_r T_r ≥ Σ_c rows_c · (least price of a row of class c over all holder sets)
                 - Σ_r μ_r capacity_r - ν budget
 
-(the Lagrangian; `pricing.py` has the prices of patterns). It holds whatever the prices are, so
-where they come from can cost tightness, never validity: on ranks that look alike from a knapsack,
-elsewhere from the bucketed linear programme. Classes are exact here.
+(the Lagrangian; `pricing.py` has the prices of holder sets). It holds for any prices, so where they
+come from may make it weaker, never wrong: on homogeneous ranks they come from a knapsack, elsewhere
+from the bucketed linear programme. Classes are exact here.
 
 In training a plan uses one AllReduce method, or replicates nothing: the bound is the least over
 the methods, each with the latency that any replica brings. A second bound is the hottest single
-row on its own, which cannot be split; `hot_rows.py` has a tighter, dearer one where that binds.
+row alone, which cannot be split; `hot_rows.py` has a tighter one, which takes longer.
 """
 
 from dataclasses import dataclass
@@ -104,11 +106,11 @@ def good_prices(
 def homogeneous_prices(
     rows: PricingItems, topology: Topology, capacity_bytes: Floats, budget_bytes: float
 ) -> DualPrices:
-    """The best prices on ranks that look alike.
+    """The best prices on homogeneous ranks.
 
     Averaged over the ranks' renamings, all λ and all μ are equal, and extra copies are a
     fractional knapsack: a row's next copies save seconds and take bytes, the best savings per byte
-    come first, and the price of a byte is what the first that no longer fit would have saved.
+    come first, and the price of a byte is what the first copies that do not fit would have saved.
     """
     M = topology.ranks
     even = DualPrices(np.full(M, 1 / M), np.zeros(M), 0.0)

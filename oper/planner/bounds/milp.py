@@ -1,5 +1,7 @@
 """The exact reference: the placement of whole partitions as a mixed integer programme.
 
+In: sums of partitions and the limits. Out: `Reference`, the best placement and a bound.
+
 For partitions p of any size, down to single rows, with read weight w_p and memory m_p:
 
     y[p, i, j] = 1: rank i reads p from rank j;  Σ_j y[p, i, j] = 1,  y[p, i, j] ≤ y[p, j, j]
@@ -10,8 +12,8 @@ For partitions p of any size, down to single rows, with read weight w_p and memo
 y[p, j, j] is "rank j holds p" (a holder reads its own copy). Where the budget allows no second
 copy, and in training, all ranks read from one owner x[p, j] instead; in training
 Σ_j x[p, j] + r[p] = 1 with r[p] = 1 for copies everywhere, whose AllReduce is chosen by solving
-for each method in turn. Ranks that look alike are ordered by load, or each optimum would come in
-M! copies. PuLP passes it to HiGHS, to CBC where highspy is missing.
+for each method in turn. Homogeneous ranks are ordered by load, or each optimum would come in M!
+copies. PuLP passes it to HiGHS, to CBC where highspy is missing.
 """
 
 import time
@@ -196,7 +198,7 @@ class _Model:
         return self.problem.add_variable(name, cat=pulp.LpBinary)
 
     def _order(self, load: list[Any]) -> None:
-        """Alike ranks by descending load inside each node, and alike nodes by theirs."""
+        """Homogeneous ranks by descending load inside each node, and nodes by theirs."""
         node_of = np.asarray(self.topology.node_of)
         nodes = [np.flatnonzero(node_of == node).tolist() for node in np.unique(node_of)]
         for members in nodes:

@@ -1,6 +1,7 @@
-"""Which rows to replicate on ranks that look alike (§4.3), decided by the objective.
+"""Which rows to replicate on homogeneous ranks (§4.3), decided by the objective.
 
-Averaged over alike ranks, a row's part of T depends only on how many copies it has:
+In: `Classes` and the budget of extra memory. Out: `Levels`. Averaged over homogeneous ranks, a
+row's part of T depends only on how many copies it has:
 
 * inference, n ranks a node, M ranks, weight w = S·R: one copy for each further node gains
   w·(n·L_inter - (n-1)·L_intra)/M, each further copy inside the nodes w·L_intra/M;
@@ -9,7 +10,7 @@ Averaged over alike ranks, a row's part of T depends only on how many copies it 
   compares all ranks' fetches with one rank's AllReduce, and is off by a factor of M).
 
 What is left is a knapsack: hottest rows per byte first, within the extra memory, and only while
-it pays. Rows that no longer fit are passed over, so that smaller ones fill the rest.
+it pays. Rows that do not fit are left out, so that smaller ones fill the rest.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,7 @@
-"""The lower envelope of lines: for each density, the cheapest of many holder sets."""
+"""The lower envelope of lines: for each density of a row, the cheapest of many holder sets.
+
+In: slopes and intercepts. Out: `Envelope`, which finds the cheapest line at each density.
+"""
 
 from dataclasses import dataclass
 

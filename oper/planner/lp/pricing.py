@@ -1,16 +1,17 @@
-"""Patterns of a row: who holds it and who reads from whom, and the cheapest one under prices.
+"""The cheapest holders of a row under prices on the limits of a plan.
 
-A linear programme over placements (and its Lagrangian) sees the plan's limits as prices:
+In: `PricingItems` (what a row of each class asks for), `DualPrices`. Out: holder sets and prices. A
+linear programme over placements (and its Lagrangian) sees the plan's limits as prices:
 λ_r ≥ 0 on rank r's time, Σλ = 1; π_ij on the fetch time of the pair (i, j), used only where
 even links are the aim; μ_j on a byte of rank j's capacity; ν on a byte of extra copies. Then every
-row is on its own, and a row with read weight w (bytes that one reader moves for it: S·R, in
+row can be priced alone, and a row with read weight w (bytes that one reader moves for it: S·R, in
 training S·(R + D) where it has one owner) and memory m costs
 
     w · Σ_i min_{j∈H} K[i][j] + m · (Σ_{j∈H} μ_j + ν (|H| - 1)),
     K[i][j] = (λ_i + π_ij) L[i][j] [i≠j] + λ_j L[j][j]
 
 when the ranks H hold it. Divided by m this is a line in the row's density ρ = w/m, so the cheapest
-pattern of every class lies on the lower envelope of the lines: built once, searched by ρ.
+holder set of every class lies on the lower envelope of the lines: built once, searched by ρ.
 In training there is one owner or a copy everywhere, M lines and one cost of its own:
 Σ_r λ_r L[r][r] · S(R + U) + AllReduce + m · (Σ_j μ_j + ν (M - 1)).
 """
@@ -71,7 +72,7 @@ class PricingItems:
         return float(self.rows @ self.memory_bytes)
 
     def take(self, index: NDArray[np.int64]) -> "PricingItems":
-        """The demand of some classes."""
+        """The items of some classes."""
         return self._replace(*(vector[index] for vector in self._vectors))
 
     def merged(self, bucket: NDArray[np.int64]) -> "PricingItems":
@@ -98,7 +99,7 @@ class PricingItems:
 def pricing_items(
     classes: Classes, topology: Topology, workload: Workload, method: Method
 ) -> PricingItems:
-    """The demand of all classes; `method` is the replicas' AllReduce (ignored in inference)."""
+    """The items of all classes; `method` is the replicas' AllReduce (ignored in inference)."""
     S, R, D, U = classes.S, classes.R, classes.D, classes.U
     each = Sums(
         rows=np.ones(len(classes)),
@@ -117,7 +118,7 @@ def pricing_items(
 def pricing_items_of(
     each: Sums, count: Floats, topology: Topology, workload: Workload, method: Method
 ) -> PricingItems:
-    """The demand of `count[c]` things of sums `each[c]` (a row, a partition) that stay whole."""
+    """`count[c]` items of sums `each[c]`, each of which stays whole: a row, a partition."""
     reduce = allreduce_cost(topology, method if workload.training else "none")
     return PricingItems(
         training=workload.training,
@@ -165,8 +166,8 @@ def is_homogeneous(topology: Topology, capacity: Floats) -> bool:
 
 
 def homogeneous_lines(topology: Topology, prices: DualPrices) -> tuple[Floats, Floats]:
-    """Slopes and intercepts [M] of 1 to M copies at equal prices on ranks that look alike: the
-    first in as many nodes as there are, the others anywhere."""
+    """Slopes and intercepts [M] of 1 to M copies at equal prices on homogeneous ranks: the first
+    ones in different nodes, as far as there are nodes, the others anywhere."""
     node_of = np.asarray(topology.node_of)
     first = np.unique(node_of, return_index=True)[1]
     order = np.concatenate([first, np.setdiff1d(np.arange(topology.ranks), first)])
@@ -198,7 +199,7 @@ def subset_lines(path_cost: Floats, prices: DualPrices) -> tuple[Floats, Floats]
 def cheapest_holders(
     rows: PricingItems, topology: Topology, prices: DualPrices
 ) -> tuple[NDArray[np.bool_], Floats]:
-    """Holders [C, M] of a cheap pattern for each class in inference, and its price per row [C].
+    """A cheap holder set for each class in inference, [C, M], and its price per row, [C].
 
     The cheapest of all up to `ENUMERABLE_RANKS` ranks; beyond, what adding the best rank to the
     best owner, again and again, comes to.
@@ -241,7 +242,7 @@ def everywhere_price(rows: PricingItems, topology: Topology, prices: DualPrices)
 
 
 def cheapest(rows: PricingItems, topology: Topology, prices: DualPrices) -> Floats:
-    """The least price [C] of one row of each class over all patterns, or less.
+    """The least price [C] of one row of each class over all holder sets, or less.
 
     Exact in training and for up to `ENUMERABLE_RANKS` ranks; beyond, in inference, a relaxation.
     `prices.pair` must be None: fetches then have a density of their own.
@@ -263,8 +264,8 @@ def cheapest(rows: PricingItems, topology: Topology, prices: DualPrices) -> Floa
 def _relaxed(rows: PricingItems, topology: Topology, prices: DualPrices) -> Floats:
     """A lower bound on the least price where holder sets are too many to enumerate.
 
-    A single copy is priced exactly. With two or more, each reader is let off with its cheapest
-    link to another node, or inside its node if that holds a copy, whoever really holds; then ranks
+    A single copy is priced exactly. With two or more, each reader pays only for its cheapest link
+    to another node, or inside its node if that holds a copy, whatever the real holders; then ranks
     and nodes separate, up to there being at least two copies: a table over nodes of the least
     price with none, one, or more copies so far.
     """

@@ -1,4 +1,6 @@
-"""The linear programme over buckets of classes and patterns of holders, for any link matrix.
+"""The linear programme over buckets of classes and holder sets, for any link matrix.
+
+In: `PricingItems` and the limits. Out: `FractionalPlacement`, with the `DualPrices` of the limits.
 
     minimise T   over x[b, p] ≥ 0, Σ_p x[b, p] = 1 for each bucket b of rows, subject to
     time         Σ x[b, p] · seconds[b, p, r] ≤ T                      rank r         (price λ_r)
@@ -6,9 +8,9 @@
     budget       Σ x[b, p] · bytes[b] · (copies_p - 1) ≤ budget                       (price ν)
 
 With the aim "link" the largest fetch time Z of an ordered pair (equation 3; price π_ij) comes
-first and T second, by a small weight. The patterns of inference are all holder sets: columns are
-generated at the programme's own prices (`pricing.py`) until no set is cheaper. In training the
-M + 1 patterns are all there from the start.
+first and T second, by a small weight. In inference any ranks may hold a row: columns are generated
+at the programme's own prices (`pricing.py`) until no holder set is cheaper. In training the M + 1
+holder sets are all there from the start.
 
 Buckets put classes of one width and nearly one density together, by their averages, so the value
 is no bound by itself; its prices, evaluated on the exact classes, give one (`lagrangian.py`).
@@ -85,7 +87,7 @@ def solve_items(
     objective: Objective = "time",
     fixed_seconds: Floats | None = None,
 ) -> FractionalPlacement:
-    """`solve` for given demands; `fixed_seconds` [M] is time that ranks need for other rows."""
+    """`solve` for given items; `fixed_seconds` [M] is time that ranks take for other rows."""
     if rows.total_bytes > float(np.sum(capacity_bytes)):
         raise OperError(
             f"the ranks' capacities hold {np.sum(capacity_bytes):,.0f} bytes in all, and one copy "
@@ -188,7 +190,7 @@ class RestrictedMaster:
         self.prices = self._prices(self.dual)
 
     def add_cheaper(self) -> bool:
-        """Add each bucket's cheapest pattern, at the last prices and nearer to those of the best
+        """Add each bucket's cheapest holder set, at the last prices and nearer to those of the best
         bound (which keeps prices from swinging); whether the programme is worth solving again."""
         if self.best_bound == -np.inf:
             self.best_dual = self._spread(self.dual)
@@ -281,7 +283,7 @@ class RestrictedMaster:
 
 
 def _keys(groups: HolderSets) -> list[bytes]:
-    """What two groups share only if they are the same."""
+    """A key for each holder set, equal for equal sets alone."""
     return [
         path.tobytes() + holds.tobytes()
         for path, holds in zip(groups.path, groups.holds, strict=True)

@@ -1,14 +1,16 @@
-"""Which rows have copies, under new counts and from an older plan's point of view.
+"""Which rows have copies under new counts, where copies that are there already cost nothing.
+
+In: `ClassProblem`, rows of each class by holder set. Out: `ReplicaChanges`.
 
 The mean over ranks of T is a sum over rows (replication.py): a row of class c in column k adds
 v[c, k]. Changing the column costs the bytes of the new copies, spread over `horizon` iterations:
 that is `price[g, k]` seconds per byte and iteration, nothing where no new holder appears. With
-ν ≥ 0 the price of a byte of extra copies, every row is on its own and takes the least of
+ν ≥ 0 the price of a byte of extra copies, every row can be decided alone and takes the least of
 
     v[c, k] + m · price[g, k] + ν · m · (copies[k] - 1)
 
 and ν is the least one at which the copies fit the budget. Thus a replica stays until another row
-gains more per byte by what it costs to bring that one: the knapsack of replication.py with
+gains so much more per byte that it pays for bringing that one: the knapsack of replication.py with
 hysteresis. Rows given up as replicas cost no bytes and may stay with any of their holders.
 """
 
