@@ -1,4 +1,4 @@
-"""What two plans do differently."""
+"""Compare two plans: settings, figures, and rows that are held elsewhere."""
 
 from typing import Any
 
@@ -11,7 +11,10 @@ from oper.plan.row_locator import RowLocator
 
 
 def diff(old: Plan, new: Plan) -> dict[str, Any]:
-    """What `new` does differently: settings, figures, and rows that are held elsewhere."""
+    """The differences of `new`, as `oper plan diff --json` prints them.
+
+    OperError where the plans are for different tables or numbers of ranks.
+    """
     if [(t.name, t.rows) for t in old.tables] != [(t.name, t.rows) for t in new.tables]:
         raise OperError("the plans are for different tables, so their rows cannot be compared")
     if old.ranks != new.ranks:
@@ -25,7 +28,7 @@ def diff(old: Plan, new: Plan) -> dict[str, Any]:
     for index, table in enumerate(old.tables):
         changed = gained = lost = 0
         for one, two in zip(before.chunks(index), after.chunks(index), strict=True):
-            # Places are few: what each pair of them means is worked out once, then counted.
+            # There are few pairs of locations: count their rows, then compare holders once a pair.
             pair = one.place * len(holds_after) + two.place
             numbers, rows = np.unique(pair, return_counts=True)
             held, holding = np.divmod(numbers, len(holds_after))

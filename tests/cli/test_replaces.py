@@ -49,9 +49,7 @@ def test_what_a_user_adds_to_our_folder_is_kept(here: Path, name: str) -> None:
         for added, add in adds.items():
             add(folder / added)
             shown = (folder / added).relative_to("out").as_posix() + "/" * added.endswith("/")
-            refused(
-                f"{WRITERS[name]} out --force", "out: holds files that oper did not write", shown
-            )
+            refused(f"{WRITERS[name]} out --force", "out: holds files", shown)
             if added.endswith("/"):
                 (folder / added).rmdir()
             else:

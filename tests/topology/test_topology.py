@@ -208,10 +208,7 @@ def square(reader: int, source: int, value: object) -> list[list[object]]:
     [
         ({"bandwidth": {"local": 1e9, "other_node": 1e9}}, ["bandwidth", "same_node"]),
         ({"bandwidth": {"local": 1e9, "same_node": 0, "other_node": 1}}, ["same_node", "is 0"]),
-        (
-            {"bandwidth": GOOD["bandwidth"] | {"nvlink": 1}},
-            ["bandwidth.nvlink", "is an unknown key"],
-        ),  # type: ignore[operator]
+        ({"bandwidth": GOOD["bandwidth"] | {"nvlink": 1}}, ["bandwidth.nvlink", "unknown"]),  # type: ignore[operator]
         ({"bandwidth": square(2, 1, None)}, ["bandwidth[2][1]", "missing"]),
         ({"bandwidth": square(2, 1, -1e9)}, ["bandwidth[2][1]", "is -1000000000.0"]),
         ({"bandwidth": square(0, 3, float("nan"))}, ["bandwidth[0][3]", "is nan"]),
@@ -290,7 +287,7 @@ def test_measure_needs_ranks(tmp_path: Path) -> None:
 
 
 def test_measure_needs_whole_values(tmp_path: Path) -> None:
-    with pytest.raises(OperError, match="--row-bytes 30: whole float32 values"):
+    with pytest.raises(OperError, match="--row-bytes 30: a multiple of 4"):
         run("measure", "--ranks", "2", "--row-bytes", "30", "-o", str(tmp_path / "t.yaml"))
 
 

@@ -248,7 +248,7 @@ def test_other_tables_and_horizons_are_refused():
 
 def test_moves_of_another_kind_are_refused(tmp_path: Path):
     np.save(tmp_path / "moves.npy", np.zeros(3))
-    with pytest.raises(OperError, match="holds no moves"):
+    with pytest.raises(OperError, match="instead of moves"):
         RowMoves.load(tmp_path)
     assert RowMoves.none().entries.dtype == ENTRY
 
