@@ -28,8 +28,8 @@ def diff(old: Plan, new: Plan) -> dict[str, Any]:
     for index, table in enumerate(old.tables):
         changed = gained = lost = 0
         for one, two in zip(before.chunks(index), after.chunks(index), strict=True):
-            # There are few pairs of locations: count their rows, then compare holders once a pair.
-            pair = one.place * len(holds_after) + two.place
+            # There are few pairs of extents: count their rows, then compare holders once a pair.
+            pair = one.extent * len(holds_after) + two.extent
             numbers, rows = np.unique(pair, return_counts=True)
             held, holding = np.divmod(numbers, len(holds_after))
             different = (holds_before[held] != holds_after[holding]).any(axis=1)
@@ -59,7 +59,7 @@ def diff(old: Plan, new: Plan) -> dict[str, Any]:
     }
 
 
-def _holders(places: RowLocator) -> NDArray[np.int64]:
-    """Who holds the rows of each place, 0 or 1, [P, M]: groups first, then each rank's stripes."""
-    stripes = np.eye(places.ranks, dtype=np.int64)
-    return np.concatenate([places.layout.holds.astype(np.int64), stripes])
+def _holders(locator: RowLocator) -> NDArray[np.int64]:
+    """Who holds the rows of each extent, 0 or 1, [P, M]: groups, then each rank's stripes."""
+    stripes = np.eye(locator.ranks, dtype=np.int64)
+    return np.concatenate([locator.layout.holds.astype(np.int64), stripes])

@@ -29,9 +29,9 @@ class ClassFinder:
 
     def find(self, chunk: Chunk) -> NDArray[np.int32]:
         """The class of each row of a chunk, int32 [n]."""
-        rows = slice(chunk.first, chunk.first + len(chunk.place))
+        rows = slice(chunk.first, chunk.first + len(chunk.extent))
         offsets = np.zeros(len(self._profile.tables) + 1, dtype=np.int64)
-        offsets[chunk.table + 1 :] = len(chunk.place)
+        offsets[chunk.table + 1 :] = len(chunk.extent)
         found: NDArray[np.int32] = (
             native.ops()
             .find_classes(

@@ -126,8 +126,8 @@ def drift(
     fresh_places = RowLocator(assemble(profile, fresh))
     fresh_cost, fresh_sums, _ = _price_tables(problem, fresh_places, finder)
 
-    parts = _parts(problem, places.groups, table_sums, now)
-    fresh_parts = _parts(problem, fresh_places.groups, fresh_sums, fresh_cost)
+    parts = _parts(problem, places.holder_sets, table_sums, now)
+    fresh_parts = _parts(problem, fresh_places.holder_sets, fresh_sums, fresh_cost)
     slowest = int(now.rank_seconds.argmax())
     tables = tuple(
         TableDrift(
@@ -140,7 +140,7 @@ def drift(
         for table, part, fresh_part in zip(plan.tables, parts, fresh_parts, strict=True)
     )
     total = int(plan.owner_accesses.sum()) + plan.replica_accesses
-    listed = counted[:, : len(places.groups)]
+    listed = counted[:, : len(places.holder_sets)]
     replicated = listed[:, plan.ranks :]
     best = aim(problem, fresh_cost)
     return Drift(
@@ -168,15 +168,15 @@ def _price_tables(
     problem: Problem, places: RowLocator, finder: ClassFinder
 ) -> tuple[Cost, list[Sums], Ints]:
     """The cost of a placement, the sums of each table in its columns, and its counted rows."""
-    counted = np.zeros((finder.classes, len(places.groups) + places.ranks), dtype=np.int64)
+    counted = np.zeros((finder.classes, len(places.holder_sets) + places.ranks), dtype=np.int64)
     sums = []
     for table in range(len(places.layout.rows)):
         mine = places.count_table(table, finder)
         counted += mine
-        sums.append(problem.classes.sums(places.together(mine)))
-    whole = problem.classes.sums(places.together(counted))
+        sums.append(problem.classes.sums(places.by_holder_set(mine)))
+    whole = problem.classes.sums(places.by_holder_set(counted))
     cost = evaluate(
-        problem.topology, problem.workload, places.groups, whole, problem.capacity_bytes
+        problem.topology, problem.workload, places.holder_sets, whole, problem.capacity_bytes
     )
     return cost, sums, counted
 

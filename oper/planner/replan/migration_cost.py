@@ -49,12 +49,12 @@ def compare_placements(
 ) -> tuple[int, Floats]:
     """Rows that the new placement brings to ranks that did not hold them, and the memory bytes of
     rows by old and new column, float64 [K, K']; `memory_bytes` [T] is a row's of each table."""
-    shape = (len(old.groups), len(new.groups))
-    arrives = (~old.groups.holds).astype(int) @ new.groups.holds.T.astype(int) > 0
+    shape = (len(old.holder_sets), len(new.holder_sets))
+    arrives = (~old.holder_sets.holds).astype(int) @ new.holder_sets.holds.T.astype(int) > 0
     moved_rows, moved_bytes = 0, np.zeros(shape)
     for table in range(len(profile.tables)):
         for before, after in zip(old.chunks(table), new.chunks(table), strict=True):
-            cell = old.column[before.place] * shape[1] + new.column[after.place]
+            cell = old.holder_set_of[before.extent] * shape[1] + new.holder_set_of[after.extent]
             rows = np.bincount(cell, minlength=shape[0] * shape[1]).reshape(shape)
             moved_rows += int(rows[arrives].sum())
             moved_bytes += rows * float(memory_bytes[table])

@@ -79,10 +79,10 @@ class Relocation:
         """`counted` [C, K + M] rows are in the counted columns, `target` [C, K] are to be."""
         self._tables, self._places, self._finder = tables, places, finder
         self._layout, self._flows = places.layout, flows
-        groups, ranks = places.groups, places.ranks
+        groups, ranks = places.holder_sets, places.ranks
         widths, columns = len(self._layout.slots), len(groups)
         by_width = np.arange(widths)[:, None] == width_of_class[None]
-        self._before = by_width @ places.together(counted)  # [W, K] rows
+        self._before = by_width @ places.by_holder_set(counted)  # [W, K] rows
         self._after = by_width @ target
         self._live: Ints = self._after @ groups.holds.astype(np.int64)  # [W, M]
         self._leaving = self._quota(counted, flows, ranks, columns)
@@ -132,7 +132,7 @@ class Relocation:
 
     def _make_blocks(self, w: int, top: Ints, rows: Ints) -> tuple[list[_Block], bool]:
         """Blocks for `rows[k]` more replicas in column k, behind `top` [M]; whether they fit."""
-        holds, ranks = self._places.groups.holds, self._places.ranks
+        holds, ranks = self._places.holder_sets.holds, self._places.ranks
         columns = [k for k in range(ranks, len(holds)) if rows[k] > 0]
         blocks, top = [], top.copy()
         for k in sorted(columns, key=lambda k: not holds[k].all()):
@@ -146,7 +146,7 @@ class Relocation:
         """Whether slots of ranks, [N] each, are in a block or beyond the arena's new end."""
         claimed: Flags = slot >= self._live[w, rank]
         for block in self._blocks[w]:
-            holds = self._places.groups.holds[block.column]
+            holds = self._places.holder_sets.holds[block.column]
             start = np.where(holds, block.start, 0)
             end = np.where(holds, block.start + block.rows, 0)
             claimed |= (slot >= start[rank]) & (slot < end[rank])
@@ -159,7 +159,7 @@ class Relocation:
         row, width, place, offset, old_slots, row_class, leaves, striped = (
             np.concatenate(parts) for parts in zip(*found, strict=True)
         )
-        before = self._places.column[place]
+        before = self._places.holder_set_of[place]
         rows = _Rows(
             row,
             width,
@@ -184,8 +184,8 @@ class Relocation:
         places, w = self._places, int(self._layout.width_of_table[chunk.table])
         ranks = places.ranks
         row_class = self._finder.find(chunk)
-        counted = places.counted[chunk.place]
-        column = places.column[chunk.place]
+        counted = places.count_column[chunk.extent]
+        column = places.holder_set_of[chunk.extent]
         leaves = self._take(row_class, counted)
         changes = leaves.copy()
         if self._repack[w]:
@@ -199,12 +199,12 @@ class Relocation:
         return (
             first + index,
             np.full(len(index), w),
-            chunk.place[index],
+            chunk.extent[index],
             chunk.offset[index],
             places.slots(chunk, index),
             row_class[index].astype(np.int64),
             leaves[index],
-            counted[index] >= len(places.groups),
+            counted[index] >= len(places.holder_sets),
         )
 
     def _take(self, row_class: NDArray[np.int32], counted: Ints) -> Flags:
@@ -222,7 +222,7 @@ class Relocation:
 
     def _place_replicas(self, w: int, rows: _Rows, instances: "_Instances") -> list[Ints]:
         """Slots for all rows that become replicas; those that former ones leave, by rank."""
-        groups, ranks = self._places.groups, self._places.ranks
+        groups, ranks = self._places.holder_sets, self._places.ranks
         blocks = {block.column: block for block in self._blocks[w]}
         released: list[list[Ints]] = [[] for _ in range(ranks)]
         mine = rows.width == w
@@ -305,7 +305,7 @@ class _Instances:
     """The groups of the new layout: the old one's, then those that rows need beside them."""
 
     def __init__(self, layout: Layout, places: RowLocator) -> None:
-        self._groups = places.groups
+        self._groups = places.holder_sets
         self.width = layout.group_width.tolist()
         self.path, self.holds, self.base = list(layout.path), list(layout.holds), list(layout.base)
         self._by_slot: dict[tuple[int, int], int] = {}

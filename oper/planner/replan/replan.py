@@ -197,15 +197,15 @@ def replan(
     places = RowLocator(plan, candidates(topology, plan.workload.training))
     finder = ClassFinder(profile, classes)
     counted = places.count(finder)
-    carriage = MigrationCost.of(places.groups, places.groups, topology)
-    present = places.together(counted)
-    now = _State(present, price_counts(problem, places.groups, present))
+    carriage = MigrationCost.of(places.holder_sets, places.holder_sets, topology)
+    present = places.by_holder_set(counted)
+    now = _State(present, price_counts(problem, places.holder_sets, present))
 
     report("moves that pay")
     best = now
     # A plan made from these very counts: what planning did not find then, it does not look for now.
     if plan.profile != profile.digest:
-        best = _best(problem, places.groups, now, carriage, horizon)
+        best = _best(problem, places.holder_sets, now, carriage, horizon)
     row_memory = np.array([t.memory_bytes(plan.workload.mode) for t in plan.tables])
     flows = net_flows(now.counts, best.counts, carriage)
     relocation = Relocation(plan.tables, places, finder, classes.width, counted, best.counts, flows)
@@ -219,10 +219,10 @@ def replan(
     fresh_places = RowLocator(assemble(profile, fresh))
     rows, moved_bytes = compare_placements(places, fresh_places, profile, row_memory)
     fresh_removal = Migration(
-        rows, link_bytes(moved_bytes, places.groups, fresh_places.groups, topology)
+        rows, link_bytes(moved_bytes, places.holder_sets, fresh_places.holder_sets, topology)
     )
     seconds = {"replan": since - began, "fresh": time.perf_counter() - since}
-    made = _plan(plan, profile, problem, places.groups, best, now, layout, fresh)
+    made = _plan(plan, profile, problem, places.holder_sets, best, now, layout, fresh)
     made.figures["replan"] = {
         "from": old_digest,
         "horizon": horizon,

@@ -211,10 +211,10 @@ def test_counts_of_places_are_those_of_single_rows(seed):
     classes = classify(profile, plan.workload, plan.ranks)
     places = RowLocator(plan)
     finder = ClassFinder(profile, classes)
-    counts = places.together(places.count(finder))
+    counts = places.by_holder_set(places.count(finder))
     assert (counts.sum(axis=1) == classes.rows).all()
     holders = slots_of(plan) >= 0
-    for k, holds in enumerate(places.groups.holds):
+    for k, holds in enumerate(places.holder_sets.holds):
         mine = (holders == holds).all(axis=1)
         assert counts[:, k].sum() == mine.sum()
         assert counts[:, k] @ classes.accesses == profile.accesses[mine].sum(dtype=np.int64)
