@@ -1,5 +1,5 @@
-"""What is said of a plan that exists: check, replay of a log, explain, diff.
+"""Tools for an existing plan: check, replay of a log, explain, diff.
 
-In: plans, logs. Out: findings and reasons. Imports: plan and below, never the planner: a check that
-shares code with what it checks finds nothing.
+In: plans, logs. Out: findings and reasons. Imports: plan, logs and below; never the planner, as a
+check must not share code with what it checks.
 """

@@ -1,12 +1,12 @@
 """Check a plan from its files alone: rows, slots, memory, figures.
 
-Nothing here uses the planner, the cost model or the order in which slots were given: all rows are
-translated by the maps of all ranks, as those lie on disk, and what the addresses say is compared
-with itself and with the plan's figures.
+Nothing here uses the planner, the cost model or the order in which slots were assigned: all rows
+are translated by the maps of all ranks, as they are on disk, and the addresses are compared with
+one another and with the plan's figures.
 
-* rows: every row is read from a rank that holds it, at the slot that rank itself reads it from;
-  so every row has one owner, or replicas that all maps agree about.
-* slots: no two rows share one, and all lie within their arenas.
+* rows: every row is read from a rank that holds it, at the slot where that rank reads it itself;
+  so every row has one owner, or replicas that all maps agree on.
+* slots: no two rows share one, and all are within their arenas.
 * memory, figures: recomputed from slots and from one another.
 """
 
@@ -38,14 +38,14 @@ def check(folder: Path | str) -> list[Finding]:
     findings = [
         Finding("maps agree with the layout by its definition", _reference(plan, maps)),
         Finding("every row is read from a rank that holds it, at one slot", placed.astray),
-        Finding("no two rows share a slot, and all lie within the arenas", placed.clash()),
-        Finding("replicas on all ranks lie at equal slots", placed.unequal),
+        Finding("no two rows share a slot, and all are within the arenas", placed.clash()),
+        Finding("replicas on all ranks are at equal slots", placed.unequal),
     ]
     return findings + _memory(plan, placed) + _figures(plan)
 
 
 def _reference(plan: Plan, maps: RankMaps) -> str | None:
-    """Rows spread over each table, by the definition in oper/plan/layout.py."""
+    """Compare rows spread over each table with the definition in oper/plan/layout.py."""
     for table, rows in enumerate(plan.layout.rows.tolist()):
         ids = np.unique(np.linspace(0, rows - 1, min(rows, _REFERENCE_ROWS)).astype(np.int64))
         for rank in range(plan.ranks):
@@ -91,7 +91,7 @@ def _memory(plan: Plan, placed: SlotMarks) -> list[Finding]:
 
 
 def _figures(plan: Plan) -> list[Finding]:
-    """The figures add up: each is recomputed from those it is the sum of."""
+    """Whether the figures are consistent: each is recomputed from its parts."""
     stated = plan.prediction
     away = ~np.eye(plan.ranks, dtype=bool)
     traffic = stated.communication_bytes
@@ -127,7 +127,7 @@ def _figures(plan: Plan) -> list[Finding]:
     ]
     below = bound is not None and stated.objective_seconds < bound * (1 - _CLOSE)
     return [
-        Finding("the figures add up", f"not so: {', '.join(unequal)}" if unequal else None),
+        Finding("the figures add up", f"inconsistent: {', '.join(unequal)}" if unequal else None),
         Finding(
             "the objective is not below its lower bound",
             f"{stated.objective_seconds:.9g} s, below {bound:.9g} s" if below else None,

@@ -1,4 +1,4 @@
-"""What two plans do differently."""
+"""Compare two plans: settings, figures, and rows that are held elsewhere."""
 
 from typing import Any
 
@@ -11,7 +11,10 @@ from oper.plan.row_locator import RowLocator
 
 
 def diff(old: Plan, new: Plan) -> dict[str, Any]:
-    """What `new` does differently: settings, figures, and rows that are held elsewhere."""
+    """The differences of `new`, as `oper plan diff --json` prints them.
+
+    OperError where the plans are for different tables or numbers of ranks.
+    """
     if [(t.name, t.rows) for t in old.tables] != [(t.name, t.rows) for t in new.tables]:
         raise OperError("the plans are for different tables, so their rows cannot be compared")
     if old.ranks != new.ranks:
@@ -25,8 +28,8 @@ def diff(old: Plan, new: Plan) -> dict[str, Any]:
     for index, table in enumerate(old.tables):
         changed = gained = lost = 0
         for one, two in zip(before.chunks(index), after.chunks(index), strict=True):
-            # Places are few: what each pair of them means is worked out once, then counted.
-            pair = one.place * len(holds_after) + two.place
+            # There are few pairs of extents: count their rows, then compare holders once a pair.
+            pair = one.extent * len(holds_after) + two.extent
             numbers, rows = np.unique(pair, return_counts=True)
             held, holding = np.divmod(numbers, len(holds_after))
             different = (holds_before[held] != holds_after[holding]).any(axis=1)
@@ -67,7 +70,7 @@ def _compared(plan: Plan) -> dict[str, float]:
     }
 
 
-def _holders(places: RowLocator) -> NDArray[np.int64]:
-    """Who holds the rows of each place, 0 or 1, [P, M]: groups first, then each rank's stripes."""
-    stripes = np.eye(places.ranks, dtype=np.int64)
-    return np.concatenate([places.layout.holds.astype(np.int64), stripes])
+def _holders(locator: RowLocator) -> NDArray[np.int64]:
+    """Who holds the rows of each extent, 0 or 1, [P, M]: groups, then each rank's stripes."""
+    stripes = np.eye(locator.ranks, dtype=np.int64)
+    return np.concatenate([locator.layout.holds.astype(np.int64), stripes])

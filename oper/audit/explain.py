@@ -1,7 +1,7 @@
-"""Explain: why one row of a plan is where it is, and what two plans do differently.
+"""Explain why a row of a plan is where it is.
 
-Counts are those of the profile the plan was made from; of striped rows, which a plan does not
-list, they are known to be at most the least count among their table's listed rows.
+Counts are those of the profile that the plan was made from. The plan has none for striped rows, but
+they are at most the smallest count among their table's listed rows.
 """
 
 from typing import Any
@@ -16,7 +16,10 @@ from oper.plan.plan import Plan
 
 
 def explain(plan: Plan, table_name: str, row: int) -> dict[str, Any]:
-    """Count, partition, owner, replicas, paths and reason of one row, for JSON and for people."""
+    """Count, partition, owner, replicas, sources and reason of one row, as `--json` prints them.
+
+    OperError where the plan has no such table or row.
+    """
     table = plan.table_index(table_name)
     rows = plan.tables[table].rows
     if not 0 <= row < rows:
@@ -29,7 +32,7 @@ def explain(plan: Plan, table_name: str, row: int) -> dict[str, Any]:
     group = int(found.group[0])
     if group < 0:
         owner = int(found.owner[0])
-        # Under new counts a striped row may be hot, and still not worth a move.
+        # After a replan a striped row may be hot, and still not worth a move.
         replanned = layout.stripe_bitmap is not None
         return {
             "table": table_name,
@@ -43,11 +46,11 @@ def explain(plan: Plan, table_name: str, row: int) -> dict[str, Any]:
             "slots": {str(owner): int(found.slot[0])},
             "path": [owner] * plan.ranks,
             "why": (
-                "it stayed where the plan before this one striped it: moving it would not pay"
+                "it stayed where the previous plan striped it: moving it would not pay"
                 if replanned
-                else "it is memory-bounded: its partition fills a share of memory before one of "
-                "accesses. The table's rows of this kind are striped over the ranks by id, in "
-                "proportion to the memory each had left, and take no entry in the address map"
+                else "it is memory-bounded: its partition reaches the threshold of bytes before "
+                "that of accesses. Such rows of a table are striped over the ranks by id, in "
+                "proportion to the memory each had left, and need no entry in the address map"
             ),
         }
     accesses = int(plan.explicit_accesses[found.explicit[0]])
@@ -73,7 +76,7 @@ def explain(plan: Plan, table_name: str, row: int) -> dict[str, Any]:
 
 
 def _coldest_listed(plan: Plan, table: int) -> int | None:
-    """The least accesses among the table's explicit rows; None where it has none."""
+    """The fewest accesses of the table's explicit rows; None where it has none."""
     first, last = np.searchsorted(_tables_of_explicit(plan), [table, table + 1])
     listed = plan.explicit_accesses[first:last]
     return int(listed.min()) if len(listed) else None
@@ -87,13 +90,13 @@ def _tables_of_explicit(plan: Plan) -> NDArray[np.int64]:
 
 
 def _why(plan: Plan, table: int, accesses: int, containing: int, copies: int) -> str:
-    """The row's own part of the iteration with one owner and with a copy everywhere."""
+    """The reason: the row's part of the iteration with one owner, and with copies everywhere."""
     topology, workload = plan.topology, plan.workload
     ranks, S = topology.ranks, plan.tables[table].row_bytes
     if ranks == 1:
-        return "there is one rank, which holds every row"
+        return "there is only one rank"
     if not accesses:
-        return "it was never accessed: it costs memory alone, and lies where there was room"
+        return "it was never accessed: it costs only memory, and is where there was room"
     ratios = (1.0, 1.0) if plan.distinct_ratio is None else plan.distinct_ratio[table]
     R, D, U = (
         float(v[0])
@@ -119,35 +122,35 @@ def _why(plan: Plan, table: int, accesses: int, containing: int, copies: int) ->
         return f"{read}: {times} with a copy on every rank, so it is replicated"
     if copies > 1:
         return (
-            f"{read}; a copy on each of {copies} ranks spares the dearer links, "
-            "and more copies would spare less than others do with that memory"
+            f"{read}; copies on {copies} ranks avoid the slower links, and "
+            "more copies would save less than other rows' copies do with that memory"
         )
     if single <= everywhere:
-        return f"{read}: {times} with copies, so they do not pay; it is listed to be placed"
+        return f"{read}: {times} with copies, so they do not pay; it has one owner"
     if _copies_bytes(plan, table) > _room_bytes(plan):
         return (
-            f"{read}: {times} with copies, but its copies alone would take more than the extra "
-            "memory there is; it is listed to be placed where the load is least"
+            f"{read}: {times} with copies, but its copies alone would exceed the extra memory; "
+            "it has one owner, chosen for an even load"
         )
     if workload.training and plan.allreduce_method == "none":
         return (
-            f"{read}: {times} with copies, but all rows that would gain save less than the "
-            "AllReduce's latency takes; it is listed to be placed where the load is least"
+            f"{read}: {times} with copies, but all such rows together would save less than the "
+            "AllReduce's latency costs; it has one owner, chosen for an even load"
         )
     return (
-        f"{read}: {times} with copies, but the extra memory went to rows that gain more per byte; "
-        "it is listed to be placed where the load is least"
+        f"{read}: {times} with copies, but the extra memory is used by rows that save more per "
+        "byte; it has one owner, chosen for an even load"
     )
 
 
 def _copies_bytes(plan: Plan, table: int) -> int:
-    """Bytes of the fewest copies that a row may be given: on all ranks, in training."""
+    """Bytes of the fewest copies that a row can get: one, and in training one on every rank."""
     copies = plan.ranks - 1 if plan.workload.training else 1
     return copies * plan.tables[table].memory_bytes(plan.workload.mode)
 
 
 def _room_bytes(plan: Plan) -> float:
-    """Bytes of extra copies that were asked for and that the capacities leave."""
+    """Bytes for extra copies: what was asked for, within what the capacities leave."""
     total = sum(t.rows * t.memory_bytes(plan.workload.mode) for t in plan.tables)
     room = float(plan.prediction.capacity_bytes.sum() - total)
     return min(plan.settings["extra_memory"] * total, room)

@@ -15,10 +15,10 @@ from oper.plan.plan import load_plan
 
 
 def replay(folder: Path | str, rows_read: Iterable[tuple[int, Ints]]) -> list[Finding]:
-    """Replay the rows that a log reads, as (number of the table, its rows) in any order, through
-    the maps: what each owner serves of rows with one owner must be the plan's figure to the row.
+    """Replay the rows that a log reads, as (table number, rows int64 [N]) in any order.
 
-    The log must be the one that the plan's profile counted.
+    The reads that each owner serves must equal the plan's figures exactly, where the log is the one
+    that the plan's profile counted.
     """
     plan = load_plan(folder)
     maps = RankMaps(plan, folder)
@@ -44,9 +44,9 @@ def replay(folder: Path | str, rows_read: Iterable[tuple[int, Ints]]) -> list[Fi
 def rows_of_log(
     folder: Path | str, log: Sequence[Path], options: LogOptions
 ) -> Iterator[tuple[int, Ints]]:
-    """What `replay` needs, from the files of a log, by the plan's own rules for ids.
+    """The input of `replay` from the files of a log, by the plan's id rules.
 
-    The plan's features are read where `options` names no columns.
+    Reads the plan's features unless `options` names columns.
     """
     plan = load_plan(folder)
     if not options.columns:

@@ -1,4 +1,4 @@
-"""Mark the slots that a plan's rows take, and find those that two rows share."""
+"""Mark the slots that a plan's rows use, and find slots that two rows share."""
 
 from dataclasses import dataclass, field
 
@@ -15,8 +15,9 @@ from oper.plan.plan import Plan
 class SlotMarks:
     """Which slots of the arenas hold a row, and the first thing of each kind that is wrong.
 
-    astray: a row that is read where it is not. unequal: a row on all ranks, at unequal slots.
-    misplaced: a slot beyond its arena, or of two rows. copies: bytes beyond one copy of each row.
+    astray: a row that is read where it is not held. unequal: a row on all ranks at unequal slots.
+    misplaced: a slot beyond its arena, or shared by two rows. copies: bytes beyond one copy of each
+    row.
     """
 
     plan: Plan
@@ -38,7 +39,7 @@ class SlotMarks:
         local = addresses >> SLOT_BITS == LOCAL
         owner = local.argmax(axis=0)
         at_owner = np.take_along_axis(addresses, owner[None], axis=0)[0] & SLOT_MASK
-        # Most rows have one owner, which all others read from; the rest is looked at closer.
+        # Most rows have one owner that all others read from; only the rest need a closer look.
         plain = (local | (addresses == owner << SLOT_BITS | at_owner)).all(axis=0)
         plain &= local.sum(axis=0) == 1
         self._mark(table, rows[plain], owner[plain], at_owner[plain])
@@ -46,7 +47,7 @@ class SlotMarks:
             self._add_replicated(table, rows[~plain], addresses[:, ~plain], local[:, ~plain])
 
     def clash(self) -> str | None:
-        """What is wrong with the slots, once all rows have been added."""
+        """What is wrong with the slots, after all rows have been added; None if nothing is."""
         if self.misplaced is not None:
             return self.misplaced
         for width, arenas in enumerate(self._taken):
@@ -57,8 +58,8 @@ class SlotMarks:
         return None
 
     def unused(self) -> str | None:
-        """Slots without a row; they are allowed where rows have moved since the stripes were laid
-        out."""
+        """Slots without a row, if any; they are allowed after a replan, which moves rows out of
+        stripes."""
         if self.plan.layout.stripe_bitmap is not None:
             return None
         for width, arenas in enumerate(self._taken):
@@ -71,7 +72,7 @@ class SlotMarks:
     def _add_replicated(
         self, table: int, rows: Ints, addresses: Ints, local: NDArray[np.bool_]
     ) -> None:
-        """Rows with several holders, if any: each must be read from one of them, at its slot."""
+        """Other rows than those of one owner: each must be read from a holder, at its slot."""
         ranks = np.arange(len(local))[:, None]
         slot = addresses & SLOT_MASK
         source = np.where(local, ranks, addresses >> SLOT_BITS)
@@ -110,7 +111,7 @@ class SlotMarks:
             elif taken[at].any():
                 self.misplaced = self.misplaced or (
                     f"{self._name(table, int(rows[mine][taken[at]][0]))}: slot "
-                    f"{at[taken[at]][0]} of rank {r} is another row's too"
+                    f"{at[taken[at]][0]} of rank {r} is shared with another row"
                 )
             taken[at] = True
             self._marked[width, r] += len(at)

@@ -1,9 +1,9 @@
-"""The one exception for mistakes a user can mend.
+"""The one exception for mistakes that a user can correct.
 
 Its message says what was given, what was needed, where, and what to do. The command line prints
-it without a traceback and exits with status 2; anything else that is raised is a defect of ours.
+it without a traceback and exits with status 2; any other exception is a defect of oper.
 """
 
 
 class OperError(Exception):
-    """A user's mistake, or the world's: bad input, an impossible request, a full disk."""
+    """Bad input, an impossible request, or a failure of the machine such as a full disk."""

@@ -1,7 +1,7 @@
-"""How much memory can be had without swapping: of the machine, and of each control group above us.
+"""Memory available without swapping: of the machine, and of each control group of this process.
 
-A control group's page cache of files can be dropped, so it counts as free there, as it does in the
-kernel's own MemAvailable.
+The page cache that a control group is charged for can be dropped, so it counts as free, as it does
+in the kernel's own MemAvailable.
 """
 
 import contextlib
@@ -13,15 +13,15 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class FreeMemory:
-    """Bytes that are left at one place, which other processes may share."""
+    """Bytes left under one limit, which other processes may share."""
 
-    place: str  # for people
-    identity: str  # the same in all processes that share the place, whatever name they see it by
+    place: str  # the name of what sets the limit, for messages
+    identity: str  # equal in all processes under the same limit, whatever path they see it by
     free_bytes: int
 
 
 def free_memory(proc: Path = Path("/proc")) -> list[FreeMemory]:
-    """What is left at each place that limits this process; the machine comes first."""
+    """What is left under each limit of this process; the machine's comes first."""
     free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with contextlib.suppress(OSError):
         free = min(free, 1024 * _numbers(proc / "meminfo").get("MemAvailable:", free))
@@ -29,7 +29,7 @@ def free_memory(proc: Path = Path("/proc")) -> list[FreeMemory]:
 
 
 def _control_groups(proc: Path) -> Iterator[FreeMemory]:
-    """Those with a limit, of version 1 and 2, from our own group up to the outermost we can see."""
+    """Control groups (v1 and v2) with a limit, from this process's own to the outermost visible."""
     try:
         groups = (proc / "self/cgroup").read_text(encoding="utf-8").splitlines()
         mounts = (proc / "self/mountinfo").read_text(encoding="utf-8").splitlines()
@@ -48,8 +48,8 @@ def _control_groups(proc: Path) -> Iterator[FreeMemory]:
         kind, _, options = after.split(maxsplit=2)
         if kind not in path_of or (kind == "cgroup" and "memory" not in options.split(",")):
             continue
-        # Seen from a container, the group's path may lie outside of what is mounted: then the
-        # mount is its group.
+        # In a container the group's path may be outside of what is mounted: then the mount
+        # itself is the group.
         ours = Path(path_of[kind])
         inside = ours.relative_to(root) if ours.is_relative_to(root) else Path()
         for parent in (inside, *inside.parents):

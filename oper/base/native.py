@@ -1,6 +1,7 @@
-"""The compiled kernels: loads the extension `oper._C` once and hands out its operators.
+"""The compiled kernels: loads the extension `oper._C` once and returns its operators.
 
-from oper import native
+from oper.base import native
+
 native.ops().name_of_the_operator(...)
 """
 

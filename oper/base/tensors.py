@@ -11,8 +11,10 @@ if TYPE_CHECKING:
 
 
 def as_tensor(array: NDArray[Any]) -> "torch.Tensor":
-    """A tensor over the array's memory. The kernels that get one only read it, so arrays that are
-    memory-mapped read-only, which torch warns about, are as good as others."""
+    """A tensor over the array's memory.
+
+    The kernels only read it, so torch's warning about arrays that are mapped read-only is silenced.
+    """
     import torch
 
     with warnings.catch_warnings():
@@ -21,5 +23,5 @@ def as_tensor(array: NDArray[Any]) -> "torch.Tensor":
 
 
 def as_int64(array: NDArray[Any]) -> "torch.Tensor":
-    """The same for any integers; those of other types are copied."""
+    """An int64 tensor of any integers, copied where they are of another type."""
     return as_tensor(np.asarray(array, dtype=np.int64))

@@ -1,8 +1,8 @@
-"""The `oper` command: one module a verb, gathered here.
+"""The `oper` command, with one module for each verb.
 
-A user's mistake (OperError) is one line on standard error and exit status 2, without a
-traceback. Ctrl-C, SIGTERM and SIGHUP end it with 128 plus the signal's number, once what it was
-writing is cleaned up. Everything else is a defect and shows its traceback.
+An OperError is printed as one line on standard error, without a traceback, and the exit status is
+2. Ctrl-C, SIGTERM and SIGHUP end the command with 128 plus the signal's number, after it has
+removed what it was writing. Any other exception is a defect and shows its traceback.
 """
 
 import contextlib
@@ -78,7 +78,7 @@ def main() -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     except signals.Stopped as stopped:
-        # The terminal may be gone, which is what SIGHUP says.
+        # Standard error may be closed: SIGHUP means that the terminal is gone.
         with contextlib.suppress(OSError):
             print(f"stopped by {stopped}; nothing was left half-written", file=sys.stderr)
         sys.exit(128 + stopped.number)

@@ -1,4 +1,4 @@
-"""`oper compare`: what each method's placement takes, side by side."""
+"""`oper compare`: memory, traffic, time and gap of each method's placement, side by side."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -57,7 +57,7 @@ def compare(
     ),
     as_json: bool = JSON,
 ) -> None:
-    """Compare OPER with the paper, simple rules, TorchRec, a solver."""
+    """Compare OPER with the paper, simple rules, TorchRec and a solver."""
     from oper.cost.workload import Workload
     from oper.planner import compare as comparison
     from oper.planner.problem.problem import Settings
@@ -93,7 +93,7 @@ def parse_shares(text: str, option: str) -> list[float]:
 
 
 def print_runs(runs: list[dict[str, Any]]) -> None:
-    """A table for each run, and what the tables cannot say in lines below."""
+    """Print a table for each run, and remarks below it."""
     out = new_console()
     for run in runs:
         settings, entries = run["settings"], run["methods"]
@@ -151,7 +151,7 @@ def run_table(entries: dict[str, dict[str, Any]]) -> Any:
 
 
 def traffic_table(entries: dict[str, dict[str, Any]]) -> Any:
-    """What the communication of training is made of, all ranks together."""
+    """The parts of the communication in training, summed over ranks."""
     table = new_table("traffic", "fetch", "gradients", "AllReduce", "method", "total")
     for name, entry in entries.items():
         if entry["objective_seconds"] is None:
@@ -169,7 +169,7 @@ def traffic_table(entries: dict[str, dict[str, Any]]) -> Any:
 
 
 def remarks(entries: dict[str, dict[str, Any]]) -> list[str]:
-    """What the tables cannot say: broken limits, what TorchRec does, what the solver proved."""
+    """Remarks below the tables: broken limits, TorchRec's choices, the solver's bound."""
     lines = []
     for name, entry in entries.items():
         notes, factor = entry["notes"], entry.get("capacity_factor")
@@ -193,8 +193,8 @@ def remarks(entries: dict[str, dict[str, Any]]) -> list[str]:
             lines += [
                 f"torchrec: found a plan at {notes['capacity_factor']:.3g} times the capacity: "
                 f"{tables}",
-                f"torchrec: expects {format_duration(notes['estimate_seconds'])} itself, and would "
-                f"move {format_bytes(notes['pooled_bytes']['total'])}, as it moves pooled vectors",
+                f"torchrec: estimates {format_duration(notes['estimate_seconds'])} itself, and "
+                f"would move {format_bytes(notes['pooled_bytes']['total'])} of pooled vectors",
             ]
     return lines
 
@@ -214,13 +214,13 @@ def gap_cell(entry: dict[str, Any]) -> str:
 
 
 def pairs(matrix: list[list[float]]) -> list[float]:
-    """The values of ordered pairs of different ranks; of one rank alone, none: 0."""
+    """The values of ordered pairs of different ranks; a single 0 where there is one rank."""
     found = [v for i, row in enumerate(matrix) for j, v in enumerate(row) if i != j]
     return found or [0.0]
 
 
 def unit(values: Iterable[float]) -> tuple[str, float]:
-    """The largest unit that the largest value reaches."""
+    """The unit for a column: the largest one that its largest value reaches."""
     largest = max(values, default=0.0)
     return next((u for u in _UNITS if largest >= u[1]), _UNITS[-1])
 
@@ -232,7 +232,7 @@ def triple(values: list[float], scale: float) -> str:
 
 
 def digits(value: float | None, count: int = 3) -> str:
-    """`count` digits without an exponent or a leading 0, as a table has room for."""
+    """`count` digits without an exponent or a leading 0, to fit in a table."""
     if value is None:
         return "-"
     rounded = float(f"{value:.{count}g}")

@@ -1,4 +1,4 @@
-"""`oper drift`: what a plan costs under newer counts, and whether to plan again."""
+"""`oper drift`: the cost of a plan under newer counts, and whether to replan."""
 
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,11 @@ def drift(
     plan: Path = typer.Argument(help="A plan folder."),
     profile: str = typer.Argument(help="A newer profile of its tables, or a window: PROFILE@3."),
     worse: str = typer.Option(
-        "5%", "--worse", help="Say 'replan' where a fresh plan would be better by more than this."
+        "5%", "--worse", help="Advise to replan if a new plan would be better by more than this."
     ),
     as_json: bool = JSON,
 ) -> None:
-    """Say what a plan costs under newer counts, and whether to replan."""
+    """Print what a plan costs under newer counts, and whether to replan."""
     from oper.plan.plan import load_plan
     from oper.planner.replan import drift as planner
     from oper.profiling.profile import Profile
@@ -47,10 +47,10 @@ def _print(content: dict[str, Any]) -> None:
     for label, key in (
         ("when it was made", "then"),
         ("under these counts", "now"),
-        ("a fresh plan", "fresh"),
+        ("a new plan", "fresh"),
     ):
         out.print(f"{label:<20} {format_duration(seconds[key])} an iteration")
-    hot_set = new_table("share of accesses of", "rows", "then", "now", "as many hottest rows now")
+    hot_set = new_table("share of accesses of", "rows", "then", "now", "hottest rows now")
     for name, hot in content["hot_set"].items():
         shares = [f"{hot[key]:.1%}" for key in ("then", "now", "hottest_now")]
         hot_set.add_row(f"{name} rows", f"{hot['rows']:,}", *shares)
@@ -69,8 +69,8 @@ def _print(content: dict[str, Any]) -> None:
     _print_tables(out, content["tables"])
     remedy = "; run `oper replan`" if content["verdict"] == "replan" else ""
     out.print(
-        f"verdict: {content['verdict']}. An iteration takes {content['worse']:.2%} longer than by "
-        f"a fresh plan; the threshold is {content['threshold']:.2%}{remedy}"
+        f"verdict: {content['verdict']}. An iteration takes {content['worse']:.2%} longer than "
+        f"with a new plan; the threshold is {content['threshold']:.2%}{remedy}"
     )
 
 
@@ -88,4 +88,6 @@ def _print_tables(out: Any, tables: list[dict[str, Any]]) -> None:
         )
     out.print(made)
     if len(tables) > len(worst):
-        out.print(f"and {len(tables) - len(worst)} more tables, less worse; --json has them all")
+        out.print(
+            f"and {len(tables) - len(worst)} more tables, with smaller losses; --json has them all"
+        )

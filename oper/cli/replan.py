@@ -1,4 +1,4 @@
-"""`oper replan`: plan again from an older plan, moving the rows for which that pays."""
+"""`oper replan`: a new plan from an older one, moving only rows for which that pays."""
 
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,15 @@ def replan(
     profile: str = typer.Argument(help="A newer profile of its tables, or a window: PROFILE@3."),
     output: Path = typer.Option(..., "-o", "--output", help="The plan folder to write."),
     horizon: int = typer.Option(
-        10_000, "--horizon", min=1, help="Iterations within which a move must pay for its bytes."
+        10_000,
+        "--horizon",
+        min=1,
+        help="Iterations within which a move must save what its bytes cost.",
     ),
     force: bool = FORCE,
     as_json: bool = JSON,
 ) -> None:
-    """Plan again from an older plan, moving few rows."""
+    """Make a new plan from an older one, moving few rows."""
     from oper.files.storage import check_place
     from oper.plan.plan import FORMAT
     from oper.planner.replan.replan import replan_and_save
@@ -46,14 +49,14 @@ def _print(content: dict[str, Any]) -> None:
     out = new_console()
     out.print(
         f"{content['plan']}: from {content['from']} under {content['profile']}, "
-        f"moves pay within {content['horizon']:,} iterations"
+        f"moves must pay off within {content['horizon']:,} iterations"
     )
     fresh = content["fresh"]
     table = new_table("plan", "iteration", "rows moved", "bytes moved", "seconds of moving")
     table.add_row("as it was", format_duration(content["old_objective_seconds"]), "0", "0 B", "0 s")
     for label, seconds, moved in (
         ("replanned", content["objective_seconds"], content),
-        ("from nothing", content["fresh_objective_seconds"], fresh),
+        ("from scratch", content["fresh_objective_seconds"], fresh),
     ):
         table.add_row(
             label,
@@ -64,22 +67,22 @@ def _print(content: dict[str, Any]) -> None:
         )
     out.print(table)
     if not content["changed_rows"]:
-        out.print("nothing moves: no change pays for its bytes")
+        out.print("nothing moves: no move pays off")
         return
     if content["gain_share"] is not None and content["bytes_share"] is not None:
         out.print(
-            f"{content['gain_share']:.1%} of the gain of a plan made from nothing, "
+            f"{content['gain_share']:.1%} of the gain of a plan made from scratch, "
             f"for {content['bytes_share']:.2%} of its bytes"
         )
     out.print(
         f"{content['changed_rows']:,} rows change holders or slots, listed in moves.npy; "
-        f"{format_bytes(content['local_bytes'])} go from slot to slot of a rank"
+        f"{format_bytes(content['local_bytes'])} are copied between slots of one rank"
     )
     _print_links(out, content["bytes_by_link"])
 
 
 def _print_links(out: Any, matrix: list[list[float]]) -> None:
-    """Bytes by link; of many ranks the links with most."""
+    """Bytes by link; with many ranks only the links with most bytes."""
     ranks = len(matrix)
     if ranks <= _MOST_RANKS:
         table = new_table("to \\ from", *(str(rank) for rank in range(ranks)))

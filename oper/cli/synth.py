@@ -1,4 +1,4 @@
-"""`oper synth`: generate a log of a published workload, or its profile without the log."""
+"""`oper synth`: generate a log of a published workload, or only its profile."""
 
 from pathlib import Path
 from typing import Any
@@ -29,24 +29,24 @@ def synth(
         1.0, "--scale", help="Factor on rows (tables of up to 256 keep theirs) and samples."
     ),
     samples: int | None = typer.Option(
-        None, "--samples", help="Samples of the log; the published number times the scale if not."
+        None,
+        "--samples",
+        help="Samples of the log. [default: the published number times the scale]",
     ),
     zipf: float | None = typer.Option(
-        None, "--zipf", help="Exponent of every table's Zipf law, in the place of the workload's."
+        None, "--zipf", help="Exponent of every table's Zipf law, instead of the workload's own."
     ),
     drift: str = typer.Option(
         "0",
         "--drift",
-        help="Share of the accesses at the log's end that has moved to other rows since its start.",
+        help="Share of the accesses that has moved to other rows by the end of the log.",
     ),
-    seed: int = typer.Option(0, "--seed", min=0, help="Another seed, another log."),
+    seed: int = typer.Option(0, "--seed", min=0, help="Seed of the random numbers."),
     order: str = typer.Option(
-        "scattered", "--order", help="Row ids scattered, by frequency, or by age (roughly)."
+        "scattered", "--order", help="Order of row ids: scattered, frequency or age (roughly)."
     ),
     dim: int | None = typer.Option(None, "--dim", min=1, help="Values per row."),
-    counts: bool = typer.Option(
-        False, "--counts", help="Write the profile directly, without a log."
-    ),
+    counts: bool = typer.Option(False, "--counts", help="Write only the profile, without a log."),
     windows: int = typer.Option(
         1, "--windows", min=1, help="With --counts: one profile for each of N equal parts."
     ),
@@ -69,7 +69,7 @@ def synth(
         _write_profile(synthesizer, output, windows, force, as_json)
     elif windows > 1:
         raise OperError(
-            f"--windows {windows}: goes with --counts; a log is cut by `oper profile --windows`"
+            f"--windows {windows}: needs --counts; cut a log with `oper profile --windows`"
         )
     else:
         _write_log(synthesizer, output, force, as_json)

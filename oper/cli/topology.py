@@ -1,4 +1,4 @@
-"""`oper topology`: show what a topology says, or measure the one at hand."""
+"""`oper topology`: show a topology, or measure this machine's."""
 
 import os
 from pathlib import Path
@@ -17,8 +17,8 @@ from oper.topology.topology import Topology
 
 _LINKS = {
     "local": "own rows",
-    "same_node": "rows of a rank in the node",
-    "other_node": "rows of another node",
+    "same_node": "other rank, same node",
+    "other_node": "other node",
 }
 
 
@@ -49,27 +49,29 @@ def measure(
         None, "--ranks", min=1, help="Start this many ranks on this host."
     ),
     per_pair: bool = typer.Option(
-        False, "--per-pair", help="Write each pair's own bandwidth, not one for each kind of link."
+        False,
+        "--per-pair",
+        help="Write a bandwidth for each pair of ranks, not for each kind of link.",
     ),
     row_bytes: int = typer.Option(
-        256, "--row-bytes", min=4, help="The rows that are read: short ones give fewer bytes/s."
+        256, "--row-bytes", min=4, help="Bytes of a row; reads of short rows give fewer bytes/s."
     ),
     force: bool = FORCE,
     as_json: bool = JSON,
 ) -> None:
     """Measure the links between CPU ranks.
 
-    Random row reads and AllReduce, as the runtime makes them. Under torchrun it measures torchrun's
-    ranks; elsewhere `--ranks N` starts them.
+    Measures random row reads and the AllReduce with the kernels of the runtime, between the ranks
+    that torchrun started or those that `--ranks N` starts.
     """
     under_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
     if under_torchrun == (ranks is not None):
         raise OperError(
             "topology measure: give --ranks N to measure N ranks of this host, or run it under "
-            "torchrun without --ranks to measure those that torchrun starts"
+            "torchrun without --ranks to measure the ranks that torchrun starts"
         )
     if row_bytes % 4:
-        raise OperError(f"--row-bytes {row_bytes}: whole float32 values were needed, of 4 bytes")
+        raise OperError(f"--row-bytes {row_bytes}: a multiple of 4 was needed (float32 values)")
     if os.environ.get("RANK", "0") == "0":  # the rank that writes
         check_place(output, overwrite=force)
     from oper.measure.measurement import measure_local, measure_under_torchrun
@@ -108,7 +110,7 @@ def _print(topology: Topology) -> None:
     out = new_console()
     out.print(
         f"{topology.name}: {plural(ranks, 'rank')} on {plural(nodes, 'node')}, "
-        f"{'all alike' if topology.alike else 'not all alike'}"
+        f"{'homogeneous' if topology.alike else 'heterogeneous'}"
     )
     made = new_table("link", "pairs", "GB/s: min", "median", "max", "median s/byte")
     for kind, mask in topology.masks().items():
@@ -125,7 +127,7 @@ def _print(topology: Topology) -> None:
     if topology.device_memory_bytes is not None:
         sizes = sorted(set(topology.device_memory_bytes))
         each = " to ".join(format_bytes(size) for size in dict.fromkeys((sizes[0], sizes[-1])))
-        out.print(f"device memory (warns only): {each} a rank")
+        out.print(f"device memory (for warnings only): {each} a rank")
 
 
 def _capacity(topology: Topology) -> str:

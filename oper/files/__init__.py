@@ -1,4 +1,4 @@
-"""Files and folders that are written whole, and replaced only where they are wholly ours.
+"""Files and folders: written completely or not at all, replaced only where oper wrote everything.
 
 In: content to write, folders to open. Out: paths on disk, JSON, YAML, arrays. Imports: base.
 """

@@ -1,7 +1,7 @@
-"""What may be replaced: an empty folder, and a folder of which we wrote every entry.
+"""What may be replaced: an empty folder, and a folder in which oper wrote every entry.
 
-A folder is ours when it holds its marker, a JSON file with our schema, and the marker lists all
-that is in it, at any depth. A folder of windows lists folders with markers of their own.
+oper wrote a folder if it holds a marker, a JSON file with oper's schema, and the marker lists
+everything in it, at any depth. A folder of windows lists folders with markers of their own.
 """
 
 import json
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-_NAMED = 5  # foreign entries that a message names
+_NAMED = 5  # foreign entries that a message names, so that it stays one or two lines
 
 FORCE = "--force (from Python: overwrite=True)"
 
@@ -25,55 +25,55 @@ class Format(NamedTuple):
 
 
 def folder_refusal(folder: Path, kind: Format, overwrite: bool) -> str | None:
-    """Why what stands at `folder` may not be replaced by a folder; None where it may."""
+    """Why `folder`, which exists, may not be replaced by a folder; None where it may."""
     if not folder.is_dir() or folder.is_symlink():
-        return "exists and is no folder; name another place, or remove it"
+        return "exists and is not a folder; choose another path, or remove it"
     if _holds_current(folder):
         return (
-            "is the current directory or has it in it, so it cannot be replaced; "
-            "name another place, such as a folder in it"
+            "is or contains the current directory, so it cannot be replaced; "
+            "choose another path, such as a folder in it"
         )
     if os.path.ismount(folder):
-        return "is a mount point, which cannot be replaced; name another place, such as one in it"
+        return "is a mount point, which cannot be replaced; choose another path, such as one in it"
     if not any(folder.iterdir()):
         return None
     listed = _listed(folder, kind)
     if listed is None:
         return (
-            f"exists and is no folder that oper wrote (it has no {kind.marker} with the schema "
-            f"{kind.schema!r}), so it is not overwritten; name another place, or remove it"
+            f"exists and was not written by oper (it has no {kind.marker} with the schema "
+            f"{kind.schema!r}), so it is not overwritten; choose another path, or remove it"
         )
     foreign = sorted(_foreign(folder, listed))
     if foreign:
         shown = ", ".join(foreign[:_NAMED])
         more = f" and {len(foreign) - _NAMED} more" if len(foreign) > _NAMED else ""
         return (
-            f"holds what oper did not write there: {shown}{more}; so it is not overwritten: "
-            "move that elsewhere, or name another place"
+            f"holds files that oper did not write: {shown}{more}; so it is not overwritten: "
+            "move them elsewhere, or choose another path"
         )
     return None if overwrite else _EXISTS
 
 
 def file_refusal(path: Path, overwrite: bool) -> str | None:
-    """Why what stands at `path` may not be replaced by a file; None where it may."""
+    """Why `path`, which exists, may not be replaced by a file; None where it may."""
     if path.is_dir():
-        return "is a folder, and a file is to be written; name another place"
+        return "is a folder, and a file was to be written; choose another path"
     if not stat.S_ISREG(path.lstat().st_mode):
-        return "exists and is no regular file, so it is not overwritten; name another place"
+        return "exists and is not a regular file, so it is not overwritten; choose another path"
     return None if overwrite else _EXISTS
 
 
-_EXISTS = f"exists; name another place, or have it replaced by {FORCE}"
+_EXISTS = f"exists; choose another path, or replace it with {FORCE}"
 
 
 def is_wholly(folder: Path, kind: Format) -> bool:
-    """Whether all in a folder is ours."""
+    """Whether oper wrote everything in a folder."""
     listed = _listed(folder, kind)
     return listed is not None and not any(True for _ in _foreign(folder, listed))
 
 
 def _listed(folder: Path, kind: Format) -> set[str] | None:
-    """The files that a folder's marker vouches for, by names below it; None without a marker."""
+    """The files that a folder's marker lists, by names below the folder; None without a marker."""
     content = _marker(folder, kind)
     if content is None:
         return None
@@ -100,7 +100,7 @@ def _of_type(content: Any, kind: type) -> Any:
 
 
 def _foreign(folder: Path, listed: set[str]) -> Iterator[str]:
-    """What is not listed: files, links and folders without a listed file, not looked into."""
+    """Entries that are not listed; a folder without any listed file is one entry."""
     folders = {str(above) for name in listed for above in Path(name).parents}
     pending = [""]
     while pending:

@@ -1,7 +1,7 @@
-"""Renames that lose nothing: two names exchanged in one step, and a name that is given once.
+"""Renames that overwrite nothing: exchange two names in one step, or fail if the name is taken.
 
-Linux does both by renameat2, where the file system can: ext4, XFS, Btrfs and tmpfs do, NFS does
-not.
+Linux does both by renameat2 where the file system supports it: ext4, XFS, Btrfs and tmpfs do, NFS
+does not.
 """
 
 import ctypes
@@ -11,19 +11,19 @@ from pathlib import Path
 
 from oper.files import signals
 
-_AT_FDCWD = -100
-_NOREPLACE, _EXCHANGE = 1, 2
-_CANNOT = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+_AT_FDCWD = -100  # <fcntl.h>
+_NOREPLACE, _EXCHANGE = 1, 2  # <linux/fs.h>
+_UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Exchange two names, whatever they stand for; False where that cannot be done in one step."""
+    """Exchange the names of two files or folders; False where the file system cannot do it."""
     return _renameat2(one, other, _EXCHANGE)
 
 
 def rename_new(source: Path, target: Path) -> None:
-    """Rename to a name that nothing has; FileExistsError where something has it."""
+    """Rename to an unused name; FileExistsError where the name is taken."""
     if _renameat2(source, target, _NOREPLACE):
         return
     with signals.held():
@@ -31,9 +31,9 @@ def rename_new(source: Path, target: Path) -> None:
             os.link(source, target)
             source.unlink()
         except OSError as error:
-            # Folders have no links either.
             if error.errno not in _NO_LINKS:
                 raise
+            # Hard links are not possible here, as for folders: check, then rename.
             if os.path.lexists(target):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from error
             source.rename(target)
@@ -46,6 +46,6 @@ def _renameat2(source: Path, target: Path, flag: int) -> bool:
     if call(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), flag) == 0:
         return True
     number = ctypes.get_errno()
-    if number in _CANNOT:
+    if number in _UNSUPPORTED:
         return False
     raise OSError(number, os.strerror(number), str(source), None, str(target))

@@ -1,8 +1,9 @@
-"""Signals that end a process: raised as exceptions, or held back over a step that must be whole.
+"""Signals that end a process: raised as exceptions, or delayed until a critical section is done.
 
-Ctrl-C raises KeyboardInterrupt by itself. SIGTERM and SIGHUP end a process at once unless they are
-raised too, and then nothing that it began is cleaned up. Python raises only between its own steps:
-where one waits or computes in native code for longer than a while, the process ends without.
+Ctrl-C raises KeyboardInterrupt by itself. SIGTERM and SIGHUP would end the process at once, without
+any clean-up, so `raised` turns them into exceptions. Python runs signal handlers only between
+bytecodes: where native code does not return within a few seconds, the process exits without
+clean-up.
 """
 
 import contextlib
@@ -14,11 +15,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_PATIENCE_SECONDS = 5.0  # less than torchrun and container engines wait before they kill
+# Less than the 10 s that `docker stop` and the 30 s that torchrun wait before they send SIGKILL.
+_GRACE_SECONDS = 5.0
 
 
 class Stopped(BaseException):
-    """The process was told to end by signal `number`."""
+    """The process received signal `number`, which asks it to end."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -27,42 +29,42 @@ class Stopped(BaseException):
 
 @contextlib.contextmanager
 def raised() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise `Stopped` meanwhile; not where they are ignored, as under nohup."""
+    """Within the block SIGTERM and SIGHUP raise `Stopped`, unless they are ignored (nohup)."""
 
     def stop(number: int, frame: Any) -> None:
         raise Stopped(number)
 
     with (
         _handled_by(stop, lambda current: current is signal.SIG_DFL) as numbers,
-        _insisted(numbers),
+        _exit_after_grace(numbers),
     ):
         yield
 
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """Signals that come meanwhile take effect at the end, and none of them before."""
-    came: list[int] = []
+    """Signals that arrive within the block take effect at its end."""
+    arrived: list[int] = []
     try:
-        with _handled_by(lambda number, frame: came.append(number), lambda current: True):
+        with _handled_by(lambda number, frame: arrived.append(number), lambda current: True):
             yield
     finally:
-        if came:
-            signal.raise_signal(came[0])
+        if arrived:
+            signal.raise_signal(arrived[0])
 
 
 @contextlib.contextmanager
 def _handled_by(
     handler: Callable[[int, Any], None], wanted: Callable[[Any], bool]
 ) -> Iterator[list[int]]:
-    """`handler` stands in for those of the signals' handlers that are `wanted`; yields which."""
+    """Replace those of the signals' handlers that are `wanted` by `handler`; yields the signals."""
     before: dict[signal.Signals, Any] = {}
     try:
-        # Python runs handlers in the main thread alone, so no other has to hold them back.
+        # Python runs handlers in the main thread only, and only that thread may set them.
         if threading.current_thread() is threading.main_thread():
             for number in _ENDING:
                 current = signal.getsignal(number)
-                # None: a handler that is not Python's, which could not be given back.
+                # None: a handler that Python did not install and could not restore.
                 if current not in (signal.SIG_IGN, None) and wanted(current):
                     before[number] = current
                     signal.signal(number, handler)
@@ -73,8 +75,8 @@ def _handled_by(
 
 
 @contextlib.contextmanager
-def _insisted(numbers: list[int]) -> Iterator[None]:
-    """End the process where it does not end by itself soon after one of these signals."""
+def _exit_after_grace(numbers: list[int]) -> Iterator[None]:
+    """Exit if the process has not ended by itself soon after one of these signals."""
     if not numbers:
         yield
         return
@@ -82,22 +84,22 @@ def _insisted(numbers: list[int]) -> Iterator[None]:
     os.set_blocking(writer, False)
     ended = threading.Event()
 
-    def insist() -> None:
-        # A byte for each signal, at once, whatever the main thread is doing; nothing at the end.
+    def watch() -> None:
+        # The interpreter writes one byte a signal, even while the main thread is in native code.
         while byte := os.read(reader, 1):
-            if byte[0] in numbers and not ended.wait(_PATIENCE_SECONDS):
+            if byte[0] in numbers and not ended.wait(_GRACE_SECONDS):
                 name = signal.Signals(byte[0]).name
                 with contextlib.suppress(OSError):
                     print(
-                        f"stopped by {name} in the middle of a step; what it was writing goes "
-                        "with the next command that writes there",
+                        f"stopped by {name} in the middle of a step; the next command that writes "
+                        "to the same path removes what was left",
                         file=sys.stderr,
                         flush=True,
                     )
                 os._exit(128 + byte[0])
         os.close(reader)
 
-    threading.Thread(target=insist, daemon=True).start()
+    threading.Thread(target=watch, daemon=True).start()
     before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     try:
         yield

@@ -1,10 +1,10 @@
-"""Files and folders that are written whole or not at all.
+"""Files and folders that are written completely or not at all.
 
-Everything goes to a hidden name beside its destination (`oper.temporaries`), is flushed to the
-disk (fsync) and then renamed, so that a full disk, Ctrl-C or kill leaves what was there before. A
-link at the destination is followed. What stands there is replaced only where that was asked for,
-and a folder only where all in it is ours (`oper.ownership`): that is looked at before the work,
-and once more after its name has gone to the new folder in one step. No format here is pickled.
+Everything is written to a hidden name beside its destination (temporaries.py), flushed to the disk
+(fsync) and then renamed, so that after a full disk, Ctrl-C or kill the destination is as it was
+before. A link at the destination is followed. What exists there is replaced only if that was asked
+for, and a folder only if oper wrote everything in it (ownership.py): this is checked before the
+work, and again once the new folder has taken the name. Nothing here is pickled.
 """
 
 import contextlib
@@ -33,11 +33,11 @@ _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 def atomic_folder(
     path: Path | str, kind: Format, overwrite: bool = False, durable: bool = True
 ) -> Iterator[Path]:
-    """Yield a temporary folder that takes the place of `path` when the block ends well.
+    """Yield a temporary folder that becomes `path` when the block ends without an error.
 
     An existing `path` is replaced only if it is empty or, with `overwrite`, a folder of this kind
-    with nothing else in it. `durable` flushes every file to the disk first. Raises OperError where
-    the place is taken or cannot be written.
+    with nothing else in it. `durable` flushes every file to the disk first. OperError where `path`
+    is taken or cannot be written.
     """
     path = Path(path)
     check_place(path, kind, overwrite)
@@ -56,10 +56,10 @@ def atomic_folder(
 
 
 def check_place(path: Path | str, kind: Format | None = None, overwrite: bool = False) -> None:
-    """Raise OperError where a folder of a kind, or without one a file, may not be written.
+    """OperError where a folder of a `kind`, or a file where `kind` is None, may not be written.
 
-    Commands that work long before they write call it first. It also deals with what dead commands
-    left beside `path`.
+    Commands call it before they start to work. It also removes what killed commands left beside
+    `path`.
     """
     path = Path(path)
     try:
@@ -67,7 +67,7 @@ def check_place(path: Path | str, kind: Format | None = None, overwrite: bool = 
         above = next(folder for folder in (*target.parents, target) if folder.exists())
         if not above.is_dir():
             raise OperError(
-                f"{path}: {above} is a file, and a folder was needed; name another place"
+                f"{path}: {above} is a file, and a folder was needed; choose another path"
             )
         temporaries.sweep(target, lambda old: kind is not None and is_wholly(old, kind))
         refusal = _refusal(target, kind, overwrite)
@@ -79,7 +79,7 @@ def check_place(path: Path | str, kind: Format | None = None, overwrite: bool = 
 
 @contextlib.contextmanager
 def scratch_folder(path: Path | str) -> Iterator[Path]:
-    """Yield a temporary folder beside `path` that is removed in the end."""
+    """Yield a temporary folder beside `path` that is removed when the block ends."""
     path = Path(path)
     with _written(path, _followed(path), folder=True) as temporary:
         yield temporary.path
@@ -87,9 +87,9 @@ def scratch_folder(path: Path | str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def atomic_file(path: Path | str, overwrite: bool = False) -> Iterator[Path]:
-    """Yield a temporary path whose file takes the place of `path` when the block ends well.
+    """Yield a temporary path whose file becomes `path` when the block ends without an error.
 
-    OperError where there is a file and no `overwrite`, or where it cannot be written.
+    OperError where `path` exists and `overwrite` is false, or where it cannot be written.
     """
     path = Path(path)
     check_place(path, overwrite=overwrite)
@@ -115,7 +115,7 @@ def write_json(path: Path | str, content: Any) -> None:
 
 
 def read_json(path: Path | str) -> Any:
-    """Read a JSON file; OperError names the file, line and column where it breaks."""
+    """Read a JSON file; OperError names the file, line and column of a syntax error."""
     path = Path(path)
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -126,7 +126,7 @@ def read_json(path: Path | str) -> Any:
     except json.JSONDecodeError as error:
         raise OperError(
             f"{path}, line {error.lineno}, column {error.colno}: is not JSON ({error.msg}); "
-            "the file is damaged or half-copied: make it again, or copy it again"
+            "the file is damaged or incomplete: write or copy it again"
         ) from error
 
 
@@ -137,9 +137,9 @@ def save_array(path: Path | str, array: NDArray[Any]) -> None:
 
 
 def load_array(path: Path | str, mmap: bool = True) -> NDArray[Any]:
-    """Read one .npy array, memory-mapped unless told not to; never unpickles.
+    """Read one .npy array, memory-mapped unless `mmap` is false; never unpickles.
 
-    Raises OperError where the file is missing, truncated or no .npy at all.
+    OperError where the file is missing, truncated or not a .npy array.
     """
     path = Path(path)
     try:
@@ -149,7 +149,9 @@ def load_array(path: Path | str, mmap: bool = True) -> NDArray[Any]:
     except FileNotFoundError as error:
         raise OperError(f"{path}: no such file; the folder is incomplete") from error
     except (OSError, ValueError, EOFError) as error:
-        raise OperError(f"{path}: is no readable .npy array ({error}); make it again") from error
+        raise OperError(
+            f"{path}: is not a readable .npy array ({error}); write or copy it again"
+        ) from error
 
 
 def sha256(path: Path | str) -> str:
@@ -173,11 +175,11 @@ def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def open_folder(path: Path | str, kind: Format) -> dict[str, Any]:
-    """The marker of a folder, once it is known to be of this kind."""
+    """The content of a folder's marker; OperError where the folder is not of this kind."""
     path = Path(path)
     marker, schema, version = kind
     if not path.is_dir():
-        raise OperError(f"{path}: no such folder; a folder with {marker} in it was expected")
+        raise OperError(f"{path}: no such folder; a folder with a {marker} was needed")
     if not (path / marker).is_file():
         found = ", ".join(sorted(p.name for p in path.iterdir())[:5]) or "nothing"
         raise OperError(f"{path}: holds no {marker} (but {found}); is it the right folder?")
@@ -188,7 +190,7 @@ def open_folder(path: Path | str, kind: Format) -> dict[str, Any]:
     if content.get("version") != version:
         raise OperError(
             f"{path / marker}: version {content.get('version')!r}, and this oper reads {version}; "
-            "make the folder again with this version"
+            "write the folder again with this version"
         )
     return content
 
@@ -199,12 +201,12 @@ def verify_files(folder: Path | str, described: dict[str, Any], digests: bool) -
     for name, expected in described.items():
         file = folder / name
         if not file.is_file():
-            raise OperError(f"{file}: is missing; the folder is incomplete: copy or make it again")
+            raise OperError(f"{file}: is missing; the folder is incomplete: copy or write it again")
         size = file.stat().st_size
         if size != expected["bytes"]:
             raise OperError(
                 f"{file}: {size} bytes, and {expected['bytes']} were written; "
-                "it is truncated or was changed: copy or make it again"
+                "it is truncated or was changed: copy or write it again"
             )
     if digests:
         names = list(described)
@@ -213,14 +215,14 @@ def verify_files(folder: Path | str, described: dict[str, Any], digests: bool) -
             for name, digest in zip(names, found, strict=True):
                 if digest != described[name]["sha256"]:
                     raise OperError(
-                        f"{folder / name}: its SHA-256 is not the one in the folder's record; "
-                        "the file was changed or damaged: copy or make it again"
+                        f"{folder / name}: its SHA-256 is not the one in the folder's marker; "
+                        "the file was changed or damaged: copy or write it again"
                     )
 
 
 @contextlib.contextmanager
 def _written(path: Path, target: Path, folder: bool) -> Iterator[temporaries.Temporary]:
-    """A temporary folder or file beside `target`, removed in the end if it still is there."""
+    """A temporary folder or file beside `target`, removed at the end if it still exists."""
     temporary = None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -229,14 +231,14 @@ def _written(path: Path, target: Path, folder: bool) -> Iterator[temporaries.Tem
     except OSError as error:
         raise _write_error(path, error) from error
     finally:
-        # Whole also when Ctrl-C is pressed again meanwhile.
+        # A second Ctrl-C must not interrupt the clean-up.
         with signals.held():
             if temporary is not None:
                 temporary.close()
 
 
 def _followed(path: Path) -> Path:
-    """Where a path leads: a link stays, and what it points to is written."""
+    """The path behind a link: the link stays, and its target is written."""
     return Path(os.path.realpath(path))
 
 
@@ -249,7 +251,7 @@ def _refusal(target: Path, kind: Format | None, overwrite: bool) -> str | None:
 
 
 class _TakenError(Exception):
-    """What came to stand at the destination may not be replaced."""
+    """The destination was created while the command worked, and may not be replaced."""
 
     def __init__(self, refusal: str) -> None:
         super().__init__(refusal)
@@ -257,13 +259,13 @@ class _TakenError(Exception):
 
 
 def _place_folder(made: temporaries.Temporary, target: Path, kind: Format, overwrite: bool) -> None:
-    """Give a finished folder its name, and remove what had it, if that is wholly ours.
+    """Rename a finished folder to `target`, and remove the old folder if oper wrote all of it.
 
-    _TakenError where that may not be replaced; both are then as they were.
+    _TakenError where the old folder may not be replaced; both are then as they were.
     """
     while True:
         try:
-            # Takes the place of nothing or of an empty folder, and of nothing else.
+            # Succeeds where nothing or an empty folder has the name, and only there.
             made.path.rename(target)
             return
         except OSError as error:
@@ -282,9 +284,9 @@ def _place_folder(made: temporaries.Temporary, target: Path, kind: Format, overw
 
 
 def _exchange(made: temporaries.Temporary, target: Path, kind: Format) -> Path:
-    """Put the new folder in the place of the old one; where the old one is now.
+    """Give the new folder the name of the old one; returns where the old one is now.
 
-    The old one is looked at when its name is gone, as no one adds to it by that name any more.
+    The old one is checked after it has lost its name, when nothing can be added by that name.
     """
     made.rename(temporaries.OLD)
     if renames.exchange(made.path, target):
@@ -311,7 +313,7 @@ def _exchange(made: temporaries.Temporary, target: Path, kind: Format) -> Path:
             undo()
         except OSError as failed:
             raise OperError(
-                f"{target}: could not be replaced ({error}), and what stood there is now {old} "
+                f"{target}: could not be replaced ({error}), and the old folder is now {old} "
                 f"({failed.strerror}): move it back"
             ) from error
         raise
@@ -319,7 +321,7 @@ def _exchange(made: temporaries.Temporary, target: Path, kind: Format) -> Path:
 
 
 def _kept(made: temporaries.Temporary, target: Path) -> Path:
-    """What was made, which may have taken hours, under a name beside its destination."""
+    """Keep the result, which may have taken hours, under a free name beside its destination."""
     for number in itertools.count(1):
         path = target.with_name(f"{target.name}.kept-{number}")
         try:
@@ -332,7 +334,7 @@ def _kept(made: temporaries.Temporary, target: Path) -> Path:
 
 def _came_meanwhile(path: Path, refusal: str, kept: Path) -> OperError:
     return OperError(
-        f"{path}: {refusal} (that came while this command worked; what it made is kept as "
+        f"{path}: {refusal} (it appeared while this command worked; its result is kept as "
         f"{path.with_name(kept.name)})"
     )
 
@@ -359,9 +361,9 @@ def _sync_directory(path: Path) -> None:
 
 
 def _write_error(path: Path, error: OSError) -> OperError:
-    # NumPy, where a disk is full, says only how many items it wrote.
+    # Where a disk is full, NumPy reports only how many items it wrote, without an errno.
     reason = error.strerror or f"a file was not written whole: {error}"
     return OperError(
-        f"{path}: cannot be written ({reason}); nothing was left there: "
-        "free space or choose another place, and run it again"
+        f"{path}: cannot be written ({reason}); nothing was left behind: "
+        "free space or choose another path, and run it again"
     )

@@ -1,11 +1,11 @@
-"""Hidden names beside a destination: of what is being written for it, and of what it replaced.
+"""Hidden names beside a destination: for what is being written, and for what it replaces.
 
 `.NAME.XXXXXXXXXXXXXXXX.oper-tmp` is unfinished, or no longer needed. The process that writes it
-holds a lock (flock) on it as long as it lives, however it ends, so that the next command on the
-same destination knows what no one will finish, and removes it. Half of the X's stand for the host,
-as locks of other hosts may not be seen. `….oper-old` is what stood at the destination, for the
-moment between two renames; it is put back where the destination is missing, and never removed
-unless all in it is ours. A file system without locks keeps what was left.
+holds a lock (flock) on it until it ends, even by a kill, so that the next command with the same
+destination can tell that it was abandoned, and removes it. Half of the X's identify the host, as
+locks of other hosts may be invisible. `….oper-old` is the old content of the destination between
+two renames; it is put back where the destination is missing, and removed only if oper wrote all of
+it. On a file system without locks nothing is removed.
 """
 
 import contextlib
@@ -34,12 +34,12 @@ class Temporary:
                 self.path.chmod(0o755)
             else:
                 os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-            # A sweep can come between the making and the lock: what it took is made once more.
+            # Another command may remove it between creation and lock: then create it again.
             with contextlib.suppress(FileNotFoundError, BlockingIOError):
                 self._handle = _open(self.path)
                 with contextlib.suppress(BlockingIOError):
                     _lock(self._handle)
-                    if self._stands():
+                    if self._exists():
                         return
                 os.close(self._handle)
 
@@ -50,13 +50,13 @@ class Temporary:
         self.path = path
 
     def close(self) -> None:
-        """Remove it, unless it has got a name elsewhere, and give the lock back."""
-        # Its name may have come to stand for something else, by an exchange.
-        if self._stands():
+        """Remove it, unless it has been renamed to its destination, and release the lock."""
+        # After an exchange of names, the hidden name belongs to the old content.
+        if self._exists():
             remove(self.path)
         os.close(self._handle)
 
-    def _stands(self) -> bool:
+    def _exists(self) -> bool:
         mine = os.fstat(self._handle)
         try:
             there = os.lstat(self.path)
@@ -66,13 +66,13 @@ class Temporary:
 
 
 def hidden_name(destination: Path, kind: str) -> Path:
-    """A hidden name beside a destination that nothing has yet."""
+    """An unused hidden name beside a destination."""
     name = f".{destination.name}.{_host()}{secrets.token_hex(4)}.{kind}"
     return destination.with_name(name)
 
 
 def remove(path: Path) -> None:
-    """Remove a file or folder; what cannot be removed stays, as it harms no one."""
+    """Remove a file or folder; what cannot be removed is left without an error."""
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -81,7 +81,7 @@ def remove(path: Path) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a folder, where it can be, so that no other command takes it for one left behind."""
+    """Lock a folder, where possible, so that no other command takes it for an abandoned one."""
     handle = _open(path)
     try:
         with contextlib.suppress(BlockingIOError):
@@ -92,9 +92,9 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def sweep(destination: Path, whole: Callable[[Path], bool]) -> None:
-    """Deal with what dead processes left beside a destination: see the module's head.
+    """Remove or put back what dead processes left beside a destination (see above).
 
-    `whole` says whether all in a folder is ours.
+    `whole` says whether oper wrote everything in a folder.
     """
     pattern = re.compile(
         rf"\.{re.escape(destination.name)}\.([0-9a-f]{{8}})[0-9a-f]{{8}}\.({UNFINISHED}|{OLD})"
@@ -124,24 +124,24 @@ def _sweep(
         elif not os.path.lexists(destination):
             path.rename(destination)
         elif dead and whole(path):
-            # Under another name first: who looks at it now sees all of it or nothing.
+            # Renamed first, so that no other command sees a half-removed folder under this name.
             garbage = hidden_name(destination, UNFINISHED)
             path.rename(garbage)
             remove(garbage)
     except BlockingIOError:
-        return  # a living process has it
+        return  # a running process holds it
     finally:
         os.close(handle)
 
 
 def _open(path: Path) -> int:
-    # NFS gives locks only for files open to be written.
+    # NFS grants locks only on files that are open for writing.
     mode = os.O_RDONLY if path.is_dir() else os.O_RDWR
     return os.open(path, mode | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
 def _lock(handle: int) -> bool:
-    """Lock it; False where the file system has no locks, BlockingIOError where another has it."""
+    """Lock it; False where the file system has no locks, BlockingIOError where it is held."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

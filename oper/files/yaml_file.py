@@ -1,4 +1,4 @@
-"""YAML (and JSON, its subset) whose values know their lines, so that an error can name them."""
+"""YAML (and JSON, its subset) with the line of each value, so that errors can name it."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +13,7 @@ KeyPath = tuple[str | int, ...]  # keys and indices from the document's root to 
 
 @dataclass(frozen=True)
 class Document:
-    """The content of a document, what to call its source, and the line of each value in it."""
+    """The content of a document, its source as errors name it, and the line of each value."""
 
     content: Any
     source: str
@@ -21,7 +21,7 @@ class Document:
 
     @classmethod
     def read(cls, path: Path | str) -> "Document":
-        """Read a file; OperError where it is missing, no YAML, or says a key twice."""
+        """Read a file; OperError where it is missing, not YAML, or repeats a key."""
         path = Path(path)
         try:
             text = path.read_text(encoding="utf-8")
@@ -35,7 +35,7 @@ class Document:
             mark = error.problem_mark
             keys = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
             raise OperError(
-                f"{path}{keys}: is not YAML ({error.problem}); mend it there"
+                f"{path}{keys}: is not YAML ({error.problem}); correct it there"
             ) from error
         except yaml.YAMLError as error:
             raise OperError(f"{path}: is not YAML ({error})") from error
@@ -45,7 +45,7 @@ class Document:
         return cls(content, str(path), lines)
 
     def where(self, keys: KeyPath) -> str:
-        """`FILE, line 4: links[1][2]`, the line as near as it is known."""
+        """`FILE, line 4: links[1][2]`, with the nearest line that is known."""
         name = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in keys).removeprefix(".")
         known = (self.lines.get(keys[:n]) for n in range(len(keys), -1, -1))
         line = next((n for n in known if n is not None), None)
@@ -53,7 +53,7 @@ class Document:
         return f"{source}: {name}" if name else source
 
     def fail(self, keys: KeyPath, problem: str) -> NoReturn:
-        """Raise OperError about the value at `keys`."""
+        """Raise OperError about the value under `keys`."""
         raise OperError(f"{self.where(keys)} {problem}")
 
 
@@ -68,7 +68,7 @@ def _collect_lines(node: yaml.Node, keys: KeyPath, lines: dict[KeyPath, int], pa
             line = key.start_mark.line + 1
             if inner in lines:
                 raise OperError(
-                    f"{path}, line {line}: {key.value!r} is said twice, first on line "
+                    f"{path}, line {line}: {key.value!r} is given twice, first on line "
                     f"{lines[inner]}; keep one"
                 )
             lines[inner] = line

@@ -1,4 +1,4 @@
-"""Access logs: readers of every form, and the rules that turn raw values into row ids.
+"""Access logs: readers of all formats, and the rules that turn raw values into row ids.
 
 In: files, or batches in memory. Out: `Batch`es of row ids. Imports: base, files, tables.
 """

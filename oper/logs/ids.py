@@ -16,20 +16,20 @@ from oper.tables.table import Table
 
 
 class IdMapper:
-    """Maps the values of one table's columns; `skipped` counts those it had to leave out."""
+    """Maps the values of one table's columns; `skipped` counts those it left out."""
 
     def __init__(
         self, table: Table, vocabulary: Vocabulary | None = None, on_bad_id: OnBadId = "error"
     ) -> None:
         if table.ids.kind == "vocab" and vocabulary is None:
             raise OperError(
-                f"table {table.name!r}: its ids are a vocabulary's, and none was given; pass the "
+                f"table {table.name!r}: its ids need a vocabulary, and none was given; pass the "
                 "folder of the profile or plan it was saved in"
             )
         if vocabulary is not None and len(vocabulary) > table.rows:
             raise OperError(
                 f"table {table.name!r}: has {table.rows:,} rows and its vocabulary "
-                f"{len(vocabulary):,}; they are not of one profile"
+                f"{len(vocabulary):,}; they are from different profiles"
             )
         self.table = table
         self.skipped = 0
@@ -39,7 +39,7 @@ class IdMapper:
     def map(self, raw: Jagged, column: str, location: Location) -> Jagged:
         """Row ids int64 of a batch's raw values; `location` is the batch's.
 
-        OperError where a dense id is no row of the table, unless such ids are skipped.
+        OperError where a dense id is not a row of the table, unless such ids are skipped.
         """
         raw = without(raw, self.table.ids.missing)
         match self.table.ids.kind:
@@ -54,12 +54,12 @@ class IdMapper:
         values = raw.values
         if isinstance(values, pa.DictionaryArray):
             is_integer, integers = decimals(values.dictionary)
-            # -1 is no row of any table, so a text is refused below with the rest.
+            # -1 is not a row of any table, so that texts are refused below like other bad ids.
             by_code = np.full(len(is_integer), -1, dtype=np.int64)
             by_code[is_integer] = integers
             values = by_code[values.indices.to_numpy()]
         rows = self.table.rows
-        # One comparison does for both ends: negative ids are huge when taken as unsigned.
+        # One comparison checks both ends: negative ids are huge as unsigned integers.
         good: NDArray[np.bool_] = values.view(np.uint64) < np.uint64(rows)
         if good.all():
             return Jagged(values, raw.lengths)
@@ -79,7 +79,7 @@ class IdMapper:
         if isinstance(value, str) and not value.lstrip("-").isdecimal():
             remedy = "give the table `ids: hash` or `ids: vocab`"
         elif int(value) < 0:
-            remedy = f"pass --missing {value} if it stands for no id"
+            remedy = f"pass --missing {value} if it means that there is no id"
         elif int(value) < 1 << 31:
             remedy = (
                 f"give the table at least {int(value) + 1:,} rows, or `ids: hash` or `ids: vocab`"
@@ -88,7 +88,7 @@ class IdMapper:
             remedy = "give the table `ids: hash` or `ids: vocab`"
         return (
             f"{where}: column {column!r} is {shown}; {needed} was needed: {remedy}, "
-            "or leave such ids out with --on-bad-id skip"
+            "or skip such ids with --on-bad-id skip"
         )
 
     def _hash(self, values: Any) -> Ints:
@@ -105,7 +105,7 @@ class IdMapper:
     def _look_up(self, values: Any) -> Ints:
         assert self._vocabulary is not None
         if not isinstance(values, pa.DictionaryArray):
-            # Each distinct value is looked up once: a search costs more than a hash.
+            # Distinct values only: a binary search costs more than the hash that finds them.
             coded = pa.array(values).dictionary_encode()
             return self._vocabulary.rows_of_integers(coded.dictionary.to_numpy())[
                 coded.indices.to_numpy()
@@ -119,7 +119,7 @@ class IdMapper:
 
 
 def without(raw: Jagged, missing: str | None) -> Jagged:
-    """The jagged ids without those that are `missing`, the value that stands for no id."""
+    """The ids without those equal to `missing`, the value that means "no id"."""
     if missing is None:
         return raw
     is_integer, integers = decimals(pa.array([missing]))

@@ -1,4 +1,4 @@
-"""A log: its files, one after the other, as one stream of batches."""
+"""A log: its files, one after another, as one stream of batches."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,8 +27,8 @@ class Log:
             if replace(other, batch_rows=0) != replace(self._selection, batch_rows=0):
                 raise OperError(
                     f"{source.name}: has other columns than {sources[0].name}: "
-                    f"{_difference(other, self._selection)}; read them apart, or pick common "
-                    "columns with --columns, --dense and --label"
+                    f"{_difference(other, self._selection)}; read them separately, or choose "
+                    "common columns with --columns, --dense and --label"
                 )
         self.features = self._selection.features
         self.dense = self._selection.dense
@@ -38,22 +38,22 @@ class Log:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The files, as they were given."""
+        """The names of the files."""
         return tuple(s.name for s in self._sources)
 
     @property
     def bags(self) -> frozenset[str]:
-        """The features of which a sample may have several ids."""
+        """The features that may have several ids in a sample."""
         return frozenset(n for n, c in self._columns.items() if c.bags)
 
     @property
     def raw(self) -> frozenset[str]:
-        """The features whose integers are raw values, no row ids."""
+        """The features whose integers are raw values, not row ids."""
         return frozenset(n for n, c in self._columns.items() if c.raw)
 
     @property
     def samples(self) -> int | None:
-        """The number of samples `batches` gives, where that is known without reading the log."""
+        """The number of samples that `batches` yields; None where only reading the log tells."""
         known = [s.samples for s in self._sources]
         total = None if None in known else sum(n for n in known if n is not None)
         if self.options.rows is None or (total is None and self.options.rows_need_total):
@@ -64,11 +64,11 @@ class Log:
         return max(0, min(total, total if stop is None else stop) - start)
 
     def count_samples(self) -> int:
-        """The number of samples in all files, counted where no file says it."""
+        """The number of samples in all files; reads those that do not store it."""
         return sum(s.samples if s.samples is not None else s.count() for s in self._sources)
 
     def estimated_samples(self) -> int | None:
-        """About how many samples `batches` gives, for a progress bar; None where none can tell."""
+        """About how many samples `batches` yields, for a progress bar; None where unknown."""
         if self.samples is not None:
             return self.samples
         guesses = [s.samples if s.samples is not None else s.estimate() for s in self._sources]
@@ -79,7 +79,7 @@ class Log:
         return max(0, min(total, total if stop is None else stop) - start)
 
     def whole(self) -> "Log":
-        """The same log with all its rows."""
+        """The same log without a selection of rows."""
         if self.options.rows is None:
             return self
         return Log(self._sources, replace(self.options, rows=None))
@@ -91,10 +91,10 @@ class Log:
     def batches(
         self, features: Sequence[str] | None = None, ids_only: bool = False
     ) -> Iterator[Batch]:
-        """The samples in order, of `features` alone where they are given.
+        """The samples in order, with all features or those given.
 
-        `ids_only` leaves out label and dense values. Each batch lies in one file and holds at
-        most `options.batch_rows` samples. OperError where the log, or the part of it that
+        `ids_only` leaves out label and dense values. Each batch is from one file and holds at most
+        `options.batch_rows` samples. OperError where the log, or the part of it that
         `options.rows` selects, is empty.
         """
         selection = self._selection
@@ -104,7 +104,7 @@ class Log:
             selection = replace(selection, dense=(), label=None)
         total = self.count_samples() if self.options.rows_need_total else None
         start, stop = self.options.row_range(total)
-        position = 0  # samples of the log before the batch at hand
+        position = 0  # samples of the log before this batch
         for source in self._sources:
             if stop is not None and position >= stop:
                 return
@@ -120,7 +120,7 @@ class Log:
                 if stop is not None and position >= stop:
                     return
         if position == 0:
-            raise OperError(f"{self.names[0]}: holds no samples; the log is empty")
+            raise OperError(f"{self.names[0]}: has no samples; the log is empty")
         if position <= start:
             raise OperError(
                 f"--rows {self.options.rows!r}: begins at sample {start:,}, and the log has "
@@ -129,7 +129,7 @@ class Log:
 
 
 def open_log(paths: Any, options: LogOptions | None = None) -> Log:
-    """Open a log by what its files hold.
+    """Open a log; formats are recognised by the files' content.
 
     `paths` is a file, a folder of files, several of either, or an iterable of KeyedJaggedTensor
     batches. Files may be Criteo's TSV, CSV or Parquet with a column per feature, .npz or .npy in
@@ -141,21 +141,21 @@ def open_log(paths: Any, options: LogOptions | None = None) -> Log:
     if isinstance(paths, Sequence) and paths and all(isinstance(p, str | Path) for p in paths):
         return Log([_open(p, options) for p in _files([Path(p) for p in paths])], options)
     if not isinstance(paths, Iterable):
-        raise OperError(f"a log was needed, by its files or as batches, not {type(paths).__name__}")
+        raise OperError(f"a log was needed, as paths or as batches, not {type(paths).__name__}")
     from oper.logs.formats.keyed_jagged import KjtSource
 
     return Log([KjtSource(paths)], options)
 
 
 def _files(paths: Sequence[Path]) -> list[Path]:
-    """Every file of the paths, folders opened up, without those that belong to another one."""
+    """All files of the paths and folders, without companions of a sparse .npy."""
     files: list[Path] = []
     for path in paths:
         if path.is_dir():
             inside = [p for p in path.iterdir() if p.is_file() and not p.name.startswith(".")]
             inside = [p for p in inside if p.suffix not in (".json", ".md", ".yaml")]
             if not inside:
-                raise OperError(f"{path}: is a folder without files; name the log's files")
+                raise OperError(f"{path}: is a folder without files; pass the log's files")
             files += sorted(inside, key=_natural)
         elif path.exists():
             files.append(path)
@@ -174,7 +174,7 @@ def _natural(path: Path) -> list[Any]:
 
 
 def _open(path: Path, options: LogOptions) -> Source:
-    """The reader of one file, by its first bytes, and by its name where they leave it open."""
+    """The reader of one file, by its first bytes, and by its name where those do not tell."""
     from oper.logs.formats import fbgemm_requests, numpy_arrays, parquet, text
 
     try:

@@ -1,8 +1,8 @@
-"""What a log must say before it can be read as rows: tables' sizes, and vocabularies.
+"""What must be known before a log can be read as rows: the tables' sizes, and vocabularies.
 
-Tables that no one stated are inferred, one for each of the log's features: columns of row ids
-(integers below 2^31) are dense with rows = largest + 1 over the whole log; texts, Criteo's raw
-fields and larger integers get a vocabulary. Stated tables without rows get theirs the same way.
+Without tables, one is inferred for each of the log's features: columns of row ids (integers below
+2^31) are dense with rows = largest + 1 over the whole log; texts, Criteo's raw fields and larger
+integers get a vocabulary. Tables that are given without rows get them the same way.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,13 +20,13 @@ from oper.logs.log import Log
 from oper.logs.vocabulary import ValueCounter, load_vocabularies, ranked, save_vocabularies
 from oper.tables.table import IdRule, Table, with_missing
 
-# Integers from here on are hashes, not rows of a table.
+# Larger integers are taken for hashes, not rows: a table of 2^31 rows of 64 fp32 is 512 GiB.
 _MOST_DENSE_ROWS = 1 << 31
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Tables whose rows are all known, and by table the vocabulary of each that has one."""
+    """Tables whose numbers of rows are all known, and vocabularies by table name."""
 
     tables: tuple[Table, ...]
     vocabularies: dict[str, Any] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class Prepared:
         names = [t.name for t in tables if t.ids.kind == "vocab"]
         if names and folder is None:
             raise OperError(
-                f"table {names[0]!r}: its ids are a vocabulary's; pass the folder of the profile "
+                f"table {names[0]!r}: its ids need a vocabulary; pass the folder of the profile "
                 "or plan it was saved in"
             )
         vocabularies = load_vocabularies(folder, names) if names and folder is not None else {}
@@ -76,10 +76,10 @@ def prepare(
     min_count: int = 1,
     advance: Callable[[int], None] = lambda samples: None,
 ) -> Prepared:
-    """Fill in what `tables` leave open, or infer them all, from the whole of the log.
+    """Complete `tables`, or infer them all, from the whole log.
 
-    The log's missing value becomes part of the rules. `dim`, `dtype`, `optimizer` and
-    `min_count` are those of inferred tables; `advance` is told of samples read.
+    The log's missing value becomes part of the rules. `dim`, `dtype`, `optimizer` and `min_count`
+    are for inferred tables. `advance` is called with the number of samples read.
     """
     whole = log.whole()
     inferred = tables is None
@@ -110,7 +110,7 @@ def prepare(
 def _sized(
     log: Log, tables: Sequence[Table], inferred: bool, advance: Callable[[int], None]
 ) -> tuple[Table, ...]:
-    """Rows of dense tables that state none; inferred ones turn to a vocabulary where they must."""
+    """The tables with rows where dense ones lack them; inferred ones may need a vocabulary."""
     open_tables = {i for i, t in enumerate(tables) if t.rows == 0 and t.ids.kind == "dense"}
     if not open_tables:
         return tuple(tables)
@@ -136,7 +136,8 @@ def _sized(
                     raise OperError(
                         f"{batch.location.of(ids.sample_of(bad))}: column {column!r} is {low}; a "
                         f"row id of table {tables[index].name!r} cannot be negative: pass "
-                        f"--missing {low} if it stands for no id, or give the table `ids: vocab`"
+                        f"--missing {low} if it means that there is no id, or give the table "
+                        "`ids: vocab`"
                     )
                 largest[index] = max(largest[index], high)
         advance(batch.samples)
@@ -146,7 +147,7 @@ def _sized(
         if inferred and (index in vocabulary or largest[index] >= _MOST_DENSE_ROWS):
             result[index] = replace(table, ids=replace(table.ids, kind="vocab"))
         else:
-            # A table whose ids never occur still has its one row.
+            # A table whose ids never occur still gets one row.
             result[index] = replace(table, rows=max(1, largest[index] + 1))
     return tuple(result)
 

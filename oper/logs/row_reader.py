@@ -17,8 +17,8 @@ from oper.tables.table import Table, with_missing
 class RowReader:
     """Reads a log as row ids of `prepared.tables`.
 
-    Batches' features are keyed by the tables' features, tables in order; by FEATURE@TABLE where
-    several tables share a feature, as TorchRec does. `tables_of` says whose rows a key holds.
+    The features of batches are keyed by the tables' features, in the order of the tables; by
+    FEATURE@TABLE where several tables share a feature, as in TorchRec.
     """
 
     def __init__(self, log: Log, prepared: Prepared) -> None:
@@ -32,7 +32,7 @@ class RowReader:
                 else None,
                 log.options.on_bad_id,
             )
-            # A value that is missing by the options is so too where the rule names none.
+            # Rules without a missing value of their own take that of the options.
             for table in with_missing(prepared.tables, log.options.missing)
         ]
         found = matched(log, prepared.tables)
@@ -51,7 +51,7 @@ class RowReader:
 
     @property
     def bagged(self) -> tuple[bool, ...]:
-        """Per table: may a sample read several of its rows, by bags or by several features?"""
+        """Per table, whether a sample may read several of its rows (bags, or several features)."""
         result = []
         for index in range(len(self.tables)):
             columns = [column for i, column in self._columns.values() if i == index]
@@ -60,14 +60,14 @@ class RowReader:
 
     @property
     def skipped(self) -> dict[str, int]:
-        """Table -> ids left out so far because it has no such row; only tables with any."""
+        """Table name -> ids skipped so far because it has no such row; only tables with any."""
         return {m.table.name: m.skipped for m in self._mappers if m.skipped}
 
     def batches(self, batch_size: int | None = None, ids_only: bool = False) -> Iterator[Batch]:
-        """Batches of row ids, as the log gives them, or of exactly `batch_size` (the last: less).
+        """Batches of row ids, of exactly `batch_size` samples where given (fewer in the last).
 
-        `ids_only` leaves out label and dense values, where only ids are counted. OperError where
-        an id is no row of its table, unless such ids are skipped.
+        `ids_only` leaves out label and dense values. OperError where an id is not a row of its
+        table, unless such ids are skipped.
         """
         mapped = map(self._map, self._log.batches(self._needed(), ids_only))
         return mapped if batch_size is None else _exact(mapped, batch_size)
@@ -111,8 +111,8 @@ def read(
 ) -> Iterator[Batch]:
     """Batches of row ids of a log, ready for training (`Batch.to_kjt`).
 
-    `tables` are a plan's or a profile's, and `folder` the plan's or profile's where their rules
-    need vocabularies; without a folder, what the tables leave open is taken from the log.
+    `tables` are those of a plan or profile, and `folder` is its folder, which vocabularies are read
+    from. Without a folder, missing numbers of rows and vocabularies are taken from the log.
     """
     log = open_log(paths, options)
     prepared = (

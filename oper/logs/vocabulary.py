@@ -1,4 +1,4 @@
-"""Vocabularies: raw value -> row, by descending count, then value; row 0 is all that is not in it.
+"""Vocabularies: raw value -> row, by descending count, then value; row 0 is every other value.
 
 Row 0 stands for unseen values and for those counted fewer than `min_count` times, or beyond the
 rows the table has. Integers come before texts where counts are equal. A vocabulary is saved as
@@ -25,7 +25,7 @@ class Vocabulary:
     """The rows of a table's known values; `len` is the number of rows, row 0 included."""
 
     def __init__(self, integers: Ints, integer_rows: Ints, texts: Any, text_rows: Ints) -> None:
-        """Integers int64 [k] and texts `pa.StringArray` [l], none twice, with their rows."""
+        """Distinct integers int64 [k] and texts `pa.StringArray` [l], with their rows."""
         order = np.argsort(integers)
         self._integers, self._integer_rows = integers[order], integer_rows[order]
         hashes = hash64(texts)
@@ -49,10 +49,10 @@ class Vocabulary:
         return self._look_up(self._integers, self._integer_rows, values)[0]
 
     def rows_of_texts(self, texts: Any) -> Ints:
-        """The row of each text that is no integer (`pa.StringArray`): int64 [n]."""
+        """The row of each text (`pa.StringArray` without integers): int64 [n]."""
         rows, position, found = self._look_up(self._hashes, self._text_rows, hash64(texts))
         if found.any():
-            # An unseen text may share a hash with a known one: the texts themselves decide.
+            # An unseen text may have the hash of a known one, so compare the texts themselves.
             at = np.flatnonzero(found)
             same = pc.equal(texts.take(pa.array(at)), self._texts.take(pa.array(position[at])))
             rows[at[~same.to_numpy(zero_copy_only=False)]] = 0
@@ -71,7 +71,7 @@ class Vocabulary:
 
 
 class ValueCounter:
-    """Counts the values of one table; memory is that of its distinct values."""
+    """Counts the values of one table, in memory proportional to its distinct values."""
 
     def __init__(self) -> None:
         self._parts: dict[str, list[Any]] = {"integers": [], "texts": []}
@@ -107,7 +107,8 @@ class ValueCounter:
             return
         self._parts[which].append(part)
         self._pending[which] += len(part)
-        # Merging when as much is pending as is merged costs a constant per value in all.
+        # Merging once the pending part is as large as the merged one is amortised O(1) a value;
+        # 2^20 keeps small vocabularies from merging in every batch.
         if self._pending[which] > max(1 << 20, self._merged[which]):
             self._merge(which)
 
@@ -122,7 +123,7 @@ class ValueCounter:
 
 
 def ranked(counter: ValueCounter, min_count: int, rows: int) -> Any:
-    """The vocabulary table of what was counted: value, count, row; at most `rows` − 1 if not 0."""
+    """The vocabulary as an Arrow table: value, count, row; at most `rows` − 1 values, 0: all."""
     integers, integer_counts = counter.totals("integers")
     texts, text_counts = counter.totals("texts")
     order = pc.sort_indices(texts)
@@ -146,7 +147,7 @@ def ranked(counter: ValueCounter, min_count: int, rows: int) -> Any:
 
 
 def vocabulary_of(content: Any) -> Vocabulary:
-    """The vocabulary of a table as `ranked` makes it."""
+    """The vocabulary of an Arrow table that `ranked` made."""
     value = content["value"].combine_chunks()
     rows = content["row"].to_numpy()
     if value.type == pa.int64():
@@ -158,7 +159,7 @@ def vocabulary_of(content: Any) -> Vocabulary:
 
 
 def file_names(tables: Sequence[str]) -> dict[str, str]:
-    """Table -> the name of its vocabulary's file: its own, made safe for a file system."""
+    """Table name -> file name of its vocabulary: the same, made safe for a file system."""
     result: dict[str, str] = {}
     for name in tables:
         safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in name).lstrip(".") or "_"
@@ -188,11 +189,11 @@ def load_vocabularies(folder: Path | str, tables: Sequence[str]) -> dict[str, An
             content = pq.read_table(path)
         except FileNotFoundError as error:
             raise OperError(
-                f"{path}: is missing; table {name!r} needs its vocabulary: copy or make it again"
+                f"{path}: is missing; table {name!r} needs its vocabulary: copy or write it again"
             ) from error
         except (OSError, pa.ArrowException) as error:
             raise OperError(
-                f"{path}: is no readable vocabulary ({error}); copy or make it again"
+                f"{path}: is not a readable vocabulary ({error}); copy or write it again"
             ) from error
         if content.column_names != ["value", "count", "row"]:
             raise OperError(

@@ -1,9 +1,10 @@
-"""The address map of one rank: row id -> address, by which planner and runtime agree (§4.4).
+"""The address map of one rank: row id -> address, the interface of planner and runtime (§4.4).
 
-An address is (field << 40) | slot, int64 and non-negative: field is the rank that holds the row,
-or LOCAL where the reader's own copy is read; slot indexes that rank's arena of the row's width.
-`AddressMap` computes it from a bitmap, a code a listed row and arithmetic, about one bit a cold
-row; the tables that `flattened` picks look it up in an array of 8 bytes a row, which is faster.
+An address is (field << 40) | slot, int64 and non-negative: field is the rank that holds the row, or
+LOCAL where the reader's own copy is read; slot indexes that rank's arena of the row's width.
+`AddressMap` computes it from a bitmap, a code for each explicit row and arithmetic, at about one
+bit a cold row; the tables that `flattened` selects look it up in an array of 8 bytes a row, which
+is faster.
 """
 
 from collections.abc import Sequence
@@ -33,7 +34,7 @@ def unpack(addresses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class AddressMap:
-    """The compact map of one rank. Its large arrays are the layout's, which all ranks share."""
+    """The compact map of one rank. Its large arrays are the layout's, shared by all ranks."""
 
     def __init__(self, tables: Sequence[Table], layout: Layout, rank: RankMap) -> None:
         self.tables = tuple(tables)
@@ -72,7 +73,7 @@ class AddressMap:
 
     @classmethod
     def load(cls, folder: Path | str, rank: int) -> "AddressMap":
-        """The map of one rank, from its file in a plan's folder; the rest is memory-mapped."""
+        """The map of one rank, from its file in a plan's folder; shared arrays memory-mapped."""
         plan = load_plan(folder)
         _check_rank(rank, plan.ranks)
         return cls(plan.tables, plan.layout, load_rank_map(folder, rank))
@@ -84,8 +85,8 @@ class AddressMap:
         return sum(a.nbytes for a in arrays if isinstance(a, torch.Tensor))
 
     def flattened(self, most_bytes: int | None = None) -> "AddressMap":
-        """The same map with plain arrays of addresses for the smallest tables: as many as take no
-        more than `most_bytes` together, or all."""
+        """The same map with arrays of addresses for the smallest tables: as many as fit in
+        `most_bytes`, or all."""
         rows = np.array([table.rows for table in self.tables], dtype=np.int64)
         smallest = np.argsort(rows, kind="stable")
         if most_bytes is not None:
@@ -102,17 +103,19 @@ class AddressMap:
     def translate(self, table: int, ids: torch.Tensor) -> torch.Tensor:
         """Addresses of rows of one table, given by number: int64, of the shape of `ids`.
 
-        Ids are int64 or int32, of any shape. OperError names the table and the id that is out of
-        its range.
+        Ids are int64 or int32, of any shape. OperError names the table and the id where one is
+        not a row of the table.
         """
         return self.translate_features(ids, torch.tensor([0, ids.numel()]), torch.tensor([table]))
 
     def translate_features(
         self, values: torch.Tensor, feature_offsets: torch.Tensor, feature_tables: torch.Tensor
     ) -> torch.Tensor:
-        """The same for a batch of features, as the values of a KeyedJaggedTensor [N]: those of
-        feature f are [feature_offsets[f], feature_offsets[f + 1]), of table feature_tables[f].
-        Both int64, [F + 1] and [F]."""
+        """Addresses of a batch of features, given as the values of a KeyedJaggedTensor [N].
+
+        Values feature_offsets[f] … feature_offsets[f + 1] - 1 are rows of table feature_tables[f];
+        both are int64, [F + 1] and [F].
+        """
         values = values.contiguous()
         try:
             return native.ops().translate(
@@ -124,7 +127,7 @@ class AddressMap:
     def _explained(
         self, values: torch.Tensor, segment_offset: torch.Tensor, segment_table: torch.Tensor
     ) -> OperError:
-        """Which id is out of which table's range."""
+        """The error that names the id and the table."""
         for segment, index in enumerate(segment_table.tolist()):
             if not 0 <= index < len(self.tables):
                 break

@@ -1,9 +1,19 @@
-"""Arena slots: where each group and each table's stripes begin in the arenas of all ranks."""
+"""Slots: where each group and each table's stripes begin in the arenas of all ranks."""
+
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.arrays import Ints
+
+
+class ArenaSlots(NamedTuple):
+    """The arenas of W widths on M ranks, with G groups and the stripes of T tables in them."""
+
+    sizes: Ints  # [W, M] slots of each arena
+    group_base: Ints  # [G, M] first slot of each group; -1 where the rank has no copy
+    stripe_base: Ints  # [T, M] first slot of each table's stripes
 
 
 def give_slots(
@@ -13,12 +23,12 @@ def give_slots(
     group_rows: Ints,
     width_of_table: Ints,
     striped_rows: Ints,
-) -> tuple[Ints, Ints, Ints]:
-    """Arenas of W widths on M ranks: `group_rows` [G] rows at the ranks that `holds` [G, M] says,
-    of each width those with copies on all ranks first, then `striped_rows` [T, M] of each table.
+) -> ArenaSlots:
+    """Lay out the arenas: of each width the groups in their order, then the tables' stripes.
 
-    Returns the slots of each arena [W, M], the first of each group [G, M], -1 where there is no
-    copy, and the first of each table's stripes [T, M].
+    Group g has `group_rows[g]` rows of width `group_width[g]` on the ranks that `holds[g]` [M]
+    marks; table t has `striped_rows[t]` [M] rows of width `width_of_table[t]` on the ranks. Groups
+    that all ranks hold must come first, so that they begin at equal slots everywhere.
     """
     slots = np.zeros((widths, holds.shape[1]), dtype=np.int64)
     base = np.full(holds.shape, -1, dtype=np.int64)
@@ -29,4 +39,4 @@ def give_slots(
     for t, w in enumerate(width_of_table):
         stripe_base[t] = slots[w]
         slots[w] += striped_rows[t]
-    return slots, base, stripe_base
+    return ArenaSlots(slots, base, stripe_base)

@@ -14,7 +14,10 @@ _HEADER_MASK = np.uint64((1 << 37) - 1)  # the rest of a header speeds the kerne
 def rank_in_bitmap(
     bitmap: NDArray[np.uint64], first_line: int, rows: Ints
 ) -> tuple[Ints, NDArray[np.bool_]]:
-    """Marked rows of all tables before each row of the table at `first_line`, and its own mark."""
+    """The number of marked rows, of all tables, before each row, int64 [N], and its mark, bool [N].
+
+    `rows` are rows of the table whose lines begin at `first_line`.
+    """
     line, position = np.divmod(rows, ROWS_PER_LINE)
     lines = bitmap[first_line + line]
     start = 64 * np.arange(7)

@@ -1,15 +1,15 @@
-"""The layout: at which rank and slot each row lies, in a few bits a row (§4.4 made compact).
+"""The layout: the rank and slot of each row, in a few bits a row (a compact form of §4.4).
 
-Rows of table t are EXPLICIT, marked in a bitmap and listed by a code, or STRIPED. Slots index a
-rank's arena of the row's width. With e the row's place among the explicit rows of all tables:
+Rows of table t are EXPLICIT, with a mark in a bitmap and a code, or STRIPED. Slots index a rank's
+arena of the row's width. With e the position of the row among the explicit rows of all tables:
 
     explicit   code[e] = position · 2^bits | group       slot = base[group, source] + position
     striped    c = row - (explicit rows of the table before it), p = c + rotation[t], P = |order|
                owner = order[p mod P]
                slot = stripe_base[t, owner] + occurrences of owner in order[rotation[t] : p)
 
-where `order`, of the table's pattern, is repeated without end, and a rank reads a group's rows
-from `path[group, rank]`. In a plan made from an older one, c counts by the older one's bitmap
+where `order`, of the table's pattern, is repeated endlessly, and a rank reads a group's rows from
+`path[group, rank]`. In a plan made from an older one, c counts by the older one's bitmap
 (`stripe_bitmap`), so that rows that became explicit later do not shift the others.
 
 An address is (field << 40) | slot: field is the owner's rank, or LOCAL where the reader holds the
@@ -36,8 +36,11 @@ LONGEST_PERIOD = 65_536
 
 @dataclass(frozen=True)
 class Located:
-    """Rows of one table, [N] each: `group` is -1 for striped rows, which have an `owner`, and
-    else the number of the group, with the row's `position` in it."""
+    """Rows of one table, [N] each.
+
+    Explicit rows have a `group` and a `position` in it, striped ones an `owner` and a `slot`; the
+    fields of the other kind are -1.
+    """
 
     group: Ints
     position: Ints
@@ -88,7 +91,7 @@ class Layout:
         return (sum(b.nbytes for b in bitmaps) + self.codes.nbytes) / max(int(self.rows.sum()), 1)
 
     def locate(self, table: int, rows: NDArray[np.integer[Any]]) -> Located:
-        """Where rows of a table lie, [N]; rows must be in range."""
+        """The group or owner of rows of a table, [N]; rows must be in range."""
         row = np.asarray(rows, dtype=np.int64)
         first = int(self.line_offset[table])
         explicit, listed = rank_in_bitmap(self.bitmap, first, row)
@@ -127,7 +130,8 @@ class Layout:
 
 
 def occurrences(order: Ints, ranks: int) -> tuple[Ints, Ints]:
-    """How often each position's rank occurs before it in `order` [P], and each rank in all [M]."""
+    """How often the rank at each position of `order` [P] occurs before it, int64 [P], and how often
+    each rank occurs in all, int64 [M]."""
     copies = np.bincount(order, minlength=ranks)
     by_rank = np.argsort(order, kind="stable")
     first = np.repeat(np.cumsum(copies) - copies, copies)
@@ -138,8 +142,8 @@ def occurrences(order: Ints, ranks: int) -> tuple[Ints, Ints]:
 
 @dataclass(frozen=True)
 class RankMap:
-    """All that differs from rank to rank in the address map: packed addresses of the first row
-    of each group [G], and of each table's stripes at each owner [T, M]."""
+    """The part of the address map that differs between ranks: addresses of the first row of each
+    group, int64 [G], and of each table's stripes at each owner, int64 [T, M]."""
 
     rank: int
     group_base: Ints
@@ -147,7 +151,7 @@ class RankMap:
 
 
 def rank_map(layout: Layout, rank: int) -> RankMap:
-    """The map of one rank."""
+    """The part of one rank in the address map."""
     source = layout.path[:, rank].astype(np.int64)
     slot = layout.base[np.arange(len(source)), source]
     owners = np.arange(layout.ranks)

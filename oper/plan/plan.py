@@ -1,9 +1,9 @@
-"""Plan: the placement of every row, what it costs and how that was proved; immutable.
+"""Plan: the placement of every row, its predicted cost and its certificate; immutable.
 
-On disk a plan is a folder with `plan.json`, which people can read, `layout.safetensors` with the
-small arrays of the layout, the bitmap, codes and counters of explicit rows as .npy, and
-`rank_NNNNN.safetensors` with what differs in each rank's address map. The same plan has the same
-bytes: neither times nor paths are in it.
+On disk a plan is a folder: `plan.json` to read, `layout.safetensors` with the small arrays of the
+layout, the bitmap, codes and counters of explicit rows as .npy, and `rank_NNNNN.safetensors` with
+the part of the address map that differs between ranks. There are no times and no paths in it, so
+that equal plans have equal bytes.
 """
 
 from collections.abc import Callable, Sequence
@@ -57,7 +57,7 @@ class Plan:
     allreduce_method: Method  # of the replicas' gradients
     prediction: Prediction
     record: PlanningRecord
-    # [P] least accesses of a row in each partition that is listed, in order: descending.
+    # [P] fewest accesses of a row in each partition of listed rows, descending.
     partition_floor: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     certificate: dict[str, Any] = field(default_factory=dict)
     partitions: dict[str, Any] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class Plan:
         }
 
     def table_index(self, name: str) -> int:
-        """The number of the table called `name`."""
+        """The number of the table called `name`; OperError where there is none."""
         for index, table in enumerate(self.tables):
             if table.name == name:
                 return index
@@ -108,10 +108,10 @@ class Plan:
         also: Sequence[Callable[[Path], None]] = (),
         overwrite: bool = False,
     ) -> None:
-        """Write the plan and the maps of all ranks, whole or not at all.
+        """Write the plan and the maps of all ranks, completely or not at all.
 
-        Each of `also` writes more files into the folder: vocabularies of the tables, moves.
-        `overwrite` replaces a plan that is there, if nothing else is in its folder.
+        Each of `also` writes more files into the folder, such as vocabularies or moves.
+        `overwrite` replaces an existing plan, if its folder has no other files.
         """
         with storage.atomic_folder(folder, FORMAT, overwrite) as temporary:
             self._write_arrays(temporary)
@@ -187,10 +187,10 @@ def rank_file(rank: int) -> str:
 
 
 def load_plan(folder: Path | str, tables: Sequence[Table] | None = None) -> Plan:
-    """Read a plan, its large arrays memory-mapped; sizes and digests of all files are verified.
+    """Read a plan, with its large arrays memory-mapped; verifies sizes and digests of all files.
 
-    `tables` are those it is to be used for. OperError where the folder is no plan of this version,
-    is incomplete or damaged, or was made for other tables.
+    OperError where the folder is not a plan of this version, is incomplete or damaged, or is for
+    other tables than `tables`, where those are given.
     """
     folder = Path(folder)
     content = storage.open_folder(folder, FORMAT)
@@ -202,17 +202,17 @@ def load_plan(folder: Path | str, tables: Sequence[Table] | None = None) -> Plan
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise OperError(
             f"{folder / MARKER}: is damaged ({type(error).__name__}: {error}); copy the plan "
-            "or make it again"
+            "or write it again"
         ) from error
     if unlisted:
         raise OperError(
             f"{folder / MARKER}: lists no {rank_file(unlisted[0])}; it was changed: copy the plan "
-            "or make it again"
+            "or write it again"
         )
     if fingerprint(plan.tables) != stated:
         raise OperError(
             f"{folder / MARKER}: its tables are not those of its fingerprint; it was changed: "
-            "copy the plan or make it again"
+            "copy the plan or write it again"
         )
     if tables is not None:
         _check_tables(folder, plan.tables, tables)
@@ -235,7 +235,7 @@ def _from_json(folder: Path, content: dict[str, Any]) -> Plan:
         file = f"{name}.npy"
         if name in _OPTIONAL and file not in content["files"]:
             return None
-        content["files"][file]  # a KeyError where the record does not vouch for it
+        content["files"][file]  # KeyError, an error of damage, where the marker does not list it
         return storage.load_array(folder / file)
 
     explicit_accesses = large("explicit_accesses")
@@ -271,21 +271,21 @@ def _check_tables(folder: Path, planned: Sequence[Table], given: Sequence[Table]
     if len(planned) != len(given):
         raise OperError(
             f"{folder}: is a plan for {len(planned)} tables, and {len(given)} were given; "
-            "plan for these tables"
+            "make a plan for these tables"
         )
     for mine, other in zip(planned, given, strict=True):
         if fingerprint([mine]) != fingerprint([other]):
             raise OperError(
                 f"{folder}: is a plan for table {mine.name!r}, {mine.describe()}, and table "
-                f"{other.name!r}, {other.describe()}, was given in its place; "
-                "plan for these tables"
+                f"{other.name!r}, {other.describe()}, was given instead; "
+                "make a plan for these tables"
             )
 
 
 def _save_safetensors(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
     from safetensors.numpy import save
 
-    # Not by save_file, which leaves the file readable to its owner alone.
+    # Not save_file, which makes the file readable by its owner only.
     path.write_bytes(save({name: np.ascontiguousarray(a) for name, a in arrays.items()}))
 
 
@@ -298,4 +298,4 @@ def _load_safetensors(path: Path) -> dict[str, NDArray[Any]]:
     except FileNotFoundError as error:
         raise OperError(f"{path}: no such file; the plan is incomplete") from error
     except (SafetensorError, OSError, ValueError) as error:
-        raise OperError(f"{path}: is no readable safetensors file ({error})") from error
+        raise OperError(f"{path}: is not a readable safetensors file ({error})") from error

@@ -1,15 +1,15 @@
-"""Part of a plan: the layout of some of its tables, with slots given anew.
+"""Part of a plan: the layout of some of its tables, with new slots.
 
 A model may have several collections of tables, each sharded by itself, under one plan. The engine
-of each gets the part with its own tables: every row has the holders, and is read along the paths,
-that the whole plan gives it, and nothing else takes slots, so that the arenas of all engines
-together are as large as those of the whole plan. One heap that they share would be another way;
-but TorchRec shards collections one by one, so that the first would have to know the optimizers,
-and so the state, of those to come, and each one's AllReduce would go over the replicas of all.
+of each gets the part with its own tables: every row has the holders and the sources that the whole
+plan gives it, and nothing else takes slots, so that the arenas of all engines together are as large
+as those of the whole plan. They could share one heap instead; but TorchRec shards collections one
+by one, so that the first would have to know the optimizers, and so the state, of later ones, and
+each AllReduce would cover the replicas of all.
 
-The number of a table, and where its rows lie, differ from the whole plan's; what is made of a
-table's name (initial values, checkpoints) does not. In a plan made from an older one, places that
-rows have left in their stripes may be given to others; here they stay empty.
+The number of a table and the slots of its rows differ from the whole plan's; what depends on a
+table's name (initial values, checkpoints) does not. In a plan made from an older one, slots that
+rows have left in their stripes may be given to other rows; here they stay empty.
 """
 
 from collections.abc import Sequence
@@ -31,8 +31,10 @@ from oper.plan.row_codes import pack_codes
 
 
 def part_of(plan: Plan, tables: Sequence[int]) -> Plan:
-    """The plan of some of a plan's tables, by number, in the plan's order; the plan itself where
-    that is all of them. Figures and certificate stay those of the whole plan."""
+    """The plan of some of a plan's tables, by number, in the plan's order.
+
+    The plan itself where that is all tables. Figures and certificate are those of the whole plan.
+    """
     chosen = np.unique(np.asarray(tables, dtype=np.int64))
     if len(chosen) == len(plan.tables):
         return plan
@@ -103,8 +105,8 @@ def _pieces(values: NDArray[Any], first: Ints, chosen: Ints) -> NDArray[Any]:
 def _lines(
     bitmap: NDArray[np.uint64], layout: Layout, chosen: Ints, line_offset: Ints
 ) -> tuple[NDArray[np.uint64], Ints]:
-    """The chosen tables' lines of a bitmap, marked rows numbered from the first of them on, and the
-    marked rows of each table."""
+    """The chosen tables' lines of a bitmap, with new running counts, and the number of marked rows
+    of each table."""
     first = layout.line_offset
     # By torch, whose memory begins with a line of the cache, as lines of a bitmap should.
     lines = torch.cat([as_tensor(bitmap[first[t] : first[t + 1]].view(np.int64)) for t in chosen])

@@ -22,8 +22,8 @@ def unpack_codes(layout: Layout) -> tuple[Ints, Ints]:
 def pack_codes(group: NDArray[np.int32], groups: int) -> tuple[NDArray[Any], Ints]:
     """The address map's code of each row, and the rows of each group.
 
-    code = position << bits | group, with the fewest bits that hold a group's number, and positions
-    counting each group's rows in the order they come; uint32 where that is enough, else uint64.
+    code = position << bits | group, with as few bits as a group's number needs; positions count
+    each group's rows in order. uint32 where that is enough, else uint64.
     """
     codes, rows = native.ops().pack_codes(as_tensor(group), groups)
     array = codes.numpy()

@@ -1,11 +1,11 @@
-"""Places: where the rows of a plan that exists are, counted under the counters of any profile.
+"""Where the rows of an existing plan are: by holder set, and by slot.
 
-A layout has P = G + M places: its groups of explicit rows, then the stripes of each rank. The
-address map itself finds them: read with "group g begins at (g, 0)" and "the stripes of rank r at
-(G + r, 0)" it gives every row's place and its offset from the place's first row. With the class
-of each row that makes a plan a matrix again, rows of class c in column k, in which §3.2 is linear
-(classes.py). Columns are the M single owners, then one for each set of several holders
-and the paths along which it is read.
+A layout has P = G + M extents, runs of consecutive slots at each of their holders: its groups of
+explicit rows, then the stripes of each rank. The address map itself finds them: a map in which
+group g begins at (g, 0) and the stripes of rank r at (G + r, 0) gives every row's extent and its
+offset there. With the class of each row a plan becomes a matrix, rows of class c in holder set k,
+in which the cost of §3.2 is linear. The K holder sets are the M single owners, then one for each
+set of several holders and the sources that its readers use.
 """
 
 from collections.abc import Iterator
@@ -21,21 +21,21 @@ from oper.cost.holder_sets import HolderSets, single_owner_sets
 from oper.plan.layout import SLOT_BITS, SLOT_MASK, RankMap
 from oper.plan.plan import Plan
 
-_CHUNK_ROWS = 1 << 20
+_CHUNK_ROWS = 1 << 20  # a few arrays of 8 MiB at a time
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rows first … first + n - 1 of a table, [n] each."""
+    """The extent and the offset in it of rows first … first + n - 1 of a table, int64 [n]."""
 
     table: int
     first: int
-    place: Ints
+    extent: Ints
     offset: Ints
 
 
 class RowClassifier(Protocol):
-    """Says of rows which of its `classes` they are of."""
+    """Assigns rows to `classes` classes."""
 
     classes: int
 
@@ -44,17 +44,17 @@ class RowClassifier(Protocol):
 
 
 class RowLocator:
-    """The places of a plan's rows, and the K columns that they are counted in."""
+    """The extents of a plan's rows, and the K holder sets that they are counted by."""
 
     def __init__(self, plan: Plan, candidates: HolderSets | None = None) -> None:
-        """`candidates` are holder sets that get a column though the plan may not use them."""
+        """`candidates` are further holder sets, which the plan may not use."""
         from oper.plan.address_map import AddressMap
 
         layout = plan.layout
         self.layout = layout
         listed, ranks = len(layout.group_width), layout.ranks
         number = np.arange(listed + ranks, dtype=np.int64) << SLOT_BITS
-        # A rank map that no rank has: the "address" of a row is its place and offset.
+        # A rank map of no real rank: the "address" of a row is its extent and offset.
         marker = RankMap(
             0,
             number[:listed],
@@ -65,7 +65,7 @@ class RowLocator:
         groups = single_owner_sets(ranks)
         column = np.empty(listed + ranks, dtype=np.int64)
         column[listed:] = np.arange(ranks)
-        # On unlike links the same holders may be read along other paths.
+        # On heterogeneous links the same holders may be read from other sources.
         known = {_key(groups, k): k for k in range(ranks)}
         used = HolderSets(layout.path, layout.holds)
         for source in (used, candidates) if candidates is not None else (used,):
@@ -76,20 +76,20 @@ class RowLocator:
                     groups = groups + source.take([g])
                 if source is used:
                     column[g] = known[key]
-        self.groups = groups  # [K]
-        self.column = column  # [P]
+        self.holder_sets = groups  # [K]
+        self.holder_set_of = column  # [P]
 
     @property
     def ranks(self) -> int:
         return self.layout.ranks
 
     @cached_property
-    def counted(self) -> Ints:
-        """The column of each place in counts that tell striped rows from listed ones, [P]:
-        K columns for listed rows, then M for the stripes."""
+    def count_column(self) -> Ints:
+        """The column of each extent, int64 [P], in counts that separate striped rows: K columns of
+        holder sets for listed rows, then M columns of owners for striped ones."""
         listed = len(self.layout.group_width)
-        stripes = len(self.groups) + np.arange(self.ranks)
-        return np.concatenate([self.column[:listed], stripes])
+        stripes = len(self.holder_sets) + np.arange(self.ranks)
+        return np.concatenate([self.holder_set_of[:listed], stripes])
 
     def chunks(self, table: int) -> Iterator[Chunk]:
         """All rows of a table, in order."""
@@ -102,44 +102,44 @@ class RowLocator:
             yield Chunk(table, first, found >> SLOT_BITS, found & SLOT_MASK)
 
     def slots(self, chunk: Chunk, index: NDArray[np.integer[Any]]) -> Ints:
-        """The slots of rows `index` [N] of a chunk on each rank, [N, M]; -1 where there is none."""
-        place, offset = chunk.place[index], chunk.offset[index]
+        """The slots of rows `index` [N] of a chunk on each rank, int64 [N, M]; -1: not there."""
+        extent, offset = chunk.extent[index], chunk.offset[index]
         listed = len(self.layout.group_width)
-        striped = place >= listed
-        slots = np.full((len(place), self.ranks), -1, dtype=np.int64)
-        base = self.layout.base[place[~striped]]
+        striped = extent >= listed
+        slots = np.full((len(extent), self.ranks), -1, dtype=np.int64)
+        base = self.layout.base[extent[~striped]]
         slots[~striped] = np.where(base >= 0, base + offset[~striped, None], -1)
-        owner = place[striped] - listed
+        owner = extent[striped] - listed
         slots[striped, owner] = self.layout.stripe_base[chunk.table, owner] + offset[striped]
         return slots
 
     def owner_slots(self, chunk: Chunk, index: NDArray[np.integer[Any]]) -> Ints:
-        """The slots of rows `index` [N] of a chunk, all with one owner, there."""
+        """The slots at their owners, int64 [N], of rows `index` [N] of a chunk: each has one owner."""
         listed = len(self.layout.group_width)
         owner = self.layout.holds.argmax(axis=1)
         first = np.concatenate(
             [self.layout.base[np.arange(listed), owner], self.layout.stripe_base[chunk.table]]
         )
-        return np.asarray(first[chunk.place[index]] + chunk.offset[index])
+        return np.asarray(first[chunk.extent[index]] + chunk.offset[index])
 
     def count_table(self, table: int, finder: RowClassifier) -> Ints:
-        """Rows of a table by class and counted column, int64 [C, K + M]."""
-        shape = (finder.classes, len(self.groups) + self.ranks)
+        """Rows of a table by class and `count_column`, int64 [C, K + M]."""
+        shape = (finder.classes, len(self.holder_sets) + self.ranks)
         counts = np.zeros(shape, dtype=np.int64)
         for chunk in self.chunks(table):
-            cell = finder.find(chunk) * np.int64(shape[1]) + self.counted[chunk.place]
+            cell = finder.find(chunk) * np.int64(shape[1]) + self.count_column[chunk.extent]
             counts += np.bincount(cell, minlength=counts.size).reshape(shape)
         return counts
 
     def count(self, finder: RowClassifier) -> Ints:
-        """The same for all tables together."""
+        """Rows of all tables by class and `count_column`, int64 [C, K + M]."""
         tables = range(len(self.layout.rows))
         return np.asarray(sum(self.count_table(table, finder) for table in tables))
 
-    def together(self, counts: Ints) -> Ints:
-        """Counts with striped rows among their owners' others, [C, K]."""
-        whole = counts[:, : len(self.groups)].copy()
-        whole[:, : self.ranks] += counts[:, len(self.groups) :]
+    def by_holder_set(self, counts: Ints) -> Ints:
+        """Rows by class and holder set, int64 [C, K], of counts by `count_column`."""
+        whole = counts[:, : len(self.holder_sets)].copy()
+        whole[:, : self.ranks] += counts[:, len(self.holder_sets) :]
         return whole
 
 

@@ -1,9 +1,9 @@
-"""Moves: which rows a new plan holds elsewhere, row by row, as part of its folder.
+"""Moves: the rows that a new plan holds elsewhere, as a file in its folder.
 
-`moves.npy` has one entry for each changed row and each rank that holds it in the new plan: the
-slot it gets there and the rank and slot it is copied from, by the old plan's numbers, with the
-bytes of the copy (row and optimizer state; 0 where it already lies there). Rows that are not in it
-have the holders and the slots they had. All sources are to be read before any slot is written.
+`moves.npy` has one entry for each changed row and each rank that holds it in the new plan: its slot
+there, and the rank and slot to copy it from, as numbered in the old plan, with the bytes of the
+copy (row and optimizer state; 0 where it is there already). All other rows keep their holders and
+slots. All sources must be read before any slot is written.
 """
 
 from dataclasses import dataclass
@@ -37,11 +37,11 @@ class RowMoves:
 
     @staticmethod
     def none() -> "RowMoves":
-        """Nothing moves."""
+        """No moves."""
         return RowMoves(np.zeros(0, ENTRY))
 
     def bytes_by_link(self, ranks: int) -> Ints:
-        """Bytes copied, [M, M], reader by source; on the diagonal from slot to slot of a rank."""
+        """Bytes copied, int64 [M, M], reader by source; on the diagonal between slots of a rank."""
         matrix = np.zeros((ranks, ranks), dtype=np.int64)
         entries = self.entries
         np.add.at(matrix, (entries["rank"], entries["source_rank"]), entries["bytes"])
@@ -49,26 +49,26 @@ class RowMoves:
 
     @property
     def travelling_rows(self) -> int:
-        """Rows that some rank gets from another."""
+        """The number of rows that some rank copies from another."""
         away = self.entries["rank"] != self.entries["source_rank"]
         return len(np.unique(self.entries["row"][away]))
 
     @property
     def changed_rows(self) -> int:
-        """Rows whose holders or slots change at all."""
+        """The number of rows whose holders or slots change."""
         return len(np.unique(self.entries["row"]))
 
     def save(self, folder: Path) -> None:
-        """Write them into a plan's folder that is being made."""
+        """Write them into a plan's folder that is being written."""
         storage.save_array(folder / FILE, self.entries)
 
     @staticmethod
     def load(folder: Path | str) -> "RowMoves":
-        """The moves that lead to a plan made by `oper replan`."""
+        """The moves from the old plan to one made by `oper replan`; OperError where it has none."""
         path = Path(folder) / FILE
         if not path.exists():
             raise OperError(f"{folder}: has no {FILE}; only plans made by `oper replan` have moves")
         entries = storage.load_array(path)
         if entries.dtype != ENTRY or entries.ndim != 1:
-            raise OperError(f"{path}: holds no moves ({entries.dtype}); make the plan again")
+            raise OperError(f"{path}: has {entries.dtype} instead of moves; make the plan again")
         return RowMoves(entries)

@@ -1,7 +1,7 @@
-"""Counting a log into profiles, in one pass: memory is the counters and a batch.
+"""Count a log into profiles, in one pass, with the memory of the counters and one batch.
 
-A pass may count a sample of the log, cut it into windows with a profile each, and measure the
-distinct rows of its batches on the way.
+The pass may count a sample of the log, cut it into windows with a profile each, and measure the
+distinct rows of batches.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -31,11 +31,12 @@ Advance = Callable[[int], None]
 
 @dataclass
 class CountOptions:
-    """What is counted of a log, and what else is measured on the way.
+    """What to count of a log, and what to measure in the same pass.
 
-    sampling: a sample of the samples, its error measured for a balance over `ranks`. windows: a
-    profile for each, `max_windows` at most. batch_size, ranks: measure the distinct rows of batches
-    (oper.planner.distinct). limit_bytes: of counters in memory. source: the profiles' provenance.
+    sampling: count a sample of the samples, and estimate the error of a balance over `ranks`.
+    windows: a profile for each, at most `max_windows`. batch_size, ranks: measure the distinct rows
+    of batches (distinct_rows.py). limit_bytes: counters beyond it are in files. source: the
+    provenance to store in the profiles.
     """
 
     sampling: Sampling | None = None
@@ -52,8 +53,8 @@ class CountOptions:
             refuse_too_many(windows, self.max_windows, f"--windows {windows}")
         if self.sampling and self.batch_size:
             raise OperError(
-                "--sample with --batch-size: batches of a sample are not the log's; measure "
-                "distinct rows on the whole log, or on a part of it by --rows"
+                "--sample with --batch-size: batches of a sample are not batches of the log; "
+                "measure distinct rows on the whole log, or on a part of it by --rows"
             )
 
 
@@ -67,8 +68,8 @@ def count(
 ) -> list[Profile]:
     """Count a log: its profile, or one for each window, in order.
 
-    `folder` is one that is being made, for counters that do not fit in memory (those of windows in
-    folders below it). `advance` is told of samples read.
+    `folder`, which is being written, takes counters that do not fit in memory (those of windows in
+    folders below it). `advance` is called with the number of samples read.
     """
     options = options or CountOptions()
     memory = Memory(options.limit_bytes)
@@ -78,14 +79,14 @@ def count(
             refuse_too_many(len(tallies) + 1, options.max_windows, "the log")
             inner = folder
             if folder is not None and options.windows:
-                # Files go by order of appearance until the order of the windows is known.
+                # Named by order of appearance until the order of the windows is known.
                 inner = folder / f"counted-{len(tallies)}"
             tallies[window] = _Tally(reader, options, memory, inner)
         tallies[window].add(batch)
     if not tallies:
         raise OperError(
-            f"--sample {options.sampling.share if options.sampling else 1:g}: chose none of the "
-            "log's samples; take a larger share"
+            f"--sample {options.sampling.share if options.sampling else 1:g}: selected no sample "
+            "of the log; use a larger share"
         )
     profiles = []
     for number, window in enumerate(sorted(tallies)):
@@ -114,13 +115,14 @@ def profile(
     Args:
         log: any iterable of TorchRec `KeyedJaggedTensor` batches, or paths of files.
         tables: `Table`s, a file of them or a published data set, a module with TorchRec embedding
-            collections, a profile whose tables and rules are to be kept, or None to infer tables
-            from the log (which reads it twice).
-        options: how files are to be read.
-        batch_size, ranks: where given, measure also how many distinct rows a rank and all ranks
-            read of a batch of `batch_size` samples over all ranks.
+            collections, a profile whose tables and id rules to keep, or None to infer tables from
+            the log (which reads it twice).
+        options: how to read files.
+        batch_size, ranks: if given, also measure how many distinct rows one rank, and all ranks
+            together, read for a batch of `batch_size` samples over all ranks.
 
-    OperError where the log is empty or damaged, or an id is no row of its table.
+    Raises:
+        OperError: the log is empty or damaged, or an id is not a row of its table.
     """
     opened = open_log(log, options)
     if isinstance(tables, Profile):
@@ -136,7 +138,7 @@ def profile(
 
 
 def provenance(log: Log) -> dict[str, Any]:
-    """Where counts come from, for a profile: the files' names and the options that matter."""
+    """The provenance of a profile: the files' names, and options that are not the default."""
     default = asdict(LogOptions())
     options = {
         name: list(value) if isinstance(value, tuple) else value
@@ -147,7 +149,7 @@ def provenance(log: Log) -> dict[str, Any]:
 
 
 class _Tally:
-    """What is counted of one window: counters, and distinct rows where they are measured."""
+    """The counters of one window, and its distinct rows where they are measured."""
 
     def __init__(
         self, reader: RowReader, options: CountOptions, memory: Memory, folder: Path | None
@@ -183,7 +185,7 @@ class _Tally:
 def _sampled(
     batches: Iterable[Batch], options: CountOptions, advance: Advance
 ) -> Iterator[tuple[int, Batch]]:
-    """The batches and the number in the log of each one's first sample; a sample of them."""
+    """The (sampled) batches, each with the position of its first sample in the log."""
     position = 0
     for batch in batches:
         chosen = batch
@@ -198,7 +200,7 @@ def _sampled(
 def _windowed(
     batches: Iterable[tuple[int, Batch]], options: CountOptions
 ) -> Iterator[tuple[int, Batch]]:
-    """The batches cut at the borders of windows, each with its window."""
+    """The batches, cut where a window ends, each with its window."""
     for position, batch in batches:
         if options.windows is None:
             yield 0, batch

@@ -1,14 +1,15 @@
-"""How many distinct rows batches really read, against what independent samples would.
+"""Distinct rows that batches read, compared with what independent samples would read.
 
 With s_k the share of the samples that contain row k, and samples drawn independently, one of M
 ranks touches D_k = 1 − (1 − s_k)^(B/M) and all together U_k = 1 − (1 − s_k)^B of row k in a batch
-of B samples (paper §4.3's accesses, deduplicated; without replacement where B is below the log's
-samples: `oper.cost.expected`). In a log's own order ids crowd together and batches read fewer
-rows. Walking the log in batches of B, cut into M parts of consecutive samples, gives the ratios
+of B samples (the accesses of the paper's §4.3, deduplicated; drawn without replacement where B is
+below the log's samples: oper/cost/expected_reads.py). In a log's own order equal ids are close
+together and batches read fewer rows. Reading the log in batches of B, cut into M parts of
+consecutive samples, gives the ratios
 
     rank_ratio = mean distinct rows of a rank / Σ_k D_k      union_ratio = the same of all / Σ_k U_k
 
-of each table, by which plans multiply D and U.
+of each table, which plans multiply D and U by.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,10 +30,10 @@ from oper.profiling.row_counts import RowCounts
 
 @dataclass(frozen=True)
 class Distinct:
-    """Measured distinct rows per table, over `batches` batches of `batch_size` samples.
+    """Measured distinct rows of each table [T], over `batches` batches of `batch_size` samples.
 
-    Ratios are measured over expected; `rank_rows` and `union_rows` are the measured means: rows
-    one rank reads in a batch, and rows all ranks together read.
+    Ratios are measured / expected; `rank_rows` and `union_rows` are the measured means a batch: of
+    one rank, and of all ranks together.
     """
 
     batch_size: int
@@ -57,7 +58,7 @@ class Distinct:
 
 
 class DistinctSums:
-    """Distinct rows per table, summed over the batches of `batch_size` that samples fill."""
+    """Distinct rows of each table, summed over full batches of `batch_size` samples."""
 
     def __init__(self, batch_size: int, ranks: int, tables: int) -> None:
         self.batch_size = batch_size
@@ -70,7 +71,7 @@ class DistinctSums:
 
     @classmethod
     def of(cls, measured: Sequence[Distinct]) -> "DistinctSums | None":
-        """The sums behind several measurements; None where they are of different batches."""
+        """The sums of several measurements; None where they differ in batch size or ranks."""
         first = measured[0]
         if any((d.batch_size, d.ranks) != (first.batch_size, first.ranks) for d in measured):
             return None
@@ -82,7 +83,7 @@ class DistinctSums:
         return sums
 
     def add(self, samples: Batch, table_of: Mapping[str, int]) -> None:
-        """Walk on over the next samples of the log, row ids by feature."""
+        """Take the next samples of the log, row ids by feature."""
         self._pending.append(samples)
         self._held += samples.samples
         if self._held < self.batch_size:
@@ -103,14 +104,14 @@ class DistinctSums:
         self.union_rows += of_all.numpy()
 
     def against(self, counts: RowCounts) -> Distinct:
-        """The measurement, its ratios taken against what the counts let expect.
+        """The measurement, with ratios to what is expected from the counts.
 
-        OperError where the samples filled no batch.
+        OperError where the samples did not fill a batch.
         """
         if self.batches == 0:
             raise OperError(
-                f"--batch-size {self.batch_size:,}: no batch was full, as only {self._held:,} "
-                "samples came; give a smaller batch or a longer log"
+                f"--batch-size {self.batch_size:,}: the log has only {self._held:,} samples, not "
+                "one full batch; use a smaller batch or a longer log"
             )
         rank_rows = self.rank_rows / (self.batches * self.ranks)
         union_rows = self.union_rows / self.batches
@@ -127,7 +128,7 @@ class DistinctSums:
 
 
 def expected_rows(counts: RowCounts, batch_size: int, ranks: int) -> tuple[Floats, Floats]:
-    """Σ_k D_k and Σ_k U_k per table, [T] each, from the counters alone."""
+    """Σ_k D_k and Σ_k U_k of each table, [T] each, from the counters."""
     table, accesses, containing, rows = counts.histogram()
     workload = Workload("inference", "distinct", batch_size)
     _, touched, union = expected_reads(accesses, containing, counts.samples, workload, ranks)
@@ -139,7 +140,8 @@ def expected_rows(counts: RowCounts, batch_size: int, ranks: int) -> tuple[Float
 
 
 def tensors(batch: Batch, table_of: Mapping[str, int]) -> tuple[list[Any], list[Any], Any]:
-    """A batch as the native kernels take it: ids, lengths (empty: one each), table, by column."""
+    """A batch as the native kernels take it: by feature, ids, lengths (empty: one id a sample)
+    and the table."""
     features = [batch.features[key] for key in table_of]
     types = {ids.values.dtype for ids in features}
     wanted = types.pop() if types in ({np.dtype(np.int32)}, {np.dtype(np.int64)}) else np.int64

@@ -1,8 +1,8 @@
-"""Counting the files of a log on the ranks that torchrun started: each its own, rank 0 the sum.
+"""Count the files of a log on the ranks that torchrun started, and sum the counts on rank 0.
 
-Counts add, whatever the parts: rank r of W counts files r, r + W, …, and the counters are summed
-on rank 0 over gloo, piece by piece, so that hosts need share neither memory nor a file system.
-Every wait has a deadline, and the ranks that did not come are named.
+Rank r of W counts files r, r + W, …, and the counters are summed on rank 0 over gloo, chunk by
+chunk, so that hosts need to share neither memory nor a file system. Every wait has a deadline, and
+its error names the ranks that are missing.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ from oper.profiling.profile import FORMAT, Profile
 from oper.profiling.row_counters import Memory
 from oper.profiling.row_counts import containing_offsets
 
-_PIECE_ROWS = 1 << 23  # 64 MiB of int64 at a time
+_CHUNK_ROWS = 1 << 23  # 64 MiB of int64 at a time, little beside the counters
 
 PrepareTables = Callable[[Log], Prepared]
 
@@ -48,24 +48,24 @@ def count_under_torchrun(
     OperError where there are fewer files than ranks, a rank is lost or late, or `output` is taken.
     """
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if rank == 0:  # alone: what has that name on other hosts stays
+    if rank == 0:  # the other ranks write nothing
         check_place(output, FORMAT, overwrite)
     log = open_log(paths, log_options)
     if len(log.names) < ranks:
         raise OperError(
             f"the log has {len(log.names)} files, and torchrun started {ranks} ranks, which count "
-            "whole files: start as many ranks as files at most, or cut the log into more files"
+            "whole files: start at most as many ranks as files, or split the log into more files"
         )
     if log_options.rows is not None:
-        raise OperError("--rows: is for one process; under torchrun name the files to be counted")
+        raise OperError("--rows: works in one process only; under torchrun pass the files to count")
     mine = open_log(list(log.names[rank::ranks]), log_options)
     with _group(rank, deadline_seconds) as group:
         prepared = prepare_tables(mine)
-        group.meet()
-        prepared = _agree(prepared, log, prepare_tables)
+        group.barrier()
+        prepared = _agreed_tables(prepared, log, prepare_tables)
         with scratch_folder(output) as folder:
             part = count(RowReader(mine, prepared), options, prepared=prepared, folder=folder)[0]
-            group.meet()
+            group.barrier()
             if rank > 0:
                 _sum(part, None, Memory())
                 return None
@@ -83,8 +83,8 @@ class _Group:
     rank: int
     limit: timedelta
 
-    def meet(self) -> None:
-        """Wait for all ranks, so that those that do not come are named."""
+    def barrier(self) -> None:
+        """Wait for all ranks; the error names those that do not arrive."""
         dist.monitored_barrier(timeout=self.limit, wait_all_ranks=True)
 
 
@@ -98,16 +98,16 @@ def _group(rank: int, deadline_seconds: float) -> Iterator[_Group]:
     except RuntimeError as error:
         raise OperError(
             f"rank {rank} lost another rank, or waited {deadline_seconds:,.0f} s for it: "
-            f"{str(error).splitlines()[0]}; see what the other ranks say, or give more time by "
-            "--deadline"
+            f"{str(error).splitlines()[0]}; see the messages of the other ranks, or allow more "
+            "time with --deadline"
         ) from error
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
 
 
-def _agree(prepared: Prepared, log: Log, prepare_tables: PrepareTables) -> Prepared:
-    """Tables with rows for all ranks' ids; where vocabularies differ, those of the whole log."""
+def _agreed_tables(prepared: Prepared, log: Log, prepare_tables: PrepareTables) -> Prepared:
+    """Tables with rows for all ranks' ids; from the whole log where vocabularies differ."""
     digest = torch.frombuffer(bytearray(_digest(prepared)), dtype=torch.uint8)
     digests = [torch.empty_like(digest) for _ in range(dist.get_world_size())]
     dist.all_gather(digests, digest)
@@ -120,7 +120,7 @@ def _agree(prepared: Prepared, log: Log, prepare_tables: PrepareTables) -> Prepa
 
 
 def _digest(prepared: Prepared) -> bytes:
-    """SHA-256 of all about the tables but their rows."""
+    """SHA-256 of the tables without their numbers of rows, and of the vocabularies."""
     digest = hashlib.sha256()
     for table in prepared.tables:
         digest.update(repr(replace(table, rows=1)).encode())
@@ -132,7 +132,10 @@ def _digest(prepared: Prepared) -> bytes:
 
 
 def _sum(part: Profile, folder: Path | None, memory: Memory) -> Profile | None:
-    """The sum of all ranks' profiles on rank 0, in `folder` where memory is short; else None."""
+    """The sum of all ranks' profiles on rank 0, None on the others.
+
+    Counters beyond the memory limit are in `folder`.
+    """
     first = dist.get_rank() == 0
     flags = torch.tensor(part.bagged, dtype=torch.uint8)
     dist.all_reduce(flags, dist.ReduceOp.MAX)
@@ -142,7 +145,7 @@ def _sum(part: Profile, folder: Path | None, memory: Memory) -> Profile | None:
         [part.samples, int(part.accesses.max()), *(skipped.get(t.name, 0) for t in part.tables)]
     )
     _reduce(totals, totals)
-    # No counter of the sum is larger than the largest ones together.
+    # Bounds every counter of the sum: the sum of the ranks' largest ones.
     dtype = np.uint32 if totals[1] <= np.iinfo(np.uint32).max else np.uint64
     starts = containing_offsets(part.tables, bagged)
     accesses: Any = np.zeros(0, dtype)
@@ -177,18 +180,18 @@ def _sum(part: Profile, folder: Path | None, memory: Memory) -> Profile | None:
 
 def _reduce(mine: Counts | NDArray[Any], total: Any) -> None:
     """Sum arrays of integers over the ranks, into `total` on rank 0."""
-    for start in range(0, len(mine), _PIECE_ROWS):
-        piece = torch.from_numpy(mine[start : start + _PIECE_ROWS].astype(np.int64))
-        dist.reduce(piece, dst=0)
+    for start in range(0, len(mine), _CHUNK_ROWS):
+        chunk = torch.from_numpy(mine[start : start + _CHUNK_ROWS].astype(np.int64))
+        dist.reduce(chunk, dst=0)
         if dist.get_rank() == 0:
-            total[start : start + _PIECE_ROWS] = piece.numpy()
+            total[start : start + _CHUNK_ROWS] = chunk.numpy()
 
 
 def _reduce_distinct(part: Profile) -> DistinctSums | None:
     if part.distinct is None:
         return None
     sums = DistinctSums.of([part.distinct])
-    assert sums is not None, "one measurement agrees with itself"
+    assert sums is not None, "a single measurement has one batch size"
     flat = torch.from_numpy(np.concatenate([[sums.batches], sums.rank_rows, sums.union_rows]))
     dist.reduce(flat, dst=0)
     sums.batches = int(flat[0])

@@ -1,4 +1,4 @@
-"""The histogram of rows: how many rows of a table have equal counts. One pass over all counters."""
+"""How many rows of a table have equal counts, in one pass over all counters."""
 
 from typing import Any, NamedTuple
 
@@ -47,6 +47,6 @@ def containing_tensor(containing: Counts, accesses: Counts) -> Any:
 
 
 def containing_starts(containing_offsets: Ints) -> Any:
-    """Where each piece's containing begins; -1 for those that keep none."""
+    """Where the `containing` of each piece begin; -1 for those without."""
     kept = np.diff(containing_offsets) > 0
     return as_int64(np.where(kept, containing_offsets[:-1], -1))

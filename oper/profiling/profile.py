@@ -3,13 +3,13 @@
 With n samples, row k has f_k = accesses[k] / n accesses per sample (the access frequency of the
 paper's §3.2, A_k = f_k · samples per rank) and the share s_k = containing[k] / n of samples that
 contain it. The two differ only where a sample can read a row twice: in bags, or where several
-features index one table. So `containing` is kept for tables in which some sample had more than
-one id; for the others it equals the accesses.
+features index one table. So `containing` is stored only for tables in which some sample had several
+ids.
 
 A profile is a folder: profile.json (its marker: tables, samples, provenance, checksums),
-accesses.npy, containing.npy where any table needs it, and vocab/TABLE.parquet where raw values
-become rows by a vocabulary. A folder of windows has a profile.json that lists them, and each
-window is a profile below it: PROFILE is their sum, PROFILE@3 the fourth one.
+accesses.npy, containing.npy where any table needs it, and vocab/TABLE.parquet for tables with a
+vocabulary. A folder of windows has a profile.json that lists them, and each window is a profile
+below it: PROFILE is their sum, PROFILE@3 the fourth one.
 """
 
 import hashlib
@@ -55,7 +55,7 @@ class Profile(RowCounts):
 
     distinct: Distinct | None = None
     source: dict[str, Any] = field(default_factory=dict)
-    # The folder with `vocab/` for tables whose rule needs it, or its contents.
+    # The folder that has `vocab/` for tables with a vocabulary, or the vocabularies in memory.
     vocabulary_folder: Path | None = None
     vocabularies: Prepared | None = None
 
@@ -72,7 +72,7 @@ class Profile(RowCounts):
         return self.vocabularies
 
     def save_vocabularies(self, folder: Path) -> None:
-        """Write the tables' vocabularies, if any, to `vocab/` in a folder that is being made."""
+        """Write the tables' vocabularies, if any, to `vocab/` in a folder that is being written."""
         if self.vocabulary_folder is not None and self.vocabularies is None:
             if (self.vocabulary_folder / "vocab").is_dir():
                 shutil.copytree(self.vocabulary_folder / "vocab", folder / "vocab")
@@ -81,20 +81,20 @@ class Profile(RowCounts):
 
     @cached_property
     def digest(self) -> str:
-        """Hex SHA-256 of tables, samples, counters and measured ratios: of what plans use."""
+        """Hex SHA-256 of all that plans use: tables, samples, counters and measured ratios."""
         return _digest(self, {name: _npy_sha256(array) for name, array in self._arrays().items()})
 
     def save(self, folder: Path | str, overwrite: bool = False) -> None:
-        """Write the profile; `overwrite` replaces one that is there, if nothing else is with it."""
+        """Write the profile; `overwrite` replaces an existing one, if it has no other files."""
         with atomic_folder(folder, FORMAT, overwrite) as temporary:
             self.save_vocabularies(temporary)
             self.write(temporary)
 
     def write(self, folder: Path) -> None:
-        """Write all but the vocabularies into a folder that is being made."""
+        """Write all but the vocabularies into a folder that is being written."""
         for name, array in self._arrays().items():
             if isinstance(array, np.memmap) and (folder / name).exists():
-                array.flush()  # the folder is new, so these are counters that lie there
+                array.flush()  # the folder is new, so the array is mapped to this file
             else:
                 save_array(folder / name, array)
         files = describe_files(folder)
@@ -120,8 +120,8 @@ class Profile(RowCounts):
     def open(cls, spec: Path | str, mmap: bool = True, check: bool = False) -> "Profile":
         """Open a profile: `PROFILE`, which is the sum where it has windows, or `PROFILE@3`.
 
-        `mmap` leaves the counters on the disk until they are read, `check` compares their
-        checksums. OperError where the folder is no profile, damaged or incomplete.
+        `mmap` leaves the counters on the disk until they are read, `check` verifies checksums.
+        OperError where the folder is not a profile, is damaged or incomplete.
         """
         opened = cls.open_parts(spec, mmap, check)
         return opened[0] if len(opened) == 1 else merge(opened)
@@ -130,7 +130,7 @@ class Profile(RowCounts):
     def open_parts(
         cls, spec: Path | str, mmap: bool = True, check: bool = False
     ) -> "list[Profile]":
-        """The windows that `open` would add up; the one profile itself where there are none."""
+        """The windows that `open` would sum, or the profile itself where it has none."""
         folder, window = _split(str(spec))
         content = open_folder(folder, FORMAT)
         if "windows" not in content:
@@ -160,7 +160,7 @@ class Profile(RowCounts):
 
 
 def write_windows(folder: Path, windows: Sequence[Profile]) -> None:
-    """Make a folder in which each window has been written a folder of windows."""
+    """Write the marker of a folder of windows, after each window has been written into it."""
     listed = [
         {"name": window_name(number), "samples": window.samples, **window.source.get("window", {})}
         for number, window in enumerate(windows)
@@ -176,24 +176,24 @@ def write_windows(folder: Path, windows: Sequence[Profile]) -> None:
 
 
 def window_name(number: int) -> str:
-    """The folder of a window."""
+    """The name of a window's folder."""
     return f"window-{number:03d}"
 
 
 def merge(profiles: Sequence[Profile], folder: Path | None = None) -> Profile:
     """The sum of profiles of the same tables, such as of parts of one log.
 
-    The counters lie in files of `folder`, one that is being made, where it is given. OperError
-    where tables, vocabularies or sampled shares differ.
+    The counters are in files of `folder`, which is being written, if given. OperError where
+    tables, vocabularies or sampled shares differ.
     """
     if not profiles:
         raise OperError("merging profiles: at least one was needed")
     first = profiles[0]
     for number, other in enumerate(profiles[1:], start=1):
-        _check_alike(first, other, number)
+        _check_mergeable(first, other, number)
     check_total("merging profiles", *(p.accesses for p in profiles))
     bagged = tuple(any(flags) for flags in zip(*(p.bagged for p in profiles), strict=True))
-    # No counter of the sum is larger than the largest ones together.
+    # Bounds every counter of the sum: the sum of the profiles' largest ones.
     bound = sum(int(p.accesses.max(initial=0)) for p in profiles)
     dtype = np.uint32 if bound <= np.iinfo(np.uint32).max else np.uint64
     starts = containing_offsets(first.tables, bagged)
@@ -220,7 +220,7 @@ def merge(profiles: Sequence[Profile], folder: Path | None = None) -> Profile:
     return merged
 
 
-def _check_alike(first: Profile, other: Profile, number: int) -> None:
+def _check_mergeable(first: Profile, other: Profile, number: int) -> None:
     where = f"merging profiles, number {number + 1} of them"
     if fingerprint(first.tables) != fingerprint(other.tables):
         if len(first.tables) != len(other.tables):
@@ -229,14 +229,14 @@ def _check_alike(first: Profile, other: Profile, number: int) -> None:
             )
         one, two = next((a, b) for a, b in zip(first.tables, other.tables, strict=True) if a != b)
         raise OperError(
-            f"{where}: table {two.name!r} has {two.describe()}, and in the first "
+            f"{where}: table {two.name!r} is {two.describe()}, and in the first "
             f"{one.describe() if one.name == two.name else f'table {one.name!r} is in its place'}; "
-            "profile all parts with one `--tables`, which may be the first part's profile"
+            "profile all parts with the same `--tables`, such as the first part's profile"
         )
     if _sampled_share(first) != _sampled_share(other):
         raise OperError(
-            f"{where}: has counts of {_sampled_share(other):g} of the samples, and the first of "
-            f"{_sampled_share(first):g}; profile all parts with one --sample"
+            f"{where}: counts {_sampled_share(other):g} of the samples, and the first "
+            f"{_sampled_share(first):g}; profile all parts with the same --sample"
         )
     if any(t.ids.kind == "vocab" for t in first.tables):
         mine, theirs = (p.prepared().vocabularies for p in (first, other))
@@ -244,8 +244,8 @@ def _check_alike(first: Profile, other: Profile, number: int) -> None:
             known = vocabulary.select(["value", "row"])
             if not known.equals(theirs[name].select(["value", "row"])):
                 raise OperError(
-                    f"{where}: the vocabulary of table {name!r} is not the first one's; profile "
-                    "all parts with the first part's profile as `--tables`"
+                    f"{where}: the vocabulary of table {name!r} differs from the first one's; "
+                    "profile all parts with the first part's profile as `--tables`"
                 )
 
 
@@ -261,7 +261,7 @@ def _merged_source(profiles: Sequence[Profile]) -> dict[str, Any]:
 
 
 def _split(spec: str) -> tuple[Path, int | None]:
-    """`PROFILE@3` -> PROFILE, 3; a folder of that very name goes first."""
+    """`PROFILE@3` -> PROFILE, 3; unless a folder `PROFILE@3` exists."""
     name, at, window = spec.rpartition("@")
     if at and window.isdigit() and not Path(spec).exists():
         return Path(name), int(window)
@@ -289,7 +289,7 @@ def _load(
 
 
 def _parse(content: dict[str, Any]) -> Profile:
-    """The profile of a marker, without its counters."""
+    """The profile that a marker describes, without its counters."""
     entries = content["tables"]
     tables = tuple(
         Table.from_dict({k: v for k, v in entry.items() if k != "bagged"}) for entry in entries
@@ -315,7 +315,7 @@ def _parse(content: dict[str, Any]) -> Profile:
 def _damaged(folder: Path, error: Exception) -> OperError:
     return OperError(
         f"{folder / MARKER}: is damaged ({type(error).__name__}: {error}); "
-        "copy or make the profile again"
+        "copy or write the profile again"
     )
 
 
@@ -324,7 +324,7 @@ def _load_counters(path: Path, size: int, mmap: bool) -> Any:
     if array.dtype not in (np.uint32, np.uint64) or array.shape != (size,):
         raise OperError(
             f"{path}: holds {array.dtype} {array.shape}, and {size:,} counters of uint32 or uint64 "
-            "were needed; copy or make the profile again"
+            "were needed; copy or write the profile again"
         )
     check_total(str(path), array)
     return array
@@ -343,8 +343,7 @@ def _digest(profile: Profile, arrays: dict[str, str]) -> str:
 
 
 def _npy_sha256(array: Counts) -> str:
-    """SHA-256 of the .npy file that an array makes."""
-
+    """SHA-256 of the .npy file that `save_array` would write, without writing it."""
     digest = hashlib.sha256()
     sink: Any = SimpleNamespace(write=digest.update)
     np.lib.format.write_array(sink, np.ascontiguousarray(array), allow_pickle=False)

@@ -1,10 +1,9 @@
-"""Counters of rows, to which batches are added: exact, never overflowing, in bounded memory.
+"""Count batches into row counters: exact, without overflow, in bounded memory.
 
-For every sample, each id adds 1 to its row's accesses (f_k of the paper's §3.2 is their number
-over the samples), and each distinct row of a table adds 1 to the samples that contain it. Memory
-is 4 bytes a row until a counter could pass 2^32 − 1, then 8; twice that for tables of which some
-sample had several ids. Counters beyond a memory limit lie in files of the folder that is being
-written.
+For every sample, each id adds 1 to its row's accesses (over the samples, f_k of the paper's §3.2),
+and each distinct row of a table adds 1 to the samples that contain it. A row takes 4 bytes until a
+counter could exceed 2^32 − 1, then 8; twice that in tables of which some sample had several ids.
+Counters beyond a memory limit are in files of the folder that is being written.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,19 +28,19 @@ _MOST_UINT32 = int(np.iinfo(np.uint32).max)
 
 
 def free_memory_bytes() -> int:
-    """Memory that can be had without swapping: the machine's, or a control group's if less."""
+    """Memory available without swapping: of the machine, or of a control group if less."""
     return min(left.free_bytes for left in free_memory())
 
 
 @dataclass
 class Memory:
-    """Room for counters: in memory up to `limit_bytes` (None: all), in files beyond."""
+    """Allocates counters: in memory up to `limit_bytes` (None: all), beyond that in files."""
 
     limit_bytes: int | None = None
     used_bytes: int = 0
 
     def new(self, size: int, dtype: Any, folder: Path | None, name: str) -> Any:
-        """Counters at 0, for file `name` of `folder` when written."""
+        """Counters of 0 [size], in memory or in file `name` of `folder`."""
         needed = size * np.dtype(dtype).itemsize
         fits = self.limit_bytes is None or self.used_bytes + needed <= self.limit_bytes
         if folder is None or fits:
@@ -51,13 +50,13 @@ class Memory:
         return new_counters(size, dtype, folder, name)
 
     def free(self, counters: Any) -> None:
-        """Take back the room of counters that are no longer used."""
+        """Counters that are no longer used leave room for others."""
         if not isinstance(counters, np.memmap):
             self.used_bytes -= counters.nbytes
 
 
 class RowCounters:
-    """Counters of one profile, to which batches are added."""
+    """The counters of one profile."""
 
     def __init__(
         self, tables: Sequence[Table], memory: Memory | None = None, folder: Path | None = None
@@ -70,12 +69,12 @@ class RowCounters:
         self._folder = folder
         self.accesses = self._new(int(self._offsets[-1]), np.uint32, "accesses.npy")
         self.containing = np.zeros(0, np.uint32)
-        self.bound = 0  # no counter is larger
+        self.bound = 0  # an upper bound of all counters
 
     def add(self, batch: Batch, table_of: Mapping[str, int]) -> None:
-        """Count a batch of row ids; `table_of` says which table each of its features indexes.
+        """Count a batch of row ids; `table_of` is the table of each of its features.
 
-        OperError names the sample, feature and value where an id is no row of its table.
+        OperError names the sample, feature and value where an id is not a row of its table.
         """
         columns: list[list[Jagged]] = [[] for _ in self.tables]
         for key, table in table_of.items():
@@ -101,7 +100,7 @@ class RowCounters:
         self.samples += batch.samples
 
     def profile(self, source: dict[str, Any], prepared: Prepared | None = None) -> Profile:
-        """The profile of what was counted; it takes the counters over."""
+        """The profile of what was counted, which shares the counters' memory."""
         return Profile(
             self.tables,
             self.samples,
@@ -116,9 +115,9 @@ class RowCounters:
         return self._memory.new(size, dtype, self._folder, name)
 
     def _keep_containing(self, several: set[int]) -> None:
-        """Begin to count containing samples for tables of which a sample has several ids.
+        """Start to count containing samples for tables of which a sample has several ids.
 
-        So far every sample had at most one, so they equal the accesses.
+        Before, every sample had at most one id, so they equal the accesses.
         """
         bagged = tuple(b or t in several for t, b in enumerate(self.bagged))
         if bagged == self.bagged:
@@ -136,7 +135,7 @@ class RowCounters:
         self.containing, self.bagged = containing, bagged
 
     def _make_room(self, most: int) -> None:
-        """Widen the counters if one could overflow when each grows by at most `most`."""
+        """Widen the counters if one could overflow by growing by `most`."""
         if self.accesses.dtype == np.uint32 and self.bound + most > _MOST_UINT32:
             self.bound = int(self.accesses.max())
             if self.bound + most > _MOST_UINT32:
@@ -153,8 +152,8 @@ class RowCounters:
         raise OperError(
             f"{batch.location.of(ids.sample_of(position))}: feature {key!r} is "
             f"{int(ids.values[position])}; table {table.name!r} has {table.rows:,} rows, so an id "
-            f"from 0 to {table.rows - 1:,} was needed: give the table more rows, or a rule that "
-            "makes ids of values (`ids: hash` or `ids: vocab`)"
+            f"from 0 to {table.rows - 1:,} was needed: give the table more rows, or a rule for "
+            "raw values (`ids: hash` or `ids: vocab`)"
         )
 
 

@@ -76,15 +76,15 @@ def containing_offsets(tables: Sequence[Table], bagged: Sequence[bool]) -> Ints:
 
 
 def new_counters(size: int, dtype: Any, folder: Path | None, name: str) -> Any:
-    """Counters at 0: in memory, or in file `name` of a folder that is being made.
+    """Counters of 0 [size]: in memory, or in file `name` of a folder that is being written.
 
-    A file of that name goes, but arrays mapped to it stay readable.
+    Replaces a file of that name; arrays that are mapped to the old one stay readable.
     """
     if folder is None or size == 0:
         return np.zeros(size, dtype=dtype)
     path = folder / f".{name}"
     array = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=(size,))
-    # Without it a full disk would show only as a fatal signal, at the first write to a page.
+    # Without this a full disk would be a SIGBUS at the first write to a page.
     with open(path, "r+b") as file:
         os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
     path.replace(folder / name)
@@ -93,10 +93,10 @@ def new_counters(size: int, dtype: Any, folder: Path | None, name: str) -> Any:
 
 def check_total(where: str, *counters: Counts) -> None:
     """OperError where sums over rows, which are int64, could overflow."""
-    wide = (array for array in counters if array.dtype == np.uint64)  # others do not come near
+    wide = (array for array in counters if array.dtype == np.uint64)  # uint32 stay far below
     total = sum(float(array.sum(dtype=np.float64)) for array in wide)
     if total > _MOST_ACCESSES:
         raise OperError(
-            f"{where}: counts {total:.4g} accesses in all, and at most {_MOST_ACCESSES:.4g} can be "
-            "planned for; count a part of the log"
+            f"{where}: has {total:.4g} accesses, and at most {_MOST_ACCESSES:.4g} are supported; "
+            "count a part of the log"
         )

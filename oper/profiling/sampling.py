@@ -1,18 +1,18 @@
-"""Profiling a sample of the samples, and the error that follows.
+"""Profile a sample of a log's samples, and estimate the error.
 
-Each sample is taken with chance q, by a seeded hash of its number in the log, so that the choice
-is the same in every run. A row that c of the log's samples contain is then in x of the sample's;
-x / q estimates c with a relative standard error of √((1 − q) / x). For plans two things follow:
+Each sample is chosen with probability q, by a seeded hash of its position in the log, so that every
+run chooses the same ones. A row that c samples of the log contain is in x of the chosen ones; x / q
+estimates c with a relative standard error of √((1 − q) / x). This affects plans in two ways:
 
-- hot set: some of the truly hottest 1 % of rows are not among the sample's hottest. Rows are taken
-  as Poisson: x with mean λ, and the part of c that was not taken with mean λ (1 − q) / q. The
+- hot set: some of the hottest 1 % of rows are not among the sample's hottest. Rows are modelled as
+  Poisson: x with mean λ, and the part of c that was not chosen with mean λ (1 − q) / q. The
   distribution g of λ over rows comes from the histogram of x by maximum likelihood (Laird 1978;
   expectation maximisation on a grid); rows drawn from it are ranked by x and by c, and the share
-  of the latter's hottest that the former misses, and of their c, is the estimate.
-- balance: with rows dealt to M ranks by a hash, rank r serves n_s of the L_s accesses of sample s,
-  and its share p = Σ n_s / X of all X has a standard error of √((1 − q) Σ_s (n_s − p L_s)²) / X
-  (the ratio estimator's). The report is its root mean square over ranks, relative to p. It is
-  measured, so that it holds for accesses that go together.
+  of the hottest by c that the ranking by x misses, and of their c, is the estimate.
+- balance: with rows assigned to M ranks by a hash, rank r serves n_s of the L_s accesses of sample
+  s, and its share p = Σ n_s / X of all X has a standard error of √((1 − q) Σ_s (n_s − p L_s)²) / X
+  (the ratio estimator's). The result is its root mean square over ranks, relative to p. It uses the
+  samples themselves, so that it holds for correlated accesses too.
 """
 
 from collections.abc import Mapping
@@ -28,15 +28,16 @@ from oper.logs.batches.batch import Batch
 from oper.profiling.row_counts import RowCounts
 from oper.profiling.table_summary import HOT_SHARE
 
+# SplitMix64's increment (2^64 over the golden ratio).
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _GRID = 200  # values of λ; twice as many change the estimates by less than their own error
-_ROUNDS = 300
+_ROUNDS = 300  # of expectation maximisation, whose steps are then far below that error
 _DRAWN_ROWS = 1_000_000  # ten thousand hot ones: 1 % error
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Take each sample with chance `share`, chosen by `seed`."""
+    """Choose each sample with probability `share`, by `seed`."""
 
     share: float
     seed: int = 0
@@ -46,7 +47,7 @@ class Sampling:
             raise OperError(f"--sample {self.share:g}: a share above 0 and at most 1 was needed")
 
     def chosen(self, first: int, samples: int) -> NDArray[np.bool_]:
-        """Which of the log's samples first … first + samples − 1 are taken: bool [samples]."""
+        """Which of the log's samples first … first + samples − 1 are chosen: bool [samples]."""
         number = np.arange(first, first + samples, dtype=np.uint64)
         start = _mix(np.array([self.seed], dtype=np.uint64) + _GOLDEN)
         hashed = _mix(number * _GOLDEN + start)
@@ -57,7 +58,7 @@ class Sampling:
 
 
 class RankShares:
-    """How evenly the sampled samples spread over ranks, with rows dealt to them by a hash."""
+    """How evenly the chosen samples' accesses spread over ranks, with rows assigned by a hash."""
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
@@ -67,7 +68,7 @@ class RankShares:
         self._all_squared = 0.0  # Σ L²
 
     def add(self, batch: Batch, table_of: Mapping[str, int]) -> None:
-        """Count a batch of row ids; `table_of` says which table each of its features indexes."""
+        """Count a batch of row ids; `table_of` is the table of each of its features."""
         flat = np.zeros(batch.samples * self.ranks)
         for key, table in table_of.items():
             ids = batch.features[key]
@@ -89,7 +90,7 @@ class RankShares:
         total = self._of_rank.sum()
         p = self._of_rank / max(total, 1.0)
         if not p.all():
-            return 1.0  # a rank without a single access says nothing of its share
+            return 1.0  # the share of a rank without an access cannot be estimated
         variance = self._squared - 2 * p * self._with_all + p**2 * self._all_squared
         relative = np.sqrt((1 - share) * np.maximum(variance, 0)) / (total * p)
         return float(np.sqrt((relative**2).mean()))
@@ -97,7 +98,7 @@ class RankShares:
 
 @dataclass(frozen=True)
 class SamplingError:
-    """What a sample's counts miss of the log's; shares as fractions. See the module's head."""
+    """The error of a sample's counts, as fractions; see the module's docstring."""
 
     share: float
     seed: int
@@ -127,8 +128,8 @@ def sampling_error(counts: RowCounts, sampling: Sampling, shares: RankShares) ->
 
 
 def hot_missed(x: Ints, rows: Ints, share: float) -> tuple[float, float]:
-    """Expected shares of the log's hottest rows, and of their accesses, that a sample of `share`
-    does not count among its hottest; it has `rows[n]` rows in `x[n]` samples each."""
+    """Expected shares of the log's hottest rows, and of their accesses, that are not among the
+    hottest of a sample of `share`, in which `rows[n]` rows are in `x[n]` samples each."""
     if share >= 1:
         return 0.0, 0.0
     if not x.any():
@@ -153,16 +154,19 @@ def hot_missed(x: Ints, rows: Ints, share: float) -> tuple[float, float]:
 
 
 def poisson_mixture(x: Ints, rows: Ints) -> tuple[Floats, Floats]:
-    """Rates and the share of rows that has each, which make the counts x of `rows` likeliest."""
+    """Poisson rates, and the share of rows with each, by maximum likelihood: float64 [G] each.
+
+    `rows[n]` rows have count `x[n]`.
+    """
     most = max(int(x.max(initial=0)), 1)
     rate = np.concatenate([[1e-9], np.geomspace(0.02, 2 * most, _GRID)])
-    # Counts from 33 on go by bins of a few percent, far finer than their own noise.
+    # Counts from 33 on are binned within a few percent, far below their own noise.
     edges = np.unique(np.concatenate([np.arange(33), np.geomspace(33, most + 33, 200).astype(int)]))
     bin_of = np.searchsorted(edges, x, side="right") - 1
     number = np.bincount(bin_of, rows)
     mean = np.bincount(bin_of, rows * x)[number > 0] / number[number > 0]
     number = number[number > 0]
-    # log of the Poisson probability, but for what does not depend on the rate.
+    # The logarithm of the Poisson probability, up to terms that do not depend on the rate.
     likelihood = mean[:, None] * np.log(rate) - rate
     likelihood = np.exp(likelihood - likelihood.max(axis=1, keepdims=True))
     weight = np.full(len(rate), 1 / len(rate))

@@ -1,4 +1,4 @@
-"""What a profile says of its tables: how many rows are never read, how skewed the others are."""
+"""A summary of each table of a profile: rows never read, and how skewed the accesses are."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from oper.profiling.histogram import histogram
 from oper.profiling.profile import Profile
 
+# The "hottest 1 %" of rows, as reports call them: a round number, no plan depends on it.
 HOT_SHARE = 0.01
 
 
@@ -24,6 +25,7 @@ class TableSummary:
     bagged: bool
 
     def to_dict(self) -> dict[str, Any]:
+        """The summary as `oper profile --json` prints it."""
         return asdict(self)
 
 
@@ -49,7 +51,7 @@ def summarise(profile: Profile) -> tuple[TableSummary, list[TableSummary]]:
 def _summary(
     name: str, accesses: NDArray[np.int64], rows: NDArray[np.int64], bagged: bool
 ) -> TableSummary:
-    """Of `rows[n]` rows with `accesses[n]` each, accesses descending."""
+    """Summarise `rows[n]` rows with `accesses[n]` each, accesses descending."""
     total, number = int(accesses @ rows), int(rows.sum())
     before = np.cumsum(rows) - rows
     hot = np.clip(HOT_SHARE * number - before, 0, rows)

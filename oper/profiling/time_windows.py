@@ -1,7 +1,7 @@
-"""The windows of a log by its time column, found in one look at that column alone.
+"""Windows by a column of times, found in one pass over that column alone.
 
-What would otherwise show after hours of counting is said first: times that are missing, numbers
-whose unit cannot be guessed, and more windows than anyone means to have.
+The pass finds, before hours of counting, what would make them useless: missing times, numbers whose
+unit cannot be guessed, and far too many windows.
 """
 
 import warnings
@@ -27,9 +27,9 @@ Times = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class TimeWindows:
-    """Windows of `every` seconds since 1970, or of the column's own numbers where it is `plain`.
+    """Windows of `every` seconds since 1970, or in the column's own unit where it is `plain`.
 
-    `unit` is what the column counts, for the bounds as it would write them.
+    `unit` is that of the column's numbers, so that bounds are reported in it.
     """
 
     column: str
@@ -46,7 +46,7 @@ class TimeWindows:
             has, needed = ("plain numbers", "times")[:: 1 if batch.plain_time else -1]
             raise OperError(
                 f"{batch.location.of(0)}: column {self.column!r} has {has}, and {needed} were "
-                "needed; say what the numbers count with --time-unit s, ms, us or ns"
+                "needed; give the unit of the numbers with --time-unit s, ms, us or ns"
             )
         return np.floor(checked_times(batch, self.column) / self.every).astype(np.int64)
 
@@ -71,15 +71,16 @@ def find_time_windows(
 ) -> tuple[Log, TimeWindows]:
     """The windows of a log by its `options.time`, and the log with the unit of that column.
 
-    `every` is a span such as 1d, or a number: of seconds, or of the column's numbers where they are
-    no times. Numbers count `options.time_unit`; without one it is guessed, and `say` is told.
+    `every` is a span such as 1d, or a number: of seconds, or in the column's own unit where its
+    numbers are not times. The unit of numbers is `options.time_unit`, or guessed and reported
+    through `say`.
     """
     column, stated = log.options.time, log.options.time_unit
     if column is None:
         raise OperError("LogOptions(time=None): the name of a column of times was needed")
     span = parse_seconds(every, "--every")
     windows: TimeWindows | None = None
-    numbers = False  # as opposed to timestamps, dates and texts of them
+    numbers = False  # rather than timestamps, dates and texts of them
     seen: set[float] = set()
     low, high = np.inf, -np.inf
     for batch in log.in_unit(None).batches((), ids_only=True):
@@ -97,7 +98,7 @@ def find_time_windows(
             kinds = ("numbers", "times")[:: -1 if numbers else 1]
             raise OperError(
                 f"{batch.location.of(0)}: from here on column {column!r} holds {kinds[0]}, and "
-                f"{kinds[1]} before; write it in one way"
+                f"{kinds[1]} before; use one of them throughout"
             )
         if numbers and not windows.plain:
             _check(batch, times, windows, stated)
@@ -116,8 +117,8 @@ def checked_times(batch: Batch, column: str) -> NDArray[np.float64]:
     times = batch.time
     if times is None:
         raise OperError(
-            f"--by-column {column!r}: {batch.location.file} gives no times; CSV and Parquet files "
-            "do"
+            f"--by-column {column!r}: {batch.location.file} cannot have times; CSV and Parquet "
+            "files can"
         )
     if not np.isfinite(times).all():
         sample = int(np.argmin(np.isfinite(times)))
@@ -129,14 +130,14 @@ def checked_times(batch: Batch, column: str) -> NDArray[np.float64]:
 
 
 def _guessed(batch: Batch, times: Times, column: str, every: str, say: Say) -> TimeUnit | None:
-    """The unit of a log's first numbers; None where they are no times, and `every` fits that."""
+    """The unit of a log's first numbers; None where they are not times and `every` is a number."""
     unit = guess_unit(times)
     if unit is not None:
         first = float(times[0])
         say(
             f"{column}: numbers around {_short(first)} are read as {UNIT_NAMES[unit]} since 1970, "
-            f"the first one as {date_text(first / PER_SECOND[unit])}; --time-unit names another "
-            "unit"
+            f"the first one as {date_text(first / PER_SECOND[unit])}; choose another unit with "
+            "--time-unit"
         )
         return unit
     if _is_number(every):
@@ -145,14 +146,14 @@ def _guessed(batch: Batch, times: Times, column: str, every: str, say: Say) -> T
         _refuse_mixed(batch, times, column, usual)
     raise OperError(
         f"--every {every}: column {column!r} of {batch.location.file} holds numbers from "
-        f"{times.min():,.10g} to {times.max():,.10g}, which are no dates from 1990 to 2100 in any "
-        "unit; say what they count with --time-unit s, ms, us or ns, or give --every a number of "
-        "the column's own units"
+        f"{times.min():,.10g} to {times.max():,.10g}, which are not dates from 1990 to 2100 in any "
+        "unit; give their unit with --time-unit s, ms, us or ns, or give --every as a number in "
+        "the column's own unit"
     )
 
 
 def _check(batch: Batch, times: Times, windows: TimeWindows, stated: str | None) -> None:
-    """OperError where numbers are not of the unit that was guessed, or cannot be of that stated."""
+    """OperError where numbers are not in the guessed unit, or cannot be in the given one."""
     if stated is None:
         if not are_dates(times, windows.unit).all():
             _refuse_mixed(batch, times, windows.column, windows.unit)
@@ -161,9 +162,9 @@ def _check(batch: Batch, times: Times, windows: TimeWindows, stated: str | None)
         number = float(times[sample])
         if date_text(number / PER_SECOND[windows.unit]) is None:
             likely = guess_unit(np.array([number]))
-            advice = f"--time-unit {likely} would fit" if likely else "name another unit"
+            advice = f"--time-unit {likely} would fit" if likely else "choose another unit"
             raise OperError(
-                f"{batch.location.of(sample)}: column {windows.column!r} is {number:,.20g}, and no "
+                f"{batch.location.of(sample)}: column {windows.column!r} is {number:,.20g}, not a "
                 f"date in the years 1 to 9999 as {UNIT_NAMES[windows.unit]} since 1970; {advice}"
             )
 

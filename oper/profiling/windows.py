@@ -18,18 +18,21 @@ MAX_WINDOWS = 1000
 
 
 class Windows(Protocol):
-    """A rule that gives each sample its window; windows are ordered by their numbers."""
+    """Assigns each sample to a window; windows are ordered by their numbers."""
 
     def of(self, batch: Batch, position: int) -> Ints:
-        """The window of each sample of a batch whose first one is the log's `position`-th."""
+        """The window of each sample of a batch, int64 [samples].
+
+        `position` is that of the batch's first sample in the log.
+        """
 
     def describe(self, window: int) -> dict[str, Any]:
-        """What a window spans, for the profile."""
+        """The bounds of a window, for the profile."""
 
 
 @dataclass(frozen=True)
 class EqualWindows:
-    """`count` windows of a log of `samples` samples, equal but for rounding, in its order."""
+    """`count` windows of equally many samples (up to rounding), in the order of the log."""
 
     count: int
     samples: int
@@ -52,9 +55,9 @@ class EqualWindows:
 
 
 def refuse_too_many(windows: int, most: int, source: str, reach: str = "") -> None:
-    """OperError where there are more than `most` windows; `source` is the option behind them."""
+    """OperError where there are more than `most` windows, which option `source` asks for."""
     if windows > most:
         raise OperError(
-            f"{source}: makes more than {most:,} windows{reach}, each with counters of all rows; "
-            "take fewer and longer ones, or allow more with --max-windows"
+            f"{source}: gives more than {most:,} windows{reach}, each with counters of all rows; "
+            "choose fewer and longer ones, or allow more with --max-windows"
         )

@@ -1,4 +1,4 @@
-"""Synthetic logs and profiles of the published workloads, with drift and labels.
+"""Synthetic logs and profiles of published workloads, with drift and labels.
 
 In: recipes (workloads.yaml). Out: Parquet files, profiles. Imports: base, tables, logs, profiling.
 """

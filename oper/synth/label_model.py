@@ -1,13 +1,13 @@
-"""The planted model behind a synthetic log's labels, and how well the best predictor can do.
+"""The true model of a synthetic log's labels, and the AUC of the best possible predictor.
 
-A sample is clicked with chance 1 / (1 + e^-logit), where
+A sample is clicked with probability 1 / (1 + e^-logit), where
 
     logit = bias + Σ_i w_i x_i + Σ_t a / √(ids of t) · Σ_ids effect(t, id)
 
 x are the 13 dense values, standard normal, and effect(t, row) is a seeded hash of the row, uniform
-with mean 0 and variance 1. The bias gives the first batch the recipe's share of clicks. A model
-that knew all this would reach the Bayes AUC; one that learns from the log knows little of rows it
-saw seldom, as on real logs.
+with mean 0 and variance 1. The bias gives the first batch the recipe's share of clicks. A
+predictor that knew this model would reach the Bayes AUC; one that learns from the log knows little
+about rare rows, as with real logs.
 """
 
 import math
@@ -22,15 +22,15 @@ from oper.synth.recipes import Recipe
 
 DENSE_COLUMNS = tuple(f"I{i}" for i in range(1, 14))
 
-# Variances of the logit that the dense values and all tables together give: ours, so that the Bayes
-# AUC is near 0.8, where the best models of the Criteo logs are.
+# Variances of the logit from the dense values, and from all tables together. Chosen so that the
+# Bayes AUC is near 0.8, which the best models reach on the Criteo logs.
 _DENSE_VARIANCE = 0.4
 _TABLES_VARIANCE = 1.2
-_HASH_RANGE = 1 << 52
+_HASH_RANGE = 1 << 52  # a double holds every value plus one half exactly
 
 
 class LabelModel:
-    """The chances of a recipe's samples under a key."""
+    """The logits of a recipe's samples; `key` seeds the weights."""
 
     def __init__(self, recipe: Recipe, key: int) -> None:
         weights = np.random.default_rng(key).standard_normal(len(DENSE_COLUMNS))
@@ -42,7 +42,7 @@ class LabelModel:
         self._bias: float | None = None
 
     def effect(self, table: int, ids: Jagged) -> NDArray[np.float64]:
-        """What the ids of one feature add to the logit of each sample: float64 [samples]."""
+        """The contribution of one feature's ids to the logit of each sample: float64 [samples]."""
         import torch
 
         hashed = native.ops().place_ranks(
@@ -61,7 +61,7 @@ class LabelModel:
     ) -> NDArray[np.float64]:
         """Logits of samples: dense [samples, 13], the effects of each feature [samples].
 
-        The first batch settles the bias.
+        The first batch determines the bias.
         """
         logits = dense.astype(np.float64) @ self._dense_weights
         for effect in effects:
@@ -72,7 +72,7 @@ class LabelModel:
 
 
 def _bias_for(logits: NDArray[np.float64], clicks: float) -> float:
-    """What to add to the logits for a mean chance of `clicks`."""
+    """What to add to the logits for a mean probability of `clicks`."""
     from scipy.optimize import brentq
 
     def excess(bias: float) -> float:
@@ -82,10 +82,10 @@ def _bias_for(logits: NDArray[np.float64], clicks: float) -> float:
 
 
 class BayesAuc:
-    """The area under the ROC curve that the true chances reach, expected over the labels.
+    """The area under the ROC curve of the true probabilities, expected over the labels.
 
-    A pair of samples counts p_i (1 - p_j), won where logit_i > logit_j and half won in a tie;
-    logits are taken together in bins of 1/128, which moves the area by less than 1e-5.
+    A pair of samples counts p_i (1 - p_j), won where logit_i > logit_j and half won in a tie.
+    Logits are binned by 1/128, which changes the area by less than 1e-5.
     """
 
     _RANGE, _BINS = 16.0, 4096
@@ -95,7 +95,7 @@ class BayesAuc:
         self._others = np.zeros(self._BINS)
 
     def add(self, logits: NDArray[np.float64]) -> None:
-        """Take in the logits of further samples."""
+        """Add the logits of further samples."""
         scaled = (logits + self._RANGE) * (self._BINS / (2 * self._RANGE))
         bins = np.clip(scaled, 0, self._BINS - 1).astype(np.int64)
         chances = 1 / (1 + np.exp(-logits))

@@ -1,7 +1,8 @@
-"""Writing a synthetic log as Parquet: label, I1 … I13, and one column per table, lists for bags.
+"""Write a synthetic log as Parquet: label, I1 … I13, and one column per table, lists for bags.
 
-One row group per batch, so memory is one batch's; the same bytes for the same seed. The tables go
-to a YAML file beside the log, since a log does not show rows that it never accesses.
+One row group per batch, so that one batch is in memory at a time; the same seed gives the same
+bytes. The tables are written to a YAML file beside the log, since a log does not show rows that it
+never accesses.
 """
 
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from oper.synth.synthesizer import Synthesizer
 
 @dataclass(frozen=True)
 class Written:
-    """What was written: the files, clicks per sample, and the best AUC a model could reach."""
+    """The files, the clicks per sample, and the AUC of the best possible predictor."""
 
     log: Path
     tables: Path
@@ -38,8 +39,8 @@ def write_log(
 ) -> Written:
     """Write the log to `path` and its tables to `STEM.tables.yaml` beside it.
 
-    `advance` is told of samples written. OperError where `path` is no .parquet, one of the files
-    is there and no `overwrite`, or the disk refuses.
+    `advance` is called with the number of samples written. OperError where `path` does not end in
+    .parquet, a file exists and `overwrite` is false, or writing fails.
     """
     import pyarrow.parquet as pq
 

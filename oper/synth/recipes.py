@@ -1,7 +1,7 @@
-"""Recipes for synthetic logs of the published workloads, read from data/workloads.yaml.
+"""Recipes for synthetic logs of the published workloads, read from workloads.yaml.
 
 A recipe has one feature per table: how popular the table's rows are by rank (its law), how many
-ids a sample has, and how strongly the features of a sample go together. Laws are bounded Zipf,
+ids a sample has, and how strongly the features of a sample are correlated. Laws are bounded Zipf,
 P(rank r) ∝ (r + 1)^-z for r = 0 … rows - 1, or steps: ranks up to a bound share one weight.
 """
 
@@ -20,8 +20,8 @@ from oper.base.errors import OperError
 from oper.tables.table import Table
 from oper.tables.table_file import load_tables
 
-# Tables of up to this many rows are kept whole by --scale, and none falls below it: days of the
-# week and kinds of device do not shrink with a sample of the log. Ours.
+# Tables of up to this many rows keep their size under --scale, and none is scaled below it: days of
+# the week and device types do not shrink with a sample of the log. Our choice.
 KEPT_ROWS = 256
 
 
@@ -62,7 +62,7 @@ class Law:
 
 @dataclass(frozen=True)
 class Feature:
-    """A table with its law and its ids per sample: exactly, or Poisson around it if `varying`."""
+    """A table with its law and its ids per sample: exactly, or Poisson's mean if `varying`."""
 
     table: Table
     law: Law
@@ -79,9 +79,9 @@ class Feature:
 class CoAccess:
     """A latent class model of samples: a `share` of them belongs to one of `classes` classes.
 
-    The share of the law that is below a rank is cut into as many equal strata, and the first id of
-    each feature of such a sample comes from the stratum that the class has in this table. Every
-    stratum is as likely as any other, so each feature's ids keep their law exactly.
+    The distribution function of each law is cut into as many equal strata, and the first id of each
+    feature of such a sample is drawn from the stratum of its class in this table. All strata are
+    equally likely, so each feature's ids follow their law exactly.
     """
 
     share: float
@@ -111,7 +111,7 @@ class Recipe:
 
 
 def workload_names() -> tuple[str, ...]:
-    """The workloads there are recipes for."""
+    """The names of the workloads that have a recipe."""
     return tuple(_facts())
 
 
@@ -121,8 +121,8 @@ def load_recipe(
     """The recipe of a published workload.
 
     `scale` multiplies the samples and the rows of each table, but tables of up to KEPT_ROWS rows
-    keep their size and none falls below it. `zipf` is the exponent in the place of the workload's
-    own law, `dim` the values per row in the place of its own. OperError where `name` is unknown or
+    keep their size and none falls below it. `zipf` is an exponent to use instead of the workload's
+    own law, `dim` the values per row instead of its own. OperError where `name` is unknown or
     a number out of range.
     """
     if name not in _facts():
@@ -168,8 +168,8 @@ def _pooled_features(
     """Features whose rows, taken together, follow one law of accesses per row and sample.
 
     The row of rank r among the n of table t has the accesses of the pooled law at quantile
-    (r + v_t) / n, the v_t spread evenly over [0, 1): so the few hottest rows of all fall to as many
-    tables as they should. Bags are those of the `published` tables, so a scaled one has more
+    (r + v_t) / n, the v_t spread evenly over [0, 1): so the few hottest rows are in as many tables
+    as they should be. Bags are those of the `published` tables, so a scaled one has more
     accesses per row and sample. Tables of one row are those that are never looked up.
     """
     rows, accesses = np.array(reuse["steps"], dtype=np.float64).T

@@ -1,9 +1,10 @@
-"""The profile of a synthetic log without the log: row counts drawn directly.
+"""The profile of a synthetic log, drawn directly without generating the log.
 
 Counts of a table are one multinomial sample of its law over the log's accesses, exact in sum. With
-drift, the accesses that have moved (D/2 of the whole log's on average, more in late windows) are
-a second sample, through the second bijection. For bags, `containing` of a row with A accesses is
-drawn as the number of bags that A accesses hit. What goes together (CoAccess) is not in counts.
+drift, the accesses that have moved (D/2 of the whole log's on average, more in late windows) are a
+second sample, through the second bijection. For bags, `containing` of a row with A accesses is
+drawn as the number of bags that A accesses hit. Correlated accesses (CoAccess) do not affect
+counts.
 """
 
 import itertools
@@ -21,7 +22,7 @@ from oper.profiling.row_counts import containing_offsets, new_counters
 from oper.synth.synthesizer import ORDERS, Synthesizer, stream_key
 from oper.tables.table import offsets
 
-# Counters of more bytes than this lie in the profile's files from the start, not in memory.
+# Larger counters are in the profile's files from the start: 2 GiB fit on any machine that trains.
 _IN_MEMORY_BYTES = 2 << 30
 
 
@@ -38,8 +39,8 @@ def write_profile(
 ) -> None:
     """Write the profile of the log, or a folder of profiles of equal `windows` of it.
 
-    `advance` is told of rows done. `overwrite` replaces a profile that is there. OperError where
-    there is anything else, or the disk refuses.
+    `advance` is called with the number of rows drawn. `overwrite` replaces an existing profile.
+    OperError where the folder has other files, or writing fails.
     """
     if not 1 <= windows <= synthesizer.samples:
         raise OperError(
@@ -69,7 +70,7 @@ def synthesize_counts(
 ) -> Profile:
     """The profile of samples begin … end - 1 of the log that `synthesizer` describes.
 
-    Counters too large for memory lie in `folder`, one that is being made, where it is given.
+    Large counters are in files of `folder`, which is being written, if given.
     """
     import torch
 

@@ -1,16 +1,16 @@
-"""Synthetic logs: samples drawn from a recipe, batch by batch, as a log's reader would give them.
+"""Synthetic logs: samples drawn from a recipe, batch by batch, in the form of a log's reader.
 
-Each table's popularity law is kept exactly. An id is drawn by inverting the law's distribution
+Each table's popularity law holds exactly. An id is drawn by inverting the law's distribution
 function, rank = F⁻¹(u) with u uniform, and a seeded bijection of the table's rows turns its rank
-into a row. The samples of a latent class (workloads.CoAccess) draw their first ids' u from a
-stratum of (0, 1), which is as likely as any other.
+into a row. The samples of a latent class (recipes.CoAccess) draw their first ids' u from one of
+equally likely strata of (0, 1).
 
-Drift D: the id of sample s of N has moved with chance D · s / (N - 1). A moved id's rank goes
+Drift D: the id of sample s of N has moved with probability D · s / (N - 1). A moved id's rank goes
 through a second bijection first, so that a share D of the accesses at the end of the log belongs
 to an order of popularity that is independent of the one at its beginning, and none at the
 beginning.
 
-Every number is a function of the seed, the table and the batch: threads do not matter.
+Every number is a function of the seed, the table and the batch, so threads do not change it.
 """
 
 import hashlib
@@ -32,20 +32,21 @@ from oper.synth.recipes import Feature, Recipe
 Order = Literal["scattered", "frequency", "age"]
 ORDERS: tuple[Order, ...] = ("scattered", "frequency", "age")  # numbered as in scatter.h
 
-# Samples of a batch, and ids in it at most unless it is one sample. Part of what is generated.
+# Largest batch in samples, and in ids where it has several samples. Random streams are per batch,
+# so other values would generate other logs.
 _BATCH_SAMPLES = 1 << 16
 _BATCH_IDS = 1 << 22
 
 
 def stream_key(seed: int, *what: str | int) -> int:
-    """A 63-bit key for a purpose: different ones give independent numbers."""
+    """A 63-bit key for one purpose; different purposes get independent random numbers."""
     digest = hashlib.blake2b(repr((seed, *what)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 @dataclass(frozen=True)
 class Synthesizer:
-    """A log to be: `samples` of a recipe with a drift, a seed and an order of the ids.
+    """A log to generate: `samples` of a recipe with a drift, a seed and an order of the ids.
 
     `order`: row ids scattered over each table (as hashes are), by frequency (hottest row 0), or by
     age (in order of first appearance, roughly: hot rows come early).
@@ -63,7 +64,7 @@ class Synthesizer:
         if not 0 <= self.drift <= 1:
             raise OperError(f"--drift {self.drift}: a share from 0 to 1 was needed")
         if self.order not in ORDERS:
-            raise OperError(f"--order {self.order!r}: is none of {', '.join(ORDERS)}")
+            raise OperError(f"--order {self.order!r}: one of {', '.join(ORDERS)} was needed")
 
     @property
     def batch_samples(self) -> int:
@@ -73,7 +74,7 @@ class Synthesizer:
 
     @property
     def source(self) -> dict[str, Any]:
-        """Where the log comes from, for the record."""
+        """What the log was generated from, for the profile."""
         return {
             **self.recipe.source,
             "samples": self.samples,
@@ -83,7 +84,7 @@ class Synthesizer:
         }
 
     def batches(self, auc: BayesAuc | None = None) -> Iterator[Batch]:
-        """The log's samples in order, with label and dense values; `auc` is told their logits."""
+        """The log's samples in order, with label and dense values; adds their logits to `auc`."""
         model = LabelModel(self.recipe, stream_key(self.seed, "model"))
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             for index, first in enumerate(range(0, self.samples, self.batch_samples)):

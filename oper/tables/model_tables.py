@@ -18,9 +18,9 @@ _TORCH_OPTIMIZERS = {
 def tables_of(module: Any, *, optimizer: str = "rowwise_adagrad") -> tuple[Table, ...]:
     """The tables of every TorchRec embedding (bag) collection in a `torch.nn.Module`.
 
-    Sizes, dtype, pooling and features are the configs'; the optimizer is the one that
+    Sizes, dtype, pooling and features are taken from the configs; the optimizer is the one that
     `apply_optimizer_in_backward` gave the table, else `optimizer`. Ids are dense. OperError where
-    the module holds no collection or a table of a dtype that is not supported.
+    the module has no collection, or a table has a dtype or optimizer that is not supported.
     """
     tables: list[Table] = []
     for inner in module.modules():
@@ -35,8 +35,8 @@ def tables_of(module: Any, *, optimizer: str = "rowwise_adagrad") -> tuple[Table
             tables.append(_table_of(config, _optimizer_of(parameter, optimizer)))
     if not tables:
         raise OperError(
-            f"{type(module).__name__}: holds no TorchRec EmbeddingBagCollection or "
-            "EmbeddingCollection; pass a module that does"
+            f"{type(module).__name__}: has no TorchRec EmbeddingBagCollection or "
+            "EmbeddingCollection; pass a module that has one"
         )
     repeated = {t.name for t in tables if sum(u.name == t.name for u in tables) > 1}
     if repeated:
@@ -77,7 +77,7 @@ def _optimizer_of(parameter: Any, default: str) -> str:
         return "momentum_sgd"
     if name not in _TORCH_OPTIMIZERS:
         raise OperError(
-            f"optimizer {name} of a table: its state per row is not known; known are "
+            f"optimizer {name} of a table: the size of its state is unknown; known are "
             f"{', '.join(_TORCH_OPTIMIZERS)}"
         )
     return _TORCH_OPTIMIZERS[name]

@@ -5,7 +5,7 @@ counts its optimizer state. Rows of all tables are numbered through: GLOBAL ROW 
 offsets(tables)[t] + row.
 
 Tables come from a YAML or JSON file, from the configs of a TorchRec module, from a published data
-set by name, or from a log itself (`oper.logs.infer_tables`).
+set by name, or from a log itself (`oper.logs.prepare`).
 """
 
 import hashlib
@@ -35,7 +35,7 @@ _OPTIMIZER_STATE = {
     "partial_rowwise_adam": (1, 1),
 }
 _STATE_BYTES = 4
-_MOST_ROWS = 2**40  # slots that an address can name
+_MOST_ROWS = 2**40  # an address has 40 bits for the slot (oper/plan/layout.py)
 CHOICES: dict[str, tuple[str, ...]] = {
     "dtype": tuple(_BYTES_PER_VALUE),
     "optimizer": tuple(_OPTIMIZER_STATE),
@@ -50,7 +50,7 @@ class IdRule:
 
     dense: the value is the row. hash: the value, or a stated hash of a text, modulo the table's
     rows. vocab: the rank of the value by descending count among those counted at least
-    `min_count` times; all others go to row 0. `missing` is a value that stands for no id; nulls
+    `min_count` times; all other values are row 0. `missing` is a value that means "no id"; nulls
     and empty fields always do.
     """
 
@@ -63,9 +63,9 @@ class IdRule:
 class Table:
     """One embedding table.
 
-    `rows` is 0 where a log is still to say it (dense: the largest id + 1; vocab: the size of the
-    vocabulary). `features` are the log's columns that index the table; none means the column of
-    the table's own name.
+    `rows` is 0 until it is taken from a log (dense: the largest id + 1; vocab: the size of the
+    vocabulary). `features` are the log's columns that index the table; an empty tuple means the
+    column of the table's own name.
     """
 
     name: str
@@ -91,12 +91,13 @@ class Table:
         for field in ("dtype", "optimizer", "pooling"):
             if getattr(self, field) not in CHOICES[field]:
                 raise OperError(
-                    f"table {self.name!r}: {field} {getattr(self, field)!r} is none of "
-                    f"{', '.join(CHOICES[field])}"
+                    f"table {self.name!r}: {field} {getattr(self, field)!r} is unknown; known "
+                    f"are {', '.join(CHOICES[field])}"
                 )
         if self.ids.kind not in CHOICES["ids"]:
             raise OperError(
-                f"table {self.name!r}: ids {self.ids.kind!r} is none of dense, hash, vocab"
+                f"table {self.name!r}: ids {self.ids.kind!r} is unknown; known are "
+                "dense, hash and vocab"
             )
         if self.ids.min_count < 1:
             raise OperError(
@@ -122,7 +123,7 @@ class Table:
         return self.row_bytes + _STATE_BYTES * (per_value * self.dim + per_row)
 
     def describe(self) -> str:
-        """All that tells it from a table of the same name, for errors that compare two."""
+        """All of it but the name, for errors that compare two tables."""
         rule = [self.optimizer, f"ids: {self.ids.kind}"]
         if self.ids.kind == "vocab":
             rule.append(f"min_count {self.ids.min_count}")
@@ -150,7 +151,7 @@ class Table:
 
 
 def fingerprint(tables: Sequence[Table]) -> str:
-    """Hex SHA-256 over what a plan depends on: two lists of tables with equal ones are alike."""
+    """Hex SHA-256 over what a plan depends on: equal for tables that a plan cannot tell apart."""
     content = [{k: v for k, v in t.to_dict().items() if k != "pooling"} for t in tables]
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
@@ -164,7 +165,7 @@ def offsets(tables: Sequence[Table]) -> NDArray[np.int64]:
 
 
 def with_missing(tables: Sequence[Table], missing: str | None) -> tuple[Table, ...]:
-    """The tables with `missing` in the rules that name no such value themselves."""
+    """The tables, with `missing` added to the id rules that have no such value."""
     return tuple(
         replace(t, ids=replace(t.ids, missing=missing)) if t.ids.missing is None else t
         for t in tables

@@ -20,8 +20,8 @@ def load_tables(
 ) -> tuple[Table, ...]:
     """The tables of a YAML or JSON file, or of a published data set by name.
 
-    A file is a list of tables, or a mapping of `tables` to that list and `defaults` to what holds
-    for tables that do not say. The arguments hold where neither does. OperError names the file,
+    A file is a list of tables, or a mapping with that list under `tables` and default settings
+    under `defaults`. The arguments are the defaults below those. OperError names the file,
     line, table and value.
     """
     base = {"dim": dim, "dtype": dtype, "optimizer": optimizer, "ids": IdRule(ids)}
@@ -45,14 +45,14 @@ def _from_document(document: Document, base: dict[str, Any]) -> tuple[Table, ...
             first = min(map(str, unknown)) if unknown else None
             document.fail(
                 (first,) if first else (),
-                "is unknown here; `tables` and `defaults` were expected"
+                "is an unknown key; known are `tables` and `defaults`"
                 if first
                 else "has no `tables`; a list of tables was needed",
             )
         base = base | _settings(document, ("defaults",), content.get("defaults") or {})
         content, keys = content["tables"], ("tables",)
     if not isinstance(content, list) or not content:
-        document.fail(keys, "is no list of tables; write one entry `- name: …` for each table")
+        document.fail(keys, "is not a list of tables; write one entry `- name: …` for each table")
     tables = tuple(
         _table(document, (*keys, index), entry, base) for index, entry in enumerate(content)
     )
@@ -75,7 +75,7 @@ def _table(document: Document, keys: KeyPath, entry: Any, base: dict[str, Any]) 
 
 
 def _settings(document: Document, keys: KeyPath, entry: Any) -> dict[str, Any]:
-    """The stated fields of a table, or of the defaults, each checked for its type."""
+    """The given fields of a table, or of the defaults, each checked for its type."""
     if not isinstance(entry, dict):
         document.fail(keys, f"is {entry!r}, and a mapping was needed")
     result: dict[str, Any] = {}
@@ -83,7 +83,7 @@ def _settings(document: Document, keys: KeyPath, entry: Any) -> dict[str, Any]:
         here = (*keys, str(key))
         if key in ("rows", "dim"):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                document.fail(here, f"is {value!r}, and a whole number from 1 was needed")
+                document.fail(here, f"is {value!r}, and a whole number of at least 1 was needed")
             result[key] = value
         elif key == "name":
             if not isinstance(value, str | int):
@@ -100,7 +100,8 @@ def _settings(document: Document, keys: KeyPath, entry: Any) -> dict[str, Any]:
         else:
             document.fail(
                 here,
-                "is unknown; a table has name, rows, dim, dtype, optimizer, pooling, features, ids",
+                "is an unknown key; known are name, rows, dim, dtype, optimizer, pooling, features "
+                "and ids",
             )
     return result
 
@@ -121,7 +122,9 @@ def _rule(document: Document, keys: KeyPath, value: Any) -> IdRule:
         document.fail((*keys, min(map(str, unknown))), "is unknown; kind, min_count, missing are")
     min_count = fields.get("min_count", 1)
     if not isinstance(min_count, int) or isinstance(min_count, bool) or min_count < 1:
-        document.fail((*keys, "min_count"), f"is {min_count!r}; a whole number from 1 was needed")
+        document.fail(
+            (*keys, "min_count"), f"is {min_count!r}; a whole number of at least 1 was needed"
+        )
     missing = fields.get("missing")
     return IdRule(fields["kind"], min_count, None if missing is None else str(missing))
 
@@ -132,7 +135,7 @@ def _check_names(document: Document, keys: KeyPath, tables: Sequence[Table]) -> 
         if table.name in seen:
             document.fail(
                 (*keys, index),
-                f"names table {table.name!r} again, first in entry {seen[table.name]}; "
-                "names must differ",
+                f"is a second table {table.name!r}, after entry {seen[table.name]}; "
+                "give each table a name of its own",
             )
         seen[table.name] = index

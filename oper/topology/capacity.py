@@ -3,10 +3,10 @@
 The paper's heap size, unless one is given (§6.1): with total the bytes m of all rows, x the extra
 memory and w the bytes of each width of row,
 
-    capacity = ⌈total / M · (1 + x)⌉ + Σ w        (one row of each width, as total/M need not be
-                                                    whole rows)
+    capacity = ⌈total / M · (1 + x)⌉ + Σ w
 
-Given are bytes, or factors of total / M.
+Σ w is one row of each width, as total / M need not be whole rows. A capacity that is given is in
+bytes, or a factor of total / M.
 """
 
 import math
@@ -15,15 +15,16 @@ from collections.abc import Sequence
 from oper.base.errors import OperError
 from oper.base.units import parse_bytes
 
-# None: the heap size. A float: one factor of total/M for all. A tuple: one value a rank, an int
-# being bytes and a float a factor.
+# None: the heap size. A float: one factor of total/M for all ranks. A tuple: one value a rank, an
+# int in bytes or a float as a factor.
 Capacity = tuple[int | float, ...] | float | None
 
-_LARGEST_FACTOR = 10_000.0  # a larger bare number is taken for bytes that lack their unit
+# A larger bare number is more likely bytes without a unit; no rank holds 10,000 times its share.
+_LARGEST_FACTOR = 10_000.0
 
 
 def parse_capacity(text: str, ranks: int) -> Capacity:
-    """`64GB`, or `3`, a bare factor of total/ranks; one for all, or one a rank, by commas."""
+    """`64GB`, or a bare factor of total/ranks such as `3`; one value, or one a rank with commas."""
     values = [_parse_one(piece.strip()) for piece in text.split(",")]
     if len(values) == 1:
         return values[0] if isinstance(values[0], float) else tuple(values * ranks)
@@ -44,8 +45,8 @@ def rank_capacities(
 ) -> list[int]:
     """The bytes each rank may hold, for tables of `total_bytes` whose rows have these widths.
 
-    Raises OperError, with the bytes that are missing and the number of ranks that would do, where
-    not even one copy of every row fits.
+    OperError, with the missing bytes and the number of ranks that would be enough, where not even
+    one copy of every row fits.
     """
     if capacity is None:
         heap = math.ceil(total_bytes / ranks * (1 + extra_memory)) + sum(width_memory_bytes)
@@ -81,9 +82,9 @@ def _check_room(
     if max(widths) > largest:
         raise OperError(
             f"capacity: a row of {max(widths):,} bytes (with its optimizer state, in training) "
-            f"fits on no rank, as the largest may hold {largest:,}; give more"
+            f"fits on no rank, as the largest may hold {largest:,}; raise the capacity"
         )
-    # Rows are whole: what a rank has beyond a multiple of their common measure holds none.
+    # Rows are not split: bytes beyond a multiple of the widths' common divisor hold no row.
     step = math.gcd(*widths)
     usable = [limit // step * step for limit in limits]
     missing = total_bytes - sum(usable)
@@ -97,9 +98,9 @@ def _check_room(
         )
     else:
         needed = ranks - (-missing // max(usable))
-        remedy = f"the smallest number of ranks that would do is {needed}"
+        remedy = f"the smallest number of ranks that is enough is {needed}"
         if len(set(limits)) > 1:
-            remedy += f", if each one added may hold {largest:,}"
+            remedy += f", if each added rank may hold {largest:,}"
     raise OperError(
         f"capacity: the tables take {total_bytes:,} bytes and the {ranks} ranks can hold "
         f"{sum(usable):,} of them in whole rows, {missing:,} too few; {remedy}"

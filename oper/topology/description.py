@@ -1,4 +1,4 @@
-"""What a topology is made of, as presets and files describe it (topology.py checks and uses it)."""
+"""The fields of a topology, as presets.py and topology_file.py give them to topology.py."""
 
 from typing import TypedDict
 

@@ -29,7 +29,7 @@ MAX_RANKS = 4_096  # a matrix of link costs is then 128 MiB
 
 
 def preset(spec: str) -> Description | None:
-    """The topology of that name; None where there is none."""
+    """The preset of that name; None where there is none."""
     if spec == "dgx-a100":
         bandwidth = {"local": A100_LOCAL, "same_node": A100_NVSWITCH}
         return uniform(spec, [0] * 8, bandwidth, A100_NVSWITCH_ALLREDUCE, A100_MEMORY_BYTES)
@@ -40,7 +40,7 @@ def preset(spec: str) -> Description | None:
         nodes, per_node = int(match[1]), int(match[2])
         _check_ranks(spec, nodes * per_node)
         bandwidth = {"local": A100_LOCAL, "same_node": A100_PAIR, "other_node": A100_OTHER_NODE}
-        # In one node the ring runs over the pairs' links and meets no network adapter.
+        # In one node the ring uses the links between pairs, and no network adapter.
         allreduce = A100_CLUSTER_ALLREDUCE if nodes > 1 else A100_PAIR
         node_of = [rank // per_node for rank in range(nodes * per_node)]
         return uniform(spec, node_of, bandwidth, allreduce, A100_MEMORY_BYTES)

@@ -1,9 +1,9 @@
 """Topology: the ranks, the nodes they are on, what they can hold and what their links cost.
 
 `link_cost[i, j]` is L[i][j] of the paper's §3.2: seconds per byte for rank i to read random rows
-of rank j; the diagonal is a rank's own rows. Ranks are bound by their capacity (capacity.py). A
-device's memory binds nothing, as embedding tables share it with much else; a plan that passes it
-is warned about.
+of rank j; the diagonal is a rank's own rows. Plans are limited by the capacity of each rank
+(capacity.py). Device memory is no limit, as embedding tables share it with the rest of the model;
+a plan that exceeds it causes a warning.
 """
 
 from collections import Counter
@@ -27,8 +27,9 @@ from oper.topology.topology_file import parse_topology
 class Topology:
     """M ranks on nodes, with their link costs; immutable.
 
-    `allreduce_bandwidth` is NCCL's bus bandwidth in bytes/s, 2(M-1)/M counted; `latency_seconds`
-    that of one hop. `capacity` None is the paper's heap size. `device_memory_bytes` only warns.
+    link_cost: s/byte [M, M], reader by source. allreduce_bandwidth: bytes/s, NCCL's bus bandwidth
+    (2(M-1)/M times the bytes over the time). latency_seconds: of one hop. capacity: None is the
+    paper's heap size. device_memory_bytes: only for warnings.
     """
 
     name: str
@@ -66,8 +67,8 @@ class Topology:
 
     @property
     def alike(self) -> bool:
-        """Whether every rank looks like every other: renaming ranks within nodes, and nodes,
-        changes neither capacities nor link costs."""
+        """Whether all ranks are interchangeable: permuting ranks within nodes, and nodes, changes
+        neither capacities nor link costs."""
         capacities = self.capacity if isinstance(self.capacity, tuple) else ()
         return (
             len(set(capacities)) <= 1
@@ -89,12 +90,15 @@ class Topology:
 
     @classmethod
     def from_dict(cls, content: Any, source: str = "topology") -> "Topology":
-        """The inverse of `to_dict`; `source` names in errors where the content is from."""
+        """The inverse of `to_dict`; `source` is how errors name the content."""
         return cls(**parse_topology(Document(content, source), source))
 
     def to_dict(self) -> dict[str, Any]:
-        """What a YAML topology says, costs to the last bit. Device memory is left out: it binds
-        nothing, and of `cpu:N` it is the machine's, while a plan is the same on every machine."""
+        """The content of a topology file, with exact link costs.
+
+        Without device memory: `cpu:N` takes it from the machine, and a plan must not depend on the
+        machine it was made on.
+        """
         content: dict[str, Any] = {
             "name": self.name,
             "node_of": list(self.node_of),
@@ -111,7 +115,7 @@ class Topology:
         return content
 
     def with_capacity(self, text: str) -> "Topology":
-        """The same with the capacity of `--capacity`: see `parse_capacity`."""
+        """The same topology with another capacity, as `--capacity` gives it (`parse_capacity`)."""
         return replace(self, capacity=parse_capacity(text, self.ranks))
 
     def capacities(
@@ -119,9 +123,9 @@ class Topology:
     ) -> NDArray[np.int64]:
         """The bytes that each rank may hold, int64 [M], for tables of `total_bytes` in all.
 
-        `width_memory_bytes`: the bytes m of one row of each width. Raises OperError, with the
-        bytes that are missing and the number of ranks that would do, where not even one copy of
-        every row fits.
+        `width_memory_bytes`: the bytes m of one row of each width. OperError, with the missing
+        bytes and the number of ranks that would be enough, where not even one copy of every row
+        fits.
         """
         return np.array(
             rank_capacities(
@@ -131,7 +135,7 @@ class Topology:
         )
 
     def memory_warning(self, memory_bytes: Sequence[float] | NDArray[Any]) -> str | None:
-        """A sentence where what the ranks are to hold (bytes, [M]) passes their device's memory."""
+        """A warning where the rows of a rank (bytes, [M]) exceed its device's memory; else None."""
         if self.device_memory_bytes is None:
             return None
         have = np.array(self.device_memory_bytes, dtype=np.float64)
@@ -140,20 +144,20 @@ class Topology:
             return None
         rank = int(over.argmax())
         return (
-            f"rank {rank} is to hold {(have + over)[rank] / GB:,.1f} GB of rows and has "
+            f"rank {rank} needs {(have + over)[rank] / GB:,.1f} GB for rows and has "
             f"{have[rank] / GB:,.1f} GB of memory ({self.name}): it will not fit without more "
             "ranks, narrower rows or a host tier"
         )
 
     def masks(self) -> dict[str, NDArray[np.bool_]]:
-        """Which pairs (reader, source), bool [M, M], are `local`, `same_node`, `other_node`."""
+        """Pairs (reader, source) of each kind of link (links.KINDS), bool [M, M]."""
         node_of = np.array(self.node_of)
         own = np.eye(self.ranks, dtype=bool)
         same = node_of[:, None] == node_of[None]
         return {"local": own, "same_node": same & ~own, "other_node": ~same}
 
     def _cost_by_kind(self) -> dict[str, float] | None:
-        """The one cost of each kind of link there is; None where links of a kind differ."""
+        """The cost of each kind of link that exists; None where links of a kind differ."""
         costs = {kind: self.link_cost[mask] for kind, mask in self.masks().items() if mask.any()}
         if any(values.min() < values.max() for values in costs.values()):
             return None

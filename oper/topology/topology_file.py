@@ -1,6 +1,6 @@
-"""A topology's YAML (docs/topology.md): what it must hold, and errors that name file, line and key.
+"""Topology files (docs/topology.md), with errors that name the file, line and key.
 
-Also reads the same content from a plan's JSON. Bandwidths are bytes per second in one direction,
+The same content is read from a plan's JSON. Bandwidths are bytes per second in one direction,
 and L = 1 / bandwidth.
 """
 
@@ -32,7 +32,7 @@ _KEYS = (
 
 
 def parse_topology(document: Document, default_name: str) -> Description:
-    """The topology that `document` describes, named `default_name` unless it says otherwise."""
+    """The topology that `document` describes; `default_name` where it has no name."""
     content = document.content
     if not isinstance(content, dict):
         needed = f"a mapping of {', '.join(_KEYS)} was needed"
@@ -73,7 +73,7 @@ def _link_cost(document: Document, node_of: tuple[int, ...]) -> NDArray[np.float
     content = document.content
     present = [key for key in ("bandwidth", "link_cost") if content.get(key) is not None]
     if len(present) != 1:
-        document.fail((), "needs one of bandwidth and link_cost, not both or none")
+        document.fail((), "needs either bandwidth or link_cost")
     key = present[0]
     ranks = len(node_of)
 
@@ -91,7 +91,7 @@ def _link_cost(document: Document, node_of: tuple[int, ...]) -> NDArray[np.float
             needed.append("other_node")
         for kind in needed:
             if content[key].get(kind) is None:
-                document.fail((key,), f"has no {kind!r}, and these nodes have links of that kind")
+                document.fail((key,), f"has no {kind!r}, and the ranks have links of that kind")
         return link_matrix(node_of, {kind: cost(kind) for kind in needed})
     matrix = np.zeros((ranks, ranks))
     _check_length(document, (key,), content[key], ranks, "rows, one for each reading rank")
@@ -131,7 +131,7 @@ def _capacity(document: Document, ranks: int) -> Capacity:
 def _check_keys(document: Document, keys: KeyPath, known: Sequence[str]) -> None:
     for key in _at(document, keys):
         if key not in known:
-            document.fail((*keys, str(key)), f"is no key; known here: {', '.join(known)}")
+            document.fail((*keys, str(key)), f"is an unknown key; known are {', '.join(known)}")
 
 
 def _check_length(document: Document, keys: KeyPath, given: Any, length: int, what: str) -> None:
@@ -152,7 +152,7 @@ def _positive(document: Document, keys: KeyPath, given: Any, what: str) -> float
     if given is None:
         document.fail(keys, f"is missing, and {what} were needed")
     try:
-        # Text too, as YAML takes 1e9 for a string and only 1.0e+9 for a number.
+        # A string too: YAML 1.1 reads 1e9 as a string, and only 1.0e+9 as a number.
         value = float(given) if isinstance(given, int | float | str) else math.nan
     except ValueError:
         value = math.nan

@@ -37,7 +37,7 @@ def planned(
 def test_one_rank_replicates_nothing(tmp_path: Path) -> None:
     found = explain(planned(tmp_path / "plan", "cpu:1", TRAINING, 0.05), "a", 0)
     assert (found["kind"], found["owner"], found["replicas"]) == ("listed", 0, [])
-    assert found["why"] == "there is one rank, which holds every row"
+    assert found["why"] == "there is only one rank"
 
 
 def test_rows_that_nothing_reads_say_so(tmp_path: Path) -> None:
@@ -48,10 +48,10 @@ def test_rows_that_nothing_reads_say_so(tmp_path: Path) -> None:
 
 def test_without_room_for_a_copy_no_other_row_is_said_to_have_it(tmp_path: Path) -> None:
     none = planned(tmp_path / "none", "2x2-a100", INFERENCE, 0.0)
-    assert "take more than the extra memory" in explain(none, "a", 0)["why"]
+    assert "would exceed the extra memory" in explain(none, "a", 0)["why"]
     some = planned(tmp_path / "some", "2x2-a100", INFERENCE, 0.1)
     assert explain(some, "a", 0)["replicas"]
-    assert "went to rows that gain more" in explain(some, "b", 10)["why"]
+    assert "used by rows that save more" in explain(some, "b", 10)["why"]
 
 
 def test_reads_follow_the_measured_ratio_of_the_table(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_signals_end_native_code(here: Path, number: signal.Signals) -> None:
     script = f"""
 import sqlite3, threading
 from oper.files import signals, storage
-signals._PATIENCE_SECONDS = 0.1
+signals._GRACE_SECONDS = 0.1
 def sync(folder):
     threading.Timer(1, print, ("native",), {{"flush": True}}).start()
     sqlite3.connect(":memory:").execute({endless!r}).fetchone()

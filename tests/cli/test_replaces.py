@@ -29,7 +29,7 @@ def test_a_foreign_project_is_kept(here: Path, name: str, content: str) -> None:
         Path("mine", marker).write_text(content)
     Path("mine/thesis.txt").write_text("years of work")
     for more in ("", " --force"):
-        refused(f"{WRITERS[name]} mine{more}", "mine", "no folder that oper wrote", "another place")
+        refused(f"{WRITERS[name]} mine{more}", "mine", "was not written by oper", "another path")
 
 
 @pytest.mark.parametrize("name", FOLDER_WRITERS)
@@ -49,7 +49,7 @@ def test_what_a_user_adds_to_our_folder_is_kept(here: Path, name: str) -> None:
         for added, add in adds.items():
             add(folder / added)
             shown = (folder / added).relative_to("out").as_posix() + "/" * added.endswith("/")
-            refused(f"{WRITERS[name]} out --force", "out: holds what oper did not write", shown)
+            refused(f"{WRITERS[name]} out --force", "out: holds files", shown)
             if added.endswith("/"):
                 (folder / added).rmdir()
             else:
@@ -95,7 +95,7 @@ def test_files_are_replaced_only_when_asked(here: Path, monkeypatch: pytest.Monk
     os.mkfifo("pipe.parquet")
     refused_here = oper(*SYNTH.split(), "-o", "pipe.parquet", "--force")
     assert refused_here.status == 2
-    assert "no regular file" in refused_here.errors
+    assert "not a regular file" in refused_here.errors
 
 
 def test_from_python(here: Path) -> None:
@@ -171,7 +171,7 @@ def test_a_folder_that_comes_meanwhile(
     before("_sync_tree", come)
     said = oper(*command.split())
     assert said.status == 2, said
-    assert "came while this command worked" in said.errors
+    assert "appeared while this command worked" in said.errors
     left = tree(here)
     assert {name: left[name] for name in left if not name.startswith("new.kept-1")} == expected
     # Hours of work are not thrown away: it is as good as where it was to be.
@@ -229,7 +229,7 @@ def test_a_file_that_comes_meanwhile(here: Path, steps: str, before: Before) -> 
     before("_sync_file", lambda: Path("new.parquet").write_text("theirs"))
     said = oper(*SYNTH.split(), "-o", "new.parquet")
     assert said.status == 2, said
-    assert "came while this command worked" in said.errors
+    assert "appeared while this command worked" in said.errors
     assert Path("new.parquet").read_text() == "theirs"
     assert Path("new.parquet.kept-1").read_bytes().startswith(b"PAR1")
     assert not hidden(here)

@@ -33,7 +33,7 @@ def test_places_that_are_taken(here: Path, name: str) -> None:
     Path("mine").mkdir()
     Path("mine/notes.txt").write_text("keep")
     for place in ("mine", "log.parquet", "log.parquet/deep"):
-        refused(f"{WRITERS[name]} {place}", place, "name another place")
+        refused(f"{WRITERS[name]} {place}", place, "choose another path")
 
 
 def test_a_taken_place_is_told_before_the_work(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,8 +52,8 @@ def test_a_taken_place_is_told_before_the_work(here: Path, monkeypatch: pytest.M
 
 def test_logs_are_written_to_files(here: Path) -> None:
     Path("folder.parquet").mkdir()
-    refused(f"{SYNTH} -o folder.parquet", "folder.parquet", "another place")
-    refused(f"{SYNTH} -o log.parquet/x.parquet", "log.parquet", "another place")
+    refused(f"{SYNTH} -o folder.parquet", "folder.parquet", "another path")
+    refused(f"{SYNTH} -o log.parquet/x.parquet", "log.parquet", "another path")
 
 
 # A full disk and Ctrl-C in the middle of a write

@@ -279,7 +279,7 @@ def test_nothing_is_unpickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     np.savez(tmp_path / "log.npz", item=np.array([Evil()], dtype=object), lengths=np.array([1]))
     complaint(tmp_path / "log.npz", "Python objects", options=JAGGED)
     (tmp_path / "log.pt").write_bytes(pickle.dumps(Evil()))
-    complaint(tmp_path / "log.pt", "log.pt", "tensors alone")
+    complaint(tmp_path / "log.pt", "log.pt", "other objects than tensors")
     assert not (tmp_path / "owned").exists()
 
 

@@ -211,7 +211,10 @@ def test_check_finds_shared_slots(copied):
     base[3] -= 1  # one slot into what lies before
     with_layout(copied, stripe_base=base)
     found = wrong(copied)
-    assert "another row's too" in found["no two rows share a slot, and all lie within the arenas"]
+    assert (
+        "is shared with another row"
+        in found["no two rows share a slot, and all are within the arenas"]
+    )
     assert "every slot of the arenas holds a row" in found
 
 
@@ -219,7 +222,7 @@ def test_check_finds_slots_beyond_the_arena(copied):
     layout = load_plan(copied).layout
     with_layout(copied, slots=layout.slots - 1)
     found = wrong(copied)
-    assert "whose arena has" in found["no two rows share a slot, and all lie within the arenas"]
+    assert "whose arena has" in found["no two rows share a slot, and all are within the arenas"]
     assert "memory of each rank is the plan's" in found
 
 

@@ -136,7 +136,7 @@ def test_merging_refuses_other_tables() -> None:
         merge([one, make_profile(2, rows=(4, 3, 2))])
     two = make_profile(2)
     two.source = {"sampled": {"share": 0.5}}
-    with pytest.raises(OperError, match=r"0\.5 of the samples, and the first of 1"):
+    with pytest.raises(OperError, match=r"0\.5 of the samples, and the first 1"):
         merge([one, two])
 
 

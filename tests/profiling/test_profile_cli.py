@@ -291,7 +291,7 @@ def test_torchrun_needs_a_file_for_each_rank(
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(OperError, match="1 files, and torchrun started 2 ranks"):
         run(log, "-o", tmp_path / "p", *CRITEO)
-    with pytest.raises(OperError, match="not for torchrun"):
+    with pytest.raises(OperError, match="not under torchrun"):
         run(log, "-o", tmp_path / "p", *CRITEO, "--windows", 2)
 
 

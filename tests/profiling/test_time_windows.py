@@ -69,7 +69,7 @@ def test_numbers_of_every_unit_make_the_same_windows(
         assert errors.count("\n") == 1
         assert errors.startswith("ts: numbers around 1.6e")
         assert f"are read as {names[unit]} since 1970, the first one as 2020-09-13" in errors
-        assert "--time-unit names another unit" in errors
+        assert "choose another unit with --time-unit" in errors
     shown = oper("profile", "show", tmp_path / "p").out
     assert "2020-09-15T00:00:00+00:00" in shown
 
@@ -143,13 +143,13 @@ GOOD = spread() * 1000
     ("times", "options", "words"),
     [
         (np.arange(10), "", ["--every 1d", "'ts'", "from 0 to 9", "--time-unit s, ms, us or ns"]),
-        (np.arange(10) - 20_000, "", ["from -20,000 to -19,991", "own units"]),
-        (np.r_[20200913:20200923], "", ["20,200,913", "no dates from 1990"]),
+        (np.arange(10) - 20_000, "", ["from -20,000 to -19,991", "own unit"]),
+        (np.r_[20200913:20200923], "", ["20,200,913", "not dates from 1990"]),
         (np.r_[GOOD, 0], "", ["row 32: column 'ts' is 0", "milliseconds", "--time-unit ms"]),
         (np.r_[GOOD, -1, GOOD], "", ["row 32: column 'ts' is -1", "--time-unit ms"]),
         (np.r_[GOOD, GOOD[:3] // 1000], "", ["row 32: column 'ts' is 1,599,955,200"]),
         (GOOD, "--time-unit s", ["row 0", "years 1 to 9999 as seconds", "--time-unit ms would"]),
-        (GOOD, "--time-unit h", ["--time-unit 'h'", "s, ms, us and ns"]),
+        (GOOD, "--time-unit h", ["--time-unit 'h'", "s, ms, us or ns"]),
         (GOOD, "--every 1m --max-windows 20", ["more than 20 windows", "2020-09-13", "allow more"]),
         (GOOD, "--every 1s --max-windows 30", ["--by-column ts --every 1s", "30 windows"]),
         (np.arange(1001) * 10, "--every 10", ["more than 1,000 windows from 0 to 10,000"]),
@@ -204,7 +204,7 @@ def test_equal_windows_have_the_same_limit(tmp_path: Path) -> None:
     command = ("profile", log, "-o", tmp_path / "p", "--columns", "f", "--windows", 1001)
     said = oper(*command)
     assert said.status == 2
-    assert "--windows 1001: makes more than 1,000 windows" in said.errors
+    assert "--windows 1001: gives more than 1,000 windows" in said.errors
     assert "--max-windows" in said.errors
     assert oper(*command[:-1], 11, "--max-windows", 10).status == 2
     assert oper(*command[:-1], 11, "--max-windows", 11, "--json").status == 0
@@ -219,7 +219,7 @@ def test_files_without_times_say_so(tmp_path: Path) -> None:
         *("--values", "item,other", "--lengths", "lengths,lengths"),
     )
     assert said.status == 2
-    assert "gives no times; CSV and Parquet files do" in said.errors
+    assert "cannot have times; CSV and Parquet files can" in said.errors
 
 
 def test_from_python(tmp_path: Path) -> None:

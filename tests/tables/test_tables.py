@@ -123,7 +123,7 @@ def test_a_json_list(tmp_path: Path) -> None:
     [
         ("- {name: a, rows: 0}", ["line 1", "rows", "0"]),
         ("- {name: a, rows: ten}", ["line 1", "rows", "'ten'"]),
-        ("- {name: a, rows: 1}\n- {name: a, rows: 2}", ["line 2", "'a'", "again"]),
+        ("- {name: a, rows: 1}\n- {name: a, rows: 2}", ["line 2", "second table 'a'"]),
         ("- {name: a, rows: 1, dtype: fp64}", ["line 1", "dtype", "fp64", "fp16"]),
         ("- {name: a, rows: 1, colour: red}", ["line 1", "colour"]),
         ("- {rows: 1}", ["line 1", "name"]),

@@ -1,4 +1,4 @@
-"""`oper plan check`: prove a plan's invariants from its files, replay a log through its maps."""
+"""`oper plan check`: verify a plan's invariants from its files, replay a log through its maps."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,11 +26,10 @@ def check(
     *,
     log_options: "LogOptions",
 ) -> None:
-    """Prove a plan from its files; with the log, replay that.
+    """Verify a plan from its files; with its log, replay that.
 
-    From the files alone every invariant is checked; a log is read through the address maps, and
-    what each owner serves must be what the plan says. The exit status is 1 where something is
-    wrong with the plan.
+    Checks every invariant from the files alone. A log is read through the address maps, and each
+    owner must serve what the plan says. The exit status is 1 if an invariant does not hold.
     """
     from oper.audit.check import check as check_plan
     from oper.audit.replay import replay, rows_of_log
@@ -58,7 +57,7 @@ def check(
             if finding.wrong:
                 out.print(f"      {finding.wrong}")
         failed = f"{len(wrong)} of {len(findings)} invariants do not hold"
-        out.print(f"{plan}: {failed if wrong else 'all is well'}")
+        out.print(f"{plan}: {failed if wrong else f'all {len(findings)} invariants hold'}")
 
     emit(as_json, content, text)
     if wrong:

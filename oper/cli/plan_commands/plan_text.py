@@ -1,4 +1,4 @@
-"""What a plan looks like in a terminal."""
+"""A plan's figures as the tables that `oper plan` and `oper plan show` print."""
 
 from typing import Any
 
@@ -18,10 +18,10 @@ _DOB_NAMES = {"memory": "memory", "lookups": "lookups", "link_cost": "links"}
 
 
 def rank_table(content: dict[str, Any]) -> Any:
-    """Memory, lookups, link bytes and seconds of each rank (first and last of many).
+    """Memory, lookups, link bytes and seconds of each rank (the first and last of many).
 
-    The times add up to the last one: serving rows, fetching rows, and in training the updating of
-    rows by gradients and AllReduce.
+    The last time is the sum of the others: serving rows, fetching rows, and in training updating
+    rows with gradients and AllReduce.
     """
     training = content["mode"] == "training"
     headers = ["rank", "memory", "rows served", "fetched", "serving", "fetching"]
@@ -47,7 +47,7 @@ def rank_table(content: dict[str, Any]) -> Any:
 
 
 def plan_facts(content: dict[str, Any]) -> list[tuple[str, str]]:
-    """What a plan says of itself: names and sentences."""
+    """A plan's properties as names and sentences."""
     dob, before = content["dob"], content["greedy_dob"]
     moved = {name: format_bytes(b) for name, b in content["communication_bytes"].items()}
     used, asked = content["extra_memory_ratio"], content["asked"]["extra_memory"]
@@ -76,8 +76,8 @@ def plan_facts(content: dict[str, Any]) -> list[tuple[str, str]]:
         ("threshold", f"{100 * content['threshold']:.3g}%: {content['threshold_reason']}"),
         (
             "extra memory",
-            f"{used:.3%} used of {100 * asked:g}% asked"
-            + (": no copies pay, or none fit" if asked and not used else ""),
+            f"{used:.3%} used of {100 * asked:g}% allowed"
+            + (": no copies pay off, or none fit" if asked and not used else ""),
         ),
         (
             "traffic, all ranks",
@@ -99,14 +99,14 @@ def plan_facts(content: dict[str, Any]) -> list[tuple[str, str]]:
             )
         )
     if content.get("hot_row"):
-        facts.append(("what binds", content["hot_row"]))
+        facts.append(("what limits it", content["hot_row"]))
     if not content["feasible"]:
         facts.append(("INFEASIBLE", "a rank holds more than its capacity"))
     return facts
 
 
 def facts_table(facts: list[tuple[str, str]]) -> Any:
-    """Names to the left, sentences to the right, folded where they are long."""
+    """Names in the left column, sentences in the right one, wrapped where they are long."""
     table = RichTable.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     for name, sentence in facts:

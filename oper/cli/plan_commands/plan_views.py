@@ -1,4 +1,4 @@
-"""`oper plan show`, `diff` and `explain`: what is in a plan's folder, for people and JSON."""
+"""`oper plan show`, `diff` and `explain`: the content of plans, as text and as JSON."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def show(
     plan: Path = typer.Argument(help="A plan folder."),
     as_json: bool = JSON,
 ) -> None:
-    """Print what a plan decided, what it costs and how good it is."""
+    """Print a plan's decisions, cost and quality."""
     from oper.plan.plan import load_plan
 
     loaded = load_plan(plan)
@@ -68,10 +68,10 @@ def show(
 def explain(
     plan: Path = typer.Argument(help="A plan folder."),
     table: str = typer.Option(..., "--table", help="The table's name."),
-    row: int = typer.Option(..., "--row", help="The row, after the table's id rule."),
+    row: int = typer.Option(..., "--row", help="The row number, after the table's id rule."),
     as_json: bool = JSON,
 ) -> None:
-    """Say where a row is, how often it was accessed, and why."""
+    """Print where a row is and why, and how often it was accessed."""
     from oper.audit.explain import explain as explain_row
     from oper.plan.plan import load_plan
 
@@ -84,7 +84,7 @@ def explain(
         if accesses is None:
             most = content["accesses_at_most"]
             counted = "not listed in the plan" + (
-                "" if most is None else f"; at most {most:,}, the least of the table's listed rows"
+                "" if most is None else f"; at most {most:,}, the fewest of the table's listed rows"
             )
         else:
             counted = f"{accesses:,} in the profile"
@@ -106,10 +106,10 @@ def explain(
 
 def diff(
     old: Path = typer.Argument(help="A plan folder."),
-    new: Path = typer.Argument(help="Another, for the same tables and number of ranks."),
+    new: Path = typer.Argument(help="Another plan for the same tables and number of ranks."),
     as_json: bool = JSON,
 ) -> None:
-    """Say what the second plan does differently."""
+    """Print the differences of the second plan."""
     from oper.audit.diff import diff as diff_plans
     from oper.plan.plan import load_plan
 
@@ -129,8 +129,8 @@ def diff(
         ]
         out.print(facts_table(facts))
         out.print(
-            f"{content['rows_changed']:,} of {content['rows']:,} rows are held elsewhere or by "
-            f"more or fewer ranks ({format_bytes(content['bytes_changed'])})"
+            f"{content['rows_changed']:,} of {content['rows']:,} rows are held by other ranks "
+            f" ({format_bytes(content['bytes_changed'])})"
         )
         changed = [t for t in content["tables"] if t["rows_changed"]]
         changed.sort(key=lambda t: -int(t["rows_changed"]))

@@ -1,4 +1,4 @@
-"""What `oper plan` warns of: options that change nothing, counts measured for another batch."""
+"""Warnings of `oper plan`: options without effect, distinct rows measured for another batch."""
 
 from typing import TYPE_CHECKING
 
@@ -9,19 +9,20 @@ if TYPE_CHECKING:
     from oper.profiling.profile import Profile
 
 
-# Distinct fetches that save less than this share of the bytes change nothing worth having.
+# Of the bytes: a saving by distinct fetches that is too small to mention. Only a warning depends
+# on it.
 _NO_SAVING = 1e-3
 
 
 def warnings(planned: "Planned", profile: "Profile") -> list[str]:
-    """Sentences for people, none where all options have an effect."""
+    """The warnings as sentences; none where all options have an effect."""
     problem = planned.problem
     workload, topology = problem.workload, problem.topology
     found = [topology.memory_warning(planned.cost.memory_bytes)]
     if topology.ranks == 1:
         found.append(
-            "one rank holds every row: --mode and --fetch change the figures but not the plan, "
-            "--extra-memory, --threshold, --dob and --balance change nothing"
+            "there is one rank, which holds every row: --mode and --fetch change the figures but "
+            "not the plan; --extra-memory, --threshold, --dob and --balance have no effect"
         )
     samples = workload.batch_size / topology.ranks
     if workload.fetch == "distinct":
@@ -31,7 +32,7 @@ def warnings(planned: "Planned", profile: "Profile") -> list[str]:
         if raw - float(weight @ classes.D) <= _NO_SAVING * raw:
             found.append(
                 f"--fetch distinct: has no effect here, as the {samples:g} samples of a rank "
-                "hardly read a row twice"
+                "almost never read a row twice"
             )
     measured = profile.distinct
     uses_distinct = workload.training or workload.fetch == "distinct"

@@ -1,4 +1,4 @@
-"""`oper profile`: count how often each row is accessed in a log; add profiles up; show one."""
+"""`oper profile`: count how often each row is accessed in a log; merge and show profiles."""
 
 import os
 import sys
@@ -21,7 +21,7 @@ from oper.cli.profile_commands.table_options import (
     TABLES,
     TableOptions,
 )
-from oper.cli.shared.console import emit, warn_of_idle
+from oper.cli.shared.console import emit, warn_of_unused
 from oper.cli.shared.default_verb import DEFAULT, verb
 from oper.cli.shared.log_options import takes_log
 from oper.cli.shared.output_options import FORCE, JSON
@@ -57,32 +57,37 @@ def make(
     ids: str | None = IDS,
     min_count: int = MIN_COUNT,
     batch_size: int | None = typer.Option(
-        None, "--batch-size", min=1, help="Measure the distinct rows of batches of so many samples."
+        None,
+        "--batch-size",
+        min=1,
+        help="Measure the distinct rows of batches of this many samples.",
     ),
     ranks: int = typer.Option(8, "--ranks", min=1, help="Ranks that share such a batch."),
     windows: int | None = typer.Option(
         None, "--windows", min=1, help="One profile for each of N equal parts of the log."
     ),
     by_column: str | None = typer.Option(
-        None, "--by-column", help="One profile for each --every of this column, a time."
+        None, "--by-column", help="One profile for each --every of this column of times."
     ),
     every: str = typer.Option("1d", "--every", help="The span of a window: 12h, 1d, 1w, or 3600."),
     time_unit: str | None = typer.Option(
         None,
         "--time-unit",
         metavar="s|ms|us|ns",
-        help="What numbers in that column count since 1970; guessed, and said, if not given.",
+        help="Unit of numbers in that column since 1970. [default: guessed and reported]",
     ),
     max_windows: int = typer.Option(
         1000, "--max-windows", min=1, help="Stop before counting if there would be more windows."
     ),
-    sample: str | None = typer.Option(None, "--sample", help="Profile a share of the samples."),
-    seed: int = typer.Option(0, "--seed", min=0, help="Another seed, another sample."),
+    sample: str | None = typer.Option(
+        None, "--sample", help="Count only this share of the samples: 1%."
+    ),
+    seed: int = typer.Option(0, "--seed", min=0, help="Seed of the choice of samples."),
     memory_limit: str | None = typer.Option(
         None,
         "--memory-limit",
-        help="RowCounters in memory, the rest in memory-mapped files; half of what is free if not "
-        "given.",
+        help="RowBytes of counters in memory; the rest are in mapped files. [default: half of the "
+        "free memory]",
     ),
     deadline: str = typer.Option(
         "1h", "--deadline", help="Under torchrun: how long a rank waits for the others."
@@ -94,17 +99,17 @@ def make(
 ) -> None:
     """Count exactly how often each row is accessed.
 
-    Under torchrun each rank counts a part of the files, and rank 0 adds the counts up.
+    Under torchrun each rank counts some of the files, and rank 0 sums the counts.
     """
     from oper.base import native
     from oper.profiling.counting import CountOptions
     from oper.profiling.sampling import Sampling
 
-    native.ops()  # torch takes a second to load, which belongs to the start of Python
+    native.ops()  # loads torch, which takes a second that is not part of the measured time
     started = time.perf_counter()
     needs = {"every": "by_column", "ranks": "batch_size", "seed": "sample"}
     needs |= {"time_unit": "by_column", "max_windows": "by_column" if by_column else "windows"}
-    warn_of_idle(context, needs)
+    warn_of_unused(context, needs)
     if by_column is not None:
         unit = cast("TimeUnit | None", time_unit)  # which LogOptions checks
         log_options = replace(log_options, time=by_column, time_unit=unit)
@@ -118,7 +123,9 @@ def make(
     )
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         if windows is not None or by_column is not None:
-            raise OperError("--windows and --by-column: are for one process, not for torchrun")
+            raise OperError(
+                "--windows and --by-column: work in one process only, not under torchrun"
+            )
         from oper.profiling.distributed_counting import count_under_torchrun
 
         summed = count_under_torchrun(
@@ -140,12 +147,12 @@ def make(
 
 
 def merge(
-    profiles: list[str] = typer.Argument(help="Profiles of parts of one log, same tables."),
+    profiles: list[str] = typer.Argument(help="Profiles of parts of one log, for the same tables."),
     output: Path = _OUTPUT,
     force: bool = FORCE,
     as_json: bool = JSON,
 ) -> None:
-    """Add profiles up."""
+    """Sum profiles of parts of a log."""
     from oper.files.storage import atomic_folder
     from oper.profiling.profile import FORMAT, Profile
     from oper.profiling.profile import merge as add_up
@@ -161,7 +168,7 @@ def merge(
 
 def show(
     profile: str = typer.Argument(help="A profile, or one of its windows: PROFILE@3."),
-    check: bool = typer.Option(False, "--check", help="Compare all checksums first."),
+    check: bool = typer.Option(False, "--check", help="Verify all checksums first."),
     as_json: bool = JSON,
 ) -> None:
     """Print what a profile counted."""
@@ -211,7 +218,7 @@ def _count(
 def _windows(
     log: "Log", most: int, windows: int | None, by_column: str | None, every: str
 ) -> "tuple[Log, Windows | None]":
-    """The windows that are asked for, and the log as it is to be read for them."""
+    """The log as its windows need it, and the windows that the options ask for."""
     from oper.profiling.time_windows import find_time_windows
     from oper.profiling.windows import EqualWindows, refuse_too_many
 

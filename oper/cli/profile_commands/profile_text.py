@@ -1,4 +1,4 @@
-"""How `oper profile` reports: the object that `--json` prints, and the same for people."""
+"""What `oper profile` reports, as the JSON object and as text."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ _MOST_TABLES = 40
 
 
 def content_of(name: str, profiles: "list[Profile]") -> dict[str, Any]:
-    """What one profile, or the windows of one folder, counted."""
+    """The JSON object of one profile, or of the windows of one folder."""
     from oper.profiling.profile import merge
     from oper.profiling.table_summary import summarise
 
@@ -48,14 +48,12 @@ def content_of(name: str, profiles: "list[Profile]") -> dict[str, Any]:
 
 
 def print_profile(content: dict[str, Any]) -> None:
-    """Print it as a table of the tables, at most 100 columns wide."""
+    """Print the JSON object as text, at most 100 columns wide."""
     out = new_console()
     out.print(f"{content['profile']}: {content['samples']:,} samples")
     out.print(_tables(content))
     if content["counter_bytes"] > 4:
-        out.print(
-            f"counters            {content['counter_bytes']} bytes each, as 4 do not hold them"
-        )
+        out.print(f"counters            {content['counter_bytes']} bytes each, as counts exceed 4")
     for table, number in content["skipped_ids"].items():
         out.print(f"skipped ids         {number:,} of table {table}")
     if content["distinct"]:
@@ -104,7 +102,7 @@ def _distinct_line(distinct: dict[str, Any]) -> str:
     low, high = ([min(r), max(r)] for r in ratios)
     return (
         f"distinct rows       of {distinct['batches']:,} batches of {distinct['batch_size']:,} on "
-        f"{distinct['ranks']} ranks, over what independent samples read:\n"
+        f"{distinct['ranks']} ranks, relative to independent samples:\n"
         f"                    a rank {low[0]:.3f} to {low[1]:.3f}, all ranks {high[0]:.3f} to "
         f"{high[1]:.3f} (by table)"
     )
@@ -112,7 +110,7 @@ def _distinct_line(distinct: dict[str, Any]) -> str:
 
 def _sampling_lines(sampled: dict[str, Any]) -> list[str]:
     if "hot_share" not in sampled:
-        return [f"sample              {sampled['share']:.3g} of the samples, added up from parts"]
+        return [f"sample              {sampled['share']:.3g} of the samples, summed over parts"]
     return [
         f"sample              {sampled['share']:.3g} of the samples; expected errors:",
         f"  hot set           {sampled['hot_rows_missed']:.2%} of the hottest "

@@ -1,4 +1,4 @@
-"""Which tables a log's ids index: named by an option, or inferred from the log."""
+"""Options for the tables of a log: named by an option, or inferred from the log."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,23 +16,21 @@ if TYPE_CHECKING:
 TABLES = typer.Option(
     None,
     "--tables",
-    help="A YAML or JSON file, a published data set (criteo-kaggle), or a profile whose tables and "
-    "rules are kept; inferred from the log if not given.",
+    help="A YAML or JSON file, a published data set (criteo-kaggle), or a profile whose tables "
+    "and id rules to use. [default: inferred from the log]",
 )
-DIM = typer.Option(64, "--dim", min=1, help="Values per row, where no table says it.")
-DTYPE = typer.Option("fp32", "--dtype", help="fp32, fp16, bf16 or int8, where no table says it.")
+DIM = typer.Option(64, "--dim", min=1, help="Values per row, for tables without it.")
+DTYPE = typer.Option("fp32", "--dtype", help="fp32, fp16, bf16 or int8, for tables without it.")
 OPTIMIZER = typer.Option(
     "rowwise_adagrad",
     "--optimizer",
-    help="Whose state counts as memory, where no table says it: none, sgd, "
+    help="Optimizer, whose state takes memory, for tables without it: none, sgd, "
     "momentum_sgd, adagrad, rowwise_adagrad, adam or partial_rowwise_adam.",
 )
 IDS = typer.Option(
-    None, "--ids", help="How values become rows, where no table says it: dense, hash:ROWS, vocab."
+    None, "--ids", help="How values become rows, for tables without it: dense, hash:ROWS, vocab."
 )
-MIN_COUNT = typer.Option(
-    1, "--min-count", min=1, help="Leave values that are rarer out of vocabularies."
-)
+MIN_COUNT = typer.Option(1, "--min-count", min=1, help="Leave rarer values out of vocabularies.")
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ class TableOptions:
     def prepare(
         self, log: "Log", advance: Callable[[int], None] = lambda samples: None
     ) -> "Prepared":
-        """The tables with all their rows and vocabularies, taken from the log where left open."""
+        """The tables with rows and vocabularies, which the log completes."""
         from oper.logs import prepare
         from oper.profiling.profile import MARKER, Profile
 
@@ -66,7 +64,7 @@ class TableOptions:
         )
 
     def _stated(self, log: "Log") -> Any:
-        """The tables as far as the options say them; None where all is to be inferred."""
+        """The tables as far as the options give them; None to infer them from the log."""
         from oper.tables.table import IdRule, Table
         from oper.tables.table_file import load_tables
 

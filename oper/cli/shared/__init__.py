@@ -1,1 +1,1 @@
-"""What several commands share: printing, progress, options."""
+"""Used by several commands: output, progress bars, number formats, options."""

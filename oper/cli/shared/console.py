@@ -1,4 +1,4 @@
-"""What commands print: tables and JSON on standard output, warnings on standard error."""
+"""Output of commands: tables and JSON on standard output, warnings on standard error."""
 
 import json
 import sys
@@ -14,20 +14,20 @@ WIDTH = 100
 
 
 def new_console() -> Console:
-    """Standard output, never wider than 100 columns."""
+    """A console for standard output, at most 100 columns wide."""
     real = Console()
     width = min(real.width, WIDTH) if real.is_terminal else WIDTH
-    # Names come from logs, and one like a[b] is no markup.
+    # No markup: a name from a log may look like a[b].
     return Console(width=width, highlight=False, markup=False, emoji=False)
 
 
 def warn(sentence: str) -> None:
-    """A warning on standard error, which leaves standard output to the result."""
+    """Print a warning on standard error; standard output has only the result."""
     print(f"warning: {sentence}", file=sys.stderr)
 
 
-def warn_of_idle(context: typer.Context, needs: dict[str, str]) -> None:
-    """Warn of options that were given and do nothing without another one that was not."""
+def warn_of_unused(context: typer.Context, needs: dict[str, str]) -> None:
+    """Warn of options that were given without the option that they depend on."""
     for option, needed in needs.items():
         source = context.get_parameter_source(option)
         if source is not None and source.name == "COMMANDLINE" and not context.params[needed]:
@@ -36,7 +36,7 @@ def warn_of_idle(context: typer.Context, needs: dict[str, str]) -> None:
 
 
 def emit(as_json: bool, content: dict[str, Any], text: Callable[[], None]) -> None:
-    """Print `content` as one JSON object on standard output, or call `text` to print for people."""
+    """Print `content` as one JSON object on standard output, or call `text` to print a text."""
     if as_json:
         json.dump(content, sys.stdout, indent=1, allow_nan=False)
         sys.stdout.write("\n")
@@ -45,7 +45,7 @@ def emit(as_json: bool, content: dict[str, Any], text: Callable[[], None]) -> No
 
 
 def new_table(*headers: str, title: str | None = None, left: int = 1) -> RichTable:
-    """A table with the first `left` columns to the left and the numbers to the right."""
+    """A table with its first `left` columns left-aligned and the others right-aligned."""
     made = RichTable(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 1))
     for index, header in enumerate(headers):
         justify = "left" if index < left else "right"

@@ -1,4 +1,4 @@
-"""Commands that act and have sub-commands: `oper plan PROFILE` beside `oper plan show PLAN`."""
+"""Commands with a default sub-command: `oper plan PROFILE` beside `oper plan show PLAN`."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ DEFAULT = "make"
 
 
 class DefaultVerb(TyperGroup):
-    """A group whose command `make` is meant where no other one is named; its help shows both."""
+    """A group that runs its command `make` unless another one is named; its help shows both."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in ("--help", "-h"):
@@ -24,5 +24,5 @@ class DefaultVerb(TyperGroup):
 
 
 def verb(help_text: str) -> typer.Typer:
-    """A typer application for such a command; register the default one under the name `make`."""
+    """A typer application for such a command; register the default as `make`."""
     return typer.Typer(cls=DefaultVerb, help=help_text, no_args_is_help=True, rich_markup_mode=None)

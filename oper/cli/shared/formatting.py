@@ -4,20 +4,20 @@ import math
 
 
 def format_number(value: float) -> str:
-    """1234567 -> '1.23M', for people."""
+    """1234567 -> '1.23M'."""
     return "".join(_scaled(value))
 
 
 def format_bytes(value: float) -> str:
-    """Bytes for people, in powers of ten: '1.23 MB'."""
+    """Bytes in powers of ten: '1.23 MB'."""
     number, suffix = _scaled(value)
     return f"{number} {suffix}B"
 
 
 def _scaled(value: float) -> tuple[str, str]:
-    """A number with three digits, and the power of ten it counts."""
+    """A number with three digits, and the suffix of its power of ten."""
     for limit, suffix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= 0.9995 * limit:  # which rounds up to the limit
+        if abs(value) >= 0.9995 * limit:  # rounds up to the limit
             return f"{value / limit:.3g}", suffix
     return f"{value:.3g}", ""
 
@@ -33,7 +33,7 @@ def format_gap(value: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Seconds for people: µs, ms or s with four digits."""
+    """Seconds as µs, ms or s with four digits."""
     for limit, suffix in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
         if abs(seconds) >= limit:
             return f"{seconds / limit:.4g} {suffix}"

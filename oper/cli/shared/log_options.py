@@ -1,4 +1,4 @@
-"""The options of every command that reads a log: which columns, which rows, what is no id."""
+"""The options of all commands that read a log: columns, rows, missing and bad ids."""
 
 import functools
 import inspect
@@ -13,18 +13,18 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
     "columns": (
         list[str] | None,
         typer.Option(
-            None, "--columns", metavar="NAMES", help="Columns of ids, by names and globs: 'C*'."
+            None, "--columns", metavar="NAMES", help="Columns of ids, by name or pattern: 'C*'."
         ),
     ),
     "dense": (
         list[str] | None,
-        typer.Option(None, "--dense", metavar="NAMES", help="Columns of numbers that are no ids."),
+        typer.Option(None, "--dense", metavar="NAMES", help="Columns of numbers that are not ids."),
     ),
     "label": (str | None, typer.Option(None, "--label", help="The column of the label.")),
     "time": (str | None, typer.Option(None, "--time", help="The column of the time.")),
     "missing": (
         str | None,
-        typer.Option(None, "--missing", help="A value that is no id, besides nulls: -1."),
+        typer.Option(None, "--missing", help="A value that means no id, besides nulls: -1."),
     ),
     "rows": (
         str | None,
@@ -45,7 +45,7 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
     ),
     "list_separator": (
         str | None,
-        typer.Option(None, "--list-separator", help="Between the ids of a CSV field."),
+        typer.Option(None, "--list-separator", help="Separator of the ids in a CSV field."),
     ),
     "on_bad_id": (
         str,
@@ -53,16 +53,16 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
             "error",
             "--on-bad-id",
             metavar="error|skip",
-            help="Stop at an id that has no row, or leave it out and count it.",
+            help="Stop at an id that has no row, or skip and count it.",
         ),
     ),
 }
 
 
 def takes_log(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of a log; its parameter `log_options` gets them, a LogOptions.
+    """Add the options of a log to a command, which gets them as its parameter `log_options`.
 
-    Options that may be given several times take names separated by commas too.
+    Options that may be given several times also accept names separated by commas.
     """
 
     @functools.wraps(command)

@@ -1,4 +1,4 @@
-"""Options of every command that plans: topology, workload, limits and aims."""
+"""Options of all commands that plan: topology, workload, limits and objectives."""
 
 import typer
 
@@ -11,37 +11,42 @@ MODE = typer.Option(
     "training",
     "--mode",
     metavar="training|inference",
-    help="Whether gradients travel and optimizer states take memory.",
+    help="Training adds gradients, AllReduce and optimizer states.",
 )
 FETCH = typer.Option(
     "raw",
     "--fetch",
     metavar="raw|distinct",
-    help="Every access reads its row, or a rank fetches each row once per batch.",
+    help="Whether every access reads its row, or a rank reads each row once per batch.",
 )
 BATCH_SIZE = typer.Option(
     65_536, "--batch-size", min=1, help="Samples per iteration, over all ranks."
 )
-EXTRA_MEMORY = typer.Option("5%", "--extra-memory", help="Bytes of copies over bytes of tables.")
+EXTRA_MEMORY = typer.Option(
+    "5%", "--extra-memory", help="Bytes of copies, as a share of the tables' bytes."
+)
 THRESHOLD = typer.Option(
     "0.1%", "--threshold", help="Largest partition, as a share of bytes and of accesses."
 )
-DOB = typer.Option("99.9%", "--dob", help="Degree of balance at which partitions are fine enough.")
+DOB = typer.Option(
+    "99.9%", "--dob", help="Degree of balance (min/max) at which partitions are fine enough."
+)
 BALANCE = typer.Option(
     "time",
     "--balance",
     metavar="time|link",
-    help="Aim at the least iteration, or at even link costs.",
+    help="Minimise the iteration time, or even out link costs.",
 )
 CAPACITY = typer.Option(
     None,
     "--capacity",
-    help="Bytes per rank (64GB), or a factor of total/ranks (1.25); one, or one a rank by commas.",
+    help="Bytes per rank (64GB) or a factor of total/ranks (1.25); one value, or one a rank: "
+    "64GB,32GB.",
 )
 
 
 def load_topology(spec: str, capacity: str | None) -> Topology:
-    """The topology named, with the capacities given in the place of its own."""
+    """The topology of that name or file, with the given capacities instead of its own."""
     topology = Topology.load(spec)
     if capacity is None:
         return topology

@@ -17,7 +17,7 @@ from oper.cli.shared.formatting import format_number
 
 
 class Meter:
-    """A progress bar's handle: `advance` by what was done since."""
+    """The handle of a progress bar: call `advance` with the amount of work done."""
 
     def __init__(self, advance: Callable[[float], None]) -> None:
         self.advance = advance
@@ -25,7 +25,7 @@ class Meter:
 
 @contextlib.contextmanager
 def progress(description: str, total: float | None, unit: str = "") -> Iterator[Meter]:
-    """A bar with rate and time left on standard error; silent where that is no terminal."""
+    """A bar with rate and time left on standard error; nothing where that is not a terminal."""
     errors = Console(stderr=True)
     if not errors.is_terminal:
         yield Meter(lambda amount: None)
@@ -53,7 +53,7 @@ def progress(description: str, total: float | None, unit: str = "") -> Iterator[
 
 @contextlib.contextmanager
 def steps(description: str, total: int) -> Iterator[Callable[[str], None]]:
-    """A bar of `total` steps that is told the name of each step as it begins."""
+    """A bar of `total` steps; call the result with the name of each step as it begins."""
     errors = Console(stderr=True)
     if not errors.is_terminal:
         yield lambda step: None

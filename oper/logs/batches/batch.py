@@ -1,9 +1,9 @@
-"""A batch of a log: for each feature its ids, bag after bag, and how many each sample has.
+"""A batch of a log: for each feature its ids, bag after bag, and the size of each bag.
 
 A feature of n samples is (values, lengths): sample i has the lengths[i] values that follow those
-of samples 0 … i−1; no lengths means one value each. Values are int64, or, in a batch as it was
-read, texts in an Arrow dictionary: codes int32 and the distinct texts, so that what is done to
-texts is done once for each distinct one.
+of samples 0 … i−1; without lengths each sample has one value. Values are int64 or, before the id
+rules are applied, an Arrow dictionary of texts (int32 codes and the distinct texts), so that each
+distinct text is processed once.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ from oper.base.errors import OperError
 class Jagged:
     """Ids of one feature: `values` int64 or `pa.DictionaryArray` of texts, `lengths` int32.
 
-    `hexadecimal` says how the log writes its integers, for errors to show them as they are there.
+    `hexadecimal`: the log writes its integers that way, and so do errors.
     """
 
     values: Any
@@ -47,7 +47,7 @@ class Jagged:
         return replace(self, values=values, lengths=lengths)
 
     def keep(self, mask: NDArray[np.bool_]) -> "Jagged":
-        """Without the values where `mask` is false; their samples have fewer ids then."""
+        """The values where `mask` is true; samples lose the others."""
         if self.lengths is None:
             lengths = mask.astype(np.int32)
         else:
@@ -87,8 +87,8 @@ class Location:
 class Batch:
     """`samples` samples: their ids by feature, and where the log has them, label, dense, time.
 
-    label float32 [samples], dense float32 [samples, columns], time float64 [samples]: seconds
-    since 1970, or with `plain_time` the column's own numbers, whose unit no one has said.
+    label float32 [samples], dense float32 [samples, columns], time float64 [samples]: seconds since
+    1970, or with `plain_time` the column's own numbers, whose unit is unknown.
     """
 
     samples: int
@@ -130,7 +130,7 @@ class Batch:
 
 
 def concatenate(batches: Sequence[Batch]) -> Batch:
-    """One batch of row ids from several, which lies where the first one does."""
+    """One batch of row ids from several, at the location of the first."""
     if len(batches) == 1:
         return batches[0]
     names = batches[0].features
@@ -151,7 +151,7 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
             if any(p is not None for p in parts):
                 raise OperError(
                     f"{batches[0].location.file}: some of the log's files have a {field_name} and "
-                    "others none; read them apart"
+                    "others none; read them separately"
                 )
             return None
         return np.concatenate(parts)

@@ -15,8 +15,8 @@ from oper.logs.batches.options import LogOptions, TimeUnit
 class Column:
     """A column of a file.
 
-    kind: what it is taken for unasked: ids, dense (numbers that are no ids), or other.
-    bags: a sample may have several ids. raw: its integers are raw values, no row ids, so that
+    kind: what it is read as by default: ids, dense (numbers that are not ids), or other.
+    bags: a sample may have several ids. raw: its integers are raw values, not row ids, so that
     tables inferred from it need a vocabulary.
     """
 
@@ -28,7 +28,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Selection:
-    """The columns to read, by what they are read as, and the most samples a batch may hold."""
+    """The columns to read as features, dense values, label and time, and the size of batches."""
 
     features: tuple[str, ...]
     dense: tuple[str, ...]
@@ -46,20 +46,20 @@ class Source(Protocol):
 
     @property
     def samples(self) -> int | None:
-        """Its number of samples, where that is known without reading it."""
+        """Its number of samples; None where only reading it tells."""
 
     def count(self) -> int:
-        """Its number of samples, read through if need be."""
+        """Its number of samples, read through if necessary."""
 
     def estimate(self) -> int | None:
-        """About how many samples it has, where a look at its beginning tells."""
+        """About how many samples it has, by its beginning; None where unknown."""
 
     def batches(self, selection: Selection) -> Iterator[Batch]:
         """Its samples in order, at most `selection.batch_rows` at a time."""
 
 
 def choose(source: Source, options: LogOptions) -> Selection:
-    """What `options` select of a file's columns; OperError where a name or glob matches none."""
+    """The columns that `options` select; OperError where a name or pattern matches none."""
     columns = source.columns
     names = [c.name for c in columns]
 
@@ -84,7 +84,7 @@ def choose(source: Source, options: LogOptions) -> Selection:
     if both:
         raise OperError(
             f"--columns and --dense: both name {', '.join(both)} of {source.name}, and a column "
-            "holds ids or numbers; name it in one of them"
+            "is read as one of them; remove it from the other"
         )
     if not features:
         raise OperError(
@@ -94,9 +94,9 @@ def choose(source: Source, options: LogOptions) -> Selection:
 
 
 def match_feature(wanted: str, names: Sequence[str]) -> str | None:
-    """The column that a table's feature means: its own name, or the other name Criteo's have.
+    """The column of a table's feature, by its name or by the other name of Criteo's columns.
 
-    Criteo's categories are C1 … C26, and cat_0 … cat_25 in TorchRec.
+    Criteo's categories are C1 … C26 in its files, and cat_0 … cat_25 in TorchRec.
     """
     if wanted in names:
         return wanted
@@ -120,7 +120,7 @@ def _match(
                 f"{option} {pattern!r}: matches no column of {source.name}; {_list(names)}"
             )
         chosen.update(dict.fromkeys(found))
-    # In the file's order, whichever way the patterns were given.
+    # In the file's order, so that the order of the patterns does not matter.
     return tuple(n for n in names if n in chosen)
 
 

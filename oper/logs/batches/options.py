@@ -1,4 +1,4 @@
-"""How a log is to be read: which columns, which rows, and what stands for no id."""
+"""How to read a log: which columns, which rows, and which value means "no id"."""
 
 import re
 from dataclasses import dataclass
@@ -12,18 +12,18 @@ TimeUnit = Literal["s", "ms", "us", "ns"]
 
 @dataclass(frozen=True)
 class LogOptions:
-    """The options every command that reads a log shares.
+    """The options shared by all commands that read a log.
 
-    columns: names and globs of the columns that hold ids; () means all that look like ids.
-    dense: names and globs of the columns that hold numbers; None means all that look like floats.
-    label, time: columns of the label and of the time; a column `label` is the label unasked.
-    time_unit: what the numbers of that column count since 1970; of no effect on timestamps.
-    missing: a value that stands for no id, besides nulls and empty fields.
+    columns: names and patterns of the columns that hold ids; () means all that look like ids.
+    dense: names and patterns of the columns of numbers; None means all that look like floats.
+    label, time: columns of the label and of the time; a column `label` is the label by default.
+    time_unit: what the numbers of the time column count since 1970; ignored for timestamps.
+    missing: a value that means "no id", besides nulls and empty fields.
     rows: "FROM:TO" of all files' samples together, each a number or a percentage.
-    values, lengths: names of the arrays of a jagged .npz, one of each for each feature.
+    values, lengths: names of the arrays of a jagged .npz, a pair for each feature.
     list_separator: what separates the ids of a bag within a field of a CSV file.
-    on_bad_id: stop at an id its table has no row for, or leave it out and count it.
-    batch_rows: the most samples a batch of a log holds.
+    on_bad_id: stop at an id that its table has no row for, or skip and count it.
+    batch_rows: the most samples in a batch of a log.
     """
 
     columns: tuple[str, ...] = ()
@@ -41,9 +41,9 @@ class LogOptions:
 
     def __post_init__(self) -> None:
         if self.on_bad_id not in ("error", "skip"):
-            raise OperError(f"--on-bad-id {self.on_bad_id!r}: is neither error nor skip")
+            raise OperError(f"--on-bad-id {self.on_bad_id!r}: error or skip was needed")
         if self.time_unit not in (None, *get_args(TimeUnit)):
-            raise OperError(f"--time-unit {self.time_unit!r}: is none of s, ms, us and ns")
+            raise OperError(f"--time-unit {self.time_unit!r}: s, ms, us or ns was needed")
         if self.batch_rows < 1:
             raise OperError(f"batch_rows {self.batch_rows}: at least 1 was needed")
         if len(self.values) != len(self.lengths):
@@ -62,7 +62,7 @@ class LogOptions:
     def row_range(self, samples: int | None) -> tuple[int, int | None]:
         """First sample and the one after the last (None: to the end).
 
-        `samples` is the log's whole number of them, needed where `rows` has a percentage.
+        `samples` is the number of samples in the log, needed where `rows` has a percentage.
         """
         if self.rows is None:
             return 0, None

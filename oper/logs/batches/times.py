@@ -1,7 +1,7 @@
-"""Times of samples: seconds since 1970, from timestamps, dates, texts, and numbers of a unit.
+"""Times of samples: seconds since 1970, from timestamps, dates, texts, and numbers with a unit.
 
-Numbers do not say their unit. It can be guessed where all of them lie between 1990 and 2100 in one
-of seconds, milliseconds, microseconds and nanoseconds since 1970, as no number does so in two.
+The unit of numbers can be guessed where all of them are between 1990 and 2100 in seconds,
+milliseconds, microseconds or nanoseconds since 1970: no number is so in two of these units.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -15,7 +15,7 @@ from oper.base.errors import OperError
 from oper.logs.batches.batch import Location
 from oper.logs.batches.options import TimeUnit
 
-# How many of each a second has, and what people call them.
+# How many of each a second has, and their names in messages.
 PER_SECOND: dict[TimeUnit, int] = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 UNIT_NAMES: dict[TimeUnit, str] = {
     "s": "seconds",
@@ -32,9 +32,9 @@ _TEXTS = (pa.int64(), pa.float64(), pa.timestamp("us"), pa.timestamp("us", "UTC"
 def times_of(
     column: Any, name: str, location: Location, unit: TimeUnit | None
 ) -> tuple[NDArray[np.float64], bool]:
-    """An Arrow column as seconds since 1970, and whether it is plain numbers instead.
+    """An Arrow column as seconds since 1970, float64 [n], and whether it is plain numbers instead.
 
-    Those are numbers where `unit` does not say what they count; they are given as they are.
+    Plain are numbers without a `unit`; they are returned as they are.
     """
     try:
         numbers, own_unit = _numbers(column)
@@ -45,7 +45,9 @@ def times_of(
         ) from error
     if numbers.null_count:
         bad = int(np.argmax(numbers.is_null().to_numpy(zero_copy_only=False)))
-        raise OperError(f"{location.of(bad)}: column {name!r} has no time; fill it in, or drop it")
+        raise OperError(
+            f"{location.of(bad)}: column {name!r} has no time; fill it in, or remove the sample"
+        )
     values = numbers.to_numpy(zero_copy_only=False)
     unit = own_unit or unit
     if unit is None:
@@ -57,7 +59,7 @@ def times_of(
 
 
 def guess_unit(numbers: NDArray[np.float64]) -> TimeUnit | None:
-    """The unit in which all of the numbers are dates of logs; None where there is none."""
+    """The unit in which all numbers are from 1990 to 2100; None where there is none."""
     return next((unit for unit in PER_SECOND if are_dates(numbers, unit).all()), None)
 
 
@@ -68,7 +70,7 @@ def are_dates(numbers: NDArray[np.float64], unit: TimeUnit) -> NDArray[np.bool_]
 
 
 def date_text(seconds: float) -> str | None:
-    """Seconds since 1970 as an ISO 8601 text; None where that is not in the years 1 to 9999."""
+    """Seconds since 1970 as an ISO 8601 text; None outside of the years 1 to 9999."""
     try:
         date = _EPOCH + timedelta(seconds=seconds)
     except OverflowError:
@@ -77,7 +79,7 @@ def date_text(seconds: float) -> str | None:
 
 
 def _numbers(column: Any) -> tuple[Any, TimeUnit | None]:
-    """The column as int64 or doubles, and the unit where its type says one."""
+    """The column as int64 or float64, and its unit where the type has one."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if is_text(column.type):
@@ -90,7 +92,7 @@ def _numbers(column: Any) -> tuple[Any, TimeUnit | None]:
 
 
 def _of_texts(texts: Any) -> Any:
-    """Texts as the first of numbers and timestamps that all of them are."""
+    """Texts as the first type, of numbers and timestamps, that all of them can be cast to."""
     for kind in _TEXTS[:-1]:
         try:
             return texts.cast(kind)
@@ -100,7 +102,7 @@ def _of_texts(texts: Any) -> Any:
 
 
 def is_text(kind: Any) -> bool:
-    """Whether an Arrow type is one of texts."""
+    """Whether an Arrow type holds texts."""
     return bool(
         pa.types.is_string(kind)
         or pa.types.is_large_string(kind)

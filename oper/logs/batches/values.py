@@ -1,8 +1,8 @@
 """Texts as numbers: decimal and hexadecimal integers, and a stable 64-bit hash of any text.
 
-A text that is a decimal integer of at most 63 bits, optionally signed, IS that integer, whatever
-the type of its column: CSV and Parquet forms of one log get the same rows. Every other text is
-hashed, where a rule hashes, by
+A text that is a decimal integer of at most 63 bits, optionally signed, is read as that integer,
+whatever the type of its column, so that a log has the same rows as CSV and as Parquet. The rule
+`hash` hashes every other text by
 
     h = fmix64(length · 0x9E3779B97F4A7C15);   for each 8-byte word w:   h = fmix64(h ⊕ w)
 
@@ -26,8 +26,6 @@ _MAX_INT64 = "9223372036854775807"
 # Digits of hexadecimal characters, 255 elsewhere; 0 for the zero bytes behind a short text.
 _HEX = np.full(256, 255, dtype=np.uint8)
 _HEX[0] = 0
-
-
 for _digits, _first in ((b"0123456789", 0), (b"abcdef", 10), (b"ABCDEF", 10)):
     _HEX[np.frombuffer(_digits, np.uint8)] = np.arange(_first, _first + len(_digits))
 
@@ -51,12 +49,12 @@ def decimals(texts: Any) -> tuple[NDArray[np.bool_], Ints]:
 
 
 def all_decimals(texts: Any) -> Ints | None:
-    """The integers that the texts are, where all of them plainly are, at most 18 characters each.
+    """The integers that the texts are, where all are digits of at most 18 characters; else None.
 
-    Where it is None, some or all of them may be integers all the same: ask `decimals`.
+    None does not mean that no text is an integer: `decimals` tells.
     """
     buffer, _, lengths = _bytes_of(texts)
-    # Arrow's cast takes 0x1F for a number, and 19 digits may or may not fit.
+    # Arrow's cast accepts 0x1F as a number, and 19 digits may or may not fit in int64.
     if len(texts) and (lengths.max() > 18 or np.any((buffer | 0x20) == ord("x"))):
         return None
     try:

@@ -1,4 +1,4 @@
-"""One module a file format, each a source of batches.
+"""One module for each file format; each is a source of batches.
 
 In: files. Out: batches of raw values. Imports: base, tables, logs.batches.
 """

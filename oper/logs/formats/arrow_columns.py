@@ -17,8 +17,8 @@ from oper.logs.batches.values import all_decimals, decimals, hexadecimals
 def ids_of(column: Any, name: str, location: Location, hexadecimal: bool = False) -> Jagged:
     """The ids of an Arrow array of integers, texts, whole floats, or lists of them.
 
-    Nulls and empty texts are no ids. Unsigned values from 2^63 on are taken as their two's
-    complement. OperError where the type or a value cannot be an id.
+    Nulls and empty texts are left out. Unsigned values from 2^63 on become their two's complement.
+    OperError where the type or a value cannot be an id.
     """
     kind = column.type
     if pa.types.is_fixed_size_list(kind):
@@ -50,7 +50,7 @@ def _scalars(
         column = pc.if_else(pc.is_nan(column), None, column)
     elif not (pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind)):
         raise OperError(
-            f"{location.file}: column {name!r} is of type {kind}, which holds no ids; integers, "
+            f"{location.file}: column {name!r} is of type {kind}, which cannot be ids; integers, "
             "texts or lists of them were needed: leave it out with --columns"
         )
     jagged = _without_nulls(column, lengths)
@@ -76,8 +76,8 @@ def _texts(
     hexadecimal: bool,
     lengths: NDArray[np.int32] | None,
 ) -> Jagged:
-    """Ids of texts: integers where all of them are, a dictionary elsewhere."""
-    if not hexadecimal:  # those come from a text's fields, where empty is null already
+    """Ids of texts: integers where all texts are, else a dictionary."""
+    if not hexadecimal:  # from a text file, whose empty fields are null already
         sizes = pc.binary_length(column)
         if pc.min(sizes).as_py() == 0:
             column = pc.if_else(pc.equal(sizes, 0), None, column)
@@ -89,8 +89,8 @@ def _texts(
             bad = int(np.argmin(valid))
             raise OperError(
                 f"{location.of(jagged.sample_of(bad))}: column {name!r} is "
-                f"{str(texts[bad])!r}, and a category of Criteo's, at most 8 hexadecimal digits, "
-                "was needed; is it another log?"
+                f"{str(texts[bad])!r}, and a Criteo category of at most 8 hexadecimal digits was "
+                "needed; is this a Criteo log?"
             )
         return Jagged(numbers, jagged.lengths, hexadecimal=True)
     plain = all_decimals(texts)
@@ -100,7 +100,7 @@ def _texts(
 
 
 def _coded(column: Any, lengths: NDArray[np.int32] | None) -> Jagged:
-    """Ids of a dictionary of texts: integers where all of them are, the dictionary elsewhere."""
+    """Ids of a dictionary of texts: integers where all texts are, else the dictionary."""
     texts = column.dictionary
     if texts.null_count or (len(texts) and pc.min(pc.binary_length(texts)).as_py() == 0):
         plain = column.dictionary_decode()
@@ -111,7 +111,7 @@ def _coded(column: Any, lengths: NDArray[np.int32] | None) -> Jagged:
     is_integer, numbers = decimals(texts)
     if is_integer.all():
         return Jagged(numbers[jagged.values.indices.to_numpy()], jagged.lengths)
-    # Other widths of codes than 32 bits come from files only.
+    # Files may have codes of other widths than 32 bits.
     codes = jagged.values.indices.cast(pa.int32())
     return Jagged(pa.DictionaryArray.from_arrays(codes, texts), jagged.lengths)
 

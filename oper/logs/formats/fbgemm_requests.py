@@ -23,7 +23,7 @@ from oper.logs.batches.columns import Column, Selection
 class RequestSource:
     """One request file, memory-mapped; a compressed one is unpacked to a temporary file first.
 
-    It is held only while it is read, so that of many files one at a time takes room.
+    It is open only while it is read, so that of many files one at a time takes memory.
     """
 
     def __init__(self, path: Path) -> None:
@@ -62,14 +62,14 @@ def _load(path: Path) -> tuple[Any, Ints, int]:
     content = _unpickle(path)
     if not isinstance(content, tuple | list) or len(content) != 3:
         raise OperError(
-            f"{path}: holds {type(content).__name__}, and a tuple of indices, offsets and lengths "
+            f"{path}: has {type(content).__name__}, and a tuple of indices, offsets and lengths "
             "was needed, as in Meta's dlrm_datasets"
         )
     import torch
 
     for name, tensor in zip(("indices", "offsets", "lengths"), content, strict=True):
         if not isinstance(tensor, torch.Tensor) or tensor.is_floating_point():
-            raise OperError(f"{path}: {name} is no tensor of integers")
+            raise OperError(f"{path}: {name} is not a tensor of integers")
     indices, offsets, lengths = (tensor.numpy() for tensor in content)
     if lengths.ndim != 2 or lengths.shape[0] < 1:
         raise OperError(
@@ -80,12 +80,12 @@ def _load(path: Path) -> tuple[Any, Ints, int]:
     if len(offsets) != len(sizes) + 1 or not np.array_equal(np.diff(offsets), sizes):
         raise OperError(
             f"{path}: offsets [{len(offsets)}] are not the running sums of lengths "
-            f"{list(lengths.shape)}; the file is damaged: make it again"
+            f"{list(lengths.shape)}; the file is damaged: write it again"
         )
     if offsets[0] != 0 or offsets[-1] != len(indices) or (len(sizes) and sizes.min() < 0):
         raise OperError(
             f"{path}: offsets run from {offsets[0]} to {offsets[-1]}, and there are "
-            f"{len(indices):,} indices; the file is damaged: make it again"
+            f"{len(indices):,} indices; the file is damaged: write it again"
         )
     return indices, offsets, lengths.shape[0]
 
@@ -110,6 +110,6 @@ def _unpickle(path: Path) -> Any:
     except Exception as error:  # a damaged pickle may raise anything
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise OperError(
-            f"{path}: cannot be loaded as tensors alone ({reason}); it is damaged, truncated, or "
-            "holds other objects: copy it again, or save it as a tuple of three tensors"
+            f"{path}: cannot be loaded ({reason}); it is damaged, truncated, or holds "
+            "other objects than tensors: copy it again, or save it as a tuple of three tensors"
         ) from error

@@ -1,7 +1,7 @@
-"""Logs that are in Python already: any iterable of TorchRec `KeyedJaggedTensor` batches.
+"""Logs in memory: any iterable of TorchRec `KeyedJaggedTensor` batches.
 
 Batches with `sparse_features`, `dense_features` and `labels` (`torchrec.datasets.utils.Batch`)
-are taken too.
+work too.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,7 +15,7 @@ from oper.logs.batches.columns import Column, Selection
 
 
 class KjtSource:
-    """A stream of batches. An iterator can be read once; a list, a loader again and again."""
+    """A stream of batches. An iterator can be read once; a list or a loader several times."""
 
     name = "KeyedJaggedTensor batches"
 
@@ -24,10 +24,10 @@ class KjtSource:
         self._batches = batches
         self._once = iter(batches) if iter(batches) is batches else None
         self._read = False
-        # The first batch of an iterator is kept for the pass that is still to come.
+        # The first batch tells the columns; of an iterator it is kept for the only pass.
         first = next(iter(self._once or batches), None)
         if first is None:
-            raise OperError(f"{self.name}: there are none; the log is empty")
+            raise OperError(f"{self.name}: the iterable is empty")
         self._kept = [first] if self._once is not None else []
         self.columns = tuple(Column(key, bags=True) for key in _keys(first, 0))
 
@@ -36,7 +36,7 @@ class KjtSource:
         return sum(_sparse(b, i).stride() for i, b in enumerate(self._pass()))
 
     def estimate(self) -> None:
-        """An iterable does not say how much it has."""
+        """None: the length of an iterable is not known."""
 
     def batches(self, selection: Selection) -> Iterator[Batch]:
         """The samples in order."""

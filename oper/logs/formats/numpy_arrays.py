@@ -1,12 +1,12 @@
 """Logs in NumPy's formats: jagged .npz, and TorchRec's preprocessed Criteo form.
 
 A jagged .npz holds for each feature the ids of all samples, one bag after the other, and the
-size of each bag. TorchRec's form (torchrec.datasets.criteo) is three arrays, in files
+size of each bag. TorchRec's form (torchrec.datasets.criteo) has three arrays, in files
 NAME_dense.npy, NAME_sparse.npy and NAME_labels.npy or in one .npz: dense float32 [n, 13], sparse
 integers [n, 26], labels [n, 1]; its columns are called I1 … I13, C1 … C26 and label here. DLRM's
 .npz of the same content names them X_int, X_cat and y.
 
-Arrays are streamed, from .npz members too, so that memory does not depend on their size.
+Arrays are streamed, also from .npz members, so that memory does not depend on their size.
 """
 
 import contextlib
@@ -35,8 +35,8 @@ _ROLES = {
     "y": "labels",
 }
 
-# What a damaged header, member or archive raises: NumPy parses headers as Python, and a flipped
-# bit may ask zipfile for an encryption or compression that it does not have.
+# Raised for a damaged header, member or archive: NumPy parses headers as Python, and a flipped bit
+# may select an encryption or compression that zipfile does not have.
 _DAMAGE = (
     ValueError,
     TypeError,
@@ -51,7 +51,7 @@ _DAMAGE = (
 
 
 class ArrayStream:
-    """Reads one .npy from an open file, rows of it at a time, without unpickling anything."""
+    """Reads one .npy from an open file, some rows at a time; never unpickles."""
 
     def __init__(self, file: IO[bytes], name: str) -> None:
         self._file = file
@@ -70,15 +70,14 @@ class ArrayStream:
             )
         if self.dtype.hasobject:
             raise OperError(
-                f"{name}: holds Python objects, which are not loaded; save it as an array of "
-                "numbers"
+                f"{name}: has Python objects, which are not loaded; save it as an array of numbers"
             )
 
     def read(self, rows: int) -> NDArray[Any]:
         """The next `rows` rows."""
         shape = (rows, *self.shape[1:])
         needed = math.prod(shape) * self.dtype.itemsize
-        # A zipped member gives what it has decompressed so far, which may be less than asked.
+        # A zipped member may return fewer bytes than asked for.
         parts = []
         with _reading(self._name):
             while needed and (part := self._file.read(needed)):
@@ -86,8 +85,8 @@ class ArrayStream:
                 needed -= len(part)
         if needed:
             raise OperError(
-                f"{self._name}: ends {needed:,} bytes before its header says; it is truncated: "
-                "copy or make it again"
+                f"{self._name}: ends {needed:,} bytes too early by its header; it is truncated: "
+                "copy or write it again"
             )
         return np.frombuffer(b"".join(parts), self.dtype).reshape(shape)
 
@@ -98,13 +97,13 @@ def _reading(name: str) -> Iterator[None]:
         yield
     except _DAMAGE as error:
         raise OperError(
-            f"{name}: is no readable array ({error}); it is damaged or truncated: copy or make "
-            "it again"
+            f"{name}: is not a readable array ({error}); it is damaged or truncated: copy or "
+            "write it again"
         ) from error
 
 
 class _Arrays:
-    """Named arrays that lie in one .npz, or each in a .npy of its own."""
+    """Named arrays in one .npz, or each in a .npy of its own."""
 
     def __init__(self, path: Path, members: dict[str, Path] | None = None) -> None:
         self._path = path
@@ -129,13 +128,13 @@ class _Arrays:
 
 
 def open_archive(path: Path) -> zipfile.ZipFile:
-    """A zip file; OperError where it is none, or truncated."""
+    """A zip file; OperError where it is not one, or truncated."""
     try:
         return zipfile.ZipFile(path)
     except _DAMAGE as error:
         raise OperError(
-            f"{path}: is no readable .npz ({error}); it is damaged or truncated: copy or make it "
-            "again"
+            f"{path}: is not a readable .npz ({error}); it is damaged or truncated: copy or write "
+            "it again"
         ) from error
 
 
@@ -161,7 +160,7 @@ class JaggedSource:
                 _need_integers(f"{path}, array {name!r}", stream, 1)
         if len(set(sizes.values())) > 1:
             stated = ", ".join(f"{name} {shape[0]}" for name, shape in sizes.items())
-            raise OperError(f"{path}: the lengths differ in their number of samples: {stated}")
+            raise OperError(f"{path}: lengths differ in their number of samples: {stated}")
         self.samples: int | None = next(iter(sizes.values()))[0]
 
     def count(self) -> int:
@@ -198,8 +197,8 @@ class JaggedSource:
             for name, length_name, rest in zip(names, lengths_of, left, strict=True):
                 if rest:
                     raise OperError(
-                        f"{self.name}: {name!r} has {rest:,} ids more than {length_name!r} adds "
-                        "up to; is that the right pair of --values and --lengths?"
+                        f"{self.name}: {name!r} has {rest:,} ids more than the sum of "
+                        f"{length_name!r}; is that the right pair of --values and --lengths?"
                     )
 
 
@@ -214,7 +213,7 @@ def _check_lengths(
     if sizes.sum() > left:
         bad = int(np.argmax(np.cumsum(sizes) > left))
         raise OperError(
-            f"{location.of(bad)}: {lengths!r} asks for more ids than {name!r} has; is that the "
+            f"{location.of(bad)}: {lengths!r} needs more ids than {name!r} has; is that the "
             "right pair of --values and --lengths?"
         )
 
@@ -259,8 +258,8 @@ class CriteoArraysSource:
         misplaced = [n for n in selection.features if n not in self._sparse]
         if misplaced:
             raise OperError(
-                f"{self.name}: {misplaced[0]!r} is one of the dense values, already transformed, "
-                "and holds no ids; leave it out of --columns"
+                f"{self.name}: {misplaced[0]!r} is a dense column of transformed numbers, which "
+                "cannot be ids; leave it out of --columns"
             )
         features = [(n, self._sparse.index(n)) for n in selection.features]
         dense = [self._dense.index(n) for n in selection.dense]
@@ -294,7 +293,7 @@ class CriteoArraysSource:
 def open_npz(
     path: Path, values: tuple[str, ...], lengths: tuple[str, ...]
 ) -> JaggedSource | CriteoArraysSource:
-    """A jagged .npz where `values` and `lengths` name its arrays, TorchRec's form elsewhere."""
+    """A jagged .npz where `values` and `lengths` name its arrays, else TorchRec's form."""
     with open_archive(path) as archive:
         names = [n.removesuffix(".npy") for n in archive.namelist() if n.endswith(".npy")]
     for name in (*values, *lengths):
@@ -307,7 +306,7 @@ def open_npz(
             found = {_ROLES[n]: n for n in sorted(form & set(names))}
             return CriteoArraysSource(path, found, None)
     raise OperError(
-        f"{path}: holds {', '.join(names) or 'no arrays'}; say which are a feature's ids and its "
+        f"{path}: holds {', '.join(names) or 'no arrays'}; name the arrays of ids and of "
         "bag sizes with --values and --lengths"
     )
 

@@ -16,7 +16,7 @@ from oper.logs.formats.arrow_columns import floats_of, ids_of
 
 
 class ParquetSource:
-    """One Parquet file; memory is a row group's selected columns."""
+    """One Parquet file, read with the memory of one row group's selected columns."""
 
     def __init__(self, path: Path) -> None:
         self.name = str(path)
@@ -49,7 +49,7 @@ class ParquetSource:
                 except (OSError, pa.ArrowException) as error:
                     raise OperError(
                         f"{self._path}, after row {first}: is damaged or truncated ({error}); "
-                        "copy or make it again"
+                        "copy or write it again"
                     ) from error
                 if part is None:
                     return
@@ -61,13 +61,13 @@ class ParquetSource:
             return pq.ParquetFile(self._path, pre_buffer=False)
         except (OSError, pa.ArrowException) as error:
             raise OperError(
-                f"{self._path}: is no readable Parquet file ({error}); it is damaged or "
-                "truncated: copy or make it again"
+                f"{self._path}: is not a readable Parquet file ({error}); it is damaged or "
+                "truncated: copy or write it again"
             ) from error
 
 
 def column_of(field: Any, bags: bool = False) -> Column:
-    """What an Arrow field is taken for unasked."""
+    """What an Arrow field is read as by default."""
     kind = field.type
     is_list = bool(
         pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)

@@ -1,11 +1,11 @@
 """Criteo's tab-separated logs and CSV files with one column per feature, plain or gzipped.
 
 Criteo's lines are label, 13 integers I1 … I13 and 26 categories C1 … C26 of 8 hexadecimal digits,
-which stand for 32-bit numbers; empty fields are missing. The lines of its test set have no label.
-A CSV file begins with a line of column names. A field that begins with a quote ends at the next one
-that is not doubled, and that must come on the same line: a sample is a line, in every form, so that
-a stray quote can never take the lines behind it with it. Lines end in a line feed, with or without
-carriage returns before it, and a carriage return elsewhere is an error. Empty lines are no samples.
+which are 32-bit numbers; empty fields are missing. The lines of its test set have no label. A CSV
+file begins with a line of column names. A field that begins with a quote ends at the next quote
+that is not doubled, which must be on the same line: a sample is always one line, so that a stray
+quote cannot swallow the lines after it. Lines end in a line feed, with or without carriage returns
+before it; a carriage return elsewhere is an error. Empty lines are skipped.
 """
 
 import functools
@@ -31,10 +31,10 @@ from oper.logs.formats.parquet import batch_of, column_of
 INTEGERS = tuple(f"I{i}" for i in range(1, 14))
 CATEGORIES = tuple(f"C{i}" for i in range(1, 27))
 
-# Read at a time, and parsed in blocks that go to the cores.
+# Read at a time: enough blocks for Arrow to parse on 8 cores at once.
 _CHUNK_BYTES = 1 << 25
 _BLOCK_BYTES = 1 << 22
-_PEEK_BYTES = 1 << 20
+_PEEK_BYTES = 1 << 20  # of the beginning, for column types: a few thousand lines
 _SOMETHING = re.compile(rb"[^\r\n]")
 _EMPTY_LINES = re.compile(rb"\n(?:\r*\n)+")
 # Arrow ends a line here too, and may cut a quoted text in two.
@@ -44,7 +44,7 @@ _BRACKETS = "[](){} "
 
 @dataclass(frozen=True)
 class Form:
-    """How the lines of a file are to be taken apart; `separator` is that of a field's bag."""
+    """How to parse the lines of a file; `separator` is between the ids of a bag in a field."""
 
     columns: tuple[Column, ...]
     delimiter: str
@@ -59,7 +59,7 @@ class Form:
         return [c.name for c in self.columns]
 
     def fields(self, line: str) -> list[str] | None:
-        """The fields of one line as Arrow takes them; None where a quote in it stays open."""
+        """The fields of one line as Arrow parses them; None where a quote is not closed."""
         if not self.quotes or '"' not in line:
             return line.split(self.delimiter)
         fields, start = [], 0
@@ -73,7 +73,7 @@ class Form:
         return fields
 
     def parse_options(self, on_ragged: Any) -> Any:
-        """Arrow's options for it."""
+        """The form as Arrow's options."""
         return pacsv.ParseOptions(
             delimiter=self.delimiter,
             quote_char='"' if self.quotes else False,
@@ -83,7 +83,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some whole lines of a file, the first of which is line `first_line` of it."""
+    """Some complete lines of a file, beginning with line `first_line`."""
 
     path: Path
     text: bytes
@@ -97,7 +97,7 @@ class Chunk:
         return self.ends - empty + bool(tail)
 
     def is_parsed(self, samples: int) -> bool:
-        """Whether `samples` samples, as Arrow parsed it, are one for each line."""
+        """Whether Arrow's number of samples is one for each line."""
         if b"\r" in self.text and _LONE_RETURN.search(self.text):
             return False
         # Counting the empty lines takes longer, and most logs have none.
@@ -115,28 +115,28 @@ class Chunk:
         return next(number for i, (number, _) in enumerate(self.lines()) if i == sample)
 
     def open_quote(self, form: Form) -> OperError | None:
-        """A quick look for the first line with an odd number of quotes, one of which stays open."""
+        """The error of the first line with an odd number of quotes, one of which is not closed."""
         for number, line in self.lines() if b'"' in self.text else ():
-            # Quotes and delimiters are single bytes in any text.
+            # Latin-1 will do: quotes and delimiters are single bytes in UTF-8.
             if line.count(b'"') % 2 and form.fields(line.decode("latin-1")) is None:
                 return self._stays_open(number)
         return None
 
     def complaint(self, form: Form, numbers: Sequence[str]) -> OperError | None:
-        """What is wrong with the first line that is no sample; None where each one is."""
+        """The error of the first line that is not a valid sample; None where all are."""
         for number, line in self.lines():
             where = f"{self.path}, line {number}"
             try:
                 text = line.decode("utf-8")
             except UnicodeDecodeError:
-                return OperError(f"{where}: is no UTF-8 text; convert the file")
+                return OperError(f"{where}: is not UTF-8 text; convert the file")
             fields = form.fields(text)
             if fields is None:
                 return self._stays_open(number)
             if b"\r" in line:
                 return OperError(
                     f"{where}: has a carriage return in the middle, and lines must end in a line "
-                    "feed, with or without one before it; take it out"
+                    "feed, with or without one before it; remove it"
                 )
             if len(fields) != len(form.columns):
                 return OperError(
@@ -147,7 +147,7 @@ class Chunk:
                 value = fields[form.names.index(name)]
                 if value and not _is_number(value):
                     return OperError(
-                        f"{where}: column {name!r} is {value!r}, and a number was needed; mend "
+                        f"{where}: column {name!r} is {value!r}, and a number was needed; correct "
                         "the line, or read the column as ids with --columns"
                     )
         return None
@@ -155,22 +155,22 @@ class Chunk:
     def _stays_open(self, number: int) -> OperError:
         return OperError(
             f"{self.path}, line {number}: a field begins with a quote that does not close on its "
-            "line, and a sample must be one line; remove the quote or close it, or take the line "
-            "ends out of the texts"
+            "line, and a sample must be one line; remove the quote or close it, or remove the "
+            "line ends from the texts"
         )
 
     def unparsed(self, message: str) -> OperError:
-        """The error where each line is fine by itself, and the chunk is not."""
+        """The error where Arrow cannot parse the chunk, and each line alone is valid."""
         return OperError(f"{self.path}, from line {self.first_line}: cannot be parsed ({message})")
 
 
 class TextSource:
-    """One delimited text file; memory is one chunk of it."""
+    """One delimited text file, read with the memory of one chunk."""
 
     def __init__(self, path: Path, form: Form) -> None:
         self.name = str(path)
         self.columns = form.columns
-        self.samples: int | None = None  # a text says only when it has been read
+        self.samples: int | None = None  # only reading the file tells
         self._path = path
         self._form = form
 
@@ -179,7 +179,7 @@ class TextSource:
         return sum(chunk.samples() for chunk in self._chunks())
 
     def estimate(self) -> int | None:
-        """About how many lines, from the length of the first ones and how far they compress."""
+        """About how many lines, by the length and the compression of the first ones."""
         try:
             with open(self._path, "rb") as file:
                 packed = file.peek(2)[:2] == b"\x1f\x8b"
@@ -194,7 +194,7 @@ class TextSource:
         form = self._form
         numbers = [*selection.dense, *([selection.label] if selection.label else [])]
         types = dict.fromkeys(numbers, pa.float32())
-        # Hexadecimal digits are checked when they are decoded, so need no check for UTF-8 before.
+        # Hexadecimal digits are checked when they are decoded, so UTF-8 need not be checked here.
         for name in selection.features:
             types[name] = pa.binary() if name in form.hexadecimal else pa.string()
         if selection.time:
@@ -228,7 +228,7 @@ class TextSource:
                 location = location.after(part.num_rows)
 
     def _chunks(self) -> Iterator[Chunk]:
-        """The lines behind the header, as many at a time as are parsed together."""
+        """The lines after the header, as many at a time as are parsed together."""
         try:
             with open_text(self._path) as file:
                 line = 1
@@ -238,12 +238,12 @@ class TextSource:
                     line += 1
                 rest = b""
                 while block := file.read(_CHUNK_BYTES):
-                    # A short block is the last one, and its last line may have no end.
+                    # A short block is the last one; its last line may lack a line feed.
                     last = len(block) < _CHUNK_BYTES
                     end = len(block) if last else block.rfind(b"\n") + 1
                     whole, rest = (rest + block[:end], block[end:]) if end else (b"", rest + block)
                     ends = whole.count(b"\n")
-                    # Arrow refuses a text of empty lines alone.
+                    # Arrow refuses a text that has only empty lines.
                     if _SOMETHING.search(whole):
                         yield Chunk(self._path, whole, line, ends)
                     line += ends
@@ -254,7 +254,7 @@ class TextSource:
 
 
 def open_criteo(path: Path) -> TextSource | None:
-    """A file in Criteo's own form, or None where its first line is of another."""
+    """A file in Criteo's own format; None where its first line is not in it."""
     fields = first_line(path).split(b"\t")
     if len(fields) not in (39, 40):
         return None
@@ -277,8 +277,8 @@ def open_csv(path: Path, separator: str | None) -> TextSource:
     header = first_line(path)
     if b"\0" in header or not header.strip():
         raise OperError(
-            f"{path}: is no log that can be read; Criteo TSV, CSV, Parquet, .npz, .npy and FBGEMM "
-            ".pt files can"
+            f"{path}: is not a log in a known format: Criteo TSV, CSV, Parquet, .npz, .npy or "
+            "FBGEMM .pt"
         )
     delimiter = "\t" if header.count(b"\t") > header.count(b",") else ","
     try:
@@ -290,7 +290,7 @@ def open_csv(path: Path, separator: str | None) -> TextSource:
     head = head[:end] if len(head) == _PEEK_BYTES and end else head
     form = Form((), delimiter)
     if complaint := Chunk(path, head, 1, head.count(b"\n")).open_quote(form):
-        raise complaint  # columns would be taken for what they are not
+        raise complaint  # the types of columns would be wrong
     if b"\r" in header:
         raise OperError(
             f"{path}: has a carriage return within its first line, and lines must end in a line "
@@ -335,11 +335,11 @@ def first_line(path: Path) -> bytes:
 
 def damaged(path: Path, error: Exception) -> OperError:
     """The error for a file that stops or breaks while it is read."""
-    return OperError(f"{path}: is damaged or truncated ({error}); copy or make it again")
+    return OperError(f"{path}: is damaged or truncated ({error}); copy or write it again")
 
 
 def _split(part: Any, selection: Selection, separator: str) -> Any:
-    """The batch with the fields of its features split into bags; brackets and quotes go."""
+    """The batch with fields of features split into bags, without brackets and quotes."""
     columns = []
     for name in part.schema.names:
         column = part.column(name)
@@ -355,7 +355,7 @@ def _split(part: Any, selection: Selection, separator: str) -> Any:
 
 @functools.cache
 def _field(delimiter: str, quoted: bool) -> re.Pattern[str]:
-    """A field; where it is quoted, what is within the quotes and what follows them."""
+    """Matches a field; of a quoted one, what is in the quotes and what follows them."""
     rest = f"[^{re.escape(delimiter)}]*+"
     return re.compile(f'"((?:[^"]|"")*+)"({rest})' if quoted else rest)
 

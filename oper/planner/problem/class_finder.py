@@ -73,9 +73,9 @@ class ClassFinder:
 
     def find(self, chunk: Chunk) -> NDArray[np.int32]:
         """The class of each row of a chunk, int32 [n]."""
-        rows = slice(chunk.first, chunk.first + len(chunk.place))
+        rows = slice(chunk.first, chunk.first + len(chunk.extent))
         first_row = np.zeros(len(self._profile.tables) + 1, dtype=np.int64)
-        first_row[chunk.table + 1 :] = len(chunk.place)
+        first_row[chunk.table + 1 :] = len(chunk.extent)
         return self._entries.find(
             self._profile.table_accesses(chunk.table)[rows],
             self._profile.table_containing(chunk.table)[rows],

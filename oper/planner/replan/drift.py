@@ -176,14 +176,14 @@ class _PricedPlan:
 
 def _price_tables(problem: ClassProblem, locator: RowLocator, finder: ClassFinder) -> _PricedPlan:
     """Count the rows of a plan, table by table, and price them."""
-    groups = locator.groups
+    groups = locator.holder_sets
     counted = np.zeros((finder.classes, len(groups) + locator.ranks), dtype=np.int64)
     table_sums = []
     for table in range(len(locator.layout.rows)):
         of_table = locator.count_table(table, finder)
         counted += of_table
-        table_sums.append(problem.classes.sums(locator.together(of_table)))
-    cost = price_counts(problem, groups, locator.together(counted))
+        table_sums.append(problem.classes.sums(locator.by_holder_set(of_table)))
+    cost = price_counts(problem, groups, locator.by_holder_set(counted))
     return _PricedPlan(groups, counted, table_sums, cost)
 
 

@@ -134,15 +134,15 @@ def replan(
     locator = RowLocator(plan, candidate_sets(topology, plan.workload.training))
     finder = ClassFinder(profile, problem.classes)
     counted = locator.count(finder)
-    migration_cost = MigrationCost.of(locator.groups, locator.groups, topology)
-    counts = locator.together(counted)
-    now = PricedCounts(counts, price_counts(problem, locator.groups, counts))
+    migration_cost = MigrationCost.of(locator.holder_sets, locator.holder_sets, topology)
+    counts = locator.by_holder_set(counted)
+    now = PricedCounts(counts, price_counts(problem, locator.holder_sets, counts))
 
     report("moves that pay")
     best = now
     # Of a plan made from these very counts no row moves: planning has found what there is.
     if plan.profile != profile.digest:
-        best = better_counts(problem, locator.groups, now, migration_cost, horizon)
+        best = better_counts(problem, locator.holder_sets, now, migration_cost, horizon)
     row_memory = np.array([t.memory_bytes(plan.workload.mode) for t in plan.tables])
     relocation = relocate(
         plan.tables,
@@ -167,7 +167,7 @@ def replan(
     fresh_locator = RowLocator(assemble(fresh))
     rows, moved_bytes = compare_placements(locator, fresh_locator, profile, row_memory)
     fresh_migration = Migration(
-        rows, link_bytes(moved_bytes, locator.groups, fresh_locator.groups, topology)
+        rows, link_bytes(moved_bytes, locator.holder_sets, fresh_locator.holder_sets, topology)
     )
     seconds = {"replan": since - began, "fresh": time.perf_counter() - since}
     record = ReplanRecord(

@@ -217,10 +217,10 @@ def test_counts_by_holder_set_are_those_of_single_rows(seed):
     classes = classify(profile, plan.workload, plan.ranks)
     locator = RowLocator(plan)
     finder = ClassFinder(profile, classes)
-    counts = locator.together(locator.count(finder))
+    counts = locator.by_holder_set(locator.count(finder))
     assert (counts.sum(axis=1) == classes.rows).all()
     holders = slots_of(plan) >= 0
-    for k, holds in enumerate(locator.groups.holds):
+    for k, holds in enumerate(locator.holder_sets.holds):
         mine = (holders == holds).all(axis=1)
         assert counts[:, k].sum() == mine.sum()
         assert counts[:, k] @ classes.accesses == profile.accesses[mine].sum(dtype=np.int64)
@@ -252,7 +252,7 @@ def test_other_tables_and_horizons_are_refused():
 
 def test_moves_of_another_kind_are_refused(tmp_path: Path):
     np.save(tmp_path / "moves.npy", np.zeros(3))
-    with pytest.raises(OperError, match="holds no moves"):
+    with pytest.raises(OperError, match="instead of moves"):
         RowMoves.load(tmp_path)
     assert RowMoves.none().entries.dtype == ENTRY
 

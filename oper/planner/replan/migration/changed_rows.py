@@ -67,7 +67,7 @@ def changed_rows(
     found = _FoundRows(
         *(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(_FoundRows))
     )
-    before = locator.column[found.place]
+    before = locator.holder_set_of[found.place]
     after = before.copy()
     # The rows that leave a column, class by class and in order, follow that class's flows in order.
     index = np.flatnonzero(found.leaves)
@@ -91,7 +91,7 @@ class _LeavingRows:
     of a column leave before its striped ones."""
 
     def __init__(self, counted: Ints, flows: Flows, locator: RowLocator) -> None:
-        ranks, columns = locator.ranks, len(locator.groups)
+        ranks, columns = locator.ranks, len(locator.holder_sets)
         self._left = np.zeros_like(counted)
         np.add.at(self._left, (flows.row_class, flows.before), flows.rows)
         striped = np.clip(self._left[:, :ranks] - counted[:, :ranks], 0, None)
@@ -124,8 +124,8 @@ def _find(
     """The rows of a chunk that change; its table begins at row `first_row`."""
     w = int(locator.layout.width_of_table[chunk.table])
     row_class = finder.find(chunk)
-    counted = locator.counted[chunk.place]
-    column = locator.column[chunk.place]
+    counted = locator.count_column[chunk.extent]
+    column = locator.holder_set_of[chunk.extent]
     leaves = leaving.take(row_class, counted)
     changes = leaves.copy()
     if arenas.replicas_move[w]:
@@ -139,9 +139,9 @@ def _find(
         row=first_row + chunk.first + index,
         width=np.full(len(index), w),
         row_class=row_class[index].astype(np.int64),
-        place=chunk.place[index],
+        place=chunk.extent[index],
         offset=chunk.offset[index],
         old_slots=locator.slots(chunk, index),
         leaves=leaves[index],
-        striped=counted[index] >= len(locator.groups),
+        striped=counted[index] >= len(locator.holder_sets),
     )

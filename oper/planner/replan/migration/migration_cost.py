@@ -87,12 +87,12 @@ def compare_placements(
     old: RowLocator, new: RowLocator, profile: Profile, memory_bytes: Ints
 ) -> MovedRows:
     """What moves between two placements; `memory_bytes` [T] is that of a row of each table."""
-    shape = (len(old.groups), len(new.groups))
-    arrives = (~old.groups.holds).astype(int) @ new.groups.holds.T.astype(int) > 0
+    shape = (len(old.holder_sets), len(new.holder_sets))
+    arrives = (~old.holder_sets.holds).astype(int) @ new.holder_sets.holds.T.astype(int) > 0
     moved_rows, moved_bytes = 0, np.zeros(shape)
     for table in range(len(profile.tables)):
         for before, after in zip(old.chunks(table), new.chunks(table), strict=True):
-            cell = old.column[before.place] * shape[1] + new.column[after.place]
+            cell = old.holder_set_of[before.extent] * shape[1] + new.holder_set_of[after.extent]
             rows = np.bincount(cell, minlength=shape[0] * shape[1]).reshape(shape)
             moved_rows += int(rows[arrives].sum())
             moved_bytes += rows * float(memory_bytes[table])

@@ -41,7 +41,7 @@ class NewArenas:
     @staticmethod
     def of(locator: RowLocator, width_of_class: Ints, before: Ints, after: Ints) -> "NewArenas":
         """For rows `before` and `after` [C, K], of classes of widths `width_of_class` [C]."""
-        groups, ranks = locator.groups, locator.ranks
+        groups, ranks = locator.holder_sets, locator.ranks
         widths = len(locator.layout.slots)
         by_width = np.arange(widths)[:, None] == width_of_class[None]
         rows_before, rows_after = by_width @ before, by_width @ after  # [W, K]

@@ -49,7 +49,7 @@ def relocate(
 ) -> Relocation:
     """Bring the rows of a plan from `counted` [C, K + M], listed and striped rows apart, to
     `target` [C, K] along `flows`; `row_memory` [T] are the bytes of a row of each table."""
-    arenas = NewArenas.of(locator, width_of_class, locator.together(counted), target)
+    arenas = NewArenas.of(locator, width_of_class, locator.by_holder_set(counted), target)
     rows = changed_rows(tables, locator, finder, counted, flows, arenas)
     if not len(rows):
         return Relocation(locator.layout, RowMoves.none())

@@ -34,7 +34,7 @@ class NewGroups:
 
     def __init__(self, locator: RowLocator) -> None:
         layout: Layout = locator.layout
-        self._groups = locator.groups
+        self._groups = locator.holder_sets
         self.width = layout.group_width.tolist()
         self.path, self.holds, self.base = list(layout.path), list(layout.holds), list(layout.base)
         self._by_slot: dict[tuple[int, int], int] = {}  # (width, rank) -> group
@@ -76,7 +76,7 @@ class SlotAssignment:
 
     def _place_replicas(self, w: int) -> list[Ints]:
         """Place the rows that become replicas; the slots that former ones leave, by rank."""
-        rows, new, columns = self._rows, self._new, self._locator.groups
+        rows, new, columns = self._rows, self._new, self._locator.holder_sets
         moves = rows.leaves | self._arenas.replicas_move[w]
         blocks = {block.column: block for block in self._arenas.blocks[w]}
         released: list[list[Ints]] = [[] for _ in range(self._locator.ranks)]
