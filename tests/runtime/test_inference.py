@@ -1,6 +1,5 @@
 """Plans for inference against the unsharded model: rows with copies on some of the ranks."""
 
-import multiprocessing
 import signal
 
 import numpy as np
@@ -15,6 +14,7 @@ from tests.support.commands import fine, write_log
 from tests.support.runtime import inference_cases as cases
 from tests.support.runtime import mortal_ranks
 from tests.support.runtime.engine_cases import Case, batch_of, module_tables, tables_of
+from tests.support.runtime.forkserver import context
 from tests.support.runtime.ranks import RankFailedError, Ranks
 from tests.support.runtime.runtime_plans import random_plan
 from tests.support.torchrec.models import plan_tables
@@ -151,7 +151,6 @@ def test_rows_are_read_only_after_the_first_lookup_until_they_are_written(ranks)
 
 def test_a_stray_write_ends_the_process():
     case = Case(seed=12, ranks=1)
-    context = multiprocessing.get_context("spawn")
     process = context.Process(target=cases.write_astray, args=(case, inference_plan(case)))
     process.start()
     process.join(60)

@@ -1,4 +1,4 @@
-"""First values of tables: equal on all ranks, for any range of rows, by the table's function."""
+"""First values of tables: equal on all ranks and for any rows, by the table's own function."""
 
 import functools
 import itertools

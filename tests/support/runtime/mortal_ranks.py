@@ -1,11 +1,6 @@
-"""Ranks that may die, stop or raise: processes of one test, and what became of each.
-
-They are forked from a server process that has imported modules and done nothing else, which makes
-a rank in a tenth of a second.
-"""
+"""Ranks that may die, stop or raise: processes of one test, and what became of each."""
 
 import datetime
-import multiprocessing
 import multiprocessing.connection
 import os
 import tempfile
@@ -16,19 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from oper.base.errors import OperError
+from tests.support.runtime.forkserver import context
 
 DEADLINE_SECONDS = 20.0
-
-_context = multiprocessing.get_context("forkserver")
-_imports = [
-    "hypothesis",
-    "pytest",
-    "torch.utils.data",
-    "oper._C",
-    "oper.runtime.memory.heap",
-    __name__,
-]
-_context.set_forkserver_preload(_imports)
 
 
 def run(
@@ -40,8 +25,8 @@ def run(
     with tempfile.TemporaryDirectory() as folder:
         pipes, processes = [], []
         for rank in range(ranks):
-            here, there = _context.Pipe(duplex=False)
-            process = _context.Process(
+            here, there = context.Pipe(duplex=False)
+            process = context.Process(
                 target=_serve,
                 args=(rank, ranks, str(Path(folder) / "store"), there, function, arguments),
             )

@@ -5,12 +5,13 @@ with Ranks(4) as ranks:
 """
 
 import datetime
-import multiprocessing
 import tempfile
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from tests.support.runtime.forkserver import context
 
 DEADLINE_SECONDS = 90.0
 
@@ -25,9 +26,6 @@ class Ranks:
     def __init__(self, most: int) -> None:
         self.most = most
         self._folder = tempfile.TemporaryDirectory()
-        # One process imports what ranks need, and they are its children: a second each less.
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torchrec", "oper.runtime.engine"])
         self._pipes, self._processes = [], []
         for rank in range(most):
             here, there = context.Pipe()
