@@ -317,7 +317,7 @@ def _figures(plan: Plan) -> list[Finding]:
     equal = {
         "rank_seconds": (f["rank_seconds"], rank_seconds),
         "objective_seconds": (f["objective_seconds"], largest),
-        "link_seconds": (f["link_seconds"], f["link_bytes"] * plan.topology.link_cost),
+        "link_seconds": (f["link_seconds"], plan.topology.transfer_seconds(f["link_bytes"])),
         "communication_bytes.fetch": (traffic["fetch"], f["link_bytes"].sum()),
         "communication_bytes.total": (traffic["total"], parts),
         **{f"dob.{name}": (f["dob"][name], value) for name, value in dob.items()},

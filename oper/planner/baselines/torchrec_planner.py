@@ -154,16 +154,9 @@ def table_accesses(problem: Problem, profile: Profile) -> Floats:
 
 
 def bandwidths(topology: Topology) -> tuple[float, float, float]:
-    """Mean bytes/s of local rows, of a node-mate's and of another node's; where there are no
-    such pairs, those of the next nearer kind."""
-    node_of = np.asarray(topology.node_of)
-    own = np.eye(topology.ranks, dtype=bool)
-    same = (node_of[:, None] == node_of[None]) & ~own
-    other = node_of[:, None] != node_of[None]
-    local = 1 / float(topology.link_cost[own].mean())
-    same_node = 1 / float(topology.link_cost[same].mean()) if same.any() else local
-    other_node = 1 / float(topology.link_cost[other].mean()) if other.any() else same_node
-    return local, same_node, other_node
+    """Mean bytes/s of local rows, of a node-mate's and of another node's."""
+    local, same_node, other_node = topology.seconds_by_kind()
+    return 1 / local, 1 / same_node, 1 / other_node
 
 
 def read_shards(answer: list[dict[str, Any]], profile: Profile) -> list[Shard]:

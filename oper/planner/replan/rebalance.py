@@ -9,10 +9,11 @@ capacity hand their coldest rows on. What imbalance of T is left is taken away b
 import numpy as np
 
 from oper.base.arrays import Floats, Ints
+from oper.cost.charges import Charges
 from oper.cost.holder_sets import HolderSets
 from oper.planner.problem.classes import Classes
 from oper.planner.problem.problem import Problem
-from oper.planner.row_placement.swaps import SwapSearch, columns
+from oper.planner.row_placement.swaps import SwapSearch
 
 
 def memory_bytes(classes: Classes, groups: HolderSets, counts: Ints) -> Floats:
@@ -88,7 +89,7 @@ def exchange(
         part,
         classes.weight(workload),
         classes.width,
-        columns(groups.take(able), problem.topology),
+        Charges.of(problem.topology).set_seconds(groups.take(able)),
         seconds.copy(),
         np.array([m for _, m in classes.widths])[:, None, None] * both_ways,
     )

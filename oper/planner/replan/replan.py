@@ -60,7 +60,7 @@ class Migration:
 
     def seconds(self, topology: Topology) -> float:
         """What a rank needs for its part, on average."""
-        return float((self.bytes_by_link * topology.link_cost).sum()) / topology.ranks
+        return float(topology.transfer_seconds(self.bytes_by_link).sum()) / topology.ranks
 
     def to_json(self, topology: Topology) -> dict[str, Any]:
         return {

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.arrays import Floats, Ints
+from oper.cost.charges import Charges
 from oper.cost.expected_reads import expected_reads
 from oper.cost.holder_sets import HolderSets
 from oper.cost.objective import Cost, evaluate
@@ -25,7 +26,7 @@ from oper.planner.problem.problem import Problem
 from oper.planner.row_placement.listed_rows import listed_by_table, make_cuts
 from oper.planner.row_placement.row_scan import Scan, class_of, scan
 from oper.planner.row_placement.striping import Stripes, make_stripes
-from oper.planner.row_placement.swaps import SwapSearch, columns, pair_columns
+from oper.planner.row_placement.swaps import SwapSearch
 from oper.profiling.profile import Profile
 
 RESERVE_SHARE = 1 / 256
@@ -96,12 +97,12 @@ def place_rows(
     if workload.training:
         swappable[ranks:] = False
     part = np.ascontiguousarray(counts[:, swappable])
-    movable = groups.take(swappable)
+    movable, charges = groups.take(swappable), Charges.of(topology)
     if problem.balance == "link":
         weight = classes.S * classes.R
-        aims, seconds = pair_columns(movable, topology), before.link_seconds.ravel()
+        aims, seconds = charges.set_link_seconds(movable), before.link_seconds.ravel()
     else:
-        aims, seconds = columns(movable, topology), before.rank_seconds
+        aims, seconds = charges.set_seconds(movable), before.rank_seconds
     exchange = SwapSearch(part, weight, classes.width, aims, seconds.copy())
     exchange.run()
     counts[:, swappable] = part

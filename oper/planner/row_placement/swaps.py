@@ -1,8 +1,8 @@
 """Refining: exchanges of equal-byte runs that lower the largest T (beyond §4.2).
 
 A row with one owner, or with given holders at inference, adds to every rank's T in proportion to
-its weight w: column[g] seconds per byte for group g. Exchanging k rows of class a in group g with
-k of class b, equal in width, in group h moves x = k·(w_a - w_b) bytes of traffic,
+its weight w: column[g] seconds per byte for group g (charges.py). Exchanging k rows of class a in
+group g with k of class b, equal in width, in group h moves x = k·(w_a - w_b) bytes of traffic,
 T += x·(column[h] - column[g]), and leaves every group's rows, and so all memory, as they were.
 What falls is a smooth maximum, (1/β)·log Σ exp(β·T), β sharpening as T evens out: the plain maximum
 has plateaus as soon as two ranks share it. Each round takes the pair of groups that lowers it
@@ -15,8 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.arrays import Floats, Ints
-from oper.cost.holder_sets import HolderSets
-from oper.topology.topology import Topology
 
 ROUNDS = 400
 # Exchanges that lower T by less than this share are left: they are below the certificate's digits.
@@ -30,24 +28,6 @@ _SHARPNESS = 3.0
 _RUN_LENGTHS = [1] + [4**k for k in range(1, 16)]
 
 
-def columns(groups: HolderSets, topology: Topology) -> Floats:
-    """Seconds that each rank's T gains per byte of weight in each group, [G, M]."""
-    ranks = np.arange(topology.ranks)
-    cost = topology.link_cost
-    link = np.where(groups.path == ranks, 0.0, cost[ranks, groups.path])
-    served = np.stack([(groups.path == r).sum(axis=1) for r in ranks], axis=1)
-    return np.asarray(link + served * np.diag(cost))
-
-
-def pair_columns(groups: HolderSets, topology: Topology) -> Floats:
-    """Seconds that each ordered pair's C gains per byte of weight S·R in each group, [G, M·M]."""
-    ranks = np.arange(topology.ranks)
-    cost = np.where(np.eye(topology.ranks, dtype=bool), 0.0, topology.link_cost)
-    gained = np.zeros((len(groups), topology.ranks, topology.ranks))
-    gained[:, ranks, :] = (groups.path[:, :, None] == ranks) * cost
-    return gained.reshape(len(groups), -1)
-
-
 @dataclass
 class SwapSearch:
     """Rounds of exchanges on `counts` [C, G], changed in place."""
@@ -55,7 +35,7 @@ class SwapSearch:
     counts: Ints
     weight: Floats  # [C]
     width: Ints  # [C]
-    columns: Floats  # [G, M]
+    columns: Floats  # [G, M], seconds per byte of weight
     seconds: Floats  # [M], T of the ranks; changed in place
     # [W, G, G] seconds that a row of g must gain to change places with one of h; None: nothing
     price: Floats | None = None
