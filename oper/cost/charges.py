@@ -99,19 +99,27 @@ class Charges:
 
     # Seconds per byte, of rows with given holders: every rank reads a byte of the row.
 
-    def set_seconds(self, sets: HolderSets) -> Floats:
-        """What each rank pays for a byte of weight in each holder set, [G, M]."""
-        holder_set, resource = self._reads(sets)
-        resources = len(self.seconds)
-        used, bytes_ = np.unique(holder_set * resources + resource, return_counts=True)
-        holder_set, resource = used // resources, used % resources
-        return self._by_set(sets, holder_set, resource, bytes_ * self.seconds[resource])
+    def set_seconds(self, sets: HolderSets, read_by_read: bool = False) -> Floats:
+        """What each rank pays for a byte of weight in each holder set, [G, M].
 
-    def set_seconds_by_read(self, sets: HolderSets) -> Floats:
-        """The same, priced read by read: equal but for the last digit, by which a solver chooses
-        among solutions that are equally good."""
-        holder_set, resource = self._reads(sets)
-        return self._by_set(sets, holder_set, resource, self.seconds[resource])
+        With `read_by_read` the reads of a resource are priced before they are added up: equal but
+        for the last digit, by which a solver chooses among solutions that are equally good.
+        """
+        pair = (np.arange(self.ranks) * self.ranks + sets.path).ravel()
+        first, entries = self._first[pair], self._first[pair + 1] - self._first[pair]
+        before = np.cumsum(entries) - entries
+        entry = np.repeat(first - before, entries) + np.arange(int(entries.sum()))
+        holder_set = np.repeat(np.repeat(np.arange(len(sets)), self.ranks), entries)
+        resources = len(self.seconds)
+        used, at, reads = np.unique(
+            holder_set * resources + self.resource[entry], return_inverse=True, return_counts=True
+        )
+        holder_set, resource = used // resources, used % resources
+        seconds = reads * self.seconds[resource]
+        if read_by_read:
+            seconds = _added_at(at, self.seconds[resource][at], len(used))
+        payer = holder_set * self.ranks + self.payer[resource]
+        return _added_at(payer, seconds, len(sets) * self.ranks).reshape(len(sets), self.ranks)
 
     def set_link_seconds(self, sets: HolderSets) -> Floats:
         """What the link of each ordered pair takes for a byte of weight in each holder set,
@@ -161,26 +169,6 @@ class Charges:
         """The first entry of each pair, and after the last one, [M² + 1]."""
         entries = np.bincount(self._pair, minlength=self.ranks**2)
         return np.concatenate([[0], np.cumsum(entries)])
-
-    def _reads(self, sets: HolderSets) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Holder set and resource of every entry of the reads of all ranks from all sets."""
-        pair = (np.arange(self.ranks) * self.ranks + sets.path).ravel()
-        first, entries = self._first[pair], self._first[pair + 1] - self._first[pair]
-        before = np.cumsum(entries) - entries
-        entry = np.repeat(first - before, entries) + np.arange(int(entries.sum()))
-        holder_set = np.repeat(np.repeat(np.arange(len(sets)), self.ranks), entries)
-        return holder_set, self.resource[entry]
-
-    def _by_set(
-        self,
-        sets: HolderSets,
-        holder_set: NDArray[np.int64],
-        resource: NDArray[np.int64],
-        seconds: Floats,
-    ) -> Floats:
-        """Seconds added up for each holder set and payer, [G, M]."""
-        payer = holder_set * self.ranks + self.payer[resource]
-        return _added_at(payer, seconds, len(sets) * self.ranks).reshape(len(sets), self.ranks)
 
     def _by_pair(self, values: Floats) -> Floats:
         return values.reshape(self.ranks, self.ranks)

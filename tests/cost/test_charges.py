@@ -149,7 +149,7 @@ def test_exchanges_and_changes_of_replicas(
     column = charges.set_seconds(sets)
     able = sets.copies == 1 if problem.workload.training else np.ones(len(sets), dtype=bool)
     close((weight[:, None, None] * column)[:, able], each[:, able])
-    close(charges.set_seconds_by_read(sets), column)
+    close(charges.set_seconds(sets, read_by_read=True), column)
     close(mean_seconds(problem, sets, method), each.mean(axis=2))
     # The aim "link": C of each ordered pair for a byte of S·R.
     M = problem.topology.ranks

@@ -246,7 +246,9 @@ class RestrictedMaster:
         topology, rows, M = self.topology, self.rows, self.topology.ranks
         b, g = self.bucket, self.group
         holds, copies = self.groups.holds, self.groups.copies
-        seconds = rows.weight_bytes[b, None] * self.charges.set_seconds_by_read(self.groups)[g]
+        seconds = (
+            rows.weight_bytes[b, None] * self.charges.set_seconds(self.groups, read_by_read=True)[g]
+        )
         if rows.training:
             everywhere = (copies == M)[g] & (M > 1)
             seconds[everywhere] = everywhere_seconds(rows, topology)[b[everywhere]]
