@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 
 from oper.base.errors import OperError
 from oper.cost.allreduce import METHODS, allreduce_cost
+from oper.cost.charges import Charges
 from oper.cost.expected_reads import expected_reads
+from oper.cost.sums import Sums
 from oper.plan.plan import Plan
 
 
@@ -92,31 +94,28 @@ def _tables_of_explicit(plan: Plan) -> NDArray[np.int64]:
 def _why(plan: Plan, table: int, accesses: int, containing: int, copies: int) -> str:
     """The reason: the row's part of the iteration with one owner, and with copies everywhere."""
     topology, workload = plan.topology, plan.workload
-    ranks, S = topology.ranks, plan.tables[table].row_bytes
+    ranks = topology.ranks
     if ranks == 1:
         return "there is only one rank"
     if not accesses:
         return "it was never accessed: it costs only memory, and is where there was room"
     ratios = (1.0, 1.0) if plan.distinct_ratio is None else plan.distinct_ratio[table]
-    R, D, U = (
-        float(v[0])
-        for v in expected_reads(
-            np.array([accesses]), np.array([containing]), plan.samples, workload, ranks, *ratios
-        )
-    )
-    local = float(np.diag(topology.link_cost).mean())
-    link = float(topology.link_cost.sum() - np.trace(topology.link_cost)) / ranks**2
-    single = S * (R + (D if workload.training else 0)) * (local + link)
-    everywhere = S * R * local
+    counts = np.array([accesses]), np.array([containing])
+    R, D, U = expected_reads(*counts, plan.samples, workload, ranks, *ratios)
+    described = plan.tables[table]
+    row_bytes = np.array([float(described.row_bytes)])
+    memory_bytes = np.array([float(described.memory_bytes(workload.mode))])
+    row = Sums.of_rows(row_bytes, memory_bytes, counts[0].astype(np.float64), R, D, U)
+    charges = Charges.of(topology)
+    single = float(row.read_bytes[0]) * charges.mean_owner_seconds
+    everywhere = float(row.read_bytes[0]) * charges.mean_memory_seconds
     if workload.training:
         method = plan.allreduce_method
-        shares = [
-            allreduce_cost(topology, m) for m in (METHODS[1:] if method == "none" else [method])
-        ]
-        everywhere += S * U * local + min(
-            s.row * S + s.union * S * U + s.gather * (S + 4) * D + s.count for s in shares
-        )
-    read = f"each rank reads it {R:.3g} times an iteration"
+        methods = METHODS[1:] if method == "none" else [method]
+        single += float(row.gradient_bytes[0]) * charges.mean_owner_seconds
+        everywhere += float(row.union_bytes[0]) * charges.mean_memory_seconds
+        everywhere += min(float(allreduce_cost(topology, m).row_seconds(row)[0]) for m in methods)
+    read = f"each rank reads it {R[0]:.3g} times an iteration"
     times = f"{single * 1e9:.3g} ns of a rank's iteration with one owner, {everywhere * 1e9:.3g} ns"
     if copies == ranks:
         return f"{read}: {times} with a copy on every rank, so it is replicated"

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from oper.base.arrays import Floats
 from oper.cost.sums import Sums
 from oper.topology.topology import Topology
 
@@ -28,29 +28,29 @@ class AllReduceCost:
     gather: float = 0.0
     count: float = 0.0
 
-    def seconds(self, sums: Sums, which: NDArray[np.bool_]) -> float:
-        if not sums.rows[which].sum():
-            return 0.0
-        return self.latency + self.bytes_rate(sums, which)
-
-    def bytes_rate(self, sums: Sums, which: NDArray[np.bool_]) -> float:
-        return float(
-            self.row * sums.row_bytes[which].sum()
-            + self.union * sums.union_bytes[which].sum()
-            + self.gather * sums.gather_bytes[which].sum()
-            + self.count * sums.rows[which].sum()
+    def row_seconds(self, sums: Sums) -> Floats:
+        """Seconds for the rows of each entry of `sums`, [G], the latency left out."""
+        return np.asarray(
+            self.row * sums.row_bytes
+            + self.union * sums.union_bytes
+            + self.gather * sums.gather_bytes
+            + self.count * sums.rows
         )
 
-    def memory_bytes(self, sums: Sums, which: NDArray[np.bool_], ranks: int) -> float:
+    def seconds(self, replicas: Sums) -> float:
+        """Seconds for all replicas, whose sums are one entry; 0 where there are none."""
+        return self.latency + self.row_seconds(replicas).item() if replicas.rows else 0.0
+
+    def memory_bytes(self, replicas: Sums, ranks: int) -> float:
         """What the gradients of a step take of a rank's memory on their way: its own buffer, and
         its part of the sums that all ranks of one node share. Gradients are counted with the bytes
         of their rows, as in all of the cost; the runtime's are float32, of narrower rows too."""
         both = 1 + 1 / ranks
-        parts = {
+        parts: dict[Method, Floats | float] = {
             "none": 0.0,
-            "dense": both * sums.row_bytes[which].sum(),
-            "bitmap": both * sums.union_bytes[which].sum() + sums.rows[which].sum() / 8,
-            "allgather": sums.gather_bytes[which].sum(),
+            "dense": both * replicas.row_bytes,
+            "bitmap": both * replicas.union_bytes + replicas.rows / 8,
+            "allgather": replicas.gather_bytes,
         }
         return float(parts[self.method])
 
@@ -68,3 +68,11 @@ def allreduce_cost(topology: Topology, method: Method) -> AllReduceCost:
     if method == "allgather":
         return AllReduceCost(method, (ranks - 1) * hop, gather=(ranks - 1) / bandwidth)
     return AllReduceCost("none", 0.0)
+
+
+def published_replication_frequency(topology: Topology, batch_size: int) -> float:
+    """BW_p2p / (B · BW_allreduce): above so many reads per sample the paper's rule (§4.3) gives a
+    row a copy on every rank, of two or more. BW_p2p is that of the mean link between two ranks."""
+    away = ~np.eye(topology.ranks, dtype=bool)
+    p2p_bandwidth = 1 / float(topology.link_cost[away].mean())
+    return p2p_bandwidth / (batch_size * topology.allreduce_bandwidth)

@@ -13,7 +13,8 @@ that any rank touches the row, and L[i][j] the seconds per byte for rank i to re
 
 and a plan is the better, the smaller max_r T[r]. A plan enters only through `Sums`: rows with
 the same holders and the same fetch paths form a group, and all terms are linear in a group's
-sums. Planner, bound, comparison and drift check all call this module; nothing else prices rows.
+sums. Who pays how much for a byte that is read is in charges.py, the AllReduce in allreduce.py;
+whatever else prices rows (placement, bounds, comparison, drift) takes it from those two.
 """
 
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ import numpy as np
 
 from oper.base.arrays import Floats
 from oper.cost.allreduce import METHODS, Method, allreduce_cost
+from oper.cost.charges import Charges
 from oper.cost.holder_sets import HolderSets
 from oper.cost.sums import Sums
 from oper.cost.workload import Workload
@@ -122,32 +124,31 @@ def evaluate(
         )
         return matrix
 
-    local = np.diag(topology.link_cost)
+    charges = Charges.of(topology)
     away = ~np.eye(ranks, dtype=bool)
     read = traffic(sums.read_bytes)
-    lookup_seconds = local * read.sum(axis=0)
+    lookup_seconds, link_seconds = charges.lookup_and_link_seconds(read)
     link_bytes = np.where(away, read, 0.0)
-    link_seconds = link_bytes * topology.link_cost
 
     gradient_lookup_seconds = np.zeros(ranks)
-    gradient_bytes = np.zeros((ranks, ranks))
+    gradient_bytes, gradient_link_seconds = np.zeros((2, ranks, ranks))
     allreduce_seconds = np.zeros(ranks)
     allreduce_bytes, allreduce_memory = 0.0, 0.0
     chosen = allreduce_cost(topology, "none")
     if workload.training:
         gradient = traffic(np.where(single, sums.gradient_bytes, 0.0))
-        gradient_lookup_seconds = local * gradient.sum(axis=0)
+        gradient_lookup_seconds, gradient_link_seconds = charges.lookup_and_link_seconds(gradient)
         gradient_bytes = np.where(away, gradient, 0.0)
-        shared = ~single
-        if sums.rows[shared].sum():
+        replicas = sums.total(~single)
+        if replicas.rows:
             methods = (method,) if method else METHODS[1:]
             choices = [allreduce_cost(topology, m) for m in methods]
-            chosen = min(choices, key=lambda c: c.seconds(sums, shared))
-            step_seconds = local * sums.union_bytes[shared].sum()
-            allreduce_seconds = chosen.seconds(sums, shared) + step_seconds
-            allreduce_memory = chosen.memory_bytes(sums, shared, ranks)
-            allreduce_bytes = ranks * chosen.bytes_rate(sums, shared) * topology.allreduce_bandwidth
-    gradient_link_seconds = gradient_bytes * topology.link_cost
+            chosen = min(choices, key=lambda c: c.seconds(replicas))
+            step_seconds = charges.memory_seconds * replicas.union_bytes
+            allreduce_seconds = chosen.seconds(replicas) + step_seconds
+            allreduce_memory = chosen.memory_bytes(replicas, ranks)
+            moving_seconds = chosen.row_seconds(replicas).item()
+            allreduce_bytes = ranks * moving_seconds * topology.allreduce_bandwidth
 
     rank_seconds = (
         lookup_seconds

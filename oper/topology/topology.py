@@ -76,6 +76,28 @@ class Topology:
             and self._cost_by_kind() is not None
         )
 
+    def is_homogeneous(self, capacity_bytes: Sequence[float] | NDArray[np.float64]) -> bool:
+        """Whether ranks with these capacities [M] cannot be told apart, and nearer rows are not
+        dearer than farther ones."""
+        cost = [self.link_cost[mask].max() for mask in self.masks().values() if mask.any()]
+        return self.alike and bool(np.ptp(capacity_bytes) == 0) and sorted(cost) == cost
+
+    def transfer_seconds(self, bytes_by_link: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Seconds to bring bytes over each link, [reader, source] as they are; own ones on the
+        diagonal."""
+        return np.asarray(bytes_by_link * self.link_cost)
+
+    def seconds_by_kind(self) -> tuple[float, float, float]:
+        """Mean seconds per byte of a rank's own rows, of a node-mate's and of another node's;
+        where there are no such pairs of ranks, those of the next nearer kind."""
+        found: list[float] = []
+        for mask in self.masks().values():
+            cost = self.link_cost[mask]
+            # The mean of equal numbers may differ from them in the last digit.
+            mean = cost.mean() if len(cost) and np.ptp(cost) else cost[:1].sum()
+            found.append(float(mean) if len(cost) else found[-1])
+        return found[0], found[1], found[2]
+
     @classmethod
     def load(cls, spec: str) -> "Topology":
         """A preset's name (`dgx-a100`, `2x4-a100`, `cpu:4`) or the path of a YAML file."""

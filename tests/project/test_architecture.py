@@ -49,6 +49,10 @@ NEVER = (
     ("audit", "planner"),
     ("audit", "runtime"),
 )
+# Who may read what links and the AllReduce cost: the rest asks oper.cost what rows cost.
+LINK_COSTS = {"link_cost", "allreduce_bandwidth", "latency_seconds"}
+READS_LINK_COSTS = ("cost", "topology", "measure", "cli")  # priced, stated, measured, displayed
+MAKES_TOPOLOGIES = {"oper.torchrec.sharding_planner"}  # of TorchRec's
 MOST_FILES, MOST_LINES, MOST_CLASS_LINES = 12, 400, 200
 
 
@@ -122,6 +126,22 @@ def test_what_must_not_know_each_other_does_not(above: str, below: str) -> None:
         for target in reached(module)
         if target.startswith(f"oper.{below}")
     ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_only_cost_topology_measuring_and_display_read_link_costs() -> None:
+    allowed = tuple(f"oper.{name}" for name in READS_LINK_COSTS)
+    wrong = []
+    for module, path in modules().items():
+        if module in MAKES_TOPOLOGIES or module.startswith(allowed):
+            continue
+        wrong += [
+            f"{module}, line {node.lineno}: .{node.attr}"
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            if isinstance(node, ast.Attribute) and node.attr in LINK_COSTS
+        ]
+        if "oper.topology.links" in imports().get(module, ()):
+            wrong.append(f"{module} imports oper.topology.links")
     assert not wrong, "\n".join(wrong)
 
 

@@ -24,6 +24,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from oper.base.arrays import Floats, Ints
+from oper.cost.allreduce import published_replication_frequency
+from oper.cost.charges import Charges
 from oper.cost.holder_sets import HolderSets, single_owner_sets
 from oper.cost.objective import degree_of_balance
 from oper.planner.baselines.baseline import Baseline, Cells
@@ -94,7 +96,7 @@ def backtrack(problem: ClassProblem) -> Placed:
 def place(problem: ClassProblem, parts: Partitions) -> Placed:
     """Access-bounded partitions to the least lookup work, the others to the least memory."""
     classes, ranks = problem.classes, problem.topology.ranks
-    local = np.diag(problem.topology.link_cost).tolist()
+    local = Charges.of(problem.topology).memory_seconds.tolist()
     work = partition_totals(parts, classes.S * classes.R).tolist()
     owner = np.zeros(len(parts), dtype=np.int64)
     memory = [0] * ranks
@@ -133,9 +135,7 @@ def replicate_training(problem: ClassProblem, parts: Partitions, owner: Ints) ->
     path = np.repeat(owner[:, None], ranks, axis=1)
     if ranks == 1:
         return path
-    away = ~np.eye(ranks, dtype=bool)
-    p2p_bandwidth = 1 / float(topology.link_cost[away].mean())
-    least = p2p_bandwidth / (problem.workload.batch_size * topology.allreduce_bandwidth)
+    least = published_replication_frequency(topology, problem.workload.batch_size)
     rows = partition_totals(parts, np.ones(len(problem.classes)))
     frequency = parts.accesses / rows / max(problem.classes.samples, 1)
     free = memory_left(problem, parts.bytes, owner)
@@ -161,7 +161,8 @@ def replicate_inference(
     The candidates that rank g reads from rank t are a heap, hottest per byte first. What does not
     fit will not fit later either and leaves the heap; so does what g reads from elsewhere by now.
     """
-    ranks, link = problem.topology.ranks, problem.topology.link_cost.tolist()
+    ranks = problem.topology.ranks
+    link = Charges.of(problem.topology).reader_seconds.tolist()
     path = np.repeat(owner[:, None], ranks, axis=1).tolist()
     size, traffic = size_bytes.tolist(), traffic_bytes.tolist()
     free, budget = memory_left(problem, size_bytes, owner), problem.budget_bytes

@@ -155,14 +155,8 @@ def table_accesses(problem: Problem) -> Floats:
 def bandwidths(topology: Topology) -> tuple[float, float, float]:
     """Mean bytes/s of local rows, of rows in the same node and in other nodes; where there are no
     such pairs of ranks, those of the next nearer kind."""
-    node_of = np.asarray(topology.node_of)
-    own = np.eye(topology.ranks, dtype=bool)
-    same = (node_of[:, None] == node_of[None]) & ~own
-    other = node_of[:, None] != node_of[None]
-    local = 1 / float(topology.link_cost[own].mean())
-    same_node = 1 / float(topology.link_cost[same].mean()) if same.any() else local
-    other_node = 1 / float(topology.link_cost[other].mean()) if other.any() else same_node
-    return local, same_node, other_node
+    local, same_node, other_node = topology.seconds_by_kind()
+    return 1 / local, 1 / same_node, 1 / other_node
 
 
 def read_shards(answer: list[dict[str, Any]], profile: Profile) -> list[Shard]:

@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from oper.base.arrays import Floats
+from oper.cost.charges import Charges
 from oper.cost.workload import Workload
 from oper.planner.bounds.lagrangian import Bound, lower_bound, usable_methods
-from oper.planner.lp.pricing import PricingItems, everywhere_seconds, is_homogeneous, pricing_items
+from oper.planner.lp.pricing import PricingItems, everywhere_seconds, pricing_items
 from oper.planner.problem.classes import Classes
 from oper.topology.topology import Topology
 
@@ -64,7 +65,8 @@ def hot_rows_bound(
 
 def head_classes(rows: PricingItems, topology: Topology, seconds: float) -> NDArray[np.int64]:
     """The hottest classes, up to `HEAD_ROWS` rows, of which a row takes its owner long."""
-    owner_seconds = rows.weight_bytes * topology.ranks * float(np.diag(topology.link_cost).min())
+    own = Charges.of(topology).owner_seconds.diagonal()
+    owner_seconds = rows.weight_bytes * float(own.min())
     order = np.argsort(-rows.weight_bytes, kind="stable")[:HEAD_ROWS]
     few = np.cumsum(rows.rows[order]) <= HEAD_ROWS
     return order[few & (owner_seconds[order] > HEAD_SHARE * seconds)]
@@ -87,12 +89,12 @@ class _Model:
         M = topology.ranks
         self.rows, self.topology = rows, topology
         self.copied = rows.replicas and rows.training and M > 1
-        self.alike = is_homogeneous(topology, capacity_bytes)
-        link, local = topology.link_cost, np.diag(topology.link_cost)
-        self.second = float(link.mean()) * float(rows.rows @ rows.weight_bytes) or 1.0
+        self.homogeneous = topology.is_homogeneous(capacity_bytes)
+        charges = Charges.of(topology)
+        self.second = charges.mean_seconds * float(rows.rows @ rows.weight_bytes) or 1.0
         self.byte = rows.total_bytes / M
         # Time of the ranks [M] for a byte of weight owned by rank j, row j.
-        self.owned = (np.where(np.eye(M, dtype=bool), M * local, link).T) / self.second
+        self.owned = charges.owner_seconds / self.second
         self.everywhere = everywhere_seconds(rows, topology) / self.second
         self.upper, self.whole = [np.inf], [0]
         self.row: list[int] = []
@@ -146,7 +148,7 @@ class _Model:
         if solver.getModelStatus() == highspy.HighsModelStatus.kInfeasible:
             return np.inf
         bound = max(bound, 0.0) if np.isfinite(bound) else 0.0
-        return bound * (1 - SAFETY) * self.second + self.rows.latency_seconds
+        return bound * (1 - SAFETY) * self.second + self.rows.latency
 
     def _place_whole(self, c: int, placed: int) -> None:
         """Rows of head class c. They and hotter ones are `placed` rows: homogeneous ranks are
@@ -155,7 +157,7 @@ class _Model:
         memory, weight = self.rows.memory_bytes[c] / self.byte, self.rows.weight_bytes[c]
         chosen = []
         for j in range(M):
-            if self.alike and max(self._position(j)) >= placed:
+            if self.homogeneous and max(self._position(j)) >= placed:
                 continue
             owned = self._column(rows, whole=True)
             chosen.append((owned, 1.0))

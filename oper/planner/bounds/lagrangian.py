@@ -23,6 +23,7 @@ import numpy as np
 
 from oper.base.arrays import Floats
 from oper.cost.allreduce import METHODS, Method
+from oper.cost.charges import Charges
 from oper.cost.workload import Workload
 from oper.planner.lp import restricted_master
 from oper.planner.lp.envelope import Envelope
@@ -33,7 +34,6 @@ from oper.planner.lp.pricing import (
     everywhere_price,
     everywhere_seconds,
     homogeneous_lines,
-    is_homogeneous,
     pricing_items,
 )
 from oper.planner.problem.classes import Classes
@@ -67,7 +67,7 @@ def lower_bound(
         rows = pricing_items(classes, topology, workload, method)
         prices = good_prices(rows, topology, capacity_bytes, budget_bytes)
         seconds = lagrangian(rows, topology, prices, capacity_bytes, budget_bytes)
-        least = min(least, seconds + rows.latency_seconds)
+        least = min(least, seconds + rows.latency)
     hottest, hot_class = hot_row(classes, topology, workload, budget_bytes)
     return Bound(max(least, hottest), hot_class if hottest > least else None)
 
@@ -98,7 +98,7 @@ def good_prices(
     rows: PricingItems, topology: Topology, capacity_bytes: Floats, budget_bytes: float
 ) -> DualPrices:
     """Prices at which the Lagrangian is (nearly) largest."""
-    if is_homogeneous(topology, capacity_bytes):
+    if topology.is_homogeneous(capacity_bytes):
         return homogeneous_prices(rows, topology, capacity_bytes, budget_bytes)
     return restricted_master.solve_items(rows, topology, capacity_bytes, budget_bytes).prices
 
@@ -121,7 +121,7 @@ def homogeneous_prices(
         saved = rows.weight_bytes[:, None] * -np.diff(copies.slope)
     elif rows.replicas:
         extra = np.array([M - 1.0])
-        single = float(even.path_cost(topology).sum(axis=0).min())
+        single = float(even.read_prices(topology).sum(axis=0).min())
         saved = (single * rows.weight_bytes - everywhere_price(rows, topology, even))[:, None]
     else:
         extra, saved = np.zeros(0), np.zeros((len(rows), 0))
@@ -145,25 +145,20 @@ def hot_row(
     copies at most: some holder serves M/h readers, rounded up, the farthest of which pays for its
     link, and each reads at its least cost.
     """
-    M, link = topology.ranks, topology.link_cost
-    local = np.diag(link)
-    owned = float(
-        np.maximum(M * local, np.where(np.eye(M, dtype=bool), 0.0, link).max(axis=0)).min()
-    )
+    M, charges = topology.ranks, Charges.of(topology)
+    owned = float(charges.owner_seconds.max(axis=1).min())
     rows = pricing_items(classes, topology, workload, "none")
     least = owned * rows.weight_bytes
     if not workload.training:
         copies = np.minimum(1 + np.floor(budget_bytes / rows.memory_bytes), M)
         readers = np.ceil(M / copies).astype(np.int64)
-        reach = np.sort(link, axis=0).min(axis=1)  # [k - 1]: the dearest of k readers of one rank
-        served = np.maximum(readers * local.min(), reach[readers - 1])
-        served = np.maximum(served, link.min(axis=1).max())
+        served = charges.least_largest_seconds(readers)
         least = np.where(copies > 1, np.minimum(least, served * rows.weight_bytes), least)
     for method in usable_methods(workload, M, budget_bytes):
         rows = pricing_items(classes, topology, workload, method)
         if workload.training and rows.replicas:
             fits = (M - 1) * rows.memory_bytes <= budget_bytes
-            copied = everywhere_seconds(rows, topology).max(axis=1) + rows.latency_seconds
+            copied = everywhere_seconds(rows, topology).max(axis=1) + rows.latency
             least = np.where(fits, np.minimum(least, copied), least)
     hottest = int(least.argmax())
     return float(least[hottest]) * (1 - SAFETY), hottest

@@ -25,6 +25,7 @@ import numpy as np
 import pulp
 
 from oper.base.arrays import Floats
+from oper.cost.charges import Charges
 from oper.cost.holder_sets import HolderSets
 from oper.cost.objective import Cost, evaluate
 from oper.cost.sums import Sums
@@ -33,7 +34,6 @@ from oper.planner.bounds.lagrangian import usable_methods
 from oper.planner.lp.pricing import (
     PricingItems,
     everywhere_seconds,
-    is_homogeneous,
     pricing_items_of,
 )
 from oper.topology.topology import Topology
@@ -125,8 +125,8 @@ class _Model:
     ) -> None:
         self.rows, self.topology = rows, topology
         M, P = topology.ranks, range(len(rows))
-        link, local = topology.link_cost, np.diag(topology.link_cost)
-        self.second = float(link.mean()) * float(rows.weight_bytes.sum()) or 1.0
+        charges = Charges.of(topology)
+        self.second = charges.mean_seconds * float(rows.weight_bytes.sum()) or 1.0
         byte = rows.total_bytes / M
         weight, memory = rows.weight_bytes / self.second, rows.memory_bytes / byte
         spare = budget_bytes if rows.replicas else 0.0
@@ -154,23 +154,28 @@ class _Model:
         for copied in self.everywhere.values():
             self.problem += copied <= any_copy
         load = []
+        payer, seconds = charges.payer[charges.resource], charges.seconds[charges.resource]
         for i in range(M):
             served, fetched, held = [], [], []
+            paid = np.flatnonzero(payer == i)
             for p in P:
                 x = self.holds[p]
                 y = self.reads.get(p)
                 held.append(memory[p] * x[i])
                 if y is None:
-                    served.append(weight[p] * M * local[i] * x[i])
-                    fetched += [weight[p] * link[i, j] * x[j] for j in range(M) if j != i]
+                    owner = charges.owner_seconds[:, i]
+                    served.append(weight[p] * owner[i] * x[i])
+                    fetched += [weight[p] * owner[j] * x[j] for j in range(M) if j != i]
                 else:
-                    served += [weight[p] * local[i] * y[k][i] for k in range(M)]
-                    fetched += [weight[p] * link[i, j] * y[i][j] for j in range(M) if j != i]
+                    for n in paid.tolist():
+                        reader, source = charges.reader[n], charges.source[n]
+                        term = weight[p] * seconds[n] * y[reader][source]
+                        (served if source == i else fetched).append(term)
                 if p in self.everywhere:
                     served.append(on_all[p, i] * self.everywhere[p])
                     held.append(memory[p] * self.everywhere[p])
             load.append(pulp.lpSum(served))
-            latency = rows.latency_seconds / self.second * any_copy
+            latency = rows.latency / self.second * any_copy
             self.problem += load[i] + pulp.lpSum(fetched) + latency <= largest
             self.problem += pulp.lpSum(held) <= capacity_bytes[i] / byte
         if self.copied:
@@ -178,7 +183,7 @@ class _Model:
             extra += [(M - 1) * memory[p] * r for p, r in self.everywhere.items()]
             once = sum(memory[p] for p in self.reads)
             self.problem += pulp.lpSum(extra) <= budget_bytes / byte + once
-        if is_homogeneous(topology, capacity_bytes):
+        if topology.is_homogeneous(capacity_bytes):
             self._order(load)
 
     def _add_reads(self, p: int) -> None:

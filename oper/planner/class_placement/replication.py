@@ -19,6 +19,7 @@ import numpy as np
 
 from oper.base.arrays import Floats, Ints
 from oper.cost.allreduce import Method, allreduce_cost
+from oper.cost.charges import Charges
 from oper.cost.workload import Workload
 from oper.planner.problem.classes import Classes
 from oper.topology.topology import Topology
@@ -35,40 +36,20 @@ class Levels:
     everywhere: Ints
 
 
-def link_kinds(topology: Topology) -> tuple[float, float, float]:
-    """Seconds per byte of a local row, of a node-mate's, and of another node's (alike ranks).
-
-    Where there are no node-mates, or only they, the missing link is given the other's cost.
-    """
-    cost = topology.link_cost
-    node_of = np.asarray(topology.node_of)
-    same = (node_of[:, None] == node_of[None]) & ~np.eye(topology.ranks, dtype=bool)
-    other = node_of[:, None] != node_of[None]
-    local = float(cost[0, 0])
-    intra = float(cost[same][0]) if same.any() else local
-    inter = float(cost[other][0]) if other.any() else intra
-    return local, intra, inter
-
-
 def single_seconds(classes: Classes, topology: Topology, workload: Workload) -> Floats:
     """A row's part of the mean T with one owner, [C]: its owner serves M reads, M-1 travel."""
-    mean_link = topology.link_cost.sum() - np.trace(topology.link_cost)
-    mean_link /= topology.ranks**2
-    local = float(np.trace(topology.link_cost)) / topology.ranks
-    return np.asarray(classes.traffic_bytes(workload) * (local + mean_link))
+    return np.asarray(classes.traffic_bytes(workload) * Charges.of(topology).mean_owner_seconds)
 
 
 def everywhere_seconds(
     classes: Classes, topology: Topology, workload: Workload, method: Method
 ) -> Floats:
     """A row's part of the mean T with a copy on every rank, [C], the latency left out."""
-    local = float(np.trace(topology.link_cost)) / topology.ranks
-    seconds = local * classes.S * classes.R
+    each, own = classes.row_sums, Charges.of(topology).mean_memory_seconds
+    seconds = own * each.read_bytes
     if workload.training:
-        share = allreduce_cost(topology, method)
-        seconds = seconds + local * classes.S * classes.U
-        seconds = seconds + share.row * classes.S + share.union * classes.S * classes.U
-        seconds = seconds + share.gather * (classes.S + 4) * classes.D + share.count
+        seconds = seconds + own * each.union_bytes
+        seconds = seconds + allreduce_cost(topology, method).row_seconds(each)
     return seconds
 
 
@@ -118,7 +99,7 @@ def inference_levels(
 
 def time_ratio(topology: Topology) -> float:
     """Gain per copy inside the nodes over gain per copy for a further node (time, inference)."""
-    _, intra, inter = link_kinds(topology)
+    _, intra, inter = topology.seconds_by_kind()
     per_node = topology.ranks // topology.nodes
     further_node = per_node * inter - (per_node - 1) * intra
     return min(intra / further_node, 1.0)
@@ -134,7 +115,7 @@ def link_levels(
     ranks take them from both. Where no ratio evens them out, the pairs across stay dearer, and
     copies once a node alone make them as cheap as the budget can.
     """
-    _, intra, inter = link_kinds(topology)
+    _, intra, inter = topology.seconds_by_kind()
     ranks, per_node = topology.ranks, topology.ranks // topology.nodes
     if topology.nodes == 1 or per_node == 1:
         return inference_levels(classes, topology, workload, 1.0, budget_bytes)

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from oper.base.arrays import Floats
 from oper.cost.allreduce import Method, allreduce_cost
+from oper.cost.charges import Charges
 from oper.cost.sums import Sums
 from oper.cost.workload import Workload
 from oper.planner.lp.envelope import Envelope
@@ -43,7 +44,7 @@ class PricingItems:
 
     training: bool
     method: Method  # "none" in training: no replicas
-    latency_seconds: float  # of the AllReduce, once if there is any replica
+    latency: float  # seconds of the AllReduce, once if there is any replica
     rows: Floats
     memory_bytes: Floats  # m
     weight_bytes: Floats  # w
@@ -93,26 +94,15 @@ class PricingItems:
         )
 
     def _replace(self, *vectors: Floats) -> "PricingItems":
-        return PricingItems(self.training, self.method, self.latency_seconds, *vectors)
+        return PricingItems(self.training, self.method, self.latency, *vectors)
 
 
 def pricing_items(
     classes: Classes, topology: Topology, workload: Workload, method: Method
 ) -> PricingItems:
     """The items of all classes; `method` is the replicas' AllReduce (ignored in inference)."""
-    S, R, D, U = classes.S, classes.R, classes.D, classes.U
-    each = Sums(
-        rows=np.ones(len(classes)),
-        memory_bytes=classes.m,
-        row_bytes=S,
-        accesses=classes.accesses.astype(np.float64),
-        read_rows=R,
-        read_bytes=S * R,
-        gradient_bytes=S * D,
-        union_bytes=S * U,
-        gather_bytes=(S + 4) * D,
-    )
-    return pricing_items_of(each, classes.rows.astype(np.float64), topology, workload, method)
+    count = classes.rows.astype(np.float64)
+    return pricing_items_of(classes.row_sums, count, topology, workload, method)
 
 
 def pricing_items_of(
@@ -123,16 +113,13 @@ def pricing_items_of(
     return PricingItems(
         training=workload.training,
         method=reduce.method,
-        latency_seconds=reduce.latency,
+        latency=reduce.latency,
         rows=count,
         memory_bytes=each.memory_bytes,
         weight_bytes=each.read_bytes + (each.gradient_bytes if workload.training else 0.0),
         fetch_bytes=each.read_bytes,
         everywhere_bytes=each.read_bytes + (each.union_bytes if workload.training else 0.0),
-        allreduce_seconds=reduce.row * each.row_bytes
-        + reduce.union * each.union_bytes
-        + reduce.gather * each.gather_bytes
-        + reduce.count * each.rows,
+        allreduce_seconds=reduce.row_seconds(each),
     )
 
 
@@ -145,24 +132,14 @@ class DualPrices:
     budget: float
     pair: Floats | None = None
 
-    def path_cost(self, topology: Topology) -> Floats:
+    def read_prices(self, topology: Topology) -> Floats:
         """K [M, M]: the price of a byte that rank i (row) reads from rank j (column)."""
-        link, local = topology.link_cost, np.diag(topology.link_cost)
-        reader = self.rank[:, None] if self.pair is None else self.rank[:, None] + self.pair
-        away = np.where(np.eye(topology.ranks, dtype=bool), 0.0, reader * link)
-        return np.asarray(away + (self.rank * local)[None, :])
+        return Charges.of(topology).read_prices(self.rank, self.pair)
 
 
-def owner_lines(path_cost: Floats, prices: DualPrices) -> tuple[Floats, Floats]:
+def owner_lines(read_prices: Floats, prices: DualPrices) -> tuple[Floats, Floats]:
     """Slopes and intercepts [M] of a single copy on each rank."""
-    return path_cost.sum(axis=0), prices.capacity
-
-
-def is_homogeneous(topology: Topology, capacity: Floats) -> bool:
-    """Whether ranks, with one value of `capacity` each [M], cannot be told apart, and near links
-    are no dearer than far ones."""
-    cost = [topology.link_cost[mask].max() for mask in topology.masks().values() if mask.any()]
-    return topology.alike and bool(np.ptp(capacity) == 0) and sorted(cost) == cost
+    return read_prices.sum(axis=0), prices.capacity
 
 
 def homogeneous_lines(topology: Topology, prices: DualPrices) -> tuple[Floats, Floats]:
@@ -171,23 +148,23 @@ def homogeneous_lines(topology: Topology, prices: DualPrices) -> tuple[Floats, F
     node_of = np.asarray(topology.node_of)
     first = np.unique(node_of, return_index=True)[1]
     order = np.concatenate([first, np.setdiff1d(np.arange(topology.ranks), first)])
-    nearest = np.minimum.accumulate(prices.path_cost(topology)[:, order], axis=1)
+    nearest = np.minimum.accumulate(prices.read_prices(topology)[:, order], axis=1)
     extra = np.arange(topology.ranks)
     return nearest.sum(axis=0), prices.capacity * (1 + extra) + prices.budget * extra
 
 
-def subset_lines(path_cost: Floats, prices: DualPrices) -> tuple[Floats, Floats]:
+def subset_lines(read_prices: Floats, prices: DualPrices) -> tuple[Floats, Floats]:
     """Slopes and intercepts of all holder sets, [2^M - 1]; entry H - 1 has the ranks of H's bits.
 
     Each table is built by doubling: the sets with highest rank k are those without it, and k.
     """
-    ranks = len(path_cost)
+    ranks = len(read_prices)
     slope = np.zeros(1 << ranks)
     for reader in range(ranks):
         nearest = np.full(1 << ranks, np.inf)
         for k in range(ranks):
             half = 1 << k
-            np.minimum(nearest[:half], path_cost[reader, k], out=nearest[half : 2 * half])
+            np.minimum(nearest[:half], read_prices[reader, k], out=nearest[half : 2 * half])
         slope += nearest
     intercept = np.full(1 << ranks, -prices.budget)
     for k in range(ranks):
@@ -204,7 +181,7 @@ def cheapest_holders(
     The cheapest of all up to `ENUMERABLE_RANKS` ranks; beyond, what adding the best rank to the
     best owner, again and again, comes to.
     """
-    price = prices.path_cost(topology)
+    price = prices.read_prices(topology)
     if topology.ranks <= ENUMERABLE_RANKS:
         envelope = Envelope.of(*subset_lines(price, prices))
         line = envelope.line[envelope.find(rows.density)]
@@ -231,8 +208,8 @@ def cheapest_holders(
 
 def everywhere_seconds(rows: PricingItems, topology: Topology) -> Floats:
     """Seconds [C, M] on each rank for one row of each class with copies on all, in training."""
-    local = rows.everywhere_bytes[:, None] * np.diag(topology.link_cost)
-    return np.asarray(local + rows.allreduce_seconds[:, None])
+    own = rows.everywhere_bytes[:, None] * Charges.of(topology).memory_seconds
+    return np.asarray(own + rows.allreduce_seconds[:, None])
 
 
 def everywhere_price(rows: PricingItems, topology: Topology, prices: DualPrices) -> Floats:
@@ -248,11 +225,11 @@ def cheapest(rows: PricingItems, topology: Topology, prices: DualPrices) -> Floa
     `prices.pair` must be None: fetches then have a density of their own.
     """
     if not rows.any_holders:
-        lines = owner_lines(prices.path_cost(topology), prices)
-    elif is_homogeneous(topology, prices.capacity) and np.ptp(prices.rank) == 0:
+        lines = owner_lines(prices.read_prices(topology), prices)
+    elif topology.is_homogeneous(prices.capacity) and np.ptp(prices.rank) == 0:
         lines = homogeneous_lines(topology, prices)
     elif topology.ranks <= ENUMERABLE_RANKS:
-        lines = subset_lines(prices.path_cost(topology), prices)
+        lines = subset_lines(prices.read_prices(topology), prices)
     else:
         return _relaxed(rows, topology, prices)
     least = rows.memory_bytes * Envelope.of(*lines).value(rows.density)
@@ -269,7 +246,7 @@ def _relaxed(rows: PricingItems, topology: Topology, prices: DualPrices) -> Floa
     and nodes separate, up to there being at least two copies: a table over nodes of the least
     price with none, one, or more copies so far.
     """
-    price = prices.path_cost(topology)
+    price = prices.read_prices(topology)
     single = Envelope.of(*owner_lines(price, prices)).value(rows.density)
     node_of = np.asarray(topology.node_of)
     density = rows.density

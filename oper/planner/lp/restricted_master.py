@@ -27,6 +27,7 @@ from scipy.sparse import csc_array, csr_array
 from oper.base.arrays import Floats
 from oper.base.errors import OperError
 from oper.cost.allreduce import Method
+from oper.cost.charges import Charges
 from oper.cost.holder_sets import HolderSets, everywhere_set, per_node_sets, single_owner_sets
 from oper.cost.workload import Workload
 from oper.planner.lp.pricing import (
@@ -138,9 +139,10 @@ class RestrictedMaster:
         self.away = np.flatnonzero(~np.eye(topology.ranks, dtype=bool).ravel())
         if topology.ranks == 1:
             self.links_first = False
-        mean_link = float(topology.link_cost.mean())
-        self.second = mean_link * float(rows.rows @ rows.weight_bytes) + fixed_seconds.max() or 1.0
-        self.pair = mean_link * float(rows.rows @ rows.fetch_bytes) or 1.0
+        self.charges = Charges.of(topology)
+        scale = self.charges.mean_seconds
+        self.second = scale * float(rows.rows @ rows.weight_bytes) + fixed_seconds.max() or 1.0
+        self.pair = scale * float(rows.rows @ rows.fetch_bytes) or 1.0
         self.byte = rows.total_bytes / topology.ranks or 1.0
         self.limit = np.concatenate(
             [
@@ -230,7 +232,7 @@ class RestrictedMaster:
     @property
     def seconds(self) -> float:
         replicas = self.share[self.groups.copies[self.group] > 1].any()
-        return self.rank_time * self.second + self.rows.latency_seconds * bool(replicas)
+        return self.rank_time * self.second + self.rows.latency * bool(replicas)
 
     def _prices(self, dual: Floats) -> DualPrices:
         M = self.topology.ranks
@@ -245,12 +247,10 @@ class RestrictedMaster:
         """What each column uses of each limit, scaled, [columns, limits]."""
         topology, rows, M = self.topology, self.rows, self.topology.ranks
         b, g = self.bucket, self.group
-        path, holds, copies = self.groups.path, self.groups.holds, self.groups.copies
-        ranks, every = np.arange(M), np.arange(len(path))[:, None]
-        hop = np.where(path == ranks, 0.0, topology.link_cost[ranks, path])
-        served = np.zeros(path.shape)
-        np.add.at(served, (every, path), np.diag(topology.link_cost)[path])
-        seconds = rows.weight_bytes[b, None] * (hop + served)[g]
+        holds, copies = self.groups.holds, self.groups.copies
+        seconds = (
+            rows.weight_bytes[b, None] * self.charges.set_seconds(self.groups, read_by_read=True)[g]
+        )
         if rows.training:
             everywhere = (copies == M)[g] & (M > 1)
             seconds[everywhere] = everywhere_seconds(rows, topology)[b[everywhere]]
@@ -260,14 +260,13 @@ class RestrictedMaster:
             rows.memory_bytes[b, None] * (copies[g, None] - 1) / self.byte,
         ]
         if self.links_first:
-            pair = np.zeros((len(path), M * M))
-            np.add.at(pair, (every, ranks * M + path), hop)
+            pair = self.charges.set_link_seconds(self.groups)
             uses.append(rows.fetch_bytes[b, None] * pair[g][:, self.away] / self.pair)
         return np.asarray(rows.rows[b, None] * np.concatenate(uses, axis=1))
 
     def _add(self, holds: NDArray[np.bool_], prices: DualPrices) -> None:
         """Add the columns (bucket b, holders holds[b]), each rank reading where it costs least."""
-        cost = np.where(holds[:, None, :], prices.path_cost(self.topology)[None], np.inf)
+        cost = np.where(holds[:, None, :], prices.read_prices(self.topology)[None], np.inf)
         found = HolderSets(cost.argmin(axis=2).astype(np.uint16), holds)
         group = np.zeros(len(holds), dtype=np.int64)
         fresh: list[int] = []

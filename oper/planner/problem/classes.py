@@ -94,17 +94,8 @@ class Classes:
     @cached_property
     def row_sums(self) -> Sums:
         """The sums of one row of each class, [C]."""
-        return Sums(
-            rows=np.ones(len(self)),
-            memory_bytes=self.m,
-            row_bytes=self.S,
-            accesses=self.accesses.astype(np.float64),
-            read_rows=self.R,
-            read_bytes=self.S * self.R,
-            gradient_bytes=self.S * self.D,
-            union_bytes=self.S * self.U,
-            gather_bytes=(self.S + 4) * self.D,
-        )
+        accesses = self.accesses.astype(np.float64)
+        return Sums.of_rows(self.S, self.m, accesses, self.R, self.D, self.U)
 
     def sums(self, counts: NDArray[np.generic]) -> Sums:
         """Sums of holder sets with `counts` rows of each class: [C, G] -> [G] each."""

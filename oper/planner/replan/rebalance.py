@@ -10,10 +10,11 @@ single rows, each of which must gain more than its bytes cost over the horizon.
 import numpy as np
 
 from oper.base.arrays import Floats, Ints
+from oper.cost.charges import Charges
 from oper.cost.holder_sets import HolderSets
 from oper.planner.problem.classes import Classes
 from oper.planner.problem.problem import ClassProblem
-from oper.planner.row_placement.swaps import SwapSearch, columns
+from oper.planner.row_placement.swaps import SwapSearch
 
 
 def memory_bytes(classes: Classes, groups: HolderSets, counts: Ints) -> Floats:
@@ -88,7 +89,7 @@ def swap_rows(
         part,
         classes.traffic_bytes(workload),
         classes.width,
-        columns(groups.take(movable), problem.topology),
+        Charges.of(problem.topology).set_seconds(groups.take(movable)),
         seconds.copy(),
         np.array(classes.width_memory)[:, None, None] * both_ways,
     )

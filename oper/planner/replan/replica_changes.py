@@ -20,9 +20,9 @@ import numpy as np
 
 from oper.base.arrays import Floats, Ints
 from oper.cost.allreduce import Method, allreduce_cost
+from oper.cost.charges import Charges
 from oper.cost.holder_sets import HolderSets
 from oper.planner.problem.problem import ClassProblem
-from oper.planner.row_placement.swaps import columns
 
 _BISECTIONS = 80
 
@@ -53,15 +53,15 @@ class ReplicaChanges:
 def mean_seconds(problem: ClassProblem, groups: HolderSets, method: Method) -> Floats:
     """v[c, k]: a row's part of the mean T over ranks, [C, K]; the latency of `method` left out."""
     classes, topology, workload = problem.classes, problem.topology, problem.workload
-    column = columns(groups, topology).sum(axis=1) / topology.ranks
+    charges = Charges.of(topology)
+    column = charges.set_seconds(groups).sum(axis=1) / topology.ranks
     seconds: Floats = np.outer(classes.traffic_bytes(workload), column)
     several = groups.copies > 1
     if workload.training and several.any():
-        share = allreduce_cost(topology, method)
-        S, D, U = classes.S, classes.D, classes.U
-        local = float(np.trace(topology.link_cost)) / topology.ranks
-        shared = (local + share.union) * S * U + share.row * S + share.gather * (S + 4) * D
-        copied = np.outer(S * classes.R, column[several]) + (shared + share.count)[:, None]
+        each = classes.row_sums
+        kept_equal = allreduce_cost(topology, method).row_seconds(each)
+        kept_equal = kept_equal + charges.mean_memory_seconds * each.union_bytes
+        copied = np.outer(each.read_bytes, column[several]) + kept_equal[:, None]
         seconds[:, several] = copied if method != "none" else np.inf
     return seconds
 

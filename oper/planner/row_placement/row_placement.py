@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.arrays import Floats, Ints
+from oper.cost.charges import Charges
 from oper.cost.expected_reads import expected_reads
 from oper.cost.holder_sets import HolderSets
 from oper.cost.objective import Cost, evaluate
@@ -28,7 +29,7 @@ from oper.planner.problem.problem import Problem
 from oper.planner.row_placement.listed_rows import Cuts, listed_by_table, make_cuts
 from oper.planner.row_placement.row_scan import RowScan, StripeOrders, scan_by_cuts
 from oper.planner.row_placement.striping import Stripes, make_stripes
-from oper.planner.row_placement.swaps import SwapSearch, columns, pair_columns
+from oper.planner.row_placement.swaps import SwapSearch
 
 RESERVE_SHARE = 1 / 256
 
@@ -114,13 +115,14 @@ def _swap_rows(problem: Problem, groups: HolderSets, counts: Ints, before: Cost)
     if workload.training:
         movable[problem.ranks :] = False
     part = np.ascontiguousarray(counts[:, movable])
+    charges = Charges.of(topology)
     if problem.settings.balance == "link":
         traffic = classes.S * classes.R
-        per_byte = pair_columns(groups.take(movable), topology)
+        per_byte = charges.set_link_seconds(groups.take(movable))
         seconds = before.link_seconds.ravel()
     else:
         traffic = classes.traffic_bytes(workload)
-        per_byte = columns(groups.take(movable), topology)
+        per_byte = charges.set_seconds(groups.take(movable))
         seconds = before.rank_seconds
     search = SwapSearch(part, traffic, classes.width, per_byte, seconds.copy())
     search.run()

@@ -2,9 +2,9 @@
 
 In: rows of each class in each holder set, T of each rank. Out: both after the swaps. A row with one
 owner, or with given holders at inference, adds to every rank's T in proportion to its traffic w:
-column[g] seconds per byte for holder set g. Swapping k rows of class a in set g with k of class b,
-equal in width, in set h moves x = k·(w_a - w_b) bytes of traffic, T += x·(column[h] - column[g]),
-and leaves every set's rows, and so all memory, as they were.
+column[g] seconds per byte for holder set g (charges.py). Swapping k rows of class a in set g with k
+of class b, equal in width, in set h moves x = k·(w_a - w_b) bytes of traffic,
+T += x·(column[h] - column[g]), and leaves every set's rows, and so all memory, as they were.
 What falls is a smooth maximum, (1/β)·log Σ exp(β·T), β sharpening as T evens out: the plain maximum
 has plateaus as soon as two ranks share it. Each round takes the pair of holder sets that lowers it
 most and moves its x by swapping rows.
@@ -17,8 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.arrays import Floats, Ints
-from oper.cost.holder_sets import HolderSets
-from oper.topology.topology import Topology
 
 ROUNDS = 400
 # Swaps that lower T by less than this share are left out: they are below the certificate's digits.
@@ -30,24 +28,6 @@ _BISECTIONS = 24
 # β over the spread of T: the ranks well above the mean dominate, without plateaus.
 _SHARPNESS = 3.0
 _SWAP_ROWS = [1] + [4**k for k in range(1, 16)]
-
-
-def columns(groups: HolderSets, topology: Topology) -> Floats:
-    """Seconds that each rank's T gains per byte of traffic in each holder set, [G, M]."""
-    ranks = np.arange(topology.ranks)
-    cost = topology.link_cost
-    link = np.where(groups.path == ranks, 0.0, cost[ranks, groups.path])
-    served = np.stack([(groups.path == r).sum(axis=1) for r in ranks], axis=1)
-    return np.asarray(link + served * np.diag(cost))
-
-
-def pair_columns(groups: HolderSets, topology: Topology) -> Floats:
-    """Seconds that each ordered pair's C gains per byte of S·R in each holder set, [G, M·M]."""
-    ranks = np.arange(topology.ranks)
-    cost = np.where(np.eye(topology.ranks, dtype=bool), 0.0, topology.link_cost)
-    gained = np.zeros((len(groups), topology.ranks, topology.ranks))
-    gained[:, ranks, :] = (groups.path[:, :, None] == ranks) * cost
-    return gained.reshape(len(groups), -1)
 
 
 class Swap(NamedTuple):
@@ -73,7 +53,7 @@ class SwapSearch:
     counts: Ints
     traffic_bytes: Floats  # [C]
     width: Ints  # [C]
-    columns: Floats  # [G, M]
+    columns: Floats  # [G, M], seconds per byte of traffic
     seconds: Floats  # [M], T of the ranks; changed in place
     # [W, G, G] seconds that a row of g must gain to be swapped with one of h; None: nothing
     price: Floats | None = None

@@ -28,7 +28,6 @@ from oper.planner.lp.pricing import (
     DualPrices,
     cheapest,
     everywhere_price,
-    is_homogeneous,
     pricing_items,
 )
 from oper.planner.lp.restricted_master import solve
@@ -97,7 +96,7 @@ def unit_seconds(problem: ClassProblem, groups: HolderSets, method: Method) -> F
     """Seconds [C, G, M] on each rank of one row of each class in each group, no latency."""
     classes, topology = problem.classes, problem.topology
     seconds = np.zeros((len(classes), len(groups), topology.ranks))
-    latency = pricing_items(classes, topology, problem.workload, method).latency_seconds
+    latency = pricing_items(classes, topology, problem.workload, method).latency
     for c in range(len(classes)):
         counts = np.zeros((len(classes), 1))
         counts[c] = 1
@@ -240,7 +239,7 @@ def test_the_bound_is_the_linear_program_over_all_holder_sets(
             b_eq=np.ones(C),
         )
         assert result.status == 0
-        latency = pricing_items(classes, topology, workload, method).latency_seconds
+        latency = pricing_items(classes, topology, workload, method).latency
         values.append(result.fun * second + latency)
     hottest, _ = hot_row(classes, topology, workload, budget)
     bound = lower_bound(classes, topology, workload, capacity, budget)
@@ -253,7 +252,7 @@ def test_the_hottest_row_takes_no_less_in_any_holder_set(problem: ClassProblem) 
     least = np.full(len(classes), np.inf)
     for method in usable_methods(workload, topology.ranks, problem.budget_bytes):
         groups = all_paths(topology, workload, method)
-        latency = pricing_items(classes, topology, workload, method).latency_seconds
+        latency = pricing_items(classes, topology, workload, method).latency
         seconds = unit_seconds(problem, groups, method).max(axis=2)
         seconds += np.where(groups.copies > 1, latency, 0.0)
         fits = np.outer(classes.m, groups.copies - 1) <= problem.budget_bytes
@@ -277,7 +276,7 @@ def test_too_few_copies_of_a_row_leave_a_far_reader(copies: int, dearest: float)
 def test_homogeneous_prices_are_the_best(problem: ClassProblem) -> None:
     classes, topology, workload = problem.classes, problem.topology, problem.workload
     limits = (problem.capacity_bytes, problem.budget_bytes)
-    assert is_homogeneous(topology, problem.capacity_bytes)
+    assert topology.is_homogeneous(problem.capacity_bytes)
     for method in usable_methods(workload, topology.ranks, problem.budget_bytes):
         rows = pricing_items(classes, topology, workload, method)
         best = lagrangian(rows, topology, homogeneous_prices(rows, topology, *limits), *limits)

@@ -4,10 +4,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oper.cost.charges import Charges
 from oper.cost.holder_sets import everywhere_set, per_node_sets, single_owner_sets
 from oper.cost.objective import evaluate
 from oper.cost.workload import Workload
-from oper.planner.row_placement.swaps import SwapSearch, columns
+from oper.planner.row_placement.swaps import SwapSearch
 from oper.topology.topology import Topology
 from tests.support.planner.instances import make_classes, topologies, workloads, zipf_problem
 
@@ -23,7 +24,8 @@ def test_columns_are_what_a_byte_adds_to_each_rank(
     counts = np.random.default_rng(seed).integers(0, 5, (2, len(groups)))
     cost = evaluate(topology, workload, groups, classes.sums(counts), np.full(topology.ranks, 1e9))
     weight = classes.traffic_bytes(workload) @ counts
-    np.testing.assert_allclose(weight @ columns(groups, topology), cost.rank_seconds, rtol=1e-12)
+    column = Charges.of(topology).set_seconds(groups)
+    np.testing.assert_allclose(weight @ column, cost.rank_seconds, rtol=1e-12)
 
 
 @given(topologies(), workloads, st.integers(0, 2**32 - 1))
@@ -44,7 +46,7 @@ def test_swaps_keep_rows_of_groups_and_classes_and_never_raise_the_maximum(
     counts = np.stack(
         [rng.multinomial(n, np.full(len(groups), 1 / len(groups))) for n in classes.rows]
     )
-    weight, column = classes.traffic_bytes(workload), columns(groups, topology)
+    weight, column = classes.traffic_bytes(workload), Charges.of(topology).set_seconds(groups)
     before = (weight @ counts) @ column
     search = SwapSearch(counts.copy(), weight, classes.width, column, before.copy())
     search.run()
@@ -65,10 +67,9 @@ def test_swaps_even_out_homogeneous_ranks_to_the_last_rows() -> None:
     rng = np.random.default_rng(0)
     counts = np.stack([rng.multinomial(n, np.full(8, 1 / 8)) for n in classes.rows])
     weight = classes.traffic_bytes(problem.workload)
-    seconds = (weight @ counts) @ columns(single_owner_sets(8), topology)
+    column = Charges.of(topology).set_seconds(single_owner_sets(8))
+    seconds = (weight @ counts) @ column
     assert seconds.max() / seconds.mean() > 1.001
-    search = SwapSearch(
-        counts, weight, classes.width, columns(single_owner_sets(8), topology), seconds
-    )
-    search.run()
-    assert search.seconds.max() / search.seconds.mean() < 1 + 1e-6
+    exchange = SwapSearch(counts, weight, classes.width, column, seconds)
+    exchange.run()
+    assert exchange.seconds.max() / exchange.seconds.mean() < 1 + 1e-6

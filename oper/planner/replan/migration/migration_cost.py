@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.arrays import Floats, Ints
-from oper.cost.holder_sets import HolderSets
+from oper.cost.charges import Charges
+from oper.cost.holder_sets import HolderSets, nearest_holder_sets
 from oper.plan.row_locator import RowLocator
 from oper.profiling.profile import Profile
 from oper.topology.topology import Topology
@@ -27,11 +28,8 @@ class MigrationCost:
     @staticmethod
     def of(before: HolderSets, after: HolderSets, topology: Topology) -> "MigrationCost":
         """Between the columns of two placements."""
-        price = np.where(before.holds[:, None, :], topology.link_cost[None], np.inf)
-        own = np.eye(topology.ranks, dtype=bool)[None] & before.holds[:, None, :]
-        nearest = np.where(own, -1.0, price).argmin(axis=2)
-        ranks = np.arange(topology.ranks)
-        link = np.where(before.holds, 0.0, topology.link_cost[ranks[None], nearest])
+        nearest = nearest_holder_sets(before.holds, topology).path.astype(np.int64)
+        link = Charges.of(topology).link_seconds[np.arange(topology.ranks), nearest]
         return MigrationCost(nearest, link @ after.holds.T.astype(np.float64))
 
 
@@ -49,7 +47,7 @@ class Migration:
 
     def seconds(self, topology: Topology) -> float:
         """What a rank takes for its copies, on average."""
-        return float((self.bytes_by_link * topology.link_cost).sum()) / topology.ranks
+        return float(topology.transfer_seconds(self.bytes_by_link).sum()) / topology.ranks
 
     def to_json(self, topology: Topology) -> dict[str, Any]:
         """The fields of `oper replan --json`."""

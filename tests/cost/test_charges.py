@@ -1,0 +1,304 @@
+"""Everything that prices rows against the README's formula, written out in plain loops."""
+
+import re
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from oper.audit.explain import explain
+from oper.base.arrays import Floats, Ints
+from oper.cost.allreduce import METHODS, Method, allreduce_cost
+from oper.cost.charges import Charges
+from oper.cost.holder_sets import HolderSets, everywhere_set, single_owner_sets
+from oper.cost.objective import evaluate
+from oper.cost.workload import Workload
+from oper.plan.plan import load_plan
+from oper.planner.bounds import hot_rows, milp
+from oper.planner.bounds.lagrangian import hot_row
+from oper.planner.class_placement import replication
+from oper.planner.lp.pricing import DualPrices, everywhere_price, everywhere_seconds, pricing_items
+from oper.planner.lp.restricted_master import RestrictedMaster
+from oper.planner.make_plan import make_plan
+from oper.planner.problem.classes import Classes
+from oper.planner.problem.problem import ClassProblem, Settings
+from oper.planner.replan.drift import _parts, _PricedPlan
+from oper.planner.replan.replica_changes import mean_seconds
+from oper.profiling.profile import Profile
+from oper.tables.table import Table
+from oper.topology.links import link_matrix
+from oper.topology.topology import Topology
+from tests.support.planner.instances import make_classes, make_problem, topologies, workloads
+
+M_MANY = 1024
+seeds = st.integers(0, 2**32 - 1)
+
+
+def allreduce_seconds(
+    topology: Topology, method: Method, classes: Classes, replicas: Ints
+) -> tuple[float, float]:
+    """Latency, and seconds of the rest, for `replicas[c]` rows of class c on all ranks."""
+    M, bandwidth, hop = topology.ranks, topology.allreduce_bandwidth, topology.latency_seconds
+    latency = {"none": 0, "dense": 2 * (M - 1), "bitmap": 3 * (M - 1), "allgather": M - 1}[method]
+    moving = 0.0
+    for c, n in enumerate(replicas.tolist()):
+        S, D, U = classes.S[c], classes.D[c], classes.U[c]
+        if method == "dense":
+            moving += n * 2 * (M - 1) / M * S / bandwidth
+        if method == "bitmap":
+            moving += n * (2 * (M - 1) / M * S * U + M / 8) / bandwidth
+        if method == "allgather":
+            moving += n * (M - 1) * (S + 4) * D / bandwidth
+    return (latency * hop if replicas.any() else 0.0), moving
+
+
+def written_out(problem: ClassProblem, sets: HolderSets, counts: Ints, method: Method) -> Floats:
+    """T [M] of `counts[c, g]` rows of class c in holder set g, without the AllReduce's latency."""
+    topology, classes = problem.topology, problem.classes
+    M, L, training = topology.ranks, topology.link_cost, problem.workload.training
+    E, T = np.zeros(M), np.zeros(M)
+    C, written = np.zeros((M, M)), np.zeros(M)
+    for c, g in np.argwhere(counts > 0).tolist():
+        n, S = counts[c, g], classes.S[c]
+        single = sets.holds[g].sum() == 1
+        bytes_read = n * S * (classes.R[c] + (classes.D[c] if training and single else 0))
+        for r in range(M):
+            source = int(sets.path[g, r])
+            E[source] += L[source, source] * bytes_read
+            if source != r:
+                C[r, source] += L[r, source] * bytes_read
+            if training and not single:
+                written[r] += L[r, r] * n * S * classes.U[c]
+    replicas = counts[:, sets.holds.sum(axis=1) > 1].sum(axis=1)
+    T += E + C.sum(axis=1) + written
+    return T + (allreduce_seconds(topology, method, classes, replicas)[1] if training else 0.0)
+
+
+@st.composite
+def placements(draw: st.DrawFn) -> tuple[ClassProblem, HolderSets, Ints, Method]:
+    """A problem, holder sets with any ways to read from them, rows in them, and a method."""
+    topology, workload = draw(topologies(most_ranks=7)), draw(workloads)
+    M, random = topology.ranks, np.random.default_rng(draw(seeds))
+    widths = ((64, 68), (16, 20))
+    accesses = random.integers(0, 900, 4).tolist()
+    classes = make_classes(accesses, [1, 2, 3, 4], workload, M, 1000, widths, [0, 1, 0, 1])
+    problem = make_problem(classes, topology, workload, extra_memory=2.0 * M)
+    sets = single_owner_sets(M)
+    method: Method = "none"
+    if not workload.training:
+        holds = random.random((5, M)) < 0.5
+        holds[np.arange(5), random.integers(0, M, 5)] = True
+        source = [[random.choice(np.flatnonzero(held)) for _ in range(M)] for held in holds]
+        any_source = np.array(source).reshape(-1, M).astype(np.uint16)
+        sets = sets + HolderSets(any_source, holds)
+    elif draw(st.booleans()):
+        sets, method = sets + everywhere_set(M), draw(st.sampled_from(METHODS[1:]))
+    counts = np.stack(
+        [random.multinomial(n, np.full(len(sets), 1 / len(sets))) for n in classes.rows]
+    )
+    return problem, sets, counts, method
+
+
+def one_row_seconds(problem: ClassProblem, sets: HolderSets, method: Method) -> Floats:
+    """T of one row of each class in each holder set, latency left out, [C, G, M]."""
+    shape = (len(problem.classes), len(sets))
+    seconds = np.zeros((*shape, problem.topology.ranks))
+    for c, g in product(*map(range, shape)):
+        counts = np.zeros(shape, dtype=np.int64)
+        counts[c, g] = 1
+        seconds[c, g] = written_out(problem, sets, counts, method)
+    return seconds
+
+
+def close(found: Floats | float, expected: Floats | float) -> None:
+    np.testing.assert_allclose(found, expected, rtol=1e-11, atol=0)
+
+
+@given(placements())
+def test_objective_and_drift(drawn: tuple[ClassProblem, HolderSets, Ints, Method]) -> None:
+    problem, sets, counts, method = drawn
+    topology, workload, classes = problem.topology, problem.workload, problem.classes
+    whole = classes.sums(counts)
+    given_method = None if method == "none" else method
+    cost = evaluate(topology, workload, sets, whole, problem.capacity_bytes, given_method)
+    replicas = counts[:, sets.copies > 1].sum(axis=1)
+    latency, _ = allreduce_seconds(topology, cost.allreduce_method, classes, replicas)
+    expected = written_out(problem, sets, counts, method)
+    close(cost.rank_seconds, expected + latency)
+    # As drift takes it apart: two tables, by turns of the classes.
+    tables = [np.where(np.arange(len(counts))[:, None] % 2 == t, counts, 0) for t in (0, 1)]
+    table_sums = [classes.sums(table) for table in tables]
+    parts = _parts(problem, _PricedPlan(sets, counts, table_sums, cost))
+    close(np.array([p.rank_seconds for p in parts]).sum(axis=0), expected)
+    if replicas.any() and workload.training:
+        chosen = evaluate(topology, workload, sets, whole, problem.capacity_bytes)
+        taken = {m: sum(allreduce_seconds(topology, m, classes, replicas)) for m in METHODS[1:]}
+        close(taken[chosen.allreduce_method], min(taken.values()))
+
+
+@given(placements())
+def test_exchanges_and_changes_of_replicas(
+    drawn: tuple[ClassProblem, HolderSets, Ints, Method],
+) -> None:
+    problem, sets, _, method = drawn
+    charges, classes = Charges.of(problem.topology), problem.classes
+    each = one_row_seconds(problem, sets, method)
+    weight = classes.traffic_bytes(problem.workload)
+    column = charges.set_seconds(sets)
+    able = sets.copies == 1 if problem.workload.training else np.ones(len(sets), dtype=bool)
+    close((weight[:, None, None] * column)[:, able], each[:, able])
+    close(charges.set_seconds(sets, read_by_read=True), column)
+    close(mean_seconds(problem, sets, method), each.mean(axis=2))
+    # The aim "link": C of each ordered pair for a byte of S·R.
+    M = problem.topology.ranks
+    link = charges.set_link_seconds(sets).reshape(-1, M, M)
+    for g, r, j in np.ndindex(*link.shape):
+        read = r != j and sets.path[g, r] == j
+        assert link[g, r, j] == (problem.topology.link_cost[r, j] if read else 0.0)
+
+
+@given(placements(), seeds)
+def test_programme_and_prices(
+    drawn: tuple[ClassProblem, HolderSets, Ints, Method], seed: int
+) -> None:
+    problem, sets, _, method = drawn
+    topology, M = problem.topology, problem.topology.ranks
+    rows = pricing_items(problem.classes, topology, problem.workload, method)
+    limits = (problem.capacity_bytes, problem.budget_bytes)
+    master = RestrictedMaster(rows, topology, *limits, "time", np.zeros(M))
+    each = one_row_seconds(problem, master.groups, method)[master.bucket, master.group]
+    seconds = master._uses()[:, :M] * master.second / rows.rows[master.bucket, None]
+    close(seconds, each)
+
+    random = np.random.default_rng(seed)
+    prices = DualPrices(random.random(M), np.zeros(M), 0.0)
+    K = prices.read_prices(topology)
+    each = one_row_seconds(problem, sets, method)
+    per_byte = np.array([sum(K[r, sets.path[g, r]] for r in range(M)) for g in range(len(sets))])
+    owned = sets.copies == 1 if rows.training else np.ones(len(sets), dtype=bool)
+    close(rows.weight_bytes[:, None] * per_byte[owned], (each @ prices.rank)[:, owned])
+    if method != "none":
+        close(everywhere_price(rows, topology, prices), (each @ prices.rank)[:, -1])
+        close(everywhere_seconds(rows, topology), each[:, -1])
+    # With a price on links on top, as where even links are the aim.
+    pair = random.random((M, M))
+    links = DualPrices(prices.rank, prices.capacity, 0.0, pair).read_prices(topology)
+    on_top = np.where(np.eye(M, dtype=bool), 0.0, pair * topology.link_cost)
+    close(links, K + on_top)
+
+
+@given(placements())
+def test_replication_rule_and_bounds(
+    drawn: tuple[ClassProblem, HolderSets, Ints, Method],
+) -> None:
+    problem, sets, counts, method = drawn
+    topology, workload, classes = problem.topology, problem.workload, problem.classes
+    M = topology.ranks
+    owners = single_owner_sets(M)
+    owned = one_row_seconds(problem, owners, method)
+    close(replication.single_seconds(classes, topology, workload), owned.mean(axis=(1, 2)))
+    copied = one_row_seconds(problem, everywhere_set(M), method)[:, 0]
+    everywhere = replication.everywhere_seconds(classes, topology, workload, method)
+    close(everywhere, copied.mean(axis=1))
+
+    rows = pricing_items(classes, topology, workload, method)
+    model = hot_rows._Model(
+        rows, np.array([0]), topology, problem.capacity_bytes, problem.budget_bytes
+    )
+    weight = classes.traffic_bytes(workload)
+    close(weight[:, None, None] * model.owned * model.second, owned)
+    # A plan has rows: none of them takes less than the bound says.
+    assume(workload.training or (sets.path == np.arange(M))[sets.holds].all())
+    cost = evaluate(topology, workload, sets, classes.sums(counts), problem.capacity_bytes)
+    bound, _ = hot_row(classes, topology, workload, problem.budget_bytes)
+    assert cost.objective_seconds >= bound
+
+
+@given(placements())
+@settings(max_examples=15)
+def test_exact_programme(drawn: tuple[ClassProblem, HolderSets, Ints, Method]) -> None:
+    """What the solver minimised is what the placement that it found costs."""
+    problem, _, _, _ = drawn
+    topology, classes = problem.topology, problem.classes
+    assume(topology.ranks <= 4)
+    sums = classes.sums(np.eye(len(classes)))
+    limits = (problem.capacity_bytes, problem.budget_bytes)
+    found = milp.solve(sums, topology, problem.workload, *limits, 60, relative_gap=1e-9)
+    assert found.status == "optimal"
+    assert found.groups is not None
+    assert found.bound_seconds == pytest.approx(found.objective_seconds, rel=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["training", "inference"])
+def test_explain(mode: str, tmp_path: Path) -> None:
+    workload = Workload(mode, "distinct", 64)  # type: ignore[arg-type]
+    topology = Topology.load("2x2-a100")
+    accesses = (np.arange(50, 0, -1) * 3).astype(np.uint32)
+    profile = Profile((Table("a", 50, 16),), 5000, accesses, np.zeros(0, np.uint32), (False,))
+    planned = make_plan(profile, topology, workload, Settings(extra_memory=0.0), tmp_path / "plan")
+    classes, M = planned.problem.classes, topology.ranks
+    methods: tuple[Method, ...] = METHODS[1:] if workload.training else ("none",)
+    owned = one_row_seconds(planned.problem, single_owner_sets(M), "none").mean(axis=(1, 2))
+    copied = np.min(
+        [
+            one_row_seconds(planned.problem, everywhere_set(M), m)[:, 0].mean(axis=1)
+            for m in methods
+        ],
+        axis=0,
+    )
+    why = explain(load_plan(tmp_path / "plan"), "a", 3)["why"]
+    c = int(np.flatnonzero(classes.accesses == accesses[3])[0])
+    said = re.search(r"times an iteration: (\S+) ns .* with one owner, (\S+) ns", why)
+    assert said is not None, why
+    assert said.groups() == (f"{owned[c] * 1e9:.3g}", f"{copied[c] * 1e9:.3g}")
+
+
+def test_entries_are_the_readers_link_and_the_owners_memory() -> None:
+    topology = Topology("two", (0, 0), np.array([[1.0, 2.0], [3.0, 4.0]]), 1.0, 0.0)
+    charges = Charges.of(topology)
+    entries = zip(
+        charges.reader.tolist(),
+        charges.source.tolist(),
+        charges.payer[charges.resource].tolist(),
+        charges.seconds[charges.resource].tolist(),
+        strict=True,
+    )
+    assert sorted(entries) == [
+        (0, 0, 0, 1.0),
+        (0, 1, 0, 2.0),
+        (0, 1, 1, 4.0),
+        (1, 0, 0, 1.0),
+        (1, 0, 1, 3.0),
+        (1, 1, 1, 4.0),
+    ]
+    assert Charges.of(topology) is charges
+
+
+def test_a_thousand_ranks_are_charged_by_their_pairs() -> None:
+    node_of = tuple(rank // 8 for rank in range(M_MANY))
+    cost = link_matrix(node_of, {"local": 1e-12, "same_node": 4e-12, "other_node": 5e-11})
+    topology = Topology("many", node_of, cost, 1e10, 5e-6)
+    charges = Charges.of(topology)
+    assert len(charges.reader) == 2 * M_MANY**2 - M_MANY
+    assert len(charges.seconds) == M_MANY**2
+    owned = charges.set_seconds(single_owner_sets(M_MANY).take(slice(0, 3)))
+    close(owned[1, [0, 1, 8]], np.array([4e-12, M_MANY * 1e-12, 5e-11]))
+    K = charges.read_prices(np.full(M_MANY, 1 / M_MANY))
+    close(K.sum(axis=0)[:3], owned.mean(axis=1))
+
+
+def test_one_formula_prices_the_allreduce_row_by_row_and_in_all() -> None:
+    topology = Topology.load("dgx-a100")
+    classes = make_classes([90, 7], [3, 5], Workload("training", "raw", 64), 8, samples=100)
+    counts = np.array([2, 1])
+    total = classes.sums(counts[:, None])
+    for method in METHODS:
+        share = allreduce_cost(topology, method)
+        latency, moving = allreduce_seconds(topology, method, classes, counts)
+        assert share.row_seconds(classes.row_sums) @ counts == pytest.approx(moving, rel=1e-12)
+        whole = share.seconds(total.total(np.array([True])))
+        assert whole == pytest.approx(latency + moving, rel=1e-12)
+        assert share.seconds(total.total(np.array([False]))) == 0.0
