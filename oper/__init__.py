@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from oper.tables.table import Table as Table
     from oper.topology.topology import Topology as Topology
     from oper.torchrec.serving import serve as serve
+    from oper.torchrec.sharded_model import accumulate as accumulate
+    from oper.torchrec.sharded_model import counters as counters
+    from oper.torchrec.sharded_model import shard as shard
     from oper.torchrec.sharders import (
         OperEmbeddingBagCollectionSharder as OperEmbeddingBagCollectionSharder,
     )
     from oper.torchrec.sharders import (
         OperEmbeddingCollectionSharder as OperEmbeddingCollectionSharder,
     )
-    from oper.torchrec.sharders import accumulate as accumulate
-    from oper.torchrec.sharders import counters as counters
-    from oper.torchrec.sharders import shard as shard
-    from oper.torchrec.sharders import torchrec_plan as torchrec_plan
+    from oper.torchrec.sharding_plan import torchrec_plan as torchrec_plan
     from oper.torchrec.sharding_planner import OperShardingPlanner as OperShardingPlanner
 
 
@@ -53,14 +53,14 @@ _HOME = {
     "Table": "oper.tables.table",
     "Topology": "oper.topology.topology",
     "Workload": "oper.cost.workload",
-    "accumulate": "oper.torchrec.sharders",
-    "counters": "oper.torchrec.sharders",
+    "accumulate": "oper.torchrec.sharded_model",
+    "counters": "oper.torchrec.sharded_model",
     "load_plan": "oper.plan.plan",
     "make_plan": "oper.planner.make_plan",
     "profile": "oper.profiling.counting",
     "serve": "oper.torchrec.serving",
-    "shard": "oper.torchrec.sharders",
-    "torchrec_plan": "oper.torchrec.sharders",
+    "shard": "oper.torchrec.sharded_model",
+    "torchrec_plan": "oper.torchrec.sharding_plan",
 }
 __all__ = [
     "AddressMap",

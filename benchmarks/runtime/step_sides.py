@@ -167,8 +167,8 @@ def native_step(model: nn.Module, gradient: torch.Tensor) -> Step:
 
     def train(features: KeyedJaggedTensor) -> None:
         batch = engine.prepare(features)
-        engine.read(batch)
-        engine.train(batch, flat, False)
+        engine.training_step.forward(batch)
+        engine.training_step.backward(batch, flat, False)
 
     return train
 

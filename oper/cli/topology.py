@@ -74,7 +74,7 @@ def measure(
         raise OperError(f"--row-bytes {row_bytes}: a multiple of 4 was needed (float32 values)")
     if os.environ.get("RANK", "0") == "0":  # the rank that writes
         check_place(output, overwrite=force)
-    from oper.measure.measurement import measure_local, measure_under_torchrun
+    from oper.measure.launch import measure_local, measure_under_torchrun
 
     measurement = (
         measure_under_torchrun(row_bytes)

@@ -1,8 +1,8 @@
-"""Links: how long this rank takes to read rows of another, and to sum replicas with all of them.
+"""How long this rank takes to read rows of another, and to sum replicas with all of them.
 
-Both by what a training step does: rows lie in a heap and are read by the lookup's kernel, through
+Both are done as in a training step: rows lie in a heap and are read by the lookup's kernel, through
 pointers where memory is shared; replicas' gradients go through the bitmap AllReduce. Rows of ranks
-that share no memory are copied there and sent through the process group.
+that share no memory are copied on their rank and sent over the process group.
 """
 
 import time
@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from oper.base import native
 from oper.plan.layout import SLOT_BITS
-from oper.runtime.allreduce.replica_allreduce import ReplicaReduce
+from oper.runtime.allreduce.replica_allreduce import BucketReplicas, ReplicaAllReduce
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.signals import Signals
 from oper.runtime.memory.heap import Heap
@@ -22,22 +22,23 @@ from oper.runtime.tables.kernel_structs import FEATURE, as_words
 
 # Of a repetition: 8 MiB where rows have 64 bytes, so a millisecond, well above the clock's error.
 READ_ROWS = 1 << 17
-_WORDS = ("marked", "published", "reduced")
+_COUNTERS = ("marked", "published", "reduced")
 
 
 class LinkTimer:
-    """Measured together by all ranks of `group`, which is None for one rank; `meet` is their
-    barrier. Rows of `row_bytes`, float32; a heap of `arena_bytes` on each rank."""
+    """Times links of this rank, together with all ranks of `group`, which is None for one rank;
+    `barrier` waits for all of them. Rows of `row_bytes`, float32; a heap of `arena_bytes` on each
+    rank."""
 
     def __init__(
         self,
         node: Node,
         group: dist.ProcessGroup | None,
-        meet: Callable[[], None],
+        barrier: Callable[[], None],
         row_bytes: int,
         arena_bytes: int,
     ) -> None:
-        self._node, self._group, self._meet = node, group, meet
+        self._node, self._group, self._barrier = node, group, barrier
         self._row_bytes, self._dim = row_bytes, row_bytes // 4
         self._rows = max(arena_bytes // row_bytes, 1)
         self._heap = Heap(node, np.full((1, node.ranks), self._rows), [row_bytes], [0])
@@ -47,18 +48,18 @@ class LinkTimer:
         feature["row_bytes"], feature["bags"] = row_bytes, READ_ROWS
         feature["dim"] = feature["out_stride"] = self._dim
         self._feature = as_words(feature)
-        self._board = Signals(node, _WORDS)
+        self._signals = Signals(node, _COUNTERS)
         self._steps = 0
 
     def read_seconds(self, offset: int, repetitions: int) -> list[float]:
-        """Of reading READ_ROWS random rows of the rank `offset` after this one, while that reads
-        those of the rank `offset` after it."""
+        """Seconds to read READ_ROWS random rows of the rank `offset` after this one, while all
+        ranks do the same."""
         ranks = self._node.ranks
         source, reader = (self._node.rank + offset) % ranks, (self._node.rank - offset) % ranks
         seconds = []
         for _ in range(1 + repetitions):
             slots = torch.randint(self._rows, (READ_ROWS,), generator=self._random)
-            self._meet()
+            self._barrier()
             start = time.perf_counter()
             sending = None
             if reader not in self._node.peers:
@@ -75,21 +76,21 @@ class LinkTimer:
         return seconds[1:]  # the first one warms up
 
     def reduce_seconds(self, replicas: int, repetitions: int) -> list[float]:
-        """Of the AllReduce of so many replicas, all of them touched by every rank."""
+        """Seconds of the AllReduce of so many replicas, all of them touched by every rank."""
         slots, grads = [torch.arange(replicas)], [torch.ones(replicas, self._dim)]
-        buckets = [(slots[0], self._dim)]
-        reduce = ReplicaReduce("bitmap", self._node, self._board, buckets)
+        buckets = [BucketReplicas(slots[0], self._dim)]
+        allreduce = ReplicaAllReduce("bitmap", self._node, self._signals, buckets)
         seconds = []
         for _ in range(1 + repetitions):
             self._steps += 1
-            self._meet()
+            self._barrier()
             start = time.perf_counter()
-            reduce.begin(self._steps, slots)
-            reduce.contribute(self._steps, grads)
-            self._board.post("published", self._steps)
-            self._board.wait("published", self._steps, "publish its gradients")
-            reduce.reduce(self._steps)
-            reduce.result(self._steps)
+            allreduce.begin(self._steps, slots)
+            allreduce.contribute(self._steps, grads)
+            self._signals.post("published", self._steps)
+            self._signals.wait("published", self._steps, "publish its gradients")
+            allreduce.reduce(self._steps)
+            allreduce.result(self._steps)
             seconds.append(time.perf_counter() - start)
         return seconds[1:]
 
@@ -107,7 +108,7 @@ class LinkTimer:
         )
 
     def _copy(self, slots: torch.Tensor) -> torch.Tensor:
-        """What another node asks for."""
+        """Rows of this rank, for a rank of another node."""
         out = torch.empty(len(slots), self._row_bytes, dtype=torch.uint8)
         own = int(self._heap.bases[0, self._node.rank])
         native.ops().copy_rows(slots, own, self._row_bytes, out)

@@ -1,8 +1,8 @@
-"""The first values of tables: a function of the seed, the table's name and the row.
+"""The initial values of tables: a function of the seed, the table's name and the row.
 
-A plan decides where rows lie, and must not decide what they are. Rows are therefore made in blocks
-that depend on nothing else, each by the table's own function under a generator seeded by a hash
-of seed, table and block; whoever needs rows makes their blocks.
+A plan decides where rows are, and must not decide their values. So rows are made in blocks, each by
+the table's own function with a generator that is seeded by a hash of seed, table and block; any
+rank can make any block.
 """
 
 import functools
@@ -43,7 +43,7 @@ def block_rows(fill: Fill | None, table: Table) -> int:
 
 
 def initial_rows(fill: Fill | None, table: Table, seed: int, first: int, count: int) -> Tensor:
-    """The first values of rows [first, first + count) of a table, float32 [count, dim].
+    """The initial values of rows [first, first + count) of a table, float32 [count, dim].
 
     Args:
         fill: writes values into a tensor [n, dim] that it is given, drawing from torch's global

@@ -1,11 +1,13 @@
-"""Reading and writing rows of tables by id, whoever holds them: for initial values and checkpoints.
+"""Reading and writing rows of tables by id, wherever they are: for initial values and checkpoints.
 
-A rank reads the copy that its own address map names. It writes all copies: a row lies on rank j if
-it is LOCAL to the map of j. A state of an optimizer is read and written in the buckets that have
-it, and in no others: tables of one module may have different optimizers, and frozen ones have none.
+A rank reads the copy that its own address map names. It writes all copies: rank j has one of a row
+if the row is LOCAL in the map of j. A state of an optimizer is read and written in the buckets that
+have it, and in no others: tables of one module may have different optimizers, and frozen ones have
+none.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,14 +18,32 @@ from oper.plan.address_map import AddressMap
 from oper.plan.layout import LOCAL, SLOT_BITS, SLOT_MASK
 from oper.plan.plan import Plan
 from oper.runtime.comm.all_to_all import AllToAll
-from oper.runtime.comm.node import Node
+from oper.runtime.comm.signals import Signals
 from oper.runtime.memory.heap import Heap
 from oper.runtime.tables.buckets import TORCH_DTYPE, Bucket, EmbeddingTable
 from oper.runtime.tables.kernel_structs import DTYPE_CODE, FEATURE, as_words
 
+_BARRIER_ACTION = "read or write tables"
+
+
+class RowRange(NamedTuple):
+    """Rows [first, first + rows) of a table of the module, by its number."""
+
+    table: int
+    first: int
+    rows: int
+
+
+class RowBlock(NamedTuple):
+    """Values of rows from `first` on, [n, dim], or [n] of a row-wise state."""
+
+    table: int
+    first: int
+    values: torch.Tensor
+
 
 class TableIO:
-    """The rows of a module's tables. Calls are collective where ranks do not share memory."""
+    """The rows of a module's tables. All ranks call this together, each with rows of its own."""
 
     def __init__(
         self,
@@ -31,18 +51,18 @@ class TableIO:
         tables: Sequence[EmbeddingTable],
         buckets: Sequence[Bucket],
         heap: Heap,
-        node: Node,
-        exchange: AllToAll | None,
+        signals: Signals,
+        all_to_all: AllToAll | None,
     ) -> None:
         self._plan, self._tables, self._buckets = plan, tables, buckets
-        self._heap, self._node, self._exchange = heap, node, exchange
+        self._heap, self._node = heap, heap.node
+        self._signals, self._all_to_all = signals, all_to_all
         self._maps: dict[int, AddressMap] = {}
 
-    def read(
-        self, requests: Sequence[tuple[int, int, int]], state: str | None
-    ) -> list[torch.Tensor]:
-        """Rows [first, first + count) of tables of the module by number, float32 [count, dim]; or
-        a state of the optimizer, [count, dim] or [count]."""
+    def read(self, requests: Sequence[RowRange], state: str | None) -> list[torch.Tensor]:
+        """Rows of tables, float32 [rows, dim] each; or a state of the optimizer, [rows, dim] or
+        [rows]."""
+        self._signals.barrier(_BARRIER_ACTION)
         found: list[torch.Tensor] = [torch.empty(0)] * len(requests)
         for bucket in self._buckets_with(state, [table for table, _, _ in requests]):
             mine = [n for n, (table, _, _) in enumerate(requests) if table in bucket.tables]
@@ -58,35 +78,41 @@ class TableIO:
                     values = values[:, 0]
             for n, part in zip(mine, values.split(sizes), strict=True):
                 found[n] = part.clone()
+        self._signals.barrier(_BARRIER_ACTION)
         return found
 
-    def write(self, entries: Sequence[tuple[int, int, torch.Tensor]], state: str | None) -> None:
-        """Give all copies of rows [first, first + n) of tables new values, [n, dim] or [n]."""
-        for bucket in self._buckets_with(state, [table for table, _, _ in entries]):
-            mine = [entry for entry in entries if entry[0] in bucket.tables]
-            values = [self._encoded(bucket, part, state) for _, _, part in mine]
-            columns = values[0].shape[1] if values else self._columns(bucket, state)
-            away: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
-            for rank in range(self._node.ranks):
-                slots_away: list[torch.Tensor] = [torch.empty(0, dtype=torch.int64)]
-                values_away: list[torch.Tensor] = [self._empty(columns, state)]
-                for (table, first, part), encoded in zip(mine, values, strict=True):
-                    at = self._addresses(rank, table, first, len(part))
-                    held = (at >> SLOT_BITS) == LOCAL
-                    slots, rows = at[held] & SLOT_MASK, encoded[held]
-                    if rank in self._node.peers:
-                        self._put(bucket, rank, slots, rows, state)
-                    else:
-                        slots_away.append(slots)
-                        values_away.append(rows)
-                away.append((slots_away, values_away))
-            if self._exchange is None:
-                continue
-            doing = "write tables"
-            slots_in = self._exchange.send([torch.cat(s) for s, _ in away], doing)
-            rows_in = self._exchange.send([torch.cat(v) for _, v in away], doing)
-            for slots, rows in zip(slots_in, rows_in, strict=True):
-                self._put(bucket, self._node.rank, slots, rows, state)
+    def write(self, blocks: Sequence[RowBlock], state: str | None) -> None:
+        """Give all copies of the blocks' rows new values, of the rows or of a state."""
+        self._signals.barrier(_BARRIER_ACTION)
+        with self._heap.writable():
+            for bucket in self._buckets_with(state, [table for table, _, _ in blocks]):
+                mine = [block for block in blocks if block[0] in bucket.tables]
+                self._write_bucket(bucket, mine, state)
+        self._signals.barrier(_BARRIER_ACTION)
+
+    def _write_bucket(self, bucket: Bucket, blocks: Sequence[RowBlock], state: str | None) -> None:
+        encoded = [self._encoded(bucket, values, state) for _, _, values in blocks]
+        columns = encoded[0].shape[1] if encoded else self._columns(bucket, state)
+        slots_out, rows_out = [], []  # for each rank that shares no memory with this one
+        for rank in range(self._node.ranks):
+            slots: list[torch.Tensor] = [torch.empty(0, dtype=torch.int64)]
+            rows: list[torch.Tensor] = [self._empty(columns, state)]
+            for (table, first, _), stored in zip(blocks, encoded, strict=True):
+                at = self._addresses(rank, table, first, len(stored))
+                held = (at >> SLOT_BITS) == LOCAL
+                if rank in self._node.peers:
+                    self._put(bucket, rank, at[held] & SLOT_MASK, stored[held], state)
+                else:
+                    slots.append(at[held] & SLOT_MASK)
+                    rows.append(stored[held])
+            slots_out.append(torch.cat(slots))
+            rows_out.append(torch.cat(rows))
+        if self._all_to_all is None:
+            return
+        slots_in = self._all_to_all.send(slots_out, "write tables")
+        rows_in = self._all_to_all.send(rows_out, "write tables")
+        for at, given in zip(slots_in, rows_in, strict=True):
+            self._put(bucket, self._node.rank, at, given, state)
 
     def _buckets_with(self, state: str | None, tables: Sequence[int]) -> list[Bucket]:
         """The buckets that have a state; all where rows are meant. OperError where one of `tables`
@@ -139,7 +165,7 @@ class TableIO:
 
     def _fetch(self, addresses: torch.Tensor, own: torch.Tensor, size: int) -> torch.Tensor:
         """Rows of ranks that share no memory; the addresses are changed to read them here."""
-        if self._exchange is None:
+        if self._all_to_all is None:
             return torch.empty(0, dtype=torch.uint8)
         field, asked, at = addresses >> SLOT_BITS, [], 0
         for rank in range(self._node.ranks):
@@ -149,9 +175,8 @@ class TableIO:
                 at, at + len(asked[-1])
             )
             at += len(asked[-1])
-        doing = "read tables"
-        answers = [own[slots] for slots in self._exchange.send(asked, doing)]
-        return torch.cat(self._exchange.send(answers, doing))
+        answers = [own[slots] for slots in self._all_to_all.send(asked, "read tables")]
+        return torch.cat(self._all_to_all.send(answers, "read tables"))
 
     def _encoded(self, bucket: Bucket, values: torch.Tensor, state: str | None) -> torch.Tensor:
         """Values as they are stored: [n, row bytes], or float32 [n, values] of a state."""

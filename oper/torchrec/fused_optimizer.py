@@ -1,7 +1,7 @@
 """The optimizers of a module's tables as TorchRec sees them: KeyedOptimizers that step in backward.
 
 One for each bucket (tables with the same settings). Learning rates are set through `param_groups`
-and taken over by `step` and `zero_grad`, as of TorchRec's own; schedules and warm-up work. State
+and take effect with `step` and `zero_grad`, as in TorchRec; schedules and warm-up work. State
 dicts have TorchRec's keys: `embedding_bags.TABLE.weight` -> `TABLE.momentum1`, `TABLE.exp_avg_sq`;
 Adam's number of steps, without which training could not go on from a checkpoint exactly, stands
 beside them as `TABLE.iter`.
@@ -54,8 +54,8 @@ class StepCount:
 class BucketOptimizer(FusedOptimizer):
     """The optimizer of tables that share settings.
 
-    `params` maps keys to parameters, which are empty and stand for the tables that `tables` gives
-    by number.
+    `params` maps keys to parameters, which are empty; `tables` maps the same keys to the numbers of
+    the tables that the parameters stand for.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class BucketOptimizer(FusedOptimizer):
         super().__init__(dict(params), state, [group])
 
     def step(self, closure: Any = None) -> None:
-        """Take over the learning rate; rows were updated in backward."""
+        """Apply the learning rate that was set; rows were updated in backward."""
         self._take_learning_rate()
 
     def zero_grad(self, set_to_none: bool = False) -> None:

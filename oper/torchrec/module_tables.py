@@ -1,14 +1,14 @@
 """The tables of a TorchRec model, found in a plan by name, and what trains each of them.
 
 A plan places tables; a model has collections of them, each of which gets its part of the plan
-(plan_subset.py). They meet by the tables' names: sizes and dtypes must be those of the plan, but
-that a plan for inference may have int8 for any table, whose rows are then quantised. The optimizer
-is the one that `apply_optimizer_in_backward` gave a table's parameter, over the sharder's fused
-parameters, as in TorchRec.
+(plan_subset.py). Tables are matched by name. Their sizes and dtypes must be those of the plan,
+except that a plan for inference may have int8 for any table, whose rows are then quantised. As in
+TorchRec, the optimizer is the one that `apply_optimizer_in_backward` gave a table's parameter, or
+else that of the sharder's fused parameters.
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -129,6 +129,12 @@ def optimizer_of(parameter: Any, fused_params: Mapping[str, Any] | None) -> Opti
             f"({', '.join(c.__name__ for c in classes)}), and at most one is supported"
         )
     return Optimizer.of_torch(classes[0], parameter._optimizer_kwargs[0], fused_params)
+
+
+def first_names(names: Collection[str], most: int = 4) -> str:
+    """The first names in alphabetic order, for an error."""
+    first = ", ".join(sorted(names)[:most]) or "none"
+    return first + (", …" if len(names) > most else "")
 
 
 def _warn_of_other_optimizers(plan: Plan, tables: Iterable[EmbeddingTable]) -> None:

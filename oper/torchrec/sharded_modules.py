@@ -1,4 +1,4 @@
-"""Collections of TorchRec sharded by rows: what its DistributedModelParallel puts in their places.
+"""The sharded collections of tables that TorchRec's DistributedModelParallel puts into a model.
 
 A batch goes through `input_dist` (ids become addresses and are sorted, which a pipeline does while
 the batch before trains), `compute` (all tables in one lookup) and `output_dist`. All the work is
@@ -67,8 +67,8 @@ class _ShardedByRows(ShardedEmbeddingModule, FusedOptimizerModule):
             [("", self._bucket_optimizer(b)) for b, x in enumerate(engine.buckets) if x.trained]
         )
         self._set_initial_rows(module)
-        self._register_state_dict_hook(_give_tables)
-        self.register_load_state_dict_pre_hook(_take_tables)
+        self._register_state_dict_hook(_save_tables)
+        self.register_load_state_dict_pre_hook(_load_tables)
 
     @property
     def engine(self) -> EmbeddingEngine:
@@ -150,8 +150,8 @@ class _ShardedByRows(ShardedEmbeddingModule, FusedOptimizerModule):
 
     def _mark_parameters(self) -> None:
         """Tell the user's dense optimizer that these parameters have optimizers of their own."""
-        # A parameter and its optimizer hold each other: that the rows be freed with the module, and
-        # not when the garbage is collected, they must not hold the engine.
+        # A parameter and its optimizer reference each other. They must not reference the engine, so
+        # that the rows are freed with the module and not when the garbage is collected.
         engine: Any = weakref.proxy(self._engine)
         blocks: Any = weakref.proxy(self._blocks)
         for bucket, content in enumerate(self._engine.buckets):
@@ -239,7 +239,7 @@ class OperShardedEmbeddingCollection(_ShardedByRows):
         return EmbeddingCollection
 
 
-def _give_tables(
+def _save_tables(
     module: _ShardedByRows, destination: dict[str, Any], prefix: str, _: Mapping[str, Any]
 ) -> None:
     """Put the tables into a state dict."""
@@ -248,7 +248,7 @@ def _give_tables(
         destination[prefix + module._key(table)] = value
 
 
-def _take_tables(module: _ShardedByRows, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+def _load_tables(module: _ShardedByRows, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
     """Take the tables out of a state dict that is being loaded."""
     values = {}
     for table in range(len(module._configs)):

@@ -1,4 +1,4 @@
-"""OPER in a TorchRec script: sharders for its collections of tables.
+"""The sharders of TorchRec's collections of tables.
 
     plan = oper.load_plan("plan/")
     model = DistributedModelParallel(
@@ -12,61 +12,33 @@ KeyedTensors come out, optimizers are put on tables by `apply_optimizer_in_backw
 parameters, gradients are divided by the number of ranks, pipelines and checkpoints work.
 """
 
-import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from inspect import signature
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed._shard.metadata import ShardMetadata
-from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
 from torchrec.distributed.comm_ops import get_gradient_division
 from torchrec.distributed.embedding_types import BaseEmbeddingSharder, EmbeddingComputeKernel
-from torchrec.distributed.model_parallel import DistributedModelParallel, get_unwrapped_module
 from torchrec.distributed.types import (
-    EmbeddingModuleShardingPlan,
     ParameterSharding,
     ShardingEnv,
     ShardingEnv2D,
-    ShardingPlan,
     ShardingType,
 )
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from oper.base.errors import OperError
 from oper.plan.plan import Plan, load_plan
-from oper.runtime.comm.group import Group
 from oper.runtime.engine import EmbeddingEngine
 from oper.torchrec import module_tables
 from oper.torchrec.sharded_modules import (
     OperShardedEmbeddingBagCollection,
     OperShardedEmbeddingCollection,
 )
-from oper.torchrec.state_dict import row_blocks
-
-_log = logging.getLogger(__name__)
 
 
-class OperModulePlan(EmbeddingModuleShardingPlan):
-    """TorchRec's plan of a module: the blocks of rows of its state dict; and OPER's plan, which
-    the sharders take where they were given none."""
-
-    oper_plan: Plan
-
-
-class OperShardingPlan(ShardingPlan):
-    """TorchRec's plan of a model that is sharded by `oper_plan`."""
-
-    def __init__(self, plan: dict[str, OperModulePlan], oper_plan: Plan) -> None:
-        super().__init__(plan)
-        self.oper_plan = oper_plan
-
-
-class _OperSharder(BaseEmbeddingSharder):
+class OperSharder(BaseEmbeddingSharder):
     """Shards a collection by a plan of OPER's.
 
     Args:
@@ -114,7 +86,7 @@ class _OperSharder(BaseEmbeddingSharder):
         }
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
-        """What TorchRec's own planner may put into a plan for us, which we do not read."""
+        """What TorchRec's own planner may put into a plan; this sharder does not read it."""
         return [ShardingType.ROW_WISE.value]
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
@@ -170,170 +142,14 @@ class _OperSharder(BaseEmbeddingSharder):
         )
 
 
-class OperEmbeddingBagCollectionSharder(_OperSharder):
-    __doc__ = _OperSharder.__doc__
+class OperEmbeddingBagCollectionSharder(OperSharder):
+    __doc__ = OperSharder.__doc__
     _unsharded, _sharded = EmbeddingBagCollection, OperShardedEmbeddingBagCollection
 
 
-class OperEmbeddingCollectionSharder(_OperSharder):
-    __doc__ = _OperSharder.__doc__
+class OperEmbeddingCollectionSharder(OperSharder):
+    __doc__ = OperSharder.__doc__
     _unsharded, _sharded = EmbeddingCollection, OperShardedEmbeddingCollection
-
-
-def torchrec_plan(plan: Plan | Path | str, module: nn.Module) -> OperShardingPlan:
-    """A plan in TorchRec's form, for its DistributedModelParallel.
-
-    It has all collections of `module`, and for each table the blocks of rows that its state dict
-    will have. Raises OperError where `plan` is not for these tables.
-    """
-    plan = plan if isinstance(plan, Plan) else load_plan(plan)
-    planned = {table.name for table in plan.tables}
-    matched, names_of_model = [], set()
-    for path, collection in module_tables.collections(module):
-        names = [config.name for config in module_tables.configs(collection)]
-        names_of_model.update(names)
-        if planned.isdisjoint(names):
-            _log.warning(
-                "%s: the plan has none of its %d tables, and it will be data-parallel on all ranks",
-                path or type(module).__name__,
-                len(names),
-            )
-        else:
-            matched.append((path, collection))
-    paths = module_tables.paths_of_tables(matched)
-    found: dict[str, OperModulePlan] = {}
-    for path, collection in matched:
-        module_tables.check_tables(plan, collection)
-        content = OperModulePlan(
-            (config.name, _parameter_sharding(config, plan.ranks))
-            for config in module_tables.configs(collection)
-        )
-        content.oper_plan = plan
-        found[path] = content
-    if not found:
-        raise OperError(
-            f"{type(module).__name__}: holds no EmbeddingBagCollection or EmbeddingCollection of "
-            f"TorchRec's with tables of the plan: it has {_some(names_of_model)}, and the plan "
-            f"{_some(planned)}; make a plan for this model"
-        )
-    unused = planned.difference(paths)
-    if unused:
-        _log.warning(
-            "%d of the plan's %d tables are not in %s (%s, …): it may be for another model",
-            len(unused),
-            len(plan.tables),
-            type(module).__name__,
-            min(unused),
-        )
-    return OperShardingPlan(found, plan)
-
-
-def shard(
-    module: nn.Module,
-    plan: Plan | Path | str,
-    *,
-    env: ShardingEnv | None = None,
-    fused_params: Mapping[str, Any] | None = None,
-    **options: Any,
-) -> DistributedModelParallel:
-    """A model with its tables placed by a plan, and its dense part data-parallel.
-
-    `env` is TorchRec's, by default of the default process group, or of one rank alone where there
-    is none. `options` are the sharders'. Raises OperError where the plan is not for this model,
-    or for another number of ranks.
-    """
-    known = {
-        p.name for p in signature(_OperSharder).parameters.values() if p.kind == p.KEYWORD_ONLY
-    }
-    if unknown := options.keys() - known:
-        raise OperError(f"oper.shard has no option {min(unknown)!r}; it has {_some(known, 9)}")
-    if env is None:
-        env = (
-            ShardingEnv.from_process_group(dist.group.WORLD)
-            if dist.is_initialized()
-            else ShardingEnv.from_local(1, 0)
-        )
-    with _all_ranks(env, options.get("deadline_seconds", 60.0)):
-        made = torchrec_plan(plan, module)
-    return DistributedModelParallel(
-        module,
-        env=env,
-        device=torch.device("cpu"),
-        plan=made,
-        sharders=[
-            OperEmbeddingBagCollectionSharder(None, fused_params, **options),
-            OperEmbeddingCollectionSharder(None, fused_params, **options),
-        ],
-        init_data_parallel=env.process_group is not None,
-    )
-
-
-@contextmanager
-def _all_ranks(env: ShardingEnv, deadline_seconds: float) -> Iterator[None]:
-    """Ends when all ranks have come to its end, or one has failed in it. DistributedModelParallel
-    begins with a broadcast that has no deadline."""
-    if env.process_group is None or env.world_size == 1:
-        yield
-        return
-    group = Group(env.process_group, deadline_seconds)
-    try:
-        yield
-    except BaseException as error:
-        group.fail(error)
-        raise
-    group.gather(b"1", "come to shard the model")
-
-
-@contextmanager
-def accumulate(model: nn.Module) -> Iterator[None]:
-    """Gradient accumulation: backward passes inside hold the tables' gradients back, and the next
-    one outside takes one step with the sum of all. To be used on all ranks alike."""
-    with ExitStack() as stack:
-        for module in _sharded_collections(model).values():
-            stack.enter_context(module.engine.accumulate())
-        yield
-
-
-def counters(model: nn.Module) -> dict[str, dict[str, Any]]:
-    """What this rank read, sent and updated so far, of each sharded collection by its path in the
-    user's model."""
-    return {
-        path: module.engine.counters.to_dict()
-        for path, module in _sharded_collections(model).items()
-    }
-
-
-def _some(names: Collection[str], most: int = 4) -> str:
-    first = ", ".join(sorted(names)[:most]) or "none"
-    return first + (", …" if len(names) > most else "")
-
-
-def _sharded_collections(model: nn.Module) -> dict[str, Any]:
-    found = {
-        path: module
-        for path, module in get_unwrapped_module(model).named_modules()
-        if isinstance(module, OperShardedEmbeddingBagCollection | OperShardedEmbeddingCollection)
-    }
-    if not found:
-        raise OperError(
-            f"{type(model).__name__}: has no collection that OPER sharded; give the model that "
-            "oper.shard or DistributedModelParallel returned"
-        )
-    return found
-
-
-def _parameter_sharding(config: Any, ranks: int) -> ParameterSharding:
-    shards = [
-        ShardMetadata([first, 0], [count, config.embedding_dim], f"rank:{rank}/cpu")
-        for rank, (first, count) in enumerate(row_blocks(config.num_embeddings, ranks))
-    ]
-    return ParameterSharding(
-        sharding_type=ShardingType.ROW_WISE.value,
-        # Of which TorchRec's own sharders say that they have none.
-        compute_kernel=EmbeddingComputeKernel.CUSTOMIZED_KERNEL.value,
-        ranks=list(range(len(shards))),
-        sharding_spec=EnumerableShardingSpec(shards),
-    )
 
 
 def _check_types(fused_params: Mapping[str, Any]) -> None:
@@ -345,7 +161,7 @@ def _check_types(fused_params: Mapping[str, Any]) -> None:
 
 
 def _bounds(mode: Any) -> str:
-    """FBGEMM's BoundsCheckMode in our words; without its checks ids out of range read row 0 too."""
+    """The `bounds` of FBGEMM's BoundsCheckMode; NONE is 'ignore': ids out of range read row 0."""
     name = "fatal" if mode is None else mode.name.lower().removeprefix("v2_")
     return "ignore" if name == "none" else name
 

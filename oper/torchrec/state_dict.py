@@ -6,9 +6,8 @@ plan's runs of rows would be correct too, and a thousand times slower to save.) 
 last row have empty ones, without which TorchRec cannot load them.
 
 Blocks are copies. TorchRec's are not, and torch.distributed.checkpoint loads in place; so blocks
-that were handed out are kept until the tables are next used, and those that were written to by
-then are written back. So it is with the number of Adam's steps, of which there is one for all
-tables of an engine.
+that were handed out are kept until the tables are next used, and those that were changed by then
+are written back. The same holds for the number of Adam's steps, one for all tables of an engine.
 """
 
 import logging
@@ -29,6 +28,7 @@ from torchrec.distributed.shards_wrapper import LocalShardsWrapper
 from oper.base.errors import OperError
 from oper.runtime.engine import EmbeddingEngine
 from oper.runtime.fill_tables import planned_tables
+from oper.runtime.table_io import RowBlock, RowRange
 from oper.runtime.tables.buckets import TORCH_DTYPE
 from oper.runtime.tables.optimizers import State
 
@@ -79,11 +79,10 @@ class TableBlocks:
         name = state.name if state else None
         if any(block.table in tables and block.state == name for block in self._handed_out):
             self._write_changed()
-        places = [self._block(t) for t in tables]
-        requests = [(t, first, count) for t, (first, count) in zip(tables, places, strict=True)]
+        requests = [RowRange(table, *self._block(table)) for table in tables]
         blocks = self._engine.read_rows(requests, name)
         found = []
-        for table, (first, _), block in zip(tables, places, blocks, strict=True):
+        for (table, first, _), block in zip(requests, blocks, strict=True):
             planned = self._tables[table]
             dtype = torch.float32 if state else TORCH_DTYPE.get(planned.dtype, torch.float32)
             values = block.to(dtype)
@@ -98,12 +97,12 @@ class TableBlocks:
         self._handed_out = [
             block for block in self._handed_out if block.table not in values or block.state != name
         ]
-        entries = [
-            (table, first, part)
+        blocks = [
+            RowBlock(table, first, part)
             for table, value in values.items()
             for first, part in self._parts(table, value, state)
         ]
-        self._engine.write_rows(entries, name)
+        self._engine.write_rows(blocks, name)
 
     def read_steps(self, table: int) -> torch.Tensor:
         """A copy of the number of steps of the optimizer, [1], as a state of a table."""
@@ -156,11 +155,13 @@ class TableBlocks:
         self._forgotten = alive
 
     def _write_changed(self) -> None:
-        # Of all that were handed out, on all ranks: on each others may have been changed, or none.
+        # For every state that was handed out, changed or not: all ranks write together, and on each
+        # rank other blocks may have been changed, or none.
         for name in dict.fromkeys(block.state for block in self._handed_out):
             changed = [block for block in self._changed() if block.state == name]
             if name != STEPS:
-                self._engine.write_rows([(b.table, b.first, b.values) for b in changed], name)
+                rows = [RowBlock(b.table, b.first, b.values) for b in changed]
+                self._engine.write_rows(rows, name)
             elif changed:
                 self._engine.optimizer_steps = int(changed[-1].values)
             for block in changed:

@@ -86,9 +86,7 @@ def test_an_empty_folder_is_filled(here: Path) -> None:
 
 def test_files_are_replaced_only_when_asked(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("here.yaml").write_text("mine")
-    monkeypatch.setattr(
-        "oper.measure.measurement.measure_local", lambda *_, **__: pytest.fail("worked")
-    )
+    monkeypatch.setattr("oper.measure.launch.measure_local", lambda *_, **__: pytest.fail("worked"))
     refused("topology measure --ranks 2 -o here.yaml", "here.yaml: exists", "--force")
     Path("x.tables.yaml").write_text("mine")
     refused(f"{SYNTH} -o x.parquet", "x.tables.yaml: exists", "--force")

@@ -42,7 +42,7 @@ def test_a_taken_place_is_told_before_the_work(here: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr("oper.planner.make_plan.make_plan", work)
     monkeypatch.setattr("oper.planner.replan.replan.replan_and_save", work)
-    monkeypatch.setattr("oper.measure.measurement.measure_local", work)
+    monkeypatch.setattr("oper.measure.launch.measure_local", work)
     Path("mine").mkdir()
     Path("mine/notes.txt").write_text("keep")
     refused("plan p --topology cpu:2 -o mine", "mine")

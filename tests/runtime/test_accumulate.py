@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from oper.runtime.engine import EmbeddingEngine
+from oper.runtime.table_io import RowBlock, RowRange
 from tests.support.runtime.engine_cases import (
     Case,
     Reference,
@@ -48,10 +49,10 @@ def run_schedule(rank: int, group, case: Case, plan, schedule, rates=None, nodes
                 out = engine(batch)
                 out.backward(gradient_of(case, step, rank, out))
             weight_grads.append(batch.weights().grad if case.weighted else None)
-    wanted = [(n, 0, rows) for n, rows in enumerate(case.rows)]
+    wanted = [RowRange(n, 0, rows) for n, rows in enumerate(case.rows)]
     tables, states = engine.read_rows(wanted), {}
     for name in STATES:
-        having = [r for r in wanted if name in optimizer_of(case, r[0]).state_slices(1)]
+        having = [r for r in wanted if name in optimizer_of(case, r.table).state_slices(1)]
         for (n, _, _), values in zip(having, engine.read_rows(having, name), strict=True):
             states[n, name] = values
     engine.close()
@@ -143,7 +144,7 @@ def run_two(rank: int, group, case: Case, plan):
     tables = module_tables(case)
     engines = [EmbeddingEngine(plan, part, group=group) for part in (tables[:2], tables[2:])]
     for first, engine in zip((0, 2), engines, strict=True):
-        rows = [(n, 0, initial(case, first + n)) for n in range(len(engine.tables))]
+        rows = [RowBlock(n, 0, initial(case, first + n)) for n in range(len(engine.tables))]
         engine.write_rows(rows if rank == 0 else [])
     outputs = []
     for step in range(case.steps):
@@ -153,7 +154,8 @@ def run_two(rank: int, group, case: Case, plan):
         outputs.append(out.detach())
     found = []
     for engine in engines:
-        found += engine.read_rows([(n, 0, case.rows[t.index]) for n, t in enumerate(engine.tables)])
+        wanted = [RowRange(n, 0, case.rows[t.index]) for n, t in enumerate(engine.tables)]
+        found += engine.read_rows(wanted)
     return outputs, found
 
 

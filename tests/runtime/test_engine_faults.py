@@ -13,6 +13,7 @@ from oper.base.errors import OperError
 from oper.cost.workload import Workload
 from oper.runtime.engine import EmbeddingEngine
 from oper.runtime.step import batch_checks
+from oper.runtime.table_io import RowRange
 from tests.support.runtime import fault_cases
 from tests.support.runtime.engine_cases import Case, batch_of, module_tables, start, tables_of
 from tests.support.runtime.ranks import Ranks
@@ -78,7 +79,7 @@ def test_one_rank_goes_on_after_a_wrong_batch():
             engine(wrong)
     engine(mended).sum().backward()
     assert engine.steps == 1
-    engine.read_rows([(0, 0, 1)])
+    engine.read_rows([RowRange(0, 0, 1)])
 
 
 @pytest.mark.parametrize("bounds", ["warning", "ignore"])
@@ -92,7 +93,7 @@ def test_other_ids_read_and_train_row_zero(bounds, pooling, dtype, value, caplog
         with caplog.at_level(logging.WARNING, logger="oper"):
             out = engine(given)
         out.backward(torch.ones_like(out))
-        tables = engine.read_rows([(n, 0, rows) for n, rows in enumerate(case.rows)])
+        tables = engine.read_rows([RowRange(n, 0, rows) for n, rows in enumerate(case.rows)])
         found.append([out.detach(), *tables])
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
     warned = [record.getMessage() for record in caplog.records]

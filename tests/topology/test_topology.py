@@ -296,7 +296,7 @@ def test_measure_needs_whole_values(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_measured_ranks_make_a_topology(tmp_path: Path, ranks: int) -> None:
-    from oper.measure.measurement import measure_local
+    from oper.measure.launch import measure_local
 
     measurement = measure_local(ranks, arena_bytes=1 << 20, row_bytes=64)
     assert "random rows of 64 bytes" in measurement.to_yaml("here")
@@ -317,7 +317,7 @@ def test_measured_ranks_make_a_topology(tmp_path: Path, ranks: int) -> None:
     [(signal.SIGKILL, "rank 1 ended by signal 9"), (signal.SIGSTOP, r"ranks \[1\] did not come")],
 )
 def test_a_rank_that_does_not_come_is_named(sent: signal.Signals, named: str) -> None:
-    from oper.measure.measurement import measure_local
+    from oper.measure.launch import measure_local
 
     def strike() -> None:
         while not (found := [c for c in multiprocessing.active_children() if c.name == "rank 1"]):

@@ -10,6 +10,7 @@ from torchrec.modules.embedding_configs import EmbeddingConfig
 import oper
 from oper.base.errors import OperError
 from oper.runtime.engine import EmbeddingEngine
+from oper.runtime.table_io import RowBlock
 from oper.tables.model_tables import tables_of
 from oper.torchrec.serving import serve
 from tests.support.runtime.engine_cases import Case, batch_of, initial, module_tables
@@ -27,7 +28,7 @@ def engine_of(mode: str) -> tuple[EmbeddingEngine, Case]:
     engine = EmbeddingEngine(
         random_plan(1, tables_of_case(case), 1, mode=mode), module_tables(case), deadline_seconds=20
     )
-    engine.write_rows([(n, 0, initial(case, n)) for n in range(len(case.rows))])
+    engine.write_rows([RowBlock(n, 0, initial(case, n)) for n in range(len(case.rows))])
     return engine, case
 
 

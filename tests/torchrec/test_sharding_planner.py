@@ -20,7 +20,7 @@ from oper.profiling.profile import Profile
 from oper.tables.model_tables import tables_of
 from oper.tables.table import Table
 from oper.torchrec.module_tables import match_tables
-from oper.torchrec.sharding_planner import from_torchrec, profile_of
+from oper.torchrec.planner_inputs import from_torchrec, profile_of
 from tests.support.torchrec.models import BAGS, Model
 
 SAMPLES = 10_000

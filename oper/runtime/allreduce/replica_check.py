@@ -14,7 +14,7 @@ from oper.base import native
 from oper.runtime.comm.group import Group
 
 _BLOCK_ROWS = 1024
-_MOST_BLOCKS = 64  # whose rows are compared: more tell nothing new
+_MOST_BLOCKS = 64  # whose rows are compared: enough to find out what is wrong
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,12 @@ def _minority(digests: list[int]) -> tuple[int, ...]:
 
 
 def _gather(vectors: Sequence[torch.Tensor], group: Group | None) -> list[torch.Tensor]:
-    """Those of all ranks, [ranks, n] each."""
+    """The vectors of all ranks, [ranks, n] each."""
     if not vectors:
         return []
     own = torch.cat(list(vectors))
     gathered = [own]
     if group is not None:
         gathered = [own.clone() for _ in range(group.ranks)]
-        group.run(dist.all_gather, gathered, own, doing="compare replicas")
+        group.run(dist.all_gather, gathered, own, action="compare replicas")
     return list(torch.stack(gathered).split([len(v) for v in vectors], dim=1))

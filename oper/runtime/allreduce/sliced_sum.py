@@ -1,29 +1,30 @@
-"""Ring: the sum over all ranks of buffers of equal size, bit-equal everywhere (OPER §5.3).
+"""The sum over all ranks of buffers of equal size, bit-equal on all of them (OPER §5.3).
 
 The buffer is cut into one slice a rank. Over shared memory a rank adds up its slice of all ranks'
-buffers, in order of ranks, into one buffer that all of the node read: what a ring moves, 2(P - 1)/P
-of the buffer for each of P ranks, in one hop instead of 2(P - 1). Between nodes (proxies.py) the
-slice's rank gets one sum from each node, adds these in the order of the nodes, and sends the result
-back to one rank in each.
+buffers, in the order of ranks, into one buffer that all ranks of the node read. That moves as many
+bytes as a ring AllReduce, 2(P - 1)/P of the buffer for each of P ranks, in one hop instead of
+2(P - 1). Between nodes (proxies.py) the slice's rank receives one sum from each node, adds these in
+the order of the nodes, and sends the result back to one rank in each.
 
-Steps: write into `buffer(n)`; when all ranks of the node have, `sum(n)`; when all have, `total(n)`.
+Call `buffer(n)` and write there; when all ranks of the node have, `sum(n)`; when all have,
+`total(n)`.
 """
 
 import torch
 
 from oper.base import native
+from oper.runtime.allreduce.proxies import Proxies
 from oper.runtime.comm.node import Node
-from oper.runtime.comm.proxies import Proxies
 from oper.runtime.comm.shared_segment import Segment
 
-_LINE = 16  # floats: slices begin at cache lines, which two ranks would otherwise write in turns
+_LINE = 16  # floats: slices begin at cache lines, which two ranks would otherwise both write
 
 
 class SlicedSum:
     """Float32 buffers of up to `most` elements, after `header_bytes` that are the caller's own."""
 
-    def __init__(self, node: Node, partners: Proxies, header_bytes: int, most: int) -> None:
-        self._node, self._partners, self._most = node, partners, most
+    def __init__(self, node: Node, proxies: Proxies, header_bytes: int, most: int) -> None:
+        self._node, self._proxies, self._most = node, proxies, most
         self._start = -(-header_bytes // (4 * _LINE)) * 4 * _LINE
         own = Segment.create(self._start, self._start + 4 * most, "replicas")
         self._segments = node.share(own)
@@ -46,8 +47,8 @@ class SlicedSum:
     def buffer(self, size: int) -> torch.Tensor:
         """Where this rank writes its `size` elements, the same number on all ranks."""
         if size > self._capacity:
-            # Every rank of the node comes to the same capacity; what others have grown is touched
-            # after they have said so.
+            # Every rank of the node computes the same capacity, and touches what others have grown
+            # after they have signalled that.
             self._capacity = min(size + size // 4, self._most)
             self._segments[self._node.rank].grow(self._start + 4 * self._capacity)
             if self._node.rank == self._node.peers[0]:
@@ -70,7 +71,7 @@ class SlicedSum:
         cuts = [min(step * r, size) for r in range(self._node.ranks + 1)]
         mine = self._total[cuts[self._node.rank] : cuts[self._node.rank + 1]]
         written = len(mine)
-        if not self._partners.partners:
+        if not self._proxies.proxies:
             self._sum_node(cuts, self._node.rank, mine)
         else:
             written += self._sum_nodes(cuts, mine)
@@ -87,22 +88,22 @@ class SlicedSum:
         native.ops().sum_buffers([buffer[first:last] for buffer in self._buffers], out)
 
     def _sum_nodes(self, cuts: list[int], mine: torch.Tensor) -> int:
-        """The same over all nodes, and the wards' slices; returns the size of these."""
-        partners, wards, doing = self._partners.partners, self._partners.wards, "sum replicas"
-        sizes = {r: cuts[r + 1] - cuts[r] for r in wards}
+        """The same over all nodes, and the clients' slices; returns the size of these."""
+        proxies, clients, action = self._proxies.proxies, self._proxies.clients, "sum replicas"
+        sizes = {r: cuts[r + 1] - cuts[r] for r in clients}
         sums = {r: torch.empty(n) for r, n in sizes.items()}
         for r, out in sums.items():
             self._sum_node(cuts, r, out)
-        received = self._partners.exchange(
-            sums, dict.fromkeys(partners, len(mine)), mine.dtype, doing
+        received = self._proxies.exchange(
+            sums, dict.fromkeys(proxies, len(mine)), mine.dtype, action
         )
         received[self._node.rank] = torch.empty(len(mine))
         self._sum_node(cuts, self._node.rank, received[self._node.rank])
         in_order = [
-            received[r] for members in self._partners.nodes for r in members if r in received
+            received[r] for members in self._proxies.nodes for r in members if r in received
         ]
         native.ops().sum_buffers(in_order, mine)
-        received = self._partners.exchange(dict.fromkeys(partners, mine), sizes, mine.dtype, doing)
+        received = self._proxies.exchange(dict.fromkeys(proxies, mine), sizes, mine.dtype, action)
         for r, part in received.items():
             self._total[cuts[r] : cuts[r + 1]] = part
         return sum(sizes.values())

@@ -1,8 +1,8 @@
-"""Notices: what ranks of a process group leave for each other to read when something is wrong.
+"""The failure store: what the ranks of a process group tell each other when something is wrong.
 
-They lie in the group's store (a TCPStore or FileStore), which all ranks reach, of whatever node:
-why a rank has failed, and, of ranks that have waited for long, that they wait. Ranks that are well
-and do not wait ask the store nothing.
+It lies in the group's own store (a TCPStore or FileStore), which all ranks of all nodes reach, and
+holds two things: why a rank has failed, and a heartbeat of every rank that has waited for long.
+Ranks that are well and do not wait send the store nothing.
 """
 
 import contextlib
@@ -18,7 +18,8 @@ _made: Counter[str] = Counter()  # how many of each group
 
 
 class FailureStore:
-    """The notices of one engine's ranks; all ranks of the group make it in the same order."""
+    """The failures and heartbeats of one engine's ranks; all ranks of the group make it in the
+    same order."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._rank, self._ranks = dist.get_rank(group), dist.get_world_size(group)
@@ -45,18 +46,19 @@ class FailureStore:
         """Why a rank has failed; "" if none has."""
         return self._ask(lambda store: self._read(store, "failure")) or ""
 
-    def beat(self, doing: str) -> str:
+    def heartbeat(self, action: str) -> str:
         """Say that this rank lives and waits for others to do something; returns `failure()`."""
         self._beats += 1
 
         def write(store: Any) -> str:
-            store.set(f"{self._prefix}/waiting/{self._rank}", f"{self._beats} {doing}")
+            store.set(f"{self._prefix}/waiting/{self._rank}", f"{self._beats} {action}")
             return self._read(store, "failure")
 
         return self._ask(write) or ""
 
-    def beats(self) -> dict[int, str]:
-        """The last beat of each rank that gave one: its number, and what the rank waited for."""
+    def heartbeats(self) -> dict[int, str]:
+        """The last heartbeat of each rank that gave one: its number, and what the rank waited
+        for."""
 
         def read(store: Any) -> dict[int, str]:
             found = {rank: self._read(store, f"waiting/{rank}") for rank in range(self._ranks)}
@@ -69,10 +71,10 @@ class FailureStore:
         return store.get(key).decode(errors="replace") if store.check([key]) else ""
 
     def _ask(self, question: Callable[[Any], Any]) -> Any:
-        """The store's answer, by a connection of our own; None if it has none.
+        """The store's answer, over a connection of our own; None if it has none.
 
-        A store whose host is stopped does not answer, and its calls cannot be interrupted: they
-        are made by a thread, which is left to itself then.
+        A store whose host is stopped does not answer, and its calls cannot be interrupted: a thread
+        makes them, and is abandoned then.
         """
         answers = []
 
@@ -81,7 +83,7 @@ class FailureStore:
                 answers.append(question(self._store.clone()))
 
         if self._asking is None or not self._asking.is_alive():
-            self._asking = threading.Thread(target=ask, name="oper-notices", daemon=True)
+            self._asking = threading.Thread(target=ask, name="oper-failure-store", daemon=True)
             self._asking.start()
             self._asking.join(_ANSWER_SECONDS)
         self.lost = not answers

@@ -1,10 +1,10 @@
 """Groups: collectives of all ranks, which end in time and say which rank failed, died or is late.
 
-Over torch.distributed a rank that failed and lives on is not noticed, one that died is noticed
-without its name, and one that stopped after the group's timeout. Here waits are taken in slices,
-between which ranks read each other's notices (failure_store.py). Who is left out of a collective
-that does not end, and why it failed, is found out when that happens; a collective that ends costs
-what it costs without.
+torch.distributed does not notice a rank that failed and lives on, does not name one that died, and
+notices one that stopped after the group's timeout. Here waits are taken in slices, between which
+ranks read the failure store (failure_store.py). Which ranks are missing in a collective that does
+not end, and why, is found out when that happens; a collective that ends costs what it costs
+without.
 """
 
 import contextlib
@@ -28,8 +28,8 @@ from oper.runtime.comm.lost_ranks import (
     told,
 )
 
-SLICE_SECONDS = 0.1  # between looks at the others, and at signals
-_NOTICE_SECONDS = 0.5  # between looks at notices
+SLICE_SECONDS = 0.1  # of a wait, between which other ranks and this process's signals are checked
+_HEARTBEAT_SECONDS = 0.5  # between heartbeats
 _NO_STORE = (
     "the process group's store, which rank 0 serves where no launcher does, does not answer either"
 )
@@ -47,72 +47,72 @@ class Group:
         self.deadline_seconds = deadline_seconds
         self._group = group
         self.processes: dict[int, int] = {}
-        self._notices = FailureStore(group)
-        self._looked = 0.0
+        self._failures = FailureStore(group)
+        self._last_heartbeat = 0.0
 
     def run(
-        self, collective: Callable[..., Any], *arguments: Any, doing: str, **options: Any
+        self, collective: Callable[..., Any], *arguments: Any, action: str, **options: Any
     ) -> None:
-        """A collective of torch.distributed's. `doing` completes "rank 0 waited for rank 2 to …".
+        """A collective of torch.distributed's. `action` completes "rank 0 waited for rank 2 to …".
 
         LostRankError names ranks that failed, died, or did not come. The process group cannot be
         used after that, or after a KeyboardInterrupt.
         """
-        began, patience = time.monotonic(), Deadline(self.deadline_seconds)
+        began, deadline = time.monotonic(), Deadline(self.deadline_seconds)
         try:
             work = collective(*arguments, group=self._group, async_op=True, **options)
-            while not _ends(work, SLICE_SECONDS):
-                if patience.ended():
-                    self._give_up(work, doing)
+            while not _ended(work, SLICE_SECONDS):
+                if deadline.ended():
+                    self._give_up(work, action)
                     return
-                if time.monotonic() - began >= _NOTICE_SECONDS:
-                    self.look(doing)
+                if time.monotonic() - began >= _HEARTBEAT_SECONDS:
+                    self.heartbeat(action)
         except RuntimeError as error:  # of the transport
-            lost = self._lost(doing, error)
+            lost = self._lost(action, error)
             self.fail(lost)
             raise lost from error
         except BaseException as error:
-            self.fail(error)  # before the others see this rank disconnect
+            self.fail(error)  # before the others see that this rank disconnects
             self._abandon()
             raise
 
-    def gather(self, message: bytes, doing: str) -> list[bytes]:
+    def gather(self, message: bytes, action: str) -> list[bytes]:
         """The message, of one length, of every rank."""
         mine = torch.frombuffer(bytearray(message), dtype=torch.uint8)
         boxes = torch.empty(self.ranks * len(message), dtype=torch.uint8)
         # Not an all_gather: where all ranks have to do with all, each sees of each that it died.
-        self.run(dist.all_to_all_single, boxes, mine.repeat(self.ranks), doing=doing)
+        self.run(dist.all_to_all_single, boxes, mine.repeat(self.ranks), action=action)
         return [box.numpy().tobytes() for box in boxes.split(len(message))]
 
     def fail(self, error: BaseException) -> None:
         """Let all ranks that wait, now or later, raise for this error of this rank's."""
-        self._notices.fail(told(self.rank, error))
+        self._failures.fail(told(self.rank, error))
 
-    def look(self, doing: str) -> None:
+    def heartbeat(self, action: str) -> None:
         """Tell the others that this rank waits, and raise LostRankError if one has failed; both
         at most twice a second."""
-        if time.monotonic() - self._looked >= _NOTICE_SECONDS:
-            self._looked = time.monotonic()
-            _raise(self._notices.beat(doing))
+        if time.monotonic() - self._last_heartbeat >= _HEARTBEAT_SECONDS:
+            self._last_heartbeat = time.monotonic()
+            _raise(self._failures.heartbeat(action))
 
     def check(self) -> None:
         """LostRankError if a rank has failed."""
-        _raise(self._notices.failure())
+        _raise(self._failures.failure())
 
-    def _give_up(self, work: Any, doing: str) -> None:
-        """Raise at the deadline, and name those who are not waiting themselves; unless the work
-        ends while that is found out."""
-        first = self._notices.beats()
-        for _ in range(3):  # in one of which those who wait say so
-            if _ends(work, _NOTICE_SECONDS):
+    def _give_up(self, work: Any, action: str) -> None:
+        """Raise at the deadline, and name the ranks that are not waiting themselves; unless the
+        work ends while that is found out."""
+        first = self._failures.heartbeats()
+        for _ in range(3):  # in one of which every rank that waits gives a heartbeat
+            if _ended(work, _HEARTBEAT_SECONDS):
                 return
-            self.look(doing)
-        last = self._notices.beats()
+            self.heartbeat(action)
+        last = self._failures.heartbeats()
         others = [r for r in range(self.ranks) if r != self.rank]
         late = [r for r in others if first.get(r) == last.get(r)]
         if late:
-            text = did_not_come(late, self.deadline_seconds, self.rank, doing, self.processes)
-            _raise(f"{text}; {_NO_STORE}" if self._notices.lost else text)
+            text = did_not_come(late, self.deadline_seconds, self.rank, action, self.processes)
+            _raise(f"{text}; {_NO_STORE}" if self._failures.lost else text)
         reasons = {r: beat.partition(" ")[2] for r, beat in sorted(last.items())}
         waits = "; ".join(f"rank {r} for others to {what}" for r, what in reasons.items())
         _raise(
@@ -120,26 +120,26 @@ class Group:
             "part in alike and in the same order"
         )
 
-    def _lost(self, doing: str, error: RuntimeError) -> OperError:
+    def _lost(self, action: str, error: RuntimeError) -> OperError:
         """Why a collective failed."""
-        failure = self._notices.failure()
+        failure = self._failures.failure()
         if failure:
             return LostRankError(failure)
         dead = [r for r in range(self.ranks) if r != self.rank and self._is_disconnected(r)]
-        if dead and self._notices.lost:  # they may have given up, and could not say so
+        if dead and self._failures.lost:  # they may have given up, and could not say so
             return LostRankError(
                 f"{rank_names(dead)} disconnected, while rank {self.rank} waited for "
-                f"{pronoun(dead)} to {doing}; {_NO_STORE}"
+                f"{pronoun(dead)} to {action}; {_NO_STORE}"
             )
         if dead:
-            return LostRankError(died(dead, self.rank, doing))
+            return LostRankError(died(dead, self.rank, action))
         return LostRankError(
-            f"the ranks lost each other, while rank {self.rank} waited for others to {doing}: "
+            f"the ranks lost each other, while rank {self.rank} waited for others to {action}: "
             f"{str(error).splitlines()[0]}"
         )
 
     def _is_disconnected(self, rank: int) -> bool:
-        # What has been disconnected takes no message; others keep it, and nobody asks for it.
+        # A rank that is disconnected takes no message; others keep it unread.
         try:
             dist.isend(torch.zeros(1), group=self._group, group_dst=rank, tag=_TAG)
         except RuntimeError:
@@ -147,7 +147,7 @@ class Group:
         return False
 
     def _abandon(self) -> None:
-        """End what is under way: the group's destructor, at the end of the process, would wait
+        """End the running collective: the group's destructor, at the end of the process, would wait
         for it. gloo has no abort, and disconnects when it has waited too long for a message."""
         for rank in {*range(self.ranks)} - {self.rank}:
             with contextlib.suppress(RuntimeError):
@@ -155,7 +155,7 @@ class Group:
                 work.wait(timedelta(milliseconds=1))
 
 
-def _ends(work: Any, seconds: float) -> bool:
+def _ended(work: Any, seconds: float) -> bool:
     """Whether a collective is done within so long; RuntimeError says why it failed."""
     try:
         work.wait(timedelta(seconds=seconds))

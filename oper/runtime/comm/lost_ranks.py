@@ -1,4 +1,4 @@
-"""Ranks that failed, died or are late, in words that are true on every rank."""
+"""Errors that name ranks that failed, died or are late, in words that are true on every rank."""
 
 import contextlib
 from collections.abc import Collection, Mapping
@@ -8,11 +8,11 @@ from oper.base.errors import OperError
 
 
 class LostRankError(OperError):
-    """What became of a rank, in words that are true on every rank: not wrapped when told on."""
+    """A rank failed, died or is late. The text is true on every rank, and is passed on as it is."""
 
 
 def told(rank: int, error: BaseException) -> str:
-    """What the others are told of a rank's error: what came first, once."""
+    """What the other ranks are told of a rank's error; a LostRankError is passed on as it is."""
     if isinstance(error, LostRankError):
         return str(error)
     if isinstance(error, KeyboardInterrupt):
@@ -21,23 +21,24 @@ def told(rank: int, error: BaseException) -> str:
     return f"rank {rank} failed: {': '.join(filter(None, [kind, str(error)]))}"
 
 
-def died(dead: Collection[int], rank: int, doing: str) -> str:
-    """That ranks died."""
+def died(dead: Collection[int], rank: int, action: str) -> str:
+    """The text that ranks died, while `rank` waited for them to do `action`."""
     return (
-        f"{rank_names(dead)} died while rank {rank} waited for {pronoun(dead)} to {doing}: "
+        f"{rank_names(dead)} died while rank {rank} waited for {pronoun(dead)} to {action}: "
         f"see the last output of {pronoun(dead)}"
     )
 
 
 def did_not_come(
-    late: Collection[int], seconds: float, rank: int, doing: str, processes: Mapping[int, int]
+    late: Collection[int], seconds: float, rank: int, action: str, processes: Mapping[int, int]
 ) -> str:
-    """That ranks did not come, and how their processes are, where these can be seen."""
+    """The text that ranks did not come in time, and the states of their processes, where these can
+    be seen."""
     states = {r: _state(processes[r]) for r in late if r in processes}
     seen = ", ".join(f"rank {r}, process {processes[r]}, is {state}" for r, state in states.items())
     text = (
         f"{rank_names(late)} did not come within {seconds:g} s, while rank {rank} waited for "
-        f"{pronoun(late)} to {doing}" + (f" ({seen})" if seen else "")
+        f"{pronoun(late)} to {action}" + (f" ({seen})" if seen else "")
     )
     if "stopped" in states.values():
         return text

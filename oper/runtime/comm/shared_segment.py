@@ -1,7 +1,7 @@
 """Segments: anonymous shared memory that grows in place, named by nothing but its descriptors.
 
 A segment is a memfd. The kernel frees it when the last process that has it open or mapped is
-gone, however it went, so nothing is left behind; and /dev/shm with its limits is not involved.
+gone, however that ended, so nothing is left behind; /dev/shm and its limits are not involved.
 It is mapped with a reserve of addresses beyond its end: growing it makes these pages usable in
 all processes that have mapped it, at the addresses they already know.
 """
@@ -61,7 +61,7 @@ class Segment:
 
     @property
     def bytes(self) -> int:
-        """Its size now, whoever grew it."""
+        """Its size now; any process may have grown it."""
         return os.fstat(self.descriptor).st_size
 
     def grow(self, bytes: int) -> None:

@@ -1,7 +1,7 @@
-"""Boards: counters by which ranks of a node tell each other how far they are, and sleep meanwhile.
+"""Signals: counters in shared memory by which ranks of a node tell each other how far they are.
 
-Each rank has one counter per word. `wait` sleeps until all ranks' counters have come to a value;
-the sleep is a futex in shared memory, taken in slices between which liveness is checked.
+Each rank has one counter of each name. `wait` sleeps until all ranks' counters have reached a
+value; the sleep is on a futex, taken in slices between which liveness is checked.
 """
 
 import os
@@ -16,80 +16,92 @@ from oper.runtime.comm.lost_ranks import LostRankError, told
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.shared_segment import Segment
 
-_FAILED = -1  # on all words of a rank that failed
+_FAILED = -1  # all counters of a rank that failed
 _MESSAGE_BYTES = 1024
+_BARRIER = "barrier"
 
 
 class Signals:
-    """Counters of all ranks of the node, at 0; all ranks make it together, of the same words."""
+    """Counters of all ranks of the node, from 0; all ranks make them together, with equal names."""
 
-    def __init__(self, node: Node, words: Sequence[str]) -> None:
+    def __init__(self, node: Node, counters: Sequence[str]) -> None:
         self.node = node
+        counters = [*counters, _BARRIER]
         ops = native.ops()
-        self._wait_words = ops.wait_words.default
-        self._post_word = ops.post_word.default
+        self._wait_counter = ops.wait_words.default
+        self._post_counter = ops.post_word.default
         ranks = len(node.peers)
         # One cache line a counter.
-        counters_bytes = 4 * 16 * len(words) * ranks
+        counters_bytes = 4 * 16 * len(counters) * ranks
         size = counters_bytes + _MESSAGE_BYTES * ranks
         # Each rank brings a segment, and all use the first one's; untouched, the others are free.
-        segments = node.share(Segment.create(size, size, "board"))
+        segments = node.share(Segment.create(size, size, "signals"))
         self._segment = segments[node.peers[0]]
-        lines = self._segment.tensor(0, [len(words), ranks, 16], torch.int32)
-        self._words = {word: lines[n] for n, word in enumerate(words)}
+        lines = self._segment.tensor(0, [len(counters), ranks, 16], torch.int32)
+        self._counters = {name: lines[n] for n, name in enumerate(counters)}
         self._messages = self._segment.tensor(counters_bytes, [ranks, _MESSAGE_BYTES], torch.uint8)
         self._mine = node.peers.index(node.rank)
         self._process = os.getpid()
         self._failed = False
+        self._barriers = 0
 
     @property
     def deadline_seconds(self) -> float:
         """How long a wait may take: the node's deadline."""
         return self.node.deadline_seconds
 
-    def post(self, word: str, value: int) -> None:
-        """Set this rank's counter, after all that it wrote before, and wake those who wait."""
+    def post(self, counter: str, value: int) -> None:
+        """Set this rank's counter, after all that it wrote before, and wake the ranks that wait."""
         if os.getpid() != self._process:
             self.node.check_process()
         if not self._failed:
-            self._post_word(self._words[word], self._mine, value)
+            self._post_counter(self._counters[counter], self._mine, value)
 
-    def wait(self, word: str, value: int, doing: str) -> None:
+    def wait(self, counter: str, value: int, action: str) -> None:
         """Until every rank of the node has posted `value` or more; what they wrote before is seen.
 
-        `doing` completes "rank 0 waited for rank 2 to …". OperError names ranks that failed,
+        `action` completes "rank 0 waited for rank 2 to …". OperError names ranks that failed,
         died, or did not come within `deadline_seconds`.
         """
         if os.getpid() != self._process:
             self.node.check_process()
-        if self._wait_words(self._words[word], value, 0) >= 0:
-            self._sleep(self._words[word], value, doing)
+        if self._wait_counter(self._counters[counter], value, 0) >= 0:
+            self._sleep(self._counters[counter], value, action)
+
+    def barrier(self, action: str) -> None:
+        """Wait for all ranks of the whole group, which must all call this. Raises as `wait`
+        does."""
+        self._barriers += 1
+        self.post(_BARRIER, self._barriers)
+        self.wait(_BARRIER, self._barriers, action)
+        if self.node.group is not None and len(self.node.peers) < self.node.ranks:
+            self.node.group.gather(b"0", action)
 
     def fail(self, error: BaseException) -> None:
         """Let all waits for this rank, now and later, raise for this error; and tell the ranks of
         other nodes."""
         if os.getpid() != self._process:
-            return  # what fails in a forked child is not the rank
+            return  # a failure of a forked child is none of the rank
         text = told(self.node.rank, error).encode()[: _MESSAGE_BYTES - 1]
         box = self._messages[self._mine]
         box.zero_()
         box[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         self._failed = True
-        for words in self._words.values():
-            self._post_word(words, self._mine, _FAILED)
+        for of_ranks in self._counters.values():
+            self._post_counter(of_ranks, self._mine, _FAILED)
         self.node.fail(error)
 
-    def _sleep(self, words: torch.Tensor, value: int, doing: str) -> None:
-        patience = Deadline(self.deadline_seconds)
+    def _sleep(self, of_ranks: torch.Tensor, value: int, action: str) -> None:
+        deadline = Deadline(self.deadline_seconds)
 
         def missing() -> list[int]:
-            counters = words[:, 0].tolist()
+            counters = of_ranks[:, 0].tolist()
             if _FAILED in counters:
                 n = counters.index(_FAILED)
                 text = bytes(self._messages[n].tolist()).rstrip(b"\0").decode(errors="replace")
                 raise LostRankError(text)
             return [p for p, c in zip(self.node.peers, counters, strict=True) if c < value]
 
-        while self._wait_words(words, value, int(1000 * SLICE_SECONDS)) >= 0:
-            # It looks again after it found a rank dead: who failed is no longer alive either.
-            self.node.check_alive(missing, doing, patience)
+        while self._wait_counter(of_ranks, value, int(1000 * SLICE_SECONDS)) >= 0:
+            # It asks again what is missing after it found a rank dead, which may have failed first.
+            self.node.liveness.check(missing, action, deadline)

@@ -1,4 +1,4 @@
-"""The distributed shared memory of a node: heap, mailboxes, addresses of rows in them.
+"""The distributed shared memory of a node: heap, mailboxes, addresses and runs of rows in them.
 
-In: `Plan`, `Node`. Out: `Heap`, `Mailboxes`. Imports: comm, plan.
+In: `Plan`, `Node`. Out: `Heap`, `Mailboxes`, `Runs`. Imports: comm, tables, plan.
 """

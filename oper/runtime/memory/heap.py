@@ -16,11 +16,13 @@ import torch
 from oper.base.arrays import Ints
 from oper.base.free_memory import free_memory
 from oper.base.tensors import as_int64
+from oper.plan.plan import Plan
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.shared_segment import Segment
+from oper.runtime.tables.buckets import Bucket
 
 _ALIGNMENT = 4096
-_LEAST_BYTES_PER_SECOND = 1e8  # at which memory is allocated: a tenth of what a busy core does
+_MIN_BYTES_PER_SECOND = 1e8  # of allocating memory: a tenth of what a busy core does
 
 
 class Heap:
@@ -48,7 +50,7 @@ class Heap:
         self._segments = node.share(own)
         own.use_huge_pages()
         largest = int(room.sum(axis=(0, 1)).max())
-        node.gather(b"", "allocate its heap", extra_seconds=largest / _LEAST_BYTES_PER_SECOND)
+        node.gather(b"", "allocate its heap", extra_seconds=largest / _MIN_BYTES_PER_SECOND)
         self._views: list[list[dict[int, torch.Tensor]]] = [
             [
                 {
@@ -63,6 +65,19 @@ class Heap:
         for peer, segment in self._segments.items():
             self.bases[:, peer] = segment.pointer + as_int64(starts[0, :, peer])
         self._lock, self._writers, self._sealed = threading.Lock(), 0, False
+
+    @classmethod
+    def of_plan(cls, node: Node, plan: Plan, buckets: Sequence[Bucket]) -> "Heap":
+        """The heap of a plan whose tables are in these buckets, with the state of their
+        optimizers."""
+        layout = plan.layout
+        row_bytes, state_bytes = [0] * len(layout.slots), [0] * len(layout.slots)
+        for table, width in zip(plan.tables, layout.width_of_table, strict=True):
+            row_bytes[width] = table.row_bytes
+        for bucket in buckets:
+            needed = bucket.optimizer.state_bytes(bucket.dim)
+            state_bytes[bucket.width] = max(state_bytes[bucket.width], needed)
+        return cls(node, layout.slots, row_bytes, state_bytes)
 
     def rows(self, width: int, rank: int | None = None) -> torch.Tensor:
         """Rows of a width at a rank of the node (None: this one), uint8 [slots, row_bytes]."""
@@ -105,7 +120,7 @@ class Heap:
 def check_memory(node: Node, bytes: int, what: str) -> None:
     """OperError on all ranks of the group, unless there is room for `bytes` of each of them.
 
-    To be called by all of them before any takes its part.
+    To be called by all of them before any allocates its part.
     """
     mine = {
         "bytes": bytes,

@@ -1,4 +1,4 @@
-"""Gathered: gradients of several backward passes, held back until a step takes them all."""
+"""Gradient accumulation: gradients of several backward passes, held until one step takes all."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,69 +6,91 @@ from dataclasses import dataclass
 import torch
 
 from oper.base import native
+from oper.runtime.memory.runs import SortedRows
 from oper.runtime.step.batch import PreparedBatch
 from oper.runtime.tables.buckets import Bucket
 
 
 @dataclass(frozen=True)
 class HeldGradients:
-    """Runs as a sort gives them (slots and prefix), and the sum of gradients of each, by bucket."""
+    """Rows, and the sum of the gradients of each so far, by bucket: float32 [rows of it, dim]."""
 
-    run_slot: torch.Tensor
-    run_count: torch.Tensor
+    rows: SortedRows
     grads: list[torch.Tensor]
 
 
-def hold(
+def accumulate(
     held: HeldGradients | None,
     batch: PreparedBatch,
     grad: torch.Tensor,
     buckets: Sequence[Bucket],
-    ranks: int,
     scale: float,
 ) -> HeldGradients:
-    """What was held and a further batch's gradients together."""
+    """Add a batch's gradients, times `scale`, to those that are held."""
     assert batch.runs is not None
-    positions, run_start, run_slot, run_count = batch.runs
-    prefix = run_count.tolist()
-    codes = ranks + 1
     grads = []
     for b, bucket in enumerate(buckets):
-        first, last = prefix[b * codes], prefix[(b + 1) * codes]
-        out = torch.zeros(last - first, bucket.dim)
+        of_bucket = batch.runs.bucket(b)
+        out = torch.zeros(of_bucket.stop - of_bucket.start, bucket.dim)
         if bucket.trained:
-            native.ops().sum_gradients(
-                grad, positions, run_start, first, last, batch.offsets, batch.weights,
-                batch.features, batch.segment_offset, bucket.dim, scale, out,
-            )  # fmt: skip
+            sum_gradients(batch, grad, b, bucket.dim, scale, out)
         grads.append(out)
-    new = HeldGradients(run_slot, run_count, grads)
-    return new if held is None else _merged(held, new, len(buckets), codes)
+    runs = batch.runs
+    new = HeldGradients(SortedRows(runs.slots, runs.before, runs.ranks), grads)
+    return new if held is None else _merged(held, new)
 
 
-def _merged(a: HeldGradients, b: HeldGradients, buckets: int, codes: int) -> HeldGradients:
+def sum_gradients(
+    batch: PreparedBatch, grad: torch.Tensor, bucket: int, dim: int, scale: float, out: torch.Tensor
+) -> None:
+    """Sum the gradients of each row of a bucket over its accesses in a batch, into `out`
+    [rows, dim]; `grad` is that of the batch's output."""
+    runs = batch.runs
+    assert runs is not None
+    of_bucket = runs.bucket(bucket)
+    native.ops().sum_gradients(
+        grad,
+        runs.positions,
+        runs.starts,
+        of_bucket.start,
+        of_bucket.stop,
+        batch.offsets,
+        batch.weights,
+        batch.features,
+        batch.segment_offset,
+        dim,
+        scale,
+        out,
+    )
+
+
+def _merged(a: HeldGradients, b: HeldGradients) -> HeldGradients:
+    """The rows of either, and the sums of their gradients."""
     slots, sizes, grads = [], [0], []
-    before, after = a.run_count.tolist(), b.run_count.tolist()
-    for bucket in range(buckets):
-        rows = []
-        for key in range(bucket * codes, (bucket + 1) * codes):
-            mine = slice(before[key], before[key + 1])
-            other = slice(after[key], after[key + 1])
-            both = torch.cat([a.run_slot[mine], b.run_slot[other]])
+    for bucket in range(a.rows.buckets):
+        sums = []
+        of_a, of_b = _parts(a.rows, bucket), _parts(b.rows, bucket)
+        for mine, other in zip(of_a, of_b, strict=True):
+            both = torch.cat([a.rows.slots[mine], b.rows.slots[other]])
             unique, index = both.unique(return_inverse=True)
             total = torch.zeros(len(unique), a.grads[bucket].shape[1])
             cut = mine.stop - mine.start
-            total.index_add_(0, index[:cut], _rows(a, bucket, mine, before, codes))
-            total.index_add_(0, index[cut:], _rows(b, bucket, other, after, codes))
+            total.index_add_(0, index[:cut], _grads(a, bucket, mine))
+            total.index_add_(0, index[cut:], _grads(b, bucket, other))
             slots.append(unique)
             sizes.append(len(unique))
-            rows.append(total)
-        grads.append(torch.cat(rows))
-    return HeldGradients(torch.cat(slots), torch.tensor(sizes).cumsum(0), grads)
+            sums.append(total)
+        grads.append(torch.cat(sums))
+    before = torch.tensor(sizes).cumsum(0)
+    return HeldGradients(SortedRows(torch.cat(slots), before, a.rows.ranks), grads)
 
 
-def _rows(
-    part: HeldGradients, bucket: int, runs: slice, prefix: Sequence[int], codes: int
-) -> torch.Tensor:
-    first = prefix[bucket * codes]
-    return part.grads[bucket][runs.start - first : runs.stop - first]
+def _parts(rows: SortedRows, bucket: int) -> list[slice]:
+    """The replicas of a bucket, and the rows of each rank."""
+    owners = range(rows.ranks)
+    return [rows.replicas(bucket), *(rows.range(bucket, owner) for owner in owners)]
+
+
+def _grads(held: HeldGradients, bucket: int, rows: slice) -> torch.Tensor:
+    base = held.rows.bucket(bucket).start
+    return held.grads[bucket][rows.start - base : rows.stop - base]

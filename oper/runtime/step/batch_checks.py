@@ -11,7 +11,8 @@ import torch
 
 from oper.base import native
 from oper.base.errors import OperError
-from oper.runtime.step.batch import Feature, PreparedBatch
+from oper.runtime.step.batch import PreparedBatch
+from oper.runtime.tables.features import Feature
 from oper.runtime.tables.kernel_structs import FEATURE
 from oper.tables.table import Table
 
@@ -19,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 def check_batch(batch: Any, weighted: bool) -> bool:
-    """That a KeyedJaggedTensor agrees with itself: what it says of its lengths is read by. Returns
+    """Check that a KeyedJaggedTensor is consistent, as the kernels rely on its lengths. Returns
     whether it has one id for each feature and sample."""
     if not hasattr(batch, "variable_stride_per_key"):
         raise OperError(
@@ -90,18 +91,18 @@ def _check_offsets(batch: Any) -> None:
         )
 
 
-def mend_ids(
+def replace_bad_ids(
     values: torch.Tensor,
     segment_offset: torch.Tensor,
     lookups: Sequence[tuple[Feature, Table]],
     rank: int,
     bounds: str,
 ) -> torch.Tensor:
-    """Values [N] with row 0 in the place of ids that no table has, unless those are fatal."""
-    mended = values.clone()
+    """Values [N] with row 0 in the place of ids that are out of range, unless those are fatal."""
+    replaced = values.clone()
     first = segment_offset.tolist()
     for n, (feature, table) in enumerate(lookups):
-        ids = mended[first[n] : first[n + 1]]
+        ids = replaced[first[n] : first[n + 1]]
         bad = (ids < 0) | (ids >= table.rows)
         if not bad.any():
             continue
@@ -118,13 +119,14 @@ def mend_ids(
         if bounds == "warning":
             _log.warning("%s; %d of the feature's ids here read row 0", text, int(bad.sum()))
         ids[bad] = 0
-    return mended
+    return replaced
 
 
 def check_finite(
     batch: PreparedBatch, grad: torch.Tensor, lookups: Sequence[Feature], where: str
 ) -> None:
-    """That all of a flat gradient of a batch's output is finite; `where` completes the error."""
+    """Check that all of a flat gradient of a batch's output is finite; `where` completes the
+    error."""
     if torch.isfinite(grad).all():
         return
     for feature in batch.features.numpy().view(FEATURE)[:, 0]:

@@ -1,4 +1,5 @@
-"""Counters: what a rank read, sent and updated, counted from the sort's own prefixes, no row twice.
+"""Counters of what a rank read, sent and updated, taken from the sort (runs.py): no row is counted
+twice.
 
 All are totals since the start or the last `reset`; vectors are indexed by rank.
 """
@@ -18,7 +19,8 @@ _SCALARS = {
     "allreduce_bytes": "the replicas' AllReduce, as its method's formula counts them",
 }
 _VECTORS = {
-    "accessed_rows": "of the accesses, those of rows that are no replicas, by who serves them",
+    "accessed_rows": "of the accesses, those of rows that are no replicas, by the rank that serves "
+    "them",
     "fetched_rows": "rows read from each rank, itself included: accesses, or distinct ones",
     "fetched_bytes": "their bytes",
     "gradient_rows": "summed gradients for each owner, itself included",

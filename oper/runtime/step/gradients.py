@@ -1,8 +1,16 @@
-"""Gradients: one step of all tables, from the gradient of a lookup's output (§5.3).
+"""Gradients: one optimizer step of all tables, from the gradient of a lookup's output (§5.3).
 
-The gradients of each run are summed into this rank's mailbox. Owners merge what all mailboxes hold
-for them, in the order of ranks, and update each row once; replicas go through the sparse AllReduce
-and are updated on every rank. Every sum has a fixed order, so that equal runs give equal bits.
+The gradients of each row are summed over its accesses into this rank's mailbox. Owners add up what
+all mailboxes hold for them, in the order of ranks, and update each row once; replicas go through
+the sparse AllReduce and are updated on every rank. Every sum has a fixed order, so that equal runs
+give equal bits.
+
+Four counters of the signals order the ranks; each is the number of the step that a rank finished:
+
+    marked      the bitmap says which replicas were touched
+    published   the mailbox is written, and all rows of this step have been read
+    reduced     this rank's slice of the replicas' gradients is summed
+    applied     this rank's rows are updated: they may be read again, mailboxes may be overwritten
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,20 +19,21 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from oper.base import native
-from oper.runtime.allreduce.replica_allreduce import ReplicaReduce
+from oper.runtime.allreduce.replica_allreduce import ReplicaAllReduce
 from oper.runtime.comm.all_to_all import AllToAll
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.signals import Signals
 from oper.runtime.memory.heap import Heap
 from oper.runtime.memory.mailbox import Mailboxes
-from oper.runtime.step.accumulation import HeldGradients, hold
+from oper.runtime.memory.runs import SortedRows
+from oper.runtime.step.accumulation import HeldGradients, accumulate, sum_gradients
 from oper.runtime.step.batch import PreparedBatch
 from oper.runtime.step.counters import Counters
 from oper.runtime.tables.buckets import Bucket
-from oper.runtime.tables.kernel_structs import DTYPE_CODE
+from oper.runtime.tables.optimizers import update_rows
+from oper.runtime.tables.row_gradients import RowGradients
 
-Part = tuple[torch.Tensor, torch.Tensor]  # slots [n], ascending, and gradients [n, dim]
+COUNTERS = ("marked", "published", "reduced", "applied")
 
 
 class Gradients:
@@ -38,16 +47,15 @@ class Gradients:
         buckets: Sequence[Bucket],
         heap: Heap,
         node: Node,
-        board: Signals,
-        exchange: AllToAll | None,
-        replicas: ReplicaReduce | None,
+        signals: Signals,
+        all_to_all: AllToAll | None,
+        replicas: ReplicaAllReduce | None,
         counters: Counters,
         scale: float,
     ) -> None:
-        self._buckets, self._heap, self._node, self._board = buckets, heap, node, board
-        self._exchange, self._replicas = exchange, replicas
+        self._buckets, self._heap, self._node, self._signals = buckets, heap, node, signals
+        self._all_to_all, self._replicas = all_to_all, replicas
         self._counters, self._scale = counters, scale
-        self._codes = node.ranks + 1
         self.mailboxes = Mailboxes(node, [bucket.dim for bucket in buckets])
         self.learning_rates = [bucket.optimizer.lr for bucket in buckets]
         self.steps = self.optimizer_steps = 0
@@ -72,71 +80,57 @@ class Gradients:
     def step(self, batch: PreparedBatch, grad: torch.Tensor) -> None:
         """Take the optimizer's step from the gradient of a batch's output, flat."""
         assert batch.runs is not None
-        gathered = None
-        run_slot, run_count = batch.runs[2], batch.runs[3]
+        rows: SortedRows = batch.runs
+        total = None
         if self._accumulating or self._held is not None:
-            gathered = hold(self._held, batch, grad, self._buckets, self._node.ranks, self._scale)
-            self._held = gathered if self._accumulating else None
+            total = accumulate(self._held, batch, grad, self._buckets, self._scale)
+            self._held = total if self._accumulating else None
             if self._accumulating:
                 return
-            run_slot, run_count = gathered.run_slot, gathered.run_count
-        step, prefix = self.steps + 1, run_count.tolist()
-        replicas = [
-            (prefix[b * self._codes], prefix[b * self._codes + bucket.trained])
-            for b, bucket in enumerate(self._buckets)
-        ]
+            rows = total.rows
+        step, replicas = self.steps + 1, [self._replica_rows(rows, b) for b in self._bucket_numbers]
         if self._replicas is not None:
-            self._replicas.begin(step, [run_slot[first:last] for first, last in replicas])
-        self._board.wait("applied", self.steps, "update its rows")
-        rows = self.mailboxes.open(run_count, run_slot)
-        for b, out in enumerate(rows):
-            if gathered is not None:
-                out.copy_(gathered.grads[b])
+            self._replicas.begin(step, [rows.slots[of_bucket] for of_bucket in replicas])
+        self._signals.wait("applied", self.steps, "update its rows")
+        grads = self.mailboxes.open(rows)
+        for b, out in enumerate(grads):
+            if total is not None:
+                out.copy_(total.grads[b])
             elif self._buckets[b].trained:
-                self._sum(batch, grad, prefix, b, out)
+                sum_gradients(batch, grad, b, self._buckets[b].dim, self._scale, out)
         if self._replicas is not None:
-            sums = [out[: last - first] for out, (first, last) in zip(rows, replicas, strict=True)]
+            # A bucket's replicas are its first rows.
+            sums = [g[: r.stop - r.start] for g, r in zip(grads, replicas, strict=True)]
             self._replicas.contribute(step, sums)
-        self._count(prefix)
-        self._board.post("published", step)
-        received = self._exchanged(rows, run_slot, prefix)
-        self._board.wait("published", step, "send its gradients")
+        self._count(rows)
+        self._signals.post("published", step)
+        received = self._received(rows, grads)
+        self._signals.wait("published", step, "send its gradients")
         self._apply(step, received)
         self.steps = step
         self._counters.add(steps=1)
-        self._board.post("applied", step)
+        self._signals.post("applied", step)
 
-    def _sum(
-        self, batch: PreparedBatch, grad: torch.Tensor, prefix: list[int], b: int, out: torch.Tensor
-    ) -> None:
-        """The gradients of a bucket's runs."""
-        assert batch.runs is not None
-        native.ops().sum_gradients(
-            grad,
-            batch.runs[0],
-            batch.runs[1],
-            prefix[b * self._codes],
-            prefix[(b + 1) * self._codes],
-            batch.offsets,
-            batch.weights,
-            batch.features,
-            batch.segment_offset,
-            self._buckets[b].dim,
-            self._scale,
-            out,
-        )
+    @property
+    def _bucket_numbers(self) -> range:
+        return range(len(self._buckets))
 
-    def _apply(self, step: int, received: list[list[Part]]) -> None:
+    def _replica_rows(self, rows: SortedRows, bucket: int) -> slice:
+        """The replicas of a bucket whose gradients are summed: none of a frozen one."""
+        found = rows.replicas(bucket)
+        return found if self._buckets[bucket].trained else slice(found.start, found.start)
+
+    def _apply(self, step: int, received: list[list[RowGradients]]) -> None:
         """Update this rank's rows, then its copies of the replicas, whose sums come last."""
         if self._replicas is not None:
             self._replicas.reduce(step)
         self.optimizer_steps += 1
-        parts: list[list[Part]] = [[] for _ in self._buckets]
+        parts: list[list[RowGradients]] = [[] for _ in self._buckets]
         for rank in range(self._node.ranks):
             mapped = rank in self._node.peers
-            found = self.mailboxes.read(rank, 1 + self._node.rank) if mapped else received[rank]
+            found = self.mailboxes.read(rank, self._node.rank) if mapped else received[rank]
             for mine, part in zip(parts, found, strict=True):
-                if len(part[0]):
+                if len(part.slots):
                     mine.append(part)
         for b, mine in enumerate(parts):
             self._update(b, mine)
@@ -145,45 +139,45 @@ class Gradients:
                 self._update(b, [part])
             self._counters.add(allreduce_bytes=self._replicas.bytes)
 
-    def _exchanged(
-        self, rows: list[torch.Tensor], run_slot: torch.Tensor, prefix: list[int]
-    ) -> list[list[Part]]:
+    def _received(self, rows: SortedRows, grads: list[torch.Tensor]) -> list[list[RowGradients]]:
         """What ranks that share no memory with this one have for it, by rank and bucket."""
-        received: list[list[Part]] = [[] for _ in range(self._node.ranks)]
-        if self._exchange is None:
+        received: list[list[RowGradients]] = [[] for _ in range(self._node.ranks)]
+        if self._all_to_all is None:
             return received
-        for b, out in enumerate(rows):
-            base, slots, grads = prefix[b * self._codes], [], []
+        for b, of_bucket in enumerate(grads):
+            base, slots_out, grads_out = rows.bucket(b).start, [], []
             for rank in range(self._node.ranks):
-                first = prefix[b * self._codes + 1 + rank]
-                last = prefix[b * self._codes + 2 + rank]
+                theirs = rows.range(b, rank)
+                first, last = theirs.start, theirs.stop
                 if rank in self._node.peers:
                     last = first
-                slots.append(run_slot[first:last])
-                grads.append(out[first - base : last - base])
-            doing = f"exchange gradients (step {self.steps + 1})"
-            sent = self._exchange.send(slots, doing), self._exchange.send(grads, doing)
-            for mine, part in zip(received, zip(*sent, strict=True), strict=True):
-                mine.append(part)
+                slots_out.append(rows.slots[first:last])
+                grads_out.append(of_bucket[first - base : last - base])
+            action = f"exchange gradients (step {self.steps + 1})"
+            slots_in = self._all_to_all.send(slots_out, action)
+            grads_in = self._all_to_all.send(grads_out, action)
+            for mine, part in zip(received, zip(slots_in, grads_in, strict=True), strict=True):
+                mine.append(RowGradients(*part))
         return received
 
-    def _update(self, b: int, parts: list[Part]) -> None:
+    def _update(self, b: int, parts: list[RowGradients]) -> None:
         bucket = self._buckets[b]
         if not parts or not bucket.trained:
             return
-        updated = native.ops().update_rows(
-            [slots for slots, _ in parts],
-            [grads for _, grads in parts],
+        updated = update_rows(
+            bucket.optimizer,
+            [part.slots for part in parts],
+            [part.grads for part in parts],
             self._heap.rows(bucket.width),
             self._heap.state(bucket.width),
             bucket.dim,
-            DTYPE_CODE[bucket.dtype],
-            bucket.optimizer.kind,
-            bucket.optimizer.settings(self.learning_rates[b], self.optimizer_steps),
+            bucket.dtype,
+            self.learning_rates[b],
+            self.optimizer_steps,
         )
         self._counters.add(updated_rows=updated)
 
-    def _count(self, prefix: list[int]) -> None:
-        runs = np.diff(prefix).reshape(len(self._buckets), self._codes)[:, 1:]
+    def _count(self, rows: SortedRows) -> None:
+        sent = rows.row_counts()[:, 1:]
         dims = np.array([bucket.dim for bucket in self._buckets])
-        self._counters.add(gradient_rows=runs.sum(axis=0), gradient_bytes=4 * dims @ runs)
+        self._counters.add(gradient_rows=sent.sum(axis=0), gradient_bytes=4 * dims @ sent)

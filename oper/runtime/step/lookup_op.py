@@ -1,9 +1,24 @@
 """torch.ops.oper.embedding_lookup: the lookup of a whole module as one operator with a gradient.
 
-Its tensors are a batch's; `engine` is the number of the Embedding whose heap is read. The heap is
-no argument: other ranks write to it between two calls, which no graph can see. The backward sends
-the gradients home and takes the optimizer's step, as TorchRec's fused optimizers do; the gradient
-of `anchor`, an empty parameter, is there so that autograd calls it.
+How a training step goes through here:
+
+    EmbeddingEngine.lookup(batch)                       engine.py
+      LookupOperator.lookup(batch)
+        TrainingStep.forward(batch)                     training_step.py
+          RowFetcher.read(batch)                        row_fetcher.py
+    loss.backward()                                     autograd calls this module
+      TrainingStep.backward(batch, grad, …)
+        Gradients.step(batch, grad)                     gradients.py
+
+In eager mode a torch.autograd.Function holds the TrainingStep. A graph of torch.compile can only
+call an operator, whose arguments are tensors and numbers by its schema. So a step has a number
+there, and the operator finds it in a registry, `_steps`. The registry does not keep a step: graphs
+may outlive the engine.
+
+The heap is no argument of the operator, as other ranks write to it between two calls, which no
+graph can see. The backward sends the gradients to the rows' owners and takes the optimizer's step,
+as TorchRec's fused optimizers do; the gradient of `anchor`, an empty parameter, is there so that
+autograd calls it.
 """
 
 import itertools
@@ -14,10 +29,12 @@ from typing import Any
 import torch
 
 from oper.base.errors import OperError
+from oper.runtime.memory.runs import Runs
 from oper.runtime.step.batch import PreparedBatch
+from oper.runtime.step.training_step import TrainingStep
 
-_engines: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
-_numbers = itertools.count()
+_steps: "weakref.WeakValueDictionary[int, TrainingStep]" = weakref.WeakValueDictionary()
+_numbers = itertools.count()  # no number is used twice
 _library = torch.library.Library("oper", "FRAGMENT")
 _BATCH = (
     "Tensor addresses, Tensor segment_offset, Tensor? offsets, Tensor? weights, Tensor features,"
@@ -34,21 +51,37 @@ _library.define(
 )
 
 
-def register(engine: Any) -> int:
-    """A number for an engine, which no other ever gets: graphs may outlive it."""
-    number = next(_numbers)
-    _engines[number] = engine
-    return number
+class LookupOperator:
+    """The lookup of one engine, `trained` or not. `number` is the operator's argument `engine`."""
 
+    def __init__(self, step: TrainingStep, trained: bool) -> None:
+        self._step = step
+        self.anchor = torch.nn.Parameter(torch.empty(0), requires_grad=trained)
+        self.number = next(_numbers)
+        _steps[self.number] = step
 
-def engines() -> list[Any]:
-    """Those of this process that are still in use."""
-    return list(_engines.values())
+    def lookup(self, batch: PreparedBatch) -> torch.Tensor:
+        """The output of a batch, flat float32 [out_elements]; its backward is a training step."""
+        if not torch.compiler.is_compiling():
+            return _Lookup.apply(self.anchor, batch.weights, batch, self._step)
+        return torch.ops.oper.embedding_lookup(
+            self.anchor,
+            batch.addresses,
+            batch.segment_offset,
+            batch.offsets,
+            batch.weights,
+            batch.features,
+            # Graphs hold tensors: one that is still being sorted is sorted again in backward.
+            batch.sort.tensors() if isinstance(batch.sort, Runs) else [],
+            batch.out_elements,
+            self.number,
+        )
 
 
 class _Lookup(torch.autograd.Function):
-    """The same without a graph to build: the operator's own autograd, written in Python for any
-    operator, takes a millisecond a step, as much as a small batch's whole step."""
+    """The lookup in eager mode. The operator would do there too, but its autograd, which torch
+    writes in Python for any operator, takes a millisecond a step: as much as a small batch's whole
+    step."""
 
     @staticmethod
     def forward(
@@ -56,44 +89,30 @@ class _Lookup(torch.autograd.Function):
         anchor: torch.Tensor,
         weights: torch.Tensor | None,
         batch: PreparedBatch,
-        engine: Any,
+        step: TrainingStep,
     ) -> torch.Tensor:
-        ctx.batch, ctx.engine = batch, engine
-        return engine.read(batch)
+        ctx.batch, ctx.step = batch, step
+        return step.forward(batch)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        weight_grad = ctx.engine.train(ctx.batch, grad.contiguous(), ctx.needs_input_grad[1])
+        weight_grad = ctx.step.backward(ctx.batch, grad.contiguous(), ctx.needs_input_grad[1])
         return None, weight_grad, None, None
 
 
-def _engine(number: int) -> Any:
-    engine = _engines.get(number)
-    if engine is None:
+# The operator, for graphs.
+
+
+def _step(number: int) -> TrainingStep:
+    step = _steps.get(number)
+    if step is None:
         raise OperError("the tables that this lookup was of are gone")
-    return engine
-
-
-def lookup(anchor: torch.Tensor, batch: PreparedBatch, engine: int) -> torch.Tensor:
-    """The output of a batch, flat."""
-    if not torch.compiler.is_compiling():
-        return _Lookup.apply(anchor, batch.weights, batch, _engine(engine))
-    return torch.ops.oper.embedding_lookup(
-        anchor,
-        batch.addresses,
-        batch.segment_offset,
-        batch.offsets,
-        batch.weights,
-        batch.features,
-        # Graphs hold tensors: one that is still being sorted is sorted again in backward.
-        list(batch.sort) if isinstance(batch.sort, tuple) else [],
-        batch.out_elements,
-        engine,
-    )
+    return step
 
 
 def _batch(
+    ranks: int,
     addresses: torch.Tensor,
     segment_offset: torch.Tensor,
     offsets: torch.Tensor | None,
@@ -102,18 +121,20 @@ def _batch(
     runs: Sequence[torch.Tensor],
     out_elements: int,
 ) -> PreparedBatch:
-    order = (runs[0], runs[1], runs[2], runs[3]) if runs else None
-    return PreparedBatch(addresses, segment_offset, offsets, weights, features, out_elements, order)
+    sort = Runs.of_tensors(runs, ranks) if runs else None
+    return PreparedBatch(addresses, segment_offset, offsets, weights, features, out_elements, sort)
 
 
 def _forward(anchor: torch.Tensor, *rest: Any) -> torch.Tensor:
-    *tensors, engine = rest
-    return _engine(engine).read(_batch(*tensors))
+    *batch, number = rest
+    step = _step(number)
+    return step.forward(_batch(step.ranks, *batch))
 
 
 def _backward(grad: torch.Tensor, anchor: torch.Tensor, *rest: Any) -> Any:
-    *tensors, weights_too, engine = rest
-    weight_grad = _engine(engine).train(_batch(*tensors), grad.contiguous(), weights_too)
+    *batch, weights_too, number = rest
+    step = _step(number)
+    weight_grad = step.backward(_batch(step.ranks, *batch), grad.contiguous(), weights_too)
     if weight_grad is None:
         weight_grad = grad.new_empty(0)
     return torch.zeros_like(anchor), weight_grad

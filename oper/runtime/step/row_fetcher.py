@@ -1,13 +1,14 @@
-"""Sources: from where a batch's rows are read, and the reading (§5: retrieve-based, any pooling).
+"""Reading the rows of a batch, from wherever they are, and pooling them (§5: retrieve-based).
 
     raw        every access reads its row, through a pointer into the owner's arena
     distinct   every distinct remote row is copied once into a buffer here, and pooled from there
 
-Rows of ranks that share no memory always come into the buffer, by two all_to_all. To the kernels
-the buffer is one more rank, number M: accesses that read it get addresses in it.
+Rows of ranks that share no memory are always copied into the buffer, by two all_to_all. To the
+kernels the buffer is one more rank, number M: accesses that read it get addresses in it.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,8 +22,16 @@ from oper.runtime.step.counters import Counters
 from oper.runtime.tables.buckets import Bucket
 
 
+class _Fetched(NamedTuple):
+    """What the kernels read rows by: addresses, and where each rank's arenas begin."""
+
+    addresses: torch.Tensor  # int64 [N]
+    bases: torch.Tensor  # int64 [widths, ranks + 1], the buffer last
+    buffers: Sequence[torch.Tensor]  # of each width; they are kept alive here
+
+
 class RowFetcher:
-    """The rows of all ranks as one of them reads them; `fetch` is the plan's."""
+    """The rows of all ranks as one of them reads them; `fetch` is the plan's: raw or distinct."""
 
     def __init__(
         self,
@@ -30,28 +39,28 @@ class RowFetcher:
         buckets: Sequence[Bucket],
         node: Node,
         fetch: str,
-        exchange: AllToAll | None,
+        all_to_all: AllToAll | None,
     ) -> None:
         self._heap, self._buckets, self._node = heap, buckets, node
         self._rank, self._ranks = node.rank, node.ranks
-        self._distinct, self._exchange = fetch == "distinct", exchange
+        self._distinct, self._all_to_all = fetch == "distinct", all_to_all
         self._row_bytes = np.array([heap.rows(bucket.width).shape[1] for bucket in buckets])
 
     @property
     def needs_runs(self) -> bool:
         """Whether a batch must be sorted to be read."""
-        return self._exchange is not None or (self._distinct and self._ranks > 1)
+        return self._all_to_all is not None or (self._distinct and self._ranks > 1)
 
     def read(self, batch: PreparedBatch, counters: Counters) -> torch.Tensor:
         """The output of a batch, flat float32 [out_elements]."""
         self._count(batch, counters)
-        addresses, bases, _fetched = self._fetch(batch)
+        fetched = self._fetch(batch)
         return native.ops().pooled_rows(
-            addresses,
+            fetched.addresses,
             batch.offsets,
             batch.weights,
             batch.features,
-            bases,
+            fetched.bases,
             self._rank,
             batch.out_elements,
             torch.float32,
@@ -59,44 +68,51 @@ class RowFetcher:
 
     def weight_gradients(self, batch: PreparedBatch, grad: torch.Tensor) -> torch.Tensor:
         """The gradients of a batch's weights [N], from that of its output."""
-        addresses, bases, _fetched = self._fetch(batch)
+        fetched = self._fetch(batch)
         return native.ops().weight_gradients(
-            grad, addresses, batch.offsets, batch.weights, batch.features, bases, self._rank
+            grad,
+            fetched.addresses,
+            batch.offsets,
+            batch.weights,
+            batch.features,
+            fetched.bases,
+            self._rank,
         )
 
-    def _fetch(self, batch: PreparedBatch) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
-        """Addresses and bases with remote rows in the buffer; the third keeps the buffer alive."""
+    def _fetch(self, batch: PreparedBatch) -> _Fetched:
+        """Copy remote rows into the buffer, where they are not read by pointer."""
         if not self.needs_runs:
-            return batch.addresses, self._heap.bases, []
-        assert batch.runs is not None
-        positions, run_start, run_slot, run_count = batch.runs
+            return _Fetched(batch.addresses, self._heap.bases, ())
+        runs = batch.runs
+        assert runs is not None
         addresses, bases = batch.addresses.clone(), self._heap.bases.clone()
-        prefix, codes = run_count.tolist(), self._ranks + 1
-        parts: list[list[torch.Tensor]] = [[] for _ in range(len(bases))]
+        copies: list[list[torch.Tensor]] = [[] for _ in range(len(bases))]
         size = [0] * len(bases)
         for b, bucket in enumerate(self._buckets):
             wanted = []
             for rank in range(self._ranks):
-                first, last = prefix[b * codes + 1 + rank : b * codes + 3 + rank]
+                rows = runs.range(b, rank)
+                first, last = rows.start, rows.stop
                 if rank == self._rank or (rank in self._node.peers and not self._distinct):
                     last = first
-                slots, start = run_slot[first:last], run_start
+                slots, starts = runs.slots[first:last], runs.starts
                 if not self._distinct and last > first:
                     # Each access on its own: as if it were a run.
-                    lengths = (run_start[first + 1 : last + 1] - run_start[first:last]).long()
+                    lengths = (starts[first + 1 : last + 1] - starts[first:last]).long()
                     slots = slots.repeat_interleave(lengths)
-                    first, last = run_start[[first, last]].tolist()
-                    start = torch.arange(len(positions) + 1, dtype=run_start.dtype)
+                    first, last = starts[[first, last]].tolist()
+                    starts = torch.arange(runs.accesses + 1, dtype=starts.dtype)
                 if last > first:
                     native.ops().redirect(
-                        addresses, positions, start, first, last, size[bucket.width], self._ranks
-                    )
+                        addresses, runs.positions, starts, first, last, size[bucket.width],
+                        self._ranks,
+                    )  # fmt: skip
                 size[bucket.width] += last - first
                 wanted.append(slots)
-            parts[bucket.width] += self._copies(bucket.width, wanted)
-        buffers = [torch.cat(found) if found else torch.empty(0) for found in parts]
+            copies[bucket.width] += self._copies(bucket.width, wanted)
+        buffers = [torch.cat(found) if found else torch.empty(0) for found in copies]
         bases[:, self._ranks] = torch.tensor([buffer.data_ptr() for buffer in buffers])
-        return addresses, bases, buffers
+        return _Fetched(addresses, bases, buffers)
 
     def _copies(self, width: int, wanted: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Rows of a width as bytes, by the slots wanted of each rank."""
@@ -107,10 +123,10 @@ class RowFetcher:
             if len(wanted[rank]):
                 found[rank] = self._copy(width, rank, wanted[rank])
             asked[rank] = wanted[rank][:0]
-        if self._exchange is not None:
-            asked = self._exchange.send(asked, "ask for rows")
+        if self._all_to_all is not None:
+            asked = self._all_to_all.send(asked, "ask for rows")
             answers = [self._copy(width, self._rank, slots) for slots in asked]
-            for rank, rows in enumerate(self._exchange.send(answers, "send rows")):
+            for rank, rows in enumerate(self._all_to_all.send(answers, "send rows")):
                 if rank not in self._node.peers:
                     found[rank] = rows
         return found
@@ -122,17 +138,19 @@ class RowFetcher:
         return out
 
     def _count(self, batch: PreparedBatch, counters: Counters) -> None:
-        shape = (len(self._buckets), self._ranks + 1)  # replicas first
         runs = None if batch.sorting else batch.runs
-        if runs is None or len(runs[0]) < len(batch.addresses):
+        if runs is None or runs.accesses < len(batch.addresses):
             given = (batch.addresses, batch.segment_offset, batch.features)
-            accesses = native.ops().count_sources(*given, shape[0], self._rank, self._ranks).numpy()
+            accesses = (
+                native.ops()
+                .count_sources(*given, len(self._buckets), self._rank, self._ranks)
+                .numpy()
+            )
             fetched = accesses[:, 1:]
         else:
-            start, prefix = runs[1].numpy(), runs[3].numpy()
-            accesses = np.diff(start[prefix]).astype(np.int64).reshape(shape)
-            fetched = (np.diff(prefix).reshape(shape) if self._distinct else accesses)[:, 1:]
-        by_source = accesses.sum(axis=0)
+            accesses = runs.access_counts()
+            fetched = (runs.row_counts() if self._distinct else accesses)[:, 1:]
+        by_source = accesses.sum(axis=0)  # replicas first
         counters.add(
             lookups=1,
             accesses=len(batch.addresses),

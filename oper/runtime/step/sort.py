@@ -1,7 +1,7 @@
 """Sort: which accesses of a batch read the same row, found while the batch is looked up (§5.3).
 
-Only backward needs the order, unless rows are fetched once each. So where a rank has twice the
-cores that its threads take, the sort has a thread of its own, beside the forward pass.
+Only backward needs the order, unless distinct rows are fetched. So where a rank has twice the cores
+that its threads take, the sort runs in a thread of its own, beside the forward pass.
 """
 
 import os
@@ -11,7 +11,7 @@ import torch
 
 from oper.base import native
 from oper.runtime.comm.node import Node
-from oper.runtime.step.batch import Runs
+from oper.runtime.memory.runs import Runs
 
 native.ops()  # which defines the operator
 
@@ -32,7 +32,7 @@ class Sorter:
         features: torch.Tensor,
         at_once: bool,
     ) -> Runs | Future[Runs]:
-        """The runs of a batch, or what will have them, if they are not needed `at_once`."""
+        """The runs of a batch, or a future of them, if they are not needed `at_once`."""
         if self._thread is None or at_once or torch.compiler.is_compiling():
             return self._sort(addresses, segment_offset, features)
         return self._thread.submit(self._sort, addresses, segment_offset, features)
@@ -40,10 +40,10 @@ class Sorter:
     def _sort(
         self, addresses: torch.Tensor, segment_offset: torch.Tensor, features: torch.Tensor
     ) -> Runs:
-        runs: Runs = native.ops().sort_accesses(
+        found = native.ops().sort_accesses(
             addresses, segment_offset, features, self._rank, self._ranks, self._buckets
         )
-        return runs
+        return Runs.of_tensors(found, self._ranks)
 
 
 # What torch.compile must know of the operator: how many accesses a batch sorts, and how many rows
@@ -58,7 +58,7 @@ def _sorted_shapes(
     rank: int,
     ranks: int,
     buckets: int,
-) -> Runs:
+) -> tuple[torch.Tensor, ...]:
     context = torch.library.get_ctx()
     accesses, runs = context.new_dynamic_size(), context.new_dynamic_size()
     positions = addresses.new_empty(accesses, dtype=torch.int32)

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from oper.base import native
 from oper.base.errors import OperError
-from oper.runtime.allreduce.replica_allreduce import ReplicaReduce
+from oper.runtime.allreduce.replica_allreduce import BucketReplicas, ReplicaAllReduce
 from oper.runtime.allreduce.replica_check import UnequalReplica, unequal_replicas
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.signals import Signals
 from tests.support.runtime.ranks import Ranks
 
 METHODS = ("bitmap", "dense", "allgather")
-WORDS = ("marked", "published", "reduced", "applied")
+COUNTERS = ("marked", "published", "reduced", "applied")
 # Ranks that share memory have equal numbers.
 ONE_NODE = {n: [0] * n for n in range(1, 5)}
 OWN_NODES = {n: list(range(n)) for n in range(1, 5)}
@@ -86,18 +86,18 @@ def expected(case: Case, step: int, nodes: list[int]):
 def run_case(rank: int, group, case: Case, method: str, nodes: list[int]):
     """On a rank: the results of all steps, and the bytes counted, all and over the network."""
     node = Node.join(group, 60.0, nodes)
-    board = Signals(node, WORDS)
+    signals = Signals(node, COUNTERS)
     dims = [dim for _, dim in case.buckets]
     replicas = [torch.from_numpy(slots) for slots in case.replicas()]
-    buckets = list(zip(replicas, dims, strict=True))
-    reduce = ReplicaReduce(method, node, board, buckets)
+    buckets = list(map(BucketReplicas, replicas, dims))
+    reduce = ReplicaAllReduce(method, node, signals, buckets)
     results, counted = [], []
     for step in range(1, len(case.touched) + 1):
         given = case.slots_and_grads(step - 1, rank)
         reduce.begin(step, [torch.from_numpy(slots) for slots, _ in given])
         reduce.contribute(step, [torch.from_numpy(grads) for _, grads in given])
-        board.post("published", step)
-        board.wait("published", step, "publish")
+        signals.post("published", step)
+        signals.wait("published", step, "publish")
         reduce.reduce(step)
         result = [
             (slots.numpy().copy(), grads.numpy().copy()) for slots, grads in reduce.result(step)
@@ -225,13 +225,13 @@ def test_what_travels_between_nodes_travels_once_a_node(ranks, method):
 def run_shared(rank: int, group, method: str) -> list[int]:
     """The shared memory of a rank before and after a step that touches all of 100 replicas."""
     node = Node.join(group)
-    board = Signals(node, WORDS)
-    reduce = ReplicaReduce(method, node, board, [(torch.arange(100), 32)])
+    signals = Signals(node, COUNTERS)
+    reduce = ReplicaAllReduce(method, node, signals, [BucketReplicas(torch.arange(100), 32)])
     before = reduce.shared_bytes
     reduce.begin(1, [torch.arange(100)])
     reduce.contribute(1, [torch.ones(100, 32)])
-    board.post("published", 1)
-    board.wait("published", 1, "publish")
+    signals.post("published", 1)
+    signals.wait("published", 1, "publish")
     reduce.reduce(1)
     reduce.result(1)
     return [before, reduce.shared_bytes]
@@ -252,8 +252,8 @@ def test_shared_memory_is_counted(ranks, method, before, first, second):
 
 def run_late(rank: int, group):
     node = Node.join(group, 1.0, [0, 1])
-    board = Signals(node, WORDS)
-    reduce = ReplicaReduce("bitmap", node, board, [(torch.arange(10), 4)])
+    signals = Signals(node, COUNTERS)
+    reduce = ReplicaAllReduce("bitmap", node, signals, [BucketReplicas(torch.arange(10), 4)])
     if rank == 1:
         return ""
     reduce.begin(1, [torch.arange(3)])
@@ -275,7 +275,7 @@ def test_unknown_method():
         ranks, rank, peers = 2, 0, (0,)
 
     with pytest.raises(OperError, match="method is 'none', and it has replicas"):
-        ReplicaReduce("none", Two(), None, [(torch.arange(5), 4)])  # type: ignore[arg-type]
+        ReplicaAllReduce("none", Two(), None, [BucketReplicas(torch.arange(5), 4)])  # type: ignore[arg-type]
 
 
 # Kernels.

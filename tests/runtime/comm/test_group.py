@@ -44,7 +44,7 @@ def _lose_rank_1(rank: int, process_group: Any, does: str) -> tuple[str, float, 
 
     began = time.monotonic()
     with pytest.raises((OperError, KeyboardInterrupt)) as error:
-        group.run(collective, torch.empty(3), torch.ones(3), doing="sum")
+        group.run(collective, torch.empty(3), torch.ones(3), action="sum")
     seconds = time.monotonic() - began
     time.sleep(0.3)
     return str(error.value), seconds, works[0].is_completed()
@@ -80,9 +80,9 @@ def _wait_for_different_things(rank: int, process_group: Any) -> str:
 
     def wait() -> None:
         if rank:
-            group.run(dist.all_to_all_single, torch.empty(2), torch.ones(2), doing="exchange rows")
-        for _ in range(100):  # as at a board
-            group.look("say hello")
+            group.run(dist.all_to_all_single, torch.empty(2), torch.ones(2), action="exchange rows")
+        for _ in range(100):  # as in a wait for signals
+            group.heartbeat("say hello")
             time.sleep(0.1)
 
     with pytest.raises(LostRankError) as error:
@@ -107,7 +107,7 @@ def _lose_the_store(rank: int, process_group: Any) -> str:
         def clone(self) -> None:
             time.sleep(20)
 
-    group._notices._store = Stopped()
+    group._failures._store = Stopped()
     with pytest.raises(LostRankError) as error:
         group.gather(b"it", "join")
     return str(error.value)
@@ -123,13 +123,13 @@ def test_a_store_that_does_not_answer() -> None:
 def test_time_in_which_a_process_is_paused_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    patience = Deadline(3.0)
+    deadline = Deadline(3.0)
     for seconds, ended in [(1.0, False), (1.5, False), (1.0, True)]:
         now += seconds
-        assert patience.ended() == ended
-    patience = Deadline(60.0)
+        assert deadline.ended() == ended
+    deadline = Deadline(60.0)
     now += 3600
-    assert not patience.ended()
+    assert not deadline.ended()
 
 
 def test_what_others_are_told() -> None:
@@ -140,7 +140,7 @@ def test_what_others_are_told() -> None:
     assert told(2, LostRankError("rank 1 failed: no room")) == "rank 1 failed: no room"
 
 
-def test_groups_of_a_process_group_do_not_read_each_others_notices() -> None:
+def test_groups_of_a_process_group_do_not_read_each_others_failures() -> None:
     assert mortal_ranks.run(2, _fail_and_start_anew) == [["rank 0 failed: once", b"\1"]] * 2
 
 

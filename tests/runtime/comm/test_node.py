@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from oper.base.errors import OperError
 from oper.runtime.comm.deadline import Deadline
+from oper.runtime.comm.messages import Messages
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.shared_segment import Segment
 from tests.support.runtime import mortal_ranks
@@ -34,7 +35,7 @@ def test_one_rank_is_a_node() -> None:
     assert share_rank_numbers(node) == {0: 0}
     assert node.gather(b"it", "say it") == {0: b"it"}
     node.agree(b"plan", "the plan")
-    assert node.alive(0)
+    assert node.liveness.alive(0)
     node.close()
 
 
@@ -86,11 +87,11 @@ def test_more_ranks_than_a_queue_holds_messages() -> None:
 
 def test_what_a_rank_did_before_it_died_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     node = Node.join(None)
-    monkeypatch.setattr(node, "alive", lambda rank: False)
+    monkeypatch.setattr(node.liveness, "alive", lambda rank: False)
     answers = iter([[1, 2], [2], [1], []])
     with pytest.raises(OperError, match="rank 2 died while rank 0 waited for it to come"):
-        node.check_alive(lambda: next(answers), "come", Deadline(60))
-    node.check_alive(lambda: next(answers), "come", Deadline(60))
+        node.liveness.check(lambda: next(answers), "come", Deadline(60))
+    node.liveness.check(lambda: next(answers), "come", Deadline(60))
 
 
 def _take_longer(rank: int, group: Any, extra_seconds: float) -> str:
@@ -127,7 +128,7 @@ def _join_while_rank_1(rank: int, group: Any, does: str) -> tuple[str, float]:
     if rank == 1:
         if does == "dies after telling its name":
             kill = partial(os.kill, os.getpid(), signal.SIGKILL)
-            mock.patch.object(Node, "_exchange", side_effect=lambda *_: kill()).start()
+            mock.patch.object(Messages, "exchange", side_effect=lambda *_: kill()).start()
         else:
             mortal_ranks.lose_this_process(signal.SIGKILL if does == "dies" else signal.SIGSTOP)
     began = time.monotonic()
@@ -167,7 +168,7 @@ def _receive_from_strangers(rank: int, group: Any) -> Any:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger:
         for message in (b"", b"hello", bytes(24), bytes(70000)):
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, (1).to_bytes(4, "little"))]
-            stranger.sendmsg([message], rights, 0, node._addresses[rank][0])
+            stranger.sendmsg([message], rights, 0, node._messages._socket.getsockname())
     numbers = share_rank_numbers(node)
     return numbers, len(os.listdir("/proc/self/fd")) - before
 
@@ -179,7 +180,7 @@ def test_messages_of_strangers_are_dropped() -> None:
 def _be_killed(rank: int, group: Any, folder: Path) -> None:
     node = Node.join(group)
     share_rank_numbers(node)
-    (folder / str(rank)).write_text(node._addresses[rank][0][1:])
+    (folder / str(rank)).write_bytes(node._messages._socket.getsockname()[1:])
     node.gather(b"", "write")
     os.kill(os.getpid(), signal.SIGKILL)
 

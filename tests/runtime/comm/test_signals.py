@@ -18,16 +18,16 @@ from tests.support.runtime import mortal_ranks
 
 
 def test_a_board_of_one_rank() -> None:
-    board = Signals(Node.join(None), ["published", "applied"])
-    board.wait("applied", 0, "begin")
-    board.post("published", 3)
-    board.wait("published", 3, "publish its gradients")
-    board.node.deadline_seconds = 0.3
+    signals = Signals(Node.join(None), ["published", "applied"])
+    signals.wait("applied", 0, "begin")
+    signals.post("published", 3)
+    signals.wait("published", 3, "publish its gradients")
+    signals.node.deadline_seconds = 0.3
     with pytest.raises(OperError, match=r"rank 0 did not come within 0.3 s"):
-        board.wait("applied", 1, "apply")
-    board.fail(OperError("out of luck"))
+        signals.wait("applied", 1, "apply")
+    signals.fail(OperError("out of luck"))
     with pytest.raises(OperError, match="rank 0 failed: out of luck"):
-        board.wait("published", 3, "publish its gradients")
+        signals.wait("published", 3, "publish its gradients")
 
 
 def test_words_are_waited_for_in_order() -> None:
@@ -61,17 +61,17 @@ def test_words_are_waited_for_in_order() -> None:
 def _take_turns(rank: int, group: Any, turns: int) -> list[int]:
     """Each turn, one rank adds its number to a value that another one wrote before."""
     node = Node.join(group)
-    board = Signals(node, ["turn", "end"])
-    shared = board._segment.tensor(0, [16], torch.int32)[1:2]  # unused, beside a counter
+    signals = Signals(node, ["turn", "end"])
+    shared = signals._segment.tensor(0, [16], torch.int32)[1:2]  # unused, beside a counter
     seen = []
     for turn in range(turns):
         if turn % node.ranks == rank:
             shared += rank + 1
-        board.post("turn", turn + 1)
-        board.wait("turn", turn + 1, "take its turn")
+        signals.post("turn", turn + 1)
+        signals.wait("turn", turn + 1, "take its turn")
         seen.append(int(shared))
-        board.post("end", turn + 1)
-        board.wait("end", turn + 1, "end its turn")
+        signals.post("end", turn + 1)
+        signals.wait("end", turn + 1, "end its turn")
     return seen
 
 
@@ -83,28 +83,28 @@ def test_what_was_written_before_a_post_is_seen_after_the_wait() -> None:
 
 
 def _wait_while_rank_1(rank: int, group: Any, does: str) -> tuple[str, float]:
-    board = Signals(Node.join(group, deadline_seconds=1.5 if does == "stops" else 15), ["done"])
-    board.post("done", 1)
-    board.wait("done", 1, "begin")
+    signals = Signals(Node.join(group, deadline_seconds=1.5 if does == "stops" else 15), ["done"])
+    signals.post("done", 1)
+    signals.wait("done", 1, "begin")
     if rank == 1:
         if does == "dies, and its worker lives on" and os.fork() == 0:
             time.sleep(8)
             os._exit(0)
         time.sleep(0.2)  # the others are asleep by now
         if does == "fails":
-            board.fail(OperError("no room for its mailbox: 7 bytes are free"))
-            board.post("done", 2)  # comes too late
+            signals.fail(OperError("no room for its mailbox: 7 bytes are free"))
+            signals.post("done", 2)  # comes too late
             time.sleep(20)
         if does == "leaves":
-            board.node.close()
+            signals.node.close()
             time.sleep(20)
         mortal_ranks.lose_this_process(signal.SIGSTOP if does == "stops" else signal.SIGKILL)
-    board.post("done", 2)
+    signals.post("done", 2)
     began = time.monotonic()
     messages = set()
     for _ in range(2):  # a wait that failed fails again
         with pytest.raises(OperError) as error:
-            board.wait("done", 2, "publish its gradients (step 17)")
+            signals.wait("done", 2, "publish its gradients (step 17)")
         messages.add(str(error.value))
     return sorted(messages)[0], time.monotonic() - began
 
@@ -131,15 +131,15 @@ def test_a_rank_that_does_not_come_is_named(does: str) -> None:
 
 
 def _finish_before_others(rank: int, group: Any) -> str:
-    board = Signals(Node.join(group), ["done"])
+    signals = Signals(Node.join(group), ["done"])
     if rank == 1:
-        board.post("done", 1)
-        board.node.close()
+        signals.post("done", 1)
+        signals.node.close()
         return "left early"
     if rank == 2:
         time.sleep(0.5)
-    board.post("done", 1)
-    board.wait("done", 1, "finish")
+    signals.post("done", 1)
+    signals.wait("done", 1, "finish")
     return "done"
 
 
@@ -148,13 +148,13 @@ def test_a_rank_may_leave_when_it_has_done_its_part() -> None:
 
 
 def _be_interrupted(rank: int, group: Any) -> float:
-    board = Signals(Node.join(group), ["done"])
+    signals = Signals(Node.join(group), ["done"])
     if rank == 1:
         time.sleep(20)
     threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        board.wait("done", 1, "finish")
+        signals.wait("done", 1, "finish")
     return time.monotonic() - began
 
 
@@ -165,33 +165,33 @@ def test_ctrl_c_ends_a_wait() -> None:
 
 def _use_in_forked_children(rank: int, group: Any) -> list[str]:
     node = Node.join(group)
-    board = Signals(node, ["done"])
+    signals = Signals(node, ["done"])
 
-    class Words(torch.utils.data.Dataset[str]):
-        """What a board says to workers that are forked while it is there."""
+    class Uses(torch.utils.data.Dataset[str]):
+        """What signals say to workers that are forked while they are there."""
 
         def __len__(self) -> int:
             return 4
 
         def __getitem__(self, index: int) -> str:
             uses = [
-                lambda: board.post("done", 9),
-                lambda: board.wait("done", 1, "finish"),
+                lambda: signals.post("done", 9),
+                lambda: signals.wait("done", 1, "finish"),
                 lambda: node.agree(b"", "nothing"),
                 lambda: node.gather(b"", "say nothing"),
             ]
             with pytest.raises(OperError) as error:
                 uses[index]()
-            board.fail(OperError("only a worker"))
+            signals.fail(OperError("only a worker"))
             return str(error.value)
 
-    loader = DataLoader(Words(), batch_size=None, num_workers=2, multiprocessing_context="fork")
+    loader = DataLoader(Uses(), batch_size=None, num_workers=2, multiprocessing_context="fork")
     messages = list(loader)
     # The ranks go on as if nothing had been.
-    board.post("done", 1)
-    board.wait("done", 1, "finish")
+    signals.post("done", 1)
+    signals.wait("done", 1, "finish")
     node.agree(b"plan", "the plan")
-    assert all(node.alive(peer) for peer in node.peers)
+    assert all(node.liveness.alive(peer) for peer in node.peers)
     return messages
 
 

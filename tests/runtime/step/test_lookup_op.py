@@ -8,8 +8,8 @@ import torch
 
 from oper.base.errors import OperError
 from oper.runtime.engine import EmbeddingEngine
-from oper.runtime.step import lookup_op
 from oper.runtime.step.batch import PreparedBatch
+from oper.runtime.table_io import RowRange
 from tests.support.runtime.engine_cases import Case, batch_of, start, tables_of
 from tests.support.runtime.runtime_plans import random_plan
 
@@ -32,13 +32,14 @@ def prepared(engine: EmbeddingEngine, step: int) -> PreparedBatch:
 
 def arguments(engine: EmbeddingEngine, batch: PreparedBatch) -> tuple[Any, ...]:
     return (
-        engine.anchor, batch.addresses, batch.segment_offset, batch.offsets, batch.weights,
-        batch.features, list(batch.runs or ()), batch.out_elements, engine._number,
+        engine.operator.anchor, batch.addresses, batch.segment_offset, batch.offsets, batch.weights,
+        batch.features, batch.runs.tensors() if batch.runs else [], batch.out_elements,
+        engine.operator.number,
     )  # fmt: skip
 
 
 def tables(engine: EmbeddingEngine) -> list[torch.Tensor]:
-    return engine.read_rows([(n, 0, rows) for n, rows in enumerate((50, 1, 200))])
+    return engine.read_rows([RowRange(n, 0, rows) for n, rows in enumerate((50, 1, 200))])
 
 
 @pytest.mark.parametrize(("pooling", "weighted"), POOLINGS)
@@ -110,7 +111,7 @@ def test_gradients_of_weights_are_those_of_autograd():
         if operator:
             out = torch.ops.oper.embedding_lookup(*arguments(engine, given))
         else:
-            out = lookup_op.lookup(engine.anchor, given, engine._number)
+            out = engine.operator.lookup(given)
         (out * torch.arange(out.numel())).sum().backward()
         results.append([out.detach(), weights.grad, *tables(engine)])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
@@ -131,7 +132,7 @@ def test_an_operator_outlives_its_engine():
     out = torch.ops.oper.embedding_lookup(*given)
     del engine
     other = engine_of()
-    assert other._number != given[-1]
+    assert other.operator.number != given[-1]
     with pytest.raises(OperError, match="are gone"):
         torch.ops.oper.embedding_lookup(*given)
     with pytest.raises(OperError, match="are gone"):

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from oper.plan.plan import Plan
+from oper.runtime.table_io import RowBlock, RowRange
 from oper.runtime.tables.buckets import EmbeddingTable
 from oper.runtime.tables.optimizers import Optimizer
 from oper.tables.table import Table
@@ -228,7 +229,7 @@ def start(case: Case, plan: Plan, group, **options):
     options = {"weighted": case.weighted, "deadline_seconds": 20.0} | options
     engine = EmbeddingEngine(plan, module_tables(case), group=group, **options)
     mine = [n for n in range(len(case.rows)) if n % engine.ranks == engine.rank]
-    engine.write_rows([(n, 0, initial(case, n)) for n in mine])
+    engine.write_rows([RowBlock(n, 0, initial(case, n)) for n in mine])
     return engine
 
 
@@ -244,7 +245,7 @@ def run_case(rank: int, group, case: Case, plan: Plan, nodes=None) -> dict:
         outputs.append(out.detach().clone())
         out.backward(gradient_of(case, step, rank, out))
         weight_grads.append(batch.weights().grad if case.weighted else None)
-    tables = engine.read_rows([(n, 0, rows) for n, rows in enumerate(case.rows)])
+    tables = engine.read_rows([RowRange(n, 0, rows) for n, rows in enumerate(case.rows)])
     counted = engine.counters.to_dict()
     assert engine.unequal_replicas() == []
     engine.close()

@@ -17,6 +17,7 @@ from oper.base.free_memory import FreeMemory
 from oper.plan.plan import Plan
 from oper.runtime.engine import EmbeddingEngine
 from oper.runtime.fill_tables import fill_tables
+from oper.runtime.table_io import RowBlock
 from tests.support.runtime.engine_cases import Case, batch_of, gradient_of, module_tables, start
 from tests.support.runtime.mortal_ranks import lose_this_process
 
@@ -89,9 +90,9 @@ def train_till_lost(
         nonlocal begun
         reach("join")
         engine = start(case, plan, group, deadline_seconds=deadline_seconds, nodes=nodes)
-        post = engine.board.post
+        post = engine.signals.post
         if rank == victim:
-            engine.board.post = lambda word, value: (reach(word), post(word, value))  # type: ignore
+            engine.signals.post = lambda name, value: (reach(name), post(name, value))  # type: ignore
         begun = time.monotonic()
         for step in range(2):
             reach("forward")
@@ -137,8 +138,8 @@ def fill_wrongly(rank: int, group, case: Case, plan: Plan) -> str | None:
 def write_wrongly(rank: int, group, case: Case, plan: Plan) -> str | None:
     """Write tables, rank 1 beyond a table's last row; then look up all the same."""
     engine = start(case, plan, group)
-    entries = [(1, 1, torch.ones(1, case.dims[1]))] if rank == 1 else []
-    error = error_of(lambda: engine.write_rows(entries))
+    blocks = [RowBlock(1, 1, torch.ones(1, case.dims[1]))] if rank == 1 else []
+    error = error_of(lambda: engine.write_rows(blocks))
     with torch.no_grad():
         engine(batch_of(case, 0, rank))
     return error

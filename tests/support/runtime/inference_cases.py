@@ -21,6 +21,7 @@ from oper.plan.layout import LOCAL
 from oper.plan.plan import Plan, load_plan
 from oper.runtime.engine import EmbeddingEngine
 from oper.runtime.memory.addresses import replicated
+from oper.runtime.table_io import RowBlock, RowRange
 from oper.runtime.tables.buckets import TORCH_DTYPE
 from oper.tables.model_tables import tables_of
 from tests.support.runtime.engine_cases import (
@@ -50,7 +51,7 @@ class Server:
     def write(self, factor: float = 1.0) -> None:
         """Give all tables their values times a factor; each table is written by one rank."""
         mine = [n for n in range(len(self.case.rows)) if n % self.case.ranks == self.rank]
-        self.engine.write_rows([(n, 0, factor * initial(self.case, n)) for n in mine])
+        self.engine.write_rows([RowBlock(n, 0, factor * initial(self.case, n)) for n in mine])
 
     def look_up(self, step: int) -> torch.Tensor:
         return self.engine(batch_of(self.case, step, self.rank)).detach().clone()
@@ -61,7 +62,7 @@ def serve(rank: int, group: Any, case: Case, plan: Plan, nodes: Any = None) -> d
     server = Server(rank, group, case, plan, nodes)
     engine = server.engine
     outputs = [server.look_up(step) for step in range(case.steps)]
-    tables = engine.read_rows([(n, 0, rows) for n, rows in enumerate(case.rows)])
+    tables = engine.read_rows([RowRange(n, 0, rows) for n, rows in enumerate(case.rows)])
     found = {
         "outputs": outputs,
         "tables": tables,
@@ -93,7 +94,7 @@ def serve_after_deaths(rank: int, group: Any, case: Case, plan: Plan) -> list[to
     if rank > 0:
         os.kill(os.getpid(), signal.SIGKILL)
     deadline = time.monotonic() + 10
-    while any(server.engine.node.alive(peer) for peer in range(1, case.ranks)):
+    while any(server.engine.node.liveness.alive(peer) for peer in range(1, case.ranks)):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     return [server.look_up(step) for step in range(case.steps)]

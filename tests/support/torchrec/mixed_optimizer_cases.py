@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_checkpoi
 from torch.distributed.checkpoint.state_dict_saver import save as save_checkpoint
 
 from oper.base.errors import OperError
+from oper.runtime.table_io import RowBlock, RowRange
 from tests.support.torchrec.models import Kind, Model, Reference, batch
 from tests.support.torchrec.ranks import (
     DENSE_LR,
@@ -130,9 +131,9 @@ def states_of_other_tables(rank: int, group: dist.ProcessGroup) -> None:
     engine = engines(model)[0]
     needed = r"table 'wide': .*'exp_avg_sq'.*sgd.*has none"
     with pytest.raises(OperError, match=needed):
-        engine.rows_io.read([(0, 0, 1)], "exp_avg_sq")
+        engine.table_io.read([RowRange(0, 0, 1)], "exp_avg_sq")
     with pytest.raises(OperError, match=needed):
-        engine.rows_io.write([(0, 0, torch.zeros(1, 16))], "exp_avg_sq")
+        engine.table_io.write([RowBlock(0, 0, torch.zeros(1, 16))], "exp_avg_sq")
     needed = r"table 'other': .*'exp_avg_sq'.*adagrad.*has 'momentum1'"
     with pytest.raises(OperError, match=needed):
-        engine.rows_io.read([(1, 0, 1), (3, 0, 1)], "exp_avg_sq")
+        engine.table_io.read([RowRange(1, 0, 1), RowRange(3, 0, 1)], "exp_avg_sq")

@@ -1,11 +1,11 @@
-"""Partners: who speaks for whom between nodes, and the messages they send each other.
+"""Proxies: which rank of a node exchanges data with which ranks of other nodes, and the exchange.
 
-Ranks of one node share memory; what other nodes need of it travels once a node, and all ranks of
-the node carry a part. In each other node a rank has one PARTNER: the one at its own position in
-its node, counted round where that node is smaller. The ranks of other nodes whose partner a rank
-is are its WARDS: it sends them what its node has for them, and takes in what they have for its
-node. So the ranks of nodes of equal size talk in columns, and ranks that are nodes of their own
-all talk to each other.
+Ranks of one node share memory; what other nodes need of it is sent once for the whole node, and the
+ranks of the node divide that work. In each other node a rank has one PROXY: the rank at its own
+position among the ranks of that node, modulo their number. The ranks of other nodes that a rank is
+the proxy of are its CLIENTS: it sends them what its node has for them, and receives what they have
+for its node. So rank i of a node talks to rank i of each other node of equal size, and ranks that
+are nodes of their own all talk to each other.
 """
 
 from collections.abc import Mapping
@@ -17,32 +17,32 @@ from oper.runtime.comm.node import Node
 
 
 class Proxies:
-    """The partners and wards of this rank, ascending; none where the group is one node."""
+    """The proxies and clients of this rank, ascending; none where the group is one node."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
         firsts = [node.peers[0]] * node.ranks
         if node.group is not None and node.ranks > len(node.peers):
             own = node.peers[0].to_bytes(8)
-            told = node.group.gather(own, "say which node it is of")
-            firsts = [int.from_bytes(first) for first in told]
+            given = node.group.gather(own, "say which node it is of")
+            firsts = [int.from_bytes(first) for first in given]
         self.nodes = [
             tuple(r for r in range(node.ranks) if firsts[r] == f) for f in sorted({*firsts})
         ]
-        self.partners = tuple(
-            partner_in(members, self._position(node.rank))
+        self.proxies = tuple(
+            proxy_in(members, self._position(node.rank))
             for members in self.nodes
             if node.rank not in members
         )
-        self.wards = self.wards_of(node.rank)
+        self.clients = self.clients_of(node.rank)
         self.received_bytes = 0  # over the network, since it was last set to 0
 
-    def wards_of(self, rank: int) -> tuple[int, ...]:
-        """The wards of a rank of this node."""
+    def clients_of(self, rank: int) -> tuple[int, ...]:
+        """The clients of a rank of this node."""
         return tuple(
             r
             for r in range(self._node.ranks)
-            if r not in self._node.peers and partner_in(self._node.peers, self._position(r)) == rank
+            if r not in self._node.peers and proxy_in(self._node.peers, self._position(r)) == rank
         )
 
     def exchange(
@@ -50,10 +50,10 @@ class Proxies:
         parts: Mapping[int, torch.Tensor],
         sizes: Mapping[int, int],
         dtype: torch.dtype,
-        doing: str,
+        action: str,
     ) -> dict[int, torch.Tensor]:
         """Send each rank its part, one-dimensional and of one `dtype`, and receive `sizes` elements
-        from each rank named there. All ranks of the group call this together; `doing` says in
+        from each rank named there. All ranks of the group call this together; `action` says in
         errors what they were waited for.
         """
         ranks = range(self._node.ranks)
@@ -68,7 +68,7 @@ class Proxies:
             outgoing,
             incoming_sizes,
             outgoing_sizes,
-            doing=doing,
+            action=action,
         )
         self.received_bytes += incoming.nbytes
         received = incoming.split(incoming_sizes)
@@ -78,6 +78,6 @@ class Proxies:
         return next(members.index(rank) for members in self.nodes if rank in members)
 
 
-def partner_in(members: tuple[int, ...], position: int) -> int:
-    """The partner, among a node's members, of the rank at a position of another node."""
+def proxy_in(members: tuple[int, ...], position: int) -> int:
+    """The proxy, among a node's members, of the rank at a position of another node."""
     return members[position % len(members)]

@@ -1,0 +1,155 @@
+"""One rank's part in measuring the links of CPU ranks, from which a topology is made.
+
+Each rank has rows in a heap of the runtime's and reads with its kernels (link_timer.py), which also
+sum replicas: what is measured is what a step does. In round k of M, rank i reads random rows of
+rank (i + k) mod M, all ranks at once, as in a real iteration: round 0 is each rank's own rows, and
+after M rounds every ordered pair has been measured under an even load. With t the median time over
+repetitions, and of the AllReduce the slowest rank's,
+
+    bandwidth[i, j] = rows · row bytes / t
+    AllReduce bus   = (M · replicas/8 + 2 (M-1)/M · replicas · row bytes) / t
+    latency of a hop = t(AllReduce of one replica) / (3 (M-1))
+
+the last two being what the cost model charges the bitmap method, all replicas touched. Every wait
+has a deadline. Nothing is named in the file system, so nothing is left behind.
+"""
+
+import functools
+import os
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from oper.base.errors import OperError
+from oper.measure.link_timer import READ_ROWS, LinkTimer
+from oper.measure.measurement import REPETITIONS, Measurement
+from oper.runtime.comm.node import Node
+from oper.topology.links import SAME_NODE_LATENCY_SECONDS, host_memory_bytes
+from oper.topology.presets import CPU_ALLREDUCE
+
+DEADLINE_SECONDS = 60.0
+ROW_BYTES = 256  # 64 values of fp32
+ARENA_BYTES = 256 << 20  # a rank's rows: several times what a last-level cache holds
+ALLREDUCE_BYTES = 16 << 20
+LATENCY_REPETITIONS = 50
+
+
+def measure_ranks(
+    store: Any,
+    rank: int,
+    ranks: int,
+    node: int,
+    deadline_seconds: float = DEADLINE_SECONDS,
+    arena_bytes: int = ARENA_BYTES,
+    row_bytes: int = ROW_BYTES,
+) -> Measurement:
+    """Measure `ranks` ranks that share `store`, of which this is `rank`, on host `node`."""
+    limit = timedelta(seconds=deadline_seconds)
+    barrier(store, rank, ranks, limit)
+    try:
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=limit)
+        return _RankMeasurement(store, node, limit, arena_bytes, row_bytes).measure()
+    except RuntimeError as error:
+        raise OperError(
+            f"rank {rank} lost another rank, or waited {deadline_seconds:.0f} s for its bytes: "
+            f"{str(error).splitlines()[0]}"
+        ) from error
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def barrier(store: Any, rank: int, ranks: int, limit: timedelta) -> None:
+    """Wait for all ranks; OperError names those that did not come within `limit`."""
+    count = store.add(f"barriers {rank}", 1)
+    store.set(f"barrier {count} {rank}", "")
+    keys = [f"barrier {count} {other}" for other in range(ranks)]
+    try:
+        store.wait(keys, limit)
+    except RuntimeError as error:  # among others DistStoreError, the deadline's
+        missing = [other for other, key in enumerate(keys) if not store.check([key])]
+        raise OperError(
+            f"ranks {missing} did not come within {limit.total_seconds():.0f} s, and rank {rank} "
+            "gave up; see what ended or delayed them, and run it again"
+        ) from error
+
+
+class _RankMeasurement:
+    """One rank's part of the measurement."""
+
+    def __init__(
+        self, store: Any, node: int, limit: timedelta, arena_bytes: int, row_bytes: int
+    ) -> None:
+        self.store, self.limit, self.row_bytes = store, limit, row_bytes
+        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        self.nodes = [int(n) for n in self._from_all([node])[:, 0]]
+        local_ranks = self.nodes.count(node)
+        self.memory_bytes = host_memory_bytes() // local_ranks
+        self.threads = max(1, len(os.sched_getaffinity(0)) // local_ranks)
+        torch.set_num_threads(self.threads)
+        joined = Node.join(dist.group.WORLD, limit.total_seconds(), self.nodes)
+        if (of_node := [self.nodes[peer] for peer in joined.peers]) != [node] * local_ranks:
+            raise OperError(
+                f"rank {self.rank} shares memory with {len(of_node)} of the {local_ranks} ranks of "
+                "its host; ranks of one host must run in one container, as they do in training"
+            )
+        # A quarter of the memory at most, on small hosts with many ranks.
+        arena_bytes = min(arena_bytes, self.memory_bytes // 4)
+        # A bound method would make a cycle, which would keep the group beyond its end.
+        wait = functools.partial(barrier, store, self.rank, self.ranks, limit)
+        self.links = LinkTimer(joined, dist.group.WORLD, wait, row_bytes, arena_bytes)
+
+    def measure(self) -> Measurement:
+        times = np.array([self._round(offset) for offset in range(self.ranks)])  # [offset, median…]
+        sources = (self.rank + np.arange(self.ranks)) % self.ranks
+        mine = np.zeros((2, self.ranks))
+        mine[:, sources] = times.T
+        everyone = self._from_all(mine.ravel()).reshape(self.ranks, 2, self.ranks)
+        bandwidth = READ_ROWS * self.row_bytes / everyone[:, 0]
+        allreduce, latency = self._allreduce()
+        memory = self._from_all([self.memory_bytes])[:, 0]
+        return Measurement(
+            node_of=self.nodes,
+            bandwidth=bandwidth.tolist(),
+            spread=everyone[:, 1].tolist(),
+            allreduce_bandwidth=allreduce,
+            latency_seconds=latency,
+            memory_bytes=[int(m) for m in memory],
+            threads=self.threads,
+            row_bytes=self.row_bytes,
+        )
+
+    def _round(self, offset: int) -> tuple[float, float]:
+        """Median time and spread of reading rows of the rank `offset` after this one."""
+        return _median_and_spread(self.links.read_seconds(offset, REPETITIONS))
+
+    def _allreduce(self) -> tuple[float, float]:
+        """Bus bandwidth (bytes/s) and latency of a hop (s), the slowest rank's."""
+        if self.ranks == 1:
+            return CPU_ALLREDUCE, SAME_NODE_LATENCY_SECONDS
+        replicas = ALLREDUCE_BYTES // self.row_bytes
+        seconds = [
+            _median_and_spread(self.links.reduce_seconds(rows, repetitions))[0]
+            for rows, repetitions in ((replicas, REPETITIONS), (1, LATENCY_REPETITIONS))
+        ]
+        slowest = self._from_all(seconds).max(axis=0)
+        row_bytes = self.ranks / 8 + 2 * (self.ranks - 1) / self.ranks * self.row_bytes
+        return replicas * row_bytes / slowest[0], slowest[1] / (3 * (self.ranks - 1))
+
+    def _from_all(self, values: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
+        """Every rank's `values`, float64 [M, n]."""
+        barrier(self.store, self.rank, self.ranks, self.limit)
+        mine = torch.tensor(np.asarray(values, dtype=np.float64))
+        everyone = [torch.empty_like(mine) for _ in range(self.ranks)]
+        dist.all_gather(everyone, mine)
+        return torch.stack(everyone).numpy()
+
+
+def _median_and_spread(times: Sequence[float]) -> tuple[float, float]:
+    middle = float(np.median(times))
+    return middle, (max(times) - min(times)) / middle

@@ -1,0 +1,96 @@
+"""The training step: forward and backward of a prepared batch, as the operator calls them.
+
+    forward    every bag's rows are read, by pointer where the owner shares this rank's memory
+               (row_fetcher.py)
+    backward   the gradients of each row are summed and sent to its owner, and every row that was
+               touched is updated once (gradients.py)
+
+In inference there is only the forward.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from oper.runtime.comm.engine_guard import EngineGuard
+from oper.runtime.comm.signals import Signals
+from oper.runtime.memory.heap import Heap
+from oper.runtime.step.batch import PreparedBatch
+from oper.runtime.step.batch_checks import check_finite
+from oper.runtime.step.counters import Counters
+from oper.runtime.step.gradients import Gradients
+from oper.runtime.step.row_fetcher import RowFetcher
+from oper.runtime.step.sort import Sorter
+from oper.runtime.tables.features import Feature
+
+
+class TrainingStep:
+    """The steps of one engine; `gradients` is None in inference.
+
+    `checked_features` are the module's lookups where gradients are to be checked for NaN, None
+    where not.
+    """
+
+    def __init__(
+        self,
+        guard: EngineGuard,
+        signals: Signals,
+        heap: Heap,
+        sorter: Sorter,
+        fetcher: RowFetcher,
+        gradients: Gradients | None,
+        counters: Counters,
+        checked_features: Sequence[Feature] | None = None,
+    ) -> None:
+        self._guard, self._signals, self._heap, self._sorter = guard, signals, heap, sorter
+        self._fetcher, self._gradients, self._counters = fetcher, gradients, counters
+        self._checked_features = checked_features
+        self.rank, self.ranks = heap.node.rank, heap.node.ranks
+
+    @property
+    def steps(self) -> int:
+        """How many updates were made."""
+        return self._gradients.steps if self._gradients else 0
+
+    def forward(self, batch: PreparedBatch) -> torch.Tensor:
+        """The output of a batch, flat float32 [out_elements]; rows are those after all steps so
+        far."""
+        self._guard.check()
+        with self._guard.failing_together():
+            if self._gradients is not None:
+                self._signals.wait("applied", self.steps, "update its rows")
+            else:
+                self._heap.seal()
+            if self._fetcher.needs_runs:
+                self._count_distinct(batch)
+            return self._fetcher.read(batch, self._counters)
+
+    def backward(
+        self, batch: PreparedBatch, grad: torch.Tensor, weights_too: bool
+    ) -> torch.Tensor | None:
+        """One step from the gradient of a batch's output, flat. Returns the gradient of its
+        weights [N], if asked for.
+
+        In inference nothing is trained, and weights have gradients all the same.
+        """
+        self._guard.check()
+        with self._guard.failing_together():
+            if self._checked_features is not None:
+                where = f"rank {self.rank}, step {self.steps + 1}"
+                check_finite(batch, grad, self._checked_features, where)
+            if self._gradients is not None and batch.runs is None:
+                given = (batch.addresses, batch.segment_offset, batch.features)
+                batch = replace(batch, sort=self._sorter.sort(*given, at_once=True))
+            if not self._fetcher.needs_runs:
+                self._count_distinct(batch)
+            weight_grad = self._fetcher.weight_gradients(batch, grad) if weights_too else None
+            if self._gradients is not None:
+                self._gradients.step(batch, grad)
+            return weight_grad
+
+    def _count_distinct(self, batch: PreparedBatch) -> None:
+        """Called where the runs are needed anyway: not earlier, as they may still be sorted."""
+        runs = batch.runs
+        if runs is not None and runs.accesses == len(batch.addresses):
+            self._counters.add(distinct_rows=len(runs))

@@ -1,0 +1,117 @@
+"""What OperShardingPlanner plans from: the profile of a model's tables, and the topology."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+from torchrec.distributed.planner.types import Topology as TorchRecTopology
+
+from oper.base.errors import OperError
+from oper.profiling.profile import Profile
+from oper.tables.table import Table
+from oper.topology.links import latency_seconds, link_matrix
+from oper.topology.presets import CPU_ALLREDUCE, CPU_LOCAL
+from oper.topology.topology import Topology
+
+
+def profile_of(profile: Profile, tables: Sequence[Table]) -> Profile:
+    """A profile's counts of the tables of a model: those tables alone, as the model has them.
+
+    Raises:
+        OperError: a table was not profiled, or with another number of rows.
+    """
+    wanted = {table.name: table for table in tables}
+    known = {table.name for table in profile.tables}
+    if missing := sorted(set(wanted) - known):
+        raise OperError(
+            f"table {missing[0]!r}: the profile has no such table; it has "
+            + ", ".join(sorted(known)[:8])
+            + "; profile a log with the tables of this model (oper.profile(log, model))"
+        )
+    chosen = [n for n, table in enumerate(profile.tables) if table.name in wanted]
+    adapted = []
+    for counted in (profile.tables[n] for n in chosen):
+        mine = wanted[counted.name]
+        if counted.rows != mine.rows:
+            raise OperError(
+                f"table {mine.name!r}: the profile has {counted.rows:,} rows, and the model "
+                f"{mine.rows:,}; profile with the tables of this model"
+            )
+        adapted.append(
+            replace(
+                counted,
+                dim=mine.dim,
+                dtype=mine.dtype,
+                optimizer=mine.optimizer,
+                pooling=mine.pooling,
+            )
+        )
+    if len(chosen) == len(profile.tables):
+        return replace(profile, tables=tuple(adapted))
+    return _part(profile, chosen, adapted)
+
+
+def _part(profile: Profile, chosen: Sequence[int], tables: Sequence[Table]) -> Profile:
+    """The counts of some of a profile's tables."""
+    bagged = tuple(profile.bagged[n] for n in chosen)
+    containing = [profile.table_containing(n) for n in chosen if profile.bagged[n]]
+    measured = profile.distinct
+    per_table: dict[str, Any] = {
+        name: tuple(values[n] for n in chosen)
+        for name, values in (vars(measured) if measured else {}).items()
+        if isinstance(values, tuple)
+    }
+    return replace(
+        profile,
+        tables=tuple(tables),
+        accesses=np.concatenate([profile.table_accesses(n) for n in chosen]),
+        containing=np.concatenate([profile.containing[:0], *containing]),
+        bagged=bagged,
+        distinct=measured and replace(measured, **per_table),
+    )
+
+
+def topology_of(given: Topology | TorchRecTopology | str | None) -> Topology:
+    """OPER's topology of what a planner was given; None: the ranks of the default process group, on
+    CPUs of one host."""
+    if isinstance(given, Topology):
+        return given
+    if given is None:
+        if not dist.is_initialized():
+            raise OperError(
+                "OperShardingPlanner: no topology, and no process group to count ranks of; give "
+                "one, such as 'cpu:4'"
+            )
+        given = f"cpu:{dist.get_world_size()}"
+    if isinstance(given, str):
+        return Topology.load(given)
+    return from_torchrec(given)
+
+
+def from_torchrec(topology: TorchRecTopology) -> Topology:
+    """TorchRec's Topology as one of ours; it counts bytes per millisecond.
+
+    Of CPU ranks it says only what memory streams at and what GPUs' links do: between ranks of a
+    host the preset `cpu:N` holds, which is what random rows were measured at.
+    """
+    ranks, per_node = topology.world_size, topology.local_world_size
+    node_of = [rank // per_node for rank in range(ranks)]
+    same_node, other_node = topology.intra_host_bw * 1e3, topology.inter_host_bw * 1e3
+    local, allreduce = topology.hbm_mem_bw * 1e3, same_node
+    if topology.compute_device == "cpu":
+        local, same_node, allreduce = CPU_LOCAL, CPU_LOCAL, CPU_ALLREDUCE
+        other_node = min(other_node, CPU_LOCAL)
+    if len(set(node_of)) > 1:
+        allreduce = min(allreduce, other_node)
+    on_device = "ddr" if topology.compute_device == "cpu" else "hbm"
+    bandwidth = {"local": local, "same_node": same_node, "other_node": other_node}
+    return Topology(
+        f"{topology.compute_device}:{ranks}",
+        tuple(node_of),
+        link_matrix(node_of, {kind: 1 / value for kind, value in bandwidth.items()}),
+        allreduce,
+        latency_seconds(node_of),
+        device_memory_bytes=tuple(getattr(d.storage, on_device) for d in topology.devices),
+    )

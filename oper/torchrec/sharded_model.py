@@ -1,0 +1,117 @@
+"""Whole models: sharding one by a plan, accumulating its gradients, reading its counters."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torchrec.distributed.model_parallel import DistributedModelParallel, get_unwrapped_module
+from torchrec.distributed.types import ShardingEnv
+
+from oper.base.errors import OperError
+from oper.plan.plan import Plan
+from oper.runtime.comm.group import Group
+from oper.torchrec.module_tables import first_names
+from oper.torchrec.sharded_modules import (
+    OperShardedEmbeddingBagCollection,
+    OperShardedEmbeddingCollection,
+)
+from oper.torchrec.sharders import (
+    OperEmbeddingBagCollectionSharder,
+    OperEmbeddingCollectionSharder,
+    OperSharder,
+)
+from oper.torchrec.sharding_plan import torchrec_plan
+
+
+def shard(
+    module: nn.Module,
+    plan: Plan | Path | str,
+    *,
+    env: ShardingEnv | None = None,
+    fused_params: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> DistributedModelParallel:
+    """A model with its tables placed by a plan, and its dense part data-parallel.
+
+    `env` is TorchRec's, by default of the default process group, or of one rank alone where there
+    is none. `options` are the sharders'. Raises OperError where the plan is not for this model,
+    or for another number of ranks.
+    """
+    known = {p.name for p in signature(OperSharder).parameters.values() if p.kind == p.KEYWORD_ONLY}
+    if unknown := options.keys() - known:
+        raise OperError(
+            f"oper.shard has no option {min(unknown)!r}; it has {first_names(known, 9)}"
+        )
+    if env is None:
+        env = (
+            ShardingEnv.from_process_group(dist.group.WORLD)
+            if dist.is_initialized()
+            else ShardingEnv.from_local(1, 0)
+        )
+    with _all_ranks(env, options.get("deadline_seconds", 60.0)):
+        made = torchrec_plan(plan, module)
+    return DistributedModelParallel(
+        module,
+        env=env,
+        device=torch.device("cpu"),
+        plan=made,
+        sharders=[
+            OperEmbeddingBagCollectionSharder(None, fused_params, **options),
+            OperEmbeddingCollectionSharder(None, fused_params, **options),
+        ],
+        init_data_parallel=env.process_group is not None,
+    )
+
+
+@contextmanager
+def accumulate(model: nn.Module) -> Iterator[None]:
+    """Gradient accumulation: backward passes inside hold the tables' gradients back, and the next
+    one outside takes one step with the sum of all. To be used on all ranks alike."""
+    with ExitStack() as stack:
+        for module in _sharded_collections(model).values():
+            stack.enter_context(module.engine.accumulate())
+        yield
+
+
+def counters(model: nn.Module) -> dict[str, dict[str, Any]]:
+    """What this rank read, sent and updated so far, of each sharded collection by its path in the
+    user's model."""
+    return {
+        path: module.engine.counters.to_dict()
+        for path, module in _sharded_collections(model).items()
+    }
+
+
+@contextmanager
+def _all_ranks(env: ShardingEnv, deadline_seconds: float) -> Iterator[None]:
+    """Wait at the end for all ranks, and raise if one has failed inside: DistributedModelParallel
+    begins with a broadcast that has no deadline."""
+    if env.process_group is None or env.world_size == 1:
+        yield
+        return
+    group = Group(env.process_group, deadline_seconds)
+    try:
+        yield
+    except BaseException as error:
+        group.fail(error)
+        raise
+    group.gather(b"1", "come to shard the model")
+
+
+def _sharded_collections(model: nn.Module) -> dict[str, Any]:
+    found = {
+        path: module
+        for path, module in get_unwrapped_module(model).named_modules()
+        if isinstance(module, OperShardedEmbeddingBagCollection | OperShardedEmbeddingCollection)
+    }
+    if not found:
+        raise OperError(
+            f"{type(model).__name__}: has no collection that OPER sharded; give the model that "
+            "oper.shard or DistributedModelParallel returned"
+        )
+    return found
