@@ -69,7 +69,8 @@ std::vector<at::Tensor> slots_of(const uint64_t* bits, at::IntArrayRef rows) {
           f(t, kWordsPerTask * t, std::min(kWordsPerTask, size - kWordsPerTask * t));
       });
     };
-    each_task([&](int64_t t, int64_t first, int64_t n) { before[t + 1] = count_bits(bits + first, n); });
+    each_task(
+        [&](int64_t t, int64_t first, int64_t n) { before[t + 1] = count_bits(bits + first, n); });
     std::partial_sum(before.begin(), before.end(), before.begin());
     slots.push_back(at::empty({before[tasks]}, at::kLong));
     int64_t* const out = slots.back().mutable_data_ptr<int64_t>();
@@ -205,8 +206,7 @@ int64_t pack_rows(at::TensorList slots, at::TensorList grads, at::Tensor& messag
 }
 
 std::tuple<std::vector<at::Tensor>, std::vector<at::Tensor>> merge_messages(
-    at::TensorList messages, const at::Tensor& counts, at::IntArrayRef rows,
-    at::IntArrayRef dims) {
+    at::TensorList messages, const at::Tensor& counts, at::IntArrayRef rows, at::IntArrayRef dims) {
   const size_t buckets = rows.size(), ranks = messages.size();
   TORCH_CHECK_VALUE(dims.size() == buckets, "dims: one a bucket was needed");
   const int64_t* const count = int64s(counts, ranks * buckets, "counts");
@@ -229,8 +229,9 @@ std::tuple<std::vector<at::Tensor>, std::vector<at::Tensor>> merge_messages(
     for (size_t r = 0; r < ranks; ++r) of_bucket.push_back(lists[r * buckets + b]);
     const int64_t* const slot = slots[b].const_data_ptr<int64_t>();
     grads.push_back(at::empty({slots[b].numel(), dims[b]}, at::kFloat));
-    aggregate_bucket(of_bucket, [slot](int64_t j) { return slot[j]; }, slots[b].numel(), dims[b],
-                     grads.back().mutable_data_ptr<float>());
+    aggregate_bucket(
+        of_bucket, [slot](int64_t j) { return slot[j]; }, slots[b].numel(), dims[b],
+        grads.back().mutable_data_ptr<float>());
   }
   return {std::move(slots), std::move(grads)};
 }

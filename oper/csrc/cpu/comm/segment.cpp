@@ -1,5 +1,6 @@
-// torch.ops.oper.map_segment, huge_pages and protect: shared memory as a tensor, mapped with room to
-// grow in place, in pages of 2 MiB where the kernel gives them, and read-only where it is asked for.
+// torch.ops.oper.map_segment, huge_pages and protect: shared memory as a tensor, mapped with room
+// to grow in place, in pages of 2 MiB where the kernel gives them, and read-only where it is asked
+// for.
 //
 // The map goes beyond the file's end, which Python's mmap refuses. Pages there become usable when
 // the file grows, in every process that has mapped it; touching them earlier is a SIGBUS, so
@@ -39,8 +40,9 @@ at::Tensor map_segment(int64_t descriptor, int64_t reserve_bytes) {
     munmap(first + before, size);
     TORCH_CHECK(false, "cannot map ", size, " bytes: ", std::strerror(error));
   }
-  return at::from_blob(base, {reserve_bytes}, [size](void* p) { munmap(p, size); },
-                       at::TensorOptions().dtype(at::kByte));
+  return at::from_blob(
+      base, {reserve_bytes}, [size](void* p) { munmap(p, size); },
+      at::TensorOptions().dtype(at::kByte));
 }
 
 // Moves memory to huge pages, as far as the kernel has some; returns whether it had enough. Nobody

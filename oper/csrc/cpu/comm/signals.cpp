@@ -22,9 +22,9 @@ Word* words_of(const at::Tensor& words) {
 }
 
 int32_t as_value(int64_t value) {
-  TORCH_CHECK_VALUE(value >= std::numeric_limits<int32_t>::min() &&
-                        value <= std::numeric_limits<int32_t>::max(),
-                    "value: ", value, " is no int32");
+  TORCH_CHECK_VALUE(
+      value >= std::numeric_limits<int32_t>::min() && value <= std::numeric_limits<int32_t>::max(),
+      "value: ", value, " is no int32");
   return static_cast<int32_t>(value);
 }
 

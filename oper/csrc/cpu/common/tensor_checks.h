@@ -64,7 +64,8 @@ Counters<Counter> counters_of(const at::Tensor& accesses, const at::Tensor& cont
     TORCH_CHECK_VALUE(counters.offsets[n] >= 0 && rows >= 0, "offsets: must ascend from 0");
     TORCH_CHECK_VALUE(counters.containing_offsets[n] + rows <= containing.numel() ||
                           counters.containing_offsets[n] < 0,
-                      "containing: range ", n, " ends beyond its ", containing.numel(), " counters");
+                      "containing: range ", n, " ends beyond its ", containing.numel(),
+                      " counters");
   }
   TORCH_CHECK_VALUE(counters.offsets[ranges] <= accesses.numel(), "accesses: ", accesses.numel(),
                     " counters, and the offsets end at ", counters.offsets[ranges]);

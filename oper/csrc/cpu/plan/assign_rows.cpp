@@ -6,10 +6,10 @@
 
 #include <vector>
 
+#include "cpu/common/parallel.h"
 #include "cpu/common/tensor_checks.h"
 #include "oper/common/chunks.h"
 #include "oper/common/pair_table.h"
-#include "cpu/common/parallel.h"
 
 namespace oper {
 namespace {
@@ -63,8 +63,7 @@ at::Tensor find_classes(const at::Tensor& accesses, const at::Tensor& containing
   return classes;
 }
 
-at::Tensor deal(const at::Tensor& class_of_row, const at::Tensor& counts,
-                const at::Tensor& label) {
+at::Tensor deal(const at::Tensor& class_of_row, const at::Tensor& counts, const at::Tensor& label) {
   TORCH_CHECK_VALUE(counts.dim() == 2, "counts: [classes, groups] was needed");
   TORCH_CHECK_TYPE(class_of_row.scalar_type() == at::kInt && class_of_row.is_contiguous() &&
                        label.scalar_type() == at::kInt && label.is_contiguous(),
@@ -107,11 +106,9 @@ std::tuple<at::Tensor, at::Tensor> pack(const at::Tensor& group, int64_t groups)
   at::Tensor codes = at::empty({rows}, narrow ? at::kInt : at::kLong);
   std::vector<int64_t> position(groups, 0);
   if (narrow)
-    pack_codes(in, rows, group_bits, position.data(),
-               static_cast<uint32_t*>(codes.data_ptr()));
+    pack_codes(in, rows, group_bits, position.data(), static_cast<uint32_t*>(codes.data_ptr()));
   else
-    pack_codes(in, rows, group_bits, position.data(),
-               static_cast<uint64_t*>(codes.data_ptr()));
+    pack_codes(in, rows, group_bits, position.data(), static_cast<uint64_t*>(codes.data_ptr()));
   return {codes, counts};
 }
 

@@ -8,9 +8,9 @@
 #include <optional>
 #include <vector>
 
+#include "cpu/common/parallel.h"
 #include "cpu/common/tensor_checks.h"
 #include "oper/common/chunks.h"
-#include "cpu/common/parallel.h"
 
 namespace oper {
 namespace {
@@ -121,8 +121,7 @@ Collected collect_rows(const at::Tensor& accesses, const at::Tensor& containing,
   const int64_t* first_row = int64s(offsets, tables + 1, "offsets");
   const auto line_offset = line_offsets(first_row, tables);
   const Line* lines = lines_in(bitmap, line_offset.back());
-  const Line* stripe_lines =
-      stripe_bitmap ? lines_in(*stripe_bitmap, line_offset.back()) : lines;
+  const Line* stripe_lines = stripe_bitmap ? lines_in(*stripe_bitmap, line_offset.back()) : lines;
   const int64_t* order_begin = int64s(order_offset, order_offset.numel(), "order_offset");
   const int64_t* pattern = int64s(pattern_of, tables, "pattern_of");
   const int64_t* enter = int64s(rotation, tables, "rotation");
@@ -147,8 +146,7 @@ Collected collect_rows(const at::Tensor& accesses, const at::Tensor& containing,
   std::vector<StripeSum> sums(chunks.size() * ranks);
   std::vector<int64_t> rows(chunks.size() * ranks);
   at::Tensor listed_accesses = at::empty({listed}, accesses.options());
-  at::Tensor listed_containing =
-      at::empty({containing.numel() ? listed : 0}, accesses.options());
+  at::Tensor listed_containing = at::empty({containing.numel() ? listed : 0}, accesses.options());
   with_counter_type(accesses, "accesses", [&](auto zero) {
     using Counter = decltype(zero);
     const auto counters = counters_of<Counter>(accesses, containing, offsets, containing_offsets);

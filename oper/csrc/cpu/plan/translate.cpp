@@ -5,8 +5,8 @@
 
 #include "oper/plan/translate.h"
 
-#include <ATen/ops/empty_like.h>
 #include <ATen/Parallel.h>
+#include <ATen/ops/empty_like.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -36,8 +36,8 @@ Segments segments_of(const at::Tensor& ids, const at::Tensor& offsets, const at:
   for (int64_t s = 0; s < count; ++s) {
     TORCH_CHECK_VALUE(segments.offsets[s] <= segments.offsets[s + 1],
                       "segment_offset: must ascend, and does not at segment ", s);
-    TORCH_CHECK_INDEX(segments.table[s] >= 0 && segments.table[s] < tables, "segment_table: ",
-                      segments.table[s], " is none of ", tables, " tables");
+    TORCH_CHECK_INDEX(segments.table[s] >= 0 && segments.table[s] < tables,
+                      "segment_table: ", segments.table[s], " is none of ", tables, " tables");
   }
   return segments;
 }
@@ -52,8 +52,8 @@ void for_each_piece(const Segments& segments, int64_t ids, const F& f) {
     while (begin < end) {
       const int64_t stop = std::min(end, segments.offsets[s + 1]);
       const int64_t bad = f(segments.table[s], begin, stop - begin);
-      TORCH_CHECK_INDEX(bad < 0, "id number ", begin + bad, ", of table number ",
-                        segments.table[s], ", is out of the table's range");
+      TORCH_CHECK_INDEX(bad < 0, "id number ", begin + bad, ", of table number ", segments.table[s],
+                        ", is out of the table's range");
       begin = stop;
       ++s;
     }
@@ -63,8 +63,8 @@ void for_each_piece(const Segments& segments, int64_t ids, const F& f) {
 // f(Id{}) with the ids' type.
 template <typename F>
 void with_id_type(const at::Tensor& ids, const F& f) {
-  TORCH_CHECK_TYPE(ids.scalar_type() == at::kLong || ids.scalar_type() == at::kInt,
-                   "ids: dtype ", ids.scalar_type(), ", and int64 or int32 was needed");
+  TORCH_CHECK_TYPE(ids.scalar_type() == at::kLong || ids.scalar_type() == at::kInt, "ids: dtype ",
+                   ids.scalar_type(), ", and int64 or int32 was needed");
   ids.scalar_type() == at::kLong ? f(int64_t{}) : f(int32_t{});
 }
 
@@ -87,8 +87,7 @@ at::Tensor translate(const at::Tensor& ids, const at::Tensor& segment_offset,
                      const at::Tensor& flat) {
   const auto* table_maps =
       reinterpret_cast<const TableMap*>(int64s(tables, tables.numel(), "tables"));
-  const Segments segments =
-      segments_of(ids, segment_offset, segment_table, tables.numel() / 8);
+  const Segments segments = segments_of(ids, segment_offset, segment_table, tables.numel() / 8);
   TORCH_CHECK_TYPE(codes.scalar_type() == at::kInt || codes.scalar_type() == at::kLong,
                    "codes: dtype ", codes.scalar_type(), ", and int32 or int64 was needed");
   TORCH_CHECK_VALUE(codes.is_contiguous(), "codes: must be contiguous");
@@ -135,12 +134,8 @@ TORCH_LIBRARY_FRAGMENT(oper, m) {
       " Tensor stripe_base, Tensor places, Tensor flat) -> Tensor");
 }
 
-TORCH_LIBRARY_IMPL(oper, CPU, m) {
-  m.impl("translate", translate);
-}
+TORCH_LIBRARY_IMPL(oper, CPU, m) { m.impl("translate", translate); }
 
-TORCH_LIBRARY_IMPL(oper, Meta, m) {
-  m.impl("translate", translate_shape);
-}
+TORCH_LIBRARY_IMPL(oper, Meta, m) { m.impl("translate", translate_shape); }
 
 }  // namespace oper

@@ -10,9 +10,9 @@
 #include <algorithm>
 #include <vector>
 
+#include "cpu/common/parallel.h"
 #include "cpu/common/tensor_checks.h"
 #include "oper/profiling/distinct.h"
-#include "cpu/common/parallel.h"
 
 namespace oper {
 namespace {
@@ -170,8 +170,8 @@ at::Tensor count(const at::Tensor& accesses, const at::Tensor& containing,
     const auto counters =
         counters_of_tables<Counter>(accesses, containing, offsets, containing_start);
     with_id_type(values, [&](auto id) {
-      const auto tables = columns_of<decltype(id)>(
-          values, lengths, table_of, static_cast<int64_t>(counters.size()), samples);
+      const auto tables = columns_of<decltype(id)>(values, lengths, table_of,
+                                                   static_cast<int64_t>(counters.size()), samples);
       int64_t ids = 0;
       for (const auto& column : values) ids += column.numel();
       const auto units = cut_units(tables, ids < kFewIds ? 1 : at::get_num_threads());

@@ -7,9 +7,9 @@
 #include <mutex>
 #include <vector>
 
+#include "cpu/common/parallel.h"
 #include "cpu/common/tensor_checks.h"
 #include "oper/common/chunks.h"
-#include "cpu/common/parallel.h"
 
 namespace oper {
 namespace {

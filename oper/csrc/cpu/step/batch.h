@@ -30,15 +30,14 @@ inline int64_t covered(const Batch& batch, int64_t bags, int64_t widths, int64_t
     const int64_t last = std::max<int64_t>(feature.bags - 1, 0);
     const int64_t least = std::min(feature.out(0), feature.out(last));
     const int64_t most = std::max(feature.out(0), feature.out(last)) + feature.dim;
-    TORCH_CHECK_VALUE(
-        feature.width >= 0 && feature.width < widths && feature.dtype >= kFloat32 &&
-            feature.dtype <= kInt8 && feature.dim >= 0 &&
-            feature.row_bytes >= bytes_of_row(feature.dtype, feature.dim) &&
-            feature.first_bag >= 0 && feature.bags >= 0 &&
-            feature.first_bag + feature.bags <= bags &&
-            (feature.bags == 0 || (least >= 0 && most <= out_elements)),
-        "features: number ", f, " is of no arena, has more bags than the ", bags,
-        " there are, or ends beyond an output of ", out_elements, " elements");
+    TORCH_CHECK_VALUE(feature.width >= 0 && feature.width < widths && feature.dtype >= kFloat32 &&
+                          feature.dtype <= kInt8 && feature.dim >= 0 &&
+                          feature.row_bytes >= bytes_of_row(feature.dtype, feature.dim) &&
+                          feature.first_bag >= 0 && feature.bags >= 0 &&
+                          feature.first_bag + feature.bags <= bags &&
+                          (feature.bags == 0 || (least >= 0 && most <= out_elements)),
+                      "features: number ", f, " is of no arena, has more bags than the ", bags,
+                      " there are, or ends beyond an output of ", out_elements, " elements");
     sum += feature.bags * feature.dim;
   }
   return sum;
@@ -68,9 +67,9 @@ inline Batch batch_of(const at::Tensor& addresses, const std::optional<at::Tenso
   if (weights) {
     TORCH_CHECK_TYPE(weights->scalar_type() == at::kFloat, "weights: dtype ",
                      weights->scalar_type(), ", and float32 was needed");
-    TORCH_CHECK_VALUE(weights->is_contiguous() && weights->numel() == accesses, "weights: ",
-                      weights->numel(), " contiguous elements, and one for each of ", accesses,
-                      " accesses was needed");
+    TORCH_CHECK_VALUE(weights->is_contiguous() && weights->numel() == accesses,
+                      "weights: ", weights->numel(), " contiguous elements, and one for each of ",
+                      accesses, " accesses was needed");
     batch.weights = weights->const_data_ptr<float>();
   }
   batch.features = reinterpret_cast<const Feature*>(int64s(features, features.numel(), "features"));

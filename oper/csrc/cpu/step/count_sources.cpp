@@ -6,8 +6,8 @@
 #include <algorithm>
 
 #include "cpu/step/features.h"
-#include "oper/plan/address.h"
 #include "oper/common/simd.h"
+#include "oper/plan/address.h"
 
 namespace oper {
 namespace {
@@ -51,8 +51,7 @@ int64_t count(const int64_t* addresses, int64_t size, int64_t rank, int64_t rank
 }
 
 at::Tensor count_sources(const at::Tensor& addresses, const at::Tensor& segment_offset,
-                         const at::Tensor& features, int64_t buckets, int64_t rank,
-                         int64_t ranks) {
+                         const at::Tensor& features, int64_t buckets, int64_t rank, int64_t ranks) {
   const Features of = features_of(features, segment_offset);
   const int64_t* const address = int64s(addresses, of.accesses(), "addresses");
   at::Tensor counts = at::zeros({buckets, ranks + 1}, addresses.options());

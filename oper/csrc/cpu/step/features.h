@@ -24,8 +24,8 @@ struct Features {
 
 inline Features features_of(const at::Tensor& features, const at::Tensor& segment_offset) {
   constexpr int64_t kWords = sizeof(Feature) / sizeof(int64_t);
-  TORCH_CHECK_VALUE(features.dim() == 2 && features.size(1) == kWords,
-                    "features: shape ", features.sizes(), ", and [F, ", kWords, "] was needed");
+  TORCH_CHECK_VALUE(features.dim() == 2 && features.size(1) == kWords, "features: shape ",
+                    features.sizes(), ", and [F, ", kWords, "] was needed");
   const int64_t count = features.size(0);
   const auto* const words = int64s(features, count * kWords, "features");
   const Features view{reinterpret_cast<const Feature*>(words),

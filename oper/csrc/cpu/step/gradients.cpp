@@ -7,9 +7,9 @@
 
 #include <optional>
 
+#include "cpu/common/parallel.h"
 #include "cpu/step/batch.h"
 #include "cpu/step/features.h"
-#include "cpu/common/parallel.h"
 
 namespace oper {
 namespace {
@@ -250,8 +250,16 @@ void sum_gradients(const at::Tensor& grad, const at::Tensor& positions, const at
   const bool factors = weight || (offsets && any_mean(view, bucket));
   with_gradient_type(grad, [&](auto type) {
     using T = decltype(type);
-    Summation<T>{places, static_cast<const T*>(grad.const_data_ptr()), weight, factors, at, start,
-                 first_run, last_run, dim, static_cast<float>(scale),
+    Summation<T>{places,
+                 static_cast<const T*>(grad.const_data_ptr()),
+                 weight,
+                 factors,
+                 at,
+                 start,
+                 first_run,
+                 last_run,
+                 dim,
+                 static_cast<float>(scale),
                  out.mutable_data_ptr<float>()}
         .run();
   });

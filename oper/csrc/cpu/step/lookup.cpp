@@ -11,8 +11,8 @@
 #include <cstring>
 #include <vector>
 
-#include "cpu/step/batch.h"
 #include "cpu/common/blocks.h"
+#include "cpu/step/batch.h"
 #include "oper/step/pool.h"
 
 namespace oper {
@@ -28,19 +28,18 @@ OPER_SIMD void copy(const Slice& slice, RowStream& stream, const Output& out) {
   copy_slice(slice, stream, out);
 }
 
-#define OPER_OF_ROWS(Row) \
+#define OPER_OF_ROWS(Row)                                                                         \
   OPER_SIMD void pool_any(TypeOf<Row>, const Batch& batch, const Slice& slice, RowStream& stream, \
-                          const Output& out, float* scratch) { \
-    pool_slice<Row>(batch, slice, stream, out, scratch); \
-  } \
-  OPER_OF_GRADIENTS(Row, Float32Row) \
-  OPER_OF_GRADIENTS(Row, Float16Row) \
+                          const Output& out, float* scratch) {                                    \
+    pool_slice<Row>(batch, slice, stream, out, scratch);                                          \
+  }                                                                                               \
+  OPER_OF_GRADIENTS(Row, Float32Row)                                                              \
+  OPER_OF_GRADIENTS(Row, Float16Row)                                                              \
   OPER_OF_GRADIENTS(Row, BFloat16Row)
-#define OPER_OF_GRADIENTS(Row, Grad) \
-  OPER_SIMD void differentiate(TypeOf<Row>, TypeOf<Grad>, const Batch& batch, \
-                               const Slice& slice, RowStream& stream, const uint8_t* grad, \
-                               float* weight_grad) { \
-    differentiate_slice<Row, Grad>(batch, slice, stream, grad, weight_grad); \
+#define OPER_OF_GRADIENTS(Row, Grad)                                                              \
+  OPER_SIMD void differentiate(TypeOf<Row>, TypeOf<Grad>, const Batch& batch, const Slice& slice, \
+                               RowStream& stream, const uint8_t* grad, float* weight_grad) {      \
+    differentiate_slice<Row, Grad>(batch, slice, stream, grad, weight_grad);                      \
   }
 OPER_OF_ROWS(Float32Row)
 OPER_OF_ROWS(Float16Row)
@@ -84,15 +83,13 @@ at::Tensor pooled_rows(const at::Tensor& addresses, const std::optional<at::Tens
                        at::ScalarType out_dtype) {
   const Batch batch = batch_of(addresses, offsets, weights, features, bases, rank);
   const RowType type = output_type(out_dtype);
-  const int64_t written =
-      covered(batch, bags_of(addresses, offsets), bases.size(0), out_elements);
+  const int64_t written = covered(batch, bags_of(addresses, offsets), bases.size(0), out_elements);
   at::Tensor result = pooled_tensor(out_elements, out_dtype);
   if (written < out_elements) result.zero_();
   const Output out{static_cast<uint8_t*>(result.data_ptr()), type,
                    static_cast<int64_t>(result.nbytes()) > kStreamedBytes};
   for_each_slice(batch, [&](const Slice& slice, RowStream& stream) {
-    const bool unchanged =
-        slice.feature.dtype == type && !weights && holds_one_each(batch, slice);
+    const bool unchanged = slice.feature.dtype == type && !weights && holds_one_each(batch, slice);
     if (unchanged && out.streams(slice.feature)) return stream_slice(slice, stream, out);
     with_row_type(slice.feature.dtype, [&](auto row) {
       unchanged ? copy(slice, stream, out) : pool(row, batch, slice, stream, out);
@@ -102,9 +99,8 @@ at::Tensor pooled_rows(const at::Tensor& addresses, const std::optional<at::Tens
 }
 
 at::Tensor pooled_rows_shape(const at::Tensor& addresses, const std::optional<at::Tensor>&,
-                             const std::optional<at::Tensor>&, const at::Tensor&,
-                             const at::Tensor&, int64_t, c10::SymInt out_elements,
-                             at::ScalarType out_dtype) {
+                             const std::optional<at::Tensor>&, const at::Tensor&, const at::Tensor&,
+                             int64_t, c10::SymInt out_elements, at::ScalarType out_dtype) {
   return at::empty_symint({std::move(out_elements)}, addresses.options().dtype(out_dtype));
 }
 
@@ -120,9 +116,8 @@ at::Tensor weight_gradients(const at::Tensor& grad, const at::Tensor& addresses,
   float* const to = result.data_ptr<float>();
   for_each_slice(batch, [&](const Slice& slice, RowStream& stream) {
     with_row_type(slice.feature.dtype, [&](auto row) {
-      with_float_type(type, [&](auto of_grad) {
-        differentiate(row, of_grad, batch, slice, stream, from, to);
-      });
+      with_float_type(
+          type, [&](auto of_grad) { differentiate(row, of_grad, batch, slice, stream, from, to); });
     });
   });
   return result;

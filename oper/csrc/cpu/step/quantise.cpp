@@ -47,9 +47,9 @@ at::Tensor quantise_rows(const at::Tensor& values) {
 }
 
 at::Tensor dequantise_rows(const at::Tensor& rows) {
-  TORCH_CHECK_VALUE(rows.dim() == 2 && rows.scalar_type() == at::kByte &&
-                        rows.size(1) >= kScaleBiasBytes,
-                    "rows: uint8 [rows, dim + ", kScaleBiasBytes, "] was needed");
+  TORCH_CHECK_VALUE(
+      rows.dim() == 2 && rows.scalar_type() == at::kByte && rows.size(1) >= kScaleBiasBytes,
+      "rows: uint8 [rows, dim + ", kScaleBiasBytes, "] was needed");
   const at::Tensor contiguous = rows.contiguous();
   at::Tensor values = dequantise_rows_shape(contiguous);
   const int64_t dim = values.size(1), row_bytes = rows.size(1);

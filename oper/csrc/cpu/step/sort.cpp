@@ -2,8 +2,8 @@
 
 #include "oper/step/sort.h"
 
-#include <ATen/ops/empty.h>
 #include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
 #include <torch/library.h>
 
 #include <limits>
@@ -63,8 +63,9 @@ void for_each_chunk(int64_t chunks, int64_t elements, const F& f) {
 Batch batch_of(const at::Tensor& addresses, const at::Tensor& segment_offset,
                const at::Tensor& features, int64_t rank, int64_t ranks, int64_t buckets) {
   TORCH_CHECK_VALUE(ranks >= 1 && rank >= 0 && rank < ranks, "rank: ", rank, " of ", ranks);
-  TORCH_CHECK_VALUE(addresses.numel() <= std::numeric_limits<int32_t>::max(), "addresses: ",
-                    addresses.numel(), " accesses in a batch, and positions are of 32 bits");
+  TORCH_CHECK_VALUE(addresses.numel() <= std::numeric_limits<int32_t>::max(),
+                    "addresses: ", addresses.numel(),
+                    " accesses in a batch, and positions are of 32 bits");
   Batch batch;
   batch.addresses = int64s(addresses, addresses.numel(), "addresses");
   batch.rank = rank;

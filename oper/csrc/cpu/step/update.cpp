@@ -8,9 +8,9 @@
 #include <cmath>
 
 #include "cpu/common/tensor_checks.h"
+#include "oper/common/simd.h"
 #include "oper/step/merge.h"
 #include "oper/step/optimizers.h"
-#include "oper/common/simd.h"
 
 namespace oper {
 namespace {
@@ -20,10 +20,10 @@ constexpr int64_t kEntriesPerTask = 1024;
 using Update = int64_t (*)(const std::vector<Gradients>&, const Arena&, const Settings&);
 
 // One function an optimizer, as templates cannot be compiled for several processors at once.
-#define OPER_UPDATE(Optimizer, name)                                                       \
-  OPER_SIMD int64_t name(const std::vector<Gradients>& lists, const Arena& arena,          \
-                         const Settings& settings) {                                       \
-    return update_rows<Optimizer>(lists, arena, settings);                                 \
+#define OPER_UPDATE(Optimizer, name)                                              \
+  OPER_SIMD int64_t name(const std::vector<Gradients>& lists, const Arena& arena, \
+                         const Settings& settings) {                              \
+    return update_rows<Optimizer>(lists, arena, settings);                        \
   }
 OPER_UPDATE(Sgd, update_sgd)
 OPER_UPDATE(MomentumSgd, update_momentum_sgd)
@@ -79,11 +79,14 @@ Arena arena_of(const at::Tensor& rows, const at::Tensor& state, int64_t dim, int
                      "rows, state: contiguous uint8 [slots, bytes] were needed");
   TORCH_CHECK_VALUE(rows.size(0) == state.size(0), "rows, state: ", rows.size(0), " and ",
                     state.size(0), " slots, and equal numbers were needed");
-  const Arena arena{static_cast<uint8_t*>(rows.data_ptr()), rows.size(1),
-                    static_cast<uint8_t*>(state.data_ptr()), state.size(1), dim,
+  const Arena arena{static_cast<uint8_t*>(rows.data_ptr()),
+                    rows.size(1),
+                    static_cast<uint8_t*>(state.data_ptr()),
+                    state.size(1),
+                    dim,
                     static_cast<RowType>(dtype)};
-  TORCH_CHECK_VALUE(dim > 0 && bytes_of_row(dtype, dim) <= arena.row_bytes, "rows: ",
-                    arena.row_bytes, " bytes a slot are too few for ", dim, " values");
+  TORCH_CHECK_VALUE(dim > 0 && bytes_of_row(dtype, dim) <= arena.row_bytes,
+                    "rows: ", arena.row_bytes, " bytes a slot are too few for ", dim, " values");
   const int64_t state_bytes = kind.state_values(dim) * static_cast<int64_t>(sizeof(float));
   TORCH_CHECK_VALUE(state_bytes <= arena.state_bytes, "state: ", arena.state_bytes,
                     " bytes a slot, and ", kind.name, " needs ", state_bytes);
@@ -105,15 +108,15 @@ std::vector<Gradients> lists_of(at::TensorList slots, at::TensorList grads, int6
     const at::Tensor& grad = grads[n];
     TORCH_CHECK_TYPE(grad.scalar_type() == at::kFloat, "grads: dtype ", grad.scalar_type(),
                      ", and float32 was needed");
-    TORCH_CHECK_VALUE(grad.is_contiguous() && grad.numel() == size * dim, "grads: list ", n,
-                      " is ", grad.sizes(), ", and contiguous [", size, ", ", dim, "] was needed");
+    TORCH_CHECK_VALUE(grad.is_contiguous() && grad.numel() == size * dim, "grads: list ", n, " is ",
+                      grad.sizes(), ", and contiguous [", size, ", ", dim, "] was needed");
     if (size == 0) continue;
     bool ascending = true;
     for (int64_t i = 1; i < size; ++i) ascending &= slot[i - 1] < slot[i];
     TORCH_CHECK_VALUE(ascending, "slots: list ", n, " does not ascend");
-    TORCH_CHECK_INDEX(slot[0] >= 0 && slot[size - 1] < arena_slots, "slots: list ", n, " goes from ",
-                      slot[0], " to ", slot[size - 1], ", and the arena has ", arena_slots,
-                      " slots");
+    TORCH_CHECK_INDEX(slot[0] >= 0 && slot[size - 1] < arena_slots, "slots: list ", n,
+                      " goes from ", slot[0], " to ", slot[size - 1], ", and the arena has ",
+                      arena_slots, " slots");
     lists.push_back({slot, grad.const_data_ptr<float>(), 0, size});
   }
   return lists;

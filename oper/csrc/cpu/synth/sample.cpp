@@ -11,10 +11,10 @@
 #include <cmath>
 #include <vector>
 
-#include "oper/synth/popularity.h"
+#include "cpu/common/parallel.h"
 #include "oper/common/random.h"
 #include "oper/common/scatter.h"
-#include "cpu/common/parallel.h"
+#include "oper/synth/popularity.h"
 
 namespace oper {
 namespace {

@@ -21,8 +21,7 @@ struct alignas(64) Word {
 static_assert(sizeof(Word) == 64 && std::atomic<int32_t>::is_always_lock_free,
               "made by oper/runtime/comm/signals.py as 16 int32");
 
-inline long futex(std::atomic<int32_t>& word, int operation, int32_t value,
-                  const timespec* until) {
+inline long futex(std::atomic<int32_t>& word, int operation, int32_t value, const timespec* until) {
   return syscall(SYS_futex, &word, operation, value, until, nullptr, FUTEX_BITSET_MATCH_ANY);
 }
 

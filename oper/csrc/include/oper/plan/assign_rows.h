@@ -13,7 +13,9 @@ class Dealer {
  public:
   // `counts` [classes, groups] rows that each group gets of each class.
   Dealer(const int64_t* counts, int64_t classes, int64_t groups)
-      : groups_(groups), left_(counts, counts + classes * groups), turn_(classes, -1),
+      : groups_(groups),
+        left_(counts, counts + classes * groups),
+        turn_(classes, -1),
         next_(classes * groups, -1) {
     for (int64_t c = 0; c < classes; ++c) {
       // Groups with rows of the class form a ring; turn_ is the group that had the last row.
@@ -57,7 +59,8 @@ class Dealer {
 
 // code = position << group_bits | group, positions counting a group's rows in the order they come.
 template <typename Code>
-void pack_codes(const int32_t* group, int64_t rows, int group_bits, int64_t* position, Code* codes) {
+void pack_codes(const int32_t* group, int64_t rows, int group_bits, int64_t* position,
+                Code* codes) {
   for (int64_t row = 0; row < rows; ++row)
     codes[row] = static_cast<Code>(static_cast<uint64_t>(position[group[row]]++) << group_bits |
                                    static_cast<uint64_t>(group[row]));

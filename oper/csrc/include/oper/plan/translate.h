@@ -16,13 +16,13 @@ namespace oper {
 // A table's part of the map.
 struct TableMap {
   int64_t rows;
-  int64_t first_line;    // in the bitmap
-  int64_t origin;        // row - rank + origin is the place in the table's pattern, from its start
-  int64_t period;        // of the pattern, at least 2
-  uint64_t reciprocal;   // ceil(2^64 / period)
-  int64_t pattern;       // first of the pattern's places
-  int64_t stripe_base;   // first of the table's stripe bases
-  int64_t flat;          // first of the table's plain addresses, or -1 where it has none
+  int64_t first_line;   // in the bitmap
+  int64_t origin;       // row - rank + origin is the place in the table's pattern, from its start
+  int64_t period;       // of the pattern, at least 2
+  uint64_t reciprocal;  // ceil(2^64 / period)
+  int64_t pattern;      // first of the pattern's places
+  int64_t stripe_base;  // first of the table's stripe bases
+  int64_t flat;         // first of the table's plain addresses, or -1 where it has none
 };
 static_assert(sizeof(TableMap) == 64, "made by oper/plan/address_map.py as eight int64");
 
@@ -101,7 +101,8 @@ inline __attribute__((always_inline)) int64_t translate_body(const MapView<Code>
     }
 
     if (stripe_lines) {
-      for (int64_t k = 0; k < striped_size; ++k) __builtin_prefetch(stripe_lines + line[striped[k]]);
+      for (int64_t k = 0; k < striped_size; ++k)
+        __builtin_prefetch(stripe_lines + line[striped[k]]);
       for (int64_t k = 0; k < striped_size; ++k) {
         const int n = striped[k];
         rank[n] = stripe_lines[line[n]].rank(position[n]);
@@ -109,7 +110,8 @@ inline __attribute__((always_inline)) int64_t translate_body(const MapView<Code>
     }
     for (int64_t k = 0; k < striped_size; ++k) {
       const int n = striped[k];
-      const uint64_t c = static_cast<uint64_t>(static_cast<int64_t>(in[n]) - rank[n] + table.origin);
+      const uint64_t c =
+          static_cast<uint64_t>(static_cast<int64_t>(in[n]) - rank[n] + table.origin);
       const uint64_t turn = high_product(c, table.reciprocal);
       const Place place = places[c - turn * static_cast<uint64_t>(table.period)];
       to[n] = stripe_base[place.owner] + static_cast<int64_t>(turn * place.copies + place.before);

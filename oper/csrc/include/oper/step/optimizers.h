@@ -1,6 +1,6 @@
-// One step of an optimizer on the rows that have a gradient: FBGEMM's fused sparse optimizers, which
-// see a row's whole gradient once per step and touch no other row. SGD with momentum and L2 decay,
-// which FBGEMM has not, are torch.optim.SGD's.
+// One step of an optimizer on the rows that have a gradient: FBGEMM's fused sparse optimizers,
+// which see a row's whole gradient once per step and touch no other row. SGD with momentum and L2
+// decay, which FBGEMM has not, are torch.optim.SGD's.
 //
 // Arithmetic and state are in fp32 whatever the rows are; fp16 and bf16 rows are rounded to the
 // nearest. Sums over a row's values are made in an order that does not depend on the vectors'
@@ -11,9 +11,9 @@
 #include <cstdint>
 #include <vector>
 
+#include "oper/common/simd.h"
 #include "oper/step/merge.h"
 #include "oper/step/rows.h"
-#include "oper/common/simd.h"
 
 namespace oper {
 
@@ -25,8 +25,8 @@ struct Settings {
   float shrink;        // what decoupled weight decay multiplies a row by: 1 - lr·decay
   float beta1, rest1;  // beta1 and 1 - beta1; momentum is beta1
   float beta2, rest2;
-  float step_size;     // lr / (1 - beta1^step)
-  float root_scale;    // 1 / √(1 - beta2^step)
+  float step_size;   // lr / (1 - beta1^step)
+  float root_scale;  // 1 / √(1 - beta2^step)
 };
 
 // The arenas of one width on one rank.
@@ -51,7 +51,8 @@ OPER_INLINE float mean_square(const float* values, int64_t dim) {
   return sums[0] / static_cast<float>(dim);
 }
 
-// Each optimizer: the float32 values of state that a row has, and its step on row w with gradient g.
+// Each optimizer: the float32 values of state that a row has, and its step on row w with gradient
+// g.
 
 struct Sgd {
   static int64_t state_values(int64_t) { return 0; }

@@ -8,8 +8,8 @@
 #include <immintrin.h>
 #endif
 
-#include "oper/step/rows.h"
 #include "oper/common/simd.h"
+#include "oper/step/rows.h"
 
 namespace oper {
 

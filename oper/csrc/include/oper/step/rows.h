@@ -17,12 +17,12 @@ namespace oper {
 struct Feature {
   int64_t bucket;
   int64_t width;
-  int64_t dtype;         // a RowType
+  int64_t dtype;  // a RowType
   int64_t dim;
-  int64_t row_bytes;     // from one slot of the arena to the next
-  int64_t first_bag;     // of the batch; bags without offsets hold one access each
+  int64_t row_bytes;  // from one slot of the arena to the next
+  int64_t first_bag;  // of the batch; bags without offsets hold one access each
   int64_t bags;
-  int64_t out_base;      // of the output, in elements: see out()
+  int64_t out_base;  // of the output, in elements: see out()
   int64_t out_stride;
   int64_t mean;          // sums are divided by the bag's length
   int64_t has_gradient;  // 0: of a frozen table, left out of the sort
@@ -31,7 +31,8 @@ struct Feature {
   // The first element of a bag's sum in the output, or of its gradient.
   int64_t out(int64_t bag) const { return out_base + bag * out_stride; }
 };
-static_assert(sizeof(Feature) == 12 * sizeof(int64_t), "FEATURE_WORDS of oper/runtime/tables/kernel_structs.py");
+static_assert(sizeof(Feature) == 12 * sizeof(int64_t),
+              "FEATURE_WORDS of oper/runtime/tables/kernel_structs.py");
 
 enum RowType : int64_t { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2, kInt8 = 3 };
 
