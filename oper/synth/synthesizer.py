@@ -30,7 +30,9 @@ from oper.synth.label_model import DENSE_COLUMNS, BayesAuc, PlantedModel
 from oper.synth.recipes import Feature, Recipe
 
 Order = Literal["scattered", "frequency", "age"]
-ORDERS: tuple[Order, ...] = ("scattered", "frequency", "age")  # numbered as in scatter.h
+ORDERS: tuple[Order, ...] = ("scattered", "frequency", "age")
+for _number, _order in enumerate(ORDERS):
+    native.shared(f"order {_order}", _number)
 
 # Samples of a batch, and ids in it at most unless it is one sample. Part of what is generated.
 _BATCH_SAMPLES = 1 << 16

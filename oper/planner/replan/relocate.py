@@ -26,7 +26,7 @@ from oper.base.arrays import Ints
 from oper.base.tensors import as_int64, as_tensor
 from oper.plan.bitmap import ROWS_PER_LINE
 from oper.plan.layout import Layout
-from oper.plan.row_codes import unpack_codes
+from oper.plan.row_codes import pack_positions, unpack_codes
 from oper.plan.row_locator import Chunk, RowLocator
 from oper.plan.row_moves import ENTRY, RowMoves
 from oper.planner.problem.class_finder import ClassFinder
@@ -120,7 +120,7 @@ class Relocation:
     def _replica_tops(self) -> Ints:
         """The end of the last replica's slot, [W, M]."""
         layout = self._layout
-        group, position = unpack_codes(layout)
+        group, position = unpack_codes(layout.codes, len(layout.group_width))
         last = np.full(len(layout.group_width), -1, dtype=np.int64)
         np.maximum.at(last, group, position)
         tops = np.zeros(layout.slots.shape, dtype=np.int64)
@@ -272,7 +272,7 @@ class Relocation:
 
     def _new_layout(self, rows: _Rows, instances: "_Instances") -> Layout:
         layout = self._layout
-        group, position = unpack_codes(layout)
+        group, position = unpack_codes(layout.codes, len(layout.group_width))
         listed = listed_rows(layout)
         everyone = np.union1d(listed, rows.row)
         new_group = np.empty(len(everyone), dtype=np.int64)
@@ -281,9 +281,6 @@ class Relocation:
             at = np.searchsorted(everyone, ids)
             new_group[at], new_position[at] = g, p
         used, new_group = np.unique(new_group, return_inverse=True)
-        bits = max(len(used) - 1, 0).bit_length()
-        wide = int(new_position.max(initial=0)) >> (32 - bits) > 0
-        codes = (new_position << bits | new_group).astype(np.uint64 if wide else np.uint32)
         bitmap, stripe_bitmap = layout.bitmap, layout.stripe_bitmap
         if len(everyone) > len(listed):
             stripe_bitmap = bitmap if stripe_bitmap is None else stripe_bitmap
@@ -297,7 +294,7 @@ class Relocation:
             base=np.stack(instances.base)[used],
             bitmap=bitmap,
             stripe_bitmap=stripe_bitmap,
-            codes=codes,
+            codes=pack_positions(new_group, new_position, len(used)),
         )
 
 

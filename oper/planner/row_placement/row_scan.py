@@ -3,8 +3,8 @@
 `histogram` counts the rows of each (table, accesses, containing): the classes (classes.py).
 `scan` marks the explicit rows, those above each table's cut, in a bitmap, copies their counters
 out, and sums what the striped rows carry on each rank. `class_of` names the class of each
-explicit row, `deal` gives the rows of each class to groups (§4.2), `pack_codes` makes of that
-what the address map reads.
+explicit row, `assign_groups` gives the rows of each class to groups (§4.2), `pack_codes` makes of
+that what the address map reads.
 """
 
 from collections.abc import Sequence

@@ -18,6 +18,7 @@ from oper.runtime.comm.shared_segment import Segment
 
 _FAILED = -1  # on all words of a rank that failed
 _MESSAGE_BYTES = 1024
+_SIGNAL_BYTES = native.shared("signal bytes", 64)  # one cache line a counter
 
 
 class Signals:
@@ -26,16 +27,15 @@ class Signals:
     def __init__(self, node: Node, words: Sequence[str]) -> None:
         self.node = node
         ops = native.ops()
-        self._wait_words = ops.wait_words.default
-        self._post_word = ops.post_word.default
+        self._wait_signals = ops.wait_signals.default
+        self._post_signal = ops.post_signal.default
         ranks = len(node.peers)
-        # One cache line a counter.
-        counters_bytes = 4 * 16 * len(words) * ranks
+        counters_bytes = _SIGNAL_BYTES * len(words) * ranks
         size = counters_bytes + _MESSAGE_BYTES * ranks
         # Each rank brings a segment, and all use the first one's; untouched, the others are free.
         segments = node.share(Segment.create(size, size, "board"))
         self._segment = segments[node.peers[0]]
-        lines = self._segment.tensor(0, [len(words), ranks, 16], torch.int32)
+        lines = self._segment.tensor(0, [len(words), ranks, _SIGNAL_BYTES // 4], torch.int32)
         self._words = {word: lines[n] for n, word in enumerate(words)}
         self._messages = self._segment.tensor(counters_bytes, [ranks, _MESSAGE_BYTES], torch.uint8)
         self._mine = node.peers.index(node.rank)
@@ -52,7 +52,7 @@ class Signals:
         if os.getpid() != self._process:
             self.node.check_process()
         if not self._failed:
-            self._post_word(self._words[word], self._mine, value)
+            self._post_signal(self._words[word], self._mine, value)
 
     def wait(self, word: str, value: int, doing: str) -> None:
         """Until every rank of the node has posted `value` or more; what they wrote before is seen.
@@ -62,7 +62,7 @@ class Signals:
         """
         if os.getpid() != self._process:
             self.node.check_process()
-        if self._wait_words(self._words[word], value, 0) >= 0:
+        if self._wait_signals(self._words[word], value, 0) >= 0:
             self._sleep(self._words[word], value, doing)
 
     def fail(self, error: BaseException) -> None:
@@ -76,7 +76,7 @@ class Signals:
         box[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         self._failed = True
         for words in self._words.values():
-            self._post_word(words, self._mine, _FAILED)
+            self._post_signal(words, self._mine, _FAILED)
         self.node.fail(error)
 
     def _sleep(self, words: torch.Tensor, value: int, doing: str) -> None:
@@ -90,6 +90,6 @@ class Signals:
                 raise LostRankError(text)
             return [p for p, c in zip(self.node.peers, counters, strict=True) if c < value]
 
-        while self._wait_words(words, value, int(1000 * SLICE_SECONDS)) >= 0:
+        while self._wait_signals(words, value, int(1000 * SLICE_SECONDS)) >= 0:
             # It looks again after it found a rank dead: who failed is no longer alive either.
             self.node.check_alive(missing, doing, patience)

@@ -126,7 +126,9 @@ class RowFetcher:
         runs = None if batch.sorting else batch.runs
         if runs is None or len(runs[0]) < len(batch.addresses):
             given = (batch.addresses, batch.segment_offset, batch.features)
-            accesses = native.ops().count_sources(*given, shape[0], self._rank, self._ranks).numpy()
+            accesses = (
+                native.ops().accesses_by_rank(*given, shape[0], self._rank, self._ranks).numpy()
+            )
             fetched = accesses[:, 1:]
         else:
             start, prefix = runs[1].numpy(), runs[3].numpy()

@@ -9,6 +9,7 @@
 #endif
 
 #include "oper/common/simd.h"
+#include "oper/step/feature.h"
 #include "oper/step/rows.h"
 
 namespace oper {

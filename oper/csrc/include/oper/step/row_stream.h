@@ -14,7 +14,7 @@
 
 #include "oper/common/simd.h"
 #include "oper/plan/address.h"
-#include "oper/step/rows.h"
+#include "oper/step/feature.h"
 
 namespace oper {
 
