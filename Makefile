@@ -15,7 +15,7 @@ help:
 	@echo "make demo      set-up, a log, its profile, plans, how they compare, a DLRM trained on 2 ranks"
 	@echo "make test      set-up, then the tests (linters among them)"
 	@echo "make test-all  the same with the slow tests"
-	@echo "make lint      ruff and mypy alone"
+	@echo "make lint      ruff, mypy, clang-format and cppcheck alone"
 	@echo "make bench     the measurements of benchmarks/README.md"
 	@echo "make clean     removes what was built; VENV stays"
 	@echo "variables      VENV=$(VENV) PYTHON=$(PYTHON) VARIANT=auto|cpu|gpu"
@@ -33,6 +33,7 @@ lint: install
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
+	$(BIN)/python scripts/lint_cpp.py
 
 demo: install
 	PATH="$(abspath $(BIN)):$$PATH" scripts/demo.sh

@@ -138,7 +138,9 @@ def _figures(plan: Plan) -> list[Finding]:
 
 def _replica_accesses(plan: Plan) -> str | None:
     layout = plan.layout
-    group = (layout.codes.astype(np.uint64) & np.uint64((1 << layout.group_bits) - 1)).astype(int)
+    # Codes are taken apart here by their definition, not by row_codes.py, which wrote them.
+    bits = max(len(layout.group_width) - 1, 0).bit_length()
+    group = (layout.codes.astype(np.uint64) & np.uint64((1 << bits) - 1)).astype(int)
     several = layout.holds.sum(axis=1) > 1
     found = int(plan.explicit_accesses[several[group]].sum(dtype=np.int64)) if len(group) else 0
     if found == plan.replica_accesses:

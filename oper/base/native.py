@@ -3,13 +3,24 @@
 from oper.base import native
 
 native.ops().name_of_the_operator(...)
+
+Constants and structs that Python and the kernels both declare go through `shared`, which compares
+the two, so that an extension of another version is told apart before it computes anything.
 """
 
 import functools
 import importlib
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import numpy as np
 
 from oper.base.errors import OperError
+
+Value = TypeVar("Value", bound="int | str | np.dtype[Any]")
+
+_shared: dict[str, str] = {}  # what Python declares, as text
+_of_kernels: dict[str, str] = {}  # the same of the kernels, once they are loaded
 
 
 @functools.cache
@@ -17,7 +28,8 @@ def ops() -> Any:
     """The operators `torch.ops.oper`.
 
     Raises:
-        OperError: the extension is not built, or was built for another torch or Python.
+        OperError: the extension is not built, was built for another torch or Python, or is of
+            another version than the Python code.
     """
     import torch  # loads libtorch, which the extension is linked to
 
@@ -30,4 +42,48 @@ def ops() -> Any:
             "`pip install --force-reinstall --no-deps --no-build-isolation .` where torch and "
             "a C++17 compiler are present."
         ) from error
+    try:
+        of_kernels = dict(torch.ops.oper.declarations())
+    except AttributeError:
+        raise _other_version("they do not say what they were built for") from None
+    _compare(_shared, of_kernels)
+    _of_kernels.update(of_kernels)
     return torch.ops.oper
+
+
+def shared(name: str, value: Value) -> Value:
+    """A constant or the fields of a struct, which the kernels declare by the same name in
+    csrc/declarations.cpp. They are compared when the kernels are loaded, or now if they are.
+
+    Args:
+        value: a number, a struct's dtype, or any text.
+
+    Returns:
+        `value` itself.
+
+    Raises:
+        OperError: the kernels are loaded and say otherwise.
+    """
+    text = str(value)
+    if isinstance(value, np.dtype):
+        text = ", ".join(f"{value[field]} {field}" for field in value.names or ())
+    _shared[name] = text
+    if _of_kernels:
+        _compare({name: text}, _of_kernels)
+    return value
+
+
+def _compare(of_python: Mapping[str, str], of_kernels: Mapping[str, str]) -> None:
+    for name, text in of_python.items():
+        found = of_kernels.get(name)
+        if found != text:
+            raise _other_version(f"{name} is {found or 'unknown'} to them, and {text} to Python")
+
+
+def _other_version(difference: str) -> OperError:
+    path = getattr(importlib.import_module("oper._C"), "__file__", "oper._C")
+    return OperError(
+        f"the native kernels, {path}, are of another version than the Python code: {difference}. "
+        "Build them again: `make install` in a checkout, or "
+        "`pip install --force-reinstall --no-deps --no-build-isolation .`"
+    )

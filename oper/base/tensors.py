@@ -25,3 +25,8 @@ def as_tensor(array: NDArray[Any]) -> "torch.Tensor":
 def as_int64(array: NDArray[Any]) -> "torch.Tensor":
     """An int64 tensor of any integers, copied where they are of another type."""
     return as_tensor(np.asarray(array, dtype=np.int64))
+
+
+def struct_words(structs: NDArray[Any]) -> "torch.Tensor":
+    """An array of structs [N] as the kernels take it, int64 [N, words of a struct]."""
+    return as_tensor(structs.view(np.int64).reshape(len(structs), structs.itemsize // 8))

@@ -10,6 +10,7 @@ is faster.
 from collections.abc import Sequence
 from copy import copy
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from oper.base import native
 from oper.base.errors import OperError
-from oper.base.tensors import as_int64, as_tensor
+from oper.base.tensors import as_int64, as_tensor, struct_words
 from oper.plan.bitmap import listed_before
 from oper.plan.layout import LOCAL, SLOT_BITS, SLOT_MASK, Layout, RankMap, occurrences, rank_map
 from oper.plan.plan import Plan, load_plan, load_rank_map
@@ -25,7 +26,28 @@ from oper.tables.table import Table
 
 __all__ = ["LOCAL", "AddressMap", "unpack"]
 
-_NO_FLAT = -1  # of a table without plain addresses (csrc/include/oper/plan/translate.h)
+# What the kernel reads of each table and of each step of a pattern of ranks, explained in
+# csrc/include/oper/plan/translate.h.
+TABLE_MAP = native.shared(
+    "struct TableMap",
+    np.dtype(
+        [
+            ("rows", np.int64),
+            ("first_line", np.int64),
+            ("origin", np.int64),
+            ("period", np.int64),
+            ("reciprocal", np.uint64),
+            ("pattern", np.int64),
+            ("stripe_base", np.int64),
+            ("flat", np.int64),
+        ]
+    ),
+)
+PATTERN_STEP = native.shared(
+    "struct PatternStep",
+    np.dtype([("owner", np.uint16), ("before", np.uint16), ("copies", np.uint32)]),
+)
+_NO_FLAT = -1  # of a table without plain addresses
 
 
 def unpack(addresses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -43,18 +65,18 @@ class AddressMap:
         period = np.array([len(order) for order in orders], dtype=np.int64)
         frozen = layout.stripe_bitmap
         numbering = layout.bitmap if frozen is None else frozen
-        maps = np.zeros((len(layout.rows), 8), dtype=np.int64)
-        maps[:, 0] = layout.rows
-        maps[:, 1] = layout.line_offset[:-1]
-        maps[:, 2] = layout.rotation + listed_before(numbering, layout.line_offset[:-1])
-        maps[:, 3] = period[layout.pattern_of]
         reciprocal = np.array([-(-(1 << 64) // int(p)) for p in period], dtype=np.uint64)
-        maps[:, 4] = reciprocal.view(np.int64)[layout.pattern_of]
-        maps[:, 5] = (np.cumsum(period) - period)[layout.pattern_of]
-        maps[:, 6] = np.arange(len(layout.rows)) * layout.ranks
-        maps[:, 7] = _NO_FLAT
-        places = np.concatenate([_places(order, layout.ranks) for order in orders])
-        self._maps, self._flat = as_int64(maps), torch.empty(0, dtype=torch.int64)
+        maps = np.zeros(len(layout.rows), dtype=TABLE_MAP)
+        maps["rows"] = layout.rows
+        maps["first_line"] = layout.line_offset[:-1]
+        maps["origin"] = layout.rotation + listed_before(numbering, layout.line_offset[:-1])
+        maps["period"] = period[layout.pattern_of]
+        maps["reciprocal"] = reciprocal[layout.pattern_of]
+        maps["pattern"] = (np.cumsum(period) - period)[layout.pattern_of]
+        maps["stripe_base"] = np.arange(len(layout.rows)) * layout.ranks
+        maps["flat"] = _NO_FLAT
+        steps = np.concatenate([_pattern_steps(order, layout.ranks) for order in orders])
+        self._maps, self._flat = struct_words(maps), torch.empty(0, dtype=torch.int64)
         self._arguments = (
             as_tensor(layout.bitmap.view(np.int64)),
             None if frozen is None else as_tensor(frozen.view(np.int64)),
@@ -62,7 +84,7 @@ class AddressMap:
             layout.group_bits,
             as_int64(rank.group_base),
             as_int64(rank.stripe_base - layout.stripe_lead),
-            as_int64(places),
+            struct_words(steps),
         )
 
     @classmethod
@@ -91,13 +113,13 @@ class AddressMap:
         smallest = np.argsort(rows, kind="stable")
         if most_bytes is not None:
             smallest = smallest[8 * np.cumsum(rows[smallest]) <= most_bytes]
-        maps = self._maps.clone()
-        maps[:, 7] = _NO_FLAT
-        first = np.cumsum(rows[smallest]) - rows[smallest]
-        maps[torch.from_numpy(smallest), 7] = torch.from_numpy(first)
+        maps = self._maps.numpy().copy().view(TABLE_MAP)[:, 0]
+        maps["flat"] = _NO_FLAT
+        maps["flat"][smallest] = np.cumsum(rows[smallest]) - rows[smallest]
         found = [self.translate(int(n), torch.arange(rows[n])) for n in smallest]
         flat = copy(self)
-        flat._maps, flat._flat = maps, torch.cat([torch.empty(0, dtype=torch.int64), *found])
+        flat._maps = struct_words(maps)
+        flat._flat = torch.cat([torch.empty(0, dtype=torch.int64), *found])
         return flat
 
     def translate(self, table: int, ids: torch.Tensor) -> torch.Tensor:
@@ -148,15 +170,16 @@ class AddressMap:
 
 
 def _at_least_two(order: NDArray[np.uint16]) -> NDArray[np.uint16]:
-    """A period of one place, written twice: 2^64 / 1 would not fit the kernel's reciprocal."""
+    """A period of one step, written twice: 2^64 / 1 would not fit the kernel's reciprocal."""
     return np.repeat(order, 2) if len(order) == 1 else order
 
 
-def _places(order: NDArray[np.uint16], ranks: int) -> NDArray[np.int64]:
-    """csrc/include/oper/plan/translate.h's Place for each position of a pattern."""
-    owner = order.astype(np.int64)
-    before, copies = occurrences(owner, ranks)
-    return owner | before << 16 | copies[owner] << 32
+def _pattern_steps(order: NDArray[np.uint16], ranks: int) -> NDArray[Any]:
+    """The PATTERN_STEP of each position of a pattern."""
+    before, copies = occurrences(order.astype(np.int64), ranks)
+    steps = np.zeros(len(order), dtype=PATTERN_STEP)
+    steps["owner"], steps["before"], steps["copies"] = order, before, copies[order]
+    return steps
 
 
 def _check_rank(rank: int, ranks: int) -> None:

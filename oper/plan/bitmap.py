@@ -5,10 +5,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from oper.base import native
 from oper.base.arrays import Ints
 
-ROWS_PER_LINE = 448
-_HEADER_MASK = np.uint64((1 << 37) - 1)  # the rest of a header speeds the kernel up
+WORDS_PER_LINE = native.shared("bitmap words of a line", 7)  # behind its header
+ROWS_PER_LINE = 64 * WORDS_PER_LINE
+# Of a header: marked rows before the line. The rest of it speeds the kernel up.
+_BEFORE_MASK = np.uint64((1 << native.shared("bitmap bits of rows before", 37)) - 1)
 
 
 def rank_in_bitmap(
@@ -20,7 +23,7 @@ def rank_in_bitmap(
     """
     line, position = np.divmod(rows, ROWS_PER_LINE)
     lines = bitmap[first_line + line]
-    start = 64 * np.arange(7)
+    start = 64 * np.arange(WORDS_PER_LINE)
     below = np.clip(position[:, None] - start, 0, 64)
     # A shift by 64 is undefined: the mask of a whole word is written out.
     ones = np.uint64(0xFFFFFFFFFFFFFFFF)
@@ -34,4 +37,4 @@ def rank_in_bitmap(
 
 def listed_before(bitmap: NDArray[np.uint64], lines: Any) -> Any:
     """Marked rows of all tables before these lines: int64."""
-    return (bitmap[lines, 0] & _HEADER_MASK).astype(np.int64)
+    return (bitmap[lines, 0] & _BEFORE_MASK).astype(np.int64)

@@ -3,7 +3,7 @@
 Rows of table t are EXPLICIT, with a mark in a bitmap and a code, or STRIPED. Slots index a rank's
 arena of the row's width. With e the position of the row among the explicit rows of all tables:
 
-    explicit   code[e] = position · 2^bits | group       slot = base[group, source] + position
+    explicit   code[e]: group, position (row_codes.py)   slot = base[group, source] + position
     striped    c = row - (explicit rows of the table before it), p = c + rotation[t], P = |order|
                owner = order[p mod P]
                slot = stripe_base[t, owner] + occurrences of owner in order[rotation[t] : p)
@@ -23,11 +23,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from oper.base import native
 from oper.base.arrays import Ints
 from oper.plan.bitmap import listed_before, rank_in_bitmap
+from oper.plan.row_codes import group_bits, unpack_codes
 
-SLOT_BITS = 40
-LOCAL = 0x7FFFFF
+SLOT_BITS = native.shared("slot bits", 40)
+LOCAL = native.shared("field local", 0x7FFFFF)
 SLOT_MASK = (1 << SLOT_BITS) - 1
 MOST_RANKS = 1 << 16
 
@@ -75,7 +77,8 @@ class Layout:
 
     @property
     def group_bits(self) -> int:
-        return max(len(self.group_width) - 1, 0).bit_length()
+        """The bits of a row's code that are its group's number."""
+        return group_bits(len(self.group_width))
 
     @cached_property
     def stripe_lead(self) -> Ints:
@@ -98,12 +101,11 @@ class Layout:
         lines = self.bitmap if self.stripe_bitmap is None else self.stripe_bitmap
         frozen, _ = rank_in_bitmap(lines, first, row)
         code = self.codes[np.where(listed, explicit, 0)] if len(self.codes) else explicit * 0
-        code = code.astype(np.uint64)
-        group_mask = np.uint64((1 << self.group_bits) - 1)
+        group, position = unpack_codes(code, len(self.group_width))
         owner, slot = self._stripe(table, row - (frozen - listed_before(lines, first)))
         return Located(
-            group=np.where(listed, (code & group_mask).astype(np.int64), -1),
-            position=np.where(listed, (code >> np.uint64(self.group_bits)).astype(np.int64), -1),
+            group=np.where(listed, group, -1),
+            position=np.where(listed, position, -1),
             owner=np.where(listed, -1, owner),
             slot=np.where(listed, -1, slot),
             explicit=np.where(listed, explicit, -1),

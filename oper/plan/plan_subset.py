@@ -27,7 +27,7 @@ from oper.plan.arena_slots import give_slots
 from oper.plan.bitmap import listed_before
 from oper.plan.layout import Layout
 from oper.plan.plan import Plan
-from oper.plan.row_codes import pack_codes
+from oper.plan.row_codes import groups_of, pack_codes
 
 
 def part_of(plan: Plan, tables: Sequence[int]) -> Plan:
@@ -55,7 +55,7 @@ def part_of(plan: Plan, tables: Sequence[int]) -> Plan:
 def _layout(layout: Layout, chosen: Ints, codes: NDArray[Any]) -> Layout:
     """The layout of the chosen tables, whose explicit rows have these codes."""
     width_kept, width_of_table = np.unique(layout.width_of_table[chosen], return_inverse=True)
-    group = (codes & codes.dtype.type((1 << layout.group_bits) - 1)).astype(np.int32)
+    group = groups_of(codes, len(layout.group_width))
     used = np.flatnonzero(np.bincount(group, minlength=len(layout.group_width)))
     # Rows that all ranks hold have to come first, and groups of a replanned layout do not.
     everywhere = layout.holds[used].all(axis=1)

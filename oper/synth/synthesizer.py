@@ -30,7 +30,9 @@ from oper.synth.label_model import DENSE_COLUMNS, BayesAuc, LabelModel
 from oper.synth.recipes import Feature, Recipe
 
 Order = Literal["scattered", "frequency", "age"]
-ORDERS: tuple[Order, ...] = ("scattered", "frequency", "age")  # numbered as in scatter.h
+ORDERS: tuple[Order, ...] = ("scattered", "frequency", "age")
+for _number, _order in enumerate(ORDERS):
+    native.shared(f"order {_order}", _number)
 
 # Largest batch in samples, and in ids where it has several samples. Random streams are per batch,
 # so other values would generate other logs.

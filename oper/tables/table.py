@@ -17,13 +17,14 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from oper.base import native
 from oper.base.errors import OperError
 
 IdKind = Literal["dense", "hash", "vocab"]
 
 _BYTES_PER_VALUE = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}
 # FBGEMM's row-wise 8-bit tables store an fp32 scale and bias with each row.
-_INT8_EXTRA_BYTES = 8
+_INT8_EXTRA_BYTES = native.shared("int8 extra bytes", 8)
 # State per row in fp32: values for each of the row's elements, and values for the row as a whole.
 _OPTIMIZER_STATE = {
     "none": (0, 0),

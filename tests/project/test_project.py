@@ -1,4 +1,4 @@
-"""The project's own promises: clean under ruff and mypy, one version, no paths of one machine."""
+"""The project's own promises: clean under its linters, one version, no paths of one machine."""
 
 import re
 import subprocess
@@ -15,14 +15,15 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize(
     "command",
     [
-        pytest.param(["ruff", "check", "."], id="ruff-check"),
-        pytest.param(["ruff", "format", "--check", "."], id="ruff-format"),
-        pytest.param(["mypy"], id="mypy"),
+        pytest.param(["-m", "ruff", "check", "."], id="ruff-check"),
+        pytest.param(["-m", "ruff", "format", "--check", "."], id="ruff-format"),
+        pytest.param(["-m", "mypy"], id="mypy"),
+        pytest.param(["scripts/lint_cpp.py"], id="clang-format-cppcheck"),
     ],
 )
 def test_linters_find_nothing(command: list[str]) -> None:
     result = subprocess.run(
-        [sys.executable, "-m", *command],
+        [sys.executable, *command],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,

@@ -19,6 +19,7 @@ from oper.runtime.comm.shared_segment import Segment
 _FAILED = -1  # all counters of a rank that failed
 _MESSAGE_BYTES = 1024
 _BARRIER = "barrier"
+_SIGNAL_BYTES = native.shared("signal bytes", 64)  # one cache line a counter
 
 
 class Signals:
@@ -28,16 +29,15 @@ class Signals:
         self.node = node
         counters = [*counters, _BARRIER]
         ops = native.ops()
-        self._wait_counter = ops.wait_words.default
-        self._post_counter = ops.post_word.default
+        self._wait_signals = ops.wait_signals.default
+        self._post_signal = ops.post_signal.default
         ranks = len(node.peers)
-        # One cache line a counter.
-        counters_bytes = 4 * 16 * len(counters) * ranks
+        counters_bytes = _SIGNAL_BYTES * len(counters) * ranks
         size = counters_bytes + _MESSAGE_BYTES * ranks
         # Each rank brings a segment, and all use the first one's; untouched, the others are free.
         segments = node.share(Segment.create(size, size, "signals"))
         self._segment = segments[node.peers[0]]
-        lines = self._segment.tensor(0, [len(counters), ranks, 16], torch.int32)
+        lines = self._segment.tensor(0, [len(counters), ranks, _SIGNAL_BYTES // 4], torch.int32)
         self._counters = {name: lines[n] for n, name in enumerate(counters)}
         self._messages = self._segment.tensor(counters_bytes, [ranks, _MESSAGE_BYTES], torch.uint8)
         self._mine = node.peers.index(node.rank)
@@ -55,7 +55,7 @@ class Signals:
         if os.getpid() != self._process:
             self.node.check_process()
         if not self._failed:
-            self._post_counter(self._counters[counter], self._mine, value)
+            self._post_signal(self._counters[counter], self._mine, value)
 
     def wait(self, counter: str, value: int, action: str) -> None:
         """Until every rank of the node has posted `value` or more; what they wrote before is seen.
@@ -65,7 +65,7 @@ class Signals:
         """
         if os.getpid() != self._process:
             self.node.check_process()
-        if self._wait_counter(self._counters[counter], value, 0) >= 0:
+        if self._wait_signals(self._counters[counter], value, 0) >= 0:
             self._sleep(self._counters[counter], value, action)
 
     def barrier(self, action: str) -> None:
@@ -88,7 +88,7 @@ class Signals:
         box[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         self._failed = True
         for of_ranks in self._counters.values():
-            self._post_counter(of_ranks, self._mine, _FAILED)
+            self._post_signal(of_ranks, self._mine, _FAILED)
         self.node.fail(error)
 
     def _sleep(self, of_ranks: torch.Tensor, value: int, action: str) -> None:
@@ -102,6 +102,6 @@ class Signals:
                 raise LostRankError(text)
             return [p for p, c in zip(self.node.peers, counters, strict=True) if c < value]
 
-        while self._wait_counter(of_ranks, value, int(1000 * SLICE_SECONDS)) >= 0:
+        while self._wait_signals(of_ranks, value, int(1000 * SLICE_SECONDS)) >= 0:
             # It asks again what is missing after it found a rank dead, which may have failed first.
             self.node.liveness.check(missing, action, deadline)

@@ -9,14 +9,16 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from oper.base import native
 from oper.base.arrays import Ints
 from oper.base.errors import OperError
 from oper.plan.address_map import AddressMap
 from oper.plan.bitmap import listed_before
 from oper.plan.layout import LOCAL, SLOT_BITS, SLOT_MASK, Layout, rank_map
 from oper.plan.plan import Plan
+from oper.plan.row_codes import unpack_codes
 
-REPLICA = LOCAL - 1
+REPLICA = native.shared("field replica", LOCAL - 1)
 # Of plain arrays for a rank's small tables: most accesses are to these, and translate in a third of
 # the time.
 FLAT_BYTES = 1 << 21
@@ -44,11 +46,10 @@ def replica_slots(layout: Layout, tables: Iterable[int]) -> Ints:
     lie between them."""
     first = [*listed_before(layout.bitmap, layout.line_offset[:-1]).tolist(), len(layout.codes)]
     parts = [layout.codes[first[t] : first[t + 1]] for t in tables]
-    code = np.concatenate([layout.codes[:0], *parts]).astype(np.uint64)
-    group = (code & np.uint64((1 << layout.group_bits) - 1)).astype(np.int64)
+    codes = np.concatenate([layout.codes[:0], *parts])
+    group, position = unpack_codes(codes, len(layout.group_width))
     copied = replicated(layout)[group]
-    group, position = group[copied], (code[copied] >> np.uint64(layout.group_bits)).astype(np.int64)
-    return np.sort(layout.base[group, 0] + position)
+    return np.sort(layout.base[group[copied], 0] + position[copied])
 
 
 def check_trainable(plan: Plan) -> None:

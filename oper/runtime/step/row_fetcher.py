@@ -143,7 +143,7 @@ class RowFetcher:
             given = (batch.addresses, batch.segment_offset, batch.features)
             accesses = (
                 native.ops()
-                .count_sources(*given, len(self._buckets), self._rank, self._ranks)
+                .accesses_by_rank(*given, len(self._buckets), self._rank, self._ranks)
                 .numpy()
             )
             fetched = accesses[:, 1:]

@@ -1,4 +1,4 @@
-"""The features of a batch as the kernels see them: struct Feature of csrc/include/oper/step/rows.h.
+"""The features of a batch as the kernels see them: Feature of csrc/include/oper/step/feature.h.
 
 Bag i of a feature is bag first_bag + i of the batch, and its sum is
 out[out_base + i·out_stride : + dim]. Where a lookup pools nothing, each access is a bag.
@@ -7,7 +7,9 @@ out[out_base + i·out_stride : + dim]. Where a lookup pools nothing, each access
 import numpy as np
 import torch
 
-# In the order of the kernels' struct.
+from oper.base import native
+from oper.base.tensors import struct_words
+
 FEATURE = np.dtype(
     [
         (name, np.int64)
@@ -27,12 +29,15 @@ FEATURE = np.dtype(
         )
     ]
 )
+native.shared("struct Feature", FEATURE)
 FEATURE_WORDS = FEATURE.itemsize // 8
 
 # Of rows; int8 ones are dim bytes, an fp32 scale and an fp32 bias.
 DTYPE_CODE = {"fp32": 0, "fp16": 1, "bf16": 2, "int8": 3}
+for _dtype, _code in DTYPE_CODE.items():
+    native.shared(f"dtype {_dtype}", _code)
 
 
 def as_words(features: np.ndarray) -> torch.Tensor:
     """An array of FEATURE [F] as the kernels take it, int64 [F, FEATURE_WORDS]."""
-    return torch.from_numpy(features.view(np.int64).reshape(len(features), FEATURE_WORDS))
+    return struct_words(features)

@@ -22,8 +22,9 @@ import inspect
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -58,6 +59,26 @@ STATES: dict[str, tuple[State, ...]] = {
     "adam": (State("momentum1"), State("exp_avg_sq")),
     "partial_rowwise_adam": (State("momentum1"), State("exp_avg_sq", rowwise=True)),
 }
+for _kind, _states in STATES.items():
+    if _kind != "none":
+        _parts = (f"{state.name}[{1 if state.rowwise else 'dim'}]" for state in _states)
+        native.shared(f"optimizer {_kind}", ", ".join(_parts))
+
+
+class StepSettings(NamedTuple):
+    """An optimizer's settings of one step, as the kernel takes them."""
+
+    lr: float
+    eps: float
+    l2: float  # weight decay as a part of the gradient
+    shrink: float  # what decoupled weight decay multiplies a row by: 1 - lr·decay
+    beta1: float  # momentum, for SGD
+    beta2: float
+    step_size: float  # lr / (1 - beta1^step)
+    root_scale: float  # 1 / √(1 - beta2^step)
+
+
+native.shared("struct StepSettings", np.dtype([(name, float) for name in StepSettings._fields]))
 
 
 @dataclass(frozen=True)
@@ -101,7 +122,7 @@ class Optimizer:
             first += state.values(dim)
         return slices
 
-    def settings(self, lr: float, step: int) -> list[float]:
+    def settings(self, lr: float, step: int) -> StepSettings:
         """What the kernel takes for step number `step`, from 1, at learning rate `lr`."""
         beta1, beta2 = self.betas
         correction1 = correction2 = 1.0
@@ -114,16 +135,16 @@ class Optimizer:
         l2, decoupled = self.weight_decay, 0.0
         if self.decoupled:
             l2, decoupled = decoupled, l2
-        return [
-            lr,
-            self.eps,
-            l2,
-            1 - lr * decoupled,
-            beta1,
-            beta2,
-            lr / correction1,
-            correction2**-0.5,
-        ]
+        return StepSettings(
+            lr=lr,
+            eps=self.eps,
+            l2=l2,
+            shrink=1 - lr * decoupled,
+            beta1=beta1,
+            beta2=beta2,
+            step_size=lr / correction1,
+            root_scale=correction2**-0.5,
+        )
 
     @classmethod
     def of_torch(

@@ -30,32 +30,32 @@ def test_a_board_of_one_rank() -> None:
         signals.wait("published", 3, "publish its gradients")
 
 
-def test_words_are_waited_for_in_order() -> None:
+def test_signals_are_waited_for_in_order() -> None:
     ops = native.ops()
     lines = torch.zeros(5 * 16 * 3 + 16, dtype=torch.int32)
     lines = lines[-lines.data_ptr() // 4 % 16 :][: 3 * 16].view(3, 16)
     for index, value in enumerate([5, 4, 6]):
-        ops.post_word(lines, index, value)
+        ops.post_signal(lines, index, value)
     assert lines[:, 0].tolist() == [5, 4, 6]
     assert not lines[:, 1:].any()
-    assert ops.wait_words(lines, 4, 0) == -1
-    assert ops.wait_words(lines, 5, 0) == 1
-    assert ops.wait_words(lines, 6, 0) == 0
+    assert ops.wait_signals(lines, 4, 0) == -1
+    assert ops.wait_signals(lines, 5, 0) == 1
+    assert ops.wait_signals(lines, 6, 0) == 0
     began = time.monotonic()
-    assert ops.wait_words(lines, 5, 80) == 1
+    assert ops.wait_signals(lines, 5, 80) == 1
     assert 0.07 < time.monotonic() - began < 1
-    ops.post_word(lines, 2, -1)  # failed: no sleep
-    assert ops.wait_words(lines, 4, 60_000) == 2
+    ops.post_signal(lines, 2, -1)  # failed: no sleep
+    assert ops.wait_signals(lines, 4, 60_000) == 2
     with pytest.raises(IndexError):
-        ops.post_word(lines, 3, 0)
+        ops.post_signal(lines, 3, 0)
     with pytest.raises(ValueError, match="int32"):
-        ops.post_word(lines, 0, 1 << 31)
-    with pytest.raises(ValueError, match="lines of 16"):
-        ops.wait_words(lines.view(-1), 0, 0)
+        ops.post_signal(lines, 0, 1 << 31)
+    with pytest.raises(ValueError, match=r"\[signals, 16\] was needed"):
+        ops.wait_signals(lines.view(-1), 0, 0)
     with pytest.raises(TypeError, match="int32 was needed"):
-        ops.wait_words(lines.float(), 0, 0)
+        ops.wait_signals(lines.float(), 0, 0)
     with pytest.raises(ValueError, match="cache line"):
-        ops.wait_words(torch.zeros(64, dtype=torch.int32)[1 : 1 + 48].view(3, 16)[:1], 0, 0)
+        ops.wait_signals(torch.zeros(64, dtype=torch.int32)[1 : 1 + 48].view(3, 16)[:1], 0, 0)
 
 
 def _take_turns(rank: int, group: Any, turns: int) -> list[int]:

@@ -25,7 +25,7 @@ def test_counted_sources(ranks):
     column = np.where(field == REPLICA, 0, 1 + np.where(field == LOCAL, rank, field))
     np.add.at(expected, (np.repeat(features["bucket"], lengths), column), 1)
     given = map(torch.from_numpy, (addresses, offsets))
-    found = native.ops().count_sources(*given, as_words(features), 2, rank, ranks)
+    found = native.ops().accesses_by_rank(*given, as_words(features), 2, rank, ranks)
     assert found.tolist() == expected.tolist()
 
 
@@ -35,4 +35,4 @@ def test_addresses_of_no_rank_are_refused(ranks, field):
     addresses = torch.tensor([LOCAL << SLOT_BITS, field << SLOT_BITS])
     features = as_words(np.zeros(1, dtype=FEATURE))
     with pytest.raises(IndexError, match=f"one of feature 0 names none of {ranks} ranks"):
-        native.ops().count_sources(addresses, torch.tensor([0, 2]), features, 1, 0, ranks)
+        native.ops().accesses_by_rank(addresses, torch.tensor([0, 2]), features, 1, 0, ranks)

@@ -18,7 +18,7 @@
 #include <tuple>
 #include <vector>
 
-#include "cpu/common/tensor_checks.h"
+#include "cpu/common/arguments.h"
 
 namespace oper {
 namespace {
@@ -27,16 +27,10 @@ namespace {
 constexpr int64_t kFloatsPerTask = 1 << 15;
 constexpr int64_t kWordsPerTask = 1 << 12;
 
-float* floats(const at::Tensor& tensor, int64_t size, const char* name) {
-  TORCH_CHECK_TYPE(tensor.scalar_type() == at::kFloat, name, ": dtype ", tensor.scalar_type(),
-                   ", and float32 was needed");
-  TORCH_CHECK_VALUE(tensor.is_contiguous() && tensor.numel() >= size, name, ": ", tensor.numel(),
-                    " contiguous elements, and ", size, " were needed");
-  return static_cast<float*>(tensor.data_ptr());
-}
-
+// The words of a bitmap.
 uint64_t* words(const at::Tensor& tensor, int64_t size, const char* name) {
-  return reinterpret_cast<uint64_t*>(const_cast<int64_t*>(int64s(tensor, size, name)));
+  elements<int64_t>(tensor, size, name);
+  return static_cast<uint64_t*>(tensor.data_ptr());
 }
 
 int64_t words_of_all(at::IntArrayRef rows) {
@@ -69,7 +63,8 @@ std::vector<at::Tensor> slots_of(const uint64_t* bits, at::IntArrayRef rows) {
           f(t, kWordsPerTask * t, std::min(kWordsPerTask, size - kWordsPerTask * t));
       });
     };
-    each_task([&](int64_t t, int64_t first, int64_t n) { before[t + 1] = count_bits(bits + first, n); });
+    each_task(
+        [&](int64_t t, int64_t first, int64_t n) { before[t + 1] = count_bits(bits + first, n); });
     std::partial_sum(before.begin(), before.end(), before.begin());
     slots.push_back(at::empty({before[tasks]}, at::kLong));
     int64_t* const out = slots.back().mutable_data_ptr<int64_t>();
@@ -99,8 +94,7 @@ void aggregate_bucket(const std::vector<SlotRows<Slot>>& lists, const SlotOf& sl
 SlotRows<int64_t> slot_rows(const at::Tensor& slots, const at::Tensor& grads) {
   TORCH_CHECK_VALUE(grads.dim() == 2 && grads.size(0) == slots.numel() && grads.size(1) > 0,
                     "grads: [", slots.numel(), ", dim] was needed, and ", grads.sizes(), " given");
-  return {int64s(slots, slots.numel(), "slots"), floats(grads, grads.numel(), "grads"),
-          slots.numel()};
+  return {elements<int64_t>(slots, "slots"), elements<float>(grads, "grads"), slots.numel()};
 }
 
 void mark_slots(at::TensorList slots, at::IntArrayRef rows, at::Tensor& bitmap) {
@@ -110,7 +104,7 @@ void mark_slots(at::TensorList slots, at::IntArrayRef rows, at::Tensor& bitmap) 
   std::fill(bits, bits + size, 0);
   std::vector<SlotRows<int64_t>> lists;
   for (const at::Tensor& s : slots)
-    lists.push_back({int64s(s, s.numel(), "slots"), nullptr, s.numel()});
+    lists.push_back({elements<int64_t>(s, "slots"), nullptr, s.numel()});
   mark(lists, rows, bits);
 }
 
@@ -133,7 +127,7 @@ void aggregate_rows(at::TensorList slots, at::TensorList grads, at::TensorList u
   int64_t size = 0;
   for (size_t b = 0; b < rows.size(); ++b)
     size += (united.empty() ? rows[b] : united[b].numel()) * grads[b].size(-1);
-  float* to = floats(out, size, "out");
+  float* to = writable_elements<float>(out, size, "out");
   for (size_t b = 0; b < rows.size(); ++b) {
     const int64_t dim = grads[b].size(-1);
     const std::vector<SlotRows<int64_t>> list{slot_rows(slots[b], grads[b])};
@@ -141,7 +135,7 @@ void aggregate_rows(at::TensorList slots, at::TensorList grads, at::TensorList u
     if (united.empty()) {
       aggregate_bucket(list, [](int64_t j) { return j; }, count, dim, to);
     } else {
-      const int64_t* const slot = int64s(united[b], count, "united");
+      const int64_t* const slot = elements<int64_t>(united[b], count, "united");
       aggregate_bucket(list, [slot](int64_t j) { return slot[j]; }, count, dim, to);
     }
     to += count * dim;
@@ -151,12 +145,10 @@ void aggregate_rows(at::TensorList slots, at::TensorList grads, at::TensorList u
 void sum_parts(at::TensorList parts, at::Tensor& out) {
   TORCH_CHECK_VALUE(!parts.empty(), "parts: at least one was needed");
   const int64_t size = out.numel();
-  float* const to = floats(out, size, "out");
+  float* const to = writable_elements<float>(out, size, "out");
   std::vector<const float*> from;
   for (const at::Tensor& part : parts) {
-    TORCH_CHECK_VALUE(part.numel() == size, "parts: ", part.numel(), " elements, and ", size,
-                      " were needed");
-    from.push_back(floats(part, size, "parts"));
+    from.push_back(elements<float>(part, size, "parts"));
   }
   at::parallel_for(0, size, kFloatsPerTask, [&](int64_t begin, int64_t end) {
     std::vector<const float*> here;
@@ -168,7 +160,7 @@ void sum_parts(at::TensorList parts, at::Tensor& out) {
 at::Tensor touched_rows(const at::Tensor& rows) {
   TORCH_CHECK_VALUE(rows.dim() == 2 && rows.size(1) > 0, "rows: [rows, dim] was needed");
   const int64_t count = rows.size(0), dim = rows.size(1);
-  const float* const from = floats(rows, count * dim, "rows");
+  const float* const from = elements<float>(rows, "rows");
   at::Tensor bitmap = at::zeros({words_of(count)}, at::kLong);
   uint64_t* const bits = words(bitmap, bitmap.numel(), "bitmap");
   at::parallel_for(0, bitmap.numel(), std::max<int64_t>(kFloatsPerTask / dim / 64, 1),
@@ -186,7 +178,7 @@ int64_t pack_rows(at::TensorList slots, at::TensorList grads, at::Tensor& messag
   TORCH_CHECK_VALUE(slots.size() == grads.size(), "grads: one tensor a bucket was needed");
   int64_t size = 0;
   for (size_t b = 0; b < slots.size(); ++b) size += slots[b].numel() + grads[b].numel();
-  float* to = floats(message, size, "message");
+  float* to = writable_elements<float>(message, size, "message");
   for (size_t b = 0; b < slots.size(); ++b) {
     const SlotRows<int64_t> list = slot_rows(slots[b], grads[b]);
     for (int64_t n = 0; n < list.size; ++n) {
@@ -205,16 +197,15 @@ int64_t pack_rows(at::TensorList slots, at::TensorList grads, at::Tensor& messag
 }
 
 std::tuple<std::vector<at::Tensor>, std::vector<at::Tensor>> merge_messages(
-    at::TensorList messages, const at::Tensor& counts, at::IntArrayRef rows,
-    at::IntArrayRef dims) {
+    at::TensorList messages, const at::Tensor& counts, at::IntArrayRef rows, at::IntArrayRef dims) {
   const size_t buckets = rows.size(), ranks = messages.size();
   TORCH_CHECK_VALUE(dims.size() == buckets, "dims: one a bucket was needed");
-  const int64_t* const count = int64s(counts, ranks * buckets, "counts");
+  const int64_t* const count = elements<int64_t>(counts, ranks * buckets, "counts");
   std::vector<SlotRows<int32_t>> lists;  // [ranks, buckets]
   for (size_t r = 0; r < ranks; ++r) {
     int64_t size = 0;
     for (size_t b = 0; b < buckets; ++b) size += count[r * buckets + b] * (1 + dims[b]);
-    const float* from = floats(messages[r], size, "messages");
+    const float* from = elements_at_least<float>(messages[r], size, "messages");
     for (size_t b = 0; b < buckets; ++b) {
       const int64_t n = count[r * buckets + b];
       lists.push_back({reinterpret_cast<const int32_t*>(from), from + n, n});
@@ -229,8 +220,9 @@ std::tuple<std::vector<at::Tensor>, std::vector<at::Tensor>> merge_messages(
     for (size_t r = 0; r < ranks; ++r) of_bucket.push_back(lists[r * buckets + b]);
     const int64_t* const slot = slots[b].const_data_ptr<int64_t>();
     grads.push_back(at::empty({slots[b].numel(), dims[b]}, at::kFloat));
-    aggregate_bucket(of_bucket, [slot](int64_t j) { return slot[j]; }, slots[b].numel(), dims[b],
-                     grads.back().mutable_data_ptr<float>());
+    aggregate_bucket(
+        of_bucket, [slot](int64_t j) { return slot[j]; }, slots[b].numel(), dims[b],
+        grads.back().mutable_data_ptr<float>());
   }
   return {std::move(slots), std::move(grads)};
 }

@@ -1,5 +1,6 @@
-// torch.ops.oper.map_segment, huge_pages and protect: shared memory as a tensor, mapped with room to
-// grow in place, in pages of 2 MiB where the kernel gives them, and read-only where it is asked for.
+// torch.ops.oper.map_segment, huge_pages and protect: shared memory as a tensor, mapped with room
+// to grow in place, in pages of 2 MiB where the kernel gives them, and read-only where it is asked
+// for.
 //
 // The map goes beyond the file's end, which Python's mmap refuses. Pages there become usable when
 // the file grows, in every process that has mapped it; touching them earlier is a SIGBUS, so
@@ -13,6 +14,8 @@
 
 #include <cerrno>
 #include <cstring>
+
+#include "cpu/common/arguments.h"
 
 namespace oper {
 namespace {
@@ -39,14 +42,15 @@ at::Tensor map_segment(int64_t descriptor, int64_t reserve_bytes) {
     munmap(first + before, size);
     TORCH_CHECK(false, "cannot map ", size, " bytes: ", std::strerror(error));
   }
-  return at::from_blob(base, {reserve_bytes}, [size](void* p) { munmap(p, size); },
-                       at::TensorOptions().dtype(at::kByte));
+  return at::from_blob(
+      base, {reserve_bytes}, [size](void* p) { munmap(p, size); },
+      at::TensorOptions().dtype(at::kByte));
 }
 
-// Moves memory to huge pages, as far as the kernel has some; returns whether it had enough. Nobody
-// else may write to the memory meanwhile.
+// Moves memory to huge pages, as far as the kernel has some; returns whether it had enough. No
+// other thread or process may write to the memory meanwhile.
 bool huge_pages(const at::Tensor& memory) {
-  TORCH_CHECK_VALUE(memory.is_contiguous(), "memory: must be contiguous");
+  check_contiguous(memory, "memory");
   char* const base = static_cast<char*>(memory.data_ptr());
   const size_t before = -reinterpret_cast<uintptr_t>(base) % kHugePage;
   if (memory.nbytes() < before + kHugePage) return true;
@@ -63,7 +67,7 @@ bool huge_pages(const at::Tensor& memory) {
 // Whether this process may write to memory, which begins at a page: a write to what it may not
 // write to ends the process (SIGSEGV). The memory's other maps are as they were.
 void protect(const at::Tensor& memory, bool writable) {
-  TORCH_CHECK_VALUE(memory.is_contiguous(), "memory: must be contiguous");
+  check_contiguous(memory, "memory");
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   const size_t size = (memory.nbytes() + page - 1) / page * page;
   const int mode = writable ? PROT_READ | PROT_WRITE : PROT_READ;

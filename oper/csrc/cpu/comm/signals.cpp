@@ -1,4 +1,5 @@
-// torch.ops.oper.wait_words and post_word: the counters of a board, by which ranks wait for others.
+// torch.ops.oper.wait_signals and post_signal: counters in shared memory by which the ranks of a
+// node wait for each other.
 
 #include "oper/comm/futex.h"
 
@@ -7,47 +8,47 @@
 
 #include <limits>
 
+#include "cpu/common/arguments.h"
+
 namespace oper {
 namespace {
 
-Word* words_of(const at::Tensor& words) {
-  TORCH_CHECK_TYPE(words.scalar_type() == at::kInt, "words: dtype ", words.scalar_type(),
-                   ", and int32 was needed");
-  TORCH_CHECK_VALUE(words.dim() == 2 && words.size(1) == 16 && words.is_contiguous(),
-                    "words: lines of 16 int32 were needed");
-  void* first = words.data_ptr();
-  TORCH_CHECK_VALUE(reinterpret_cast<uintptr_t>(first) % sizeof(Word) == 0,
-                    "words: must begin on a cache line");
-  return static_cast<Word*>(first);
+Signal* signals_of(const at::Tensor& signals) {
+  constexpr int64_t kWords = sizeof(Signal) / sizeof(int32_t);
+  auto* const first = writable_elements<int32_t>(signals, 0, "signals");
+  TORCH_CHECK_VALUE(signals.dim() == 2 && signals.size(1) == kWords, "signals: shape ",
+                    signals.sizes(), ", and [signals, ", kWords, "] was needed");
+  TORCH_CHECK_VALUE(reinterpret_cast<uintptr_t>(first) % sizeof(Signal) == 0,
+                    "signals: must begin on a cache line");
+  return reinterpret_cast<Signal*>(first);
 }
 
 int32_t as_value(int64_t value) {
-  TORCH_CHECK_VALUE(value >= std::numeric_limits<int32_t>::min() &&
-                        value <= std::numeric_limits<int32_t>::max(),
-                    "value: ", value, " is no int32");
+  TORCH_CHECK_VALUE(
+      value >= std::numeric_limits<int32_t>::min() && value <= std::numeric_limits<int32_t>::max(),
+      "value: ", value, " is no int32");
   return static_cast<int32_t>(value);
 }
 
-int64_t wait_words(const at::Tensor& words, int64_t value, int64_t timeout_ms) {
-  return wait_for_all(words_of(words), words.size(0), as_value(value), timeout_ms);
+int64_t wait_signals(const at::Tensor& signals, int64_t value, int64_t timeout_ms) {
+  return wait_for_all(signals_of(signals), signals.size(0), as_value(value), timeout_ms);
 }
 
-void post_word(const at::Tensor& words, int64_t index, int64_t value) {
-  TORCH_CHECK_INDEX(index >= 0 && index < words.size(0), "index: ", index, " is none of ",
-                    words.size(0), " words");
-  post(words_of(words)[index], as_value(value));
+void post_signal(const at::Tensor& signals, int64_t index, int64_t value) {
+  check_index(index, signals.size(0), "index", "signals");
+  post(signals_of(signals)[index], as_value(value));
 }
 
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(oper, m) {
-  m.def("wait_words(Tensor words, int value, int timeout_ms) -> int");
-  m.def("post_word(Tensor(a!) words, int index, int value) -> ()");
+  m.def("wait_signals(Tensor signals, int value, int timeout_ms) -> int");
+  m.def("post_signal(Tensor(a!) signals, int index, int value) -> ()");
 }
 
 TORCH_LIBRARY_IMPL(oper, CPU, m) {
-  m.impl("wait_words", wait_words);
-  m.impl("post_word", post_word);
+  m.impl("wait_signals", wait_signals);
+  m.impl("post_signal", post_signal);
 }
 
 }  // namespace oper

@@ -22,8 +22,8 @@ namespace {
 
 constexpr size_t kLeastBytes = size_t{1} << 20;  // smaller ones malloc keeps by itself
 constexpr size_t kHugePage = size_t{2} << 20;
-constexpr size_t kKept = 4;                      // free blocks; the oldest beyond them are unmapped
-constexpr uint64_t kForgotten = 64;              // outputs taken since a kept block was of use
+constexpr size_t kKept = 4;          // free blocks; the oldest beyond them are unmapped
+constexpr uint64_t kForgotten = 64;  // outputs taken since a kept block was of use
 
 struct Block {
   void* data;
@@ -73,8 +73,8 @@ class Pool {
     const size_t size = (bytes + bytes / 8 + kHugePage - 1) / kHugePage * kHugePage;
     void* const data =
         mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    TORCH_CHECK_WITH(OutOfMemoryError, data != MAP_FAILED, "the output of the lookup: no memory for ",
-                     bytes, " bytes");
+    TORCH_CHECK_WITH(OutOfMemoryError, data != MAP_FAILED,
+                     "the output of the lookup: no memory for ", bytes, " bytes");
     madvise(data, size, MADV_HUGEPAGE);  // a wish: fewer faults, and fewer misses of the TLB
     return {data, size, 0};
   }

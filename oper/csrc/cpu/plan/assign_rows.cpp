@@ -1,15 +1,18 @@
-// torch.ops.oper.find_classes, deal and pack_codes: listed rows to classes, groups and codes.
+// torch.ops.oper.find_classes, assign_groups and pack_codes: listed rows to classes, groups and
+// codes.
 
 #include "oper/plan/assign_rows.h"
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
 #include <vector>
 
-#include "cpu/common/tensor_checks.h"
+#include "cpu/common/arguments.h"
+#include "cpu/common/parallel.h"
 #include "oper/common/chunks.h"
 #include "oper/common/pair_table.h"
-#include "cpu/common/parallel.h"
 
 namespace oper {
 namespace {
@@ -21,12 +24,12 @@ at::Tensor find_classes(const at::Tensor& accesses, const at::Tensor& containing
                         const at::Tensor& entry_accesses, const at::Tensor& entry_containing,
                         const at::Tensor& entry_class) {
   const int64_t tables = offsets.numel() - 1;
-  const int64_t* first = int64s(offsets, tables + 1, "offsets");
-  const int64_t* entry_begin = int64s(entry_offset, tables + 1, "entry_offset");
+  const int64_t* first = elements<int64_t>(offsets, tables + 1, "offsets");
+  const int64_t* entry_begin = elements<int64_t>(entry_offset, tables + 1, "entry_offset");
   const int64_t entries = entry_begin[tables];
-  const int64_t* key_accesses = int64s(entry_accesses, entries, "entry_accesses");
-  const int64_t* key_containing = int64s(entry_containing, entries, "entry_containing");
-  const int64_t* key_class = int64s(entry_class, entries, "entry_class");
+  const int64_t* key_accesses = elements<int64_t>(entry_accesses, entries, "entry_accesses");
+  const int64_t* key_containing = elements<int64_t>(entry_containing, entries, "entry_containing");
+  const int64_t* key_class = elements<int64_t>(entry_class, entries, "entry_class");
   TORCH_CHECK_VALUE(accesses.numel() == first[tables] && containing.numel() == first[tables],
                     "accesses, containing: ", first[tables], " rows were needed");
   at::Tensor classes = at::empty({accesses.numel()}, at::kInt);
@@ -35,8 +38,7 @@ at::Tensor find_classes(const at::Tensor& accesses, const at::Tensor& containing
   std::atomic<int64_t> unknown{-1};
   with_counter_type(accesses, "accesses", [&](auto zero) {
     using Counter = decltype(zero);
-    TORCH_CHECK_TYPE(containing.scalar_type() == accesses.scalar_type(),
-                     "containing: the dtype of accesses was needed");
+    check_same_type(containing, "containing", accesses, "accesses");
     const auto* a = static_cast<const Counter*>(accesses.const_data_ptr());
     const auto* c = static_cast<const Counter*>(containing.const_data_ptr());
     share_out(static_cast<int64_t>(chunks.size()), [&](const auto& next) {
@@ -63,23 +65,19 @@ at::Tensor find_classes(const at::Tensor& accesses, const at::Tensor& containing
   return classes;
 }
 
-at::Tensor deal(const at::Tensor& class_of_row, const at::Tensor& counts,
-                const at::Tensor& label) {
+at::Tensor assign_groups(const at::Tensor& class_of_row, const at::Tensor& counts,
+                         const at::Tensor& label) {
   TORCH_CHECK_VALUE(counts.dim() == 2, "counts: [classes, groups] was needed");
-  TORCH_CHECK_TYPE(class_of_row.scalar_type() == at::kInt && class_of_row.is_contiguous() &&
-                       label.scalar_type() == at::kInt && label.is_contiguous(),
-                   "class_of_row, label: contiguous int32 was needed");
   const int64_t classes = counts.size(0), groups = counts.size(1), rows = class_of_row.numel();
-  TORCH_CHECK_VALUE(label.numel() == counts.numel(), "label: [classes, groups] was needed");
-  Dealer dealer(int64s(counts, classes * groups, "counts"), classes, groups);
-  const int32_t* class_in = class_of_row.const_data_ptr<int32_t>();
-  const int32_t* labels = label.const_data_ptr<int32_t>();
+  RoundRobin turns(elements<int64_t>(counts, classes * groups, "counts"), classes, groups);
+  const int32_t* class_in = elements<int32_t>(class_of_row, "class_of_row");
+  const int32_t* labels = elements<int32_t>(label, classes * groups, "label");
   at::Tensor group = at::empty({rows}, at::kInt);
   int32_t* out = group.data_ptr<int32_t>();
   for (int64_t row = 0; row < rows; ++row) {
     const int32_t c = class_in[row];
-    TORCH_CHECK_INDEX(c >= 0 && c < classes, "class_of_row: ", c, " is none of ", classes);
-    const int32_t g = dealer.deal(c);
+    check_index(c, classes, "class_of_row", "classes");
+    const int32_t g = turns.next_group(c);
     TORCH_CHECK_VALUE(g >= 0, "counts: class ", c, " has more rows than its groups take");
     out[row] = labels[c * groups + g];
   }
@@ -88,30 +86,23 @@ at::Tensor deal(const at::Tensor& class_of_row, const at::Tensor& counts,
 
 // Codes are int32 where they fit unsigned, else int64, to be viewed as unsigned.
 std::tuple<at::Tensor, at::Tensor> pack(const at::Tensor& group, int64_t groups) {
-  TORCH_CHECK_TYPE(group.scalar_type() == at::kInt && group.is_contiguous(),
-                   "group: contiguous int32 was needed");
   const int64_t rows = group.numel();
-  const int32_t* in = group.const_data_ptr<int32_t>();
+  const int32_t* in = elements<int32_t>(group, "group");
   at::Tensor counts = at::zeros({groups}, at::kLong);
   int64_t* count = counts.data_ptr<int64_t>();
   int64_t most = 0;
   for (int64_t row = 0; row < rows; ++row) {
-    TORCH_CHECK_INDEX(in[row] >= 0 && in[row] < groups, "group: ", in[row], " is none of ", groups);
+    check_index(in[row], groups, "group", "groups");
     most = std::max(most, ++count[in[row]]);
   }
-  const auto bits = [](int64_t values) {
-    return values > 1 ? 64 - __builtin_clzll(static_cast<uint64_t>(values - 1)) : 0;
-  };
-  const int group_bits = bits(groups);
-  const bool narrow = group_bits + bits(most) <= 32;
+  const RowCodes row_codes = RowCodes::of(groups);
+  const bool narrow = row_codes.fit_32_bits(most);
   at::Tensor codes = at::empty({rows}, narrow ? at::kInt : at::kLong);
-  std::vector<int64_t> position(groups, 0);
+  std::vector<uint64_t> position(groups, 0);
   if (narrow)
-    pack_codes(in, rows, group_bits, position.data(),
-               static_cast<uint32_t*>(codes.data_ptr()));
+    pack_codes(in, rows, row_codes, position.data(), static_cast<uint32_t*>(codes.data_ptr()));
   else
-    pack_codes(in, rows, group_bits, position.data(),
-               static_cast<uint64_t*>(codes.data_ptr()));
+    pack_codes(in, rows, row_codes, position.data(), static_cast<uint64_t*>(codes.data_ptr()));
   return {codes, counts};
 }
 
@@ -121,13 +112,13 @@ TORCH_LIBRARY_FRAGMENT(oper, m) {
   m.def(
       "find_classes(Tensor accesses, Tensor containing, Tensor offsets, Tensor entry_offset,"
       " Tensor entry_accesses, Tensor entry_containing, Tensor entry_class) -> Tensor");
-  m.def("deal(Tensor class_of_row, Tensor counts, Tensor label) -> Tensor");
+  m.def("assign_groups(Tensor class_of_row, Tensor counts, Tensor label) -> Tensor");
   m.def("pack_codes(Tensor group, int groups) -> (Tensor codes, Tensor rows)");
 }
 
 TORCH_LIBRARY_IMPL(oper, CPU, m) {
   m.impl("find_classes", find_classes);
-  m.impl("deal", deal);
+  m.impl("assign_groups", assign_groups);
   m.impl("pack_codes", pack);
 }
 

@@ -2,15 +2,17 @@
 
 #include "oper/plan/mark_rows.h"
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
 #include <cmath>
 #include <optional>
 #include <vector>
 
-#include "cpu/common/tensor_checks.h"
-#include "oper/common/chunks.h"
 #include "cpu/common/parallel.h"
+#include "cpu/common/row_counters.h"
+#include "oper/common/chunks.h"
 
 namespace oper {
 namespace {
@@ -62,9 +64,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> mark(const at::Tensor& accesses,
                                                     const at::Tensor& cut,
                                                     const at::Tensor& quota) {
   const int64_t tables = offsets.numel() - 1;
-  const int64_t* first_row = int64s(offsets, tables + 1, "offsets");
-  const int64_t* cuts = int64s(cut, tables, "cut");
-  const int64_t* quotas = int64s(quota, tables, "quota");
+  const int64_t* first_row = elements<int64_t>(offsets, tables + 1, "offsets");
+  const int64_t* cuts = elements<int64_t>(cut, tables, "cut");
+  const int64_t* quotas = elements<int64_t>(quota, tables, "quota");
   const auto line_offset = line_offsets(first_row, tables);
   at::Tensor bitmap = at::zeros({line_offset.back(), kWordsPerLine + 1}, at::kLong);
   Line* lines = lines_in(bitmap, line_offset.back());
@@ -104,7 +106,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> mark(const at::Tensor& accesses,
 
 at::Tensor number_bitmap(const at::Tensor& bitmap, const at::Tensor& line_offset) {
   const int64_t tables = line_offset.numel() - 1;
-  const int64_t* first = int64s(line_offset, tables + 1, "line_offset");
+  const int64_t* first = elements<int64_t>(line_offset, tables + 1, "line_offset");
   return to_tensor(number_lines(lines_in(bitmap, first[tables]), {first, first + tables + 1}));
 }
 
@@ -118,24 +120,20 @@ Collected collect_rows(const at::Tensor& accesses, const at::Tensor& containing,
                        const at::Tensor& entry_offset, const at::Tensor& entry_containing,
                        const at::Tensor& entry_touched) {
   const int64_t tables = offsets.numel() - 1;
-  const int64_t* first_row = int64s(offsets, tables + 1, "offsets");
+  const int64_t* first_row = elements<int64_t>(offsets, tables + 1, "offsets");
   const auto line_offset = line_offsets(first_row, tables);
   const Line* lines = lines_in(bitmap, line_offset.back());
-  const Line* stripe_lines =
-      stripe_bitmap ? lines_in(*stripe_bitmap, line_offset.back()) : lines;
-  const int64_t* order_begin = int64s(order_offset, order_offset.numel(), "order_offset");
-  const int64_t* pattern = int64s(pattern_of, tables, "pattern_of");
-  const int64_t* enter = int64s(rotation, tables, "rotation");
-  const int64_t* entry_begin = int64s(entry_offset, tables + 1, "entry_offset");
-  const int64_t* entries = int64s(entry_containing, entry_begin[tables], "entry_containing");
-  TORCH_CHECK_TYPE(entry_touched.scalar_type() == at::kDouble && entry_touched.is_contiguous() &&
-                       entry_touched.numel() == entry_begin[tables],
-                   "entry_touched: a contiguous float64 for each entry was needed");
-  const double* touched = entry_touched.const_data_ptr<double>();
-  TORCH_CHECK_TYPE(order.scalar_type() == at::kInt && order.is_contiguous() &&
-                       order.numel() == order_begin[order_offset.numel() - 1],
-                   "order: a contiguous int32 for each position was needed");
-  const int32_t* ranks_in_order = order.const_data_ptr<int32_t>();
+  const Line* stripe_lines = stripe_bitmap ? lines_in(*stripe_bitmap, line_offset.back()) : lines;
+  const int64_t* order_begin =
+      elements<int64_t>(order_offset, order_offset.numel(), "order_offset");
+  const int64_t* pattern = elements<int64_t>(pattern_of, tables, "pattern_of");
+  const int64_t* enter = elements<int64_t>(rotation, tables, "rotation");
+  const int64_t* entry_begin = elements<int64_t>(entry_offset, tables + 1, "entry_offset");
+  const int64_t* entries =
+      elements<int64_t>(entry_containing, entry_begin[tables], "entry_containing");
+  const double* touched = elements<double>(entry_touched, entry_begin[tables], "entry_touched");
+  const int32_t* ranks_in_order =
+      elements<int32_t>(order, order_begin[order_offset.numel() - 1], "order");
 
   int64_t listed = 0;
   if (line_offset.back() > 0) {
@@ -147,11 +145,10 @@ Collected collect_rows(const at::Tensor& accesses, const at::Tensor& containing,
   std::vector<StripeSum> sums(chunks.size() * ranks);
   std::vector<int64_t> rows(chunks.size() * ranks);
   at::Tensor listed_accesses = at::empty({listed}, accesses.options());
-  at::Tensor listed_containing =
-      at::empty({containing.numel() ? listed : 0}, accesses.options());
+  at::Tensor listed_containing = at::empty({containing.numel() ? listed : 0}, accesses.options());
   with_counter_type(accesses, "accesses", [&](auto zero) {
     using Counter = decltype(zero);
-    const auto counters = counters_of<Counter>(accesses, containing, offsets, containing_offsets);
+    const auto counters = row_counters<Counter>(accesses, containing, offsets, containing_offsets);
     auto* accesses_out = static_cast<Counter*>(listed_accesses.data_ptr());
     auto* containing_out =
         containing.numel() ? static_cast<Counter*>(listed_containing.data_ptr()) : nullptr;

@@ -5,14 +5,14 @@
 
 #include "oper/plan/translate.h"
 
-#include <ATen/ops/empty_like.h>
 #include <ATen/Parallel.h>
+#include <ATen/ops/empty_like.h>
 #include <torch/library.h>
 
 #include <algorithm>
 #include <optional>
 
-#include "cpu/common/tensor_checks.h"
+#include "cpu/common/arguments.h"
 
 namespace oper {
 namespace {
@@ -28,17 +28,14 @@ struct Segments {
 Segments segments_of(const at::Tensor& ids, const at::Tensor& offsets, const at::Tensor& table,
                      int64_t tables) {
   const int64_t count = table.numel();
-  const Segments segments{int64s(offsets, count + 1, "segment_offset"),
-                          int64s(table, count, "segment_table"), count};
-  TORCH_CHECK_VALUE(ids.is_contiguous(), "ids: must be contiguous");
-  TORCH_CHECK_VALUE(segments.offsets[0] == 0 && segments.offsets[count] == ids.numel(),
+  const Segments segments{elements<int64_t>(offsets, count + 1, "segment_offset"),
+                          elements<int64_t>(table, count, "segment_table"), count};
+  check_contiguous(ids, "ids");
+  check_offsets_from_zero(segments.offsets, count, "segment_offset", "segment");
+  TORCH_CHECK_VALUE(segments.offsets[count] == ids.numel(),
                     "segment_offset: must go from 0 to the ", ids.numel(), " ids");
-  for (int64_t s = 0; s < count; ++s) {
-    TORCH_CHECK_VALUE(segments.offsets[s] <= segments.offsets[s + 1],
-                      "segment_offset: must ascend, and does not at segment ", s);
-    TORCH_CHECK_INDEX(segments.table[s] >= 0 && segments.table[s] < tables, "segment_table: ",
-                      segments.table[s], " is none of ", tables, " tables");
-  }
+  for (int64_t s = 0; s < count; ++s)
+    check_index(segments.table[s], tables, "segment_table", "tables");
   return segments;
 }
 
@@ -52,20 +49,12 @@ void for_each_piece(const Segments& segments, int64_t ids, const F& f) {
     while (begin < end) {
       const int64_t stop = std::min(end, segments.offsets[s + 1]);
       const int64_t bad = f(segments.table[s], begin, stop - begin);
-      TORCH_CHECK_INDEX(bad < 0, "id number ", begin + bad, ", of table number ",
-                        segments.table[s], ", is out of the table's range");
+      TORCH_CHECK_INDEX(bad < 0, "id number ", begin + bad, ", of table number ", segments.table[s],
+                        ", is out of the table's range");
       begin = stop;
       ++s;
     }
   });
-}
-
-// f(Id{}) with the ids' type.
-template <typename F>
-void with_id_type(const at::Tensor& ids, const F& f) {
-  TORCH_CHECK_TYPE(ids.scalar_type() == at::kLong || ids.scalar_type() == at::kInt,
-                   "ids: dtype ", ids.scalar_type(), ", and int64 or int32 was needed");
-  ids.scalar_type() == at::kLong ? f(int64_t{}) : f(int32_t{});
 }
 
 const Line* lines_of_bitmap(const at::Tensor& bitmap) {
@@ -83,39 +72,33 @@ at::Tensor translate(const at::Tensor& ids, const at::Tensor& segment_offset,
                      const at::Tensor& segment_table, const at::Tensor& tables,
                      const at::Tensor& bitmap, const std::optional<at::Tensor>& stripe_bitmap,
                      const at::Tensor& codes, int64_t group_bits, const at::Tensor& group_base,
-                     const at::Tensor& stripe_base, const at::Tensor& places,
+                     const at::Tensor& stripe_base, const at::Tensor& steps,
                      const at::Tensor& flat) {
-  const auto* table_maps =
-      reinterpret_cast<const TableMap*>(int64s(tables, tables.numel(), "tables"));
-  const Segments segments =
-      segments_of(ids, segment_offset, segment_table, tables.numel() / 8);
-  TORCH_CHECK_TYPE(codes.scalar_type() == at::kInt || codes.scalar_type() == at::kLong,
-                   "codes: dtype ", codes.scalar_type(), ", and int32 or int64 was needed");
-  TORCH_CHECK_VALUE(codes.is_contiguous(), "codes: must be contiguous");
+  const auto* const table_maps = structs<TableMap>(tables, "tables");
+  const Segments segments = segments_of(ids, segment_offset, segment_table, tables.size(0));
+  check_contiguous(codes, "codes");
   at::Tensor out = addresses_like(ids);
-  const auto run = [&](auto code) {
-    using Code = decltype(code);
+  int64_t* const to = out.data_ptr<int64_t>();
+  with_index_type(codes.scalar_type(), "codes", [&](auto code) {
+    using Code = std::make_unsigned_t<decltype(code)>;
     const MapView<Code> map{
         table_maps,
         lines_of_bitmap(bitmap),
         stripe_bitmap ? lines_of_bitmap(*stripe_bitmap) : nullptr,
         static_cast<const Code*>(codes.const_data_ptr()),
-        static_cast<int>(group_bits),
-        int64s(group_base, group_base.numel(), "group_base"),
-        int64s(stripe_base, stripe_base.numel(), "stripe_base"),
-        reinterpret_cast<const Place*>(int64s(places, places.numel(), "places")),
-        int64s(flat, flat.numel(), "flat"),
+        RowCodes{static_cast<int>(group_bits)},
+        elements<int64_t>(group_base, "group_base"),
+        elements<int64_t>(stripe_base, "stripe_base"),
+        structs<PatternStep>(steps, "steps"),
+        elements<int64_t>(flat, "flat"),
     };
-    with_id_type(ids, [&](auto id) {
-      using Id = decltype(id);
-      const Id* in = ids.const_data_ptr<Id>();
-      int64_t* to = out.data_ptr<int64_t>();
+    with_index_type(ids.scalar_type(), "ids", [&](auto id) {
+      const auto* const in = ids.const_data_ptr<decltype(id)>();
       for_each_piece(segments, ids.numel(), [&](int64_t table, int64_t begin, int64_t size) {
         return translate_table(map, map.tables[table], in + begin, size, to + begin);
       });
     });
-  };
-  codes.scalar_type() == at::kInt ? run(uint32_t{}) : run(uint64_t{});
+  });
   return out;
 }
 
@@ -132,15 +115,11 @@ TORCH_LIBRARY_FRAGMENT(oper, m) {
   m.def(
       "translate(Tensor ids, Tensor segment_offset, Tensor segment_table, Tensor tables,"
       " Tensor bitmap, Tensor? stripe_bitmap, Tensor codes, int group_bits, Tensor group_base,"
-      " Tensor stripe_base, Tensor places, Tensor flat) -> Tensor");
+      " Tensor stripe_base, Tensor steps, Tensor flat) -> Tensor");
 }
 
-TORCH_LIBRARY_IMPL(oper, CPU, m) {
-  m.impl("translate", translate);
-}
+TORCH_LIBRARY_IMPL(oper, CPU, m) { m.impl("translate", translate); }
 
-TORCH_LIBRARY_IMPL(oper, Meta, m) {
-  m.impl("translate", translate_shape);
-}
+TORCH_LIBRARY_IMPL(oper, Meta, m) { m.impl("translate", translate_shape); }
 
 }  // namespace oper

@@ -5,14 +5,15 @@
 
 #include "oper/profiling/count.h"
 
+#include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
 #include <algorithm>
 #include <vector>
 
-#include "cpu/common/tensor_checks.h"
-#include "oper/profiling/distinct.h"
+#include "cpu/common/arguments.h"
 #include "cpu/common/parallel.h"
+#include "oper/profiling/distinct.h"
 
 namespace oper {
 namespace {
@@ -60,11 +61,10 @@ std::vector<TableColumns<Id>> columns_of(const at::TensorList values, const at::
   const auto size = static_cast<int64_t>(values.size());
   TORCH_CHECK_VALUE(static_cast<int64_t>(lengths.size()) == size, size, " columns of ids and ",
                     lengths.size(), " of lengths");
-  const int64_t* table = int64s(table_of, size, "table_of");
+  const int64_t* table = elements<int64_t>(table_of, size, "table_of");
   std::vector<TableColumns<Id>> result(tables);
   for (int64_t n = 0; n < size; ++n) {
-    TORCH_CHECK_INDEX(table[n] >= 0 && table[n] < tables, "table_of: ", table[n], " is none of ",
-                      tables);
+    check_index(table[n], tables, "table_of", "tables");
     auto& mine = result[table[n]];
     mine.columns.push_back(column_of<Id>(values[n], lengths[n], samples, n));
     mine.number.push_back(n);
@@ -77,12 +77,10 @@ std::vector<TableColumns<Id>> columns_of(const at::TensorList values, const at::
 template <typename F>
 auto with_id_type(const at::TensorList values, const F& f) {
   const auto type = values.empty() ? at::kLong : values[0].scalar_type();
-  TORCH_CHECK_TYPE(type == at::kInt || type == at::kLong, "ids: dtype ", type,
-                   ", and int32 or int64 was needed");
   for (const auto& ids : values)
     TORCH_CHECK_TYPE(ids.scalar_type() == type, "ids: columns of ", type, " and of ",
                      ids.scalar_type());
-  return type == at::kInt ? f(int32_t{}) : f(int64_t{});
+  return with_index_type(type, "ids", f);
 }
 
 // Batches of fewer ids, about a millisecond's work, are not worth waiting for other threads.
@@ -137,11 +135,11 @@ std::vector<TableCounters<Counter>> counters_of_tables(const at::Tensor& accesse
                                                        const at::Tensor& containing,
                                                        const at::Tensor& offsets,
                                                        const at::Tensor& containing_start) {
-  TORCH_CHECK_TYPE(containing.scalar_type() == accesses.scalar_type() && containing.is_contiguous(),
-                   "containing: the dtype of accesses was needed, contiguous");
+  check_same_type(containing, "containing", accesses, "accesses");
+  check_contiguous(containing, "containing");
   const int64_t tables = offsets.numel() - 1;
-  const int64_t* first = int64s(offsets, tables + 1, "offsets");
-  const int64_t* start = int64s(containing_start, tables, "containing_start");
+  const int64_t* first = elements<int64_t>(offsets, tables + 1, "offsets");
+  const int64_t* start = elements<int64_t>(containing_start, tables, "containing_start");
   auto* a = static_cast<Counter*>(accesses.mutable_data_ptr());
   auto* c = static_cast<Counter*>(containing.mutable_data_ptr());
   std::vector<TableCounters<Counter>> result;
@@ -170,8 +168,8 @@ at::Tensor count(const at::Tensor& accesses, const at::Tensor& containing,
     const auto counters =
         counters_of_tables<Counter>(accesses, containing, offsets, containing_start);
     with_id_type(values, [&](auto id) {
-      const auto tables = columns_of<decltype(id)>(
-          values, lengths, table_of, static_cast<int64_t>(counters.size()), samples);
+      const auto tables = columns_of<decltype(id)>(values, lengths, table_of,
+                                                   static_cast<int64_t>(counters.size()), samples);
       int64_t ids = 0;
       for (const auto& column : values) ids += column.numel();
       const auto units = cut_units(tables, ids < kFewIds ? 1 : at::get_num_threads());

@@ -2,14 +2,15 @@
 
 #include "oper/profiling/histogram.h"
 
+#include <ATen/ops/empty.h>
 #include <torch/library.h>
 
 #include <mutex>
 #include <vector>
 
-#include "cpu/common/tensor_checks.h"
-#include "oper/common/chunks.h"
 #include "cpu/common/parallel.h"
+#include "cpu/common/row_counters.h"
+#include "oper/common/chunks.h"
 
 namespace oper {
 namespace {
@@ -19,7 +20,7 @@ constexpr int64_t kChunkRows = 1 << 20;
 using Result = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
 template <typename Counter>
-std::vector<PairCounts> count_ranges(const Counters<Counter>& counters, int64_t ranges) {
+std::vector<PairCounts> count_ranges(const RowCounters<Counter>& counters, int64_t ranges) {
   const auto chunks = cut_chunks(counters.offsets, ranges, kChunkRows, 1);
   std::vector<PairCounts> totals(ranges);
   std::vector<std::mutex> locks(ranges);
@@ -61,7 +62,7 @@ Result histogram(const at::Tensor& accesses, const at::Tensor& containing,
                  const at::Tensor& offsets, const at::Tensor& containing_offsets) {
   return with_counter_type(accesses, "accesses", [&](auto zero) {
     using Counter = decltype(zero);
-    const auto counters = counters_of<Counter>(accesses, containing, offsets, containing_offsets);
+    const auto counters = row_counters<Counter>(accesses, containing, offsets, containing_offsets);
     return to_tensors(count_ranges(counters, offsets.numel() - 1));
   });
 }

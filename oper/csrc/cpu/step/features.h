@@ -1,13 +1,12 @@
-// The features of a batch, as the ops take them: descriptors and the accesses of each.
+// The features of a batch, as the operators take them: descriptors and the accesses of each.
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <torch/library.h>
 
 #include <cstdint>
 
-#include "cpu/common/tensor_checks.h"
-#include "oper/step/rows.h"
+#include "cpu/common/arguments.h"
+#include "oper/step/feature.h"
 
 namespace oper {
 
@@ -23,17 +22,11 @@ struct Features {
 };
 
 inline Features features_of(const at::Tensor& features, const at::Tensor& segment_offset) {
-  constexpr int64_t kWords = sizeof(Feature) / sizeof(int64_t);
-  TORCH_CHECK_VALUE(features.dim() == 2 && features.size(1) == kWords,
-                    "features: shape ", features.sizes(), ", and [F, ", kWords, "] was needed");
+  const auto* const descriptors = structs<Feature>(features, "features");
   const int64_t count = features.size(0);
-  const auto* const words = int64s(features, count * kWords, "features");
-  const Features view{reinterpret_cast<const Feature*>(words),
-                      int64s(segment_offset, count + 1, "segment_offset"), count};
-  TORCH_CHECK_VALUE(view.segment_offset[0] == 0, "segment_offset: must begin with 0");
-  for (int64_t f = 0; f < count; ++f)
-    TORCH_CHECK_VALUE(view.begin(f) <= view.end(f),
-                      "segment_offset: must ascend, and does not at feature ", f);
+  const Features view{descriptors, elements<int64_t>(segment_offset, count + 1, "segment_offset"),
+                      count};
+  check_offsets_from_zero(view.segment_offset, count, "segment_offset", "feature");
   return view;
 }
 

@@ -1,4 +1,5 @@
-// torch.ops.oper.sum_gradients: a batch's gradients summed by row, on their way home (§5).
+// torch.ops.oper.sum_gradients: a batch's gradients summed by row, before they are sent to
+// the rows' owners (§5).
 
 #include "oper/step/gradients.h"
 
@@ -7,9 +8,9 @@
 
 #include <optional>
 
+#include "cpu/common/parallel.h"
 #include "cpu/step/batch.h"
 #include "cpu/step/features.h"
-#include "cpu/common/parallel.h"
 
 namespace oper {
 namespace {
@@ -86,20 +87,18 @@ bool any_mean(const Features& features, int64_t bucket) {
 
 // The bag of every access of a bucket's features, by position.
 template <typename Offset>
-at::Tensor bags_of(const Features& features, int64_t bucket, const at::Tensor& offsets,
+at::Tensor bags_of(const Features& features, int64_t bucket, const Offset* at, int64_t bags,
                    int64_t accesses) {
-  const auto* const at = offsets.const_data_ptr<Offset>();
-  check_offsets(at, offsets.numel() - 1, accesses);
   at::Tensor bag_of = at::empty({accesses}, at::kInt);
   auto* const of = bag_of.mutable_data_ptr<int32_t>();
   for (int64_t f = 0; f < features.count; ++f) {
     const Feature& feature = features[f];
     if (feature.bucket != bucket || features.begin(f) == features.end(f)) continue;
     const int64_t first = feature.first_bag, last = first + feature.bags;
-    TORCH_CHECK_VALUE(first >= 0 && last < offsets.numel() && at[first] == features.begin(f) &&
-                          at[last] == features.end(f),
-                      "offsets: the bags of feature ", f, " do not hold the accesses ",
-                      features.begin(f), " to ", features.end(f));
+    TORCH_CHECK_VALUE(
+        first >= 0 && last <= bags && at[first] == features.begin(f) && at[last] == features.end(f),
+        "offsets: the bags of feature ", f, " do not hold the accesses ", features.begin(f), " to ",
+        features.end(f));
     constexpr int64_t kBagsPerTask = 1 << 14;
     at::parallel_for(first, last, kBagsPerTask, [&](int64_t begin, int64_t end) {
       for (int64_t bag = begin; bag < end; ++bag)
@@ -194,27 +193,12 @@ void with_gradient_type(const at::Tensor& grad, const F& f) {
   }
 }
 
-const int32_t* int32s(const at::Tensor& tensor, const char* name) {
-  TORCH_CHECK_TYPE(tensor.scalar_type() == at::kInt, name, ": dtype ", tensor.scalar_type(),
-                   ", and int32 was needed");
-  TORCH_CHECK_VALUE(tensor.is_contiguous(), name, ": must be contiguous");
-  return tensor.const_data_ptr<int32_t>();
-}
-
-const float* floats(const at::Tensor& tensor, int64_t size, const char* name) {
-  TORCH_CHECK_TYPE(tensor.scalar_type() == at::kFloat, name, ": dtype ", tensor.scalar_type(),
-                   ", and float32 was needed");
-  TORCH_CHECK_VALUE(tensor.is_contiguous() && tensor.numel() == size, name, ": ", tensor.numel(),
-                    " contiguous elements, and ", size, " were needed");
-  return tensor.const_data_ptr<float>();
-}
-
 void sum_gradients(const at::Tensor& grad, const at::Tensor& positions, const at::Tensor& run_start,
                    int64_t first_run, int64_t last_run, const std::optional<at::Tensor>& offsets,
                    const std::optional<at::Tensor>& weights, const at::Tensor& features,
                    const at::Tensor& segment_offset, int64_t dim, double scale, at::Tensor& out) {
-  const int32_t* const at = int32s(positions, "positions");
-  const int32_t* const start = int32s(run_start, "run_start");
+  const int32_t* const at = elements<int32_t>(positions, "positions");
+  const int32_t* const start = elements<int32_t>(run_start, "run_start");
   const Features view = features_of(features, segment_offset);
   const int64_t accesses = view.accesses();
   TORCH_CHECK_VALUE(0 <= first_run && first_run <= last_run && last_run < run_start.numel(),
@@ -222,36 +206,41 @@ void sum_gradients(const at::Tensor& grad, const at::Tensor& positions, const at
   TORCH_CHECK_VALUE(start[last_run] <= positions.numel(), "run_start: ends at ", start[last_run],
                     ", and there are ", positions.numel(), " positions");
   TORCH_CHECK_VALUE(dim > 0, "dim: ", dim);
-  floats(out, (last_run - first_run) * dim, "out");
-  TORCH_CHECK_VALUE(grad.is_contiguous(), "grad: must be contiguous");
-  const float* const weight = weights ? floats(*weights, accesses, "weights") : nullptr;
+  elements<float>(out, (last_run - first_run) * dim, "out");
+  check_contiguous(grad, "grad");
+  const float* const weight = weights ? elements<float>(*weights, accesses, "weights") : nullptr;
   if (first_run == last_run) return;
 
   // The runs are of one bucket, and the feature of any access tells which.
   const int64_t position = at[start[first_run]];
   const auto* const ends = view.segment_offset + 1;
-  TORCH_CHECK_INDEX(position >= 0 && position < accesses, "positions: ", position, " of ",
-                    accesses);
+  check_index(position, accesses, "positions", "accesses");
   const int64_t bucket = view[std::upper_bound(ends, ends + view.count, position) - ends].bucket;
   GradientPlaces places = places_of(view, bucket, dim, grad.numel(), !offsets);
   at::Tensor bags;
   if (offsets) {
-    TORCH_CHECK_VALUE(offsets->is_contiguous() && offsets->numel() > 0,
-                      "offsets: bags + 1 contiguous elements were needed");
-    if (offsets->scalar_type() == at::kInt) {
-      bags = bags_of<int32_t>(view, bucket, *offsets, accesses);
-      places.offsets32 = offsets->const_data_ptr<int32_t>();
-    } else {
-      bags = bags_of<int64_t>(view, bucket, *offsets, accesses);
-      places.offsets64 = offsets->const_data_ptr<int64_t>();
-    }
+    with_bag_offsets(*offsets, accesses, [&](const auto* begins) {
+      bags = bags_of(view, bucket, begins, offsets->numel() - 1, accesses);
+      if constexpr (std::is_same_v<decltype(begins), const int32_t*>)
+        places.offsets32 = begins;
+      else
+        places.offsets64 = begins;
+    });
     places.bag_of = bags.const_data_ptr<int32_t>();
   }
   const bool factors = weight || (offsets && any_mean(view, bucket));
   with_gradient_type(grad, [&](auto type) {
     using T = decltype(type);
-    Summation<T>{places, static_cast<const T*>(grad.const_data_ptr()), weight, factors, at, start,
-                 first_run, last_run, dim, static_cast<float>(scale),
+    Summation<T>{places,
+                 static_cast<const T*>(grad.const_data_ptr()),
+                 weight,
+                 factors,
+                 at,
+                 start,
+                 first_run,
+                 last_run,
+                 dim,
+                 static_cast<float>(scale),
                  out.mutable_data_ptr<float>()}
         .run();
   });

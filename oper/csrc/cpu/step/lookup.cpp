@@ -11,8 +11,8 @@
 #include <cstring>
 #include <vector>
 
-#include "cpu/step/batch.h"
 #include "cpu/common/blocks.h"
+#include "cpu/step/batch.h"
 #include "oper/step/pool.h"
 
 namespace oper {
@@ -28,36 +28,33 @@ OPER_SIMD void copy(const Slice& slice, RowStream& stream, const Output& out) {
   copy_slice(slice, stream, out);
 }
 
-#define OPER_OF_ROWS(Row) \
-  OPER_SIMD void pool_any(TypeOf<Row>, const Batch& batch, const Slice& slice, RowStream& stream, \
-                          const Output& out, float* scratch) { \
-    pool_slice<Row>(batch, slice, stream, out, scratch); \
-  } \
-  OPER_OF_GRADIENTS(Row, Float32Row) \
-  OPER_OF_GRADIENTS(Row, Float16Row) \
-  OPER_OF_GRADIENTS(Row, BFloat16Row)
-#define OPER_OF_GRADIENTS(Row, Grad) \
-  OPER_SIMD void differentiate(TypeOf<Row>, TypeOf<Grad>, const Batch& batch, \
-                               const Slice& slice, RowStream& stream, const uint8_t* grad, \
-                               float* weight_grad) { \
-    differentiate_slice<Row, Grad>(batch, slice, stream, grad, weight_grad); \
-  }
-OPER_OF_ROWS(Float32Row)
-OPER_OF_ROWS(Float16Row)
-OPER_OF_ROWS(BFloat16Row)
-OPER_OF_ROWS(Int8Row)
-#undef OPER_OF_ROWS
-#undef OPER_OF_GRADIENTS
+OPER_SIMD void pool_any(const Batch& batch, const Slice& slice, RowStream& stream,
+                        const Output& out, float* scratch) {
+  with_row_type(slice.feature.dtype, [&](auto row) __attribute__((always_inline)) {
+    pool_slice<typename decltype(row)::type>(batch, slice, stream, out, scratch);
+  });
+}
 
-template <typename Row>
-void pool(TypeOf<Row> row, const Batch& batch, const Slice& slice, RowStream& stream,
-          const Output& out) {
+OPER_SIMD void differentiate(const Batch& batch, const Slice& slice, RowStream& stream,
+                             RowType grad_type, const uint8_t* grad, float* weight_grad) {
+  with_row_type(slice.feature.dtype, [&](auto row) __attribute__((always_inline)) {
+    with_float_type(grad_type, [&](auto of_grad) __attribute__((always_inline)) {
+      differentiate_slice<typename decltype(row)::type, typename decltype(of_grad)::type>(
+          batch, slice, stream, grad, weight_grad);
+    });
+  });
+}
+
+void pool(const Batch& batch, const Slice& slice, RowStream& stream, const Output& out) {
   std::vector<float> scratch(2 * slice.feature.dim);
 #if defined(__x86_64__)
-  if (kAvx2 && slice.feature.dim % 8 == 0)
-    return pool_avx2<Row>(batch, slice, stream, out, scratch.data());
+  if (kAvx2 && slice.feature.dim % 8 == 0) {
+    return with_row_type(slice.feature.dtype, [&](auto row) {
+      pool_avx2<typename decltype(row)::type>(batch, slice, stream, out, scratch.data());
+    });
+  }
 #endif
-  pool_any(row, batch, slice, stream, out, scratch.data());
+  pool_any(batch, slice, stream, out, scratch.data());
 }
 
 // f(slice, stream) for every slice of the batch, with the stream at its first row.
@@ -85,26 +82,22 @@ at::Tensor pooled_rows(const at::Tensor& addresses, const std::optional<at::Tens
   const Batch batch = batch_of(addresses, offsets, weights, features, bases, rank);
   const RowType type = output_type(out_dtype);
   const int64_t written =
-      covered(batch, bags_of(addresses, offsets), bases.size(0), out_elements);
+      check_features(batch, bags_of(addresses, offsets), bases.size(0), out_elements);
   at::Tensor result = pooled_tensor(out_elements, out_dtype);
   if (written < out_elements) result.zero_();
   const Output out{static_cast<uint8_t*>(result.data_ptr()), type,
                    static_cast<int64_t>(result.nbytes()) > kStreamedBytes};
   for_each_slice(batch, [&](const Slice& slice, RowStream& stream) {
-    const bool unchanged =
-        slice.feature.dtype == type && !weights && holds_one_each(batch, slice);
+    const bool unchanged = slice.feature.dtype == type && !weights && holds_one_each(batch, slice);
     if (unchanged && out.streams(slice.feature)) return stream_slice(slice, stream, out);
-    with_row_type(slice.feature.dtype, [&](auto row) {
-      unchanged ? copy(slice, stream, out) : pool(row, batch, slice, stream, out);
-    });
+    unchanged ? copy(slice, stream, out) : pool(batch, slice, stream, out);
   });
   return result;
 }
 
 at::Tensor pooled_rows_shape(const at::Tensor& addresses, const std::optional<at::Tensor>&,
-                             const std::optional<at::Tensor>&, const at::Tensor&,
-                             const at::Tensor&, int64_t, c10::SymInt out_elements,
-                             at::ScalarType out_dtype) {
+                             const std::optional<at::Tensor>&, const at::Tensor&, const at::Tensor&,
+                             int64_t, c10::SymInt out_elements, at::ScalarType out_dtype) {
   return at::empty_symint({std::move(out_elements)}, addresses.options().dtype(out_dtype));
 }
 
@@ -112,18 +105,14 @@ at::Tensor weight_gradients(const at::Tensor& grad, const at::Tensor& addresses,
                             const std::optional<at::Tensor>& offsets, const at::Tensor& weights,
                             const at::Tensor& features, const at::Tensor& bases, int64_t rank) {
   const Batch batch = batch_of(addresses, offsets, weights, features, bases, rank);
-  covered(batch, bags_of(addresses, offsets), bases.size(0), grad.numel());
-  TORCH_CHECK_VALUE(grad.is_contiguous(), "grad: must be contiguous");
+  check_features(batch, bags_of(addresses, offsets), bases.size(0), grad.numel());
+  check_contiguous(grad, "grad");
   at::Tensor result = at::zeros_like(weights);
   const RowType type = output_type(grad.scalar_type());
   const auto* const from = static_cast<const uint8_t*>(grad.const_data_ptr());
   float* const to = result.data_ptr<float>();
   for_each_slice(batch, [&](const Slice& slice, RowStream& stream) {
-    with_row_type(slice.feature.dtype, [&](auto row) {
-      with_float_type(type, [&](auto of_grad) {
-        differentiate(row, of_grad, batch, slice, stream, from, to);
-      });
-    });
+    differentiate(batch, slice, stream, type, from, to);
   });
   return result;
 }
@@ -137,10 +126,9 @@ at::Tensor weight_gradients_shape(const at::Tensor&, const at::Tensor&,
 // Rows of one arena by slot: what others fetch from here.
 void copy_rows(const at::Tensor& slots, int64_t base_pointer, int64_t row_bytes, at::Tensor& out) {
   const int64_t count = slots.numel();
-  const int64_t* const slot = int64s(slots, count, "slots");
-  TORCH_CHECK_VALUE(out.is_contiguous() && out.scalar_type() == at::kByte && row_bytes > 0 &&
-                        out.numel() == count * row_bytes,
-                    "out: uint8 [", count, ", ", row_bytes, "] was needed, contiguous");
+  const int64_t* const slot = elements<int64_t>(slots, count, "slots");
+  TORCH_CHECK_VALUE(row_bytes > 0, "row_bytes: ", row_bytes, ", and at least 1 was needed");
+  elements<uint8_t>(out, count * row_bytes, "out");
   const auto* const arena = reinterpret_cast<const uint8_t*>(base_pointer);
   TORCH_CHECK_VALUE(arena != nullptr || count == 0, "base_pointer: the arena is not mapped here");
   uint8_t* const to = out.data_ptr<uint8_t>();
@@ -157,15 +145,11 @@ void copy_rows(const at::Tensor& slots, int64_t base_pointer, int64_t row_bytes,
 // first_slot + (r - first_run) of `field`.
 void redirect(at::Tensor& addresses, const at::Tensor& positions, const at::Tensor& run_start,
               int64_t first_run, int64_t last_run, int64_t first_slot, int64_t field) {
-  int64s(addresses, addresses.numel(), "addresses");
-  TORCH_CHECK_TYPE(positions.scalar_type() == at::kInt && run_start.scalar_type() == at::kInt,
-                   "positions and run_start: int32 was needed");
-  TORCH_CHECK_VALUE(positions.is_contiguous() && run_start.is_contiguous() && first_run >= 0 &&
-                        first_run <= last_run && last_run < run_start.numel(),
+  int64_t* const to = writable_elements<int64_t>(addresses, 0, "addresses");
+  const int32_t* const position = elements<int32_t>(positions, "positions");
+  const int32_t* const start = elements<int32_t>(run_start, "run_start");
+  TORCH_CHECK_VALUE(first_run >= 0 && first_run <= last_run && last_run < run_start.numel(),
                     "run_start: has no runs ", first_run, " to ", last_run);
-  int64_t* const to = addresses.data_ptr<int64_t>();
-  const int32_t* const position = positions.const_data_ptr<int32_t>();
-  const int32_t* const start = run_start.const_data_ptr<int32_t>();
   for (int64_t run = first_run; run < last_run; ++run) {
     const int64_t address = make_address(field, first_slot + run - first_run);
     for (int64_t n = start[run]; n < start[run + 1]; ++n) to[position[n]] = address;

@@ -4,13 +4,13 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
+#include "cpu/common/arguments.h"
 #include "oper/step/rows.h"
 
 namespace oper {
 namespace {
 
 constexpr int64_t kRowsPerTask = 1 << 12;
-constexpr int64_t kScaleBiasBytes = 8;
 
 OPER_SIMD void quantise(const float* values, int64_t dim, uint8_t* row) {
   quantise_row(values, dim, row);
@@ -22,23 +22,21 @@ OPER_SIMD void dequantise(const uint8_t* row, int64_t dim, float* values) {
 }
 
 at::Tensor quantise_rows_shape(const at::Tensor& values) {
-  return at::empty_symint({values.sym_size(0), values.sym_size(1) + kScaleBiasBytes},
+  return at::empty_symint({values.sym_size(0), values.sym_size(1) + kInt8ExtraBytes},
                           values.options().dtype(at::kByte));
 }
 
 at::Tensor dequantise_rows_shape(const at::Tensor& rows) {
-  return at::empty_symint({rows.sym_size(0), rows.sym_size(1) - kScaleBiasBytes},
+  return at::empty_symint({rows.sym_size(0), rows.sym_size(1) - kInt8ExtraBytes},
                           rows.options().dtype(at::kFloat));
 }
 
 at::Tensor quantise_rows(const at::Tensor& values) {
-  TORCH_CHECK_TYPE(values.scalar_type() == at::kFloat, "values: dtype ", values.scalar_type(),
-                   ", and float32 was needed");
   TORCH_CHECK_VALUE(values.dim() == 2, "values: [rows, dim] was needed");
   const at::Tensor contiguous = values.contiguous();
+  const float* const from = elements<float>(contiguous, "values");
   at::Tensor rows = quantise_rows_shape(contiguous);
   const int64_t dim = values.size(1), row_bytes = rows.size(1);
-  const float* const from = contiguous.const_data_ptr<float>();
   uint8_t* const to = rows.data_ptr<uint8_t>();
   at::parallel_for(0, values.size(0), kRowsPerTask, [&](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n) quantise(from + n * dim, dim, to + n * row_bytes);
@@ -47,9 +45,9 @@ at::Tensor quantise_rows(const at::Tensor& values) {
 }
 
 at::Tensor dequantise_rows(const at::Tensor& rows) {
-  TORCH_CHECK_VALUE(rows.dim() == 2 && rows.scalar_type() == at::kByte &&
-                        rows.size(1) >= kScaleBiasBytes,
-                    "rows: uint8 [rows, dim + ", kScaleBiasBytes, "] was needed");
+  TORCH_CHECK_VALUE(
+      rows.dim() == 2 && rows.scalar_type() == at::kByte && rows.size(1) >= kInt8ExtraBytes,
+      "rows: uint8 [rows, dim + ", kInt8ExtraBytes, "] was needed");
   const at::Tensor contiguous = rows.contiguous();
   at::Tensor values = dequantise_rows_shape(contiguous);
   const int64_t dim = values.size(1), row_bytes = rows.size(1);

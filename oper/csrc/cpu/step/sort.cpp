@@ -2,8 +2,8 @@
 
 #include "oper/step/sort.h"
 
-#include <ATen/ops/empty.h>
 #include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
 #include <torch/library.h>
 
 #include <limits>
@@ -12,10 +12,10 @@
 #include <type_traits>
 #include <vector>
 
+#include "cpu/common/arguments.h"
 #include "cpu/common/blocks.h"
-#include "cpu/common/tensor_checks.h"
 #include "cpu/step/features.h"
-#include "oper/common/scatter.h"
+#include "oper/common/bits.h"
 
 namespace oper {
 namespace {
@@ -23,7 +23,7 @@ namespace {
 constexpr int64_t kAccessesPerChunk = 1 << 15;
 
 // What the sort is of: segments of accesses, and the key space of their rows.
-struct Batch {
+struct SortTask {
   const int64_t* addresses;
   std::vector<SortedSegment> segments;
   int64_t elements = 0;
@@ -60,17 +60,18 @@ void for_each_chunk(int64_t chunks, int64_t elements, const F& f) {
   });
 }
 
-Batch batch_of(const at::Tensor& addresses, const at::Tensor& segment_offset,
-               const at::Tensor& features, int64_t rank, int64_t ranks, int64_t buckets) {
+SortTask sort_task(const at::Tensor& addresses, const at::Tensor& segment_offset,
+                   const at::Tensor& features, int64_t rank, int64_t ranks, int64_t buckets) {
   TORCH_CHECK_VALUE(ranks >= 1 && rank >= 0 && rank < ranks, "rank: ", rank, " of ", ranks);
-  TORCH_CHECK_VALUE(addresses.numel() <= std::numeric_limits<int32_t>::max(), "addresses: ",
-                    addresses.numel(), " accesses in a batch, and positions are of 32 bits");
-  Batch batch;
-  batch.addresses = int64s(addresses, addresses.numel(), "addresses");
-  batch.rank = rank;
-  batch.ranks = ranks;
-  batch.buckets = buckets;
-  batch.position_bits = bit_width(static_cast<uint64_t>(addresses.numel()));
+  TORCH_CHECK_VALUE(addresses.numel() <= std::numeric_limits<int32_t>::max(),
+                    "addresses: ", addresses.numel(),
+                    " accesses in a batch, and positions are of 32 bits");
+  SortTask task;
+  task.addresses = elements<int64_t>(addresses, "addresses");
+  task.rank = rank;
+  task.ranks = ranks;
+  task.buckets = buckets;
+  task.position_bits = bit_width(static_cast<uint64_t>(addresses.numel()));
   const Features view = features_of(features, segment_offset);
   TORCH_CHECK_VALUE(view.accesses() == addresses.numel(), "segment_offset: ends at ",
                     view.accesses(), ", and there are ", addresses.numel(), " addresses");
@@ -79,10 +80,10 @@ Batch batch_of(const at::Tensor& addresses, const at::Tensor& segment_offset,
     if (!view[f].has_gradient || begin == end) continue;
     TORCH_CHECK_INDEX(view[f].bucket >= 0 && view[f].bucket < buckets, "features: bucket ",
                       view[f].bucket, " of feature ", f, " is none of ", buckets);
-    batch.segments.push_back({begin, end, batch.elements, view[f].bucket});
-    batch.elements += end - begin;
+    task.segments.push_back({begin, end, task.elements, view[f].bucket});
+    task.elements += end - begin;
   }
-  return batch;
+  return task;
 }
 
 OPER_SIMD void extend_by(const int64_t* addresses, int64_t size, Extent& extent) {
@@ -90,33 +91,33 @@ OPER_SIMD void extend_by(const int64_t* addresses, int64_t size, Extent& extent)
 }
 
 // Lays out the key space: a bucket's replicas, then its rows at each rank.
-void number_rows(Batch& batch, int64_t chunks) {
-  std::vector<Extent> found(chunks * batch.buckets);
-  for_each_chunk(chunks, batch.elements, [&](int64_t chunk, int64_t first, int64_t last) {
-    batch.for_each_piece(first, last, [&](const SortedSegment& s, int64_t begin, int64_t end) {
-      extend_by(batch.addresses + begin, end - begin, found[chunk * batch.buckets + s.bucket]);
+void number_rows(SortTask& task, int64_t chunks) {
+  std::vector<Extent> found(chunks * task.buckets);
+  for_each_chunk(chunks, task.elements, [&](int64_t chunk, int64_t first, int64_t last) {
+    task.for_each_piece(first, last, [&](const SortedSegment& s, int64_t begin, int64_t end) {
+      extend_by(task.addresses + begin, end - begin, found[chunk * task.buckets + s.bucket]);
     });
   });
   uint64_t key = 0;
-  for (int64_t bucket = 0; bucket < batch.buckets; ++bucket) {
+  for (int64_t bucket = 0; bucket < task.buckets; ++bucket) {
     int64_t slots = 0;
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-      const Extent& extent = found[chunk * batch.buckets + bucket];
-      TORCH_CHECK_INDEX(extent.field_code < static_cast<uint64_t>(batch.field_codes()),
-                        "addresses: one of bucket ", bucket, " names none of ", batch.ranks,
+      const Extent& extent = found[chunk * task.buckets + bucket];
+      TORCH_CHECK_INDEX(extent.field_code < static_cast<uint64_t>(task.field_codes()),
+                        "addresses: one of bucket ", bucket, " names none of ", task.ranks,
                         " ranks");
       slots = std::max(slots, extent.slot + 1);
     }
-    for (int64_t code = 0; code < batch.owner_codes(); ++code) {
-      batch.first_key.push_back(key);
+    for (int64_t code = 0; code < task.owner_codes(); ++code) {
+      task.first_key.push_back(key);
       key += static_cast<uint64_t>(slots);
     }
-    const auto first = batch.first_key.end() - batch.owner_codes();
-    batch.base.push_back(first[0]);
-    batch.base.push_back(first[1 + batch.rank]);
-    batch.base.insert(batch.base.end(), first + 1, batch.first_key.end());
+    const auto first = task.first_key.end() - task.owner_codes();
+    task.base.push_back(first[0]);
+    task.base.push_back(first[1 + task.rank]);
+    task.base.insert(task.base.end(), first + 1, task.first_key.end());
   }
-  batch.first_key.push_back(key);
+  task.first_key.push_back(key);
 }
 
 // f(constant) with the number of passes as a constant.
@@ -135,10 +136,10 @@ void with_passes(int passes, const F& f) {
 using Runs = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
 template <typename Access>
-Runs sort(const Batch& batch, int64_t chunks) {
-  const int64_t n = batch.elements;
-  const int bits = batch.position_bits;
-  const Digits digits = Digits::of(batch.key_bits());
+Runs sort(const SortTask& task, int64_t chunks) {
+  const int64_t n = task.elements;
+  const int bits = task.position_bits;
+  const Digits digits = Digits::of(task.key_bits());
   const int64_t radix = digits.radix(), stride = digits.passes * radix;
   std::vector<uint32_t> counts(chunks * stride);
   const at::Tensor scratch = pooled_tensor(2 * n * sizeof(Access) / sizeof(int64_t), at::kLong);
@@ -147,9 +148,9 @@ Runs sort(const Batch& batch, int64_t chunks) {
 
   with_passes(digits.passes, [&](auto passes) {
     for_each_chunk(chunks, n, [&](int64_t chunk, int64_t first, int64_t last) {
-      batch.for_each_piece(first, last, [&](const SortedSegment& s, int64_t begin, int64_t end) {
-        build_accesses<passes>(batch.addresses, begin, end,
-                               batch.base.data() + s.bucket * batch.field_codes(), bits, digits,
+      task.for_each_piece(first, last, [&](const SortedSegment& s, int64_t begin, int64_t end) {
+        build_accesses<passes>(task.addresses, begin, end,
+                               task.base.data() + s.bucket * task.field_codes(), bits, digits,
                                from + s.element + begin - s.begin, counts.data() + chunk * stride);
       });
     });
@@ -196,12 +197,12 @@ Runs sort(const Batch& batch, int64_t chunks) {
   start[runs] = static_cast<int32_t>(n);
 
   // Keys ascend: those of a bucket and owner code are a range, and become slots in it.
-  at::Tensor run_count = at::empty({batch.buckets * batch.owner_codes() + 1}, at::kLong);
+  at::Tensor run_count = at::empty({task.buckets * task.owner_codes() + 1}, at::kLong);
   auto* const count = run_count.mutable_data_ptr<int64_t>();
   count[0] = 0;
-  for (int64_t c = 0; c < batch.buckets * batch.owner_codes(); ++c) {
-    const auto first = static_cast<int64_t>(batch.first_key[c]);
-    const auto last = static_cast<int64_t>(batch.first_key[c + 1]);
+  for (int64_t c = 0; c < task.buckets * task.owner_codes(); ++c) {
+    const auto first = static_cast<int64_t>(task.first_key[c]);
+    const auto last = static_cast<int64_t>(task.first_key[c + 1]);
     count[c + 1] = std::lower_bound(slot + count[c], slot + runs, last) - slot;
     for (int64_t run = count[c]; run < count[c + 1]; ++run) slot[run] -= first;
   }
@@ -210,31 +211,28 @@ Runs sort(const Batch& batch, int64_t chunks) {
 
 Runs sort_accesses(const at::Tensor& addresses, const at::Tensor& segment_offset,
                    const at::Tensor& features, int64_t rank, int64_t ranks, int64_t buckets) {
-  Batch batch = batch_of(addresses, segment_offset, features, rank, ranks, buckets);
+  SortTask task = sort_task(addresses, segment_offset, features, rank, ranks, buckets);
   const int64_t chunks =
-      std::clamp<int64_t>(batch.elements / kAccessesPerChunk, 1, at::get_num_threads());
-  number_rows(batch, chunks);
-  return batch.key_bits() + batch.position_bits <= 64 ? sort<NarrowAccess>(batch, chunks)
-                                                      : sort<WideAccess>(batch, chunks);
+      std::clamp<int64_t>(task.elements / kAccessesPerChunk, 1, at::get_num_threads());
+  number_rows(task, chunks);
+  return task.key_bits() + task.position_bits <= 64 ? sort<NarrowAccess>(task, chunks)
+                                                    : sort<WideAccess>(task, chunks);
 }
 
 bool one_per_bag(const at::Tensor& offsets) {
-  TORCH_CHECK_TYPE(offsets.scalar_type() == at::kLong || offsets.scalar_type() == at::kInt,
-                   "offsets: dtype ", offsets.scalar_type(), ", and int64 or int32 was needed");
-  TORCH_CHECK_VALUE(offsets.is_contiguous() && offsets.dim() == 1,
-                    "offsets: one contiguous dimension was needed");
-  const auto count_up = [&](auto zero) {
-    const auto* at = offsets.const_data_ptr<decltype(zero)>();
+  TORCH_CHECK_VALUE(offsets.dim() == 1, "offsets: one dimension was needed");
+  return with_index_type(offsets.scalar_type(), "offsets", [&](auto zero) {
+    using Offset = decltype(zero);
+    const auto* const at = elements<Offset>(offsets, "offsets");
     constexpr int64_t kBlock = 1024;
     for (int64_t begin = 0; begin < offsets.numel(); begin += kBlock) {
       const int64_t end = std::min(begin + kBlock, offsets.numel());
-      decltype(zero) differ = 0;
-      for (int64_t n = begin; n < end; ++n) differ |= at[n] ^ static_cast<decltype(zero)>(n);
+      Offset differ = 0;
+      for (int64_t n = begin; n < end; ++n) differ |= at[n] ^ static_cast<Offset>(n);
       if (differ) return false;
     }
     return true;
-  };
-  return offsets.scalar_type() == at::kLong ? count_up(int64_t{}) : count_up(int32_t{});
+  });
 }
 
 }  // namespace

@@ -6,72 +6,56 @@
 
 #include <atomic>
 #include <cmath>
+#include <cstring>
+#include <tuple>
 
-#include "cpu/common/tensor_checks.h"
+#include "cpu/common/arguments.h"
+#include "oper/common/simd.h"
 #include "oper/step/merge.h"
 #include "oper/step/optimizers.h"
-#include "oper/common/simd.h"
 
 namespace oper {
 namespace {
 
 constexpr int64_t kEntriesPerTask = 1024;
 
-using Update = int64_t (*)(const std::vector<Gradients>&, const Arena&, const Settings&);
-
-// One function an optimizer, as templates cannot be compiled for several processors at once.
-#define OPER_UPDATE(Optimizer, name)                                                       \
-  OPER_SIMD int64_t name(const std::vector<Gradients>& lists, const Arena& arena,          \
-                         const Settings& settings) {                                       \
-    return update_rows<Optimizer>(lists, arena, settings);                                 \
+// The number of an optimizer in Optimizers, by its name.
+template <size_t n = 0>
+size_t number_of(c10::string_view name) {
+  if constexpr (n == std::tuple_size_v<Optimizers>) {
+    TORCH_CHECK_VALUE(false, "optimizer: ", name, " is not known");
+  } else {
+    return name == std::tuple_element_t<n, Optimizers>::kName ? n : number_of<n + 1>(name);
   }
-OPER_UPDATE(Sgd, update_sgd)
-OPER_UPDATE(MomentumSgd, update_momentum_sgd)
-OPER_UPDATE(Adagrad, update_adagrad)
-OPER_UPDATE(RowwiseAdagrad, update_rowwise_adagrad)
-OPER_UPDATE(Adam, update_adam)
-OPER_UPDATE(PartialRowwiseAdam, update_partial_rowwise_adam)
-#undef OPER_UPDATE
+}
 
-struct Kind {
-  const char* name;
-  Update update;
-  int64_t (*state_values)(int64_t dim);
-};
+// f(Optimizer{}) of a number.
+template <size_t n = 0, typename F>
+OPER_INLINE auto with_optimizer(size_t number, const F& f) {
+  if constexpr (n + 1 < std::tuple_size_v<Optimizers>)
+    if (number != n) return with_optimizer<n + 1>(number, f);
+  return f(std::tuple_element_t<n, Optimizers>{});
+}
 
-constexpr Kind kKinds[] = {
-    {"sgd", update_sgd, Sgd::state_values},
-    {"momentum_sgd", update_momentum_sgd, MomentumSgd::state_values},
-    {"adagrad", update_adagrad, Adagrad::state_values},
-    {"rowwise_adagrad", update_rowwise_adagrad, RowwiseAdagrad::state_values},
-    {"adam", update_adam, Adam::state_values},
-    {"partial_rowwise_adam", update_partial_rowwise_adam, PartialRowwiseAdam::state_values},
-};
-
-const Kind& kind_of(c10::string_view optimizer) {
-  for (const Kind& kind : kKinds)
-    if (optimizer == kind.name) return kind;
-  TORCH_CHECK_VALUE(false, "optimizer: ", optimizer, " is not known");
+// All optimizers in one function, as templates cannot be compiled for several processors at once.
+OPER_SIMD int64_t update_part(size_t optimizer, const std::vector<Gradients>& lists,
+                              const Arena& arena, const Settings& settings) {
+  return with_optimizer(optimizer, [&](auto of) __attribute__((always_inline)) {
+    return update_rows<decltype(of)>(lists, arena, settings);
+  });
 }
 
 Settings settings_of(at::ArrayRef<double> values) {
-  TORCH_CHECK_VALUE(values.size() == 8, "settings: ", values.size(), " values, and 8 were needed");
-  Settings s;
-  s.lr = static_cast<float>(values[0]);
-  s.eps = static_cast<float>(values[1]);
-  s.l2 = static_cast<float>(values[2]);
-  s.shrink = static_cast<float>(values[3]);
-  s.beta1 = static_cast<float>(values[4]);
-  s.rest1 = static_cast<float>(1 - values[4]);
-  s.beta2 = static_cast<float>(values[5]);
-  s.rest2 = static_cast<float>(1 - values[5]);
-  s.step_size = static_cast<float>(values[6]);
-  s.root_scale = static_cast<float>(values[7]);
-  return s;
+  constexpr size_t kSize = sizeof(StepSettings) / sizeof(double);
+  TORCH_CHECK_VALUE(values.size() == kSize, "settings: ", values.size(), " values, and ", kSize,
+                    " were needed");
+  StepSettings given;
+  std::memcpy(&given, values.data(), sizeof(given));
+  return Settings::of(given);
 }
 
 Arena arena_of(const at::Tensor& rows, const at::Tensor& state, int64_t dim, int64_t dtype,
-               const Kind& kind) {
+               c10::string_view optimizer, int64_t state_values) {
   TORCH_CHECK_VALUE(dtype == kFloat32 || dtype == kFloat16 || dtype == kBFloat16, "dtype: ", dtype,
                     ", and 0 (float32), 1 (float16) or 2 (bfloat16) was needed");
   for (const at::Tensor& part : {rows, state})
@@ -79,14 +63,17 @@ Arena arena_of(const at::Tensor& rows, const at::Tensor& state, int64_t dim, int
                      "rows, state: contiguous uint8 [slots, bytes] were needed");
   TORCH_CHECK_VALUE(rows.size(0) == state.size(0), "rows, state: ", rows.size(0), " and ",
                     state.size(0), " slots, and equal numbers were needed");
-  const Arena arena{static_cast<uint8_t*>(rows.data_ptr()), rows.size(1),
-                    static_cast<uint8_t*>(state.data_ptr()), state.size(1), dim,
+  const Arena arena{static_cast<uint8_t*>(rows.data_ptr()),
+                    rows.size(1),
+                    static_cast<uint8_t*>(state.data_ptr()),
+                    state.size(1),
+                    dim,
                     static_cast<RowType>(dtype)};
-  TORCH_CHECK_VALUE(dim > 0 && bytes_of_row(dtype, dim) <= arena.row_bytes, "rows: ",
-                    arena.row_bytes, " bytes a slot are too few for ", dim, " values");
-  const int64_t state_bytes = kind.state_values(dim) * static_cast<int64_t>(sizeof(float));
+  TORCH_CHECK_VALUE(dim > 0 && bytes_of_row(dtype, dim) <= arena.row_bytes,
+                    "rows: ", arena.row_bytes, " bytes a slot are too few for ", dim, " values");
+  const int64_t state_bytes = state_values * static_cast<int64_t>(sizeof(float));
   TORCH_CHECK_VALUE(state_bytes <= arena.state_bytes, "state: ", arena.state_bytes,
-                    " bytes a slot, and ", kind.name, " needs ", state_bytes);
+                    " bytes a slot, and ", optimizer, " needs ", state_bytes);
   const int64_t value_bytes = bytes_of_row(dtype, 1);
   TORCH_CHECK_VALUE(arena.row_bytes % value_bytes == 0 && arena.state_bytes % 4 == 0,
                     "rows, state: values must not straddle slots");
@@ -101,20 +88,19 @@ std::vector<Gradients> lists_of(at::TensorList slots, at::TensorList grads, int6
   std::vector<Gradients> lists;
   for (size_t n = 0; n < slots.size(); ++n) {
     const int64_t size = slots[n].numel();
-    const int64_t* slot = int64s(slots[n], size, "slots");
+    const int64_t* slot = elements<int64_t>(slots[n], "slots");
     const at::Tensor& grad = grads[n];
-    TORCH_CHECK_TYPE(grad.scalar_type() == at::kFloat, "grads: dtype ", grad.scalar_type(),
-                     ", and float32 was needed");
-    TORCH_CHECK_VALUE(grad.is_contiguous() && grad.numel() == size * dim, "grads: list ", n,
-                      " is ", grad.sizes(), ", and contiguous [", size, ", ", dim, "] was needed");
+    const float* const values = elements<float>(grad, "grads");
+    TORCH_CHECK_VALUE(grad.numel() == size * dim, "grads: list ", n, " is ", grad.sizes(),
+                      ", and [", size, ", ", dim, "] was needed");
     if (size == 0) continue;
     bool ascending = true;
     for (int64_t i = 1; i < size; ++i) ascending &= slot[i - 1] < slot[i];
     TORCH_CHECK_VALUE(ascending, "slots: list ", n, " does not ascend");
-    TORCH_CHECK_INDEX(slot[0] >= 0 && slot[size - 1] < arena_slots, "slots: list ", n, " goes from ",
-                      slot[0], " to ", slot[size - 1], ", and the arena has ", arena_slots,
-                      " slots");
-    lists.push_back({slot, grad.const_data_ptr<float>(), 0, size});
+    TORCH_CHECK_INDEX(slot[0] >= 0 && slot[size - 1] < arena_slots, "slots: list ", n,
+                      " goes from ", slot[0], " to ", slot[size - 1], ", and the arena has ",
+                      arena_slots, " slots");
+    lists.push_back({slot, values, 0, size});
   }
   return lists;
 }
@@ -122,9 +108,11 @@ std::vector<Gradients> lists_of(at::TensorList slots, at::TensorList grads, int6
 int64_t update(at::TensorList slots, at::TensorList grads, const at::Tensor& rows,
                const at::Tensor& state, int64_t dim, int64_t dtype, c10::string_view optimizer,
                at::ArrayRef<double> settings) {
-  const Kind& kind = kind_of(optimizer);
+  const size_t number = number_of(optimizer);
   const Settings values = settings_of(settings);
-  const Arena arena = arena_of(rows, state, dim, dtype, kind);
+  const int64_t state_values =
+      with_optimizer(number, [&](auto of) { return values_of_state(decltype(of)::kState, dim); });
+  const Arena arena = arena_of(rows, state, dim, dtype, optimizer, state_values);
   const std::vector<Gradients> lists = lists_of(slots, grads, rows.size(0), dim);
   if (lists.empty()) return 0;
   int64_t entries = 0;
@@ -135,7 +123,7 @@ int64_t update(at::TensorList slots, at::TensorList grads, const at::Tensor& row
   const std::vector<int64_t> bounds = cut_slots(lists, pieces);
   std::atomic<int64_t> distinct{0};
   at::parallel_for(0, pieces, 1, [&](int64_t begin, int64_t end) {
-    distinct += kind.update(part_of(lists, bounds[begin], bounds[end]), arena, values);
+    distinct += update_part(number, part_of(lists, bounds[begin], bounds[end]), arena, values);
   });
   return distinct;
 }

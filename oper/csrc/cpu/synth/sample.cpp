@@ -11,10 +11,11 @@
 #include <cmath>
 #include <vector>
 
-#include "oper/synth/popularity.h"
+#include "cpu/common/arguments.h"
+#include "cpu/common/parallel.h"
 #include "oper/common/random.h"
 #include "oper/common/scatter.h"
-#include "cpu/common/parallel.h"
+#include "oper/synth/popularity.h"
 
 namespace oper {
 namespace {
@@ -31,7 +32,8 @@ void with_law(int64_t rows, double exponent, const Tensor& ends, const Tensor& w
     TORCH_CHECK_VALUE(rows >= 1 && exponent >= 0, "a law of ", rows, " rows, exponent ", exponent);
     body(Zipf(rows, exponent));
   } else {
-    TORCH_CHECK_VALUE(ends.numel() == weights.numel(), "a weight for each step");
+    TORCH_CHECK_VALUE(ends.numel() == weights.numel(), "step_weights: ", weights.numel(), ", and ",
+                      ends.numel(), " were needed, one a step");
     const Steps law(ends.const_data_ptr<int64_t>(), weights.const_data_ptr<double>(), ends.numel());
     TORCH_CHECK_VALUE(law.rows() == rows, "steps of ", law.rows(), " rows for ", rows);
     body(law);
@@ -86,8 +88,8 @@ class ScatteredAdds {
   void apply(int64_t i) { counts_[row_[i % kWaiting]] += count_[i % kWaiting]; }
 
   Count* counts_;
-  int64_t row_[kWaiting];
-  Count count_[kWaiting];
+  int64_t row_[kWaiting] = {};
+  Count count_[kWaiting] = {};
   int64_t added_ = 0;
 };
 
@@ -134,13 +136,11 @@ void add_counts(Count* counts, const Law& law, const Placement& placement, int64
 Tensor& draw_counts(Tensor& counts, int64_t accesses, double exponent, const Tensor& step_ends,
                     const Tensor& step_weights, int64_t order, int64_t key, bool moved,
                     int64_t stream) {
-  TORCH_CHECK_VALUE(counts.is_contiguous(), "counts must be contiguous");
   const Placement placement(counts.numel(), static_cast<Order>(order), key, moved);
   with_law(counts.numel(), exponent, step_ends, step_weights, [&](const auto& law) {
-    if (counts.scalar_type() == at::kUInt32)
-      add_counts(counts.mutable_data_ptr<uint32_t>(), law, placement, accesses, stream);
-    else
-      add_counts(counts.mutable_data_ptr<uint64_t>(), law, placement, accesses, stream);
+    with_counter_type(counts, "counts", [&](auto zero) {
+      add_counts(counts.mutable_data_ptr<decltype(zero)>(), law, placement, accesses, stream);
+    });
   });
   return counts;
 }
@@ -174,22 +174,20 @@ int64_t draw_containing(Random& random, int64_t accesses, int64_t samples, int64
 
 Tensor& containing_of(Tensor& containing, const Tensor& counts, int64_t samples, int64_t slots,
                       int64_t key) {
-  const auto fill = [&](auto* out, const auto* in) {
+  check_same_type(containing, "containing", counts, "counts");
+  check_contiguous(containing, "containing");
+  TORCH_CHECK_VALUE(containing.numel() == counts.numel(), "containing: ", containing.numel(),
+                    " counters, and ", counts.numel(), " were needed");
+  with_counter_type(counts, "counts", [&](auto zero) {
+    const auto* const in = counts.const_data_ptr<decltype(zero)>();
+    auto* const out = containing.mutable_data_ptr<decltype(zero)>();
     at::parallel_for(0, counts.numel(), kGrain, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
         Random random(key, row);
         out[row] = draw_containing(random, static_cast<int64_t>(in[row]), samples, slots);
       }
     });
-  };
-  TORCH_CHECK_VALUE(containing.is_contiguous() && counts.is_contiguous() &&
-                        containing.numel() == counts.numel() &&
-                        containing.scalar_type() == counts.scalar_type(),
-                    "containing must be like counts, contiguous");
-  if (counts.scalar_type() == at::kUInt32)
-    fill(containing.mutable_data_ptr<uint32_t>(), counts.const_data_ptr<uint32_t>());
-  else
-    fill(containing.mutable_data_ptr<uint64_t>(), counts.const_data_ptr<uint64_t>());
+  });
   return containing;
 }
 

@@ -74,7 +74,7 @@ class NewArenas:
 
 def _replica_tops(layout: Layout) -> Ints:
     """The end of the last replica's slot, [W, M]."""
-    group, position = unpack_codes(layout)
+    group, position = unpack_codes(layout.codes, len(layout.group_width))
     last = np.full(len(layout.group_width), -1, dtype=np.int64)
     np.maximum.at(last, group, position)
     tops = np.zeros(layout.slots.shape, dtype=np.int64)

@@ -16,7 +16,7 @@ from oper.base.arrays import Ints
 from oper.base.tensors import as_int64, as_tensor
 from oper.plan.bitmap import ROWS_PER_LINE
 from oper.plan.layout import Layout
-from oper.plan.row_codes import unpack_codes
+from oper.plan.row_codes import pack_positions, unpack_codes
 from oper.plan.row_locator import RowLocator
 from oper.plan.row_moves import ENTRY, RowMoves
 from oper.planner.problem.class_finder import ClassFinder
@@ -69,7 +69,7 @@ def _new_layout(
     first_row: Ints,
 ) -> Layout:
     """The layout with the rows that change listed at their new slots."""
-    group, position = unpack_codes(layout)
+    group, position = unpack_codes(layout.codes, len(layout.group_width))
     listed = listed_rows(layout)
     everyone = np.union1d(listed, rows.row)
     new_group = np.empty(len(everyone), dtype=np.int64)
@@ -78,9 +78,6 @@ def _new_layout(
         at = np.searchsorted(everyone, ids)
         new_group[at], new_position[at] = g, p
     used, new_group = np.unique(new_group, return_inverse=True)
-    bits = max(len(used) - 1, 0).bit_length()
-    wide = int(new_position.max(initial=0)) >> (32 - bits) > 0
-    codes = (new_position << bits | new_group).astype(np.uint64 if wide else np.uint32)
     bitmap, stripe_bitmap = layout.bitmap, layout.stripe_bitmap
     if len(everyone) > len(listed):
         stripe_bitmap = bitmap if stripe_bitmap is None else stripe_bitmap
@@ -94,7 +91,7 @@ def _new_layout(
         base=np.stack(groups.base)[used],
         bitmap=bitmap,
         stripe_bitmap=stripe_bitmap,
-        codes=codes,
+        codes=pack_positions(new_group, new_position, len(used)),
     )
 
 

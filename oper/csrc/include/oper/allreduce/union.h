@@ -22,8 +22,7 @@ int64_t set_bits(const Slot* slots, int64_t size, int64_t rows, uint64_t* words)
 }
 
 // Counting bits is one instruction on any x86-64 since 2008, which the baseline leaves out.
-inline __attribute__((always_inline)) int64_t count_bits_body(const uint64_t* words,
-                                                              int64_t size) {
+inline __attribute__((always_inline)) int64_t count_bits_body(const uint64_t* words, int64_t size) {
   int64_t count = 0;
   for (int64_t w = 0; w < size; ++w) count += __builtin_popcountll(words[w]);
   return count;

@@ -1,7 +1,8 @@
-// Counters in shared memory on which processes wait asleep (Linux futexes).
+// Signals: counters in shared memory on which processes sleep until they reach a value (Linux
+// futexes).
 //
-// Each counter lies alone on a cache line, so that a rank that posts one disturbs nobody who polls
-// another. A negative counter says that its rank has failed: it ends every wait for it.
+// Each lies alone on a cache line, so that posting one does not disturb processes that poll
+// another. A negative counter says that its rank has failed, and ends every wait for it.
 #pragma once
 
 #include <linux/futex.h>
@@ -15,21 +16,20 @@
 
 namespace oper {
 
-struct alignas(64) Word {
+struct alignas(64) Signal {
   std::atomic<int32_t> value;
 };
-static_assert(sizeof(Word) == 64 && std::atomic<int32_t>::is_always_lock_free,
-              "made by oper/runtime/comm/signals.py as 16 int32");
+static_assert(std::atomic<int32_t>::is_always_lock_free);
 
-inline long futex(std::atomic<int32_t>& word, int operation, int32_t value,
+inline long futex(std::atomic<int32_t>& value, int operation, int32_t operand,
                   const timespec* until) {
-  return syscall(SYS_futex, &word, operation, value, until, nullptr, FUTEX_BITSET_MATCH_ANY);
+  return syscall(SYS_futex, &value, operation, operand, until, nullptr, FUTEX_BITSET_MATCH_ANY);
 }
 
-// Stores a value, after which all that this thread wrote before is seen by who reads it.
-inline void post(Word& word, int32_t value) {
-  word.value.store(value, std::memory_order_release);
-  futex(word.value, FUTEX_WAKE, INT32_MAX, nullptr);
+// Stores a value; a thread that reads it sees all that this one wrote before.
+inline void post(Signal& signal, int32_t value) {
+  signal.value.store(value, std::memory_order_release);
+  futex(signal.value, FUTEX_WAKE, INT32_MAX, nullptr);
 }
 
 inline timespec monotonic_in(int64_t timeout_ms) {
@@ -40,22 +40,22 @@ inline timespec monotonic_in(int64_t timeout_ms) {
           static_cast<long>(nanoseconds % 1000000000)};
 }
 
-// Sleeps until all words are at least `value`, and returns -1; or returns the index of one that is
-// not, when it is negative, when `timeout_ms` have passed, or when a signal came, whose handler may
-// be waiting for this thread to return.
-inline int64_t wait_for_all(Word* words, int64_t count, int32_t value, int64_t timeout_ms) {
+// Sleeps until all signals are at least `value`, and returns -1; or returns the index of one that
+// is not, when it is negative, when `timeout_ms` have passed, or when a signal came, whose handler
+// may be waiting for this thread to return.
+inline int64_t wait_for_all(Signal* signals, int64_t count, int32_t value, int64_t timeout_ms) {
   timespec until{};
   bool timed = false;
   for (int64_t n = 0; n < count; ++n) {
     bool ended = timeout_ms <= 0;
     for (;;) {
-      const int32_t now = words[n].value.load(std::memory_order_acquire);
+      const int32_t now = signals[n].value.load(std::memory_order_acquire);
       if (now >= value) break;
       if (now < 0 || ended) return n;
       if (!timed) until = monotonic_in(timeout_ms);
       timed = true;
-      // EAGAIN: the word changed before we slept. ETIMEDOUT and EINTR: one last look.
-      ended = futex(words[n].value, FUTEX_WAIT_BITSET, now, &until) != 0 && errno != EAGAIN;
+      // EAGAIN: the value changed before we slept. ETIMEDOUT and EINTR: one last look.
+      ended = futex(signals[n].value, FUTEX_WAIT_BITSET, now, &until) != 0 && errno != EAGAIN;
     }
   }
   return -1;

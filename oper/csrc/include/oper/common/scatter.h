@@ -5,13 +5,10 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "oper/common/bits.h"
 #include "oper/common/random.h"
 
 namespace oper {
-
-inline int bit_width(uint64_t word) {
-  return word ? 64 - __builtin_clzll(word) : 0;
-}
 
 // A seeded bijection of 0 .. size-1: rounds that are invertible on the next power of two, walked
 // along the cycle until they hit the range again (Black and Rogaway 2002): at most two steps on

@@ -1,19 +1,23 @@
-// From counts of rows to rows: the classes of listed rows, the groups they are dealt to, and the
-// codes that the address map reads.
+// From counts of rows to rows: the groups that listed rows are assigned to, and the codes that the
+// address map reads.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
+#include "oper/plan/row_codes.h"
+
 namespace oper {
 
-// Deals the rows of each class to groups in turn, in the order they come: round robin over the
+// Gives the rows of each class to groups in turn, in the order they come: round robin over the
 // groups that still lack rows of the class.
-class Dealer {
+class RoundRobin {
  public:
   // `counts` [classes, groups] rows that each group gets of each class.
-  Dealer(const int64_t* counts, int64_t classes, int64_t groups)
-      : groups_(groups), left_(counts, counts + classes * groups), turn_(classes, -1),
+  RoundRobin(const int64_t* counts, int64_t classes, int64_t groups)
+      : groups_(groups),
+        left_(counts, counts + classes * groups),
+        turn_(classes, -1),
         next_(classes * groups, -1) {
     for (int64_t c = 0; c < classes; ++c) {
       // Groups with rows of the class form a ring; turn_ is the group that had the last row.
@@ -33,7 +37,7 @@ class Dealer {
   }
 
   // The group of the next row of class c, or -1 where all counts are used up.
-  int32_t deal(int64_t c) {
+  int32_t next_group(int64_t c) {
     const int32_t last = turn_[c];
     if (last < 0) return -1;
     int32_t* next = next_.data() + c * groups_;
@@ -55,12 +59,14 @@ class Dealer {
   std::vector<int32_t> next_;
 };
 
-// code = position << group_bits | group, positions counting a group's rows in the order they come.
+// The code of each row, positions counting a group's rows in the order they come.
+// `position` [groups] are 0 at first.
 template <typename Code>
-void pack_codes(const int32_t* group, int64_t rows, int group_bits, int64_t* position, Code* codes) {
+void pack_codes(const int32_t* group, int64_t rows, RowCodes row_codes, uint64_t* position,
+                Code* codes) {
   for (int64_t row = 0; row < rows; ++row)
-    codes[row] = static_cast<Code>(static_cast<uint64_t>(position[group[row]]++) << group_bits |
-                                   static_cast<uint64_t>(group[row]));
+    codes[row] = static_cast<Code>(
+        row_codes.pack(static_cast<uint64_t>(group[row]), position[group[row]]++));
 }
 
 }  // namespace oper

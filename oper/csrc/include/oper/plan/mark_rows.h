@@ -25,7 +25,8 @@ template <typename Counter>
 Marked mark_above(const Counter* accesses, int64_t rows, int64_t cut, Line* lines) {
   const bool all = cut < 0;
   const bool none = cut >= 0 && static_cast<uint64_t>(cut) >= std::numeric_limits<Counter>::max();
-  const Counter limit = all || none ? std::numeric_limits<Counter>::max() : static_cast<Counter>(cut);
+  const Counter limit =
+      all || none ? std::numeric_limits<Counter>::max() : static_cast<Counter>(cut);
   const bool has_equal = !all && static_cast<uint64_t>(cut) == static_cast<uint64_t>(limit);
   Marked marked;
   uint8_t hot[64] = {};
@@ -65,9 +66,12 @@ void mark_equal(const Counter* accesses, int64_t rows, int64_t cut, int64_t quot
 class Touched {
  public:
   Touched(const int64_t* containing, const double* touched, int64_t size)
-      : containing_(containing), touched_(touched), size_(size),
+      : containing_(containing),
+        touched_(touched),
+        size_(size),
         direct_(kDirect, std::numeric_limits<double>::quiet_NaN()) {
-    for (int64_t n = 0; n < size && containing[n] < kDirect; ++n) direct_[containing[n]] = touched[n];
+    for (int64_t n = 0; n < size && containing[n] < kDirect; ++n)
+      direct_[containing[n]] = touched[n];
   }
 
   double operator()(uint64_t containing) const {
@@ -118,8 +122,7 @@ struct CollectTask {
 // Copy the counters of listed rows; add the striped ones to `sums` and `rows`, [ranks] both.
 template <typename Counter>
 void collect(const CollectTask<Counter>& task, const Pattern& pattern, const Touched& touched,
-             Counter* listed_accesses, Counter* listed_containing, StripeSum* sums,
-             int64_t* rows) {
+             Counter* listed_accesses, Counter* listed_containing, StripeSum* sums, int64_t* rows) {
   // Locals, as the compiler could not know that writing sums leaves the arguments alone.
   const Counter* const accesses = task.accesses;
   const Counter* const containing = task.containing ? task.containing : accesses;

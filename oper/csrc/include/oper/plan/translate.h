@@ -9,30 +9,53 @@
 
 #include <cstdint>
 
+#include "oper/common/fields.h"
 #include "oper/plan/bitmap.h"
+#include "oper/plan/row_codes.h"
 
 namespace oper {
 
 // A table's part of the map.
 struct TableMap {
   int64_t rows;
-  int64_t first_line;    // in the bitmap
-  int64_t origin;        // row - rank + origin is the place in the table's pattern, from its start
-  int64_t period;        // of the pattern, at least 2
-  uint64_t reciprocal;   // ceil(2^64 / period)
-  int64_t pattern;       // first of the pattern's places
-  int64_t stripe_base;   // first of the table's stripe bases
-  int64_t flat;          // first of the table's plain addresses, or -1 where it has none
-};
-static_assert(sizeof(TableMap) == 64, "made by oper/plan/address_map.py as eight int64");
+  int64_t first_line;   // in the bitmap
+  int64_t origin;       // row - rank + origin is the step in the table's pattern, from its start
+  int64_t period;       // of the pattern, at least 2
+  uint64_t reciprocal;  // ceil(2^64 / period)
+  int64_t pattern;      // first of the pattern's steps
+  int64_t stripe_base;  // first of the table's stripe bases
+  int64_t flat;         // first of the table's plain addresses, or -1 where it has none
 
-// A place of a pattern: its rank, how often that occurs before it and in the whole pattern.
-struct Place {
+  // Declared as TABLE_MAP in oper/plan/address_map.py.
+  static std::string fields() {
+    return Fields<TableMap>()
+        .add("rows", &TableMap::rows)
+        .add("first_line", &TableMap::first_line)
+        .add("origin", &TableMap::origin)
+        .add("period", &TableMap::period)
+        .add("reciprocal", &TableMap::reciprocal)
+        .add("pattern", &TableMap::pattern)
+        .add("stripe_base", &TableMap::stripe_base)
+        .add("flat", &TableMap::flat)
+        .text();
+  }
+};
+
+// A step of a pattern of ranks: its rank, how often that occurs before it and in the whole pattern.
+struct PatternStep {
   uint16_t owner;
   uint16_t before;
   uint32_t copies;
+
+  // Declared as PATTERN_STEP in oper/plan/address_map.py.
+  static std::string fields() {
+    return Fields<PatternStep>()
+        .add("owner", &PatternStep::owner)
+        .add("before", &PatternStep::before)
+        .add("copies", &PatternStep::copies)
+        .text();
+  }
 };
-static_assert(sizeof(Place) == 8, "made by oper/plan/address_map.py as one int64");
 
 template <typename Code>
 struct MapView {
@@ -40,11 +63,11 @@ struct MapView {
   const Line* lines;
   const Line* stripe_lines;  // that number striped rows; null where `lines` do
   const Code* codes;
-  int group_bits;
+  RowCodes row_codes;
   const int64_t* group_base;   // packed addresses
-  const int64_t* stripe_base;  // the same, of place 0 of the pattern's first turn
-  const Place* places;
-  const int64_t* flat;  // plain addresses of rows, table by table
+  const int64_t* stripe_base;  // the same, of step 0 of the pattern's first turn
+  const PatternStep* steps;    // of all patterns
+  const int64_t* flat;         // plain addresses of rows, table by table
 };
 
 inline uint64_t high_product(uint64_t a, uint64_t b) {
@@ -59,10 +82,10 @@ inline __attribute__((always_inline)) int64_t translate_body(const MapView<Code>
   constexpr int64_t kBatch = 64;
   constexpr uint64_t kSeventh = ~uint64_t{0} / kWordsPerLine + 1;
   const uint64_t rows = static_cast<uint64_t>(table.rows);
-  const uint64_t group_mask = (uint64_t{1} << map.group_bits) - 1;
+  const RowCodes row_codes = map.row_codes;
   const Line* const lines = map.lines + table.first_line;
   const Line* const stripe_lines = map.stripe_lines ? map.stripe_lines + table.first_line : nullptr;
-  const Place* const places = map.places + table.pattern;
+  const PatternStep* const steps = map.steps + table.pattern;
   const int64_t* const stripe_base = map.stripe_base + table.stripe_base;
 
   uint32_t line[kBatch], position[kBatch];
@@ -101,7 +124,8 @@ inline __attribute__((always_inline)) int64_t translate_body(const MapView<Code>
     }
 
     if (stripe_lines) {
-      for (int64_t k = 0; k < striped_size; ++k) __builtin_prefetch(stripe_lines + line[striped[k]]);
+      for (int64_t k = 0; k < striped_size; ++k)
+        __builtin_prefetch(stripe_lines + line[striped[k]]);
       for (int64_t k = 0; k < striped_size; ++k) {
         const int n = striped[k];
         rank[n] = stripe_lines[line[n]].rank(position[n]);
@@ -109,15 +133,17 @@ inline __attribute__((always_inline)) int64_t translate_body(const MapView<Code>
     }
     for (int64_t k = 0; k < striped_size; ++k) {
       const int n = striped[k];
-      const uint64_t c = static_cast<uint64_t>(static_cast<int64_t>(in[n]) - rank[n] + table.origin);
+      const uint64_t c =
+          static_cast<uint64_t>(static_cast<int64_t>(in[n]) - rank[n] + table.origin);
       const uint64_t turn = high_product(c, table.reciprocal);
-      const Place place = places[c - turn * static_cast<uint64_t>(table.period)];
-      to[n] = stripe_base[place.owner] + static_cast<int64_t>(turn * place.copies + place.before);
+      const PatternStep step = steps[c - turn * static_cast<uint64_t>(table.period)];
+      to[n] = stripe_base[step.owner] + static_cast<int64_t>(turn * step.copies + step.before);
     }
     for (int64_t k = 0; k < listed_size; ++k) {
       const int n = listed[k];
       const uint64_t code = map.codes[rank[n]];
-      to[n] = map.group_base[code & group_mask] + static_cast<int64_t>(code >> map.group_bits);
+      to[n] =
+          map.group_base[row_codes.group(code)] + static_cast<int64_t>(row_codes.position(code));
     }
   }
   return -1;

@@ -137,14 +137,12 @@ struct Vector {
 };
 
 template <int kBytes>
-OPER_INLINE void load(const float* from,
-                                                typename Vector<kBytes>::Floats& to) {
+OPER_INLINE void load(const float* from, typename Vector<kBytes>::Floats& to) {
   std::memcpy(&to, from, kBytes);
 }
 
 template <int kBytes>
-OPER_INLINE void load(const BFloat* from,
-                                                typename Vector<kBytes>::Floats& to) {
+OPER_INLINE void load(const BFloat* from, typename Vector<kBytes>::Floats& to) {
   typename Vector<kBytes>::Shorts shorts;
   std::memcpy(&shorts, from, sizeof(shorts));
   to = reinterpret_cast<typename Vector<kBytes>::Floats>(
@@ -153,8 +151,7 @@ OPER_INLINE void load(const BFloat* from,
 
 // An fp16 with its exponent in fp32's place is too small by 2^112, subnormal or not.
 template <int kBytes>
-OPER_INLINE void load(const Half* from,
-                                                typename Vector<kBytes>::Floats& to) {
+OPER_INLINE void load(const Half* from, typename Vector<kBytes>::Floats& to) {
   using Floats = typename Vector<kBytes>::Floats;
   using Words = typename Vector<kBytes>::Words;
   typename Vector<kBytes>::Shorts shorts;
@@ -217,8 +214,7 @@ OPER_INLINE void sum_columns(const RunSums<T>& sums, int64_t column) {
 
 // Columns [column, dim) of all runs.
 template <int kBytes, bool kFactors, typename T>
-OPER_INLINE void sum_columns_from(const RunSums<T>& sums,
-                                                            int64_t column) {
+OPER_INLINE void sum_columns_from(const RunSums<T>& sums, int64_t column) {
   constexpr int64_t kLanes = Vector<kBytes>::kLanes;
   for (; column + 8 * kLanes <= sums.dim; column += 8 * kLanes)
     sum_columns<kBytes, 8, kFactors>(sums, column);

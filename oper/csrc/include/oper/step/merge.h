@@ -27,9 +27,8 @@ struct Gradients {
 // size: part n takes the slots [bounds[n], bounds[n + 1]). What a row becomes does not depend on
 // the cuts.
 inline std::vector<int64_t> cut_slots(const std::vector<Gradients>& lists, int64_t pieces) {
-  const auto longest =
-      std::max_element(lists.begin(), lists.end(),
-                       [](const auto& a, const auto& b) { return a.size() < b.size(); });
+  const auto longest = std::max_element(
+      lists.begin(), lists.end(), [](const auto& a, const auto& b) { return a.size() < b.size(); });
   std::vector<int64_t> bounds{0};
   for (int64_t n = 1; n < pieces; ++n)
     bounds.push_back(longest->slot[longest->begin + longest->size() * n / pieces]);
@@ -55,8 +54,8 @@ inline std::vector<Gradients> part_of(const std::vector<Gradients>& lists, int64
 // their order; it lies in a list, or in `sum` [dim]. `prefetch(slot)` is called `ahead` entries of
 // its list before a slot is due. Returns the number of distinct slots.
 template <typename Prefetch, typename F>
-OPER_INLINE int64_t merge(std::vector<Gradients> lists, int64_t dim, int64_t ahead,
-                          float* sum, const Prefetch& prefetch, const F& f) {
+OPER_INLINE int64_t merge(std::vector<Gradients> lists, int64_t dim, int64_t ahead, float* sum,
+                          const Prefetch& prefetch, const F& f) {
   for (const Gradients& list : lists)
     for (int64_t n = list.begin; n < std::min(list.begin + ahead, list.end); ++n)
       prefetch(list.slot[n]);

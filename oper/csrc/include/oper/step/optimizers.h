@@ -1,32 +1,64 @@
-// One step of an optimizer on the rows that have a gradient: FBGEMM's fused sparse optimizers, which
-// see a row's whole gradient once per step and touch no other row. SGD with momentum and L2 decay,
-// which FBGEMM has not, are torch.optim.SGD's.
+// One step of an optimizer on the rows that have a gradient: FBGEMM's fused sparse optimizers,
+// which see a row's whole gradient once per step and touch no other row. SGD with momentum and L2
+// decay, which FBGEMM has not, are torch.optim.SGD's.
 //
 // Arithmetic and state are in fp32 whatever the rows are; fp16 and bf16 rows are rounded to the
 // nearest. Sums over a row's values are made in an order that does not depend on the vectors'
 // width, so that ranks on unlike machines agree to the last bit.
 #pragma once
 
+#include <array>
 #include <cmath>
 #include <cstdint>
+#include <string>
+#include <tuple>
 #include <vector>
 
+#include "oper/common/fields.h"
+#include "oper/common/simd.h"
 #include "oper/step/merge.h"
 #include "oper/step/rows.h"
-#include "oper/common/simd.h"
 
 namespace oper {
 
-// Of this step; made by Optimizer.settings of oper/runtime/tables/optimizers.py.
+// The settings of a step as Python gives them: StepSettings of oper/runtime/tables/optimizers.py.
+struct StepSettings {
+  double lr;
+  double eps;
+  double l2;      // weight decay as a part of the gradient
+  double shrink;  // what decoupled weight decay multiplies a row by: 1 - lr·decay
+  double beta1;   // momentum, for SGD
+  double beta2;
+  double step_size;   // lr / (1 - beta1^step)
+  double root_scale;  // 1 / √(1 - beta2^step)
+
+  static std::string fields() {
+    return Fields<StepSettings>()
+        .add("lr", &StepSettings::lr)
+        .add("eps", &StepSettings::eps)
+        .add("l2", &StepSettings::l2)
+        .add("shrink", &StepSettings::shrink)
+        .add("beta1", &StepSettings::beta1)
+        .add("beta2", &StepSettings::beta2)
+        .add("step_size", &StepSettings::step_size)
+        .add("root_scale", &StepSettings::root_scale)
+        .text();
+  }
+};
+
+// The same as the kernels take them.
 struct Settings {
-  float lr;
-  float eps;
-  float l2;            // weight decay as a part of the gradient
-  float shrink;        // what decoupled weight decay multiplies a row by: 1 - lr·decay
-  float beta1, rest1;  // beta1 and 1 - beta1; momentum is beta1
+  float lr, eps, l2, shrink;
+  float beta1, rest1;  // beta1 and 1 - beta1
   float beta2, rest2;
-  float step_size;     // lr / (1 - beta1^step)
-  float root_scale;    // 1 / √(1 - beta2^step)
+  float step_size, root_scale;
+
+  static Settings of(const StepSettings& s) {
+    const auto narrow = [](double value) { return static_cast<float>(value); };
+    return {narrow(s.lr),        narrow(s.eps),       narrow(s.l2),    narrow(s.shrink),
+            narrow(s.beta1),     narrow(1 - s.beta1), narrow(s.beta2), narrow(1 - s.beta2),
+            narrow(s.step_size), narrow(s.root_scale)};
+  }
 };
 
 // The arenas of one width on one rank.
@@ -51,10 +83,27 @@ OPER_INLINE float mean_square(const float* values, int64_t dim) {
   return sums[0] / static_cast<float>(dim);
 }
 
-// Each optimizer: the float32 values of state that a row has, and its step on row w with gradient g.
+// A part of a row's state: a float32 for each of the row's values, or one for the row.
+struct StatePart {
+  const char* name;
+  bool rowwise;
+};
+
+// The float32 values of a row's state.
+template <size_t kParts>
+constexpr int64_t values_of_state(const std::array<StatePart, kParts>& parts, int64_t dim) {
+  int64_t values = 0;
+  for (const StatePart& part : parts) values += part.rowwise ? 1 : dim;
+  return values;
+}
+
+// Each optimizer: its name, the parts of a row's state in the order in which they lie there (STATES
+// of oper/runtime/tables/optimizers.py), and its step on row w with gradient g.
 
 struct Sgd {
-  static int64_t state_values(int64_t) { return 0; }
+  static constexpr const char* kName = "sgd";
+  static constexpr std::array<StatePart, 0> kState{};
+
   OPER_INLINE static void step(float* __restrict__ w, float*, const float* __restrict__ g,
                                int64_t dim, const Settings& s) {
     for (int64_t d = 0; d < dim; ++d) w[d] -= s.lr * g[d];
@@ -62,7 +111,9 @@ struct Sgd {
 };
 
 struct MomentumSgd {
-  static int64_t state_values(int64_t dim) { return dim; }
+  static constexpr const char* kName = "momentum_sgd";
+  static constexpr std::array<StatePart, 1> kState{{{"momentum1", false}}};
+
   OPER_INLINE static void step(float* __restrict__ w, float* __restrict__ momentum,
                                const float* __restrict__ g, int64_t dim, const Settings& s) {
     for (int64_t d = 0; d < dim; ++d) {
@@ -73,7 +124,9 @@ struct MomentumSgd {
 };
 
 struct Adagrad {
-  static int64_t state_values(int64_t dim) { return dim; }
+  static constexpr const char* kName = "adagrad";
+  static constexpr std::array<StatePart, 1> kState{{{"momentum1", false}}};
+
   OPER_INLINE static void step(float* __restrict__ w, float* __restrict__ squares,
                                const float* __restrict__ g, int64_t dim, const Settings& s) {
     for (int64_t d = 0; d < dim; ++d) {
@@ -84,7 +137,9 @@ struct Adagrad {
 };
 
 struct RowwiseAdagrad {
-  static int64_t state_values(int64_t) { return 1; }
+  static constexpr const char* kName = "rowwise_adagrad";
+  static constexpr std::array<StatePart, 1> kState{{{"momentum1", true}}};
+
   OPER_INLINE static void step(float* __restrict__ w, float* __restrict__ squares,
                                const float* __restrict__ g, int64_t dim, const Settings& s) {
     *squares += mean_square(g, dim);
@@ -94,7 +149,9 @@ struct RowwiseAdagrad {
 };
 
 struct Adam {
-  static int64_t state_values(int64_t dim) { return 2 * dim; }
+  static constexpr const char* kName = "adam";
+  static constexpr std::array<StatePart, 2> kState{{{"momentum1", false}, {"exp_avg_sq", false}}};
+
   OPER_INLINE static void step(float* __restrict__ w, float* __restrict__ state,
                                const float* __restrict__ g, int64_t dim, const Settings& s) {
     float* __restrict__ const mean = state;
@@ -108,7 +165,9 @@ struct Adam {
 };
 
 struct PartialRowwiseAdam {
-  static int64_t state_values(int64_t dim) { return dim + 1; }
+  static constexpr const char* kName = "partial_rowwise_adam";
+  static constexpr std::array<StatePart, 2> kState{{{"momentum1", false}, {"exp_avg_sq", true}}};
+
   OPER_INLINE static void step(float* __restrict__ w, float* __restrict__ state,
                                const float* __restrict__ g, int64_t dim, const Settings& s) {
     float* __restrict__ const mean = state;
@@ -121,6 +180,8 @@ struct PartialRowwiseAdam {
     }
   }
 };
+
+using Optimizers = std::tuple<Sgd, MomentumSgd, Adagrad, RowwiseAdagrad, Adam, PartialRowwiseAdam>;
 
 // A row's values in fp32: the row itself, or a copy of it in `copy` [dim].
 OPER_INLINE float* widen(uint8_t* row, RowType type, int64_t dim, float* __restrict__ copy) {
@@ -155,7 +216,8 @@ OPER_INLINE int64_t update_rows(const std::vector<Gradients>& lists, const Arena
                                 const Settings& s) {
   constexpr int64_t kBytesAhead = 4 << 10;  // as fast as more, and it fits the smallest cache
   const int64_t dim = arena.dim;
-  const int64_t state_bytes = Optimizer::state_values(dim) * static_cast<int64_t>(sizeof(float));
+  const int64_t state_bytes =
+      values_of_state(Optimizer::kState, dim) * static_cast<int64_t>(sizeof(float));
   const int64_t fetched = static_cast<int64_t>(lists.size()) * (arena.row_bytes + state_bytes);
   const int64_t ahead = std::min<int64_t>(std::max<int64_t>(kBytesAhead / (fetched + 1), 2), 32);
   std::vector<float> buffer(2 * dim);

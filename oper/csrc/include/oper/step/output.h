@@ -8,8 +8,9 @@
 #include <immintrin.h>
 #endif
 
-#include "oper/step/rows.h"
 #include "oper/common/simd.h"
+#include "oper/step/feature.h"
+#include "oper/step/rows.h"
 
 namespace oper {
 

@@ -2,8 +2,8 @@
 //
 // Work is cut into tiles, each of a few bags of all features, so that parts of the output that lie
 // together are written together. Rows come in no order, and each would be waited for: where they
-// lie is found in blocks of kBlock, and with each row that is read the one kBlock rows further on is
-// fetched, across bags, features and tiles.
+// lie is found in blocks of kBlock, and with each row that is read the one kBlock rows further on
+// is fetched, across bags, features and tiles.
 #pragma once
 
 #include <algorithm>
@@ -12,9 +12,9 @@
 #include <string>
 #include <utility>
 
-#include "oper/plan/address.h"
-#include "oper/step/rows.h"
 #include "oper/common/simd.h"
+#include "oper/plan/address.h"
+#include "oper/step/feature.h"
 
 namespace oper {
 
@@ -29,7 +29,7 @@ struct Batch {
   int64_t accesses;
   const int32_t* offsets32;  // [bags + 1]; one of the two, or neither: bags hold one access each
   const int64_t* offsets64;
-  const float* weights;      // one an access; null for ones
+  const float* weights;  // one an access; null for ones
   const Feature* features;
   int64_t feature_count;
   Bases bases;
@@ -43,8 +43,8 @@ struct Batch {
   int64_t tiles() const {
     int64_t most = 0;
     for (int64_t f = 0; f < feature_count; ++f) most = std::max(most, features[f].bags);
-    return std::min(most, std::max((most + kBagsPerTile - 1) / kBagsPerTile,
-                                   accesses / kAccessesPerTile));
+    return std::min(
+        most, std::max((most + kBagsPerTile - 1) / kBagsPerTile, accesses / kAccessesPerTile));
   }
 };
 
@@ -95,7 +95,10 @@ struct Rows {
 class RowStream {
  public:
   RowStream(const Batch& batch, int64_t tile, int64_t last, int64_t tiles)
-      : batch_(batch), tile_(tile), last_(last), tiles_(tiles) {
+      : batch_(batch),
+        tile_(tile),
+        last_(last),
+        tiles_(tiles) {
     find_block();
   }
 
@@ -124,7 +127,8 @@ class RowStream {
   };
 
   __attribute__((noinline)) void advance() {
-    for (int64_t n = now_->count; n < next_->count; ++n) fetch(next_->rows[n], next_->fetched_bytes);
+    for (int64_t n = now_->count; n < next_->count; ++n)
+      fetch(next_->rows[n], next_->fetched_bytes);
     std::swap(now_, next_);
     at_ = 0;
     find_block();
@@ -179,8 +183,8 @@ class RowStream {
   const Batch& batch_;
   Block blocks_[2];
   Block *now_ = blocks_, *next_ = blocks_ + 1;
-  int64_t at_ = 0;                             // in `now_`
-  int64_t tile_, last_, tiles_, slice_ = 0;    // of the rows to be found next
+  int64_t at_ = 0;                           // in `now_`
+  int64_t tile_, last_, tiles_, slice_ = 0;  // of the rows to be found next
   const Feature* feature_ = nullptr;
   int64_t access_ = 0, end_ = 0;
 };

@@ -1,4 +1,4 @@
-// Rows of a table as they are stored, and the features of a batch as the kernels see them.
+// Rows of a table as they are stored.
 //
 // A row is `dim` values of fp32, fp16 or bf16, or `dim` bytes q followed by an fp32 scale and an
 // fp32 bias, whose values are scale·q + bias, as FBGEMM lays its row-wise 8-bit tables out. All
@@ -13,31 +13,14 @@
 
 namespace oper {
 
-// One feature of a batch: made by oper/runtime/tables/kernel_structs.py as twelve int64.
-struct Feature {
-  int64_t bucket;
-  int64_t width;
-  int64_t dtype;         // a RowType
-  int64_t dim;
-  int64_t row_bytes;     // from one slot of the arena to the next
-  int64_t first_bag;     // of the batch; bags without offsets hold one access each
-  int64_t bags;
-  int64_t out_base;      // of the output, in elements: see out()
-  int64_t out_stride;
-  int64_t mean;          // sums are divided by the bag's length
-  int64_t has_gradient;  // 0: of a frozen table, left out of the sort
-  int64_t lookup;        // its number in the module; no kernel reads it
-
-  // The first element of a bag's sum in the output, or of its gradient.
-  int64_t out(int64_t bag) const { return out_base + bag * out_stride; }
-};
-static_assert(sizeof(Feature) == 12 * sizeof(int64_t), "FEATURE_WORDS of oper/runtime/tables/kernel_structs.py");
-
+// Declared as DTYPE_CODE in oper/runtime/tables/kernel_structs.py.
 enum RowType : int64_t { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2, kInt8 = 3 };
+
+constexpr int64_t kInt8ExtraBytes = 8;  // the scale and the bias of an int8 row
 
 // Bytes that a row of a type takes at least.
 inline int64_t bytes_of_row(int64_t type, int64_t dim) {
-  return type == kFloat32 ? 4 * dim : type == kInt8 ? dim + 8 : 2 * dim;
+  return type == kFloat32 ? 4 * dim : type == kInt8 ? dim + kInt8ExtraBytes : 2 * dim;
 }
 
 inline float float_of_bits(uint32_t bits) {
@@ -120,7 +103,7 @@ struct TypeOf {
 
 // f(TypeOf<Row>{}) with the type of values that are not quantised.
 template <typename F>
-void with_float_type(int64_t type, const F& f) {
+OPER_INLINE void with_float_type(int64_t type, const F& f) {
   switch (type) {
     case kFloat32: return f(TypeOf<Float32Row>{});
     case kFloat16: return f(TypeOf<Float16Row>{});
@@ -130,7 +113,7 @@ void with_float_type(int64_t type, const F& f) {
 
 // f(TypeOf<Row>{}) with any type of rows.
 template <typename F>
-void with_row_type(int64_t type, const F& f) {
+OPER_INLINE void with_row_type(int64_t type, const F& f) {
   type == kInt8 ? f(TypeOf<Int8Row>{}) : with_float_type(type, f);
 }
 

@@ -9,8 +9,8 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "oper/plan/address.h"
 #include "oper/common/simd.h"
+#include "oper/plan/address.h"
 
 namespace oper {
 

@@ -19,7 +19,9 @@ namespace oper {
 class Zipf {
  public:
   Zipf(int64_t rows, double exponent)
-      : rows_(rows), z_(exponent), cumulative_(std::min(rows, kHead) + 1, 0.0) {
+      : rows_(rows),
+        z_(exponent),
+        cumulative_(std::min(rows, kHead) + 1, 0.0) {
     for (size_t k = 1; k < cumulative_.size(); ++k)
       cumulative_[k] = cumulative_[k - 1] + std::pow(static_cast<double>(k), -z_);
     total_ = mass_below(rows);
@@ -97,7 +99,9 @@ class Zipf {
 class Steps {
  public:
   Steps(const int64_t* ends, const double* weights, int64_t steps)
-      : ends_(ends, ends + steps), weights_(weights, weights + steps), cumulative_(steps) {
+      : ends_(ends, ends + steps),
+        weights_(weights, weights + steps),
+        cumulative_(steps) {
     double sum = 0;
     for (int64_t j = 0; j < steps; ++j) {
       sum += static_cast<double>(ends_[j] - begin_of(j)) * weights_[j];

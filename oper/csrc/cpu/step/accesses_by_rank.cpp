@@ -1,4 +1,4 @@
-// torch.ops.oper.count_sources: how many of a batch's accesses read from each rank.
+// torch.ops.oper.accesses_by_rank: how many of a batch's accesses read from each rank.
 
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
@@ -6,8 +6,8 @@
 #include <algorithm>
 
 #include "cpu/step/features.h"
-#include "oper/plan/address.h"
 #include "oper/common/simd.h"
+#include "oper/plan/address.h"
 
 namespace oper {
 namespace {
@@ -50,11 +50,11 @@ int64_t count(const int64_t* addresses, int64_t size, int64_t rank, int64_t rank
   return counted;
 }
 
-at::Tensor count_sources(const at::Tensor& addresses, const at::Tensor& segment_offset,
-                         const at::Tensor& features, int64_t buckets, int64_t rank,
-                         int64_t ranks) {
+at::Tensor accesses_by_rank(const at::Tensor& addresses, const at::Tensor& segment_offset,
+                            const at::Tensor& features, int64_t buckets, int64_t rank,
+                            int64_t ranks) {
   const Features of = features_of(features, segment_offset);
-  const int64_t* const address = int64s(addresses, of.accesses(), "addresses");
+  const int64_t* const address = elements<int64_t>(addresses, of.accesses(), "addresses");
   at::Tensor counts = at::zeros({buckets, ranks + 1}, addresses.options());
   for (int64_t f = 0; f < of.count; ++f) {
     TORCH_CHECK_VALUE(of[f].bucket >= 0 && of[f].bucket < buckets, "features: number ", f,
@@ -67,8 +67,8 @@ at::Tensor count_sources(const at::Tensor& addresses, const at::Tensor& segment_
   return counts;
 }
 
-at::Tensor count_sources_shape(const at::Tensor& addresses, const at::Tensor&, const at::Tensor&,
-                               int64_t buckets, int64_t, int64_t ranks) {
+at::Tensor accesses_by_rank_shape(const at::Tensor& addresses, const at::Tensor&, const at::Tensor&,
+                                  int64_t buckets, int64_t, int64_t ranks) {
   return at::zeros({buckets, ranks + 1}, addresses.options());
 }
 
@@ -76,11 +76,11 @@ at::Tensor count_sources_shape(const at::Tensor& addresses, const at::Tensor&, c
 
 TORCH_LIBRARY_FRAGMENT(oper, m) {
   m.def(
-      "count_sources(Tensor addresses, Tensor segment_offset, Tensor features, int buckets,"
+      "accesses_by_rank(Tensor addresses, Tensor segment_offset, Tensor features, int buckets,"
       " int rank, int ranks) -> Tensor");
 }
 
-TORCH_LIBRARY_IMPL(oper, CPU, m) { m.impl("count_sources", count_sources); }
-TORCH_LIBRARY_IMPL(oper, Meta, m) { m.impl("count_sources", count_sources_shape); }
+TORCH_LIBRARY_IMPL(oper, CPU, m) { m.impl("accesses_by_rank", accesses_by_rank); }
+TORCH_LIBRARY_IMPL(oper, Meta, m) { m.impl("accesses_by_rank", accesses_by_rank_shape); }
 
 }  // namespace oper

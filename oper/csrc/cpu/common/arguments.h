@@ -1,0 +1,119 @@
+// Checks of an operator's arguments. What is wrong is told with the argument's name, what came and
+// what was needed: TypeError for dtypes, ValueError for shapes and values, IndexError for indices.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/library.h>
+
+#include <cstdint>
+#include <type_traits>
+
+namespace oper {
+
+template <typename T>
+constexpr const char* dtype_name() {
+  if constexpr (std::is_same_v<T, uint8_t>) return "uint8";
+  if constexpr (std::is_same_v<T, int32_t>) return "int32";
+  if constexpr (std::is_same_v<T, int64_t>) return "int64";
+  if constexpr (std::is_same_v<T, float>) return "float32";
+  if constexpr (std::is_same_v<T, double>) return "float64";
+}
+
+// The elements of a contiguous tensor of T, to be read.
+template <typename T>
+const T* elements(const at::Tensor& tensor, const char* name) {
+  TORCH_CHECK_TYPE(tensor.scalar_type() == c10::CppTypeToScalarType<T>::value, name, ": dtype ",
+                   tensor.scalar_type(), ", and ", dtype_name<T>(), " was needed");
+  TORCH_CHECK_VALUE(tensor.is_contiguous(), name, ": must be contiguous");
+  return tensor.const_data_ptr<T>();
+}
+
+// The same, of `size` elements.
+template <typename T>
+const T* elements(const at::Tensor& tensor, int64_t size, const char* name) {
+  const T* const values = elements<T>(tensor, name);
+  TORCH_CHECK_VALUE(tensor.numel() == size, name, ": ", tensor.numel(),
+                    " contiguous elements, and ", size, " were needed");
+  return values;
+}
+
+// The same, of `least` elements or more.
+template <typename T>
+const T* elements_at_least(const at::Tensor& tensor, int64_t least, const char* name) {
+  const T* const values = elements<T>(tensor, name);
+  TORCH_CHECK_VALUE(tensor.numel() >= least, name, ": ", tensor.numel(),
+                    " contiguous elements, and ", least, " were needed");
+  return values;
+}
+
+// The same, to be written to.
+template <typename T>
+T* writable_elements(const at::Tensor& tensor, int64_t least, const char* name) {
+  elements_at_least<T>(tensor, least, name);
+  return tensor.mutable_data_ptr<T>();
+}
+
+// The structs that the rows of a contiguous int64 tensor [structs, words of each] are.
+template <typename Struct>
+const Struct* structs(const at::Tensor& tensor, const char* name) {
+  constexpr int64_t kWords = sizeof(Struct) / sizeof(int64_t);
+  static_assert(sizeof(Struct) == kWords * sizeof(int64_t));
+  TORCH_CHECK_VALUE(tensor.dim() == 2 && tensor.size(1) == kWords, name, ": shape ", tensor.sizes(),
+                    ", and [structs, ", kWords, "] was needed");
+  return reinterpret_cast<const Struct*>(elements<int64_t>(tensor, name));
+}
+
+inline void check_contiguous(const at::Tensor& tensor, const char* name) {
+  TORCH_CHECK_VALUE(tensor.is_contiguous(), name, ": must be contiguous");
+}
+
+inline void check_same_type(const at::Tensor& tensor, const char* name, const at::Tensor& other,
+                            const char* other_name) {
+  TORCH_CHECK_TYPE(tensor.scalar_type() == other.scalar_type(), name, ": dtype ",
+                   tensor.scalar_type(), ", and that of ", other_name, ", ", other.scalar_type(),
+                   ", was needed");
+}
+
+// That `index` is one of `size` things, called `what`.
+inline void check_index(int64_t index, int64_t size, const char* name, const char* what) {
+  TORCH_CHECK_INDEX(index >= 0 && index < size, name, ": ", index, " is none of ", size, " ", what);
+}
+
+// That offsets [count + 1] begin at 0 and ascend, as the starts of `count` things called `what`.
+inline void check_offsets_from_zero(const int64_t* offsets, int64_t count, const char* name,
+                                    const char* what) {
+  TORCH_CHECK_VALUE(offsets[0] == 0, name, ": must begin with 0");
+  for (int64_t n = 0; n < count; ++n)
+    TORCH_CHECK_VALUE(offsets[n] <= offsets[n + 1], name, ": must ascend, and does not at ", what,
+                      " ", n);
+}
+
+// That offsets ascend within [0, last]: what they index is read without further checks.
+template <typename T>
+void check_offsets_within(const T* offsets, int64_t count, int64_t last, const char* name,
+                          const char* what) {
+  bool ascending = offsets[0] >= 0 && offsets[count] <= last;
+  for (int64_t n = 0; n < count; ++n) ascending &= offsets[n] <= offsets[n + 1];
+  TORCH_CHECK_VALUE(ascending, name, ": must ascend from 0 or more to at most the ", last, " ",
+                    what);
+}
+
+// f(T{}) with the type of ids or offsets: int32_t or int64_t.
+template <typename F>
+auto with_index_type(at::ScalarType type, const char* name, const F& f) {
+  TORCH_CHECK_TYPE(type == at::kInt || type == at::kLong, name, ": dtype ", type,
+                   ", and int64 or int32 was needed");
+  return type == at::kInt ? f(int32_t{}) : f(int64_t{});
+}
+
+// f(T{}) with the type of rows' counters: uint32_t, or uint64_t where one needs more.
+template <typename F>
+auto with_counter_type(const at::Tensor& counters, const char* name, const F& f) {
+  TORCH_CHECK_TYPE(counters.scalar_type() == at::kUInt32 || counters.scalar_type() == at::kUInt64,
+                   name, ": dtype ", counters.scalar_type(), ", and uint32 or uint64 was needed");
+  TORCH_CHECK_VALUE(counters.dim() == 1 && counters.is_contiguous(), name,
+                    ": one contiguous dimension was needed");
+  return counters.scalar_type() == at::kUInt32 ? f(uint32_t{}) : f(uint64_t{});
+}
+
+}  // namespace oper

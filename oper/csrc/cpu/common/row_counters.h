@@ -1,0 +1,55 @@
+// Counters of all rows of tables, as the operators that read them take them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/library.h>
+
+#include <cstdint>
+
+#include "cpu/common/arguments.h"
+
+namespace oper {
+
+// Counters of all rows of tables, or other ranges; `containing` is kept for some of them.
+template <typename Counter>
+struct RowCounters {
+  const Counter* accesses;
+  const Counter* containing;
+  const int64_t* offsets;
+  const int64_t* containing_offsets;
+
+  const Counter* accesses_of(int64_t range) const { return accesses + offsets[range]; }
+
+  // Null where a range keeps none, as it equals the accesses.
+  const Counter* containing_of(int64_t range) const {
+    return containing_offsets[range] < 0 ? nullptr : containing + containing_offsets[range];
+  }
+};
+
+template <typename Counter>
+RowCounters<Counter> row_counters(const at::Tensor& accesses, const at::Tensor& containing,
+                                  const at::Tensor& offsets, const at::Tensor& containing_offsets) {
+  const int64_t ranges = offsets.numel() - 1;
+  TORCH_CHECK_VALUE(ranges >= 0, "offsets: at least one element was needed");
+  check_same_type(containing, "containing", accesses, "accesses");
+  check_contiguous(containing, "containing");
+  RowCounters<Counter> counters{
+      static_cast<const Counter*>(accesses.const_data_ptr()),
+      static_cast<const Counter*>(containing.const_data_ptr()),
+      elements<int64_t>(offsets, ranges + 1, "offsets"),
+      elements<int64_t>(containing_offsets, ranges, "containing_offsets"),
+  };
+  for (int64_t n = 0; n < ranges; ++n) {
+    const int64_t rows = counters.offsets[n + 1] - counters.offsets[n];
+    TORCH_CHECK_VALUE(counters.offsets[n] >= 0 && rows >= 0, "offsets: must ascend from 0");
+    TORCH_CHECK_VALUE(counters.containing_offsets[n] + rows <= containing.numel() ||
+                          counters.containing_offsets[n] < 0,
+                      "containing: range ", n, " ends beyond its ", containing.numel(),
+                      " counters");
+  }
+  TORCH_CHECK_VALUE(counters.offsets[ranges] <= accesses.numel(), "accesses: ", accesses.numel(),
+                    " counters, and the offsets end at ", counters.offsets[ranges]);
+  return counters;
+}
+
+}  // namespace oper

@@ -1,0 +1,65 @@
+"""The C++ linters of `make lint`: clang-format, which .clang-format sets up, and cppcheck.
+
+    python scripts/lint_cpp.py
+
+Both come from wheels, so that all machines have the same versions.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+FOLDERS = ("oper/csrc", "benchmarks/runtime/csrc")
+SUFFIXES = (".h", ".cpp", ".cu", ".cuh")
+
+CPPCHECK = (
+    "--quiet",
+    "--error-exitcode=1",
+    "--std=c++17",
+    "--language=c++",
+    "--enable=warning,performance,portability",
+    "--inline-suppr",
+    "-Ioper/csrc",
+    "-Ioper/csrc/include",
+    # torch's headers are not read: what its macros define are functions.
+    "-DTORCH_LIBRARY(name, m)=void library_##name(torch::Library& m)",
+    "-DTORCH_LIBRARY_FRAGMENT(name, m)=void define_##name(torch::Library& m)",
+    "-DTORCH_LIBRARY_IMPL(name, key, m)=void implement_##name##_##key(torch::Library& m)",
+    # Aggregates are initialised where they are made.
+    "--suppress=uninitMemberVarNoCtor",
+    # Rows of a table are bytes that hold values of several types.
+    "--suppress=invalidPointerCast",
+)
+
+
+def main() -> int:
+    files = sorted(
+        str(path.relative_to(REPOSITORY))
+        for folder in FOLDERS
+        for path in (REPOSITORY / folder).rglob("*")
+        if path.suffix in SUFFIXES
+    )
+    sources = [name for name in files if not name.endswith(".h")]
+    jobs = f"-j{len(os.sched_getaffinity(0))}"
+    commands = (
+        [tool("clang-format"), "--dry-run", "-Werror", *files],
+        [tool("cppcheck"), jobs, *CPPCHECK, *sources],
+    )
+    failed = [subprocess.run(command, cwd=REPOSITORY).returncode != 0 for command in commands]
+    return int(any(failed))
+
+
+def tool(name: str) -> str:
+    """The program of this name beside this Python, or else on the path."""
+    beside = os.path.dirname(sys.executable)
+    found = shutil.which(name, path=os.pathsep.join([beside, os.environ.get("PATH", "")]))
+    if found is None:
+        sys.exit(f"{name} is not installed; `make install` installs what requirements.txt pins")
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
