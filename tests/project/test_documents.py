@@ -1,0 +1,75 @@
+"""The documents name what is there: files that exist, and code where they say it is."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+DOCUMENTS = sorted(
+    [
+        *REPOSITORY.glob("*.md"),
+        *(REPOSITORY / "docs").rglob("*.md"),
+        REPOSITORY / "benchmarks" / "README.md",
+    ]
+)
+MADE_BY_BENCHMARKS = {"benchmarks/data/", "benchmarks/results/"}
+SOURCE = re.compile(r"(?:oper|tests|benchmarks|scripts|examples|docs)/[\w/.-]*\w/?")
+BARE_SOURCE = re.compile(r"\w+\.(?:py|h|cpp)")  # a module by its name alone
+GLOSSARY = REPOSITORY / "docs" / "glossary.md"
+
+
+def code_spans(text: str) -> list[str]:
+    """What stands in backticks, blocks left out."""
+    return re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+
+
+def is_there(name: str) -> bool:
+    """Whether a file of that name is in one of the folders of sources."""
+    folders = ("oper", "tests", "benchmarks", "scripts", "examples")
+    return any(True for folder in folders for _ in (REPOSITORY / folder).rglob(name))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_file_that_a_document_names_is_there(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
+    named = {span for span in code_spans(text) if SOURCE.fullmatch(span)}
+    missing = [name for name in named if not (REPOSITORY / name).exists()]
+    missing = sorted(set(missing) - MADE_BY_BENCHMARKS)
+    missing += [
+        name for name in code_spans(text) if BARE_SOURCE.fullmatch(name) and not is_there(name)
+    ]
+    links = re.findall(r"\]\((?!https?:)([^)#\s]+)", text)
+    missing += [link for link in links if not (document.parent / link).exists()]
+    assert not missing, missing
+
+
+def glossary_entries() -> list[tuple[str, str]]:
+    """(name, file) for every name of the last columns: it belongs to the file that follows it."""
+    found = []
+    for line in GLOSSARY.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("| ") or line.startswith("| ---"):
+            continue
+        names: list[str] = []
+        for span in code_spans(line.replace(r"\|", "").split("|")[-2]):
+            if SOURCE.fullmatch(span):
+                found += [(name, span) for name in names]
+                names = []
+            else:
+                names.append(span)
+        assert not names, f"{line}: no file follows {names}"
+    return found
+
+
+def test_every_name_in_the_glossary_is_in_the_file_beside_it() -> None:
+    entries = glossary_entries()
+    assert len(entries) > 50
+    missing = []
+    for name, file in entries:
+        text = (REPOSITORY / file).read_text(encoding="utf-8")
+        missing += [
+            f"{part} ({name}) in {file}"
+            for part in name.split(".")
+            if not re.search(rf"\b{re.escape(part)}\b", text)
+        ]
+    assert not missing, missing
