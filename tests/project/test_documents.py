@@ -1,9 +1,14 @@
 """The documents name what is there: files that exist, and code where they say it is."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import load_file
+
+from oper.plan.row_moves import ENTRY
+from tests.support.commands import fine
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted(
@@ -76,3 +81,30 @@ def test_every_name_in_the_glossary_is_in_the_file_beside_it() -> None:
             if not re.search(rf"\b{re.escape(part)}\b", text)
         ]
     assert not missing, missing
+
+
+def names_in(content: object) -> set[str]:
+    """All keys of JSON objects, at any depth, but names of files."""
+    if isinstance(content, dict):
+        keys = {key for key in content if "." not in key}
+        return keys.union(*map(names_in, content.values()))
+    return set().union(*map(names_in, content)) if isinstance(content, list) else set()
+
+
+def test_the_format_of_plans_and_profiles_is_described_in_full(here: Path) -> None:
+    spans = " ".join(code_spans((REPOSITORY / "docs" / "plan-format.md").read_text("utf-8")))
+    known = set(re.findall(r"\w+(?:\.\w+)?", spans))
+    fine("replan", "q", "w@1", "-o", "again")
+    fine("profile", "log.parquet", "-o", "s", "--columns", "C1", "--sample", "0.5")
+    fine("profile", "log.parquet", "-o", "d", "--columns", "C1", "--batch-size", 60)
+    found = set()
+    for folder in (here / name for name in ("p", "w", "q", "r", "s", "d", "again")):
+        for path in folder.rglob("*.*"):
+            found.add(re.sub("[0-9]{5}", "NNNNN", path.name))
+            if path.suffix == ".json":
+                found |= names_in(json.loads(path.read_text(encoding="utf-8")))
+            if path.suffix == ".safetensors":
+                found |= {re.sub("[0-9]{5}", "NNNNN", name) for name in load_file(path)}
+    found |= set(ENTRY.names or ())
+    # Kinds of links, which docs/topology.md describes.
+    assert found - known - {"local", "same_node", "other_node"} == set()
