@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from oper.plan.row_moves import ENTRY
-from tests.support.commands import fine
+from tests.support.commands import fine, make_folder
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted(
@@ -91,14 +91,18 @@ def names_in(content: object) -> set[str]:
     return set().union(*map(names_in, content)) if isinstance(content, list) else set()
 
 
-def test_the_format_of_plans_and_profiles_is_described_in_full(here: Path) -> None:
+def test_the_format_of_plans_and_profiles_is_described_in_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_folder(tmp_path)  # profiles p and w (windows), plans q (training) and r (inference)
     spans = " ".join(code_spans((REPOSITORY / "docs" / "plan-format.md").read_text("utf-8")))
     known = set(re.findall(r"\w+(?:\.\w+)?", spans))
     fine("replan", "q", "w@1", "-o", "again")
     fine("profile", "log.parquet", "-o", "s", "--columns", "C1", "--sample", "0.5")
     fine("profile", "log.parquet", "-o", "d", "--columns", "C1", "--batch-size", 60)
     found = set()
-    for folder in (here / name for name in ("p", "w", "q", "r", "s", "d", "again")):
+    for folder in (tmp_path / name for name in ("p", "w", "q", "r", "s", "d", "again")):
         for path in folder.rglob("*.*"):
             found.add(re.sub("[0-9]{5}", "NNNNN", path.name))
             if path.suffix == ".json":
