@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.numpy import load_file
@@ -112,3 +113,21 @@ def test_the_format_of_plans_and_profiles_is_described_in_full(
     found |= set(ENTRY.names or ())
     # Kinds of links, which docs/topology.md describes.
     assert found - known - {"local", "same_node", "other_node"} == set()
+
+
+def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+    from torchrec import KeyedJaggedTensor
+
+    import oper
+
+    section = (REPOSITORY / "README.md").read_text("utf-8").partition("## From Python")[2]
+    example = re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)[0]
+    monkeypatch.chdir(tmp_path)
+    tables = [oper.Table(name, rows=100, dim=8) for name in ("a", "b", "c")]
+    ids = torch.arange(3 * 64) % 100
+    lengths = torch.ones(3 * 64, dtype=torch.int32)
+    batch = KeyedJaggedTensor(["a", "b", "c"], ids, lengths=lengths)
+    names: dict[str, Any] = {"batches": [batch], "tables": tables, "ids": torch.tensor([0, 99, 7])}
+    exec(compile(example, "README.md", "exec"), names)
+    assert names["addresses"].shape == (3,)
