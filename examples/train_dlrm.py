@@ -1,11 +1,12 @@
-"""Train a small DLRM by OPER's plan and by TorchRec's own, on the ranks of OPER's.
+"""Train a small DLRM by OPER's plan, and for comparison by TorchRec's own, on the same ranks.
 
     oper synth criteo-kaggle --scale 0.01 --samples 200000 -o log.parquet
     oper profile log.parquet --tables log.tables.yaml -o profile
     oper plan profile --topology cpu:2 --batch-size 8192 -o plan
     python examples/train_dlrm.py log.parquet plan
 
-starts the plan's ranks on this host; so does torchrun --nproc-per-node 2 examples/train_dlrm.py …
+The last command starts the plan's ranks on this host; so does
+torchrun --nproc-per-node 2 examples/train_dlrm.py …
 """
 
 import argparse
@@ -86,8 +87,8 @@ def train(model: nn.Module, log: str, folder: str, plan: oper.Plan) -> tuple[flo
 
 
 def print_traffic(model: nn.Module, plan: oper.Plan) -> None:
-    """Bytes of a step between this rank and the others: as the plan predicts them, a rank on
-    average, and as they were counted."""
+    """Bytes of a step between this rank and the others: as the plan predicts them for the average
+    rank, and as they were counted."""
     (counted,) = oper.counters(model).values()
     rank, ranks, steps = dist.get_rank(), plan.ranks, counted["steps"]
     away = [other for other in range(ranks) if other != rank]
@@ -103,7 +104,7 @@ def print_traffic(model: nn.Module, plan: oper.Plan) -> None:
 
 
 def quiet() -> None:
-    """Leave out what torch and TorchRec warn of in their own calls."""
+    """Hide the warnings that torch and TorchRec raise in their own calls."""
     warnings.filterwarnings("ignore", module="torch")
     for name in (None, "torch.fx"):
         logging.getLogger(name).setLevel(logging.ERROR)

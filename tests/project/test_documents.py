@@ -1,0 +1,133 @@
+"""The documents name what is there: files that exist, and code where they say it is."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import load_file
+
+from oper.plan.row_moves import ENTRY
+from tests.support.commands import fine, make_folder
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+DOCUMENTS = sorted(
+    [
+        *REPOSITORY.glob("*.md"),
+        *(REPOSITORY / "docs").rglob("*.md"),
+        REPOSITORY / "benchmarks" / "README.md",
+    ]
+)
+MADE_BY_BENCHMARKS = {"benchmarks/data/", "benchmarks/results/"}
+SOURCE = re.compile(r"(?:oper|tests|benchmarks|scripts|examples|docs)/[\w/.-]*\w/?")
+BARE_SOURCE = re.compile(r"\w+\.(?:py|h|cpp)")  # a module by its name alone
+GLOSSARY = REPOSITORY / "docs" / "glossary.md"
+
+
+def code_spans(text: str) -> list[str]:
+    """What stands in backticks, blocks left out."""
+    return re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+
+
+def is_there(name: str) -> bool:
+    """Whether a file of that name is at the top or in one of the folders of sources."""
+    folders = ("oper", "tests", "benchmarks", "scripts", "examples")
+    inside = (found for folder in folders for found in (REPOSITORY / folder).rglob(name))
+    return (REPOSITORY / name).exists() or next(inside, None) is not None
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_file_that_a_document_names_is_there(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
+    named = {span for span in code_spans(text) if SOURCE.fullmatch(span)}
+    missing = [name for name in named if not (REPOSITORY / name).exists()]
+    missing = [name for name in missing if name not in MADE_BY_BENCHMARKS and "NAME" not in name]
+    missing += [
+        name for name in code_spans(text) if BARE_SOURCE.fullmatch(name) and not is_there(name)
+    ]
+    links = re.findall(r"\]\((?!https?:)([^)#\s]+)", text)
+    missing += [link for link in links if not (document.parent / link).exists()]
+    assert not missing, missing
+
+
+def glossary_entries() -> list[tuple[str, str]]:
+    """(name, file) for every name of the last columns: it belongs to the file that follows it."""
+    found = []
+    for line in GLOSSARY.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("| ") or line.startswith("| ---"):
+            continue
+        names: list[str] = []
+        for span in code_spans(line.replace(r"\|", "").split("|")[-2]):
+            if SOURCE.fullmatch(span):
+                found += [(name, span) for name in names]
+                names = []
+            else:
+                names.append(span)
+        assert not names, f"{line}: no file follows {names}"
+    return found
+
+
+def test_every_name_in_the_glossary_is_in_the_file_beside_it() -> None:
+    entries = glossary_entries()
+    assert len(entries) > 50
+    missing = []
+    for name, file in entries:
+        path = REPOSITORY / file
+        files = path.rglob("*.py") if path.is_dir() else [path]
+        text = "\n".join(found.read_text(encoding="utf-8") for found in files)
+        missing += [
+            f"{part} ({name}) in {file}"
+            for part in name.split(".")
+            if not re.search(rf"\b{re.escape(part)}\b", text)
+        ]
+    assert not missing, missing
+
+
+def names_in(content: object) -> set[str]:
+    """All keys of JSON objects, at any depth, but names of files."""
+    if isinstance(content, dict):
+        keys = {key for key in content if "." not in key}
+        return keys.union(*map(names_in, content.values()))
+    return set().union(*map(names_in, content)) if isinstance(content, list) else set()
+
+
+def test_the_format_of_plans_and_profiles_is_described_in_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_folder(tmp_path)  # profiles p and w (windows), plans q (training) and r (inference)
+    spans = " ".join(code_spans((REPOSITORY / "docs" / "plan-format.md").read_text("utf-8")))
+    known = set(re.findall(r"\w+(?:\.\w+)?", spans))
+    fine("replan", "q", "w@1", "-o", "again")
+    fine("profile", "log.parquet", "-o", "s", "--columns", "C1", "--sample", "0.5")
+    fine("profile", "log.parquet", "-o", "d", "--columns", "C1", "--batch-size", 60)
+    found = set()
+    for folder in (tmp_path / name for name in ("p", "w", "q", "r", "s", "d", "again")):
+        for path in folder.rglob("*.*"):
+            found.add(re.sub("[0-9]{5}", "NNNNN", path.name))
+            if path.suffix == ".json":
+                found |= names_in(json.loads(path.read_text(encoding="utf-8")))
+            if path.suffix == ".safetensors":
+                found |= {re.sub("[0-9]{5}", "NNNNN", name) for name in load_file(path)}
+    found |= set(ENTRY.names or ())
+    # Kinds of links, which docs/topology.md describes.
+    assert found - known - {"local", "same_node", "other_node"} == set()
+
+
+def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+    from torchrec import KeyedJaggedTensor
+
+    import oper
+
+    section = (REPOSITORY / "README.md").read_text("utf-8").partition("## From Python")[2]
+    example = re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)[0]
+    monkeypatch.chdir(tmp_path)
+    tables = [oper.Table(name, rows=100, dim=8) for name in ("a", "b", "c")]
+    ids = torch.arange(3 * 64) % 100
+    lengths = torch.ones(3 * 64, dtype=torch.int32)
+    batch = KeyedJaggedTensor(["a", "b", "c"], ids, lengths=lengths)
+    names: dict[str, Any] = {"batches": [batch], "tables": tables, "ids": torch.tensor([0, 99, 7])}
+    exec(compile(example, "README.md", "exec"), names)
+    assert names["addresses"].shape == (3,)
