@@ -6,24 +6,28 @@
 #include <torch/library.h>
 
 #include <cstdint>
-#include <type_traits>
 
 namespace oper {
 
+// A dtype as NumPy names it.
 template <typename T>
-constexpr const char* dtype_name() {
-  if constexpr (std::is_same_v<T, uint8_t>) return "uint8";
-  if constexpr (std::is_same_v<T, int32_t>) return "int32";
-  if constexpr (std::is_same_v<T, int64_t>) return "int64";
-  if constexpr (std::is_same_v<T, float>) return "float32";
-  if constexpr (std::is_same_v<T, double>) return "float64";
-}
+inline constexpr const char* kDtypeName = nullptr;
+template <>
+inline constexpr const char* kDtypeName<uint8_t> = "uint8";
+template <>
+inline constexpr const char* kDtypeName<int32_t> = "int32";
+template <>
+inline constexpr const char* kDtypeName<int64_t> = "int64";
+template <>
+inline constexpr const char* kDtypeName<float> = "float32";
+template <>
+inline constexpr const char* kDtypeName<double> = "float64";
 
 // The elements of a contiguous tensor of T, to be read.
 template <typename T>
 const T* elements(const at::Tensor& tensor, const char* name) {
   TORCH_CHECK_TYPE(tensor.scalar_type() == c10::CppTypeToScalarType<T>::value, name, ": dtype ",
-                   tensor.scalar_type(), ", and ", dtype_name<T>(), " was needed");
+                   tensor.scalar_type(), ", and ", kDtypeName<T>, " was needed");
   TORCH_CHECK_VALUE(tensor.is_contiguous(), name, ": must be contiguous");
   return tensor.const_data_ptr<T>();
 }
