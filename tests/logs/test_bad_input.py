@@ -48,7 +48,7 @@ def test_no_samples(tmp_path: Path) -> None:
     complaint(written(tmp_path, "header.csv", "a,b\n"), "header.csv", "no samples")
     pq.write_table(pa.table({"a": pa.array([], pa.int64())}), tmp_path / "none.parquet")
     complaint(tmp_path / "none.parquet", "none.parquet", "no samples")
-    complaint([], "there are none")
+    complaint([], "is empty")
     (tmp_path / "folder").mkdir()
     complaint(tmp_path / "folder", "folder", "without files")
     complaint(tmp_path / "absent", "absent", "no such file")

@@ -170,7 +170,7 @@ def test_device_memory_only_warns() -> None:
     assert topology.memory_warning([40 * 10**9] * 8) is None
     warning = topology.memory_warning([10**9] * 6 + [50 * 10**9, 41 * 10**9])
     assert warning is not None
-    assert "rank 6 is to hold 50.0 GB" in warning
+    assert "rank 6 needs 50.0 GB for rows" in warning
     assert topology.capacities(8 * 10**12, 0.0, [68])[0] > 10**12
 
 
