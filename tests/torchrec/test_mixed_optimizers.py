@@ -28,16 +28,40 @@ TORCHRECS = dict.fromkeys(MIXED, "adagrad") | {
 }
 
 
-def pair(first: str, second: str) -> dict[str, str]:
-    """Two optimizers: in a collection of bags on tables of like dims and of unlike ones, and in one
-    of sequences."""
-    tables = {"wide": second, "mean": first, "tiny": first, "other": second}
-    return tables | {"weighted": first, "seen": first, "sorts": second}
+# Every two of the seven are in one of these (the lines of the Fano plane).
+KINDS = ["none", *OPTIMIZERS]
+TRIOS = [tuple(KINDS[(n + step) % 7] for step in (0, 1, 3)) for n in range(7)]
 
 
-@pytest.mark.parametrize(("first", "second"), [*combinations(["none", *OPTIMIZERS], 2)])
-def test_a_step_and_a_load_after_a_state_dict(worlds, first, second):
-    worlds.run(2, cases.interrupted, pair(first, second), SOME_COPIES)
+def of_trio(a: str, b: str, c: str) -> dict[str, str]:
+    """Three optimizers: any two of them on bags of unlike dims, b and c on bags of like dims, a and
+    b on sequences."""
+    bags = {"wide": a, "mean": b, "tiny": c, "other": c}
+    return bags | {"weighted": c, "seen": a, "sorts": b}
+
+
+def of_two_pairs(first: tuple[str, str], second: tuple[str, str]) -> dict[str, str]:
+    """Two optimizers on bags of like and unlike dims, two on sequences, which are of like dims."""
+    bags = {"wide": first[1], "mean": first[0], "tiny": first[0], "other": first[1]}
+    return bags | {"weighted": first[0], "seen": second[0], "sorts": second[1]}
+
+
+_ENDS = [(a, c) for a, _, c in TRIOS]
+MIXES = [of_trio(*trio) for trio in TRIOS]
+MIXES += [of_two_pairs(_ENDS[n], _ENDS[(n + 1) % 7]) for n in (0, 2, 4, 6)]
+
+
+def test_every_two_optimizers_are_mixed_on_like_and_unlike_dims() -> None:
+    every_two = {frozenset(two) for two in combinations(KINDS, 2)}
+    like = [("mean", "other"), ("seen", "sorts")]
+    unlike = [two for two in combinations(("wide", "mean", "tiny", "other"), 2) if two != like[0]]
+    for tables in (like, unlike):
+        assert {frozenset((mix[x], mix[y])) for mix in MIXES for x, y in tables} >= every_two
+
+
+@pytest.mark.parametrize("mix", MIXES, ids=lambda mix: "-".join(dict.fromkeys(mix.values())))
+def test_a_step_and_a_load_after_a_state_dict(worlds, mix):
+    worlds.run(2, cases.interrupted, mix, SOME_COPIES)
 
 
 @pytest.mark.parametrize("copies", [NO_COPIES, ALL_COPIES])
