@@ -15,7 +15,7 @@ rank. The contiguous ones also say which rows exactly, as ranges.
 """
 
 import heapq
-from typing import NamedTuple
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,36 +51,39 @@ def row_wise(problem: Problem) -> Baseline:
     return single_owner_baseline("row_wise", problem, piece_cells(problem, pieces), pieces)
 
 
-class _Cell(NamedTuple):
-    class_index: int
-    rank: int
-    rows: int
-
-
 def access_greedy(problem: ClassProblem) -> Baseline:
     """Rows one by one, most accessed first, to the rank with the fewest accesses so far."""
     classes, ranks = problem.classes, problem.ranks
     least = [(0, rank) for rank in range(ranks)]  # a heap of (accesses so far, rank)
-    cells: list[_Cell] = []
+    class_of: list[int] = []
+    rank_of: list[int] = []
+    rows_of: list[int] = []
+
+    def give(index: int, ranks: Iterable[int], rows: Iterable[int]) -> None:
+        before = len(rank_of)
+        rank_of.extend(ranks)
+        rows_of.extend(rows)
+        class_of.extend([index] * (len(rank_of) - before))
+
     for index, (rows, accesses) in enumerate(
         zip(classes.rows.tolist(), classes.accesses.tolist(), strict=True)
     ):
         if accesses == 0:
             share, rest = divmod(rows, ranks)
-            cells += [_Cell(index, r, share + ((r - index) % ranks < rest)) for r in range(ranks)]
+            give(index, range(ranks), (share + ((r - index) % ranks < rest) for r in range(ranks)))
         elif rows <= ranks:
             for _ in range(rows):
                 held, rank = least[0]
                 heapq.heapreplace(least, (held + accesses, rank))
-                cells.append(_Cell(index, rank, 1))
+                give(index, [rank], [1])
         else:
             load = [held for _, held in sorted((rank, held) for held, rank in least)]
             given = water_fill(load, rows, accesses)
-            cells += [_Cell(index, rank, n) for rank, n in enumerate(given)]
+            give(index, range(ranks), given)
             least = [(load[rank] + n * accesses, rank) for rank, n in enumerate(given)]
             heapq.heapify(least)
-    class_of, rank_of, rows_of = np.array(cells, dtype=np.int64).reshape(-1, 3).T
-    return single_owner_baseline("access_greedy", problem, Cells(class_of, rank_of, rows_of))
+    columns = (np.array(values, dtype=np.int64) for values in (class_of, rank_of, rows_of))
+    return single_owner_baseline("access_greedy", problem, Cells(*columns))
 
 
 def water_fill(load: list[int], rows: int, size: int) -> list[int]:

@@ -7,10 +7,9 @@ limit is an access-bounded partition of its own. The walk is over classes of equ
 does not depend on the number of rows.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,22 +61,37 @@ class Partitions:
         return np.arange(len(self)) <= (last[-1] if len(last) else -1)
 
 
-class _Run(NamedTuple):
-    """`rows` rows of a class in a partition, `repeat` times, each time in the next partition."""
+@dataclass(frozen=True)
+class _Runs:
+    """Run e puts `rows[e]` rows of a class in partition `partition[e]`, and in each of the
+    `repeat[e] - 1` partitions after it. Lists, as thousands of tuples keep the collector busy."""
 
-    class_index: int
-    rows: int
-    partition: int
-    repeat: int
+    class_index: list[int] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    partition: list[int] = field(default_factory=list)
+    repeat: list[int] = field(default_factory=list)
+
+    def add(self, class_index: int, rows: int, partition: int, repeat: int) -> None:
+        self.class_index.append(class_index)
+        self.rows.append(rows)
+        self.partition.append(partition)
+        self.repeat.append(repeat)
 
 
-class _Closed(NamedTuple):
-    """A partition that is full, `repeat` times."""
+@dataclass(frozen=True)
+class _Closed:
+    """Partitions that are full, each of them `repeat[n]` times in a row."""
 
-    bytes: int
-    accesses: int
-    access_bounded: bool
-    repeat: int
+    bytes: list[int] = field(default_factory=list)
+    accesses: list[int] = field(default_factory=list)
+    access_bounded: list[bool] = field(default_factory=list)
+    repeat: list[int] = field(default_factory=list)
+
+    def add(self, size_bytes: int, accesses: int, access_bounded: bool, repeat: int) -> None:
+        self.bytes.append(size_bytes)
+        self.accesses.append(accesses)
+        self.access_bounded.append(access_bounded)
+        self.repeat.append(repeat)
 
 
 def partitions(classes: Classes, threshold: float) -> Partitions:
@@ -85,8 +99,7 @@ def partitions(classes: Classes, threshold: float) -> Partitions:
     limit_bytes = max(int(threshold * classes.total_bytes), 1)
     limit_accesses = max(int(threshold * classes.total_accesses), 1)
     # Equal partitions follow each other where a class has many rows: one entry stands for all.
-    runs: list[_Run] = []
-    closed: list[_Closed] = []
+    runs, closed = _Runs(), _Closed()
     begun = held_bytes = held_accesses = 0
     row_bytes = classes.m.astype(np.int64).tolist()
     row_accesses = classes.accesses.tolist()
@@ -97,11 +110,11 @@ def partitions(classes: Classes, threshold: float) -> Partitions:
             by_accesses = (limit_accesses - held_accesses) // f if f else left
             take = min(left, by_bytes, by_accesses)
             if take <= 0 and held_bytes:
-                closed.append(_Closed(held_bytes, held_accesses, by_accesses < by_bytes, 1))
+                closed.add(held_bytes, held_accesses, by_accesses < by_bytes, 1)
                 begun, held_bytes, held_accesses = begun + 1, 0, 0
                 continue
             if held_bytes or take == left:
-                runs.append(_Run(index, take, begun, 1))
+                runs.add(index, take, begun, 1)
                 held_bytes += take * m
                 held_accesses += take * f
                 left -= take
@@ -112,26 +125,24 @@ def partitions(classes: Classes, threshold: float) -> Partitions:
             take = max(take, 1)
             repeat = left // take if take * m > limit_bytes or f * take > limit_accesses else 0
             repeat = repeat or (left - 1) // take
-            runs.append(_Run(index, take, begun, repeat))
-            closed.append(_Closed(take * m, take * f, access_bounded, repeat))
+            runs.add(index, take, begun, repeat)
+            closed.add(take * m, take * f, access_bounded, repeat)
             begun += repeat
             left -= repeat * take
     if held_bytes:
-        closed.append(_Closed(held_bytes, held_accesses, False, 1))
-    class_index, rows, partition, repeat_run = _columns(runs, len(_Run._fields))
+        closed.add(held_bytes, held_accesses, False, 1)
+    repeat_run, repeat_closed = _ints(runs.repeat), _ints(closed.repeat)
     number = np.arange(repeat_run.sum()) - np.repeat(np.cumsum(repeat_run) - repeat_run, repeat_run)
-    size_bytes, accesses, bounded, repeat_closed = _columns(closed, len(_Closed._fields))
     return Partitions(
         threshold=threshold,
-        run_partition=np.repeat(partition, repeat_run) + number,
-        run_class=np.repeat(class_index, repeat_run),
-        run_rows=np.repeat(rows, repeat_run),
-        bytes=np.repeat(size_bytes, repeat_closed),
-        accesses=np.repeat(accesses, repeat_closed),
-        access_bounded=np.repeat(bounded, repeat_closed).astype(bool),
+        run_partition=np.repeat(_ints(runs.partition), repeat_run) + number,
+        run_class=np.repeat(_ints(runs.class_index), repeat_run),
+        run_rows=np.repeat(_ints(runs.rows), repeat_run),
+        bytes=np.repeat(_ints(closed.bytes), repeat_closed),
+        accesses=np.repeat(_ints(closed.accesses), repeat_closed),
+        access_bounded=np.repeat(np.array(closed.access_bounded, dtype=bool), repeat_closed),
     )
 
 
-def _columns(entries: Sequence[tuple[int, ...]], fields: int) -> Ints:
-    """The fields of all entries, [fields, entries]."""
-    return np.array(entries, dtype=np.int64).reshape(-1, fields).T
+def _ints(values: list[int]) -> Ints:
+    return np.array(values, dtype=np.int64)
