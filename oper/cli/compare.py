@@ -57,7 +57,7 @@ def compare(
     ),
     as_json: bool = JSON,
 ) -> None:
-    """Compare OPER with the paper, simple rules, TorchRec and a solver."""
+    """Compare OPER with the paper, simple rules, TorchRec, a solver."""
     from oper.cost.workload import Workload
     from oper.planner import compare as comparison
     from oper.planner.problem.problem import Settings

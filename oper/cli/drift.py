@@ -27,7 +27,7 @@ def drift(
     ),
     as_json: bool = JSON,
 ) -> None:
-    """Print what a plan costs under newer counts, and whether to replan."""
+    """Print the cost of a plan under newer counts; advise replanning."""
     from oper.plan.plan import load_plan
     from oper.planner.replan import drift as planner
     from oper.profiling.profile import Profile

@@ -114,7 +114,7 @@ class RowLocator:
         return slots
 
     def owner_slots(self, chunk: Chunk, index: NDArray[np.integer[Any]]) -> Ints:
-        """The slots of rows `index` [N] of a chunk, each with one owner, at their owners: [N]."""
+        """The slots, at their owners, of rows `index` of a chunk with one owner each: int64 [N]."""
         listed = len(self.layout.group_width)
         owner = self.layout.holds.argmax(axis=1)
         first = np.concatenate(
