@@ -131,7 +131,8 @@ def torchs(o, weight) -> torch.optim.Optimizer:
     """Torch's optimizer of a kind, with the same settings."""
     common = {"lr": LR, "weight_decay": o.weight_decay}
     if o.kind in ("sgd", "momentum_sgd"):
-        return torch.optim.SGD([weight], momentum=o.momentum, **common)
+        momentum = o.momentum if o.kind == "momentum_sgd" else 0.0
+        return torch.optim.SGD([weight], momentum=momentum, **common)
     if o.kind in ("adagrad", "rowwise_adagrad"):
         return torch.optim.Adagrad([weight], eps=o.eps, **common)
     return torch.optim.AdamW([weight], eps=o.eps, betas=o.betas, **common)

@@ -52,6 +52,8 @@ def run(hosts: tuple[int, int], function: Callable[..., Any], *arguments: Any) -
 def _main() -> None:
     out = os.dup(1)
     os.dup2(2, 1)  # where libraries print
+    import torchrec  # noqa: F401  (once, and not by every rank that is forked)
+
     hosts, function, arguments = pickle.load(sys.stdin.buffer)
     pipes = [_context.Pipe() for _ in range(sum(hosts))]
     processes, events = [], []
