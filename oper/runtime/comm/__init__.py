@@ -1,5 +1,5 @@
 """Communication of ranks: shared segments, messages, signals, collectives; deadlines on every wait.
 
-In: a process group. Out: `Node`, `Signals`, `AllToAll`, errors that name the lost rank. Imports:
-base.
+In: a process group. Out: `Node`, `Signals`, `AllToAll`, errors that name the lost rank.
+Imports: base.
 """
