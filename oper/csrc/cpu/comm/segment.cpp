@@ -26,7 +26,7 @@ constexpr int kCollapse = 25;  // MADV_COLLAPSE, of Linux 6.1; older headers do 
 at::Tensor map_segment(int64_t descriptor, int64_t reserve_bytes) {
   TORCH_CHECK_VALUE(reserve_bytes > 0, "reserve_bytes: ", reserve_bytes, " is not positive");
   // A huge page of the file can be mapped as one only where its address is aligned: take more
-  // addresses than needed, and give back what lies before and behind the aligned ones.
+  // addresses than needed, and unmap what lies before and behind the aligned ones.
   const size_t size = (static_cast<size_t>(reserve_bytes) + kHugePage - 1) / kHugePage * kHugePage;
   void* taken = mmap(nullptr, size + kHugePage, PROT_NONE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

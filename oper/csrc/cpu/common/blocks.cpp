@@ -23,7 +23,7 @@ namespace {
 constexpr size_t kLeastBytes = size_t{1} << 20;  // smaller ones malloc keeps by itself
 constexpr size_t kHugePage = size_t{2} << 20;
 constexpr size_t kKept = 4;          // free blocks; the oldest beyond them are unmapped
-constexpr uint64_t kForgotten = 64;  // outputs taken since a kept block was of use
+constexpr uint64_t kForgotten = 64;  // blocks taken since a kept one was last used
 
 struct Block {
   void* data;
@@ -68,14 +68,14 @@ class Pool {
   }
 
  private:
-  // An eighth is added, as batches differ in size; pages that nobody touches cost nothing.
+  // An eighth is added, as batches differ in size; pages that are not touched cost nothing.
   static Block map(size_t bytes) {
     const size_t size = (bytes + bytes / 8 + kHugePage - 1) / kHugePage * kHugePage;
     void* const data =
         mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     TORCH_CHECK_WITH(OutOfMemoryError, data != MAP_FAILED,
                      "the output of the lookup: no memory for ", bytes, " bytes");
-    madvise(data, size, MADV_HUGEPAGE);  // a wish: fewer faults, and fewer misses of the TLB
+    madvise(data, size, MADV_HUGEPAGE);  // a hint: fewer faults and TLB misses
     return {data, size, 0};
   }
 
@@ -101,9 +101,9 @@ at::Tensor pooled_tensor(int64_t elements, at::ScalarType type) {
       block.data, {elements}, [block](void*) { pool().give_back(block); }, options);
 }
 
-// Gives back to the system what malloc has free.
+// Returns free memory of malloc to the system.
 void trim_memory() {
-#ifdef __GLIBC__  // others give back large blocks by themselves
+#ifdef __GLIBC__  // other libraries return large blocks by themselves
   malloc_trim(0);
 #endif
 }

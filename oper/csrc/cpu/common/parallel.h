@@ -1,4 +1,4 @@
-// Work shared out by torch's threads, in any order: chunks differ in cost, so whoever is free
+// Work shared by torch's threads, in any order: tasks differ in cost, so a thread that is free
 // takes the next one.
 #pragma once
 

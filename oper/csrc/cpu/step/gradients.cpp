@@ -27,7 +27,7 @@ struct LongRun {
   int64_t first_partial, pieces;
 };
 
-// Work of about equal size, whatever the lengths of runs: runs that begin within the same
+// Work of about equal size, for runs of any length: runs that begin within the same
 // kAccessesPerPiece accesses, and pieces of those that are longer than that.
 struct Tasks {
   std::vector<Task> tasks;
@@ -211,7 +211,7 @@ void sum_gradients(const at::Tensor& grad, const at::Tensor& positions, const at
   const float* const weight = weights ? elements<float>(*weights, accesses, "weights") : nullptr;
   if (first_run == last_run) return;
 
-  // The runs are of one bucket, and the feature of any access tells which.
+  // The runs are of one bucket, which the feature of any access names.
   const int64_t position = at[start[first_run]];
   const auto* const ends = view.segment_offset + 1;
   check_index(position, accesses, "positions", "accesses");

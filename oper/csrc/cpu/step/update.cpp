@@ -31,18 +31,36 @@ size_t number_of(c10::string_view name) {
 
 // f(Optimizer{}) of a number.
 template <size_t n = 0, typename F>
-OPER_INLINE auto with_optimizer(size_t number, const F& f) {
+auto with_optimizer(size_t number, const F& f) {
   if constexpr (n + 1 < std::tuple_size_v<Optimizers>)
     if (number != n) return with_optimizer<n + 1>(number, f);
   return f(std::tuple_element_t<n, Optimizers>{});
 }
 
-// All optimizers in one function, as templates cannot be compiled for several processors at once.
-OPER_SIMD int64_t update_part(size_t optimizer, const std::vector<Gradients>& lists,
-                              const Arena& arena, const Settings& settings) {
-  return with_optimizer(optimizer, [&](auto of) __attribute__((always_inline)) {
-    return update_rows<decltype(of)>(lists, arena, settings);
-  });
+// One function an optimizer: templates cannot be compiled for several processors, and a function
+// that holds all of them is slower for narrow rows.
+using Lists = std::vector<Gradients>;
+OPER_SIMD int64_t update(Sgd, const Lists& lists, const Arena& arena, const Settings& settings) {
+  return update_rows<Sgd>(lists, arena, settings);
+}
+OPER_SIMD int64_t update(MomentumSgd, const Lists& lists, const Arena& arena,
+                         const Settings& settings) {
+  return update_rows<MomentumSgd>(lists, arena, settings);
+}
+OPER_SIMD int64_t update(Adagrad, const Lists& lists, const Arena& arena,
+                         const Settings& settings) {
+  return update_rows<Adagrad>(lists, arena, settings);
+}
+OPER_SIMD int64_t update(RowwiseAdagrad, const Lists& lists, const Arena& arena,
+                         const Settings& settings) {
+  return update_rows<RowwiseAdagrad>(lists, arena, settings);
+}
+OPER_SIMD int64_t update(Adam, const Lists& lists, const Arena& arena, const Settings& settings) {
+  return update_rows<Adam>(lists, arena, settings);
+}
+OPER_SIMD int64_t update(PartialRowwiseAdam, const Lists& lists, const Arena& arena,
+                         const Settings& settings) {
+  return update_rows<PartialRowwiseAdam>(lists, arena, settings);
 }
 
 Settings settings_of(at::ArrayRef<double> values) {
@@ -105,9 +123,9 @@ std::vector<Gradients> lists_of(at::TensorList slots, at::TensorList grads, int6
   return lists;
 }
 
-int64_t update(at::TensorList slots, at::TensorList grads, const at::Tensor& rows,
-               const at::Tensor& state, int64_t dim, int64_t dtype, c10::string_view optimizer,
-               at::ArrayRef<double> settings) {
+int64_t update_all(at::TensorList slots, at::TensorList grads, const at::Tensor& rows,
+                   const at::Tensor& state, int64_t dim, int64_t dtype, c10::string_view optimizer,
+                   at::ArrayRef<double> settings) {
   const size_t number = number_of(optimizer);
   const Settings values = settings_of(settings);
   const int64_t state_values =
@@ -123,7 +141,9 @@ int64_t update(at::TensorList slots, at::TensorList grads, const at::Tensor& row
   const std::vector<int64_t> bounds = cut_slots(lists, pieces);
   std::atomic<int64_t> distinct{0};
   at::parallel_for(0, pieces, 1, [&](int64_t begin, int64_t end) {
-    distinct += update_part(number, part_of(lists, bounds[begin], bounds[end]), arena, values);
+    distinct += with_optimizer(number, [&](auto of) {
+      return update(of, part_of(lists, bounds[begin], bounds[end]), arena, values);
+    });
   });
   return distinct;
 }
@@ -136,6 +156,6 @@ TORCH_LIBRARY_FRAGMENT(oper, m) {
       " int dtype, str optimizer, float[] settings) -> int");
 }
 
-TORCH_LIBRARY_IMPL(oper, CPU, m) { m.impl("update_rows", update); }
+TORCH_LIBRARY_IMPL(oper, CPU, m) { m.impl("update_rows", update_all); }
 
 }  // namespace oper

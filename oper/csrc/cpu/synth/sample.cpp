@@ -1,7 +1,7 @@
 // torch.ops.oper: ranks drawn from a popularity law, their rows, and whole tables of counts.
 //
 // A law is given as (rows, exponent, step_ends, step_weights): bounded Zipf where there are no
-// steps. Everything is a function of the keys given, whatever the number of threads.
+// steps. Everything is a function of the keys given, for any number of threads.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>

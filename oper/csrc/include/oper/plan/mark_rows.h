@@ -62,7 +62,7 @@ void mark_equal(const Counter* accesses, int64_t rows, int64_t cut, int64_t quot
 }
 
 // The chance that a rank touches a row, by the number of samples that contain it: a table's
-// values, `containing` ascending. What they mean is objective.py's.
+// values, `containing` ascending. The cost model says what they are (OPER, §3.2).
 class Touched {
  public:
   Touched(const int64_t* containing, const double* touched, int64_t size)

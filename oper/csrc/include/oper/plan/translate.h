@@ -2,9 +2,10 @@
 //
 // Ids come in no order, so each step would wait for memory. A batch of 64 goes through each step
 // together instead: first all lines of the bitmap are fetched, then all codes, and by then the
-// first ones have arrived. Listed and striped rows are told apart without a branch to guess.
-// Divisions are by table constants, and done by multiplying with 2^64/d, rounded up: for x < 2^64/d
-// (and here ids are below 2^40, d at most 2^16) the high half of the product is exactly x/d.
+// first ones have arrived. Listed and striped rows are told apart without branches, which would be
+// mispredicted. Divisions are by table constants, and done by multiplying with 2^64/d, rounded up:
+// for x < 2^64/d (and here ids are below 2^40, d at most 2^16) the high half of the product is
+// exactly x/d.
 #pragma once
 
 #include <cstdint>

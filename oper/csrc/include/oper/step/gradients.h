@@ -7,7 +7,7 @@
 // taken 8 vectors, then 4, 2 and 1 at a time, the rest by narrower vectors.
 //
 // A run longer than a piece is summed piece by piece, counted from its own start, and then piece
-// after piece: its sum depends on nothing but its own accesses, whoever computes it.
+// after piece: its sum depends on nothing but its own accesses.
 //
 // Sums are stored as usual: streaming them past the caches gained 5 % here and lost more where
 // they are merged next.
@@ -23,7 +23,7 @@
 namespace oper {
 
 constexpr int64_t kAccessesPerPiece = 1024;
-constexpr int64_t kBytesAhead = 8192;  // of gradients asked for before they are summed
+constexpr int64_t kBytesAhead = 8192;  // of gradients that are prefetched before they are summed
 constexpr int64_t kMostAhead = 128;    // accesses
 
 // A gradient's value in 16 bits; the rest is in the conversions below.
@@ -164,7 +164,7 @@ OPER_INLINE void load(const Half* from, typename Vector<kBytes>::Floats& to) {
 }
 
 // Some runs, and where their accesses' gradients are in `values`: `place` of each access, and
-// kMostAhead more that may be fetched in vain; `factor` of each access, or null for ones.
+// kMostAhead more that are prefetched but not read; `factor` of each access, or null for ones.
 template <typename T>
 struct RunSums {
   const T* values;

@@ -4,8 +4,8 @@
 //     out[bag] = sum over the bag's accesses n, in order, of weight[n] · row[address[n]]
 //     divided by the bag's length for means; zero where the bag is empty
 //
-// Functions work on one slice: the bags of one feature in one tile (oper/row_stream.h). Here are
-// copies of rows and gradients of weights; sums are in oper/pool.h.
+// Functions work on one slice: the bags of one feature in one tile (row_stream.h). Here are
+// copies of rows and gradients of weights; sums are in pool.h.
 #pragma once
 
 #include <cstdint>
@@ -86,7 +86,7 @@ inline void stream_slice(const Slice& slice, RowStream& stream, const Output& ou
 }
 
 // The product of a row and the gradient of its bag's sum. In sixteen sums, so that the order of
-// additions is the same whatever the vectors' width.
+// additions is the same for vectors of any width.
 template <typename Row, typename Grad>
 OPER_INLINE float dot(const Row& row, const Grad& grad, int64_t dim) {
   float sums[16] = {};

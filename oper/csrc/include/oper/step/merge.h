@@ -1,8 +1,8 @@
-// The W-way merge by which an owner gathers the gradients of its rows (OPER, §5): every rank hands
-// in a list of distinct slots, ascending, with one gradient each.
+// The W-way merge by which an owner sums the gradients of its rows (OPER, §5): every rank sends a
+// list of distinct slots, ascending, with one gradient each.
 //
-// A row's slot is known long before its turn, in every list: its memory is asked for then, as rows
-// lie at random and each would be waited for.
+// A row's slot is known long before its turn, in every list: its memory is prefetched then, as rows
+// lie at random and each would be a cache miss.
 #pragma once
 
 #include <algorithm>
@@ -52,7 +52,7 @@ inline std::vector<Gradients> part_of(const std::vector<Gradients>& lists, int64
 
 // f(slot, gradient) for every distinct slot, ascending. The gradient is the sum over the lists, in
 // their order; it lies in a list, or in `sum` [dim]. `prefetch(slot)` is called `ahead` entries of
-// its list before a slot is due. Returns the number of distinct slots.
+// its list before a slot is reached. Returns the number of distinct slots.
 template <typename Prefetch, typename F>
 OPER_INLINE int64_t merge(std::vector<Gradients> lists, int64_t dim, int64_t ahead, float* sum,
                           const Prefetch& prefetch, const F& f) {

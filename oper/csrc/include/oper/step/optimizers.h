@@ -2,7 +2,7 @@
 // which see a row's whole gradient once per step and touch no other row. SGD with momentum and L2
 // decay, which FBGEMM has not, are torch.optim.SGD's.
 //
-// Arithmetic and state are in fp32 whatever the rows are; fp16 and bf16 rows are rounded to the
+// Arithmetic and state are in fp32 for rows of any type; fp16 and bf16 rows are rounded to the
 // nearest. Sums over a row's values are made in an order that does not depend on the vectors'
 // width, so that ranks on unlike machines agree to the last bit.
 #pragma once

@@ -1,4 +1,4 @@
-// The output of a lookup, and stores that pass by the caches.
+// The output of a lookup, and stores that bypass the caches.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace oper {
 
-// Where the sums go: `type` is kFloat32, kFloat16 or kBFloat16. Streamed, they pass by the caches.
+// Where the sums go: `type` is kFloat32, kFloat16 or kBFloat16. Streamed, they bypass the caches.
 struct Output {
   uint8_t* data;
   RowType type;
@@ -49,8 +49,8 @@ __attribute__((target("avx"))) inline void stream_lines_avx(void* to, const void
 }
 #endif
 
-// Whole lines of the cache, past it; they come to memory in any order, but before what is stored
-// after `finish_stream`.
+// Stores whole cache lines, bypassing the caches: in any order, but before what is stored after
+// `finish_stream`.
 inline void stream_lines(void* to, const void* from, int64_t lines) {
 #if defined(__x86_64__)
   if (kAvx) return stream_lines_avx(to, from, lines);

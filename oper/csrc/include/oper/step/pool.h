@@ -1,7 +1,7 @@
 // Sums of bags: rows are added in order, in fp32, so that all processors agree to the last bit.
 //
-// Where there is AVX2, a bag's sum stays in registers until it goes to the output, past the caches
-// if that is large: up to 128 columns at once, more of them one part after the other.
+// Where there is AVX2, a bag's sum stays in registers until it is stored, bypassing the caches if
+// the output is large: up to 128 columns at once, more of them one part after the other.
 #pragma once
 
 #include <algorithm>

@@ -3,7 +3,7 @@
 // A row is `dim` values of fp32, fp16 or bf16, or `dim` bytes q followed by an fp32 scale and an
 // fp32 bias, whose values are scale·q + bias, as FBGEMM lays its row-wise 8-bit tables out. All
 // arithmetic is in fp32. Conversions are written so that compilers turn loops over them into
-// vectors of whatever width the function is compiled for.
+// vectors of the width that the function is compiled for.
 #pragma once
 
 #include <cstdint>

@@ -76,8 +76,8 @@ struct WideAccess {
 
 // How a key is cut into digits.
 struct Digits {
-  // Digits of 13 bits have more places to write to than caches like, and still two passes of them
-  // take less time than three of 9.
+  // Digits of 13 bits scatter to more lines than the first cache holds, and still two passes of
+  // them take less time than three of 9.
   static constexpr int kMostBits = 13;
 
   int passes;
