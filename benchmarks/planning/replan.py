@@ -26,7 +26,7 @@ from oper.cli.shared.console import new_table
 from oper.cli.shared.progress import progress
 from oper.cost.workload import Workload
 from oper.logs import LogOptions, RowReader, open_log, prepare
-from oper.planner.assemble import assemble
+from oper.planner.assemble_plan import assemble
 from oper.planner.planner import make_placement
 from oper.planner.problem.problem import Settings
 from oper.planner.replan.drift import drift

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.audit.finding import Finding
-from oper.audit.rank_maps import RankMaps
-from oper.audit.slot_marks import SlotMarks
+from oper.audit.rank_address_maps import RankMaps
+from oper.audit.slot_occupancy import SlotMarks
 from oper.plan.plan import Plan, load_plan
 
 # Rows of each table that are compared with the layout in NumPy, which is slower than the maps by
@@ -111,10 +111,10 @@ def _figures(plan: Plan) -> list[Finding]:
         "link_seconds": (stated.link_seconds, plan.topology.transfer_seconds(stated.link_bytes)),
         "communication_bytes.fetch": (traffic.fetch, stated.link_bytes.sum()),
         "communication_bytes.total": (traffic.total, parts),
-        "dob.memory": (stated.dob.memory, _balance(memory_share)),
-        "dob.lookups": (stated.dob.lookups, _balance(stated.lookup_seconds)),
-        "dob.link_cost": (stated.dob.link_cost, link_balance),
     }
+    balances = _balance(memory_share), _balance(stated.lookup_seconds), link_balance
+    for name, said, found in zip(stated.dob._fields, stated.dob, balances, strict=True):
+        equal[f"dob.{name}"] = (said, found)
     bound = plan.certificate.get("lower_bound_seconds")
     if bound:
         gap = (stated.objective_seconds - bound) / bound

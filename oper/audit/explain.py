@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from oper.base.errors import OperError
 from oper.cost.allreduce import METHODS, allreduce_cost
-from oper.cost.charges import Charges
 from oper.cost.expected_reads import expected_reads
-from oper.cost.sums import Sums
+from oper.cost.holder_set_sums import Sums
+from oper.cost.read_charges import Charges
 from oper.plan.plan import Plan
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from oper.audit.finding import Finding
-from oper.audit.rank_maps import RankMaps
+from oper.audit.rank_address_maps import RankMaps
 from oper.base.arrays import Ints
 from oper.logs import LogOptions, Prepared, RowReader, open_log
 from oper.plan.layout import LOCAL, SLOT_BITS

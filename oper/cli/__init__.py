@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 
 from oper import __version__
 from oper.base.errors import OperError
-from oper.files import signals
+from oper.files import process_signals
 
 # In the order in which they are used.
 VERBS = {
@@ -72,12 +72,12 @@ for _module in VERBS.values():
 def main() -> None:
     """Run the command line; the entry point of the `oper` script."""
     try:
-        with signals.raised():
+        with process_signals.raised():
             app(prog_name="oper")
     except OperError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    except signals.Stopped as stopped:
+    except process_signals.Stopped as stopped:
         # Standard error may be closed: SIGHUP means that the terminal is gone.
         with contextlib.suppress(OSError):
             print(f"stopped by {stopped}; nothing was left half-written", file=sys.stderr)

@@ -13,8 +13,9 @@ that any rank touches the row, and L[i][j] the seconds per byte for rank i to re
 
 and a plan is the better, the smaller max_r T[r]. A plan enters only through `Sums`: rows with
 the same holders and the same fetch paths form a group, and all terms are linear in a group's
-sums. Who pays how much for a byte that is read is in charges.py, the AllReduce in allreduce.py;
-whatever else prices rows (placement, bounds, comparison, drift) takes it from those two.
+sums. Who pays how much for a byte that is read is in read_charges.py, the AllReduce in
+allreduce.py; whatever else prices rows (placement, bounds, comparison, drift) takes it from those
+two.
 """
 
 from collections.abc import Sequence
@@ -25,9 +26,9 @@ import numpy as np
 
 from oper.base.arrays import Floats
 from oper.cost.allreduce import METHODS, Method, allreduce_cost
-from oper.cost.charges import Charges
+from oper.cost.holder_set_sums import Sums
 from oper.cost.holder_sets import HolderSets
-from oper.cost.sums import Sums
+from oper.cost.read_charges import Charges
 from oper.cost.workload import Workload
 from oper.topology.topology import Topology
 

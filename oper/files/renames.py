@@ -9,7 +9,7 @@ import errno
 import os
 from pathlib import Path
 
-from oper.files import signals
+from oper.files import process_signals
 
 _AT_FDCWD = -100  # <fcntl.h>
 _NOREPLACE, _EXCHANGE = 1, 2  # <linux/fs.h>
@@ -26,7 +26,7 @@ def rename_new(source: Path, target: Path) -> None:
     """Rename to an unused name; FileExistsError where the name is taken."""
     if _renameat2(source, target, _NOREPLACE):
         return
-    with signals.held():
+    with process_signals.held():
         try:
             os.link(source, target)
             source.unlink()

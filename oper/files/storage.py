@@ -3,8 +3,8 @@
 Everything is written to a hidden name beside its destination (temporaries.py), flushed to the disk
 (fsync) and then renamed, so that after a full disk, Ctrl-C or kill the destination is as it was
 before. A link at the destination is followed. What exists there is replaced only if that was asked
-for, and a folder only if oper wrote everything in it (ownership.py): this is checked before the
-work, and again once the new folder has taken the name. Nothing here is pickled.
+for, and a folder only if oper wrote everything in it (overwrite_rules.py): this is checked before
+the work, and again once the new folder has taken the name. Nothing here is pickled.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.errors import OperError
-from oper.files import renames, signals, temporaries
-from oper.files.ownership import Format, file_refusal, folder_refusal, is_wholly
+from oper.files import process_signals, renames, temporaries
+from oper.files.overwrite_rules import Format, file_refusal, folder_refusal, is_wholly
 
 _HASH_BLOCK_BYTES = 1 << 22
 _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
@@ -46,7 +46,7 @@ def atomic_folder(
         yield temporary.path
         if durable:
             _sync_tree(temporary.path)
-        with signals.held():
+        with process_signals.held():
             try:
                 _place_folder(temporary, target, kind, overwrite)
             except _TakenError as taken:
@@ -232,7 +232,7 @@ def _written(path: Path, target: Path, folder: bool) -> Iterator[temporaries.Tem
         raise _write_error(path, error) from error
     finally:
         # A second Ctrl-C must not interrupt the clean-up.
-        with signals.held():
+        with process_signals.held():
             if temporary is not None:
                 temporary.close()
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from oper.logs.batches.batch import Batch, Jagged, concatenate
 from oper.logs.batches.options import LogOptions
-from oper.logs.ids import IdMapper
 from oper.logs.log import Log, open_log
-from oper.logs.prepare import Prepared, matched, prepare
+from oper.logs.row_ids import IdMapper
+from oper.logs.table_discovery import Prepared, matched, prepare
 from oper.logs.vocabulary import vocabulary_of
 from oper.tables.table import Table, with_missing
 

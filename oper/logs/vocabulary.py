@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from oper.base.arrays import Ints
 from oper.base.errors import OperError
 from oper.files.storage import atomic_file
-from oper.logs.batches.values import decimals, hash64
+from oper.logs.batches.text_numbers import decimals, hash64
 
 
 class Vocabulary:

@@ -16,7 +16,7 @@ from oper.base import native
 from oper.plan.layout import SLOT_BITS
 from oper.runtime.allreduce.replica_allreduce import BucketReplicas, ReplicaAllReduce
 from oper.runtime.comm.node import Node
-from oper.runtime.comm.signals import Signals
+from oper.runtime.comm.progress_signals import Signals
 from oper.runtime.memory.heap import Heap
 from oper.runtime.tables.kernel_structs import FEATURE, as_words
 

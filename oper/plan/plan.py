@@ -19,7 +19,7 @@ from oper.base.errors import OperError
 from oper.cost.allreduce import Method
 from oper.cost.workload import Workload
 from oper.files import storage
-from oper.files.ownership import Format
+from oper.files.overwrite_rules import Format
 from oper.plan.layout import Layout, RankMap, rank_map
 from oper.plan.prediction import PlanningRecord, Prediction
 from oper.tables.table import Table, fingerprint

@@ -11,7 +11,7 @@ from oper.base import native
 from oper.cost.workload import Workload
 from oper.files import storage
 from oper.plan.plan import FORMAT
-from oper.planner.assemble import assemble
+from oper.planner.assemble_plan import assemble
 from oper.planner.planner import Planned, make_placement
 from oper.planner.problem.problem import Settings
 from oper.profiling.profile import Profile

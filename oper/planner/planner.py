@@ -20,8 +20,8 @@ from oper.plan.prediction import Balance, GreedyBalance, PlanningRecord, Predict
 from oper.planner.baselines.baseline import Baseline, price_baseline
 from oper.planner.baselines.registry import quick_baselines
 from oper.planner.bounds.certificate import Certificate, certify
+from oper.planner.class_placement.access_partitions import partitions
 from oper.planner.class_placement.class_placement import ClassPlacement
-from oper.planner.class_placement.partition import partitions
 from oper.planner.class_placement.place_classes import place_classes
 from oper.planner.problem.problem import Problem, Settings, make_problem
 from oper.planner.row_placement.row_placement import RowPlacement, place_rows

@@ -16,8 +16,8 @@ from oper.base.errors import OperError
 from oper.logs.batches.batch import Batch, Jagged
 from oper.logs.batches.options import LogOptions
 from oper.logs.log import Log, open_log
-from oper.logs.prepare import Prepared, prepare
 from oper.logs.row_reader import RowReader
+from oper.logs.table_discovery import Prepared, prepare
 from oper.profiling.distinct_rows import DistinctSums
 from oper.profiling.profile import Profile, window_name
 from oper.profiling.row_counters import Memory, RowCounters

@@ -26,7 +26,7 @@ import numpy as np
 
 from oper.base.arrays import Counts
 from oper.base.errors import OperError
-from oper.files.ownership import Format
+from oper.files.overwrite_rules import Format
 from oper.files.storage import (
     atomic_folder,
     describe_files,
@@ -36,7 +36,7 @@ from oper.files.storage import (
     verify_files,
     write_json,
 )
-from oper.logs.prepare import Prepared
+from oper.logs.table_discovery import Prepared
 from oper.profiling.distinct_rows import Distinct, DistinctSums
 from oper.profiling.row_counts import RowCounts, check_total, containing_offsets, new_counters
 from oper.tables.table import Table, fingerprint

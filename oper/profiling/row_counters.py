@@ -18,7 +18,7 @@ from oper.base.errors import OperError
 from oper.base.free_memory import free_memory
 from oper.base.tensors import as_int64, as_tensor
 from oper.logs.batches.batch import Batch, Jagged
-from oper.logs.prepare import Prepared
+from oper.logs.table_discovery import Prepared
 from oper.profiling.distinct_rows import tensors
 from oper.profiling.profile import Profile
 from oper.profiling.row_counts import containing_offsets, new_counters

@@ -22,15 +22,15 @@ import torch.distributed as dist
 
 from oper.base.errors import OperError
 from oper.plan.plan import Plan
-from oper.runtime.agreement import check_agreement
 from oper.runtime.allreduce.replica_allreduce import BucketReplicas, ReplicaAllReduce
 from oper.runtime.allreduce.replica_check import UnequalReplica, unequal_replicas
 from oper.runtime.comm.all_to_all import AllToAll
-from oper.runtime.comm.engine_guard import EngineGuard
+from oper.runtime.comm.engine_lifetime import EngineGuard
 from oper.runtime.comm.node import Node
-from oper.runtime.comm.signals import Signals
-from oper.runtime.memory import addresses
+from oper.runtime.comm.progress_signals import Signals
+from oper.runtime.memory import replica_addresses
 from oper.runtime.memory.heap import Heap
+from oper.runtime.same_plan_check import check_agreement
 from oper.runtime.step.batch import PreparedBatch
 from oper.runtime.step.counters import Counters
 from oper.runtime.step.gradients import COUNTERS, Gradients
@@ -40,8 +40,8 @@ from oper.runtime.step.row_fetcher import RowFetcher
 from oper.runtime.step.sort import Sorter
 from oper.runtime.step.training_step import TrainingStep
 from oper.runtime.table_io import RowBlock, RowRange, TableIO
-from oper.runtime.tables.buckets import EmbeddingTable, make_buckets
 from oper.runtime.tables.features import FeatureSet
+from oper.runtime.tables.optimizer_buckets import EmbeddingTable, make_buckets
 
 BOUNDS = ("fatal", "warning", "ignore")
 
@@ -88,7 +88,7 @@ class EmbeddingEngine:
                 plan, self.tables, self.buckets, self.heap, self.signals, all_to_all
             )
             self.gradients = self._make_gradients(all_to_all) if self.training else None
-            address_map = addresses.runtime_map(plan, self.rank)
+            address_map = replica_addresses.runtime_map(plan, self.rank)
         except BaseException as error:
             self.node.fail(error)
             self.node.close()
@@ -147,7 +147,7 @@ class EmbeddingEngine:
     def _replica_slots(self, tables: Iterable[int]) -> torch.Tensor:
         """The slots of the replicas of tables of the module, which share a width."""
         planned = (self.tables[n].index for n in tables)
-        return torch.from_numpy(addresses.replica_slots(self.plan.layout, planned))
+        return torch.from_numpy(replica_addresses.replica_slots(self.plan.layout, planned))
 
     # A batch.
 
@@ -198,7 +198,7 @@ class EmbeddingEngine:
     @property
     def _trained(self) -> Gradients:
         if self.gradients is None:
-            raise OperError(addresses.NOT_FOR_TRAINING)
+            raise OperError(replica_addresses.NOT_FOR_TRAINING)
         return self.gradients
 
     # Rows of tables, for initial values and checkpoints.
@@ -232,7 +232,7 @@ class EmbeddingEngine:
         layout, parts = self.plan.layout, []
         for width in range(len(layout.slots)):
             tables = np.flatnonzero(layout.width_of_table == width)
-            slots = torch.from_numpy(addresses.replica_slots(layout, tables))
+            slots = torch.from_numpy(replica_addresses.replica_slots(layout, tables))
             parts += [self.heap.rows(width)[slots], self.heap.state(width)[slots]]
         return unequal_replicas(parts, self.node.group)
 

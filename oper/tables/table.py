@@ -5,7 +5,7 @@ counts its optimizer state. Rows of all tables are numbered through: GLOBAL ROW 
 offsets(tables)[t] + row.
 
 Tables come from a YAML or JSON file, from the configs of a TorchRec module, from a published data
-set by name, or from a log itself (`oper.logs.prepare`).
+set by name, or from a log itself (`oper.logs.table_discovery`).
 """
 
 import hashlib

@@ -17,7 +17,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from oper.base.errors import OperError
 from oper.plan.plan import Plan
 from oper.plan.plan_subset import part_of
-from oper.runtime.tables.buckets import NO_OPTIMIZER, EmbeddingTable
+from oper.runtime.tables.optimizer_buckets import NO_OPTIMIZER, EmbeddingTable
 from oper.runtime.tables.optimizers import Optimizer
 from oper.tables.model_tables import tables_of
 

@@ -29,7 +29,7 @@ from oper.base.errors import OperError
 from oper.runtime.engine import EmbeddingEngine
 from oper.runtime.fill_tables import planned_tables
 from oper.runtime.table_io import RowBlock, RowRange
-from oper.runtime.tables.buckets import TORCH_DTYPE
+from oper.runtime.tables.optimizer_buckets import TORCH_DTYPE
 from oper.runtime.tables.optimizers import State
 
 _log = logging.getLogger(__name__)

@@ -67,8 +67,8 @@ def test_signals_end_native_code(here: Path, number: signal.Signals) -> None:
     endless = "with recursive c(x) as (select 1 union all select x + 1 from c) select max(x) from c"
     script = f"""
 import sqlite3, threading
-from oper.files import signals, storage
-signals._GRACE_SECONDS = 0.1
+from oper.files import process_signals, storage
+process_signals._GRACE_SECONDS = 0.1
 def sync(folder):
     threading.Timer(1, print, ("native",), {{"flush": True}}).start()
     sqlite3.connect(":memory:").execute({endless!r}).fetchone()
@@ -138,10 +138,10 @@ def test_killed_between_two_names(here: Path, last: str) -> None:
         die = "real = renames.exchange; renames.exchange = lambda *a: real(*a) and os._exit(9)"
     else:
         die = (
-            "renames._renameat2 = lambda *_: False; real = ownership.is_wholly\n"
+            "renames._renameat2 = lambda *_: False; real = overwrite_rules.is_wholly\n"
             "storage.folder_refusal = lambda f, k, overwrite: os._exit(9) if 'old' in f.name else 0"
         )
-    script = f"import os, sys\nfrom oper.files import ownership, renames, storage\n{die}\n"
+    script = f"import os, sys\nfrom oper.files import overwrite_rules, renames, storage\n{die}\n"
     script += "from oper.cli import main; main()"
     command = [sys.executable, "-c", script, *PLAN.split(), "new", "--force"]
     assert subprocess.run(command, check=False).returncode == 9
@@ -188,7 +188,7 @@ def start_long(folder: Path) -> "subprocess.Popen[str]":
     """A command in a process of its own that takes minutes, once its temporary file is there."""
     known = len(hidden(folder))
     # However busy the machine is, the command has the time to clean up.
-    script = "from oper.files import signals; signals._PATIENCE_SECONDS = 60.0\n"
+    script = "from oper.files import signals; process_signals._PATIENCE_SECONDS = 60.0\n"
     script += "from oper.cli import main; main()"
     command = "synth criteo-kaggle --scale 0.01 --samples 50000000 -o log.parquet"
     process = subprocess.Popen(

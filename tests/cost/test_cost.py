@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from oper.cost.allreduce import METHODS, Method, allreduce_cost
 from oper.cost.expected_reads import expected_reads
+from oper.cost.holder_set_sums import Sums
 from oper.cost.holder_sets import (
     everywhere_set,
     nearest_holder_sets,
@@ -16,7 +17,6 @@ from oper.cost.holder_sets import (
     single_owner_sets,
 )
 from oper.cost.objective import evaluate
-from oper.cost.sums import Sums
 from oper.cost.workload import Workload
 from oper.topology.topology import Topology
 from tests.support.planner.instances import make_classes, topologies, workloads

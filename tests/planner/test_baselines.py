@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oper.cost.expected_reads import expected_reads
+from oper.cost.holder_set_sums import Sums
 from oper.cost.holder_sets import HolderSets
-from oper.cost.sums import Sums
 from oper.cost.workload import Workload
 from oper.planner.baselines import paper_procedure as p
 from oper.planner.baselines import simple as b
 from oper.planner.baselines import torchrec_planner as trec
 from oper.planner.baselines.baseline import NoPlacementError, price_baseline
-from oper.planner.class_placement.partition import partitions
+from oper.planner.class_placement.access_partitions import partitions
 from oper.planner.problem.problem import Problem
 from oper.profiling.profile import Profile
 from oper.topology.topology import Topology

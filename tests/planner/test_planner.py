@@ -11,7 +11,7 @@ from oper.audit.check import check
 from oper.base.errors import OperError
 from oper.cost.workload import Workload
 from oper.plan.plan import load_plan
-from oper.planner.assemble import assemble
+from oper.planner.assemble_plan import assemble
 from oper.planner.baselines.baseline import price_baseline
 from oper.planner.baselines.registry import quick_baselines
 from oper.planner.make_plan import make_plan

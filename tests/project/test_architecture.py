@@ -52,7 +52,7 @@ NEVER = (
 # Who may read what links and the AllReduce cost: the rest asks oper.cost what rows cost.
 LINK_COSTS = {"link_cost", "allreduce_bandwidth", "latency_seconds"}
 READS_LINK_COSTS = ("cost", "topology", "measure", "cli")  # priced, stated, measured, displayed
-MAKES_TOPOLOGIES = {"oper.torchrec.sharding_planner"}  # of TorchRec's
+MAKES_TOPOLOGIES = {"oper.torchrec.planner_inputs"}  # of TorchRec's
 MOST_FILES, MOST_LINES, MOST_CLASS_LINES = 12, 400, 200
 
 

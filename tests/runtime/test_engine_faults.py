@@ -389,4 +389,4 @@ def test_nothing_is_left(ranks):
         assert all(closed == after for closed, after in files if closed is not None)
         assert found["alive"] == found["mapped"] == [False] * 4
         assert not found["shared"]
-        assert "given back by close()" in found["closed"]
+        assert "released by close()" in found["closed"]

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from oper.base.errors import OperError
 from oper.logs.batches.batch import Jagged, Location
+from oper.logs.batches.text_numbers import all_decimals, decimals, hexadecimals
 from oper.logs.batches.times import is_text
-from oper.logs.batches.values import all_decimals, decimals, hexadecimals
 
 
 def ids_of(column: Any, name: str, location: Location, hexadecimal: bool = False) -> Jagged:

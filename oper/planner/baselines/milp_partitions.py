@@ -8,7 +8,7 @@ from typing import Literal
 
 from oper.planner.baselines.baseline import Baseline, Cells, NoPlacementError
 from oper.planner.bounds.milp import solve
-from oper.planner.class_placement.partition import partitions
+from oper.planner.class_placement.access_partitions import partitions
 from oper.planner.problem.problem import ClassProblem
 
 

@@ -25,11 +25,11 @@ import numpy as np
 
 from oper.base.arrays import Floats, Ints
 from oper.cost.allreduce import published_replication_frequency
-from oper.cost.charges import Charges
 from oper.cost.holder_sets import HolderSets, single_owner_sets
 from oper.cost.objective import degree_of_balance
+from oper.cost.read_charges import Charges
 from oper.planner.baselines.baseline import Baseline, Cells
-from oper.planner.class_placement.partition import Partitions, partitions
+from oper.planner.class_placement.access_partitions import Partitions, partitions
 from oper.planner.problem.problem import ClassProblem
 
 ROUNDS = 8  # halvings of the threshold: 0.1 % becomes 0.0004 %

@@ -30,8 +30,8 @@ import numpy as np
 
 from oper.base.arrays import Floats
 from oper.base.errors import OperError
+from oper.cost.holder_set_sums import Sums
 from oper.cost.holder_sets import everywhere_set, single_owner_sets
-from oper.cost.sums import Sums
 from oper.planner.baselines.baseline import (
     Baseline,
     Cells,

@@ -1,15 +1,16 @@
 """Certificate: how far a plan's objective is from a lower bound on that of every plan.
 
 In: `ClassProblem`, an objective in seconds. Out: `Certificate`, with gap = (objective - bound) /
-bound. The bound is that of `lagrangian.py`. Where that leaves a gap and single rows are hot, the
-bound of `hot_rows.py` is tried too, which takes longer and knows that rows cannot be split.
+bound. The bound is that of `lagrangian_bound.py`. Where that leaves a gap and single rows are hot,
+the bound of `hot_rows_bound.py` is tried too, which takes longer and knows that rows cannot be
+split.
 """
 
 from dataclasses import dataclass, replace
 from typing import Any
 
-from oper.planner.bounds.hot_rows import hot_rows_bound
-from oper.planner.bounds.lagrangian import Bound, lower_bound
+from oper.planner.bounds.hot_rows_bound import hot_rows_bound
+from oper.planner.bounds.lagrangian_bound import Bound, lower_bound
 from oper.planner.problem.problem import ClassProblem
 
 # Above this gap the bound with whole hot rows is tried; a smaller one is good enough.

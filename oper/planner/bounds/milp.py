@@ -25,12 +25,12 @@ import numpy as np
 import pulp
 
 from oper.base.arrays import Floats
-from oper.cost.charges import Charges
+from oper.cost.holder_set_sums import Sums
 from oper.cost.holder_sets import HolderSets
 from oper.cost.objective import Cost, evaluate
-from oper.cost.sums import Sums
+from oper.cost.read_charges import Charges
 from oper.cost.workload import Workload
-from oper.planner.bounds.lagrangian import usable_methods
+from oper.planner.bounds.lagrangian_bound import usable_methods
 from oper.planner.lp.pricing import (
     PricingItems,
     everywhere_seconds,

@@ -14,7 +14,7 @@ import numpy as np
 
 from oper.base.arrays import Floats, Ints
 from oper.cost.objective import degree_of_balance
-from oper.planner.class_placement.partition import Partitions, partitions
+from oper.planner.class_placement.access_partitions import Partitions, partitions
 from oper.planner.problem.classes import Classes
 
 # Halving from 0.1 % ten times is 0.0001 %: partitions of single hot rows, nothing left to gain.

@@ -10,8 +10,8 @@ from oper.base.arrays import Floats, Ints
 from oper.cost.allreduce import METHODS, Method
 from oper.cost.holder_sets import HolderSets, single_owner_sets
 from oper.plan.layout import LONGEST_PERIOD
+from oper.planner.class_placement.access_partitions import Partitions, partitions
 from oper.planner.class_placement.class_placement import ClassPlacement
-from oper.planner.class_placement.partition import Partitions, partitions
 from oper.planner.class_placement.rounding import whole_rows
 from oper.planner.lp import restricted_master
 from oper.planner.lp.pricing import pricing_items

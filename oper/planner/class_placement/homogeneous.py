@@ -19,7 +19,7 @@ from oper.cost.holder_sets import (
 from oper.cost.workload import Workload
 from oper.planner.class_placement.class_placement import ClassPlacement, replica_bytes
 from oper.planner.class_placement.greedy import place_greedily
-from oper.planner.class_placement.replication import (
+from oper.planner.class_placement.replica_choice import (
     Levels,
     everywhere_seconds,
     inference_levels,

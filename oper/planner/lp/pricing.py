@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 
 from oper.base.arrays import Floats
 from oper.cost.allreduce import Method, allreduce_cost
-from oper.cost.charges import Charges
-from oper.cost.sums import Sums
+from oper.cost.holder_set_sums import Sums
+from oper.cost.read_charges import Charges
 from oper.cost.workload import Workload
-from oper.planner.lp.envelope import Envelope
+from oper.planner.lp.lower_envelope import Envelope
 from oper.planner.problem.classes import Classes
 from oper.topology.topology import Topology
 

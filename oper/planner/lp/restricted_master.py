@@ -13,7 +13,7 @@ at the programme's own prices (`pricing.py`) until no holder set is cheaper. In 
 holder sets are all there from the start.
 
 Buckets put classes of one width and nearly one density together, by their averages, so the value
-is no bound by itself; its prices, evaluated on the exact classes, give one (`lagrangian.py`).
+is no bound by itself; its prices, evaluated on the exact classes, give one (`lagrangian_bound.py`).
 """
 
 from dataclasses import dataclass
@@ -27,8 +27,8 @@ from scipy.sparse import csc_array, csr_array
 from oper.base.arrays import Floats
 from oper.base.errors import OperError
 from oper.cost.allreduce import Method
-from oper.cost.charges import Charges
 from oper.cost.holder_sets import HolderSets, everywhere_set, per_node_sets, single_owner_sets
+from oper.cost.read_charges import Charges
 from oper.cost.workload import Workload
 from oper.planner.lp.pricing import (
     DualPrices,

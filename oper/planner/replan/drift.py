@@ -17,17 +17,17 @@ import numpy as np
 
 from oper.base.arrays import Floats, Ints
 from oper.cost.allreduce import allreduce_cost
+from oper.cost.holder_set_sums import Sums
 from oper.cost.holder_sets import HolderSets
 from oper.cost.objective import Cost, degree_of_balance, evaluate
-from oper.cost.sums import Sums
 from oper.plan.plan import Plan
 from oper.plan.row_locator import RowLocator
-from oper.planner.assemble import assemble
+from oper.planner.assemble_plan import assemble
 from oper.planner.planner import make_placement
 from oper.planner.problem.class_finder import ClassFinder
 from oper.planner.problem.classes import Classes
 from oper.planner.problem.problem import ClassProblem, make_problem
-from oper.planner.replan.better_counts import aimed_seconds, price_counts
+from oper.planner.replan.improve_placement import aimed_seconds, price_counts
 from oper.planner.replan.old_plan import check_tables, settings_of
 from oper.profiling.profile import Profile
 

@@ -10,8 +10,8 @@ single rows, each of which must gain more than its bytes cost over the horizon.
 import numpy as np
 
 from oper.base.arrays import Floats, Ints
-from oper.cost.charges import Charges
 from oper.cost.holder_sets import HolderSets
+from oper.cost.read_charges import Charges
 from oper.planner.problem.classes import Classes
 from oper.planner.problem.problem import ClassProblem
 from oper.planner.row_placement.swaps import SwapSearch

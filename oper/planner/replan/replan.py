@@ -8,9 +8,9 @@ pays if
 
 where the right side is what a rank takes on average to fetch the changed rows over the links, in
 the objective's own terms (§3.2, L and m as there). Replicas are chosen again under that price,
-imbalance is swapped away under it, and the best result is taken, or nothing (`better_counts.py`).
-Under unchanged counts nothing moves. Which rows move and their new slots are decided in the package
-`migration`.
+imbalance is swapped away under it, and the best result is taken, or nothing
+(`improve_placement.py`). Under unchanged counts nothing moves. Which rows move and their new slots
+are decided in the package `migration`.
 """
 
 import time
@@ -29,12 +29,12 @@ from oper.plan.plan import FORMAT, MARKER, Plan, load_plan
 from oper.plan.prediction import Balance, PlanningRecord, Prediction, ReplanRecord
 from oper.plan.row_locator import RowLocator
 from oper.plan.row_moves import RowMoves
-from oper.planner.assemble import assemble
+from oper.planner.assemble_plan import assemble
 from oper.planner.planner import Planned, make_placement
 from oper.planner.problem.class_finder import ClassFinder
 from oper.planner.problem.classes import measured_ratios
 from oper.planner.problem.problem import Problem, make_problem
-from oper.planner.replan.better_counts import (
+from oper.planner.replan.improve_placement import (
     PricedCounts,
     better_counts,
     candidate_sets,
@@ -49,7 +49,7 @@ from oper.planner.replan.migration.migration_cost import (
 )
 from oper.planner.replan.migration.relocate import relocate
 from oper.planner.replan.old_plan import check_tables, settings_of
-from oper.planner.row_placement.row_scan import StripeOrders, scan_marked
+from oper.planner.row_placement.scan_counters import StripeOrders, scan_marked
 from oper.profiling.profile import Profile
 
 

@@ -6,8 +6,8 @@ In: `Problem`, `ClassPlacement`. Out: `RowPlacement`, with its cost.
    quota lists some of the rows with exactly as many accesses.
 2. Stripes take the memory that each rank has left. The rows of rounding are evened out by moving
    the coldest listed rows, so that memory is even to one row of each width.
-3. One pass over the counters (`row_scan.py`) finds the listed rows and what the stripes add up to.
-4. Swaps (`swaps.py`) even out T against those true sums.
+3. One pass over the counters (`scan_counters.py`) finds the listed rows and what the stripes add up
+to. 4. Swaps (`swaps.py`) even out T against those true sums.
 """
 
 from dataclasses import dataclass
@@ -16,20 +16,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.arrays import Floats, Ints
-from oper.cost.charges import Charges
 from oper.cost.expected_reads import expected_reads
+from oper.cost.holder_set_sums import Sums
 from oper.cost.holder_sets import HolderSets
 from oper.cost.objective import Cost, evaluate
-from oper.cost.sums import Sums
+from oper.cost.read_charges import Charges
 from oper.planner.class_placement.class_placement import ClassPlacement, replica_bytes
 from oper.planner.class_placement.greedy import memory_left
 from oper.planner.class_placement.rounding import split_evenly, whole_rows
 from oper.planner.problem.classes import Classes, table_widths
 from oper.planner.problem.problem import Problem
-from oper.planner.row_placement.listed_rows import Cuts, listed_by_table, make_cuts
-from oper.planner.row_placement.row_scan import RowScan, StripeOrders, scan_by_cuts
+from oper.planner.row_placement.scan_counters import RowScan, StripeOrders, scan_by_cuts
 from oper.planner.row_placement.striping import Stripes, make_stripes
 from oper.planner.row_placement.swaps import SwapSearch
+from oper.planner.row_placement.which_rows_listed import Cuts, listed_by_table, make_cuts
 
 RESERVE_SHARE = 1 / 256
 

@@ -2,7 +2,7 @@
 
 Messages are of 4-byte words: for each bucket the numbers of the replicas, then their gradients. A
 rank's segment holds a table of how many rows of each bucket each rank has, [ranks, buckets], then
-its own message and those of its clients on other nodes (proxies.py).
+its own message and those of its clients on other nodes (node_representatives.py).
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ import torch
 from oper.base import native
 from oper.base.errors import OperError
 from oper.runtime.allreduce.method import Tensors
-from oper.runtime.allreduce.proxies import Proxies
+from oper.runtime.allreduce.node_representatives import Proxies
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.shared_segment import Segment
 from oper.runtime.tables.row_gradients import RowGradients

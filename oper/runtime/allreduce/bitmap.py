@@ -12,7 +12,7 @@ import torch
 from oper.base import native
 from oper.runtime.allreduce.dense import Dense
 from oper.runtime.allreduce.method import Tensors
-from oper.runtime.allreduce.proxies import Proxies
+from oper.runtime.allreduce.node_representatives import Proxies
 from oper.runtime.comm.node import Node
 from oper.runtime.tables.row_gradients import RowGradients
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from oper.base import native
 from oper.runtime.allreduce.method import Tensors
-from oper.runtime.allreduce.proxies import Proxies
+from oper.runtime.allreduce.node_representatives import Proxies
 from oper.runtime.allreduce.sliced_sum import SlicedSum
 from oper.runtime.comm.node import Node
 from oper.runtime.tables.row_gradients import RowGradients

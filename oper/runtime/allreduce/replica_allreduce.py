@@ -13,8 +13,8 @@ is what a ring AllReduce of x bytes moves, and a row is its float32 gradient of 
 A bucket's replicas are numbered in the order of their slots, between which those of other buckets
 may lie. The sums are equal bit by bit on all ranks, and for all methods within one node. A rank's
 own bitmap is counted, as in the formula; headers of a few numbers are not. Over several nodes each
-rank's own figure depends on what it transfers for its node (proxies.py); where every rank is a
-node, all of the formula comes over the network.
+rank's own figure depends on what it transfers for its node (node_representatives.py); where every
+rank is a node, all of the formula comes over the network.
 
 Three of the engine's signals order the ranks of a node: `marked`, which says that a rank no longer
 uses the last step's sums and that its bitmap is written; `reduced`; and `published`, which the
@@ -31,9 +31,9 @@ from oper.runtime.allreduce.allgather import AllGather
 from oper.runtime.allreduce.bitmap import Bitmap
 from oper.runtime.allreduce.dense import Dense
 from oper.runtime.allreduce.method import Method, Tensors
-from oper.runtime.allreduce.proxies import Proxies
+from oper.runtime.allreduce.node_representatives import Proxies
 from oper.runtime.comm.node import Node
-from oper.runtime.comm.signals import Signals
+from oper.runtime.comm.progress_signals import Signals
 from oper.runtime.tables.row_gradients import RowGradients
 
 METHODS: dict[str, type[Dense] | type[AllGather]] = {

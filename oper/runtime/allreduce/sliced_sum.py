@@ -3,8 +3,8 @@
 The buffer is cut into one slice a rank. Over shared memory a rank adds up its slice of all ranks'
 buffers, in the order of ranks, into one buffer that all ranks of the node read. That moves as many
 bytes as a ring AllReduce, 2(P - 1)/P of the buffer for each of P ranks, in one hop instead of
-2(P - 1). Between nodes (proxies.py) the slice's rank receives one sum from each node, adds these in
-the order of the nodes, and sends the result back to one rank in each.
+2(P - 1). Between nodes (node_representatives.py) the slice's rank receives one sum from each node,
+adds these in the order of the nodes, and sends the result back to one rank in each.
 
 Call `buffer(n)` and write there; when all ranks of the node have, `sum(n)`; when all have,
 `total(n)`.
@@ -13,7 +13,7 @@ Call `buffer(n)` and write there; when all ranks of the node have, `sum(n)`; whe
 import torch
 
 from oper.base import native
-from oper.runtime.allreduce.proxies import Proxies
+from oper.runtime.allreduce.node_representatives import Proxies
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.shared_segment import Segment
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from oper.base.errors import OperError
 from oper.runtime.comm.deadline import Deadline
 from oper.runtime.comm.failure_store import FailureStore
-from oper.runtime.comm.lost_ranks import (
+from oper.runtime.comm.lost_rank_errors import (
     LostRankError,
     did_not_come,
     died,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from oper.base.errors import OperError
 from oper.runtime.comm.deadline import Deadline
 from oper.runtime.comm.group import Group
-from oper.runtime.comm.lost_ranks import LostRankError, did_not_come, died
+from oper.runtime.comm.lost_rank_errors import LostRankError, did_not_come, died
 
 # struct flock: type, whence, start, length, process
 _LOCK = struct.Struct("@hhqqi0q")

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from oper.base.errors import OperError
 from oper.runtime.comm.group import Group
 from oper.runtime.comm.liveness import Liveness
-from oper.runtime.comm.lost_ranks import LostRankError, rank_names, told
+from oper.runtime.comm.lost_rank_errors import LostRankError, rank_names, told
 from oper.runtime.comm.messages import CARD_BYTES, Messages
 from oper.runtime.comm.shared_segment import Segment
 

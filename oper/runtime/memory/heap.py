@@ -19,7 +19,7 @@ from oper.base.tensors import as_int64
 from oper.plan.plan import Plan
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.shared_segment import Segment
-from oper.runtime.tables.buckets import Bucket
+from oper.runtime.tables.optimizer_buckets import Bucket
 
 _ALIGNMENT = 4096
 _MIN_BYTES_PER_SECOND = 1e8  # of allocating memory: a tenth of what a busy core does

@@ -2,7 +2,7 @@
 
 In shared memory, written by its rank once a step and read by all others of the node: how many rows
 there are of each bucket and owner, their slots in ascending order, and beside them the gradients
-(runs.py has the order).
+(sorted_accesses.py has the order).
 
     int64    [buckets · (1 + ranks) + 1]   rows before those of each bucket and owner
     int64    [rows]                        slots
@@ -15,7 +15,7 @@ import torch
 
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.shared_segment import Segment
-from oper.runtime.memory.runs import SortedRows
+from oper.runtime.memory.sorted_accesses import SortedRows
 from oper.runtime.tables.row_gradients import RowGradients
 
 _RESERVE_BYTES = 1 << 38  # of address space, not of memory

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 
 from oper.base import native
-from oper.runtime.memory.runs import SortedRows
+from oper.runtime.memory.sorted_accesses import SortedRows
 from oper.runtime.step.batch import PreparedBatch
-from oper.runtime.tables.buckets import Bucket
+from oper.runtime.tables.optimizer_buckets import Bucket
 
 
 @dataclass(frozen=True)

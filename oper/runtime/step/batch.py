@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from oper.runtime.memory.runs import Runs
+from oper.runtime.memory.sorted_accesses import Runs
 
 
 @dataclass(frozen=True)

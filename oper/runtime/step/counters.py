@@ -1,5 +1,4 @@
-"""Counters of what a rank read, sent and updated, taken from the sort (runs.py): no row is counted
-twice.
+"""Counters of what a rank read, sent and updated: no row twice, as sorted_accesses.py has them.
 
 All are totals since the start or the last `reset`; vectors are indexed by rank.
 """

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from oper.base.errors import OperError
-from oper.runtime.memory.runs import Runs
+from oper.runtime.memory.sorted_accesses import Runs
 from oper.runtime.step.batch import PreparedBatch
 from oper.runtime.step.training_step import TrainingStep
 

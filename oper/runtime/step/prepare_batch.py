@@ -15,8 +15,8 @@ from oper.plan.address_map import AddressMap
 from oper.runtime.step import batch_checks
 from oper.runtime.step.batch import PreparedBatch
 from oper.runtime.step.sort import Sorter
-from oper.runtime.tables.buckets import EmbeddingTable
 from oper.runtime.tables.features import FeatureSet
+from oper.runtime.tables.optimizer_buckets import EmbeddingTable
 from oper.tables.table import Table
 
 

@@ -19,7 +19,7 @@ from oper.runtime.comm.node import Node
 from oper.runtime.memory.heap import Heap
 from oper.runtime.step.batch import PreparedBatch
 from oper.runtime.step.counters import Counters
-from oper.runtime.tables.buckets import Bucket
+from oper.runtime.tables.optimizer_buckets import Bucket
 
 
 class _Fetched(NamedTuple):

@@ -11,7 +11,7 @@ import torch
 
 from oper.base import native
 from oper.runtime.comm.node import Node
-from oper.runtime.memory.runs import Runs
+from oper.runtime.memory.sorted_accesses import Runs
 
 native.ops()  # which defines the operator
 

@@ -13,8 +13,8 @@ from dataclasses import replace
 
 import torch
 
-from oper.runtime.comm.engine_guard import EngineGuard
-from oper.runtime.comm.signals import Signals
+from oper.runtime.comm.engine_lifetime import EngineGuard
+from oper.runtime.comm.progress_signals import Signals
 from oper.runtime.memory.heap import Heap
 from oper.runtime.step.batch import PreparedBatch
 from oper.runtime.step.batch_checks import check_finite

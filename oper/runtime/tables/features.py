@@ -13,8 +13,8 @@ import torch
 
 from oper.base.errors import OperError
 from oper.plan.plan import Plan
-from oper.runtime.tables.buckets import Bucket, EmbeddingTable
 from oper.runtime.tables.kernel_structs import DTYPE_CODE, FEATURE, as_words
+from oper.runtime.tables.optimizer_buckets import Bucket, EmbeddingTable
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from oper.cost.holder_sets import HolderSets, everywhere_set, single_owner_sets
 from oper.cost.objective import evaluate
 from oper.cost.workload import Workload
 from oper.planner.bounds import milp
-from oper.planner.bounds.lagrangian import lower_bound
+from oper.planner.bounds.lagrangian_bound import lower_bound
 from oper.planner.problem.problem import ClassProblem
 from oper.topology.topology import Topology
 from tests.support.examples import at_least

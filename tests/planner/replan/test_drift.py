@@ -13,7 +13,7 @@ from oper.base.errors import OperError
 from oper.cli import drift as cli
 from oper.cost.allreduce import allreduce_cost
 from oper.cost.workload import Workload
-from oper.planner.assemble import assemble
+from oper.planner.assemble_plan import assemble
 from oper.planner.planner import make_placement
 from oper.planner.problem.problem import Settings
 from oper.planner.replan.drift import drift

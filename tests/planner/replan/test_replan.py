@@ -19,7 +19,7 @@ from oper.plan.address_map import AddressMap
 from oper.plan.plan import load_plan
 from oper.plan.row_locator import RowLocator
 from oper.plan.row_moves import ENTRY, RowMoves
-from oper.planner.assemble import assemble
+from oper.planner.assemble_plan import assemble
 from oper.planner.make_plan import make_plan
 from oper.planner.planner import make_placement
 from oper.planner.problem.class_finder import ClassFinder

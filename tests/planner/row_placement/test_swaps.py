@@ -4,9 +4,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oper.cost.charges import Charges
 from oper.cost.holder_sets import everywhere_set, per_node_sets, single_owner_sets
 from oper.cost.objective import evaluate
+from oper.cost.read_charges import Charges
 from oper.cost.workload import Workload
 from oper.planner.row_placement.swaps import SwapSearch
 from oper.topology.topology import Topology

@@ -14,7 +14,7 @@ from oper.base.errors import OperError
 from oper.runtime.allreduce.replica_allreduce import BucketReplicas, ReplicaAllReduce
 from oper.runtime.allreduce.replica_check import UnequalReplica, unequal_replicas
 from oper.runtime.comm.node import Node
-from oper.runtime.comm.signals import Signals
+from oper.runtime.comm.progress_signals import Signals
 from tests.support.runtime.ranks import Ranks
 
 METHODS = ("bitmap", "dense", "allgather")

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from oper.base.errors import OperError
 from oper.runtime.comm.deadline import Deadline
 from oper.runtime.comm.group import Group
-from oper.runtime.comm.lost_ranks import LostRankError, told
+from oper.runtime.comm.lost_rank_errors import LostRankError, told
 from tests.support.runtime import mortal_ranks
 
 

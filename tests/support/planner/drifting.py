@@ -5,14 +5,14 @@ from hypothesis import assume, reject
 from hypothesis import strategies as st
 
 from oper.base.errors import OperError
+from oper.cost.holder_set_sums import Sums
 from oper.cost.holder_sets import HolderSets
 from oper.cost.objective import evaluate
-from oper.cost.sums import Sums
 from oper.cost.workload import Workload
 from oper.plan.layout import LOCAL, SLOT_BITS, SLOT_MASK
 from oper.plan.plan import Plan
 from oper.plan.row_moves import RowMoves
-from oper.planner.assemble import assemble
+from oper.planner.assemble_plan import assemble
 from oper.planner.planner import make_placement
 from oper.planner.problem.classes import group
 from oper.planner.problem.problem import Settings

@@ -13,7 +13,7 @@ import torch
 
 from oper.plan.plan import Plan
 from oper.runtime.table_io import RowBlock, RowRange
-from oper.runtime.tables.buckets import EmbeddingTable
+from oper.runtime.tables.optimizer_buckets import EmbeddingTable
 from oper.runtime.tables.optimizers import Optimizer
 from oper.tables.table import Table
 

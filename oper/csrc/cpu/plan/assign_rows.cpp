@@ -12,7 +12,7 @@
 #include "cpu/common/arguments.h"
 #include "cpu/common/parallel.h"
 #include "oper/common/chunks.h"
-#include "oper/common/pair_table.h"
+#include "oper/common/count_hash_table.h"
 
 namespace oper {
 namespace {

@@ -11,7 +11,7 @@
 #include <cstring>
 #include <vector>
 
-#include "cpu/common/blocks.h"
+#include "cpu/common/output_buffers.h"
 #include "cpu/step/batch.h"
 #include "oper/step/pool.h"
 

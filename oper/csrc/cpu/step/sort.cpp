@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "cpu/common/arguments.h"
-#include "cpu/common/blocks.h"
+#include "cpu/common/output_buffers.h"
 #include "cpu/step/features.h"
 #include "oper/common/bits.h"
 

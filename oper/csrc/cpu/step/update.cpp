@@ -11,7 +11,7 @@
 
 #include "cpu/common/arguments.h"
 #include "oper/common/simd.h"
-#include "oper/step/merge.h"
+#include "oper/step/merge_gradients.h"
 #include "oper/step/optimizers.h"
 
 namespace oper {

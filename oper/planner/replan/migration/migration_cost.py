@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.arrays import Floats, Ints
-from oper.cost.charges import Charges
 from oper.cost.holder_sets import HolderSets, nearest_holder_sets
+from oper.cost.read_charges import Charges
 from oper.plan.row_locator import RowLocator
 from oper.profiling.profile import Profile
 from oper.topology.topology import Topology

@@ -1,7 +1,7 @@
 """From flows between holder sets to rows with new slots: the layout that results, and the moves.
 
 In: a plan's rows by class and holder set, the rows wanted, `Flows` between them. Out: `Relocation`.
-Which rows change is decided in `changed_rows.py`, their slots in `slot_assignment.py`. Striped rows
+Which rows change is decided in `rows_to_move.py`, their slots in `slot_assignment.py`. Striped rows
 that change holders or slots become listed. The others stay where they are, as the old bitmap goes
 on to number them (layout.py).
 """
@@ -20,10 +20,10 @@ from oper.plan.row_codes import pack_positions, unpack_codes
 from oper.plan.row_locator import RowLocator
 from oper.plan.row_moves import ENTRY, RowMoves
 from oper.planner.problem.class_finder import ClassFinder
-from oper.planner.replan.migration.changed_rows import ChangedRows, changed_rows
 from oper.planner.replan.migration.flows import Flows
 from oper.planner.replan.migration.migration_cost import MigrationCost
 from oper.planner.replan.migration.new_arenas import NewArenas
+from oper.planner.replan.migration.rows_to_move import ChangedRows, changed_rows
 from oper.planner.replan.migration.slot_assignment import NewGroups, NewSlots, SlotAssignment
 from oper.tables.table import Table, offsets
 

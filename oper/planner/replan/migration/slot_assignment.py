@@ -16,8 +16,8 @@ import numpy as np
 from oper.base.arrays import Ints
 from oper.plan.layout import Layout
 from oper.plan.row_locator import RowLocator
-from oper.planner.replan.migration.changed_rows import ChangedRows
 from oper.planner.replan.migration.new_arenas import NewArenas
+from oper.planner.replan.migration.rows_to_move import ChangedRows
 
 
 @dataclass(frozen=True)

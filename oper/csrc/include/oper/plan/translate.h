@@ -10,7 +10,7 @@
 
 #include <cstdint>
 
-#include "oper/common/fields.h"
+#include "oper/common/struct_fields.h"
 #include "oper/plan/bitmap.h"
 #include "oper/plan/row_codes.h"
 

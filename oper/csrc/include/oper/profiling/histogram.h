@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "oper/common/pair_table.h"
+#include "oper/common/count_hash_table.h"
 
 namespace oper {
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "oper/common/fields.h"
+#include "oper/common/struct_fields.h"
 
 namespace oper {
 

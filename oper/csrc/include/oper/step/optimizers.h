@@ -14,9 +14,9 @@
 #include <tuple>
 #include <vector>
 
-#include "oper/common/fields.h"
 #include "oper/common/simd.h"
-#include "oper/step/merge.h"
+#include "oper/common/struct_fields.h"
+#include "oper/step/merge_gradients.h"
 #include "oper/step/rows.h"
 
 namespace oper {

@@ -16,7 +16,7 @@ from oper.cost.allreduce import Method
 from oper.cost.holder_sets import HolderSets, everywhere_set, nearest_holder_sets, single_owner_sets
 from oper.cost.objective import evaluate
 from oper.cost.workload import Workload
-from oper.planner.bounds.lagrangian import (
+from oper.planner.bounds.lagrangian_bound import (
     homogeneous_prices,
     hot_row,
     lagrangian,

@@ -2,7 +2,7 @@
 // the system each time, and every page of the next one faults in again, zeroed. The outputs of
 // training steps have one size, or nearly, so a few blocks that outlive their tensors serve
 // all steps. Nothing is set for the rest of the process.
-#include "cpu/common/blocks.h"
+#include "cpu/common/output_buffers.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from oper.base import native
 from oper.base.errors import OperError
 from oper.runtime.comm.node import Node
-from oper.runtime.comm.signals import Signals
+from oper.runtime.comm.progress_signals import Signals
 from tests.support.runtime import mortal_ranks
 
 

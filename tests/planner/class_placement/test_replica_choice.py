@@ -11,7 +11,7 @@ from oper.cost.allreduce import METHODS, Method
 from oper.cost.holder_sets import everywhere_set, per_node_sets, single_owner_sets
 from oper.cost.objective import evaluate
 from oper.cost.workload import Workload
-from oper.planner.class_placement.replication import (
+from oper.planner.class_placement.replica_choice import (
     inference_levels,
     link_levels,
     time_ratio,

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from oper.audit.explain import explain
 from oper.base.arrays import Floats, Ints
 from oper.cost.allreduce import METHODS, Method, allreduce_cost
-from oper.cost.charges import Charges
 from oper.cost.holder_sets import HolderSets, everywhere_set, single_owner_sets
 from oper.cost.objective import evaluate
+from oper.cost.read_charges import Charges
 from oper.cost.workload import Workload
 from oper.plan.plan import load_plan
-from oper.planner.bounds import hot_rows, milp
-from oper.planner.bounds.lagrangian import hot_row
-from oper.planner.class_placement import replication
+from oper.planner.bounds import hot_rows_bound, milp
+from oper.planner.bounds.lagrangian_bound import hot_row
+from oper.planner.class_placement import replica_choice
 from oper.planner.lp.pricing import DualPrices, everywhere_price, everywhere_seconds, pricing_items
 from oper.planner.lp.restricted_master import RestrictedMaster
 from oper.planner.make_plan import make_plan
@@ -199,13 +199,13 @@ def test_replication_rule_and_bounds(
     M = topology.ranks
     owners = single_owner_sets(M)
     owned = one_row_seconds(problem, owners, method)
-    close(replication.single_seconds(classes, topology, workload), owned.mean(axis=(1, 2)))
+    close(replica_choice.single_seconds(classes, topology, workload), owned.mean(axis=(1, 2)))
     copied = one_row_seconds(problem, everywhere_set(M), method)[:, 0]
-    everywhere = replication.everywhere_seconds(classes, topology, workload, method)
+    everywhere = replica_choice.everywhere_seconds(classes, topology, workload, method)
     close(everywhere, copied.mean(axis=1))
 
     rows = pricing_items(classes, topology, workload, method)
-    model = hot_rows._Model(
+    model = hot_rows_bound._Model(
         rows, np.array([0]), topology, problem.capacity_bytes, problem.budget_bytes
     )
     weight = classes.traffic_bytes(workload)

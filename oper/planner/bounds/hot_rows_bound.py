@@ -2,9 +2,9 @@
 
 In: `Classes` and the limits. Out: `Bound`, in seconds.
 
-The Lagrangian of `lagrangian.py` lets every row be held in parts. Where single rows are a sizeable
-part of a rank's time, the rows of the hottest classes (the head) are kept whole here, in a mixed
-integer programme over owners, and copies everywhere in training:
+The Lagrangian of `lagrangian_bound.py` lets every row be held in parts. Where single rows are a
+sizeable part of a rank's time, the rows of the hottest classes (the head) are kept whole here, in a
+mixed integer programme over owners, and copies everywhere in training:
 
     minimise T over n[c, j] rows of class c owned by rank j and e[c] rows everywhere, whole in the
     head; T ≥ rank r's time, Σ memory ≤ capacity_j, Σ (M - 1) m e ≤ budget
@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from oper.base.arrays import Floats
-from oper.cost.charges import Charges
+from oper.cost.read_charges import Charges
 from oper.cost.workload import Workload
-from oper.planner.bounds.lagrangian import Bound, lower_bound, usable_methods
+from oper.planner.bounds.lagrangian_bound import Bound, lower_bound, usable_methods
 from oper.planner.lp.pricing import PricingItems, everywhere_seconds, pricing_items
 from oper.planner.problem.classes import Classes
 from oper.topology.topology import Topology

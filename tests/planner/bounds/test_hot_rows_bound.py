@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 
 from oper.base.errors import OperError
 from oper.cost.workload import Workload
-from oper.planner.bounds import hot_rows, milp
-from oper.planner.bounds.hot_rows import hot_rows_bound
-from oper.planner.bounds.lagrangian import lower_bound
+from oper.planner.bounds import hot_rows_bound as hot_rows
+from oper.planner.bounds import milp
+from oper.planner.bounds.hot_rows_bound import hot_rows_bound
+from oper.planner.bounds.lagrangian_bound import lower_bound
 from oper.planner.problem.problem import ClassProblem
 from oper.topology.topology import Topology
 from tests.support.examples import at_least

@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from oper.base.errors import OperError
 from oper.logs.batches.columns import match_feature
-from oper.logs.ids import without
 from oper.logs.log import Log
+from oper.logs.row_ids import without
 from oper.logs.vocabulary import ValueCounter, load_vocabularies, ranked, save_vocabularies
 from oper.tables.table import IdRule, Table, with_missing
 

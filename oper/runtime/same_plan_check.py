@@ -11,8 +11,8 @@ import torch.distributed as dist
 from oper.base.errors import OperError
 from oper.plan.plan import Plan
 from oper.runtime.comm.node import Node
-from oper.runtime.memory import addresses
-from oper.runtime.tables.buckets import EmbeddingTable
+from oper.runtime.memory import replica_addresses
+from oper.runtime.tables.optimizer_buckets import EmbeddingTable
 
 
 def check_agreement(
@@ -27,7 +27,7 @@ def check_agreement(
     """
     settings = [(t.index, t.features, t.pooling, t.optimizer) for t in tables]
     given = repr((settings, weighted, gradient_scale)).encode()
-    node.agree(addresses.plan_digest(plan), "plan")
+    node.agree(replica_addresses.plan_digest(plan), "plan")
     node.agree(given, "tables and optimizers")
     if node.ranks != plan.ranks:
         alone = node.group is None and not dist.is_initialized()
@@ -38,4 +38,4 @@ def check_agreement(
             + (" and call torch.distributed.init_process_group first" if alone else "")
         )
     if plan.workload.training:
-        addresses.check_trainable(plan)
+        replica_addresses.check_trainable(plan)

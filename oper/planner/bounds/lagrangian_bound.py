@@ -14,7 +14,7 @@ from the bucketed linear programme. Classes are exact here.
 
 In training a plan uses one AllReduce method, or replicates nothing: the bound is the least over
 the methods, each with the latency that any replica brings. A second bound is the hottest single
-row alone, which cannot be split; `hot_rows.py` has a tighter one, which takes longer.
+row alone, which cannot be split; `hot_rows_bound.py` has a tighter one, which takes longer.
 """
 
 from dataclasses import dataclass
@@ -23,10 +23,10 @@ import numpy as np
 
 from oper.base.arrays import Floats
 from oper.cost.allreduce import METHODS, Method
-from oper.cost.charges import Charges
+from oper.cost.read_charges import Charges
 from oper.cost.workload import Workload
 from oper.planner.lp import restricted_master
-from oper.planner.lp.envelope import Envelope
+from oper.planner.lp.lower_envelope import Envelope
 from oper.planner.lp.pricing import (
     DualPrices,
     PricingItems,

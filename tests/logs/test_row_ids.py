@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from oper.base.errors import OperError
 from oper.logs.batches.batch import Jagged, Location
-from oper.logs.batches.values import decimals, hash64, hexadecimals
-from oper.logs.ids import IdMapper, without
+from oper.logs.batches.text_numbers import decimals, hash64, hexadecimals
+from oper.logs.row_ids import IdMapper, without
 from oper.logs.vocabulary import (
     ValueCounter,
     load_vocabularies,

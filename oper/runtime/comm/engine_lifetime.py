@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from oper.base.errors import OperError
 from oper.runtime.comm.node import Node
-from oper.runtime.comm.signals import Signals
+from oper.runtime.comm.progress_signals import Signals
 
 _guards: "weakref.WeakSet[EngineGuard]" = weakref.WeakSet()  # of the engines of this process
 

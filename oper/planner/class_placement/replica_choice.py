@@ -19,7 +19,7 @@ import numpy as np
 
 from oper.base.arrays import Floats, Ints
 from oper.cost.allreduce import Method, allreduce_cost
-from oper.cost.charges import Charges
+from oper.cost.read_charges import Charges
 from oper.cost.workload import Workload
 from oper.planner.problem.classes import Classes
 from oper.topology.topology import Topology

@@ -10,7 +10,7 @@ from oper.base.arrays import Ints
 from oper.base.errors import OperError
 from oper.logs.batches.batch import Jagged, Location
 from oper.logs.batches.options import OnBadId
-from oper.logs.batches.values import decimals, hash64
+from oper.logs.batches.text_numbers import decimals, hash64
 from oper.logs.vocabulary import Vocabulary
 from oper.tables.table import Table
 
