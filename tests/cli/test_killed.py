@@ -188,7 +188,7 @@ def start_long(folder: Path) -> "subprocess.Popen[str]":
     """A command in a process of its own that takes minutes, once its temporary file is there."""
     known = len(hidden(folder))
     # However busy the machine is, the command has the time to clean up.
-    script = "from oper.files import signals; process_signals._PATIENCE_SECONDS = 60.0\n"
+    script = "from oper.files import process_signals; process_signals._GRACE_SECONDS = 60.0\n"
     script += "from oper.cli import main; main()"
     command = "synth criteo-kaggle --scale 0.01 --samples 50000000 -o log.parquet"
     process = subprocess.Popen(
