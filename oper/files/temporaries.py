@@ -1,6 +1,6 @@
 """Hidden names beside a destination: for what is being written, and for what it replaces.
 
-`.NAME.XXXXXXXXXXXXXXXX.oper-tmp` is unfinished, or no longer needed. The process that writes it
+`.NAME.HOSTRANDOM.oper-tmp` is unfinished, or no longer needed. The process that writes it
 holds a lock (flock) on it until it ends, even by a kill, so that the next command with the same
 destination can tell that it was abandoned, and removes it. Half of the X's identify the host, as
 locks of other hosts may be invisible. `….oper-old` is the old content of the destination between
