@@ -2,7 +2,7 @@
 
 `.NAME.HOSTRANDOM.oper-tmp` is unfinished, or no longer needed. The process that writes it
 holds a lock (flock) on it until it ends, even by a kill, so that the next command with the same
-destination can tell that it was abandoned, and removes it. Half of the X's identify the host, as
+destination can tell that it was abandoned, and removes it. HOST is a digest of the host's name, as
 locks of other hosts may be invisible. `….oper-old` is the old content of the destination between
 two renames; it is put back where the destination is missing, and removed only if oper wrote all of
 it. On a file system without locks nothing is removed.
