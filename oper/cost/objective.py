@@ -20,7 +20,6 @@ two.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -74,28 +73,6 @@ class Cost:
             "memory": degree_of_balance(self.memory_bytes / np.maximum(self.capacity_bytes, 1)),
             "lookups": degree_of_balance(self.lookup_seconds),
             "link_cost": degree_of_balance(pairs) if len(pairs) else None,
-        }
-
-    def to_json(self) -> dict[str, Any]:
-        """The cost's fields under the names that `oper plan --json` promises."""
-        return {
-            "extra_memory_ratio": self.extra_memory_ratio,
-            "memory_bytes": [int(v) for v in self.memory_bytes],
-            "capacity_bytes": [int(v) for v in self.capacity_bytes],
-            "lookups": self.lookups.tolist(),
-            "lookup_seconds": self.lookup_seconds.tolist(),
-            "link_bytes": self.link_bytes.tolist(),
-            "link_seconds": self.link_seconds.tolist(),
-            "gradient_lookup_seconds": self.gradient_lookup_seconds.tolist(),
-            "gradient_link_seconds": self.gradient_link_seconds.tolist(),
-            "allreduce_seconds": self.allreduce_seconds.tolist(),
-            "allreduce_method": self.allreduce_method,
-            "allreduce_memory_bytes": round(self.allreduce_memory_bytes),
-            "rank_seconds": self.rank_seconds.tolist(),
-            "communication_bytes": self.communication_bytes,
-            "dob": self.dob,
-            "objective_seconds": self.objective_seconds,
-            "feasible": self.feasible,
         }
 
 

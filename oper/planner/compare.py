@@ -15,6 +15,7 @@ from oper.base import native
 from oper.base.errors import OperError
 from oper.cost.objective import Cost
 from oper.cost.workload import Workload
+from oper.plan.prediction import Prediction
 from oper.planner import planner
 from oper.planner.baselines.baseline import Baseline, NoPlacementError, price_baseline
 from oper.planner.baselines.registry import BASELINES, installed_baselines, make_baseline
@@ -120,7 +121,7 @@ def entry(
     return {
         **shared_fields(problem, certificate, seconds),
         "threshold": baseline.notes.get("threshold", problem.settings.threshold),
-        **cost.to_json(),
+        **Prediction.of(cost, problem.mailbox_bytes).to_json(cost.allreduce_method),
         **capacity_use(cost),
         "certified_gap": gap,
         "status": status,

@@ -64,8 +64,7 @@ class Planned:
     @property
     def prediction(self) -> Prediction:
         """The predicted figures, as the plan's folder has them."""
-        training = self.problem.workload.training
-        return Prediction.of(self.cost, self.problem.classes.mailbox_bytes if training else 0.0)
+        return Prediction.of(self.cost, self.problem.mailbox_bytes)
 
     @property
     def record(self) -> PlanningRecord:

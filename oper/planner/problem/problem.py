@@ -66,6 +66,11 @@ class ClassProblem:
         return self.topology.ranks
 
     @property
+    def mailbox_bytes(self) -> float:
+        """Expected of a rank, for the gradients of a step: none in inference."""
+        return self.classes.mailbox_bytes if self.workload.training else 0.0
+
+    @property
     def shares(self) -> Floats:
         """The share of all memory that each rank should hold, [M]."""
         return np.asarray(self.capacity_bytes / self.capacity_bytes.sum())
