@@ -100,10 +100,10 @@ def assert_moves_are_complete(plan, found):
 
 def assert_figures_are_true(plan, found, profile):
     """The figures are those of the placement priced row by row."""
-    cost = cost_row_by_row(found.plan, profile).to_json()
+    cost = cost_row_by_row(found.plan, profile)
     for name in ("rank_seconds", "link_bytes", "memory_bytes", "lookups", "lookup_seconds"):
         assert np.allclose(
-            getattr(found.plan.prediction, name), cost[name], rtol=1e-9, atol=1e-30
+            getattr(found.plan.prediction, name), getattr(cost, name), rtol=1e-9, atol=1e-30
         ), name
     assert np.isclose(found.old_seconds, cost_row_by_row(plan, profile).objective_seconds)
     holders = (slots_of(found.plan) >= 0).sum(axis=1)
