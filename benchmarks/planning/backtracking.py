@@ -18,7 +18,7 @@ from oper.cli.shared.console import new_table
 from oper.cost.workload import Workload
 from oper.planner.baselines.baseline import price_baseline
 from oper.planner.baselines.paper_procedure import paper
-from oper.planner.planner import make_placement
+from oper.planner.make_placement import make_placement
 from oper.planner.problem.problem import Settings, make_problem
 from oper.profiling.profile import Profile
 from oper.topology.topology import Topology

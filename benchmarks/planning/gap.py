@@ -27,7 +27,7 @@ from benchmarks.common import (
 from oper.cli.shared.console import new_table
 from oper.cli.shared.progress import progress
 from oper.cost.workload import Workload
-from oper.planner.planner import make_placement
+from oper.planner.make_placement import make_placement
 from oper.planner.problem.problem import Settings
 from oper.profiling.profile import Profile
 from oper.synth.synthesizer import ORDERS
@@ -99,17 +99,17 @@ def plans(
 
 def sweep(names: list[str], presets: list[str], scale: float) -> Iterator[dict[str, Any]]:
     """All plans: generated workloads in three orders of ids, real logs, unequal ranks."""
-    alike = [Topology.load(preset) for preset in presets]
+    homogeneous = [Topology.load(preset) for preset in presets]
     different = [unequal(ranks, seed) for ranks in RANDOM_RANKS for seed in SEEDS]
     for name, factor in SCALES.items():
         for order in ORDERS if name in names else ():
             profile = synthetic(name, factor * scale, order=order)
-            yield from plans(name, order, profile, alike)
+            yield from plans(name, order, profile, homogeneous)
             if name == "criteo-kaggle" and order == "scattered":
                 yield from plans(name, order, profile, different, FEW_EXTRA)
     for name, profile in real_profiles():
         if name in names:
-            yield from plans(name, "log", profile, alike)
+            yield from plans(name, "log", profile, homogeneous)
             if name == "criteo-80k":
                 yield from plans(name, "log", profile, different, FEW_EXTRA)
 

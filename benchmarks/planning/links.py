@@ -26,7 +26,7 @@ from benchmarks.common import (
 from oper.cli.shared.console import new_table
 from oper.cost.objective import Cost
 from oper.cost.workload import Workload
-from oper.planner.planner import make_placement
+from oper.planner.make_placement import make_placement
 from oper.planner.problem.problem import Settings
 from oper.profiling.profile import Profile
 from oper.topology.topology import Topology

@@ -27,13 +27,13 @@ from oper.cli.shared.progress import progress
 from oper.cost.workload import Workload
 from oper.logs import LogOptions, RowReader, open_log, prepare
 from oper.planner.assemble_plan import assemble
-from oper.planner.planner import make_placement
+from oper.planner.make_placement import make_placement
 from oper.planner.problem.problem import Settings
 from oper.planner.replan.drift import drift
 from oper.planner.replan.replan import replan
 from oper.profiling.counting import CountOptions, count
+from oper.profiling.equal_windows import EqualWindows
 from oper.profiling.profile import Profile
-from oper.profiling.windows import EqualWindows
 from oper.synth.recipes import load_recipe
 from oper.synth.row_counts import synthesize_counts
 from oper.synth.synthesizer import Synthesizer

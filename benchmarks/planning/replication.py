@@ -17,7 +17,7 @@ from benchmarks.common import SAMPLES_PER_RANK, pair_bytes, parser, publish, syn
 from oper.cli.shared.console import new_table
 from oper.cli.shared.formatting import format_duration
 from oper.cost.workload import Workload
-from oper.planner.planner import make_placement
+from oper.planner.make_placement import make_placement
 from oper.planner.problem.problem import Settings
 from oper.profiling.profile import Profile
 from oper.topology.topology import Topology

@@ -28,7 +28,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 import oper
 from benchmarks.runtime.step_inputs import Cell
 from oper.tables.table import Table
-from oper.torchrec.sharded_modules import OperShardedEmbeddingBagCollection as ShardedCollection
+from oper.torchrec.sharded_collections import OperShardedEmbeddingBagCollection as ShardedCollection
 
 SHARDINGS = ("planned", "table_wise", "row_wise", "column_wise")
 OPTIMIZERS = {"sgd": torch.optim.SGD, "rowwise_adagrad": RowWiseAdagrad}

@@ -55,8 +55,8 @@ def explain(plan: Plan, table_name: str, row: int) -> dict[str, Any]:
                 "proportion to the memory each had left, and need no entry in the address map"
             ),
         }
-    accesses = int(plan.explicit_accesses[found.explicit[0]])
-    containing = int(plan.explicit_containing[found.explicit[0]])
+    accesses = int(plan.listed_accesses[found.listed_index[0]])
+    samples_with_row = int(plan.listed_samples_with_row[found.listed_index[0]])
     holders = np.flatnonzero(layout.holds[group]).tolist()
     position = int(found.position[0])
     partition = int(np.searchsorted(-plan.partition_floor, -accesses)) if accesses else None
@@ -72,26 +72,26 @@ def explain(plan: Plan, table_name: str, row: int) -> dict[str, Any]:
         "owner": holders[0] if len(holders) == 1 else None,
         "replicas": holders if len(holders) > 1 else [],
         "slots": {str(rank): int(layout.base[group, rank]) + position for rank in holders},
-        "path": layout.path[group].tolist(),
-        "why": _why(plan, table, accesses, containing, len(holders)),
+        "path": layout.source[group].tolist(),
+        "why": _why(plan, table, accesses, samples_with_row, len(holders)),
     }
 
 
 def _coldest_listed(plan: Plan, table: int) -> int | None:
-    """The fewest accesses of the table's explicit rows; None where it has none."""
-    first, last = np.searchsorted(_tables_of_explicit(plan), [table, table + 1])
-    listed = plan.explicit_accesses[first:last]
+    """The fewest accesses of the table's listed rows; None where it has none."""
+    first, last = np.searchsorted(_tables_of_listed(plan), [table, table + 1])
+    listed = plan.listed_accesses[first:last]
     return int(listed.min()) if len(listed) else None
 
 
-def _tables_of_explicit(plan: Plan) -> NDArray[np.int64]:
-    """The table of each explicit row, [E], from the bitmap."""
+def _tables_of_listed(plan: Plan) -> NDArray[np.int64]:
+    """The table of each listed row, [E], from the bitmap."""
     per_line = np.bitwise_count(plan.layout.bitmap[:, 1:]).sum(axis=1, dtype=np.int64)
     ends = np.concatenate([[0], np.cumsum(per_line)])[plan.layout.line_offset]
     return np.repeat(np.arange(len(plan.tables)), np.diff(ends))
 
 
-def _why(plan: Plan, table: int, accesses: int, containing: int, copies: int) -> str:
+def _why(plan: Plan, table: int, accesses: int, samples_with_row: int, copies: int) -> str:
     """The reason: the row's part of the iteration with one owner, and with copies everywhere."""
     topology, workload = plan.topology, plan.workload
     ranks = topology.ranks
@@ -100,7 +100,7 @@ def _why(plan: Plan, table: int, accesses: int, containing: int, copies: int) ->
     if not accesses:
         return "it was never accessed: it costs only memory, and is where there was room"
     ratios = (1.0, 1.0) if plan.distinct_ratio is None else plan.distinct_ratio[table]
-    counts = np.array([accesses]), np.array([containing])
+    counts = np.array([accesses]), np.array([samples_with_row])
     R, D, U = expected_reads(*counts, plan.samples, workload, ranks, *ratios)
     described = plan.tables[table]
     row_bytes = np.array([float(described.row_bytes)])

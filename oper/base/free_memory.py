@@ -1,7 +1,7 @@
-"""Memory available without swapping: of the machine, and of each control group of this process.
+"""The memory of this machine, and how much of it is free, also under each control group's limit.
 
-The page cache that a control group is charged for can be dropped, so it counts as free, as it does
-in the kernel's own MemAvailable.
+Free is what this process can have without swapping. The page cache that a control group is charged
+for can be dropped, so it counts as free, as it does in the kernel's own MemAvailable.
 """
 
 import contextlib
@@ -15,14 +15,19 @@ from pathlib import Path
 class FreeMemory:
     """Bytes left under one limit, which other processes may share."""
 
-    place: str  # the name of what sets the limit, for messages
+    limited_by: str  # the machine, or a control group, for messages
     identity: str  # equal in all processes under the same limit, whatever path they see it by
     free_bytes: int
 
 
+def machine_memory_bytes() -> int:
+    """The physical memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def free_memory(proc: Path = Path("/proc")) -> list[FreeMemory]:
     """What is left under each limit of this process; the machine's comes first."""
-    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    free = machine_memory_bytes()
     with contextlib.suppress(OSError):
         free = min(free, 1024 * _numbers(proc / "meminfo").get("MemAvailable:", free))
     return [FreeMemory("the machine", "machine", free), *_control_groups(proc)]

@@ -32,12 +32,12 @@ def replan(
     as_json: bool = JSON,
 ) -> None:
     """Make a new plan from an older one, moving few rows."""
-    from oper.files.storage import check_place
+    from oper.files.storage import check_output
     from oper.plan.plan import FORMAT
     from oper.planner.replan.replan import replan_and_save
     from oper.profiling.profile import Profile
 
-    check_place(output, FORMAT, force)
+    check_output(output, FORMAT, force)
     opened = Profile.open(profile, check=True)
     with steps("replan", 4) as step:
         made = replan_and_save(plan, opened, output, horizon, step, force)

@@ -12,7 +12,7 @@ from oper.base.units import GB
 from oper.cli.shared.console import emit, new_console, new_table
 from oper.cli.shared.formatting import format_bytes, format_duration, plural
 from oper.cli.shared.output_options import FORCE, JSON
-from oper.files.storage import atomic_file, check_place
+from oper.files.storage import atomic_file, check_output
 from oper.topology.topology import Topology
 
 _LINKS = {
@@ -73,7 +73,7 @@ def measure(
     if row_bytes % 4:
         raise OperError(f"--row-bytes {row_bytes}: a multiple of 4 was needed (float32 values)")
     if os.environ.get("RANK", "0") == "0":  # the rank that writes
-        check_place(output, overwrite=force)
+        check_output(output, overwrite=force)
     from oper.measure.launch import measure_local, measure_under_torchrun
 
     measurement = (
@@ -100,7 +100,7 @@ def _described(topology: Topology) -> dict[str, Any]:
         **topology.to_dict(),
         "ranks": topology.ranks,
         "nodes": topology.nodes,
-        "alike": topology.alike,
+        "alike": topology.homogeneous,
         "device_memory_bytes": None if memory is None else list(memory),
     }
 
@@ -110,7 +110,7 @@ def _print(topology: Topology) -> None:
     out = new_console()
     out.print(
         f"{topology.name}: {plural(ranks, 'rank')} on {plural(nodes, 'node')}, "
-        f"{'homogeneous' if topology.alike else 'heterogeneous'}"
+        f"{'homogeneous' if topology.homogeneous else 'heterogeneous'}"
     )
     made = new_table("link", "pairs", "GB/s: min", "median", "max", "median s/byte")
     for kind, mask in topology.masks().items():

@@ -11,7 +11,7 @@ from oper.cost.workload import Workload
 
 def expected_reads(
     accesses: NDArray[Any],
-    containing: NDArray[Any],
+    samples_with_row: NDArray[Any],
     samples: int,
     workload: Workload,
     ranks: int,
@@ -28,16 +28,16 @@ def expected_reads(
     samples = max(samples, 1)
     per_rank = workload.batch_size / ranks
     reads = accesses.astype(np.float64) / samples * per_rank
-    touched = _touched(containing, samples, per_rank, workload.batch_size)
-    union = _touched(containing, samples, workload.batch_size, workload.batch_size)
+    touched = _touched(samples_with_row, samples, per_rank, workload.batch_size)
+    union = _touched(samples_with_row, samples, workload.batch_size, workload.batch_size)
     touched = np.minimum(touched * rank_ratio, 1.0)
     union = np.clip(union * union_ratio, touched, np.minimum(1.0, touched * ranks))
     return (reads if workload.fetch == "raw" else touched), touched, union
 
 
-def _touched(containing: NDArray[Any], samples: int, drawn: float, batch: int) -> Floats:
-    """The chance that one of `drawn` samples is among the `containing` of `samples`."""
-    s = np.minimum(containing.astype(np.float64), samples)
+def _touched(samples_with_row: NDArray[Any], samples: int, drawn: float, batch: int) -> Floats:
+    """The chance that one of `drawn` samples is among the `samples_with_row` of `samples`."""
+    s = np.minimum(samples_with_row.astype(np.float64), samples)
     if batch >= samples:
         with np.errstate(divide="ignore"):
             return -np.expm1(drawn * np.log1p(-s / samples))

@@ -11,14 +11,14 @@ from oper.topology.topology import Topology
 
 @dataclass(frozen=True)
 class HolderSets:
-    """Where the rows of G groups are: `path[g, i]` is the rank that rank i reads them from,
+    """Where the rows of G groups are: `source[g, i]` is the rank that rank i reads them from,
     `holds[g, i]` whether rank i stores a copy. Shapes [G, M]."""
 
-    path: NDArray[np.uint16]
+    source: NDArray[np.uint16]
     holds: NDArray[np.bool_]
 
     def __len__(self) -> int:
-        return len(self.path)
+        return len(self.source)
 
     @property
     def copies(self) -> NDArray[np.int64]:
@@ -31,17 +31,17 @@ class HolderSets:
 
     def __add__(self, other: "HolderSets") -> "HolderSets":
         return HolderSets(
-            np.concatenate([self.path, other.path]), np.concatenate([self.holds, other.holds])
+            np.concatenate([self.source, other.source]), np.concatenate([self.holds, other.holds])
         )
 
     def take(self, index: Any) -> "HolderSets":
-        return HolderSets(self.path[index], self.holds[index])
+        return HolderSets(self.source[index], self.holds[index])
 
 
 def single_owner_sets(ranks: int) -> HolderSets:
     """One group a rank: rows it alone holds and all read from it."""
-    path = np.repeat(np.arange(ranks, dtype=np.uint16)[:, None], ranks, axis=1)
-    return HolderSets(path, np.eye(ranks, dtype=bool))
+    source = np.repeat(np.arange(ranks, dtype=np.uint16)[:, None], ranks, axis=1)
+    return HolderSets(source, np.eye(ranks, dtype=bool))
 
 
 def everywhere_set(ranks: int) -> HolderSets:

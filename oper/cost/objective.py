@@ -85,20 +85,20 @@ def degree_of_balance(values: Floats) -> float:
 def evaluate(
     topology: Topology,
     workload: Workload,
-    groups: HolderSets,
+    sets: HolderSets,
     sums: Sums,
     capacity_bytes: Sequence[int] | Floats,
     method: Method | None = None,
 ) -> Cost:
     """Price a plan given by its groups and their sums; `method` None takes the least AllReduce."""
     ranks = topology.ranks
-    reader = np.broadcast_to(np.arange(ranks), groups.path.shape)
-    single = groups.copies == 1
+    reader = np.broadcast_to(np.arange(ranks), sets.source.shape)
+    single = sets.copies == 1
 
     def traffic(values: Floats) -> Floats:
         matrix = np.zeros((ranks, ranks))
         np.add.at(
-            matrix, (reader, groups.path), np.broadcast_to(values[:, None], groups.path.shape)
+            matrix, (reader, sets.source), np.broadcast_to(values[:, None], sets.source.shape)
         )
         return matrix
 
@@ -137,7 +137,7 @@ def evaluate(
     )
     fetch, gradients = float(link_bytes.sum()), float(gradient_bytes.sum())
     return Cost(
-        memory_bytes=groups.holds.T.astype(np.float64) @ sums.memory_bytes,
+        memory_bytes=sets.holds.T.astype(np.float64) @ sums.memory_bytes,
         lookups=traffic(sums.read_rows).sum(axis=0),
         lookup_seconds=lookup_seconds,
         link_bytes=link_bytes,
@@ -154,7 +154,7 @@ def evaluate(
             "allreduce": allreduce_bytes,
             "total": fetch + gradients + allreduce_bytes,
         },
-        extra_bytes=float(((groups.copies - 1) * sums.memory_bytes).sum()),
+        extra_bytes=float(((sets.copies - 1) * sums.memory_bytes).sum()),
         total_bytes=float(sums.memory_bytes.sum()),
         capacity_bytes=np.asarray(capacity_bytes, dtype=np.float64),
     )

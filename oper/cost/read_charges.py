@@ -105,7 +105,7 @@ class Charges:
         With `read_by_read` the reads of a resource are priced before they are added up: equal but
         for the last digit, by which a solver chooses among solutions that are equally good.
         """
-        pair = (np.arange(self.ranks) * self.ranks + sets.path).ravel()
+        pair = (np.arange(self.ranks) * self.ranks + sets.source).ravel()
         first, entries = self._first[pair], self._first[pair + 1] - self._first[pair]
         before = np.cumsum(entries) - entries
         entry = np.repeat(first - before, entries) + np.arange(int(entries.sum()))
@@ -126,7 +126,9 @@ class Charges:
         [G, M·M], the reader first."""
         ranks = np.arange(self.ranks)
         taken = np.zeros((len(sets), self.ranks, self.ranks))
-        taken[np.arange(len(sets))[:, None], ranks, sets.path] = self.link_seconds[ranks, sets.path]
+        taken[np.arange(len(sets))[:, None], ranks, sets.source] = self.link_seconds[
+            ranks, sets.source
+        ]
         return taken.reshape(len(sets), -1)
 
     @cached_property

@@ -13,7 +13,7 @@
 #include "oper/plan/translate.h"
 #include "oper/step/feature.h"
 #include "oper/step/optimizers.h"
-#include "oper/step/rows.h"
+#include "oper/step/row_formats.h"
 
 namespace oper {
 namespace {

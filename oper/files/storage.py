@@ -40,7 +40,7 @@ def atomic_folder(
     is taken or cannot be written.
     """
     path = Path(path)
-    check_place(path, kind, overwrite)
+    check_output(path, kind, overwrite)
     target = _followed(path)
     with _written(path, target, folder=True) as temporary:
         yield temporary.path
@@ -55,7 +55,7 @@ def atomic_folder(
             _sync_directory(target.parent)
 
 
-def check_place(path: Path | str, kind: Format | None = None, overwrite: bool = False) -> None:
+def check_output(path: Path | str, kind: Format | None = None, overwrite: bool = False) -> None:
     """OperError where a folder of a `kind`, or a file where `kind` is None, may not be written.
 
     Commands call it before they start to work. It also removes what killed commands left beside
@@ -92,7 +92,7 @@ def atomic_file(path: Path | str, overwrite: bool = False) -> Iterator[Path]:
     OperError where `path` exists and `overwrite` is false, or where it cannot be written.
     """
     path = Path(path)
-    check_place(path, overwrite=overwrite)
+    check_output(path, overwrite=overwrite)
     target = _followed(path)
     with _written(path, target, folder=False) as temporary:
         yield temporary.path

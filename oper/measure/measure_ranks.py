@@ -26,10 +26,11 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from oper.base.errors import OperError
+from oper.base.free_memory import machine_memory_bytes
 from oper.measure.link_timer import READ_ROWS, LinkTimer
 from oper.measure.measurement import REPETITIONS, Measurement
 from oper.runtime.comm.node import Node
-from oper.topology.links import SAME_NODE_LATENCY_SECONDS, host_memory_bytes
+from oper.topology.links import SAME_NODE_LATENCY_SECONDS
 from oper.topology.presets import CPU_ALLREDUCE
 
 DEADLINE_SECONDS = 60.0
@@ -89,7 +90,7 @@ class _RankMeasurement:
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.nodes = [int(n) for n in self._from_all([node])[:, 0]]
         local_ranks = self.nodes.count(node)
-        self.memory_bytes = host_memory_bytes() // local_ranks
+        self.memory_bytes = machine_memory_bytes() // local_ranks
         self.threads = max(1, len(os.sched_getaffinity(0)) // local_ranks)
         torch.set_num_threads(self.threads)
         joined = Node.join(dist.group.WORLD, limit.total_seconds(), self.nodes)

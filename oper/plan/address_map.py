@@ -2,7 +2,7 @@
 
 An address is (field << 40) | slot, int64 and non-negative: field is the rank that holds the row, or
 LOCAL where the reader's own copy is read; slot indexes that rank's arena of the row's width.
-`AddressMap` computes it from a bitmap, a code for each explicit row and arithmetic, at about one
+`AddressMap` computes it from a bitmap, a code for each listed row and arithmetic, at about one
 bit a cold row; the tables that `flattened` selects look it up in an array of 8 bytes a row, which
 is faster.
 """

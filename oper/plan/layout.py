@@ -1,16 +1,16 @@
 """The layout: the rank and slot of each row, in a few bits a row (a compact form of §4.4).
 
 Rows of table t are EXPLICIT, with a mark in a bitmap and a code, or STRIPED. Slots index a rank's
-arena of the row's width. With e the position of the row among the explicit rows of all tables:
+arena of the row's width. With e the position of the row among the listed rows of all tables:
 
-    explicit   code[e]: group, position (row_codes.py)   slot = base[group, source] + position
-    striped    c = row - (explicit rows of the table before it), p = c + rotation[t], P = |order|
+    listed     code[e]: group, position (row_codes.py)   slot = base[group, source] + position
+    striped    c = row - (listed rows of the table before it), p = c + rotation[t], P = |order|
                owner = order[p mod P]
                slot = stripe_base[t, owner] + occurrences of owner in order[rotation[t] : p)
 
 where `order`, of the table's pattern, is repeated endlessly, and a rank reads a group's rows from
-`path[group, rank]`. In a plan made from an older one, c counts by the older one's bitmap
-(`stripe_bitmap`), so that rows that became explicit later do not shift the others.
+`source[group, rank]`. In a plan made from an older one, c counts by the older one's bitmap
+(`stripe_bitmap`), so that rows that became listed later do not shift the others.
 
 An address is (field << 40) | slot: field is the owner's rank, or LOCAL where the reader holds the
 copy it reads. `locate` is the reference in NumPy; the kernel is csrc/include/oper/plan/translate.h.
@@ -40,7 +40,7 @@ LONGEST_PERIOD = 65_536
 class Located:
     """Rows of one table, [N] each.
 
-    Explicit rows have a `group` and a `position` in it, striped ones an `owner` and a `slot`; the
+    Listed rows have a `group` and a `position` in it, striped ones an `owner` and a `slot`; the
     fields of the other kind are -1.
     """
 
@@ -48,18 +48,18 @@ class Located:
     position: Ints
     owner: Ints
     slot: Ints  # at the owner, of striped rows
-    explicit: Ints  # e, of explicit rows
+    listed_index: Ints  # e, of listed rows
 
 
 @dataclass(frozen=True)
 class Layout:
-    """T tables, M ranks, W widths, G groups of explicit rows, E explicit rows."""
+    """T tables, M ranks, W widths, G groups of listed rows, E listed rows."""
 
     rows: Ints  # [T]
     width_of_table: Ints  # [T]
     slots: Ints  # [W, M] size of each arena
     group_width: Ints  # [G]
-    path: NDArray[np.uint16]  # [G, M] the rank that each rank reads from
+    source: NDArray[np.uint16]  # [G, M] the rank that each rank reads from
     holds: NDArray[np.bool_]  # [G, M]
     base: Ints  # [G, M] first slot at each holder; -1 where there is no copy
     orders: tuple[NDArray[np.uint16], ...]  # patterns of ranks
@@ -97,10 +97,10 @@ class Layout:
         """The group or owner of rows of a table, [N]; rows must be in range."""
         row = np.asarray(rows, dtype=np.int64)
         first = int(self.line_offset[table])
-        explicit, listed = rank_in_bitmap(self.bitmap, first, row)
+        index, listed = rank_in_bitmap(self.bitmap, first, row)
         lines = self.bitmap if self.stripe_bitmap is None else self.stripe_bitmap
         frozen, _ = rank_in_bitmap(lines, first, row)
-        code = self.codes[np.where(listed, explicit, 0)] if len(self.codes) else explicit * 0
+        code = self.codes[np.where(listed, index, 0)] if len(self.codes) else index * 0
         group, position = unpack_codes(code, len(self.group_width))
         owner, slot = self._stripe(table, row - (frozen - listed_before(lines, first)))
         return Located(
@@ -108,14 +108,14 @@ class Layout:
             position=np.where(listed, position, -1),
             owner=np.where(listed, -1, owner),
             slot=np.where(listed, -1, slot),
-            explicit=np.where(listed, explicit, -1),
+            listed_index=np.where(listed, index, -1),
         )
 
     def addresses(self, table: int, rows: NDArray[np.integer[Any]], rank: int) -> Ints:
         """The addresses from which `rank` reads rows of a table, int64 [N]."""
         found = self.locate(table, rows)
         group = np.maximum(found.group, 0)
-        source = self.path[group, rank].astype(np.int64) if len(self.path) else found.owner
+        source = self.source[group, rank].astype(np.int64) if len(self.source) else found.owner
         owner = np.where(found.group >= 0, source, found.owner)
         slot = found.slot
         if len(self.base):
@@ -154,7 +154,7 @@ class RankMap:
 
 def rank_map(layout: Layout, rank: int) -> RankMap:
     """The part of one rank in the address map."""
-    source = layout.path[:, rank].astype(np.int64)
+    source = layout.source[:, rank].astype(np.int64)
     slot = layout.base[np.arange(len(source)), source]
     owners = np.arange(layout.ranks)
     return RankMap(

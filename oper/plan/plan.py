@@ -1,7 +1,7 @@
 """Plan: the placement of every row, its predicted cost and its certificate; immutable.
 
 On disk a plan is a folder: `plan.json` to read, `layout.safetensors` with the small arrays of the
-layout, the bitmap, codes and counters of explicit rows as .npy, and `rank_NNNNN.safetensors` with
+layout, the bitmap, codes and counters of listed rows as .npy, and `rank_NNNNN.safetensors` with
 the part of the address map that differs between ranks. There are no times and no paths in it, so
 that equal plans have equal bytes.
 """
@@ -31,6 +31,7 @@ VERSION = 1
 FORMAT = Format(MARKER, SCHEMA, VERSION)
 
 _LAYOUT_FILE = "layout.safetensors"
+_NAMES_IN_FILE = {"source": "path"}  # of the layout's arrays that are called otherwise there
 _OPTIONAL = ("stripe_bitmap", "explicit_containing")
 _LARGE = ("bitmap", "codes", "stripe_bitmap")  # of the layout: as .npy, to be memory-mapped
 
@@ -48,8 +49,8 @@ class Plan:
     topology: Topology
     workload: Workload
     layout: Layout
-    explicit_accesses: NDArray[Any]  # [E] in the profile, of each explicit row
-    explicit_containing: NDArray[Any]  # [E]
+    listed_accesses: NDArray[Any]  # [E] in the profile, of each listed row
+    listed_samples_with_row: NDArray[Any]  # [E]
     owner_accesses: NDArray[np.int64]
     replica_accesses: int
     samples: int
@@ -122,7 +123,7 @@ class Plan:
 
     def _write_arrays(self, folder: Path) -> None:
         arrays = {
-            f.name: getattr(self.layout, f.name)
+            _NAMES_IN_FILE.get(f.name, f.name): getattr(self.layout, f.name)
             for f in fields(Layout)
             if f.name not in (*_LARGE, "orders")
         }
@@ -131,9 +132,9 @@ class Plan:
         arrays["partition_floor"] = self.partition_floor
         _save_safetensors(folder / _LAYOUT_FILE, arrays)
         large = {name: getattr(self.layout, name) for name in _LARGE}
-        large["explicit_accesses"] = self.explicit_accesses
-        if self.explicit_containing is not self.explicit_accesses:
-            large["explicit_containing"] = self.explicit_containing
+        large["explicit_accesses"] = self.listed_accesses
+        if self.listed_samples_with_row is not self.listed_accesses:
+            large["explicit_containing"] = self.listed_samples_with_row
         with ThreadPoolExecutor() as pool:
             written = [
                 pool.submit(storage.save_array, folder / f"{name}.npy", array)
@@ -230,6 +231,8 @@ def _from_json(folder: Path, content: dict[str, Any]) -> Plan:
     owner_accesses = arrays.pop("owner_accesses")
     partition_floor = arrays.pop("partition_floor")
     orders = tuple(arrays.pop(name) for name in sorted(arrays) if name.startswith("order_"))
+    for name, in_file in _NAMES_IN_FILE.items():
+        arrays[name] = arrays.pop(in_file)
 
     def large(name: str) -> Any:
         file = f"{name}.npy"
@@ -238,17 +241,17 @@ def _from_json(folder: Path, content: dict[str, Any]) -> Plan:
         content["files"][file]  # KeyError, an error of damage, where the marker does not list it
         return storage.load_array(folder / file)
 
-    explicit_accesses = large("explicit_accesses")
-    explicit_containing = large("explicit_containing")
+    listed_accesses = large("explicit_accesses")
+    listed_samples_with_row = large("explicit_containing")
     ratio = content["distinct_ratio"]
     return Plan(
         tables=tuple(Table.from_dict(t) for t in content["tables"]),
         topology=Topology.from_dict(content["topology"], str(folder / MARKER)),
         workload=Workload(**content["workload"]),
         layout=Layout(**arrays, orders=orders, **{name: large(name) for name in _LARGE}),
-        explicit_accesses=explicit_accesses,
-        explicit_containing=(
-            explicit_accesses if explicit_containing is None else explicit_containing
+        listed_accesses=listed_accesses,
+        listed_samples_with_row=(
+            listed_accesses if listed_samples_with_row is None else listed_samples_with_row
         ),
         owner_accesses=owner_accesses,
         replica_accesses=content["replica_accesses"],

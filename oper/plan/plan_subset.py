@@ -40,20 +40,22 @@ def part_of(plan: Plan, tables: Sequence[int]) -> Plan:
         return plan
     layout = plan.layout
     first = np.append(listed_before(layout.bitmap, layout.line_offset[:-1]), len(layout.codes))
-    accesses = _pieces(plan.explicit_accesses, first, chosen)
-    same = plan.explicit_containing is plan.explicit_accesses
+    accesses = _pieces(plan.listed_accesses, first, chosen)
+    same = plan.listed_samples_with_row is plan.listed_accesses
     return replace(
         plan,
         tables=tuple(plan.tables[t] for t in chosen),
         layout=_layout(layout, chosen, _pieces(layout.codes, first, chosen)),
-        explicit_accesses=accesses,
-        explicit_containing=accesses if same else _pieces(plan.explicit_containing, first, chosen),
+        listed_accesses=accesses,
+        listed_samples_with_row=accesses
+        if same
+        else _pieces(plan.listed_samples_with_row, first, chosen),
         distinct_ratio=None if plan.distinct_ratio is None else plan.distinct_ratio[chosen],
     )
 
 
 def _layout(layout: Layout, chosen: Ints, codes: NDArray[Any]) -> Layout:
-    """The layout of the chosen tables, whose explicit rows have these codes."""
+    """The layout of the chosen tables, whose listed rows have these codes."""
     width_kept, width_of_table = np.unique(layout.width_of_table[chosen], return_inverse=True)
     group = groups_of(codes, len(layout.group_width))
     used = np.flatnonzero(np.bincount(group, minlength=len(layout.group_width)))
@@ -83,7 +85,7 @@ def _layout(layout: Layout, chosen: Ints, codes: NDArray[Any]) -> Layout:
         width_of_table=width_of_table,
         slots=slots,
         group_width=group_width,
-        path=layout.path[used],
+        source=layout.source[used],
         holds=layout.holds[used],
         base=base,
         orders=layout.orders,
@@ -98,7 +100,7 @@ def _layout(layout: Layout, chosen: Ints, codes: NDArray[Any]) -> Layout:
 
 
 def _pieces(values: NDArray[Any], first: Ints, chosen: Ints) -> NDArray[Any]:
-    """Values of explicit rows of the chosen tables; those of table t begin at first[t]."""
+    """Values of listed rows of the chosen tables; those of table t begin at first[t]."""
     return np.concatenate([values[:0], *(values[first[t] : first[t + 1]] for t in chosen)])
 
 

@@ -1,7 +1,7 @@
 """Where the rows of an existing plan are: by holder set, and by slot.
 
 A layout has P = G + M extents, runs of consecutive slots at each of their holders: its groups of
-explicit rows, then the stripes of each rank. The address map itself finds them: a map in which
+listed rows, then the stripes of each rank. The address map itself finds them: a map in which
 group g begins at (g, 0) and the stripes of rank r at (G + r, 0) gives every row's extent and its
 offset there. With the class of each row a plan becomes a matrix, rows of class c in holder set k,
 in which the cost of §3.2 is linear. The K holder sets are the M single owners, then one for each
@@ -62,21 +62,21 @@ class RowLocator:
         )
         self._map = AddressMap(plan.tables, layout, marker)
 
-        groups = single_owner_sets(ranks)
+        sets = single_owner_sets(ranks)
         column = np.empty(listed + ranks, dtype=np.int64)
         column[listed:] = np.arange(ranks)
         # On heterogeneous links the same holders may be read from other sources.
-        known = {_key(groups, k): k for k in range(ranks)}
-        used = HolderSets(layout.path, layout.holds)
+        known = {_key(sets, k): k for k in range(ranks)}
+        used = HolderSets(layout.source, layout.holds)
         for source in (used, candidates) if candidates is not None else (used,):
             for g in range(len(source)):
                 key = _key(source, g)
                 if key not in known:
-                    known[key] = len(groups)
-                    groups = groups + source.take([g])
+                    known[key] = len(sets)
+                    sets = sets + source.take([g])
                 if source is used:
                     column[g] = known[key]
-        self.holder_sets = groups  # [K]
+        self.holder_sets = sets  # [K]
         self.holder_set_of = column  # [P]
 
     @property
@@ -143,5 +143,5 @@ class RowLocator:
         return whole
 
 
-def _key(groups: HolderSets, g: int) -> tuple[bytes, bytes]:
-    return groups.holds[g].tobytes(), groups.path[g].astype(np.uint16).tobytes()
+def _key(sets: HolderSets, g: int) -> tuple[bytes, bytes]:
+    return sets.holds[g].tobytes(), sets.source[g].astype(np.uint16).tobytes()

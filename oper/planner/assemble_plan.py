@@ -6,7 +6,7 @@ In: `Planned`. Out: `Plan`.
 import numpy as np
 
 from oper.plan.plan import Plan
-from oper.planner.planner import Planned
+from oper.planner.make_placement import Planned
 from oper.planner.problem.classes import measured_ratios
 from oper.planner.row_placement.arena_layout import lay_out
 
@@ -16,7 +16,7 @@ def assemble(planned: Planned) -> Plan:
     gives the same bytes."""
     problem, placement = planned.problem, planned.row_placement
     classes, profile, ranks = problem.classes, problem.profile, problem.ranks
-    owner = placement.groups.owner
+    owner = placement.holder_sets.owner
     accesses = classes.accesses @ placement.counts  # [G]
     accesses[:ranks] += placement.scan.striped_accesses.sum(axis=0)
     single = owner >= 0
@@ -28,8 +28,8 @@ def assemble(planned: Planned) -> Plan:
         topology=problem.topology,
         workload=problem.workload,
         layout=lay_out(problem, placement),
-        explicit_accesses=placement.scan.listed_accesses,
-        explicit_containing=placement.scan.listed_samples_with_row,
+        listed_accesses=placement.scan.listed_accesses,
+        listed_samples_with_row=placement.scan.listed_samples_with_row,
         owner_accesses=owner_accesses,
         replica_accesses=int(accesses[~single].sum()),
         samples=profile.samples,

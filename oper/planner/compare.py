@@ -16,11 +16,10 @@ from oper.base.errors import OperError
 from oper.cost.objective import Cost
 from oper.cost.workload import Workload
 from oper.plan.prediction import Prediction
-from oper.planner import planner
 from oper.planner.baselines.baseline import Baseline, NoPlacementError, price_baseline
 from oper.planner.baselines.registry import BASELINES, installed_baselines, make_baseline
 from oper.planner.bounds.certificate import Certificate, certify
-from oper.planner.planner import Planned
+from oper.planner.make_placement import Planned, make_placement
 from oper.planner.problem.problem import Problem, Settings, make_problem
 from oper.profiling.profile import Profile
 from oper.topology.topology import Topology
@@ -63,7 +62,7 @@ def compare(
     certificate: Certificate | None = None
     if "oper" in methods:
         began = time.perf_counter()
-        planned = planner.make_placement(profile, topology, workload, settings)
+        planned = make_placement(profile, topology, workload, settings)
         planned.seconds["total"] = time.perf_counter() - began
         certificate = planned.certificate
         entries["oper"] = oper_entry(planned)

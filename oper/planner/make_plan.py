@@ -12,7 +12,7 @@ from oper.cost.workload import Workload
 from oper.files import storage
 from oper.plan.plan import FORMAT
 from oper.planner.assemble_plan import assemble
-from oper.planner.planner import Planned, make_placement
+from oper.planner.make_placement import Planned, make_placement
 from oper.planner.problem.problem import Settings
 from oper.profiling.profile import Profile
 from oper.topology.topology import Topology
@@ -34,7 +34,7 @@ def make_plan(
 
     Raises OperError where the folder cannot be written, or the capacities cannot hold the tables.
     """
-    storage.check_place(output, FORMAT, overwrite)
+    storage.check_output(output, FORMAT, overwrite)
     native.ops()  # torch takes a second to load, which belongs to the start of Python
     began = time.perf_counter()
     planned = make_placement(profile, topology, workload, settings, report)

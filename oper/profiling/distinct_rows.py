@@ -25,7 +25,7 @@ from oper.base.tensors import as_int64, as_tensor
 from oper.cost.expected_reads import expected_reads
 from oper.cost.workload import Workload
 from oper.logs.batches.batch import Batch, concatenate
-from oper.profiling.row_counts import RowCounts
+from oper.profiling.counter_arrays import RowCounts
 
 
 @dataclass(frozen=True)
@@ -129,9 +129,9 @@ class DistinctSums:
 
 def expected_rows(counts: RowCounts, batch_size: int, ranks: int) -> tuple[Floats, Floats]:
     """Σ_k D_k and Σ_k U_k of each table, [T] each, from the counters."""
-    table, accesses, containing, rows = counts.histogram()
+    table, accesses, samples_with_row, rows = counts.histogram()
     workload = Workload("inference", "distinct", batch_size)
-    _, touched, union = expected_reads(accesses, containing, counts.samples, workload, ranks)
+    _, touched, union = expected_reads(accesses, samples_with_row, counts.samples, workload, ranks)
     tables = len(counts.tables)
     return (
         np.bincount(table, rows * touched, minlength=tables).astype(np.float64),

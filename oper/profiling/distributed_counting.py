@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 
 from oper.base.arrays import Counts
 from oper.base.errors import OperError
-from oper.files.storage import atomic_folder, check_place, scratch_folder
+from oper.files.storage import atomic_folder, check_output, scratch_folder
 from oper.logs import Log, LogOptions, Prepared, RowReader, open_log
+from oper.profiling.counter_arrays import samples_with_row_offsets
 from oper.profiling.counting import CountOptions, count, provenance
 from oper.profiling.distinct_rows import DistinctSums
 from oper.profiling.profile import FORMAT, Profile
 from oper.profiling.row_counters import Memory
-from oper.profiling.row_counts import containing_offsets
 
 _CHUNK_ROWS = 1 << 23  # 64 MiB of int64 at a time, little beside the counters
 
@@ -49,7 +49,7 @@ def count_under_torchrun(
     """
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if rank == 0:  # the other ranks write nothing
-        check_place(output, FORMAT, overwrite)
+        check_output(output, FORMAT, overwrite)
     log = open_log(paths, log_options)
     if len(log.names) < ranks:
         raise OperError(
@@ -147,15 +147,17 @@ def _sum(part: Profile, folder: Path | None, memory: Memory) -> Profile | None:
     _reduce(totals, totals)
     # Bounds every counter of the sum: the sum of the ranks' largest ones.
     dtype = np.uint32 if totals[1] <= np.iinfo(np.uint32).max else np.uint64
-    starts = containing_offsets(part.tables, bagged)
+    starts = samples_with_row_offsets(part.tables, bagged)
     accesses: Any = np.zeros(0, dtype)
-    containing: Any = accesses
+    samples_with_row: Any = accesses
     if first:
         accesses = memory.new(part.rows, dtype, folder, "accesses.npy")
-        containing = memory.new(int(starts[-1]), dtype, folder, "containing.npy")
+        samples_with_row = memory.new(int(starts[-1]), dtype, folder, "containing.npy")
     _reduce(part.accesses, accesses)
     for table in np.flatnonzero(bagged).tolist():
-        _reduce(part.table_containing(table), containing[starts[table] : starts[table + 1]])
+        _reduce(
+            part.table_samples_with_row(table), samples_with_row[starts[table] : starts[table + 1]]
+        )
     measured = _reduce_distinct(part)
     if not first:
         return None
@@ -163,7 +165,7 @@ def _sum(part: Profile, folder: Path | None, memory: Memory) -> Profile | None:
         part.tables,
         int(totals[0]),
         accesses,
-        containing,
+        samples_with_row,
         bagged,
         vocabularies=part.vocabularies,
     )

@@ -10,43 +10,43 @@ from oper.base.tensors import as_int64, as_tensor
 
 
 class RowHistogram(NamedTuple):
-    """rows[n] rows of a piece have accesses[n] accesses and are in containing[n] samples.
+    """rows[n] rows of a piece have accesses[n] accesses and are in samples_with_row[n] samples.
 
-    int64 [N] each, sorted by piece, then accesses and containing, both descending.
+    int64 [N] each, sorted by piece, then accesses and samples_with_row, both descending.
     """
 
     piece: Ints
     accesses: Ints
-    containing: Ints
+    samples_with_row: Ints
     rows: Ints
 
 
 def histogram(
     accesses: Counts,
-    containing: Counts,
+    samples_with_row: Counts,
     offsets: Ints,
-    containing_offsets: Ints,
+    samples_with_row_offsets: Ints,
 ) -> RowHistogram:
     """How many rows of each piece have equal counts.
 
-    Piece n is the rows offsets[n] … offsets[n + 1] - 1, such as a table. Its `containing` begin at
-    containing_offsets[n]; where that range is empty they equal its accesses.
+    Piece n is the rows offsets[n] … offsets[n + 1] - 1, such as a table. Its `samples_with_row`
+    begin at samples_with_row_offsets[n]; where that range is empty they equal its accesses.
     """
     found = native.ops().histogram(
         as_tensor(accesses),
-        containing_tensor(containing, accesses),
+        samples_with_row_tensor(samples_with_row, accesses),
         as_int64(offsets),
-        containing_starts(containing_offsets),
+        samples_with_row_starts(samples_with_row_offsets),
     )
     return RowHistogram(*(tensor.numpy() for tensor in found))
 
 
-def containing_tensor(containing: Counts, accesses: Counts) -> Any:
-    """`containing` as the native kernels take it: of the type of `accesses`."""
-    return as_tensor(np.asarray(containing, dtype=accesses.dtype))
+def samples_with_row_tensor(samples_with_row: Counts, accesses: Counts) -> Any:
+    """`samples_with_row` as the native kernels take it: of the type of `accesses`."""
+    return as_tensor(np.asarray(samples_with_row, dtype=accesses.dtype))
 
 
-def containing_starts(containing_offsets: Ints) -> Any:
-    """Where the `containing` of each piece begin; -1 for those without."""
-    kept = np.diff(containing_offsets) > 0
-    return as_int64(np.where(kept, containing_offsets[:-1], -1))
+def samples_with_row_starts(samples_with_row_offsets: Ints) -> Any:
+    """Where the `samples_with_row` of each piece begin; -1 for those without."""
+    kept = np.diff(samples_with_row_offsets) > 0
+    return as_int64(np.where(kept, samples_with_row_offsets[:-1], -1))

@@ -1,10 +1,10 @@
 """Profiles: how often each row was accessed in a log, and how many samples contain it.
 
 With n samples, row k has f_k = accesses[k] / n accesses per sample (the access frequency of the
-paper's §3.2, A_k = f_k · samples per rank) and the share s_k = containing[k] / n of samples that
-contain it. The two differ only where a sample can read a row twice: in bags, or where several
-features index one table. So `containing` is stored only for tables in which some sample had several
-ids.
+paper's §3.2, A_k = f_k · samples per rank) and the share s_k = samples_with_row[k] / n of samples
+that contain it. The two differ only where a sample can read a row twice: in bags, or where several
+features index one table. So `samples_with_row` is stored only for tables in which some sample had
+several ids.
 
 A profile is a folder: profile.json (its marker: tables, samples, provenance, checksums),
 accesses.npy, containing.npy where any table needs it, and vocab/TABLE.parquet for tables with a
@@ -37,8 +37,13 @@ from oper.files.storage import (
     write_json,
 )
 from oper.logs.table_discovery import Prepared
+from oper.profiling.counter_arrays import (
+    RowCounts,
+    check_total,
+    new_counters,
+    samples_with_row_offsets,
+)
 from oper.profiling.distinct_rows import Distinct, DistinctSums
-from oper.profiling.row_counts import RowCounts, check_total, containing_offsets, new_counters
 from oper.tables.table import Table, fingerprint
 
 MARKER = "profile.json"
@@ -155,7 +160,7 @@ class Profile(RowCounts):
     def _arrays(self) -> dict[str, Counts]:
         arrays = {"accesses.npy": self.accesses}
         if any(self.bagged):
-            arrays["containing.npy"] = self.containing
+            arrays["containing.npy"] = self.samples_with_row
         return arrays
 
 
@@ -196,19 +201,19 @@ def merge(profiles: Sequence[Profile], folder: Path | None = None) -> Profile:
     # Bounds every counter of the sum: the sum of the profiles' largest ones.
     bound = sum(int(p.accesses.max(initial=0)) for p in profiles)
     dtype = np.uint32 if bound <= np.iinfo(np.uint32).max else np.uint64
-    starts = containing_offsets(first.tables, bagged)
+    starts = samples_with_row_offsets(first.tables, bagged)
     accesses = new_counters(first.rows, dtype, folder, "accesses.npy")
-    containing = new_counters(int(starts[-1]), dtype, folder, "containing.npy")
+    samples_with_row = new_counters(int(starts[-1]), dtype, folder, "containing.npy")
     for profile in profiles:
         np.add(accesses, profile.accesses, out=accesses, casting="unsafe")
         for table in np.flatnonzero(bagged).tolist():
-            mine = containing[starts[table] : starts[table + 1]]
-            np.add(mine, profile.table_containing(table), out=mine, casting="unsafe")
+            mine = samples_with_row[starts[table] : starts[table + 1]]
+            np.add(mine, profile.table_samples_with_row(table), out=mine, casting="unsafe")
     merged = Profile(
         first.tables,
         sum(p.samples for p in profiles),
         accesses,
-        containing,
+        samples_with_row,
         bagged,
         source=_merged_source(profiles),
         vocabulary_folder=first.vocabulary_folder,
@@ -281,10 +286,10 @@ def _load(
     verify_files(folder, described, digests=check)
     profile.vocabulary_folder = vocabulary_folder
     profile.accesses = _load_counters(folder / "accesses.npy", profile.rows, mmap)
-    profile.containing = np.zeros(0, profile.accesses.dtype)
+    profile.samples_with_row = np.zeros(0, profile.accesses.dtype)
     if any(profile.bagged):
-        size = int(profile.containing_offsets[-1])
-        profile.containing = _load_counters(folder / "containing.npy", size, mmap)
+        size = int(profile.samples_with_row_offsets[-1])
+        profile.samples_with_row = _load_counters(folder / "containing.npy", size, mmap)
     return profile
 
 

@@ -19,9 +19,9 @@ from oper.base.free_memory import free_memory
 from oper.base.tensors import as_int64, as_tensor
 from oper.logs.batches.batch import Batch, Jagged
 from oper.logs.table_discovery import Prepared
+from oper.profiling.counter_arrays import new_counters, samples_with_row_offsets
 from oper.profiling.distinct_rows import tensors
 from oper.profiling.profile import Profile
-from oper.profiling.row_counts import containing_offsets, new_counters
 from oper.tables.table import Table, offsets
 
 _MOST_UINT32 = int(np.iinfo(np.uint32).max)
@@ -68,7 +68,7 @@ class RowCounters:
         self._memory = memory or Memory()
         self._folder = folder
         self.accesses = self._new(int(self._offsets[-1]), np.uint32, "accesses.npy")
-        self.containing = np.zeros(0, np.uint32)
+        self.samples_with_row = np.zeros(0, np.uint32)
         self.bound = 0  # an upper bound of all counters
 
     def add(self, batch: Batch, table_of: Mapping[str, int]) -> None:
@@ -80,13 +80,13 @@ class RowCounters:
         for key, table in table_of.items():
             columns[table].append(batch.features[key])
         several = {t for t, ids in enumerate(columns) if _has_several(ids)}
-        self._keep_containing(several)
+        self._keep_samples_with_row(several)
         self._make_room(max((sum(len(i.values) for i in ids) for ids in columns), default=0))
-        starts = containing_offsets(self.tables, self.bagged)[:-1]
+        starts = samples_with_row_offsets(self.tables, self.bagged)[:-1]
         values, lengths, tables = tensors(batch, table_of)
         bad = native.ops().count(
             as_tensor(self.accesses),
-            as_tensor(self.containing),
+            as_tensor(self.samples_with_row),
             as_int64(self._offsets),
             as_int64(np.where(self.bagged, starts, -1)),
             values,
@@ -105,7 +105,7 @@ class RowCounters:
             self.tables,
             self.samples,
             self.accesses,
-            self.containing,
+            self.samples_with_row,
             self.bagged,
             source=source,
             vocabularies=prepared,
@@ -114,38 +114,40 @@ class RowCounters:
     def _new(self, size: int, dtype: Any, name: str) -> Any:
         return self._memory.new(size, dtype, self._folder, name)
 
-    def _keep_containing(self, several: set[int]) -> None:
-        """Start to count containing samples for tables of which a sample has several ids.
+    def _keep_samples_with_row(self, several: set[int]) -> None:
+        """Start to count samples with the row for tables of which a sample has several ids.
 
         Before, every sample had at most one id, so they equal the accesses.
         """
         bagged = tuple(b or t in several for t, b in enumerate(self.bagged))
         if bagged == self.bagged:
             return
-        before = containing_offsets(self.tables, self.bagged)
-        after = containing_offsets(self.tables, bagged)
-        containing = self._new(int(after[-1]), self.accesses.dtype, "containing.npy")
+        before = samples_with_row_offsets(self.tables, self.bagged)
+        after = samples_with_row_offsets(self.tables, bagged)
+        samples_with_row = self._new(int(after[-1]), self.accesses.dtype, "containing.npy")
         for t in np.flatnonzero(bagged).tolist():
-            containing[after[t] : after[t + 1]] = (
-                self.containing[before[t] : before[t + 1]]
+            samples_with_row[after[t] : after[t + 1]] = (
+                self.samples_with_row[before[t] : before[t + 1]]
                 if self.bagged[t]
                 else self.accesses[self._offsets[t] : self._offsets[t + 1]]
             )
-        self._memory.free(self.containing)
-        self.containing, self.bagged = containing, bagged
+        self._memory.free(self.samples_with_row)
+        self.samples_with_row, self.bagged = samples_with_row, bagged
 
     def _make_room(self, most: int) -> None:
         """Widen the counters if one could overflow by growing by `most`."""
         if self.accesses.dtype == np.uint32 and self.bound + most > _MOST_UINT32:
             self.bound = int(self.accesses.max())
             if self.bound + most > _MOST_UINT32:
-                for name in ("accesses", "containing"):
-                    narrow = getattr(self, name)
-                    wide = self._new(len(narrow), np.uint64, f"{name}.npy")
-                    wide[:] = narrow
-                    self._memory.free(narrow)
-                    setattr(self, name, wide)
+                self.accesses = self._widen(self.accesses, "accesses.npy")
+                self.samples_with_row = self._widen(self.samples_with_row, "containing.npy")
         self.bound += most
+
+    def _widen(self, narrow: Any, name: str) -> Any:
+        wide = self._new(len(narrow), np.uint64, name)
+        wide[:] = narrow
+        self._memory.free(narrow)
+        return wide
 
     def _refuse(self, batch: Batch, key: str, table: Table, position: int) -> None:
         ids = batch.features[key]

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from oper.base.arrays import Floats, Ints
 from oper.base.errors import OperError
 from oper.logs.batches.batch import Batch
-from oper.profiling.row_counts import RowCounts
+from oper.profiling.counter_arrays import RowCounts
 from oper.profiling.table_summary import HOT_SHARE
 
 # SplitMix64's increment (2^64 over the golden ratio).
@@ -115,7 +115,7 @@ class SamplingError:
 
 def sampling_error(counts: RowCounts, sampling: Sampling, shares: RankShares) -> SamplingError:
     """The errors to expect of plans from the counts of a sample."""
-    rows_missed, accesses_missed = hot_missed(*_containing_rows(counts), sampling.share)
+    rows_missed, accesses_missed = hot_missed(*_rows_with_counts(counts), sampling.share)
     return SamplingError(
         sampling.share,
         sampling.seed,
@@ -177,10 +177,10 @@ def poisson_mixture(x: Ints, rows: Ints) -> tuple[Floats, Floats]:
     return rate, weight
 
 
-def _containing_rows(counts: RowCounts) -> tuple[Ints, Ints]:
-    """How many rows there are of each number of containing samples."""
-    _, _, containing, rows = counts.histogram()
-    x, of = np.unique(containing, return_inverse=True)
+def _rows_with_counts(counts: RowCounts) -> tuple[Ints, Ints]:
+    """How many rows there are of each number of samples with the row."""
+    _, _, samples_with_row, rows = counts.histogram()
+    x, of = np.unique(samples_with_row, return_inverse=True)
     return x, np.bincount(of, rows).astype(np.int64)
 
 

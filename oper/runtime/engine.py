@@ -6,7 +6,7 @@ The paper's §5, on one rank of M. An engine is made of
     preparer    ids to addresses, and accesses sorted by row (step/prepare_batch.py)
     operator    the lookup that autograd and torch.compile see; how a training step goes from here
                 to the kernels and back is told there (step/lookup_op.py)
-    gradients   sums, exchange and updates of a step (step/gradients.py)
+    gradients   sums, exchange and updates of a step (step/apply_gradients.py)
     table_io    rows by id, for initial values and checkpoints (table_io.py)
     guard       refuses use after a fork or close, and makes all ranks fail together
                 (comm/engine_guard.py)
@@ -31,9 +31,9 @@ from oper.runtime.comm.progress_signals import Signals
 from oper.runtime.memory import replica_addresses
 from oper.runtime.memory.heap import Heap
 from oper.runtime.same_plan_check import check_agreement
+from oper.runtime.step.apply_gradients import COUNTERS, Gradients
 from oper.runtime.step.batch import PreparedBatch
 from oper.runtime.step.counters import Counters
-from oper.runtime.step.gradients import COUNTERS, Gradients
 from oper.runtime.step.lookup_op import LookupOperator
 from oper.runtime.step.prepare_batch import BatchPreparer
 from oper.runtime.step.row_fetcher import RowFetcher

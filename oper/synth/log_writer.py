@@ -14,7 +14,7 @@ import numpy as np
 import yaml
 
 from oper.base.errors import OperError
-from oper.files.storage import atomic_file, check_place
+from oper.files.storage import atomic_file, check_output
 from oper.logs.batches.batch import Batch
 from oper.synth.label_model import DENSE_COLUMNS, BayesAuc
 from oper.synth.recipes import Recipe
@@ -49,7 +49,7 @@ def write_log(
         raise OperError(f"{path}: a log is written as Parquet; let its name end in .parquet")
     tables = path.with_name(f"{path.stem}.tables.yaml")
     for written in (path, tables):
-        check_place(written, overwrite=overwrite)
+        check_output(written, overwrite=overwrite)
     auc, clicks = BayesAuc(), 0.0
     schema = _schema(synthesizer.recipe)
     with (

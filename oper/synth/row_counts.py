@@ -2,7 +2,7 @@
 
 Counts of a table are one multinomial sample of its law over the log's accesses, exact in sum. With
 drift, the accesses that have moved (D/2 of the whole log's on average, more in late windows) are a
-second sample, through the second bijection. For bags, `containing` of a row with A accesses is
+second sample, through the second bijection. For bags, the samples with a row of A accesses are
 drawn as the number of bags that A accesses hit. Correlated accesses (CoAccess) do not affect
 counts.
 """
@@ -17,8 +17,8 @@ import numpy as np
 from oper.base import native
 from oper.base.errors import OperError
 from oper.files.storage import atomic_folder
+from oper.profiling.counter_arrays import new_counters, samples_with_row_offsets
 from oper.profiling.profile import FORMAT, Profile, window_name, write_windows
-from oper.profiling.row_counts import containing_offsets, new_counters
 from oper.synth.synthesizer import ORDERS, Synthesizer, stream_key
 from oper.tables.table import offsets
 
@@ -77,18 +77,18 @@ def synthesize_counts(
     end = synthesizer.samples if end is None else end
     tables = synthesizer.recipe.tables
     bagged = tuple(f.bagged for f in synthesizer.recipe.features)
-    starts, bag_starts = offsets(tables), containing_offsets(tables, bagged)
+    starts, bag_starts = offsets(tables), samples_with_row_offsets(tables, bagged)
     dtype = _counter_type(synthesizer, end - begin)
     size_bytes = int(starts[-1] + bag_starts[-1]) * np.dtype(dtype).itemsize
     on_disk = folder if size_bytes > _IN_MEMORY_BYTES else None
     accesses = new_counters(int(starts[-1]), dtype, on_disk, "accesses.npy")
-    containing = new_counters(int(bag_starts[-1]), dtype, on_disk, "containing.npy")
+    samples_with_row = new_counters(int(bag_starts[-1]), dtype, on_disk, "containing.npy")
     for table, feature in enumerate(synthesizer.recipe.features):
         counts = torch.from_numpy(accesses[starts[table] : starts[table + 1]])
         _draw_accesses(synthesizer, table, counts, begin, end)
         if feature.bagged:
-            native.ops().containing_of(
-                torch.from_numpy(containing[bag_starts[table] : bag_starts[table + 1]]),
+            native.ops().samples_with_row_of(
+                torch.from_numpy(samples_with_row[bag_starts[table] : bag_starts[table + 1]]),
                 counts,
                 end - begin,
                 0 if feature.varying else int(feature.ids),
@@ -98,7 +98,7 @@ def synthesize_counts(
     source = {"synthetic": synthesizer.source}
     if end - begin < synthesizer.samples:
         source["window"] = {"from": begin, "to": end}
-    return Profile(tables, end - begin, accesses, containing, bagged, source=source)
+    return Profile(tables, end - begin, accesses, samples_with_row, bagged, source=source)
 
 
 def _draw_accesses(synthesizer: Synthesizer, table: int, counts: Any, begin: int, end: int) -> None:

@@ -1,6 +1,5 @@
 """Link costs between ranks from bandwidths inside and between nodes, and latencies."""
 
-import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,11 +12,6 @@ OTHER_NODE_LATENCY_SECONDS = 5e-6
 
 # Of links: a rank's own rows, those of another rank in its node, those of another node.
 KINDS = ("local", "same_node", "other_node")
-
-
-def host_memory_bytes() -> int:
-    """The physical memory of this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def link_matrix(node_of: Sequence[int], cost_by_kind: dict[str, float]) -> NDArray[np.float64]:

@@ -4,9 +4,10 @@ import re
 from collections.abc import Sequence
 
 from oper.base.errors import OperError
+from oper.base.free_memory import machine_memory_bytes
 from oper.base.units import GB
 from oper.topology.description import Description
-from oper.topology.links import host_memory_bytes, latency_seconds, link_matrix
+from oper.topology.links import latency_seconds, link_matrix
 
 PRESETS = ("dgx-a100", "dgx-h100", "2x4-a100", "4x4-a100", "cpu:N")  # as help and errors list them
 
@@ -48,7 +49,7 @@ def preset(spec: str) -> Description | None:
         ranks = int(match[1])
         _check_ranks(spec, ranks)
         bandwidth = {"local": CPU_LOCAL, "same_node": CPU_LOCAL}
-        memory_bytes = host_memory_bytes() // ranks
+        memory_bytes = machine_memory_bytes() // ranks
         return uniform(spec, [0] * ranks, bandwidth, CPU_ALLREDUCE, memory_bytes)
     return None
 

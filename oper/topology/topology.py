@@ -66,7 +66,7 @@ class Topology:
         return len(set(self.node_of))
 
     @property
-    def alike(self) -> bool:
+    def homogeneous(self) -> bool:
         """Whether all ranks are interchangeable: permuting ranks within nodes, and nodes, changes
         neither capacities nor link costs."""
         capacities = self.capacity if isinstance(self.capacity, tuple) else ()
@@ -80,7 +80,7 @@ class Topology:
         """Whether ranks with these capacities [M] cannot be told apart, and nearer rows are not
         dearer than farther ones."""
         cost = [self.link_cost[mask].max() for mask in self.masks().values() if mask.any()]
-        return self.alike and bool(np.ptp(capacity_bytes) == 0) and sorted(cost) == cost
+        return self.homogeneous and bool(np.ptp(capacity_bytes) == 0) and sorted(cost) == cost
 
     def transfer_seconds(self, bytes_by_link: NDArray[np.float64]) -> NDArray[np.float64]:
         """Seconds to bring bytes over each link, [reader, source] as they are; own ones on the

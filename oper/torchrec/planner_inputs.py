@@ -56,7 +56,7 @@ def profile_of(profile: Profile, tables: Sequence[Table]) -> Profile:
 def _part(profile: Profile, chosen: Sequence[int], tables: Sequence[Table]) -> Profile:
     """The counts of some of a profile's tables."""
     bagged = tuple(profile.bagged[n] for n in chosen)
-    containing = [profile.table_containing(n) for n in chosen if profile.bagged[n]]
+    samples_with_row = [profile.table_samples_with_row(n) for n in chosen if profile.bagged[n]]
     measured = profile.distinct
     per_table: dict[str, Any] = {
         name: tuple(values[n] for n in chosen)
@@ -67,7 +67,7 @@ def _part(profile: Profile, chosen: Sequence[int], tables: Sequence[Table]) -> P
         profile,
         tables=tuple(tables),
         accesses=np.concatenate([profile.table_accesses(n) for n in chosen]),
-        containing=np.concatenate([profile.containing[:0], *containing]),
+        samples_with_row=np.concatenate([profile.samples_with_row[:0], *samples_with_row]),
         bagged=bagged,
         distinct=measured and replace(measured, **per_table),
     )

@@ -16,7 +16,7 @@ from oper.base.errors import OperError
 from oper.plan.plan import Plan
 from oper.runtime.comm.group import Group
 from oper.torchrec.module_tables import first_names
-from oper.torchrec.sharded_modules import (
+from oper.torchrec.sharded_collections import (
     OperShardedEmbeddingBagCollection,
     OperShardedEmbeddingCollection,
 )

@@ -32,7 +32,7 @@ from oper.base.errors import OperError
 from oper.plan.plan import Plan, load_plan
 from oper.runtime.engine import EmbeddingEngine
 from oper.torchrec import module_tables
-from oper.torchrec.sharded_modules import (
+from oper.torchrec.sharded_collections import (
     OperShardedEmbeddingBagCollection,
     OperShardedEmbeddingCollection,
 )

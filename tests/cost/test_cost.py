@@ -50,17 +50,17 @@ def test_memory_of_the_allreduce(method: Method, memory_bytes: float) -> None:
     assert cost.memory_bytes(sums.total(np.array([False, True])), 2) == memory_bytes
 
 
-@pytest.mark.parametrize("containing", [0, 1, 3, 7])
-def test_touched_is_the_share_of_batches_that_contain_the_row(containing: int) -> None:
+@pytest.mark.parametrize("samples_with_row", [0, 1, 3, 7])
+def test_touched_is_the_share_of_batches_that_contain_the_row(samples_with_row: int) -> None:
     samples, batch, ranks = 7, 6, 2
     workload = Workload("training", "distinct", batch)
     reads, touched, union = expected_reads(
-        np.array([containing]), np.array([containing]), samples, workload, ranks
+        np.array([samples_with_row]), np.array([samples_with_row]), samples, workload, ranks
     )
 
     def share(drawn: int) -> float:
         draws = list(combinations(range(samples), drawn))
-        return sum(any(i < containing for i in draw) for draw in draws) / len(draws)
+        return sum(any(i < samples_with_row for i in draw) for draw in draws) / len(draws)
 
     assert touched[0] == pytest.approx(share(batch // ranks), abs=1e-9)
     assert union[0] == pytest.approx(share(batch), abs=1e-9)
@@ -79,12 +79,12 @@ def test_touched_is_binomial_where_the_batch_is_not_below_the_log() -> None:
 def test_touched_grows_with_the_batch_and_stays_a_chance(
     samples: int, share: float, part: float
 ) -> None:
-    containing = np.array([int(share * samples)])
+    samples_with_row = np.array([int(share * samples)])
     batch = max(int(part * samples), 2)
     workload = Workload("training", "raw", batch)
-    _, touched, union = expected_reads(containing, containing, samples, workload, 2)
+    _, touched, union = expected_reads(samples_with_row, samples_with_row, samples, workload, 2)
     assert 0 <= touched[0] <= union[0] <= min(1, 2 * touched[0]) + 1e-12
-    assert touched[0] <= batch / 2 * containing[0] / samples * (1 + 1e-4) + 1e-12
+    assert touched[0] <= batch / 2 * samples_with_row[0] / samples * (1 + 1e-4) + 1e-12
 
 
 @given(topologies(), workloads, st.integers(0, 2**32 - 1))
@@ -97,13 +97,11 @@ def test_cost_equals_the_sums_written_out(
     classes = make_classes(
         [900, 40, 7, 0], [1, 2, 3, 4], workload, M, widths=((64, 68), (16, 20)), width=[0, 1, 0, 1]
     )
-    groups = single_owner_sets(M) + everywhere_set(M)
+    sets = single_owner_sets(M) + everywhere_set(M)
     if not workload.training:
-        groups = groups + per_node_sets(topology)
-    counts = np.stack(
-        [rng.multinomial(n, np.full(len(groups), 1 / len(groups))) for n in classes.rows]
-    )
-    cost = evaluate(topology, workload, groups, classes.sums(counts), np.full(M, 1e9))
+        sets = sets + per_node_sets(topology)
+    counts = np.stack([rng.multinomial(n, np.full(len(sets), 1 / len(sets))) for n in classes.rows])
+    cost = evaluate(topology, workload, sets, classes.sums(counts), np.full(M, 1e9))
 
     L = topology.link_cost
     E, T, memory = np.zeros(M), np.zeros(M), np.zeros(M)
@@ -111,14 +109,14 @@ def test_cost_equals_the_sums_written_out(
     for c, g in np.argwhere(counts > 0):
         for _ in range(counts[c, g]):
             for i in range(M):
-                j = int(groups.path[g, i])
+                j = int(sets.source[g, i])
                 E[j] += L[j, j] * classes.S[c] * classes.R[c]
                 if i != j:
                     C[i, j] += L[i, j] * classes.S[c] * classes.R[c]
-                if workload.training and groups.copies[g] == 1:
+                if workload.training and sets.copies[g] == 1:
                     T[j] += L[j, j] * classes.S[c] * classes.D[c]
                     T[i] += L[i, j] * classes.S[c] * classes.D[c] if i != j else 0
-                memory[i] += classes.m[c] * groups.holds[g, i]
+                memory[i] += classes.m[c] * sets.holds[g, i]
     T += E + C.sum(axis=1)
     replicas = counts[:, M:].sum(axis=1)
     if workload.training and replicas.any():
@@ -151,7 +149,7 @@ def test_readers_take_their_own_copy_then_the_nearest() -> None:
     topology = Topology.load("2x4-a100")
     holds = np.zeros((1, 8), dtype=bool)
     holds[0, [1, 6]] = True
-    assert nearest_holder_sets(holds, topology).path.tolist() == [[1, 1, 1, 1, 6, 6, 6, 6]]
+    assert nearest_holder_sets(holds, topology).source.tolist() == [[1, 1, 1, 1, 6, 6, 6, 6]]
 
 
 def test_allreduce_bytes_follow_the_published_formulas() -> None:

@@ -66,7 +66,7 @@ def written_out(problem: ClassProblem, sets: HolderSets, counts: Ints, method: M
         single = sets.holds[g].sum() == 1
         bytes_read = n * S * (classes.R[c] + (classes.D[c] if training and single else 0))
         for r in range(M):
-            source = int(sets.path[g, r])
+            source = int(sets.source[g, r])
             E[source] += L[source, source] * bytes_read
             if source != r:
                 C[r, source] += L[r, source] * bytes_read
@@ -156,7 +156,7 @@ def test_exchanges_and_changes_of_replicas(
     M = problem.topology.ranks
     link = charges.set_link_seconds(sets).reshape(-1, M, M)
     for g, r, j in np.ndindex(*link.shape):
-        read = r != j and sets.path[g, r] == j
+        read = r != j and sets.source[g, r] == j
         assert link[g, r, j] == (problem.topology.link_cost[r, j] if read else 0.0)
 
 
@@ -169,7 +169,7 @@ def test_programme_and_prices(
     rows = pricing_items(problem.classes, topology, problem.workload, method)
     limits = (problem.capacity_bytes, problem.budget_bytes)
     master = RestrictedMaster(rows, topology, *limits, "time", np.zeros(M))
-    each = one_row_seconds(problem, master.groups, method)[master.bucket, master.group]
+    each = one_row_seconds(problem, master.holder_sets, method)[master.bucket, master.group]
     seconds = master._uses()[:, :M] * master.second / rows.rows[master.bucket, None]
     close(seconds, each)
 
@@ -177,7 +177,7 @@ def test_programme_and_prices(
     prices = DualPrices(random.random(M), np.zeros(M), 0.0)
     K = prices.read_prices(topology)
     each = one_row_seconds(problem, sets, method)
-    per_byte = np.array([sum(K[r, sets.path[g, r]] for r in range(M)) for g in range(len(sets))])
+    per_byte = np.array([sum(K[r, sets.source[g, r]] for r in range(M)) for g in range(len(sets))])
     owned = sets.copies == 1 if rows.training else np.ones(len(sets), dtype=bool)
     close(rows.weight_bytes[:, None] * per_byte[owned], (each @ prices.rank)[:, owned])
     if method != "none":
@@ -211,7 +211,7 @@ def test_replication_rule_and_bounds(
     weight = classes.traffic_bytes(workload)
     close(weight[:, None, None] * model.owned * model.second, owned)
     # A plan has rows: none of them takes less than the bound says.
-    assume(workload.training or (sets.path == np.arange(M))[sets.holds].all())
+    assume(workload.training or (sets.source == np.arange(M))[sets.holds].all())
     cost = evaluate(topology, workload, sets, classes.sums(counts), problem.capacity_bytes)
     bound, _ = hot_row(classes, topology, workload, problem.budget_bytes)
     assert cost.objective_seconds >= bound
@@ -228,7 +228,7 @@ def test_exact_programme(drawn: tuple[ClassProblem, HolderSets, Ints, Method]) -
     limits = (problem.capacity_bytes, problem.budget_bytes)
     found = milp.solve(sums, topology, problem.workload, *limits, 60, relative_gap=1e-9)
     assert found.status == "optimal"
-    assert found.groups is not None
+    assert found.holder_sets is not None
     assert found.bound_seconds == pytest.approx(found.objective_seconds, rel=1e-6)
 
 

@@ -50,7 +50,7 @@ def test_most_ranks_and_slots():
         **{
             **vars(layout),
             "slots": np.full((1, ranks), 2**40),
-            "path": np.full((5, ranks), 3, np.uint16),
+            "source": np.full((5, ranks), 3, np.uint16),
             "holds": np.eye(1, ranks, 3, dtype=bool).repeat(5, axis=0),
             "base": np.full((5, ranks), SLOT_MASK - 2**37),
             "orders": (rng.permutation(ranks).astype(np.uint16), np.array([65_535], np.uint16)),

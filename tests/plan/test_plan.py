@@ -34,11 +34,11 @@ def a_profile(seed: int, tables: tuple[Table, ...] = TABLES, zipf: float = 1.5) 
     accesses = rng.zipf(zipf, rows).clip(1, 4000).astype(np.uint32) - np.uint32(1)
     bagged = BAGGED[: len(tables)]
     offsets = np.r_[0, np.cumsum([t.rows for t in tables])]
-    containing = [
+    samples_with_row = [
         np.minimum(accesses[offsets[n] : offsets[n + 1]], 30) if bag else accesses[:0]
         for n, bag in enumerate(bagged)
     ]
-    return Profile(tables, 10_000, accesses, np.concatenate(containing), bagged)
+    return Profile(tables, 10_000, accesses, np.concatenate(samples_with_row), bagged)
 
 
 def save_plan(folder: Path, profile: Profile, topology: str = "2x2-a100", **asked: Any) -> Path:

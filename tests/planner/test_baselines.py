@@ -30,13 +30,13 @@ def sums_by_row(problem: Problem, profile: Profile, owner: np.ndarray) -> Sums:
     m = np.repeat([float(table.memory_bytes(mode)) for table in profile.tables], repeat)
     S = np.repeat([float(table.row_bytes) for table in profile.tables], repeat)
     accesses = profile.accesses.astype(np.int64)
-    containing = accesses.copy()
+    samples_with_row = accesses.copy()
     for t, has in enumerate(profile.bagged):
         if has:
-            first = profile.containing_offsets[t]
-            part = profile.containing[first : first + profile.tables[t].rows]
-            containing[profile.offsets[t] : profile.offsets[t + 1]] = part
-    R, D, U = expected_reads(accesses, containing, profile.samples, problem.workload, ranks)
+            first = profile.samples_with_row_offsets[t]
+            part = profile.samples_with_row[first : first + profile.tables[t].rows]
+            samples_with_row[profile.offsets[t] : profile.offsets[t + 1]] = part
+    R, D, U = expected_reads(accesses, samples_with_row, profile.samples, problem.workload, ranks)
     values = [np.ones(len(S)), m, S, accesses, R, S * R, S * D, S * U, (S + 4) * D]
     return Sums(
         *(np.bincount(owner, value, minlength=ranks).astype(np.float64) for value in values)
@@ -184,24 +184,22 @@ def test_paper_places_every_row_and_keeps_the_budget(
     problem = profile_problem(profile, topology, mode, extra)
     found = p.paper(problem)
     assert found.cells is not None
-    classes, groups = problem.classes, found.groups
-    placed = found.cells.dense(len(classes), len(groups))
+    classes, sets = problem.classes, found.holder_sets
+    placed = found.cells.dense(len(classes), len(sets))
     np.testing.assert_array_equal(placed.sum(axis=1), classes.rows)
     assert_same_sums(found.sums, classes.sums(placed))
-    assert_readable(groups)
+    assert_readable(sets)
     if mode == "training":
-        assert set(groups.copies) <= {1, problem.topology.ranks}
+        assert set(sets.copies) <= {1, problem.topology.ranks}
     cost = price_baseline(problem, found)
     assert cost.extra_bytes <= problem.budget_bytes * (1 + 1e-12)
 
 
-def assert_readable(groups: HolderSets) -> None:
+def assert_readable(sets: HolderSets) -> None:
     """Every path ends at a holder, and every holder reads its own copy."""
-    reader = np.arange(groups.path.shape[1])
-    assert np.take_along_axis(groups.holds, groups.path.astype(int), axis=1).all()
-    assert (
-        groups.path[groups.holds] == np.broadcast_to(reader, groups.path.shape)[groups.holds]
-    ).all()
+    reader = np.arange(sets.source.shape[1])
+    assert np.take_along_axis(sets.holds, sets.source.astype(int), axis=1).all()
+    assert (sets.source[sets.holds] == np.broadcast_to(reader, sets.source.shape)[sets.holds]).all()
 
 
 def test_backtracking_keeps_the_best_round() -> None:

@@ -15,10 +15,10 @@ from oper.base.units import parse_seconds
 from oper.logs import LogOptions, RowReader, open_log, prepare
 from oper.profiling.counting import CountOptions, count, profile, provenance
 from oper.profiling.distinct_rows import expected_rows
+from oper.profiling.equal_windows import EqualWindows
 from oper.profiling.profile import Profile, merge
 from oper.profiling.sampling import Sampling, hot_missed, poisson_mixture
 from oper.profiling.time_windows import TimeWindows
-from oper.profiling.windows import EqualWindows
 from oper.tables.table import Table
 
 JAGGED = LogOptions(values=("item",), lengths=("lengths",))
@@ -62,7 +62,7 @@ def test_sessions_equal_numpy(shared_data: Path, batch_rows: int) -> None:
     rows = int(items.max()) + 1
     np.testing.assert_array_equal(made.accesses, np.bincount(items, minlength=rows))
     pairs = np.unique(np.repeat(np.arange(len(lengths)), lengths) * rows + items)
-    np.testing.assert_array_equal(made.containing, np.bincount(pairs % rows, minlength=rows))
+    np.testing.assert_array_equal(made.samples_with_row, np.bincount(pairs % rows, minlength=rows))
     assert made.bagged == (True,)
     assert made.samples == len(lengths)
 
@@ -77,7 +77,7 @@ def test_two_features_of_one_table(tmp_path: Path) -> None:
     made = count(RowReader(log, prepared))[0]
     assert made.bagged == (True, False)
     assert made.accesses.tolist() == [1, 3, 1, 0, 0, 0, 0, 0, 4]
-    assert made.table_containing(0).tolist() == [1, 2, 1]
+    assert made.table_samples_with_row(0).tolist() == [1, 2, 1]
 
 
 def test_python_api_counts_keyed_jagged_tensors(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_python_api_counts_keyed_jagged_tensors(tmp_path: Path) -> None:
     made = profile(iter(batches), tables)
     assert made.samples == 4
     assert made.accesses.tolist() == [1, 2, 1, 0, 1, 2, 1]
-    assert made.containing.tolist() == [1, 1, 1, 0]
+    assert made.samples_with_row.tolist() == [1, 1, 1, 0]
     again = profile(batches, made, batch_size=2, ranks=2)
     assert again.digest != made.digest
     assert again.accesses.tolist() == made.accesses.tolist()
@@ -134,7 +134,9 @@ def test_equal_windows_cover_the_log(
     together = merge(parts)
     assert together.samples == len(lengths)
     np.testing.assert_array_equal(together.accesses, whole.accesses)
-    np.testing.assert_array_equal(together.table_containing(0), whole.table_containing(0))
+    np.testing.assert_array_equal(
+        together.table_samples_with_row(0), whole.table_samples_with_row(0)
+    )
 
 
 def test_windows_by_time_whatever_the_order(tmp_path: Path) -> None:

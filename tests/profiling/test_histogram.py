@@ -14,13 +14,13 @@ from oper.profiling.histogram import histogram
 ALL_BITS = {np.uint32: 2**32 - 1, np.uint64: 2**64 - 1}
 
 
-def reference(accesses, containing, offsets, containing_offsets):
-    """Rows of each (piece, accesses, containing) as a list of tuples, in the order promised."""
+def reference(accesses, samples_with_row, offsets, samples_with_row_offsets):
+    """Rows of each (piece, accesses, samples with it) as a list of tuples, as ordered."""
     found = []
     for piece, (begin, end) in enumerate(pairwise(offsets)):
         a = accesses[begin:end]
-        start, stop = containing_offsets[piece : piece + 2]
-        c = containing[start:stop] if stop > start else a
+        start, stop = samples_with_row_offsets[piece : piece + 2]
+        c = samples_with_row[start:stop] if stop > start else a
         pairs, rows = np.unique(np.stack([a, c], axis=1), axis=0, return_counts=True)
         found += [
             (piece, int(p[0]), int(p[1]), int(n))
@@ -37,10 +37,10 @@ def counters(rng, pieces, dtype, largest):
     """Counters of pieces of (rows, bagged), most of them small, with a few up to `largest`."""
     offsets = np.r_[0, np.cumsum([rows for rows, _ in pieces])].astype(np.int64)
     kept = [rows if bagged else 0 for rows, bagged in pieces]
-    containing_offsets = np.r_[0, np.cumsum(kept)].astype(np.int64)
+    samples_with_row_offsets = np.r_[0, np.cumsum(kept)].astype(np.int64)
     total = int(offsets[-1])
     accesses = rng.zipf(1.3, total).clip(1, largest).astype(dtype) - dtype(1)
-    containing = np.concatenate(
+    samples_with_row = np.concatenate(
         [
             np.minimum(accesses[begin:end], rng.integers(0, 100, end - begin).astype(dtype))
             if bagged
@@ -49,7 +49,7 @@ def counters(rng, pieces, dtype, largest):
         ]
         + [accesses[:0]]
     )
-    return accesses, containing, offsets, containing_offsets
+    return accesses, samples_with_row, offsets, samples_with_row_offsets
 
 
 @given(

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from oper.base.errors import OperError
 from oper.files.storage import atomic_folder
 from oper.profiling import profile as profiles
+from oper.profiling.counter_arrays import new_counters
 from oper.profiling.distinct_rows import Distinct
 from oper.profiling.profile import Profile, merge, window_name, write_windows
-from oper.profiling.row_counts import new_counters
 from oper.tables.table import Table
 from tests.support.planner.profiles import make_profile
 
@@ -24,8 +24,8 @@ from tests.support.planner.profiles import make_profile
 def same(one: Profile, other: Profile) -> None:
     assert (one.tables, one.samples, one.bagged) == (other.tables, other.samples, other.bagged)
     np.testing.assert_array_equal(one.accesses, other.accesses)
-    np.testing.assert_array_equal(one.containing, other.containing)
-    assert one.accesses.dtype == one.containing.dtype == other.accesses.dtype
+    np.testing.assert_array_equal(one.samples_with_row, other.samples_with_row)
+    assert one.accesses.dtype == one.samples_with_row.dtype == other.accesses.dtype
     assert one.distinct == other.distinct
     assert one.digest == other.digest
 
@@ -43,7 +43,10 @@ def save_windows(folder: Path, windows: list[Profile]) -> None:
 @pytest.mark.parametrize("mmap", [False, True])
 def test_saved_and_opened(tmp_path: Path, bags: bool, dtype: type, mmap: bool) -> None:
     made = make_profile(1, bags=bags)
-    made.accesses, made.containing = made.accesses.astype(dtype), made.containing.astype(dtype)
+    made.accesses, made.samples_with_row = (
+        made.accesses.astype(dtype),
+        made.samples_with_row.astype(dtype),
+    )
     made.source = {"files": ["a.npz"]}
     made.distinct = Distinct(64, 4, (0.5,) * 4, (0.25,) * 4, 3, (1.5,) * 4, (2.0,) * 4)
     digest = made.digest  # before it is written, from memory
@@ -55,8 +58,10 @@ def test_saved_and_opened(tmp_path: Path, bags: bool, dtype: type, mmap: bool) -
     assert opened.source == made.source
     assert isinstance(opened.accesses, np.memmap) == mmap
     for table in range(4):
-        np.testing.assert_array_equal(opened.table_containing(table), made.table_containing(table))
-        assert len(opened.table_containing(table)) == made.tables[table].rows
+        np.testing.assert_array_equal(
+            opened.table_samples_with_row(table), made.table_samples_with_row(table)
+        )
+        assert len(opened.table_samples_with_row(table)) == made.tables[table].rows
 
 
 def test_folder_depends_on_the_counts_alone(tmp_path: Path) -> None:
@@ -91,8 +96,8 @@ def test_merging_adds(bags: list[bool], seed: int) -> None:
         whole.accesses, np.sum([p.accesses for p in parts], axis=0, dtype=np.int64)
     )
     np.testing.assert_array_equal(
-        whole.table_containing(1),
-        np.sum([p.table_containing(1) for p in parts], axis=0, dtype=np.int64),
+        whole.table_samples_with_row(1),
+        np.sum([p.table_samples_with_row(1) for p in parts], axis=0, dtype=np.int64),
     )
 
 
@@ -105,7 +110,7 @@ def test_merging_widens_and_may_use_files(tmp_path: Path) -> None:
         assert isinstance(whole.accesses, np.memmap)
         whole.write(folder)
     opened = Profile.open(tmp_path / "sum", check=True)
-    assert opened.accesses.dtype == opened.containing.dtype == np.uint64
+    assert opened.accesses.dtype == opened.samples_with_row.dtype == np.uint64
     assert opened.accesses[3] == (1 << 33) - 2
     assert sorted(p.name for p in (tmp_path / "sum").iterdir()) == [
         "accesses.npy",

@@ -278,7 +278,7 @@ def test_torchrun_ranks_count_parts(run: Any, tmp_path: Path) -> None:
     assert both.tables == one.tables
     assert both.samples == said["samples"] == 1500
     np.testing.assert_array_equal(both.accesses, one.accesses)
-    np.testing.assert_array_equal(both.table_containing(0), one.table_containing(0))
+    np.testing.assert_array_equal(both.table_samples_with_row(0), one.table_samples_with_row(0))
     assert both.distinct is not None
     assert both.distinct.batches == 30
     assert sorted(p.name for p in tmp_path.iterdir()) == ["both", "log", "main.py", "one"]

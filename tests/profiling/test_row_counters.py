@@ -1,4 +1,4 @@
-"""The kernels that count a batch, against NumPy: accesses, containing samples, distinct rows."""
+"""The kernels that count a batch, against NumPy: accesses, samples with the row, distinct rows."""
 
 import itertools
 from collections.abc import Sequence
@@ -39,13 +39,13 @@ def sample_rows(drawn: Drawn, batch: Batch, table: int) -> list[list[int]]:
 
 
 def reference(drawn: Drawn, table: int) -> tuple[np.ndarray, np.ndarray]:
-    """accesses, containing of a table's rows."""
-    accesses, containing = np.zeros((2, drawn.tables[table].rows), np.int64)
+    """accesses, samples with the row, of a table's rows."""
+    accesses, samples_with_row = np.zeros((2, drawn.tables[table].rows), np.int64)
     for batch in drawn.batches:
         for rows in sample_rows(drawn, batch, table):
             np.add.at(accesses, rows, 1)
-            containing[list(set(rows))] += 1
-    return accesses, containing
+            samples_with_row[list(set(rows))] += 1
+    return accesses, samples_with_row
 
 
 @st.composite
@@ -87,9 +87,9 @@ def test_counts_equal_the_reference(drawn: Drawn) -> None:
     profile = counted(drawn).profile({})
     assert profile.samples == sum(batch.samples for batch in drawn.batches)
     for table in range(len(drawn.tables)):
-        accesses, containing = reference(drawn, table)
+        accesses, samples_with_row = reference(drawn, table)
         np.testing.assert_array_equal(profile.table_accesses(table), accesses)
-        np.testing.assert_array_equal(profile.table_containing(table), containing)
+        np.testing.assert_array_equal(profile.table_samples_with_row(table), samples_with_row)
         several = any(len(r) > 1 for b in drawn.batches for r in sample_rows(drawn, b, table))
         assert profile.bagged[table] == several
 
@@ -115,7 +115,7 @@ def test_large_batch_over_all_parts(threads: int, bag: int | None) -> None:
     if bag:
         pairs = np.unique(np.repeat(np.arange(samples), bag) * rows + ids)
         np.testing.assert_array_equal(
-            counters.containing, np.bincount(pairs % rows, minlength=rows)
+            counters.samples_with_row, np.bincount(pairs % rows, minlength=rows)
         )
 
 
@@ -143,9 +143,9 @@ def kernel(
 ) -> None:
     arguments = {
         "accesses": torch.zeros(4, dtype=torch.uint32),
-        "containing": torch.zeros(0, dtype=torch.uint32),
+        "samples_with_row": torch.zeros(0, dtype=torch.uint32),
         "offsets": torch.tensor([0, 4]),
-        "containing_start": torch.tensor([-1]),
+        "samples_with_row_start": torch.tensor([-1]),
         "values": [torch.tensor(values)],
         "lengths": [torch.tensor(lengths, dtype=torch.int32)],
         "table_of": torch.tensor([0]),
@@ -162,7 +162,7 @@ def kernel(
         ([1, 2, 3], [], {}, ValueError),  # not one a sample
         ([1, 2], [1, 1, 0], {}, ValueError),
         ([1, 2], [1, 1], {"offsets": torch.tensor([0, 5])}, ValueError),
-        ([1, 2], [1, 1], {"containing_start": torch.tensor([0])}, ValueError),
+        ([1, 2], [1, 1], {"samples_with_row_start": torch.tensor([0])}, ValueError),
         ([1, 2], [1, 1], {"table_of": torch.tensor([1])}, IndexError),
         ([1, 2], [1, 1], {"accesses": torch.zeros(4)}, TypeError),
         ([1, 2], [1, 1], {"values": [torch.tensor([1.0, 2.0])]}, TypeError),
@@ -203,8 +203,8 @@ def test_counters_widen_before_they_overflow() -> None:
     counters.add(bag, {"t": 0})
     counters.add(bag, {"t": 0})
     assert counters.accesses.tolist() == [most - 4 + 6, 4, 0]
-    assert counters.containing.tolist() == [4, 4, 0]
-    assert counters.accesses.dtype == counters.containing.dtype == np.uint64
+    assert counters.samples_with_row.tolist() == [4, 4, 0]
+    assert counters.accesses.dtype == counters.samples_with_row.dtype == np.uint64
 
 
 def test_many_accesses_of_many_rows_do_not_widen() -> None:
@@ -223,7 +223,11 @@ def test_counters_beyond_the_limit_lie_in_files(tmp_path) -> None:
         {"t": Jagged(np.array([0, 2]), np.array([2], np.int32)), "u": Jagged(np.array([1]))},
         Location("drawn"),
     )
-    for limit, mapped in ((None, []), (32, ["containing.npy"]), (0, ["accesses", "containing"])):
+    for limit, mapped in (
+        (None, []),
+        (32, ["containing.npy"]),
+        (0, ["accesses", "containing"]),
+    ):
         folder = tmp_path / str(limit)
         counters = RowCounters(tables, Memory(limit), folder)
         counters.add(one, {"t": 0, "u": 1})
@@ -231,9 +235,9 @@ def test_counters_beyond_the_limit_lie_in_files(tmp_path) -> None:
         found = sorted(p.stem for p in folder.glob("*")) if folder.exists() else []
         assert found == [name.removesuffix(".npy") for name in mapped]
         assert counters.accesses.tolist() == [1, 0, 2, 0, 1, 0, 0, 1]
-        assert counters.containing.tolist() == [1, 0, 2]
+        assert counters.samples_with_row.tolist() == [1, 0, 2]
         counters.accesses[0] = counters.bound = (1 << 32) - 1
         counters.add(two, {"t": 0, "u": 1})  # widened, in the place where they lie
         assert counters.accesses.dtype == np.uint64
         assert counters.accesses.tolist() == [1 << 32, 0, 3, 0, 2, 0, 0, 1]
-        assert counters.containing.tolist() == [2, 0, 3]
+        assert counters.samples_with_row.tolist() == [2, 0, 3]

@@ -139,19 +139,19 @@ def test_counts_do_not_depend_on_the_number_of_threads() -> None:
             torch.set_num_threads(threads)
             counts = torch.zeros(law.rows, dtype=torch.uint32)
             native.ops().draw_counts(counts, 10**6, *law.arguments, SCATTERED, 1, True, 2)
-            containing = torch.zeros_like(counts)
-            native.ops().containing_of(containing, counts, 10**5, 12, 3)
-            drawn.append((counts.numpy().copy(), containing.numpy().copy()))
+            samples_with_row = torch.zeros_like(counts)
+            native.ops().samples_with_row_of(samples_with_row, counts, 10**5, 12, 3)
+            drawn.append((counts.numpy().copy(), samples_with_row.numpy().copy()))
     finally:
         torch.set_num_threads(before)
-    for counts_, containing_ in drawn[1:]:
+    for counts_, samples_with_row_ in drawn[1:]:
         np.testing.assert_array_equal(counts_, drawn[0][0])
-        np.testing.assert_array_equal(containing_, drawn[0][1])
+        np.testing.assert_array_equal(samples_with_row_, drawn[0][1])
 
 
 @pytest.mark.parametrize("slots", [0, 2, 10])
 @pytest.mark.parametrize("accesses", [2, 40, 70])
-def test_containing_is_the_number_of_bags_hit(accesses: int, slots: int) -> None:
+def test_samples_with_row_are_the_bags_hit(accesses: int, slots: int) -> None:
     samples, repeats = 60, 5000
     random = np.random.default_rng(accesses)
     hit = np.empty(repeats)
@@ -162,19 +162,24 @@ def test_containing_is_the_number_of_bags_hit(accesses: int, slots: int) -> None
             bags = random.integers(samples, size=accesses)
         hit[i] = len(np.unique(bags))
     counts = torch.full((repeats,), accesses, dtype=torch.uint32)
-    containing = torch.zeros_like(counts)
-    native.ops().containing_of(containing, counts, samples, slots, 9)
-    drawn = containing.numpy().astype(np.int64)
+    samples_with_row = torch.zeros_like(counts)
+    native.ops().samples_with_row_of(samples_with_row, counts, samples, slots, 9)
+    drawn = samples_with_row.numpy().astype(np.int64)
     error = np.std(hit) * (2 / repeats) ** 0.5
     assert abs(drawn.mean() - hit.mean()) < 4 * error + 1e-9
     assert np.std(drawn) == pytest.approx(np.std(hit), rel=0.2 if accesses == 2 else 0.06)
 
 
 @given(st.integers(0, 5000), st.integers(1, 60), st.sampled_from([0, 1, 3, 100]))
-def test_containing_is_possible(accesses: int, samples: int, slots: int) -> None:
+def test_samples_with_row_are_possible(accesses: int, samples: int, slots: int) -> None:
     accesses = min(accesses, samples * slots) if slots else accesses
     counts = torch.full((50,), accesses, dtype=torch.uint64)
-    containing = torch.zeros_like(counts)
-    drawn = native.ops().containing_of(containing, counts, samples, slots, 1).numpy().astype(int)
+    samples_with_row = torch.zeros_like(counts)
+    drawn = (
+        native.ops()
+        .samples_with_row_of(samples_with_row, counts, samples, slots, 1)
+        .numpy()
+        .astype(int)
+    )
     assert (drawn <= min(accesses, samples)).all()
     assert (drawn >= (-(-accesses // slots) if slots else min(accesses, 1))).all()

@@ -137,7 +137,7 @@ def test_profiles_count_like_logs() -> None:
         contained = np.bincount(pairs[1], minlength=rows)
         for drawn, real in (
             (profile.table_accesses(table), logged),
-            (profile.table_containing(table), contained),
+            (profile.table_samples_with_row(table), contained),
         ):
             difference = drawn.astype(np.float64) - real
             # Two independent counts of one mean differ by about the root of their sum.

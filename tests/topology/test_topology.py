@@ -55,7 +55,7 @@ def written(folder: Path, **changes: object) -> Path:
 )
 def test_presets(spec: str, ranks: int, nodes: int, link: float, allreduce: float) -> None:
     topology = Topology.load(spec)
-    assert (topology.ranks, topology.nodes, topology.alike) == (ranks, nodes, True)
+    assert (topology.ranks, topology.nodes, topology.homogeneous) == (ranks, nodes, True)
     assert topology.link_cost[0, 1] == pytest.approx(1 / link)
     assert topology.allreduce_bandwidth == allreduce
     assert topology.latency_seconds == (2e-6 if nodes == 1 else 5e-6)
@@ -75,19 +75,19 @@ def test_unknown_topologies_are_refused(spec: str) -> None:
         Topology.load(spec)
 
 
-# alike
+# homogeneous
 
 
-def test_alike_needs_equal_links_nodes_and_capacities() -> None:
+def test_homogeneous_needs_equal_links_nodes_and_capacities() -> None:
     base = Topology.load("2x2-a100")
-    assert base.with_capacity("64GB").alike
-    assert base.with_capacity("1.5").alike
-    assert not base.with_capacity("64GB,64GB,64GB,32GB").alike
+    assert base.with_capacity("64GB").homogeneous
+    assert base.with_capacity("1.5").homogeneous
+    assert not base.with_capacity("64GB,64GB,64GB,32GB").homogeneous
     content = base.to_dict() | {"node_of": [0, 0, 0, 1]}
-    assert not Topology.from_dict(content).alike
+    assert not Topology.from_dict(content).homogeneous
     links = base.link_cost.copy()
     links[2, 1] *= 1.01
-    assert not Topology.from_dict(base.to_dict() | {"link_cost": links.tolist()}).alike
+    assert not Topology.from_dict(base.to_dict() | {"link_cost": links.tolist()}).homogeneous
 
 
 def test_link_costs_cannot_be_changed() -> None:
@@ -304,7 +304,7 @@ def test_measured_ranks_make_a_topology(tmp_path: Path, ranks: int) -> None:
     path = tmp_path / "here.yaml"
     path.write_text(measurement.to_yaml("here"))
     topology = Topology.load(str(path))
-    assert (topology.ranks, topology.nodes, topology.alike) == (ranks, 1, True)
+    assert (topology.ranks, topology.nodes, topology.homogeneous) == (ranks, 1, True)
     assert topology.device_memory_bytes is not None
     assert topology.link_cost == pytest.approx(measurement.topology("here").link_cost, rel=0.01)
     path.write_text(measurement.to_yaml("here", per_pair=True))

@@ -31,13 +31,13 @@ def a_profile(*tables: Table, seed: int = 0) -> Profile:
     rows = sum(table.rows for table in tables)
     counts = (random.zipf(1.3, rows) % 4000).astype(np.uint32)
     bagged = tuple(n % 2 == 0 for n in range(len(tables)))
-    containing = [np.zeros(0, np.uint32)]
+    samples_with_row = [np.zeros(0, np.uint32)]
     first = 0
     for table, has in zip(tables, bagged, strict=True):
         if has:
-            containing.append(counts[first : first + table.rows] // 2)
+            samples_with_row.append(counts[first : first + table.rows] // 2)
         first += table.rows
-    return Profile(tables, SAMPLES, counts, np.concatenate(containing), bagged)
+    return Profile(tables, SAMPLES, counts, np.concatenate(samples_with_row), bagged)
 
 
 @pytest.fixture
@@ -185,4 +185,4 @@ def test_some_of_a_profiles_tables():
     assert part.bagged == (True, True, False, True)
     for mine, n in enumerate((0, 2, 3, 4)):
         assert (part.table_accesses(mine) == whole.table_accesses(n)).all()
-        assert (part.table_containing(mine) == whole.table_containing(n)).all()
+        assert (part.table_samples_with_row(mine) == whole.table_samples_with_row(n)).all()

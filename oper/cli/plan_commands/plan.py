@@ -54,13 +54,13 @@ def make(
 ) -> None:
     """Plan the placement of every row and certify how far it is from optimal."""
     from oper.cost.workload import Workload
-    from oper.files.storage import check_place
+    from oper.files.storage import check_output
     from oper.plan.plan import FORMAT
     from oper.planner.make_plan import make_plan
     from oper.planner.problem.problem import Settings
     from oper.profiling.profile import Profile
 
-    check_place(output, FORMAT, force)
+    check_output(output, FORMAT, force)
     settings = Settings(
         parse_share(extra_memory, "--extra-memory"),
         parse_share(threshold, "--threshold"),

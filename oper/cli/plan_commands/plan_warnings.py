@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from oper.cli.shared.formatting import plural
 
 if TYPE_CHECKING:
-    from oper.planner.planner import Planned
+    from oper.planner.make_placement import Planned
     from oper.profiling.profile import Profile
 
 

@@ -27,19 +27,19 @@ class Cells:
     group: Ints
     rows: Ints
 
-    def dense(self, classes: int, groups: int) -> Ints:
+    def dense(self, classes: int, sets: int) -> Ints:
         """Rows of each class in each holder set, [C, G]."""
-        counts = np.zeros((classes, groups), dtype=np.int64)
+        counts = np.zeros((classes, sets), dtype=np.int64)
         np.add.at(counts, (self.class_of, self.group), self.rows)
         return counts
 
-    def sums(self, classes: Classes, groups: int) -> Sums:
+    def sums(self, classes: Classes, sets: int) -> Sums:
         """Sums of the holder sets, without the dense matrix."""
         one = classes.row_sums
 
         def total(per_row: Floats) -> Floats:
             totals = self.rows * per_row[self.class_of]
-            return np.bincount(self.group, totals, minlength=groups).astype(np.float64)
+            return np.bincount(self.group, totals, minlength=sets).astype(np.float64)
 
         return Sums(*(total(getattr(one, f.name)) for f in fields(Sums)))
 
@@ -66,7 +66,7 @@ class Baseline:
     """
 
     name: str
-    groups: HolderSets
+    holder_sets: HolderSets
     sums: Sums
     cells: Cells | None = None
     pieces: Pieces | None = None
@@ -86,7 +86,7 @@ def price_baseline(problem: ClassProblem, baseline: Baseline) -> Cost:
     return evaluate(
         problem.topology,
         problem.workload,
-        baseline.groups,
+        baseline.holder_sets,
         baseline.sums,
         problem.capacity_bytes,
     )
@@ -114,9 +114,9 @@ def count_pieces(problem: Problem, first: Ints) -> PieceCounts:
     """The rows of each class in pieces that begin at rows `first` [P + 1]."""
     profile, table = problem.profile, piece_tables(problem.profile, first)
     bagged = np.asarray(profile.bagged)[table]
-    containing_first = np.concatenate([[0], np.cumsum(np.where(bagged, np.diff(first), 0))])
+    samples_with_row_first = np.concatenate([[0], np.cumsum(np.where(bagged, np.diff(first), 0))])
     piece, accesses, samples_with_row, rows = histogram(
-        profile.accesses, profile.containing, first, containing_first
+        profile.accesses, profile.samples_with_row, first, samples_with_row_first
     )
     class_of = classes_of_counts(problem.classes, table[piece], accesses, samples_with_row)
     return PieceCounts(piece, class_of, rows)
@@ -151,5 +151,5 @@ def single_owner_baseline(
     name: str, problem: ClassProblem, cells: Cells, pieces: Pieces | None = None
 ) -> Baseline:
     """A baseline without replicas: the holder sets of its cells are the ranks."""
-    groups = single_owner_sets(problem.ranks)
-    return Baseline(name, groups, cells.sums(problem.classes, len(groups)), cells, pieces)
+    sets = single_owner_sets(problem.ranks)
+    return Baseline(name, sets, cells.sums(problem.classes, len(sets)), cells, pieces)

@@ -28,7 +28,7 @@ def milp(problem: ClassProblem, limit_seconds: float) -> Baseline:
         problem.budget_bytes,
         limit_seconds,
     )
-    if found.groups is None:
+    if found.holder_sets is None:
         status: Literal["time_limit", "infeasible"] = (
             "infeasible" if found.status == "infeasible" else "time_limit"
         )
@@ -46,4 +46,4 @@ def milp(problem: ClassProblem, limit_seconds: float) -> Baseline:
         "solver_gap": found.gap,
         "solver_bound_seconds": found.bound_seconds,
     }
-    return Baseline("milp", found.groups, sums, cells, notes=notes)
+    return Baseline("milp", found.holder_sets, sums, cells, notes=notes)

@@ -51,22 +51,22 @@ def paper(problem: ClassProblem) -> Baseline:
     parts = placed.partitions
     traffic = partition_totals(parts, problem.classes.S * problem.classes.R)
     if problem.workload.training:
-        path = replicate_training(problem, parts, placed.owner)
+        source = replicate_training(problem, parts, placed.owner)
     else:
-        path = replicate_inference(problem, parts.bytes, traffic, placed.owner)
-    groups, group_of = path_groups(path)
+        source = replicate_inference(problem, parts.bytes, traffic, placed.owner)
+    sets, group_of = sets_by_source(source)
     cells = Cells(parts.run_class, group_of[parts.run_partition], parts.run_rows)
     notes = {"threshold": parts.threshold, "partitions": len(parts), "balance": placed.balance}
-    return Baseline("paper", groups, cells.sums(problem.classes, len(groups)), cells, notes=notes)
+    return Baseline("paper", sets, cells.sums(problem.classes, len(sets)), cells, notes=notes)
 
 
-def path_groups(path: Ints) -> tuple[HolderSets, Ints]:
+def sets_by_source(source: Ints) -> tuple[HolderSets, Ints]:
     """Holder sets, single owners first, and that of each partition, [P], from the ranks that each
-    rank reads it from, `path` [P, M]."""
-    ranks = path.shape[1]
-    several = (path != path[:, :1]).any(axis=1)
-    copied, at = np.unique(path[several], axis=0, return_inverse=True)
-    group_of = path[:, 0].copy()
+    rank reads it from, `source` [P, M]."""
+    ranks = source.shape[1]
+    several = (source != source[:, :1]).any(axis=1)
+    copied, at = np.unique(source[several], axis=0, return_inverse=True)
+    group_of = source[:, 0].copy()
     group_of[several] = ranks + at.ravel()
     copies = HolderSets(copied.astype(np.uint16), copied == np.arange(ranks))
     return single_owner_sets(ranks) + copies, group_of
@@ -132,9 +132,9 @@ def replicate_training(problem: ClassProblem, parts: Partitions, owner: Ints) ->
     """The rank that each rank reads a partition from, [P, M], by the printed rule: hottest first,
     partitions go to all ranks or stay with one."""
     topology, ranks = problem.topology, problem.topology.ranks
-    path = np.repeat(owner[:, None], ranks, axis=1)
+    source = np.repeat(owner[:, None], ranks, axis=1)
     if ranks == 1:
-        return path
+        return source
     least = published_replication_frequency(topology, problem.workload.batch_size)
     rows = partition_totals(parts, np.ones(len(problem.classes)))
     frequency = parts.accesses / rows / max(problem.classes.samples, 1)
@@ -148,8 +148,8 @@ def replicate_training(problem: ClassProblem, parts: Partitions, owner: Ints) ->
         budget -= (ranks - 1) * size
         for rank in others:
             free[rank] -= size
-        path[p] = np.arange(ranks)
-    return path
+        source[p] = np.arange(ranks)
+    return source
 
 
 def replicate_inference(
@@ -163,7 +163,7 @@ def replicate_inference(
     """
     ranks = problem.topology.ranks
     link = Charges.of(problem.topology).reader_seconds.tolist()
-    path = np.repeat(owner[:, None], ranks, axis=1).tolist()
+    source = np.repeat(owner[:, None], ranks, axis=1).tolist()
     size, traffic = size_bytes.tolist(), traffic_bytes.tolist()
     free, budget = memory_left(problem, size_bytes, owner), problem.budget_bytes
     order = np.argsort(-(traffic_bytes / size_bytes), kind="stable")
@@ -182,15 +182,15 @@ def replicate_inference(
         heap = waiting[g][t]
         while heap:
             p: int = order[heap[0]]
-            if path[p][g] == t and size[p] <= min(free[g], budget):
+            if source[p][g] == t and size[p] <= min(free[g], budget):
                 return p
             heapq.heappop(heap)
         return None
 
-    def read_from(i: int, p: int, source: int) -> None:
-        cost[i][path[p][i]] -= traffic[p] * link[i][path[p][i]]
-        cost[i][source] += traffic[p] * link[i][source]
-        path[p][i] = source
+    def read_from(i: int, p: int, new: int) -> None:
+        cost[i][source[p][i]] -= traffic[p] * link[i][source[p][i]]
+        cost[i][new] += traffic[p] * link[i][new]
+        source[p][i] = new
 
     active = list(range(ranks)) if ranks > 1 else []
     while active:
@@ -204,8 +204,8 @@ def replicate_inference(
             free[g] -= size[found]
             budget -= size[found]
             for i in nearer[g]:
-                source = path[found][i]
-                if source != i and link[i][g] < link[i][source]:
+                old = source[found][i]
+                if old != i and link[i][g] < link[i][old]:
                     read_from(i, found, g)
                     heapq.heappush(waiting[i][g], position[found])
-    return np.array(path, dtype=np.int64)
+    return np.array(source, dtype=np.int64)

@@ -69,7 +69,7 @@ def torchrec(problem: Problem, limit_seconds: float) -> Baseline:
     answer = ask(request(problem), limit_seconds)
     shards = read_shards(answer["shards"], problem.profile)
     rows = whole_row_sums(problem, shards)
-    groups = single_owner_sets(problem.ranks) + everywhere_set(problem.ranks)
+    sets = single_owner_sets(problem.ranks) + everywhere_set(problem.ranks)
     kinds = Counter(sharding for sharding, _ in {(s.sharding, s.table) for s in shards})
     notes = {
         "capacity_factor": answer["capacity_factor"],
@@ -78,7 +78,7 @@ def torchrec(problem: Problem, limit_seconds: float) -> Baseline:
         "tables": dict(sorted(kinds.items())),
         "pooled_bytes": pooled_bytes(problem, shards, rows.accesses),
     }
-    return Baseline("torchrec", groups, group_sums(problem, shards, rows), notes=notes)
+    return Baseline("torchrec", sets, group_sums(problem, shards, rows), notes=notes)
 
 
 def request(problem: Problem) -> dict[str, Any]:

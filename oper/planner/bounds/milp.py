@@ -50,7 +50,7 @@ class Reference:
     and with status "optimal" none is more than the asked gap below `objective_seconds`."""
 
     status: Status
-    groups: HolderSets | None
+    holder_sets: HolderSets | None
     cost: Cost | None
     bound_seconds: float
     seconds: float  # that solving took
@@ -96,12 +96,12 @@ def solve(
         status = "infeasible"
     elif any(outcome.status == "time_limit" for outcome in outcomes):
         status = "time_limit"
-    found = [outcome.groups for outcome in outcomes if outcome.groups is not None]
-    costs = [evaluate(topology, workload, groups, sums, capacity) for groups in found]
+    found = [outcome.holder_sets for outcome in outcomes if outcome.holder_sets is not None]
+    costs = [evaluate(topology, workload, sets, sums, capacity) for sets in found]
     best = min(range(len(found)), key=lambda n: costs[n].objective_seconds, default=None)
     return Reference(
         status=status,
-        groups=None if best is None else found[best],
+        holder_sets=None if best is None else found[best],
         cost=None if best is None else costs[best],
         bound_seconds=min(outcome.bound_seconds for outcome in outcomes),
         seconds=time.monotonic() - began,
@@ -112,7 +112,7 @@ def solve(
 @dataclass(frozen=True)
 class _Outcome:
     status: Status
-    groups: HolderSets | None
+    holder_sets: HolderSets | None
     bound_seconds: float
     solver: str
 
@@ -236,11 +236,11 @@ class _Model:
             return _Outcome("infeasible", None, np.inf, solver)
         if found and solver == "HiGHS":
             found = info.primal_solution_status == 2  # kSolutionStatusFeasible
-        groups = self._groups() if found else None
+        sets = self._holder_sets() if found else None
         if solver == "CBC":
             bound = self._bound_beside_cbc(optimal, relative_gap)
         status: Status = "optimal" if optimal else "time_limit"
-        return _Outcome(status, groups, max(bound, 0.0) * self.second, solver)
+        return _Outcome(status, sets, max(bound, 0.0) * self.second, solver)
 
     def _bound_beside_cbc(self, optimal: bool, relative_gap: float) -> float:
         """CBC tells PuLP no bound: its gap, where it proved the optimum, or the relaxation's."""
@@ -250,17 +250,17 @@ class _Model:
         solved = self.problem.sol_status == pulp.LpSolutionOptimal
         return float(pulp.value(self.problem.objective)) if solved else 0.0
 
-    def _groups(self) -> HolderSets:
+    def _holder_sets(self) -> HolderSets:
         """The group of each partition, read off the solution."""
         M, P = self.topology.ranks, len(self.rows)
         holds = np.array([[_value(x) for x in row] for row in self.holds]).reshape(P, M) > 0.5
-        path = np.repeat(holds.argmax(axis=1)[:, None], M, axis=1)
+        source = np.repeat(holds.argmax(axis=1)[:, None], M, axis=1)
         for p, y in self.reads.items():
-            path[p] = np.array([[_value(v) for v in row] for row in y]).argmax(axis=1)
+            source[p] = np.array([[_value(v) for v in row] for row in y]).argmax(axis=1)
         for p, r in self.everywhere.items():
             if _value(r) > 0.5:
-                holds[p], path[p] = True, np.arange(M)
-        return HolderSets(path.astype(np.uint16), holds)
+                holds[p], source[p] = True, np.arange(M)
+        return HolderSets(source.astype(np.uint16), holds)
 
 
 def _cbc(time_limit_seconds: float, relative_gap: float) -> Any:

@@ -20,7 +20,7 @@ class ClassPlacement:
     """Rows of C classes in G holder sets, of which the first M are the single owners."""
 
     step: str  # which step made it, as `oper plan` names it
-    groups: HolderSets
+    holder_sets: HolderSets
     counts: Ints  # [C, G] rows that are listed one by one
     striped: Ints  # [C] rows that are striped over the ranks
     shares: Floats  # [M] the share of all memory that each rank should hold
@@ -28,7 +28,7 @@ class ClassPlacement:
     greedy: Greedy | None = None
 
 
-def replica_bytes(classes: Classes, groups: HolderSets, counts: Ints, ranks: int) -> Floats:
+def replica_bytes(classes: Classes, sets: HolderSets, counts: Ints, ranks: int) -> Floats:
     """Memory on each rank, [M], of the `counts` [C, G] rows with several holders."""
-    copies: Floats = groups.holds[ranks:].T @ (counts[:, ranks:].T @ classes.m)
+    copies: Floats = sets.holds[ranks:].T @ (counts[:, ranks:].T @ classes.m)
     return copies

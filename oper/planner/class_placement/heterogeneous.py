@@ -54,10 +54,10 @@ def place_on_heterogeneous(problem: ClassProblem, listed_share: float) -> ClassP
     ]
     solved = min(solutions, key=lambda solution: solution.seconds)
     # Single owners first, as everywhere; then the holder sets that the programme uses.
-    several = np.flatnonzero((solved.groups.copies > 1) & (solved.fraction.sum(axis=0) > 0))
-    groups = single_owner_sets(ranks) + solved.groups.take(several)
-    fraction = np.zeros((solved.fraction.shape[0], len(groups)))
-    owner = solved.groups.owner
+    several = np.flatnonzero((solved.holder_sets.copies > 1) & (solved.fraction.sum(axis=0) > 0))
+    sets = single_owner_sets(ranks) + solved.holder_sets.take(several)
+    fraction = np.zeros((solved.fraction.shape[0], len(sets)))
+    owner = solved.holder_sets.owner
     for g in np.flatnonzero(owner >= 0):
         fraction[:, owner[g]] += solved.fraction[:, g]
     fraction[:, ranks:] = solved.fraction[:, several]
@@ -66,15 +66,15 @@ def place_on_heterogeneous(problem: ClassProblem, listed_share: float) -> ClassP
     traffic = classes.traffic_bytes(workload)
     counts = _whole_by_shares(classes.rows, shares, solved.bucket[unit], traffic)
     striped = np.where(number < listed, 0, classes.rows)
-    memory = groups.holds.T @ (counts.T @ classes.m)
+    memory = sets.holds.T @ (counts.T @ classes.m)
     # Rounding may have exceeded a capacity by some rows: fewer are striped there, more elsewhere.
     room = np.clip(capacity - memory, 0, None)
     if room.sum() > 0:
         over = np.clip(memory - capacity, 0, None)
         memory += over.sum() * room / room.sum() - over
     counts[listed:] = 0
-    _keep_budget(counts, groups, classes, problem.budget_bytes, ranks)
-    return ClassPlacement("programme", groups, counts, striped, memory / memory.sum(), parts)
+    _keep_budget(counts, sets, classes, problem.budget_bytes, ranks)
+    return ClassPlacement("programme", sets, counts, striped, memory / memory.sum(), parts)
 
 
 def _listed_classes(classes: Classes, parts: Partitions, listed_share: float) -> int:
@@ -113,10 +113,10 @@ def _whole_by_shares(rows: Ints, shares: Floats, bucket: Ints, traffic: Floats) 
 
 
 def _keep_budget(
-    counts: Ints, groups: HolderSets, classes: Classes, budget_bytes: float, ranks: int
+    counts: Ints, sets: HolderSets, classes: Classes, budget_bytes: float, ranks: int
 ) -> None:
     """Give up the coldest replicas, in place, until the copies are within the budget."""
-    extra = groups.copies - 1
+    extra = sets.copies - 1
     over = float((counts.T @ classes.m) @ extra) - budget_bytes
     for c in range(len(classes) - 1, -1, -1):
         for g in range(ranks, counts.shape[1]):
@@ -126,5 +126,5 @@ def _keep_budget(
                 price = extra[g] * classes.m[c]
                 rows = min(int(counts[c, g]), int(np.ceil(over / price)))
                 counts[c, g] -= rows
-                counts[c, int(groups.holds[g].argmax())] += rows
+                counts[c, int(sets.holds[g].argmax())] += rows
                 over -= rows * price

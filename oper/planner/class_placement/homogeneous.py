@@ -42,11 +42,11 @@ def place_on_homogeneous(problem: ClassProblem) -> ClassPlacement:
     classes, topology, workload = problem.classes, problem.topology, problem.workload
     ranks, settings = problem.ranks, problem.settings
     levels = _levels(problem)
-    groups, replicas = _replica_groups(classes, topology, workload, levels)
-    groups, replicas = _spend_rest(problem, groups, replicas)
+    sets, replicas = _replica_sets(classes, topology, workload, levels)
+    sets, replicas = _spend_rest(problem, sets, replicas)
     single = classes.rows - replicas.sum(axis=1)
     held = replica_bytes(
-        classes, groups, np.concatenate([np.zeros((len(classes), ranks), int), replicas], 1), ranks
+        classes, sets, np.concatenate([np.zeros((len(classes), ranks), int), replicas], 1), ranks
     )
     shares = problem.shares
     greedy = place_greedily(classes, single, held, shares, settings.threshold, settings.dob)
@@ -59,7 +59,7 @@ def place_on_homogeneous(problem: ClassProblem) -> ClassPlacement:
     counts[~hot] = split_evenly(listed[~hot], shares, load, traffic[~hot])
     return ClassPlacement(
         "greedy",
-        groups,
+        sets,
         np.concatenate([counts, replicas], axis=1),
         single - listed,
         shares,
@@ -90,35 +90,33 @@ def _levels(problem: ClassProblem) -> Levels:
     return min(choices, key=lambda choice: mean_seconds(*choice))[1]
 
 
-def _replica_groups(
+def _replica_sets(
     classes: Classes, topology: Topology, workload: Workload, levels: Levels
 ) -> tuple[HolderSets, Ints]:
     """The holder sets, single owners first, and the rows of the others, [C, G - M]."""
-    groups = single_owner_sets(topology.ranks)
+    sets = single_owner_sets(topology.ranks)
     columns = []
     if levels.node.any():
         per_node = per_node_sets(topology)
-        groups = groups + per_node
+        sets = sets + per_node
         load = np.zeros(len(per_node))
         equal = np.full(len(per_node), 1 / len(per_node))
         columns.append(split_evenly(levels.node, equal, load, classes.traffic_bytes(workload)))
-    groups = groups + everywhere_set(topology.ranks)
+    sets = sets + everywhere_set(topology.ranks)
     columns.append(levels.everywhere[:, None])
-    return groups, np.concatenate(columns, axis=1)
+    return sets, np.concatenate(columns, axis=1)
 
 
-def _spend_rest(
-    problem: ClassProblem, groups: HolderSets, replicas: Ints
-) -> tuple[HolderSets, Ints]:
+def _spend_rest(problem: ClassProblem, sets: HolderSets, replicas: Ints) -> tuple[HolderSets, Ints]:
     """Spend what is left of the budget, too little for a row on all ranks or nodes, on the row with
     one owner that is read most per byte: in inference it may have copies on a few ranks."""
     classes, topology = problem.classes, problem.topology
-    extra = (groups.copies[topology.ranks :] - 1) * classes.m[:, None]
+    extra = (sets.copies[topology.ranks :] - 1) * classes.m[:, None]
     left = problem.budget_bytes - float((extra * replicas).sum())
     single = classes.rows - replicas.sum(axis=1)
     fits = (single > 0) & (classes.m <= left) & (classes.R > 0)
     if not fits.any() or problem.workload.training:
-        return groups, replicas
+        return sets, replicas
     row = int(np.argmax(np.where(fits, classes.S * classes.R / classes.m, -1.0)))
     copies = min(int(left // classes.m[row]), topology.ranks - 1)
     # One rank of each node after the other, then the next of each: the far copies spare most.
@@ -128,4 +126,4 @@ def _spend_rest(
     holds[0, np.lexsort((node_of, turn))[: copies + 1]] = True
     column = np.zeros((len(classes), 1), dtype=np.int64)
     column[row] = 1
-    return groups + nearest_holder_sets(holds, topology), np.concatenate([replicas, column], axis=1)
+    return sets + nearest_holder_sets(holds, topology), np.concatenate([replicas, column], axis=1)

@@ -56,7 +56,7 @@ class FractionalPlacement:
     replicas; for the aim "link" it is still T. `prices` are of the limits, none negative."""
 
     bucket: NDArray[np.int64]
-    groups: HolderSets
+    holder_sets: HolderSets
     fraction: Floats
     prices: DualPrices
     seconds: float
@@ -104,8 +104,8 @@ def solve_items(
         if not master.add_cheaper():
             break
         master.solve()
-    groups, fraction = master.placement()
-    return FractionalPlacement(bucket, groups, fraction, master.prices, master.seconds)
+    sets, fraction = master.placement()
+    return FractionalPlacement(bucket, sets, fraction, master.prices, master.seconds)
 
 
 def buckets(rows: PricingItems) -> NDArray[np.int64]:
@@ -153,14 +153,14 @@ class RestrictedMaster:
             ]
         )
         self.best_bound = -np.inf
-        self.groups = single_owner_sets(topology.ranks)
+        self.holder_sets = single_owner_sets(topology.ranks)
         if topology.ranks > 1 and rows.replicas:
-            self.groups = self.groups + everywhere_set(topology.ranks)
+            self.holder_sets = self.holder_sets + everywhere_set(topology.ranks)
         # With one rank a node, a copy a node is a copy everywhere, which is there already.
         if 1 < topology.nodes < topology.ranks and rows.any_holders:
-            self.groups = self.groups + per_node_sets(topology)
-        self.known = {key: g for g, key in enumerate(_keys(self.groups))}
-        every = np.meshgrid(np.arange(len(rows)), np.arange(len(self.groups)), indexing="ij")
+            self.holder_sets = self.holder_sets + per_node_sets(topology)
+        self.known = {key: g for g, key in enumerate(_keys(self.holder_sets))}
+        every = np.meshgrid(np.arange(len(rows)), np.arange(len(self.holder_sets)), indexing="ij")
         self.bucket, self.group = (axis.ravel() for axis in every)  # of each column
 
     def solve(self) -> None:
@@ -223,15 +223,15 @@ class RestrictedMaster:
 
     def placement(self) -> tuple[HolderSets, Floats]:
         """The groups that are used and their shares of each bucket, [B, G]."""
-        fraction = np.zeros((len(self.rows), len(self.groups)))
+        fraction = np.zeros((len(self.rows), len(self.holder_sets)))
         np.add.at(fraction, (self.bucket, self.group), self.share)
         fraction /= fraction.sum(axis=1, keepdims=True)
         used = fraction.any(axis=0)
-        return self.groups.take(used), fraction[:, used]
+        return self.holder_sets.take(used), fraction[:, used]
 
     @property
     def seconds(self) -> float:
-        replicas = self.share[self.groups.copies[self.group] > 1].any()
+        replicas = self.share[self.holder_sets.copies[self.group] > 1].any()
         return self.rank_time * self.second + self.rows.latency * bool(replicas)
 
     def _prices(self, dual: Floats) -> DualPrices:
@@ -247,9 +247,10 @@ class RestrictedMaster:
         """What each column uses of each limit, scaled, [columns, limits]."""
         topology, rows, M = self.topology, self.rows, self.topology.ranks
         b, g = self.bucket, self.group
-        holds, copies = self.groups.holds, self.groups.copies
+        holds, copies = self.holder_sets.holds, self.holder_sets.copies
         seconds = (
-            rows.weight_bytes[b, None] * self.charges.set_seconds(self.groups, read_by_read=True)[g]
+            rows.weight_bytes[b, None]
+            * self.charges.set_seconds(self.holder_sets, read_by_read=True)[g]
         )
         if rows.training:
             everywhere = (copies == M)[g] & (M > 1)
@@ -260,7 +261,7 @@ class RestrictedMaster:
             rows.memory_bytes[b, None] * (copies[g, None] - 1) / self.byte,
         ]
         if self.links_first:
-            pair = self.charges.set_link_seconds(self.groups)
+            pair = self.charges.set_link_seconds(self.holder_sets)
             uses.append(rows.fetch_bytes[b, None] * pair[g][:, self.away] / self.pair)
         return np.asarray(rows.rows[b, None] * np.concatenate(uses, axis=1))
 
@@ -272,18 +273,18 @@ class RestrictedMaster:
         fresh: list[int] = []
         for b, key in enumerate(_keys(found)):
             group[b] = self.known.setdefault(key, len(self.known))
-            if group[b] == len(self.groups) + len(fresh):
+            if group[b] == len(self.holder_sets) + len(fresh):
                 fresh.append(b)
-        self.groups = self.groups + found.take(fresh)
-        old = self.bucket * len(self.groups) + self.group
-        new = np.setdiff1d(np.arange(len(holds)) * len(self.groups) + group, old)
-        self.bucket = np.concatenate([self.bucket, new // len(self.groups)])
-        self.group = np.concatenate([self.group, new % len(self.groups)])
+        self.holder_sets = self.holder_sets + found.take(fresh)
+        old = self.bucket * len(self.holder_sets) + self.group
+        new = np.setdiff1d(np.arange(len(holds)) * len(self.holder_sets) + group, old)
+        self.bucket = np.concatenate([self.bucket, new // len(self.holder_sets)])
+        self.group = np.concatenate([self.group, new % len(self.holder_sets)])
 
 
-def _keys(groups: HolderSets) -> list[bytes]:
+def _keys(sets: HolderSets) -> list[bytes]:
     """A key for each holder set, equal for equal sets alone."""
     return [
-        path.tobytes() + holds.tobytes()
-        for path, holds in zip(groups.path, groups.holds, strict=True)
+        source.tobytes() + holds.tobytes()
+        for source, holds in zip(sets.source, sets.holds, strict=True)
     ]

@@ -78,6 +78,6 @@ class ClassFinder:
         first_row[chunk.table + 1 :] = len(chunk.extent)
         return self._entries.find(
             self._profile.table_accesses(chunk.table)[rows],
-            self._profile.table_containing(chunk.table)[rows],
+            self._profile.table_samples_with_row(chunk.table)[rows],
             first_row,
         )

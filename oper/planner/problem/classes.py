@@ -133,9 +133,9 @@ def classify(profile: Profile, workload: Workload, ranks: int) -> Classes:
     """The classes of all rows of a profile, in one pass over its counters."""
     table, accesses, samples_with_row, rows = histogram(
         profile.accesses,
-        profile.containing,
+        profile.samples_with_row,
         profile.offsets,
-        profile.containing_offsets,
+        profile.samples_with_row_offsets,
     )
     return group(profile, workload, ranks, table, accesses, samples_with_row, rows)
 

@@ -23,7 +23,7 @@ from oper.cost.objective import Cost, degree_of_balance, evaluate
 from oper.plan.plan import Plan
 from oper.plan.row_locator import RowLocator
 from oper.planner.assemble_plan import assemble
-from oper.planner.planner import make_placement
+from oper.planner.make_placement import make_placement
 from oper.planner.problem.class_finder import ClassFinder
 from oper.planner.problem.classes import Classes
 from oper.planner.problem.problem import ClassProblem, make_problem
@@ -140,7 +140,7 @@ def drift(
         )
     )
     total = int(plan.owner_accesses.sum()) + plan.replica_accesses
-    listed = now.counted[:, : len(now.groups)]
+    listed = now.counted[:, : len(now.holder_sets)]
     replicated = listed[:, plan.ranks :]
     best = aimed_seconds(problem, new.cost)
     return Drift(
@@ -154,7 +154,7 @@ def drift(
         listed=_hot_set(
             problem.classes,
             listed.sum(axis=1),
-            int(plan.explicit_accesses.sum(dtype=np.int64)) / max(total, 1),
+            int(plan.listed_accesses.sum(dtype=np.int64)) / max(total, 1),
         ),
         replicated=_hot_set(
             problem.classes, replicated.sum(axis=1), plan.replica_accesses / max(total, 1)
@@ -168,7 +168,7 @@ def drift(
 class _PricedPlan:
     """A plan's rows under counts: by class and counted column, [C, K + M], and what they cost."""
 
-    groups: HolderSets  # [K]
+    holder_sets: HolderSets  # [K]
     counted: Ints
     table_sums: list[Sums]  # [T] of [K] each
     cost: Cost
@@ -176,27 +176,27 @@ class _PricedPlan:
 
 def _price_tables(problem: ClassProblem, locator: RowLocator, finder: ClassFinder) -> _PricedPlan:
     """Count the rows of a plan, table by table, and price them."""
-    groups = locator.holder_sets
-    counted = np.zeros((finder.classes, len(groups) + locator.ranks), dtype=np.int64)
+    sets = locator.holder_sets
+    counted = np.zeros((finder.classes, len(sets) + locator.ranks), dtype=np.int64)
     table_sums = []
     for table in range(len(locator.layout.rows)):
         of_table = locator.count_table(table, finder)
         counted += of_table
         table_sums.append(problem.classes.sums(locator.by_holder_set(of_table)))
-    cost = price_counts(problem, groups, locator.by_holder_set(counted))
-    return _PricedPlan(groups, counted, table_sums, cost)
+    cost = price_counts(problem, sets, locator.by_holder_set(counted))
+    return _PricedPlan(sets, counted, table_sums, cost)
 
 
 def _parts(problem: ClassProblem, plan: _PricedPlan) -> list[Cost]:
     """Each table's part of a plan's cost, by the AllReduce of the whole, its latency left out."""
-    groups, method = plan.groups, plan.cost.allreduce_method
+    sets, method = plan.holder_sets, plan.cost.allreduce_method
     latency = allreduce_cost(problem.topology, method).latency
     parts = []
     for sums in plan.table_sums:
         part = evaluate(
-            problem.topology, problem.workload, groups, sums, problem.capacity_bytes, method
+            problem.topology, problem.workload, sets, sums, problem.capacity_bytes, method
         )
-        if problem.workload.training and sums.rows[groups.copies > 1].any():
+        if problem.workload.training and sums.rows[sets.copies > 1].any():
             part.rank_seconds = part.rank_seconds - latency
         parts.append(part)
     return parts

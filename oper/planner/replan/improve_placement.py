@@ -34,20 +34,20 @@ class PricedCounts:
 
 def candidate_sets(topology: Topology, training: bool) -> HolderSets | None:
     """Holder sets that rows may newly get: those that planning uses on homogeneous ranks."""
-    if not topology.alike or topology.ranks == 1:
+    if not topology.homogeneous or topology.ranks == 1:
         return None
-    groups = everywhere_set(topology.ranks)
+    sets = everywhere_set(topology.ranks)
     if not training and topology.nodes > 1:
-        groups = groups + per_node_sets(topology)
-    return groups
+        sets = sets + per_node_sets(topology)
+    return sets
 
 
-def price_counts(problem: ClassProblem, groups: HolderSets, counts: Ints) -> Cost:
+def price_counts(problem: ClassProblem, sets: HolderSets, counts: Ints) -> Cost:
     """The cost of `counts` [C, K] rows in the columns."""
     return evaluate(
         problem.topology,
         problem.workload,
-        groups,
+        sets,
         problem.classes.sums(counts),
         problem.capacity_bytes,
     )
@@ -62,7 +62,7 @@ def aimed_seconds(problem: ClassProblem, cost: Cost) -> float:
 
 def better_counts(
     problem: ClassProblem,
-    groups: HolderSets,
+    sets: HolderSets,
     now: PricedCounts,
     migration_cost: MigrationCost,
     horizon: int,
@@ -79,26 +79,26 @@ def better_counts(
         return gain * horizon - cost
 
     best, most = now, 0.0
-    for start in (now.counts, _with_copies(problem, groups, now.counts, price)):
+    for start in (now.counts, _with_copies(problem, sets, now.counts, price)):
         counts = start.copy()
-        if not keep_capacity(problem, groups, counts):
+        if not keep_capacity(problem, sets, counts):
             continue
-        cost = price_counts(problem, groups, counts)
-        rounds = swap_rows(problem, groups, counts, cost.rank_seconds, price)
-        found = PricedCounts(counts, price_counts(problem, groups, counts), rounds)
+        cost = price_counts(problem, sets, counts)
+        rounds = swap_rows(problem, sets, counts, cost.rank_seconds, price)
+        found = PricedCounts(counts, price_counts(problem, sets, counts), rounds)
         if (gain := net_gain(found)) > most:
             best, most = found, gain
     return best
 
 
-def _with_copies(problem: ClassProblem, groups: HolderSets, counts: Ints, price: Floats) -> Ints:
+def _with_copies(problem: ClassProblem, sets: HolderSets, counts: Ints, price: Floats) -> Ints:
     """Counts with the copies that pay, by the AllReduce method with the least mean time."""
-    if len(groups) == problem.ranks:
+    if len(sets) == problem.ranks:
         return counts
     methods: tuple[Method, ...] = METHODS if problem.workload.training else ("none",)
-    choices = [choose_replicas(problem, groups, counts, price, method) for method in methods]
+    choices = [choose_replicas(problem, sets, counts, price, method) for method in methods]
     changed, dropped = min(choices, key=lambda copies: copies.mean_seconds).apply(counts)
-    give_owners(problem, groups, changed, dropped)
+    give_owners(problem, sets, changed, dropped)
     return changed
 
 

@@ -17,18 +17,18 @@ from oper.planner.problem.problem import ClassProblem
 from oper.planner.row_placement.swaps import SwapSearch
 
 
-def memory_bytes(classes: Classes, groups: HolderSets, counts: Ints) -> Floats:
+def memory_bytes(classes: Classes, sets: HolderSets, counts: Ints) -> Floats:
     """Memory of each rank, [M], with `counts` [C, K] rows in the columns."""
-    held: Floats = groups.holds.T @ (counts.T @ classes.m)
+    held: Floats = sets.holds.T @ (counts.T @ classes.m)
     return held
 
 
-def give_owners(problem: ClassProblem, groups: HolderSets, counts: Ints, dropped: Ints) -> None:
+def give_owners(problem: ClassProblem, sets: HolderSets, counts: Ints, dropped: Ints) -> None:
     """Add `dropped[c, k]` rows, of which the holders of column k had copies, to `counts` [C, K], in
     place, each with one of those holders as its owner."""
     classes = problem.classes
     traffic = classes.traffic_bytes(problem.workload)
-    memory = memory_bytes(classes, groups, counts)
+    memory = memory_bytes(classes, sets, counts)
     target = (memory.sum() + float(dropped.sum(axis=1) @ classes.m)) * problem.shares
     for k in np.flatnonzero(dropped.any(axis=0)):
         for w in classes.widest_first():
@@ -37,8 +37,8 @@ def give_owners(problem: ClassProblem, groups: HolderSets, counts: Ints, dropped
                 continue
             mine = mine[np.argsort(-traffic[mine], kind="stable")]
             row_class = np.repeat(mine, dropped[mine, k])
-            room = np.where(groups.holds[k], np.clip(target - memory, 0, None), 0.0)
-            room = room if room.any() else groups.holds[k].astype(float)
+            room = np.where(sets.holds[k], np.clip(target - memory, 0, None), 0.0)
+            room = room if room.any() else sets.holds[k].astype(float)
             ends = np.rint(np.cumsum(room / room.sum()) * len(row_class)).astype(np.int64)
             quota = np.diff(ends, prepend=0)
             # Rank r's n-th row of `quota[r]` comes at (n + 1/2) / quota[r] of the way.
@@ -48,12 +48,12 @@ def give_owners(problem: ClassProblem, groups: HolderSets, counts: Ints, dropped
             memory += quota * float(classes.widths[w].memory_bytes)
 
 
-def keep_capacity(problem: ClassProblem, groups: HolderSets, counts: Ints) -> bool:
+def keep_capacity(problem: ClassProblem, sets: HolderSets, counts: Ints) -> bool:
     """Give the coldest rows of ranks above their capacity to those with most room, in `counts`
     [C, K], in place; whether all capacities are kept then."""
     classes, capacity = problem.classes, problem.capacity_bytes
     traffic = classes.traffic_bytes(problem.workload)
-    memory = memory_bytes(classes, groups, counts)
+    memory = memory_bytes(classes, sets, counts)
     for w in classes.widest_first():
         m = float(classes.widths[w].memory_bytes)
         coldest = np.flatnonzero(classes.width == w)
@@ -74,7 +74,7 @@ def keep_capacity(problem: ClassProblem, groups: HolderSets, counts: Ints) -> bo
 
 
 def swap_rows(
-    problem: ClassProblem, groups: HolderSets, counts: Ints, seconds: Floats, price: Floats
+    problem: ClassProblem, sets: HolderSets, counts: Ints, seconds: Floats, price: Floats
 ) -> int:
     """Swap rows of `counts` [C, K], in place, while that pays; the number of rounds.
 
@@ -82,14 +82,14 @@ def swap_rows(
     """
     classes, workload = problem.classes, problem.workload
     # In training a replica's part of T is not proportional to its traffic.
-    movable = groups.copies == 1 if workload.training else np.ones(len(groups), dtype=bool)
+    movable = sets.copies == 1 if workload.training else np.ones(len(sets), dtype=bool)
     part = np.ascontiguousarray(counts[:, movable])
     both_ways = (price + price.T)[np.ix_(movable, movable)]
     search = SwapSearch(
         part,
         classes.traffic_bytes(workload),
         classes.width,
-        Charges.of(problem.topology).set_seconds(groups.take(movable)),
+        Charges.of(problem.topology).set_seconds(sets.take(movable)),
         seconds.copy(),
         np.array(classes.width_memory)[:, None, None] * both_ways,
     )

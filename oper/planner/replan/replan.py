@@ -30,7 +30,7 @@ from oper.plan.prediction import Balance, PlanningRecord, Prediction, ReplanReco
 from oper.plan.row_locator import RowLocator
 from oper.plan.row_moves import RowMoves
 from oper.planner.assemble_plan import assemble
-from oper.planner.planner import Planned, make_placement
+from oper.planner.make_placement import Planned, make_placement
 from oper.planner.problem.class_finder import ClassFinder
 from oper.planner.problem.classes import measured_ratios
 from oper.planner.problem.problem import Problem, make_problem
@@ -196,7 +196,7 @@ def replan_and_save(
 
     `overwrite` replaces a plan that is there, if nothing else is in its folder.
     """
-    storage.check_place(output, FORMAT, overwrite)
+    storage.check_output(output, FORMAT, overwrite)
     plan = load_plan(folder)
     made = replan(plan, profile, horizon, storage.sha256(Path(folder) / MARKER), report)
     report("writing")
@@ -232,8 +232,8 @@ def _assemble(
         topology=old.topology,
         workload=old.workload,
         layout=layout,
-        explicit_accesses=scan.listed_accesses,
-        explicit_containing=scan.listed_samples_with_row,
+        listed_accesses=scan.listed_accesses,
+        listed_samples_with_row=scan.listed_samples_with_row,
         owner_accesses=accesses[:ranks],
         replica_accesses=int(accesses[ranks:].sum()),
         samples=profile.samples,

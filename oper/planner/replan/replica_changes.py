@@ -50,13 +50,13 @@ class ReplicaChanges:
         return counts, dropped
 
 
-def mean_seconds(problem: ClassProblem, groups: HolderSets, method: Method) -> Floats:
+def mean_seconds(problem: ClassProblem, sets: HolderSets, method: Method) -> Floats:
     """v[c, k]: a row's part of the mean T over ranks, [C, K]; the latency of `method` left out."""
     classes, topology, workload = problem.classes, problem.topology, problem.workload
     charges = Charges.of(topology)
-    column = charges.set_seconds(groups).sum(axis=1) / topology.ranks
+    column = charges.set_seconds(sets).sum(axis=1) / topology.ranks
     seconds: Floats = np.outer(classes.traffic_bytes(workload), column)
-    several = groups.copies > 1
+    several = sets.copies > 1
     if workload.training and several.any():
         each = classes.row_sums
         kept_equal = allreduce_cost(topology, method).row_seconds(each)
@@ -67,22 +67,22 @@ def mean_seconds(problem: ClassProblem, groups: HolderSets, method: Method) -> F
 
 
 def choose_replicas(
-    problem: ClassProblem, groups: HolderSets, counts: Ints, price: Floats, method: Method
+    problem: ClassProblem, sets: HolderSets, counts: Ints, price: Floats, method: Method
 ) -> ReplicaChanges:
     """The changes of copies that pay, for `counts` [C, K] and `price` [K, K] seconds per byte and
     iteration, within the budget of extra memory."""
     ranks, m = problem.topology.ranks, problem.classes.m
-    several = np.arange(ranks, len(groups))
-    v = mean_seconds(problem, groups, method)
+    several = np.arange(ranks, len(sets))
+    v = mean_seconds(problem, sets, method)
     row_class, before = np.nonzero(counts)
     rows = counts[row_class, before]
     m = m[row_class]
     # Option 0 is one owner, the one there is or the best of the holders; then each set of several.
-    holder = np.stack([v[:, np.flatnonzero(holds)].min(axis=1) for holds in groups.holds], axis=1)
+    holder = np.stack([v[:, np.flatnonzero(holds)].min(axis=1) for holds in sets.holds], axis=1)
     stay = holder[row_class, before][:, None]
     copied = v[row_class][:, several] + m[:, None] * price[before][:, several]
     value = np.concatenate([stay, copied], axis=1)
-    extra = np.concatenate([[0], groups.copies[several] - 1])[None] * m[:, None]
+    extra = np.concatenate([[0], sets.copies[several] - 1])[None] * m[:, None]
     # Rows with one owner that no price of memory would give copies to are out of it.
     open_ = (before >= ranks) | (copied < stay).any(axis=1)
     settled = float(stay[~open_, 0] @ rows[~open_])

@@ -22,12 +22,12 @@ def lay_out(problem: Problem, placement: RowPlacement) -> Layout:
     """Give every row its slot: the listed rows of each class go to holder sets by the placement's
     counts, those of tables of width w that are striped follow its `stripes[w]`."""
     tables, classes, ranks = problem.profile.tables, problem.classes, problem.ranks
-    groups, counts, stripes = placement.groups, placement.counts, placement.stripes
+    sets, counts, stripes = placement.holder_sets, placement.counts, placement.stripes
     width_of_table = table_widths(tables, problem.workload.mode).of_table
     widths = len(classes.widths)
     # A plan has a group for each width and holder set; those without rows are left out.
     filled = np.stack([counts[classes.width == w].sum(axis=0) > 0 for w in range(widths)])
-    everywhere = groups.copies == ranks
+    everywhere = sets.copies == ranks
     width, group = np.nonzero(filled)
     order = np.lexsort((group, ~everywhere[group], width))
     width, group = width[order], group[order]
@@ -37,7 +37,7 @@ def lay_out(problem: Problem, placement: RowPlacement) -> Layout:
         assign_rows(placement.class_of_row, counts, number[classes.width]), len(group)
     )
 
-    holds = groups.holds[group]
+    holds = sets.holds[group]
     slots, base, stripe_base = give_slots(
         widths, width, holds, group_rows, width_of_table, placement.scan.striped_rows
     )
@@ -46,7 +46,7 @@ def lay_out(problem: Problem, placement: RowPlacement) -> Layout:
         width_of_table=width_of_table,
         slots=slots,
         group_width=width.astype(np.int64),
-        path=groups.path[group],
+        source=sets.source[group],
         holds=holds,
         base=base,
         orders=tuple(s.order for s in stripes),

@@ -38,7 +38,7 @@ RESERVE_SHARE = 1 / 256
 class RowPlacement:
     """A placement of all rows: C classes, G holder sets, E listed rows."""
 
-    groups: HolderSets
+    holder_sets: HolderSets
     counts: Ints  # [C, G] listed rows
     stripes: list[Stripes]  # one a width
     scan: RowScan
@@ -59,42 +59,42 @@ def place_rows(
     traffic = classes.traffic_bytes(problem.workload)
     # Holder sets without rows are left out, but for the single owners.
     used = np.r_[np.ones(ranks, dtype=bool), placement.counts[:, ranks:].any(axis=0)]
-    groups, counts = placement.groups.take(used), placement.counts[:, used]
+    sets, counts = placement.holder_sets.take(used), placement.counts[:, used]
 
     width_of_table = table_widths(problem.profile.tables, problem.workload.mode).of_table
     replicas = counts[:, ranks:].sum(axis=1)
     cuts = make_cuts(classes, width_of_table, counts.sum(axis=1), replicas, reserve_share)
     counts = _with_listed(counts, cuts.listed, placement.shares, traffic)
-    stripes = _make_stripes(problem, placement, groups, counts, cuts, width_of_table)
+    stripes = _make_stripes(problem, placement, sets, counts, cuts, width_of_table)
     orders = StripeOrders.of(stripes, width_of_table)
     scan = scan_by_cuts(problem.profile, cuts.cut, cuts.quota, orders, classes)
     class_of_row = scan.listed_classes(classes)
     listed = np.bincount(class_of_row, minlength=len(classes))
     counts = _with_listed(counts, listed, placement.shares, traffic)
-    even_memory(counts, classes, groups, stripes, placement.shares)
+    even_memory(counts, classes, sets, stripes, placement.shares)
 
-    striped_sums = stripe_sums(problem, scan).append(Sums.zeros(len(groups) - ranks))
+    striped_sums = stripe_sums(problem, scan).append(Sums.zeros(len(sets) - ranks))
 
     def price() -> Cost:
         sums = classes.sums(counts) + striped_sums
-        return evaluate(problem.topology, problem.workload, groups, sums, problem.capacity_bytes)
+        return evaluate(problem.topology, problem.workload, sets, sums, problem.capacity_bytes)
 
     before = price()
-    swaps = _swap_rows(problem, groups, counts, before)
-    return RowPlacement(groups, counts, stripes, scan, class_of_row, price(), before, swaps)
+    swaps = _swap_rows(problem, sets, counts, before)
+    return RowPlacement(sets, counts, stripes, scan, class_of_row, price(), before, swaps)
 
 
 def _make_stripes(
     problem: Problem,
     placement: ClassPlacement,
-    groups: HolderSets,
+    sets: HolderSets,
     counts: Ints,
     cuts: Cuts,
     width_of_table: Ints,
 ) -> list[Stripes]:
     """The stripes of each width, in proportion to the memory that each rank has left."""
     classes, ranks = problem.classes, problem.ranks
-    replicas = replica_bytes(classes, groups, counts, ranks)
+    replicas = replica_bytes(classes, sets, counts, ranks)
     striped = classes.rows - cuts.listed
     left = memory_left(classes, counts[:, :ranks], striped, replicas, placement.shares)
     stripes = []
@@ -107,22 +107,22 @@ def _make_stripes(
     return stripes
 
 
-def _swap_rows(problem: Problem, groups: HolderSets, counts: Ints, before: Cost) -> int:
+def _swap_rows(problem: Problem, sets: HolderSets, counts: Ints, before: Cost) -> int:
     """Swap rows of `counts` [C, G], in place, while that lowers T, or the slowest link where links
     are to be even; the number of rounds."""
     classes, topology, workload = problem.classes, problem.topology, problem.workload
-    movable = np.ones(len(groups), dtype=bool)
+    movable = np.ones(len(sets), dtype=bool)
     if workload.training:
         movable[problem.ranks :] = False
     part = np.ascontiguousarray(counts[:, movable])
     charges = Charges.of(topology)
     if problem.settings.balance == "link":
         traffic = classes.S * classes.R
-        per_byte = charges.set_link_seconds(groups.take(movable))
+        per_byte = charges.set_link_seconds(sets.take(movable))
         seconds = before.link_seconds.ravel()
     else:
         traffic = classes.traffic_bytes(workload)
-        per_byte = charges.set_seconds(groups.take(movable))
+        per_byte = charges.set_seconds(sets.take(movable))
         seconds = before.rank_seconds
     search = SwapSearch(part, traffic, classes.width, per_byte, seconds.copy())
     search.run()
@@ -163,12 +163,12 @@ def stripe_sums(problem: Problem, scan: RowScan) -> Sums:
 
 
 def even_memory(
-    counts: Ints, classes: Classes, groups: HolderSets, stripes: list[Stripes], shares: Floats
+    counts: Ints, classes: Classes, sets: HolderSets, stripes: list[Stripes], shares: Floats
 ) -> None:
     """Move the coldest listed rows with one owner, in place, until memory follows `shares` [M] to
     one row of each width. Where a rank has too few such rows, others get fewer."""
     ranks = len(shares)
-    memory: Floats = groups.holds.T @ (counts.T @ classes.m)
+    memory: Floats = sets.holds.T @ (counts.T @ classes.m)
     for width, made in zip(classes.widths, stripes, strict=True):
         memory += made.rows.sum(axis=0) * float(width.memory_bytes)
     target = memory.sum() * shares / shares.sum()

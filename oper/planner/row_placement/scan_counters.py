@@ -18,7 +18,7 @@ from oper.base.tensors import as_int64, as_tensor
 from oper.planner.problem.class_finder import TableEntries
 from oper.planner.problem.classes import Classes
 from oper.planner.row_placement.striping import Stripes
-from oper.profiling.histogram import containing_starts, containing_tensor
+from oper.profiling.histogram import samples_with_row_starts, samples_with_row_tensor
 from oper.profiling.profile import Profile
 
 
@@ -69,7 +69,7 @@ def scan_by_cuts(
 ) -> RowScan:
     """List the rows of table t with more than `cut[t]` accesses (all, for -1) and the first
     `quota[t]` of those with exactly as many; stripe the others."""
-    bitmap, line_offset, listed_offset = native.ops().mark(
+    bitmap, line_offset, listed_offset = native.ops().list_hot_rows(
         as_tensor(profile.accesses), as_int64(profile.offsets), as_int64(cut), as_int64(quota)
     )
     return scan_marked(
@@ -98,11 +98,11 @@ def scan_marked(
     order_offset = np.zeros(len(stripes.orders) + 1, dtype=np.int64)
     np.cumsum([len(order) for order in stripes.orders], out=order_offset[1:])
     accesses, samples_with_row, striped_rows, striped_accesses, striped_touched = (
-        native.ops().collect(
+        native.ops().listed_and_striped_counts(
             as_tensor(profile.accesses),
-            containing_tensor(profile.containing, profile.accesses),
+            samples_with_row_tensor(profile.samples_with_row, profile.accesses),
             as_int64(profile.offsets),
-            containing_starts(profile.containing_offsets),
+            samples_with_row_starts(profile.samples_with_row_offsets),
             as_tensor(bitmap.view(np.int64)),
             None if stripe_bitmap is None else as_tensor(stripe_bitmap.view(np.int64)),
             as_tensor(np.concatenate(stripes.orders).astype(np.int32)),

@@ -130,10 +130,8 @@ class SwapSearch:
             low, high = np.where(down, middle, low), np.where(down, high, middle)
         after = self.seconds + low[:, None] * change
         order = np.argsort(_smooth_maximum(after, sharpness), kind="stable")
-        groups = len(self.columns)
-        return [
-            _Pair(int(pairs[n] // groups), int(pairs[n] % groups), float(low[n])) for n in order
-        ]
+        sets = len(self.columns)
+        return [_Pair(int(pairs[n] // sets), int(pairs[n] % sets), float(low[n])) for n in order]
 
     def _swappable(self) -> NDArray[np.bool_]:
         """Whether some row of set g has more traffic than some of h, equal in width, [G, G]."""

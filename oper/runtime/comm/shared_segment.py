@@ -77,7 +77,7 @@ class Segment:
         for left in free_memory():
             if new_bytes > left.free_bytes:
                 raise OperError(
-                    f"{new_bytes:,} bytes of shared memory were needed, and {left.place} has "
+                    f"{new_bytes:,} bytes of shared memory were needed, and {left.limited_by} has "
                     f"{left.free_bytes:,} free: make tables or batches smaller, or use more hosts"
                 )
         os.ftruncate(self.descriptor, bytes)

@@ -124,22 +124,24 @@ def check_memory(node: Node, bytes: int, what: str) -> None:
     """
     mine = {
         "bytes": bytes,
-        "places": [(left.place, left.identity, left.free_bytes) for left in free_memory()],
+        "limits": [(left.limited_by, left.identity, left.free_bytes) for left in free_memory()],
     }
     needed: dict[str, int] = {}
     room: dict[str, tuple[int, str]] = {}
     for message in node.gather(json.dumps(mine).encode(), f"say how much {what} takes").values():
         given = json.loads(message)
-        for place, identity, free_bytes in given["places"]:
+        for limited_by, identity, free_bytes in given["limits"]:
             needed[identity] = needed.get(identity, 0) + given["bytes"]
-            room[identity] = min(room.get(identity, (free_bytes, place)), (free_bytes, place))
+            room[identity] = min(
+                room.get(identity, (free_bytes, limited_by)), (free_bytes, limited_by)
+            )
     problem = ""
     for identity, total in needed.items():
-        free_bytes, place = room[identity]
+        free_bytes, limited_by = room[identity]
         if total > free_bytes:
             problem = (
                 f"{what} takes {total:,} bytes on the ranks of one node, {bytes:,} of them on rank "
-                f"{node.rank}, and {place} has {free_bytes:,} free: plan for ranks with less "
+                f"{node.rank}, and {limited_by} has {free_bytes:,} free: plan for ranks with less "
                 "memory each, use fewer replicas, or more hosts"
             )
     node.check_all(problem, f"say whether there is room for {what}")

@@ -70,9 +70,9 @@ def plan_digest(plan: Plan) -> bytes:
     digest = hashlib.sha256()
     layout = plan.layout
     for array in (
-        layout.rows, layout.width_of_table, layout.slots, layout.path, layout.base, *layout.orders,
-        layout.pattern_of, layout.rotation, layout.stripe_base, layout.bitmap, layout.codes,
-        layout.stripe_bitmap,
+        layout.rows, layout.width_of_table, layout.slots, layout.source, layout.base,
+        *layout.orders, layout.pattern_of, layout.rotation, layout.stripe_base, layout.bitmap,
+        layout.codes, layout.stripe_bitmap,
     ):  # fmt: skip
         if array is not None:
             digest.update(np.ascontiguousarray(array).data)

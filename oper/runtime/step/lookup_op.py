@@ -8,7 +8,7 @@ How a training step goes through here:
           RowFetcher.read(batch)                        row_fetcher.py
     loss.backward()                                     autograd calls this module
       TrainingStep.backward(batch, grad, …)
-        Gradients.step(batch, grad)                     gradients.py
+        Gradients.step(batch, grad)                     apply_gradients.py
 
 In eager mode a torch.autograd.Function holds the TrainingStep. A graph of torch.compile can only
 call an operator, whose arguments are tensors and numbers by its schema. So a step has a number

@@ -59,7 +59,7 @@ def best_placement(problem: ClassProblem) -> milp.Reference:
     reference = milp.solve(
         sums, topology, workload, capacity, budget, time_limit_seconds=20, relative_gap=1e-7
     )
-    assume(reference.groups is not None)
+    assume(reference.holder_sets is not None)
     return reference
 
 

@@ -69,40 +69,40 @@ def problems(
         reject()
 
 
-def all_groups(topology: Topology, workload: Workload, method: Method) -> HolderSets:
+def all_sets(topology: Topology, workload: Workload, method: Method) -> HolderSets:
     """Every group a row may be in."""
     ranks = topology.ranks
     if workload.training:
-        groups = single_owner_sets(ranks)
-        return groups if method == "none" else groups + everywhere_set(ranks)
+        sets = single_owner_sets(ranks)
+        return sets if method == "none" else sets + everywhere_set(ranks)
     holds = np.array([s for s in product([False, True], repeat=ranks) if any(s)])
     return nearest_holder_sets(holds, topology)
 
 
 def all_paths(topology: Topology, workload: Workload, method: Method) -> HolderSets:
     """Every group, with every way of reading from its holders, as prices may favour any."""
-    groups = all_groups(topology, workload, method)
+    sets = all_sets(topology, workload, method)
     if workload.training:
-        return groups
+        return sets
     paths, holders = [], []
-    for holds in groups.holds:
+    for holds in sets.holds:
         for path in product(np.flatnonzero(holds), repeat=topology.ranks):
             paths.append(path)
             holders.append(holds)
     return HolderSets(np.array(paths, dtype=np.uint16), np.array(holders))
 
 
-def unit_seconds(problem: ClassProblem, groups: HolderSets, method: Method) -> Floats:
+def unit_seconds(problem: ClassProblem, sets: HolderSets, method: Method) -> Floats:
     """Seconds [C, G, M] on each rank of one row of each class in each group, no latency."""
     classes, topology = problem.classes, problem.topology
-    seconds = np.zeros((len(classes), len(groups), topology.ranks))
+    seconds = np.zeros((len(classes), len(sets), topology.ranks))
     latency = pricing_items(classes, topology, problem.workload, method).latency
     for c in range(len(classes)):
         counts = np.zeros((len(classes), 1))
         counts[c] = 1
         sums = classes.sums(counts)
-        for g in range(len(groups)):
-            one = groups.take([g])
+        for g in range(len(sets)):
+            one = sets.take([g])
             cost = evaluate(topology, problem.workload, one, sums, problem.capacity_bytes, method)
             seconds[c, g] = cost.rank_seconds - (latency if one.copies[0] > 1 else 0.0)
     return seconds
@@ -130,9 +130,9 @@ def test_the_cheapest_holder_set_is_the_cheapest_of_all(
     drawn: tuple[ClassProblem, Method, DualPrices],
 ) -> None:
     problem, method, prices = drawn
-    groups = all_paths(problem.topology, problem.workload, method)
-    seconds = unit_seconds(problem, groups, method)
-    held = groups.holds @ prices.capacity + prices.budget * (groups.copies - 1)
+    sets = all_paths(problem.topology, problem.workload, method)
+    seconds = unit_seconds(problem, sets, method)
+    held = sets.holds @ prices.capacity + prices.budget * (sets.copies - 1)
     expected = (seconds @ prices.rank + problem.classes.m[:, None] * held).min(axis=1)
     rows = pricing_items(problem.classes, problem.topology, problem.workload, method)
     np.testing.assert_allclose(cheapest(rows, problem.topology, prices), expected, rtol=1e-9)
@@ -181,18 +181,18 @@ def test_the_relaxation_is_exact_on_even_links_and_prices() -> None:
 def placements(draw: st.DrawFn, problem: ClassProblem) -> tuple[HolderSets, Floats]:
     """Rows of each class in each group, drawn; they may or may not keep the limits."""
     classes, topology = problem.classes, problem.topology
-    groups = all_groups(topology, problem.workload, "dense")
-    counts = np.zeros((len(classes), len(groups)))
+    sets = all_sets(topology, problem.workload, "dense")
+    counts = np.zeros((len(classes), len(sets)))
     for c, rows in enumerate(classes.rows.tolist()):
-        for g in draw(st.lists(st.integers(0, len(groups) - 1), min_size=rows, max_size=rows)):
+        for g in draw(st.lists(st.integers(0, len(sets) - 1), min_size=rows, max_size=rows)):
             counts[c, g] += 1
-    return groups, counts
+    return sets, counts
 
 
-def keeps_limits(problem: ClassProblem, groups: HolderSets, counts: Floats) -> bool:
+def keeps_limits(problem: ClassProblem, sets: HolderSets, counts: Floats) -> bool:
     sums = problem.classes.sums(counts)
-    held = groups.holds.T @ sums.memory_bytes
-    extra = (groups.copies - 1) @ sums.memory_bytes
+    held = sets.holds.T @ sums.memory_bytes
+    extra = (sets.copies - 1) @ sums.memory_bytes
     return bool((held <= problem.capacity_bytes).all() and extra <= problem.budget_bytes)
 
 
@@ -200,12 +200,12 @@ def keeps_limits(problem: ClassProblem, groups: HolderSets, counts: Floats) -> b
 def test_no_placement_within_the_limits_is_below_any_bound(data: st.DataObject) -> None:
     problem, _, prices = data.draw(priced())
     classes, topology, workload = problem.classes, problem.topology, problem.workload
-    groups, counts = data.draw(placements(problem))
+    sets, counts = data.draw(placements(problem))
     sums = classes.sums(counts)
-    cost = evaluate(topology, workload, groups, sums, problem.capacity_bytes)
+    cost = evaluate(topology, workload, sets, sums, problem.capacity_bytes)
     # Limits that this placement just keeps.
-    held = groups.holds.T @ sums.memory_bytes
-    extra = float((groups.copies - 1) @ sums.memory_bytes)
+    held = sets.holds.T @ sums.memory_bytes
+    extra = float((sets.copies - 1) @ sums.memory_bytes)
     rows = pricing_items(classes, topology, workload, cost.allreduce_method)
     for some in (prices, DualPrices(prices.rank, prices.capacity * 0, 0.0)):
         assert lagrangian(rows, topology, some, held, extra) <= cost.objective_seconds
@@ -222,13 +222,13 @@ def test_the_bound_is_the_linear_program_over_all_holder_sets(
     capacity, budget, ranks = problem.capacity_bytes, problem.budget_bytes, topology.ranks
     values = []
     for method in usable_methods(workload, ranks, budget):
-        groups = all_paths(topology, workload, method)
-        C, G = len(classes), len(groups)
+        sets = all_paths(topology, workload, method)
+        C, G = len(classes), len(sets)
         total = classes.rows * classes.m
-        seconds = unit_seconds(problem, groups, method) * classes.rows[:, None, None]
+        seconds = unit_seconds(problem, sets, method) * classes.rows[:, None, None]
         second, byte = max(seconds.max(), 1e-30), total.sum()
-        held = total[:, None, None] * groups.holds
-        extra = total[:, None] * (groups.copies - 1)
+        held = total[:, None, None] * sets.holds
+        extra = total[:, None] * (sets.copies - 1)
         uses = np.concatenate([seconds / second, held / byte, extra[:, :, None] / byte], axis=2)
         largest = np.r_[-np.ones(ranks), np.zeros(ranks + 1)]
         result = linprog(
@@ -251,11 +251,11 @@ def test_the_hottest_row_takes_no_less_in_any_holder_set(problem: ClassProblem) 
     classes, topology, workload = problem.classes, problem.topology, problem.workload
     least = np.full(len(classes), np.inf)
     for method in usable_methods(workload, topology.ranks, problem.budget_bytes):
-        groups = all_paths(topology, workload, method)
+        sets = all_paths(topology, workload, method)
         latency = pricing_items(classes, topology, workload, method).latency
-        seconds = unit_seconds(problem, groups, method).max(axis=2)
-        seconds += np.where(groups.copies > 1, latency, 0.0)
-        fits = np.outer(classes.m, groups.copies - 1) <= problem.budget_bytes
+        seconds = unit_seconds(problem, sets, method).max(axis=2)
+        seconds += np.where(sets.copies > 1, latency, 0.0)
+        fits = np.outer(classes.m, sets.copies - 1) <= problem.budget_bytes
         least = np.minimum(least, np.where(fits, seconds, np.inf).min(axis=1))
     seconds, hottest = hot_row(classes, topology, workload, problem.budget_bytes)
     assert seconds <= least[hottest]
@@ -314,7 +314,9 @@ def test_the_linear_program_keeps_the_limits_and_says_its_time(mode: str, ranks:
         counts = classes.rows[:, None] * solved.fraction[solved.bucket]
         sums = classes.sums(counts)
         reduce = None if method == "none" else method
-        cost = evaluate(topology, workload, solved.groups, sums, problem.capacity_bytes, reduce)
+        cost = evaluate(
+            topology, workload, solved.holder_sets, sums, problem.capacity_bytes, reduce
+        )
         assert (cost.memory_bytes <= problem.capacity_bytes * (1 + 1e-6)).all()
         assert cost.extra_bytes <= problem.budget_bytes * (1 + 1e-6) + 1e-6
         # Classes of a bucket share its fractions, and all of cost is linear in them.
@@ -338,7 +340,7 @@ def test_the_linear_program_for_links_lowers_the_largest_link() -> None:
         )
         sums = problem.classes.sums(problem.classes.rows[:, None] * solved.fraction[solved.bucket])
         cost = evaluate(
-            problem.topology, problem.workload, solved.groups, sums, problem.capacity_bytes
+            problem.topology, problem.workload, solved.holder_sets, sums, problem.capacity_bytes
         )
         largest[aim] = float(cost.link_seconds.max())
         assert cost.objective_seconds == pytest.approx(solved.seconds, rel=1e-6)

@@ -59,21 +59,21 @@ def choices(problem: ClassProblem) -> HolderSets:
     ranks = problem.topology.ranks
     if problem.workload.training:
         return single_owner_sets(ranks) + everywhere_set(ranks)
-    groups = []
+    sets = []
     for path in product(range(ranks), repeat=ranks):
         holds = np.zeros(ranks, dtype=bool)
         holds[list(path)] = True
         if all(path[j] == j for j in set(path)):
-            groups.append((path, holds))
-    paths, holds_all = zip(*groups, strict=True)
+            sets.append((path, holds))
+    paths, holds_all = zip(*sets, strict=True)
     return HolderSets(np.array(paths, dtype=np.uint16), np.array(holds_all))
 
 
-def price(problem: ClassProblem, groups: HolderSets) -> float:
+def price(problem: ClassProblem, sets: HolderSets) -> float:
     """The objective of rows in `groups`, one each; infinite outside the limits."""
     classes = problem.classes
     sums = classes.sums(np.eye(len(classes)))
-    cost = evaluate(problem.topology, problem.workload, groups, sums, problem.capacity_bytes)
+    cost = evaluate(problem.topology, problem.workload, sets, sums, problem.capacity_bytes)
     fits = cost.feasible and cost.extra_bytes <= problem.budget_bytes
     return cost.objective_seconds if fits else np.inf
 
@@ -82,18 +82,18 @@ def price(problem: ClassProblem, groups: HolderSets) -> float:
 @settings(max_examples=40)
 @given(rows_problems(most_rows=3, most_ranks=3))
 def test_the_optimum_is_the_least_of_all_placements(problem: ClassProblem) -> None:
-    groups = choices(problem)
-    every = product(range(len(groups)), repeat=len(problem.classes))
-    least = min(price(problem, groups.take(list(chosen))) for chosen in every)
+    sets = choices(problem)
+    every = product(range(len(sets)), repeat=len(problem.classes))
+    least = min(price(problem, sets.take(list(chosen))) for chosen in every)
     reference = solved(problem)
     if least == np.inf:
         assert reference.status == "infeasible"
-        assert reference.groups is None
+        assert reference.holder_sets is None
     else:
         assert reference.status == "optimal"
         assert reference.objective_seconds == pytest.approx(least, rel=1e-6, abs=1e-25)
-        assert reference.groups is not None
-        assert price(problem, reference.groups) == reference.objective_seconds
+        assert reference.holder_sets is not None
+        assert price(problem, reference.holder_sets) == reference.objective_seconds
         assert reference.bound_seconds <= least * (1 + 1e-6) + 1e-25
 
 
@@ -103,16 +103,16 @@ def test_the_optimum_is_the_least_of_all_placements(problem: ClassProblem) -> No
 def test_bound_below_optimum_below_placements(problem: ClassProblem, data: st.DataObject) -> None:
     # Within a second or not: what is asserted holds for any incumbent and its bound.
     reference = solved(problem, relative_gap=1e-6, time_limit_seconds=1)
-    assume(reference.groups is not None)
+    assume(reference.holder_sets is not None)
     limits = (problem.capacity_bytes, problem.budget_bytes)
     bound = lower_bound(problem.classes, problem.topology, problem.workload, *limits)
     assert bound.seconds <= reference.objective_seconds
     assert 0 <= reference.gap < 1
-    groups = choices(problem)
-    index = st.integers(0, len(groups) - 1)
+    sets = choices(problem)
+    index = st.integers(0, len(sets) - 1)
     size = len(problem.classes)
     chosen = data.draw(st.lists(index, min_size=size, max_size=size))
-    placed = price(problem, groups.take(chosen))
+    placed = price(problem, sets.take(chosen))
     assert reference.bound_seconds <= placed * (1 + 1e-6)
     if reference.status == "optimal":
         assert reference.objective_seconds <= placed * (1 + 1e-5)

@@ -29,7 +29,7 @@ def mean_seconds(
     topology, classes = problem.topology, problem.classes
     M = topology.ranks
     per_node = per_node_sets(topology)
-    groups = single_owner_sets(M) + per_node + everywhere_set(M)
+    sets = single_owner_sets(M) + per_node + everywhere_set(M)
     single = classes.rows - node - everywhere
     counts = np.concatenate(
         [
@@ -42,7 +42,7 @@ def mean_seconds(
     cost = evaluate(
         topology,
         problem.workload,
-        groups,
+        sets,
         classes.sums(counts),
         problem.capacity_bytes,
         None if method == "none" else method,

@@ -14,7 +14,7 @@ from oper.cli import drift as cli
 from oper.cost.allreduce import allreduce_cost
 from oper.cost.workload import Workload
 from oper.planner.assemble_plan import assemble
-from oper.planner.planner import make_placement
+from oper.planner.make_placement import make_placement
 from oper.planner.problem.problem import Settings
 from oper.planner.replan.drift import drift
 from oper.planner.replan.replan import replan

@@ -20,8 +20,8 @@ from oper.plan.plan import load_plan
 from oper.plan.row_locator import RowLocator
 from oper.plan.row_moves import ENTRY, RowMoves
 from oper.planner.assemble_plan import assemble
+from oper.planner.make_placement import make_placement
 from oper.planner.make_plan import make_plan
-from oper.planner.planner import make_placement
 from oper.planner.problem.class_finder import ClassFinder
 from oper.planner.problem.classes import classify
 from oper.planner.problem.problem import Settings

@@ -34,26 +34,26 @@ def marks_of(bitmap, line_offset, rows):
 def a_profile(rng, rows, bagged, dtype=np.uint32):
     offsets = np.r_[0, np.cumsum(rows)].astype(np.int64)
     accesses = rng.zipf(1.4, offsets[-1]).clip(1, 6000).astype(dtype) - dtype(1)
-    containing = [
+    samples_with_row = [
         np.minimum(accesses[a:b], rng.integers(0, 5000, b - a).astype(dtype))
         for a, b in pairwise(offsets)
     ]
-    kept = [c if bag else c[:0] for c, bag in zip(containing, bagged, strict=True)]
+    kept = [c if bag else c[:0] for c, bag in zip(samples_with_row, bagged, strict=True)]
     return SimpleNamespace(
         tables=rows,
         offsets=offsets,
         accesses=accesses,
-        containing=np.concatenate(kept),
-        containing_offsets=np.r_[0, np.cumsum([len(c) for c in kept])].astype(np.int64),
-        all_containing=np.where(
-            np.repeat(bagged, rows), np.concatenate(containing), accesses
+        samples_with_row=np.concatenate(kept),
+        samples_with_row_offsets=np.r_[0, np.cumsum([len(c) for c in kept])].astype(np.int64),
+        all_samples_with_row=np.where(
+            np.repeat(bagged, rows), np.concatenate(samples_with_row), accesses
         ).astype(np.int64),
     )
 
 
 def some_classes(profile):
-    """Classes as the scan needs them: one a (accesses, containing), and entries per table."""
-    keys = np.stack([profile.accesses.astype(np.int64), profile.all_containing], axis=1)
+    """Classes as the scan needs them: one a (accesses, samples with it), and entries per table."""
+    keys = np.stack([profile.accesses.astype(np.int64), profile.all_samples_with_row], axis=1)
     classes, class_of_row = np.unique(keys, axis=0, return_inverse=True)
     table = np.repeat(np.arange(len(profile.tables)), np.diff(profile.offsets))
     entries = np.unique(np.stack([class_of_row.ravel(), table], axis=1), axis=0)
@@ -105,14 +105,14 @@ def test_scan(seed, rows, dtype, ranks):
         wanted[mine] = (accesses > cut[t]) | (equal & (np.cumsum(equal) <= quota[t]))
     assert (marks_of(found.bitmap, found.line_offset, rows) == wanted).all()
     assert (found.listed_accesses == profile.accesses[wanted]).all()
-    assert (found.listed_samples_with_row == profile.all_containing[wanted]).all()
+    assert (found.listed_samples_with_row == profile.all_samples_with_row[wanted]).all()
     assert found.listed_accesses.dtype == dtype
     ends = np.r_[0, np.cumsum(wanted)][profile.offsets]
     assert (found.listed_offset == ends).all()
     for value, sums in (
         (np.ones(len(wanted)), found.striped_rows),
         (profile.accesses, found.striped_accesses),
-        (np.sqrt(profile.all_containing), found.striped_touched),
+        (np.sqrt(profile.all_samples_with_row), found.striped_touched),
     ):
         expected = stripe_sums(profile, ~wanted, ~wanted, order, rotation, ranks, value)
         np.testing.assert_allclose(sums, expected, rtol=1e-12)
@@ -122,7 +122,7 @@ def test_scan(seed, rows, dtype, ranks):
 def test_headers_count_rows_before_each_line():
     rows = [1000, 1, 5000]
     profile = a_profile(np.random.default_rng(3), rows, [False] * 3)
-    marked = native.ops().mark(
+    marked = native.ops().list_hot_rows(
         as_tensor(profile.accesses),
         as_int64(profile.offsets),
         as_int64(np.array([2, -1, 0])),
@@ -144,7 +144,7 @@ def test_collect_keeps_stripes_in_place_when_rows_leave_them(seed, rows, ranks):
     rng = np.random.default_rng(seed)
     profile = a_profile(rng, rows, [False] * len(rows))
     classes, _ = some_classes(profile)
-    mark = native.ops().mark
+    mark = native.ops().list_hot_rows
     before = mark(
         as_tensor(profile.accesses),
         as_int64(profile.offsets),

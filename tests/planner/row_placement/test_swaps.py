@@ -17,14 +17,14 @@ from tests.support.planner.instances import make_classes, topologies, workloads,
 def test_columns_are_what_a_byte_adds_to_each_rank(
     topology: Topology, workload: Workload, seed: int
 ) -> None:
-    groups = single_owner_sets(topology.ranks)
+    sets = single_owner_sets(topology.ranks)
     if not workload.training:
-        groups = groups + per_node_sets(topology) + everywhere_set(topology.ranks)
+        sets = sets + per_node_sets(topology) + everywhere_set(topology.ranks)
     classes = make_classes([77, 5], [1, 1], workload, topology.ranks)
-    counts = np.random.default_rng(seed).integers(0, 5, (2, len(groups)))
-    cost = evaluate(topology, workload, groups, classes.sums(counts), np.full(topology.ranks, 1e9))
+    counts = np.random.default_rng(seed).integers(0, 5, (2, len(sets)))
+    cost = evaluate(topology, workload, sets, classes.sums(counts), np.full(topology.ranks, 1e9))
     weight = classes.traffic_bytes(workload) @ counts
-    column = Charges.of(topology).set_seconds(groups)
+    column = Charges.of(topology).set_seconds(sets)
     np.testing.assert_allclose(weight @ column, cost.rank_seconds, rtol=1e-12)
 
 
@@ -42,11 +42,9 @@ def test_swaps_keep_rows_of_groups_and_classes_and_never_raise_the_maximum(
         widths=((16, 20), (64, 68)),
         width=rng.integers(0, 2, 12).tolist(),
     )
-    groups = single_owner_sets(topology.ranks)
-    counts = np.stack(
-        [rng.multinomial(n, np.full(len(groups), 1 / len(groups))) for n in classes.rows]
-    )
-    weight, column = classes.traffic_bytes(workload), Charges.of(topology).set_seconds(groups)
+    sets = single_owner_sets(topology.ranks)
+    counts = np.stack([rng.multinomial(n, np.full(len(sets), 1 / len(sets))) for n in classes.rows])
+    weight, column = classes.traffic_bytes(workload), Charges.of(topology).set_seconds(sets)
     before = (weight @ counts) @ column
     search = SwapSearch(counts.copy(), weight, classes.width, column, before.copy())
     search.run()

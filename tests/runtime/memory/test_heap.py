@@ -277,8 +277,8 @@ def test_control_groups_limit_the_memory(
     _write(proc, meminfo=f"MemTotal: 9 kB\nMemAvailable: {1 << 10} kB")
     _write(proc / "self", cgroup=groups, mountinfo=mounts(tmp_path))
     machine, *limits = free_memory(proc)
-    assert (machine.place, machine.free_bytes) == ("the machine", 1 << 20)
-    assert {left.place: left.free_bytes for left in limits} == {
+    assert (machine.limited_by, machine.free_bytes) == ("the machine", 1 << 20)
+    assert {left.limited_by: left.free_bytes for left in limits} == {
         f"the control group {tmp_path / group}": free for group, free in expected.items()
     }
 

@@ -13,7 +13,7 @@ from oper.plan.layout import LOCAL, SLOT_BITS, SLOT_MASK
 from oper.plan.plan import Plan
 from oper.plan.row_moves import RowMoves
 from oper.planner.assemble_plan import assemble
-from oper.planner.planner import make_placement
+from oper.planner.make_placement import make_placement
 from oper.planner.problem.classes import group
 from oper.planner.problem.problem import Settings
 from oper.profiling.profile import Profile
@@ -28,10 +28,10 @@ def make_profile(tables, accesses) -> Profile:
     """A profile of counts alone; every second table has bags."""
     bagged = tuple(t % 2 == 1 for t in range(len(tables)))
     counts = [np.asarray(a, dtype=np.uint32) for a in accesses]
-    containing = [a - a // 3 for a, has in zip(counts, bagged, strict=True) if has]
+    samples_with_row = [a - a // 3 for a, has in zip(counts, bagged, strict=True) if has]
     none = np.zeros(0, np.uint32)
     return Profile(
-        tables, SAMPLES, np.concatenate(counts), np.concatenate([none, *containing]), bagged
+        tables, SAMPLES, np.concatenate(counts), np.concatenate([none, *samples_with_row]), bagged
     )
 
 
@@ -171,16 +171,16 @@ def cost_row_by_row(plan: Plan, profile: Profile):
     slots, sources = slots_of(plan), sources_of(plan)
     tables = np.repeat(np.arange(len(plan.tables)), [t.rows for t in plan.tables])
     accesses = profile.accesses.astype(np.int64)
-    containing = np.concatenate(
-        [profile.table_containing(t) for t in range(len(plan.tables))]
+    samples_with_row = np.concatenate(
+        [profile.table_samples_with_row(t) for t in range(len(plan.tables))]
     ).astype(np.int64)
     ones = np.ones(len(tables), dtype=np.int64)
-    classes = group(profile, plan.workload, plan.ranks, tables, accesses, containing, ones)
+    classes = group(profile, plan.workload, plan.ranks, tables, accesses, samples_with_row, ones)
     # The classes' entries are the rows, in another order.
-    order = np.lexsort((-containing, plan.layout.width_of_table[tables], -accesses))
+    order = np.lexsort((-samples_with_row, plan.layout.width_of_table[tables], -accesses))
     c = classes.entry_class
     S, m, R, D, U = classes.S[c], classes.m[c], classes.R[c], classes.D[c], classes.U[c]
     f = classes.accesses[c].astype(float)
     sums = Sums(np.ones(len(c)), m, S, f, R, S * R, S * D, S * U, (S + 4) * D)
-    groups = HolderSets(sources[order].astype(np.uint16), slots[order] >= 0)
-    return evaluate(plan.topology, plan.workload, groups, sums, plan.prediction.capacity_bytes)
+    sets = HolderSets(sources[order].astype(np.uint16), slots[order] >= 0)
+    return evaluate(plan.topology, plan.workload, sets, sums, plan.prediction.capacity_bytes)

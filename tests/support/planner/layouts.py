@@ -29,7 +29,7 @@ def random_layout(
     pattern_of = rng.integers(0, 2, len(rows))
     holds = rng.random((groups, ranks)) < 0.5
     holds[np.arange(groups), rng.integers(0, ranks, groups)] = True
-    path = np.array(
+    source = np.array(
         [[r if h[r] else rng.choice(np.flatnonzero(h)) for r in range(ranks)] for h in holds]
     )
     bits = (groups - 1).bit_length()
@@ -42,7 +42,7 @@ def random_layout(
         width_of_table=np.zeros(len(rows), np.int64),
         slots=np.full((1, ranks), 2**40),
         group_width=np.zeros(groups, np.int64),
-        path=path.astype(np.uint16),
+        source=source.astype(np.uint16),
         holds=holds,
         base=np.where(holds, base, -1),
         orders=orders,
@@ -94,7 +94,7 @@ def counted_addresses(layout, rank):
             if listed[t][row]:
                 code = next(codes)
                 group = code & ((1 << bits) - 1)
-                owner = int(layout.path[group, rank])
+                owner = int(layout.source[group, rank])
                 slot = int(layout.base[group, owner]) + (code >> bits)
             addresses.append((LOCAL if owner == rank else owner) << SLOT_BITS | slot)
         tables.append(addresses)

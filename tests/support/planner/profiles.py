@@ -22,7 +22,7 @@ def make_profile(seed: int, rows: tuple[int, ...] = (40, 3, 1, 25), bags: bool =
     accesses = (random.zipf(1.3, total) % 400).astype(np.uint32)
     bagged = tuple(bags and t == 1 for t in range(len(rows)))
     samples = 1000
-    containing = [
+    samples_with_row = [
         np.minimum(accesses[begin : begin + n], samples) // 2
         for begin, n, has in zip(np.cumsum((0, *rows)), rows, bagged, strict=False)
         if has
@@ -31,7 +31,9 @@ def make_profile(seed: int, rows: tuple[int, ...] = (40, 3, 1, 25), bags: bool =
         tables=tables,
         samples=samples,
         accesses=accesses,
-        containing=np.concatenate([np.zeros(0, np.uint32), *containing]).astype(np.uint32),
+        samples_with_row=np.concatenate([np.zeros(0, np.uint32), *samples_with_row]).astype(
+            np.uint32
+        ),
         bagged=bagged,
         distinct=None,
         source={},

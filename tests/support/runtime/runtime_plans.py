@@ -30,7 +30,7 @@ def random_plan(
     owners = [r for r in range(ranks) if r not in idle]
     sizes = sorted({(t.row_bytes, t.memory_bytes(mode)) for t in tables})
     width_of_table = np.array([sizes.index((t.row_bytes, t.memory_bytes(mode))) for t in tables])
-    holds, path = _groups(rng, ranks, owners, mode)
+    holds, source = _groups(rng, ranks, owners, mode)
     fate = [rng.choice(3, t.rows, p=_shares(replicated, listed)) for t in tables]
     group_of = []
     for f in fate:
@@ -80,7 +80,7 @@ def random_plan(
         width_of_table=width_of_table.astype(np.int64),
         slots=slots,
         group_width=np.array([w for w, _ in pairs], np.int64),
-        path=path[groups],
+        source=source[groups],
         holds=holds[groups],
         base=base,
         orders=(order,),
@@ -97,8 +97,8 @@ def random_plan(
         topology=Topology("test", (0,) * ranks, np.ones((ranks, ranks)), 1.0, 0.0),
         workload=Workload(mode, fetch, 64),  # type: ignore[arg-type]
         layout=layout,
-        explicit_accesses=nothing,
-        explicit_containing=nothing,
+        listed_accesses=nothing,
+        listed_samples_with_row=nothing,
         owner_accesses=np.zeros(ranks, dtype=np.int64),
         replica_accesses=0,
         samples=1,
@@ -150,5 +150,5 @@ def _groups(
             some[rng.integers(0, ranks)] = True
             several.append(some)
     holds = np.concatenate([single, several])
-    path = [[r if h[r] else rng.choice(np.flatnonzero(h)) for r in range(ranks)] for h in holds]
-    return holds, np.array(path, dtype=np.uint16)
+    source = [[r if h[r] else rng.choice(np.flatnonzero(h)) for r in range(ranks)] for h in holds]
+    return holds, np.array(source, dtype=np.uint16)

@@ -21,7 +21,7 @@ from torchrec.streamable import Pipelineable
 from oper.cost.workload import Workload
 from oper.plan.plan import Plan
 from oper.planner.assemble_plan import assemble
-from oper.planner.planner import make_placement
+from oper.planner.make_placement import make_placement
 from oper.planner.problem.problem import Settings
 from oper.profiling.profile import Profile
 from oper.tables.table import Table

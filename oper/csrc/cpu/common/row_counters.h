@@ -10,41 +10,43 @@
 
 namespace oper {
 
-// Counters of all rows of tables, or other ranges; `containing` is kept for some of them.
+// Counters of all rows of tables, or other ranges; `samples_with_row` is kept for some of them.
 template <typename Counter>
 struct RowCounters {
   const Counter* accesses;
-  const Counter* containing;
+  const Counter* samples_with_row;
   const int64_t* offsets;
-  const int64_t* containing_offsets;
+  const int64_t* samples_with_row_offsets;
 
   const Counter* accesses_of(int64_t range) const { return accesses + offsets[range]; }
 
   // Null where a range keeps none, as it equals the accesses.
-  const Counter* containing_of(int64_t range) const {
-    return containing_offsets[range] < 0 ? nullptr : containing + containing_offsets[range];
+  const Counter* samples_with_row_of(int64_t range) const {
+    return samples_with_row_offsets[range] < 0 ? nullptr
+                                               : samples_with_row + samples_with_row_offsets[range];
   }
 };
 
 template <typename Counter>
-RowCounters<Counter> row_counters(const at::Tensor& accesses, const at::Tensor& containing,
-                                  const at::Tensor& offsets, const at::Tensor& containing_offsets) {
+RowCounters<Counter> row_counters(const at::Tensor& accesses, const at::Tensor& samples_with_row,
+                                  const at::Tensor& offsets,
+                                  const at::Tensor& samples_with_row_offsets) {
   const int64_t ranges = offsets.numel() - 1;
   TORCH_CHECK_VALUE(ranges >= 0, "offsets: at least one element was needed");
-  check_same_type(containing, "containing", accesses, "accesses");
-  check_contiguous(containing, "containing");
+  check_same_type(samples_with_row, "samples_with_row", accesses, "accesses");
+  check_contiguous(samples_with_row, "samples_with_row");
   RowCounters<Counter> counters{
       static_cast<const Counter*>(accesses.const_data_ptr()),
-      static_cast<const Counter*>(containing.const_data_ptr()),
+      static_cast<const Counter*>(samples_with_row.const_data_ptr()),
       elements<int64_t>(offsets, ranges + 1, "offsets"),
-      elements<int64_t>(containing_offsets, ranges, "containing_offsets"),
+      elements<int64_t>(samples_with_row_offsets, ranges, "samples_with_row_offsets"),
   };
   for (int64_t n = 0; n < ranges; ++n) {
     const int64_t rows = counters.offsets[n + 1] - counters.offsets[n];
     TORCH_CHECK_VALUE(counters.offsets[n] >= 0 && rows >= 0, "offsets: must ascend from 0");
-    TORCH_CHECK_VALUE(counters.containing_offsets[n] + rows <= containing.numel() ||
-                          counters.containing_offsets[n] < 0,
-                      "containing: range ", n, " ends beyond its ", containing.numel(),
+    TORCH_CHECK_VALUE(counters.samples_with_row_offsets[n] + rows <= samples_with_row.numel() ||
+                          counters.samples_with_row_offsets[n] < 0,
+                      "samples_with_row: range ", n, " ends beyond its ", samples_with_row.numel(),
                       " counters");
   }
   TORCH_CHECK_VALUE(counters.offsets[ranges] <= accesses.numel(), "accesses: ", accesses.numel(),

@@ -19,28 +19,29 @@ namespace {
 
 constexpr int64_t kChunkRows = 1 << 18;
 
-at::Tensor find_classes(const at::Tensor& accesses, const at::Tensor& containing,
+at::Tensor find_classes(const at::Tensor& accesses, const at::Tensor& samples_with_row,
                         const at::Tensor& offsets, const at::Tensor& entry_offset,
-                        const at::Tensor& entry_accesses, const at::Tensor& entry_containing,
+                        const at::Tensor& entry_accesses, const at::Tensor& entry_samples_with_row,
                         const at::Tensor& entry_class) {
   const int64_t tables = offsets.numel() - 1;
   const int64_t* first = elements<int64_t>(offsets, tables + 1, "offsets");
   const int64_t* entry_begin = elements<int64_t>(entry_offset, tables + 1, "entry_offset");
   const int64_t entries = entry_begin[tables];
   const int64_t* key_accesses = elements<int64_t>(entry_accesses, entries, "entry_accesses");
-  const int64_t* key_containing = elements<int64_t>(entry_containing, entries, "entry_containing");
+  const int64_t* key_samples_with_row =
+      elements<int64_t>(entry_samples_with_row, entries, "entry_samples_with_row");
   const int64_t* key_class = elements<int64_t>(entry_class, entries, "entry_class");
-  TORCH_CHECK_VALUE(accesses.numel() == first[tables] && containing.numel() == first[tables],
-                    "accesses, containing: ", first[tables], " rows were needed");
+  TORCH_CHECK_VALUE(accesses.numel() == first[tables] && samples_with_row.numel() == first[tables],
+                    "accesses, samples_with_row: ", first[tables], " rows were needed");
   at::Tensor classes = at::empty({accesses.numel()}, at::kInt);
   int32_t* out = classes.data_ptr<int32_t>();
   const auto chunks = cut_chunks(first, tables, kChunkRows, 1);
   std::atomic<int64_t> unknown{-1};
   with_counter_type(accesses, "accesses", [&](auto zero) {
     using Counter = decltype(zero);
-    check_same_type(containing, "containing", accesses, "accesses");
+    check_same_type(samples_with_row, "samples_with_row", accesses, "accesses");
     const auto* a = static_cast<const Counter*>(accesses.const_data_ptr());
-    const auto* c = static_cast<const Counter*>(containing.const_data_ptr());
+    const auto* c = static_cast<const Counter*>(samples_with_row.const_data_ptr());
     share_out(static_cast<int64_t>(chunks.size()), [&](const auto& next) {
       PairTable<int32_t> table;
       int64_t loaded = -1;
@@ -49,7 +50,7 @@ at::Tensor find_classes(const at::Tensor& accesses, const at::Tensor& containing
         if (t != loaded) {
           table.clear();
           for (int64_t e = entry_begin[t]; e < entry_begin[t + 1]; ++e)
-            table.at(key_accesses[e], key_containing[e]) = static_cast<int32_t>(key_class[e]);
+            table.at(key_accesses[e], key_samples_with_row[e]) = static_cast<int32_t>(key_class[e]);
           loaded = t;
         }
         for (int64_t row = first[t] + chunks[n].begin; row < first[t] + chunks[n].end; ++row) {
@@ -110,8 +111,8 @@ std::tuple<at::Tensor, at::Tensor> pack(const at::Tensor& group, int64_t groups)
 
 TORCH_LIBRARY_FRAGMENT(oper, m) {
   m.def(
-      "find_classes(Tensor accesses, Tensor containing, Tensor offsets, Tensor entry_offset,"
-      " Tensor entry_accesses, Tensor entry_containing, Tensor entry_class) -> Tensor");
+      "find_classes(Tensor accesses, Tensor samples_with_row, Tensor offsets, Tensor entry_offset,"
+      " Tensor entry_accesses, Tensor entry_samples_with_row, Tensor entry_class) -> Tensor");
   m.def("assign_groups(Tensor class_of_row, Tensor counts, Tensor label) -> Tensor");
   m.def("pack_codes(Tensor group, int groups) -> (Tensor codes, Tensor rows)");
 }

@@ -115,7 +115,7 @@ template <typename Id, typename Counter>
 void run_unit(const Unit& unit, const TableColumns<Id>& mine, int64_t samples,
               const TableCounters<Counter>& counters, SampleRows& seen, int64_t* bad) {
   std::vector<BadIds> found(mine.columns.size());
-  if (counters.containing) {
+  if (counters.samples_with_row) {
     count_samples(mine.columns, samples, counters, unit.part, seen, found.data());
   } else {
     for (size_t c = 0; c < mine.columns.size(); ++c)
@@ -132,32 +132,33 @@ void run_unit(const Unit& unit, const TableColumns<Id>& mine, int64_t samples,
 // Where each table's counters are, checked against the memory they lie in.
 template <typename Counter>
 std::vector<TableCounters<Counter>> counters_of_tables(const at::Tensor& accesses,
-                                                       const at::Tensor& containing,
+                                                       const at::Tensor& samples_with_row,
                                                        const at::Tensor& offsets,
-                                                       const at::Tensor& containing_start) {
-  check_same_type(containing, "containing", accesses, "accesses");
-  check_contiguous(containing, "containing");
+                                                       const at::Tensor& samples_with_row_start) {
+  check_same_type(samples_with_row, "samples_with_row", accesses, "accesses");
+  check_contiguous(samples_with_row, "samples_with_row");
   const int64_t tables = offsets.numel() - 1;
   const int64_t* first = elements<int64_t>(offsets, tables + 1, "offsets");
-  const int64_t* start = elements<int64_t>(containing_start, tables, "containing_start");
+  const int64_t* start =
+      elements<int64_t>(samples_with_row_start, tables, "samples_with_row_start");
   auto* a = static_cast<Counter*>(accesses.mutable_data_ptr());
-  auto* c = static_cast<Counter*>(containing.mutable_data_ptr());
+  auto* c = static_cast<Counter*>(samples_with_row.mutable_data_ptr());
   std::vector<TableCounters<Counter>> result;
   for (int64_t t = 0; t < tables; ++t) {
     const int64_t rows = first[t + 1] - first[t];
     TORCH_CHECK_VALUE(first[t] >= 0 && rows >= 0 && first[t + 1] <= accesses.numel(),
                       "offsets: table ", t, " is not within ", accesses.numel(), " counters");
-    TORCH_CHECK_VALUE(start[t] < 0 || start[t] + rows <= containing.numel(),
-                      "containing_start: table ", t, " ends beyond ", containing.numel(),
-                      " counters");
+    TORCH_CHECK_VALUE(start[t] < 0 || start[t] + rows <= samples_with_row.numel(),
+                      "samples_with_row_start: table ", t, " ends beyond ",
+                      samples_with_row.numel(), " counters");
     result.push_back(
         {a + first[t], start[t] < 0 ? nullptr : c + start[t], static_cast<uint64_t>(rows)});
   }
   return result;
 }
 
-at::Tensor count(const at::Tensor& accesses, const at::Tensor& containing,
-                 const at::Tensor& offsets, const at::Tensor& containing_start,
+at::Tensor count(const at::Tensor& accesses, const at::Tensor& samples_with_row,
+                 const at::Tensor& offsets, const at::Tensor& samples_with_row_start,
                  const at::TensorList values, const at::TensorList lengths,
                  const at::Tensor& table_of, int64_t samples) {
   at::Tensor bad = at::zeros({static_cast<int64_t>(values.size()), 2}, at::kLong);
@@ -166,7 +167,7 @@ at::Tensor count(const at::Tensor& accesses, const at::Tensor& containing,
   with_counter_type(accesses, "accesses", [&](auto zero) {
     using Counter = decltype(zero);
     const auto counters =
-        counters_of_tables<Counter>(accesses, containing, offsets, containing_start);
+        counters_of_tables<Counter>(accesses, samples_with_row, offsets, samples_with_row_start);
     with_id_type(values, [&](auto id) {
       const auto tables = columns_of<decltype(id)>(values, lengths, table_of,
                                                    static_cast<int64_t>(counters.size()), samples);
@@ -218,7 +219,8 @@ std::tuple<at::Tensor, at::Tensor> distinct(const at::TensorList values,
 
 TORCH_LIBRARY_FRAGMENT(oper, m) {
   m.def(
-      "count(Tensor(a!) accesses, Tensor(b!) containing, Tensor offsets, Tensor containing_start,"
+      "count(Tensor(a!) accesses, Tensor(b!) samples_with_row, Tensor offsets, Tensor "
+      "samples_with_row_start,"
       " Tensor[] values, Tensor[] lengths, Tensor table_of, int samples) -> Tensor");
   m.def(
       "distinct(Tensor[] values, Tensor[] lengths, Tensor table_of, int tables, int samples,"

@@ -1,4 +1,4 @@
-// torch.ops.oper.histogram: rows of each (range, accesses, containing), all cores.
+// torch.ops.oper.histogram: rows of each (range, accesses, samples with it), all cores.
 
 #include "oper/profiling/histogram.h"
 
@@ -28,9 +28,10 @@ std::vector<PairCounts> count_ranges(const RowCounters<Counter>& counters, int64
     ChunkHistogram<Counter> mine;
     for (int64_t task = next(); task >= 0; task = next()) {
       const Chunk& chunk = chunks[task];
-      const Counter* containing = counters.containing_of(chunk.range);
+      const Counter* samples_with_row = counters.samples_with_row_of(chunk.range);
       mine.count(counters.accesses_of(chunk.range) + chunk.begin,
-                 containing ? containing + chunk.begin : nullptr, chunk.end - chunk.begin);
+                 samples_with_row ? samples_with_row + chunk.begin : nullptr,
+                 chunk.end - chunk.begin);
       const std::lock_guard<std::mutex> hold(locks[chunk.range]);
       mine.drain(totals[chunk.range]);
     }
@@ -45,24 +46,25 @@ Result to_tensors(const std::vector<PairCounts>& totals) {
   Result result{make(), make(), make(), make()};
   auto* range = std::get<0>(result).data_ptr<int64_t>();
   auto* accesses = std::get<1>(result).data_ptr<int64_t>();
-  auto* containing = std::get<2>(result).data_ptr<int64_t>();
+  auto* samples_with_row = std::get<2>(result).data_ptr<int64_t>();
   auto* rows = std::get<3>(result).data_ptr<int64_t>();
   for (size_t n = 0; n < totals.size(); ++n) {
     for (const auto& entry : sorted_entries(totals[n])) {
       *range++ = static_cast<int64_t>(n);
       *accesses++ = static_cast<int64_t>(entry.accesses);
-      *containing++ = static_cast<int64_t>(entry.containing);
+      *samples_with_row++ = static_cast<int64_t>(entry.samples_with_row);
       *rows++ = entry.value;
     }
   }
   return result;
 }
 
-Result histogram(const at::Tensor& accesses, const at::Tensor& containing,
-                 const at::Tensor& offsets, const at::Tensor& containing_offsets) {
+Result histogram(const at::Tensor& accesses, const at::Tensor& samples_with_row,
+                 const at::Tensor& offsets, const at::Tensor& samples_with_row_offsets) {
   return with_counter_type(accesses, "accesses", [&](auto zero) {
     using Counter = decltype(zero);
-    const auto counters = row_counters<Counter>(accesses, containing, offsets, containing_offsets);
+    const auto counters =
+        row_counters<Counter>(accesses, samples_with_row, offsets, samples_with_row_offsets);
     return to_tensors(count_ranges(counters, offsets.numel() - 1));
   });
 }
@@ -71,8 +73,9 @@ Result histogram(const at::Tensor& accesses, const at::Tensor& containing,
 
 TORCH_LIBRARY_FRAGMENT(oper, m) {
   m.def(
-      "histogram(Tensor accesses, Tensor containing, Tensor offsets, Tensor containing_offsets)"
-      " -> (Tensor range, Tensor accesses, Tensor containing, Tensor rows)");
+      "histogram(Tensor accesses, Tensor samples_with_row, Tensor offsets, Tensor "
+      "samples_with_row_offsets)"
+      " -> (Tensor range, Tensor accesses, Tensor samples_with_row, Tensor rows)");
 }
 
 TORCH_LIBRARY_IMPL(oper, CPU, m) { m.impl("histogram", histogram); }

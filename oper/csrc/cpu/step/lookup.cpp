@@ -13,7 +13,7 @@
 
 #include "cpu/common/output_buffers.h"
 #include "cpu/step/batch.h"
-#include "oper/step/pool.h"
+#include "oper/step/pool_bags.h"
 
 namespace oper {
 namespace {

@@ -5,7 +5,7 @@
 #include <torch/library.h>
 
 #include "cpu/common/arguments.h"
-#include "oper/step/rows.h"
+#include "oper/step/row_formats.h"
 
 namespace oper {
 namespace {

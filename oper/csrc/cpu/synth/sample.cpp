@@ -147,7 +147,7 @@ Tensor& draw_counts(Tensor& counts, int64_t accesses, double exponent, const Ten
 
 // How many of `samples` bags hold a row with `accesses` accesses, each slot of a bag as likely as
 // any other. `slots` slots a bag; 0: bags of random length, so that accesses fall independently.
-int64_t draw_containing(Random& random, int64_t accesses, int64_t samples, int64_t slots) {
+int64_t draw_samples_with_row(Random& random, int64_t accesses, int64_t samples, int64_t slots) {
   constexpr int64_t kOneByOne = 64;
   if (accesses <= 1) return accesses;
   const double bags = static_cast<double>(samples);
@@ -172,23 +172,24 @@ int64_t draw_containing(Random& random, int64_t accesses, int64_t samples, int64
   return std::clamp(static_cast<int64_t>(std::llround(drawn)), least, std::min(accesses, samples));
 }
 
-Tensor& containing_of(Tensor& containing, const Tensor& counts, int64_t samples, int64_t slots,
-                      int64_t key) {
-  check_same_type(containing, "containing", counts, "counts");
-  check_contiguous(containing, "containing");
-  TORCH_CHECK_VALUE(containing.numel() == counts.numel(), "containing: ", containing.numel(),
-                    " counters, and ", counts.numel(), " were needed");
+Tensor& samples_with_row_of(Tensor& samples_with_row, const Tensor& counts, int64_t samples,
+                            int64_t slots, int64_t key) {
+  check_same_type(samples_with_row, "samples_with_row", counts, "counts");
+  check_contiguous(samples_with_row, "samples_with_row");
+  TORCH_CHECK_VALUE(samples_with_row.numel() == counts.numel(),
+                    "samples_with_row: ", samples_with_row.numel(), " counters, and ",
+                    counts.numel(), " were needed");
   with_counter_type(counts, "counts", [&](auto zero) {
     const auto* const in = counts.const_data_ptr<decltype(zero)>();
-    auto* const out = containing.mutable_data_ptr<decltype(zero)>();
+    auto* const out = samples_with_row.mutable_data_ptr<decltype(zero)>();
     at::parallel_for(0, counts.numel(), kGrain, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
         Random random(key, row);
-        out[row] = draw_containing(random, static_cast<int64_t>(in[row]), samples, slots);
+        out[row] = draw_samples_with_row(random, static_cast<int64_t>(in[row]), samples, slots);
       }
     });
   });
-  return containing;
+  return samples_with_row;
 }
 
 }  // namespace
@@ -202,7 +203,8 @@ TORCH_LIBRARY_FRAGMENT(oper, m) {
       "draw_counts(Tensor(a!) counts, int accesses, float exponent, Tensor step_ends, "
       "Tensor step_weights, int order, int key, bool moved, int stream) -> Tensor(a!)");
   m.def(
-      "containing_of(Tensor(a!) containing, Tensor counts, int samples, int slots, int key) "
+      "samples_with_row_of(Tensor(a!) samples_with_row, Tensor counts, int samples, int slots, int "
+      "key) "
       "-> Tensor(a!)");
 }
 
@@ -210,7 +212,7 @@ TORCH_LIBRARY_IMPL(oper, CPU, m) {
   m.impl("draw_ranks", draw_ranks);
   m.impl("place_ranks", place_ranks);
   m.impl("draw_counts", draw_counts);
-  m.impl("containing_of", containing_of);
+  m.impl("samples_with_row_of", samples_with_row_of);
 }
 
 }  // namespace oper

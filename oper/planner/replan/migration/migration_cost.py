@@ -28,7 +28,7 @@ class MigrationCost:
     @staticmethod
     def of(before: HolderSets, after: HolderSets, topology: Topology) -> "MigrationCost":
         """Between the columns of two placements."""
-        nearest = nearest_holder_sets(before.holds, topology).path.astype(np.int64)
+        nearest = nearest_holder_sets(before.holds, topology).source.astype(np.int64)
         link = Charges.of(topology).link_seconds[np.arange(topology.ranks), nearest]
         return MigrationCost(nearest, link @ after.holds.T.astype(np.float64))
 

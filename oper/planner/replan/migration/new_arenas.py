@@ -33,7 +33,7 @@ class ReplicaBlock:
 class NewArenas:
     """Arenas of W widths on M ranks."""
 
-    groups: HolderSets  # [K] the columns that rows are counted in
+    holder_sets: HolderSets  # [K] the columns that rows are counted in
     size: Ints  # [W, M] slots
     blocks: list[list[ReplicaBlock]]  # of each width
     replicas_move: Flags  # [W] whether all replicas of a width are laid out anew
@@ -41,26 +41,26 @@ class NewArenas:
     @staticmethod
     def of(locator: RowLocator, width_of_class: Ints, before: Ints, after: Ints) -> "NewArenas":
         """For rows `before` and `after` [C, K], of classes of widths `width_of_class` [C]."""
-        groups, ranks = locator.holder_sets, locator.ranks
+        sets, ranks = locator.holder_sets, locator.ranks
         widths = len(locator.layout.slots)
         by_width = np.arange(widths)[:, None] == width_of_class[None]
         rows_before, rows_after = by_width @ before, by_width @ after  # [W, K]
-        size: Ints = rows_after @ groups.holds.astype(np.int64)
+        size: Ints = rows_after @ sets.holds.astype(np.int64)
         replicas_move = np.zeros(widths, dtype=bool)
         blocks = []
         for w, top in enumerate(_replica_tops(locator.layout)):
-            made, end = _make_blocks(groups, ranks, top, rows_after[w] - rows_before[w])
+            made, end = _make_blocks(sets, ranks, top, rows_after[w] - rows_before[w])
             if not (end <= size[w]).all():
                 replicas_move[w] = True
-                made, _ = _make_blocks(groups, ranks, np.zeros_like(top), rows_after[w])
+                made, _ = _make_blocks(sets, ranks, np.zeros_like(top), rows_after[w])
             blocks.append(made)
-        return NewArenas(groups, size, blocks, replicas_move)
+        return NewArenas(sets, size, blocks, replicas_move)
 
     def taken(self, w: int, rank: Ints, slot: Ints) -> Flags:
         """Whether slots of ranks, [N] each, are in a block or beyond the arena's new end."""
         taken: Flags = slot >= self.size[w, rank]
         for block in self.blocks[w]:
-            holds = self.groups.holds[block.column]
+            holds = self.holder_sets.holds[block.column]
             start = np.where(holds, block.start, 0)
             end = np.where(holds, block.start + block.rows, 0)
             taken |= (slot >= start[rank]) & (slot < end[rank])
@@ -86,10 +86,10 @@ def _replica_tops(layout: Layout) -> Ints:
 
 
 def _make_blocks(
-    groups: HolderSets, ranks: int, top: Ints, rows: Ints
+    sets: HolderSets, ranks: int, top: Ints, rows: Ints
 ) -> tuple[list[ReplicaBlock], Ints]:
     """Blocks for `rows[k]` more replicas in column k, behind `top` [M]; the ends of them, [M]."""
-    holds = groups.holds
+    holds = sets.holds
     columns = [k for k in range(ranks, len(holds)) if rows[k] > 0]
     blocks, top = [], top.copy()
     for k in sorted(columns, key=lambda k: not holds[k].all()):

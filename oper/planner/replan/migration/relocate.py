@@ -86,7 +86,7 @@ def _new_layout(
         layout,
         slots=arenas.size,
         group_width=np.array(groups.width, dtype=np.int64)[used],
-        path=np.stack(groups.path)[used],
+        source=np.stack(groups.source)[used],
         holds=np.stack(groups.holds)[used],
         base=np.stack(groups.base)[used],
         bitmap=bitmap,

@@ -36,7 +36,11 @@ class NewGroups:
         layout: Layout = locator.layout
         self._groups = locator.holder_sets
         self.width = layout.group_width.tolist()
-        self.path, self.holds, self.base = list(layout.path), list(layout.holds), list(layout.base)
+        self.source, self.holds, self.base = (
+            list(layout.source),
+            list(layout.holds),
+            list(layout.base),
+        )
         self._by_slot: dict[tuple[int, int], int] = {}  # (width, rank) -> group
         for g, w in enumerate(self.width):
             if self.holds[g].sum() == 1 and self.base[g].max() == 0:
@@ -45,7 +49,7 @@ class NewGroups:
     def add(self, w: int, column: int, base: Ints) -> int:
         """A group of a column's holders, with its first slots `base` [M]."""
         self.width.append(w)
-        self.path.append(self._groups.path[column])
+        self.source.append(self._groups.source[column])
         self.holds.append(self._groups.holds[column])
         self.base.append(base)
         return len(self.width) - 1

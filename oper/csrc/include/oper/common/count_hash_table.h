@@ -1,4 +1,5 @@
-// A hash table keyed by (accesses, containing): open addressing, linear probing, grows at half.
+// A hash table keyed by two numbers, a row's accesses and the samples with it: open addressing,
+// linear probing, grows at half.
 #pragma once
 
 #include <algorithm>
@@ -13,25 +14,25 @@ class PairTable {
  public:
   struct Entry {
     uint64_t accesses;
-    uint64_t containing;
+    uint64_t samples_with_row;
     Value value;
   };
 
   // The value of a key, which is made with Value{} if new.
-  Value& at(uint64_t accesses, uint64_t containing) {
+  Value& at(uint64_t accesses, uint64_t samples_with_row) {
     if (2 * (used_ + 1) > slots_.size()) grow();
-    const size_t slot = probe(accesses, containing);
+    const size_t slot = probe(accesses, samples_with_row);
     if (!taken_[slot]) {
       taken_[slot] = 1;
-      slots_[slot] = {accesses, containing, Value{}};
+      slots_[slot] = {accesses, samples_with_row, Value{}};
       ++used_;
     }
     return slots_[slot].value;
   }
 
-  const Value* find(uint64_t accesses, uint64_t containing) const {
+  const Value* find(uint64_t accesses, uint64_t samples_with_row) const {
     if (used_ == 0) return nullptr;
-    const size_t slot = probe(accesses, containing);
+    const size_t slot = probe(accesses, samples_with_row);
     return taken_[slot] ? &slots_[slot].value : nullptr;
   }
 
@@ -52,13 +53,14 @@ class PairTable {
   }
 
  private:
-  size_t probe(uint64_t accesses, uint64_t containing) const {
+  size_t probe(uint64_t accesses, uint64_t samples_with_row) const {
     const size_t mask = slots_.size() - 1;
     // Fibonacci hashing; the high bits of the product are the mixed ones.
-    const uint64_t hash = (accesses * 0x9E3779B97F4A7C15u) ^ (containing * 0xC2B2AE3D27D4EB4Fu);
+    const uint64_t hash =
+        (accesses * 0x9E3779B97F4A7C15u) ^ (samples_with_row * 0xC2B2AE3D27D4EB4Fu);
     size_t slot = (hash ^ (hash >> 32)) & mask;
     while (taken_[slot] &&
-           (slots_[slot].accesses != accesses || slots_[slot].containing != containing))
+           (slots_[slot].accesses != accesses || slots_[slot].samples_with_row != samples_with_row))
       slot = (slot + 1) & mask;
     return slot;
   }
@@ -69,7 +71,7 @@ class PairTable {
     slots_.assign(size, Entry{});
     taken_.assign(size, 0);
     for (const Entry& entry : old) {
-      const size_t slot = probe(entry.accesses, entry.containing);
+      const size_t slot = probe(entry.accesses, entry.samples_with_row);
       taken_[slot] = 1;
       slots_[slot] = entry;
     }

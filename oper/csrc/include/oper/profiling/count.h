@@ -46,7 +46,7 @@ struct BadIds {
 template <typename Counter>
 struct TableCounters {
   Counter* accesses;
-  Counter* containing;  // null where none are kept
+  Counter* samples_with_row;  // null where none are kept
   uint64_t rows;
 
   // Far enough ahead to hide a miss, near enough to stay in the first-level cache.
@@ -59,7 +59,7 @@ struct TableCounters {
     const auto row = static_cast<uint64_t>(static_cast<int64_t>(ids.values[position + kAhead]));
     if (row >= rows || !part.holds(row)) return;
     __builtin_prefetch(accesses + row, 1);
-    if (containing) __builtin_prefetch(containing + row, 1);
+    if (samples_with_row) __builtin_prefetch(samples_with_row + row, 1);
   }
 };
 
@@ -111,7 +111,7 @@ BadIds count_accesses(const IdColumn<Id>& ids, const TableCounters<Counter>& tab
   return bad;
 }
 
-// Count accesses and containing samples of a table that `columns` index together. `bad` has an
+// Count accesses and samples with the row of a table that `columns` index together. `bad` has an
 // element for each column. Lengths are not negative and sum to their column's size.
 template <typename Id, typename Counter>
 void count_samples(const std::vector<IdColumn<Id>>& columns, int64_t samples,
@@ -132,7 +132,7 @@ void count_samples(const std::vector<IdColumn<Id>>& columns, int64_t samples,
           bad[c].add(n);
         } else if (part.holds(row)) {
           ++table.accesses[row];
-          if (seen.insert(row)) ++table.containing[row];
+          if (seen.insert(row)) ++table.samples_with_row[row];
         }
       }
       position[c] = end;

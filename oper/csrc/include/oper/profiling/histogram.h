@@ -1,4 +1,5 @@
-// How many rows have which (accesses, containing): the classes of rows that a plan is made over.
+// How many rows have which (accesses, samples with it): the classes of rows that a plan is made
+// over.
 //
 // Nearly all rows of a log are cold, so small counts are counted in a directly indexed array, in
 // four copies, as runs of equal counts would else wait for one address; the rest go to a hash
@@ -21,14 +22,14 @@ class ChunkHistogram {
  public:
   ChunkHistogram() : direct_(kLanes * kDirect, 0) {}
 
-  // Count `rows` rows; `containing` null where it equals the accesses. At most 2^32 rows between
-  // two calls of `drain`.
-  void count(const Counter* accesses, const Counter* containing, int64_t rows) {
-    if (containing)
-      count_pairs(accesses, containing, rows);
+  // Count `rows` rows; `samples_with_row` null where it equals the accesses. At most 2^32 rows
+  // between two calls of `drain`.
+  void count(const Counter* accesses, const Counter* samples_with_row, int64_t rows) {
+    if (samples_with_row)
+      count_pairs(accesses, samples_with_row, rows);
     else
       count_singles(accesses, rows);
-    bagged_ = containing != nullptr;
+    bagged_ = samples_with_row != nullptr;
   }
 
   // Move what was counted into `total`.
@@ -44,7 +45,7 @@ class ChunkHistogram {
     }
     std::fill(direct_.begin(), direct_.end(), 0);
     for (const auto& entry : rest_.entries())
-      total.at(entry.accesses, entry.containing) += entry.value;
+      total.at(entry.accesses, entry.samples_with_row) += entry.value;
     rest_.clear();
   }
 
@@ -66,9 +67,9 @@ class ChunkHistogram {
     for (; row < rows; ++row) one(0, accesses[row]);
   }
 
-  void count_pairs(const Counter* accesses, const Counter* containing, int64_t rows) {
+  void count_pairs(const Counter* accesses, const Counter* samples_with_row, int64_t rows) {
     for (int64_t row = 0; row < rows; ++row) {
-      const Counter a = accesses[row], c = containing[row];
+      const Counter a = accesses[row], c = samples_with_row[row];
       if (a < kSide && c < kSide)
         ++direct_[(row % kLanes) * kDirect + static_cast<uint32_t>(a * kSide + c)];
       else
@@ -81,11 +82,12 @@ class ChunkHistogram {
   bool bagged_ = false;
 };
 
-// Entries by accesses, then containing, both descending.
+// Entries by accesses, then samples_with_row, both descending.
 inline std::vector<PairCounts::Entry> sorted_entries(const PairCounts& counts) {
   auto entries = counts.entries();
   std::sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) {
-    return a.accesses != b.accesses ? a.accesses > b.accesses : a.containing > b.containing;
+    return a.accesses != b.accesses ? a.accesses > b.accesses
+                                    : a.samples_with_row > b.samples_with_row;
   });
   return entries;
 }

@@ -12,8 +12,8 @@
 #include <cstring>
 #include <type_traits>
 
-#include "oper/step/output.h"
-#include "oper/step/row_stream.h"
+#include "oper/step/lookup_output.h"
+#include "oper/step/prefetch_rows.h"
 
 namespace oper {
 

@@ -17,7 +17,7 @@
 #include "oper/common/simd.h"
 #include "oper/common/struct_fields.h"
 #include "oper/step/merge_gradients.h"
-#include "oper/step/rows.h"
+#include "oper/step/row_formats.h"
 
 namespace oper {
 

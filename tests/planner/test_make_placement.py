@@ -14,8 +14,8 @@ from oper.plan.plan import load_plan
 from oper.planner.assemble_plan import assemble
 from oper.planner.baselines.baseline import price_baseline
 from oper.planner.baselines.registry import quick_baselines
+from oper.planner.make_placement import Planned, make_placement
 from oper.planner.make_plan import make_plan
-from oper.planner.planner import Planned, make_placement
 from oper.planner.problem.problem import Settings, make_problem
 from oper.profiling.profile import Profile
 from oper.tables.table import Table
@@ -192,7 +192,7 @@ def test_extra_memory_of_whole_rows_is_all_there_to_use(percent: int) -> None:
 def test_nothing_read_is_still_placed_evenly() -> None:
     profile = one_table(np.zeros(1000, dtype=np.int64))
     planned = make_placement(
-        Profile(profile.tables, 100, profile.accesses, profile.containing, profile.bagged),
+        Profile(profile.tables, 100, profile.accesses, profile.samples_with_row, profile.bagged),
         Topology.load("cpu:4"),
         Workload("training", "raw", 64),
         Settings(),

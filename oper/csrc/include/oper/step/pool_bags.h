@@ -13,8 +13,8 @@
 #include <immintrin.h>
 #endif
 
-#include "oper/step/output.h"
-#include "oper/step/row_stream.h"
+#include "oper/step/lookup_output.h"
+#include "oper/step/prefetch_rows.h"
 
 namespace oper {
 

@@ -17,6 +17,6 @@ def place_classes(problem: ClassProblem, listed_share: float = LISTED_SHARE) -> 
 
     Where ranks differ, `listed_share` of all rows are listed; elsewhere the partitions decide.
     """
-    if problem.topology.alike:
+    if problem.topology.homogeneous:
         return place_on_homogeneous(problem)
     return place_on_heterogeneous(problem, listed_share)

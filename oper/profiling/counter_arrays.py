@@ -28,14 +28,14 @@ _MOST_ACCESSES = 2.0**62
 class RowCounts:
     """How often each row was accessed in `samples` samples, and how many of them contain it.
 
-    accesses: uint32 or uint64 [rows]. containing: the same type, only rows of tables that are
+    accesses: uint32 or uint64 [rows]. samples_with_row: the same type, only rows of tables that are
     `bagged`, in table order.
     """
 
     tables: tuple[Table, ...]
     samples: int
     accesses: Counts
-    containing: Counts
+    samples_with_row: Counts
     bagged: tuple[bool, ...]
 
     @cached_property
@@ -44,9 +44,9 @@ class RowCounts:
         return table_offsets(self.tables)
 
     @cached_property
-    def containing_offsets(self) -> Ints:
-        """Where each table's rows begin in `containing`; nothing for tables not bagged."""
-        return containing_offsets(self.tables, self.bagged)
+    def samples_with_row_offsets(self) -> Ints:
+        """Where each table's rows begin in `samples_with_row`; nothing for tables not bagged."""
+        return samples_with_row_offsets(self.tables, self.bagged)
 
     @property
     def rows(self) -> int:
@@ -57,19 +57,23 @@ class RowCounts:
         """Accesses of a table's rows."""
         return self.accesses[self.offsets[table] : self.offsets[table + 1]]
 
-    def table_containing(self, table: int) -> Counts:
+    def table_samples_with_row(self, table: int) -> Counts:
         """The samples that contain each of a table's rows."""
         if not self.bagged[table]:
             return self.table_accesses(table)
-        return self.containing[self.containing_offsets[table] : self.containing_offsets[table + 1]]
+        return self.samples_with_row[
+            self.samples_with_row_offsets[table] : self.samples_with_row_offsets[table + 1]
+        ]
 
     def histogram(self) -> RowHistogram:
-        """Rows by table, accesses and containing samples: one pass over all counters."""
-        return histogram(self.accesses, self.containing, self.offsets, self.containing_offsets)
+        """Rows by table, accesses and samples with the row: one pass over all counters."""
+        return histogram(
+            self.accesses, self.samples_with_row, self.offsets, self.samples_with_row_offsets
+        )
 
 
-def containing_offsets(tables: Sequence[Table], bagged: Sequence[bool]) -> Ints:
-    """Where each table begins in `containing`, int64 [T + 1]: only bagged tables take room."""
+def samples_with_row_offsets(tables: Sequence[Table], bagged: Sequence[bool]) -> Ints:
+    """Where each table begins in `samples_with_row`, int64 [T + 1]; only bagged tables have any."""
     result = np.zeros(len(tables) + 1, dtype=np.int64)
     np.cumsum([t.rows * b for t, b in zip(tables, bagged, strict=True)], out=result[1:])
     return result

@@ -21,8 +21,8 @@ from oper.planner.baselines.baseline import Baseline, price_baseline
 from oper.planner.baselines.registry import quick_baselines
 from oper.planner.bounds.certificate import Certificate, certify
 from oper.planner.class_placement.access_partitions import partitions
+from oper.planner.class_placement.choose_method import place_classes
 from oper.planner.class_placement.class_placement import ClassPlacement
-from oper.planner.class_placement.place_classes import place_classes
 from oper.planner.problem.problem import Problem, Settings, make_problem
 from oper.planner.row_placement.row_placement import RowPlacement, place_rows
 from oper.profiling.profile import Profile
@@ -133,7 +133,7 @@ def make_placement(
         if certificate.gap <= gap or settings.balance == "link":
             break
         with watch("rows"):
-            wider = class_placement if topology.alike else place_classes(problem, share)
+            wider = class_placement if topology.homogeneous else place_classes(problem, share)
             again = _Placement(wider, place_rows(problem, wider, share))
         if again.seconds < placement.rows.cost.objective_seconds:
             placement = again
@@ -170,8 +170,8 @@ def _class_placement(problem: Problem, baseline: Baseline, cost: Cost) -> ClassP
     classes = problem.classes
     return ClassPlacement(
         step=baseline.name,
-        groups=baseline.groups,
-        counts=baseline.cells.dense(len(classes), len(baseline.groups)),
+        holder_sets=baseline.holder_sets,
+        counts=baseline.cells.dense(len(classes), len(baseline.holder_sets)),
         striped=np.zeros(len(classes), dtype=np.int64),
         shares=cost.memory_bytes / cost.memory_bytes.sum(),
         partitions=partitions(classes, problem.settings.threshold),

@@ -1,6 +1,7 @@
-// torch.ops.oper.mark and collect: which rows are listed one by one, and what the rest carries.
+// torch.ops.oper.list_hot_rows and listed_and_striped_counts: which rows are listed one by one, and
+// what the rest carries.
 
-#include "oper/plan/mark_rows.h"
+#include "oper/plan/scan_counters.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -59,10 +60,10 @@ std::vector<int64_t> number_lines(Line* lines, const std::vector<int64_t>& line_
   return listed_offset;
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> mark(const at::Tensor& accesses,
-                                                    const at::Tensor& offsets,
-                                                    const at::Tensor& cut,
-                                                    const at::Tensor& quota) {
+std::tuple<at::Tensor, at::Tensor, at::Tensor> list_hot_rows(const at::Tensor& accesses,
+                                                             const at::Tensor& offsets,
+                                                             const at::Tensor& cut,
+                                                             const at::Tensor& quota) {
   const int64_t tables = offsets.numel() - 1;
   const int64_t* first_row = elements<int64_t>(offsets, tables + 1, "offsets");
   const int64_t* cuts = elements<int64_t>(cut, tables, "cut");
@@ -110,15 +111,15 @@ at::Tensor number_bitmap(const at::Tensor& bitmap, const at::Tensor& line_offset
   return to_tensor(number_lines(lines_in(bitmap, first[tables]), {first, first + tables + 1}));
 }
 
-using Collected = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+using Counts = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
-Collected collect_rows(const at::Tensor& accesses, const at::Tensor& containing,
-                       const at::Tensor& offsets, const at::Tensor& containing_offsets,
-                       const at::Tensor& bitmap, const std::optional<at::Tensor>& stripe_bitmap,
-                       const at::Tensor& order, const at::Tensor& order_offset,
-                       const at::Tensor& pattern_of, const at::Tensor& rotation, int64_t ranks,
-                       const at::Tensor& entry_offset, const at::Tensor& entry_containing,
-                       const at::Tensor& entry_touched) {
+Counts listed_and_striped_counts(
+    const at::Tensor& accesses, const at::Tensor& samples_with_row, const at::Tensor& offsets,
+    const at::Tensor& samples_with_row_offsets, const at::Tensor& bitmap,
+    const std::optional<at::Tensor>& stripe_bitmap, const at::Tensor& order,
+    const at::Tensor& order_offset, const at::Tensor& pattern_of, const at::Tensor& rotation,
+    int64_t ranks, const at::Tensor& entry_offset, const at::Tensor& entry_samples_with_row,
+    const at::Tensor& entry_touched) {
   const int64_t tables = offsets.numel() - 1;
   const int64_t* first_row = elements<int64_t>(offsets, tables + 1, "offsets");
   const auto line_offset = line_offsets(first_row, tables);
@@ -130,7 +131,7 @@ Collected collect_rows(const at::Tensor& accesses, const at::Tensor& containing,
   const int64_t* enter = elements<int64_t>(rotation, tables, "rotation");
   const int64_t* entry_begin = elements<int64_t>(entry_offset, tables + 1, "entry_offset");
   const int64_t* entries =
-      elements<int64_t>(entry_containing, entry_begin[tables], "entry_containing");
+      elements<int64_t>(entry_samples_with_row, entry_begin[tables], "entry_samples_with_row");
   const double* touched = elements<double>(entry_touched, entry_begin[tables], "entry_touched");
   const int32_t* ranks_in_order =
       elements<int32_t>(order, order_begin[order_offset.numel() - 1], "order");
@@ -145,20 +146,23 @@ Collected collect_rows(const at::Tensor& accesses, const at::Tensor& containing,
   std::vector<StripeSum> sums(chunks.size() * ranks);
   std::vector<int64_t> rows(chunks.size() * ranks);
   at::Tensor listed_accesses = at::empty({listed}, accesses.options());
-  at::Tensor listed_containing = at::empty({containing.numel() ? listed : 0}, accesses.options());
+  at::Tensor listed_samples_with_row =
+      at::empty({samples_with_row.numel() ? listed : 0}, accesses.options());
   with_counter_type(accesses, "accesses", [&](auto zero) {
     using Counter = decltype(zero);
-    const auto counters = row_counters<Counter>(accesses, containing, offsets, containing_offsets);
+    const auto counters =
+        row_counters<Counter>(accesses, samples_with_row, offsets, samples_with_row_offsets);
     auto* accesses_out = static_cast<Counter*>(listed_accesses.data_ptr());
-    auto* containing_out =
-        containing.numel() ? static_cast<Counter*>(listed_containing.data_ptr()) : nullptr;
+    auto* samples_with_row_out = samples_with_row.numel()
+                                     ? static_cast<Counter*>(listed_samples_with_row.data_ptr())
+                                     : nullptr;
     share_out(static_cast<int64_t>(chunks.size()), [&](const auto& next) {
       for (int64_t n = next(); n >= 0; n = next()) {
         const Chunk& chunk = chunks[n];
         const int64_t t = chunk.range, line = line_offset[t] + chunk.begin / kRowsPerLine;
         const int64_t stripe_first = stripe_lines[line_offset[t]].before();
-        const Counter* samples = counters.containing_of(t);
-        const CollectTask<Counter> task{
+        const Counter* samples = counters.samples_with_row_of(t);
+        const ScanTask<Counter> task{
             counters.accesses_of(t) + chunk.begin,
             samples ? samples + chunk.begin : nullptr,
             chunk.end - chunk.begin,
@@ -168,11 +172,12 @@ Collected collect_rows(const at::Tensor& accesses, const at::Tensor& containing,
         };
         const int64_t begin = order_begin[pattern[t]], end = order_begin[pattern[t] + 1];
         const int64_t before = lines[line].before();
-        collect(task, Pattern{ranks_in_order + begin, end - begin, enter[t]},
-                Touched(entries + entry_begin[t], touched + entry_begin[t],
-                        entry_begin[t + 1] - entry_begin[t]),
-                accesses_out + before, containing_out ? containing_out + before : nullptr,
-                sums.data() + n * ranks, rows.data() + n * ranks);
+        copy_and_sum(task, Pattern{ranks_in_order + begin, end - begin, enter[t]},
+                     Touched(entries + entry_begin[t], touched + entry_begin[t],
+                             entry_begin[t + 1] - entry_begin[t]),
+                     accesses_out + before,
+                     samples_with_row_out ? samples_with_row_out + before : nullptr,
+                     sums.data() + n * ranks, rows.data() + n * ranks);
       }
     });
   });
@@ -188,32 +193,34 @@ Collected collect_rows(const at::Tensor& accesses, const at::Tensor& containing,
       striped_accesses.data_ptr<int64_t>()[to + r] += sum.accesses;
       striped_touched.data_ptr<double>()[to + r] += sum.touched;
       TORCH_CHECK_VALUE(!std::isnan(sum.touched), "table number ", chunks[n].range,
-                        ": a row's containing samples are not among the entries given");
+                        ": a row's samples with it are not among the entries given");
     }
   }
-  return {listed_accesses, listed_containing, striped_rows, striped_accesses, striped_touched};
+  return {listed_accesses, listed_samples_with_row, striped_rows, striped_accesses,
+          striped_touched};
 }
 
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(oper, m) {
   m.def(
-      "mark(Tensor accesses, Tensor offsets, Tensor cut, Tensor quota)"
+      "list_hot_rows(Tensor accesses, Tensor offsets, Tensor cut, Tensor quota)"
       " -> (Tensor bitmap, Tensor line_offset, Tensor listed_offset)");
   m.def("number_bitmap(Tensor(a!) bitmap, Tensor line_offset) -> Tensor listed_offset");
   m.def(
-      "collect(Tensor accesses, Tensor containing, Tensor offsets, Tensor containing_offsets,"
+      "listed_and_striped_counts(Tensor accesses, Tensor samples_with_row, Tensor offsets, Tensor "
+      "samples_with_row_offsets,"
       " Tensor bitmap, Tensor? stripe_bitmap, Tensor order, Tensor order_offset,"
       " Tensor pattern_of, Tensor rotation, int ranks, Tensor entry_offset,"
-      " Tensor entry_containing, Tensor entry_touched)"
-      " -> (Tensor listed_accesses, Tensor listed_containing, Tensor striped_rows,"
+      " Tensor entry_samples_with_row, Tensor entry_touched)"
+      " -> (Tensor listed_accesses, Tensor listed_samples_with_row, Tensor striped_rows,"
       " Tensor striped_accesses, Tensor striped_touched)");
 }
 
 TORCH_LIBRARY_IMPL(oper, CPU, m) {
-  m.impl("mark", mark);
+  m.impl("list_hot_rows", list_hot_rows);
   m.impl("number_bitmap", number_bitmap);
-  m.impl("collect", collect_rows);
+  m.impl("listed_and_striped_counts", listed_and_striped_counts);
 }
 
 }  // namespace oper

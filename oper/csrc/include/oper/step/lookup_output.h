@@ -10,7 +10,7 @@
 
 #include "oper/common/simd.h"
 #include "oper/step/feature.h"
-#include "oper/step/rows.h"
+#include "oper/step/row_formats.h"
 
 namespace oper {
 

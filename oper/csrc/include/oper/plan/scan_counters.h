@@ -1,5 +1,6 @@
-// The two passes over the counters that place rows: `mark` lists the hot ones in the bitmap,
-// `collect` copies their counters out and sums what the striped ones carry on each rank.
+// The two passes over the counters that place rows: `list_hot_rows` lists the hot ones in the
+// bitmap, `copy_and_sum` copies their counters out and sums what the striped ones carry on each
+// rank.
 //
 // All functions work on one chunk of one table (chunks begin at a line), and write only what is
 // that chunk's own, so that chunks may run in any order.
@@ -62,29 +63,29 @@ void mark_equal(const Counter* accesses, int64_t rows, int64_t cut, int64_t quot
 }
 
 // The chance that a rank touches a row, by the number of samples that contain it: a table's
-// values, `containing` ascending. The cost model says what they are (OPER, §3.2).
+// values, `samples_with_row` ascending. The cost model says what they are (OPER, §3.2).
 class Touched {
  public:
-  Touched(const int64_t* containing, const double* touched, int64_t size)
-      : containing_(containing),
+  Touched(const int64_t* samples_with_row, const double* touched, int64_t size)
+      : containing_(samples_with_row),
         touched_(touched),
         size_(size),
         direct_(kDirect, std::numeric_limits<double>::quiet_NaN()) {
-    for (int64_t n = 0; n < size && containing[n] < kDirect; ++n)
-      direct_[containing[n]] = touched[n];
+    for (int64_t n = 0; n < size && samples_with_row[n] < kDirect; ++n)
+      direct_[samples_with_row[n]] = touched[n];
   }
 
-  double operator()(uint64_t containing) const {
-    return containing < kDirect ? direct_[containing] : search(containing);
+  double operator()(uint64_t samples_with_row) const {
+    return samples_with_row < kDirect ? direct_[samples_with_row] : search(samples_with_row);
   }
 
  private:
   static constexpr int64_t kDirect = 4096;
 
-  double search(uint64_t containing) const {
+  double search(uint64_t samples_with_row) const {
     const auto* end = containing_ + size_;
-    const auto* found = std::lower_bound(containing_, end, static_cast<int64_t>(containing));
-    if (found == end || *found != static_cast<int64_t>(containing))
+    const auto* found = std::lower_bound(containing_, end, static_cast<int64_t>(samples_with_row));
+    if (found == end || *found != static_cast<int64_t>(samples_with_row))
       return std::numeric_limits<double>::quiet_NaN();
     return touched_[found - containing_];
   }
@@ -110,9 +111,9 @@ struct StripeSum {
 // One chunk of a table. `stripe_lines` are the lines that number the striped rows; they differ
 // from `lines` where rows were listed after the stripes had been laid.
 template <typename Counter>
-struct CollectTask {
+struct ScanTask {
   const Counter* accesses;
-  const Counter* containing;  // null: as accesses
+  const Counter* samples_with_row;  // null: as accesses
   int64_t rows;
   const Line* lines;
   const Line* stripe_lines;
@@ -121,11 +122,12 @@ struct CollectTask {
 
 // Copy the counters of listed rows; add the striped ones to `sums` and `rows`, [ranks] both.
 template <typename Counter>
-void collect(const CollectTask<Counter>& task, const Pattern& pattern, const Touched& touched,
-             Counter* listed_accesses, Counter* listed_containing, StripeSum* sums, int64_t* rows) {
+void copy_and_sum(const ScanTask<Counter>& task, const Pattern& pattern, const Touched& touched,
+                  Counter* listed_accesses, Counter* listed_samples_with_row, StripeSum* sums,
+                  int64_t* rows) {
   // Locals, as the compiler could not know that writing sums leaves the arguments alone.
   const Counter* const accesses = task.accesses;
-  const Counter* const containing = task.containing ? task.containing : accesses;
+  const Counter* const samples_with_row = task.samples_with_row ? task.samples_with_row : accesses;
   const int32_t* const order = pattern.order;
   const int64_t period = pattern.period;
   const int64_t first = (task.striped_before + pattern.rotation) % period;
@@ -139,7 +141,7 @@ void collect(const CollectTask<Counter>& task, const Pattern& pattern, const Tou
   const auto stripe = [&](int64_t row) {
     StripeSum& sum = sums[order[p]];
     sum.accesses += static_cast<int64_t>(accesses[row]);
-    sum.touched += touched(containing[row]);
+    sum.touched += touched(samples_with_row[row]);
     advance();
   };
   for (int64_t begin = 0; begin < task.rows; begin += 64) {
@@ -157,7 +159,7 @@ void collect(const CollectTask<Counter>& task, const Pattern& pattern, const Tou
         continue;
       }
       *listed_accesses++ = accesses[row];
-      if (listed_containing) *listed_containing++ = containing[row];
+      if (listed_samples_with_row) *listed_samples_with_row++ = samples_with_row[row];
       if (outside & 1) continue;
       --rows[order[p]];  // a place in the stripes that its row has left
       advance();
