@@ -17,7 +17,7 @@ from benchmarks.common import SAMPLES_PER_RANK, parser, percent, publish, synthe
 from oper.cli.shared.console import new_table
 from oper.cost.workload import Workload
 from oper.planner.baselines.baseline import price_baseline
-from oper.planner.baselines.paper_procedure import paper
+from oper.planner.baselines.oper_atc24_paper import paper
 from oper.planner.make_placement import make_placement
 from oper.planner.problem.problem import Settings, make_problem
 from oper.profiling.profile import Profile

@@ -68,7 +68,7 @@ def measure_rank(
 ) -> dict[str, list[float]]:
     """Seconds of each request of one rank, by side."""
     import oper
-    from benchmarks.runtime import step_sides as sides
+    from benchmarks.runtime import torchrec_and_oper_steps as sides
 
     sides.quiet()
     tables = recipe_of(cell, scale).tables
@@ -119,7 +119,7 @@ def measure(cell: Cell, scale: float, rounds: int, folder: Path) -> dict[str, An
 def read_rank(rank: int, plan: Path, cell: Cell, log: Path, scale: float) -> Any:
     """The rows that one rank read from each for each request of its part of the log, [n, M]."""
     import oper
-    from benchmarks.runtime import step_sides as sides
+    from benchmarks.runtime import torchrec_and_oper_steps as sides
 
     sides.quiet()
     tables = recipe_of(cell, scale).tables

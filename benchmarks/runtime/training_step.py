@@ -70,7 +70,7 @@ def measure_rank(
     rank: int, cell: Cell, plan: Path, log: Path, scale: float, rounds: int
 ) -> dict[str, Any]:
     """One rank of a cell: seconds per iteration of all sides, equal on all ranks, and phases."""
-    from benchmarks.runtime import step_sides as sides
+    from benchmarks.runtime import torchrec_and_oper_steps as sides
 
     sides.quiet()
     tables = recipe_of(cell, scale).tables
@@ -143,7 +143,7 @@ def growth_of_rank(
 ) -> dict[str, dict[str, int]]:
     """By how many bytes one rank grew from before sharding until it has trained on all batches,
     pages that it shares counted by their share; and what the engine says of its shared memory."""
-    from benchmarks.runtime import step_sides as sides
+    from benchmarks.runtime import torchrec_and_oper_steps as sides
 
     sides.quiet()
     tables = recipe_of(cell, scale).tables

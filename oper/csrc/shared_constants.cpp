@@ -7,7 +7,7 @@
 #include <tuple>
 
 #include "oper/comm/futex.h"
-#include "oper/common/scatter.h"
+#include "oper/common/id_bijection.h"
 #include "oper/plan/address.h"
 #include "oper/plan/bitmap.h"
 #include "oper/plan/translate.h"

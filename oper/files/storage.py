@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.errors import OperError
-from oper.files import process_signals, renames, temporaries
+from oper.files import atomic_renames, process_signals, temporaries
 from oper.files.overwrite_rules import Format, file_refusal, folder_refusal, is_wholly
 
 _HASH_BLOCK_BYTES = 1 << 22
@@ -102,7 +102,7 @@ def atomic_file(path: Path | str, overwrite: bool = False) -> Iterator[Path]:
             os.replace(temporary.path, target)
         else:
             try:
-                renames.rename_new(temporary.path, target)
+                atomic_renames.rename_new(temporary.path, target)
             except FileExistsError as error:
                 refusal = file_refusal(target, overwrite) or "exists"
                 raise _came_meanwhile(path, refusal, _kept(temporary, target)) from error
@@ -289,11 +289,11 @@ def _exchange(made: temporaries.Temporary, target: Path, kind: Format) -> Path:
     The old one is checked after it has lost its name, when nothing can be added by that name.
     """
     made.rename(temporaries.OLD)
-    if renames.exchange(made.path, target):
+    if atomic_renames.exchange(made.path, target):
         old = made.path
 
         def undo() -> None:
-            if not renames.exchange(old, target):
+            if not atomic_renames.exchange(old, target):
                 raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
     else:
         made.rename(temporaries.UNFINISHED)
@@ -325,7 +325,7 @@ def _kept(made: temporaries.Temporary, target: Path) -> Path:
     for number in itertools.count(1):
         path = target.with_name(f"{target.name}.kept-{number}")
         try:
-            renames.rename_new(made.path, path)
+            atomic_renames.rename_new(made.path, path)
         except FileExistsError:
             continue
         return path

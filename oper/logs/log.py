@@ -9,7 +9,7 @@ from typing import Any
 from oper.base.errors import OperError
 from oper.logs.batches.batch import Batch
 from oper.logs.batches.columns import Column, Source, choose
-from oper.logs.batches.options import LogOptions, TimeUnit
+from oper.logs.batches.reading_options import LogOptions, TimeUnit
 
 
 class Log:

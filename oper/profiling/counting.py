@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from oper.base.errors import OperError
 from oper.logs.batches.batch import Batch, Jagged
-from oper.logs.batches.options import LogOptions
+from oper.logs.batches.reading_options import LogOptions
 from oper.logs.log import Log, open_log
 from oper.logs.row_reader import RowReader
 from oper.logs.table_discovery import Prepared, prepare

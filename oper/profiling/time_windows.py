@@ -16,8 +16,8 @@ from oper.base.arrays import Ints
 from oper.base.errors import OperError
 from oper.base.units import parse_seconds
 from oper.logs.batches.batch import Batch
-from oper.logs.batches.options import TimeUnit
-from oper.logs.batches.times import PER_SECOND, UNIT_NAMES, are_dates, date_text, guess_unit
+from oper.logs.batches.reading_options import TimeUnit
+from oper.logs.batches.timestamps import PER_SECOND, UNIT_NAMES, are_dates, date_text, guess_unit
 from oper.logs.log import Log
 from oper.profiling.equal_windows import MAX_WINDOWS, refuse_too_many
 

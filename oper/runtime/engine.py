@@ -31,9 +31,9 @@ from oper.runtime.comm.progress_signals import Signals
 from oper.runtime.memory import replica_addresses
 from oper.runtime.memory.heap import Heap
 from oper.runtime.same_plan_check import check_agreement
+from oper.runtime.step.access_counters import Counters
 from oper.runtime.step.apply_gradients import COUNTERS, Gradients
 from oper.runtime.step.batch import PreparedBatch
-from oper.runtime.step.counters import Counters
 from oper.runtime.step.lookup_op import LookupOperator
 from oper.runtime.step.prepare_batch import BatchPreparer
 from oper.runtime.step.row_fetcher import RowFetcher

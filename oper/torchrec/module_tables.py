@@ -1,7 +1,7 @@
 """The tables of a TorchRec model, found in a plan by name, and what trains each of them.
 
 A plan places tables; a model has collections of them, each of which gets its part of the plan
-(plan_subset.py). Tables are matched by name. Their sizes and dtypes must be those of the plan,
+(plan_of_some_tables.py). Tables are matched by name. Their sizes and dtypes must be the plan's,
 except that a plan for inference may have int8 for any table, whose rows are then quantised. As in
 TorchRec, the optimizer is the one that `apply_optimizer_in_backward` gave a table's parameter, or
 else that of the sharder's fused parameters.
@@ -16,7 +16,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 
 from oper.base.errors import OperError
 from oper.plan.plan import Plan
-from oper.plan.plan_subset import part_of
+from oper.plan.plan_of_some_tables import part_of
 from oper.runtime.tables.optimizer_buckets import NO_OPTIMIZER, EmbeddingTable
 from oper.runtime.tables.optimizers import Optimizer
 from oper.tables.model_tables import tables_of

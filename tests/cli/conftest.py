@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from oper.files import renames, storage
+from oper.files import atomic_renames, storage
 from tests.support.commands import Before, make_folder
 
 
@@ -29,7 +29,7 @@ def here(_folder_with_plans: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def steps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """With names exchanged in one step, and on a file system that cannot."""
     if request.param == "in two steps":
-        monkeypatch.setattr(renames, "_renameat2", lambda *_: False)
+        monkeypatch.setattr(atomic_renames, "_renameat2", lambda *_: False)
     return request.param
 
 

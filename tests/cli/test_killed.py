@@ -141,7 +141,8 @@ def test_killed_between_two_names(here: Path, last: str) -> None:
             "renames._renameat2 = lambda *_: False; real = overwrite_rules.is_wholly\n"
             "storage.folder_refusal = lambda f, k, overwrite: os._exit(9) if 'old' in f.name else 0"
         )
-    script = f"import os, sys\nfrom oper.files import overwrite_rules, renames, storage\n{die}\n"
+    script = "import os, sys\nfrom oper.files import overwrite_rules, storage\n"
+    script += f"from oper.files import atomic_renames as renames\n{die}\n"
     script += "from oper.cli import main; main()"
     command = [sys.executable, "-c", script, *PLAN.split(), "new", "--force"]
     assert subprocess.run(command, check=False).returncode == 9

@@ -12,7 +12,7 @@ from oper.cost.expected_reads import expected_reads
 from oper.cost.holder_set_sums import Sums
 from oper.cost.holder_sets import HolderSets
 from oper.cost.workload import Workload
-from oper.planner.baselines import paper_procedure as p
+from oper.planner.baselines import oper_atc24_paper as p
 from oper.planner.baselines import simple as b
 from oper.planner.baselines import torchrec_planner as trec
 from oper.planner.baselines.baseline import NoPlacementError, price_baseline

@@ -13,8 +13,8 @@ import pytest
 
 from oper.base.errors import OperError
 from oper.logs import LogOptions, RowReader, open_log, prepare
-from oper.logs.batches.options import TimeUnit
-from oper.logs.batches.times import PER_SECOND, date_text
+from oper.logs.batches.reading_options import TimeUnit
+from oper.logs.batches.timestamps import PER_SECOND, date_text
 from oper.profiling.counting import CountOptions, count
 from oper.profiling.equal_windows import EqualWindows
 from oper.profiling.profile import Profile

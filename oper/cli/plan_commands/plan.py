@@ -10,7 +10,7 @@ from oper.cli.plan_commands import plan_check, plan_views
 from oper.cli.plan_commands.plan_text import facts_table, plan_facts, rank_table
 from oper.cli.plan_commands.plan_warnings import warnings
 from oper.cli.shared.console import emit, new_console, warn
-from oper.cli.shared.default_verb import DEFAULT, verb
+from oper.cli.shared.default_subcommand import DEFAULT, verb
 from oper.cli.shared.formatting import plural
 from oper.cli.shared.output_options import FORCE, JSON
 from oper.cli.shared.plan_options import (

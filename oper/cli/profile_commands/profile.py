@@ -22,14 +22,14 @@ from oper.cli.profile_commands.table_options import (
     TableOptions,
 )
 from oper.cli.shared.console import emit, warn_of_unused
-from oper.cli.shared.default_verb import DEFAULT, verb
+from oper.cli.shared.default_subcommand import DEFAULT, verb
 from oper.cli.shared.log_options import takes_log
 from oper.cli.shared.output_options import FORCE, JSON
 from oper.cli.shared.progress import progress
 
 if TYPE_CHECKING:
     from oper.logs import Log, LogOptions
-    from oper.logs.batches.options import TimeUnit
+    from oper.logs.batches.reading_options import TimeUnit
     from oper.profiling.equal_windows import Windows
     from oper.profiling.profile import Profile
 

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 from oper.base.errors import OperError
 from oper.logs.batches.batch import Batch
-from oper.logs.batches.options import LogOptions, TimeUnit
+from oper.logs.batches.reading_options import LogOptions, TimeUnit
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from oper.base.errors import OperError
 from oper.logs.batches.batch import Jagged, Location
 from oper.logs.batches.text_numbers import all_decimals, decimals, hexadecimals
-from oper.logs.batches.times import is_text
+from oper.logs.batches.timestamps import is_text
 
 
 def ids_of(column: Any, name: str, location: Location, hexadecimal: bool = False) -> Jagged:

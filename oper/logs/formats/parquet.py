@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from oper.base.errors import OperError
 from oper.logs.batches.batch import Batch, Location
 from oper.logs.batches.columns import Column, Selection
-from oper.logs.batches.times import times_of
+from oper.logs.batches.timestamps import times_of
 from oper.logs.formats.arrow_columns import floats_of, ids_of
 
 

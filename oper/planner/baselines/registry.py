@@ -32,7 +32,7 @@ class Rule:
 
 
 BASELINES = {
-    "paper": Rule("paper_procedure", "paper", quick=4),
+    "paper": Rule("oper_atc24_paper", "paper", quick=4),
     "memory_greedy": Rule("simple", "memory_greedy", quick=2),
     "access_greedy": Rule("simple", "access_greedy", quick=3),
     "table_wise": Rule("simple", "table_wise", quick=0),

@@ -49,7 +49,7 @@ from oper.planner.replan.migration.migration_cost import (
 )
 from oper.planner.replan.migration.relocate import relocate
 from oper.planner.replan.old_plan import check_tables, settings_of
-from oper.planner.row_placement.scan_counters import StripeOrders, scan_marked
+from oper.planner.row_placement.list_hot_rows import StripeOrders, scan_marked
 from oper.profiling.profile import Profile
 
 

@@ -6,7 +6,7 @@ In: `Problem`, `ClassPlacement`. Out: `RowPlacement`, with its cost.
    quota lists some of the rows with exactly as many accesses.
 2. Stripes take the memory that each rank has left. The rows of rounding are evened out by moving
    the coldest listed rows, so that memory is even to one row of each width.
-3. One pass over the counters (`scan_counters.py`) finds the listed rows and what the stripes add up
+3. One pass over the counters (`list_hot_rows.py`) finds the listed rows and what the stripes add up
 to. 4. Swaps (`swaps.py`) even out T against those true sums.
 """
 
@@ -26,10 +26,10 @@ from oper.planner.class_placement.greedy import memory_left
 from oper.planner.class_placement.rounding import split_evenly, whole_rows
 from oper.planner.problem.classes import Classes, table_widths
 from oper.planner.problem.problem import Problem
-from oper.planner.row_placement.scan_counters import RowScan, StripeOrders, scan_by_cuts
+from oper.planner.row_placement.list_hot_rows import RowScan, StripeOrders, scan_by_cuts
+from oper.planner.row_placement.listing_thresholds import Cuts, listed_by_table, make_cuts
 from oper.planner.row_placement.striping import Stripes, make_stripes
 from oper.planner.row_placement.swaps import SwapSearch
-from oper.planner.row_placement.which_rows_listed import Cuts, listed_by_table, make_cuts
 
 RESERVE_SHARE = 1 / 256
 

@@ -11,7 +11,7 @@ from oper.runtime.tables.row_gradients import RowGradients
 
 
 class Dense:
-    """A gradient of every replica. Untouched ones are told by their padding (aggregate.h).
+    """A gradient of every replica. Untouched ones are told by their padding (padded_gradients.h).
 
     `replicas` and `dims` are those of each bucket; `header_bytes` are kept free before the
     gradients.

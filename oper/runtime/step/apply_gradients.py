@@ -23,12 +23,12 @@ from oper.runtime.allreduce.replica_allreduce import ReplicaAllReduce
 from oper.runtime.comm.all_to_all import AllToAll
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.progress_signals import Signals
+from oper.runtime.memory.gradient_mailbox import Mailboxes
 from oper.runtime.memory.heap import Heap
-from oper.runtime.memory.mailbox import Mailboxes
 from oper.runtime.memory.sorted_accesses import SortedRows
-from oper.runtime.step.accumulation import HeldGradients, accumulate, sum_gradients
+from oper.runtime.step.access_counters import Counters
 from oper.runtime.step.batch import PreparedBatch
-from oper.runtime.step.counters import Counters
+from oper.runtime.step.gradient_accumulation import HeldGradients, accumulate, sum_gradients
 from oper.runtime.tables.optimizer_buckets import Bucket
 from oper.runtime.tables.optimizers import update_rows
 from oper.runtime.tables.row_gradients import RowGradients

@@ -17,8 +17,8 @@ from oper.base import native
 from oper.runtime.comm.all_to_all import AllToAll
 from oper.runtime.comm.node import Node
 from oper.runtime.memory.heap import Heap
+from oper.runtime.step.access_counters import Counters
 from oper.runtime.step.batch import PreparedBatch
-from oper.runtime.step.counters import Counters
 from oper.runtime.tables.optimizer_buckets import Bucket
 
 

@@ -16,10 +16,10 @@ import torch
 from oper.runtime.comm.engine_lifetime import EngineGuard
 from oper.runtime.comm.progress_signals import Signals
 from oper.runtime.memory.heap import Heap
+from oper.runtime.step.access_counters import Counters
 from oper.runtime.step.apply_gradients import Gradients
 from oper.runtime.step.batch import PreparedBatch
 from oper.runtime.step.batch_checks import check_finite
-from oper.runtime.step.counters import Counters
 from oper.runtime.step.row_fetcher import RowFetcher
 from oper.runtime.step.sort import Sorter
 from oper.runtime.tables.features import Feature

@@ -24,7 +24,7 @@ import oper
 from oper.base.errors import OperError
 from oper.profiling.profile import Profile
 from oper.runtime.engine import EmbeddingEngine
-from oper.runtime.memory.mailbox import Mailboxes
+from oper.runtime.memory.gradient_mailbox import Mailboxes
 from oper.runtime.step.apply_gradients import Gradients
 from oper.tables.model_tables import tables_of
 from oper.torchrec.sharded_collections import OperShardedEmbeddingBagCollection

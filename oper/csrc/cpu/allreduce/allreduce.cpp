@@ -2,9 +2,9 @@
 // merge_messages, digest_rows: the replicas' gradients, made equal in shape on all ranks and summed
 // (OPER, §5.3), and the check that their copies are equal.
 
-#include "oper/allreduce/aggregate.h"
-#include "oper/allreduce/digest.h"
-#include "oper/allreduce/union.h"
+#include "oper/allreduce/padded_gradients.h"
+#include "oper/allreduce/row_digests.h"
+#include "oper/allreduce/union_of_touched.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "cpu/step/features.h"
+#include "cpu/step/feature_accesses.h"
 #include "oper/common/simd.h"
 #include "oper/plan/address.h"
 

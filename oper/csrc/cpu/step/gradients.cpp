@@ -10,7 +10,7 @@
 
 #include "cpu/common/parallel.h"
 #include "cpu/step/batch.h"
-#include "cpu/step/features.h"
+#include "cpu/step/feature_accesses.h"
 
 namespace oper {
 namespace {

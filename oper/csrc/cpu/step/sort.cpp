@@ -14,7 +14,7 @@
 
 #include "cpu/common/arguments.h"
 #include "cpu/common/output_buffers.h"
-#include "cpu/step/features.h"
+#include "cpu/step/feature_accesses.h"
 #include "oper/common/bits.h"
 
 namespace oper {

@@ -13,8 +13,8 @@
 
 #include "cpu/common/arguments.h"
 #include "cpu/common/parallel.h"
+#include "oper/common/id_bijection.h"
 #include "oper/common/random.h"
-#include "oper/common/scatter.h"
 #include "oper/synth/popularity.h"
 
 namespace oper {

@@ -1,7 +1,7 @@
 // torch.ops.oper.list_hot_rows and listed_and_striped_counts: which rows are listed one by one, and
 // what the rest carries.
 
-#include "oper/plan/scan_counters.h"
+#include "oper/plan/list_hot_rows.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>

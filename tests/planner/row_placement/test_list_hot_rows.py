@@ -15,7 +15,7 @@ from oper.base import native
 from oper.base.tensors import as_int64, as_tensor
 from oper.plan.row_codes import pack_codes
 from oper.planner.row_placement.arena_layout import assign_rows
-from oper.planner.row_placement.scan_counters import StripeOrders, scan_by_cuts, scan_marked
+from oper.planner.row_placement.list_hot_rows import StripeOrders, scan_by_cuts, scan_marked
 from oper.planner.row_placement.striping import Stripes
 
 ROWS_PER_LINE = 448
