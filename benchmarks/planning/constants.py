@@ -27,14 +27,12 @@ from oper.topology.topology import Topology
 
 # Constants by the module that reads them.
 CONSTANTS = {
-    "oper.planner.class_placement.choose_method": ("LISTED_SHARE",),
     "oper.planner.class_placement.greedy": ("MOST_HALVINGS", "LEAST_GAIN"),
     "oper.planner.class_placement.homogeneous": ("HOT_SHARE",),
     "oper.planner.class_placement.replica_choice": ("_BISECTIONS", "_PASSES"),
     "oper.planner.lp.restricted_master": ("HOT_CLASSES", "BUCKET_RATIO", "ROUNDS"),
-    "oper.planner.row_placement.row_placement": ("RESERVE_SHARE",),
     "oper.planner.row_placement.swaps": ("ROUNDS", "_PAIRS_TRIED", "_BISECTIONS", "_SHARPNESS"),
-    "oper.planner.row_placement.which_rows_listed": ("_RESERVE_ROWS",),
+    "oper.planner.row_placement.listing_thresholds": ("_RESERVE_ROWS",),
     "oper.planner.bounds.hot_rows_bound": ("HEAD_ROWS", "HEAD_SHARE", "TAIL_RATIO", "NODES"),
 }
 BATCH_SIZE, EXTRA_MEMORY = 65_536, 0.01

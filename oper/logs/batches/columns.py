@@ -58,6 +58,18 @@ class Source(Protocol):
         """Its samples in order, at most `selection.batch_rows` at a time."""
 
 
+class KnownSize:
+    """Of sources whose files say how many samples they have."""
+
+    samples: int
+
+    def count(self) -> int:
+        return self.samples
+
+    def estimate(self) -> int:
+        return self.samples
+
+
 def choose(source: Source, options: LogOptions) -> Selection:
     """The columns that `options` select; OperError where a name or pattern matches none."""
     columns = source.columns

@@ -17,10 +17,10 @@ import numpy as np
 from oper.base.arrays import Ints
 from oper.base.errors import OperError
 from oper.logs.batches.batch import Batch, Jagged, Location
-from oper.logs.batches.columns import Column, Selection
+from oper.logs.batches.columns import Column, KnownSize, Selection
 
 
-class RequestSource:
+class RequestSource(KnownSize):
     """One request file, memory-mapped; a compressed one is unpacked to a temporary file first.
 
     It is open only while it is read, so that of many files one at a time takes memory.
@@ -30,21 +30,12 @@ class RequestSource:
         self.name = str(path)
         self._path = path
         _, offsets, tables = _load(path)
-        self.samples: int | None = (len(offsets) - 1) // tables
+        self.samples = (len(offsets) - 1) // tables
         self.columns = tuple(Column(f"t{t}", bags=True) for t in range(tables))
-
-    def count(self) -> int:
-        """The number of samples."""
-        assert self.samples is not None
-        return self.samples
-
-    def estimate(self) -> int:
-        """The number of samples, which is known."""
-        return self.count()
 
     def batches(self, selection: Selection) -> Iterator[Batch]:
         """The samples in order."""
-        total = self.count()
+        total = self.samples
         indices, all_offsets, _ = _load(self._path)
         tables = [(name, int(name[1:])) for name in selection.features]
         for first in range(0, total, selection.batch_rows):

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from oper.base.errors import OperError
 from oper.logs.batches.batch import Batch, Jagged, Location
-from oper.logs.batches.columns import Column, Selection
+from oper.logs.batches.columns import Column, KnownSize, Selection
 
 _CRITEO_ARRAYS = ({"sparse", "dense", "labels"}, {"X_cat", "X_int", "y"})
 _ROLES = {
@@ -146,7 +146,7 @@ def open_file(path: Path) -> IO[bytes]:
         raise OperError(f"{path}: cannot be opened ({error.strerror})") from error
 
 
-class JaggedSource:
+class JaggedSource(KnownSize):
     """One .npz with jagged arrays."""
 
     def __init__(self, path: Path, values: tuple[str, ...], lengths: tuple[str, ...]) -> None:
@@ -161,22 +161,13 @@ class JaggedSource:
         if len(set(sizes.values())) > 1:
             stated = ", ".join(f"{name} {shape[0]}" for name, shape in sizes.items())
             raise OperError(f"{path}: lengths differ in their number of samples: {stated}")
-        self.samples: int | None = next(iter(sizes.values()))[0]
-
-    def count(self) -> int:
-        """The number of bags."""
-        assert self.samples is not None
-        return self.samples
-
-    def estimate(self) -> int:
-        """The number of samples, which is known."""
-        return self.count()
+        self.samples = next(iter(sizes.values()))[0]
 
     def batches(self, selection: Selection) -> Iterator[Batch]:
         """The samples in file order."""
         names = selection.features
         lengths_of = [self._pairs[name] for name in names]
-        total = self.count()
+        total = self.samples
         with self._arrays.open(*names, *lengths_of) as streams:
             values, lengths = streams[: len(names)], streams[len(names) :]
             for name, stream in zip(names, values, strict=True):
@@ -218,7 +209,7 @@ def _check_lengths(
         )
 
 
-class CriteoArraysSource:
+class CriteoArraysSource(KnownSize):
     """TorchRec's preprocessed Criteo form: one matrix of ids, with dense and labels beside it."""
 
     def __init__(self, path: Path, arrays: dict[str, str], members: dict[str, Path] | None) -> None:
@@ -234,7 +225,7 @@ class CriteoArraysSource:
         if len(set(rows.values())) > 1:
             stated = ", ".join(f"{arrays[role]} {n:,}" for role, n in rows.items())
             raise OperError(f"{path}: the arrays differ in their number of samples: {stated}")
-        self.samples: int | None = rows["sparse"]
+        self.samples = rows["sparse"]
         self._sparse = [f"C{i + 1}" for i in range(shapes["sparse"][1])]
         dense = shapes.get("dense", (0, 0))
         self._dense = [f"I{i + 1}" for i in range(dense[1] if len(dense) > 1 else 1)]
@@ -243,15 +234,6 @@ class CriteoArraysSource:
         if "labels" in arrays:
             columns.append(Column("label", "other"))
         self.columns = tuple(columns)
-
-    def count(self) -> int:
-        """The number of samples."""
-        assert self.samples is not None
-        return self.samples
-
-    def estimate(self) -> int:
-        """The number of samples, which is known."""
-        return self.count()
 
     def batches(self, selection: Selection) -> Iterator[Batch]:
         """The samples in file order."""
@@ -266,7 +248,7 @@ class CriteoArraysSource:
         roles = ["sparse"]
         roles += ["dense"] if dense else []
         roles += ["labels"] if selection.label else []
-        total = self.count()
+        total = self.samples
         with self._arrays.open(*(self._names[role] for role in roles)) as opened:
             streams = dict(zip(roles, opened, strict=True))
             for first in range(0, total, selection.batch_rows):

@@ -10,29 +10,20 @@ import pyarrow.parquet as pq
 
 from oper.base.errors import OperError
 from oper.logs.batches.batch import Batch, Location
-from oper.logs.batches.columns import Column, Selection
+from oper.logs.batches.columns import Column, KnownSize, Selection
 from oper.logs.batches.timestamps import times_of
 from oper.logs.formats.arrow_columns import floats_of, ids_of
 
 
-class ParquetSource:
+class ParquetSource(KnownSize):
     """One Parquet file, read with the memory of one row group's selected columns."""
 
     def __init__(self, path: Path) -> None:
         self.name = str(path)
         self._path = path
         with self._open() as file:
-            self.samples: int | None = file.metadata.num_rows
+            self.samples = file.metadata.num_rows
             self.columns = tuple(column_of(f) for f in file.schema_arrow)
-
-    def count(self) -> int:
-        """The number of samples, from the file's footer."""
-        assert self.samples is not None
-        return self.samples
-
-    def estimate(self) -> int:
-        """The number of samples, which is known."""
-        return self.count()
 
     def batches(self, selection: Selection) -> Iterator[Batch]:
         """The samples in file order."""
