@@ -1,5 +1,9 @@
 // Work shared by torch's threads, in any order: tasks differ in cost, so a thread that is free
 // takes the next one.
+//
+// The callers' sizes of a task (kRowsPerTask and the like) make it 10 to 200 µs of work at the
+// rates of benchmarks/README.md: long beside the atomic addition that hands it out, short beside
+// a batch, so that no thread is left waiting for long.
 #pragma once
 
 #include <ATen/Parallel.h>
