@@ -53,7 +53,7 @@ def ops() -> Any:
 
 def shared(name: str, value: Value) -> Value:
     """A constant or the fields of a struct, which the kernels declare by the same name in
-    csrc/declarations.cpp. They are compared when the kernels are loaded, or now if they are.
+    csrc/shared_constants.cpp. They are compared when the kernels are loaded, or now if they are.
 
     Args:
         value: a number, a struct's dtype, or any text.
