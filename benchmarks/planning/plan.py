@@ -1,6 +1,6 @@
 """Planning time and memory, from the profile in memory to plan and address maps on disk.
 
-The profile is opened and every counter read once before the clock starts; then `plan_and_save`:
+The profile is opened and every counter read once before the clock starts; then `make_plan`:
 classes, draft, rows, bound, layout, and the folder with checksums and fsync. Every run is a process
 of its own, so that its peak resident memory (the profile's pages among it) is its own; medians
 over runs are shown. What has to be moved at the least: the counters are read twice (classes, rows),

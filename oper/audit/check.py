@@ -108,7 +108,7 @@ def _figures(plan: Plan) -> list[Finding]:
     equal: dict[str, tuple[Any, Any]] = {
         "rank_seconds": (stated.rank_seconds, rank_seconds),
         "objective_seconds": (stated.objective_seconds, float(stated.rank_seconds.max())),
-        "link_seconds": (stated.link_seconds, plan.topology.transfer_seconds(stated.link_bytes)),
+        "link_seconds": (stated.link_seconds, stated.link_bytes * plan.topology.link_cost),
         "communication_bytes.fetch": (traffic.fetch, stated.link_bytes.sum()),
         "communication_bytes.total": (traffic.total, parts),
     }

@@ -11,8 +11,8 @@ that any rank touches the row, and L[i][j] the seconds per byte for rank i to re
     E', C'  = the same two sums over rows with one owner, D_k in the place of R_k
     G[r]    = AllReduce of the replicas + L[r][r] · Σ_replicas S_k U_k (their optimizer step)
 
-and a plan is the better, the smaller max_r T[r]. A plan enters only through `Sums`: rows with
-the same holders and the same fetch paths form a group, and all terms are linear in a group's
+A plan with a smaller max_r T[r] is better. A plan enters only through `Sums`: rows with
+the same holders and the same sources form a holder set, and all terms are linear in a set's
 sums. Who pays how much for a byte that is read is in read_charges.py, the AllReduce in
 allreduce.py; whatever else prices rows (placement, bounds, comparison, drift) takes it from those
 two.
@@ -90,7 +90,7 @@ def evaluate(
     capacity_bytes: Sequence[int] | Floats,
     method: Method | None = None,
 ) -> Cost:
-    """Price a plan given by its groups and their sums; `method` None takes the least AllReduce."""
+    """Price a plan by its holder sets and their sums; `method` None takes the least AllReduce."""
     ranks = topology.ranks
     reader = np.broadcast_to(np.arange(ranks), sets.source.shape)
     single = sets.copies == 1
@@ -129,10 +129,10 @@ def evaluate(
             allreduce_bytes = ranks * moving_seconds * topology.allreduce_bandwidth
 
     rank_seconds = (
-        lookup_seconds
-        + link_seconds.sum(axis=1)
-        + gradient_lookup_seconds
-        + gradient_link_seconds.sum(axis=1)
+        charges.paid_for_memory(lookup_seconds)
+        + charges.paid_for_links(link_seconds)
+        + charges.paid_for_memory(gradient_lookup_seconds)
+        + charges.paid_for_links(gradient_link_seconds)
         + allreduce_seconds
     )
     fetch, gradients = float(link_bytes.sum()), float(gradient_bytes.sum())

@@ -16,6 +16,7 @@ and other resources, made in `Charges.of`.
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,6 +72,12 @@ class Charges:
         """What the link of each pair takes, [reader, source]; 0 for rows of one's own."""
         return np.where(np.eye(self.ranks, dtype=bool), 0.0, self._by_pair(self.seconds))
 
+    @property
+    def copy_seconds(self) -> Floats:
+        """What a copy of a row's bytes takes, [reader, source]: within a rank, those of its own
+        memory."""
+        return self._by_pair(self.seconds)
+
     @cached_property
     def reader_seconds(self) -> Floats:
         """What a rank itself pays for a byte that it reads, [reader, source]."""
@@ -96,6 +103,19 @@ class Charges:
         lookups = seconds.diagonal().copy()
         np.fill_diagonal(seconds, 0.0)
         return lookups, seconds
+
+    def paid_for_memory(self, lookup_seconds: Floats) -> Floats:
+        """E [M] by the ranks that pay it."""
+        memories = np.arange(self.ranks) * (self.ranks + 1)
+        return _added_at(self.payer[memories], lookup_seconds, self.ranks)
+
+    def paid_for_links(self, link_seconds: Floats) -> Floats:
+        """C [M, M] by the ranks that pay it, [M]."""
+        by_payer = np.argsort(self.payer, kind="stable")
+        ends = np.cumsum(np.bincount(self.payer, minlength=self.ranks))[:-1]
+        # Sums of slices, not np.add.reduceat or bincount: those round otherwise than a row's sum.
+        parts = np.split(link_seconds.ravel()[by_payer], ends)
+        return np.array([part.sum() for part in parts])
 
     # Seconds per byte, of rows with given holders: every rank reads a byte of the row.
 
@@ -174,6 +194,27 @@ class Charges:
 
     def _by_pair(self, values: Floats) -> Floats:
         return values.reshape(self.ranks, self.ranks)
+
+
+class PairSeconds(NamedTuple):
+    """What a byte takes over the link of two ranks, the mean over the pairs of each kind."""
+
+    same_node: float
+    other_node: float
+
+    @staticmethod
+    def of(topology: Topology) -> "PairSeconds":
+        _, same_node, other_node = topology.seconds_by_kind()
+        return PairSeconds(same_node, other_node)
+
+    def saved_by_further_node(self, ranks_per_node: int) -> float:
+        """What the first copy of a row in a node saves all ranks together for a byte of weight:
+        its holder reads its own, and the others there read from it, in inference."""
+        return ranks_per_node * self.other_node - (ranks_per_node - 1) * self.same_node
+
+    def saved_inside_node(self) -> float:
+        """The same of each further copy in that node."""
+        return self.same_node
 
 
 def _added_at(index: NDArray[np.int64], values: Floats, length: int) -> Floats:

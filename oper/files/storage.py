@@ -30,13 +30,11 @@ _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 
 
 @contextlib.contextmanager
-def atomic_folder(
-    path: Path | str, kind: Format, overwrite: bool = False, durable: bool = True
-) -> Iterator[Path]:
+def atomic_folder(path: Path | str, kind: Format, overwrite: bool = False) -> Iterator[Path]:
     """Yield a temporary folder that becomes `path` when the block ends without an error.
 
     An existing `path` is replaced only if it is empty or, with `overwrite`, a folder of this kind
-    with nothing else in it. `durable` flushes every file to the disk first. OperError where `path`
+    with nothing else in it. Every file is flushed to the disk first. OperError where `path`
     is taken or cannot be written.
     """
     path = Path(path)
@@ -44,15 +42,13 @@ def atomic_folder(
     target = _followed(path)
     with _written(path, target, folder=True) as temporary:
         yield temporary.path
-        if durable:
-            _sync_tree(temporary.path)
+        _sync_tree(temporary.path)
         with process_signals.held():
             try:
                 _place_folder(temporary, target, kind, overwrite)
             except _TakenError as taken:
                 raise _came_meanwhile(path, taken.refusal, _kept(temporary, target)) from taken
-        if durable:
-            _sync_directory(target.parent)
+        _sync_directory(target.parent)
 
 
 def check_output(path: Path | str, kind: Format | None = None, overwrite: bool = False) -> None:

@@ -1,6 +1,6 @@
 """The layout: the rank and slot of each row, in a few bits a row (a compact form of §4.4).
 
-Rows of table t are EXPLICIT, with a mark in a bitmap and a code, or STRIPED. Slots index a rank's
+Rows of table t are LISTED, with a mark in a bitmap and a code, or STRIPED. Slots index a rank's
 arena of the row's width. With e the position of the row among the listed rows of all tables:
 
     listed     code[e]: group, position (row_codes.py)   slot = base[group, source] + position
@@ -31,7 +31,6 @@ from oper.plan.row_codes import group_bits, unpack_codes
 SLOT_BITS = native.shared("slot bits", 40)
 LOCAL = native.shared("field local", 0x7FFFFF)
 SLOT_MASK = (1 << SLOT_BITS) - 1
-MOST_RANKS = 1 << 16
 
 LONGEST_PERIOD = 65_536
 

@@ -62,7 +62,7 @@ class Prediction:
     dob: Balance
     objective_seconds: float
     feasible: bool
-    mailbox_bytes: int  # of a rank, for gradients that other ranks send it
+    mailbox_bytes: int  # of a rank, for its gradients until the rows' owners read them
 
     @staticmethod
     def of(cost: Cost, mailbox_bytes: float) -> "Prediction":

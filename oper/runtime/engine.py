@@ -5,11 +5,11 @@ The paper's §5, on one rank of M. An engine is made of
     heap        rows and optimizer state of the node's ranks (memory/heap.py)
     preparer    ids to addresses, and accesses sorted by row (step/prepare_batch.py)
     operator    the lookup that autograd and torch.compile see; how a training step goes from here
-                to the kernels and back is told there (step/lookup_op.py)
+                to the kernels and back is described there (step/lookup_op.py)
     gradients   sums, exchange and updates of a step (step/apply_gradients.py)
     table_io    rows by id, for initial values and checkpoints (table_io.py)
     guard       refuses use after a fork or close, and makes all ranks fail together
-                (comm/engine_guard.py)
+                (comm/engine_lifetime.py)
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

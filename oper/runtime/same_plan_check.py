@@ -1,7 +1,6 @@
 """What all ranks compare before an engine starts, and the number of ranks that its plan is for.
 
-Ranks compare what they were given before any of them judges it, so that all come to the same
-judgement.
+Ranks compare their inputs before any of them checks its own, so that all raise the same error.
 """
 
 from collections.abc import Sequence

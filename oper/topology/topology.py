@@ -82,11 +82,6 @@ class Topology:
         cost = [self.link_cost[mask].max() for mask in self.masks().values() if mask.any()]
         return self.homogeneous and bool(np.ptp(capacity_bytes) == 0) and sorted(cost) == cost
 
-    def transfer_seconds(self, bytes_by_link: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Seconds to bring bytes over each link, [reader, source] as they are; own ones on the
-        diagonal."""
-        return np.asarray(bytes_by_link * self.link_cost)
-
     def seconds_by_kind(self) -> tuple[float, float, float]:
         """Mean seconds per byte of a rank's own rows, of a node-mate's and of another node's;
         where there are no such pairs of ranks, those of the next nearer kind."""

@@ -73,6 +73,7 @@ class TableBlocks:
 
         engine.before_use = before_use
 
+    @torch.inference_mode(mode=False)  # changes to what is handed out are seen by its version
     def read(self, tables: Sequence[int], state: State | None = None) -> list[Any]:
         """Copies of tables, or of a state of their optimizer: ShardedTensors [rows, dim] or
         [rows]; plain tensors where there is no process group."""
@@ -104,6 +105,7 @@ class TableBlocks:
         ]
         self._engine.write_rows(blocks, name)
 
+    @torch.inference_mode(mode=False)
     def read_steps(self, table: int) -> torch.Tensor:
         """A copy of the number of steps of the optimizer, [1], as a state of a table."""
         if any(block.table == table and block.state == STEPS for block in self._handed_out):

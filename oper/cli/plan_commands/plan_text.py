@@ -86,7 +86,7 @@ def plan_facts(content: dict[str, Any]) -> list[tuple[str, str]]:
         ),
         (
             "produced by",
-            f"{content['step']} and {plural(content['exchanges'], 'exchange')}"
+            f"{content['step']} and {plural(content['exchanges'], 'round')} of swaps"
             + (f", in {content['seconds']['total']:.2f} s" if "seconds" in content else ""),
         ),
     ]

@@ -86,7 +86,7 @@ def make(
     memory_limit: str | None = typer.Option(
         None,
         "--memory-limit",
-        help="RowBytes of counters in memory; the rest are in mapped files. [default: half of the "
+        help="Bytes of counters in memory; the rest are in mapped files. [default: half of the "
         "free memory]",
     ),
     deadline: str = typer.Option(
@@ -196,10 +196,10 @@ def _count(
     log = open_log(paths, log_options)
     with atomic_folder(output, FORMAT, force) as folder:
         log, found = _windows(log, options.max_windows, *window_options)
-        with progress("finding the tables", None, "samples") as meter:
+        with progress("finding the tables", log.estimated_samples(), "samples") as meter:
             prepared = stated.prepare(log, meter.advance)
         options = replace(options, windows=found, source=provenance(log))
-        with progress("counting", log.samples, "samples") as meter:
+        with progress("counting", log.estimated_samples(), "samples") as meter:
             reader = RowReader(log, prepared)
             counted = count(
                 reader, options, prepared=prepared, folder=folder, advance=meter.advance
@@ -225,7 +225,7 @@ def _windows(
     if by_column is not None:
         if windows is not None:
             raise OperError("--windows and --by-column: give one of them")
-        with progress("finding the windows", log.samples, "samples") as meter:
+        with progress("finding the windows", log.estimated_samples(), "samples") as meter:
             return find_time_windows(log, every, most, say=_say, advance=meter.advance)
     if windows is None:
         return log, None

@@ -45,7 +45,7 @@ FEASIBILITY = 1e-9  # of constraints, scaled to 1 a rank: less than a byte in a 
 
 @dataclass(frozen=True)
 class Reference:
-    """The best placement found. `groups` has one group a partition; None, with its cost, where
+    """The best placement found. `holder_sets` has one a partition; None, with its cost, where
     there is none. `bound_seconds` is the solver's: no placement of these partitions is below it,
     and with status "optimal" none is more than the asked gap below `objective_seconds`."""
 

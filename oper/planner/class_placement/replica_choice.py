@@ -19,7 +19,7 @@ import numpy as np
 
 from oper.base.arrays import Floats, Ints
 from oper.cost.allreduce import Method, allreduce_cost
-from oper.cost.read_charges import Charges
+from oper.cost.read_charges import Charges, PairSeconds
 from oper.cost.workload import Workload
 from oper.planner.problem.classes import Classes
 from oper.topology.topology import Topology
@@ -99,10 +99,9 @@ def inference_levels(
 
 def time_ratio(topology: Topology) -> float:
     """Gain per copy inside the nodes over gain per copy for a further node (time, inference)."""
-    _, intra, inter = topology.seconds_by_kind()
-    per_node = topology.ranks // topology.nodes
-    further_node = per_node * inter - (per_node - 1) * intra
-    return min(intra / further_node, 1.0)
+    pairs = PairSeconds.of(topology)
+    further_node = pairs.saved_by_further_node(topology.ranks // topology.nodes)
+    return min(pairs.saved_inside_node() / further_node, 1.0)
 
 
 def link_levels(
@@ -115,7 +114,7 @@ def link_levels(
     ranks take them from both. Where no ratio evens them out, the pairs across stay dearer, and
     copies once a node alone make them as cheap as the budget can.
     """
-    _, intra, inter = topology.seconds_by_kind()
+    intra, inter = PairSeconds.of(topology)
     ranks, per_node = topology.ranks, topology.ranks // topology.nodes
     if topology.nodes == 1 or per_node == 1:
         return inference_levels(classes, topology, workload, 1.0, budget_bytes)

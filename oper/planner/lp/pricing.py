@@ -72,10 +72,6 @@ class PricingItems:
     def total_bytes(self) -> float:
         return float(self.rows @ self.memory_bytes)
 
-    def take(self, index: NDArray[np.int64]) -> "PricingItems":
-        """The items of some classes."""
-        return self._replace(*(vector[index] for vector in self._vectors))
-
     def merged(self, bucket: NDArray[np.int64]) -> "PricingItems":
         """Row-weighted averages over the classes of `bucket[c]`: for prices, never for a bound."""
         rows = np.bincount(bucket, self.rows).astype(np.float64)

@@ -26,18 +26,14 @@ from scipy.sparse import csc_array, csr_array
 
 from oper.base.arrays import Floats
 from oper.base.errors import OperError
-from oper.cost.allreduce import Method
 from oper.cost.holder_sets import HolderSets, everywhere_set, per_node_sets, single_owner_sets
 from oper.cost.read_charges import Charges
-from oper.cost.workload import Workload
 from oper.planner.lp.pricing import (
     DualPrices,
     PricingItems,
     cheapest_holders,
     everywhere_seconds,
-    pricing_items,
 )
-from oper.planner.problem.classes import Classes
 from oper.topology.topology import Topology
 
 Objective = Literal["time", "link"]
@@ -62,42 +58,26 @@ class FractionalPlacement:
     seconds: float
 
 
-def solve(
-    classes: Classes,
-    topology: Topology,
-    workload: Workload,
-    method: Method,
-    capacity_bytes: Floats,
-    budget_bytes: float,
-    objective: Objective = "time",
-) -> FractionalPlacement:
-    """The least time of a fractional placement of `classes` whose replicas use `method`.
-
-    `capacity_bytes` [M] and `budget_bytes` (of extra copies) are the limits. Raises OperError
-    where the capacities cannot hold the tables.
-    """
-    rows = pricing_items(classes, topology, workload, method)
-    return solve_items(rows, topology, capacity_bytes, budget_bytes, objective)
-
-
 def solve_items(
     rows: PricingItems,
     topology: Topology,
     capacity_bytes: Floats,
     budget_bytes: float,
     objective: Objective = "time",
-    fixed_seconds: Floats | None = None,
 ) -> FractionalPlacement:
-    """`solve` for given items; `fixed_seconds` [M] is time that ranks take for other rows."""
+    """The least time of a fractional placement of the items.
+
+    `capacity_bytes` [M] and `budget_bytes` (of extra copies) are the limits. Raises OperError
+    where the capacities cannot hold the tables.
+    """
     if rows.total_bytes > float(np.sum(capacity_bytes)):
         raise OperError(
             f"the ranks' capacities hold {np.sum(capacity_bytes):,.0f} bytes in all, and one copy "
             f"of every row needs {rows.total_bytes:,.0f}: give more capacity or more ranks"
         )
     bucket = buckets(rows)
-    fixed = np.zeros(topology.ranks) if fixed_seconds is None else fixed_seconds
     master = RestrictedMaster(
-        rows.merged(bucket), topology, capacity_bytes, budget_bytes, objective, fixed
+        rows.merged(bucket), topology, capacity_bytes, budget_bytes, objective
     )
     master.solve()
     for _ in range(ROUNDS if rows.any_holders else 0):
@@ -133,7 +113,6 @@ class RestrictedMaster:
         capacity_bytes: Floats,
         budget_bytes: float,
         objective: Objective,
-        fixed_seconds: Floats,
     ) -> None:
         self.rows, self.topology, self.links_first = rows, topology, objective == "link"
         self.away = np.flatnonzero(~np.eye(topology.ranks, dtype=bool).ravel())
@@ -141,12 +120,12 @@ class RestrictedMaster:
             self.links_first = False
         self.charges = Charges.of(topology)
         scale = self.charges.mean_seconds
-        self.second = scale * float(rows.rows @ rows.weight_bytes) + fixed_seconds.max() or 1.0
+        self.second = scale * float(rows.rows @ rows.weight_bytes) or 1.0
         self.pair = scale * float(rows.rows @ rows.fetch_bytes) or 1.0
         self.byte = rows.total_bytes / topology.ranks or 1.0
         self.limit = np.concatenate(
             [
-                -fixed_seconds / self.second,
+                np.zeros(topology.ranks),
                 np.asarray(capacity_bytes, dtype=np.float64) / self.byte,
                 [budget_bytes / self.byte],
                 np.zeros(len(self.away) if self.links_first else 0),

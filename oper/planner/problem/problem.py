@@ -102,7 +102,7 @@ def make_problem(
         topology.capacities(total, settings.extra_memory, classes.width_memory), dtype=np.float64
     )
     budget = min(settings.extra_memory * total, float(capacity.sum()) - total)
-    # Copies are whole, and in training a row has one or all: what is left of a step is no use.
+    # Copies are whole, and in training a row has one or all: a smaller rest cannot be used.
     step = math.gcd(*classes.width_memory) * (topology.ranks - 1 if workload.training else 1)
     # The product of a share may lie just below whole steps (0.29 · 100): those count.
     budget = budget * (1 + 1e-14) // max(step, 1) * step

@@ -80,7 +80,7 @@ class Group:
         """The message, of one length, of every rank."""
         mine = torch.frombuffer(bytearray(message), dtype=torch.uint8)
         boxes = torch.empty(self.ranks * len(message), dtype=torch.uint8)
-        # Not an all_gather: where all ranks have to do with all, each sees of each that it died.
+        # all_to_all, not all_gather: it reaches every other rank, so that each notices a dead one.
         self.run(dist.all_to_all_single, boxes, mine.repeat(self.ranks), action=action)
         return [box.numpy().tobytes() for box in boxes.split(len(message))]
 

@@ -8,6 +8,7 @@ messages (messages.py) that carry descriptors, and know whether each other runs 
 import contextlib
 import hashlib
 import json
+import operator
 import os
 import struct
 import weakref
@@ -73,7 +74,7 @@ class Node:
             )
         node = cls(group, deadline_seconds)
         try:
-            node._find_peers(0 if nodes is None else nodes[node.rank])
+            node._find_peers(_node_number(nodes, node.rank, node.ranks))
         except BaseException as error:
             node.fail(error)
             node.close()
@@ -180,3 +181,18 @@ def _host_digest(number: int) -> bytes:
     return hashlib.sha256(
         boot + struct.pack("=qqq", network.st_dev, network.st_ino, number)
     ).digest()
+
+
+def _node_number(nodes: Sequence[int] | None, rank: int, ranks: int) -> int:
+    if nodes is None:
+        return 0
+    try:
+        given = [operator.index(number) for number in nodes]
+    except TypeError:
+        given = []
+    if len(given) != ranks:
+        raise OperError(
+            f"nodes {nodes!r}: an integer for each of the {ranks} ranks was needed, equal for "
+            "ranks that share memory; leave it out to find them by themselves"
+        )
+    return given[rank]

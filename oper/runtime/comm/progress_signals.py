@@ -81,7 +81,7 @@ class Signals:
         """Let all waits for this rank, now and later, raise for this error; and tell the ranks of
         other nodes."""
         if os.getpid() != self._process:
-            return  # a failure of a forked child is none of the rank
+            return  # a forked child's failure is not the rank's
         text = told(self.node.rank, error).encode()[: _MESSAGE_BYTES - 1]
         box = self._messages[self._mine]
         box.zero_()

@@ -7,24 +7,24 @@ from typing import Any
 
 import numpy as np
 
-_SCALARS = {
-    "lookups": "batches read",
-    "steps": "updates taken",
-    "accesses": "rows that bags name, repeats counted",
-    "replica_accesses": "of those, of rows with copies on all ranks",
-    "distinct_rows": "of the batches that were sorted whole: trained without frozen tables, or "
-    "fetched as distinct rows or from other hosts",
-    "updated_rows": "rows that this rank updated, replicas included",
-    "allreduce_bytes": "the replicas' AllReduce, as its method's formula counts them",
-}
-_VECTORS = {
-    "accessed_rows": "of the accesses, those of rows that are no replicas, by the rank that serves "
-    "them",
-    "fetched_rows": "rows read from each rank, itself included: accesses, or distinct ones",
-    "fetched_bytes": "their bytes",
-    "gradient_rows": "summed gradients for each owner, itself included",
-    "gradient_bytes": "their bytes",
-}
+_SCALARS = (
+    "lookups",  # batches read
+    "steps",  # updates taken
+    "accesses",  # rows that bags name, repeats counted
+    "replica_accesses",  # of those, of rows with copies on all ranks
+    # Of the batches that were sorted whole: trained without frozen tables, or fetched as distinct
+    # rows or from other hosts.
+    "distinct_rows",
+    "updated_rows",  # that this rank updated, replicas included
+    "allreduce_bytes",  # the replicas' AllReduce, as its method's formula counts them
+)
+_VECTORS = (
+    "accessed_rows",  # of the accesses, those of other rows than replicas, by their source
+    "fetched_rows",  # read from each rank, itself included: accesses, or distinct ones
+    "fetched_bytes",
+    "gradient_rows",  # summed gradients for each owner, itself included
+    "gradient_bytes",
+)
 
 
 class Counters:
@@ -47,8 +47,3 @@ class Counters:
     def to_dict(self) -> dict[str, Any]:
         """As JSON holds them."""
         return self.totals | {name: vector.tolist() for name, vector in self.by_rank.items()}
-
-    @staticmethod
-    def meanings() -> dict[str, str]:
-        """What each counter counts."""
-        return _SCALARS | _VECTORS

@@ -98,7 +98,8 @@ class Optimizer:
 
     def __post_init__(self) -> None:
         if self.kind not in STATES:
-            raise OperError(f"optimizer {self.kind!r} is none of {', '.join(STATES)}")
+            supported = ", ".join(kind for kind in STATES if kind != "none")
+            raise OperError(f"optimizer {self.kind!r} is not supported; choose one of {supported}")
         for beta in self.betas:
             if not 0 <= beta < 1:
                 raise OperError(

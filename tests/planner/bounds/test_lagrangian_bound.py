@@ -30,7 +30,7 @@ from oper.planner.lp.pricing import (
     everywhere_price,
     pricing_items,
 )
-from oper.planner.lp.restricted_master import solve
+from oper.planner.lp.restricted_master import FractionalPlacement, Objective, solve_items
 from oper.planner.problem.problem import ClassProblem
 from oper.topology.topology import Topology
 from tests.support.planner.instances import (
@@ -189,6 +189,14 @@ def placements(draw: st.DrawFn, problem: ClassProblem) -> tuple[HolderSets, Floa
     return sets, counts
 
 
+def solved_by_lp(
+    problem: ClassProblem, method: Method, aim: Objective = "time"
+) -> FractionalPlacement:
+    rows = pricing_items(problem.classes, problem.topology, problem.workload, method)
+    limits = problem.capacity_bytes, problem.budget_bytes
+    return solve_items(rows, problem.topology, *limits, aim)
+
+
 def keeps_limits(problem: ClassProblem, sets: HolderSets, counts: Floats) -> bool:
     sums = problem.classes.sums(counts)
     held = sets.holds.T @ sums.memory_bytes
@@ -280,7 +288,7 @@ def test_homogeneous_prices_are_the_best(problem: ClassProblem) -> None:
     for method in usable_methods(workload, topology.ranks, problem.budget_bytes):
         rows = pricing_items(classes, topology, workload, method)
         best = lagrangian(rows, topology, homogeneous_prices(rows, topology, *limits), *limits)
-        other = solve(classes, topology, workload, method, *limits).prices
+        other = solve_items(rows, topology, *limits).prices
         assert lagrangian(rows, topology, other, *limits) <= best * (1 + 1e-6) + 1e-25
 
 
@@ -307,9 +315,7 @@ def test_the_linear_program_keeps_the_limits_and_says_its_time(mode: str, ranks:
     problem = _unequal(mode, ranks)
     classes, topology, workload = problem.classes, problem.topology, problem.workload
     for method in usable_methods(workload, ranks, problem.budget_bytes):
-        solved = solve(
-            classes, topology, workload, method, problem.capacity_bytes, problem.budget_bytes
-        )
+        solved = solved_by_lp(problem, method)
         np.testing.assert_allclose(solved.fraction.sum(axis=1), 1.0)
         counts = classes.rows[:, None] * solved.fraction[solved.bucket]
         sums = classes.sums(counts)
@@ -329,15 +335,7 @@ def test_the_linear_program_for_links_lowers_the_largest_link() -> None:
     problem = _unequal("inference", 4)
     largest = {}
     for aim in ("time", "link"):
-        solved = solve(
-            problem.classes,
-            problem.topology,
-            problem.workload,
-            "none",
-            problem.capacity_bytes,
-            problem.budget_bytes,
-            aim,
-        )
+        solved = solved_by_lp(problem, "none", aim)
         sums = problem.classes.sums(problem.classes.rows[:, None] * solved.fraction[solved.bucket])
         cost = evaluate(
             problem.topology, problem.workload, solved.holder_sets, sums, problem.capacity_bytes
@@ -356,14 +354,7 @@ def test_the_bound_and_the_linear_program_take_many_unequal_ranks() -> None:
         problem.capacity_bytes,
         problem.budget_bytes,
     )
-    solved = solve(
-        problem.classes,
-        problem.topology,
-        problem.workload,
-        "none",
-        problem.capacity_bytes,
-        problem.budget_bytes,
-    )
+    solved = solved_by_lp(problem, "none")
     assert 0.5 * solved.seconds < bound.seconds <= solved.seconds
 
 

@@ -39,6 +39,18 @@ def test_one_rank_is_a_node() -> None:
     node.close()
 
 
+@pytest.mark.parametrize("nodes", [(0,), (0, 0, 0), ("a", "b"), 5])
+def test_node_numbers_that_are_not_one_a_rank(nodes: Any) -> None:
+    for error in mortal_ranks.run(2, _join_error, nodes):
+        assert error.startswith(f"nodes {nodes!r}: an integer for each of the 2 ranks")
+
+
+def _join_error(rank: int, group: Any, nodes: Any) -> str:
+    with pytest.raises(OperError) as caught:
+        Node.join(group, nodes=nodes)
+    return str(caught.value)
+
+
 def _join_in_groups(rank: int, group: Any) -> Any:
     before = len(os.listdir("/proc/self/fd"))
     whole = Node.join(group)

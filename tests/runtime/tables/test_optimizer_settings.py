@@ -109,7 +109,7 @@ def test_optimizers_of_torch_that_are_not_supported(optimizer_class, kwargs, mes
 
 
 def test_bad_settings():
-    with pytest.raises(OperError, match="'rmsprop' is none of none, sgd"):
+    with pytest.raises(OperError, match="'rmsprop' is not supported; choose one of sgd"):
         Optimizer("rmsprop")
     with pytest.raises(OperError, match="step 0, and steps count from 1"):
         Optimizer("adam").settings(0.1, 0)

@@ -99,6 +99,9 @@ def loaded(rank: int, group: dist.ProcessGroup) -> None:
     again = Model("cpu")
     again.load_state_dict({k: v.float() for k, v in whole(model.state_dict(), group).items()})
     compare(whole(model.state_dict(), group), again.state_dict(), 0)
+    with torch.inference_mode():
+        held = model.state_dict()
+    compare(whole(held, group), whole(model.state_dict(), group), 0)
     strange = {"bags.embedding_bags.wide.weight": torch.zeros(51, 16)}
     with pytest.raises(OperError, match=r"'wide': the state dict's weight is \(51, 16\)"):
         model.load_state_dict(strange, strict=False)

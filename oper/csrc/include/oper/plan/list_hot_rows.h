@@ -67,7 +67,7 @@ void mark_equal(const Counter* accesses, int64_t rows, int64_t cut, int64_t quot
 class Touched {
  public:
   Touched(const int64_t* samples_with_row, const double* touched, int64_t size)
-      : containing_(samples_with_row),
+      : samples_(samples_with_row),
         touched_(touched),
         size_(size),
         direct_(kDirect, std::numeric_limits<double>::quiet_NaN()) {
@@ -83,14 +83,14 @@ class Touched {
   static constexpr int64_t kDirect = 4096;
 
   double search(uint64_t samples_with_row) const {
-    const auto* end = containing_ + size_;
-    const auto* found = std::lower_bound(containing_, end, static_cast<int64_t>(samples_with_row));
+    const auto* end = samples_ + size_;
+    const auto* found = std::lower_bound(samples_, end, static_cast<int64_t>(samples_with_row));
     if (found == end || *found != static_cast<int64_t>(samples_with_row))
       return std::numeric_limits<double>::quiet_NaN();
-    return touched_[found - containing_];
+    return touched_[found - samples_];
   }
 
-  const int64_t* containing_;
+  const int64_t* samples_;
   const double* touched_;
   int64_t size_;
   std::vector<double> direct_;

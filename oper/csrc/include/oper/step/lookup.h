@@ -4,8 +4,8 @@
 //     out[bag] = sum over the bag's accesses n, in order, of weight[n] · row[address[n]]
 //     divided by the bag's length for means; zero where the bag is empty
 //
-// Functions work on one slice: the bags of one feature in one tile (row_stream.h). Here are
-// copies of rows and gradients of weights; sums are in pool.h.
+// Functions work on one slice: the bags of one feature in one tile (prefetch_rows.h). Here are
+// copies of rows and gradients of weights; sums are in pool_bags.h.
 #pragma once
 
 #include <cstdint>
