@@ -159,7 +159,7 @@ def assert_exact(plan: Plan) -> None:
     assert (everywhere == everywhere[:, :1]).all()
     prediction = plan.prediction
     memory = np.zeros(plan.ranks)
-    for t, (first, table) in enumerate(zip(offsets(plan.tables), plan.tables, strict=False)):
+    for t, (first, table) in enumerate(zip(offsets(plan.tables)[:-1], plan.tables, strict=True)):
         copies = (slots[first : first + table.rows] >= 0).sum(axis=0)
         memory += copies * plan.tables[t].memory_bytes(plan.workload.mode)
     assert memory.tolist() == prediction.memory_bytes.tolist()
