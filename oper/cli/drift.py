@@ -23,7 +23,9 @@ def drift(
     plan: Path = typer.Argument(help="A plan folder."),
     profile: str = typer.Argument(help="A newer profile of its tables, or a window: PROFILE@3."),
     worse: str = typer.Option(
-        "5%", "--worse", help="Advise to replan if a new plan would be better by more than this."
+        "5%",
+        "--worse",
+        help="Advise to replan if one from scratch were better by more than this.",
     ),
     as_json: bool = JSON,
 ) -> None:
@@ -47,7 +49,7 @@ def _print(content: dict[str, Any]) -> None:
     for label, key in (
         ("when it was made", "then"),
         ("under these counts", "now"),
-        ("a new plan", "fresh"),
+        ("from scratch", "fresh"),
     ):
         out.print(f"{label:<20} {format_duration(seconds[key])} an iteration")
     hot_set = new_table("share of accesses of", "rows", "then", "now", "hottest rows now")
@@ -55,7 +57,7 @@ def _print(content: dict[str, Any]) -> None:
         shares = [f"{hot[key]:.1%}" for key in ("then", "now", "hottest_now")]
         hot_set.add_row(f"{name} rows", f"{hot['rows']:,}", *shares)
     out.print(hot_set)
-    table = new_table("rank", "T then", "now", "fresh", "now/fresh")
+    table = new_table("rank", "T then", "now", "from scratch", "ratio")
     shown = list(range(len(ranks["now"])))
     if len(shown) > 16:
         shown = sorted(shown, key=lambda r: -ranks["now"][r])[:16]
@@ -70,13 +72,15 @@ def _print(content: dict[str, Any]) -> None:
     remedy = "; run `oper replan`" if content["verdict"] == "replan" else ""
     out.print(
         f"verdict: {content['verdict']}. An iteration takes {content['worse']:.2%} longer than "
-        f"with a new plan; the threshold is {content['threshold']:.2%}{remedy}"
+        f"with a plan from scratch; the threshold is {content['threshold']:.2%}{remedy}"
     )
 
 
 def _print_tables(out: Any, tables: list[dict[str, Any]]) -> None:
     worst = sorted(tables, key=lambda t: -float(t["worse_seconds"]))[:_MOST_TABLES]
-    made = new_table("table", "in slowest T", "in mean T", "fresh", "worse", "lookups min/max")
+    made = new_table(
+        "table", "in slowest T", "in mean T", "from scratch", "worse", "lookups min/max"
+    )
     for entry in worst:
         made.add_row(
             entry["table"],

@@ -10,8 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torchrec import KeyedJaggedTensor
 
 from oper.base.errors import OperError
 from oper.logs import LogOptions, Prepared, RowReader, open_log, prepare, read
@@ -313,6 +315,9 @@ def test_columns_that_are_not_there(tmp_path: Path) -> None:
 
 def test_batches_that_are_none() -> None:
     complaint([1, 2], "batch 0", "KeyedJaggedTensor")
+    ones = torch.ones(2, dtype=torch.int64)
+    values = KeyedJaggedTensor(["a"], torch.tensor([1.7, 2.9]), lengths=ones)
+    complaint([values], "batch 0", "'a' are float32", "integers")
     complaint(7, "int")
 
 

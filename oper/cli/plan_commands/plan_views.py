@@ -129,8 +129,8 @@ def diff(
         ]
         out.print(facts_table(facts))
         out.print(
-            f"{content['rows_changed']:,} of {content['rows']:,} rows are held by other ranks "
-            f" ({format_bytes(content['bytes_changed'])})"
+            f"{content['rows_changed']:,} of {content['rows']:,} rows are held by other ranks, or "
+            f"by more or fewer ({format_bytes(content['bytes_changed'])})"
         )
         changed = [t for t in content["tables"] if t["rows_changed"]]
         changed.sort(key=lambda t: -int(t["rows_changed"]))

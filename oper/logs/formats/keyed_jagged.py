@@ -48,7 +48,7 @@ class KjtSource:
             location = Location(f"{self.name}, batch {index}", 0, "sample")
             batch = Batch(
                 kjt.stride(),
-                {name: _jagged(kjt[name]) for name in selection.features},
+                {name: _jagged(kjt[name], name, location) for name in selection.features},
                 location,
                 label=_array(given, "labels"),
                 dense=_array(given, "dense_features"),
@@ -85,9 +85,15 @@ def _keys(batch: Any, index: int) -> list[str]:
     return list(_sparse(batch, index).keys())
 
 
-def _jagged(tensor: Any) -> Jagged:
+def _jagged(tensor: Any, name: str, location: Location) -> Jagged:
+    values = tensor.values().detach().cpu().numpy()
+    if not np.issubdtype(values.dtype, np.integer):
+        raise OperError(
+            f"{location.file}: the values of key {name!r} are {values.dtype}, and integers, the "
+            "ids of rows, were needed"
+        )
     return Jagged(
-        tensor.values().detach().cpu().numpy().astype(np.int64),
+        values.astype(np.int64),
         tensor.lengths().cpu().numpy().astype(np.int32),
     )
 
