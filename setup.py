@@ -1,7 +1,8 @@
 """Builds `oper/csrc` into the torch extension `oper._C`; everything else is in pyproject.toml.
 
-CPU always, CUDA only where torch was built for it and `oper/csrc/cuda` has sources. No `-march`:
-wheels travel, so a kernel that wants more than the baseline dispatches by itself.
+The kernels of devices, `oper/csrc/cuda`, are a library of their own, without torch, which
+scripts/build_cuda.py builds. No `-march`: wheels travel, so a kernel that wants more than the
+baseline dispatches by itself.
 """
 
 import importlib.util
@@ -28,13 +29,10 @@ def extension_arguments() -> dict:
         )
         return {}
 
-    import torch
     from torch.utils import cpp_extension
 
-    sources = sorted(map(str, [*CSRC.glob("*.cpp"), *CSRC.glob("cpu/**/*.cpp")]))
-    cuda_sources = sorted(map(str, CSRC.glob("cuda/**/*.cu")))
-    with_cuda = torch.version.cuda is not None and bool(cuda_sources)
-    extension_class = cpp_extension.CUDAExtension if with_cuda else cpp_extension.CppExtension
+    folders = ("*.cpp", "cpu/**/*.cpp", "device/*.cpp")
+    sources = sorted(str(path) for files in folders for path in CSRC.glob(files))
     # No contraction: a product and a sum are rounded apart in every version of a kernel, so that
     # ranks on unlike machines agree to the last bit.
     # No errno of sqrt and no traps, which nobody looks at: with them, loops that take roots or
@@ -42,15 +40,15 @@ def extension_arguments() -> dict:
     # torch's headers use a C++20 extension, and every file that includes them would warn of it.
     host_flags = ["-O3", "-std=c++17", "-fopenmp", "-ffp-contract=off", "-fno-math-errno"]
     host_flags += ["-fno-trapping-math", "-Wno-c++20-extensions"]
-    extension = extension_class(
+    extension = cpp_extension.CppExtension(
         name="oper._C",
-        sources=sources + (cuda_sources if with_cuda else []),
+        sources=sources,
         include_dirs=[str((CSRC / "include").resolve()), str(CSRC.resolve())],
         depends=sorted(map(str, CSRC.glob("**/*.h"))),
-        extra_compile_args={"cxx": host_flags, "nvcc": ["-O3", "-std=c++17"]},
+        extra_compile_args={"cxx": host_flags},
         extra_link_args=["-fopenmp"],
     )
-    print(f"oper: building oper._C for {'CPU and CUDA' if with_cuda else 'CPU'}", file=sys.stderr)
+    print("oper: building oper._C", file=sys.stderr)
     return {
         "ext_modules": [extension],
         "cmdclass": {"build_ext": cpp_extension.BuildExtension},

@@ -41,6 +41,13 @@ def main(folder: Path, variant: str, torch_index: str) -> None:
             install_dependencies(folder, requirements, torch_index)
             (folder / "dependencies.stamp").write_text(pins)
 
+        cuda = REPOSITORY / "requirements-cuda.txt"
+        compiler = contents_hash(cuda)
+        if is_stale(folder / "cuda.stamp", compiler):
+            say(f"installing what {cuda.name} pins: a CUDA compiler, which needs no device")
+            install_compiler(folder, cuda)
+            (folder / "cuda.stamp").write_text(compiler)
+
         # The extension lies in the checkout, whichever environment built it, and so does its stamp.
         csrc = sorted(path for path in (REPOSITORY / "oper/csrc").rglob("*") if path.is_file())
         extension = contents_hash(REPOSITORY / "setup.py", *csrc) + pins + sys.version
@@ -99,6 +106,17 @@ def install_dependencies(folder: Path, requirements: Path, torch_index: str) -> 
     pip(folder, "--requirement", str(requirements))
     # With its dependencies it would bring fbgemm-gpu: see requirements-cpu.txt.
     pip(folder, "--no-deps", TORCHREC)
+
+
+def install_compiler(folder: Path, requirements: Path) -> None:
+    """The device kernels are tested without it too; only whether they compile is not."""
+    try:
+        pip(folder, "--requirement", str(requirements), stderr=subprocess.DEVNULL)
+    except subprocess.CalledProcessError:
+        say(
+            f"pip finds no {requirements.name} here: the tests that compile kernels for devices "
+            "use nvcc of the path or of /usr/local/cuda, or are skipped"
+        )
 
 
 def pip(folder: Path, *arguments: str, stderr: int | None = None) -> None:

@@ -1,7 +1,8 @@
 // torch.ops.oper.translate: row ids of many tables to addresses.
 //
 // Ids come in segments, segment s being ids [offsets[s], offsets[s+1]) of table segment_table[s],
-// as the features of a KeyedJaggedTensor lie one after the other.
+// as the features of a KeyedJaggedTensor lie one after the other. `stream` is a device's
+// (device/translate.cpp).
 
 #include "oper/plan/translate.h"
 
@@ -12,32 +13,12 @@
 #include <algorithm>
 #include <optional>
 
-#include "cpu/common/arguments.h"
+#include "cpu/plan/translate_arguments.h"
 
 namespace oper {
 namespace {
 
 constexpr int64_t kIdsPerTask = 1 << 15;
-
-struct Segments {
-  const int64_t* offsets;
-  const int64_t* table;
-  int64_t count;
-};
-
-Segments segments_of(const at::Tensor& ids, const at::Tensor& offsets, const at::Tensor& table,
-                     int64_t tables) {
-  const int64_t count = table.numel();
-  const Segments segments{elements<int64_t>(offsets, count + 1, "segment_offset"),
-                          elements<int64_t>(table, count, "segment_table"), count};
-  check_contiguous(ids, "ids");
-  check_offsets_from_zero(segments.offsets, count, "segment_offset", "segment");
-  TORCH_CHECK_VALUE(segments.offsets[count] == ids.numel(),
-                    "segment_offset: must go from 0 to the ", ids.numel(), " ids");
-  for (int64_t s = 0; s < count; ++s)
-    check_index(segments.table[s], tables, "segment_table", "tables");
-  return segments;
-}
 
 // f(table, begin, size) for every piece of a segment, on all cores; it returns the index of the
 // first id out of the table's range, or -1.
@@ -57,13 +38,6 @@ void for_each_piece(const Segments& segments, int64_t ids, const F& f) {
   });
 }
 
-const Line* lines_of_bitmap(const at::Tensor& bitmap) {
-  TORCH_CHECK_VALUE(bitmap.scalar_type() == at::kLong && bitmap.is_contiguous() &&
-                        bitmap.numel() % (kWordsPerLine + 1) == 0,
-                    "bitmap: contiguous lines of 8 int64 were needed");
-  return static_cast<const Line*>(bitmap.const_data_ptr());
-}
-
 at::Tensor addresses_like(const at::Tensor& ids) {
   return at::empty_like(ids, ids.options().dtype(at::kLong));
 }
@@ -72,8 +46,8 @@ at::Tensor translate(const at::Tensor& ids, const at::Tensor& segment_offset,
                      const at::Tensor& segment_table, const at::Tensor& tables,
                      const at::Tensor& bitmap, const std::optional<at::Tensor>& stripe_bitmap,
                      const at::Tensor& codes, int64_t group_bits, const at::Tensor& group_base,
-                     const at::Tensor& stripe_base, const at::Tensor& steps,
-                     const at::Tensor& flat) {
+                     const at::Tensor& stripe_base, const at::Tensor& steps, const at::Tensor& flat,
+                     int64_t) {
   const auto* const table_maps = structs<TableMap>(tables, "tables");
   const Segments segments = segments_of(ids, segment_offset, segment_table, tables.size(0));
   check_contiguous(codes, "codes");
@@ -81,17 +55,8 @@ at::Tensor translate(const at::Tensor& ids, const at::Tensor& segment_offset,
   int64_t* const to = out.data_ptr<int64_t>();
   with_index_type(codes.scalar_type(), "codes", [&](auto code) {
     using Code = std::make_unsigned_t<decltype(code)>;
-    const MapView<Code> map{
-        table_maps,
-        lines_of_bitmap(bitmap),
-        stripe_bitmap ? lines_of_bitmap(*stripe_bitmap) : nullptr,
-        static_cast<const Code*>(codes.const_data_ptr()),
-        RowCodes{static_cast<int>(group_bits)},
-        elements<int64_t>(group_base, "group_base"),
-        elements<int64_t>(stripe_base, "stripe_base"),
-        structs<PatternStep>(steps, "steps"),
-        elements<int64_t>(flat, "flat"),
-    };
+    const auto map = map_of<Code>(table_maps, bitmap, stripe_bitmap, codes, group_bits, group_base,
+                                  stripe_base, steps, flat);
     with_index_type(ids.scalar_type(), "ids", [&](auto id) {
       const auto* const in = ids.const_data_ptr<decltype(id)>();
       for_each_piece(segments, ids.numel(), [&](int64_t table, int64_t begin, int64_t size) {
@@ -105,7 +70,7 @@ at::Tensor translate(const at::Tensor& ids, const at::Tensor& segment_offset,
 at::Tensor translate_shape(const at::Tensor& ids, const at::Tensor&, const at::Tensor&,
                            const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
                            const at::Tensor&, int64_t, const at::Tensor&, const at::Tensor&,
-                           const at::Tensor&, const at::Tensor&) {
+                           const at::Tensor&, const at::Tensor&, int64_t) {
   return addresses_like(ids);
 }
 
@@ -115,7 +80,7 @@ TORCH_LIBRARY_FRAGMENT(oper, m) {
   m.def(
       "translate(Tensor ids, Tensor segment_offset, Tensor segment_table, Tensor tables,"
       " Tensor bitmap, Tensor? stripe_bitmap, Tensor codes, int group_bits, Tensor group_base,"
-      " Tensor stripe_base, Tensor steps, Tensor flat) -> Tensor");
+      " Tensor stripe_base, Tensor steps, Tensor flat, int stream=0) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(oper, CPU, m) { m.impl("translate", translate); }

@@ -24,11 +24,11 @@ void with_bag_offsets(const at::Tensor& offsets, int64_t accesses, const F& f) {
 
 // Checks that features fit the arenas, the bags and the output; returns how many of its elements
 // their bags cover.
-inline int64_t check_features(const Batch& batch, int64_t bags, int64_t widths,
+inline int64_t check_features(const Feature* features, int64_t count, int64_t bags, int64_t widths,
                               int64_t out_elements) {
   int64_t sum = 0;
-  for (int64_t f = 0; f < batch.feature_count; ++f) {
-    const Feature& feature = batch.features[f];
+  for (int64_t f = 0; f < count; ++f) {
+    const Feature& feature = features[f];
     const int64_t last = std::max<int64_t>(feature.bags - 1, 0);
     const int64_t least = std::min(feature.out(0), feature.out(last));
     const int64_t most = std::max(feature.out(0), feature.out(last)) + feature.dim;
@@ -45,11 +45,22 @@ inline int64_t check_features(const Batch& batch, int64_t bags, int64_t widths,
   return sum;
 }
 
+inline void check_bases(const at::Tensor& bases, int64_t rank) {
+  TORCH_CHECK_VALUE(bases.dim() == 2 && rank >= 0 && rank < bases.size(1) - 1,
+                    "bases: [widths, ranks + 1] was needed, with a column for rank ", rank);
+}
+
+// The type of a lookup's output.
+inline RowType output_type(at::ScalarType type) {
+  TORCH_CHECK_TYPE(type == at::kFloat || type == at::kHalf || type == at::kBFloat16,
+                   "an output of dtype ", type, ", and it can be float32, float16 or bfloat16");
+  return type == at::kFloat ? kFloat32 : type == at::kHalf ? kFloat16 : kBFloat16;
+}
+
 inline Batch batch_of(const at::Tensor& addresses, const std::optional<at::Tensor>& offsets,
                       const std::optional<at::Tensor>& weights, const at::Tensor& features,
                       const at::Tensor& bases, int64_t rank) {
-  TORCH_CHECK_VALUE(bases.dim() == 2 && rank >= 0 && rank < bases.size(1) - 1,
-                    "bases: [widths, ranks + 1] was needed, with a column for rank ", rank);
+  check_bases(bases, rank);
   Batch batch{};
   const int64_t accesses = batch.accesses = addresses.numel();
   batch.addresses = elements<int64_t>(addresses, "addresses");

@@ -1,4 +1,5 @@
-// torch.ops.oper.pooled_rows, weight_gradients, copy_rows and redirect: reading rows.
+// torch.ops.oper.pooled_rows, weight_gradients, copy_rows and redirect: reading rows. `stream` is a
+// device's (device/lookup.cpp).
 
 #include "oper/step/lookup.h"
 
@@ -69,20 +70,14 @@ void for_each_slice(const Batch& batch, const F& f) {
   });
 }
 
-RowType output_type(at::ScalarType type) {
-  TORCH_CHECK_TYPE(type == at::kFloat || type == at::kHalf || type == at::kBFloat16,
-                   "an output of dtype ", type, ", and it can be float32, float16 or bfloat16");
-  return type == at::kFloat ? kFloat32 : type == at::kHalf ? kFloat16 : kBFloat16;
-}
-
 at::Tensor pooled_rows(const at::Tensor& addresses, const std::optional<at::Tensor>& offsets,
                        const std::optional<at::Tensor>& weights, const at::Tensor& features,
                        const at::Tensor& bases, int64_t rank, int64_t out_elements,
-                       at::ScalarType out_dtype) {
+                       at::ScalarType out_dtype, int64_t) {
   const Batch batch = batch_of(addresses, offsets, weights, features, bases, rank);
   const RowType type = output_type(out_dtype);
-  const int64_t written =
-      check_features(batch, bags_of(addresses, offsets), bases.size(0), out_elements);
+  const int64_t written = check_features(batch.features, batch.feature_count,
+                                         bags_of(addresses, offsets), bases.size(0), out_elements);
   at::Tensor result = pooled_tensor(out_elements, out_dtype);
   if (written < out_elements) result.zero_();
   const Output out{static_cast<uint8_t*>(result.data_ptr()), type,
@@ -97,7 +92,7 @@ at::Tensor pooled_rows(const at::Tensor& addresses, const std::optional<at::Tens
 
 at::Tensor pooled_rows_shape(const at::Tensor& addresses, const std::optional<at::Tensor>&,
                              const std::optional<at::Tensor>&, const at::Tensor&, const at::Tensor&,
-                             int64_t, c10::SymInt out_elements, at::ScalarType out_dtype) {
+                             int64_t, c10::SymInt out_elements, at::ScalarType out_dtype, int64_t) {
   return at::empty_symint({std::move(out_elements)}, addresses.options().dtype(out_dtype));
 }
 
@@ -105,7 +100,8 @@ at::Tensor weight_gradients(const at::Tensor& grad, const at::Tensor& addresses,
                             const std::optional<at::Tensor>& offsets, const at::Tensor& weights,
                             const at::Tensor& features, const at::Tensor& bases, int64_t rank) {
   const Batch batch = batch_of(addresses, offsets, weights, features, bases, rank);
-  check_features(batch, bags_of(addresses, offsets), bases.size(0), grad.numel());
+  check_features(batch.features, batch.feature_count, bags_of(addresses, offsets), bases.size(0),
+                 grad.numel());
   check_contiguous(grad, "grad");
   at::Tensor result = at::zeros_like(weights);
   const RowType type = output_type(grad.scalar_type());
@@ -166,7 +162,8 @@ void redirect_shape(at::Tensor&, const at::Tensor&, const at::Tensor&, int64_t, 
 TORCH_LIBRARY_FRAGMENT(oper, m) {
   m.def(
       "pooled_rows(Tensor addresses, Tensor? offsets, Tensor? weights, Tensor features,"
-      " Tensor bases, int rank, SymInt out_elements, ScalarType out_dtype) -> Tensor");
+      " Tensor bases, int rank, SymInt out_elements, ScalarType out_dtype,"
+      " int stream=0) -> Tensor");
   m.def(
       "weight_gradients(Tensor grad, Tensor addresses, Tensor? offsets, Tensor weights,"
       " Tensor features, Tensor bases, int rank) -> Tensor");

@@ -4,9 +4,16 @@
 // are equal on all machines.
 #pragma once
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__)
 #define OPER_SIMD __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define OPER_SIMD
 #endif
 #define OPER_INLINE inline __attribute__((always_inline))
+
+// Of functions that kernels of a device share with those of the processor.
+#if defined(__CUDACC__)
+#define OPER_HD __host__ __device__
+#else
+#define OPER_HD
+#endif

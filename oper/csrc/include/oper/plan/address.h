@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "oper/common/simd.h"
+
 namespace oper {
 
 constexpr int kSlotBits = 40;
@@ -14,9 +16,11 @@ constexpr int64_t kLocal = 0x7FFFFF;
 constexpr int64_t kReplica = kLocal - 1;  // the reader's own copy of a row that all ranks hold
 constexpr int64_t kSlotMask = (int64_t{1} << kSlotBits) - 1;
 
-inline int64_t field_of(int64_t address) { return address >> kSlotBits; }
-inline int64_t slot_of(int64_t address) { return address & kSlotMask; }
-inline int64_t make_address(int64_t field, int64_t slot) { return field << kSlotBits | slot; }
+OPER_HD inline int64_t field_of(int64_t address) { return address >> kSlotBits; }
+OPER_HD inline int64_t slot_of(int64_t address) { return address & kSlotMask; }
+OPER_HD inline int64_t make_address(int64_t field, int64_t slot) {
+  return field << kSlotBits | slot;
+}
 
 // Where each rank's arena of each width begins, as `rank` sees it: [widths, ranks + 1].
 struct Bases {
@@ -25,7 +29,7 @@ struct Bases {
   int64_t rank;
 
   // Null where the arena is not mapped here, or the address is of no arena.
-  const uint8_t* arena(int64_t width, int64_t address) const {
+  OPER_HD const uint8_t* arena(int64_t width, int64_t address) const {
     int64_t field = field_of(address);
     field = field >= kReplica ? rank : field;
     if (static_cast<uint64_t>(field) > static_cast<uint64_t>(ranks)) return nullptr;

@@ -8,6 +8,8 @@
 
 #include <cstdint>
 
+#include "oper/common/simd.h"
+
 namespace oper {
 
 constexpr int64_t kWordsPerLine = 7;
@@ -21,7 +23,7 @@ struct Line {
   uint64_t words[kWordsPerLine];
 
   // Listed rows of all tables before this line.
-  int64_t before() const {
+  OPER_HD int64_t before() const {
     return static_cast<int64_t>(header & ((uint64_t{1} << kBeforeBits) - 1));
   }
 
@@ -32,10 +34,10 @@ struct Line {
     return count;
   }
 
-  bool test(uint32_t position) const { return words[position / 64] >> (position % 64) & 1; }
+  OPER_HD bool test(uint32_t position) const { return words[position / 64] >> (position % 64) & 1; }
 
   // Listed rows of all tables before the row at `position` (0 to 447) of this line.
-  inline __attribute__((always_inline)) int64_t rank(uint32_t position) const {
+  OPER_HD OPER_INLINE int64_t rank(uint32_t position) const {
     const uint32_t word = position / 64;
     // Fields 1 to 3, for words 2 to 7, and a field 0 of zeros.
     const uint64_t fields = header >> kBeforeBits << kPartBits;

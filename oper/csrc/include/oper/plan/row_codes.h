@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "oper/common/bits.h"
+#include "oper/common/simd.h"
 
 namespace oper {
 
@@ -19,8 +20,8 @@ struct RowCodes {
   bool fit_32_bits(int64_t positions) const { return group_bits + bits_below(positions) <= 32; }
 
   uint64_t pack(uint64_t group, uint64_t position) const { return position << group_bits | group; }
-  uint64_t group(uint64_t code) const { return code & ((uint64_t{1} << group_bits) - 1); }
-  uint64_t position(uint64_t code) const { return code >> group_bits; }
+  OPER_HD uint64_t group(uint64_t code) const { return code & ((uint64_t{1} << group_bits) - 1); }
+  OPER_HD uint64_t position(uint64_t code) const { return code >> group_bits; }
 
  private:
   // Bits that hold any of 0 to count - 1.

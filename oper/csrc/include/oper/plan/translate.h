@@ -10,6 +10,7 @@
 
 #include <cstdint>
 
+#include "oper/common/simd.h"
 #include "oper/common/struct_fields.h"
 #include "oper/plan/bitmap.h"
 #include "oper/plan/row_codes.h"
@@ -71,8 +72,34 @@ struct MapView {
   const int64_t* flat;         // plain addresses of rows, table by table
 };
 
-inline uint64_t high_product(uint64_t a, uint64_t b) {
+OPER_HD inline uint64_t high_product(uint64_t a, uint64_t b) {
   return static_cast<uint64_t>((static_cast<unsigned __int128>(a) * b) >> 64);
+}
+
+// 448 is 64 · 7: of a quotient by 64, the seventh is a line's number.
+constexpr uint64_t kSeventh = ~uint64_t{0} / kWordsPerLine + 1;
+
+// The address of one row, which must be in range: a thread of a device for each id.
+template <typename Code>
+OPER_HD inline int64_t translate_one(const MapView<Code>& map, const TableMap& table, int64_t id) {
+  if (table.flat >= 0) return map.flat[table.flat + id];
+  const uint64_t row = static_cast<uint64_t>(id), at = high_product(row / 64, kSeventh);
+  const uint32_t position = static_cast<uint32_t>(row - at * kRowsPerLine);
+  const Line& line = map.lines[table.first_line + static_cast<int64_t>(at)];
+  if (line.test(position)) {
+    const uint64_t code = map.codes[line.rank(position)];
+    return map.group_base[map.row_codes.group(code)] +
+           static_cast<int64_t>(map.row_codes.position(code));
+  }
+  const Line* const numbering = map.stripe_lines ? map.stripe_lines : map.lines;
+  const int64_t listed = numbering[table.first_line + static_cast<int64_t>(at)].rank(position);
+  const uint64_t c = static_cast<uint64_t>(id - listed + table.origin);
+  const uint64_t turn = high_product(c, table.reciprocal);
+  const PatternStep& step =
+      map.steps[table.pattern +
+                static_cast<int64_t>(c - turn * static_cast<uint64_t>(table.period))];
+  return map.stripe_base[table.stripe_base + step.owner] +
+         static_cast<int64_t>(turn * step.copies + step.before);
 }
 
 // Translate `size` ids of one table; returns the index of the first that is out of range, or -1.
@@ -81,7 +108,6 @@ inline __attribute__((always_inline)) int64_t translate_body(const MapView<Code>
                                                              const TableMap& table, const Id* ids,
                                                              int64_t size, int64_t* out) {
   constexpr int64_t kBatch = 64;
-  constexpr uint64_t kSeventh = ~uint64_t{0} / kWordsPerLine + 1;
   const uint64_t rows = static_cast<uint64_t>(table.rows);
   const RowCodes row_codes = map.row_codes;
   const Line* const lines = map.lines + table.first_line;

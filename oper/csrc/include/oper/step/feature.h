@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "oper/common/simd.h"
 #include "oper/common/struct_fields.h"
 
 namespace oper {
@@ -24,7 +25,7 @@ struct Feature {
   int64_t lookup;        // its number in the module; no kernel reads it
 
   // The first element of a bag's sum in the output, or of its gradient.
-  int64_t out(int64_t bag) const { return out_base + bag * out_stride; }
+  OPER_HD int64_t out(int64_t bag) const { return out_base + bag * out_stride; }
 
   static std::string fields() {
     return Fields<Feature>()

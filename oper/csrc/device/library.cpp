@@ -1,0 +1,48 @@
+// torch.ops.oper.load_device_library: finds the launchers of device kernels.
+
+#include "device/library.h"
+
+#include <dlfcn.h>
+#include <torch/library.h>
+
+namespace oper {
+namespace {
+
+DeviceLibrary loaded;
+
+template <typename Launcher>
+void find(void* library, const char* name, Launcher*& launcher) {
+  launcher = reinterpret_cast<Launcher*>(dlsym(library, name));
+  TORCH_CHECK(launcher, "the library of device kernels has no ", name,
+              ": it is of another version; build it again");
+}
+
+// The library stays loaded; a second one takes its place.
+void load_device_library(const std::string& path) {
+  void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  TORCH_CHECK(library, "cannot load the device kernels: ", dlerror());
+  DeviceLibrary found;
+  find(library, "oper_cuda_lookup", found.lookup);
+  find(library, "oper_cuda_translate", found.translate);
+  find(library, "oper_cuda_error", found.error_text);
+  loaded = found;
+}
+
+}  // namespace
+
+const DeviceLibrary& device_library() {
+  TORCH_CHECK(loaded.lookup, "the device kernels are not loaded");
+  return loaded;
+}
+
+void check_device(int error, const char* what) {
+  TORCH_CHECK(error == 0, what, ": CUDA says ", loaded.error_text(error), " (", error, ")");
+}
+
+}  // namespace oper
+
+TORCH_LIBRARY_FRAGMENT(oper, m) { m.def("load_device_library(str path) -> ()"); }
+
+TORCH_LIBRARY_IMPL(oper, CompositeExplicitAutograd, m) {
+  m.impl("load_device_library", oper::load_device_library);
+}

@@ -1,0 +1,68 @@
+// torch.ops.oper.translate on a device.
+
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/full.h>
+#include <c10/core/DeviceGuard.h>
+#include <torch/library.h>
+
+#include <optional>
+
+#include "cpu/common/arguments.h"
+#include "cpu/plan/translate_arguments.h"
+#include "device/library.h"
+
+namespace oper {
+namespace {
+
+// The segments are in host memory, where they are checked; the map is on the ids' device.
+at::Tensor translate(const at::Tensor& ids, const at::Tensor& segment_offset,
+                     const at::Tensor& segment_table, const at::Tensor& tables,
+                     const at::Tensor& bitmap, const std::optional<at::Tensor>& stripe_bitmap,
+                     const at::Tensor& codes, int64_t group_bits, const at::Tensor& group_base,
+                     const at::Tensor& stripe_base, const at::Tensor& steps, const at::Tensor& flat,
+                     int64_t stream) {
+  const c10::DeviceGuard guard(ids.device());
+  const auto* const table_maps = structs<TableMap>(tables, "tables");
+  segments_of(ids, segment_offset, segment_table, tables.size(0));
+  const at::Tensor offset = segment_offset.to(ids.device());
+  const at::Tensor table = segment_table.to(ids.device());
+  check_contiguous(codes, "codes");
+  at::Tensor out = at::empty_like(ids, ids.options().dtype(at::kLong));
+  const at::Tensor first_bad = at::full({1}, -1, ids.options().dtype(at::kLong));
+  with_index_type(codes.scalar_type(), "codes", [&](auto code) {
+    using Code = std::make_unsigned_t<decltype(code)>;
+    with_index_type(ids.scalar_type(), "ids", [&](auto id) {
+      const TranslateArguments<decltype(id), Code> a{
+          map_of<Code>(table_maps, bitmap, stripe_bitmap, codes, group_bits, group_base,
+                       stripe_base, steps, flat),
+          ids.const_data_ptr<decltype(id)>(),
+          ids.numel(),
+          offset.const_data_ptr<int64_t>(),
+          table.const_data_ptr<int64_t>(),
+          segment_table.numel(),
+          out.mutable_data_ptr<int64_t>(),
+          reinterpret_cast<unsigned long long*>(first_bad.mutable_data_ptr<int64_t>()),
+      };
+      check_device(
+          device_library().translate(&a, sizeof(id), sizeof(code), reinterpret_cast<void*>(stream)),
+          "the translation could not be started");
+    });
+  });
+  const int64_t bad = first_bad.item<int64_t>();
+  TORCH_CHECK_INDEX(bad < 0, "id number ", bad, " is out of its table's range");
+  return out;
+}
+
+}  // namespace
+}  // namespace oper
+
+TORCH_LIBRARY_IMPL(oper, CUDA, m) { m.impl("translate", oper::translate); }
+
+// The same for tests, of memory that the emulator takes for a device's.
+TORCH_LIBRARY_FRAGMENT(oper_emulated, m) {
+  m.def(
+      "translate(Tensor ids, Tensor segment_offset, Tensor segment_table, Tensor tables,"
+      " Tensor bitmap, Tensor? stripe_bitmap, Tensor codes, int group_bits, Tensor group_base,"
+      " Tensor stripe_base, Tensor steps, Tensor flat, int stream=0) -> Tensor");
+}
+TORCH_LIBRARY_IMPL(oper_emulated, CPU, m) { m.impl("translate", oper::translate); }

@@ -1,0 +1,85 @@
+// What kernels ask of a device, under one name in CUDA and in the tests' emulator of it: launches,
+// loads of rows, stores of results. All that is written in assembler is here.
+//
+// Kernels are compiled twice: by nvcc for devices, and as plain C++ for the emulator, whose header
+// then stands for CUDA's (tests/support/cuda/emulator.h).
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__CUDACC__)
+#include <cuda_runtime.h>
+#else
+#include "emulator.h"
+#endif
+
+namespace oper {
+
+struct Launch {
+  dim3 blocks;
+  unsigned threads;
+  cudaStream_t stream;
+};
+
+// Starts a kernel; cudaSuccess, or why it did not start.
+template <typename... Parameters, typename... Arguments>
+cudaError_t launch(const Launch& how, void (*kernel)(Parameters...),
+                   const Arguments&... arguments) {
+#if defined(__CUDACC__)
+  kernel<<<how.blocks, how.threads, 0, how.stream>>>(arguments...);
+  return cudaGetLastError();
+#else
+  return emulator::run(how.blocks, how.threads, [&] { kernel(arguments...); });
+#endif
+}
+
+// kBytes of a row, 16, 8, 4, 2 or 1, as words; the place is a multiple of kBytes.
+template <int kBytes>
+struct Piece {
+  static constexpr int kWords = kBytes < 4 ? 1 : kBytes / 4;
+  uint32_t word[kWords];
+};
+
+// A piece of a row, which is read past the first cache: other rows come there before it is read
+// again.
+template <int kBytes>
+__device__ __forceinline__ Piece<kBytes> load_row(const uint8_t* place) {
+  Piece<kBytes> piece;
+#if defined(__CUDA_ARCH__)
+  if constexpr (kBytes == 16) {
+    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+        : "=r"(piece.word[0]), "=r"(piece.word[1]), "=r"(piece.word[2]), "=r"(piece.word[3])
+        : "l"(place));
+  } else if constexpr (kBytes == 8) {
+    asm("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+        : "=r"(piece.word[0]), "=r"(piece.word[1])
+        : "l"(place));
+  } else if constexpr (kBytes == 4) {
+    asm("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(piece.word[0]) : "l"(place));
+  } else if constexpr (kBytes == 2) {
+    piece.word[0] = __ldg(reinterpret_cast<const unsigned short*>(place));
+  } else {
+    piece.word[0] = __ldg(place);
+  }
+#elif !defined(__CUDACC__)
+  emulator::check_aligned(place, kBytes);
+  piece.word[0] = 0;
+  std::memcpy(piece.word, place, kBytes);
+#endif
+  return piece;
+}
+
+// Sixteen bytes that this kernel does not read again.
+__device__ __forceinline__ void store_streamed(void* place, const uint32_t (&word)[4]) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(place), "r"(word[0]),
+               "r"(word[1]), "r"(word[2]), "r"(word[3])
+               : "memory");
+#elif !defined(__CUDACC__)
+  emulator::check_aligned(place, 16);
+  std::memcpy(place, word, 16);
+#endif
+}
+
+}  // namespace oper

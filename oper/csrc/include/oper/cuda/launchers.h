@@ -1,0 +1,68 @@
+// What the library of device kernels exports: the launchers of csrc/cuda/*.cu. The extension finds
+// them by name when a device is first used, and the tests' emulator has the same.
+#pragma once
+
+#include <cstdint>
+
+#include "oper/plan/translate.h"
+#include "oper/step/row_formats.h"
+
+namespace oper {
+
+// A feature's bags and where their sums go: see Feature (step/feature.h).
+struct LookupFeature {
+  int64_t first_bag;
+  int64_t bags;
+  int64_t out_base;
+  int64_t out_stride;
+  int64_t mean;
+};
+
+constexpr int kMostFeatures = 64;  // of a launch: they are parameters, of 4 KB at most
+
+// A lookup of features with rows of one type, dim, row_bytes and width. Pointers are the device's.
+struct LookupArguments {
+  const int64_t* addresses;
+  const int32_t* offsets32;  // [bags + 1]; one of the two, or neither: bags hold one access each
+  const int64_t* offsets64;
+  const float* weights;   // null: 1
+  const int64_t* arenas;  // [ranks + 1] where each rank's arena of the width begins
+  int64_t ranks;
+  int64_t rank;  // whose own copies are read
+  int64_t dim;
+  int64_t row_bytes;
+  uint8_t* out;
+  int64_t out_type;     // a RowType, not int8
+  int64_t wide_stores;  // 1: every bag's place in `out` is a multiple of 16 bytes
+  LookupFeature features[kMostFeatures];
+};
+
+// Ids offsets[s] … offsets[s + 1] - 1 are rows of table segment_table[s].
+template <typename Id, typename Code>
+struct TranslateArguments {
+  MapView<Code> map;
+  const Id* ids;
+  int64_t count;
+  const int64_t* segment_offset;  // [segments + 1]
+  const int64_t* segment_table;   // [segments]
+  int64_t segments;
+  int64_t* out;
+  // The least number of an id that is out of its table's range; all bits are set before. Such an id
+  // gets the address of row 0.
+  unsigned long long* first_bad;
+};
+
+// All start their work on `stream`, a CUstream, and return a cudaError_t.
+
+// Of `features` features, at most kMostFeatures; `most_bags` is the largest number of bags of one.
+using LookupLauncher = int(const LookupArguments*, int64_t row_type, int64_t features,
+                           int64_t most_bags, void* stream);
+
+// `arguments` is TranslateArguments of ids of id_bytes and codes of code_bytes, 4 or 8.
+using TranslateLauncher = int(const void* arguments, int64_t id_bytes, int64_t code_bytes,
+                              void* stream);
+
+// The text of a cudaError_t.
+using ErrorText = const char*(int);
+
+}  // namespace oper

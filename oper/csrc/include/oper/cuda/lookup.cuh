@@ -1,0 +1,195 @@
+// The all-in-one lookup on a device (OPER, USENIX ATC 2024, §5): the rows of the features of one
+// shape of rows, wherever they lie, summed bag by bag into one output. As on the processor
+// (step/lookup.h), bit by bit: products and sums are rounded apart, rows added in the bag's order.
+//
+// kLanes threads hold a row together, kBytes of it each, and read kRows rows of a bag before they
+// add the first, so that as many reads are on their way. A block's threads work on bags of one
+// feature, blockIdx.y. All threads of a row load the same address, which the hardware broadcasts:
+// no thread needs to hear of another, and bags of any lengths stand beside each other in a warp.
+//
+// Rows longer than kLanes · kBytes are summed part by part, and the bag's addresses read again.
+#pragma once
+
+#include "oper/cuda/device.h"
+#include "oper/cuda/launchers.h"
+#include "oper/plan/address.h"
+#include "oper/step/row_formats.h"
+
+namespace oper {
+
+// The values of a piece of a row.
+template <typename Row, int kBytes>
+struct Values {
+  static constexpr int kCount = kBytes / static_cast<int>(sizeof(typename Row::Value));
+
+  __device__ static float get(const Piece<kBytes>& piece, int n) {
+    if constexpr (sizeof(typename Row::Value) == 4) {
+      return float_of_bits(piece.word[n]);
+    } else {
+      const auto half = static_cast<uint16_t>(piece.word[n / 2] >> (16 * (n % 2)));
+      return Row::to_float(half);
+    }
+  }
+};
+
+template <int kBytes>
+struct Values<Int8Row, kBytes> {
+  static constexpr int kCount = kBytes;
+
+  __device__ static float get(const Piece<kBytes>& piece, int n) {
+    return static_cast<float>(piece.word[n / 4] >> (8 * (n % 4)) & 0xFF);
+  }
+};
+
+// The scale and the bias of an int8 row, 1 and 0 of others.
+template <typename Row>
+struct Levels {
+  __device__ void load(const uint8_t*, int64_t) {}
+  __device__ float value(float level) const { return level; }
+};
+
+template <>
+struct Levels<Int8Row> {
+  float scale, bias;
+  __device__ void load(const uint8_t* row, int64_t dim) {
+    // Four bytes that need not be aligned, where dim is no multiple of four.
+    uint32_t bits[2] = {0, 0};
+    for (int n = 0; n < 8; ++n) bits[n / 4] |= static_cast<uint32_t>(row[dim + n]) << (8 * (n % 4));
+    scale = float_of_bits(bits[0]);
+    bias = float_of_bits(bits[1]);
+  }
+  __device__ float value(float level) const { return scale * level + bias; }
+};
+
+// kCount values from `first` on of a bag's sum; the last may lie beyond the row's end.
+template <int kCount>
+__device__ __forceinline__ void store_values(const LookupArguments& a, int64_t place, int64_t first,
+                                             const float (&value)[kCount]) {
+  if (a.out_type == kFloat32) {
+    float* const out = reinterpret_cast<float*>(a.out) + place + first;
+    if constexpr (kCount % 4 == 0) {
+      if (a.wide_stores) {
+#pragma unroll
+        for (int n = 0; n < kCount; n += 4)
+          store_streamed(out + n, {bits_of_float(value[n]), bits_of_float(value[n + 1]),
+                                   bits_of_float(value[n + 2]), bits_of_float(value[n + 3])});
+        return;
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < kCount; ++n) out[n] = value[n];
+    return;
+  }
+  uint16_t* const out = reinterpret_cast<uint16_t*>(a.out) + place + first;
+#pragma unroll
+  for (int n = 0; n < kCount; ++n)
+    out[n] = a.out_type == kFloat16 ? half_of_float(value[n]) : bfloat_of_float(value[n]);
+}
+
+// Where the rows of some accesses lie: access `number(u)` for each u that `there(u)` is. A row's
+// place takes two reads, one after the other, and those of all rows go out together.
+template <int kRows, typename Number, typename There>
+__device__ __forceinline__ void find_rows(const LookupArguments& a, const Number& number,
+                                          const There& there, const uint8_t* (&row)[kRows]) {
+  int64_t address[kRows];
+#pragma unroll
+  for (int u = 0; u < kRows; ++u)
+    address[u] = there(u) ? a.addresses[number(u)] : kLocal << kSlotBits;
+  const Bases bases{a.arenas, a.ranks, a.rank};
+#pragma unroll
+  for (int u = 0; u < kRows; ++u)
+    row[u] = bases.arena(0, address[u]) + slot_of(address[u]) * a.row_bytes;
+}
+
+template <typename Row>
+constexpr int64_t kValueBytes = sizeof(typename Row::Value);
+
+template <typename Row, int kBytes, int kLanes, int kRows, bool kWeighted>
+__global__ void __launch_bounds__(256, 4) pool_bags(const __grid_constant__ LookupArguments a) {
+  using Piece = oper::Piece<kBytes>;
+  using Values = oper::Values<Row, kBytes>;
+  constexpr int kCount = Values::kCount;
+  const LookupFeature& feature = a.features[blockIdx.y];
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int64_t groups = static_cast<int64_t>(gridDim.x) * blockDim.x / kLanes;
+  const int64_t mine = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / kLanes;
+  for (int64_t i = mine; i < feature.bags; i += groups) {
+    const int64_t bag = feature.first_bag + i;
+    int64_t begin = bag, end = bag + 1;
+    if (a.offsets32) begin = a.offsets32[bag], end = a.offsets32[bag + 1];
+    if (a.offsets64) begin = a.offsets64[bag], end = a.offsets64[bag + 1];
+    const int64_t length = end - begin;
+    for (int64_t first = lane * kCount; first < a.dim; first += kLanes * kCount) {
+      // -0 leaves any number as it is when it is added to.
+      float sum[kCount];
+#pragma unroll
+      for (int k = 0; k < kCount; ++k) sum[k] = length ? -0.0f : 0.0f;
+      for (int64_t n = begin; n < end; n += kRows) {
+        const uint8_t* row[kRows];
+        find_rows(a, [&](int u) { return n + u; }, [&](int u) { return n + u < end; }, row);
+        Piece piece[kRows];
+        float weight[kRows];
+        Levels<Row> levels[kRows];
+#pragma unroll
+        for (int u = 0; u < kRows; ++u) {
+          if (n + u >= end) continue;
+          piece[u] = load_row<kBytes>(row[u] + first * kValueBytes<Row>);
+          levels[u].load(row[u], a.dim);
+          if (kWeighted) weight[u] = a.weights[n + u];
+        }
+#pragma unroll
+        for (int u = 0; u < kRows; ++u) {
+          if (n + u >= end) continue;
+#pragma unroll
+          for (int k = 0; k < kCount; ++k) {
+            const float value = levels[u].value(Values::get(piece[u], k));
+            sum[k] += kWeighted ? weight[u] * value : value;
+          }
+        }
+      }
+      if (feature.mean && length > 1) {
+        const float divisor = static_cast<float>(length);
+#pragma unroll
+        for (int k = 0; k < kCount; ++k) sum[k] /= divisor;
+      }
+      store_values(a, feature.out_base + i * feature.out_stride, first, sum);
+    }
+  }
+}
+
+// Bags of one access without a weight: kRows bags of a group at once, as a bag has but one row.
+template <typename Row, int kBytes, int kLanes, int kRows>
+__global__ void __launch_bounds__(256, 6) copy_rows(const __grid_constant__ LookupArguments a) {
+  using Values = oper::Values<Row, kBytes>;
+  constexpr int kCount = Values::kCount;
+  const LookupFeature& feature = a.features[blockIdx.y];
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int64_t groups = static_cast<int64_t>(gridDim.x) * blockDim.x / kLanes;
+  const int64_t mine = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / kLanes;
+  for (int64_t i = mine; i < feature.bags; i += kRows * groups) {
+    for (int64_t first = lane * kCount; first < a.dim; first += kLanes * kCount) {
+      const uint8_t* row[kRows];
+      find_rows(
+          a, [&](int u) { return feature.first_bag + i + u * groups; },
+          [&](int u) { return i + u * groups < feature.bags; }, row);
+      oper::Piece<kBytes> piece[kRows];
+      Levels<Row> levels[kRows];
+#pragma unroll
+      for (int u = 0; u < kRows; ++u) {
+        if (i + u * groups >= feature.bags) continue;
+        piece[u] = load_row<kBytes>(row[u] + first * kValueBytes<Row>);
+        levels[u].load(row[u], a.dim);
+      }
+#pragma unroll
+      for (int u = 0; u < kRows; ++u) {
+        if (i + u * groups >= feature.bags) continue;
+        float value[kCount];
+#pragma unroll
+        for (int k = 0; k < kCount; ++k) value[k] = levels[u].value(Values::get(piece[u], k));
+        store_values(a, feature.out_base + (i + u * groups) * feature.out_stride, first, value);
+      }
+    }
+  }
+}
+
+}  // namespace oper

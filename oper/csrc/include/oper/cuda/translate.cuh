@@ -1,0 +1,31 @@
+// Row ids of many tables to addresses on a device: a thread an id (plan/translate.h has the
+// arithmetic). The bitmap of a plan of Criteo's sizes is 5 MB and stays in the second cache.
+#pragma once
+
+#include "oper/cuda/device.h"
+#include "oper/cuda/launchers.h"
+
+namespace oper {
+
+template <typename Id, typename Code>
+__global__ void __launch_bounds__(256)
+    translate_ids(const __grid_constant__ TranslateArguments<Id, Code> a) {
+  const int64_t threads = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t n = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; n < a.count;
+       n += threads) {
+    int64_t segment = 0;  // the last that begins at n or before
+    for (int64_t above = a.segments; above - segment > 1;) {
+      const int64_t middle = (segment + above) / 2;
+      (a.segment_offset[middle] <= n ? segment : above) = middle;
+    }
+    const TableMap& table = a.map.tables[a.segment_table[segment]];
+    int64_t id = static_cast<int64_t>(a.ids[n]);
+    if (static_cast<uint64_t>(id) >= static_cast<uint64_t>(table.rows)) {
+      atomicMin(a.first_bad, static_cast<unsigned long long>(n));
+      id = 0;
+    }
+    a.out[n] = translate_one(a.map, table, id);
+  }
+}
+
+}  // namespace oper

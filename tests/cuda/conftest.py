@@ -1,0 +1,38 @@
+"""The device kernels, compiled for the emulator and for devices; once a run."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from oper.base import native
+from scripts import build_cuda
+from tests.support.cuda.emulator import Emulator, build
+
+
+@pytest.fixture(scope="session")
+def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
+    """The launchers of all kernels, emulated, as the extension's device operators call them."""
+    library = tmp_path_factory.mktemp("emulated") / "libemulated.so"
+    build(library, sorted((build_cuda.CSRC / "cuda").glob("*.cu")))
+    native.ops().load_device_library(str(library))
+    return Emulator(library)
+
+
+@pytest.fixture(scope="session")
+def toolkit() -> Path:
+    """A CUDA toolkit; tests that compile for devices are skipped without it."""
+    found = build_cuda.toolkit()
+    if found is None:
+        pytest.skip("no CUDA compiler here: pip install -r requirements-cuda.txt")
+    return found
+
+
+@pytest.fixture(scope="session")
+def objects(toolkit: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Path, str]:
+    """Compiled kernels of all architectures, each with what the compiler said of registers."""
+    folder = tmp_path_factory.mktemp("cuda")
+    try:
+        return build_cuda.compile_all(toolkit, folder, build_cuda.ARCHITECTURES, 2)
+    except subprocess.CalledProcessError as error:
+        pytest.fail(error.stderr, pytrace=False)

@@ -1,0 +1,122 @@
+"""The kernels compile for devices without warnings, within bounds of registers, and with as many
+reads on their way as memory needs: without a device, from what the compiler made."""
+
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from scripts import build_cuda
+
+# Registers a thread at the most: the 65,536 of a multiprocessor over the threads that are to be on
+# it. Above, ptxas would spill, which no kernel may.
+MOST_REGISTERS = {"pool_bags": 64, "copy_rows": 40, "translate_ids": 48}
+# In flight on each of an H200's 132 multiprocessors: 4.8 TB/s for 0.75 µs are 27 KB (Little's law).
+LEAST_BYTES_IN_FLIGHT = 32 << 10
+
+
+class Kernel(NamedTuple):
+    name: str
+    architecture: str
+    registers: int
+    spilled: int
+
+
+@pytest.fixture(scope="module")
+def kernels(objects: dict[Path, str]) -> list[Kernel]:
+    found = []
+    pattern = (
+        r"Compiling entry function '(\w+)' for '(sm_\d+)'.*?(\d+) bytes spill stores"
+        r".*?Used (\d+) registers"
+    )
+    for said in objects.values():
+        for name, architecture, spilled, registers in re.findall(pattern, said, re.S):
+            found.append(Kernel(name, architecture, int(registers), int(spilled)))
+    return found
+
+
+def family(kernel: str) -> str:
+    return next(name for name in MOST_REGISTERS if name in kernel)
+
+
+def test_every_kernel_is_there_for_every_architecture(kernels: list[Kernel]) -> None:
+    by_architecture = defaultdict(set)
+    for kernel in kernels:
+        by_architecture[kernel.architecture].add(kernel.name)
+    assert sorted(by_architecture) == sorted(f"sm_{a}" for a in build_cuda.ARCHITECTURES)
+    first, *others = by_architecture.values()
+    assert all(names == first for names in others)
+    assert {family(name) for name in first} == set(MOST_REGISTERS)
+
+
+def test_registers_and_spills(kernels: list[Kernel]) -> None:
+    beyond = [k for k in kernels if k.registers > MOST_REGISTERS[family(k.name)] or k.spilled]
+    assert not beyond, beyond
+
+
+def test_the_library_links_and_loads_without_a_device(
+    toolkit: Path, objects: dict[Path, str], tmp_path: Path
+) -> None:
+    library = tmp_path / "_cuda.so"
+    build_cuda.link(toolkit, list(objects), library)
+    script = (
+        f"import ctypes; library = ctypes.CDLL({str(library)!r})\n"
+        "text = library.oper_cuda_error; text.restype = ctypes.c_char_p; print(text(1).decode())"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.strip() == "invalid argument", done.stderr
+
+
+def listings(toolkit: Path, made: Path) -> dict[str, list[tuple[str, str]]]:
+    """Instructions of each kernel for sm_90, as (operation, operands)."""
+    dumped = subprocess.run(
+        [toolkit / "bin/cuobjdump", "--dump-sass", "--gpu-architecture", "sm_90", made],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    found = {}
+    for part in re.split(r"\n\s+Function : ", dumped)[1:]:
+        name, body = part.split("\n", 1)
+        found[name.strip()] = re.findall(
+            r"/\*[0-9a-f]{4}\*/\s+(?:@!?U?P\w+ )?([A-Z]\S*) ?(.*?);", body
+        )
+    return found
+
+
+def rows_in_flight(instructions: list[tuple[str, str]], width: str) -> int:
+    """Reads of rows, of `width` bits, before what the first of them read is used."""
+    waiting: set[int] = set()
+    most = 0
+    for operation, operands in instructions:
+        numbers = [int(n) for n in re.findall(r"\bR(\d+)", operands)]
+        if operation.startswith("LDG") and f".{width}" in operation and ".CONSTANT" in operation:
+            waiting.add(numbers[0])
+            most = max(most, len(waiting))
+        elif any(first <= n < first + 4 for first in waiting for n in numbers):
+            waiting.clear()
+    return most
+
+
+@pytest.mark.parametrize("kernel", ["pool_bags", "copy_rows"])
+def test_rows_are_read_by_sixteen_bytes_and_enough_are_on_their_way(
+    toolkit: Path, objects: dict[Path, str], kernels: list[Kernel], kernel: str
+) -> None:
+    if not (toolkit / "bin/cuobjdump").exists():
+        pytest.skip("no cuobjdump beside nvcc: pip install -r requirements-cuda.txt")
+    made = next(path for path in objects if path.stem == "lookup")
+    registers = {k.name: k.registers for k in kernels if k.architecture == "sm_90"}
+    seen = 0
+    for name, instructions in listings(toolkit, made).items():
+        # Rows of fp32 without weights, by 16 bytes, on 16 lanes: dim 64.
+        if kernel not in name or "Float32RowELi16ELi16E" not in name or name.endswith("Lb1EEv"):
+            continue
+        seen += 1
+        rows = rows_in_flight(instructions, "128")
+        threads = min(2048, 65536 // (-(-registers[name] // 8) * 8) // 256 * 256)
+        assert rows * 16 * threads >= LEAST_BYTES_IN_FLIGHT, (name, rows, threads)
+    assert seen

@@ -1,0 +1,207 @@
+"""The lookup of devices, emulated: the bits of the processor's kernels, in any order of threads."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oper.base import native
+from oper.plan.layout import LOCAL, SLOT_BITS
+from oper.runtime.tables.kernel_structs import DTYPE_CODE, FEATURE, as_words
+from tests.support.cuda.emulator import Emulator
+
+REPLICA = LOCAL - 1
+ROWS, RANK = 40, 1
+TORCH_DTYPE = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+OUT_DTYPES = tuple(TORCH_DTYPE.values())
+
+
+def arena(dtype: str, dim: int, random: torch.Generator) -> torch.Tensor:
+    """Rows as bytes, [ROWS, row_bytes]."""
+    if dtype == "int8":
+        levels = torch.randint(0, 256, (ROWS, dim), generator=random, dtype=torch.uint8)
+        scale_and_bias = torch.randn(ROWS, 2, generator=random).view(torch.uint8)
+        return torch.cat([levels, scale_and_bias], 1).contiguous()
+    values = torch.randn(ROWS, dim, generator=random).to(TORCH_DTYPE[dtype])
+    return values.view(torch.uint8).reshape(ROWS, -1)
+
+
+class Batch:
+    """Arguments of `pooled_rows`: features of two shapes of rows, on three ranks."""
+
+    def __init__(
+        self,
+        seed: int,
+        shapes: list[tuple[str, int]],
+        samples: int,
+        longest: int,
+        *,
+        weighted: bool,
+        mean: bool,
+        wide_offsets: bool,
+        out_dtype: torch.dtype,
+        ranks: int = 3,
+    ) -> None:
+        random = torch.Generator().manual_seed(seed)
+        features = np.zeros(len(shapes), FEATURE)
+        dims = [dim for _, dim in shapes]
+        arenas = [[arena(*shape, random) for _ in range(ranks)] for shape in shapes]
+        for f, (dtype, dim) in enumerate(shapes):
+            features[f]["width"], features[f]["dtype"] = f, DTYPE_CODE[dtype]
+            features[f]["dim"], features[f]["row_bytes"] = dim, arenas[f][0].shape[1]
+            features[f]["first_bag"], features[f]["bags"] = f * samples, samples
+            features[f]["out_base"], features[f]["out_stride"] = sum(dims[:f]), sum(dims)
+            features[f]["mean"] = mean
+        bags = samples * len(shapes)
+        if longest == 1:
+            lengths, self.offsets = torch.ones(bags, dtype=torch.int64), None
+        else:
+            lengths = torch.randint(0, longest + 1, (bags,), generator=random)
+            ends = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+            self.offsets = ends if wide_offsets else ends.int()
+        accesses = int(lengths.sum())
+        owner = torch.randint(0, ranks, (accesses,), generator=random)
+        own = torch.where(torch.rand(accesses, generator=random) < 0.5, LOCAL, REPLICA)
+        slot = torch.randint(0, ROWS, (accesses,), generator=random)
+        self.addresses = torch.where(owner == RANK, own, owner) << SLOT_BITS | slot
+        self.weights = torch.rand(accesses, generator=random) if weighted else None
+        self.features, self.kept = as_words(features), arenas
+        bases = [[a.data_ptr() for a in of_shape] + [0] for of_shape in arenas]
+        self.bases = torch.tensor(bases)
+        self.out = bags // len(shapes) * sum(dims), out_dtype
+
+    @property
+    def arguments(self) -> tuple[object, ...]:
+        given = (self.addresses, self.offsets, self.weights, self.features, self.bases)
+        return (*given, RANK, *self.out)
+
+
+def assert_equal_bits(found: torch.Tensor, expected: torch.Tensor) -> None:
+    assert found.dtype == expected.dtype
+    assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
+
+
+# Rows of one piece of 16 bytes and of many, of no whole number of pieces, and longer than what the
+# threads of a warp hold at once.
+@pytest.mark.parametrize("dim", [1, 3, 4, 8, 20, 24, 64, 128, 130, 600])
+@pytest.mark.parametrize("dtype", [*TORCH_DTYPE, "int8"])
+def test_every_shape_of_rows(emulator: Emulator, dtype: str, dim: int) -> None:
+    for seed, (longest, weighted, mean) in enumerate(
+        [(1, False, False), (1, True, False), (5, False, True), (5, True, True), (40, False, False)]
+    ):
+        batch = Batch(
+            seed,
+            [(dtype, dim), (dtype, dim)],
+            samples=7 if longest == 40 else 21,
+            longest=longest,
+            weighted=weighted,
+            mean=mean,
+            wide_offsets=seed % 2 == 0,
+            out_dtype=OUT_DTYPES[(dim + seed) % 3],
+        )
+        emulator.order(seed)
+        found = torch.ops.oper_emulated.pooled_rows(*batch.arguments)
+        assert_equal_bits(found, native.ops().pooled_rows(*batch.arguments))
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    shapes=st.lists(
+        st.tuples(st.sampled_from([*TORCH_DTYPE, "int8"]), st.sampled_from([2, 4, 16, 36, 64])),
+        min_size=1,
+        max_size=4,
+    ),
+    samples=st.integers(1, 40),
+    longest=st.sampled_from([1, 2, 9]),
+    weighted=st.booleans(),
+    mean=st.booleans(),
+    out_dtype=st.sampled_from(OUT_DTYPES),
+)
+@settings(max_examples=30)
+def test_batches_of_unlike_tables(
+    emulator: Emulator,
+    seed: int,
+    shapes: list[tuple[str, int]],
+    samples: int,
+    longest: int,
+    weighted: bool,
+    mean: bool,
+    out_dtype: torch.dtype,
+) -> None:
+    batch = Batch(
+        seed,
+        shapes,
+        samples,
+        longest,
+        weighted=weighted,
+        mean=mean,
+        wide_offsets=bool(seed % 2),
+        out_dtype=out_dtype,
+    )
+    expected = native.ops().pooled_rows(*batch.arguments)
+    for order in (0, 1, seed):
+        emulator.order(order)
+        found = torch.ops.oper_emulated.pooled_rows(*batch.arguments)
+        assert_equal_bits(found, expected)
+
+
+def test_more_features_than_a_launch_takes(emulator: Emulator) -> None:
+    batch = Batch(
+        3,
+        [("fp32", 4)] * 150,
+        samples=3,
+        longest=4,
+        weighted=False,
+        mean=False,
+        wide_offsets=True,
+        out_dtype=torch.float32,
+        ranks=2,
+    )
+    # All in one arena, as tables of one width are.
+    features = batch.features.numpy().view(FEATURE)
+    features["width"] = 0
+    found = torch.ops.oper_emulated.pooled_rows(*batch.arguments)
+    assert_equal_bits(found, native.ops().pooled_rows(*batch.arguments))
+
+
+def test_an_output_that_bags_do_not_cover_is_zero(emulator: Emulator) -> None:
+    batch = Batch(
+        1,
+        [("fp32", 4)],
+        samples=2,
+        longest=3,
+        weighted=False,
+        mean=False,
+        wide_offsets=True,
+        out_dtype=torch.float32,
+    )
+    batch.out = 100, torch.float32
+    found = torch.ops.oper_emulated.pooled_rows(*batch.arguments)
+    assert found[8:].tolist() == [0.0] * 92
+
+
+def test_refused_arguments(emulator: Emulator) -> None:
+    batch = Batch(
+        1,
+        [("fp32", 4)],
+        samples=2,
+        longest=3,
+        weighted=True,
+        mean=False,
+        wide_offsets=True,
+        out_dtype=torch.float32,
+    )
+    lookup = torch.ops.oper_emulated.pooled_rows
+    given = list(batch.arguments)
+    for place, wrong, error in (
+        (0, batch.addresses.int(), TypeError),
+        (1, batch.offsets.float() if batch.offsets is not None else None, TypeError),
+        (2, torch.rand(1), ValueError),
+        (3, batch.features[:, :5], ValueError),
+        (5, 7, ValueError),
+        (6, 3, ValueError),
+        (7, torch.float64, TypeError),
+    ):
+        with pytest.raises(error):
+            lookup(*given[:place], wrong, *given[place + 1 :])
