@@ -11,6 +11,7 @@ the two, so that an extension of another version is told apart before it compute
 import functools
 import importlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -49,6 +50,24 @@ def ops() -> Any:
     _compare(_shared, of_kernels)
     _of_kernels.update(of_kernels)
     return torch.ops.oper
+
+
+@functools.cache
+def device_ops() -> Any:
+    """`ops()`, with the kernels of devices, oper/_cuda.so, loaded.
+
+    Raises:
+        OperError: as `ops()`, or the library of device kernels is not built or of another version.
+    """
+    library = Path(__file__).resolve().parents[1] / "_cuda.so"
+    try:
+        ops().load_device_library(str(library))
+    except RuntimeError as error:
+        raise OperError(
+            f"cannot load the device kernels: {str(error).splitlines()[0]}. Build them with "
+            "`python scripts/build_cuda.py` in a checkout; that needs a CUDA compiler"
+        ) from error
+    return ops()
 
 
 def shared(name: str, value: Value) -> Value:

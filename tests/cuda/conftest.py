@@ -4,19 +4,34 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
 from oper.base import native
 from scripts import build_cuda
+from tests.support.cuda.devices import Cuda, Device, Emulated
 from tests.support.cuda.emulator import Emulator, build
 
 
 @pytest.fixture(scope="session")
-def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
-    """The launchers of all kernels, emulated, as the extension's device operators call them."""
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library of all kernels, emulated."""
     library = tmp_path_factory.mktemp("emulated") / "libemulated.so"
     build(library, sorted((build_cuda.CSRC / "cuda").glob("*.cu")))
+    return library
+
+
+@pytest.fixture(scope="module", params=["emulated", "cuda"])
+def device(request: pytest.FixtureRequest) -> Device:
+    """Where kernels run: in the emulator, and on a device where there is one."""
+    if request.param == "cuda":
+        if not torch.cuda.is_available():
+            pytest.skip("no CUDA device here")
+        native.device_ops.cache_clear()  # the emulated library may be loaded
+        native.device_ops()
+        return Cuda()
+    library = request.getfixturevalue("emulated")
     native.ops().load_device_library(str(library))
-    return Emulator(library)
+    return Emulated(Emulator(library))
 
 
 @pytest.fixture(scope="session")

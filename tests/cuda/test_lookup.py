@@ -1,5 +1,8 @@
 """The lookup of devices, emulated: the bits of the processor's kernels, in any order of threads."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +12,7 @@ from hypothesis import strategies as st
 from oper.base import native
 from oper.plan.layout import LOCAL, SLOT_BITS
 from oper.runtime.tables.kernel_structs import DTYPE_CODE, FEATURE, as_words
-from tests.support.cuda.emulator import Emulator
+from tests.support.cuda.devices import Device
 
 REPLICA = LOCAL - 1
 ROWS, RANK = 40, 1
@@ -66,15 +69,22 @@ class Batch:
         slot = torch.randint(0, ROWS, (accesses,), generator=random)
         self.addresses = torch.where(owner == RANK, own, owner) << SLOT_BITS | slot
         self.weights = torch.rand(accesses, generator=random) if weighted else None
-        self.features, self.kept = as_words(features), arenas
-        bases = [[a.data_ptr() for a in of_shape] + [0] for of_shape in arenas]
-        self.bases = torch.tensor(bases)
+        self.features, self._arenas = as_words(features), arenas
         self.out = bags // len(shapes) * sum(dims), out_dtype
 
-    @property
-    def arguments(self) -> tuple[object, ...]:
-        given = (self.addresses, self.offsets, self.weights, self.features, self.bases)
-        return (*given, RANK, *self.out)
+    def arguments(self, put: Callable[[torch.Tensor | None], torch.Tensor | None]) -> list[Any]:
+        """In the memory that `put` brings tensors to."""
+        self._kept = [[put(a) for a in of_shape] for of_shape in self._arenas]
+        bases = [[a.data_ptr() for a in kept if a is not None] + [0] for kept in self._kept]
+        given = [put(self.addresses), put(self.offsets), put(self.weights), self.features]
+        return [*given, put(torch.tensor(bases)), RANK, *self.out]
+
+    def on(self, device: Device, order: int = 0) -> torch.Tensor:
+        return device.run("pooled_rows", *self.arguments(device.put), order=order)
+
+    def on_the_processor(self) -> torch.Tensor:
+        found: torch.Tensor = native.ops().pooled_rows(*self.arguments(lambda tensor: tensor))
+        return found
 
 
 def assert_equal_bits(found: torch.Tensor, expected: torch.Tensor) -> None:
@@ -86,7 +96,7 @@ def assert_equal_bits(found: torch.Tensor, expected: torch.Tensor) -> None:
 # threads of a warp hold at once.
 @pytest.mark.parametrize("dim", [1, 3, 4, 8, 20, 24, 64, 128, 130, 600])
 @pytest.mark.parametrize("dtype", [*TORCH_DTYPE, "int8"])
-def test_every_shape_of_rows(emulator: Emulator, dtype: str, dim: int) -> None:
+def test_every_shape_of_rows(device: Device, dtype: str, dim: int) -> None:
     for seed, (longest, weighted, mean) in enumerate(
         [(1, False, False), (1, True, False), (5, False, True), (5, True, True), (40, False, False)]
     ):
@@ -100,9 +110,8 @@ def test_every_shape_of_rows(emulator: Emulator, dtype: str, dim: int) -> None:
             wide_offsets=seed % 2 == 0,
             out_dtype=OUT_DTYPES[(dim + seed) % 3],
         )
-        emulator.order(seed)
-        found = torch.ops.oper_emulated.pooled_rows(*batch.arguments)
-        assert_equal_bits(found, native.ops().pooled_rows(*batch.arguments))
+        found = batch.on(device, seed)
+        assert_equal_bits(found, batch.on_the_processor())
 
 
 @given(
@@ -120,7 +129,7 @@ def test_every_shape_of_rows(emulator: Emulator, dtype: str, dim: int) -> None:
 )
 @settings(max_examples=30)
 def test_batches_of_unlike_tables(
-    emulator: Emulator,
+    device: Device,
     seed: int,
     shapes: list[tuple[str, int]],
     samples: int,
@@ -139,14 +148,13 @@ def test_batches_of_unlike_tables(
         wide_offsets=bool(seed % 2),
         out_dtype=out_dtype,
     )
-    expected = native.ops().pooled_rows(*batch.arguments)
-    for order in (0, 1, seed):
-        emulator.order(order)
-        found = torch.ops.oper_emulated.pooled_rows(*batch.arguments)
+    expected = batch.on_the_processor()
+    for order in (*device.orders, seed):
+        found = batch.on(device, order)
         assert_equal_bits(found, expected)
 
 
-def test_more_features_than_a_launch_takes(emulator: Emulator) -> None:
+def test_more_features_than_a_launch_takes(device: Device) -> None:
     batch = Batch(
         3,
         [("fp32", 4)] * 150,
@@ -161,11 +169,11 @@ def test_more_features_than_a_launch_takes(emulator: Emulator) -> None:
     # All in one arena, as tables of one width are.
     features = batch.features.numpy().view(FEATURE)
     features["width"] = 0
-    found = torch.ops.oper_emulated.pooled_rows(*batch.arguments)
-    assert_equal_bits(found, native.ops().pooled_rows(*batch.arguments))
+    found = batch.on(device)
+    assert_equal_bits(found, batch.on_the_processor())
 
 
-def test_an_output_that_bags_do_not_cover_is_zero(emulator: Emulator) -> None:
+def test_an_output_that_bags_do_not_cover_is_zero(device: Device) -> None:
     batch = Batch(
         1,
         [("fp32", 4)],
@@ -177,11 +185,11 @@ def test_an_output_that_bags_do_not_cover_is_zero(emulator: Emulator) -> None:
         out_dtype=torch.float32,
     )
     batch.out = 100, torch.float32
-    found = torch.ops.oper_emulated.pooled_rows(*batch.arguments)
+    found = batch.on(device)
     assert found[8:].tolist() == [0.0] * 92
 
 
-def test_refused_arguments(emulator: Emulator) -> None:
+def test_refused_arguments(device: Device) -> None:
     batch = Batch(
         1,
         [("fp32", 4)],
@@ -192,16 +200,15 @@ def test_refused_arguments(emulator: Emulator) -> None:
         wide_offsets=True,
         out_dtype=torch.float32,
     )
-    lookup = torch.ops.oper_emulated.pooled_rows
-    given = list(batch.arguments)
+    given = batch.arguments(device.put)
     for place, wrong, error in (
-        (0, batch.addresses.int(), TypeError),
-        (1, batch.offsets.float() if batch.offsets is not None else None, TypeError),
-        (2, torch.rand(1), ValueError),
-        (3, batch.features[:, :5], ValueError),
+        (0, given[0].int(), TypeError),
+        (1, given[1].float(), TypeError),
+        (2, given[2][1:], ValueError),
+        (3, given[3][:, :5], ValueError),
         (5, 7, ValueError),
         (6, 3, ValueError),
         (7, torch.float64, TypeError),
     ):
         with pytest.raises(error):
-            lookup(*given[:place], wrong, *given[place + 1 :])
+            device.run("pooled_rows", *given[:place], wrong, *given[place + 1 :])

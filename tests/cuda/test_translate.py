@@ -1,5 +1,7 @@
 """The translation of devices, emulated: the addresses of the processor's kernels."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -8,8 +10,21 @@ from hypothesis import strategies as st
 
 from oper.plan.address_map import AddressMap
 from oper.plan.layout import rank_map
-from tests.support.cuda.emulator import Emulator
+from tests.support.cuda.devices import Device
 from tests.support.planner.layouts import random_layout, tables_of
+
+
+def arguments(
+    made: AddressMap,
+    device: Device,
+    values: torch.Tensor,
+    offsets: torch.Tensor,
+    tables: torch.Tensor,
+) -> list[Any]:
+    """Of the operator: the map and the ids in the device's memory, the segments in the host's."""
+    of_map = (made._maps, *made._arguments, made._flat)
+    placed = [device.put(a) if isinstance(a, torch.Tensor) else a for a in of_map]
+    return [device.put(values), offsets, tables, *placed]
 
 
 @given(
@@ -23,7 +38,7 @@ from tests.support.planner.layouts import random_layout, tables_of
 )
 @settings(max_examples=40)
 def test_addresses_are_the_processors(
-    emulator: Emulator,
+    device: Device,
     seed: int,
     ranks: int,
     period: int,
@@ -45,31 +60,26 @@ def test_addresses_are_the_processors(
     values = torch.from_numpy(np.concatenate(ids))
     values = values.int() if narrow_ids else values
     expected = made.translate_features(values, offsets, tables)
-    emulator.order(seed)
-    found = torch.ops.oper_emulated.translate(
-        values, offsets, tables, made._maps, *made._arguments, made._flat
-    )
+    found = device.run("translate", *arguments(made, device, values, offsets, tables), order=seed)
     assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("bad", [-1, 50, 2**40])
-def test_the_first_bad_id_is_named(emulator: Emulator, bad: int) -> None:
+def test_the_first_bad_id_is_named(device: Device, bad: int) -> None:
     layout = random_layout(np.random.default_rng(1), [50, 60], 2)
     made = AddressMap(tables_of(layout), layout, rank_map(layout, 0))
     values = torch.arange(40).repeat(10)
     values[[123, 300]] = bad
-    arguments = (values, torch.tensor([0, 400]), torch.tensor([0]), made._maps, *made._arguments)
-    for order in range(3):
-        emulator.order(order)
+    given = arguments(made, device, values, torch.tensor([0, 400]), torch.tensor([0]))
+    for order in device.orders:
         with pytest.raises(IndexError, match="id number 123 is out of"):
-            torch.ops.oper_emulated.translate(*arguments, made._flat)
+            device.run("translate", *given, order=order)
 
 
-def test_no_ids(emulator: Emulator) -> None:
+def test_no_ids(device: Device) -> None:
     layout = random_layout(np.random.default_rng(1), [50], 2)
     made = AddressMap(tables_of(layout), layout, rank_map(layout, 0))
     none = torch.empty(0, dtype=torch.int64)
-    found = torch.ops.oper_emulated.translate(
-        none, torch.tensor([0, 0]), torch.tensor([0]), made._maps, *made._arguments, made._flat
-    )
+    given = arguments(made, device, none, torch.tensor([0, 0]), torch.tensor([0]))
+    found = device.run("translate", *given)
     assert found.shape == (0,)

@@ -21,6 +21,9 @@ void find(void* library, const char* name, Launcher*& launcher) {
 void load_device_library(const std::string& path) {
   void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   TORCH_CHECK(library, "cannot load the device kernels: ", dlerror());
+  InterfaceNumber* interface = nullptr;
+  find(library, "oper_cuda_interface", interface);
+  TORCH_CHECK(interface() == kDeviceInterface, path, " is of another version; build it again");
   DeviceLibrary found;
   find(library, "oper_cuda_lookup", found.lookup);
   find(library, "oper_cuda_translate", found.translate);

@@ -65,4 +65,9 @@ using TranslateLauncher = int(const void* arguments, int64_t id_bytes, int64_t c
 // The text of a cudaError_t.
 using ErrorText = const char*(int);
 
+// kDeviceInterface of the library: other arguments, or others of equal size, are another interface.
+using InterfaceNumber = int64_t();
+constexpr int64_t kDeviceInterface =
+    (int64_t{1} << 32) + sizeof(LookupArguments) + sizeof(TranslateArguments<int64_t, uint64_t>);
+
 }  // namespace oper

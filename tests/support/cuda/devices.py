@@ -1,0 +1,44 @@
+"""Where the tests of device kernels run: in the emulator, or on a CUDA device."""
+
+from typing import Any
+
+import torch
+
+from oper.base import native
+from tests.support.cuda.emulator import Emulator
+
+
+class Emulated:
+    """Host memory stands for the device's."""
+
+    orders = (0, 1, 2)  # in which threads go on
+
+    def __init__(self, emulator: Emulator) -> None:
+        self._emulator = emulator
+
+    def put(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
+        """The tensor in the device's memory."""
+        return tensor
+
+    def run(self, operator: str, *arguments: Any, order: int = 0) -> torch.Tensor:
+        """What `torch.ops.oper` has under this name, with threads in some order."""
+        self._emulator.order(order)
+        found: torch.Tensor = getattr(torch.ops.oper_emulated, operator)(*arguments)
+        return found
+
+
+class Cuda:
+    """The first device; its threads go on as they like."""
+
+    orders = (0,)
+
+    def put(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
+        return None if tensor is None else tensor.cuda()
+
+    def run(self, operator: str, *arguments: Any, order: int = 0) -> torch.Tensor:
+        stream = torch.cuda.current_stream().cuda_stream
+        found: torch.Tensor = getattr(native.device_ops(), operator)(*arguments, stream)
+        return found.cpu()
+
+
+Device = Emulated | Cuda
