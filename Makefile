@@ -42,4 +42,4 @@ bench: install
 	PATH="$(abspath $(BIN)):$$PATH" benchmarks/run.sh
 
 clean:
-	rm -rf build dist *.egg-info oper/_C*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist *.egg-info oper/_C*.so oper/_cuda.so .mypy_cache .pytest_cache .ruff_cache .hypothesis
