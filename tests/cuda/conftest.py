@@ -20,10 +20,10 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library
 
 
-@pytest.fixture(scope="module", params=["emulated", "cuda"])
+@pytest.fixture(scope="module", params=["emulated", "on_cuda"])
 def device(request: pytest.FixtureRequest) -> Device:
     """Where kernels run: in the emulator, and on a device where there is one."""
-    if request.param == "cuda":
+    if request.param == "on_cuda":
         if not torch.cuda.is_available():
             pytest.skip("no CUDA device here")
         native.device_ops.cache_clear()  # the emulated library may be loaded

@@ -1,0 +1,36 @@
+"""The library of device kernels and the extension, built here."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from scripts import build_cuda
+
+SECONDS = 150.0
+NEEDS = ("torch", "setuptools")
+
+
+def records() -> Iterator[dict[str, Any]]:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise SystemExit("no CUDA device")
+    major, minor = torch.cuda.get_device_capability()
+    kernels = [sys.executable, "scripts/build_cuda.py", "--architectures", f"{major}{minor}"]
+    extension = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
+    limit = {} if importlib.util.find_spec("ninja") else {"MAX_JOBS": "1"}
+    for what, command in (("device kernels", kernels), ("extension", extension)):
+        started = time.monotonic()
+        # What compilers print goes to the log, as stdout has the records.
+        code = subprocess.run(
+            command, cwd=build_cuda.REPOSITORY, stdout=sys.stderr, env=os.environ | limit
+        ).returncode
+        yield {
+            "built": what,
+            "seconds": round(time.monotonic() - started, 1),
+            "failed": code != 0,
+        }

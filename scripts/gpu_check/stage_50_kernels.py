@@ -1,0 +1,33 @@
+"""The kernels on the device: equal bits to the CPU's, in the tests that run emulated elsewhere."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from scripts import build_cuda
+
+SECONDS = 90.0
+NEEDS = ("torch", "numpy", "pytest", "hypothesis")
+
+
+def records() -> Iterator[dict[str, Any]]:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/cuda"]
+    done = subprocess.run(
+        [*command, "-k", "on_cuda"],
+        cwd=build_cuda.REPOSITORY,
+        capture_output=True,
+        text=True,
+    )
+    sys.stderr.write(done.stdout + done.stderr)
+    counted = {
+        word: int(n) for n, word in re.findall(r"(\d+) (passed|failed|skipped)", done.stdout)
+    }
+    yield {
+        "passed": counted.get("passed", 0),
+        "failed": counted.get("failed", 0),
+        "skipped": counted.get("skipped", 0),
+    }
+    if not counted.get("passed"):
+        yield {"failed": True, "why": "no test ran on the device"}

@@ -1,0 +1,39 @@
+"""Times on a device, and the memory that tests of bandwidth read."""
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+
+def median_seconds(work: Callable[[], object], device: torch.device, runs: int = 15) -> float:
+    """Of `work` on the device's current stream, after two runs that are not counted."""
+    work()
+    work()
+    found = []
+    for _ in range(runs):
+        if device.type == "cuda":
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            work()
+            end.record()
+            end.synchronize()
+            found.append(begin.elapsed_time(end) / 1e3)
+        else:
+            started = time.perf_counter()
+            work()
+            found.append(time.perf_counter() - started)
+    return statistics.median(found)
+
+
+def copy_bandwidth(device: torch.device, size_bytes: int) -> float:
+    """Bytes read and written per second by a copy of `size_bytes`."""
+    source = torch.ones(size_bytes // 4, device=device)
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / median_seconds(lambda: target.copy_(source), device)
+
+
+def stream(device: torch.device) -> int:
+    """The current stream as a number, as the operators take it."""
+    return int(torch.cuda.current_stream(device).cuda_stream) if device.type == "cuda" else 0

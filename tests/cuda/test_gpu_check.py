@@ -1,0 +1,87 @@
+"""scripts/gpu_check.sh, as far as it goes without a device."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from scripts import build_cuda
+from scripts.gpu_check import __main__ as gpu_check
+from scripts.gpu_check import report, stage_40_gathers, stage_60_lookup
+
+
+def test_without_a_device_every_stage_says_so(tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a device")
+    command = ["bash", "scripts/gpu_check.sh", str(tmp_path / "out")]
+    path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    done = subprocess.run(
+        command, cwd=build_cuda.REPOSITORY, capture_output=True, text=True, env={"PATH": path}
+    )
+    assert done.returncode == 1, done.stderr
+    lines = (tmp_path / "out/records.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    ends = {r["stage"]: r["outcome"] for r in records if "outcome" in r}
+    assert list(ends) == gpu_check.names()
+    assert ends.pop("stage_10_inventory") == "ok"
+    assert set(ends.values()) <= {"failed", "skipped"}
+    text = (tmp_path / "out/report.md").read_text()
+    assert "| device | no nvidia-smi |" in text
+    assert "failed" in text
+
+
+def test_a_stage_that_takes_too_long_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_check.stage("stage_10_inventory"), "SECONDS", 1.0)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "sleeps"))
+    (tmp_path / "sleeps").write_text("#!/bin/sh\necho '{\"what\": 1}'\nexec sleep 60\n")
+    (tmp_path / "sleeps").chmod(0o755)
+    first, last = list(gpu_check.run_stage("stage_10_inventory", tmp_path, 100.0))
+    assert first == {"what": 1}
+    assert (last["outcome"], last["why"]) == ("failed", "stopped after 1 s")
+
+
+def test_missing_packages_skip_a_stage_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_check.stage("stage_30_copy"), "NEEDS", ("torch", "no_such_package"))
+    assert list(gpu_check.run_stage("stage_30_copy", tmp_path, 100.0)) == [
+        {"outcome": "skipped", "why": "not installed: no_such_package"}
+    ]
+
+
+def test_the_lookups_of_the_benchmark_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the processor, small: the arguments that it makes, and the comparison with torch."""
+    monkeypatch.setattr(stage_60_lookup, "DIMS", (16,))
+    found = list(stage_60_lookup.records("cpu", arena_bytes=1 << 20, samples_per=512))
+    assert [(r["bag"], r["ids"]) for r in found] == [
+        (1, "uniform"), (1, "zipf"), (20, "uniform"), (20, "zipf"),
+    ]  # fmt: skip
+    assert not any(r["failed"] for r in found)
+    assert [r["rows"] for r in found] == [26 * 128] * 2 + [26 * 8 * 20] * 2
+
+
+def test_the_gathers_compile(toolkit: Path, tmp_path: Path) -> None:
+    assert stage_40_gathers.compiled("90", tmp_path).exists()
+
+
+def test_the_report_has_a_table_for_records_of_equal_fields() -> None:
+    records: list[dict[str, Any]] = [
+        {"stage": "a", "x": 1, "y": 0.123456},
+        {"stage": "a", "x": 2, "y": 2e9},
+        {"stage": "a", "z": "there"},
+        {"stage": "a", "outcome": "ok", "seconds": 1.5},
+        {"stage": "b", "outcome": "skipped", "why": "not installed: c"},
+    ]
+    assert report.markdown(records, {"a": "First", "b": "Second"}).splitlines() == [
+        "# GPU check", "",
+        "## First", "ok in 1.5 s.", "",
+        "| x | y |", "| --- | --- |", "| 1 | 0.1235 |", "| 2 | 2e+09 |", "",
+        "| z |", "| --- |", "| there |", "",
+        "## Second", "skipped: not installed: c.",
+    ]  # fmt: skip
