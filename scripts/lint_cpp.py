@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-FOLDERS = ("oper/csrc", "benchmarks/runtime/csrc", "tests/support/cuda")
+FOLDERS = ("oper/csrc", "benchmarks/runtime/csrc", "scripts/gpu_check", "tests/support/cuda")
 SUFFIXES = (".h", ".cpp", ".cu", ".cuh")
 
 CPPCHECK = (

@@ -1,4 +1,5 @@
-// oper_cuda_error and oper_cuda_interface: the text of an error, and what the library was built for.
+// oper_cuda_error and oper_cuda_interface: the text of an error, and what the library was built
+// for.
 
 #include "oper/cuda/device.h"
 #include "oper/cuda/launchers.h"
