@@ -42,22 +42,28 @@ struct Values<Int8Row, kBytes> {
 };
 
 // The scale and the bias of an int8 row, 1 and 0 of others.
-template <typename Row>
+template <typename Row, int kBytes>
 struct Levels {
   __device__ void load(const uint8_t*, int64_t) {}
   __device__ float value(float level) const { return level; }
 };
 
-template <>
-struct Levels<Int8Row> {
+template <int kBytes>
+struct Levels<Int8Row, kBytes> {
   float scale, bias;
+
   __device__ void load(const uint8_t* row, int64_t dim) {
-    // Four bytes that need not be aligned, where dim is no multiple of four.
-    uint32_t bits[2] = {0, 0};
-    for (int n = 0; n < 8; ++n) bits[n / 4] |= static_cast<uint32_t>(row[dim + n]) << (8 * (n % 4));
-    scale = float_of_bits(bits[0]);
-    bias = float_of_bits(bits[1]);
+    Piece<8> bits{};
+    if constexpr (kBytes == 8) {  // what follows whole pieces is aligned as they are
+      bits = load_row<8>(row + dim);
+    } else {
+      for (int n = 0; n < 8; ++n)
+        bits.word[n / 4] |= static_cast<uint32_t>(row[dim + n]) << (8 * (n % 4));
+    }
+    scale = float_of_bits(bits.word[0]);
+    bias = float_of_bits(bits.word[1]);
   }
+
   __device__ float value(float level) const { return scale * level + bias; }
 };
 
@@ -129,7 +135,7 @@ __global__ void __launch_bounds__(256, 4) pool_bags(const __grid_constant__ Look
         find_rows(a, [&](int u) { return n + u; }, [&](int u) { return n + u < end; }, row);
         Piece piece[kRows];
         float weight[kRows];
-        Levels<Row> levels[kRows];
+        Levels<Row, kBytes> levels[kRows];
 #pragma unroll
         for (int u = 0; u < kRows; ++u) {
           if (n + u >= end) continue;
@@ -173,7 +179,7 @@ __global__ void __launch_bounds__(256, 6) copy_rows(const __grid_constant__ Look
           a, [&](int u) { return feature.first_bag + i + u * groups; },
           [&](int u) { return i + u * groups < feature.bags; }, row);
       oper::Piece<kBytes> piece[kRows];
-      Levels<Row> levels[kRows];
+      Levels<Row, kBytes> levels[kRows];
 #pragma unroll
       for (int u = 0; u < kRows; ++u) {
         if (i + u * groups >= feature.bags) continue;
