@@ -8,12 +8,12 @@ TORCH_INDEX =
 
 BIN = $(VENV)/bin
 
-.PHONY: help install test test-all lint demo bench clean
+.PHONY: help install compiler test test-all lint demo bench clean
 
 help:
 	@echo "make install   set-up alone: VENV=$(VENV), pinned dependencies, the extension"
 	@echo "make demo      set-up, a log, its profile, plans, how they compare, a DLRM trained on 2 ranks"
-	@echo "make test      set-up, then the tests (linters among them)"
+	@echo "make test      set-up and a CUDA compiler, then the tests (linters among them)"
 	@echo "make test-all  the same with the slow tests"
 	@echo "make lint      ruff, mypy, clang-format and cppcheck alone"
 	@echo "make bench     the measurements of benchmarks/README.md"
@@ -23,10 +23,13 @@ help:
 install:
 	@$(PYTHON) scripts/install.py $(VENV) $(VARIANT) $(TORCH_INDEX)
 
-test: install
+compiler: install
+	@$(PYTHON) scripts/install.py $(VENV) compiler
+
+test: install compiler
 	$(BIN)/python -m pytest -m "not slow"
 
-test-all: install
+test-all: install compiler
 	$(BIN)/python -m pytest
 
 lint: install

@@ -1,6 +1,7 @@
 """The set-up behind `make install`: environment, pinned dependencies, the project, its extension.
 
     python3 scripts/install.py VENV auto|cpu|gpu
+    python3 scripts/install.py VENV compiler        for the tests: a CUDA compiler beside it
 
 Each step leaves a stamp, the hash of what it was made from, and is skipped while that is unchanged.
 Only the standard library is used, as nothing else is there yet.
@@ -40,13 +41,6 @@ def main(folder: Path, variant: str, torch_index: str) -> None:
             say(f"installing what {requirements.name} pins (some minutes, once)")
             install_dependencies(folder, requirements, torch_index)
             (folder / "dependencies.stamp").write_text(pins)
-
-        cuda = REPOSITORY / "requirements-cuda.txt"
-        compiler = contents_hash(cuda)
-        if is_stale(folder / "cuda.stamp", compiler):
-            say(f"installing what {cuda.name} pins: a CUDA compiler, which needs no device")
-            install_compiler(folder, cuda)
-            (folder / "cuda.stamp").write_text(compiler)
 
         # The extension lies in the checkout, whichever environment built it, and so does its stamp.
         csrc = sorted(path for path in (REPOSITORY / "oper/csrc").rglob("*") if path.is_file())
@@ -108,10 +102,16 @@ def install_dependencies(folder: Path, requirements: Path, torch_index: str) -> 
     pip(folder, "--no-deps", TORCHREC)
 
 
-def install_compiler(folder: Path, requirements: Path) -> None:
-    """The device kernels are tested without it too; only whether they compile is not."""
+def install_compiler(folder: Path) -> None:
+    """What compiles the device kernels, without which they are tested in the emulator only."""
+    requirements = REPOSITORY / "requirements-cuda.txt"
+    pins = contents_hash(requirements)
+    if not is_stale(folder / "compiler.stamp", pins):
+        return
+    say(f"installing what {requirements.name} pins: a CUDA compiler, which needs no device")
     try:
         pip(folder, "--requirement", str(requirements), stderr=subprocess.DEVNULL)
+        (folder / "compiler.stamp").write_text(pins)
     except subprocess.CalledProcessError:
         say(
             f"pip finds no {requirements.name} here: the tests that compile kernels for devices "
@@ -170,7 +170,10 @@ def fail(message: str) -> NoReturn:
 
 if __name__ == "__main__":
     try:
-        main(Path(sys.argv[1]).absolute(), sys.argv[2], *sys.argv[3:] or [""])
+        if sys.argv[2] == "compiler":
+            install_compiler(Path(sys.argv[1]).absolute())
+        else:
+            main(Path(sys.argv[1]).absolute(), sys.argv[2], *sys.argv[3:] or [""])
     except subprocess.CalledProcessError as error:
         fail(f"failed with exit status {error.returncode}: {' '.join(map(str, error.cmd))}")
     except KeyboardInterrupt:

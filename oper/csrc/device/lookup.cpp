@@ -1,4 +1,6 @@
-// torch.ops.oper.pooled_rows on a device.
+// torch.ops.oper.pooled_rows on a device. Features are in host memory and checked there; addresses
+// and offsets are the device's, which only a wait could check: they are those of `translate` and of
+// a KeyedJaggedTensor.
 
 #include <ATen/ops/empty.h>
 #include <c10/core/DeviceGuard.h>
