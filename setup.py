@@ -6,9 +6,12 @@ baseline dispatches by itself.
 """
 
 import importlib.util
+import os
 import sys
 import sysconfig
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from setuptools import setup
 
@@ -49,10 +52,28 @@ def extension_arguments() -> dict:
         extra_link_args=["-fopenmp"],
     )
     print("oper: building oper._C", file=sys.stderr)
-    return {
-        "ext_modules": [extension],
-        "cmdclass": {"build_ext": cpp_extension.BuildExtension},
-    }
+
+    class BuildExtension(cpp_extension.BuildExtension):
+        def build_extensions(self) -> None:
+            if not self.use_ninja:
+                compile_at_once(self.compiler)
+            super().build_extensions()
+
+    return {"ext_modules": [extension], "cmdclass": {"build_ext": BuildExtension}}
+
+
+def compile_at_once(compiler: Any) -> None:
+    """Without ninja, setuptools compiles one file after another: let it use all processors."""
+    compile_some = compiler.compile
+
+    def compile_all(sources: list[str], *arguments: Any, **options: Any) -> list[str]:
+        def compile_one(source: str) -> list[str]:
+            return compile_some([source], *arguments, **options)
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            return [made for objects in pool.map(compile_one, sources) for made in objects]
+
+    compiler.compile = compile_all
 
 
 setup(**extension_arguments())
