@@ -111,11 +111,9 @@ class Charges:
 
     def paid_for_links(self, link_seconds: Floats) -> Floats:
         """C [M, M] by the ranks that pay it, [M]."""
-        by_payer = np.argsort(self.payer, kind="stable")
-        ends = np.cumsum(np.bincount(self.payer, minlength=self.ranks))[:-1]
+        order, ends = self._by_payer
         # Sums of slices, not np.add.reduceat or bincount: those round otherwise than a row's sum.
-        parts = np.split(link_seconds.ravel()[by_payer], ends)
-        return np.array([part.sum() for part in parts])
+        return np.array([part.sum() for part in np.split(link_seconds.ravel()[order], ends)])
 
     # Seconds per byte, of rows with given holders: every rank reads a byte of the row.
 
@@ -191,6 +189,13 @@ class Charges:
         """The first entry of each pair, and after the last one, [M² + 1]."""
         entries = np.bincount(self._pair, minlength=self.ranks**2)
         return np.concatenate([[0], np.cumsum(entries)])
+
+    @cached_property
+    def _by_payer(self) -> tuple[Ints, Ints]:
+        """Resources by the rank that pays for them, and where those of each rank but the last
+        end."""
+        ends = np.cumsum(np.bincount(self.payer, minlength=self.ranks))[:-1]
+        return np.argsort(self.payer, kind="stable"), ends
 
     def _by_pair(self, values: Floats) -> Floats:
         return values.reshape(self.ranks, self.ranks)

@@ -40,10 +40,10 @@ class Batch:
         samples: int,
         longest: int,
         *,
-        weighted: bool,
-        mean: bool,
-        wide_offsets: bool,
-        out_dtype: torch.dtype,
+        weighted: bool = False,
+        mean: bool = False,
+        wide_offsets: bool = True,
+        out_dtype: torch.dtype = torch.float32,
         ranks: int = 3,
     ) -> None:
         random = torch.Generator().manual_seed(seed)
@@ -155,17 +155,7 @@ def test_batches_of_unlike_tables(
 
 
 def test_more_features_than_a_launch_takes(device: Device) -> None:
-    batch = Batch(
-        3,
-        [("fp32", 4)] * 150,
-        samples=3,
-        longest=4,
-        weighted=False,
-        mean=False,
-        wide_offsets=True,
-        out_dtype=torch.float32,
-        ranks=2,
-    )
+    batch = Batch(3, [("fp32", 4)] * 150, samples=3, longest=4, ranks=2)
     # All in one arena, as tables of one width are.
     features = batch.features.numpy().view(FEATURE)
     features["width"] = 0
@@ -174,32 +164,14 @@ def test_more_features_than_a_launch_takes(device: Device) -> None:
 
 
 def test_an_output_that_bags_do_not_cover_is_zero(device: Device) -> None:
-    batch = Batch(
-        1,
-        [("fp32", 4)],
-        samples=2,
-        longest=3,
-        weighted=False,
-        mean=False,
-        wide_offsets=True,
-        out_dtype=torch.float32,
-    )
+    batch = Batch(1, [("fp32", 4)], samples=2, longest=3)
     batch.out = 100, torch.float32
     found = batch.on(device)
     assert found[8:].tolist() == [0.0] * 92
 
 
 def test_refused_arguments(device: Device) -> None:
-    batch = Batch(
-        1,
-        [("fp32", 4)],
-        samples=2,
-        longest=3,
-        weighted=True,
-        mean=False,
-        wide_offsets=True,
-        out_dtype=torch.float32,
-    )
+    batch = Batch(1, [("fp32", 4)], samples=2, longest=3, weighted=True)
     given = batch.arguments(device.put)
     for place, wrong, error in (
         (0, given[0].int(), TypeError),

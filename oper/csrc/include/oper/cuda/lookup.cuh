@@ -67,7 +67,7 @@ struct Levels<Int8Row, kBytes> {
   __device__ float value(float level) const { return scale * level + bias; }
 };
 
-// kCount values from `first` on of a bag's sum; the last may lie beyond the row's end.
+// kCount values of a bag's sum, from value `first` on, to its `place` in the output.
 template <int kCount>
 __device__ __forceinline__ void store_values(const LookupArguments& a, int64_t place, int64_t first,
                                              const float (&value)[kCount]) {
