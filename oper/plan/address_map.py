@@ -77,7 +77,7 @@ class AddressMap:
         maps["flat"] = _NO_FLAT
         steps = np.concatenate([_pattern_steps(order, layout.ranks) for order in orders])
         self._maps, self._flat = struct_words(maps), torch.empty(0, dtype=torch.int64)
-        self._arguments = (
+        self._arguments: tuple[torch.Tensor | int | None, ...] = (
             as_tensor(layout.bitmap.view(np.int64)),
             None if frozen is None else as_tensor(frozen.view(np.int64)),
             as_tensor(layout.codes.view(np.int32 if layout.codes.itemsize == 4 else np.int64)),
@@ -122,6 +122,18 @@ class AddressMap:
         flat._flat = torch.cat([torch.empty(0, dtype=torch.int64), *found])
         return flat
 
+    def to(self, device: torch.device) -> "AddressMap":
+        """The same map for ids on a device; this one, where it is there already."""
+        if self._maps.device == device:
+            return self
+        moved = copy(self)
+        moved._maps, moved._flat = self._maps.to(device), self._flat.to(device)
+        moved._arguments = tuple(
+            given.to(device) if isinstance(given, torch.Tensor) else given
+            for given in self._arguments
+        )
+        return moved
+
     def translate(self, table: int, ids: torch.Tensor) -> torch.Tensor:
         """Addresses of rows of one table, given by number: int64, of the shape of `ids`.
 
@@ -131,18 +143,26 @@ class AddressMap:
         return self.translate_features(ids, torch.tensor([0, ids.numel()]), torch.tensor([table]))
 
     def translate_features(
-        self, values: torch.Tensor, feature_offsets: torch.Tensor, feature_tables: torch.Tensor
+        self,
+        values: torch.Tensor,
+        feature_offsets: torch.Tensor,
+        feature_tables: torch.Tensor,
+        *,
+        ops: Any = None,
+        stream: int = 0,
     ) -> torch.Tensor:
         """Addresses of a batch of features, given as the values of a KeyedJaggedTensor [N].
 
         Values feature_offsets[f] … feature_offsets[f + 1] - 1 are rows of table feature_tables[f];
-        both are int64, [F + 1] and [F].
+        both are int64, [F + 1] and [F], in the host's memory. Of ids on a device, `ops` are the
+        operators there, and `stream` the one to start on.
         """
         values = values.contiguous()
         try:
-            return native.ops().translate(
-                values, feature_offsets, feature_tables, self._maps, *self._arguments, self._flat
-            )
+            return (ops or native.ops()).translate(
+                values, feature_offsets, feature_tables, self._maps, *self._arguments, self._flat,
+                stream,
+            )  # fmt: skip
         except IndexError as error:
             raise self._explained(values.flatten(), feature_offsets, feature_tables) from error
 

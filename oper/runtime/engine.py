@@ -29,6 +29,7 @@ from oper.runtime.comm.engine_lifetime import EngineGuard
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.progress_signals import Signals
 from oper.runtime.memory import replica_addresses
+from oper.runtime.memory.device import Cpu, Device
 from oper.runtime.memory.heap import Heap
 from oper.runtime.same_plan_check import check_agreement
 from oper.runtime.step.access_counters import Counters
@@ -51,7 +52,8 @@ class EmbeddingEngine:
 
     `nodes` overrides which ranks share memory, by a number a rank; `bounds` says what ids out of
     range do: "fatal", "warning" or "ignore", the last two reading row 0, as FBGEMM does.
-    `gradient_scale` multiplies all gradients: TorchRec divides by the number of ranks.
+    `gradient_scale` multiplies all gradients: TorchRec divides by the number of ranks. `device`,
+    the CPU unless given, is where rows and batches are; others are for inference within a node.
     """
 
     def __init__(
@@ -66,9 +68,10 @@ class EmbeddingEngine:
         deadline_seconds: float = 60.0,
         gradient_scale: float | None = None,
         check_gradients: bool = False,
+        device: Device | None = None,
     ) -> None:
-        if bounds not in BOUNDS:
-            raise OperError(f"bounds {bounds!r}: one of {', '.join(BOUNDS)} was needed")
+        self.device = device or Cpu()
+        _check_settings(bounds, plan, self.device)
         if group is None and dist.is_initialized():
             group = dist.group.WORLD
         self.plan, self.tables, self.weighted = plan, tuple(tables), weighted
@@ -82,20 +85,19 @@ class EmbeddingEngine:
             self.buckets = make_buckets(plan, self.tables)
             self.features = FeatureSet(plan, self.tables, self.buckets)
             self.signals, self.counters = Signals(self.node, COUNTERS), Counters(self.ranks)
-            self.heap = Heap.of_plan(self.node, plan, self.buckets)
+            self.heap = Heap.of_plan(self.node, plan, self.buckets, self.device)
             all_to_all = AllToAll.of(self.node)
-            self.table_io = TableIO(
-                plan, self.tables, self.buckets, self.heap, self.signals, all_to_all
-            )
+            stored = (self.buckets, self.heap)
+            self.table_io = TableIO(plan, self.tables, *stored, self.signals, all_to_all)
             self.gradients = self._make_gradients(all_to_all) if self.training else None
-            address_map = replica_addresses.runtime_map(plan, self.rank)
+            fetcher = RowFetcher(*stored, self.node, plan.workload.fetch, all_to_all)
+            address_map = replica_addresses.runtime_map(plan, self.rank, self.device)
         except BaseException as error:
             self.node.fail(error)
             self.node.close()
             raise
         self._guard = EngineGuard(self.node, self.signals, group, waiting=self.training)
         sorter = Sorter(self.node, len(self.buckets))
-        fetcher = RowFetcher(self.heap, self.buckets, self.node, plan.workload.fetch, all_to_all)
         self._preparer = BatchPreparer(
             self.rank,
             plan.tables,
@@ -103,6 +105,7 @@ class EmbeddingEngine:
             self.features,
             address_map,
             sorter,
+            self.device,
             weighted=weighted,
             bounds=bounds,
             trains=self.training,
@@ -127,12 +130,8 @@ class EmbeddingEngine:
             for b in self.buckets
         ]
         if any(len(bucket.slots) for bucket in buckets):
-            replicas = ReplicaAllReduce(
-                self.plan.allreduce_method,
-                self.node,
-                self.signals,
-                buckets,
-            )
+            method = self.plan.allreduce_method
+            replicas = ReplicaAllReduce(method, self.node, self.signals, buckets)
         return Gradients(
             self.buckets,
             self.heap,
@@ -233,7 +232,8 @@ class EmbeddingEngine:
         for width in range(len(layout.slots)):
             tables = np.flatnonzero(layout.width_of_table == width)
             slots = torch.from_numpy(replica_addresses.replica_slots(layout, tables))
-            parts += [self.heap.rows(width)[slots], self.heap.state(width)[slots]]
+            held = (self.heap.rows(width), self.heap.state(width))
+            parts += [part[slots.to(part.device)].cpu() for part in held]
         return unequal_replicas(parts, self.node.group)
 
     def fail(self, error: BaseException) -> None:
@@ -244,3 +244,13 @@ class EmbeddingEngine:
     def close(self) -> None:
         """Leave the other ranks. Memory is freed with the last reference to this engine."""
         self._guard.close()
+
+
+def _check_settings(bounds: str, plan: Plan, device: Device) -> None:
+    if bounds not in BOUNDS:
+        raise OperError(f"bounds {bounds!r}: one of {', '.join(BOUNDS)} was needed")
+    if device.kind != "cpu" and plan.workload.training:
+        raise OperError(
+            f"the plan is for training, and on {device.torch_device} there is inference alone: "
+            "plan with --mode inference, or train on the CPU"
+        )

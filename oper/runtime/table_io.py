@@ -55,14 +55,14 @@ class TableIO:
         all_to_all: AllToAll | None,
     ) -> None:
         self._plan, self._tables, self._buckets = plan, tables, buckets
-        self._heap, self._node = heap, heap.node
+        self._heap, self._node, self._device = heap, heap.node, heap.device
         self._signals, self._all_to_all = signals, all_to_all
         self._maps: dict[int, AddressMap] = {}
 
     def read(self, requests: Sequence[RowRange], state: str | None) -> list[torch.Tensor]:
         """Rows of tables, float32 [rows, dim] each; or a state of the optimizer, [rows, dim] or
         [rows]."""
-        self._signals.barrier(_BARRIER_ACTION)
+        self._barrier()
         found: list[torch.Tensor] = [torch.empty(0)] * len(requests)
         for bucket in self._buckets_with(state, [table for table, _, _ in requests]):
             mine = [n for n, (table, _, _) in enumerate(requests) if table in bucket.tables]
@@ -78,16 +78,21 @@ class TableIO:
                     values = values[:, 0]
             for n, part in zip(mine, values.split(sizes), strict=True):
                 found[n] = part.clone()
-        self._signals.barrier(_BARRIER_ACTION)
+        self._barrier()
         return found
 
     def write(self, blocks: Sequence[RowBlock], state: str | None) -> None:
         """Give all copies of the blocks' rows new values, of the rows or of a state."""
-        self._signals.barrier(_BARRIER_ACTION)
+        self._barrier()
         with self._heap.writable():
             for bucket in self._buckets_with(state, [table for table, _, _ in blocks]):
                 mine = [block for block in blocks if block[0] in bucket.tables]
                 self._write_bucket(bucket, mine, state)
+        self._barrier()
+
+    def _barrier(self) -> None:
+        """Wait until every rank has read or written what it was to."""
+        self._device.synchronize()
         self._signals.barrier(_BARRIER_ACTION)
 
     def _write_bucket(self, bucket: Bucket, blocks: Sequence[RowBlock], state: str | None) -> None:
@@ -144,6 +149,7 @@ class TableIO:
         }
         size = arenas[self._node.rank].shape[1]
         values = bucket.optimizer.state_bytes(bucket.dim) // 4 if state else bucket.dim
+        place = self._device.torch_device
         bases = torch.zeros(len(self._heap.bases), self._node.ranks + 1, dtype=torch.int64)
         for rank, arena in arenas.items():
             bases[bucket.width, rank] = arena.data_ptr()
@@ -157,11 +163,11 @@ class TableIO:
         feature["dim"] = feature["out_stride"] = values
         feature["bags"] = len(addresses)
         elements = len(addresses) * values
-        out = native.ops().pooled_rows(
-            addresses, None, None, as_words(feature), bases, self._node.rank, elements,
-            torch.float32,
+        out = self._device.ops().pooled_rows(
+            addresses.to(place), None, None, as_words(feature), bases.to(place), self._node.rank,
+            elements, torch.float32, self._device.stream,
         )  # fmt: skip
-        return out.view(-1, values)
+        return out.view(-1, values).cpu()
 
     def _fetch(self, addresses: torch.Tensor, own: torch.Tensor, size: int) -> torch.Tensor:
         """Rows of ranks that share no memory; the addresses are changed to read them here."""
@@ -202,6 +208,7 @@ class TableIO:
     ) -> None:
         if not len(slots):
             return
+        slots, rows = (given.to(self._device.torch_device) for given in (slots, rows))
         if state is None:
             self._heap.rows(bucket.width, rank)[slots] = rows
         else:

@@ -13,7 +13,12 @@ NEEDS = ("torch", "numpy", "pytest", "hypothesis")
 
 
 def records() -> Iterator[dict[str, Any]]:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/cuda"]
+    yield from tests_on_the_device("tests/cuda", "--ignore=tests/cuda/test_engine.py")
+
+
+def tests_on_the_device(*which: str) -> Iterator[dict[str, Any]]:
+    """What became of those tests that have a variant for the device."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *which]
     done = subprocess.run(
         [*command, "-k", "on_cuda"],
         cwd=build_cuda.REPOSITORY,

@@ -1,10 +1,12 @@
-"""The lookup: bytes per second beside a copy, and beside torch's embedding_bag.
+"""The lookup: bytes per second beside a copy, torch's embedding_bag and FBGEMM's TBE.
 
 Rows of fp32 on one rank, 26 features, 1.7 to 2.1 million rows a launch from an arena of 10 GB.
 Bytes are those of rows, addresses and output. Zipf ids are served from the second cache in part, so
-that they may take less time than their bytes would from memory; bars are for uniform ids.
+that they may take less time than their bytes would from memory; bars are for uniform ids. FBGEMM's
+figures are null where it is not installed.
 """
 
+import importlib.util
 from collections.abc import Iterator
 from typing import Any
 
@@ -79,6 +81,14 @@ def measure(arena: Any, ids: str, samples: int, length: int) -> dict[str, Any]:
     expected = torchs().view(FEATURES, samples, dim).transpose(0, 1).reshape(-1)
     same = bool(torch.allclose(ours(), expected, rtol=1e-5, atol=1e-5))
     seconds, seconds_of_torch = (median_seconds(work, arena.device) for work in (ours, torchs))
+    tbe, seconds_of_fbgemm = fbgemms_lookup(arena, FEATURES), None
+    if tbe is not None:
+
+        def fbgemms() -> Any:
+            return tbe(slots, starts)
+
+        same &= bool(torch.allclose(ours(), fbgemms().reshape(-1), rtol=1e-5, atol=1e-5))
+        seconds_of_fbgemm = median_seconds(fbgemms, arena.device)
     moved = accesses * (4 * dim + 8) + 4 * out_elements
     return {
         "rows": accesses,
@@ -86,5 +96,37 @@ def measure(arena: Any, ids: str, samples: int, length: int) -> dict[str, Any]:
         "bytes_per_second": moved / seconds,
         "torch_seconds": seconds_of_torch,
         "times_torch": seconds_of_torch / seconds,
+        "fbgemm_seconds": seconds_of_fbgemm,
+        "times_fbgemm": None if seconds_of_fbgemm is None else seconds_of_fbgemm / seconds,
         "failed": not same,
     }
+
+
+def fbgemms_lookup(arena: Any, features: int) -> Any:
+    """FBGEMM's table-batched lookup of so many features in one table, of an arena's rows; None
+    where FBGEMM is not installed."""
+    if importlib.util.find_spec("fbgemm_gpu") is None:
+        return None
+    import torch
+    from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
+    from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+        ComputeDevice,
+        SplitTableBatchedEmbeddingBagsCodegen,
+    )
+
+    place = (EmbeddingLocation.HOST, ComputeDevice.CPU)
+    if arena.is_cuda:
+        place = (EmbeddingLocation.DEVICE, ComputeDevice.CUDA)
+    tbe = SplitTableBatchedEmbeddingBagsCodegen(
+        [(*arena.shape, *place)],
+        feature_table_map=[0] * features,
+        pooling_mode=PoolingMode.SUM,
+        device=arena.device,
+    )
+    tbe.split_embedding_weights()[0].copy_(arena)
+
+    def lookup(ids: Any, offsets: Any) -> Any:
+        with torch.no_grad():
+            return tbe(ids, offsets)
+
+    return lookup

@@ -12,7 +12,6 @@ import torch
 from oper.base.errors import OperError
 from oper.cost.workload import Workload
 from oper.runtime.engine import EmbeddingEngine
-from oper.runtime.step import batch_checks
 from oper.runtime.table_io import RowRange
 from tests.support.runtime import fault_cases
 from tests.support.runtime.engine_cases import Case, batch_of, module_tables, start, tables_of
@@ -116,21 +115,6 @@ def kjt(keys=("f0", "f1", "f2", "g2"), values=8, **parts):
     if not parts:
         parts = {"lengths": torch.ones(8, dtype=torch.int32)}
     return KeyedJaggedTensor(list(keys), ids, **parts)
-
-
-@pytest.mark.parametrize(
-    ("parts", "expected"),
-    [
-        ({"lengths": torch.ones(8, dtype=torch.int64)}, True),
-        ({"offsets": torch.arange(9)}, True),
-        ({"offsets": torch.arange(9, dtype=torch.int32)}, True),
-        ({"lengths": torch.tensor([1, 1, 0, 2, 1, 1, 1, 1])}, False),
-        ({"offsets": torch.tensor([0, 1, 2, 2, 4, 5, 6, 7, 8])}, False),
-        ({"offsets": torch.arange(10), "stride": 2}, False),
-    ],
-)
-def test_batches_with_one_id_for_each_feature_and_sample_are_known(parts, expected):
-    assert batch_checks.has_one_id_each(kjt(**parts)) == expected
 
 
 BAD_BATCHES = {

@@ -27,6 +27,10 @@ void load_device_library(const std::string& path) {
   DeviceLibrary found;
   find(library, "oper_cuda_lookup", found.lookup);
   find(library, "oper_cuda_translate", found.translate);
+  find(library, "oper_cuda_count_accesses", found.count_accesses);
+  find(library, "oper_cuda_create_segment", found.create_segment);
+  find(library, "oper_cuda_attach_segment", found.attach_segment);
+  find(library, "oper_cuda_release_segment", found.release_segment);
   find(library, "oper_cuda_error", found.error_text);
   loaded = found;
 }

@@ -11,6 +11,10 @@ namespace oper {
 struct DeviceLibrary {
   LookupLauncher* lookup = nullptr;
   TranslateLauncher* translate = nullptr;
+  CountLauncher* count_accesses = nullptr;
+  CreateSegment* create_segment = nullptr;
+  AttachSegment* attach_segment = nullptr;
+  ReleaseSegment* release_segment = nullptr;
   ErrorText* error_text = nullptr;
 };
 

@@ -14,6 +14,7 @@ import struct
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar, cast
 
 import torch.distributed as dist
 
@@ -22,9 +23,10 @@ from oper.runtime.comm.group import Group
 from oper.runtime.comm.liveness import Liveness
 from oper.runtime.comm.lost_rank_errors import LostRankError, rank_names, told
 from oper.runtime.comm.messages import CARD_BYTES, Messages
-from oper.runtime.comm.shared_segment import Segment
+from oper.runtime.comm.shared_segment import DeviceSegment, Segment
 
 _PROBLEM_BYTES = 1024
+Shared = TypeVar("Shared", bound=Segment | DeviceSegment)
 
 
 class Node:
@@ -81,7 +83,7 @@ class Node:
             raise
         return node
 
-    def share(self, segment: Segment) -> dict[int, Segment]:
+    def share(self, segment: Shared) -> dict[int, Shared]:
         """Exchange segments with all ranks of the node, which must call this together: each
         rank's segment, mapped here."""
         self.check_process()
@@ -91,7 +93,8 @@ class Node:
         )
         segments = {self.rank: segment}
         for peer, (content, descriptors) in received.items():
-            segments[peer] = Segment.attach(descriptors[0], json.loads(content)["reserve_bytes"])
+            bytes = json.loads(content)["reserve_bytes"]
+            segments[peer] = cast(Shared, segment.attach(descriptors[0], bytes))
         for given in segments.values():
             self._resources.callback(given.close)
         return {peer: segments[peer] for peer in self.peers}

@@ -4,6 +4,9 @@ A segment is a memfd. The kernel frees it when the last process that has it open
 gone, however that ended, so nothing is left behind; /dev/shm and its limits are not involved.
 It is mapped with a reserve of addresses beyond its end: growing it makes these pages usable in
 all processes that have mapped it, at the addresses they already know.
+
+A device's memory is shared in the same way, by the descriptors that its driver gives; its size
+stays as it is.
 """
 
 import fcntl
@@ -106,3 +109,49 @@ class Segment:
         """Whether this process may write here; a write where it may not ends it (SIGSEGV). Peers
         decide for themselves."""
         native.ops().protect(self._map, writable)
+
+
+class DeviceSegment:
+    """Memory of a device, `reserve_bytes` bytes from `pointer` on."""
+
+    def __init__(self, memory: torch.Tensor, descriptor: int) -> None:
+        """See `create` and `attach`. The descriptor is owned."""
+        self._memory, self.descriptor = memory, descriptor
+        self.close = weakref.finalize(self, os.close, descriptor)
+        self.reserve_bytes = memory.numel()
+        self.pointer: int = memory.data_ptr()
+
+    @classmethod
+    def create(cls, bytes: int, device: torch.device) -> "DeviceSegment":
+        """New memory of at least so many bytes, zero once the device has come to it."""
+        try:
+            memory, descriptor = native.ops().create_device_segment(max(bytes, 1), device)
+        except RuntimeError as error:
+            raise OperError(
+                f"{bytes:,} bytes of memory were needed on {device}: {str(error).splitlines()[0]}"
+            ) from error
+        memory.zero_()
+        return cls(memory, descriptor)
+
+    def attach(self, descriptor: int, reserve_bytes: int) -> "DeviceSegment":
+        """Memory that another rank created, mapped for this segment's device."""
+        try:
+            memory = native.ops().attach_device_segment(
+                descriptor, reserve_bytes, self._memory.device
+            )
+        except RuntimeError as error:
+            os.close(descriptor)
+            raise OperError(str(error).splitlines()[0]) from error
+        return DeviceSegment(memory, descriptor)
+
+    def tensor(self, offset: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A view of the bytes from `offset` on; it keeps the memory mapped as long as it lives."""
+        end = offset + math.prod(shape) * dtype.itemsize
+        return self._memory[offset:end].view(dtype).view(tuple(shape))
+
+    def use_huge_pages(self) -> bool:
+        """The driver's pages are 2 MiB already."""
+        return True
+
+    def protect(self, writable: bool) -> None:
+        """Devices have no such protection that could be changed while kernels run."""

@@ -1,8 +1,9 @@
 """The heap: rows of all tables and their optimizer state, of all ranks of a node (§5.1).
 
 A rank has two arenas per width, one of rows and one of optimizer state, both indexed by slot.
-They lie in one segment of shared memory, which the others of the node have mapped. Where a plan is
-for inference, it is read-only between lookups and the next `writable`.
+They lie in one segment of shared memory, the host's or a device's, which the others of the node
+have mapped. Where a plan is for inference, it is read-only between lookups and the next `writable`,
+except on devices.
 """
 
 import json
@@ -14,11 +15,11 @@ import numpy as np
 import torch
 
 from oper.base.arrays import Ints
-from oper.base.free_memory import free_memory
+from oper.base.free_memory import FreeMemory
 from oper.base.tensors import as_int64
 from oper.plan.plan import Plan
 from oper.runtime.comm.node import Node
-from oper.runtime.comm.shared_segment import Segment
+from oper.runtime.memory.device import Cpu, Device
 from oper.runtime.tables.optimizer_buckets import Bucket
 
 _ALIGNMENT = 4096
@@ -28,25 +29,31 @@ _MIN_BYTES_PER_SECOND = 1e8  # of allocating memory: a tenth of what a busy core
 class Heap:
     """Arenas of W widths: rows of `row_bytes[w]` and state of `state_bytes[w]` bytes a slot.
 
-    `slots` [W, M] are those of each rank; all begin as zero. Made by all ranks together.
+    `slots` [W, M] are those of each rank; all begin as zero. Made by all ranks together, all on the
+    CPU or all on devices. `bases` [W, M + 1], where each rank's rows begin, lies on this rank's.
     """
 
     def __init__(
-        self, node: Node, slots: Ints, row_bytes: Sequence[int], state_bytes: Sequence[int]
+        self,
+        node: Node,
+        slots: Ints,
+        row_bytes: Sequence[int],
+        state_bytes: Sequence[int],
+        device: Device | None = None,
     ) -> None:
-        self.node = node
+        self.node, self.device = node, device or Cpu()
         slots = np.asarray(slots, dtype=np.int64)
         sizes = np.array([row_bytes, state_bytes], dtype=np.int64)  # [2, W]
-        what = json.dumps([slots.tolist(), sizes.tolist()]).encode()
-        node.agree(what, "the sizes of the heap")
+        what = json.dumps([slots.tolist(), sizes.tolist(), self.device.kind]).encode()
+        node.agree(what, "the sizes of the heap and the kind of its device")
         # A rank's arenas, in order: rows of each width, then state of each width.
         arenas = slots * sizes[:, :, None]  # [2, W, M]
         room = -(-arenas // _ALIGNMENT) * _ALIGNMENT
         ends = np.cumsum(room.reshape(-1, node.ranks), axis=0).reshape(arenas.shape)
         starts = ends - room
         self.bytes = int(room[:, :, node.rank].sum())
-        check_memory(node, self.bytes, "the heap")
-        own = Segment.create(self.bytes, self.bytes, "heap")
+        check_memory(node, self.bytes, "the heap", self.device.free_memory())
+        own = self.device.segment(self.bytes)
         self._segments = node.share(own)
         own.use_huge_pages()
         largest = int(room.sum(axis=(0, 1)).max())
@@ -61,13 +68,16 @@ class Heap:
             ]
             for start, size in zip(starts, sizes, strict=True)
         ]
-        self.bases = torch.zeros(len(slots), node.ranks + 1, dtype=torch.int64)
+        bases = torch.zeros(len(slots), node.ranks + 1, dtype=torch.int64)
         for peer, segment in self._segments.items():
-            self.bases[:, peer] = segment.pointer + as_int64(starts[0, :, peer])
+            bases[:, peer] = segment.pointer + as_int64(starts[0, :, peer])
+        self.bases = bases.to(self.device.torch_device)
         self._lock, self._writers, self._sealed = threading.Lock(), 0, False
 
     @classmethod
-    def of_plan(cls, node: Node, plan: Plan, buckets: Sequence[Bucket]) -> "Heap":
+    def of_plan(
+        cls, node: Node, plan: Plan, buckets: Sequence[Bucket], device: Device | None = None
+    ) -> "Heap":
         """The heap of a plan whose tables are in these buckets, with the state of their
         optimizers."""
         layout = plan.layout
@@ -77,7 +87,7 @@ class Heap:
         for bucket in buckets:
             needed = bucket.optimizer.state_bytes(bucket.dim)
             state_bytes[bucket.width] = max(state_bytes[bucket.width], needed)
-        return cls(node, layout.slots, row_bytes, state_bytes)
+        return cls(node, layout.slots, row_bytes, state_bytes, device)
 
     def rows(self, width: int, rank: int | None = None) -> torch.Tensor:
         """Rows of a width at a rank of the node (None: this one), uint8 [slots, row_bytes]."""
@@ -117,14 +127,15 @@ class Heap:
             self._sealed = not writable
 
 
-def check_memory(node: Node, bytes: int, what: str) -> None:
+def check_memory(node: Node, bytes: int, what: str, free: Sequence[FreeMemory]) -> None:
     """OperError on all ranks of the group, unless there is room for `bytes` of each of them.
 
-    To be called by all of them before any allocates its part.
+    `free` is what is left under each limit of this rank. To be called by all of them before any
+    allocates its part.
     """
     mine = {
         "bytes": bytes,
-        "limits": [(left.limited_by, left.identity, left.free_bytes) for left in free_memory()],
+        "limits": [(left.limited_by, left.identity, left.free_bytes) for left in free],
     }
     needed: dict[str, int] = {}
     room: dict[str, tuple[int, str]] = {}

@@ -17,6 +17,7 @@ from oper.plan.bitmap import listed_before
 from oper.plan.layout import LOCAL, SLOT_BITS, SLOT_MASK, Layout, rank_map
 from oper.plan.plan import Plan
 from oper.plan.row_codes import unpack_codes
+from oper.runtime.memory.device import Device
 
 REPLICA = native.shared("field replica", LOCAL - 1)
 # Of plain arrays for a rank's small tables: most accesses are to these, and translate in a third of
@@ -28,12 +29,13 @@ NOT_FOR_TRAINING = (
 )
 
 
-def runtime_map(plan: Plan, rank: int) -> AddressMap:
-    """The address map of one rank, replicas marked."""
+def runtime_map(plan: Plan, rank: int, device: Device) -> AddressMap:
+    """The address map of one rank, replicas marked, on its device."""
     mine = rank_map(plan.layout, rank)
     local = mine.group_base & SLOT_MASK | REPLICA << SLOT_BITS
     mine.group_base[:] = np.where(replicated(plan.layout), local, mine.group_base)
-    return AddressMap(plan.tables, plan.layout, mine).flattened(FLAT_BYTES)
+    made = AddressMap(plan.tables, plan.layout, mine).flattened(FLAT_BYTES)
+    return made.to(device.torch_device)
 
 
 def replicated(layout: Layout) -> np.ndarray:

@@ -1,11 +1,14 @@
 """Counters of what a rank read, sent and updated: no row twice, as sorted_accesses.py has them.
 
-All are totals since the start or the last `reset`; vectors are indexed by rank.
+All are totals since the start or the last `reset`; vectors are indexed by rank. What is counted on
+a device is brought here when somebody looks.
 """
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 
 _SCALARS = (
     "lookups",  # batches read
@@ -36,13 +39,39 @@ class Counters:
 
     def reset(self) -> None:
         """Start again from zero."""
-        self.totals = dict.fromkeys(_SCALARS, 0)
-        self.by_rank = {name: np.zeros(self._ranks, dtype=np.int64) for name in _VECTORS}
+        self._totals = dict.fromkeys(_SCALARS, 0)
+        self._by_rank = {name: np.zeros(self._ranks, dtype=np.int64) for name in _VECTORS}
+        self._on_device: torch.Tensor | None = None
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """The scalars."""
+        self._fetch()
+        return self._totals
+
+    @property
+    def by_rank(self) -> dict[str, np.ndarray]:
+        """The vectors."""
+        self._fetch()
+        return self._by_rank
 
     def add(self, **counts: Any) -> None:
         """Add to counters by name."""
         for name, count in counts.items():
-            (self.totals if name in self.totals else self.by_rank)[name] += count
+            (self._totals if name in self._totals else self._by_rank)[name] += count
+
+    def add_later(
+        self, counts: torch.Tensor, named: Callable[[np.ndarray], Mapping[str, Any]]
+    ) -> None:
+        """Add what `named` makes of counts that are on a device, of one shape every time, once
+        somebody looks: the host does not wait for them before."""
+        self._named = named
+        self._on_device = counts if self._on_device is None else self._on_device + counts
+
+    def _fetch(self) -> None:
+        if self._on_device is not None:
+            counts, self._on_device = self._on_device.cpu().numpy(), None
+            self.add(**self._named(counts))
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON holds them."""

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from oper.base import native
 from oper.base.errors import OperError
 from oper.runtime.step.batch import PreparedBatch
 from oper.runtime.tables.features import Feature
@@ -19,9 +18,9 @@ from oper.tables.table import Table
 _log = logging.getLogger(__name__)
 
 
-def check_batch(batch: Any, weighted: bool) -> bool:
-    """Check that a KeyedJaggedTensor is consistent, as the kernels rely on its lengths. Returns
-    whether it has one id for each feature and sample."""
+def check_batch(batch: Any, weighted: bool, device: torch.device) -> None:
+    """Check that a batch is a KeyedJaggedTensor on the device, of as many weights as values. Its
+    lengths are checked where they are looked at (bags.py)."""
     if not hasattr(batch, "variable_stride_per_key"):
         raise OperError(
             f"the batch is a {type(batch).__name__}, and a KeyedJaggedTensor of TorchRec's was "
@@ -33,16 +32,13 @@ def check_batch(batch: Any, weighted: bool) -> bool:
             "the batch has a different number of samples for each feature, which OPER does not "
             "support; give all features of a KeyedJaggedTensor the same"
         )
-    if values.device.type != "cpu" or values.dtype not in (torch.int32, torch.int64):
+    if values.device != device or values.dtype not in (torch.int32, torch.int64):
         raise OperError(
             f"the batch's values are {values.dtype} on {values.device}; ids were needed, int32 or "
-            "int64, in the memory of the CPU"
+            f"int64, on {device}, where the tables are"
         )
-    one_each = has_one_id_each(batch)
-    if not one_each:
-        _check_offsets(batch)
     if not weighted:
-        return one_each
+        return
     weights = batch.weights_or_none()
     if weights is None:
         raise OperError("the collection is weighted, and the batch has no weights")
@@ -51,25 +47,10 @@ def check_batch(batch: Any, weighted: bool) -> bool:
             f"the batch has {weights.numel():,} weights, and one for each of its "
             f"{values.numel():,} values was needed"
         )
-    return one_each
 
 
-def has_one_id_each(batch: Any) -> bool:
-    """Whether a KeyedJaggedTensor has one id for each feature and sample. Lengths are looked at
-    where there are no offsets yet, which need not be computed then."""
-    bags = batch.stride() * len(batch.keys())
-    if batch.values().numel() != bags:
-        return False
-    lengths = batch.lengths_or_none()
-    if batch.offsets_or_none() is None and lengths.numel() == bags > 0:
-        least, most = lengths.aminmax()
-        return int(least) == int(most) == 1
-    offsets = batch.offsets().contiguous()
-    one_each: bool = offsets.numel() == bags + 1 and native.ops().one_per_bag(offsets)
-    return one_each
-
-
-def _check_offsets(batch: Any) -> None:
+def check_offsets(batch: Any) -> None:
+    """Check a batch's offsets against its values, as the kernels rely on them."""
     keys, values, offsets = batch.keys(), batch.values(), batch.offsets()
     bags = batch.stride() * len(keys)
     if offsets.numel() != bags + 1:

@@ -140,8 +140,8 @@ def _backward(grad: torch.Tensor, anchor: torch.Tensor, *rest: Any) -> Any:
     return torch.zeros_like(anchor), weight_grad
 
 
-def _forward_shape(anchor: torch.Tensor, *rest: Any) -> torch.Tensor:
-    return anchor.new_empty([rest[-2]], dtype=torch.float32)
+def _forward_shape(anchor: torch.Tensor, addresses: torch.Tensor, *rest: Any) -> torch.Tensor:
+    return addresses.new_empty([rest[-2]], dtype=torch.float32)
 
 
 def _backward_shape(grad: torch.Tensor, anchor: torch.Tensor, *rest: Any) -> Any:
@@ -173,6 +173,7 @@ def _gradient(ctx: Any, grad: torch.Tensor) -> Any:
 
 
 _library.impl("embedding_lookup", _forward, "CPU")
+_library.impl("embedding_lookup", _forward, "CUDA")
 
 
 _library.impl("embedding_backward", _backward, "CPU")

@@ -12,7 +12,9 @@ import torch
 
 from oper.base.errors import OperError
 from oper.plan.address_map import AddressMap
+from oper.runtime.memory.device import Device
 from oper.runtime.step import batch_checks
+from oper.runtime.step.bags import bags_on_device, bags_on_host
 from oper.runtime.step.batch import PreparedBatch
 from oper.runtime.step.sort import Sorter
 from oper.runtime.tables.features import FeatureSet
@@ -25,6 +27,7 @@ class BatchPreparer:
 
     `bounds` says what ids out of range do: "fatal", "warning" or "ignore". `trains`: there may be
     a backward. `sort_all`: a read needs the sort, of all accesses, those of frozen tables too.
+    Batches are on `device`, where the address map is.
     """
 
     def __init__(
@@ -35,6 +38,7 @@ class BatchPreparer:
         features: FeatureSet,
         address_map: AddressMap,
         sorter: Sorter,
+        device: Device,
         *,
         weighted: bool,
         bounds: str,
@@ -43,21 +47,18 @@ class BatchPreparer:
     ) -> None:
         self._rank, self._planned, self._tables = rank, planned, tables
         self._features, self._map, self._sorter = features, address_map, sorter
+        self._device = device
         self._weighted, self._bounds = weighted, bounds
         self._trains, self._sort_all = trains, sort_all
 
     def prepare(self, batch: Any) -> PreparedBatch:
         """Translate and sort a KeyedJaggedTensor. OperError where it is not one for the module."""
-        one_each = batch_checks.check_batch(batch, self._weighted)
+        batch_checks.check_batch(batch, self._weighted, self._device.torch_device)
         order = self._features.order(batch.keys())
-        if order is not None:
-            batch = batch.permute(order)
-            one_each = one_each or batch_checks.has_one_id_each(batch)
+        bags = bags_on_host if self._device.kind == "cpu" else bags_on_device
+        batch, one_each, segment_offset = bags(batch, order)
         keys, values, samples = tuple(batch.keys()), batch.values(), int(batch.stride())
-        segment_offset, offsets = torch.arange(len(keys) + 1) * samples, None
-        if not one_each:
-            offsets = batch.offsets().contiguous()
-            segment_offset = offsets[::samples].to(torch.int64).contiguous()
+        offsets = None if one_each else batch.offsets().contiguous()
         addresses = self._translate(keys, values, segment_offset)
         descriptors, elements = self._features.describe(
             keys, samples, segment_offset, trained_only=not self._sort_all
@@ -84,10 +85,17 @@ class BatchPreparer:
         numbers = [self._tables[lookup.table].index for lookup in lookups]
         tables = torch.tensor(numbers)
         try:
-            return self._map.translate_features(values, segment_offset, tables)
+            return self._translated(values, segment_offset, tables)
         except OperError:
             known = [(f, self._planned[n]) for f, n in zip(lookups, numbers, strict=True)]
             values = batch_checks.replace_bad_ids(
                 values, segment_offset, known, self._rank, self._bounds
             )
-            return self._map.translate_features(values, segment_offset, tables)
+            return self._translated(values, segment_offset, tables)
+
+    def _translated(
+        self, values: torch.Tensor, segment_offset: torch.Tensor, tables: torch.Tensor
+    ) -> torch.Tensor:
+        return self._map.translate_features(
+            values, segment_offset, tables, ops=self._device.ops(), stream=self._device.stream
+        )

@@ -8,12 +8,14 @@ kernels the buffer is one more rank, number M: accesses that read it get address
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from oper.base import native
+from oper.base.arrays import Ints
+from oper.base.errors import OperError
 from oper.runtime.comm.all_to_all import AllToAll
 from oper.runtime.comm.node import Node
 from oper.runtime.memory.heap import Heap
@@ -35,8 +37,8 @@ class RowFetcher:
 
     def __init__(
         self,
-        heap: Heap,
         buckets: Sequence[Bucket],
+        heap: Heap,
         node: Node,
         fetch: str,
         all_to_all: AllToAll | None,
@@ -45,6 +47,12 @@ class RowFetcher:
         self._rank, self._ranks = node.rank, node.ranks
         self._distinct, self._all_to_all = fetch == "distinct", all_to_all
         self._row_bytes = np.array([heap.rows(bucket.width).shape[1] for bucket in buckets])
+        self._device = heap.device
+        if self._device.kind != "cpu" and self.needs_runs:
+            raise OperError(
+                f"on {self._device.torch_device} every access reads its row, by the memory that "
+                "the ranks of one node share: plan with --fetch raw, and for ranks of one node"
+            )
 
     @property
     def needs_runs(self) -> bool:
@@ -55,7 +63,7 @@ class RowFetcher:
         """The output of a batch, flat float32 [out_elements]."""
         self._count(batch, counters)
         fetched = self._fetch(batch)
-        return native.ops().pooled_rows(
+        return self._device.ops().pooled_rows(
             fetched.addresses,
             batch.offsets,
             batch.weights,
@@ -64,6 +72,7 @@ class RowFetcher:
             self._rank,
             batch.out_elements,
             torch.float32,
+            self._device.stream,
         )
 
     def weight_gradients(self, batch: PreparedBatch, grad: torch.Tensor) -> torch.Tensor:
@@ -138,24 +147,32 @@ class RowFetcher:
         return out
 
     def _count(self, batch: PreparedBatch, counters: Counters) -> None:
+        counters.add(lookups=1, accesses=len(batch.addresses))
         runs = None if batch.sorting else batch.runs
         if runs is None or runs.accesses < len(batch.addresses):
             given = (batch.addresses, batch.segment_offset, batch.features)
-            accesses = (
-                native.ops()
-                .accesses_by_rank(*given, len(self._buckets), self._rank, self._ranks)
-                .numpy()
+            accesses = self._device.ops().accesses_by_rank(
+                *given, len(self._buckets), self._rank, self._ranks, self._device.stream
             )
-            fetched = accesses[:, 1:]
+            if self._device.kind == "cpu":
+                counters.add(**self._by_source(accesses.numpy()))
+            else:
+                counters.add_later(accesses, self._by_source)
         else:
-            accesses = runs.access_counts()
-            fetched = (runs.row_counts() if self._distinct else accesses)[:, 1:]
-        by_source = accesses.sum(axis=0)  # replicas first
-        counters.add(
-            lookups=1,
-            accesses=len(batch.addresses),
-            replica_accesses=int(by_source[0]),
-            accessed_rows=by_source[1:],
-            fetched_rows=fetched.sum(axis=0),
-            fetched_bytes=self._row_bytes @ fetched,
-        )
+            counters.add(
+                **self._by_source(
+                    runs.access_counts(), runs.row_counts() if self._distinct else None
+                )
+            )
+
+    def _by_source(self, accesses: Ints, rows: Ints | None = None) -> dict[str, Any]:
+        """Counters from accesses [buckets, ranks + 1] and the rows fetched for them (None: one for
+        each), replicas first."""
+        fetched = (accesses if rows is None else rows)[:, 1:]
+        by_source = accesses.sum(axis=0)
+        return {
+            "replica_accesses": int(by_source[0]),
+            "accessed_rows": by_source[1:],
+            "fetched_rows": fetched.sum(axis=0),
+            "fetched_bytes": self._row_bytes @ fetched,
+        }

@@ -5,7 +5,6 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from oper.base.free_memory import FreeMemory, free_memory
 from oper.runtime.comm import shared_segment as segment_module
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.shared_segment import Segment
-from oper.runtime.memory import heap as heap_module
 from oper.runtime.memory.heap import Heap, check_memory
 from tests.support.runtime import mortal_ranks
 
@@ -182,12 +180,11 @@ def _differ_in_size(rank: int, group: Any) -> None:
 def test_heaps_of_other_sizes_are_refused() -> None:
     for outcome in mortal_ranks.run(2, _differ_in_size):
         assert isinstance(outcome, OperError)
-        assert "the sizes of the heap must be the same on all ranks" in str(outcome)
+        assert "the sizes of the heap and the kind of its device must be the same" in str(outcome)
 
 
 def _check(rank: int, group: Any, places: list[list[FreeMemory]]) -> None:
-    with mock.patch.object(heap_module, "free_memory", return_value=places[rank]):
-        check_memory(Node.join(group), 1000 * (rank + 1), "the heap")
+    check_memory(Node.join(group), 1000 * (rank + 1), "the heap", places[rank])
 
 
 @pytest.mark.parametrize(

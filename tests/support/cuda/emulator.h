@@ -24,6 +24,8 @@
 #include <utility>
 #include <vector>
 
+#include "driver.h"
+
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/common_interface_defs.h>
 #define EMULATOR_ASAN(...) __VA_ARGS__

@@ -93,6 +93,11 @@ def batch_of(case: Case, step: int, rank: int):
     """A rank's KeyedJaggedTensor in a step."""
     from torchrec import KeyedJaggedTensor
 
+    return KeyedJaggedTensor(**batch_parts(case, step, rank))
+
+
+def batch_parts(case: Case, step: int, rank: int) -> dict[str, Any]:
+    """What that is made of."""
     rng = np.random.default_rng((case.seed, step, rank, 7))
     samples = int(rng.integers(1, 9))
     if case.bags == "none" and rank % 2:
@@ -112,7 +117,7 @@ def batch_of(case: Case, step: int, rank: int):
     ends = torch.cat([counts.new_zeros(1), counts.cumsum(0, dtype=counts.dtype)])
     # Loaders give one or the other.
     sizes = {"offsets": ends} if step % 2 else {"lengths": counts}
-    return KeyedJaggedTensor(keys=keys, values=ids, weights=weights, stride=samples, **sizes)
+    return {"keys": keys, "values": ids, "weights": weights, "stride": samples, **sizes}
 
 
 def gradient_of(case: Case, step: int, rank: int, like: torch.Tensor) -> torch.Tensor:

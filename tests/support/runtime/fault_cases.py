@@ -108,7 +108,7 @@ def train_till_lost(
 def start_with_room(rank: int, group, case: Case, plan: Plan, room: list[int], nodes) -> str | None:
     """Start where each rank sees this much memory left."""
     left = [FreeMemory(f"the machine of {rank}", f"m{rank}", room[rank])]
-    with mock.patch("oper.runtime.memory.heap.free_memory", return_value=left):
+    with mock.patch("oper.runtime.memory.device.free_memory", return_value=left):
         return error_of(lambda: start(case, plan, group, nodes=nodes))
 
 

@@ -52,7 +52,7 @@ int64_t count(const int64_t* addresses, int64_t size, int64_t rank, int64_t rank
 
 at::Tensor accesses_by_rank(const at::Tensor& addresses, const at::Tensor& segment_offset,
                             const at::Tensor& features, int64_t buckets, int64_t rank,
-                            int64_t ranks) {
+                            int64_t ranks, int64_t /*stream*/) {
   const Features of = features_of(features, segment_offset);
   const int64_t* const address = elements<int64_t>(addresses, of.accesses(), "addresses");
   at::Tensor counts = at::zeros({buckets, ranks + 1}, addresses.options());
@@ -68,7 +68,7 @@ at::Tensor accesses_by_rank(const at::Tensor& addresses, const at::Tensor& segme
 }
 
 at::Tensor accesses_by_rank_shape(const at::Tensor& addresses, const at::Tensor&, const at::Tensor&,
-                                  int64_t buckets, int64_t, int64_t ranks) {
+                                  int64_t buckets, int64_t, int64_t ranks, int64_t) {
   return at::zeros({buckets, ranks + 1}, addresses.options());
 }
 
@@ -77,7 +77,7 @@ at::Tensor accesses_by_rank_shape(const at::Tensor& addresses, const at::Tensor&
 TORCH_LIBRARY_FRAGMENT(oper, m) {
   m.def(
       "accesses_by_rank(Tensor addresses, Tensor segment_offset, Tensor features, int buckets,"
-      " int rank, int ranks) -> Tensor");
+      " int rank, int ranks, int stream=0) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(oper, CPU, m) { m.impl("accesses_by_rank", accesses_by_rank); }

@@ -9,6 +9,7 @@
 #include <cstring>
 
 #if defined(__CUDACC__)
+#include <cuda.h>
 #include <cuda_runtime.h>
 #else
 #include "emulator.h"
@@ -33,6 +34,23 @@ cudaError_t launch(const Launch& how, void (*kernel)(Parameters...),
   return emulator::run(how.blocks, how.threads, [&] { kernel(arguments...); });
 #endif
 }
+
+// A function of the driver by its name, null where there is no driver: so that the library loads
+// there too.
+#if defined(__CUDACC__)
+template <typename Function>
+Function driver_function(const char* name) {
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult outcome;
+  constexpr unsigned kVersion = 12000;  // of CUDA, whose arguments they take
+  const cudaError_t error =
+      cudaGetDriverEntryPointByVersion(name, &found, kVersion, cudaEnableDefault, &outcome);
+  return error ? nullptr : reinterpret_cast<Function>(found);
+}
+#define OPER_DRIVER(name) (::oper::driver_function<decltype(&name)>(#name))
+#else
+#define OPER_DRIVER(name) (&name)
+#endif
 
 // kBytes of a row, 16, 8, 4, 2 or 1, as words; the place is a multiple of kBytes.
 template <int kBytes>

@@ -52,7 +52,25 @@ struct TranslateArguments {
   unsigned long long* first_bad;
 };
 
-// All start their work on `stream`, a CUstream, and return a cudaError_t.
+// Accesses [begin, end) of a batch are one feature's.
+struct CountFeature {
+  int64_t begin;
+  int64_t end;
+  int64_t bucket;
+};
+
+// Which ranks accesses read from. Added to counts [buckets, ranks + 1]: of replicas, then of each
+// rank.
+struct CountArguments {
+  const int64_t* addresses;
+  int64_t rank;  // whose own copies are read
+  int64_t ranks;
+  int64_t* counts;
+  CountFeature features[kMostFeatures];
+};
+
+// Those that take a `stream`, a CUstream, start their work on it. All return a cudaError_t; the
+// driver's errors have the same numbers.
 
 // Of `features` features, at most kMostFeatures; `most_bags` is the largest number of bags of one.
 using LookupLauncher = int(const LookupArguments*, int64_t row_type, int64_t features,
@@ -62,12 +80,26 @@ using LookupLauncher = int(const LookupArguments*, int64_t row_type, int64_t fea
 using TranslateLauncher = int(const void* arguments, int64_t id_bytes, int64_t code_bytes,
                               void* stream);
 
+// Of `features` features, at most kMostFeatures; the longest has `most_accesses`.
+using CountLauncher = int(const CountArguments*, int64_t features, int64_t most_accesses,
+                          void* stream);
+
+// Memory of a device that other processes can map: at least `bytes`, in fact *size, mapped at
+// *pointer, and a descriptor of it, which the caller closes.
+using CreateSegment = int(int device, uint64_t bytes, uint64_t* size, uint64_t* pointer,
+                          int* descriptor);
+// The same memory in another process, of its *size, for a device there. The descriptor stays open.
+using AttachSegment = int(int device, int descriptor, uint64_t size, uint64_t* pointer);
+// Unmaps what either of the two mapped; kernels that use it must have ended.
+using ReleaseSegment = int(uint64_t pointer, uint64_t size);
+
 // The text of a cudaError_t.
 using ErrorText = const char*(int);
 
 // kDeviceInterface of the library: other arguments, or others of equal size, are another interface.
 using InterfaceNumber = int64_t();
-constexpr int64_t kDeviceInterface =
-    (int64_t{1} << 32) + sizeof(LookupArguments) + sizeof(TranslateArguments<int64_t, uint64_t>);
+constexpr int64_t kDeviceInterface = (int64_t{2} << 32) + sizeof(LookupArguments) +
+                                     sizeof(TranslateArguments<int64_t, uint64_t>) +
+                                     sizeof(CountArguments);
 
 }  // namespace oper

@@ -1,0 +1,179 @@
+"""Engines on devices: inference by a plan equals that on the CPU in every bit, on 1, 2 and 4 ranks
+that share the memory of one device."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oper.base.errors import OperError
+from oper.plan.plan import Plan
+from oper.runtime.engine import EmbeddingEngine
+from oper.runtime.memory.device import Cuda
+from tests.support.cuda.device_engines import (
+    batch_on,
+    device_of,
+    serve_after_a_death,
+    serve_on_both,
+    start,
+)
+from tests.support.runtime import mortal_ranks
+from tests.support.runtime.engine_cases import Case, module_tables, tables_of
+from tests.support.runtime.ranks import Ranks
+from tests.support.runtime.runtime_plans import random_plan
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with Ranks(4) as started:
+        yield started
+
+
+@pytest.fixture(scope="module", params=["emulated", "on_cuda"])
+def library(request: pytest.FixtureRequest) -> str | None:
+    """The emulated kernels, or None where the device itself is meant."""
+    if request.param == "on_cuda":
+        if not torch.cuda.is_available():
+            pytest.skip("no CUDA device here")
+        return None
+    emulated: Path = request.getfixturevalue("emulated")
+    return str(emulated)
+
+
+def plan_of(case: Case, **options: Any) -> Plan:
+    return random_plan(case.seed, tables_of(case), case.ranks, mode="inference", **options)
+
+
+def assert_serves_as_on_the_cpu(ranks: Ranks, case: Case, library: str | None) -> None:
+    plan = plan_of(case, replicated=0.3)
+    for on_device, on_cpu in ranks.run(case.ranks, serve_on_both, case, plan, library):
+        for found, expected in zip(on_device["outputs"], on_cpu["outputs"], strict=True):
+            assert torch.equal(found.view(torch.int32), expected.view(torch.int32))
+        for found, expected in zip(on_device["tables"], on_cpu["tables"], strict=True):
+            assert torch.equal(found, expected)
+        assert on_device["counted"] == on_cpu["counted"]
+
+
+CASES = {
+    "one rank": Case(1, 1),
+    "two ranks": Case(2, 2),
+    "four ranks": Case(3, 4, rows=(50, 7, 400, 30)),
+    "weights": Case(4, 2, weighted=True),
+    "means": Case(5, 2, pooling="mean"),
+    "unpooled": Case(6, 2, pooling="none"),
+    "one id each": Case(7, 2, bags="one"),
+    "one id each, unpooled": Case(8, 2, pooling="none", bags="one"),
+    "ranks without samples": Case(9, 4, bags="none"),
+    "int32 ids": Case(10, 2, int32=True),
+    "odd dims": Case(11, 2, dims=(5, 12)),
+    "fp16": Case(12, 2, dtype="fp16"),
+    "bf16": Case(13, 2, dtype="bf16"),
+    "int8": Case(14, 4, dtype="int8"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_serves_as_on_the_cpu(ranks: Ranks, library: str | None, name: str) -> None:
+    assert_serves_as_on_the_cpu(ranks, CASES[name], library)
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    size=st.sampled_from([1, 2, 4]),
+    dtype=st.sampled_from(["fp32", "fp16", "bf16", "int8"]),
+    pooling=st.sampled_from(["sum", "mean", "none"]),
+    bags=st.sampled_from(["one", "many", "none"]),
+    weighted=st.booleans(),
+    dims=st.lists(st.sampled_from([4, 6, 8, 64]), min_size=1, max_size=3),
+)
+@settings(max_examples=10)
+def test_any_case_serves_as_on_the_cpu(
+    ranks: Ranks,
+    library: str | None,
+    seed: int,
+    size: int,
+    dtype: str,
+    pooling: str,
+    bags: str,
+    weighted: bool,
+    dims: list[int],
+) -> None:
+    weighted = weighted and pooling != "none"
+    case = Case(
+        seed, size, pooling=pooling, weighted=weighted, dtype=dtype, dims=tuple(dims), bags=bags
+    )
+    assert_serves_as_on_the_cpu(ranks, case, library)
+
+
+def test_a_killed_rank(library: str | None) -> None:
+    case = Case(1, 2, steps=1)
+    found, lost = mortal_ranks.run(2, serve_after_a_death, case, plan_of(case), library)
+    assert lost is None
+    assert found["equal"]  # memory that is mapped stays
+    assert "rank 1 died" in found["error"]
+    assert found["seconds"] < 5
+
+
+CASE = Case(1, 1)
+
+
+@pytest.mark.parametrize("value", [-1, 50, 2**40])
+def test_bad_ids(library: str | None, value: int) -> None:
+    device = device_of(library)
+    engine = start(CASE, plan_of(CASE), None, device)
+    batch = batch_on(device, CASE, 0, 0)
+    batch.values()[1] = value
+    with pytest.raises(OperError, match=rf"feature 'f0': id {value}, number 1 .* table 't0'"):
+        engine(batch)
+    ignoring = start(CASE, plan_of(CASE), None, device, bounds="ignore")
+    found = ignoring(batch)
+    batch.values()[1] = 0
+    assert torch.equal(found, ignoring(batch))
+    assert torch.equal(found, engine(batch))
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (lambda offsets: offsets[:-1], "lengths, and 4 features of"),
+        (lambda offsets: torch.cat([offsets[:-1], offsets[-1:] + 1]), "must sum to that"),
+        (lambda offsets: offsets.flip(0), "offsets must ascend"),
+    ],
+)
+def test_lengths_that_contradict_the_values(library: str | None, change: Any, error: str) -> None:
+    device = device_of(library)
+    engine = start(CASE, plan_of(CASE), None, device)
+    batch = batch_on(device, CASE, 0, 0)
+    batch._offsets, batch._lengths = change(batch.offsets()), None
+    with pytest.raises(OperError, match=error):
+        engine(batch)
+
+
+def test_what_devices_do_not_do_yet(library: str | None) -> None:
+    device = device_of(library)
+    training = random_plan(1, tables_of(CASE), 1)
+    with pytest.raises(OperError, match=r"the plan is for training, and on .* there is inference"):
+        EmbeddingEngine(training, module_tables(CASE), device=device)
+
+
+def _distinct(rank: int, group: Any, case: Case, plan: Plan, library: str | None) -> None:
+    start(case, plan, group, device_of(library))
+
+
+def test_distinct_rows_are_not_fetched_on_devices(library: str | None) -> None:
+    case = Case(1, 2)
+    plan = plan_of(case, fetch="distinct")
+    for outcome in mortal_ranks.run(2, _distinct, case, plan, library):
+        assert "plan with --fetch raw" in str(outcome)
+
+
+def test_a_device_that_is_not_there() -> None:
+    with pytest.raises(OperError, match="device cpu: a CUDA device was needed"):
+        Cuda("cpu")
+    if not torch.cuda.is_available():
+        with pytest.raises(OperError, match="finds no CUDA device here"):
+            Cuda()

@@ -1,0 +1,131 @@
+"""What ranks with engines on devices do in tests, beside engines on the CPU."""
+
+import os
+import signal
+import time
+from typing import Any
+
+import torch
+
+from oper.base import native
+from oper.base.errors import OperError
+from oper.base.free_memory import FreeMemory, free_memory
+from oper.plan.plan import Plan
+from oper.runtime.comm.shared_segment import DeviceSegment
+from oper.runtime.engine import EmbeddingEngine
+from oper.runtime.memory.device import Cpu, Cuda, Device
+from oper.runtime.table_io import RowBlock, RowRange
+from tests.support.cuda.plain_batch import PlainBatch
+from tests.support.runtime.engine_cases import Case, batch_parts, initial, module_tables
+
+
+class _EmulatedOps:
+    """The operators of devices on host memory, and for the rest those of the CPU."""
+
+    def __getattr__(self, name: str) -> Any:
+        emulated = torch.ops.oper_emulated
+        return getattr(emulated if hasattr(emulated, name) else native.ops(), name)
+
+
+class EmulatedDevice(Cuda):
+    """Host memory stands for a device's, kernels and driver are emulated: all of `Cuda` but what is
+    torch's."""
+
+    stream = 0
+
+    def __init__(self, library: str) -> None:
+        native.ops().load_device_library(library)
+        self.torch_device = torch.device("cpu")
+
+    def ops(self) -> Any:
+        return _EmulatedOps()
+
+    def segment(self, bytes: int) -> DeviceSegment:
+        return DeviceSegment.create(bytes, self.torch_device)
+
+    def free_memory(self) -> list[FreeMemory]:
+        return free_memory()
+
+    def synchronize(self) -> None:
+        pass
+
+
+def device_of(library: str | None) -> Device:
+    """The first CUDA device; emulated, if a library of emulated kernels is given."""
+    return Cuda("cuda:0") if library is None else EmulatedDevice(library)
+
+
+def start(case: Case, plan: Plan, group: Any, device: Device, **options: Any) -> EmbeddingEngine:
+    """An engine whose tables have their initial values."""
+    engine = EmbeddingEngine(
+        plan, module_tables(case), group=group, weighted=case.weighted, deadline_seconds=20,
+        device=device, **options,
+    )  # fmt: skip
+    mine = [n for n in range(len(case.rows)) if n % engine.ranks == engine.rank]
+    engine.write_rows([RowBlock(n, 0, initial(case, n)) for n in mine])
+    return engine
+
+
+def batch_on(device: Device, case: Case, step: int, rank: int, turned: bool = False) -> PlainBatch:
+    """A rank's batch in a step; where `turned`, with its features in another order, and one more
+    that the module does not read."""
+    batch = PlainBatch(**batch_parts(case, step, rank))
+    if turned:
+        batch = batch.permute([0, *range(len(batch.keys()) - 1, -1, -1)])
+        batch.keys()[0] = "other"
+    parts = {
+        name: None if given is None else given.to(device.torch_device)
+        for name, given in (
+            ("values", batch.values()),
+            ("weights", batch.weights_or_none()),
+            ("lengths", batch.lengths_or_none()),
+            ("offsets", batch.offsets_or_none()),
+        )
+    }
+    return PlainBatch(batch.keys(), stride=batch.stride(), **parts)  # type: ignore[arg-type]
+
+
+def serve_on_both(
+    rank: int, group: Any, case: Case, plan: Plan, library: str | None
+) -> list[dict[str, Any]]:
+    """Outputs, rows and counters of an engine on a device, and the same of one on the CPU."""
+    return [_serve(rank, group, case, plan, device) for device in (device_of(library), Cpu())]
+
+
+def _serve(rank: int, group: Any, case: Case, plan: Plan, device: Device) -> dict[str, Any]:
+    engine = start(case, plan, group, device)
+    outputs = [
+        engine(batch_on(device, case, step, rank, turned=step % 2 == 1)).detach().cpu()
+        for step in range(case.steps)
+    ]
+    tables = engine.read_rows([RowRange(n, 0, rows) for n, rows in enumerate(case.rows)])
+    assert engine.unequal_replicas() == []
+    counted = engine.counters.to_dict()
+    engine.close()
+    return {"outputs": outputs, "tables": tables, "counted": counted}
+
+
+def serve_after_a_death(
+    rank: int, group: Any, case: Case, plan: Plan, library: str | None
+) -> dict[str, Any]:
+    """Rank 1 is killed once tables are written; what the others look up then, and the error of what
+    ranks do together."""
+    device = device_of(library)
+    engine = start(case, plan, group, device)
+    before = engine(batch_on(device, case, 0, rank)).cpu()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while engine.node.liveness.alive(1):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    after, begun, error = engine(batch_on(device, case, 0, rank)).cpu(), time.monotonic(), ""
+    try:
+        engine.read_rows([])
+    except OperError as lost:
+        error = str(lost)
+    return {
+        "equal": torch.equal(before, after),
+        "error": error,
+        "seconds": time.monotonic() - begun,
+    }
