@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from oper.planner.problem.problem import Settings as Settings
     from oper.profiling.counting import profile as profile
     from oper.profiling.profile import Profile as Profile
+    from oper.profiling.recorder import record as record
     from oper.tables.table import Table as Table
     from oper.topology.topology import Topology as Topology
     from oper.torchrec.serving import serve as serve
@@ -58,6 +59,7 @@ _HOME = {
     "load_plan": "oper.plan.plan",
     "make_plan": "oper.planner.make_plan",
     "profile": "oper.profiling.counting",
+    "record": "oper.profiling.recorder",
     "serve": "oper.torchrec.serving",
     "shard": "oper.torchrec.sharded_model",
     "torchrec_plan": "oper.torchrec.sharding_plan",
@@ -79,6 +81,7 @@ __all__ = [
     "load_plan",
     "make_plan",
     "profile",
+    "record",
     "serve",
     "shard",
     "torchrec_plan",

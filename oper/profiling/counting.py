@@ -19,10 +19,10 @@ from oper.logs.log import Log, open_log
 from oper.logs.row_reader import RowReader
 from oper.logs.table_discovery import Prepared, prepare
 from oper.profiling.distinct_rows import DistinctSums
-from oper.profiling.equal_windows import MAX_WINDOWS, EqualWindows, Windows, refuse_too_many
 from oper.profiling.profile import Profile, window_name
 from oper.profiling.row_counters import Memory, RowCounters
 from oper.profiling.sampling import RankShares, Sampling, sampling_error
+from oper.profiling.windows.equal_windows import MAX_WINDOWS, EqualWindows, Windows, refuse_too_many
 from oper.tables.model_tables import tables_of
 from oper.tables.table_file import load_tables
 

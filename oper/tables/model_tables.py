@@ -1,5 +1,6 @@
 """The tables of a TorchRec model or of its configurations."""
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from oper.base.errors import OperError
@@ -23,16 +24,8 @@ def tables_of(module: Any, *, optimizer: str = "rowwise_adagrad") -> tuple[Table
     the module has no collection, or a table has a dtype or optimizer that is not supported.
     """
     tables: list[Table] = []
-    for inner in module.modules():
-        if hasattr(inner, "embedding_bag_configs"):
-            configs, weights = inner.embedding_bag_configs(), getattr(inner, "embedding_bags", {})
-        elif hasattr(inner, "embedding_configs"):
-            configs, weights = inner.embedding_configs(), getattr(inner, "embeddings", {})
-        else:
-            continue
-        for config in configs:
-            parameter = weights[config.name].weight if config.name in weights else None
-            tables.append(_table_of(config, _optimizer_of(parameter, optimizer)))
+    for _, inner in collections_of(module):
+        tables += tables_of_collection(inner, optimizer=optimizer)
     if not tables:
         raise OperError(
             f"{type(module).__name__}: has no TorchRec EmbeddingBagCollection or "
@@ -45,6 +38,38 @@ def tables_of(module: Any, *, optimizer: str = "rowwise_adagrad") -> tuple[Table
             "give each table a name of its own"
         )
     return tuple(tables)
+
+
+def collections_of(module: Any) -> Iterator[tuple[str, Any]]:
+    """The embedding (bag) collections of a module by their path, unsharded ones and those that
+    TorchRec or OPER sharded."""
+    within: list[str] = []  # parts of a collection are none of their own
+    for path, inner in module.named_modules():
+        if _configs_of(inner) is not None and not any(path.startswith(f"{p}.") for p in within):
+            within.append(path)
+            yield path, inner
+
+
+def tables_of_collection(
+    collection: Any, *, optimizer: str = "rowwise_adagrad"
+) -> tuple[Table, ...]:
+    """The tables of one of them, as `tables_of`; of a sharded one all optimizers are `optimizer`,
+    as its parameters no longer tell them."""
+    weights = getattr(collection, "embedding_bags", None) or getattr(collection, "embeddings", {})
+    tables = []
+    for config in _configs_of(collection) or ():
+        parameter = weights[config.name].weight if config.name in weights else None
+        tables.append(_table_of(config, _optimizer_of(parameter, optimizer)))
+    return tuple(tables)
+
+
+def _configs_of(collection: Any) -> Sequence[Any] | None:
+    for name in ("embedding_bag_configs", "embedding_configs"):
+        # TorchRec's sharded ones have them as an attribute.
+        found: Any = getattr(collection, name, None) or getattr(collection, f"_{name}", None)
+        if found is not None:
+            return list(found() if callable(found) else found)
+    return None
 
 
 def _table_of(config: Any, optimizer: str) -> Table:

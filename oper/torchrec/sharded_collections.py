@@ -187,6 +187,10 @@ class OperShardedEmbeddingBagCollection(_ShardedByRows):
         self._names = [n for names in get_embedding_names_by_table(self._configs) for n in names]
         self._dims = [c.embedding_dim for c in self._configs for _ in c.feature_names]
 
+    def embedding_bag_configs(self) -> list[Any]:
+        """The tables' configs, as of the unsharded collection."""
+        return self._configs
+
     def output_dist(self, ctx: BatchContext, output: torch.Tensor) -> LazyAwaitable:
         """The rows as a KeyedTensor."""
         return _Pooled(KeyedTensor(self._names, self._dims, output, key_dim=1))
@@ -211,6 +215,10 @@ class OperShardedEmbeddingCollection(_ShardedByRows):
             for config, of_table in zip(self._configs, names, strict=True)
             for feature, name in zip(config.feature_names, of_table, strict=True)
         ]
+
+    def embedding_configs(self) -> list[Any]:
+        """The tables' configs, as of the unsharded collection."""
+        return self._configs
 
     def output_dist(self, ctx: BatchContext, output: torch.Tensor) -> LazyAwaitable:
         """The rows as a JaggedTensor for each lookup."""

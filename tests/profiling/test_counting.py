@@ -15,10 +15,10 @@ from oper.base.units import parse_seconds
 from oper.logs import LogOptions, RowReader, open_log, prepare
 from oper.profiling.counting import CountOptions, count, profile, provenance
 from oper.profiling.distinct_rows import expected_rows
-from oper.profiling.equal_windows import EqualWindows
 from oper.profiling.profile import Profile, merge
 from oper.profiling.sampling import Sampling, hot_missed, poisson_mixture
-from oper.profiling.time_windows import TimeWindows
+from oper.profiling.windows.equal_windows import EqualWindows
+from oper.profiling.windows.time_windows import TimeWindows
 from oper.tables.table import Table
 
 JAGGED = LogOptions(values=("item",), lengths=("lengths",))

@@ -30,8 +30,8 @@ from oper.cli.shared.progress import progress
 if TYPE_CHECKING:
     from oper.logs import Log, LogOptions
     from oper.logs.batches.reading_options import TimeUnit
-    from oper.profiling.equal_windows import Windows
     from oper.profiling.profile import Profile
+    from oper.profiling.windows.equal_windows import Windows
 
 
 _OUTPUT = typer.Option(..., "-o", "--output", help="The profile folder to write.")
@@ -219,8 +219,8 @@ def _windows(
     log: "Log", most: int, windows: int | None, by_column: str | None, every: str
 ) -> "tuple[Log, Windows | None]":
     """The log as its windows need it, and the windows that the options ask for."""
-    from oper.profiling.equal_windows import EqualWindows, refuse_too_many
-    from oper.profiling.time_windows import find_time_windows
+    from oper.profiling.windows.equal_windows import EqualWindows, refuse_too_many
+    from oper.profiling.windows.time_windows import find_time_windows
 
     if by_column is not None:
         if windows is not None:

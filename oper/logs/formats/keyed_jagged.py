@@ -1,13 +1,15 @@
-"""Logs in memory: any iterable of TorchRec `KeyedJaggedTensor` batches.
+"""Logs in memory: any iterable of batches that hold TorchRec `KeyedJaggedTensor`s.
 
-Batches with `sparse_features`, `dense_features` and `labels` (`torchrec.datasets.utils.Batch`)
-work too.
+A batch is one of them, or whatever holds some: tuples, dictionaries, objects as
+`torchrec.datasets.utils.Batch`, in each other. Together they have the features of its samples. Of
+an object, `labels` and `dense_features` are read as well. Weights say nothing of accesses.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 
 from oper.base.errors import OperError
 from oper.logs.batches.batch import Batch, Jagged, Location
@@ -29,11 +31,14 @@ class KjtSource:
         if first is None:
             raise OperError(f"{self.name}: the iterable is empty")
         self._kept = [first] if self._once is not None else []
-        self.columns = tuple(Column(key, bags=True) for key in _keys(first, 0))
+        self.columns = tuple(Column(key, bags=True) for key in _features(first, self._where(0)))
 
     def count(self) -> int:
         """The number of samples."""
-        return sum(_sparse(b, i).stride() for i, b in enumerate(self._pass()))
+        return sum(
+            samples_of(keyed_jagged_tensors(given), self._where(n))
+            for n, given in enumerate(self._pass())
+        )
 
     def estimate(self) -> None:
         """None: the length of an iterable is not known."""
@@ -41,20 +46,23 @@ class KjtSource:
     def batches(self, selection: Selection) -> Iterator[Batch]:
         """The samples in order."""
         for index, given in enumerate(self._pass()):
-            kjt = _sparse(given, index)
-            missing = set(selection.features).difference(_keys(given, index))
+            location = Location(self._where(index), 0, "sample")
+            held = _features(given, location.file)
+            missing = set(selection.features).difference(held)
             if missing:
-                raise OperError(f"{self.name}, batch {index}: has no key {min(missing)!r}")
-            location = Location(f"{self.name}, batch {index}", 0, "sample")
+                raise OperError(f"{location.file}: has no key {min(missing)!r}")
             batch = Batch(
-                kjt.stride(),
-                {name: _jagged(kjt[name], name, location) for name in selection.features},
+                samples_of(keyed_jagged_tensors(given), location.file),
+                {name: jagged(held[name][name], name, location) for name in selection.features},
                 location,
                 label=_array(given, "labels"),
                 dense=_array(given, "dense_features"),
             )
             for start in range(0, batch.samples, selection.batch_rows):
                 yield batch.slice(start, start + selection.batch_rows)
+
+    def _where(self, index: int) -> str:
+        return f"{self.name}, batch {index}"
 
     def _pass(self) -> Iterator[Any]:
         if self._once is None:
@@ -71,21 +79,60 @@ class KjtSource:
         yield from self._once
 
 
-def _sparse(batch: Any, index: int) -> Any:
-    kjt = getattr(batch, "sparse_features", batch)
-    if not hasattr(kjt, "keys") or not hasattr(kjt, "stride"):
+def keyed_jagged_tensors(given: Any) -> list[Any]:
+    """All KeyedJaggedTensors in a batch, in the order of its parts."""
+    found: list[Any] = []
+    _collect(given, found, set())
+    return found
+
+
+def _collect(given: Any, found: list[Any], seen: set[int]) -> None:
+    if id(given) in seen:
+        return
+    seen.add(id(given))
+    if hasattr(given, "keys") and hasattr(given, "stride"):
+        found.append(given)
+    elif isinstance(given, Mapping):
+        for part in given.values():
+            _collect(part, found, seen)
+    elif isinstance(given, list | tuple):
+        for part in given:
+            _collect(part, found, seen)
+    elif hasattr(given, "__dict__") and not isinstance(given, torch.Tensor | type):
+        for part in vars(given).values():
+            _collect(part, found, seen)
+
+
+def samples_of(tensors: Iterable[Any], where: str) -> int:
+    """The samples that all KeyedJaggedTensors of a batch have; OperError where they differ."""
+    counts = {int(tensor.stride()) for tensor in tensors}
+    if len(counts) > 1 or any(tensor.variable_stride_per_key() for tensor in tensors):
         raise OperError(
-            f"{KjtSource.name}, batch {index}: is {type(batch).__name__}, and a KeyedJaggedTensor "
-            "was needed"
+            f"{where}: its features are of different numbers of samples "
+            f"({', '.join(map(str, sorted(counts)))}), and of each sample all features are needed: "
+            "profile batches that have them, or tables of each kind of sample by themselves"
         )
-    return kjt
+    return counts.pop()
 
 
-def _keys(batch: Any, index: int) -> list[str]:
-    return list(_sparse(batch, index).keys())
+def _features(given: Any, where: str) -> dict[str, Any]:
+    """The KeyedJaggedTensor that holds each feature of a batch."""
+    found: dict[str, Any] = {}
+    for tensor in keyed_jagged_tensors(given):
+        for key in list(tensor.keys()):
+            if key in found:
+                raise OperError(f"{where}: holds feature {key!r} twice; give each its own name")
+            found[key] = tensor
+    if not found:
+        raise OperError(
+            f"{where}: is {type(given).__name__}, and a KeyedJaggedTensor was needed, or what "
+            "holds some"
+        )
+    return found
 
 
-def _jagged(tensor: Any, name: str, location: Location) -> Jagged:
+def jagged(tensor: Any, name: str, location: Location) -> Jagged:
+    """The ids of one feature, a JaggedTensor. OperError where they are no integers."""
     values = tensor.values().detach().cpu().numpy()
     if not np.issubdtype(values.dtype, np.integer):
         raise OperError(

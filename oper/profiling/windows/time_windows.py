@@ -19,7 +19,7 @@ from oper.logs.batches.batch import Batch
 from oper.logs.batches.reading_options import TimeUnit
 from oper.logs.batches.timestamps import PER_SECOND, UNIT_NAMES, are_dates, date_text, guess_unit
 from oper.logs.log import Log
-from oper.profiling.equal_windows import MAX_WINDOWS, refuse_too_many
+from oper.profiling.windows.equal_windows import MAX_WINDOWS, refuse_too_many
 
 Say = Callable[[str], None]
 Times = NDArray[np.float64]

@@ -1,0 +1,147 @@
+"""Counting inside a live model: what its collections of tables read while it trains or serves.
+
+with oper.record(model) as recorder:
+    train(model)
+recorder.profile().save("profile")
+
+Collections are watched where their features come in, so batches may look like anything, and the
+model may be sharded by TorchRec, by OPER, or not at all.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+
+from oper.base.errors import OperError
+from oper.logs.batches.batch import Batch, Location
+from oper.logs.formats.keyed_jagged import jagged, keyed_jagged_tensors, samples_of
+from oper.profiling.profile import Profile
+from oper.profiling.row_counters import RowCounters
+from oper.tables.model_tables import collections_of, tables_of, tables_of_collection
+
+
+class Recorder:
+    """The counters of a model's collections on this rank; made by `record`."""
+
+    def __init__(self, model: Any) -> None:
+        tables_of(model)  # which refuses models without tables, and tables of one name
+        self._recordings = {path: _Recording(path, c) for path, c in collections_of(model)}
+
+    def watch(self) -> ExitStack:
+        """Count from now on; closing what is returned ends it."""
+        stack = ExitStack()
+        for recording in self._recordings.values():
+            recording.watch(stack)
+        return stack
+
+    def profile(self, samples: int | None = None) -> Profile:
+        """The profile of what was counted so far, by this rank alone.
+
+        Args:
+            samples: how many samples that was. To be given where the collections saw different
+                numbers, as when one is read twice for each sample: accesses are per sample.
+
+        Raises:
+            OperError: nothing was counted, or the collections saw different numbers of samples.
+        """
+        counted = [recording.counters for recording in self._recordings.values()]
+        seen = {path or "model": r.counters.samples for path, r in self._recordings.items()}
+        if not any(seen.values()):
+            raise OperError(
+                "the recorder counted nothing: run the model, as `model(batch)` or in a pipeline, "
+                "inside `with oper.record(model) as recorder`"
+            )
+        if samples is None and len(set(seen.values())) > 1:
+            numbers = ", ".join(f"{path}: {number:,}" for path, number in seen.items())
+            raise OperError(
+                f"the model's collections saw different numbers of samples ({numbers}): say how "
+                "many the model was given, profile(samples=…)"
+            )
+        return Profile(
+            tuple(table for part in counted for table in part.tables),
+            max(seen.values()) if samples is None else samples,
+            _joined([part.accesses for part in counted]),
+            _joined([part.samples_with_row for part in counted]),
+            tuple(bagged for part in counted for bagged in part.bagged),
+            source={"recorded": sorted(seen)},
+        )
+
+
+@contextmanager
+def record(model: Any) -> Iterator[Recorder]:
+    """Count which rows the collections of a model read while this is open.
+
+    Args:
+        model: any `torch.nn.Module` with TorchRec's EmbeddingBagCollections or
+            EmbeddingCollections: unsharded, or sharded by TorchRec or OPER. Ids are rows.
+
+    Yields:
+        A recorder, whose `profile()` is that of this rank's batches; `oper profile merge` adds
+        those of several ranks.
+
+    Raises:
+        OperError: the model has no collection, or two of its tables have one name. An id that is
+            not a row of its table is an error where it is read.
+    """
+    recorder = Recorder(model)
+    with recorder.watch():
+        yield recorder
+
+
+class _Recording:
+    """What is counted of one collection."""
+
+    def __init__(self, path: str, collection: Any) -> None:
+        self._where, self._collection = (
+            f"collection {path or type(collection).__name__}",
+            collection,
+        )
+        self.counters = RowCounters(tables_of_collection(collection))
+        self._batches = 0
+
+    def watch(self, stack: ExitStack) -> None:
+        """Count until the stack is closed. Pipelines skip the forward of a sharded collection, and
+        call its `input_dist` themselves."""
+        module = self._collection
+
+        def before(_: Any, arguments: Any, named: Any) -> None:
+            if not getattr(module, "is_pipelined", False):
+                self._count((arguments, named))
+
+        stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+        if not hasattr(module, "input_dist"):
+            return
+        input_dist: Callable[..., Any] = module.input_dist
+
+        def watched(context: Any, *arguments: Any, **named: Any) -> Any:
+            if getattr(module, "is_pipelined", False):
+                self._count((arguments, named))
+            return input_dist(context, *arguments, **named)
+
+        module.input_dist = watched
+        stack.callback(delattr, module, "input_dist")
+
+    def _count(self, given: Any) -> None:
+        location = Location(f"{self._where}, batch {self._batches}", 0, "sample")
+        tensors = keyed_jagged_tensors(given)
+        held = {key: tensor for tensor in tensors for key in list(tensor.keys())}
+        features, table_of = {}, {}
+        read = [name for table in self.counters.tables for name in table.features]
+        for number, table in enumerate(self.counters.tables):
+            for name in table.features:
+                if name not in held:
+                    raise OperError(f"{location.file}: has no feature {name!r}")
+                # A feature that several tables read is counted in each.
+                key = name if read.count(name) == 1 else f"{name}@{table.name}"
+                features[key] = jagged(held[name][name], name, location)
+                table_of[key] = number
+        batch = Batch(samples_of(tensors, location.file), features, location)
+        self.counters.add(batch, table_of)
+        self._batches += 1
+
+
+def _joined(parts: list[Any]) -> Any:
+    widest = max((part.dtype for part in parts), key=lambda dtype: dtype.itemsize)
+    return np.concatenate([part.astype(widest, copy=False) for part in parts])
