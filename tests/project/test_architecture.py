@@ -20,6 +20,7 @@ LAYERS = (
     "cost logs.batches",
     "logs.formats",
     "logs",
+    "profiling.windows",
     "profiling plan",
     "synth audit",
     "planner.problem",
