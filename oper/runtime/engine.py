@@ -97,7 +97,7 @@ class EmbeddingEngine:
             self.node.close()
             raise
         self._guard = EngineGuard(self.node, self.signals, group, waiting=self.training)
-        sorter = Sorter(self.node, len(self.buckets))
+        sorter = Sorter(self.node, len(self.buckets), by_position=fetcher.needs_runs)
         self._preparer = BatchPreparer(
             self.rank,
             plan.tables,

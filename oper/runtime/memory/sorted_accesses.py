@@ -60,16 +60,18 @@ class SortedRows:
 @dataclass(frozen=True, eq=False)
 class Runs(SortedRows):
     """The rows of a batch, with the accesses of each: run i is
-    positions[starts[i] : starts[i + 1]]."""
+    positions[starts[i] : starts[i + 1]]. Where they go `by_bag`, those are not the accesses'
+    positions but their bags, which is all that unweighted sums of gradients must know."""
 
-    positions: torch.Tensor  # int32 or int64 [accesses], in the batch
-    starts: torch.Tensor  # of the same type, [rows + 1]
+    positions: torch.Tensor  # int32 [accesses], in the batch
+    starts: torch.Tensor  # int32 [rows + 1]
+    by_bag: bool
 
     @classmethod
-    def of_tensors(cls, tensors: Sequence[torch.Tensor], ranks: int) -> "Runs":
+    def of_tensors(cls, tensors: Sequence[torch.Tensor], ranks: int, by_bag: bool) -> "Runs":
         """From what the operator oper::sort_accesses returns."""
         positions, starts, slots, before = tensors
-        return cls(slots, before, ranks, positions, starts)
+        return cls(slots, before, ranks, positions, starts, by_bag)
 
     def tensors(self) -> list[torch.Tensor]:
         """The reverse of `of_tensors`."""

@@ -61,6 +61,7 @@ def sum_gradients(
         dim,
         scale,
         out,
+        runs.by_bag,
     )
 
 

@@ -112,7 +112,7 @@ def _step(number: int) -> TrainingStep:
 
 
 def _batch(
-    ranks: int,
+    step: TrainingStep,
     addresses: torch.Tensor,
     segment_offset: torch.Tensor,
     offsets: torch.Tensor | None,
@@ -121,20 +121,20 @@ def _batch(
     runs: Sequence[torch.Tensor],
     out_elements: int,
 ) -> PreparedBatch:
-    sort = Runs.of_tensors(runs, ranks) if runs else None
+    sort = step.runs_of(runs, offsets, weights)
     return PreparedBatch(addresses, segment_offset, offsets, weights, features, out_elements, sort)
 
 
 def _forward(anchor: torch.Tensor, *rest: Any) -> torch.Tensor:
     *batch, number = rest
     step = _step(number)
-    return step.forward(_batch(step.ranks, *batch))
+    return step.forward(_batch(step, *batch))
 
 
 def _backward(grad: torch.Tensor, anchor: torch.Tensor, *rest: Any) -> Any:
     *batch, weights_too, number = rest
     step = _step(number)
-    weight_grad = step.backward(_batch(step.ranks, *batch), grad.contiguous(), weights_too)
+    weight_grad = step.backward(_batch(step, *batch), grad.contiguous(), weights_too)
     if weight_grad is None:
         weight_grad = grad.new_empty(0)
     return torch.zeros_like(anchor), weight_grad

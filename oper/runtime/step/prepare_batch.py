@@ -63,15 +63,14 @@ class BatchPreparer:
         descriptors, elements = self._features.describe(
             keys, samples, segment_offset, trained_only=not self._sort_all
         )
+        offsets = offsets if self._features.pooled else None
+        weights = batch.weights().float().contiguous() if self._weighted else None
+        read = (addresses, segment_offset, offsets, weights, descriptors)
         sort = None
         if self._sort_all or (self._trains and torch.is_grad_enabled()):
-            sort = self._sorter.sort(addresses, segment_offset, descriptors, at_once=self._sort_all)
+            sort = self._sorter.sort(*read, at_once=self._sort_all)
         return PreparedBatch(
-            addresses,
-            segment_offset,
-            offsets if self._features.pooled else None,
-            batch.weights().float().contiguous() if self._weighted else None,
-            descriptors,
+            *read,
             elements,
             sort,
             samples,

@@ -16,6 +16,7 @@ import torch
 from oper.runtime.comm.engine_lifetime import EngineGuard
 from oper.runtime.comm.progress_signals import Signals
 from oper.runtime.memory.heap import Heap
+from oper.runtime.memory.sorted_accesses import Runs
 from oper.runtime.step.access_counters import Counters
 from oper.runtime.step.apply_gradients import Gradients
 from oper.runtime.step.batch import PreparedBatch
@@ -53,6 +54,16 @@ class TrainingStep:
         """How many updates were made."""
         return self._gradients.steps if self._gradients else 0
 
+    def runs_of(
+        self,
+        tensors: Sequence[torch.Tensor],
+        offsets: torch.Tensor | None,
+        weights: torch.Tensor | None,
+    ) -> Runs | None:
+        """The runs of a batch, if it was sorted, from their tensors."""
+        by_bag = self._sorter.by_bag(offsets, weights)
+        return Runs.of_tensors(tensors, self.ranks, by_bag) if tensors else None
+
     def forward(self, batch: PreparedBatch) -> torch.Tensor:
         """The output of a batch, flat float32 [out_elements]; rows are those after all steps so
         far."""
@@ -80,8 +91,9 @@ class TrainingStep:
                 where = f"rank {self.rank}, step {self.steps + 1}"
                 check_finite(batch, grad, self._checked_features, where)
             if self._gradients is not None and batch.runs is None:
-                given = (batch.addresses, batch.segment_offset, batch.features)
-                batch = replace(batch, sort=self._sorter.sort(*given, at_once=True))
+                read = (batch.addresses, batch.segment_offset, batch.offsets, batch.weights)
+                sort = self._sorter.sort(*read, batch.features, at_once=True)
+                batch = replace(batch, sort=sort)
             if not self._fetcher.needs_runs:
                 self._count_distinct(batch)
             weight_grad = self._fetcher.weight_gradients(batch, grad) if weights_too else None

@@ -60,9 +60,19 @@ def row_sums(accesses: Accesses, grad, offsets, weights, scale):
 
 
 def check(accesses: Accesses, grad, offsets, weights, scale) -> list[torch.Tensor]:
-    """The sums of every bucket, the replicas' apart from the others'."""
+    """The sums of every bucket, the replicas' apart from the others'; the same bits by position
+    and by bag."""
+    found = sums_of(accesses, grad, offsets, weights, scale, by_bag=False)
+    if offsets is not None and weights is None:
+        by_bag = sums_of(accesses, grad, offsets, None, scale, by_bag=True)
+        assert all(map(torch.equal, found, by_bag))
+    return found
+
+
+def sums_of(accesses: Accesses, grad, offsets, weights, scale, by_bag) -> list[torch.Tensor]:
     ops = native.ops()
-    positions, run_start, _, run_count = ops.sort_accesses(*accesses.tensors())
+    bags = torch.from_numpy(offsets) if by_bag else None
+    positions, run_start, _, run_count = ops.sort_accesses(*accesses.tensors(), bags)
     expected = row_sums(accesses, grad.double().numpy(), offsets, weights, scale)
     codes = accesses.ranks + 1
     found = []
@@ -83,6 +93,7 @@ def check(accesses: Accesses, grad, offsets, weights, scale) -> list[torch.Tenso
                 sums.shape[1],
                 scale,
                 out[first - base : last - base],
+                by_bag,
             )
         np.testing.assert_allclose(out.numpy(), sums, rtol=1e-5, atol=1e-5)
         found.append(out)
@@ -174,11 +185,12 @@ def test_bad_input():
     runs = len(run_start) - 1
     features, segments = accesses.words, torch.from_numpy(accesses.segment_offset)
 
-    def sums(grad, last=runs, dim=4, offsets=None):
+    def sums(grad, last=runs, dim=4, offsets=None, weights=None, by_bag=False):
         out = torch.empty(last, dim)
         native.ops().sum_gradients(
-            grad, positions, run_start, 0, last, offsets, None, features, segments, dim, 1.0, out
-        )
+            grad, positions, run_start, 0, last, offsets, weights, features, segments, dim, 1.0,
+            out, by_bag,
+        )  # fmt: skip
 
     grad = torch.zeros(elements)
     sums(grad)
@@ -194,6 +206,13 @@ def test_bad_input():
         sums(grad, offsets=torch.tensor([0, 1, 2, 3, 4, 5, 5]))
     with pytest.raises(ValueError, match="must ascend"):
         sums(grad, offsets=torch.tensor([0, 1, 10**9, 3, 4, 5, 6]))
+    with pytest.raises(ValueError, match="with offsets and without weights alone"):
+        sums(grad, by_bag=True)
+    with pytest.raises(ValueError, match="with offsets and without weights alone"):
+        sums(grad, offsets=torch.arange(7), weights=torch.ones(6), by_bag=True)
+    accesses.features["first_bag"] = 1
+    with pytest.raises(ValueError, match="the bags of feature 0 do not follow those before it"):
+        sums(grad, offsets=torch.arange(7), by_bag=True)
 
 
 def test_operator_is_as_torch_wants_it():

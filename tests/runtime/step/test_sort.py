@@ -19,6 +19,20 @@ def check(accesses: Accesses) -> None:
         np.testing.assert_array_equal(tensor.numpy(), expected)
 
 
+def check_by_bag(accesses: Accesses, rng: np.random.Generator) -> None:
+    """The same runs, and in the place of positions the bags that those are in; some are empty."""
+    number = len(accesses.addresses)
+    inner = np.sort(rng.integers(0, number + 1, rng.integers(0, 2 * number + 2)))
+    offsets = np.concatenate([[0], inner, [number]])
+    positions, *expected = native.ops().sort_accesses(*accesses.tensors())
+    bags = np.searchsorted(offsets, positions.numpy(), side="right") - 1
+    for dtype in (np.int32, np.int64):
+        given = torch.from_numpy(offsets.astype(dtype))
+        found, *runs = native.ops().sort_accesses(*accesses.tensors(), given)
+        np.testing.assert_array_equal(found.numpy(), bags)
+        assert all(map(torch.equal, runs, expected))
+
+
 @pytest.fixture
 def threads():
     """Sets the number of threads, until the test ends."""
@@ -38,7 +52,9 @@ def threads():
 )
 def test_equals_lexsort(seed, ranks, sizes, buckets, slots, replicas, frozen):
     rng = np.random.default_rng(seed)
-    check(random_accesses(rng, ranks, sizes, buckets, slots, replicas, frozen))
+    accesses = random_accesses(rng, ranks, sizes, buckets, slots, replicas, frozen)
+    check(accesses)
+    check_by_bag(accesses, rng)
 
 
 @pytest.mark.parametrize("slots", [3, 10**5, 2**40])
@@ -49,6 +65,7 @@ def test_any_number_of_threads(threads, slots):
     for number in (1, 2, 3):
         threads(number)
         check(accesses)
+        check_by_bag(accesses, np.random.default_rng(1))
 
 
 def test_one_row():
@@ -88,6 +105,9 @@ def test_bad_input():
         sort(*arguments[:3], 0, 2, 0)
     with pytest.raises(ValueError, match="rank"):
         sort(*arguments[:3], 2, 2, 2)
+    for offsets in ([0, 10], [1, 11], [0, 12], [0, 9, 3, 11]):
+        with pytest.raises(ValueError, match="offsets"):
+            sort(*arguments, torch.tensor(offsets))
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
@@ -106,4 +126,5 @@ def test_operators_are_as_torch_wants_them():
     ops = native.ops()
     accesses = random_accesses(np.random.default_rng(0), 2, [50, 60], 2, 10, 3, frozen=False)
     torch.library.opcheck(ops.sort_accesses.default, accesses.tensors())
+    torch.library.opcheck(ops.sort_accesses.default, (*accesses.tensors(), torch.arange(111)))
     torch.library.opcheck(ops.one_per_bag.default, (torch.arange(5),), test_utils="test_schema")

@@ -59,13 +59,19 @@ struct Tasks {
 
 // The places of gradients of all features, of which those of `bucket` are checked.
 GradientPlaces places_of(const Features& features, int64_t bucket, int64_t dim,
-                         int64_t grad_elements, bool bags_hold_one) {
+                         int64_t grad_elements, bool bags_hold_one, bool by_bag) {
   GradientPlaces places;
+  places.by_bag = by_bag;
+  int64_t bags_before = 0;
   for (int64_t f = 0; f < features.count; ++f) {
     const Feature& feature = features[f];
     const int64_t begin = features.begin(f);
     const int64_t first_bag = bags_hold_one ? begin : feature.first_bag;
-    places.segments.push_back({features.end(f), feature.out_base - first_bag * feature.out_stride,
+    TORCH_CHECK_VALUE(!by_bag || feature.first_bag == bags_before, "features: the bags of feature ",
+                      f, " do not follow those before it");
+    bags_before += feature.bags;
+    const int64_t end = by_bag ? bags_before : features.end(f);
+    places.segments.push_back({end, feature.out_base - first_bag * feature.out_stride,
                                feature.out_stride, feature.mean != 0});
     if (feature.bucket != bucket || features.end(f) == begin) continue;
     TORCH_CHECK_VALUE(feature.dim == dim, "features: feature ", f, " of bucket ", bucket,
@@ -196,7 +202,8 @@ void with_gradient_type(const at::Tensor& grad, const F& f) {
 void sum_gradients(const at::Tensor& grad, const at::Tensor& positions, const at::Tensor& run_start,
                    int64_t first_run, int64_t last_run, const std::optional<at::Tensor>& offsets,
                    const std::optional<at::Tensor>& weights, const at::Tensor& features,
-                   const at::Tensor& segment_offset, int64_t dim, double scale, at::Tensor& out) {
+                   const at::Tensor& segment_offset, int64_t dim, double scale, at::Tensor& out,
+                   bool by_bag) {
   const int32_t* const at = elements<int32_t>(positions, "positions");
   const int32_t* const start = elements<int32_t>(run_start, "run_start");
   const Features view = features_of(features, segment_offset);
@@ -212,21 +219,28 @@ void sum_gradients(const at::Tensor& grad, const at::Tensor& positions, const at
   if (first_run == last_run) return;
 
   // The runs are of one bucket, which the feature of any access names.
-  const int64_t position = at[start[first_run]];
+  int64_t position = at[start[first_run]];
+  if (by_bag) {
+    TORCH_CHECK_VALUE(offsets && !weight, "by_bag: with offsets and without weights alone");
+    check_index(position, offsets->numel() - 1, "positions", "bags");
+    with_bag_offsets(*offsets, accesses, [&](const auto* begins) {
+      position = static_cast<int64_t>(begins[position]);
+    });
+  }
   const auto* const ends = view.segment_offset + 1;
   check_index(position, accesses, "positions", "accesses");
   const int64_t bucket = view[std::upper_bound(ends, ends + view.count, position) - ends].bucket;
-  GradientPlaces places = places_of(view, bucket, dim, grad.numel(), !offsets);
+  GradientPlaces places = places_of(view, bucket, dim, grad.numel(), !offsets, by_bag);
   at::Tensor bags;
   if (offsets) {
     with_bag_offsets(*offsets, accesses, [&](const auto* begins) {
-      bags = bags_of(view, bucket, begins, offsets->numel() - 1, accesses);
+      if (!by_bag) bags = bags_of(view, bucket, begins, offsets->numel() - 1, accesses);
       if constexpr (std::is_same_v<decltype(begins), const int32_t*>)
         places.offsets32 = begins;
       else
         places.offsets64 = begins;
     });
-    places.bag_of = bags.const_data_ptr<int32_t>();
+    if (!by_bag) places.bag_of = bags.const_data_ptr<int32_t>();
   }
   const bool factors = weight || (offsets && any_mean(view, bucket));
   with_gradient_type(grad, [&](auto type) {
@@ -248,7 +262,8 @@ void sum_gradients(const at::Tensor& grad, const at::Tensor& positions, const at
 
 void sum_gradients_shape(const at::Tensor&, const at::Tensor&, const at::Tensor&, int64_t, int64_t,
                          const std::optional<at::Tensor>&, const std::optional<at::Tensor>&,
-                         const at::Tensor&, const at::Tensor&, int64_t, double, at::Tensor&) {}
+                         const at::Tensor&, const at::Tensor&, int64_t, double, at::Tensor&, bool) {
+}
 
 }  // namespace
 
@@ -256,7 +271,7 @@ TORCH_LIBRARY_FRAGMENT(oper, m) {
   m.def(
       "sum_gradients(Tensor grad, Tensor positions, Tensor run_start, int first_run, int last_run,"
       " Tensor? offsets, Tensor? weights, Tensor features, Tensor segment_offset, int dim,"
-      " float scale, Tensor(a!) out) -> ()");
+      " float scale, Tensor(a!) out, bool by_bag=False) -> ()");
 }
 
 TORCH_LIBRARY_IMPL(oper, CPU, m) { m.impl("sum_gradients", sum_gradients); }

@@ -6,119 +6,21 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
-#include <limits>
+#include <algorithm>
 #include <numeric>
+#include <optional>
 #include <tuple>
 #include <type_traits>
 #include <vector>
 
 #include "cpu/common/arguments.h"
 #include "cpu/common/output_buffers.h"
-#include "cpu/step/feature_accesses.h"
-#include "oper/common/bits.h"
+#include "cpu/step/batch.h"
+#include "cpu/step/row_keys.h"
+#include "oper/step/count_sort.h"
 
 namespace oper {
 namespace {
-
-constexpr int64_t kAccessesPerChunk = 1 << 15;
-
-// What the sort is of: segments of accesses, and the key space of their rows.
-struct SortTask {
-  const int64_t* addresses;
-  std::vector<SortedSegment> segments;
-  int64_t elements = 0;
-  int64_t rank, ranks, buckets;
-  int position_bits = 0;
-  std::vector<uint64_t> first_key;  // of each bucket and owner code, and the end
-  std::vector<uint64_t> base;       // the same of each bucket and field code
-
-  int64_t owner_codes() const { return ranks + 1; }
-  int64_t field_codes() const { return ranks + 2; }
-  int key_bits() const { return bit_width(std::max<uint64_t>(first_key.back(), 1) - 1); }
-
-  // f(segment, begin, end) for the accesses of elements [first, last), piece by piece.
-  template <typename F>
-  void for_each_piece(int64_t first, int64_t last, const F& f) const {
-    auto segment = std::upper_bound(
-        segments.begin(), segments.end(), first,
-        [](int64_t element, const SortedSegment& s) { return element < s.element; });
-    for (--segment; first < last; ++segment) {
-      const int64_t begin = segment->begin + first - segment->element;
-      const int64_t end = std::min(segment->end, begin + last - first);
-      f(*segment, begin, end);
-      first += end - begin;
-    }
-  }
-};
-
-// f(chunk, first, last) on all threads.
-template <typename F>
-void for_each_chunk(int64_t chunks, int64_t elements, const F& f) {
-  at::parallel_for(0, chunks, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t chunk = begin; chunk < end; ++chunk)
-      f(chunk, elements * chunk / chunks, elements * (chunk + 1) / chunks);
-  });
-}
-
-SortTask sort_task(const at::Tensor& addresses, const at::Tensor& segment_offset,
-                   const at::Tensor& features, int64_t rank, int64_t ranks, int64_t buckets) {
-  TORCH_CHECK_VALUE(ranks >= 1 && rank >= 0 && rank < ranks, "rank: ", rank, " of ", ranks);
-  TORCH_CHECK_VALUE(addresses.numel() <= std::numeric_limits<int32_t>::max(),
-                    "addresses: ", addresses.numel(),
-                    " accesses in a batch, and positions are of 32 bits");
-  SortTask task;
-  task.addresses = elements<int64_t>(addresses, "addresses");
-  task.rank = rank;
-  task.ranks = ranks;
-  task.buckets = buckets;
-  task.position_bits = bit_width(static_cast<uint64_t>(addresses.numel()));
-  const Features view = features_of(features, segment_offset);
-  TORCH_CHECK_VALUE(view.accesses() == addresses.numel(), "segment_offset: ends at ",
-                    view.accesses(), ", and there are ", addresses.numel(), " addresses");
-  for (int64_t f = 0; f < view.count; ++f) {
-    const int64_t begin = view.begin(f), end = view.end(f);
-    if (!view[f].has_gradient || begin == end) continue;
-    TORCH_CHECK_INDEX(view[f].bucket >= 0 && view[f].bucket < buckets, "features: bucket ",
-                      view[f].bucket, " of feature ", f, " is none of ", buckets);
-    task.segments.push_back({begin, end, task.elements, view[f].bucket});
-    task.elements += end - begin;
-  }
-  return task;
-}
-
-OPER_SIMD void extend_by(const int64_t* addresses, int64_t size, Extent& extent) {
-  extend(addresses, size, extent);
-}
-
-// Lays out the key space: a bucket's replicas, then its rows at each rank.
-void number_rows(SortTask& task, int64_t chunks) {
-  std::vector<Extent> found(chunks * task.buckets);
-  for_each_chunk(chunks, task.elements, [&](int64_t chunk, int64_t first, int64_t last) {
-    task.for_each_piece(first, last, [&](const SortedSegment& s, int64_t begin, int64_t end) {
-      extend_by(task.addresses + begin, end - begin, found[chunk * task.buckets + s.bucket]);
-    });
-  });
-  uint64_t key = 0;
-  for (int64_t bucket = 0; bucket < task.buckets; ++bucket) {
-    int64_t slots = 0;
-    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-      const Extent& extent = found[chunk * task.buckets + bucket];
-      TORCH_CHECK_INDEX(extent.field_code < static_cast<uint64_t>(task.field_codes()),
-                        "addresses: one of bucket ", bucket, " names none of ", task.ranks,
-                        " ranks");
-      slots = std::max(slots, extent.slot + 1);
-    }
-    for (int64_t code = 0; code < task.owner_codes(); ++code) {
-      task.first_key.push_back(key);
-      key += static_cast<uint64_t>(slots);
-    }
-    const auto first = task.first_key.end() - task.owner_codes();
-    task.base.push_back(first[0]);
-    task.base.push_back(first[1 + task.rank]);
-    task.base.insert(task.base.end(), first + 1, task.first_key.end());
-  }
-  task.first_key.push_back(key);
-}
 
 // f(constant) with the number of passes as a constant.
 template <typename F>
@@ -133,13 +35,18 @@ void with_passes(int passes, const F& f) {
   }
 }
 
+// Positions, run_start, run_slot and run_count.
 using Runs = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
-template <typename Access>
-Runs sort(const SortTask& task, int64_t chunks) {
-  const int64_t n = task.elements;
-  const int bits = task.position_bits;
-  const Digits digits = Digits::of(task.key_bits());
+// Keys for an access above which counting them all takes longer than sorting the accesses.
+constexpr int64_t kKeysPerAccess = 2;
+
+template <typename Access, typename Numbers>
+Runs sort(const RowKeys& keys, const Numbers& numbers) {
+  const int64_t chunks = keys.chunks();
+  const int64_t n = keys.elements;
+  const int bits = keys.number_bits;
+  const Digits digits = Digits::of(keys.key_bits());
   const int64_t radix = digits.radix(), stride = digits.passes * radix;
   std::vector<uint32_t> counts(chunks * stride);
   const at::Tensor scratch = pooled_tensor(2 * n * sizeof(Access) / sizeof(int64_t), at::kLong);
@@ -147,11 +54,11 @@ Runs sort(const SortTask& task, int64_t chunks) {
   auto* to = from + n;
 
   with_passes(digits.passes, [&](auto passes) {
-    for_each_chunk(chunks, n, [&](int64_t chunk, int64_t first, int64_t last) {
-      task.for_each_piece(first, last, [&](const SortedSegment& s, int64_t begin, int64_t end) {
-        build_accesses<passes>(task.addresses, begin, end,
-                               task.base.data() + s.bucket * task.field_codes(), bits, digits,
-                               from + s.element + begin - s.begin, counts.data() + chunk * stride);
+    keys.for_each_chunk([&](int64_t chunk, int64_t first, int64_t last) {
+      keys.for_each_piece(first, last, [&](const SortedSegment& s, int64_t begin, int64_t end) {
+        build_accesses<passes>(keys.addresses, begin, end, keys.base_of(s), bits, digits,
+                               numbers.from(begin), from + s.element + begin - s.begin,
+                               counts.data() + chunk * stride);
       });
     });
   });
@@ -160,14 +67,14 @@ Runs sort(const SortTask& task, int64_t chunks) {
     uint32_t* const places = counts.data() + pass * radix;
     // A pass moves elements between chunks, whose counts of it are then of no more use.
     if (moved && chunks > 1) {
-      for_each_chunk(chunks, n, [&](int64_t chunk, int64_t first, int64_t last) {
+      keys.for_each_chunk([&](int64_t chunk, int64_t first, int64_t last) {
         uint32_t* const mine = places + chunk * stride;
         std::fill_n(mine, radix, 0);
         count_digits(from + first, last - first, bits, digits, pass, mine);
       });
     }
     if (places_of_counts(places, chunks, stride, radix, n)) continue;
-    for_each_chunk(chunks, n, [&](int64_t chunk, int64_t first, int64_t last) {
+    keys.for_each_chunk([&](int64_t chunk, int64_t first, int64_t last) {
       scatter_pass(from + first, last - first, bits, digits, pass, places + chunk * stride, to);
     });
     std::swap(from, to);
@@ -179,7 +86,7 @@ Runs sort(const SortTask& task, int64_t chunks) {
   std::vector<int64_t> first_run(chunks + 1);
   at::Tensor positions = pooled_tensor(n, at::kInt);
   auto* const position = positions.mutable_data_ptr<int32_t>();
-  for_each_chunk(chunks, n, [&](int64_t chunk, int64_t first, int64_t last) {
+  keys.for_each_chunk([&](int64_t chunk, int64_t first, int64_t last) {
     first_run[chunk + 1] = find_runs(from, first, last, bits, position, found + first);
   });
   std::partial_sum(first_run.begin(), first_run.end(), first_run.begin());
@@ -188,7 +95,7 @@ Runs sort(const SortTask& task, int64_t chunks) {
   at::Tensor run_slot = pooled_tensor(runs, at::kLong);
   auto* const start = run_start.mutable_data_ptr<int32_t>();
   auto* const slot = run_slot.mutable_data_ptr<int64_t>();
-  for_each_chunk(chunks, n, [&](int64_t chunk, int64_t first, int64_t) {
+  keys.for_each_chunk([&](int64_t chunk, int64_t first, int64_t) {
     for (int64_t run = first_run[chunk]; run < first_run[chunk + 1]; ++run) {
       start[run] = found[first + run - first_run[chunk]];
       slot[run] = static_cast<int64_t>(from[start[run]].key(bits));
@@ -196,27 +103,97 @@ Runs sort(const SortTask& task, int64_t chunks) {
   });
   start[runs] = static_cast<int32_t>(n);
 
-  // Keys ascend: those of a bucket and owner code are a range, and become slots in it.
-  at::Tensor run_count = at::empty({task.buckets * task.owner_codes() + 1}, at::kLong);
-  auto* const count = run_count.mutable_data_ptr<int64_t>();
-  count[0] = 0;
-  for (int64_t c = 0; c < task.buckets * task.owner_codes(); ++c) {
-    const auto first = static_cast<int64_t>(task.first_key[c]);
-    const auto last = static_cast<int64_t>(task.first_key[c + 1]);
-    count[c + 1] = std::lower_bound(slot + count[c], slot + runs, last) - slot;
-    for (int64_t run = count[c]; run < count[c + 1]; ++run) slot[run] -= first;
-  }
+  at::Tensor run_count = at::empty({keys.buckets * keys.owner_codes() + 1}, at::kLong);
+  keys.slots_of_keys(slot, runs, run_count.mutable_data_ptr<int64_t>());
   return {positions, run_start, run_slot, run_count};
 }
 
+// A counter for each key, of each chunk.
+template <typename Numbers>
+Runs count(const RowKeys& keys, const Numbers& numbers) {
+  const int64_t chunks = keys.chunks(), size = static_cast<int64_t>(keys.keys());
+  const at::Tensor scratch = pooled_tensor(chunks * size, at::kInt);
+  auto* const counts = reinterpret_cast<uint32_t*>(scratch.mutable_data_ptr());
+  // f(counts of the chunk, segment, begin, end) for the pieces of all chunks.
+  const auto of_pieces = [&](const auto& f) {
+    keys.for_each_chunk([&](int64_t chunk, int64_t first, int64_t last) {
+      keys.for_each_piece(first, last, [&](const SortedSegment& s, int64_t begin, int64_t end) {
+        f(counts + chunk * size, s, begin, end);
+      });
+    });
+  };
+  std::fill_n(counts, chunks * size, 0);
+  of_pieces([&](uint32_t* mine, const SortedSegment& s, int64_t begin, int64_t end) {
+    count_keys(keys.addresses, begin, end, keys.base_of(s), mine);
+  });
+  int64_t runs = 0;
+  for (int64_t key = 0; key < size; ++key) {
+    uint32_t any = 0;
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) any |= counts[chunk * size + key];
+    runs += any > 0;
+  }
+  at::Tensor run_start = pooled_tensor(runs + 1, at::kInt);
+  // One more than there are: the place after the last is written, and left.
+  at::Tensor run_slot = pooled_tensor(runs + 1, at::kLong).narrow(0, 0, runs);
+  auto* const slot = run_slot.mutable_data_ptr<int64_t>();
+  places_of_keys(counts, chunks, size, run_start.mutable_data_ptr<int32_t>(), slot);
+  at::Tensor positions = pooled_tensor(keys.elements, at::kInt);
+  auto* const sorted = positions.mutable_data_ptr<int32_t>();
+  of_pieces([&](uint32_t* mine, const SortedSegment& s, int64_t begin, int64_t end) {
+    place_accesses(keys.addresses, begin, end, keys.base_of(s), mine, numbers.from(begin), sorted);
+  });
+  at::Tensor run_count = at::empty({keys.buckets * keys.owner_codes() + 1}, at::kLong);
+  keys.slots_of_keys(slot, runs, run_count.mutable_data_ptr<int64_t>());
+  return {positions, run_start, run_slot, run_count};
+}
+
+// What accesses are called in the result: by their positions.
+struct Positions {
+  auto from(int64_t) const {
+    return [](int64_t position) { return position; };
+  }
+};
+
+// Or by the bag that each is in.
+template <typename Offset>
+struct Bags {
+  const Offset* begins;
+  int64_t bags;
+
+  // For positions from `first` on, ascending.
+  auto from(int64_t first) const {
+    const Offset* end = std::upper_bound(begins, begins + bags, static_cast<Offset>(first));
+    return [begins = begins, end](int64_t position) mutable {
+      while (position >= static_cast<int64_t>(*end)) ++end;
+      return static_cast<int64_t>(end - begins) - 1;
+    };
+  }
+};
+
+template <typename Numbers>
+Runs sort_by_row(const RowKeys& keys, const Numbers& numbers) {
+  const auto most = static_cast<uint64_t>(kKeysPerAccess * keys.elements / keys.chunks());
+  if (keys.elements > 0 && keys.keys() <= most) return count(keys, numbers);
+  return keys.key_bits() + keys.number_bits <= 64 ? sort<NarrowAccess>(keys, numbers)
+                                                  : sort<WideAccess>(keys, numbers);
+}
+
 Runs sort_accesses(const at::Tensor& addresses, const at::Tensor& segment_offset,
-                   const at::Tensor& features, int64_t rank, int64_t ranks, int64_t buckets) {
-  SortTask task = sort_task(addresses, segment_offset, features, rank, ranks, buckets);
-  const int64_t chunks =
-      std::clamp<int64_t>(task.elements / kAccessesPerChunk, 1, at::get_num_threads());
-  number_rows(task, chunks);
-  return task.key_bits() + task.position_bits <= 64 ? sort<NarrowAccess>(task, chunks)
-                                                    : sort<WideAccess>(task, chunks);
+                   const at::Tensor& features, int64_t rank, int64_t ranks, int64_t buckets,
+                   const std::optional<at::Tensor>& offsets) {
+  RowKeys keys = row_keys(addresses, segment_offset, features, rank, ranks, buckets);
+  if (!offsets) return sort_by_row(keys, Positions{});
+  const int64_t bags = offsets->numel() - 1;
+  keys.number_bits = std::max(keys.number_bits, bit_width(static_cast<uint64_t>(bags)));
+  Runs found;
+  with_bag_offsets(*offsets, addresses.numel(), [&](const auto* begins) {
+    using Offset = std::remove_const_t<std::remove_pointer_t<decltype(begins)>>;
+    TORCH_CHECK_VALUE(begins[0] == 0 && begins[bags] == addresses.numel(),
+                      "offsets: the bags hold accesses ", begins[0], " to ", begins[bags],
+                      ", and there are ", addresses.numel());
+    found = sort_by_row(keys, Bags<Offset>{begins, bags});
+  });
+  return found;
 }
 
 bool one_per_bag(const at::Tensor& offsets) {
@@ -242,7 +219,7 @@ TORCH_LIBRARY_FRAGMENT(oper, m) {
   m.set_python_module("oper.runtime.step.sort");  // the shapes, which depend on data
   m.def(
       "sort_accesses(Tensor addresses, Tensor segment_offset, Tensor features,"
-      " int rank, int ranks, int buckets)"
+      " int rank, int ranks, int buckets, Tensor? offsets=None)"
       " -> (Tensor positions, Tensor run_start, Tensor run_slot, Tensor run_count)");
 }
 

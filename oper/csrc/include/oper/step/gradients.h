@@ -34,24 +34,25 @@ struct BFloat {
   uint16_t bits;
 };
 
-// Which elements of the gradient belong to an access, by its position in the batch.
+// Which elements of the gradient belong to an access, by its position in the batch or by its bag.
 struct GradientPlaces {
   struct Segment {
-    int64_t end;     // of the feature's accesses
+    int64_t end;     // of the feature's accesses, or of its bags where accesses go by bag
     int64_t origin;  // bag b's gradient is at origin + b · stride
     int64_t stride;
     bool mean;
   };
 
   std::vector<Segment> segments;       // of all features
-  const int32_t* bag_of = nullptr;     // by position; null where every access is a bag
-  const int32_t* offsets32 = nullptr;  // of bags; one of the two where there is bag_of
+  bool by_bag = false;                 // accesses are called by their bags
+  const int32_t* bag_of = nullptr;     // by position; null where by_bag, or every access is a bag
+  const int32_t* offsets32 = nullptr;  // of bags; one of the two unless every access is a bag
   const int64_t* offsets64 = nullptr;
 
-  // Where no segment is empty and all have one length and stride: segment = position ·
-  // reciprocal >> shift, exact as 2^shift exceeds the accesses times the length. Otherwise shift
-  // is 0, and positions are looked up by blocks of 2^block_bits, about a thousand, few of which
-  // hold the end of a segment.
+  // Of positions, or bags. Where no segment is empty and all have one length and stride: segment =
+  // position · reciprocal >> shift, exact as 2^shift exceeds the accesses times the length.
+  // Otherwise shift is 0, and positions are looked up by blocks of 2^block_bits, about a thousand,
+  // few of which hold the end of a segment.
   int shift = 0;
   uint32_t reciprocal = 0;
   uint32_t stride = 0;
@@ -121,10 +122,11 @@ OPER_INLINE void find_gradients(const GradientPlaces& places, const int32_t* pos
 inline void find_factors(const GradientPlaces& places, const float* weights,
                          const int32_t* positions, int64_t size, float* factor) {
   for (int64_t n = 0; n < size; ++n) factor[n] = weights ? weights[positions[n]] : 1.0f;
-  if (!places.bag_of) return;
+  if (!places.bag_of && !places.by_bag) return;
   for (int64_t n = 0; n < size; ++n) {
-    if (places.segment_of(positions[n]).mean)
-      factor[n] /= static_cast<float>(places.length(places.bag_of[positions[n]]));
+    if (!places.segment_of(positions[n]).mean) continue;
+    const int64_t bag = places.by_bag ? positions[n] : places.bag_of[positions[n]];
+    factor[n] /= static_cast<float>(places.length(bag));
   }
 }
 

@@ -2,8 +2,9 @@
 //
 // Rows are ordered by (bucket, owner code, slot). All (bucket, owner code) pairs together number
 // the rows they may name without gaps, as far as the largest slot of the batch, so that a key has
-// no more bits than it needs. Key and position share one word where they fit, and a stable radix
-// sort from the lowest digit up moves whole words.
+// no more bits than it needs. Accesses are called by a number, their position or their bag. Key and
+// number share one word where they fit, and a stable radix sort from the lowest digit up moves
+// whole words.
 #pragma once
 
 #include <algorithm>
@@ -51,16 +52,16 @@ OPER_INLINE void extend(const int64_t* addresses, int64_t size, Extent& extent) 
   extent.slot = slot;
 }
 
-// Key and position in one word.
+// Key and number in one word.
 struct NarrowAccess {
   uint64_t word;
 
-  static NarrowAccess of(uint64_t key, int64_t position, int position_bits) {
-    return {key << position_bits | static_cast<uint64_t>(position)};
+  static NarrowAccess of(uint64_t key, int64_t number, int number_bits) {
+    return {key << number_bits | static_cast<uint64_t>(number)};
   }
-  uint64_t key(int position_bits) const { return word >> position_bits; }
-  int32_t position(int position_bits) const {
-    return static_cast<int32_t>(word & ((uint64_t{1} << position_bits) - 1));
+  uint64_t key(int number_bits) const { return word >> number_bits; }
+  int32_t number(int number_bits) const {
+    return static_cast<int32_t>(word & ((uint64_t{1} << number_bits) - 1));
   }
 };
 
@@ -69,9 +70,9 @@ struct WideAccess {
   uint64_t word;
   int64_t at;
 
-  static WideAccess of(uint64_t key, int64_t position, int) { return {key, position}; }
+  static WideAccess of(uint64_t key, int64_t number, int) { return {key, number}; }
   uint64_t key(int) const { return word; }
-  int32_t position(int) const { return static_cast<int32_t>(at); }
+  int32_t number(int) const { return static_cast<int32_t>(at); }
 };
 
 // How a key is cut into digits.
@@ -90,28 +91,30 @@ struct Digits {
   int64_t radix() const { return int64_t{1} << bits; }
 };
 
-// The elements of addresses [begin, end) of one bucket; the digits of all passes are counted in
+// The elements of addresses [begin, end) of one bucket, which `number_of` calls by their positions
+// in order; the digits of all passes are counted in
 // counts [passes, radix]. `base` is the first key of each field code.
-template <int kPasses, typename Access>
+template <int kPasses, typename Access, typename NumberOf>
 void build_accesses(const int64_t* addresses, int64_t begin, int64_t end, const uint64_t* base,
-                    int position_bits, const Digits& digits, Access* out, uint32_t* counts) {
+                    int number_bits, const Digits& digits, NumberOf number_of, Access* out,
+                    uint32_t* counts) {
   const int bits = digits.bits;
   const int64_t radix = digits.radix();
   for (int64_t position = begin; position < end; ++position) {
     const auto address = static_cast<uint64_t>(addresses[position]);
     const uint64_t key = base[field_code(address)] + (address & kSlotMask);
-    *out++ = Access::of(key, position, position_bits);
+    *out++ = Access::of(key, number_of(position), number_bits);
     for (int pass = 0; pass < kPasses; ++pass)
       ++counts[pass * radix + static_cast<int64_t>(key >> (pass * bits) & (radix - 1))];
   }
 }
 
 template <typename Access>
-void count_digits(const Access* in, int64_t size, int position_bits, const Digits& digits, int pass,
+void count_digits(const Access* in, int64_t size, int number_bits, const Digits& digits, int pass,
                   uint32_t* counts) {
   const int shift = pass * digits.bits;
   const uint64_t mask = digits.radix() - 1;
-  for (int64_t n = 0; n < size; ++n) ++counts[in[n].key(position_bits) >> shift & mask];
+  for (int64_t n = 0; n < size; ++n) ++counts[in[n].key(number_bits) >> shift & mask];
 }
 
 // Counts of each chunk and digit, chunks `stride` apart, become the first place of each. Returns
@@ -133,24 +136,23 @@ inline bool places_of_counts(uint32_t* counts, int64_t chunks, int64_t stride, i
 }
 
 template <typename Access>
-void scatter_pass(const Access* in, int64_t size, int position_bits, const Digits& digits, int pass,
+void scatter_pass(const Access* in, int64_t size, int number_bits, const Digits& digits, int pass,
                   uint32_t* places, Access* out) {
   const int shift = pass * digits.bits;
   const uint64_t mask = digits.radix() - 1;
-  for (int64_t n = 0; n < size; ++n)
-    out[places[in[n].key(position_bits) >> shift & mask]++] = in[n];
+  for (int64_t n = 0; n < size; ++n) out[places[in[n].key(number_bits) >> shift & mask]++] = in[n];
 }
 
-// Positions of sorted elements [begin, end), and the elements at which runs start, whose number is
+// Numbers of sorted elements [begin, end), and the elements at which runs start, whose number is
 // returned; there is room for end - begin of them, as each is written before it is known to be one.
 template <typename Access>
-int64_t find_runs(const Access* sorted, int64_t begin, int64_t end, int position_bits,
-                  int32_t* positions, int32_t* start) {
+int64_t find_runs(const Access* sorted, int64_t begin, int64_t end, int number_bits,
+                  int32_t* numbers, int32_t* start) {
   int64_t runs = 0;
-  uint64_t last = begin > 0 ? sorted[begin - 1].key(position_bits) : 0;
+  uint64_t last = begin > 0 ? sorted[begin - 1].key(number_bits) : 0;
   for (int64_t n = begin; n < end; ++n) {
-    positions[n] = sorted[n].position(position_bits);
-    const uint64_t key = sorted[n].key(position_bits);
+    numbers[n] = sorted[n].number(number_bits);
+    const uint64_t key = sorted[n].key(number_bits);
     start[runs] = static_cast<int32_t>(n);
     runs += n == 0 || key != last;
     last = key;

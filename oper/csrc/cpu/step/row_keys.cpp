@@ -1,0 +1,72 @@
+// The key space of a batch's rows.
+
+#include "cpu/step/row_keys.h"
+
+namespace oper {
+namespace {
+
+OPER_SIMD void extend_by(const int64_t* addresses, int64_t size, Extent& extent) {
+  extend(addresses, size, extent);
+}
+
+// Lays out the key space: a bucket's replicas, then its rows at each rank.
+void number_rows(RowKeys& keys) {
+  const int64_t chunks = keys.chunks();
+  std::vector<Extent> found(chunks * keys.buckets);
+  keys.for_each_chunk([&](int64_t chunk, int64_t first, int64_t last) {
+    keys.for_each_piece(first, last, [&](const SortedSegment& s, int64_t begin, int64_t end) {
+      extend_by(keys.addresses + begin, end - begin, found[chunk * keys.buckets + s.bucket]);
+    });
+  });
+  uint64_t key = 0;
+  for (int64_t bucket = 0; bucket < keys.buckets; ++bucket) {
+    int64_t slots = 0;
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+      const Extent& extent = found[chunk * keys.buckets + bucket];
+      TORCH_CHECK_INDEX(extent.field_code < static_cast<uint64_t>(keys.field_codes()),
+                        "addresses: one of bucket ", bucket, " names none of ", keys.ranks,
+                        " ranks");
+      slots = std::max(slots, extent.slot + 1);
+    }
+    for (int64_t code = 0; code < keys.owner_codes(); ++code) {
+      keys.first_key.push_back(key);
+      key += static_cast<uint64_t>(slots);
+    }
+    const auto first = keys.first_key.end() - keys.owner_codes();
+    keys.base.push_back(first[0]);
+    keys.base.push_back(first[1 + keys.rank]);
+    keys.base.insert(keys.base.end(), first + 1, keys.first_key.end());
+  }
+  keys.first_key.push_back(key);
+}
+
+}  // namespace
+
+RowKeys row_keys(const at::Tensor& addresses, const at::Tensor& segment_offset,
+                 const at::Tensor& features, int64_t rank, int64_t ranks, int64_t buckets) {
+  TORCH_CHECK_VALUE(ranks >= 1 && rank >= 0 && rank < ranks, "rank: ", rank, " of ", ranks);
+  TORCH_CHECK_VALUE(addresses.numel() <= std::numeric_limits<int32_t>::max(),
+                    "addresses: ", addresses.numel(),
+                    " accesses in a batch, and positions are of 32 bits");
+  RowKeys keys;
+  keys.addresses = elements<int64_t>(addresses, "addresses");
+  keys.rank = rank;
+  keys.ranks = ranks;
+  keys.buckets = buckets;
+  keys.number_bits = bit_width(static_cast<uint64_t>(addresses.numel()));
+  const Features view = features_of(features, segment_offset);
+  TORCH_CHECK_VALUE(view.accesses() == addresses.numel(), "segment_offset: ends at ",
+                    view.accesses(), ", and there are ", addresses.numel(), " addresses");
+  for (int64_t f = 0; f < view.count; ++f) {
+    const int64_t begin = view.begin(f), end = view.end(f);
+    if (!view[f].has_gradient || begin == end) continue;
+    TORCH_CHECK_INDEX(view[f].bucket >= 0 && view[f].bucket < buckets, "features: bucket ",
+                      view[f].bucket, " of feature ", f, " is none of ", buckets);
+    keys.segments.push_back({begin, end, keys.elements, view[f].bucket});
+    keys.elements += end - begin;
+  }
+  number_rows(keys);
+  return keys;
+}
+
+}  // namespace oper
