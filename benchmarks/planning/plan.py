@@ -17,6 +17,7 @@ import multiprocessing
 import resource
 import statistics
 import tempfile
+import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,11 +48,21 @@ class Case:
     mode: str
     runs: int
     target: str
+    samples_per_rank: int = SAMPLES_PER_RANK
+    extra_memory: float = 0.05
 
 
 CASES = {
     "kaggle-training": Case("criteo-kaggle", "dgx-a100", "training", 7, "1 s"),
     "kaggle-inference": Case("criteo-kaggle", "dgx-a100", "inference", 7, "1 s"),
+    "128-ranks-training": Case("criteo-kaggle", "16x8-a100", "training", 1, "3 s", 1024, 0.01),
+    "128-ranks-inference": Case("criteo-kaggle", "16x8-a100", "inference", 1, "3 s", 1024, 0.01),
+    "1024-ranks-training": Case(
+        "criteo-kaggle", "128x8-a100", "training", 1, "20 s, 4 GB", 1024, 0.01
+    ),
+    "1024-ranks-inference": Case(
+        "criteo-kaggle", "128x8-a100", "inference", 1, "20 s, 4 GB", 1024, 0.01
+    ),
     "terabyte": Case("criteo-terabyte", "dgx-a100", "training", 3, "20 s, 6 GB"),
     "syn-large": Case("syn-large", "4x4-a100", "training", 1, "90 s, 16 GB"),
 }
@@ -73,15 +84,20 @@ def plan_once(folder: Path, case: Case) -> dict[str, Any]:
     int(profile.accesses.max())  # touches every page
     native.ops()
     topology = Topology.load(case.topology)
-    workload = Workload(case.mode, "raw", topology.ranks * SAMPLES_PER_RANK)  # type: ignore[arg-type]
+    workload = Workload(case.mode, "raw", topology.ranks * case.samples_per_rank)  # type: ignore[arg-type]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    began = time.process_time()
     with tempfile.TemporaryDirectory(dir=folder.parent) as place:
-        planned = make_plan(profile, topology, workload, Settings(), Path(place) / "plan")
+        planned = make_plan(
+            profile, topology, workload, Settings(case.extra_memory), Path(place) / "plan"
+        )
+        cpu_seconds = time.process_time() - began
         written = sum(file.stat().st_size for file in (Path(place) / "plan").rglob("*"))
     cost, greedy = planned.cost, planned.class_placement.greedy
     return {
         "rows": profile.rows,
         "seconds": planned.seconds,
+        "cpu_seconds": cpu_seconds,
         "resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "resident_bytes_before": before,
         "written_bytes": written,
@@ -123,6 +139,7 @@ def table(found: dict[str, dict[str, Any]]) -> Any:
         "seconds, median": [f"{e['seconds']['total']:.2f}" for e in entries],
         "fastest, slowest": [f"{e['totals'][0]:.2f}, {e['totals'][-1]:.2f}" for e in entries],
         **{f"  {p}": [f"{e['seconds'][p]:.2f}" for e in entries] for p in PHASES},
+        "CPU seconds, first run": [f"{e['cpu_seconds']:.2f}" for e in entries],
         "peak resident": [format_bytes(e["resident_bytes"]) for e in entries],
         "  before planning": [format_bytes(e["resident_bytes_before"]) for e in entries],
         "written": [format_bytes(e["written_bytes"]) for e in entries],

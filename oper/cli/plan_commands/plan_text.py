@@ -100,6 +100,8 @@ def plan_facts(content: dict[str, Any]) -> list[tuple[str, str]]:
         )
     if content.get("hot_row"):
         facts.append(("what limits it", content["hot_row"]))
+    if content.get("bound_note"):
+        facts.append(("the bound", content["bound_note"]))
     if not content["feasible"]:
         facts.append(("INFEASIBLE", "a rank holds more than its capacity"))
     return facts

@@ -169,7 +169,9 @@ def replicate_inference(
     order = np.argsort(-(traffic_bytes / size_bytes), kind="stable")
     position = np.argsort(order).tolist()  # of each partition in `order`
     served = np.bincount(owner, traffic_bytes, minlength=ranks).tolist()
-    cost = [[served[j] * link[i][j] for j in range(ranks)] for i in range(ranks)]
+    # An array, whose largest entry is found fast; that of a rank's own rows is never the largest.
+    cost = np.array([[served[j] * link[i][j] for j in range(ranks)] for i in range(ranks)])
+    np.fill_diagonal(cost, -np.inf)
     owned = [np.flatnonzero(owner[order] == rank).tolist() for rank in range(ranks)]
     order = order.tolist()
     waiting = [[list(owned[t]) for t in range(ranks)] for _ in range(ranks)]
@@ -188,14 +190,14 @@ def replicate_inference(
         return None
 
     def read_from(i: int, p: int, new: int) -> None:
-        cost[i][source[p][i]] -= traffic[p] * link[i][source[p][i]]
-        cost[i][new] += traffic[p] * link[i][new]
+        cost[i, source[p][i]] -= traffic[p] * link[i][source[p][i]]
+        cost[i, new] += traffic[p] * link[i][new]
         source[p][i] = new
 
     active = list(range(ranks)) if ranks > 1 else []
     while active:
         for g in list(active):
-            t = max((j for j in range(ranks) if j != g), key=cost[g].__getitem__)
+            t = int(cost[g].argmax())
             found = hottest(g, t)
             if found is None:
                 active.remove(g)

@@ -29,10 +29,12 @@ class Rule:
     # Position among the quick ones, which the planner tries; None: it takes too long for that. The
     # order decides ties, so that new baselines come last.
     quick: int | None = None
+    # It is a quick one up to so many ranks; None: on any number.
+    quick_ranks: int | None = None
 
 
 BASELINES = {
-    "paper": Rule("oper_atc24_paper", "paper", quick=4),
+    "paper": Rule("oper_atc24_paper", "paper", quick=4, quick_ranks=128),
     "memory_greedy": Rule("simple", "memory_greedy", quick=2),
     "access_greedy": Rule("simple", "access_greedy", quick=3),
     "table_wise": Rule("simple", "table_wise", quick=0),
@@ -66,5 +68,9 @@ def make_baseline(name: str, problem: "Problem", limit_seconds: float) -> "Basel
 
 def quick_baselines(problem: "Problem") -> "list[Baseline]":
     """The baselines that take no longer than a plan, in the order in which it tries them."""
-    turns = {rule.quick: name for name, rule in BASELINES.items() if rule.quick is not None}
+    turns = {
+        rule.quick: name
+        for name, rule in BASELINES.items()
+        if rule.quick is not None and problem.ranks <= (rule.quick_ranks or problem.ranks)
+    }
     return [make_baseline(turns[turn], problem, 0.0) for turn in sorted(turns)]

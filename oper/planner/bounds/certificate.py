@@ -36,11 +36,13 @@ class Certificate:
         return replace(self, objective_seconds=objective_seconds)
 
     def to_json(self) -> dict[str, Any]:
-        """The certificate's fields of `oper plan --json`."""
+        """The certificate's fields of `oper plan --json`; `bound_note` only where there is one."""
+        note = {"bound_note": self.bound.note} if self.bound.note else {}
         return {
             "lower_bound_seconds": self.bound.seconds,
             "certified_gap": self.gap,
             "hot_row": self.hot_row,
+            **note,
         }
 
 
@@ -50,7 +52,8 @@ def certify(problem: ClassProblem, objective_seconds: float) -> Certificate:
     limits = (problem.topology, problem.workload, problem.capacity_bytes, problem.budget_bytes)
     bound = lower_bound(classes, *limits)
     if objective_seconds > bound.seconds * (1 + HOT_ROWS_FROM_GAP):
-        bound = max(bound, hot_rows_bound(classes, *limits), key=lambda found: found.seconds)
+        tried = hot_rows_bound(classes, *limits)
+        bound = replace(max(bound, tried, key=lambda found: found.seconds), note=tried.note)
     hot = None
     if bound.hot_class is not None:
         c = bound.hot_class

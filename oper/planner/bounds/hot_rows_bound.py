@@ -15,8 +15,14 @@ all its weight in the end, which every placement of its rows does. Copies everyw
 a line in n and W that is below the cost of each of the bucket's classes.
 
 Inference with a budget for copies is not covered: there the hottest rows are copied first, and the
-Lagrangian is near. Solved to a node limit, so that the bound is the same in every run.
+Lagrangian is near. The work has limits, so that the bound is the same in every run: the programme
+is solved up to `NODES` nodes of branch and bound, and above `ENTRIES` (about 40 ranks) it is not
+made: rows with one owner are then bounded by `node_loads_bound.py`, copies by the Lagrangian. What
+was left out or cut is said in the bound's `note`.
 """
+
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +31,8 @@ from scipy.sparse import csr_array
 from oper.base.arrays import Floats
 from oper.cost.read_charges import Charges
 from oper.cost.workload import Workload
-from oper.planner.bounds.lagrangian_bound import Bound, lower_bound, usable_methods
+from oper.planner.bounds.lagrangian_bound import Bound, lower_bound, split_bound, usable_methods
+from oper.planner.bounds.node_loads_bound import node_loads_bound
 from oper.planner.lp.pricing import PricingItems, everywhere_seconds, pricing_items
 from oper.planner.problem.classes import Classes
 from oper.topology.topology import Topology
@@ -34,9 +41,22 @@ HEAD_ROWS = 60  # kept whole, at most
 HEAD_SHARE = 2e-3  # of the split bound: rows that take their owner less go to the tail
 TAIL_RATIO = 1.5  # of densities in one bucket
 NODES = 1000  # of branch and bound
+ENTRIES = 100_000  # of the programme's matrix, nearly: up to here it takes about a second
 GAP = 1e-4  # at which it may stop
 FEASIBILITY = 1e-9  # of constraints and reduced costs that are scaled to 1
 SAFETY = 1e-6  # of the solver's bound: above what its tolerances can add up to
+TOO_LARGE = (
+    "the programme with whole hot rows was not solved, as it is too large for {ranks} ranks: hot "
+    "rows count as whole only in what they make their ranks and nodes take"
+)
+CUT = f"the programme with whole hot rows was stopped after {NODES:,} nodes of branch and bound"
+
+
+class _Solved(NamedTuple):
+    """A bound, and whether the solver stopped before it could not be better."""
+
+    seconds: float
+    cut: bool
 
 
 def hot_rows_bound(
@@ -51,16 +71,33 @@ def hot_rows_bound(
     split = lower_bound(classes, topology, workload, capacity_bytes, budget_bytes)
     if not workload.training and budget_bytes >= classes.m.min():
         return split
-    least = np.inf
+    least, notes = np.inf, set()
     for method in usable_methods(workload, topology.ranks, budget_bytes):
         rows = pricing_items(classes, topology, workload, method)
         head = head_classes(rows, topology, split.seconds)
         if not len(head):
             return split
-        least = min(least, _Model(rows, head, topology, capacity_bytes, budget_bytes).bound())
+        if rows.latency >= least:
+            continue
+        seconds = split_bound(rows, topology, capacity_bytes, budget_bytes)
+        if seconds >= least:  # with whole rows it takes no less
+            continue
+        if entries(rows, head, topology) > ENTRIES:
+            if not (rows.replicas and rows.training):
+                seconds = max(seconds, node_loads_bound(rows, topology))
+            notes.add(TOO_LARGE.format(ranks=topology.ranks))
+        else:
+            solved = _Model(rows, head, topology, capacity_bytes, budget_bytes).bound()
+            seconds = solved.seconds
+            notes |= {CUT} if solved.cut else set()
+        least = min(least, seconds)
         if least <= split.seconds * (1 + GAP):
-            return split
-    return Bound(least, int(head[0]))
+            break
+    note = "; ".join(sorted(notes)) or None
+    # The solver may stop within GAP of the optimum: what it lifts by less is not worth a word.
+    if least <= split.seconds * (1 if note else 1 + GAP):
+        return replace(split, note=note)
+    return Bound(least, int(head[0]), note)
 
 
 def head_classes(rows: PricingItems, topology: Topology, seconds: float) -> NDArray[np.int64]:
@@ -70,6 +107,21 @@ def head_classes(rows: PricingItems, topology: Topology, seconds: float) -> NDAr
     order = np.argsort(-rows.weight_bytes, kind="stable")[:HEAD_ROWS]
     few = np.cumsum(rows.rows[order]) <= HEAD_ROWS
     return order[few & (owner_seconds[order] > HEAD_SHARE * seconds)]
+
+
+def entries(rows: PricingItems, head: NDArray[np.int64], topology: Topology) -> int:
+    """How large the programme is: entries of the time limits, which are nearly all."""
+    buckets = tail_buckets(rows, np.setdiff1d(np.arange(len(rows)), head))
+    return topology.ranks**2 * (len(head) + len(np.unique(buckets)))
+
+
+def tail_buckets(rows: PricingItems, tail: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The bucket of each class of the tail: by memory, then by density on a log scale."""
+    step = np.zeros(len(tail))
+    used = rows.density[tail] > 0
+    step[used] = np.floor(np.log(rows.density[tail[used]]) / np.log(TAIL_RATIO))
+    keys = np.stack([rows.memory_bytes[tail], used, step], axis=1)
+    return np.asarray(np.unique(keys, axis=0, return_inverse=True)[1].ravel(), dtype=np.int64)
 
 
 class _Model:
@@ -110,15 +162,11 @@ class _Model:
             placed += int(rows.rows[c])
             self._place_whole(c, placed)
         tail = np.setdiff1d(np.arange(len(rows)), head)
-        step = np.zeros(len(tail))
-        used = rows.density[tail] > 0
-        step[used] = np.floor(np.log(rows.density[tail[used]]) / np.log(TAIL_RATIO))
-        keys = np.stack([rows.memory_bytes[tail], used, step], axis=1)
-        bucket = np.unique(keys, axis=0, return_inverse=True)[1].ravel()
+        bucket = tail_buckets(rows, tail)
         for b in range(int(bucket.max()) + 1 if len(tail) else 0):
             self._place_bucket(tail[bucket == b])
 
-    def bound(self) -> float:
+    def bound(self) -> _Solved:
         """The solver's dual bound in seconds, with the AllReduce's latency."""
         import highspy  # a quarter of a second, which most certificates do without
 
@@ -145,10 +193,12 @@ class _Model:
         solver.passModel(model)
         solver.run()
         bound = solver.getInfo().mip_dual_bound
-        if solver.getModelStatus() == highspy.HighsModelStatus.kInfeasible:
-            return np.inf
+        status = solver.getModelStatus()
+        if status == highspy.HighsModelStatus.kInfeasible:
+            return _Solved(np.inf, False)
         bound = max(bound, 0.0) if np.isfinite(bound) else 0.0
-        return bound * (1 - SAFETY) * self.second + self.rows.latency
+        seconds = bound * (1 - SAFETY) * self.second + self.rows.latency
+        return _Solved(seconds, status != highspy.HighsModelStatus.kOptimal)
 
     def _place_whole(self, c: int, placed: int) -> None:
         """Rows of head class c. They and hotter ones are `placed` rows: homogeneous ranks are

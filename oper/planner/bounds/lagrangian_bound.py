@@ -32,7 +32,6 @@ from oper.planner.lp.pricing import (
     PricingItems,
     cheapest,
     everywhere_price,
-    everywhere_seconds,
     homogeneous_lines,
     pricing_items,
 )
@@ -45,10 +44,12 @@ SAFETY = 1e-9  # relative to the terms of the Lagrangian: beyond the rounding of
 @dataclass(frozen=True)
 class Bound:
     """`seconds` bounds the largest rank time from below. `hot_class` is the class of which a
-    single row is what binds, None where it is the work as a whole."""
+    single row is what binds, None where it is the work as a whole. `note` is a sentence, where a
+    better bound was left out or cut, as it would take too long."""
 
     seconds: float
     hot_class: int | None
+    note: str | None = None
 
 
 def lower_bound(
@@ -65,11 +66,20 @@ def lower_bound(
     least = np.inf
     for method in usable_methods(workload, topology.ranks, budget_bytes):
         rows = pricing_items(classes, topology, workload, method)
-        prices = good_prices(rows, topology, capacity_bytes, budget_bytes)
-        seconds = lagrangian(rows, topology, prices, capacity_bytes, budget_bytes)
-        least = min(least, seconds + rows.latency)
+        if rows.latency < least:
+            least = min(least, split_bound(rows, topology, capacity_bytes, budget_bytes))
     hottest, hot_class = hot_row(classes, topology, workload, budget_bytes)
     return Bound(max(least, hottest), hot_class if hottest > least else None)
+
+
+def split_bound(
+    rows: PricingItems, topology: Topology, capacity_bytes: Floats, budget_bytes: float
+) -> float:
+    """The Lagrangian's bound in seconds for the items' AllReduce method, with its latency: every
+    row may be held in parts."""
+    prices = good_prices(rows, topology, capacity_bytes, budget_bytes)
+    seconds = lagrangian(rows, topology, prices, capacity_bytes, budget_bytes)
+    return seconds + rows.latency
 
 
 def usable_methods(workload: Workload, ranks: int, budget_bytes: float) -> tuple[Method, ...]:
@@ -158,7 +168,8 @@ def hot_row(
         rows = pricing_items(classes, topology, workload, method)
         if workload.training and rows.replicas:
             fits = (M - 1) * rows.memory_bytes <= budget_bytes
-            copied = everywhere_seconds(rows, topology).max(axis=1) + rows.latency
+            slowest = float(charges.memory_seconds.max())
+            copied = slowest * rows.everywhere_bytes + rows.allreduce_seconds + rows.latency
             least = np.where(fits, np.minimum(least, copied), least)
     hottest = int(least.argmax())
     return float(least[hottest]) * (1 - SAFETY), hottest

@@ -13,7 +13,8 @@ y[p, j, j] is "rank j holds p" (a holder reads its own copy). Where the budget a
 copy, and in training, all ranks read from one owner x[p, j] instead; in training
 Σ_j x[p, j] + r[p] = 1 with r[p] = 1 for copies everywhere, whose AllReduce is chosen by solving
 for each method in turn. Homogeneous ranks are ordered by load, or each optimum would come in M!
-copies. PuLP passes it to HiGHS, to CBC where highspy is missing.
+copies. PuLP passes it to HiGHS, and to its own CBC only where highspy cannot be imported: CBC tells
+PuLP no bound, so that of an unfinished search is the relaxation's. Plans never depend on either.
 """
 
 import time

@@ -8,7 +8,7 @@ does not depend on the number of rows.
 """
 
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -94,8 +94,10 @@ class _Closed:
         self.repeat.append(repeat)
 
 
+@lru_cache(maxsize=4)
 def partitions(classes: Classes, threshold: float) -> Partitions:
-    """Cut the rows of `classes` at `threshold`, a share of all bytes and of all accesses."""
+    """Cut the rows of `classes` at `threshold`, a share of all bytes and of all accesses; the same
+    object while few cuts are in use, as each step of a plan asks for those of its threshold."""
     limit_bytes = max(int(threshold * classes.total_bytes), 1)
     limit_accesses = max(int(threshold * classes.total_accesses), 1)
     # Equal partitions follow each other where a class has many rows: one entry stands for all.

@@ -97,18 +97,22 @@ def _whole_by_shares(rows: Ints, shares: Floats, bucket: Ints, traffic: Floats) 
     the others in rows of the same bucket, as they decide its memory.
     """
     counts = np.zeros(shares.shape, dtype=np.int64)
-    owed_traffic = np.zeros(shares.shape[1])
+    sets = shares.shape[1]
+    owed_traffic = np.zeros(sets)
     owed_rows: dict[int, Floats] = {}
-    for c, n in enumerate(rows.tolist()):
-        exact = n * shares[c]
-        if n <= shares.shape[1] and traffic[c] > 0:
-            wanted = np.where(shares[c] > 0, exact + owed_traffic / traffic[c], 0.0)
-            counts[c] = whole_rows(np.clip(wanted, 0, n), n)
-            owed_traffic += (exact - counts[c]) * traffic[c]
+    # There may be a hundred thousand classes of a few rows: what needs no order is done at once.
+    exact, used = rows[:, None] * shares, shares > 0
+    by_traffic = (rows <= sets) & (traffic > 0)
+    of_class = zip(rows.tolist(), traffic.tolist(), bucket.tolist(), by_traffic, strict=True)
+    for c, (n, weight, b, hot) in enumerate(of_class):
+        if hot:
+            wanted = np.where(used[c], exact[c] + owed_traffic / weight, 0.0)
+            counts[c] = whole_rows(np.minimum(np.maximum(wanted, 0), n), n)
+            owed_traffic += (exact[c] - counts[c]) * weight
         else:
-            wanted = exact + owed_rows.get(int(bucket[c]), 0.0)
-            counts[c] = whole_rows(np.clip(wanted, 0, None), n)
-            owed_rows[int(bucket[c])] = wanted - counts[c]
+            wanted = exact[c] + owed_rows.get(b, 0.0)
+            counts[c] = whole_rows(np.maximum(wanted, 0), n)
+            owed_rows[b] = wanted - counts[c]
     return counts
 
 

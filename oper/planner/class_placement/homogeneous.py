@@ -19,6 +19,7 @@ from oper.cost.holder_sets import (
 from oper.cost.workload import Workload
 from oper.planner.class_placement.class_placement import ClassPlacement, replica_bytes
 from oper.planner.class_placement.greedy import place_greedily
+from oper.planner.class_placement.hot_rows_by_node import place_by_node
 from oper.planner.class_placement.replica_choice import (
     Levels,
     everywhere_seconds,
@@ -35,6 +36,8 @@ from oper.topology.topology import Topology
 
 # A row above this share of a rank's mean work stays where greedy placement put it.
 HOT_SHARE = 1 / 64
+# Above so many ranks hot rows are placed by nodes; fewer take swaps of single pairs as well.
+MANY_RANKS = 32
 
 
 def place_on_homogeneous(problem: ClassProblem) -> ClassPlacement:
@@ -55,6 +58,8 @@ def place_on_homogeneous(problem: ClassProblem) -> ClassPlacement:
     traffic = classes.traffic_bytes(workload)
     hot = traffic * ranks > HOT_SHARE * float(traffic @ classes.rows)
     counts = np.where(hot[:, None], placed, 0)
+    if topology.nodes > 1 and ranks > MANY_RANKS:
+        counts[hot] = place_by_node(listed[hot], traffic[hot], topology)
     load = traffic @ counts
     counts[~hot] = split_evenly(listed[~hot], shares, load, traffic[~hot])
     return ClassPlacement(

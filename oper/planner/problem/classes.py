@@ -44,7 +44,7 @@ class DistinctRatios(NamedTuple):
     of_all_ranks: Floats
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Classes:
     """C classes, by accesses descending (then width, samples with the row, ratio of distinct rows).
 

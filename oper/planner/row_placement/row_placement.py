@@ -26,6 +26,7 @@ from oper.planner.class_placement.greedy import memory_left
 from oper.planner.class_placement.rounding import split_evenly, whole_rows
 from oper.planner.problem.classes import Classes, table_widths
 from oper.planner.problem.problem import Problem
+from oper.planner.row_placement.even_many_ranks import even_many_ranks
 from oper.planner.row_placement.list_hot_rows import RowScan, StripeOrders, scan_by_cuts
 from oper.planner.row_placement.listing_thresholds import Cuts, listed_by_table, make_cuts
 from oper.planner.row_placement.striping import Stripes, make_stripes
@@ -114,7 +115,7 @@ def _swap_rows(problem: Problem, sets: HolderSets, counts: Ints, before: Cost) -
     movable = np.ones(len(sets), dtype=bool)
     if workload.training:
         movable[problem.ranks :] = False
-    part = np.ascontiguousarray(counts[:, movable])
+    part = np.asfortranarray(counts[:, movable])  # the search reads holder set by holder set
     charges = Charges.of(topology)
     if problem.settings.balance == "link":
         traffic = classes.S * classes.R
@@ -125,6 +126,8 @@ def _swap_rows(problem: Problem, sets: HolderSets, counts: Ints, before: Cost) -
         per_byte = charges.set_seconds(sets.take(movable))
         seconds = before.rank_seconds
     search = SwapSearch(part, traffic, classes.width, per_byte, seconds.copy())
+    if problem.settings.balance == "time":
+        even_many_ranks(search, topology)
     search.run()
     counts[:, movable] = part
     return search.rounds_made

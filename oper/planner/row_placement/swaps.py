@@ -8,6 +8,10 @@ T += x·(column[h] - column[g]), and leaves every set's rows, and so all memory,
 What falls is a smooth maximum, (1/β)·log Σ exp(β·T), β sharpening as T evens out: the plain maximum
 has plateaus as soon as two ranks share it. Each round takes the pair of holder sets that lowers it
 most and moves its x by swapping rows.
+
+A round looks at the pairs of the holder sets under the most and under the least pressure, of which
+there are `_SETS_TRIED` at most, so that it takes no longer on a thousand ranks; what depends on
+pairs alone is found once.
 """
 
 from dataclasses import dataclass
@@ -15,6 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.spatial.distance import pdist, squareform
 
 from oper.base.arrays import Floats, Ints
 
@@ -24,6 +29,7 @@ LEAST_GAIN = 1e-9
 # So many rounds that lower T by less than this share in all are the last.
 _PATIENCE, _LEAST_PROGRESS = 25, 1e-7
 _PAIRS_TRIED = 16
+_SETS_TRIED = 256
 _BISECTIONS = 24
 # β over the spread of T: the ranks well above the mean dominate, without plateaus.
 _SHARPNESS = 3.0
@@ -65,30 +71,49 @@ class SwapSearch:
             for w in np.unique(self.width)
             for order in [np.flatnonzero(self.width == w)]
         ]
+        # The most that a byte moved between two sets changes a rank's time by, [G, G].
+        self._reach = squareform(pdist(self.columns, "chebyshev"))
+        self._heaviest = np.full((len(self._order), len(self.columns)), -np.inf)
+        self._lightest = np.full((len(self._order), len(self.columns)), np.inf)
+        for g in range(len(self.columns)):
+            self._note_extremes(g)
 
     def run(self) -> None:
         """Swap until no pair lowers the smooth maximum, or ROUNDS are made; end with the
         counts of the least maximum seen."""
-        best, best_counts = float(self.seconds.max()), self.counts.copy()
-        best_seconds, before = self.seconds.copy(), np.inf
+        best, before = float(self.seconds.max()), np.inf
+        best_seconds = self.seconds.copy()
+        since_best: list[tuple[int, int, list[Swap]]] = []
         for turn in range(ROUNDS):
             if turn % _PATIENCE == 0:
                 if best > before * (1 - _LEAST_PROGRESS):
                     break
                 before = best
-            if not self._round():
+            made = self._round()
+            if made is None:
                 break
             self.rounds_made += 1
+            since_best.append(made)
             if self.seconds.max() < best:
                 best, best_seconds = float(self.seconds.max()), self.seconds.copy()
-                best_counts = self.counts.copy()
-        self.counts[:] = best_counts
+                since_best.clear()
+        for g, h, swaps in reversed(since_best):
+            self._swap(h, g, swaps)
         self.seconds[:] = best_seconds
 
-    def _round(self) -> bool:
+    def move(self, source: int, target: int, traffic_bytes: float) -> float:
+        """Move about `traffic_bytes` from one set to another by swaps; how much it was."""
+        swaps = self._best_swaps(source, target, traffic_bytes)
+        moved = sum(k * float(self.traffic_bytes[a] - self.traffic_bytes[b]) for a, b, k in swaps)
+        self._swap(source, target, swaps)
+        self.seconds += moved * (self.columns[target] - self.columns[source])
+        return moved
+
+    def _round(self) -> tuple[int, int, list[Swap]] | None:
+        """Swap rows of the best pair that lowers the smooth maximum; None if none does."""
         spread = float(self.seconds.max() - self.seconds.mean())
         if spread <= LEAST_GAIN * self.seconds.max():
-            return False
+            return None
         sharpness = _SHARPNESS / spread
         now = _smooth_maximum(self.seconds, sharpness)
         for g, h, amount in self._pairs(sharpness):
@@ -100,29 +125,36 @@ class SwapSearch:
                 least += sum(k * float(self.price[self.width[a], g, h]) for a, _, k in swaps)
             if _smooth_maximum(after, sharpness) >= now - least:
                 continue
-            for a, b, k in swaps:
-                self.counts[a, g] -= k
-                self.counts[a, h] += k
-                self.counts[b, h] -= k
-                self.counts[b, g] += k
+            self._swap(g, h, swaps)
             self.seconds[:] = after
-            return True
-        return False
+            return g, h, swaps
+        return None
+
+    def _swap(self, g: int, h: int, swaps: list[Swap]) -> None:
+        """Give rows of g to h, and take as many of h; with g and h the other way round, undo it."""
+        for a, b, k in swaps:
+            self.counts[a, g] -= k
+            self.counts[a, h] += k
+            self.counts[b, h] -= k
+            self.counts[b, g] += k
+        self._note_extremes(g)
+        self._note_extremes(h)
 
     def _pairs(self, sharpness: float) -> list[_Pair]:
         """Pairs of holder sets, most gain first, with the traffic to move: at the least of the
         smooth maximum along the pair, which is convex in x, by bisection of its slope."""
         pressure = _pressure(self.seconds, sharpness)
         along = self.columns @ pressure
-        change = self.columns[None, :, :] - self.columns[:, None, :]  # [g, h, M]
-        reach = np.abs(change).max(axis=2)
-        falls = (along[:, None] - along[None, :]) / np.where(reach > 0, reach, 1.0)
-        steep = np.where(self._swappable(), falls, 0.0)
+        source, target = _ends(along)
+        reach = self._reach[np.ix_(source, target)]
+        falls = (along[source, None] - along[None, target]) / np.where(reach > 0, reach, 1.0)
+        steep = np.where(self._swappable(source, target), falls, 0.0)
         pairs = np.argsort(-steep, axis=None, kind="stable")[:_PAIRS_TRIED]
         pairs = pairs[steep.flat[pairs] > 0]
-        change = change.reshape(-1, change.shape[2])[pairs]
+        source, target = source[pairs // len(target)], target[pairs % len(target)]
+        change = self.columns[target] - self.columns[source]
         low = np.zeros(len(pairs))
-        high = np.ptp(self.seconds) / reach.flat[pairs]
+        high = np.ptp(self.seconds) / self._reach[source, target]
         for _ in range(_BISECTIONS):
             middle = (low + high) / 2
             after = self.seconds + middle[:, None] * change
@@ -130,21 +162,19 @@ class SwapSearch:
             low, high = np.where(down, middle, low), np.where(down, high, middle)
         after = self.seconds + low[:, None] * change
         order = np.argsort(_smooth_maximum(after, sharpness), kind="stable")
-        sets = len(self.columns)
-        return [_Pair(int(pairs[n] // sets), int(pairs[n] % sets), float(low[n])) for n in order]
+        return [_Pair(int(source[n]), int(target[n]), float(low[n])) for n in order]
 
-    def _swappable(self) -> NDArray[np.bool_]:
-        """Whether some row of set g has more traffic than some of h, equal in width, [G, G]."""
-        able = np.zeros((len(self.columns), len(self.columns)), dtype=bool)
-        for order in self._order:
-            held = self.counts[order] > 0
-            some = held.any(axis=0)
-            heaviest = self.traffic_bytes[order[len(order) - 1 - held[::-1].argmax(axis=0)]]
-            lightest = self.traffic_bytes[order[held.argmax(axis=0)]]
-            heaviest = np.where(some, heaviest, -np.inf)
-            lightest = np.where(some, lightest, np.inf)
-            able |= heaviest[:, None] > lightest[None, :]
-        return able
+    def _swappable(self, source: Ints, target: Ints) -> NDArray[np.bool_]:
+        """Whether some row of a source has more traffic than some of a target, equal in width."""
+        heaviest, lightest = self._heaviest[:, source], self._lightest[:, target]
+        return np.asarray((heaviest[:, :, None] > lightest[:, None, :]).any(axis=0))
+
+    def _note_extremes(self, g: int) -> None:
+        """Most and least traffic of a row of each width in set g."""
+        for w, order in enumerate(self._order):
+            held = order[self.counts[order, g] > 0]  # traffic ascends
+            self._heaviest[w, g] = self.traffic_bytes[held[-1]] if len(held) else -np.inf
+            self._lightest[w, g] = self.traffic_bytes[held[0]] if len(held) else np.inf
 
     def _best_swaps(self, g: int, h: int, amount: float) -> list[Swap]:
         """Swaps of rows of g for rows of h that move about `amount` of traffic.
@@ -153,10 +183,16 @@ class SwapSearch:
         exceed it for the rows of h with least.
         """
         best, found = amount * (1 - 1e-6), None
+        given_rows, taken_rows = self.counts[:, g].copy(), self.counts[:, h].copy()
+        left = [(order, order) for order in self._order]
         for k in _SWAP_ROWS:
-            for order in self._order:
-                give = order[self.counts[order, g] >= k]
-                take = order[self.counts[order, h] >= k]
+            # Classes with fewer rows than k have too few for every later k.
+            left = [
+                (give[given_rows[give] >= k], take[taken_rows[take] >= k])
+                for give, take in left
+                if len(give) and len(take)
+            ]
+            for give, take in left:
                 if not len(give) or not len(take):
                     continue
                 taken = self.traffic_bytes[take]
@@ -183,22 +219,33 @@ class SwapSearch:
         for order in self._order:
             heavy = order[self.counts[order, g] > 0][::-1].tolist()
             light = order[self.counts[order, h] > 0].tolist()
-            left = {b: int(self.counts[b, h]) for b in light}
-            at = 0
+            at, left = 0, int(self.counts[light[0], h]) if light else 0
             for a in heavy:
                 rows = int(self.counts[a, g])
                 while rows and at < len(light):
                     b = light[at]
                     each = float(self.traffic_bytes[a] - self.traffic_bytes[b])
-                    k = min(rows, left[b], int(amount // each) if each > 0 else 0)
+                    k = min(rows, left, int(amount // each) if each > 0 else 0)
                     if not k:
                         break
                     swaps.append(Swap(a, b, k))
                     amount -= k * each
                     rows -= k
-                    left[b] -= k
-                    at += not left[b]
+                    left -= k
+                    if not left:
+                        at += 1
+                        left = int(self.counts[light[at], h]) if at < len(light) else 0
+                if at == len(light):
+                    break
         return swaps
+
+
+def _ends(along: Floats) -> tuple[Ints, Ints]:
+    """The sets that traffic should leave and those it should go to, each by number."""
+    if len(along) <= _SETS_TRIED:
+        return np.arange(len(along)), np.arange(len(along))
+    order = np.argsort(-along, kind="stable")
+    return np.sort(order[:_SETS_TRIED]), np.sort(order[-_SETS_TRIED:])
 
 
 def _pressure(seconds: Floats, sharpness: float) -> Floats:

@@ -1,0 +1,139 @@
+"""A lower bound on homogeneous ranks, of any number, where rows are whole and have one owner.
+
+In: `PricingItems`, a `Topology` of N nodes of G ranks. Out: seconds.
+
+Ranks that cannot be told apart differ only in what they own. With W_r the weight of rank r's rows,
+V_n = Σ W_r over the ranks of node n and W = Σ V_n, of which every rank reads all,
+
+    T_r = own·W_r + mate·(V_n - W_r) + far·(W - V_n) = a·W_r - b·V_n + far·W,   b = far - mate ≥ 0,
+
+own, mate, far being what a byte of weight costs its owner, the owner's node and all others. If no
+T_r is above far·W + D, then a·W_r ≤ D + b·V_n on every rank: a node whose hottest row has weight q
+must have a load V_n ≥ L(q) = (a·q - D) / b, as rows near by are cheaper to read; and summed over
+its G ranks, (a - G·b)·V_n ≤ G·D. So for each D the nodes' loads have least sums:
+
+* nodes in order of their hottest rows q_1 ≥ q_2 ≥ …: all rows hotter than q_k lie on the nodes
+  before k, whose load is therefore at least the weight of these rows;
+* the loads S_k of the first k nodes satisfy S_k ≥ S_{k-1} + L(q_k), so S_k ≥ F(S_{k-1}) with
+  F(s) = min over s' ≥ s of s' + L(hottest row beyond the s' hottest bytes);
+* of k·M + 1 rows some rank owns k + 1, a row like any other for the first node.
+
+The D at which S_N exceeds W, or a node's largest load, is passed by every plan. Memory is left out,
+and a row may count in parts where the sum ends within it: both make the bound lower, never wrong.
+The work is a bisection with N steps each, whatever the number of rows.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from oper.base.arrays import Floats
+from oper.cost.read_charges import Charges
+from oper.planner.lp.pricing import PricingItems
+from oper.topology.topology import Topology
+
+HOT_ROWS = 4096  # kept whole, at most; the others count as if they could be split
+BISECTIONS = 100
+SAFETY = 1e-9  # relative: beyond the rounding of the sums
+
+
+class _OwnerSeconds(NamedTuple):
+    """What a byte of weight costs its owner, the ranks of the owner's node, and all others."""
+
+    own: float
+    mate: float
+    far: float
+
+
+def node_loads_bound(rows: PricingItems, topology: Topology) -> float:
+    """A bound in seconds on the largest rank time of every plan in which each row has one owner;
+    0 where ranks differ, or where owning a row costs a rank less than reading it from its node."""
+    cost = _owner_seconds(topology)
+    if cost is None or cost.own <= cost.mate:
+        return 0.0
+    loads = _Loads(rows, topology, cost)
+    low, high = loads.reach
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if loads.possible(middle) else (middle, high)
+    return max(loads.elsewhere + low - SAFETY * loads.elsewhere, 0.0)
+
+
+def _owner_seconds(topology: Topology) -> _OwnerSeconds | None:
+    """The three costs of a homogeneous topology; None where ranks can be told apart."""
+    if not topology.homogeneous:
+        return None
+    owner_seconds = Charges.of(topology).owner_seconds
+    found: list[float] = []
+    for mask in topology.masks().values():
+        kind = owner_seconds[mask]
+        if len(kind) and np.ptp(kind) > 1e-12 * kind.max():
+            return None
+        found.append(float(kind[0]) if len(kind) else found[-1])
+    return _OwnerSeconds(*found) if found[1] <= found[2] else None
+
+
+class _Loads:
+    """The loads of nodes that a largest time of `elsewhere` + D allows."""
+
+    def __init__(self, rows: PricingItems, topology: Topology, cost: _OwnerSeconds) -> None:
+        ranks, self.nodes = topology.ranks, topology.nodes
+        self.ranks_per_node = ranks // self.nodes
+        self.a, self.b = cost.own - cost.mate, cost.far - cost.mate
+        self.weight = float(rows.rows @ rows.weight_bytes)
+        self.elsewhere = cost.far * self.weight
+        order = np.argsort(-rows.weight_bytes, kind="stable")
+        before = np.cumsum(rows.rows[order]) - rows.rows[order]
+        order = order[before < HOT_ROWS]
+        count = np.minimum(rows.rows[order], HOT_ROWS).astype(np.int64)
+        hot = np.repeat(rows.weight_bytes[order], count)[:HOT_ROWS]
+        # Row k is the hottest beyond the `held[k]` hottest bytes; none is left in the end.
+        self.held = np.concatenate([[0.0], np.cumsum(hot)])
+        self.next = np.append(hot, 0.0)
+        self.first = max(self.next[0], *_least_of_a_rank(hot, ranks))
+
+    @property
+    def reach(self) -> tuple[float, float]:
+        """A D that is not possible, or is as low as the bound goes, and one that is possible."""
+        return -self.b * self.weight, self.a * self.weight
+
+    def possible(self, over: float) -> bool:
+        """Whether loads of nodes within D = `over` are not ruled out."""
+        spread = self.a - self.ranks_per_node * self.b
+        least, most = 0.0, np.inf
+        if spread > 0:
+            if over < 0:
+                return self.weight == 0
+            most = self.ranks_per_node * over / spread
+        elif over < 0:
+            if spread == 0:
+                return self.weight == 0
+            least = self.ranks_per_node * over / spread
+        if most * self.nodes < self.weight:
+            return False
+        if self.b <= 0:
+            return bool(self.a * self.first <= over)
+        need = np.maximum((self.a * self.next - over) / self.b, least)
+        first = max((self.a * self.first - over) / self.b, least)
+        if first > most:
+            return False
+        # sums[k]: the loads so far and the next node's, if k rows lie on nodes so far; later[k]:
+        # the least of them from k rows on.
+        later = np.minimum.accumulate((self.held + need)[::-1])[::-1]
+        total = max(first, later[0])
+        for node in range(1, self.nodes):
+            if total > self.weight:
+                return False
+            k = int(np.searchsorted(self.held, total, side="right")) - 1
+            if k == len(self.next) - 1:
+                return bool(total + (self.nodes - node) * need[-1] <= self.weight)
+            total = min(total + need[k], later[k + 1])
+        return bool(total <= self.weight)
+
+
+def _least_of_a_rank(hot: Floats, ranks: int) -> list[float]:
+    """Of the k·M + 1 hottest rows some rank owns k + 1, at least the lightest of them."""
+    return [
+        float(hot[k * (ranks - 1) : k * ranks + 1].sum())
+        for k in range((len(hot) - 1) // ranks + 1)
+    ]
