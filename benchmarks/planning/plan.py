@@ -76,7 +76,9 @@ def plan_once(folder: Path, case: Case) -> dict[str, Any]:
     workload = Workload(case.mode, "raw", topology.ranks * SAMPLES_PER_RANK)  # type: ignore[arg-type]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     with tempfile.TemporaryDirectory(dir=folder.parent) as place:
-        planned = make_plan(profile, topology, workload, Settings(), Path(place) / "plan")
+        planned = make_plan(
+            profile, topology, workload, Settings(extra_memory=0.05), Path(place) / "plan"
+        )
         written = sum(file.stat().st_size for file in (Path(place) / "plan").rglob("*"))
     cost, greedy = planned.cost, planned.class_placement.greedy
     return {

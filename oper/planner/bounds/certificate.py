@@ -24,6 +24,8 @@ class Certificate:
     objective_seconds: float
     bound: Bound
     hot_row: str | None = None  # a sentence, where a single row is what binds
+    # The bound for all that the devices' memory allows, where the plan was to use less of it.
+    full_memory_seconds: float | None = None
 
     @property
     def gap(self) -> float:
@@ -37,11 +39,14 @@ class Certificate:
 
     def to_json(self) -> dict[str, Any]:
         """The certificate's fields of `oper plan --json`."""
-        return {
+        content = {
             "lower_bound_seconds": self.bound.seconds,
             "certified_gap": self.gap,
             "hot_row": self.hot_row,
         }
+        if self.full_memory_seconds is not None:
+            content["full_memory_bound_seconds"] = self.full_memory_seconds
+        return content
 
 
 def certify(problem: ClassProblem, objective_seconds: float) -> Certificate:
