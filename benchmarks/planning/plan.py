@@ -85,11 +85,16 @@ def plan_once(folder: Path, case: Case) -> dict[str, Any]:
     native.ops()
     topology = Topology.load(case.topology)
     workload = Workload(case.mode, "raw", topology.ranks * case.samples_per_rank)  # type: ignore[arg-type]
+    settings = Settings(extra_memory=case.extra_memory)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     began = time.process_time()
     with tempfile.TemporaryDirectory(dir=folder.parent) as place:
         planned = make_plan(
-            profile, topology, workload, Settings(case.extra_memory), Path(place) / "plan"
+            profile,
+            topology,
+            workload,
+            Settings(extra_memory=case.extra_memory),
+            Path(place) / "plan",
         )
         cpu_seconds = time.process_time() - began
         written = sum(file.stat().st_size for file in (Path(place) / "plan").rglob("*"))

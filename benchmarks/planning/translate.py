@@ -44,7 +44,7 @@ def measure(workload: str, scale: float, rounds: int) -> dict:
             profile,
             Topology.load("dgx-a100"),
             Workload("training", "raw", 16_384 * RANKS),
-            Settings(),
+            Settings(extra_memory=0.05),
             Path(folder) / "plan",
         )
         compact = AddressMap.load(Path(folder) / "plan", 0)

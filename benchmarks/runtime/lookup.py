@@ -184,7 +184,7 @@ class Workplace:
         profile = synthesize_counts(synthesizer)
         workload = Workload("inference", "raw", 2 * LOOKUPS)
         place = folder / f"plan-{dim}"
-        make_plan(profile, Topology.load("cpu:2"), workload, Settings(), place)
+        make_plan(profile, Topology.load("cpu:2"), workload, Settings(extra_memory=0.05), place)
         plan = load_plan(place)
         self.address_map, self.memory = AddressMap.of(plan, 0), Memory(plan, dim)
         self.fbgemm, self.ops, self.allocator = fbgemm(rows, dim), native.ops(), Allocator()

@@ -13,15 +13,29 @@ from oper.plan.row_locator import RowLocator
 def diff(old: Plan, new: Plan) -> dict[str, Any]:
     """The differences of `new`, as `oper plan diff --json` prints them.
 
-    OperError where the plans are for different tables or numbers of ranks.
+    Where the numbers of ranks differ, figures are compared and rows are not: `rows_changed` and
+    `bytes_changed` are None. OperError where the plans are for different tables.
     """
     if [(t.name, t.rows) for t in old.tables] != [(t.name, t.rows) for t in new.tables]:
         raise OperError("the plans are for different tables, so their rows cannot be compared")
-    if old.ranks != new.ranks:
-        raise OperError(
-            f"the plans are for {old.ranks} and {new.ranks} ranks; "
-            "compare their figures with `oper plan show`"
-        )
+    tables = _compare_rows(old, new) if old.ranks == new.ranks else None
+    return {
+        "settings": {"old": old.settings, "new": new.settings},
+        "ranks": {"old": old.ranks, "new": new.ranks},
+        "figures": {
+            name: {"old": value, "new": _compared(new)[name]}
+            for name, value in _compared(old).items()
+        },
+        "dob": {"old": old.prediction.dob._asdict(), "new": new.prediction.dob._asdict()},
+        "rows": sum(t.rows for t in old.tables),
+        "rows_changed": None if tables is None else sum(t["rows_changed"] for t in tables),
+        "bytes_changed": None if tables is None else sum(t["bytes_changed"] for t in tables),
+        "tables": tables or [],
+    }
+
+
+def _compare_rows(old: Plan, new: Plan) -> list[dict[str, Any]]:
+    """For each table, how many rows are held elsewhere."""
     before, after = RowLocator(old), RowLocator(new)
     holds_before, holds_after = _holders(before), _holders(after)
     tables = []
@@ -47,18 +61,7 @@ def diff(old: Plan, new: Plan) -> dict[str, Any]:
                 "bytes_changed": changed * table.row_bytes,
             }
         )
-    return {
-        "settings": {"old": old.settings, "new": new.settings},
-        "figures": {
-            name: {"old": value, "new": _compared(new)[name]}
-            for name, value in _compared(old).items()
-        },
-        "dob": {"old": old.prediction.dob._asdict(), "new": new.prediction.dob._asdict()},
-        "rows": sum(t.rows for t in old.tables),
-        "rows_changed": sum(t["rows_changed"] for t in tables),
-        "bytes_changed": sum(t["bytes_changed"] for t in tables),
-        "tables": tables,
-    }
+    return tables
 
 
 def _compared(plan: Plan) -> dict[str, float]:
@@ -67,6 +70,8 @@ def _compared(plan: Plan) -> dict[str, float]:
         "objective_seconds": plan.prediction.objective_seconds,
         "extra_memory_ratio": plan.prediction.extra_memory_ratio,
         "threshold": plan.record.threshold,
+        "memory_bytes": float(plan.prediction.memory_bytes.max()),
+        "communication_bytes": plan.prediction.communication_bytes.total,
     }
 
 

@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from oper.audit.finding import Finding
+from oper.audit.log_part import LogPart
 from oper.audit.rank_address_maps import RankMaps
 from oper.base.arrays import Ints
+from oper.base.errors import OperError
 from oper.logs import LogOptions, Prepared, RowReader, open_log
 from oper.plan.layout import LOCAL, SLOT_BITS
 from oper.plan.plan import load_plan
@@ -38,7 +40,9 @@ def replay(folder: Path | str, rows_read: Iterable[tuple[int, Ints]]) -> list[Fi
             f"says {plan.owner_accesses[worst]:,}; {replicated:,} reads are of replicated rows, "
             f"and the plan says {plan.replica_accesses:,}; is it the log that was profiled?"
         )
-    return [Finding("a replay of the log serves what the plan says, to the row", wrong)]
+    part = str(LogPart(plan.log_part))
+    read = f"the log ({part})" if part else "the log"
+    return [Finding(f"a replay of {read} serves what the plan says, to the row", wrong)]
 
 
 def rows_of_log(
@@ -46,13 +50,26 @@ def rows_of_log(
 ) -> Iterator[tuple[int, Ints]]:
     """The input of `replay` from the files of a log, by the plan's id rules.
 
-    Reads the plan's features unless `options` names columns.
+    Reads the plan's features unless `options` names columns, and the part of the log that the plan
+    says was profiled unless `options` names rows. OperError where that has not as many samples as
+    were profiled.
     """
     plan = load_plan(folder)
+    part = LogPart(plan.log_part if options.rows is None else {})
+    options = part.options(options)
     if not options.columns:
         features = [name for table in plan.tables for name in table.features or (table.name,)]
         options = replace(options, columns=tuple(features))
     reader = RowReader(open_log(log, options), Prepared.load(plan.tables, folder))
-    for batch in reader.batches(ids_only=True):
+    samples = 0
+    for batch in part.batches(reader.batches(ids_only=True)):
+        samples += batch.samples
         for key, table in reader.tables_of.items():
             yield table, batch.features[key].values
+    if samples != plan.samples:
+        where = f" ({part})" if part.content else "" if options.rows is None else " of --rows"
+        raise OperError(
+            f"{', '.join(map(str, log))}: has {samples:,} samples{where}, and the plan's profile "
+            f"counted {plan.samples:,}: it is another log, or another part of it; give the log "
+            "that was profiled, or the part with --rows"
+        )

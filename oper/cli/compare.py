@@ -17,8 +17,10 @@ from oper.cli.shared.plan_options import (
     DOB,
     FETCH,
     MODE,
+    RESERVE,
     TOPOLOGY,
     load_topology,
+    parse_reserve,
 )
 from oper.cli.shared.progress import progress
 from oper.planner.baselines.registry import BASELINES
@@ -38,9 +40,13 @@ def compare(
     mode: str = MODE,
     fetch: str = FETCH,
     batch_size: int = BATCH_SIZE,
-    extra_memory: str = typer.Option(
-        "5%", "--extra-memory", help="One or several shares: 0,1,2,5% makes a run for each."
+    extra_memory: str | None = typer.Option(
+        None,
+        "--extra-memory",
+        help="One or several shares: 0,1,2,5% makes a run for each. [default: what the devices "
+        "hold; 5% with --capacity, on cpu:N, or without device memory]",
     ),
+    reserve: str | None = RESERVE,
     threshold: str = typer.Option(
         "0.1%", "--threshold", help="One or several shares: 5,1,0.1% makes a run for each."
     ),
@@ -64,12 +70,14 @@ def compare(
     from oper.profiling.profile import Profile
 
     names = methods.split(",") if methods else comparison.installed_methods()
-    swept = [
-        Settings(extra, limit, parse_share(dob, "--dob"), balance)
-        for limit in parse_shares(threshold, "--threshold")
-        for extra in parse_shares(extra_memory, "--extra-memory")
-    ]
     ranks = load_topology(topology, capacity)
+    kept = parse_reserve(reserve, extra_memory, ranks)
+    shares = [None] if extra_memory is None else parse_shares(extra_memory, "--extra-memory")
+    swept = [
+        Settings(extra, limit, parse_share(dob, "--dob"), balance, kept)
+        for limit in parse_shares(threshold, "--threshold")
+        for extra in shares
+    ]
     workload = Workload(mode, fetch, batch_size)  # type: ignore[arg-type]
     opened = Profile.open(profile, check=True)
     with progress("comparing", len(swept) * len(names), "methods") as meter:
@@ -99,7 +107,7 @@ def print_runs(runs: list[dict[str, Any]]) -> None:
         settings, entries = run["settings"], run["methods"]
         out.print(
             f"{settings['topology']}, {settings['mode']}, {settings['fetch']} fetches, batch "
-            f"{settings['batch_size']:,}, extra memory {100 * settings['extra_memory']:g}%, "
+            f"{settings['batch_size']:,}, {memory_text(settings)}, "
             f"threshold {100 * settings['threshold']:g}%"
         )
         out.print(run_table(entries))
@@ -108,6 +116,15 @@ def print_runs(runs: list[dict[str, Any]]) -> None:
         for line in remarks(entries):
             out.print(line)
         out.print()
+
+
+def memory_text(settings: dict[str, Any]) -> str:
+    """What plans may use."""
+    asked = f"extra memory {100 * settings['extra_memory']:g}%"
+    if "reserve" not in settings:
+        return asked
+    held = dict.fromkeys(format_bytes(c) for c in sorted(settings["capacity_bytes"]))
+    return f"{' to '.join([*held][:: max(len(held) - 1, 1)])} a rank (at most {asked})"
 
 
 def run_table(entries: dict[str, dict[str, Any]]) -> Any:
@@ -176,7 +193,9 @@ def remarks(entries: dict[str, dict[str, Any]]) -> list[str]:
         if entry["objective_seconds"] is None:
             lines.append(f"{name}: {notes['reason']}")
             continue
-        if entry["status"] == "infeasible":
+        if name == "torchrec":
+            lines += torchrec_remarks(entry)
+        elif entry["status"] == "infeasible":
             lines.append(f"{name}: infeasible, a rank holds {factor:.6g} times its capacity")
         elif entry["certified_gap"] is None:
             lines.append(
@@ -188,15 +207,23 @@ def remarks(entries: dict[str, dict[str, Any]]) -> list[str]:
                 f"milp: {notes['solver']} on {notes['partitions']} whole partitions, "
                 f"{notes['solver_gap']:.3%} from its own bound"
             )
-        if name == "torchrec":
-            tables = ", ".join(f"{n} {kind}" for kind, n in notes["tables"].items())
-            lines += [
-                f"torchrec: found a plan at {notes['capacity_factor']:.3g} times the capacity: "
-                f"{tables}",
-                f"torchrec: estimates {format_duration(notes['estimate_seconds'])} itself, and "
-                f"would move {format_bytes(notes['pooled_bytes']['total'])} of pooled vectors",
-            ]
     return lines
+
+
+def torchrec_remarks(entry: dict[str, Any]) -> list[str]:
+    """How TorchRec's planner came to its plan: it counts memory itself, and was given more of it
+    until it found one."""
+    notes, given = entry["notes"], entry["notes"]["capacity_factor"]
+    found = "shards" if given <= 1 else f"given {given:.3g} times the capacity, shards"
+    tables = ", ".join(f"{n} {kind}" for kind, n in notes["tables"].items())
+    fits = "within the capacity"
+    if entry["status"] == "infeasible":
+        fits = f"infeasible, a rank holds {entry['capacity_factor']:.6g} times its capacity"
+    return [
+        f"torchrec: {found} tables {tables}; {fits}",
+        f"torchrec: estimates {format_duration(notes['estimate_seconds'])} itself, and would move "
+        f"{format_bytes(notes['pooled_bytes']['total'])} of pooled vectors",
+    ]
 
 
 def gap_cell(entry: dict[str, Any]) -> str:

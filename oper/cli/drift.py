@@ -7,7 +7,7 @@ import typer
 
 from oper.base.units import parse_share
 from oper.cli.shared.console import emit, new_console, new_table
-from oper.cli.shared.formatting import format_duration
+from oper.cli.shared.formatting import format_duration, format_share
 from oper.cli.shared.output_options import JSON
 from oper.cli.shared.progress import steps
 
@@ -27,6 +27,12 @@ def drift(
         "--worse",
         help="Advise to replan if one from scratch were better by more than this.",
     ),
+    all_windows: bool = typer.Option(
+        False, "--all-windows", help="A line for each window of the profile, and what they cost."
+    ),
+    exit_code: bool = typer.Option(
+        False, "--exit-code", help="Exit with status 1 where the verdict is to replan."
+    ),
     as_json: bool = JSON,
 ) -> None:
     """Print the cost of a plan under newer counts; advise replanning."""
@@ -35,11 +41,45 @@ def drift(
     from oper.profiling.profile import Profile
 
     threshold = parse_share(worse, "--worse")
-    loaded, opened = load_plan(plan), Profile.open(profile, check=True)
-    with steps("drift", 2) as step:
-        found = planner.drift(loaded, opened, threshold, step)
-    content = {"plan": str(plan), "profile": profile, **found.to_json()}
-    emit(as_json, content, lambda: _print(content))
+    loaded, content = load_plan(plan), {"plan": str(plan), "profile": profile}
+    if all_windows:
+        windows = Profile.open_parts(profile, check=True)
+        with steps("drift", 2 * len(windows)) as step:
+            content |= planner.drift_by_window(loaded, windows, threshold, step).to_json()
+        emit(as_json, content, lambda: _print_windows(content))
+    else:
+        opened = Profile.open(profile, check=True)
+        with steps("drift", 2) as step:
+            content |= planner.drift(loaded, opened, threshold, step).to_json()
+        emit(as_json, content, lambda: _print(content))
+    if exit_code and content["verdict"] == "replan":
+        raise typer.Exit(1)
+
+
+def _print_windows(content: dict[str, Any]) -> None:
+    out = new_console()
+    table = new_table(
+        "window", "samples", "iterations", "iteration", "from scratch", "worse", "costs", "verdict"
+    )
+    for number, window in enumerate(content["windows"]):
+        seconds = window["objective_seconds"]
+        table.add_row(
+            f"@{number}",
+            f"{window['samples']:,}",
+            f"{window['iterations']:,.4g}",
+            format_duration(seconds["now"]),
+            format_duration(seconds["fresh"]),
+            format_share(window["worse"]),
+            format_duration(window["cost_seconds"]),
+            window["verdict"],
+        )
+    out.print(f"{content['plan']} under {content['profile']}")
+    out.print(table)
+    out.print(
+        f"verdict: {content['verdict']}. Not re-planning costs "
+        f"{format_duration(content['cost_seconds'])} in all, "
+        f"{format_share(content['cost_share'])} of what a plan from scratch for each window takes"
+    )
 
 
 def _print(content: dict[str, Any]) -> None:
@@ -71,8 +111,8 @@ def _print(content: dict[str, Any]) -> None:
     _print_tables(out, content["tables"])
     remedy = "; run `oper replan`" if content["verdict"] == "replan" else ""
     out.print(
-        f"verdict: {content['verdict']}. An iteration takes {content['worse']:.2%} longer than "
-        f"with a plan from scratch; the threshold is {content['threshold']:.2%}{remedy}"
+        f"verdict: {content['verdict']}. An iteration takes {format_share(content['worse'])} "
+        f"longer than with a plan from scratch; the threshold is {content['threshold']:.2%}{remedy}"
     )
 
 

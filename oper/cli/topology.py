@@ -127,12 +127,15 @@ def _print(topology: Topology) -> None:
     if topology.device_memory_bytes is not None:
         sizes = sorted(set(topology.device_memory_bytes))
         each = " to ".join(format_bytes(size) for size in dict.fromkeys((sizes[0], sizes[-1])))
-        out.print(f"device memory (for warnings only): {each} a rank")
+        use = "for warnings only" if topology.memory_for_plans is None else "what plans may use"
+        out.print(f"device memory ({use}): {each} a rank")
 
 
 def _capacity(topology: Topology) -> str:
     given = topology.to_dict().get("capacity")
     if given is None:
+        if topology.memory_for_plans is not None:
+            return "of device memory; with --extra-memory, of the tables' bytes over the ranks"
         return "the tables' bytes over the ranks, times (1 + extra memory)"
     values = given if isinstance(given, list) else [given]
     shown = [

@@ -22,6 +22,7 @@ from oper.files import storage
 from oper.files.overwrite_rules import Format
 from oper.plan.layout import Layout, RankMap, rank_map
 from oper.plan.prediction import PlanningRecord, Prediction
+from oper.plan.stated_figures import check_stated
 from oper.tables.table import Table, fingerprint
 from oper.topology.topology import Topology
 
@@ -65,6 +66,7 @@ class Plan:
     settings: dict[str, Any] = field(default_factory=dict)
     # [T, 2] measured over expected distinct rows of a rank and of all; None: not measured.
     distinct_ratio: NDArray[np.float64] | None = None
+    log_part: dict[str, Any] = field(default_factory=dict)  # that was profiled; {}: all, or unknown
 
     def __repr__(self) -> str:
         rows = sum(table.rows for table in self.tables)
@@ -150,6 +152,7 @@ class Plan:
 
     def _to_json(self) -> dict[str, Any]:
         layout = self.layout
+        part = {"log_part": self.log_part} if self.log_part else {}
         return {
             "schema": SCHEMA,
             "version": VERSION,
@@ -157,6 +160,7 @@ class Plan:
             "fingerprint": fingerprint(self.tables),
             "profile": self.profile,
             "samples": self.samples,
+            **part,
             "workload": {
                 "mode": self.workload.mode,
                 "fetch": self.workload.fetch,
@@ -244,9 +248,11 @@ def _from_json(folder: Path, content: dict[str, Any]) -> Plan:
     listed_accesses = large("explicit_accesses")
     listed_samples_with_row = large("explicit_containing")
     ratio = content["distinct_ratio"]
+    topology = Topology.from_dict(content["topology"], str(folder / MARKER))
+    check_stated(content, topology.ranks)
     return Plan(
         tables=tuple(Table.from_dict(t) for t in content["tables"]),
-        topology=Topology.from_dict(content["topology"], str(folder / MARKER)),
+        topology=topology,
         workload=Workload(**content["workload"]),
         layout=Layout(**arrays, orders=orders, **{name: large(name) for name in _LARGE}),
         listed_accesses=listed_accesses,
@@ -265,6 +271,7 @@ def _from_json(folder: Path, content: dict[str, Any]) -> Plan:
         partitions=content["partitions"],
         settings=content["settings"],
         distinct_ratio=None if ratio is None else np.array(ratio, dtype=np.float64),
+        log_part=content.get("log_part", {}),
     )
 
 

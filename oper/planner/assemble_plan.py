@@ -42,4 +42,5 @@ def assemble(planned: Planned) -> Plan:
         partitions=partitions.summary(),
         settings=problem.settings.to_json(),
         distinct_ratio=measured_ratios(profile),
+        log_part=profile.log_part,
     )

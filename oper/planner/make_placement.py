@@ -120,9 +120,15 @@ def make_placement(
 
     Raises OperError where the capacities cannot hold the tables.
     """
-    watch = _Watch(report)
+    watch = Watch(report)
     with watch("classes"):
         problem = make_problem(profile, topology, workload, settings)
+    return place(problem, watch)
+
+
+def place(problem: Problem, watch: "Watch") -> Planned:
+    """Plan for all rows of a problem, within its limits."""
+    topology, settings = problem.topology, problem.settings
     with watch("draft"):
         class_placement = place_classes(problem)
     with watch("rows"):
@@ -178,7 +184,7 @@ def _class_placement(problem: Problem, baseline: Baseline, cost: Cost) -> ClassP
     )
 
 
-class _Watch:
+class Watch:
     """Seconds spent in each named step."""
 
     def __init__(self, report: Callable[[str], None]) -> None:
@@ -186,7 +192,7 @@ class _Watch:
         self._report = report
         self._step, self._since = "", 0.0
 
-    def __call__(self, step: str) -> "_Watch":
+    def __call__(self, step: str) -> "Watch":
         self._step = step
         return self
 

@@ -12,7 +12,8 @@ from oper.cost.workload import Workload
 from oper.files import storage
 from oper.plan.plan import FORMAT
 from oper.planner.assemble_plan import assemble
-from oper.planner.make_placement import Planned, make_placement
+from oper.planner.make_placement import Planned
+from oper.planner.place_in_memory import place_in_memory
 from oper.planner.problem.problem import Settings
 from oper.profiling.profile import Profile
 from oper.topology.topology import Topology
@@ -37,7 +38,7 @@ def make_plan(
     storage.check_output(output, FORMAT, overwrite)
     native.ops()  # torch takes a second to load, which belongs to the start of Python
     began = time.perf_counter()
-    planned = make_placement(profile, topology, workload, settings, report)
+    planned = place_in_memory(profile, topology, workload, settings, report)
     since = time.perf_counter()
     report("layout")
     plan = assemble(planned)

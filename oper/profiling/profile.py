@@ -95,6 +95,19 @@ class Profile(RowCounts):
             self.save_vocabularies(temporary)
             self.write(temporary)
 
+    @property
+    def log_part(self) -> dict[str, Any]:
+        """Which part of its log was counted: `rows`, `window` and `time_unit`, `sampled`, as in
+        `source`; {} for all of it, and for merged profiles."""
+        options, sampled = self.source.get("options", {}), self.source.get("sampled", {})
+        part = {name: options[name] for name in ("rows",) if name in options}
+        if "window" in self.source:
+            part["window"] = self.source["window"]
+            part |= {name: options[name] for name in ("time_unit",) if name in options}
+        if "seed" in sampled:
+            part["sampled"] = {"share": sampled["share"], "seed": sampled["seed"]}
+        return part
+
     def write(self, folder: Path) -> None:
         """Write all but the vocabularies into a folder that is being written."""
         for name, array in self._arrays().items():

@@ -6,7 +6,8 @@ memory and w the bytes of each width of row,
     capacity = ⌈total / M · (1 + x)⌉ + Σ w
 
 Σ w is one row of each width, as total / M need not be whole rows. A capacity that is given is in
-bytes, or a factor of total / M.
+bytes, or a factor of total / M. Where neither it nor x is given, devices have their memory less a
+share reserved for the rest of the model, and less what a step takes beside the rows.
 """
 
 import math
@@ -57,6 +58,15 @@ def rank_capacities(
         by_factor = any(isinstance(c, float) for c in given)
         _check_room(limits, by_factor, total_bytes, width_memory_bytes)
     return limits
+
+
+def device_capacities(
+    device_memory_bytes: Sequence[int], reserve: float, step_bytes: float
+) -> list[int]:
+    """The bytes for rows of devices with these memories, [M]: all but the share `reserve`, and but
+    `step_bytes` of each for mailboxes and AllReduce. Negative where there is too little."""
+    step = math.ceil(step_bytes)
+    return [int(memory * (1 - reserve)) - step for memory in device_memory_bytes]
 
 
 def _parse_one(text: str) -> int | float:

@@ -15,4 +15,5 @@ class Description(TypedDict):
     allreduce_bandwidth: float
     latency_seconds: float
     device_memory_bytes: tuple[int, ...] | None
+    shares_host_memory: bool
     capacity: Capacity

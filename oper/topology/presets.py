@@ -50,7 +50,9 @@ def preset(spec: str) -> Description | None:
         _check_ranks(spec, ranks)
         bandwidth = {"local": CPU_LOCAL, "same_node": CPU_LOCAL}
         memory_bytes = machine_memory_bytes() // ranks
-        return uniform(spec, [0] * ranks, bandwidth, CPU_ALLREDUCE, memory_bytes)
+        made = uniform(spec, [0] * ranks, bandwidth, CPU_ALLREDUCE, memory_bytes)
+        made["shares_host_memory"] = True
+        return made
     return None
 
 
@@ -69,6 +71,7 @@ def uniform(
         allreduce_bandwidth=allreduce_bandwidth,
         latency_seconds=latency_seconds(node_of),
         device_memory_bytes=(device_memory_bytes,) * len(node_of),
+        shares_host_memory=False,
         capacity=None,
     )
 

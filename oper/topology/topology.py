@@ -2,8 +2,8 @@
 
 `link_cost[i, j]` is L[i][j] of the paper's §3.2: seconds per byte for rank i to read random rows
 of rank j; the diagonal is a rank's own rows. Plans are limited by the capacity of each rank
-(capacity.py). Device memory is no limit, as embedding tables share it with the rest of the model;
-a plan that exceeds it causes a warning.
+(capacity.py). Device memory is what plans may use unless their memory is asked for, less what the
+rest of the model needs (oper/planner/memory/); a plan that exceeds it causes a warning.
 """
 
 from collections import Counter
@@ -29,7 +29,8 @@ class Topology:
 
     link_cost: s/byte [M, M], reader by source. allreduce_bandwidth: bytes/s, NCCL's bus bandwidth
     (2(M-1)/M times the bytes over the time). latency_seconds: of one hop. capacity: None is the
-    paper's heap size. device_memory_bytes: only for warnings.
+    paper's heap size. device_memory_bytes: of each rank. shares_host_memory: that is a part of this
+    machine's, which is only warned of, as a plan must not depend on where it was made.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Topology:
     latency_seconds: float
     device_memory_bytes: tuple[int, ...] | None = None
     capacity: Capacity = None
+    shares_host_memory: bool = False
 
     def __post_init__(self) -> None:
         cost = np.array(self.link_cost, dtype=np.float64)
@@ -64,6 +66,11 @@ class Topology:
     @property
     def nodes(self) -> int:
         return len(set(self.node_of))
+
+    @property
+    def memory_for_plans(self) -> tuple[int, ...] | None:
+        """The bytes of device memory that plans go by, [M]; None where they go by the tables'."""
+        return None if self.shares_host_memory else self.device_memory_bytes
 
     @property
     def homogeneous(self) -> bool:
@@ -134,6 +141,10 @@ class Topology:
     def with_capacity(self, text: str) -> "Topology":
         """The same topology with another capacity, as `--capacity` gives it (`parse_capacity`)."""
         return replace(self, capacity=parse_capacity(text, self.ranks))
+
+    def with_capacity_bytes(self, capacity_bytes: Sequence[int]) -> "Topology":
+        """The same topology with the capacity of each rank in bytes, [M]."""
+        return replace(self, capacity=tuple(capacity_bytes))
 
     def capacities(
         self, total_bytes: int, extra_memory: float, width_memory_bytes: Sequence[int]

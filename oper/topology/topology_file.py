@@ -53,6 +53,7 @@ def parse_topology(document: Document, default_name: str) -> Description:
         allreduce_bandwidth=_rate(document, ("allreduce_bandwidth",)),
         latency_seconds=latency or latency_seconds(node_of),
         device_memory_bytes=_device_memory(document, ranks),
+        shares_host_memory=False,
         capacity=_capacity(document, ranks),
     )
 

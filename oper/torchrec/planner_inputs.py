@@ -114,4 +114,5 @@ def from_torchrec(topology: TorchRecTopology) -> Topology:
         allreduce,
         latency_seconds(node_of),
         device_memory_bytes=tuple(getattr(d.storage, on_device) for d in topology.devices),
+        shares_host_memory=topology.compute_device == "cpu",
     )

@@ -27,7 +27,7 @@ from oper.base.errors import OperError
 from oper.cost.workload import Workload
 from oper.plan.plan import Plan
 from oper.planner.assemble_plan import assemble
-from oper.planner.make_placement import make_placement
+from oper.planner.place_in_memory import place_in_memory
 from oper.planner.problem.problem import Settings
 from oper.profiling.profile import Profile
 from oper.tables.model_tables import tables_of
@@ -89,7 +89,7 @@ class OperShardingPlanner(ShardingPlanner):
         began = time.perf_counter()
         tables, paths = _tables(module, sharders)
         profile = profile_of(self._profile, tables)
-        planned = make_placement(profile, self._topology, self._workload, self._settings)
+        planned = place_in_memory(profile, self._topology, self._workload, self._settings)
         plan = assemble(planned)
         if sentence := self._topology.memory_warning(plan.prediction.memory_bytes):
             raise OperError(sentence)

@@ -56,7 +56,7 @@ def objectives(planned: Planned) -> dict[str, float]:
 def needs_room(profile: Profile, topology: Topology, workload: Workload) -> None:
     """Leave out capacities that are too small for whole rows, as the planner would say."""
     try:
-        make_problem(profile, topology, workload, Settings())
+        make_problem(profile, topology, workload, Settings(extra_memory=0.05))
     except OperError:
         reject()
 
@@ -110,7 +110,9 @@ def test_the_order_of_ids_does_not_matter(preset: str, mode: str, order: str) ->
     elif order == "age":  # newer ids are rarer, with every eighth a hot one
         counts = np.concatenate([counts[::8], counts[np.arange(60_000) % 8 != 0]])
     workload = Workload(mode, "raw", 65_536)  # type: ignore[arg-type]
-    planned = make_placement(one_table(counts), Topology.load(preset), workload, Settings())
+    planned = make_placement(
+        one_table(counts), Topology.load(preset), workload, Settings(extra_memory=0.05)
+    )
     assert planned.certificate.gap < 1e-3
     assert (planned.cost.dob["memory"] or 0) > 0.999
 
@@ -122,7 +124,7 @@ def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
             profile,
             Topology.load("2x4-a100"),
             Workload("inference", "raw", 4096),
-            Settings(),
+            Settings(extra_memory=0.05),
             tmp_path / name,
         )
     files = sorted(p.name for p in (tmp_path / "a").iterdir())
@@ -134,7 +136,7 @@ def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
 def test_a_plan_is_what_was_planned(tmp_path: Path) -> None:
     profile = one_table(zipf_counts(5000, 100_000))
     topology, workload = Topology.load("dgx-a100"), Workload("inference", "raw", 4096)
-    planned = make_plan(profile, topology, workload, Settings(), tmp_path / "plan")
+    planned = make_plan(profile, topology, workload, Settings(extra_memory=0.05), tmp_path / "plan")
     loaded = load_plan(tmp_path / "plan")
     assert loaded.prediction.objective_seconds == planned.cost.objective_seconds
     assert loaded.certificate["certified_gap"] == planned.certificate.gap
@@ -160,7 +162,7 @@ def test_capacities_that_cannot_hold_the_tables_say_how_many_ranks_would() -> No
             one_table(zipf_counts(400_000, 1_000_000)),
             topology,
             Workload("training", "raw", 1024),
-            Settings(),
+            Settings(extra_memory=0.05),
         )
 
 
@@ -171,7 +173,7 @@ def test_a_rank_without_room_for_a_row_is_left_empty(capacity: str, mode: str) -
         one_table(zipf_counts(700, 20_000)),
         Topology.load("cpu:4").with_capacity(capacity),
         Workload(mode, "raw", 64),  # type: ignore[arg-type]
-        Settings(),
+        Settings(extra_memory=0.05),
     )
     cost = planned.cost
     assert cost.feasible
@@ -195,7 +197,7 @@ def test_nothing_read_is_still_placed_evenly() -> None:
         Profile(profile.tables, 100, profile.accesses, profile.samples_with_row, profile.bagged),
         Topology.load("cpu:4"),
         Workload("training", "raw", 64),
-        Settings(),
+        Settings(extra_memory=0.05),
     )
     assert planned.cost.feasible
     assert planned.certificate.gap == 0
@@ -214,5 +216,5 @@ def test_unequal_links_are_certified_with_one_node_and_with_one_rank_a_node(
     topology = Topology("unequal", node_of, cost, 72e9, 2e-6)
     counts = random.permutation(zipf_counts(20_000, 800_000))
     workload = Workload("inference", "raw", 4096)
-    planned = make_placement(one_table(counts), topology, workload, Settings())
+    planned = make_placement(one_table(counts), topology, workload, Settings(extra_memory=0.05))
     assert planned.certificate.gap < 0.01

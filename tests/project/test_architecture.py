@@ -26,7 +26,7 @@ LAYERS = (
     "planner.problem",
     "planner.lp",
     "planner.class_placement planner.bounds",
-    "planner.row_placement planner.baselines",
+    "planner.row_placement planner.baselines planner.memory",
     "planner",
     "planner.replan.migration",
     "planner.replan",

@@ -165,7 +165,11 @@ def test_capacity_below_a_row_or_as_a_factor_below_one() -> None:
         topology.with_capacity("0.9").capacities(6800, 0.0, [68])
 
 
-def test_device_memory_only_warns() -> None:
+def test_device_memory_warns_and_is_the_default_of_devices_alone() -> None:
+    assert Topology.load("dgx-h100").memory_for_plans == (80 * 10**9,) * 8
+    host = Topology.load("cpu:2")
+    assert host.device_memory_bytes is not None  # of this machine: for warnings
+    assert host.memory_for_plans is None
     topology = Topology.load("dgx-a100")
     assert topology.memory_warning([40 * 10**9] * 8) is None
     warning = topology.memory_warning([10**9] * 6 + [50 * 10**9, 41 * 10**9])

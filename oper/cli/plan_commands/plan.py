@@ -7,7 +7,7 @@ import typer
 
 from oper.base.units import parse_share
 from oper.cli.plan_commands import plan_check, plan_views
-from oper.cli.plan_commands.plan_text import facts_table, plan_facts, rank_table
+from oper.cli.plan_commands.plan_text import curve_table, facts_table, plan_facts, rank_table
 from oper.cli.plan_commands.plan_warnings import warnings
 from oper.cli.shared.console import emit, new_console, warn
 from oper.cli.shared.default_subcommand import DEFAULT, verb
@@ -21,9 +21,11 @@ from oper.cli.shared.plan_options import (
     EXTRA_MEMORY,
     FETCH,
     MODE,
+    RESERVE,
     THRESHOLD,
     TOPOLOGY,
     load_topology,
+    parse_reserve,
 )
 from oper.cli.shared.progress import steps
 
@@ -39,16 +41,22 @@ def register(app: typer.Typer) -> None:
 
 def make(
     profile: str = typer.Argument(help="A profile folder, or one of its windows: PROFILE@3."),
-    output: Path = typer.Option(..., "-o", "--output", help="The plan folder to write."),
+    output: Path | None = typer.Option(
+        None, "-o", "--output", help="The plan folder to write; needed without --curve."
+    ),
     topology: str = TOPOLOGY,
     mode: str = MODE,
     fetch: str = FETCH,
     batch_size: int = BATCH_SIZE,
-    extra_memory: str = EXTRA_MEMORY,
+    extra_memory: str | None = EXTRA_MEMORY,
+    reserve: str | None = RESERVE,
     threshold: str = THRESHOLD,
     dob: str = DOB,
     balance: str = BALANCE,
     capacity: str | None = CAPACITY,
+    curve: bool = typer.Option(
+        False, "--curve", help="Print what more or less memory would do to the iteration time."
+    ),
     force: bool = FORCE,
     as_json: bool = JSON,
 ) -> None:
@@ -57,22 +65,34 @@ def make(
     from oper.files.storage import check_output
     from oper.plan.plan import FORMAT
     from oper.planner.make_plan import make_plan
+    from oper.planner.memory_curve import memory_curve
+    from oper.planner.place_in_memory import place_in_memory
     from oper.planner.problem.problem import Settings
     from oper.profiling.profile import Profile
 
-    check_output(output, FORMAT, force)
+    if output is not None:
+        check_output(output, FORMAT, force)
+    elif not curve:
+        raise typer.BadParameter("a folder for the plan, or --curve", param_hint="-o")
+    ranks = load_topology(topology, capacity)
     settings = Settings(
-        parse_share(extra_memory, "--extra-memory"),
+        None if extra_memory is None else parse_share(extra_memory, "--extra-memory"),
         parse_share(threshold, "--threshold"),
         parse_share(dob, "--dob"),
         balance,
+        parse_reserve(reserve, extra_memory, ranks),
     )
-    ranks = load_topology(topology, capacity)
     workload = Workload(mode, fetch, batch_size)  # type: ignore[arg-type]
     opened = Profile.open(profile, check=True)
     with steps("planning", total=6) as report:
-        planned = make_plan(opened, ranks, workload, settings, output, report, force)
-    content = {"plan": str(output), **planned.to_json()}
+        if output is not None:
+            planned = make_plan(opened, ranks, workload, settings, output, report, force)
+        else:
+            planned = place_in_memory(opened, ranks, workload, settings, report)
+        content = {"plan": None if output is None else str(output), **planned.to_json()}
+        if curve:
+            report("curve")
+            content["curve"] = [point.to_json() for point in memory_curve(planned, ranks)]
     for warning in warnings(planned, opened):
         warn(warning)
     emit(as_json, content, lambda: _print_plan(content))
@@ -80,6 +100,10 @@ def make(
 
 def _print_plan(content: dict[str, Any]) -> None:
     out = new_console()
+    if "curve" in content:
+        out.print(curve_table(content["curve"]))
+    if content["plan"] is None:
+        return
     out.print(
         f"{content['plan']}: {plural(content['rows'], 'row')} on "
         f"{plural(content['ranks'], 'rank')}, {content['mode']}, {content['fetch']} "

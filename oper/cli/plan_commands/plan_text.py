@@ -50,7 +50,6 @@ def plan_facts(content: dict[str, Any]) -> list[tuple[str, str]]:
     """A plan's properties as names and sentences."""
     dob, before = content["dob"], content["greedy_dob"]
     moved = {name: format_bytes(b) for name, b in content["communication_bytes"].items()}
-    used, asked = content["extra_memory_ratio"], content["asked"]["extra_memory"]
     facts = [
         (
             "predicted iteration",
@@ -74,11 +73,7 @@ def plan_facts(content: dict[str, Any]) -> list[tuple[str, str]]:
         )
     facts += [
         ("threshold", f"{100 * content['threshold']:.3g}%: {content['threshold_reason']}"),
-        (
-            "extra memory",
-            f"{used:.3%} used of {100 * asked:g}% allowed"
-            + (": no copies pay off, or none fit" if asked and not used else ""),
-        ),
+        ("extra memory", _extra_memory(content)),
         (
             "traffic, all ranks",
             f"fetch {moved['fetch']}, gradients {moved['gradient']}, "
@@ -105,6 +100,39 @@ def plan_facts(content: dict[str, Any]) -> list[tuple[str, str]]:
     if not content["feasible"]:
         facts.append(("INFEASIBLE", "a rank holds more than its capacity"))
     return facts
+
+
+def _extra_memory(content: dict[str, Any]) -> str:
+    """What copies take, and what more of them would do."""
+    used, asked = content["extra_memory_ratio"], content["asked"]["extra_memory"]
+    full = content.get("full_memory_bound_seconds")
+    if full is None:
+        none = ": no copies pay off, or none fit" if asked and not used else ""
+        return f"{used:.3%} used of {100 * asked:g}% allowed{none}"
+    saved = max(1 - full / content["objective_seconds"], 0.0) if content["objective_seconds"] else 0
+    capacity = format_bytes(min(content["capacity_bytes"]))
+    return (
+        f"{used:.3%} used; all that the devices have for it, {capacity} a rank, would save at most "
+        f"{saved:.2%} of the iteration"
+    )
+
+
+def curve_table(curve: list[dict[str, Any]]) -> Any:
+    """Memory and time; the row of the plan itself is marked."""
+    table = new_table("extra memory", "used", "fullest rank", "iteration", "of least", "gap", "")
+    least = min(point["objective_seconds"] for point in curve)
+    for point in curve:
+        seconds = point["objective_seconds"]
+        table.add_row(
+            f"{100 * point['extra_memory']:g}%",
+            f"{100 * point['extra_memory_ratio']:.4g}%",
+            format_bytes(point["memory_bytes"]),
+            format_duration(seconds),
+            f"{seconds / least:.4f}" if least else "-",
+            format_gap(point["certified_gap"]),
+            "the plan" if point["plan"] else "",
+        )
+    return table
 
 
 def facts_table(facts: list[tuple[str, str]]) -> Any:

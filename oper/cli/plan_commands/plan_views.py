@@ -106,7 +106,7 @@ def explain(
 
 def diff(
     old: Path = typer.Argument(help="A plan folder."),
-    new: Path = typer.Argument(help="Another plan for the same tables and number of ranks."),
+    new: Path = typer.Argument(help="Another plan for the same tables."),
     as_json: bool = JSON,
 ) -> None:
     """Print the differences of the second plan."""
@@ -122,12 +122,21 @@ def diff(
             "predicted iteration": ("objective_seconds", format_duration),
             "extra memory": ("extra_memory_ratio", "{:.3%}".format),
             "threshold": ("threshold", "{:.4%}".format),
+            "fullest rank": ("memory_bytes", format_bytes),
+            "traffic, all ranks": ("communication_bytes", format_bytes),
         }
         facts = [
             (label, f"{form(figures[name]['old'])} -> {form(figures[name]['new'])}")
             for label, (name, form) in shown.items()
         ]
         out.print(facts_table(facts))
+        if content["rows_changed"] is None:
+            ranks = content["ranks"]
+            out.print(
+                f"the plans are for {ranks['old']:,} and {ranks['new']:,} ranks: their rows are "
+                "not compared"
+            )
+            return
         out.print(
             f"{content['rows_changed']:,} of {content['rows']:,} rows are held by other ranks, or "
             f"by more or fewer ({format_bytes(content['bytes_changed'])})"

@@ -2,6 +2,9 @@
 
 import math
 
+# Far below the time of a byte, and above what differences of sums of up to minutes leave.
+_ROUNDING_SECONDS = 1e-13
+
 
 def format_number(value: float) -> str:
     """1234567 -> '1.23M'."""
@@ -32,8 +35,15 @@ def format_gap(value: float) -> str:
     return "<0.0001%" if value < 1e-6 else f"{math.ceil(1e6 * value) / 1e4:.4g}%"
 
 
+def format_share(value: float, digits: int = 2) -> str:
+    """A fraction as a percentage with so many digits after the point; never -0."""
+    return f"{round(100 * value, digits) + 0.0:.{digits}f}%"
+
+
 def format_duration(seconds: float) -> str:
-    """Seconds as µs, ms or s with four digits."""
+    """Seconds as µs, ms or s with four digits; 0 where only the rounding of sums is left."""
+    if abs(seconds) < _ROUNDING_SECONDS:
+        return "0 µs"
     for limit, suffix in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
         if abs(seconds) >= limit:
             return f"{seconds / limit:.4g} {suffix}"

@@ -2,6 +2,8 @@
 
 import typer
 
+from oper.base.errors import OperError
+from oper.base.units import parse_share
 from oper.topology.topology import Topology
 
 TOPOLOGY = typer.Option(
@@ -23,7 +25,15 @@ BATCH_SIZE = typer.Option(
     65_536, "--batch-size", min=1, help="Samples per iteration, over all ranks."
 )
 EXTRA_MEMORY = typer.Option(
-    "5%", "--extra-memory", help="Bytes of copies, as a share of the tables' bytes."
+    None,
+    "--extra-memory",
+    help="Bytes of copies, as a share of the tables' bytes. [default: as few as come within 1% of "
+    "all that the devices hold; 5% with --capacity, on cpu:N, or without device memory]",
+)
+RESERVE = typer.Option(
+    None,
+    "--reserve",
+    help="Share of device memory for the dense part of the model. [default: 20%]",
 )
 THRESHOLD = typer.Option(
     "0.1%", "--threshold", help="Largest partition, as a share of bytes and of accesses."
@@ -43,6 +53,32 @@ CAPACITY = typer.Option(
     help="Bytes per rank (64GB) or a factor of total/ranks (1.25); one value, or one a rank: "
     "64GB,32GB.",
 )
+
+
+def parse_reserve(
+    reserve: str | None, extra_memory: str | None, topology: Topology
+) -> float | None:
+    """The share, or None; OperError where the memory of a plan does not follow from devices."""
+    if reserve is None:
+        return None
+    given = (
+        "--extra-memory"
+        if extra_memory is not None
+        else "a capacity"
+        if topology.capacity is not None
+        else None
+    )
+    if given is not None:
+        raise OperError(
+            f"--reserve {reserve}: is of device memory, and {given} says what a plan may use; "
+            "leave one of them out"
+        )
+    if topology.memory_for_plans is None:
+        raise OperError(
+            f"--reserve {reserve}: is of device memory, and topology {topology.name} has none that "
+            "plans go by; leave it out, or give the topology a device_memory"
+        )
+    return parse_share(reserve, "--reserve")
 
 
 def load_topology(spec: str, capacity: str | None) -> Topology:

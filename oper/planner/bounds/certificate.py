@@ -24,6 +24,8 @@ class Certificate:
     objective_seconds: float
     bound: Bound
     hot_row: str | None = None  # a sentence, where a single row is what binds
+    # The bound for all that the devices' memory allows, where the plan was to use less of it.
+    full_memory_seconds: float | None = None
 
     @property
     def gap(self) -> float:
@@ -36,14 +38,17 @@ class Certificate:
         return replace(self, objective_seconds=objective_seconds)
 
     def to_json(self) -> dict[str, Any]:
-        """The certificate's fields of `oper plan --json`; `bound_note` only where there is one."""
-        note = {"bound_note": self.bound.note} if self.bound.note else {}
-        return {
+        """The certificate's fields of `oper plan --json`; the last two only where there are any."""
+        content = {
             "lower_bound_seconds": self.bound.seconds,
             "certified_gap": self.gap,
             "hot_row": self.hot_row,
-            **note,
         }
+        if self.bound.note:
+            content["bound_note"] = self.bound.note
+        if self.full_memory_seconds is not None:
+            content["full_memory_bound_seconds"] = self.full_memory_seconds
+        return content
 
 
 def certify(problem: ClassProblem, objective_seconds: float) -> Certificate:

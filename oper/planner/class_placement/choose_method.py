@@ -3,9 +3,13 @@
 In: `ClassProblem`. Out: `ClassPlacement`.
 """
 
+import numpy as np
+
+from oper.base.arrays import Ints
+from oper.cost.holder_sets import HolderSets
 from oper.planner.class_placement.class_placement import ClassPlacement
 from oper.planner.class_placement.heterogeneous import place_on_heterogeneous
-from oper.planner.class_placement.homogeneous import place_on_homogeneous
+from oper.planner.class_placement.homogeneous import choose_replicas, place_on_homogeneous
 from oper.planner.problem.problem import ClassProblem
 
 # Share of all rows that are listed one by one where ranks differ: half a byte a row in the map.
@@ -20,3 +24,14 @@ def place_classes(problem: ClassProblem, listed_share: float = LISTED_SHARE) -> 
     if problem.topology.homogeneous:
         return place_on_homogeneous(problem)
     return place_on_heterogeneous(problem, listed_share)
+
+
+def place_replicas(problem: ClassProblem) -> tuple[HolderSets, Ints]:
+    """The holder sets, and the rows of each class in those of several ranks, [C, G]; rows with one
+    owner are left out, as only the others take part in an AllReduce."""
+    if problem.topology.homogeneous:
+        sets, replicas = choose_replicas(problem)
+        return sets.take(np.arange(problem.ranks, len(sets))), replicas
+    placement = place_on_heterogeneous(problem, LISTED_SHARE)
+    several = np.flatnonzero(placement.holder_sets.copies > 1)
+    return placement.holder_sets.take(several), placement.counts[:, several]

@@ -42,11 +42,9 @@ MANY_RANKS = 32
 
 def place_on_homogeneous(problem: ClassProblem) -> ClassPlacement:
     """The class placement for ranks with equal links and capacities."""
-    classes, topology, workload = problem.classes, problem.topology, problem.workload
+    classes, workload = problem.classes, problem.workload
     ranks, settings = problem.ranks, problem.settings
-    levels = _levels(problem)
-    sets, replicas = _replica_sets(classes, topology, workload, levels)
-    sets, replicas = _spend_rest(problem, sets, replicas)
+    sets, replicas = choose_replicas(problem)
     single = classes.rows - replicas.sum(axis=1)
     held = replica_bytes(
         classes, sets, np.concatenate([np.zeros((len(classes), ranks), int), replicas], 1), ranks
@@ -58,8 +56,8 @@ def place_on_homogeneous(problem: ClassProblem) -> ClassPlacement:
     traffic = classes.traffic_bytes(workload)
     hot = traffic * ranks > HOT_SHARE * float(traffic @ classes.rows)
     counts = np.where(hot[:, None], placed, 0)
-    if topology.nodes > 1 and ranks > MANY_RANKS:
-        counts[hot] = place_by_node(listed[hot], traffic[hot], topology)
+    if problem.topology.nodes > 1 and ranks > MANY_RANKS:
+        counts[hot] = place_by_node(listed[hot], traffic[hot], problem.topology)
     load = traffic @ counts
     counts[~hot] = split_evenly(listed[~hot], shares, load, traffic[~hot])
     return ClassPlacement(
@@ -71,6 +69,13 @@ def place_on_homogeneous(problem: ClassProblem) -> ClassPlacement:
         greedy.partitions,
         greedy,
     )
+
+
+def choose_replicas(problem: ClassProblem) -> tuple[HolderSets, Ints]:
+    """The holder sets, single owners first, and the rows of the others, [C, G - M]."""
+    levels = _levels(problem)
+    sets, replicas = _replica_sets(problem.classes, problem.topology, problem.workload, levels)
+    return _spend_rest(problem, sets, replicas)
 
 
 def _levels(problem: ClassProblem) -> Levels:

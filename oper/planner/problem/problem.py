@@ -5,7 +5,7 @@ bounding the objective need classes alone, a `ClassProblem`; placing rows needs 
 """
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,35 +17,47 @@ from oper.planner.problem.classes import Classes, classify
 from oper.profiling.profile import Profile
 from oper.topology.topology import Topology
 
+# The extra memory of plans for ranks whose memory is not known: the paper's (§6.1).
+UNKNOWN_DEVICES = 0.05
+# The share of a device's memory for the dense part of the model.
+RESERVE = 0.2
+
 
 @dataclass(frozen=True)
 class Settings:
     """What is asked of a plan.
 
-    extra_memory: bytes of extra copies, as a share of one copy of all tables. threshold: the share
-    of all bytes or accesses at which a partition is closed (§4.1). dob: the degree of balance that
-    backtracking aims at (§4.2). balance: what is minimised, the slowest rank's "time" or the
-    slowest "link".
+    extra_memory: bytes of extra copies, as a share of one copy of all tables; None leaves it to the
+    devices' memory (oper/planner/memory/), of which `reserve` is the share for the rest of the
+    model, or is UNKNOWN_DEVICES where they have none. threshold: the share of all bytes or accesses
+    at which a partition is closed (§4.1). dob: the degree of balance that backtracking aims at
+    (§4.2). balance: what is minimised, the slowest rank's "time" or the slowest "link".
 
     Raises OperError where a value is out of range.
     """
 
-    extra_memory: float = 0.05
+    extra_memory: float | None = None
     threshold: float = 0.001
     dob: float = 0.999
     balance: str = "time"
+    reserve: float | None = None  # None: RESERVE, where there is a device memory
 
     def to_json(self) -> dict[str, Any]:
-        """The fields of `asked` in `oper plan --json`."""
-        return asdict(self)
+        """The fields of `asked` in `oper plan --json`; the reserve where it had an effect."""
+        content = asdict(self)
+        if self.reserve is None:
+            del content["reserve"]
+        return content
 
     def __post_init__(self) -> None:
-        if not 0 <= self.extra_memory <= 1e6:
+        if self.extra_memory is not None and not 0 <= self.extra_memory <= 1e6:
             raise OperError(f"extra memory {self.extra_memory}: a share of at least 0 was needed")
         if not 0 < self.threshold <= 1:
             raise OperError(f"threshold {self.threshold}: a share above 0, at most 1, was needed")
         if not 0 < self.dob <= 1:
             raise OperError(f"dob {self.dob}: a share above 0, at most 1, was needed")
+        if self.reserve is not None and not 0 <= self.reserve < 1:
+            raise OperError(f"reserve {self.reserve}: a share of at least 0, below 1, was needed")
         if self.balance not in ("time", "link"):
             raise OperError(f"balance {self.balance!r}: 'time' or 'link' was needed")
 
@@ -96,7 +108,39 @@ def make_problem(
             f"batch size {workload.batch_size} for {topology.ranks} ranks: at least a sample a "
             "rank was needed; it is the global batch, over all ranks"
         )
+    if settings.extra_memory is None:
+        settings = replace(settings, extra_memory=UNKNOWN_DEVICES)
     classes = classify(profile, workload, topology.ranks)
+    capacity, budget = _limits(classes, topology, workload, settings)
+    return Problem(
+        settings=settings,
+        classes=classes,
+        topology=topology,
+        workload=workload,
+        capacity_bytes=capacity,
+        budget_bytes=budget,
+        profile=profile,
+    )
+
+
+def with_limits(problem: Problem, topology: Topology, settings: Settings) -> Problem:
+    """The same rows and workload under the capacities of `topology` and the extra memory of
+    `settings`. Raises OperError where those cannot hold the tables."""
+    capacity, budget = _limits(problem.classes, topology, problem.workload, settings)
+    return replace(
+        problem,
+        topology=topology,
+        settings=settings,
+        capacity_bytes=capacity,
+        budget_bytes=budget,
+    )
+
+
+def _limits(
+    classes: Classes, topology: Topology, workload: Workload, settings: Settings
+) -> tuple[Floats, float]:
+    """The capacities, [M], and the budget of extra copies, in bytes."""
+    assert settings.extra_memory is not None
     total = classes.total_bytes
     capacity = np.asarray(
         topology.capacities(total, settings.extra_memory, classes.width_memory), dtype=np.float64
@@ -106,12 +150,4 @@ def make_problem(
     step = math.gcd(*classes.width_memory) * (topology.ranks - 1 if workload.training else 1)
     # The product of a share may lie just below whole steps (0.29 · 100): those count.
     budget = budget * (1 + 1e-14) // max(step, 1) * step
-    return Problem(
-        settings=settings,
-        classes=classes,
-        topology=topology,
-        workload=workload,
-        capacity_bytes=capacity,
-        budget_bytes=max(budget, 0.0),
-        profile=profile,
-    )
+    return capacity, max(budget, 0.0)

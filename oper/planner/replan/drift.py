@@ -9,7 +9,7 @@ is linear in rows but for the latency of the AllReduce, so that each table has i
 the mean T, compared with the plan from scratch, says where the placement is out of date.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -102,6 +102,64 @@ class Drift:
             "hot_set": {"listed": asdict(self.listed), "replicated": asdict(self.replicated)},
             "tables": [table.to_json() for table in self.tables],
         }
+
+
+@dataclass(frozen=True)
+class WindowDrift:
+    """A plan under the counts of each window of a log, in order."""
+
+    windows: tuple[Drift, ...]
+    samples: tuple[int, ...]
+    batch_size: int
+
+    @property
+    def iterations(self) -> Floats:
+        """Of each window, of full batches: they may be fractions."""
+        return np.asarray(np.array(self.samples) / self.batch_size)
+
+    @property
+    def cost_seconds(self) -> Floats:
+        """What each window took longer than with a plan from scratch for it."""
+        worse = [window.now_seconds - window.fresh_seconds for window in self.windows]
+        return np.asarray(self.iterations * np.array(worse))
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields of `oper drift --all-windows --json`, but `plan` and `profile`."""
+        fresh = self.iterations @ np.array([window.fresh_seconds for window in self.windows])
+        cost = float(self.cost_seconds.sum())
+        verdicts = {window.verdict for window in self.windows}
+        figures = zip(
+            self.windows,
+            self.samples,
+            self.iterations.tolist(),
+            self.cost_seconds.tolist(),
+            strict=True,
+        )
+        return {
+            "verdict": "replan" if "replan" in verdicts else "keep",
+            "cost_seconds": cost,
+            "cost_share": cost / float(fresh) if fresh > 0 else 0.0,
+            "windows": [
+                {
+                    "samples": samples,
+                    "iterations": iterations,
+                    "cost_seconds": cost_seconds,
+                    **window.to_json(),
+                }
+                for window, samples, iterations, cost_seconds in figures
+            ],
+        }
+
+
+def drift_by_window(
+    plan: Plan,
+    windows: Sequence[Profile],
+    threshold: float,
+    report: Callable[[str], None] = lambda step: None,
+) -> WindowDrift:
+    """`drift` under the counts of each window."""
+    found = tuple(drift(plan, window, threshold, report) for window in windows)
+    return WindowDrift(found, tuple(window.samples for window in windows), plan.workload.batch_size)
 
 
 def drift(

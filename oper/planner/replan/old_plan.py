@@ -14,7 +14,8 @@ from oper.tables.table import fingerprint
 
 def settings_of(plan: Plan) -> Settings:
     """What was asked of a plan."""
-    return Settings(**{field.name: plan.settings[field.name] for field in fields(Settings)})
+    known = {field.name for field in fields(Settings)}
+    return Settings(**{name: asked for name, asked in plan.settings.items() if name in known})
 
 
 def check_tables(plan: Plan, profile: Profile) -> None:

@@ -254,6 +254,7 @@ def _assemble(
         partitions=partitions.summary(),
         settings=old.settings,
         distinct_ratio=measured_ratios(profile),
+        log_part=profile.log_part,
     )
 
 

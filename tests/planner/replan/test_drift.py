@@ -16,10 +16,11 @@ from oper.cost.workload import Workload
 from oper.planner.assemble_plan import assemble
 from oper.planner.make_placement import make_placement
 from oper.planner.problem.problem import Settings
-from oper.planner.replan.drift import drift
+from oper.planner.replan.drift import drift, drift_by_window
 from oper.planner.replan.replan import replan
 from oper.tables.table import Table
 from oper.topology.topology import Topology
+from tests.support.commands import fine, oper, write_log
 from tests.support.examples import at_least
 from tests.support.planner.drifting import cost_row_by_row, make_profile, planned, seeds, slots_of
 from tests.support.planner.instances import zipf_counts
@@ -141,3 +142,49 @@ def test_the_command_prints_one_object_or_tables(tmp_path: Path):
     assert "verdict: replan" in shown.stdout
     assert "0.10%" in shown.stdout
     assert max(len(line) for line in shown.stdout.splitlines()) <= 100
+
+
+def test_windows_are_priced_one_by_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plan, newer = plan_and_newer(1.0)
+    _, same = plan_and_newer(0.0)
+    same.samples //= 2
+    found = drift_by_window(plan, [same, newer], 0.05)
+    content = found.to_json()
+    assert [window["verdict"] for window in content["windows"]] == ["keep", "replan"]
+    assert content["verdict"] == "replan"
+    alone = drift(plan, newer, 0.05)
+    assert content["windows"][1]["objective_seconds"] == alone.to_json()["objective_seconds"]
+    iterations = newer.samples / 4096
+    cost = iterations * (alone.now_seconds - alone.fresh_seconds)
+    assert content["windows"][1]["cost_seconds"] == pytest.approx(cost)
+    assert cost > 0
+    assert content["cost_seconds"] == pytest.approx(sum(found.cost_seconds))
+    fresh = sum(i * w.fresh_seconds for i, w in zip(found.iterations, found.windows, strict=True))
+    assert content["cost_share"] == pytest.approx(content["cost_seconds"] / fresh)
+
+    for number, window in enumerate((same, newer)):
+        window.save(tmp_path / f"p{number}")
+    plan.save("q")
+    assert oper("drift", "q", "p0", "--exit-code").status == 0
+    assert oper("drift", "q", "p1").status == 0
+    assert oper("drift", "q", "p1", "--exit-code").status == 1
+    assert oper("drift", "q", "p1", "--exit-code", "--worse", "500%").status == 0
+
+
+def test_a_line_for_each_window(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_log(tmp_path / "log.parquet")
+    fine("profile", "log.parquet", "-o", "w", "--columns", "C*", "--windows", 3)
+    fine("plan", "w@0", "-o", "q", "--topology", "cpu:2", "--batch-size", 64)
+    text = fine("drift", "q", "w", "--all-windows")
+    assert [line.split()[:2] for line in text.splitlines()[2:5]] == [
+        [f"@{number}", "200"] for number in range(3)
+    ]
+    assert "Not re-planning costs" in text
+    assert max(map(len, text.splitlines())) <= 100
+    said = json.loads(fine("drift", "q", "w", "--all-windows", "--json"))
+    assert [window["samples"] for window in said["windows"]] == [200] * 3
+    assert said["windows"][0]["worse"] == pytest.approx(0, abs=1e-9)
+    stale = oper("drift", "q", "w", "--all-windows", "--exit-code", "--worse", "0%")
+    assert stale.status == (said["windows"][1]["worse"] > 0 or said["windows"][2]["worse"] > 0)

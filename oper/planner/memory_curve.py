@@ -1,0 +1,86 @@
+"""The iteration time over memory: a placement for each of some shares of extra memory.
+
+In: `Planned`. Out: `CurvePoint`s, by memory. The shares go from none to all that the devices hold,
+or, where that does not decide, to a copy of each row on each rank; they end where more memory is
+not used. The placement that was made is one of them.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from itertools import count
+from typing import Any
+
+from oper.planner.make_placement import Planned, Watch, place
+from oper.planner.memory.device_limits import DeviceLimits, round_down
+from oper.planner.problem.problem import Problem, with_limits
+from oper.topology.topology import Topology
+
+_SHARES = (0.0, 0.001, 0.01, 0.05, 0.1, 0.2, 0.5)  # then doubled from 1 on
+# Of what was allowed: a little less is used where the next row has no room.
+_USED = 0.99
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """What a plan with this share of extra memory comes to."""
+
+    extra_memory: float
+    extra_memory_ratio: float  # used
+    memory_bytes: int  # of the fullest rank
+    objective_seconds: float
+    lower_bound_seconds: float
+    certified_gap: float
+    plan: bool  # whether it is the plan that was made
+
+    def to_json(self) -> dict[str, Any]:
+        """An entry of `curve` in `oper plan --json`."""
+        return asdict(self)
+
+
+def memory_curve(planned: Planned, topology: Topology) -> list[CurvePoint]:
+    """The curve through a placement, for `topology` as it was given."""
+    problem = replace(planned.problem, topology=topology)
+    within, most = _limits(problem)
+    mine = planned.problem.settings.extra_memory or 0.0
+    doubled = (2.0**power for power in count())
+    shares = {share for share in _SHARES if share < most} | {most, mine}
+    while (share := next(doubled)) < most:
+        shares.add(share)
+    points: list[CurvePoint] = []
+    for share in sorted(shares):
+        unused = points and points[-1].extra_memory_ratio < _USED * points[-1].extra_memory
+        if unused and share != mine:
+            continue
+        point = planned if share == mine else place(within(share), Watch(lambda step: None))
+        points.append(_point(share, point, share == mine))
+    return points
+
+
+def _limits(problem: Problem) -> tuple[Callable[[float], Problem], float]:
+    """The problem with a share of extra memory, and the largest share."""
+    topology, settings = problem.topology, problem.settings
+    if topology.memory_for_plans is not None and topology.capacity is None:
+        limits = DeviceLimits.of(problem)
+        return limits.within, limits.most_extra
+
+    def within(share: float) -> Problem:
+        return with_limits(problem, topology, replace(settings, extra_memory=share))
+
+    total, most = problem.classes.total_bytes, problem.ranks - 1.0
+    if topology.capacity is not None and total:
+        room = float(within(0.0).capacity_bytes.sum()) - total
+        most = min(most, round_down(room / total))
+    return within, most
+
+
+def _point(share: float, planned: Planned, plan: bool) -> CurvePoint:
+    cost, certificate = planned.cost, planned.certificate
+    return CurvePoint(
+        extra_memory=share,
+        extra_memory_ratio=cost.extra_memory_ratio,
+        memory_bytes=int(cost.memory_bytes.max()),
+        objective_seconds=cost.objective_seconds,
+        lower_bound_seconds=certificate.bound.seconds,
+        certified_gap=certificate.gap,
+        plan=plan,
+    )

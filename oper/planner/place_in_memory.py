@@ -1,0 +1,82 @@
+"""A placement in the memory that is asked for, or, where none is, in as little as is enough.
+
+In: `Profile`, `Topology`, `Workload`, `Settings`. Out: `Planned`. Where the topology says what its
+devices hold and neither a capacity nor the extra memory is given, a plan may use the devices'
+memory (memory/device_limits.py), and uses the least with which the slowest rank takes at most
+TOLERANCE longer than with all of it. That is proved, or seen from a plan with all of it.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from oper.cost.workload import Workload
+from oper.planner.make_placement import Planned, Watch, make_placement, place
+from oper.planner.memory.device_limits import DeviceLimits
+from oper.planner.memory.least_memory import (
+    TOLERANCE,
+    bound_seconds,
+    least_share,
+    shares_up_to,
+)
+from oper.planner.problem.problem import Settings, make_problem
+from oper.profiling.profile import Profile
+from oper.topology.topology import Topology
+
+# Plans made to find the least memory, where the bound of all memory is not within reach.
+_MOST_PLANS = 6
+
+
+def by_devices(topology: Topology, settings: Settings) -> bool:
+    """Whether the devices' memory decides how much a plan may use."""
+    known = topology.memory_for_plans is not None and topology.capacity is None
+    return known and settings.extra_memory is None
+
+
+def place_in_memory(
+    profile: Profile,
+    topology: Topology,
+    workload: Workload,
+    settings: Settings,
+    report: Callable[[str], None] = lambda step: None,
+) -> Planned:
+    """Plan for all rows of `profile`; `report` is called with the name of each step as it begins.
+
+    Raises OperError where the ranks cannot hold the tables.
+    """
+    if not by_devices(topology, settings):
+        return make_placement(profile, topology, workload, settings, report)
+    watch = Watch(report)
+    with watch("classes"):
+        problem = make_problem(profile, topology, workload, settings)
+    with watch("memory"):
+        limits = DeviceLimits.of(problem)
+        shares = shares_up_to(limits.most_extra)
+        least, most = least_share(limits, shares), len(shares) - 1
+        bound = bound_seconds(limits, shares[most])
+
+    def placed(index: int) -> Planned:
+        return place(limits.within(shares[index]), watch)
+
+    planned, best = placed(least), bound
+    if too_slow(planned, best) and least < most:
+        full = placed(most)
+        best = full.cost.objective_seconds
+        if too_slow(planned, best):
+            planned = full
+            for _ in range(_MOST_PLANS):
+                middle = (least + most) // 2
+                if middle == least:
+                    break
+                tried = placed(middle)
+                if too_slow(tried, best):
+                    least = middle
+                else:
+                    planned, most = tried, middle
+    certificate = replace(planned.certificate, full_memory_seconds=bound)
+    return replace(planned, certificate=certificate)
+
+
+def too_slow(planned: Planned, best_seconds: float) -> bool:
+    """Whether a plan takes more than TOLERANCE longer than the best, or does not fit."""
+    cost = planned.cost
+    return not cost.feasible or cost.objective_seconds > best_seconds * (1 + TOLERANCE)

@@ -1,0 +1,95 @@
+"""`oper plan check` with a log reads the part of it that the plan's profile counted."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from oper.plan.plan import load_plan
+from tests.support.commands import fine, oper, write_log
+
+# Options of the profile, which of its windows, and what the part is called.
+PARTS = {
+    "rows": (("--rows", "100:250"), "", "samples 100:250"),
+    "percentage": (("--rows", "50%:"), "", "samples 50%:"),
+    "window": (("--windows", "4"), "@2", "from sample 300 to 450"),
+    "uneven windows": (("--windows", "7"), "@3", "the window from sample"),
+    "rows and window": (("--rows", "100:", "--windows", "2"), "@1", "samples 100:, the window"),
+    "seconds": (("--by-column", "day", "--every", "1d", "--time-unit", "s"), "@4", "of day from"),
+    "milliseconds": (("--by-column", "ms", "--every", "12h"), "@3", "of ms from 2024-01-0"),
+    "times": (("--by-column", "at", "--every", "0.7d"), "@2", "of at from 2024-01-0"),
+    "plain": (("--by-column", "step", "--every", "70"), "@5", "of step from 350"),
+    "sample": (("--sample", "30%"), "", "a sample of 30%"),
+    "sampled rows": (("--rows", ":400", "--sample", "50%", "--seed", "3"), "", "a sample of 50%"),
+}
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    write_log(tmp_path / "plain.parquet")
+    table = pq.read_table(tmp_path / "plain.parquet")
+    seconds = 1_704_067_200 + np.arange(600) * 900
+    more = {
+        "ms": seconds * 1000 + 7,
+        "at": pa.array(seconds * 1000, pa.timestamp("ms")),
+        "step": np.arange(600),
+    }
+    for name, column in more.items():
+        table = table.append_column(name, pa.array(column))
+    pq.write_table(table, tmp_path / "log.parquet")
+    return tmp_path
+
+
+def plan(options: tuple[str, ...], window: str = "") -> None:
+    fine("profile", "log.parquet", "-o", "p", "--columns", "C*", *options)
+    fine("plan", f"p{window}", "-o", "q", "--topology", "cpu:2", "--batch-size", "64")
+
+
+@pytest.mark.parametrize(("options", "window", "words"), PARTS.values(), ids=PARTS.keys())
+def test_the_same_part_is_checked(
+    here: Path, options: tuple[str, ...], window: str, words: str
+) -> None:
+    plan(options, window)
+    part = load_plan("q").log_part
+    assert part
+    said = json.loads(fine("plan", "check", "q", "log.parquet", "--json"))
+    assert said["ok"]
+    assert words in said["findings"][-1]["invariant"]
+    assert max(map(len, fine("plan", "check", "q", "log.parquet").splitlines())) <= 100
+
+
+def test_a_part_may_be_given(here: Path) -> None:
+    plan(("--windows", "4"), "@2")
+    fine("plan", "check", "q", "log.parquet", "--rows", "300:450")
+    said = oper("plan", "check", "q", "log.parquet", "--rows", "301:450")
+    assert said.status == 2
+    assert "149 samples of --rows" in said.errors
+    # As many samples of another part: only their rows tell.
+    assert oper("plan", "check", "q", "log.parquet", "--rows", "0:150").status == 1
+
+
+@pytest.mark.parametrize(("options", "window"), [((), ""), (("--windows", "2"), "@1")])
+def test_another_log_is_called_so(here: Path, options: tuple[str, ...], window: str) -> None:
+    plan(options, window)
+    write_log(here / "other.parquet", samples=500)
+    said = oper("plan", "check", "q", "other.parquet")
+    assert said.status == 2
+    assert "it is another log, or another part" in said.errors
+    assert said.errors.count("\n") == 1
+
+
+def test_plans_of_whole_logs_and_of_all_windows_have_no_part(here: Path) -> None:
+    plan(("--windows", "3"))
+    assert "log_part" not in json.loads(Path("q/plan.json").read_text())
+    fine("plan", "check", "q", "log.parquet")
+
+
+def test_a_replanned_plan_is_of_the_new_part(here: Path) -> None:
+    plan(("--windows", "2"), "@0")
+    fine("replan", "q", "p@1", "-o", "new")
+    assert load_plan("new").log_part["window"]["from_sample"] == 300
+    fine("plan", "check", "new", "log.parquet")

@@ -1,0 +1,99 @@
+"""A plan whose figures are not what they should be is refused in one line, wherever it is read."""
+
+import copy
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oper.base.errors import OperError
+from oper.files import storage
+from oper.plan.plan import MARKER, load_plan
+from oper.plan.stated_figures import check_stated
+from tests.support.commands import fine, oper, write_log
+
+PARTS = ("figures", "certificate", "partitions", "settings")
+# Read by nothing, as they stand elsewhere in plan.json too; and what may be null.
+REPEATED = {"mode", "fetch", "batch_size", "ranks", "rows", "status"}
+MAY_BE_NULL = {"greedy_dob", "hot_row", "memory", "lookups", "link_cost"}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stated")
+    write_log(folder / "log.parquet")
+    fine("profile", folder / "log.parquet", "-o", folder / "p", "--columns", "C*")
+    fine("plan", folder / "p", "-o", folder / "q", "--topology", "2x2-a100")
+    return folder / "q"
+
+
+def leaves(content: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """The places of all values that are not objects, vectors' first elements among them."""
+    if isinstance(content, dict):
+        for key, value in content.items():
+            yield from leaves(value, (*path, key))
+    else:
+        yield path
+        if isinstance(content, list):
+            yield from leaves(content[0], (*path, 0))
+
+
+def edited(content: dict[str, Any], path: tuple[str | int, ...], value: Any) -> dict[str, Any]:
+    made = copy.deepcopy(content)
+    at: Any = made
+    for key in path[:-1]:
+        at = at[key]
+    at[path[-1]] = value
+    return made
+
+
+def test_every_value_of_another_kind_is_found(saved: Path) -> None:
+    content = json.loads((saved / MARKER).read_text())
+    check_stated(content, 4)
+    tried = 0
+    for name in PARTS:
+        for path in leaves(content[name], (name,)):
+            if path[1] in REPEATED or path == ("settings", "reserve"):
+                continue
+            bad: list[Any] = [float("nan"), {}, True if path[-1] != "feasible" else 1]
+            bad += ["much"] if not isinstance(content[path[0]][path[1]], str) else []
+            bad += [None] if path[-1] not in MAY_BE_NULL else []
+            for value in bad:
+                if path[-1] == "hot_row" and value == "much":
+                    continue
+                with pytest.raises((ValueError, TypeError), match=r"was needed"):
+                    check_stated(edited(content, path, value), 4)
+                tried += 1
+    assert tried > 150
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("figures", "objective_seconds"), None),
+        (("figures", "rank_seconds"), ["1", "2", "3", "4"]),
+        (("figures", "rank_seconds"), [1.0, 2.0]),
+        (("figures", "dob"), None),
+        (("figures", "greedy_dob", "memory"), "much"),
+        (("certificate", "certified_gap"), None),
+        (("certificate",), None),
+        (("partitions", "memory_bounded"), "many"),
+        (("settings", "extra_memory"), None),
+    ],
+)
+def test_show_says_so_in_one_line(saved: Path, path: tuple[str | int, ...], value: Any) -> None:
+    marker = saved / MARKER
+    before = marker.read_bytes()
+    try:
+        storage.write_json(marker, edited(json.loads(before), path, value))
+        said = oper("plan", "show", saved)
+        assert said.status == 2
+        assert said.errors.count("\n") == 1
+        assert "plan.json: is damaged" in said.errors
+        assert ".".join(map(str, path[:2])) in said.errors
+        with pytest.raises(OperError):
+            load_plan(saved)
+    finally:
+        marker.write_bytes(before)

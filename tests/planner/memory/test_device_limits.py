@@ -1,0 +1,103 @@
+"""The limits that devices set: what they leave for rows, and shares of three digits."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from oper.base.errors import OperError
+from oper.cost.workload import Workload
+from oper.planner.make_placement import Watch, place
+from oper.planner.memory.device_limits import DeviceLimits, round_down
+from oper.planner.memory.least_memory import shares_up_to
+from oper.planner.problem.problem import Problem, Settings, make_problem
+from oper.topology.topology import Topology
+from tests.support.planner.profiles import make_profile
+
+TABLES = (900, 40, 7)
+
+
+def device_problem(
+    memory: tuple[int, ...], mode: str, reserve: float | None = None, seed: int = 1
+) -> Problem:
+    """Of ranks on nodes of their own, where replicas pay in training too."""
+    topology = replace(
+        Topology.load(f"{len(memory)}x1-a100"), device_memory_bytes=memory, latency_seconds=1e-12
+    )
+    workload = Workload(mode, "raw", 2048)  # type: ignore[arg-type]
+    return make_problem(make_profile(seed, TABLES), topology, workload, Settings(reserve=reserve))
+
+
+@given(st.floats(0, 1e5, allow_subnormal=False))
+def test_round_down_is_the_last_share_not_above(share: float) -> None:
+    rounded = round_down(share)
+    assert rounded <= share
+    assert rounded == float(f"{rounded:.3g}")
+    if rounded > 0:
+        assert share < rounded * 1.0101
+    assert round_down(rounded) == rounded
+
+
+@given(st.floats(0, 300, allow_subnormal=False).map(round_down))
+def test_shares_are_all_of_three_digits_up_to_the_most(most: float) -> None:
+    shares = shares_up_to(most)
+    assert shares == sorted(set(shares))
+    assert shares[0] == 0
+    assert shares[-1] == most
+    assert all(share == float(f"{share:.3g}") for share in shares)
+    assert all(after <= before * 1.0101 for before, after in pairwise(shares[1:]))
+
+
+@settings(max_examples=30)
+@given(
+    st.sampled_from(["training", "inference"]),
+    st.lists(st.integers(50_000, 400_000), min_size=2, max_size=4),
+    st.booleans(),
+    st.sampled_from([None, 0.0, 0.5]),
+    st.integers(0, 3),
+)
+def test_plans_fit_beside_the_reserve_the_mailbox_and_the_allreduce(
+    mode: str, sizes: list[int], equal: bool, reserve: float | None, seed: int
+) -> None:
+    memory = tuple(sizes[:1] * len(sizes) if equal else sizes)
+    problem = device_problem(memory, mode, reserve, seed)
+    try:
+        limits = DeviceLimits.of(problem)
+    except OperError:
+        return
+    kept = 0.2 if reserve is None else reserve
+    event(f"{mode}, {limits.most_allreduce_bytes > 0=}")
+    for extra in (limits.most_extra / 3, limits.most_extra):
+        planned = place(limits.within(extra), Watch(lambda step: None))
+        figures = planned.prediction
+        step = figures.mailbox_bytes + figures.allreduce_memory_bytes
+        assert (figures.memory_bytes + step <= np.array(memory) * (1 - kept) + 2).all()
+        assert planned.cost.feasible
+        # In bytes, so that neither a preset nor a reserve changes it later.
+        assert planned.problem.topology.capacity == tuple(figures.capacity_bytes.astype(int))
+
+
+def test_the_most_is_nearly_all_there_is() -> None:
+    """A sixteenth more extra memory would not fit beside its AllReduce, but for a row a rank."""
+    for mode in ("training", "inference"):
+        problem = device_problem((150_000,) * 3, mode)
+        problem = device_problem((int(60_000 + problem.mailbox_bytes / 0.8),) * 3, mode)
+        limits = DeviceLimits.of(problem)
+        assert 0 < limits.most_extra < 2
+        assert (limits.most_allreduce_bytes > 0) == (mode == "training")
+        more = problem.classes.total_bytes * (1 + 1.0625 * limits.most_extra) / 3 + 2 * 100
+        assert more + 1.0625 * limits.most_allreduce_bytes > 48_000
+
+
+def test_rows_on_all_ranks_are_the_most() -> None:
+    assert DeviceLimits.of(device_problem((10**9,) * 3, "inference")).most_extra == 2
+
+
+def test_devices_that_cannot_hold_the_tables() -> None:
+    with pytest.raises(OperError, match=r"number of ranks that is enough is \d+.*20% \(--reserve"):
+        DeviceLimits.of(device_problem((20_000,) * 3, "inference"))
+    with pytest.raises(OperError, match=r"nothing is left for rows.*--extra-memory"):
+        DeviceLimits.of(device_problem((1,) * 3, "training"))

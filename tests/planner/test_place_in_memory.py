@@ -1,0 +1,254 @@
+"""Plans for which no memory was asked: the least that is nearly as good as what devices hold."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from oper.audit.check import check
+from oper.base.errors import OperError
+from oper.cost.workload import Workload
+from oper.plan.plan import load_plan
+from oper.planner import place_in_memory as module
+from oper.planner.make_placement import Planned, Watch, make_placement, place
+from oper.planner.make_plan import make_plan
+from oper.planner.memory.device_limits import DeviceLimits
+from oper.planner.memory.least_memory import TOLERANCE, bound_seconds, least_share, shares_up_to
+from oper.planner.memory_curve import memory_curve
+from oper.planner.place_in_memory import place_in_memory
+from oper.planner.problem.problem import Problem, Settings, make_problem
+from oper.planner.replan.drift import drift
+from oper.planner.replan.old_plan import settings_of
+from oper.planner.replan.replan import replan
+from oper.topology.topology import Topology
+from tests.support.commands import fine, oper, write_log
+from tests.support.planner.profiles import make_profile
+
+PROFILE = make_profile(1, rows=(900, 40, 7))
+# Where copies pay in training too: few samples take less time than a latency of its own.
+TWO_NODES = replace(Topology.load("2x2-a100"), latency_seconds=1e-12)
+MODES = ("training", "inference")
+
+
+def workload(mode: str, batch: int = 256) -> Workload:
+    return Workload(mode, "raw", batch)  # type: ignore[arg-type]
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("topology", [Topology.load("dgx-a100"), TWO_NODES], ids=["one", "two"])
+def test_the_least_memory_within_a_percent_of_all(topology: Topology, mode: str) -> None:
+    planned = place_in_memory(PROFILE, topology, workload(mode), Settings())
+    limits = DeviceLimits.of(make_problem(PROFILE, topology, workload(mode), Settings()))
+    full = place(limits.within(limits.most_extra), Watch(lambda step: None))
+    assert planned.cost.objective_seconds <= full.cost.objective_seconds * (1 + TOLERANCE)
+    if full.cost.extra_memory_ratio == 0:  # latency: no copy pays
+        assert (mode, topology.nodes) == ("training", 1)
+        return
+    assert planned.cost.extra_memory_ratio < full.cost.extra_memory_ratio
+    used = planned.problem.settings.extra_memory
+    assert used is not None
+    if planned.certificate.gap < 1e-3:
+        below = bound_seconds(limits, 0.97 * used)
+        assert below > bound_seconds(limits, limits.most_extra) * (1 + TOLERANCE)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_search_by_bisection_finds_what_trying_all_finds(mode: str) -> None:
+    limits = DeviceLimits.of(make_problem(PROFILE, TWO_NODES, workload(mode), Settings()))
+    shares = shares_up_to(limits.most_extra)[::60]
+    seconds = [bound_seconds(limits, share) for share in shares]
+    close = [index for index, each in enumerate(seconds) if each <= seconds[-1] * 1.01]
+    assert least_share(limits, shares) == close[0]
+
+
+def test_plans_are_tried_where_the_bound_is_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a bound that asks for too little, real plans decide."""
+    topology = Topology.load("2x2-a100")
+    monkeypatch.setattr(module, "least_share", lambda limits, shares: 0)
+    made: list[float | None] = []
+
+    def counted(problem: Problem, watch: Watch) -> Planned:
+        made.append(problem.settings.extra_memory)
+        return place(problem, watch)
+
+    monkeypatch.setattr(module, "place", counted)
+    planned = place_in_memory(PROFILE, topology, workload("inference"), Settings())
+    best = planned.certificate.full_memory_seconds
+    assert best is not None
+    assert planned.cost.objective_seconds <= best * 1.01 * (1 + 1e-3)
+    assert made[:2] == [0.0, 3.0]
+    tried = sorted(share for share in made[2:] if share is not None)
+    used = planned.problem.settings.extra_memory
+    assert used is not None
+    # All that were tried with less memory were too slow.
+    for share in tried[: tried.index(used) if used in tried else None]:
+        slow = make_placement(PROFILE, topology, workload("inference"), Settings(share))
+        assert slow.cost.objective_seconds > best * (1 + TOLERANCE)
+    assert 2 < len(made) <= 8
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_memory_is_recorded_in_bytes_and_kept(tmp_path: Path, mode: str) -> None:
+    topology = Topology.load("dgx-h100")
+    planned = make_plan(PROFILE, topology, workload(mode), Settings(), tmp_path / "p")
+    figures = planned.prediction
+    step = planned.problem.mailbox_bytes + planned.cost.allreduce_memory_bytes
+    held = 64 * 10**9 - math.ceil(step)
+    assert (figures.capacity_bytes == held).all()
+    content = json.loads((tmp_path / "p" / "plan.json").read_text())
+    assert content["topology"]["capacity"] == f"{held}B"
+    assert content["settings"]["reserve"] == 0.2
+    assert content["certificate"]["full_memory_bound_seconds"] > 0
+    assert all(finding.ok for finding in check(tmp_path / "p"))
+
+    plan = load_plan(tmp_path / "p")
+    assert settings_of(plan) == planned.problem.settings
+    found = drift(plan, PROFILE, 0.05)
+    assert found.now_seconds == pytest.approx(found.then_seconds, rel=1e-12)
+    again = replan(plan, make_profile(2, rows=(900, 40, 7)), 1000)
+    assert (again.plan.prediction.capacity_bytes == held).all()
+    assert again.plan.settings == plan.settings
+    again.save(tmp_path / "again", PROFILE)
+    assert all(finding.ok for finding in check(tmp_path / "again"))
+
+
+@pytest.mark.parametrize(
+    "topology",
+    [
+        Topology.load("cpu:4"),
+        replace(Topology.load("2x2-a100"), device_memory_bytes=None),
+        Topology.load("2x2-a100").with_capacity("2"),
+    ],
+    ids=["host", "unknown", "capacity"],
+)
+def test_ranks_without_device_memory_have_the_papers(tmp_path: Path, topology: Topology) -> None:
+    for name, settings in (("default", Settings()), ("asked", Settings(extra_memory=0.05))):
+        make_plan(PROFILE, topology, workload("training"), settings, tmp_path / name)
+    assert files(tmp_path / "default") == files(tmp_path / "asked")
+    content = json.loads((tmp_path / "default" / "plan.json").read_text())
+    assert content["settings"].keys() == {"extra_memory", "threshold", "dob", "balance"}
+    assert "full_memory_bound_seconds" not in content["certificate"]
+
+
+def test_one_rank_and_nothing_read() -> None:
+    alone = place_in_memory(PROFILE, Topology.load("1x1-a100"), workload("training"), Settings())
+    assert alone.problem.settings.extra_memory == 0
+    unread = replace(PROFILE, accesses=np.zeros_like(PROFILE.accesses))
+    planned = place_in_memory(unread, Topology.load("dgx-a100"), workload("inference"), Settings())
+    assert planned.cost.extra_memory_ratio == 0
+
+
+def test_reserves() -> None:
+    topology = Topology.load("dgx-a100")
+    for reserve, left in ((0.0, 40), (0.5, 20)):
+        planned = place_in_memory(
+            PROFILE, topology, workload("inference"), Settings(reserve=reserve)
+        )
+        assert (planned.problem.capacity_bytes == left * 10**9).all()
+    for bad in (-0.1, 1.0, float("nan")):
+        with pytest.raises(OperError, match="reserve"):
+            Settings(reserve=bad)
+
+
+# The curve
+
+
+def curve_of(planned: Planned, topology: Topology) -> list[dict[str, object]]:
+    return [point.to_json() for point in memory_curve(planned, topology)]
+
+
+@pytest.mark.parametrize("asked", [None, 0.03])
+@pytest.mark.parametrize("preset", ["2x2-a100", "cpu:4"])
+def test_the_curve_falls_and_passes_through_the_plan(preset: str, asked: float | None) -> None:
+    topology = Topology.load(preset)
+    planned = place_in_memory(PROFILE, topology, workload("inference"), Settings(asked))
+    points = memory_curve(planned, topology)
+    assert [p.extra_memory for p in points] == sorted({p.extra_memory for p in points})
+    assert points[0].extra_memory == 0
+    seconds = [p.objective_seconds for p in points]
+    assert seconds == sorted(seconds, reverse=True)
+    (mine,) = [p for p in points if p.plan]
+    assert mine.objective_seconds == planned.cost.objective_seconds
+    assert mine.memory_bytes == planned.cost.memory_bytes.max()
+    assert all(p.extra_memory_ratio <= p.extra_memory for p in points)
+
+
+def test_the_curve_ends_at_a_capacity() -> None:
+    topology = Topology.load("2x2-a100").with_capacity("1.5")
+    planned = make_placement(PROFILE, topology, workload("inference"), Settings(0.05))
+    points = memory_curve(planned, topology)
+    assert points[-1].extra_memory == 0.5
+    assert points[-1].memory_bytes <= planned.problem.classes.total_bytes * 1.5 / 4
+
+
+# The command line
+
+
+@pytest.fixture
+def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    write_log(tmp_path / "log.parquet")
+    fine("profile", "log.parquet", "-o", "p", "--columns", "C*")
+    return tmp_path
+
+
+PLAN = ("plan", "p", "--topology", "2x2-a100", "--mode", "inference")
+
+
+def test_the_curve_needs_no_folder_and_may_have_one(saved: Path) -> None:
+    text = fine(*PLAN, "--curve")
+    assert "the plan" in text
+    assert max(map(len, text.splitlines())) <= 100
+    said = json.loads(fine(*PLAN, "--curve", "--json"))
+    assert said["plan"] is None
+    assert sum(point["plan"] for point in said["curve"]) == 1
+    assert not (saved / "q").exists()
+    both = json.loads(fine(*PLAN, "--curve", "-o", "q", "--json"))
+    assert both["curve"] == said["curve"]
+    assert load_plan(saved / "q").prediction.objective_seconds == both["objective_seconds"]
+    assert "all that the devices have for it, 32 GB a rank" in fine("plan", "show", "q")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--reserve", "20%", "--extra-memory", "5%"), "--extra-memory says what"),
+        (("--reserve", "20%", "--capacity", "2"), "a capacity says what"),
+        (("--reserve", "100%"), "reserve 1.0"),
+        (("--reserve", "much"), "--reserve 'much'"),
+    ],
+)
+def test_reserves_that_say_nothing(saved: Path, options: tuple[str, ...], words: str) -> None:
+    for command in ((*PLAN, "-o", "q"), ("compare", "p", "--topology", "2x2-a100")):
+        said = oper(*command, *options)
+        assert said.status == 2
+        assert words in said.errors
+    said = oper("plan", "p", "--topology", "cpu:2", "-o", "q", "--reserve", "1%")
+    assert said.status == 2
+    assert "cpu:2 has none" in said.errors
+
+
+def test_methods_are_compared_at_what_devices_hold(saved: Path) -> None:
+    methods = "oper,paper,memory_greedy,table_wise,row_wise"
+    command = (
+        "compare",
+        "p",
+        "--topology",
+        "2x2-a100",
+        "--mode",
+        "inference",
+        "--methods",
+        methods,
+    )
+    (run,) = json.loads(fine(*command, "--json"))["runs"]
+    assert run["settings"]["capacity_bytes"] == [32 * 10**9] * 4
+    assert all(entry["status"] == "ok" for entry in run["methods"].values())
+    assert 0 <= run["methods"]["oper"]["certified_gap"] <= 0.0101
+    assert "32 GB a rank" in fine(*command)
