@@ -89,13 +89,7 @@ def plan_once(folder: Path, case: Case) -> dict[str, Any]:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     began = time.process_time()
     with tempfile.TemporaryDirectory(dir=folder.parent) as place:
-        planned = make_plan(
-            profile,
-            topology,
-            workload,
-            Settings(extra_memory=case.extra_memory),
-            Path(place) / "plan",
-        )
+        planned = make_plan(profile, topology, workload, settings, Path(place) / "plan")
         cpu_seconds = time.process_time() - began
         written = sum(file.stat().st_size for file in (Path(place) / "plan").rglob("*"))
     cost, greedy = planned.cost, planned.class_placement.greedy
