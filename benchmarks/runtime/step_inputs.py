@@ -1,8 +1,9 @@
 """What a training step is measured on: Criteo-Kaggle's tables, batches of ids, and plans for them.
 
-26 tables at a scale of their rows, one id per bag, the law and the log of `oper synth`. Plans are
-what `oper plan` makes from the whole log's counts, for the topology that `oper topology measure`
-finds, at its own settings: nothing is tuned.
+26 tables at a scale of their rows, the law and the log of `oper synth`. A bag of several ids has
+those of so many samples; ragged ones have up to twice as many. Plans are what `oper plan` makes
+from the whole log's counts, for the topology that `oper topology measure` finds, at its own
+settings: nothing is tuned.
 """
 
 import json
@@ -12,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from benchmarks.common import DATA
 from oper.synth.log_writer import write_log
@@ -23,6 +26,7 @@ from oper.tables.table import Table
 ZIPF = 1.05
 EXTRA_MEMORY = "5%"
 BATCHES = 8  # different ones, taken in turn
+BATCHES_OF_BAGS = 2  # of bags of several ids
 LOG_SAMPLES = BATCHES * 4 * 8192  # the largest cell's
 
 
@@ -39,6 +43,8 @@ class Cell:
     what: str = "step"
     dtype: str = "fp32"
     fetch: str = "raw"
+    bag: int = 1
+    ragged: bool = False
 
     @property
     def training(self) -> bool:
@@ -50,6 +56,7 @@ class Cell:
             "dim": self.dim,
             "batch": self.batch,
             "optimizer": self.optimizer,
+            "bag": f"{self.bag}, ragged" if self.ragged else str(self.bag),
         }
 
 
@@ -63,13 +70,16 @@ def recipe_of(cell: Cell, scale: float) -> Recipe:
     return replace(recipe, features=tuple(features))
 
 
-def make_log(scale: float) -> Path:
-    """The log that batches are read from, generated if it is not there."""
-    path = DATA / f"criteo-kaggle-{scale:g}-{LOG_SAMPLES}.parquet"
+def make_log(scale: float, cell: Cell | None = None) -> Path:
+    """The log that a cell's batches are read from, generated if it is not there."""
+    samples = LOG_SAMPLES
+    if cell is not None and cell.bag > 1:
+        samples = BATCHES_OF_BAGS * cell.world_size * cell.batch * cell.bag
+    path = DATA / f"criteo-kaggle-{scale:g}-{samples}.parquet"
     if not path.exists():
         DATA.mkdir(parents=True, exist_ok=True)
         recipe = load_recipe("criteo-kaggle", scale=scale, zipf=ZIPF)
-        write_log(Synthesizer(recipe, LOG_SAMPLES), path)
+        write_log(Synthesizer(recipe, samples), path)
     return path
 
 
@@ -89,10 +99,12 @@ def make_plan(cell: Cell, scale: float, folder: Path) -> tuple[Path, dict[str, A
         recipe = recipe_of(cell, scale)
         write_profile(Synthesizer(recipe, recipe.samples), profile)
     mode = "training" if cell.training else "inference"
-    name = f"{mode}-{cell.fetch}-{cell.world_size}-{cell.batch}"
+    # Of samples of one id each: a bag is as many.
+    samples = cell.world_size * cell.batch * cell.bag
+    name = f"{mode}-{cell.fetch}-{cell.world_size}-{samples}"
     plan = folder / f"plan-{name}-{profile.name.removeprefix('profile-')}"
     topology = measure_topology(cell.world_size, 4 * cell.dim, folder)
-    workload = ("--mode", mode, "--fetch", cell.fetch, "--batch-size", cell.world_size * cell.batch)
+    workload = ("--mode", mode, "--fetch", cell.fetch, "--batch-size", samples)
     said = run_oper(
         *("plan", profile, "--topology", topology, *workload),
         *("--extra-memory", EXTRA_MEMORY, "-o", plan, "--force", "--json"),
@@ -109,10 +121,32 @@ def run_oper(*arguments: Any) -> str:
     return done.stdout
 
 
+def read_bags(log: Path, tables: Sequence[Table], rank: int, cell: Cell) -> Any:
+    """A rank's part of each of the cell's global batches, as KeyedJaggedTensors."""
+    if cell.bag == 1:
+        return read_batches(log, tables, rank, cell.world_size, cell.batch)
+    import torch
+    from torchrec import KeyedJaggedTensor
+
+    ids = cell.batch * cell.bag
+    parts = read_batches(log, tables, rank, cell.world_size, ids, BATCHES_OF_BAGS)
+    rng = np.random.default_rng(rank)
+    found = []
+    for part in parts:
+        keys = part.keys()
+        lengths = np.full((len(keys), cell.batch), cell.bag)
+        if cell.ragged:  # pairs of bags share their ids in any way
+            first = rng.integers(0, 2 * cell.bag + 1, (len(keys), cell.batch // 2))
+            lengths = np.stack([first, 2 * cell.bag - first], axis=2).reshape(len(keys), -1)
+        given = torch.from_numpy(lengths.ravel())
+        found.append(KeyedJaggedTensor(keys, part.values(), lengths=given))
+    return found
+
+
 def read_batches(
     log: Path, tables: Sequence[Table], rank: int, ranks: int, batch: int, count: int = BATCHES
 ) -> Any:
-    """A rank's part of each of `count` global batches, as KeyedJaggedTensors."""
+    """A rank's part of each of `count` global batches of one id a bag, as KeyedJaggedTensors."""
     from oper.logs import LogOptions
     from oper.logs.row_reader import read
 

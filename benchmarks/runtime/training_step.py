@@ -7,10 +7,11 @@ take turns: a block is a step that is not timed and then STEPS in a row, its tim
 rank's; medians over the rounds. A sharding far behind TorchRec's best after two rounds is not
 repeated. `floor` is OPER's native step on the same ids without autograd and TorchRec around it.
 
-More parts: `dlrm`, the whole model's step; `lookup`, inference with gradients off; `memory`, how
-much the ranks grow against what the plan predicts.
+More parts: `bags`, the same with bags of 5 to 80 ids, measured at --scale 0.02; `dlrm`, the whole
+model's step; `lookup`, inference with gradients off; `memory`, how much the ranks grow against what
+the plan predicts.
 
-    python -m benchmarks.runtime.training_step [step dlrm lookup memory] [--json] [--scale 0.01]
+    python -m benchmarks.runtime.training_step [PART ...] [--json] [--scale 0.01]
 """
 
 import statistics
@@ -30,24 +31,39 @@ from rich.console import Group
 
 from benchmarks.common import parser, publish
 from benchmarks.runtime import ranks
-from benchmarks.runtime.step_inputs import Cell, make_log, make_plan, read_batches, recipe_of
+from benchmarks.runtime.step_inputs import (
+    Cell,
+    make_log,
+    make_plan,
+    read_bags,
+    read_batches,
+    recipe_of,
+)
 from oper.cli.shared.console import new_table
 from oper.cli.shared.formatting import format_bytes
 
 DEADLINE_SECONDS = 900.0
-STEPS = {1024: 20, 8192: 8}  # timed in a row, by batch per rank
+STEPS = {1024: 20, 4096: 4, 8192: 8}  # timed in a row, by batch per rank
+BAGS = ((4096, 5, False), (4096, 20, False), (4096, 20, True), (1024, 80, False))
 FAR_BEHIND = 1.5  # times TorchRec's best
 ROUNDS_OF_ALL = 2
 BEYOND_BYTES = 64_000_000  # a rank may grow by, beyond what was predicted
 
 WORLDS, DIMS = (2, 4), (16, 64)
-PARTS = ("step", "dlrm", "lookup", "memory")
+PARTS = ("step", "bags", "dlrm", "lookup", "memory")
 
 
 def cells(part: str, worlds: Sequence[int], dims: Sequence[int]) -> list[Cell]:
     """What is measured for a part."""
     if part == "lookup":
         return [Cell(2, dim, 8192, "sgd", "lookup") for dim in dims if 2 in worlds]
+    if part == "bags":
+        return [
+            Cell(w, dim, batch, bag=bag, ragged=ragged)
+            for batch, bag, ragged in BAGS
+            for w in worlds
+            for dim in dims
+        ]
     if part != "step":
         what = "dlrm" if part == "dlrm" else "step"
         return [Cell(w, dim, 8192, "sgd", what) for w in worlds for dim in dims]
@@ -61,6 +77,8 @@ def bar(cell: Cell) -> float | None:
         return 5.0
     if cell.what == "dlrm":
         return None
+    if cell.bag > 1:
+        return 3.0 if cell.dim == 64 else 2.0
     if cell.dim == 64 and cell.batch == 8192:
         return 8.0
     return 3.0 if cell.dim == 16 and cell.batch == 1024 else 4.0
@@ -74,7 +92,7 @@ def measure_rank(
 
     sides.quiet()
     tables = recipe_of(cell, scale).tables
-    batches = read_batches(log, tables, rank, cell.world_size, cell.batch)
+    batches = read_bags(log, tables, rank, cell)
 
     def module() -> Any:
         return sides.make_module(tables, cell.what)
@@ -119,7 +137,7 @@ def far_behind(seconds: dict[str, list[float]], names: Iterable[str]) -> set[str
 def measure(cell: Cell, scale: float, rounds: int, folder: Path) -> dict[str, Any]:
     """One cell: medians in ms."""
     plan, figures = make_plan(cell, scale, folder)
-    arguments = (cell, plan, make_log(scale), scale, rounds)
+    arguments = (cell, plan, make_log(scale, cell), scale, rounds)
     found = ranks.run(measure_rank, cell.world_size, *arguments, deadline_seconds=DEADLINE_SECONDS)[
         0
     ]
@@ -204,13 +222,13 @@ def measure_growth(cell: Cell, scale: float, folder: Path) -> dict[str, Any]:
 def times_table(part: str, found: list[dict[str, Any]]) -> Any:
     """A line for each cell."""
     sharding = [name.removesuffix("_wise") for name in found[0]["torchrec_ms"]]
-    head = ("W", "dim", "batch", "OPER", "floor", *sharding, "ratio", "bar")
+    head = ("W", "dim", "batch", "bag", "OPER", "floor", *sharding, "ratio", "bar")
     made = new_table(f"{part}, ms", *head)
     for entry in found:
         ms = [entry["oper_ms"], entry["floor_ms"], *entry["torchrec_ms"].values()]
         made.add_row(
             entry["optimizer"],
-            *(str(entry[name]) for name in ("world_size", "dim", "batch")),
+            *(str(entry[name]) for name in ("world_size", "dim", "batch", "bag")),
             *("-" if value is None else f"{value:.3g}" for value in ms),
             f"{entry['speedup']:.1f}×",
             "-" if entry["bar"] is None else f"{entry['bar']:g}×",
