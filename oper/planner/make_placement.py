@@ -36,6 +36,8 @@ BASELINES_FROM_GAP = 1e-8
 # four to eight bytes a row, are the last resort, for ranks with a hot row that should otherwise
 # hold the coldest.
 LARGER_RESERVES = ((2e-5, 1 / 32), (2e-5, 1 / 8), (1e-3, 1.0))
+# The same where ranks differ: one in eight is listed from the start, and hot rows are kept whole.
+WHOLE_ROWS = ((5e-4, 1 / 8), (1e-3, 1.0))
 NO_BACKTRACKING = "as asked: the step that placed the rows does not depend on it"
 
 
@@ -129,13 +131,16 @@ def make_placement(
         placement = _Placement(class_placement, place_rows(problem, class_placement))
     with watch("bound"):
         certificate = certify(problem, placement.rows.cost.objective_seconds)
-    for gap, share in LARGER_RESERVES:
-        if certificate.gap <= gap or settings.balance == "link":
+    for gap, share in LARGER_RESERVES if topology.homogeneous else WHOLE_ROWS:
+        good_enough = certificate.gap <= gap or settings.balance == "link"
+        if good_enough and placement.rows.cost.feasible:
             break
         with watch("rows"):
-            wider = class_placement if topology.homogeneous else place_classes(problem, share)
+            wider = class_placement
+            if not topology.homogeneous:
+                wider = place_classes(problem, share, whole=True)
             again = _Placement(wider, place_rows(problem, wider, share))
-        if again.seconds < placement.rows.cost.objective_seconds:
+        if again.seconds < placement.seconds:
             placement = again
             certificate = certificate.of(again.seconds)
     uncertain = certificate.gap > BASELINES_FROM_GAP or not placement.rows.cost.feasible

@@ -18,8 +18,9 @@ from oper.planner.problem.classes import Classes
 from oper.planner.problem.problem import ClassProblem
 from oper.planner.replan.migration.flows import Flows, net_flows
 from oper.planner.replan.migration.migration_cost import MigrationCost
-from oper.planner.replan.rebalance import give_owners, keep_capacity, swap_rows
+from oper.planner.replan.rebalance import give_owners, swap_rows
 from oper.planner.replan.replica_changes import choose_replicas
+from oper.planner.row_placement.capacity_repair import keep_capacity
 from oper.topology.topology import Topology
 
 
