@@ -31,6 +31,7 @@ MOST_WHOLE_ROWS = 64
 # Its first node is mostly within 0.0001 % of the fractional solution.
 MOST_COLUMNS = 10_000
 NODES = 1
+RELATIVE_GAP = 1e-3
 
 
 def place_on_heterogeneous(
@@ -89,7 +90,9 @@ def _whole_hot_rows(
     """
     as_solved = solved.holder_sets, solved.fraction
     hottest = np.zeros(len(buckets), dtype=bool)
-    hottest[np.argsort(-buckets.weight_bytes, kind="stable")[: restricted_master.HOT_CLASSES]] = True
+    hottest[np.argsort(-buckets.weight_bytes, kind="stable")[: restricted_master.HOT_CLASSES]] = (
+        True
+    )
     whole = hottest & (np.bincount(solved.bucket) == 1) & (buckets.rows <= MOST_WHOLE_ROWS)
     sets = solved.holder_sets
     if not problem.workload.training:
@@ -108,6 +111,8 @@ def _whole_hot_rows(
         problem.capacity_bytes,
         problem.budget_bytes,
         NODES,
+        RELATIVE_GAP,
+        solved.seconds,
     )
     if found is None:
         return as_solved

@@ -24,8 +24,6 @@ from oper.cost.read_charges import Charges
 from oper.planner.lp.pricing import PricingItems, everywhere_seconds
 from oper.topology.topology import Topology
 
-RELATIVE_GAP = 1e-3  # at which the solver stops
-
 
 @dataclass(frozen=True)
 class WholeRows:
@@ -46,15 +44,18 @@ def place_whole(
     capacity_bytes: Floats,
     budget_bytes: float,
     nodes: int,
+    relative_gap: float,
+    scale_seconds: float,
 ) -> WholeRows | None:
     """Place the items, those of `whole` [B] in whole rows, in the `usable` [B, G] of the sets.
 
-    None where the solver finds no placement within that many nodes.
+    The solver stops at `relative_gap`; `scale_seconds` is about what T will be, as the solver's tolerances are absolute. None where it
+    finds no placement within that many nodes.
     """
     ranks = topology.ranks
     b, g = np.nonzero(usable)
     charges = Charges.of(topology)
-    second = charges.mean_seconds * float(items.rows @ items.weight_bytes) or 1.0
+    second = scale_seconds or 1.0
     byte = items.total_bytes / ranks or 1.0
     # A whole item counts rows; of the others the variable is the share.
     unit = np.where(whole, 1.0, items.rows)[b]
@@ -74,9 +75,7 @@ def place_whole(
     limit = np.concatenate([np.zeros(ranks), capacity_bytes / byte, [budget_bytes / byte]])
     largest = np.concatenate([-np.ones(ranks), np.zeros(ranks + 1)])[:, None]
     total = np.where(whole, items.rows, 1.0)
-    each = csr_array(
-        (np.ones(len(b)), (b, np.arange(len(b)))), shape=(len(items), len(b) + 1)
-    )
+    each = csr_array((np.ones(len(b)), (b, np.arange(len(b)))), shape=(len(items), len(b) + 1))
     found = milp(
         np.concatenate([np.zeros(len(b)), [1.0]]),
         integrality=np.concatenate([whole[b], [False]]).astype(np.int64),
@@ -86,7 +85,7 @@ def place_whole(
             np.concatenate([np.full(len(limit), -np.inf), total]),
             np.concatenate([limit, total]),
         ),
-        options={"node_limit": nodes, "mip_rel_gap": RELATIVE_GAP},
+        options={"node_limit": nodes, "mip_rel_gap": relative_gap},
     )
     if found.x is None:
         return None
