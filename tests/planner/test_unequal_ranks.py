@@ -120,10 +120,10 @@ def test_limits_that_are_exceeded_are_an_error_that_says_which(monkeypatch) -> N
     planned.cost.capacity_bytes = planned.cost.memory_bytes - np.array([0, 0, 7, 0])
     assert not within_limits(planned.problem, planned.cost)
     planned.problem.capacity_bytes[:] = planned.cost.capacity_bytes
-    with pytest.raises(InfeasibleError, match="rank 2 would hold .* 7 too few .*raise the cap"):
+    with pytest.raises(InfeasibleError, match=r"rank 2 would hold .* 7 too few .*raise the cap"):
         check_limits(planned.problem, planned.cost)
     assert issubclass(InfeasibleError, OperError)
     planned.cost.capacity_bytes = planned.cost.memory_bytes
     planned.cost.extra_bytes = planned.problem.budget_bytes + 68
-    with pytest.raises(InfeasibleError, match="extra memory: .*bytes of extra copies"):
+    with pytest.raises(InfeasibleError, match=r"extra memory: .*bytes of extra copies"):
         check_limits(planned.problem, planned.cost)

@@ -49,8 +49,8 @@ def place_whole(
 ) -> WholeRows | None:
     """Place the items, those of `whole` [B] in whole rows, in the `usable` [B, G] of the sets.
 
-    The solver stops at `relative_gap`; `scale_seconds` is about what T will be, as the solver's tolerances are absolute. None where it
-    finds no placement within that many nodes.
+    The solver stops at `relative_gap`; `scale_seconds` is about what T will be, as its tolerances
+    are absolute. None where it finds no placement within that many nodes.
     """
     ranks = topology.ranks
     b, g = np.nonzero(usable)

@@ -7,8 +7,8 @@ pays if
     (T - T') · H  >  (1/M) · Σ over copies of  L[reader][nearest old holder] · m
 
 where the right side is what a rank takes on average for the copies, those from slot to slot of its
-own included, in the objective's own terms (§3.2, L and m as there). Replicas are chosen again under that price,
-imbalance is swapped away under it, and the best result is taken, or nothing
+own included, in the objective's own terms (§3.2, L and m as there). Replicas are chosen again under
+that price, imbalance is swapped away under it, and the best result is taken, or nothing
 (`improve_placement.py`). Under unchanged counts nothing moves. Which rows move and their new slots
 are decided in the package `migration`.
 """
