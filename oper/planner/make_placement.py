@@ -25,7 +25,7 @@ from oper.planner.bounds.lagrangian_bound import Bound
 from oper.planner.class_placement.access_partitions import partitions
 from oper.planner.class_placement.choose_method import place_classes
 from oper.planner.class_placement.class_placement import ClassPlacement
-from oper.planner.class_placement.exact import place_exactly
+from oper.planner.exact_placement import place_exactly
 from oper.planner.problem.problem import ClassProblem, Problem, Settings, make_problem
 from oper.planner.row_placement.row_placement import RowPlacement, place_rows
 from oper.profiling.profile import Profile

@@ -87,6 +87,15 @@ def test_replans_are_exact_cost_what_they_say_and_pay(seed, horizon):
         plan = found.plan
 
 
+@pytest.mark.parametrize("seed", [80, 82])
+def test_copies_between_slots_of_a_rank_count_against_the_gain(seed):
+    # What the moves gain is more than the copies over links cost, and less than all copies do.
+    plan, (_, newer) = planned(seed)
+    found = replan(plan, newer, 1)
+    gained = (found.old_seconds - found.new_seconds) * found.horizon
+    assert not len(found.moves.entries) or gained > found.migration.seconds(plan.topology)
+
+
 def assert_moves_are_complete(plan, found):
     """The moves lead from the old slots to the new ones; rows that are not in them are read, by
     all ranks, as they were."""
