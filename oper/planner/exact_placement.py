@@ -5,6 +5,7 @@ Drafts round shares of classes, which is near the optimum where there are many r
 dozen of them on ranks whose links differ a hundredfold, a single row decides.
 """
 
+from dataclasses import dataclass
 from itertools import product
 from math import comb
 
@@ -30,19 +31,31 @@ MOST_COLUMNS = 2_000
 NODES = 2_000  # of branch and bound
 RELATIVE_GAP = 1e-5
 STEP = "integer programme"
+ROUNDING = 1e-9  # of sums of seconds
 SAFETY = 1e-6  # of the solver's bound: above what its tolerances can add up to
 
 
-def place_exactly(problem: ClassProblem, seconds: float) -> tuple[ClassPlacement, float] | None:
-    """The best placement in less than `seconds`, and a bound on every placement's objective (0
-    where not all holder sets were tried); None where the problem is too large, or none is found."""
+@dataclass(frozen=True)
+class Exact:
+    """The best placement that the solver found, if any, and a bound on every placement's objective,
+    0 where not all holder sets were tried."""
+
+    placement: ClassPlacement | None
+    bound_seconds: float
+
+
+def place_exactly(
+    problem: ClassProblem, limit_seconds: float, scale_seconds: float
+) -> Exact | None:
+    """The best placement that takes `limit_seconds` at most, about `scale_seconds`; None where the
+    problem is too large."""
     classes, topology, workload = problem.classes, problem.topology, problem.workload
     sets, all_of_them = _holder_sets(problem)
     if len(classes) * len(sets) > MOST_COLUMNS:
         return None
     every = np.ones(len(classes), dtype=bool)
     best: WholeRows | None = None
-    bound = seconds
+    bound = limit_seconds
     for method in usable_methods(workload, problem.ranks, problem.budget_bytes):
         items = pricing_items(classes, topology, workload, method)
         each = items.weight_bytes[:, None, None] * Charges.of(topology).set_seconds(sets)
@@ -54,7 +67,8 @@ def place_exactly(problem: ClassProblem, seconds: float) -> tuple[ClassPlacement
             if not items.replicas:
                 usable[:, everywhere & (problem.ranks > 1)] = False
         # A row that alone takes longer than what is reached already is not there.
-        usable &= each.max(axis=2) + items.latency * (sets.copies > 1) <= seconds
+        alone = each.max(axis=2) + items.latency * (sets.copies > 1)
+        usable &= alone <= limit_seconds * (1 + ROUNDING)
         if not usable.any(axis=1).all():
             continue
         found = place_whole(
@@ -67,7 +81,7 @@ def place_exactly(problem: ClassProblem, seconds: float) -> tuple[ClassPlacement
             problem.budget_bytes,
             NODES,
             RELATIVE_GAP,
-            scale_seconds=seconds,
+            scale_seconds,
         )
         if found is None:
             bound = 0.0
@@ -75,11 +89,18 @@ def place_exactly(problem: ClassProblem, seconds: float) -> tuple[ClassPlacement
         bound = min(bound, found.bound_seconds)
         if best is None or found.seconds < best.seconds:
             best = found
-    if best is None:
-        return None
-    counts = np.rint(best.rows).astype(np.int64)
+    bound = bound * (1 - SAFETY) if all_of_them else 0.0
+    if not np.isfinite(bound):
+        bound = 0.0  # no placement was found, and none is known
+    return Exact(None if best is None else _class_placement(problem, sets, best), bound)
+
+
+def _class_placement(problem: ClassProblem, sets: HolderSets, whole: WholeRows) -> ClassPlacement:
+    """The solver's rows, all of them listed."""
+    classes = problem.classes
+    counts = np.rint(whole.rows).astype(np.int64)
     memory: Floats = sets.holds.T @ (counts.T @ classes.m)
-    placement = ClassPlacement(
+    return ClassPlacement(
         step=STEP,
         holder_sets=sets,
         counts=counts,
@@ -87,7 +108,6 @@ def place_exactly(problem: ClassProblem, seconds: float) -> tuple[ClassPlacement
         shares=memory / memory.sum(),
         partitions=partitions(classes, problem.settings.threshold),
     )
-    return placement, bound * (1 - SAFETY) if all_of_them else 0.0
 
 
 def _holder_sets(problem: ClassProblem) -> tuple[HolderSets, bool]:

@@ -172,15 +172,15 @@ def _exact(
 ) -> tuple[_Placement, Certificate]:
     """The placement of the integer programme where the problem is small enough and it is better;
     the certificate by the better of both bounds."""
-    exact = place_exactly(problem, placement.rows.cost.objective_seconds)
+    exact = place_exactly(problem, placement.seconds, placement.rows.cost.objective_seconds)
     if exact is None:
         return placement, certificate
-    classes, bound_seconds = exact
-    found = _Placement(classes, place_rows(problem, classes))
-    if found.seconds < placement.seconds:
-        placement = found
-    if bound_seconds > certificate.bound.seconds:
-        certificate = replace(certificate, bound=Bound(bound_seconds, None), hot_row=None)
+    if exact.placement is not None:
+        found = _Placement(exact.placement, place_rows(problem, exact.placement))
+        if found.seconds < placement.seconds:
+            placement = found
+    if exact.bound_seconds > certificate.bound.seconds:
+        certificate = replace(certificate, bound=Bound(exact.bound_seconds, None), hot_row=None)
     return placement, certificate.of(placement.rows.cost.objective_seconds)
 
 
