@@ -2,8 +2,10 @@
 
 gap = (objective - bound) / bound, the worst over fetches (raw, distinct) and, for generated
 workloads, over three orders of ids, for every workload and real log, preset, mode and extra
-memory; then for random unequal links and capacities of 4, 8, 16 and 24 ranks. 0 would be a
-proof of the optimum. Counted beside: plans that a step other than the default one produced
+memory; then for random unequal links and capacities of 4, 8, 16 and 24 ranks. NAME
+random-topologies is 200 plans of criteo-80k on seeded topologies of 3 to 16 ranks that differ
+(`random_topologies.py`), with quantiles and the worst of each kind. 0 would be a proof of the
+optimum. Counted beside: plans that a step other than the default one produced
 (`step` of the plan), plans above the target and plans that broke a limit or could not be made.
 
     python -m benchmarks.planning.gap [NAME …] [--presets dgx-a100,…] [--scale 0.01] [--json]
@@ -13,6 +15,9 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import product
 from typing import Any
+
+import numpy as np
+from rich.console import Group
 
 from benchmarks.common import (
     PRESETS,
@@ -24,6 +29,7 @@ from benchmarks.common import (
     synthetic,
     unequal,
 )
+from benchmarks.planning.random_topologies import CASES, KINDS, case
 from oper.cli.shared.console import new_table
 from oper.cli.shared.progress import progress
 from oper.cost.workload import Workload
@@ -47,6 +53,8 @@ EXTRA = (0.0, 0.001, 0.01, 0.05, 0.2)
 FEW_EXTRA = (0.0, 0.01, 0.05)  # where ranks differ: their plans take seconds each
 BATCH_SIZE = 65_536
 RANDOM_RANKS, SEEDS = (4, 8, 16, 24), (0, 1, 2)
+RANDOM, RANDOM_LOG, RANDOM_TARGET = "random-topologies", "criteo-80k", 5e-3
+QUANTILES = (0.5, 0.9, 0.99, 1.0)
 
 
 def target(name: str, ranks: int, extra_memory: float) -> float | None:
@@ -73,28 +81,40 @@ def plans(
     """Every plan of one profile."""
     cases = product(topologies, ("inference", "training"), ("raw", "distinct"), shares)
     for topology, mode, fetch, extra in cases:
-        entry: dict[str, Any] = {
-            "workload": name,
-            "order": order,
-            "topology": topology.name,
-            "mode": mode,
-            "fetch": fetch,
-            "extra_memory": extra,
-            "target": target(name, topology.ranks, extra),
-        }
         workload = Workload(mode, fetch, BATCH_SIZE)  # type: ignore[arg-type]
-        try:
-            planned = make_placement(profile, topology, workload, Settings(extra))
-        except Exception as error:  # a plan that cannot be made is a result
-            yield entry | {"error": f"{type(error).__name__}: {error}"}
-            continue
-        yield entry | {
-            "gap": planned.certificate.gap,
-            "feasible": planned.cost.feasible,
-            "step": planned.step,
-            "hot_row": planned.certificate.hot_row is not None,
-            "seconds": sum(planned.seconds.values()),
-        }
+        about = {"workload": name, "order": order, "target": target(name, topology.ranks, extra)}
+        yield about | plan(profile, topology, workload, extra)
+
+
+def plan(
+    profile: Profile, topology: Topology, workload: Workload, extra_memory: float
+) -> dict[str, Any]:
+    """One plan, or why it could not be made."""
+    entry: dict[str, Any] = {
+        "topology": topology.name,
+        "mode": workload.mode,
+        "fetch": workload.fetch,
+        "extra_memory": extra_memory,
+    }
+    try:
+        planned = make_placement(profile, topology, workload, Settings(extra_memory))
+    except Exception as error:  # a plan that cannot be made is a result
+        return entry | {"error": f"{type(error).__name__}: {error}"}
+    return entry | {
+        "gap": planned.certificate.gap,
+        "feasible": planned.cost.feasible,
+        "step": planned.step,
+        "hot_row": planned.certificate.hot_row is not None,
+        "seconds": sum(planned.seconds.values()),
+    }
+
+
+def random_plans(profile: Profile) -> Iterator[dict[str, Any]]:
+    """The plans on random topologies."""
+    for seed in range(CASES):
+        made = case(seed)
+        about = {"workload": RANDOM, "kind": made.kind, "seed": seed, "target": RANDOM_TARGET}
+        yield about | plan(profile, made.topology, made.workload, made.extra_memory)
 
 
 def sweep(names: list[str], presets: list[str], scale: float) -> Iterator[dict[str, Any]]:
@@ -112,6 +132,8 @@ def sweep(names: list[str], presets: list[str], scale: float) -> Iterator[dict[s
             yield from plans(name, "log", profile, homogeneous)
             if name == "criteo-80k":
                 yield from plans(name, "log", profile, different, FEW_EXTRA)
+        if name == RANDOM_LOG and RANDOM in names:
+            yield from random_plans(profile)
 
 
 def table(found: list[dict[str, Any]]) -> Any:
@@ -134,9 +156,24 @@ def table(found: list[dict[str, Any]]) -> Any:
     return made
 
 
+def random_table(found: list[dict[str, Any]]) -> Any:
+    """Quantiles of the gaps on random topologies by kind, and the worst plan of each."""
+    made = new_table("gap, %", "the worst", "plans", *(f"{q:g}" for q in QUANTILES), left=2)
+    for kind in (*KINDS, "of all"):
+        gaps = [e for e in found if "gap" in e and kind in (e["kind"], "of all")]
+        if not gaps:
+            continue
+        worst = max(gaps, key=lambda e: e["gap"])
+        values = np.quantile([e["gap"] for e in gaps], QUANTILES)
+        where = worst["topology"].partition(", ")[2]
+        name = f"{where}, {worst['mode']} {worst['fetch']} {worst['extra_memory']:g}"
+        made.add_row(kind, name, str(len(gaps)), *(percent(float(v)) for v in values))
+    return made
+
+
 def main() -> None:
     options = parser(__doc__)
-    everything = [*SCALES, *REAL_LOGS]
+    everything = [*SCALES, *REAL_LOGS, RANDOM]
     options.add_argument("names", nargs="*", default=everything, help="workloads and real logs")
     options.add_argument("--presets", default=",".join(PRESETS), help="by commas")
     given = options.parse_args()
@@ -155,7 +192,14 @@ def main() -> None:
         "steps": dict(Counter(entry["step"] for entry in made)),
     }
     notes = [f"{name.replace('_', ' ')}: {value}" for name, value in totals.items()]
-    publish(given, {"totals": totals, "plans": found}, lambda: table(found), *notes)
+    on_random = [entry for entry in found if entry["workload"] == RANDOM]
+    others = [entry for entry in found if entry["workload"] != RANDOM]
+
+    def tables() -> Any:
+        parts = [(table, others), (random_table, on_random)]
+        return Group(*(draw(entries) for draw, entries in parts if entries))
+
+    publish(given, {"totals": totals, "plans": found}, tables, *notes)
 
 
 if __name__ == "__main__":

@@ -57,6 +57,16 @@ def nearest_holder_sets(holds: NDArray[np.bool_], topology: Topology) -> HolderS
     return HolderSets(price.argmin(axis=2).astype(np.uint16), holds)
 
 
+def copies_over_nodes(topology: Topology, copies: int) -> NDArray[np.bool_]:
+    """Whether each rank holds one of so many copies, [M]: one rank of each node after the other,
+    then the next of each, as the far copies spare most."""
+    node_of = np.asarray(topology.node_of)
+    turn = np.array([int((node_of[:r] == node_of[r]).sum()) for r in range(topology.ranks)])
+    holds = np.zeros(topology.ranks, dtype=bool)
+    holds[np.lexsort((node_of, turn))[:copies]] = True
+    return holds
+
+
 def per_node_sets(topology: Topology) -> HolderSets:
     """Groups with one copy a node: the t-th rank of every node holds and serves its node."""
     node_of = np.asarray(topology.node_of)

@@ -22,7 +22,7 @@ from oper.plan.prediction import Prediction
 from oper.planner.baselines.baseline import Baseline, NoPlacementError, price_baseline
 from oper.planner.baselines.registry import BASELINES, installed_baselines, make_baseline
 from oper.planner.bounds.certificate import Certificate, certify
-from oper.planner.make_placement import Planned
+from oper.planner.make_placement import InfeasibleError, Planned, within_limits
 from oper.planner.memory.device_limits import DeviceLimits
 from oper.planner.place_in_memory import by_devices, place_in_memory
 from oper.planner.problem.problem import Problem, Settings, make_problem
@@ -30,8 +30,6 @@ from oper.profiling.profile import Profile
 from oper.topology.topology import Topology
 
 METHODS = ("oper", *BASELINES)
-# Relative, of the extra memory: sums of bytes over millions of rows are rounded.
-BUDGET_TOLERANCE = 1e-9
 
 
 def installed_methods() -> tuple[str, ...]:
@@ -71,13 +69,20 @@ def compare(
     certificate: Certificate | None = None
     if "oper" in methods:
         began = time.perf_counter()
-        planned = place_in_memory(profile, topology, workload, settings)
-        planned.seconds["total"] = time.perf_counter() - began
-        certificate = planned.certificate
-        if devices:  # all methods are compared with the least time that the devices allow
-            certificate = certify(problem, planned.cost.objective_seconds)
-            planned = replace(planned, certificate=certificate)
-        entries["oper"] = oper_entry(planned)
+        try:
+            planned = place_in_memory(profile, topology, workload, settings)
+        except InfeasibleError as error:
+            none = NoPlacementError("infeasible", str(error))
+            certificate = certify(problem, 0.0)
+            seconds = {"total": time.perf_counter() - began}
+            entries["oper"] = empty_entry(problem, certificate, none, seconds)
+        else:
+            planned.seconds["total"] = time.perf_counter() - began
+            certificate = planned.certificate
+            if devices:  # all methods are compared with the least time that the devices allow
+                certificate = certify(problem, planned.cost.objective_seconds)
+                planned = replace(planned, certificate=certificate)
+            entries["oper"] = oper_entry(planned)
         report("oper")
     certificate = certificate or certify(problem, 0.0)
     for method in methods:
@@ -171,12 +176,6 @@ def shared_fields(
         "seconds": seconds,
         "lower_bound_seconds": certificate.bound.seconds,
     }
-
-
-def within_limits(problem: Problem, cost: Cost) -> bool:
-    """Whether a placement keeps the capacities and the extra memory: the bound is for those."""
-    slack = BUDGET_TOLERANCE * cost.total_bytes
-    return cost.feasible and cost.extra_bytes <= problem.budget_bytes + slack
 
 
 def capacity_use(cost: Cost) -> dict[str, float]:

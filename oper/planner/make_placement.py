@@ -9,21 +9,24 @@ taken if it wins; the plan says which step produced it.
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from oper.base.errors import OperError
 from oper.cost.objective import Cost
 from oper.cost.workload import Workload
 from oper.plan.prediction import Balance, GreedyBalance, PlanningRecord, Prediction
 from oper.planner.baselines.baseline import Baseline, price_baseline
 from oper.planner.baselines.registry import quick_baselines
 from oper.planner.bounds.certificate import Certificate, certify
+from oper.planner.bounds.lagrangian_bound import Bound
 from oper.planner.class_placement.access_partitions import partitions
 from oper.planner.class_placement.choose_method import place_classes
 from oper.planner.class_placement.class_placement import ClassPlacement
-from oper.planner.problem.problem import Problem, Settings, make_problem
+from oper.planner.exact_placement import place_exactly
+from oper.planner.problem.problem import ClassProblem, Problem, Settings, make_problem
 from oper.planner.row_placement.row_placement import RowPlacement, place_rows
 from oper.profiling.profile import Profile
 from oper.topology.topology import Topology
@@ -36,7 +39,17 @@ BASELINES_FROM_GAP = 1e-8
 # four to eight bytes a row, are the last resort, for ranks with a hot row that should otherwise
 # hold the coldest.
 LARGER_RESERVES = ((2e-5, 1 / 32), (2e-5, 1 / 8), (1e-3, 1.0))
+# The same where ranks differ: one in eight is listed from the start, and hot rows are kept whole.
+WHOLE_ROWS = ((5e-4, 1 / 8), (1e-3, 1.0))
+# Relative, of the extra memory: sums of bytes over millions of rows are rounded.
+BUDGET_TOLERANCE = 1e-9
+# With a certified gap above this, a small problem is solved as an integer programme.
+EXACT_FROM_GAP = 1e-3
 NO_BACKTRACKING = "as asked: the step that placed the rows does not depend on it"
+
+
+class InfeasibleError(OperError):
+    """No placement was found that keeps the capacities and the extra memory."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +131,8 @@ def make_placement(
 ) -> Planned:
     """Plan for all rows of `profile`; `report` is called with the name of each step as it begins.
 
-    Raises OperError where the capacities cannot hold the tables.
+    Raises OperError where the capacities cannot hold the tables, InfeasibleError where no placement
+    was found that keeps all limits.
     """
     watch = Watch(report)
     with watch("classes"):
@@ -135,13 +149,16 @@ def place(problem: Problem, watch: "Watch") -> Planned:
         placement = _Placement(class_placement, place_rows(problem, class_placement))
     with watch("bound"):
         certificate = certify(problem, placement.rows.cost.objective_seconds)
-    for gap, share in LARGER_RESERVES:
-        if certificate.gap <= gap or settings.balance == "link":
+    for gap, share in LARGER_RESERVES if topology.homogeneous else WHOLE_ROWS:
+        good_enough = certificate.gap <= gap or settings.balance == "link"
+        if good_enough and placement.rows.cost.feasible:
             break
         with watch("rows"):
-            wider = class_placement if topology.homogeneous else place_classes(problem, share)
+            wider = class_placement
+            if not topology.homogeneous:
+                wider = place_classes(problem, share, whole=True)
             again = _Placement(wider, place_rows(problem, wider, share))
-        if again.seconds < placement.rows.cost.objective_seconds:
+        if again.seconds < placement.seconds:
             placement = again
             certificate = certificate.of(again.seconds)
     uncertain = certificate.gap > BASELINES_FROM_GAP or not placement.rows.cost.feasible
@@ -149,7 +166,56 @@ def place(problem: Problem, watch: "Watch") -> Planned:
         with watch("baselines"):
             placement = better_baseline(problem, placement.seconds) or placement
         certificate = certificate.of(placement.rows.cost.objective_seconds)
+        if certificate.gap > EXACT_FROM_GAP or not placement.rows.cost.feasible:
+            with watch("integer programme"):
+                placement, certificate = _exact(problem, placement, certificate)
+    check_limits(problem, placement.rows.cost)
     return Planned(problem, placement.classes, placement.rows, certificate, watch.seconds)
+
+
+def _exact(
+    problem: Problem, placement: _Placement, certificate: Certificate
+) -> tuple[_Placement, Certificate]:
+    """The placement of the integer programme where the problem is small enough and it is better;
+    the certificate by the better of both bounds."""
+    exact = place_exactly(problem, placement.seconds, placement.rows.cost.objective_seconds)
+    if exact is None:
+        return placement, certificate
+    if exact.placement is not None:
+        found = _Placement(exact.placement, place_rows(problem, exact.placement))
+        if found.seconds < placement.seconds:
+            placement = found
+    if exact.bound_seconds > certificate.bound.seconds:
+        certificate = replace(certificate, bound=Bound(exact.bound_seconds, None), hot_row=None)
+    return placement, certificate.of(placement.rows.cost.objective_seconds)
+
+
+def within_limits(problem: ClassProblem, cost: Cost) -> bool:
+    """Whether a placement keeps the capacities and the extra memory: bounds are for those."""
+    return cost.feasible and cost.extra_bytes <= _most_extra_bytes(problem, cost)
+
+
+def check_limits(problem: ClassProblem, cost: Cost) -> None:
+    """InfeasibleError where a placement exceeds a capacity or the extra memory."""
+    if within_limits(problem, cost):
+        return
+    if cost.feasible:
+        raise InfeasibleError(
+            f"extra memory: the best placement found has {cost.extra_bytes:,.0f} bytes of extra "
+            f"copies, and {problem.budget_bytes:,.0f} are allowed; give more --extra-memory"
+        )
+    over = cost.memory_bytes - problem.capacity_bytes
+    rank = int(over.argmax())
+    raise InfeasibleError(
+        f"capacity: in the best placement found, rank {rank} would hold "
+        f"{cost.memory_bytes[rank]:,.0f} bytes and may hold {problem.capacity_bytes[rank]:,.0f}, "
+        f"{over[rank]:,.0f} too few ({int((over > 0).sum())} of {problem.ranks} ranks exceed "
+        "theirs); raise the capacity by a row of each width, or give less extra memory"
+    )
+
+
+def _most_extra_bytes(problem: ClassProblem, cost: Cost) -> float:
+    return problem.budget_bytes + BUDGET_TOLERANCE * cost.total_bytes
 
 
 def better_baseline(problem: Problem, limit_seconds: float) -> _Placement | None:

@@ -56,6 +56,9 @@ class Topology:
                 f"topology {self.name}: the link cost of rank {reader} reading from rank {source} "
                 f"is {cost[reader, source]}, and every link needs a positive, finite cost"
             )
+        # Nodes are numbered without gaps, whatever a file calls them.
+        order = sorted(set(self.node_of))
+        object.__setattr__(self, "node_of", tuple(order.index(node) for node in self.node_of))
         cost.setflags(write=False)
         object.__setattr__(self, "link_cost", cost)
 

@@ -16,14 +16,17 @@ from oper.planner.problem.problem import ClassProblem
 LISTED_SHARE = 1 / 8
 
 
-def place_classes(problem: ClassProblem, listed_share: float = LISTED_SHARE) -> ClassPlacement:
+def place_classes(
+    problem: ClassProblem, listed_share: float = LISTED_SHARE, whole: bool = False
+) -> ClassPlacement:
     """The class placement with the least mean time over the AllReduce methods (one in inference).
 
-    Where ranks differ, `listed_share` of all rows are listed; elsewhere the partitions decide.
+    Where ranks differ, `listed_share` of all rows are listed, and with `whole` hot rows are kept
+    whole by a mixed integer programme; elsewhere the partitions decide.
     """
     if problem.topology.homogeneous:
         return place_on_homogeneous(problem)
-    return place_on_heterogeneous(problem, listed_share)
+    return place_on_heterogeneous(problem, listed_share, whole)
 
 
 def place_replicas(problem: ClassProblem) -> tuple[HolderSets, Ints]:

@@ -11,6 +11,7 @@ from oper.base.arrays import Ints
 from oper.cost.allreduce import METHODS, Method, allreduce_cost
 from oper.cost.holder_sets import (
     HolderSets,
+    copies_over_nodes,
     everywhere_set,
     nearest_holder_sets,
     per_node_sets,
@@ -129,11 +130,7 @@ def _spend_rest(problem: ClassProblem, sets: HolderSets, replicas: Ints) -> tupl
         return sets, replicas
     row = int(np.argmax(np.where(fits, classes.S * classes.R / classes.m, -1.0)))
     copies = min(int(left // classes.m[row]), topology.ranks - 1)
-    # One rank of each node after the other, then the next of each: the far copies spare most.
-    node_of = np.asarray(topology.node_of)
-    turn = np.array([int((node_of[:r] == node_of[r]).sum()) for r in range(topology.ranks)])
-    holds = np.zeros((1, topology.ranks), dtype=bool)
-    holds[0, np.lexsort((node_of, turn))[: copies + 1]] = True
+    holds = copies_over_nodes(topology, copies + 1)[None]
     column = np.zeros((len(classes), 1), dtype=np.int64)
     column[row] = 1
     return sets + nearest_holder_sets(holds, topology), np.concatenate([replicas, column], axis=1)

@@ -152,6 +152,17 @@ def link_levels(
         before = np.cumsum(left * freed) - left * freed
         demoted[heaviest[::-1]] = np.clip(np.ceil((price - before) / freed), 0, left)
         shift = per_cold_byte * float(weight @ demoted)
+    # Where too few rows are left to pay for that, the lightest of those promoted are not.
+    more = np.full(len(classes), float(ranks - topology.nodes)) * classes.m
+    once = (topology.nodes - 1) * classes.m
+    spent = more @ promoted - once @ demoted + once @ levels.node
+    over = float(spent + (more + once) @ levels.everywhere) - budget_bytes
+    for c in heaviest[::-1][promoted[heaviest[::-1]] > 0].tolist():
+        if over <= 0:
+            break
+        rows = min(int(promoted[c]), int(np.ceil(over / more[c])))
+        promoted[c] -= rows
+        over -= rows * float(more[c])
     return Levels(levels.node - promoted - demoted, levels.everywhere + promoted)
 
 

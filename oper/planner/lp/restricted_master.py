@@ -138,7 +138,10 @@ class RestrictedMaster:
         # With one rank a node, a copy a node is a copy everywhere, which is there already.
         if 1 < topology.nodes < topology.ranks and rows.any_holders:
             self.holder_sets = self.holder_sets + per_node_sets(topology)
-        self.known = {key: g for g, key in enumerate(_keys(self.holder_sets))}
+        # On uneven nodes some sets of a copy a node have a single holder, and are there already.
+        keys = _keys(self.holder_sets)
+        self.holder_sets = self.holder_sets.take([keys.index(key) for key in dict.fromkeys(keys)])
+        self.known = {key: g for g, key in enumerate(dict.fromkeys(keys))}
         every = np.meshgrid(np.arange(len(rows)), np.arange(len(self.holder_sets)), indexing="ij")
         self.bucket, self.group = (axis.ravel() for axis in every)  # of each column
 

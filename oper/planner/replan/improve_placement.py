@@ -3,7 +3,8 @@
 In: `ClassProblem` of the new counts, the plan's rows by class and holder set, the cost of moves.
 Out: `PricedCounts`. Two starts are tried, with the replicas as they are and with those that pay
 now (`replica_changes.py`). From each, capacities are kept and imbalance is swapped away
-(`rebalance.py`); the one that gains most beyond its moves is taken, or none.
+(`rebalance.py`). Those that gain more than their copies over links cost are returned, best first:
+what copies between slots of one rank cost is known only when rows have their slots.
 """
 
 from dataclasses import dataclass
@@ -18,8 +19,9 @@ from oper.planner.problem.classes import Classes
 from oper.planner.problem.problem import ClassProblem
 from oper.planner.replan.migration.flows import Flows, net_flows
 from oper.planner.replan.migration.migration_cost import MigrationCost
-from oper.planner.replan.rebalance import give_owners, keep_capacity, swap_rows
+from oper.planner.replan.rebalance import give_owners, swap_rows
 from oper.planner.replan.replica_changes import choose_replicas
+from oper.planner.row_placement.capacity_repair import keep_capacity
 from oper.topology.topology import Topology
 
 
@@ -66,9 +68,9 @@ def better_counts(
     now: PricedCounts,
     migration_cost: MigrationCost,
     horizon: int,
-) -> PricedCounts:
-    """The counts that gain most in `horizon` iterations beyond the seconds of their moves; `now`
-    where none gain anything."""
+) -> list[PricedCounts]:
+    """Counts that gain something in `horizon` iterations beyond the seconds of their copies over
+    links, those that gain most first."""
     ranks = problem.ranks
     price = migration_cost.seconds / ranks / horizon
 
@@ -78,7 +80,7 @@ def better_counts(
         gain = aimed_seconds(problem, now.cost) - aimed_seconds(problem, found.cost)
         return gain * horizon - cost
 
-    best, most = now, 0.0
+    better: list[tuple[float, PricedCounts]] = []
     for start in (now.counts, _with_copies(problem, sets, now.counts, price)):
         counts = start.copy()
         if not keep_capacity(problem, sets, counts):
@@ -86,9 +88,10 @@ def better_counts(
         cost = price_counts(problem, sets, counts)
         rounds = swap_rows(problem, sets, counts, cost.rank_seconds, price)
         found = PricedCounts(counts, price_counts(problem, sets, counts), rounds)
-        if (gain := net_gain(found)) > most:
-            best, most = found, gain
-    return best
+        if (gain := net_gain(found)) > 0:
+            better.append((gain, found))
+    better.sort(key=lambda priced: -priced[0])
+    return [found for _, found in better]
 
 
 def _with_copies(problem: ClassProblem, sets: HolderSets, counts: Ints, price: Floats) -> Ints:

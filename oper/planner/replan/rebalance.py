@@ -12,15 +12,9 @@ import numpy as np
 from oper.base.arrays import Floats, Ints
 from oper.cost.holder_sets import HolderSets
 from oper.cost.read_charges import Charges
-from oper.planner.problem.classes import Classes
 from oper.planner.problem.problem import ClassProblem
+from oper.planner.row_placement.capacity_repair import memory_bytes
 from oper.planner.row_placement.swaps import SwapSearch
-
-
-def memory_bytes(classes: Classes, sets: HolderSets, counts: Ints) -> Floats:
-    """Memory of each rank, [M], with `counts` [C, K] rows in the columns."""
-    held: Floats = sets.holds.T @ (counts.T @ classes.m)
-    return held
 
 
 def give_owners(problem: ClassProblem, sets: HolderSets, counts: Ints, dropped: Ints) -> None:
@@ -46,31 +40,6 @@ def give_owners(problem: ClassProblem, sets: HolderSets, counts: Ints, dropped: 
             turn = np.concatenate([(np.arange(n) + 0.5) / n for n in quota if n])
             np.add.at(counts, (row_class, owner[np.lexsort((owner, turn))]), 1)
             memory += quota * float(classes.widths[w].memory_bytes)
-
-
-def keep_capacity(problem: ClassProblem, sets: HolderSets, counts: Ints) -> bool:
-    """Give the coldest rows of ranks above their capacity to those with most room, in `counts`
-    [C, K], in place; whether all capacities are kept then."""
-    classes, capacity = problem.classes, problem.capacity_bytes
-    traffic = classes.traffic_bytes(problem.workload)
-    memory = memory_bytes(classes, sets, counts)
-    for w in classes.widest_first():
-        m = float(classes.widths[w].memory_bytes)
-        coldest = np.flatnonzero(classes.width == w)
-        coldest = coldest[np.argsort(traffic[coldest], kind="stable")]
-        for giver in np.flatnonzero(memory > capacity):
-            for taker in np.argsort(memory - capacity, kind="stable"):
-                over = int(np.ceil((memory[giver] - capacity[giver]) / m))
-                rows = min(over, int((capacity[taker] - memory[taker]) // m))
-                if rows <= 0:
-                    break
-                held = counts[coldest, giver]
-                give = np.clip(rows - (np.cumsum(held) - held), 0, held)
-                counts[coldest, giver] -= give
-                counts[coldest, taker] += give
-                memory[giver] -= float(give.sum()) * m
-                memory[taker] += float(give.sum()) * m
-    return bool((memory <= capacity).all())
 
 
 def swap_rows(

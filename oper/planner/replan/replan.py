@@ -6,9 +6,9 @@ pays if
 
     (T - T') · H  >  (1/M) · Σ over copies of  L[reader][nearest old holder] · m
 
-where the right side is what a rank takes on average to fetch the changed rows over the links, in
-the objective's own terms (§3.2, L and m as there). Replicas are chosen again under that price,
-imbalance is swapped away under it, and the best result is taken, or nothing
+where the right side is what a rank takes on average for the copies, those from slot to slot of its
+own included, in the objective's own terms (§3.2, L and m as there). Replicas are chosen again under
+that price, imbalance is swapped away under it, and the best result is taken, or nothing
 (`improve_placement.py`). Under unchanged counts nothing moves. Which rows move and their new slots
 are decided in the package `migration`.
 """
@@ -36,6 +36,7 @@ from oper.planner.problem.classes import measured_ratios
 from oper.planner.problem.problem import Problem, make_problem
 from oper.planner.replan.improve_placement import (
     PricedCounts,
+    aimed_seconds,
     better_counts,
     candidate_sets,
     price_counts,
@@ -47,10 +48,11 @@ from oper.planner.replan.migration.migration_cost import (
     compare_placements,
     link_bytes,
 )
-from oper.planner.replan.migration.relocate import relocate
+from oper.planner.replan.migration.relocate import Relocation, relocate
 from oper.planner.replan.old_plan import check_tables, settings_of
 from oper.planner.row_placement.list_hot_rows import StripeOrders, scan_marked
 from oper.profiling.profile import Profile
+from oper.topology.topology import Topology
 
 
 @dataclass(frozen=True)
@@ -139,26 +141,31 @@ def replan(
     now = PricedCounts(counts, price_counts(problem, locator.holder_sets, counts))
 
     report("moves that pay")
-    best = now
+    row_memory = np.array([t.memory_bytes(plan.workload.mode) for t in plan.tables])
+    candidates: list[PricedCounts] = []
     # Of a plan made from these very counts no row moves: planning has found what there is.
     if plan.profile != profile.digest:
-        best = better_counts(problem, locator.holder_sets, now, migration_cost, horizon)
-    row_memory = np.array([t.memory_bytes(plan.workload.mode) for t in plan.tables])
-    relocation = relocate(
-        plan.tables,
-        locator,
-        finder,
-        problem.classes.width,
-        counted,
-        best.counts,
-        net_flows(now.counts, best.counts, migration_cost),
-        migration_cost,
-        row_memory,
-    )
+        candidates = better_counts(problem, locator.holder_sets, now, migration_cost, horizon)
+    best, relocation = now, Relocation(locator.layout, RowMoves.none())
+    for found in candidates:
+        flows = net_flows(now.counts, found.counts, migration_cost)
+        wanted = relocate(
+            plan.tables,
+            locator,
+            finder,
+            problem.classes.width,
+            counted,
+            found.counts,
+            flows,
+            migration_cost,
+            row_memory,
+        )
+        gain = aimed_seconds(problem, now.cost) - aimed_seconds(problem, found.cost)
+        if gain * horizon > _migration(wanted.moves, topology).seconds(topology):
+            best, relocation = found, wanted
+            break
     moves = relocation.moves
-    migration = Migration(
-        moves.travelling_rows, moves.bytes_by_link(topology.ranks).astype(np.float64)
-    )
+    migration = _migration(moves, topology)
     since = time.perf_counter()
 
     report("a plan from scratch")
@@ -182,6 +189,12 @@ def replan(
     return Replanned(
         new, moves, horizon, now.cost.objective_seconds, migration, fresh, fresh_migration, seconds
     )
+
+
+def _migration(moves: RowMoves, topology: Topology) -> Migration:
+    """What the moves take."""
+    matrix = moves.bytes_by_link(topology.ranks).astype(np.float64)
+    return Migration(moves.travelling_rows, matrix)
 
 
 def replan_and_save(

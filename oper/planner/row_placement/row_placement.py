@@ -26,6 +26,7 @@ from oper.planner.class_placement.greedy import memory_left
 from oper.planner.class_placement.rounding import split_evenly, whole_rows
 from oper.planner.problem.classes import Classes, table_widths
 from oper.planner.problem.problem import Problem
+from oper.planner.row_placement.capacity_repair import keep_capacity
 from oper.planner.row_placement.even_many_ranks import even_many_ranks
 from oper.planner.row_placement.list_hot_rows import RowScan, StripeOrders, scan_by_cuts
 from oper.planner.row_placement.listing_thresholds import Cuts, listed_by_table, make_cuts
@@ -73,8 +74,9 @@ def place_rows(
     listed = np.bincount(class_of_row, minlength=len(classes))
     counts = _with_listed(counts, listed, placement.shares, traffic)
     even_memory(counts, classes, sets, stripes, placement.shares)
-
-    striped_sums = stripe_sums(problem, scan).append(Sums.zeros(len(sets) - ranks))
+    striped_sums = stripe_sums(problem, scan)
+    keep_capacity(problem, sets, counts, striped_sums.memory_bytes)
+    striped_sums = striped_sums.append(Sums.zeros(len(sets) - ranks))
 
     def price() -> Cost:
         sums = classes.sums(counts) + striped_sums

@@ -46,8 +46,7 @@ class Migration:
         return float(self.bytes_by_link.sum() - np.trace(self.bytes_by_link))
 
     def seconds(self, topology: Topology) -> float:
-        """What a rank takes for its copies, on average: those from slot to slot of its own too,
-        which the choice of moves leaves out (`MigrationCost`)."""
+        """What a rank takes for its copies, on average, those from slot to slot of its own too."""
         copies = self.bytes_by_link * Charges.of(topology).copy_seconds
         return float(copies.sum()) / topology.ranks
 

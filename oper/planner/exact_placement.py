@@ -1,0 +1,138 @@
+"""Small problems: the mixed integer programme over all classes and all holder sets decides.
+
+In: `ClassProblem`, the objective reached so far. Out: `Exact`, a class placement with a bound.
+Drafts round shares of classes, which is near the optimum where there are many rows. With a few
+dozen of them on ranks whose links differ a hundredfold, a single row decides.
+"""
+
+from dataclasses import dataclass
+from itertools import product
+from math import comb
+
+import numpy as np
+
+from oper.base.arrays import Floats
+from oper.cost.holder_sets import (
+    HolderSets,
+    everywhere_set,
+    nearest_holder_sets,
+    single_owner_sets,
+)
+from oper.cost.read_charges import Charges
+from oper.planner.bounds.lagrangian_bound import usable_methods
+from oper.planner.class_placement.access_partitions import partitions
+from oper.planner.class_placement.class_placement import ClassPlacement
+from oper.planner.class_placement.whole_rows import WholeRows, place_whole
+from oper.planner.lp.pricing import everywhere_seconds, pricing_items
+from oper.planner.problem.problem import ClassProblem
+
+# Classes times holder sets: what the solver takes a second or two for.
+MOST_COLUMNS = 2_000
+NODES = 2_000  # of branch and bound
+RELATIVE_GAP = 1e-5
+STEP = "integer programme"
+ROUNDING = 1e-9  # of sums of seconds
+SAFETY = 1e-6  # of the solver's bound: above what its tolerances can add up to
+
+
+@dataclass(frozen=True)
+class Exact:
+    """The best placement that the solver found, if any, and a bound on every placement's objective,
+    0 where not all holder sets were tried."""
+
+    placement: ClassPlacement | None
+    bound_seconds: float
+
+
+def place_exactly(
+    problem: ClassProblem, limit_seconds: float, scale_seconds: float
+) -> Exact | None:
+    """The best placement that takes `limit_seconds` at most, about `scale_seconds`; None where the
+    problem is too large."""
+    classes, topology, workload = problem.classes, problem.topology, problem.workload
+    sets, all_of_them = _holder_sets(problem)
+    if len(classes) * len(sets) > MOST_COLUMNS:
+        return None
+    every = np.ones(len(classes), dtype=bool)
+    best: WholeRows | None = None
+    bound = limit_seconds
+    for method in usable_methods(workload, problem.ranks, problem.budget_bytes):
+        items = pricing_items(classes, topology, workload, method)
+        each = items.weight_bytes[:, None, None] * Charges.of(topology).set_seconds(sets)
+        usable = np.ones((len(classes), len(sets)), dtype=bool)
+        if workload.training:
+            everywhere = sets.copies == problem.ranks
+            if problem.ranks > 1:
+                each[:, everywhere] = everywhere_seconds(items, topology)[:, None]
+            if not items.replicas:
+                usable[:, everywhere & (problem.ranks > 1)] = False
+        # A row that alone takes longer than what is reached already is not there.
+        alone = each.max(axis=2) + items.latency * (sets.copies > 1)
+        usable &= alone <= limit_seconds * (1 + ROUNDING)
+        if not usable.any(axis=1).all():
+            continue
+        found = place_whole(
+            items,
+            every,
+            sets,
+            usable,
+            topology,
+            problem.capacity_bytes,
+            problem.budget_bytes,
+            NODES,
+            RELATIVE_GAP,
+            scale_seconds,
+        )
+        if found is None:
+            bound = 0.0
+            continue
+        bound = min(bound, found.bound_seconds)
+        if best is None or found.seconds < best.seconds:
+            best = found
+    bound = bound * (1 - SAFETY) if all_of_them else 0.0
+    if not np.isfinite(bound):
+        bound = 0.0  # no placement was found, and none is known
+    return Exact(None if best is None else _class_placement(problem, sets, best), bound)
+
+
+def _class_placement(problem: ClassProblem, sets: HolderSets, whole: WholeRows) -> ClassPlacement:
+    """The solver's rows, all of them listed."""
+    classes = problem.classes
+    counts = np.rint(whole.rows).astype(np.int64)
+    memory: Floats = sets.holds.T @ (counts.T @ classes.m)
+    return ClassPlacement(
+        step=STEP,
+        holder_sets=sets,
+        counts=counts,
+        striped=np.zeros(len(classes), dtype=np.int64),
+        shares=memory / memory.sum(),
+        partitions=partitions(classes, problem.settings.threshold),
+    )
+
+
+def _holder_sets(problem: ClassProblem) -> tuple[HolderSets, bool]:
+    """The holder sets that rows may be in, single owners first, and whether they are all of them.
+
+    In inference all ways of reading from any holders, where they are few enough, else of reading
+    from the nearest ones.
+    """
+    ranks, classes = problem.ranks, problem.classes
+    single = single_owner_sets(ranks)
+    if ranks == 1 or problem.budget_bytes < float(classes.m.min()):
+        return single, True
+    if problem.workload.training:
+        return single + everywhere_set(ranks), True
+    ways = sum(comb(ranks, k) * k ** (ranks - k) for k in range(1, ranks + 1))
+    if ways * len(classes) > MOST_COLUMNS:
+        if len(classes) << ranks > MOST_COLUMNS:
+            return single + everywhere_set(ranks), False
+        number = np.arange(1, 1 << ranks)
+        holds = (number[:, None] >> np.arange(ranks) & 1).astype(bool)
+        return single + nearest_holder_sets(holds[holds.sum(axis=1) > 1], problem.topology), False
+    paths = np.array(list(product(range(ranks), repeat=ranks)), dtype=np.uint16)
+    # A rank that is read from is a holder, and a holder reads its own copy.
+    own = np.take_along_axis(paths, paths.astype(np.int64), axis=1) == paths
+    paths = paths[own.all(axis=1)]
+    holds = (paths[:, :, None] == np.arange(ranks)).any(axis=1)
+    several = holds.sum(axis=1) > 1
+    return single + HolderSets(paths[several], holds[several]), True
