@@ -88,18 +88,45 @@ def install_dependencies(folder: Path, requirements: Path, torch_index: str) -> 
     torch = [line for line in requirements.read_text().splitlines() if line.startswith("torch==")]
     if torch_index:
         pip(folder, *torch, "--extra-index-url", torch_index)
+        pip(folder, "--requirement", str(requirements))
     else:
         try:
             pip(folder, *torch, stderr=subprocess.DEVNULL)
         except subprocess.CalledProcessError:
-            fail(
-                f"pip finds no {torch[0]}, torch's CPU build, in the indices it is set up with; "
-                "give the index that PyTorch's installation page names for it: "
-                "make install TORCH_INDEX=URL"
-            )
-    pip(folder, "--requirement", str(requirements))
+            install_default_torch(folder, requirements)
+        else:
+            pip(folder, "--requirement", str(requirements))
     # With its dependencies it would bring fbgemm-gpu: see requirements-cpu.txt.
     pip(folder, "--no-deps", TORCHREC)
+
+
+def install_default_torch(folder: Path, requirements: Path) -> None:
+    """torch as pip's indices have it, where they have no CPU build by that name: for Linux that is
+    mostly a CUDA build, which runs on CPUs too."""
+    lines = requirements.read_text().splitlines()
+    cpu_build = next(line.split(" ;")[0] for line in lines if line.startswith("torch=="))
+    default = cpu_build.split("+")[0]
+    say(
+        f"pip's indices have no {cpu_build}, torch's CPU build: installing their {default}, which "
+        "runs on CPUs too and may bring 3 GB of CUDA libraries. For the small one: "
+        "make install TORCH_INDEX=URL, with the index that PyTorch's installation page names"
+    )
+    pip(folder, default)
+    for line in lines:
+        if line.startswith("-r "):
+            pip(folder, "--requirement", str(requirements.parent / line.removeprefix("-r ")))
+    others = [line for line in lines if line and not line.startswith(("#", "-r ", "torch=="))]
+    pip(folder, *others)
+    try:
+        run(folder, "-c", "import fbgemm_gpu", stderr=subprocess.DEVNULL)
+    except subprocess.CalledProcessError:
+        fbgemm = next(line for line in others if line.startswith("fbgemm-gpu-cpu=="))
+        of_cuda = fbgemm.replace("-cpu", "")
+        say(f"{fbgemm} does not load under that torch: installing {of_cuda} in its place")
+        run(folder, "-m", "pip", "uninstall", "--quiet", "--yes", "fbgemm-gpu-cpu")
+        pip(folder, of_cuda)
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    say(f"{folder} takes {size / 1e9:.1f} GB")
 
 
 def install_compiler(folder: Path) -> None:
