@@ -141,12 +141,14 @@ class Group:
     def _lost(self, action: str, error: RuntimeError) -> OperError:
         """Why a collective failed."""
         others = [r for r in range(self.ranks) if r != self.rank]
-        if (seen := self._seen()) and (text := seen.lost(others, action)):
-            return LostRankError(text)
+        for _ in range(2):
+            if (seen := self._seen()) and (text := seen.lost(others, action)):
+                return LostRankError(text)
+            time.sleep(SLICE_SECONDS)  # a process that ends closes its connections first
         failure = self._failures.failure()
         if failure:
             return LostRankError(failure)
-        dead = [r for r in range(self.ranks) if r != self.rank and self._is_disconnected(r)]
+        dead = [r for r in others if self._is_disconnected(r)]
         if dead and self._failures.lost:  # they may have given up, and could not say so
             return LostRankError(
                 f"{rank_names(dead)} disconnected, while rank {self.rank} waited for "

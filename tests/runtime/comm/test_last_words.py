@@ -1,5 +1,6 @@
 """Last words: what the living are told of a rank that has ended, by whatever, and how soon."""
 
+import _thread
 import logging
 import os
 import resource
@@ -15,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from oper.base.errors import OperError
+from oper.runtime.comm.failure_store import FailureStore
 from oper.runtime.comm.group import Group
 from oper.runtime.comm.lost_rank_errors import LostRankError
 from oper.runtime.comm.node import Node
@@ -135,6 +137,30 @@ def test_a_rank_without_addresses_tells_the_others(megabytes: int) -> None:
     (told, _), (_, seconds) = mortal_ranks.run(2, _fail_without_room, megabytes)
     assert told == "rank 1 failed: no addresses are left"
     assert seconds < 6
+
+
+def test_a_thread_that_never_begins_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python makes it, and it has no memory for its first step: threading.Thread would wait."""
+    said: dict[str, str] = {}
+
+    class Store:
+        def clone(self) -> "Store":
+            return self
+
+        def check(self, keys: list[str]) -> bool:
+            return keys[0] in said
+
+        def set(self, key: str, value: str) -> None:
+            said[key] = value
+
+    failures: Any = object.__new__(FailureStore)
+    failures._prefix, failures._store, failures._answered = "oper/0", Store(), None
+    monkeypatch.setattr(_thread, "start_new_thread", lambda *_: 1)
+    began = time.monotonic()
+    for _ in range(2):
+        failures.fail("no addresses are left")
+    assert said == {"oper/0/failure": "no addresses are left"}
+    assert time.monotonic() - began < 5
 
 
 SCRIPT = """
