@@ -119,8 +119,9 @@ class Liveness:
 
     def forget(self) -> None:
         """The locks' descriptors are about to be closed, and their numbers used for other files."""
-        with self._locks_guard:
-            self.closed, self._locks = True, {}
+        if os.getpid() == self._process:  # the guard may have been held where a child was forked
+            with self._locks_guard:
+                self.closed, self._locks = True, {}
 
     def watch_socket(self, rank: int, address: str) -> None:
         """Take a rank for alive while its socket is bound, until its lock is known."""

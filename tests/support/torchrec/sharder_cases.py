@@ -166,9 +166,12 @@ def told_by_another_collection(rank: int, group: dist.ProcessGroup) -> None:
         with pytest.raises(OperError, match="id 100000000, number 0 of the feature on rank 1"):
             model.module.bags(inputs.ids)
     else:
-        rows = model.module.weighted(inputs.weighted_ids).values()
+
+        def train() -> None:  # told in forward or in backward, whichever is later than the failure
+            model.module.weighted(inputs.weighted_ids).values().sum().backward()
+
         with pytest.raises(OperError, match="rank 1 failed: feature 'f2': id 100000000"):
-            rows.sum().backward()
+            train()
     dist.barrier(group)  # the engines live until all were told
 
 
