@@ -26,10 +26,12 @@ if TYPE_CHECKING:
     from oper.profiling.recorder import record as record
     from oper.tables.table import Table as Table
     from oper.topology.topology import Topology as Topology
+    from oper.torchrec.planning.sharding_planner import OperShardingPlanner as OperShardingPlanner
     from oper.torchrec.serving import serve as serve
     from oper.torchrec.sharded_model import accumulate as accumulate
     from oper.torchrec.sharded_model import counters as counters
     from oper.torchrec.sharded_model import shard as shard
+    from oper.torchrec.sharded_model import table_sizes as table_sizes
     from oper.torchrec.sharders import (
         OperEmbeddingBagCollectionSharder as OperEmbeddingBagCollectionSharder,
     )
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
         OperEmbeddingCollectionSharder as OperEmbeddingCollectionSharder,
     )
     from oper.torchrec.sharding_plan import torchrec_plan as torchrec_plan
-    from oper.torchrec.sharding_planner import OperShardingPlanner as OperShardingPlanner
 
 
 __version__ = "0.1.0"
@@ -47,7 +48,7 @@ _HOME = {
     "OperEmbeddingBagCollectionSharder": "oper.torchrec.sharders",
     "OperEmbeddingCollectionSharder": "oper.torchrec.sharders",
     "OperError": "oper.base.errors",
-    "OperShardingPlanner": "oper.torchrec.sharding_planner",
+    "OperShardingPlanner": "oper.torchrec.planning.sharding_planner",
     "Plan": "oper.plan.plan",
     "Profile": "oper.profiling.profile",
     "Settings": "oper.planner.problem.problem",
@@ -62,6 +63,7 @@ _HOME = {
     "record": "oper.profiling.recorder",
     "serve": "oper.torchrec.serving",
     "shard": "oper.torchrec.sharded_model",
+    "table_sizes": "oper.torchrec.sharded_model",
     "torchrec_plan": "oper.torchrec.sharding_plan",
 }
 __all__ = [
@@ -84,6 +86,7 @@ __all__ = [
     "record",
     "serve",
     "shard",
+    "table_sizes",
     "torchrec_plan",
 ]
 

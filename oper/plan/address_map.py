@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from oper.base import native
 from oper.base.errors import OperError
@@ -134,12 +134,14 @@ class AddressMap:
         )
         return moved
 
-    def translate(self, table: int, ids: torch.Tensor) -> torch.Tensor:
+    def translate(self, table: int, ids: torch.Tensor | ArrayLike) -> torch.Tensor:
         """Addresses of rows of one table, given by number: int64, of the shape of `ids`.
 
-        Ids are int64 or int32, of any shape. OperError names the table and the id where one is
-        not a row of the table.
+        Ids are integers of any shape: a tensor, int64 or int32, or a list or array. OperError
+        names the table and the id where one is not a row of the table.
         """
+        if not isinstance(ids, torch.Tensor):
+            ids = _as_ids(ids)
         return self.translate_features(ids, torch.tensor([0, ids.numel()]), torch.tensor([table]))
 
     def translate_features(
@@ -187,6 +189,16 @@ class AddressMap:
         return OperError(
             f"tables {segment_table.tolist()}: the plan has tables 0 to {len(self.tables) - 1}"
         )
+
+
+def _as_ids(ids: ArrayLike) -> torch.Tensor:
+    """A list or array of integers as a tensor."""
+    array = np.asarray(ids)
+    if array.size == 0:
+        array = array.astype(np.int64)
+    if array.dtype.kind not in "iu" or (array > np.iinfo(np.int64).max).any():
+        raise OperError(f"ids are {array.dtype}, and integers that fit int64 were needed")
+    return torch.from_numpy(array.astype(np.int64))
 
 
 def _at_least_two(order: NDArray[np.uint16]) -> NDArray[np.uint16]:

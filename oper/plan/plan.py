@@ -105,6 +105,13 @@ class Plan:
             + (", …" if len(self.tables) > 8 else "")
         )
 
+    def get_plan_for_module(self, module_path: str) -> None:
+        """What TorchRec's DistributedModelParallel asks of its `plan`: OperError."""
+        raise OperError(
+            "DistributedModelParallel was given a plan of OPER's, and its form for TorchRec was "
+            "needed: plan=oper.torchrec_plan(plan, model)"
+        )
+
     def save(
         self,
         folder: Path | str,

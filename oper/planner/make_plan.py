@@ -20,8 +20,8 @@ from oper.topology.topology import Topology
 
 
 def make_plan(
-    profile: Profile,
-    topology: Topology,
+    profile: Profile | Path | str,
+    topology: Topology | Path | str,
     workload: Workload,
     settings: Settings,
     output: Path | str,
@@ -30,12 +30,17 @@ def make_plan(
 ) -> Planned:
     """Make a plan and write its folder; `seconds["total"]` ends when all of it is on disk.
 
+    A profile may be given by its folder, a topology by its name (`cpu:4`) or file.
     `report` is called with the name of each step as it begins. `overwrite` replaces a plan that is
     there, if nothing else is in its folder.
 
     Raises OperError where the folder cannot be written, or the capacities cannot hold the tables.
     """
     storage.check_output(output, FORMAT, overwrite)
+    if not isinstance(profile, Profile):
+        profile = Profile.open(profile)
+    if not isinstance(topology, Topology):
+        topology = Topology.load(str(topology))
     native.ops()  # torch takes a second to load, which belongs to the start of Python
     began = time.perf_counter()
     planned = place_in_memory(profile, topology, workload, settings, report)

@@ -150,6 +150,7 @@ class EmbeddingEngine:
 
     # A batch.
 
+    @torch.compiler.disable  # which looks at ids and makes structs of NumPy's: no graph
     def prepare(self, batch: Any) -> PreparedBatch:
         """Translate and sort a KeyedJaggedTensor; may be done a batch ahead of its lookup."""
         self._guard.check()

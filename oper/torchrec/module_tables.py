@@ -12,7 +12,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import nn
+from torchrec.distributed.types import ShardedModule
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.modules.itep_embedding_modules import (
+    ITEPEmbeddingBagCollection,
+    ITEPEmbeddingCollection,
+)
+from torchrec.modules.mc_embedding_modules import BaseManagedCollisionEmbeddingCollection
 
 from oper.base.errors import OperError
 from oper.plan.plan import Plan
@@ -20,11 +26,20 @@ from oper.plan.plan_of_some_tables import part_of
 from oper.runtime.tables.optimizer_buckets import NO_OPTIMIZER, EmbeddingTable
 from oper.runtime.tables.optimizers import Optimizer
 from oper.tables.model_tables import tables_of
+from oper.torchrec.model_warnings import ModelWarnings
 
 _log = logging.getLogger(__name__)
 
 # What a config may ask for that no row of ours can give.
 _UNSUPPORTED = ("use_virtual_table", "enable_embedding_update", "num_embeddings_post_pruning")
+
+# Modules that map ids to rows by what this rank has seen so far. Sharding the collection inside
+# leaves each rank a mapping of its own into rows that all of them share.
+_MAP_IDS = (
+    BaseManagedCollisionEmbeddingCollection,
+    ITEPEmbeddingBagCollection,
+    ITEPEmbeddingCollection,
+)
 
 
 def collections(module: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -35,6 +50,32 @@ def collections(module: nn.Module) -> Iterator[tuple[str, Any]]:
     for path, inner in module.named_modules():
         if type(inner) in (EmbeddingBagCollection, EmbeddingCollection):
             yield path, inner
+
+
+def check_place(module: nn.Module, path: str) -> None:
+    """OperError where the collection at a path of a model lies in a module that maps its ids."""
+    parts = path.split(".")
+    for depth in range(len(parts)):
+        around = module.get_submodule(".".join(parts[:depth]))
+        if isinstance(around, _MAP_IDS):
+            raise OperError(
+                f"{path!r} is in a {type(around).__name__}, which OPER does not support: it maps "
+                "ids to rows on each rank by itself. Leave its tables out of the plan, and the "
+                "module to a sharder of TorchRec's; or map ids before, by the rule that the log "
+                "was profiled with"
+            )
+
+
+def already_sharded(module: nn.Module) -> str:
+    """What an error about a model without collections adds where they are sharded; "" elsewhere."""
+    for path, inner in module.named_modules():
+        if isinstance(inner, ShardedModule):
+            by = "OPER" if type(inner).__module__.startswith("oper.") else "TorchRec"
+            return (
+                f"; {path!r} is already sharded, by {by}: use the model as it is, or shard a new "
+                "one"
+            )
+    return ""
 
 
 def configs(collection: Any) -> Sequence[Any]:
@@ -91,17 +132,20 @@ def check_tables(plan: Plan, collection: Any) -> None:
 
 
 def match_tables(
-    plan: Plan, collection: Any, fused_params: Mapping[str, Any] | None
+    plan: Plan,
+    collection: Any,
+    fused_params: Mapping[str, Any] | None,
+    warnings: ModelWarnings,
 ) -> tuple[Plan, list[EmbeddingTable]]:
     """The part of a plan that a collection's engine takes, and its tables; raises as `check_tables`
-    does."""
+    does. `warnings` are those of the model."""
     check_tables(plan, collection)
     plan = part_of(plan, [plan.table_index(config.name) for config in configs(collection)])
     weights, found = parameters(collection), []
     for config in configs(collection):
         index = plan.table_index(config.name)
         pooling = getattr(config, "pooling", None)
-        optimizer = optimizer_of(weights[config.name], fused_params)
+        optimizer = optimizer_of(weights[config.name], fused_params, warnings)
         found.append(
             EmbeddingTable(
                 index=index,
@@ -111,24 +155,30 @@ def match_tables(
             )
         )
     if plan.workload.training:
-        _warn_of_other_optimizers(plan, found)
+        _warn_of_other_optimizers(plan, found, warnings)
     return plan, found
 
 
-def optimizer_of(parameter: Any, fused_params: Mapping[str, Any] | None) -> Optimizer:
+def optimizer_of(
+    parameter: Any, fused_params: Mapping[str, Any] | None, warnings: ModelWarnings
+) -> Optimizer:
     """What trains a table: none where its parameter is frozen, else the optimizer put on it by
     `apply_optimizer_in_backward`, else the fused parameters' (SGD where they name none)."""
     if not parameter.requires_grad:
         return NO_OPTIMIZER
+
+    def warn(text: str) -> None:
+        warnings.warn(_log, text, text)
+
     classes = getattr(parameter, "_optimizer_classes", [])
     if not classes:
-        return Optimizer.of_fused(fused_params or {})
+        return Optimizer.of_fused(fused_params or {}, warn)
     if len(classes) > 1:
         raise OperError(
             f"{len(classes)} optimizers were put on one table "
             f"({', '.join(c.__name__ for c in classes)}), and at most one is supported"
         )
-    return Optimizer.of_torch(classes[0], parameter._optimizer_kwargs[0], fused_params)
+    return Optimizer.of_torch(classes[0], parameter._optimizer_kwargs[0], fused_params, warn)
 
 
 def first_names(names: Collection[str], most: int = 4) -> str:
@@ -137,19 +187,20 @@ def first_names(names: Collection[str], most: int = 4) -> str:
     return first + (", …" if len(names) > most else "")
 
 
-def _warn_of_other_optimizers(plan: Plan, tables: Iterable[EmbeddingTable]) -> None:
+def _warn_of_other_optimizers(
+    plan: Plan, tables: Iterable[EmbeddingTable], warnings: ModelWarnings
+) -> None:
     names: dict[tuple[str, str], list[str]] = {}
     for table in tables:
         planned, kind = plan.tables[table.index], table.optimizer.kind
         if kind not in ("none", planned.optimizer):
             names.setdefault((planned.optimizer, kind), []).append(planned.name)
     for (planned_for, kind), of in names.items():
-        _log.warning(
-            "%s%s: the plan was made for %s, and %s is what trains; the plan's balance of memory "
-            "does not hold for it (apply_optimizer_in_backward and the sharder's fused_params say "
-            "what trains)",
-            f"table {of[0]!r}",
-            f" and {len(of) - 1} more" if len(of) > 1 else "",
-            planned_for,
-            kind,
+        more = f" and at least {len(of) - 1} more" if len(of) > 1 else ""
+        warnings.warn(
+            _log,
+            ("optimizer", planned_for, kind),
+            f"table {of[0]!r}{more}: the plan was made for {planned_for}, and {kind} is what "
+            "trains; the plan's balance of memory does not hold for it "
+            "(apply_optimizer_in_backward and the sharder's fused_params say what trains)",
         )

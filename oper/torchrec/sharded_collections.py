@@ -9,7 +9,7 @@ themselves are empty: rows lie in the heaps of all ranks, where the plan put the
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -37,6 +37,19 @@ from oper.torchrec.fused_optimizer import BucketOptimizer
 from oper.torchrec.state_dict import TableBlocks
 
 
+class TableSize(NamedTuple):
+    """What a table of all ranks holds; `dtype` is that of the rows."""
+
+    rows: int
+    dim: int
+    dtype: str
+
+    @property
+    def parameters(self) -> int:
+        """Values in it, as `numel` of an unsharded table's weight."""
+        return self.rows * self.dim
+
+
 @dataclass
 class BatchContext(Multistreamable):
     """What `output_dist` needs of a batch beside its rows."""
@@ -62,7 +75,7 @@ class _ShardedByRows(ShardedEmbeddingModule, FusedOptimizerModule):
         self._engine, self._blocks = engine, TableBlocks(engine, group)
         self._configs = list(module_tables.configs(module))
         self.add_module(self._collection, nn.ModuleDict())
-        self._weights = [self._add_parameter(config.name) for config in self._configs]
+        self._weights = [self._add_parameter(config) for config in self._configs]
         self._optimizer = CombinedOptimizer(
             [("", self._bucket_optimizer(b)) for b, x in enumerate(engine.buckets) if x.trained]
         )
@@ -84,6 +97,7 @@ class _ShardedByRows(ShardedEmbeddingModule, FusedOptimizerModule):
         """The context of a batch."""
         return BatchContext()
 
+    @torch.compiler.disable  # what reads ids and rows is no graph; the layers around it are
     def forward(self, features: Any) -> LazyAwaitable[Any]:
         """A batch from ids to rows, without the waits that pipelines put between its stages."""
         ctx = self.create_context()
@@ -128,12 +142,37 @@ class _ShardedByRows(ShardedEmbeddingModule, FusedOptimizerModule):
             f"{done}; save a checkpoint of its state_dict(), and load it into a second model"
         )
 
-    def _add_parameter(self, table: str) -> nn.Parameter:
-        parameter = nn.Parameter(torch.empty(0))
+    def _add_parameter(self, config: Any) -> nn.Parameter:
+        # Of the table's width, as optimizers take means over rows.
+        parameter = nn.Parameter(torch.empty(0, config.embedding_dim))
         holder = nn.Module()
         holder.register_parameter("weight", parameter)
-        getattr(self, self._collection)[table] = holder
+        getattr(self, self._collection)[config.name] = holder
         return parameter
+
+    @property
+    def table_sizes(self) -> dict[str, TableSize]:
+        """The size of each table, by the name of its parameter here."""
+        dtypes = [bucket.dtype for bucket in self._engine.buckets]
+        of_table = {
+            table: dtypes[number]
+            for number, bucket in enumerate(self._engine.buckets)
+            for table in bucket.tables
+        }
+        return {
+            self._key(n): TableSize(config.num_embeddings, config.embedding_dim, of_table[n])
+            for n, config in enumerate(self._configs)
+        }
+
+    def extra_repr(self) -> str:
+        """The tables with their sizes, and the plan, as parameters are empty."""
+        engine, names = self._engine, [config.name for config in self._configs]
+        lines = [
+            f"{name}: {size.rows:,} x {size.dim} {size.dtype}"
+            for name, size in zip(names, self.table_sizes.values(), strict=True)
+        ]
+        plan = f"{engine.plan!r}".strip("<>")
+        return "\n".join([*lines, f"rank {engine.rank} of {engine.ranks}, {plan}"])
 
     def _key(self, table: int) -> str:
         return f"{self._collection}.{self._configs[table].name}.weight"
@@ -263,5 +302,5 @@ def _load_tables(module: _ShardedByRows, state_dict: dict[str, Any], prefix: str
         key = prefix + module._key(table)
         if key in state_dict:
             values[table] = state_dict[key]
-            state_dict[key] = torch.empty(0)  # the parameter's
+            state_dict[key] = torch.empty_like(module._weights[table])
     module._blocks.write(values)

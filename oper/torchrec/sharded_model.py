@@ -15,17 +15,19 @@ from torchrec.distributed.types import ShardingEnv
 from oper.base.errors import OperError
 from oper.plan.plan import Plan
 from oper.runtime.comm.group import Group
+from oper.torchrec.model_warnings import ModelWarnings
 from oper.torchrec.module_tables import first_names
 from oper.torchrec.sharded_collections import (
     OperShardedEmbeddingBagCollection,
     OperShardedEmbeddingCollection,
+    TableSize,
 )
 from oper.torchrec.sharders import (
     OperEmbeddingBagCollectionSharder,
     OperEmbeddingCollectionSharder,
     OperSharder,
 )
-from oper.torchrec.sharding_plan import torchrec_plan
+from oper.torchrec.sharding_plan import plan_of, planned_module
 
 
 def shard(
@@ -54,7 +56,7 @@ def shard(
             else ShardingEnv.from_local(1, 0)
         )
     with _all_ranks(env, options.get("deadline_seconds", 60.0)):
-        made = torchrec_plan(plan, module)
+        made = planned_module(plan_of(plan), module, ModelWarnings(env.rank == 0))
     return DistributedModelParallel(
         module,
         env=env,
@@ -84,6 +86,16 @@ def counters(model: nn.Module) -> dict[str, dict[str, Any]]:
     return {
         path: module.engine.counters.to_dict()
         for path, module in _sharded_collections(model).items()
+    }
+
+
+def table_sizes(model: nn.Module) -> dict[str, TableSize]:
+    """Rows, dim and dtype of each sharded table, by the name of its parameter in `model`'s
+    `named_parameters`: parameters are empty on each rank, as rows lie in all ranks' memory."""
+    return {
+        ".".join(filter(None, [path, name])): size
+        for path, module in _sharded_collections(model).items()
+        for name, size in module.table_sizes.items()
     }
 
 

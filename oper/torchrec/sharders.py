@@ -29,13 +29,15 @@ from torchrec.distributed.types import (
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from oper.base.errors import OperError
-from oper.plan.plan import Plan, load_plan
+from oper.plan.plan import Plan
 from oper.runtime.engine import EmbeddingEngine
 from oper.torchrec import module_tables
+from oper.torchrec.model_warnings import ModelWarnings
 from oper.torchrec.sharded_collections import (
     OperShardedEmbeddingBagCollection,
     OperShardedEmbeddingCollection,
 )
+from oper.torchrec.sharding_plan import plan_of
 
 
 class OperSharder(BaseEmbeddingSharder):
@@ -127,10 +129,10 @@ class OperSharder(BaseEmbeddingSharder):
                 f"{type(self).__name__}: no plan; give it one, or make TorchRec's plan by "
                 "oper.torchrec_plan or oper.OperShardingPlanner"
             )
-        if not isinstance(plan, Plan):
-            plan = load_plan(plan)
+        plan = plan_of(plan)
         _check_environment(env, device)
-        part, tables = module_tables.match_tables(plan, module, self.fused_params)
+        warnings = getattr(params, "warnings", None) or ModelWarnings(env.rank == 0)
+        part, tables = module_tables.match_tables(plan, module, self.fused_params, warnings)
         bags = isinstance(module, EmbeddingBagCollection)
         return EmbeddingEngine(
             part,

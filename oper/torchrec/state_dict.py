@@ -35,6 +35,7 @@ from oper.runtime.tables.optimizers import State
 _log = logging.getLogger(__name__)
 
 STEPS = "iter"  # Adam's number of steps, where names of an optimizer's states stand
+_SECOND_MOMENT = "exp_avg_sq"  # the state that Adam has alone
 
 
 def row_blocks(rows: int, ranks: int) -> list[tuple[int, int]]:
@@ -62,6 +63,7 @@ class TableBlocks:
         self._engine, self._group = engine, group
         self._tables = planned_tables(engine)
         self._handed_out: list[_HandedOut] = []
+        self._warned_of_steps = False
         # Those that were forgotten and may still be held: reference, version, table.
         self._forgotten: list[tuple[weakref.ref[torch.Tensor], int, int]] = []
         # By a weak reference, as the engine should be freed with us and not as garbage.
@@ -94,6 +96,7 @@ class TableBlocks:
     def write(self, values: Mapping[int, Any], state: State | None = None) -> None:
         """Give tables new values: ShardedTensors or DTensors sharded by rows in any way, of which
         each rank writes what it has, or whole tensors, of which each writes its block."""
+        self._warn_of_missing_steps()
         name = state.name if state else None
         self._handed_out = [
             block for block in self._handed_out if block.table not in values or block.state != name
@@ -157,6 +160,7 @@ class TableBlocks:
         self._forgotten = alive
 
     def _write_changed(self) -> None:
+        self._warn_of_missing_steps()
         # For every state that was handed out, changed or not: all ranks write together, and on each
         # rank other blocks may have been changed, or none.
         for name in dict.fromkeys(block.state for block in self._handed_out):
@@ -168,6 +172,25 @@ class TableBlocks:
                 self._engine.optimizer_steps = int(changed[-1].values)
             for block in changed:
                 block.version = block.values._version
+
+    def _warn_of_missing_steps(self) -> None:
+        """Say once that Adam's moments were loaded in place and the number of its steps was not, as
+        from a checkpoint of TorchRec's."""
+        changed = self._changed()
+        steps = any(block.state == STEPS for block in changed)
+        for block in changed:
+            if block.state == _SECOND_MOMENT and not steps and not self._warned_of_steps:
+                self._warned_of_steps = True
+                _log.warning(
+                    "table %r: Adam's moments were loaded, and not the number of steps (%s.%s), "
+                    "which stays %d: the first steps will be of another size. Checkpoints of "
+                    "TorchRec's lack it; set it by set_optimizer_step of the model's "
+                    "fused_optimizer",
+                    self._tables[block.table].name,
+                    self._tables[block.table].name,
+                    STEPS,
+                    self._engine.optimizer_steps,
+                )
 
     def _changed(self) -> list[_HandedOut]:
         return [block for block in self._handed_out if block.values._version != block.version]

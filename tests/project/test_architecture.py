@@ -36,6 +36,7 @@ LAYERS = (
     "runtime.step",
     "runtime",
     "measure torchrec",
+    "torchrec.planning",
     "cli.shared",
     "cli.profile_commands",
     "cli.plan_commands",
@@ -58,7 +59,7 @@ READS_LINK_COSTS = ("cost", "topology", "measure", "cli")  # priced, stated, mea
 TRANSLATE_OR_CHECK = {
     "oper.audit.check",
     "oper.planner.baselines.torchrec_planner",
-    "oper.torchrec.planner_inputs",
+    "oper.torchrec.planning.planner_inputs",
 }
 MOST_FILES, MOST_LINES, MOST_CLASS_LINES = 12, 400, 200
 

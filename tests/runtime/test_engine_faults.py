@@ -150,6 +150,18 @@ BAD_BATCHES = {
         lambda: kjt(("f0", "f1", "f2", "x")),
         "feature 'g2': the batch does not hold it; it has 'f0', 'f1', 'f2', 'x'",
     ),
+    "a feature twice": (
+        lambda: kjt(("f0", "f1", "f2", "g2", "f1"), 10, lengths=torch.ones(10).int()),
+        "feature 'f1': the batch holds it 2 times",
+    ),
+    "another feature twice": (
+        lambda: kjt(("f0", "f1", "x", "f2", "g2", "x"), 12, lengths=torch.ones(12).int()),
+        "feature 'x': the batch holds it 2 times",
+    ),
+    "values of two dimensions": (
+        lambda: kjt(values=torch.zeros(4, 2, dtype=torch.int64)),
+        "values have shape [4, 2], and one dimension was needed",
+    ),
     "ids that are no integers": (lambda: kjt(values=torch.zeros(8)), "torch.float32 on cpu; ids"),
 }
 
@@ -167,8 +179,9 @@ def test_weights_that_are_missing_or_too_few():
     case = replace(CASE, weighted=True)
     with pytest.raises(OperError, match="the batch has no weights"):
         alone(case)(kjt())
-    with pytest.raises(OperError, match="7 weights, and one for each of its 8 values"):
-        alone(case)(kjt(lengths=torch.ones(8, dtype=torch.int32), weights=torch.ones(7)))
+    for shape in ((7,), (8, 1)):
+        with pytest.raises(OperError, match=r"weights of shape \[.*\], and one for each of its 8"):
+            alone(case)(kjt(lengths=torch.ones(8, dtype=torch.int32), weights=torch.ones(shape)))
 
 
 def test_features_in_any_order_beside_others():

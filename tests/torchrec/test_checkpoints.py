@@ -48,6 +48,12 @@ def test_every_optimizer_goes_on_from_a_checkpoint(worlds, tmp_path, kind):
     assert_alike(saved, loaded, "oper")
 
 
+@pytest.mark.parametrize("ranks", [3, 4])
+@pytest.mark.parametrize("dense", [False, True])
+def test_training_goes_on_from_a_checkpoint_bit_for_bit(worlds, tmp_path, ranks, dense):
+    worlds.run(ranks, cases.resumed, tmp_path / "saved", dense)
+
+
 def test_initial_rows_depend_on_neither_plan_nor_ranks(worlds):
     found = [
         *worlds.run(2, cases.initial, NO_COPIES),

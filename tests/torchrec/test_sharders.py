@@ -42,6 +42,15 @@ def test_fused_parameters_train_as_the_unsharded_model(worlds):
     worlds.run(2, cases.fused)
 
 
+def test_compiled_models_train_as_eager_ones(worlds):
+    worlds.run(2, cases.compiled, "aot_eager")
+
+
+@pytest.mark.slow
+def test_inductor(worlds):
+    worlds.run(2, cases.compiled, "inductor")
+
+
 def test_outputs_are_the_unsharded_modules(worlds):
     worlds.run(2, cases.outputs)
 

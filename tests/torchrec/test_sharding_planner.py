@@ -19,8 +19,9 @@ from oper.planner.problem.problem import Settings
 from oper.profiling.profile import Profile
 from oper.tables.model_tables import tables_of
 from oper.tables.table import Table
+from oper.torchrec.model_warnings import ModelWarnings
 from oper.torchrec.module_tables import match_tables
-from oper.torchrec.planner_inputs import from_torchrec, profile_of
+from oper.torchrec.planning.planner_inputs import from_torchrec, profile_of
 from tests.support.torchrec.models import BAGS, Model
 
 SAMPLES = 10_000
@@ -157,9 +158,11 @@ def test_other_optimizers_are_named_once(model, profile, caplog):
     planner = oper.OperShardingPlanner("cpu:1", profile)
     plan = planner.plan(model, [oper.OperEmbeddingBagCollectionSharder()]).oper_plan
     tables = tuple(replace(table, optimizer="adam") for table in plan.tables)
-    match_tables(replace(plan, tables=tables), model.bags, None)
+    match_tables(replace(plan, tables=tables), model.bags, None, ModelWarnings())
     (warned,) = (r.getMessage() for r in caplog.records if "balance of memory" in r.getMessage())
-    assert f" and {len(BAGS) - 1} more: the plan was made for adam, and sgd is what" in warned
+    assert (
+        f" and at least {len(BAGS) - 1} more: the plan was made for adam, and sgd is what" in warned
+    )
 
 
 def test_profiles_of_other_tables(model, profile):

@@ -5,6 +5,7 @@ holds two things: why a rank has failed, and a heartbeat of every rank that has 
 Ranks that are well and do not wait send the store nothing.
 """
 
+import _thread
 import contextlib
 import threading
 from collections import Counter
@@ -14,6 +15,8 @@ from typing import Any
 import torch.distributed as dist
 
 _ANSWER_SECONDS = 3.0  # a store that takes longer is lost, with the rank that serves it
+_PASS_ON_SECONDS = 0.5
+_BEGIN_SECONDS = 1.0  # a thread that has not begun by then had no memory for it
 _made: Counter[str] = Counter()  # how many of each group
 
 
@@ -28,19 +31,20 @@ class FailureStore:
         self._prefix = f"oper/{_made[group.group_name]}"
         _made[group.group_name] += 1
         self._store: Any = group.get_group_store()
-        self._asking: threading.Thread | None = None
+        self._answered: threading.Event | None = None  # by the thread that asks, if there is one
         self._beats = 0
         self.lost = False  # whether the store did not answer the last question
 
-    def fail(self, text: str) -> None:
-        """Let all ranks read why one of them has failed, unless another was first."""
+    def fail(self, text: str, passed_on: bool = False) -> None:
+        """Let all ranks read why one of them has failed, unless another was first. What is only
+        `passed_on` does not wait for a store that may be lost with the rank that it is about."""
 
         def write(store: Any) -> None:
             if not store.check([f"{self._prefix}/failure"]):
                 store.set(f"{self._prefix}/failure", text)
                 store.check([f"{self._prefix}/failure"])  # once this is answered, it is there
 
-        self._ask(write)
+        self._ask(write, _PASS_ON_SECONDS if passed_on else _ANSWER_SECONDS)
 
     def failure(self) -> str:
         """Why a rank has failed; "" if none has."""
@@ -70,21 +74,32 @@ class FailureStore:
         key = f"{self._prefix}/{name}"
         return store.get(key).decode(errors="replace") if store.check([key]) else ""
 
-    def _ask(self, question: Callable[[Any], Any]) -> Any:
+    def _ask(self, question: Callable[[Any], Any], seconds: float = _ANSWER_SECONDS) -> Any:
         """The store's answer, over a connection of our own; None if it has none.
 
         A store whose host is stopped does not answer, and its calls cannot be interrupted: a thread
-        makes them, and is abandoned then.
+        makes them, and is abandoned then. Not a threading.Thread, whose `start` waits without end
+        for a thread that had no memory to begin; where none can be made, this one asks.
         """
         answers = []
 
-        def ask() -> None:
-            with contextlib.suppress(RuntimeError):
-                answers.append(question(self._store.clone()))
+        began = threading.Event()
 
-        if self._asking is None or not self._asking.is_alive():
-            self._asking = threading.Thread(target=ask, name="oper-failure-store", daemon=True)
-            self._asking.start()
-            self._asking.join(_ANSWER_SECONDS)
+        def ask(answered: threading.Event) -> None:
+            began.set()
+            try:
+                with contextlib.suppress(RuntimeError, MemoryError):
+                    answers.append(question(self._store.clone()))
+            finally:
+                answered.set()
+
+        if self._answered is None or self._answered.is_set():
+            self._answered = threading.Event()
+            with contextlib.suppress(RuntimeError, MemoryError):
+                _thread.start_new_thread(ask, (self._answered,))
+                began.wait(_BEGIN_SECONDS)
+            if not began.is_set():
+                ask(self._answered)
+            self._answered.wait(seconds)
         self.lost = not answers
         return answers[0] if answers else None

@@ -9,9 +9,10 @@ without.
 
 import contextlib
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Collection
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -36,6 +37,16 @@ _NO_STORE = (
 _TAG = 0x6F706572  # of our messages, apart from the user's: "oper"
 
 
+class Seen(Protocol):
+    """What is known of other ranks without asking the store, as of those of this host."""
+
+    def leave_words(self, failure: str) -> None:
+        """Let them know why this rank has failed, when it has ended."""
+
+    def lost(self, ranks: Collection[int], action: str) -> str:
+        """Why ranks that were waited for are gone; "" if none is known to be."""
+
+
 class Group:
     """All ranks of a process group, for collectives that each must end within the deadline.
 
@@ -47,6 +58,7 @@ class Group:
         self.deadline_seconds = deadline_seconds
         self._group = group
         self.processes: dict[int, int] = {}
+        self._seen: Callable[[], Seen | None] = lambda: None  # of the ranks of this host
         self._failures = FailureStore(group)
         self._last_heartbeat = 0.0
 
@@ -86,7 +98,13 @@ class Group:
 
     def fail(self, error: BaseException) -> None:
         """Let all ranks that wait, now or later, raise for this error of this rank's."""
-        self._failures.fail(told(self.rank, error))
+        if seen := self._seen():
+            seen.leave_words(told(self.rank, error))
+        self._failures.fail(told(self.rank, error), passed_on=isinstance(error, LostRankError))
+
+    def see(self, seen: Seen) -> None:
+        """Ask this of ranks that are lost, before the store is asked, which may be lost too."""
+        self._seen = weakref.ref(seen)
 
     def heartbeat(self, action: str) -> None:
         """Tell the others that this rank waits, and raise LostRankError if one has failed; both
@@ -122,10 +140,15 @@ class Group:
 
     def _lost(self, action: str, error: RuntimeError) -> OperError:
         """Why a collective failed."""
+        others = [r for r in range(self.ranks) if r != self.rank]
+        for _ in range(2):
+            if (seen := self._seen()) and (text := seen.lost(others, action)):
+                return LostRankError(text)
+            time.sleep(SLICE_SECONDS)  # a process that ends closes its connections first
         failure = self._failures.failure()
         if failure:
             return LostRankError(failure)
-        dead = [r for r in range(self.ranks) if r != self.rank and self._is_disconnected(r)]
+        dead = [r for r in others if self._is_disconnected(r)]
         if dead and self._failures.lost:  # they may have given up, and could not say so
             return LostRankError(
                 f"{rank_names(dead)} disconnected, while rank {self.rank} waited for "

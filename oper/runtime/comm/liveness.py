@@ -2,23 +2,40 @@
 
 Each rank holds a record lock on a small file of its own and hands the others a descriptor of it.
 Such a lock is not inherited over a fork and ends with the process, however it ends: a rank is alive
-as long as its lock is held.
+as long as its lock is held. What is in the file are its last words: why it failed, or that it left
+by itself. Who died has said nothing.
+
+A thread looks at all locks twice a second, as a rank may wait in what is not OPER's and knows of
+no deaths (DistributedDataParallel, checkpoints): it logs an error that names the rank.
 """
 
+import _thread
+import atexit
 import contextlib
 import fcntl
+import logging
+import multiprocessing.util
 import os
 import socket
 import struct
-from collections.abc import Callable, Sequence
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Collection, Sequence
 
 from oper.base.errors import OperError
 from oper.runtime.comm.deadline import Deadline
 from oper.runtime.comm.group import Group
-from oper.runtime.comm.lost_rank_errors import LostRankError, did_not_come, died
+from oper.runtime.comm.lost_rank_errors import LostRankError, did_not_come, died, left, told
+
+_log = logging.getLogger(__name__)
 
 # struct flock: type, whence, start, length, process
 _LOCK = struct.Struct("@hhqqi0q")
+_FAILED, _LEFT = b"F", b"L"  # the first byte of last words; of a failure its text follows
+_WORDS_BYTES = 1024
+_WATCH_SECONDS = 0.5  # between two looks at all locks
 
 
 class Liveness:
@@ -29,6 +46,10 @@ class Liveness:
         self._rank, self._group = rank, group
         self._sockets: dict[int, str] = {}  # addresses, of all other ranks of the node
         self._locks: dict[int, int] = {}  # descriptors of their lock files
+        self._lock: int | None = None  # our own
+        self._processes: dict[int, int] = {}  # of the other ranks, while they lived
+        self._locks_guard = threading.RLock()  # a collection of garbage may close the node inside
+        self._process = os.getpid()
         self.closed = False  # whether this rank has left the node
 
     def take_lock(self, resources: contextlib.ExitStack) -> int:
@@ -38,7 +59,69 @@ class Liveness:
         # Closing any descriptor of the file would end the lock: there is this one alone.
         resources.callback(os.close, lock)
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._lock = lock
+        resources.callback(self.leave)
+        _leave_at_exit(self)
         return lock
+
+    def leave_words(self, failure: str) -> None:
+        """Let the other ranks know why this one has failed, also when it has ended."""
+        self._say(_FAILED, failure)
+
+    def leave(self) -> None:
+        """Let them know that this rank's tables are being released, by itself and in order."""
+        self._say(_LEFT, "")
+        self._lock = None
+
+    def _say(self, kind: bytes, text: str) -> None:
+        """Write last words, unless there are some. The file is a forked child's too, and not its
+        to write."""
+        lock = self._lock
+        if lock is None or os.getpid() != self._process or os.pread(lock, 1, 0):
+            return
+        os.pwrite(lock, text.encode(errors="replace")[:_WORDS_BYTES], 1)
+        os.pwrite(lock, kind, 0)
+
+    def lost(self, ranks: Collection[int], action: str) -> str:
+        """Why ranks of this node that are waited for to do `action` are gone, in words that are
+        true on every rank; "" if they are not."""
+        gone = [rank for rank in ranks if rank in self._locks and not self.alive(rank)]
+        words = {rank: os.pread(self._locks[rank], 1 + _WORDS_BYTES, 0) for rank in gone}
+        for said in words.values():
+            if said[:1] == _FAILED:
+                return said[1:].decode(errors="replace")
+        dead = [rank for rank, said in words.items() if not said]
+        if dead:
+            return died(dead, self._rank, action)
+        return left(gone, self._rank, action) if gone else ""
+
+    def deaths(self) -> list[tuple[int, int, str]]:
+        """The ranks of this node that have ended, and not by themselves: their processes, and why
+        they failed, "" if they died. For another thread than that of the node."""
+        found = []
+        with self._locks_guard, contextlib.suppress(OSError):
+            for rank, lock in list(self._locks.items()):
+                process = self._process_of(rank)
+                if process is not None:
+                    self._processes[rank] = process
+                    continue
+                said = os.pread(lock, 1 + _WORDS_BYTES, 0)
+                if said[:1] != _LEFT:
+                    why = said[1:].decode(errors="replace")
+                    found.append((rank, self._processes.get(rank, 0), why))
+        return found
+
+    def fail(self, error: BaseException) -> None:
+        """Let the other ranks know why this one ends: those of other nodes too."""
+        self.leave_words(told(self._rank, error))
+        if self._group is not None and 1 + len(self._locks) < self._group.ranks:
+            self._group.fail(error)
+
+    def forget(self) -> None:
+        """The locks' descriptors are about to be closed, and their numbers used for other files."""
+        if os.getpid() == self._process:  # the guard may have been held where a child was forked
+            with self._locks_guard:
+                self.closed, self._locks = True, {}
 
     def watch_socket(self, rank: int, address: str) -> None:
         """Take a rank for alive while its socket is bound, until its lock is known."""
@@ -68,6 +151,8 @@ class Liveness:
         dead = {peer for peer in missing() if not self.alive(peer)}
         late = missing()  # what a rank did before it died counts
         dead &= set(late)
+        if text := self.lost(dead, action):
+            raise LostRankError(text)
         if dead and self._group is not None:
             self._group.check()  # a rank that said why it failed, before it ended
         if dead:
@@ -91,3 +176,54 @@ class Liveness:
         question = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         kind, *_, process = _LOCK.unpack(fcntl.fcntl(self._locks[rank], fcntl.F_GETLK, question))
         return None if kind == fcntl.F_UNLCK else max(process, 0)  # -1: of another namespace
+
+
+# What this process does for all of its nodes: as it ends, and while it runs.
+
+_nodes: "weakref.WeakSet[Liveness]" = weakref.WeakSet()
+_ends_in: set[int] = set()  # this process, once its end is heard of; a forked child is another
+_watched: "weakref.WeakSet[Liveness]" = weakref.WeakSet()
+_watches_in: set[int] = set()
+
+
+def _leave_at_exit(liveness: Liveness) -> None:
+    """Leave last words when this process ends by itself: why it failed, if it did."""
+    _nodes.add(liveness)
+    if os.getpid() not in _ends_in:
+        _ends_in.add(os.getpid())
+        atexit.register(_end)  # after the node's own finalizer was, and so called before it
+        multiprocessing.util.Finalize(None, _end, exitpriority=0)  # its processes skip atexit
+
+
+def _end() -> None:
+    error = sys.exc_info()[1] or getattr(sys, "last_value", None)
+    for liveness in list(_nodes):
+        if error is None or (isinstance(error, SystemExit) and not error.code):
+            liveness.leave()
+        else:
+            liveness.fail(error)
+
+
+def watch_for_deaths(liveness: Liveness) -> None:
+    """Log an error on this rank when a rank of the node has died, whatever this rank does then."""
+    _watched.add(liveness)
+    if os.getpid() not in _watches_in:
+        # Not a threading.Thread, whose `start` may wait without end where memory is short.
+        with contextlib.suppress(RuntimeError, MemoryError):
+            _thread.start_new_thread(_watch, ())
+            _watches_in.add(os.getpid())
+
+
+def _watch() -> None:
+    said = set()
+    while True:
+        time.sleep(_WATCH_SECONDS)
+        deaths = [death for liveness in list(_watched) for death in liveness.deaths()]
+        for rank, process, why in deaths:
+            if (rank, process) not in said:
+                said.add((rank, process))
+                _log.error(
+                    "%s; what is not OPER's and waits for it here, as DistributedDataParallel or a "
+                    "checkpoint, may do so until its own timeout",
+                    why or f"rank {rank} (process {process}) died: see its last output",
+                )

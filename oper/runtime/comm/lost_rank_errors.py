@@ -29,6 +29,15 @@ def died(dead: Collection[int], rank: int, action: str) -> str:
     )
 
 
+def left(gone: Collection[int], rank: int, action: str) -> str:
+    """The text that ranks ended or released their tables, while `rank` waited for them."""
+    return (
+        f"{rank_names(gone)} left while rank {rank} waited for {pronoun(gone)} to {action}: "
+        "the script ended there, or released its tables; all ranks must take equally many steps "
+        "and the same calls"
+    )
+
+
 def did_not_come(
     late: Collection[int], seconds: float, rank: int, action: str, processes: Mapping[int, int]
 ) -> str:

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from oper.base.errors import OperError
 from oper.runtime.comm.group import Group
-from oper.runtime.comm.liveness import Liveness
+from oper.runtime.comm.liveness import Liveness, watch_for_deaths
 from oper.runtime.comm.lost_rank_errors import LostRankError, rank_names, told
 from oper.runtime.comm.messages import CARD_BYTES, Messages
 from oper.runtime.comm.shared_segment import DeviceSegment, Segment
@@ -170,6 +170,9 @@ class Node:
             self._resources.callback(os.close, descriptors[0])
         if self.group is not None:
             self.group.processes = self.liveness.processes()
+            self.group.see(self.liveness)
+        self._resources.callback(self.liveness.forget)  # before the descriptors are closed
+        watch_for_deaths(self.liveness)
 
     def _gather_in_group(self, message: bytes, action: str) -> list[bytes]:
         """The message, of one length, of every rank of the whole group."""

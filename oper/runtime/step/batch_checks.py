@@ -37,14 +37,19 @@ def check_batch(batch: Any, weighted: bool, device: torch.device) -> None:
             f"the batch's values are {values.dtype} on {values.device}; ids were needed, int32 or "
             f"int64, on {device}, where the tables are"
         )
+    if values.dim() != 1:
+        raise OperError(
+            f"the batch's values have shape {list(values.shape)}, and one dimension was needed: "
+            "flatten them, as lengths say which bag each is of"
+        )
     if not weighted:
         return
     weights = batch.weights_or_none()
     if weights is None:
         raise OperError("the collection is weighted, and the batch has no weights")
-    if weights.numel() != values.numel():
+    if weights.shape != values.shape:
         raise OperError(
-            f"the batch has {weights.numel():,} weights, and one for each of its "
+            f"the batch has weights of shape {list(weights.shape)}, and one for each of its "
             f"{values.numel():,} values was needed"
         )
 

@@ -58,9 +58,15 @@ class FeatureSet:
         every feature is used exactly once, in any order. Features of several tables are wanted
         several times, in the tables' order."""
         keys = list(keys)
+        index = {key: n for n, key in enumerate(keys)}
+        if len(index) != len(keys):
+            twice = next(key for n, key in enumerate(keys) if index[key] != n)
+            raise OperError(
+                f"feature {twice!r}: the batch holds it {keys.count(twice)} times, and each "
+                "feature once was needed; give a feature of several tables once"
+            )
         if keys == self._names:
             return None
-        index = {key: n for n, key in enumerate(keys)}
         missing = [name for name in self._names if name not in index]
         if missing:
             raise OperError(

@@ -20,8 +20,9 @@ rounded to the nearest. The kernel is csrc/include/oper/step/optimizers.h.
 
 import inspect
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -153,6 +154,7 @@ class Optimizer:
         optimizer_class: type[torch.optim.Optimizer],
         kwargs: Mapping[str, Any],
         fused_params: Mapping[str, Any] | None = None,
+        warn: Callable[[str], None] = logger.warning,
     ) -> "Optimizer":
         """The optimizer that `apply_optimizer_in_backward` gave a table.
 
@@ -186,14 +188,16 @@ class Optimizer:
         if fbgemm in ("exact_sgd", "exact_adagrad"):
             more["weight_decay"] = float(given.pop("weight_decay", 0.0))
         base = {k: v for k, v in (fused_params or {}).items() if k not in given}
-        return replace(cls.of_fused(base | given | {"optimizer": fbgemm}), **more)
+        return replace(cls.of_fused(base | given | {"optimizer": fbgemm}, warn), **more)
 
     @classmethod
-    def of_fused(cls, fused_params: Mapping[str, Any]) -> "Optimizer":
+    def of_fused(
+        cls, fused_params: Mapping[str, Any], warn: Callable[[str], None] = logger.warning
+    ) -> "Optimizer":
         """The optimizer of a TorchRec sharder's `fused_params`, which are FBGEMM's settings.
 
         Settings of other things, as of caches, are passed over, and so is `stochastic_rounding`,
-        which FBGEMM does not do on CPUs either.
+        which FBGEMM does not do on CPUs either. `warn` is told of settings without effect.
 
         Raises:
             OperError: names an optimizer or a setting that is not supported.
@@ -210,7 +214,7 @@ class Optimizer:
                 continue
             if setting not in _OF_SOME or (setting, name) == ("momentum", "exact_sgd"):
                 raise _unsupported(setting, value, name)
-            logger.warning("%s=%r has no effect on optimizer %s", setting, value, name)
+            warn(f"{setting}={value!r} has no effect on optimizer {name}")
         value = _FBGEMM_DEFAULTS | {k: v for k, v in given.items() if k in reads}
         decay, mode = float(value["weight_decay"]), int(value["weight_decay_mode"])
         if mode not in (_NO_DECAY, _DECOUPLE) and not (kind == "rowwise_adagrad" and mode == _L2):
@@ -304,9 +308,21 @@ OTHER_SETTINGS = {
 }
 
 
+# What torch.optim calls FBGEMM's settings.
+_OF_TORCH = {
+    "lr": "learning_rate",
+    "betas": "beta1 and beta2",
+}
+
+
 def _unsupported(setting: str, value: Any, optimizer: str) -> OperError:
+    what_to_do = "leave it out"
+    if setting not in _FBGEMM_DEFAULTS:
+        near = get_close_matches(setting, _FBGEMM_DEFAULTS, 1)
+        if named := _OF_TORCH.get(setting, near[0] if near else ""):
+            what_to_do = f"FBGEMM's name is {named}: give that"
     return OperError(
-        f"{setting}={value!r} is not supported for tables with optimizer {optimizer}; leave it out"
+        f"{setting}={value!r} is not supported for tables with optimizer {optimizer}; {what_to_do}"
     )
 
 

@@ -69,7 +69,10 @@ def test_optimizers_of_fused_params(caplog):
 @pytest.mark.parametrize(
     ("fused_params", "message"),
     [
-        ({"learning_rat": 0.1}, "learning_rat=0.1 is not supported"),
+        ({"learning_rat": 0.1}, "learning_rat=0.1 is not .* FBGEMM's name is learning_rate: give"),
+        ({"lr": 0.1}, "lr=0.1 is not supported .* FBGEMM's name is learning_rate: give that"),
+        ({"optimizer": "adam", "betas": (0.9, 0.99)}, "FBGEMM's name is beta1 and beta2"),
+        ({"nesterov": True}, "nesterov=True is not supported .*; leave it out"),
         ({"weight_decay": 0.1}, "weight_decay=0.1 is not supported .* exact_sgd"),
         ({"momentum": 0.5}, "momentum=0.5 is not supported"),
         ({"gradient_clipping": True, "max_gradient": 2.0}, "gradient_clipping=True"),

@@ -42,6 +42,15 @@ def run(
                 process.join()
 
 
+class EndsBy(BaseException):
+    """Raised by a rank's function to end its process by an error, as a script without a handler
+    ends, or by SystemExit."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
+
+
 def lose_this_process(kind: int) -> None:
     """Send this process SIGKILL or SIGSTOP; one that is stopped stays so if it is continued."""
     while True:
@@ -83,6 +92,8 @@ def _serve(
     )
     try:
         pipe.send((function(rank, dist.group.WORLD, *arguments), None))
+    except EndsBy as end:
+        raise end.error from None
     except OperError as error:
         pipe.send((error, None))
     except BaseException:

@@ -16,7 +16,10 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_checkpoi
 from torch.distributed.checkpoint.state_dict_saver import save as save_checkpoint
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.model_parallel import (
+    DefaultDataParallelWrapper,
+    DistributedModelParallel,
+)
 from torchrec.distributed.shards_wrapper import LocalShardsWrapper
 from torchrec.distributed.types import ShardingEnv
 from torchrec.modules.embedding_configs import DataType
@@ -34,6 +37,7 @@ from tests.support.torchrec.models import (
 from tests.support.torchrec.ranks import (
     all_optimizers,
     compare,
+    put_optimizer,
     sharded,
     stock,
     train_step,
@@ -189,7 +193,18 @@ def without_step_counts(rank: int, group: dist.ProcessGroup, folder: Path) -> No
             del states[name]
     save_checkpoint(state, checkpoint_id=folder, process_group=group)
     other, _ = sharded(group, "adam", device="meta")
-    _load(other, "adam", folder, group, DefaultLoadPlanner(allow_partial_load=True))
+    caught: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: caught.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("oper").addHandler(handler)
+    try:
+        _load(other, "adam", folder, group, DefaultLoadPlanner(allow_partial_load=True))
+    finally:
+        logging.getLogger("oper").removeHandler(handler)
+    assert [text.partition(",")[0] for text in caught] == [
+        f"table {table!r}: Adam's moments were loaded" for table in ("wide", "weighted", "seen")
+    ]
+    assert all("which stays 0" in text for text in caught)
     found, expected = whole_model(other, group), whole_model(model, group)
     steps = {key for key in expected if key.endswith(".iter")}
     assert {int(found[key]) for key in steps} == {0}
@@ -273,3 +288,48 @@ def _load(
     model.load_state_dict(state["model"])
     if "optim" in state:
         model.fused_optimizer.load_state_dict(state["optim"])
+
+
+def resumed(rank: int, group: dist.ProcessGroup, folder: Path, dense: bool) -> None:
+    """Training goes on from a checkpoint, loaded in place alone, bit for bit as without it: the
+    tables by themselves, and with the dense part where its buckets stay as they are."""
+    ranks = dist.get_world_size(group)
+
+    def make() -> tuple[Any, Any]:
+        model = Model("cpu")
+        put_optimizer(model, "adam")
+        plan = random_plan(0, tables_of(model), ranks, replicated=0.3)
+        made = DistributedModelParallel(
+            model,
+            env=ShardingEnv.from_process_group(group),
+            plan=oper.torchrec_plan(plan, model),
+            sharders=[
+                oper.OperEmbeddingBagCollectionSharder(),
+                oper.OperEmbeddingCollectionSharder(),
+            ],
+            data_parallel_wrapper=DefaultDataParallelWrapper(
+                static_graph=False, find_unused_parameters=True
+            ),
+        )
+        return made, all_optimizers(made)
+
+    def step(model: Any, optimizer: Any, number: int) -> None:
+        inputs = batch(10 * number + rank)
+        if dense:
+            train_step(model, optimizer, inputs)
+        else:
+            model.module.bags(inputs.ids).values().square().sum().backward()
+            rows = model.module.sequences(inputs.ids)
+            sums = [jagged.values().square().sum() for _, jagged in sorted(rows.items())]
+            torch.stack(sums).sum().backward()
+
+    model, optimizer = make()
+    for number in range(3):
+        step(model, optimizer, number)
+    save_checkpoint(_state(model, "adam"), checkpoint_id=folder, process_group=group)
+    other, others_optimizer = make()
+    load_checkpoint(_state(other, "adam"), checkpoint_id=folder, process_group=group)
+    for number in range(3, 6):
+        step(model, optimizer, number)
+        step(other, others_optimizer, number)
+        compare(whole_model(other, group), whole_model(model, group), 0)

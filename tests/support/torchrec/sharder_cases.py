@@ -1,7 +1,9 @@
 """What ranks do in tests of the sharders: plans and parts of them, settings, outputs, groups."""
 
+import logging
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -164,9 +166,12 @@ def told_by_another_collection(rank: int, group: dist.ProcessGroup) -> None:
         with pytest.raises(OperError, match="id 100000000, number 0 of the feature on rank 1"):
             model.module.bags(inputs.ids)
     else:
-        rows = model.module.weighted(inputs.weighted_ids).values()
+
+        def train() -> None:  # told in forward or in backward, whichever is later than the failure
+            model.module.weighted(inputs.weighted_ids).values().sum().backward()
+
         with pytest.raises(OperError, match="rank 1 failed: feature 'f2': id 100000000"):
-            rows.sum().backward()
+            train()
     dist.barrier(group)  # the engines live until all were told
 
 
@@ -209,3 +214,44 @@ def served(rank: int, group: dist.ProcessGroup, dtype: str, tolerance: float) ->
         with torch.no_grad():
             (_, expected), (_, found) = plain(inputs), made(inputs)
         torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
+
+
+def warned(rank: int, group: dist.ProcessGroup) -> list[str]:
+    """What a rank logs of a model with three collections and another optimizer than the plan's."""
+    model = Model("meta")
+    plan = random_plan(0, tables_of(model), dist.get_world_size(group))
+    adams = replace(plan, tables=tuple(replace(t, optimizer="adam") for t in plan.tables))
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("oper").addHandler(handler)
+    try:
+        oper.shard(model, adams, env=ShardingEnv.from_process_group(group))
+    finally:
+        logging.getLogger("oper").removeHandler(handler)
+    return said
+
+
+def compiled(rank: int, group: dist.ProcessGroup, backend: str) -> None:
+    """A model under torch.compile trains as it does without, and so do its parts."""
+    found = []
+    for compiles in (False, True):
+        torch._dynamo.reset()
+        made, optimizer = sharded(group, "adagrad")
+        run: Any = torch.compile(made, backend=backend) if compiles else made
+        outputs = []
+        for step in range(3):
+            inputs = batch(10 * step + rank, 6 + step, order=step)
+            outputs.append(train_step(run, optimizer, inputs))
+        bags: Any = made.module.bags
+        if compiles:
+            bags = torch.compile(bags, backend=backend)
+        with torch.no_grad():
+            outputs += bags(inputs.ids).to_dict().values()
+            engine: Any = made.module.bags.engine
+            outputs.append(
+                (torch.compile(engine, backend=backend) if compiles else engine)(inputs.ids)
+            )
+        found.append([*outputs, *whole_model(made, group).values()])
+    for eager, by_graphs in zip(*found, strict=True):
+        torch.testing.assert_close(by_graphs, eager, atol=1e-6, rtol=1e-6)

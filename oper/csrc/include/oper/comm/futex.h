@@ -3,6 +3,12 @@
 //
 // Each lies alone on a cache line, so that posting one does not disturb processes that poll
 // another. A negative counter says that its rank has failed, and ends every wait for it.
+//
+// Posting calls the kernel only where somebody sleeps. No wake is lost: a process counts itself in
+// `sleepers` before the kernel compares the value and puts it to sleep, and whoever posts stores
+// the value before it reads `sleepers`. In the one order of these four (they are sequentially
+// consistent), either the post sees the sleeper, or the kernel sees the new value. A process that
+// was killed in its sleep stays counted, and costs later posts a call each.
 #pragma once
 
 #include <linux/futex.h>
@@ -18,6 +24,7 @@ namespace oper {
 
 struct alignas(64) Signal {
   std::atomic<int32_t> value;
+  std::atomic<int32_t> sleepers;
 };
 static_assert(std::atomic<int32_t>::is_always_lock_free);
 
@@ -28,8 +35,10 @@ inline long futex(std::atomic<int32_t>& value, int operation, int32_t operand,
 
 // Stores a value; a thread that reads it sees all that this one wrote before.
 inline void post(Signal& signal, int32_t value) {
-  signal.value.store(value, std::memory_order_release);
-  futex(signal.value, FUTEX_WAKE, INT32_MAX, nullptr);
+  signal.value.store(value, std::memory_order_seq_cst);
+  if (signal.sleepers.load(std::memory_order_seq_cst) != 0) {
+    futex(signal.value, FUTEX_WAKE, INT32_MAX, nullptr);
+  }
 }
 
 inline timespec monotonic_in(int64_t timeout_ms) {
@@ -55,7 +64,9 @@ inline int64_t wait_for_all(Signal* signals, int64_t count, int32_t value, int64
       if (!timed) until = monotonic_in(timeout_ms);
       timed = true;
       // EAGAIN: the value changed before we slept. ETIMEDOUT and EINTR: one last look.
+      signals[n].sleepers.fetch_add(1, std::memory_order_seq_cst);
       ended = futex(signals[n].value, FUTEX_WAIT_BITSET, now, &until) != 0 && errno != EAGAIN;
+      signals[n].sleepers.fetch_sub(1, std::memory_order_relaxed);
     }
   }
   return -1;

@@ -34,10 +34,11 @@ from oper.tables.model_tables import tables_of
 from oper.tables.table import Table
 from oper.topology.topology import Topology
 from oper.torchrec import module_tables
-from oper.torchrec.planner_inputs import profile_of, topology_of
-from oper.torchrec.planner_statistics import planner_statistics
+from oper.torchrec.model_warnings import ModelWarnings
+from oper.torchrec.planning.planner_inputs import profile_of, topology_of
+from oper.torchrec.planning.planner_statistics import planner_statistics
 from oper.torchrec.sharders import OperSharder
-from oper.torchrec.sharding_plan import OperShardingPlan, torchrec_plan
+from oper.torchrec.sharding_plan import OperShardingPlan, planned_module
 
 _log = logging.getLogger("oper.runtime.torchrec_planner")  # a public name: docs/torchrec.md
 
@@ -57,7 +58,7 @@ class OperShardingPlanner(ShardingPlanner):
 
     def __init__(
         self,
-        topology: Topology | TorchRecTopology | str | None = None,
+        topology: Topology | TorchRecTopology | Path | str | None = None,
         profile: Profile | Path | str | None = None,
         *,
         batch_size: int | None = None,
@@ -74,7 +75,7 @@ class OperShardingPlanner(ShardingPlanner):
         self._profile = profile if isinstance(profile, Profile) else Profile.open(profile)
         self._workload = Workload(mode, fetch, (batch_size or BATCH_SIZE) * self._topology.ranks)
         self._settings = settings or Settings()
-        _warn_of_constraints(constraints or {})
+        _warn_of_constraints(constraints or {}, ModelWarnings.of_ranks(self._topology.ranks))
 
     def plan(
         self, module: nn.Module, sharders: Sequence[ModuleSharder] | None = None
@@ -86,8 +87,16 @@ class OperShardingPlanner(ShardingPlanner):
             OperError: the profile has not these tables, no sharder takes any, or the ranks cannot
                 hold them.
         """
+        return self._plan(module, sharders, ModelWarnings.of_ranks(self._topology.ranks))
+
+    def _plan(
+        self,
+        module: nn.Module,
+        sharders: Sequence[ModuleSharder] | None,
+        warnings: ModelWarnings,
+    ) -> OperShardingPlan:
         began = time.perf_counter()
-        tables, paths = _tables(module, sharders)
+        tables, paths = _tables(module, sharders, warnings)
         profile = profile_of(self._profile, tables)
         planned = place_in_memory(profile, self._topology, self._workload, self._settings)
         plan = assemble(planned)
@@ -95,7 +104,7 @@ class OperShardingPlanner(ShardingPlanner):
             raise OperError(sentence)
         for line in planner_statistics(plan, paths, time.perf_counter() - began):
             _log.info(line)
-        return torchrec_plan(plan, module)
+        return planned_module(plan, module, warnings)
 
     def collective_plan(
         self,
@@ -110,19 +119,25 @@ class OperShardingPlanner(ShardingPlanner):
                 "torch.distributed.init_process_group first, or plan() on one process"
             )
         answer: list[Any] = [None]
+        failed: Exception | None = None
+        warnings = ModelWarnings(dist.get_rank(pg) == 0)
         if dist.get_rank(pg) == 0:
             try:
-                answer[0] = self.plan(module, sharders).oper_plan
-            except OperError as error:
-                answer[0] = str(error)
+                answer[0] = self._plan(module, sharders, warnings).oper_plan
+            except Exception as error:
+                failed, answer[0] = error, str(error)
+                if not isinstance(error, OperError):
+                    answer[0] = f"planning failed on rank 0: {type(error).__name__}: {error}"
         dist.broadcast_object_list(answer, group=pg, group_src=0)
+        if failed is not None:
+            raise failed
         if not isinstance(answer[0], Plan):
             raise OperError(answer[0])
-        return torchrec_plan(answer[0], module)
+        return planned_module(answer[0], module, warnings)
 
 
 def _tables(
-    module: nn.Module, sharders: Sequence[ModuleSharder] | None
+    module: nn.Module, sharders: Sequence[ModuleSharder] | None, warnings: ModelWarnings
 ) -> tuple[list[Table], dict[str, str]]:
     """The tables to plan for, with the optimizers that will train them, and their paths."""
     tables: list[Table] = []
@@ -134,25 +149,31 @@ def _tables(
             if not takers:
                 continue
             if not isinstance(takers[-1], OperSharder):
-                _log.warning(
-                    "%s: TorchRec's %s cannot shard by this plan; give DistributedModelParallel "
+                text = (
+                    f"{path or type(module).__name__}: TorchRec's {type(takers[-1]).__name__} "
+                    "cannot shard by this plan; give DistributedModelParallel "
                     "oper.OperEmbeddingBagCollectionSharder() or "
-                    "oper.OperEmbeddingCollectionSharder() in its place",
-                    path or type(module).__name__,
-                    type(takers[-1]).__name__,
+                    "oper.OperEmbeddingCollectionSharder() in its place"
                 )
+                warnings.warn(_log, text, text)
             fused_params = takers[-1].fused_params or {}
+        module_tables.check_place(module, path)
         taken.append((path, collection))
         weights = module_tables.parameters(collection)
         for table in tables_of(collection):
-            optimizer = module_tables.optimizer_of(weights[table.name], fused_params)
+            optimizer = module_tables.optimizer_of(weights[table.name], fused_params, warnings)
             tables.append(replace(table, optimizer=optimizer.kind))
     if not tables:
-        raise OperError(f"{type(module).__name__}: has no collection that the sharders take")
+        raise OperError(
+            f"{type(module).__name__}: has no collection that the sharders take"
+            + module_tables.already_sharded(module)
+        )
     return tables, module_tables.paths_of_tables(taken)
 
 
-def _warn_of_constraints(constraints: Mapping[str, ParameterConstraints]) -> None:
+def _warn_of_constraints(
+    constraints: Mapping[str, ParameterConstraints], warnings: ModelWarnings
+) -> None:
     default = ParameterConstraints()
     for table, given in constraints.items():
         named = [
@@ -166,9 +187,10 @@ def _warn_of_constraints(constraints: Mapping[str, ParameterConstraints]) -> Non
                 "leave the table to TorchRec's sharders"
             )
         if named:
-            _log.warning(
-                "constraints of table %r have no effect: %s (a profile says how often rows are "
-                "accessed, and rows go wherever that is best)",
-                table,
-                ", ".join(named),
+            # Of all tables together: scripts give most of them the same.
+            warnings.warn(
+                _log,
+                tuple(named),
+                f"constraints of table {table!r} have no effect: {', '.join(named)} (a profile "
+                "says how often rows are accessed, and rows go wherever that is best)",
             )

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -73,7 +74,7 @@ def _part(profile: Profile, chosen: Sequence[int], tables: Sequence[Table]) -> P
     )
 
 
-def topology_of(given: Topology | TorchRecTopology | str | None) -> Topology:
+def topology_of(given: Topology | TorchRecTopology | Path | str | None) -> Topology:
     """OPER's topology of what a planner was given; None: the ranks of the default process group, on
     CPUs of one host."""
     if isinstance(given, Topology):
@@ -85,8 +86,8 @@ def topology_of(given: Topology | TorchRecTopology | str | None) -> Topology:
                 "one, such as 'cpu:4'"
             )
         given = f"cpu:{dist.get_world_size()}"
-    if isinstance(given, str):
-        return Topology.load(given)
+    if isinstance(given, str | Path):
+        return Topology.load(str(given))
     return from_torchrec(given)
 
 

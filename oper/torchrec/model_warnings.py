@@ -1,0 +1,29 @@
+"""The warnings of one model: each of them once, and on one rank, however many collections it has.
+
+All ranks and collections find the same: a script on 64 ranks should read it once.
+"""
+
+import logging
+from collections.abc import Hashable
+
+import torch.distributed as dist
+
+
+class ModelWarnings:
+    """What is said of one model, if this rank is the one that says it."""
+
+    def __init__(self, speaks: bool = True) -> None:
+        self._speaks, self._said = speaks, set[Hashable]()
+
+    @classmethod
+    def of_ranks(cls, ranks: int) -> "ModelWarnings":
+        """Of a model for so many ranks. The first of all speaks; where these are not all, it may
+        not be one of them, and everyone does."""
+        all_ranks = dist.is_initialized() and dist.get_world_size() == ranks
+        return cls(not all_ranks or dist.get_rank() == 0)
+
+    def warn(self, log: logging.Logger, about: Hashable, text: str) -> None:
+        """Log a warning, unless one about the same was logged."""
+        if about not in self._said and self._speaks:
+            log.warning("%s", text)
+        self._said.add(about)

@@ -1,0 +1,252 @@
+"""Natural mistakes in a TorchRec script: each is an error that says what to do, or is taken as it
+was meant; and what is said of a model is said once."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torchrec import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.types import ShardingEnv
+from torchrec.modules.itep_embedding_modules import ITEPEmbeddingBagCollection
+from torchrec.modules.mc_embedding_modules import (
+    ManagedCollisionEmbeddingBagCollection,
+    ManagedCollisionEmbeddingCollection,
+)
+from torchrec.modules.mc_modules import (
+    DistanceLFU_EvictionPolicy,
+    ManagedCollisionCollection,
+    MCHManagedCollisionModule,
+)
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+
+import oper
+from oper.base.errors import OperError
+from oper.plan.plan import Plan
+from oper.profiling.profile import Profile
+from oper.tables.model_tables import tables_of
+from tests.support.runtime.runtime_plans import random_plan
+from tests.support.torchrec import sharder_cases
+from tests.support.torchrec.models import BAGS, SEQUENCES, Model
+
+BAG_SHARDER = oper.OperEmbeddingBagCollectionSharder
+SEQUENCE_SHARDER = oper.OperEmbeddingCollectionSharder
+
+
+def plan_of(model: nn.Module, ranks: int = 1) -> Plan:
+    return random_plan(0, tables_of(model), ranks)
+
+
+def parallel(model: nn.Module, **given: Any) -> DistributedModelParallel:
+    env = ShardingEnv.from_local(1, 0)
+    return DistributedModelParallel(model, env=env, init_data_parallel=False, **given)
+
+
+MISTAKES: dict[str, tuple[Callable[[Model], Any], str]] = {
+    "sharders forgotten": (
+        lambda model: parallel(model, plan=oper.torchrec_plan(plan_of(model), model)),
+        r"'bags': DistributedModelParallel has TorchRec's sharder for EmbeddingBagCollection, .* "
+        r"give it sharders=\[oper.OperEmbeddingBagCollectionSharder\(\)",
+    ),
+    "the other sharder missing": (
+        lambda model: parallel(
+            model, plan=oper.torchrec_plan(plan_of(model), model), sharders=[BAG_SHARDER()]
+        ),
+        "'sequences': DistributedModelParallel has no sharder for EmbeddingCollection; give it "
+        r"sharders=\[oper.OperEmbeddingCollectionSharder\(\)",
+    ),
+    "a sharder's class": (
+        lambda model: parallel(
+            model,
+            plan=oper.torchrec_plan(plan_of(model), model),
+            sharders=[BAG_SHARDER, SEQUENCE_SHARDER],
+        ),
+        "'bags': DistributedModelParallel has no sharder",
+    ),
+    "a sharder of TorchRec's": (
+        lambda model: parallel(
+            model,
+            plan=oper.torchrec_plan(plan_of(model), model),
+            sharders=[EmbeddingBagCollectionSharder(), SEQUENCE_SHARDER()],
+        ),
+        "'bags': DistributedModelParallel has TorchRec's sharder",
+    ),
+    "OPER's plan": (
+        lambda model: parallel(model, plan=plan_of(model), sharders=[BAG_SHARDER()]),
+        r"needed: plan=oper.torchrec_plan\(plan, model\)",
+    ),
+    "a plan of something else": (
+        lambda model: oper.shard(model, cast(Any, 7)),
+        "the plan is a int, and",
+    ),
+    "sharded twice": (
+        lambda model: oper.shard(oper.shard(model, plan_of(model)), plan_of(Model("meta"))),
+        r"bags' is already sharded, by OPER",
+    ),
+    "planned when sharded": (
+        lambda model: oper.OperShardingPlanner("cpu:1", profile_of(model)).plan(
+            oper.shard(model, plan_of(model))
+        ),
+        r"no collection that the sharders take; .*bags' is already sharded, by OPER",
+    ),
+}
+
+
+def profile_of(model: nn.Module) -> Profile:
+    tables = tables_of(model)
+    counts = np.ones(sum(table.rows for table in tables), np.uint32)
+    return Profile(tables, 100, counts, counts[:0], (False,) * len(tables))
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_are_named(mistake: str) -> None:
+    make, text = MISTAKES[mistake]
+    with pytest.raises(OperError, match=text):
+        make(Model("cpu"))
+
+
+def test_plans_in_torchrecs_form_are_taken_for_plans() -> None:
+    model = Model("cpu")
+    made = oper.torchrec_plan(plan_of(model), model)
+    assert oper.torchrec_plan(made, model).oper_plan is made.oper_plan
+    sharders = [BAG_SHARDER(made), SEQUENCE_SHARDER(made)]
+    parallel(Model("cpu"), plan=made, sharders=sharders)
+    oper.shard(Model("cpu"), made)
+
+
+def test_sharders_of_other_collections_stay() -> None:
+    """A plan's form asks for nothing where no DistributedModelParallel asks."""
+    model = Model("meta")
+    made = oper.torchrec_plan(plan_of(model), model)
+    assert made.get_plan_for_module("bags") is made.plan["bags"]
+    assert made.get_plan_for_module("over") is None
+
+
+def test_names_and_folders_in_the_place_of_objects(tmp_path: Any) -> None:
+    profile = profile_of(Model("meta"))
+    profile.save(tmp_path / "profile")
+    workload = oper.Workload("training", "raw", batch_size=8)
+    given: list[tuple[Any, Any]] = [
+        (profile, oper.Topology.load("cpu:2")),
+        (tmp_path / "profile", "cpu:2"),
+    ]
+    for number, (counted, topology) in enumerate(given):
+        oper.make_plan(counted, topology, workload, oper.Settings(), tmp_path / f"{number}")
+    found = [oper.load_plan(tmp_path / f"{number}") for number in range(2)]
+    maps = [oper.AddressMap.of(plan, 0) for plan in found]
+    ids = torch.arange(30)
+    expected = maps[0].translate(1, ids)
+    for same in (ids.tolist(), ids.numpy().astype(np.uint16), tuple(ids.tolist())):
+        assert torch.equal(maps[1].translate(1, same), expected)
+    assert maps[0].translate(1, []).shape == (0,)
+    for wrong in ([1.5], ["3"], [True], [2**63]):
+        with pytest.raises(OperError, match="integers"):
+            maps[0].translate(1, wrong)
+
+
+# Modules that map ids by themselves.
+
+
+def managed(model: Model, bags: bool) -> nn.Module:
+    configs: Any = [BAGS[0]] if bags else [SEQUENCES[1]]
+    modules: Any = {
+        config.name: MCHManagedCollisionModule(
+            zch_size=config.num_embeddings,
+            device=torch.device("cpu"),
+            input_hash_size=1000,
+            eviction_interval=2,
+            eviction_policy=DistanceLFU_EvictionPolicy(),
+        )
+        for config in configs
+    }
+    mapping = ManagedCollisionCollection(modules, configs)
+    if bags:
+        return ManagedCollisionEmbeddingBagCollection(EmbeddingBagCollection(configs), mapping)
+    return ManagedCollisionEmbeddingCollection(EmbeddingCollection(configs), mapping)
+
+
+@pytest.mark.parametrize("bags", [True, False])
+def test_modules_that_map_ids_are_refused(bags: bool, caplog: pytest.LogCaptureFixture) -> None:
+    model: Any = Model("cpu")
+    plan, profile = plan_of(model), profile_of(model)
+    path = "bags" if bags else "sequences"
+    setattr(model, path, managed(model, bags))
+    text = f"'{path}._embedding_module' is in a ManagedCollisionEmbedding(Bag)?Collection"
+    for use in (
+        lambda: oper.shard(model, plan),
+        lambda: oper.torchrec_plan(plan, model),
+        lambda: oper.OperShardingPlanner("cpu:1", profile).plan(model),
+    ):
+        with pytest.raises(OperError, match=text):
+            use()
+    # Whose tables are in no plan is left alone.
+    names = {config.name for config in (BAGS if bags else SEQUENCES)}
+    others = tuple(table for table in tables_of(Model("meta")) if table.name not in names)
+    assert path not in oper.torchrec_plan(random_plan(0, others, 1), model).plan
+
+
+def test_a_whole_model_that_maps_ids() -> None:
+    inner = EmbeddingBagCollection([BAGS[0]])
+    pruned = ITEPEmbeddingBagCollection(inner, nn.Identity())
+    with pytest.raises(OperError, match="is in a ITEPEmbeddingBagCollection"):
+        oper.shard(pruned, plan_of(inner))
+
+
+# Parameters.
+
+
+def test_parameters_of_no_rows_have_sizes_beside_them() -> None:
+    plain = Model("cpu")
+    sizes = {name: tuple(weight.shape) for name, weight in plain.named_parameters()}
+    model = oper.shard(plain, plan_of(plain))
+    parameters = dict(model.named_parameters())
+    found = oper.table_sizes(model)
+    assert set(found) == {name for name in sizes if "embedding" in name}
+    for name, (rows, dim, dtype) in found.items():
+        assert (rows, dim) == sizes[name]
+        assert parameters[name].shape == (0, dim)
+        assert found[name].parameters == rows * dim
+        assert dtype == "fp32"
+    shown = repr(model)
+    assert "wide: 50 x 16 fp32" in shown
+    assert "Plan of 131 rows of 4 tables on 1 ranks" in shown
+    with pytest.raises(OperError, match="no collection that OPER sharded"):
+        oper.table_sizes(Model("meta"))
+
+
+def test_dense_optimizers_take_empty_parameters() -> None:
+    plain = Model("cpu")
+    model = oper.shard(plain, plan_of(plain))
+    tables = [p for name, p in model.named_parameters() if "embedding" in name]
+    for optimizer in (RowWiseAdagrad, torch.optim.Adam, torch.optim.Adagrad, torch.optim.SGD):
+        optimizer(tables, lr=0.1).step()
+
+
+# What is said of a model.
+
+
+def test_a_model_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    """One warning for all collections, of each kind."""
+    model = Model("cpu")
+    plan = plan_of(model)
+    adams = replace(plan, tables=tuple(replace(t, optimizer="adam") for t in plan.tables))
+    for _ in range(2):  # of another model it is said again
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, logger="oper"):
+            oper.shard(Model("cpu"), adams, fused_params={"learning_rate": 0.1, "eps": 0.5})
+        said = [record.getMessage() for record in caplog.records if record.name.startswith("oper")]
+        assert len(said) == 2
+        assert "'wide' and at least 3 more: the plan was made for adam" in "\n".join(said)
+        assert "eps=0.5 has no effect on optimizer exact_sgd" in said
+
+
+def test_one_rank_warns_for_all(worlds: Any) -> None:
+    said = worlds.run(2, sharder_cases.warned)
+    assert [len(texts) for texts in said] == [1, 0], said
+    assert "the plan was made for adam" in said[0][0]
