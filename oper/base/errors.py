@@ -7,3 +7,7 @@ it without a traceback and exits with status 2; any other exception is a defect 
 
 class OperError(Exception):
     """Bad input, an impossible request, or a failure of the machine such as a full disk."""
+
+
+class OperWarning(UserWarning):
+    """What a user should know of an input that is read all the same; the command line prints it."""

@@ -11,6 +11,8 @@
 
 namespace oper {
 
+constexpr int64_t kLineWords = kWordsPerLine + 1;
+
 struct Segments {
   const int64_t* offsets;
   const int64_t* table;
@@ -33,9 +35,27 @@ inline Segments segments_of(const at::Tensor& ids, const at::Tensor& offsets,
 
 inline const Line* lines_of_bitmap(const at::Tensor& bitmap) {
   TORCH_CHECK_VALUE(bitmap.scalar_type() == at::kLong && bitmap.is_contiguous() &&
-                        bitmap.numel() % (kWordsPerLine + 1) == 0,
+                        bitmap.numel() % kLineWords == 0,
                     "bitmap: contiguous lines of 8 int64 were needed");
   return static_cast<const Line*>(bitmap.const_data_ptr());
+}
+
+// That a table's part of the map is within the arrays it points into. What these hold is vouched
+// for (cpu/common/arguments.h).
+inline void check_table(const TableMap& table, int64_t number, int64_t lines, int64_t steps,
+                        int64_t stripe_bases, int64_t flat) {
+  const auto within = [](int64_t first, int64_t size, int64_t all) {
+    return first >= 0 && size >= 0 && size <= all && first <= all - size;
+  };
+  const bool has_rows = table.rows >= 0 && table.rows <= kMostRows;
+  const bool listed = has_rows && within(table.first_line, lines_of(table.rows), lines);
+  const bool striped = table.period >= 2 && within(table.pattern, table.period, steps) &&
+                       within(table.stripe_base, 1, stripe_bases) && table.origin >= 0 &&
+                       table.origin <= 2 * kMostRows &&
+                       table.reciprocal == ~uint64_t{0} / static_cast<uint64_t>(table.period) + 1;
+  const bool plain = table.flat == -1 || (has_rows && within(table.flat, table.rows, flat));
+  TORCH_CHECK_VALUE((listed && striped && plain) || table.rows == 0, "tables: number ", number,
+                    " goes beyond the bitmap, the steps, the stripe bases or the plain addresses");
 }
 
 template <typename Code>
