@@ -6,6 +6,7 @@ removed what it was writing. Any other exception is a defect and shows its trace
 """
 
 import contextlib
+import errno
 import importlib
 import sys
 import warnings
@@ -96,6 +97,11 @@ def main() -> None:
             app(prog_name="oper")
     except OperError as error:
         print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        print(f"error: {str(error.filename)[:80]}…: {error.strerror}", file=sys.stderr)
         sys.exit(2)
     except process_signals.Stopped as stopped:
         # Standard error may be closed: SIGHUP means that the terminal is gone.

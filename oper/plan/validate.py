@@ -127,7 +127,7 @@ def _check_bitmap(bitmap: NDArray[Any], name: str, offset: Ints, rows: Ints) -> 
         sum(int(word) >> int(bits) for word, bits in zip(words, used_bits, strict=True))
         for words, used_bits in zip(bitmap[line, 1:], used, strict=True)
     ]
-    _need_all(np.array(beyond, dtype=object) == 0, name, "mark rows of its tables alone")
+    _need_all(np.array([word == 0 for word in beyond]), name, "mark rows of its tables alone")
     return before[offset]
 
 
@@ -159,7 +159,8 @@ def _check_stripes(layout: Layout, striped: Ints) -> None:
         copies = np.bincount(order, minlength=layout.ranks)
         size = turns * copies + np.bincount(turned[:rest], minlength=layout.ranks)
         base, room = layout.stripe_base[table], layout.slots[layout.width_of_table[table]]
-        _need_all((base >= 0) & (base < 1 << SLOT_BITS) | (size == 0), "stripe_base", "be slots")
+        is_slot = (base >= 0) & (base < 1 << SLOT_BITS) | (size == 0)
+        _need_all(is_slot, f"stripe_base of table {table}", "be slots of the arenas")
         beyond = (base + size > room) & (size > 0)
         if not beyond.any():
             continue

@@ -38,7 +38,7 @@ from oper.profiling.counter_arrays import (
     samples_with_row_offsets,
 )
 from oper.profiling.distinct_rows import Distinct, DistinctSums
-from oper.tables.table import Table, fingerprint
+from oper.tables.table import Table, check_known, fingerprint
 
 MARKER = "profile.json"
 _WINDOW = re.compile("[0-9]{1,9}")
@@ -58,6 +58,9 @@ class Profile(RowCounts):
     # The folder that has `vocab/` for tables with a vocabulary, or the vocabularies in memory.
     vocabulary_folder: Path | None = None
     vocabularies: Prepared | None = None
+
+    def __post_init__(self) -> None:
+        check_known(self.tables, "a profile")
 
     def __repr__(self) -> str:
         return (

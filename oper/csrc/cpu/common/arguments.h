@@ -6,22 +6,19 @@
 // costs less than 1 % of its time. The contents of these are not looked at, and whoever calls
 // vouches for them:
 //
-//     operator            contents                                      who vouches
-//     translate           bitmap, stripe_bitmap, codes, steps: ranks    AddressMap, of a layout
-//     that
-//                         within the table's stripe bases, codes of     oper/plan/validate.py has
-//                         seen the groups, headers that count the bits
-//     pooled_rows,        addresses: slots within the arenas;           AddressMap; Heap, whose
-//     arenas weight_gradients    bases: arenas that are mapped here            `bases` points to
-//     copy_rows           slots within the arena at base_pointer        RowFetcher, of the
-//     addresses
-//                                                                       that other ranks' maps gave
-//     sum_gradients       positions: of accesses of the runs' bucket    sort_accesses
-//     map_segment,        descriptor, memory: of a segment              SharedSegment
-//     protect
+// * translate: bitmaps whose headers count their bits, codes of the groups, steps that name ranks.
+//   AddressMap vouches, of a layout that oper/plan/validate.py has seen.
+// * pooled_rows, weight_gradients: addresses of slots within the arenas, and bases of arenas that
+// are
+//   mapped here, with the features' widths and bytes of a row. AddressMap and Heap vouch.
+// * copy_rows: slots of the arena at base_pointer, by row_bytes. RowFetcher vouches, as the slots
+//   are of addresses that other ranks' maps gave.
+// * sum_gradients: positions of accesses of one bucket, by the features and segments that they were
+//   sorted with. sort_accesses vouches.
+// * map_segment, protect: a descriptor and memory of a segment. SharedSegment vouches.
 //
 // Operators on devices cannot read what lies on the device without a wait: there the contents of
-// all device tensors are vouched for, by the same callers.
+// all tensors on the device are vouched for, by the same callers.
 #pragma once
 
 #include <ATen/core/Tensor.h>

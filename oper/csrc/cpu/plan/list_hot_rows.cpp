@@ -169,7 +169,7 @@ Counts listed_and_striped_counts(
                 "steps of its pattern");
     bool ascending = entry_begin[t] == entry_begin[t + 1] || entries[entry_begin[t]] >= 0;
     for (int64_t n = entry_begin[t] + 1; n < entry_begin[t + 1]; ++n)
-      ascending &= entries[n - 1] < entries[n];
+      ascending &= entries[n - 1] <= entries[n];
     TORCH_CHECK_VALUE(ascending, "entry_samples_with_row: must ascend from 0 or more in table ", t);
   }
   check_headers(lines, line_offset.back(), "bitmap");

@@ -53,14 +53,8 @@ at::Tensor translate(const at::Tensor& ids, const at::Tensor& segment_offset,
   check_contiguous(codes, "codes");
   check_size(group_bits, 0, 31, "group_bits");
   TORCH_CHECK_VALUE(group_base.numel() > 0 || codes.numel() == 0, "group_base: is empty");
-  if (stripe_bitmap)
-    TORCH_CHECK_VALUE(stripe_bitmap->numel() == bitmap.numel(),
-                      "stripe_bitmap: ", stripe_bitmap->numel(), " words, and the bitmap has ",
-                      bitmap.numel());
-  for (int64_t s = 0; s < segments.count; ++s)
-    if (segments.offsets[s] < segments.offsets[s + 1])
-      check_table(table_maps[segments.table[s]], segments.table[s], bitmap.numel() / kLineWords,
-                  steps.size(0), stripe_base.numel(), flat.numel());
+  check_tables(segments, table_maps, bitmap, stripe_bitmap, steps.size(0), stripe_base,
+               flat.numel());
   at::Tensor out = addresses_like(ids);
   int64_t* const to = out.data_ptr<int64_t>();
   with_index_type(codes.scalar_type(), "codes", [&](auto code) {
