@@ -16,7 +16,7 @@ import numpy as np
 
 from oper.cli.shared.console import emit, new_console
 from oper.cost.objective import Cost
-from oper.files.storage import write_json
+from oper.files.json_file import write_json
 from oper.logs import LogOptions
 from oper.profiling.counting import profile
 from oper.profiling.profile import Profile

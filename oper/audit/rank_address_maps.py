@@ -29,7 +29,7 @@ class RankMaps:
         self._rows = plan.layout.rows.tolist()
         self._chunk_rows = max(_CHUNK_ADDRESSES // plan.ranks, 1024)
         self._maps = [
-            AddressMap(plan.tables, plan.layout, load_rank_map(folder, rank))
+            AddressMap(plan.tables, plan.layout, load_rank_map(folder, rank, plan.layout))
             for rank in range(plan.ranks)
         ]
 

@@ -7,3 +7,13 @@ it without a traceback and exits with status 2; any other exception is a defect 
 
 class OperError(Exception):
     """Bad input, an impossible request, or a failure of the machine such as a full disk."""
+
+
+def one_line(error: BaseException) -> str:
+    """The message of another library's error, as part of a line: without line ends, not long."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 200 else f"{text[:200]}…"
+
+
+class OperWarning(UserWarning):
+    """What a user should know of an input that is read all the same; the command line prints it."""

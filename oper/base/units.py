@@ -1,6 +1,8 @@
 """Quantities as people write them: `64GB` is 64·10⁹ bytes, `1d` 86,400 seconds, `5%` 0.05."""
 
+import operator
 import re
+from typing import Any
 
 from oper.base.errors import OperError
 
@@ -8,10 +10,20 @@ GB = 1e9
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
-_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?)\s*([kKmMgGtT]?(?:i?[bB])?)\s*")
+_SIZE = re.compile(r"\s*([0-9]{1,30}(?:\.[0-9]{0,30})?)\s*([kKmMgGtT]?(?:i?[bB])?)\s*")
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-_DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([smhdw]?)\s*")
+_DURATION = re.compile(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([smhdw]?)\s*")
 _SHARE = re.compile(r"\s*([0-9.eE+-]+)\s*(%?)\s*")
+
+
+def whole_number(given: Any, what: str) -> int:
+    """A whole number, also NumPy's, as Python's; OperError names what it was for."""
+    try:
+        if isinstance(given, bool):
+            raise TypeError
+        return operator.index(given)
+    except TypeError as error:
+        raise OperError(f"{what}: is {str(given)[:40]!r}, and a whole number was needed") from error
 
 
 def parse_bytes(text: str, name: str) -> int:

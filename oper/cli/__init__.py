@@ -6,15 +6,19 @@ removed what it was writing. Any other exception is a defect and shows its trace
 """
 
 import contextlib
+import errno
 import importlib
 import sys
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
 from oper import __version__
-from oper.base.errors import OperError
+from oper.base.errors import OperError, OperWarning
+from oper.cli.shared.console import warn
 from oper.files import process_signals
 
 # In the order in which they are used.
@@ -69,13 +73,35 @@ for _module in VERBS.values():
     importlib.import_module(f"oper.cli.{_module}").register(app)
 
 
+@contextlib.contextmanager
+def _warnings_as_lines() -> Iterator[None]:
+    """Within the block a warning of oper is one line, without the place in the source."""
+    with warnings.catch_warnings():
+        others = warnings.showwarning
+
+        def show(message: Any, category: type[Warning], *where: Any, **more: Any) -> None:
+            if issubclass(category, OperWarning):
+                warn(str(message))
+            else:
+                others(message, category, *where, **more)
+
+        warnings.showwarning = show
+        warnings.simplefilter("always", OperWarning)
+        yield
+
+
 def main() -> None:
     """Run the command line; the entry point of the `oper` script."""
     try:
-        with process_signals.raised():
+        with process_signals.raised(), _warnings_as_lines():
             app(prog_name="oper")
     except OperError as error:
         print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        print(f"error: {str(error.filename)[:80]}…: {error.strerror}", file=sys.stderr)
         sys.exit(2)
     except process_signals.Stopped as stopped:
         # Standard error may be closed: SIGHUP means that the terminal is gone.

@@ -4,6 +4,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from oper.base.errors import OperError
+from oper.base.units import whole_number
+
+MOST_SAMPLES = 2**40  # of a batch; more than a log has, and products with counts stay finite
 
 
 @dataclass(frozen=True)
@@ -19,8 +22,10 @@ class Workload:
             raise OperError(f"mode {self.mode!r}: 'training' or 'inference' was needed")
         if self.fetch not in ("raw", "distinct"):
             raise OperError(f"fetch {self.fetch!r}: 'raw' or 'distinct' was needed")
-        if self.batch_size < 1:
-            raise OperError(f"batch size {self.batch_size}: at least 1 sample was needed")
+        size = whole_number(self.batch_size, "batch size")
+        object.__setattr__(self, "batch_size", size)
+        if not 1 <= size <= MOST_SAMPLES:
+            raise OperError(f"batch size {size:,}: from 1 to {MOST_SAMPLES:,} samples were needed")
 
     @property
     def training(self) -> bool:

@@ -4,12 +4,13 @@ oper wrote a folder if it holds a marker, a JSON file with oper's schema, and th
 everything in it, at any depth. A folder of windows lists folders with markers of their own.
 """
 
-import json
 import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from oper.files.json_file import parse_json
 
 _NAMED = 5  # foreign entries that a message names, so that it stays one or two lines
 
@@ -89,7 +90,7 @@ def _listed(folder: Path, kind: Format) -> set[str] | None:
 
 def _marker(folder: Path, kind: Format) -> dict[str, Any] | None:
     try:
-        content = json.loads((folder / kind.marker).read_text(encoding="utf-8"))
+        content = parse_json((folder / kind.marker).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return content if isinstance(content, dict) and content.get("schema") == kind.schema else None

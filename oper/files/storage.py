@@ -9,10 +9,9 @@ the work, and again once the new folder has taken the name. Nothing here is pick
 
 import contextlib
 import errno
-import hashlib
 import itertools
-import json
 import os
+import tokenize
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,7 +24,18 @@ from oper.base.errors import OperError
 from oper.files import atomic_renames, process_signals, temporaries
 from oper.files.overwrite_rules import Format, file_refusal, folder_refusal, is_wholly
 
-_HASH_BLOCK_BYTES = 1 << 22
+# What NumPy raises for a damaged header, which it reads as Python, and for one that states a shape
+# beyond the memory or the file.
+HEADER_ERRORS = (
+    ValueError,
+    TypeError,
+    SyntaxError,
+    tokenize.TokenError,
+    EOFError,
+    MemoryError,
+    OverflowError,
+    RecursionError,
+)
 _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 
 
@@ -105,27 +115,6 @@ def atomic_file(path: Path | str, overwrite: bool = False) -> Iterator[Path]:
         _sync_directory(target.parent)
 
 
-def write_json(path: Path | str, content: Any) -> None:
-    """Write `content` as indented JSON, keys in the order given."""
-    Path(path).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-
-
-def read_json(path: Path | str) -> Any:
-    """Read a JSON file; OperError names the file, line and column of a syntax error."""
-    path = Path(path)
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise OperError(f"{path}: no such file") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise OperError(f"{path}: cannot be read as text ({error})") from error
-    except json.JSONDecodeError as error:
-        raise OperError(
-            f"{path}, line {error.lineno}, column {error.colno}: is not JSON ({error.msg}); "
-            "the file is damaged or incomplete: write or copy it again"
-        ) from error
-
-
 def save_array(path: Path | str, array: NDArray[Any]) -> None:
     """Write one array as .npy."""
     with open(path, "wb") as file:
@@ -144,76 +133,10 @@ def load_array(path: Path | str, mmap: bool = True) -> NDArray[Any]:
         return np.load(path, mmap_mode="r" if mmap else None, allow_pickle=False)
     except FileNotFoundError as error:
         raise OperError(f"{path}: no such file; the folder is incomplete") from error
-    except (OSError, ValueError, EOFError) as error:
+    except (*HEADER_ERRORS, OSError) as error:
         raise OperError(
             f"{path}: is not a readable .npy array ({error}); write or copy it again"
         ) from error
-
-
-def sha256(path: Path | str) -> str:
-    """Hex SHA-256 of a file's bytes."""
-    with open(path, "rb") as file:
-        digest = hashlib.sha256()
-        while block := file.read(_HASH_BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
-    """Name -> {bytes, sha256} of every file below `folder`, for its marker; hashes in parallel."""
-    files = sorted(p for p in folder.rglob("*") if p.is_file())
-    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        digests = list(pool.map(sha256, files))
-    return {
-        file.relative_to(folder).as_posix(): {"bytes": file.stat().st_size, "sha256": digest}
-        for file, digest in zip(files, digests, strict=True)
-    }
-
-
-def open_folder(path: Path | str, kind: Format) -> dict[str, Any]:
-    """The content of a folder's marker; OperError where the folder is not of this kind."""
-    path = Path(path)
-    marker, schema, version = kind
-    if not path.is_dir():
-        raise OperError(f"{path}: no such folder; a folder with a {marker} was needed")
-    if not (path / marker).is_file():
-        found = ", ".join(sorted(p.name for p in path.iterdir())[:5]) or "nothing"
-        raise OperError(f"{path}: holds no {marker} (but {found}); is it the right folder?")
-    content = read_json(path / marker)
-    if not isinstance(content, dict) or content.get("schema") != schema:
-        given = content.get("schema") if isinstance(content, dict) else type(content).__name__
-        raise OperError(f"{path / marker}: schema {given!r}, and {schema!r} was needed")
-    if content.get("version") != version:
-        raise OperError(
-            f"{path / marker}: version {content.get('version')!r}, and this oper reads {version}; "
-            "write the folder again with this version"
-        )
-    return content
-
-
-def verify_files(folder: Path | str, described: dict[str, Any], digests: bool) -> None:
-    """Compare the files of `folder` with what its marker says: sizes, and `digests` if asked."""
-    folder = Path(folder)
-    for name, expected in described.items():
-        file = folder / name
-        if not file.is_file():
-            raise OperError(f"{file}: is missing; the folder is incomplete: copy or write it again")
-        size = file.stat().st_size
-        if size != expected["bytes"]:
-            raise OperError(
-                f"{file}: {size} bytes, and {expected['bytes']} were written; "
-                "it is truncated or was changed: copy or write it again"
-            )
-    if digests:
-        names = list(described)
-        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-            found = pool.map(sha256, [folder / name for name in names])
-            for name, digest in zip(names, found, strict=True):
-                if digest != described[name]["sha256"]:
-                    raise OperError(
-                        f"{folder / name}: its SHA-256 is not the one in the folder's marker; "
-                        "the file was changed or damaged: copy or write it again"
-                    )
 
 
 @contextlib.contextmanager

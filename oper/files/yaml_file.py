@@ -7,6 +7,9 @@ from typing import Any, NoReturn
 import yaml
 
 from oper.base.errors import OperError
+from oper.files.json_file import MOST_DIGITS
+
+_MOST_ALIASED = 100_000  # values that aliases add to a document, as it is held without them
 
 KeyPath = tuple[str | int, ...]  # keys and indices from the document's root to a value
 
@@ -25,8 +28,14 @@ class Document:
         path = Path(path)
         try:
             text = path.read_text(encoding="utf-8")
-            node = yaml.compose(text, Loader=yaml.SafeLoader)
-            content = yaml.safe_load(text)
+            loader = yaml.SafeLoader(text)
+            node = loader.get_single_node()
+            lines: dict[KeyPath, int] = {}
+            content = None
+            if node is not None:
+                _check_size(node, path)
+                _collect_lines(node, (), lines, path)
+                content = loader.construct_document(node)
         except FileNotFoundError as error:
             raise OperError(f"{path}: no such file") from error
         except (OSError, UnicodeDecodeError) as error:
@@ -38,10 +47,16 @@ class Document:
                 f"{path}{keys}: is not YAML ({error.problem}); correct it there"
             ) from error
         except yaml.YAMLError as error:
-            raise OperError(f"{path}: is not YAML ({error})") from error
-        lines: dict[KeyPath, int] = {}
-        if node is not None:
-            _collect_lines(node, (), lines, path)
+            reason = " ".join(str(error).split())
+            raise OperError(f"{path}: is not YAML ({reason})") from error
+        except RecursionError as error:
+            raise OperError(f"{path}: is nested more deeply than any file of this kind") from error
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+            # Of a scalar that is not of the type that its form or its tag states.
+            raise OperError(
+                f"{path}: has a value that cannot be read ({type(error).__name__}: "
+                f"{str(error)[:80]}); correct or quote it"
+            ) from error
         return cls(content, str(path), lines)
 
     def where(self, keys: KeyPath) -> str:
@@ -57,15 +72,55 @@ class Document:
         raise OperError(f"{self.where(keys)} {problem}")
 
 
+def _check_size(root: yaml.Node, path: Path) -> None:
+    """OperError where aliases make a small text a huge document, or one without an end."""
+    sizes: dict[int, int] = {}  # values of each node with its aliases written out
+    open_nodes: set[int] = set()
+
+    def size(node: yaml.Node) -> int:
+        if id(node) in open_nodes:
+            raise OperError(
+                f"{path}, line {node.start_mark.line + 1}: an anchor holds an alias of itself; "
+                "write the values out"
+            )
+        if id(node) in sizes:
+            return sizes[id(node)]
+        open_nodes.add(id(node))
+        inner: list[Any] = []
+        if isinstance(node, yaml.SequenceNode):
+            inner = node.value
+        elif isinstance(node, yaml.MappingNode):
+            inner = [part for pair in node.value for part in pair]
+        total = 1 + sum(map(size, inner))
+        open_nodes.remove(id(node))
+        sizes[id(node)] = total
+        if total > len(sizes) + _MOST_ALIASED:
+            raise OperError(
+                f"{path}, line {node.start_mark.line + 1}: its aliases stand for more than "
+                f"{_MOST_ALIASED:,} values; write them out"
+            )
+        return total
+
+    size(root)
+
+
 def _collect_lines(node: yaml.Node, keys: KeyPath, lines: dict[KeyPath, int], path: Path) -> None:
     lines.setdefault(keys, node.start_mark.line + 1)
+    is_number = node.tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+    if is_number and len(node.value) > MOST_DIGITS:
+        raise OperError(
+            f"{path}, line {node.start_mark.line + 1}: a number of {len(node.value):,} characters, "
+            f"{node.value[:20]}…, and at most {MOST_DIGITS} were expected"
+        )
     if isinstance(node, yaml.SequenceNode):
         for index, child in enumerate(node.value):
             _collect_lines(child, (*keys, index), lines, path)
     elif isinstance(node, yaml.MappingNode):
         for key, child in node.value:
-            inner = (*keys, str(key.value))
             line = key.start_mark.line + 1
+            if not isinstance(key, yaml.ScalarNode):
+                raise OperError(f"{path}, line {line}: a key is a {key.id}; a name was needed")
+            inner = (*keys, str(key.value))
             if inner in lines:
                 raise OperError(
                     f"{path}, line {line}: {key.value!r} is given twice, first on line "

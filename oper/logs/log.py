@@ -35,6 +35,16 @@ class Log:
         self.label = self._selection.label
         columns = {c.name: c for c in sources[0].columns}
         self._columns: dict[str, Column] = {name: columns[name] for name in self.features}
+        self._check_missing(options.missing)
+
+    def _check_missing(self, missing: str | None) -> None:
+        """OperError where the value that means "no id" cannot be in any column of ids."""
+        texts = any(c.texts for s in self._sources for c in s.columns if c.name in self.features)
+        if missing is not None and not texts and not re.fullmatch("-?[0-9]{1,20}", missing):
+            raise OperError(
+                f"--missing {missing[:80]!r}: the columns of ids hold whole numbers, so none of "
+                "their values can be it; a whole number was needed, such as -1"
+            )
 
     @property
     def names(self) -> tuple[str, ...]:

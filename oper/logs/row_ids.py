@@ -1,5 +1,6 @@
 """Raw values to row ids, by a table's rule: dense, hash or vocab."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from oper.logs.batches.reading_options import OnBadId
 from oper.logs.batches.text_numbers import decimals, hash64
 from oper.logs.vocabulary import Vocabulary
 from oper.tables.table import Table
+
+_DECIMAL = re.compile("-?[0-9]{1,20}")
 
 
 class IdMapper:
@@ -72,11 +75,13 @@ class IdMapper:
     def _complaint(self, raw: Jagged, position: int, column: str, location: Location) -> str:
         value = raw.values[position]
         value = value.as_py() if isinstance(value, pa.Scalar) else int(value)
-        shown = f"{value:08x} (hexadecimal)" if raw.hexadecimal else repr(value)
+        if raw.unsigned:
+            value %= 2**64
+        shown = raw.shown(position)
         where = location.of(raw.sample_of(position))
         rows = self.table.rows
         needed = f"table {self.table.name!r} has {rows:,} rows, so an id from 0 to {rows - 1:,}"
-        if isinstance(value, str) and not value.lstrip("-").isdecimal():
+        if isinstance(value, str) and not _DECIMAL.fullmatch(value):
             remedy = "give the table `ids: hash` or `ids: vocab`"
         elif int(value) < 0:
             remedy = f"pass --missing {value} if it means that there is no id"
@@ -87,7 +92,7 @@ class IdMapper:
         else:
             remedy = "give the table `ids: hash` or `ids: vocab`"
         return (
-            f"{where}: column {column!r} is {shown}; {needed} was needed: {remedy}, "
+            f"{where}: column {column!r} is {shown:.200}; {needed} was needed: {remedy}, "
             "or skip such ids with --on-bad-id skip"
         )
 
@@ -122,8 +127,9 @@ def without(raw: Jagged, missing: str | None) -> Jagged:
     """The ids without those equal to `missing`, the value that means "no id"."""
     if missing is None:
         return raw
-    is_integer, integers = decimals(pa.array([missing]))
-    number = int(integers[0]) if is_integer[0] else None
+    number = int(missing) if _DECIMAL.fullmatch(missing) else None
+    if number is not None and not -(2**63) <= number < 2 ** (64 if raw.unsigned else 63):
+        number = None
     if isinstance(raw.values, pa.DictionaryArray):
         texts = raw.values.dictionary
         codes_are_integers, numbers = decimals(texts)
@@ -134,7 +140,7 @@ def without(raw: Jagged, missing: str | None) -> Jagged:
             same = pa.compute.equal(texts, missing).to_numpy(zero_copy_only=False)
         absent = same[raw.values.indices.to_numpy()]
     elif number is not None:
-        absent = raw.values == number
+        absent = (raw.values.view(np.uint64) if raw.unsigned else raw.values) == number
     else:
         return raw
     return raw.keep(~absent) if absent.any() else raw

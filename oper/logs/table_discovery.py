@@ -5,6 +5,7 @@ Without tables, one is inferred for each of the log's features: columns of row i
 integers get a vocabulary. Tables that are given without rows get them the same way.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,16 +13,23 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from oper.base.errors import OperError
+from oper.base.errors import OperError, OperWarning
 from oper.logs.batches.columns import match_feature
 from oper.logs.log import Log
 from oper.logs.row_ids import without
 from oper.logs.vocabulary import ValueCounter, load_vocabularies, ranked, save_vocabularies
-from oper.tables.table import IdRule, Table, with_missing
+from oper.tables.table import IdRule, Table, check_names, with_missing
 
 # Larger integers are taken for hashes, not rows: a table of 2^31 rows of 64 fp32 is 512 GiB.
 _MOST_DENSE_ROWS = 1 << 31
+
+
+# Where a column is more likely a time, a number of the sample or a hash than a feature: of so many
+# values nearly all differ, or its table would have so many more rows than there are ids.
+_MANY_VALUES, _ALL_DISTINCT = 10_000, 0.9
+_MANY_ROWS, _SPARSE = 10_000_000, 100
 
 
 @dataclass(frozen=True)
@@ -83,6 +91,10 @@ def prepare(
     """
     whole = log.whole()
     inferred = tables is None
+    if tables is not None:
+        if not tables:
+            raise OperError("the tables of a log: none were given; pass None to infer them")
+        check_names(tables, "the tables of a log")
     if tables is None:
         tables = [
             Table(
@@ -98,12 +110,29 @@ def prepare(
     tables = with_missing(tables, log.options.missing)
     tables = _sized(whole, tables, inferred, advance)
     contents = _vocabularies(whole, tables, advance)
+    if inferred:
+        for name, content in contents.items():
+            ids = pc.sum(content["count"]).as_py() or 0
+            if len(content) > max(_MANY_VALUES, _ALL_DISTINCT * ids):
+                _warn(
+                    f"column {name!r}: {len(content):,} of its {ids:,} values are different, and "
+                    f"become a table of {len(content) + 1:,} rows, nearly all of them read once"
+                )
     return Prepared(
         tuple(
             replace(t, rows=t.rows or 1 + len(contents[t.name])) if t.name in contents else t
             for t in tables
         ),
         contents,
+    )
+
+
+def _warn(finding: str) -> None:
+    warnings.warn(
+        f"{finding}; if it is a time or the number of a sample, leave it out: name the columns of "
+        "ids with --columns",
+        OperWarning,
+        stacklevel=3,
     )
 
 
@@ -117,6 +146,7 @@ def _sized(
     columns = [m for m in matched(log, tables) if m[0] in open_tables]
     largest = dict.fromkeys(open_tables, -1)
     vocabulary: set[int] = set()
+    seen = dict.fromkeys(open_tables, 0)
     for batch in log.batches(_distinct(columns), ids_only=True):
         for index, _, column in columns:
             ids = without(batch.features[column], tables[index].ids.missing)
@@ -130,8 +160,9 @@ def _sized(
                     )
                 vocabulary.add(index)
             elif len(ids.values):
-                low, high = int(ids.values.min()), int(ids.values.max())
-                if low < 0:
+                seen[index] += len(ids.values)
+                low, high = ids.bounds()
+                if low < 0 and log.options.on_bad_id == "error":
                     bad = int(np.argmin(ids.values))
                     raise OperError(
                         f"{batch.location.of(ids.sample_of(bad))}: column {column!r} is {low}; a "
@@ -148,7 +179,13 @@ def _sized(
             result[index] = replace(table, ids=replace(table.ids, kind="vocab"))
         else:
             # A table whose ids never occur still gets one row.
-            result[index] = replace(table, rows=max(1, largest[index] + 1))
+            rows = max(1, largest[index] + 1)
+            result[index] = replace(table, rows=rows)
+            if inferred and rows > max(_MANY_ROWS, _SPARSE * seen[index]):
+                _warn(
+                    f"column {table.name!r}: its {seen[index]:,} ids go up to {largest[index]:,}, "
+                    f"and become a table of {rows:,} rows, nearly all of them unread"
+                )
     return tuple(result)
 
 
@@ -166,7 +203,7 @@ def _vocabularies(
     for batch in log.batches(_distinct(columns), ids_only=True):
         for index, _, column in columns:
             ids = without(batch.features[column], tables[index].ids.missing)
-            counters[index].add(ids.values)
+            counters[index].add(ids)
         advance(batch.samples)
     return {
         tables[i].name: ranked(counter, tables[i].ids.min_count, tables[i].rows)

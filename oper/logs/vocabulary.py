@@ -2,7 +2,8 @@
 
 Row 0 stands for unseen values and for those counted fewer than `min_count` times, or beyond the
 rows the table has. Integers come before texts where counts are equal. A vocabulary is saved as
-Parquet: `value` (int64, or text where any value is one), `count`, `row`.
+Parquet: `value` (int64, uint64 where the log's integers are unsigned, or text where any value is
+one), `count`, `row`.
 """
 
 from collections.abc import Sequence
@@ -16,8 +17,9 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from oper.base.arrays import Ints
-from oper.base.errors import OperError
+from oper.base.errors import OperError, one_line
 from oper.files.storage import atomic_file
+from oper.logs.batches.batch import Jagged
 from oper.logs.batches.text_numbers import decimals, hash64
 
 
@@ -74,12 +76,15 @@ class ValueCounter:
     """Counts the values of one table, in memory proportional to its distinct values."""
 
     def __init__(self) -> None:
+        self.unsigned = False  # integers are the two's complement of unsigned ones
         self._parts: dict[str, list[Any]] = {"integers": [], "texts": []}
         self._merged = {"integers": 0, "texts": 0}
         self._pending = {"integers": 0, "texts": 0}
 
-    def add(self, values: Any) -> None:
+    def add(self, ids: Jagged) -> None:
         """Count a batch's values: int64, or a dictionary of texts without nulls."""
+        values = ids.values
+        self.unsigned |= ids.unsigned
         if not isinstance(values, pa.DictionaryArray):
             counted = pc.value_counts(pa.array(values))
             self._append("integers", counted.field("values"), counted.field("counts"))
@@ -129,6 +134,8 @@ def ranked(counter: ValueCounter, min_count: int, rows: int) -> Any:
     order = pc.sort_indices(texts)
     texts, text_counts = texts.take(order), text_counts[order.to_numpy()]
     numbers = integers.to_numpy()
+    if counter.unsigned and not len(texts):
+        numbers = numbers.view(np.uint64)
     by_value = np.argsort(numbers)
     counts = np.concatenate([integer_counts[by_value], text_counts])
     kept = np.flatnonzero(counts >= min_count)
@@ -150,9 +157,9 @@ def vocabulary_of(content: Any) -> Vocabulary:
     """The vocabulary of an Arrow table that `ranked` made."""
     value = content["value"].combine_chunks()
     rows = content["row"].to_numpy()
-    if value.type == pa.int64():
+    if value.type in (pa.int64(), pa.uint64()):
         nothing = pa.array([], pa.string())
-        return Vocabulary(value.to_numpy(), rows, nothing, np.empty(0, np.int64))
+        return Vocabulary(value.to_numpy().view(np.int64), rows, nothing, np.empty(0, np.int64))
     is_integer, integers = decimals(value)
     texts = value.filter(pa.array(~is_integer))
     return Vocabulary(integers, rows[is_integer], texts, rows[~is_integer])
@@ -191,14 +198,27 @@ def load_vocabularies(folder: Path | str, tables: Sequence[str]) -> dict[str, An
             raise OperError(
                 f"{path}: is missing; table {name!r} needs its vocabulary: copy or write it again"
             ) from error
-        except (OSError, pa.ArrowException) as error:
+        except (OSError, ValueError, MemoryError, pa.ArrowException) as error:
             raise OperError(
-                f"{path}: is not a readable vocabulary ({error}); copy or write it again"
+                f"{path}: is not a readable vocabulary ({one_line(error)}); copy or write it again"
             ) from error
         if content.column_names != ["value", "count", "row"]:
             raise OperError(
                 f"{path}: has columns {', '.join(content.column_names)}, and value, count and row "
                 "were needed"
+            )
+        types = [content.schema.field(n).type for n in ("count", "row")]
+        rows = content["row"]
+        if (
+            types != [pa.int64(), pa.int64()]
+            or content["value"].type not in (pa.int64(), pa.uint64(), pa.string())
+            or any(column.null_count for column in content.columns)
+            or not np.array_equal(rows.to_numpy(), np.arange(1, len(rows) + 1))
+            or pc.count_distinct(content["value"]).as_py() != len(rows)
+        ):
+            raise OperError(
+                f"{path}: is no vocabulary of distinct values for rows 1 to {len(rows):,}; it was "
+                "changed: copy or write it again"
             )
         contents[name] = content
     return contents

@@ -5,6 +5,7 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -22,6 +23,7 @@ from oper.measure.measurement import Measurement
 
 Store = Any  # a torch.distributed store, whose types torch does not export
 
+_LOOPBACK = "127.0.0.1"
 START_SECONDS = 10.0  # for each rank to import torch, on cores that all ranks share
 
 
@@ -117,13 +119,22 @@ def _end_with_parent() -> None:
 
 
 def _local_store(port: int, deadline_seconds: float, is_master: bool) -> Store:
-    """The store of local ranks: the parent's, on a free port if `port` is 0."""
+    """The store of local ranks: the parent's, on a free port if `port` is 0.
+
+    It is on the loopback interface alone: left to itself torch listens on all of them.
+    """
+    listening = None
+    if is_master:
+        listening = socket.create_server((_LOOPBACK, port))
+        port = listening.getsockname()[1]
     return dist.TCPStore(  # type: ignore[attr-defined]
-        "127.0.0.1",
+        _LOOPBACK,
         port,
         is_master=is_master,
         wait_for_workers=False,
         timeout=timedelta(seconds=deadline_seconds),
+        # The store closes it.
+        master_listen_fd=None if listening is None else listening.detach(),
     )
 
 

@@ -98,7 +98,14 @@ class AddressMap:
         """The map of one rank, from its file in a plan's folder; shared arrays memory-mapped."""
         plan = load_plan(folder)
         _check_rank(rank, plan.ranks)
-        return cls(plan.tables, plan.layout, load_rank_map(folder, rank))
+        found, stated = load_rank_map(folder, rank, plan.layout), rank_map(plan.layout, rank)
+        for name in ("group_base", "stripe_base"):
+            if not np.array_equal(getattr(found, name), getattr(stated, name)):
+                raise OperError(
+                    f"{folder}: the {name} of rank {rank}'s map is not that of the layout; see "
+                    "`oper plan check`, and make the plan again"
+                )
+        return cls(plan.tables, plan.layout, stated)
 
     @property
     def nbytes(self) -> int:

@@ -11,7 +11,9 @@ from oper.base.arrays import Ints
 WORDS_PER_LINE = native.shared("bitmap words of a line", 7)  # behind its header
 ROWS_PER_LINE = 64 * WORDS_PER_LINE
 # Of a header: marked rows before the line. The rest of it speeds the kernel up.
-_BEFORE_MASK = np.uint64((1 << native.shared("bitmap bits of rows before", 37)) - 1)
+_BEFORE_BITS = native.shared("bitmap bits of rows before", 37)
+_BEFORE_MASK = np.uint64((1 << _BEFORE_BITS) - 1)
+_PART_BITS = 9  # a field for the marked rows of the line before words 2, 4 and 6
 
 
 def rank_in_bitmap(
@@ -38,3 +40,14 @@ def rank_in_bitmap(
 def listed_before(bitmap: NDArray[np.uint64], lines: Any) -> Any:
     """Marked rows of all tables before these lines: int64."""
     return (bitmap[lines, 0] & _BEFORE_MASK).astype(np.int64)
+
+
+def header_of(before: Ints, counts: Ints) -> NDArray[np.uint64]:
+    """The headers of lines, uint64 [N], with `before` [N] marked rows before each line, of all
+    tables, and `counts` [N, WORDS_PER_LINE] in each of its words."""
+    header = before.astype(np.uint64)
+    parts = np.cumsum(counts, axis=1)
+    for field, words in enumerate((1, 3, 5)):
+        shift = np.uint64(_BEFORE_BITS + _PART_BITS * field)
+        header |= parts[:, words].astype(np.uint64) << shift
+    return header

@@ -18,17 +18,18 @@ from numpy.typing import NDArray
 from oper.base.errors import OperError
 from oper.cost.allreduce import Method
 from oper.cost.workload import Workload
-from oper.files import storage
+from oper.files import manifest, storage
 from oper.files.overwrite_rules import Format
 from oper.plan.layout import Layout, RankMap, rank_map
 from oper.plan.prediction import PlanningRecord, Prediction
 from oper.plan.stated_figures import check_stated
+from oper.plan.validate import validate, validate_rank_map
 from oper.tables.table import Table, fingerprint
 from oper.topology.topology import Topology
 
 MARKER = "plan.json"
 SCHEMA = "oper-plan"
-VERSION = 1
+VERSION = 2
 FORMAT = Format(MARKER, SCHEMA, VERSION)
 
 _LAYOUT_FILE = "layout.safetensors"
@@ -127,8 +128,8 @@ class Plan:
             self._write_arrays(temporary)
             for write in also:
                 write(temporary)
-            content = self._to_json() | {"files": storage.describe_files(temporary)}
-            storage.write_json(temporary / MARKER, content)
+            content = self._to_json() | {"files": manifest.describe_files(temporary)}
+            manifest.write_manifest(temporary, FORMAT, content)
 
     def _write_arrays(self, folder: Path) -> None:
         arrays = {
@@ -205,11 +206,13 @@ def load_plan(folder: Path | str, tables: Sequence[Table] | None = None) -> Plan
     other tables than `tables`, where those are given.
     """
     folder = Path(folder)
-    content = storage.open_folder(folder, FORMAT)
+    content = manifest.open_folder(folder, FORMAT)
     try:
-        storage.verify_files(folder, content["files"], digests=True)
+        manifest.verify_files(folder, content["files"], digests=True)
         plan = _from_json(folder, content)
         stated = content["fingerprint"]
+        if fingerprint(plan.tables) == stated:  # else it is refused below
+            validate(plan)
         unlisted = [rank for rank in range(plan.ranks) if rank_file(rank) not in content["files"]]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise OperError(
@@ -231,10 +234,17 @@ def load_plan(folder: Path | str, tables: Sequence[Table] | None = None) -> Plan
     return plan
 
 
-def load_rank_map(folder: Path | str, rank: int) -> RankMap:
-    """The map of one rank, from its file."""
-    content = _load_safetensors(Path(folder) / rank_file(rank))
-    return RankMap(rank, content["group_base"], content["stripe_base"])
+def load_rank_map(folder: Path | str, rank: int, layout: Layout) -> RankMap:
+    """The map of one rank, from its file; OperError where it is none of this layout."""
+    path = Path(folder) / rank_file(rank)
+    content = _load_safetensors(path)
+    arrays = (content.get("group_base"), content.get("stripe_base"))
+    found = RankMap(rank, *arrays)  # type: ignore[arg-type]
+    try:
+        validate_rank_map(found, layout)
+    except ValueError as error:
+        raise OperError(f"{path}: is damaged ({error}); make the plan again") from error
+    return found
 
 
 def _from_json(folder: Path, content: dict[str, Any]) -> Plan:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.errors import OperError
+from oper.cost.workload import Workload
 from oper.logs.batches.batch import Batch, Jagged
 from oper.logs.batches.reading_options import LogOptions
 from oper.logs.log import Log, open_log
@@ -25,6 +26,7 @@ from oper.profiling.sampling import RankShares, Sampling, sampling_error
 from oper.profiling.windows.equal_windows import MAX_WINDOWS, EqualWindows, Windows, refuse_too_many
 from oper.tables.model_tables import tables_of
 from oper.tables.table_file import load_tables
+from oper.topology.presets import MAX_RANKS
 
 Advance = Callable[[int], None]
 
@@ -51,6 +53,10 @@ class CountOptions:
         if isinstance(self.windows, EqualWindows):
             windows = self.windows.count
             refuse_too_many(windows, self.max_windows, f"--windows {windows}")
+        if not 1 <= self.ranks <= MAX_RANKS:
+            raise OperError(f"--ranks {self.ranks}: 1 to {MAX_RANKS:,} ranks were needed")
+        if self.batch_size is not None:
+            Workload("inference", "distinct", self.batch_size)  # OperError where it is none
         if self.sampling and self.batch_size:
             raise OperError(
                 "--sample with --batch-size: batches of a sample are not batches of the log; "

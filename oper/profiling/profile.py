@@ -14,6 +14,7 @@ below it: PROFILE is their sum, PROFILE@3 the fourth one.
 
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,16 +27,9 @@ import numpy as np
 
 from oper.base.arrays import Counts
 from oper.base.errors import OperError
+from oper.files.manifest import describe_files, open_folder, verify_files, write_manifest
 from oper.files.overwrite_rules import Format
-from oper.files.storage import (
-    atomic_folder,
-    describe_files,
-    load_array,
-    open_folder,
-    save_array,
-    verify_files,
-    write_json,
-)
+from oper.files.storage import atomic_folder, load_array, save_array
 from oper.logs.table_discovery import Prepared
 from oper.profiling.counter_arrays import (
     RowCounts,
@@ -44,10 +38,11 @@ from oper.profiling.counter_arrays import (
     samples_with_row_offsets,
 )
 from oper.profiling.distinct_rows import Distinct, DistinctSums
-from oper.tables.table import Table, fingerprint
+from oper.tables.table import Table, check_known, fingerprint
 
 MARKER = "profile.json"
-FORMAT = Format(MARKER, "oper.profile", 1)
+_WINDOW = re.compile("[0-9]{1,9}")
+FORMAT = Format(MARKER, "oper.profile", 2)
 
 
 @dataclass(eq=False)
@@ -63,6 +58,9 @@ class Profile(RowCounts):
     # The folder that has `vocab/` for tables with a vocabulary, or the vocabularies in memory.
     vocabulary_folder: Path | None = None
     vocabularies: Prepared | None = None
+
+    def __post_init__(self) -> None:
+        check_known(self.tables, "a profile")
 
     def __repr__(self) -> str:
         return (
@@ -132,22 +130,21 @@ class Profile(RowCounts):
             "source": self.source,
             "files": files,
         }
-        write_json(folder / MARKER, content)
+        write_manifest(folder, FORMAT, content)
 
     @classmethod
-    def open(cls, spec: Path | str, mmap: bool = True, check: bool = False) -> "Profile":
+    def open(cls, spec: Path | str, mmap: bool = True, check: bool = True) -> "Profile":
         """Open a profile: `PROFILE`, which is the sum where it has windows, or `PROFILE@3`.
 
-        `mmap` leaves the counters on the disk until they are read, `check` verifies checksums.
+        `mmap` leaves the counters on the disk until they are read; `check` verifies the digests of
+        all files, and without it only their sizes and the marker's own digest are.
         OperError where the folder is not a profile, is damaged or incomplete.
         """
         opened = cls.open_parts(spec, mmap, check)
         return opened[0] if len(opened) == 1 else merge(opened)
 
     @classmethod
-    def open_parts(
-        cls, spec: Path | str, mmap: bool = True, check: bool = False
-    ) -> "list[Profile]":
+    def open_parts(cls, spec: Path | str, mmap: bool = True, check: bool = True) -> "list[Profile]":
         """The windows that `open` would sum, or the profile itself where it has none."""
         folder, window = _split(str(spec))
         content = open_folder(folder, FORMAT)
@@ -155,20 +152,24 @@ class Profile(RowCounts):
             if window is not None:
                 raise OperError(f"{spec}: {folder} has no windows; name it without @{window}")
             return [_load(folder, content, folder, mmap, check)]
-        try:
-            names = [str(entry["name"]) for entry in content["windows"]]
-        except (KeyError, TypeError) as error:
-            raise _damaged(folder, error) from error
+        listed = _windows(folder, content)
+        verify_files(folder, content.get("files"), digests=check)
         if window is None:
-            chosen = names
-        elif window < len(names):
-            chosen = [names[window]]
+            chosen = listed
+        elif window < len(listed):
+            chosen = [listed[window]]
         else:
-            raise OperError(f"{spec}: {folder} has windows @0 to @{len(names) - 1}")
-        return [
-            _load(path, open_folder(path, FORMAT), folder, mmap, check)
-            for path in (folder / name for name in chosen)
-        ]
+            raise OperError(f"{spec}: {folder} has windows @0 to @{len(listed) - 1}")
+        opened = []
+        for name, digest in chosen:
+            path = folder / name
+            opened.append(_load(path, open_folder(path, FORMAT), folder, mmap, check))
+            if digest not in (None, opened[-1].digest):
+                raise OperError(
+                    f"{path}: is not the window that {folder / MARKER} lists, which has another "
+                    "digest; copy or write the windows again"
+                )
+        return opened
 
     def _arrays(self) -> dict[str, Counts]:
         arrays = {"accesses.npy": self.accesses}
@@ -180,7 +181,12 @@ class Profile(RowCounts):
 def write_windows(folder: Path, windows: Sequence[Profile]) -> None:
     """Write the marker of a folder of windows, after each window has been written into it."""
     listed = [
-        {"name": window_name(number), "samples": window.samples, **window.source.get("window", {})}
+        {
+            "name": window_name(number),
+            "samples": window.samples,
+            "digest": window.digest,
+            **window.source.get("window", {}),
+        }
         for number, window in enumerate(windows)
     ]
     vocabularies = describe_files(folder / "vocab").items()
@@ -190,7 +196,7 @@ def write_windows(folder: Path, windows: Sequence[Profile]) -> None:
         "windows": listed,
         "files": {f"vocab/{name}": described for name, described in vocabularies},
     }
-    write_json(folder / MARKER, content)
+    write_manifest(folder, FORMAT, content)
 
 
 def window_name(number: int) -> str:
@@ -281,9 +287,23 @@ def _merged_source(profiles: Sequence[Profile]) -> dict[str, Any]:
 def _split(spec: str) -> tuple[Path, int | None]:
     """`PROFILE@3` -> PROFILE, 3; unless a folder `PROFILE@3` exists."""
     name, at, window = spec.rpartition("@")
-    if at and window.isdigit() and not Path(spec).exists():
+    if at and _WINDOW.fullmatch(window) and not Path(spec).exists():
         return Path(name), int(window)
     return Path(spec), None
+
+
+def _windows(folder: Path, content: dict[str, Any]) -> list[tuple[str, str | None]]:
+    """The names of a folder's windows, and their digests (None in version 1)."""
+    try:
+        listed = [(entry["name"], entry.get("digest")) for entry in content["windows"]]
+        for name, _ in listed:
+            if not isinstance(name, str) or "/" in name or name in ("", ".", ".."):
+                raise ValueError(f"windows: {name!r} is no folder in it")
+        if not listed:
+            raise ValueError("windows: the list is empty")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _damaged(folder, error) from error
+    return listed
 
 
 def _load(
@@ -291,7 +311,7 @@ def _load(
 ) -> Profile:
     try:
         profile = _parse(content)
-        described = dict(content["files"])
+        described = content["files"]
         if not {"accesses.npy", *(["containing.npy"] * any(profile.bagged))} <= described.keys():
             raise ValueError("files: the counters are missing")
     except (KeyError, TypeError, ValueError, AttributeError, OperError) as error:
@@ -314,10 +334,12 @@ def _parse(content: dict[str, Any]) -> Profile:
     )
     if fingerprint(tables) != content["fingerprint"]:
         raise ValueError("the tables are not those that were counted")
-    distinct = content["distinct"]
+    distinct, samples = content["distinct"], content["samples"]
+    if type(samples) is not int or not 1 <= samples < 1 << 62:
+        raise ValueError(f"samples: is {samples!r}, and at least 1 was needed")
     profile = Profile(
         tables,
-        int(content["samples"]),
+        samples,
         np.zeros(0, np.uint32),
         np.zeros(0, np.uint32),
         tuple(bool(entry["bagged"]) for entry in entries),

@@ -45,6 +45,8 @@ class Sampling:
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
             raise OperError(f"--sample {self.share:g}: a share above 0 and at most 1 was needed")
+        if not 0 <= self.seed < 1 << 64:
+            raise OperError(f"--seed {self.seed}: 0 to 2^64 - 1 was needed")
 
     def chosen(self, first: int, samples: int) -> NDArray[np.bool_]:
         """Which of the log's samples first … first + samples − 1 are chosen: bool [samples]."""

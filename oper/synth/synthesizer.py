@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from oper.base import native
 from oper.base.errors import OperError
+from oper.cost.workload import MOST_SAMPLES
 from oper.logs.batches.batch import Batch, Jagged, Location
 from oper.synth.label_model import DENSE_COLUMNS, BayesAuc, LabelModel
 from oper.synth.recipes import Feature, Recipe
@@ -61,8 +62,10 @@ class Synthesizer:
     order: Order = "scattered"
 
     def __post_init__(self) -> None:
-        if self.samples < 1:
-            raise OperError(f"--samples {self.samples}: at least 1 was needed")
+        if not 1 <= self.samples <= MOST_SAMPLES:
+            raise OperError(f"--samples {self.samples:,}: 1 to {MOST_SAMPLES:,} was needed")
+        if not 0 <= self.seed < 1 << 63:
+            raise OperError(f"--seed {self.seed}: 0 to 2^63 - 1 was needed")
         if not 0 <= self.drift <= 1:
             raise OperError(f"--drift {self.drift}: a share from 0 to 1 was needed")
         if self.order not in ORDERS:

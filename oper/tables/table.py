@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from oper.base import native
 from oper.base.errors import OperError
+from oper.base.units import whole_number
 
 IdKind = Literal["dense", "hash", "vocab"]
 
@@ -37,6 +38,7 @@ _OPTIMIZER_STATE = {
 }
 _STATE_BYTES = 4
 _MOST_ROWS = 2**40  # an address has 40 bits for the slot (oper/plan/layout.py)
+_MOST_DIM = 2**20  # hundreds of times the widest rows that models have
 CHOICES: dict[str, tuple[str, ...]] = {
     "dtype": tuple(_BYTES_PER_VALUE),
     "optimizer": tuple(_OPTIMIZER_STATE),
@@ -79,16 +81,21 @@ class Table:
     ids: IdRule = IdRule()
 
     def __post_init__(self) -> None:
-        if not self.name:
-            raise OperError("a table has an empty name; give it one")
+        if not isinstance(self.name, str) or not self.name:
+            raise OperError(f"a table has the name {self.name!r}; a text was needed")
+        for field in ("rows", "dim"):
+            what = f"table {self.name!r}: {field}"
+            object.__setattr__(self, field, whole_number(getattr(self, field), what))
         if self.rows < 0 or (self.rows == 0 and self.ids.kind == "hash"):
             raise OperError(f"table {self.name!r}: {self.rows} rows, and at least 1 was needed")
         if self.rows > _MOST_ROWS:
             raise OperError(
                 f"table {self.name!r}: {self.rows:,} rows, and at most {_MOST_ROWS:,} are supported"
             )
-        if self.dim < 1:
-            raise OperError(f"table {self.name!r}: dim {self.dim}, and at least 1 was needed")
+        if not 1 <= self.dim <= _MOST_DIM:
+            raise OperError(
+                f"table {self.name!r}: dim {self.dim:,}, and 1 to {_MOST_DIM:,} was needed"
+            )
         for field in ("dtype", "optimizer", "pooling"):
             if getattr(self, field) not in CHOICES[field]:
                 raise OperError(
@@ -149,6 +156,29 @@ class Table:
                 "ids": IdRule(**content["ids"]),
             }
         )
+
+
+def check_names(tables: Sequence[Table], where: str) -> None:
+    """OperError where two tables have one name, by which models, logs and plans tell them apart."""
+    names = [table.name for table in tables]
+    if len(set(names)) < len(names):
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise OperError(
+            f"{where}: two tables are called {repeated!r}; give each table a name of its own"
+        )
+
+
+def check_known(tables: Sequence[Table], where: str) -> None:
+    """OperError where there are no tables, two have one name, or one has no rows yet."""
+    if not tables:
+        raise OperError(f"{where}: no tables were given; at least one was needed")
+    check_names(tables, where)
+    for table in tables:
+        if table.rows == 0:
+            raise OperError(
+                f"{where}: table {table.name!r} has 0 rows; state them, or let oper.profile take "
+                "them from a log"
+            )
 
 
 def fingerprint(tables: Sequence[Table]) -> str:

@@ -37,7 +37,7 @@ def preset(spec: str) -> Description | None:
     if spec == "dgx-h100":
         bandwidth = {"local": H100_LOCAL, "same_node": H100_NVSWITCH}
         return uniform(spec, [0] * 8, bandwidth, H100_NVSWITCH_ALLREDUCE, H100_MEMORY_BYTES)
-    if match := re.fullmatch(r"(\d+)x(\d+)-a100", spec):
+    if match := re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9})-a100", spec):
         nodes, per_node = int(match[1]), int(match[2])
         _check_ranks(spec, nodes * per_node)
         bandwidth = {"local": A100_LOCAL, "same_node": A100_PAIR, "other_node": A100_OTHER_NODE}
@@ -45,7 +45,7 @@ def preset(spec: str) -> Description | None:
         allreduce = A100_CLUSTER_ALLREDUCE if nodes > 1 else A100_PAIR
         node_of = [rank // per_node for rank in range(nodes * per_node)]
         return uniform(spec, node_of, bandwidth, allreduce, A100_MEMORY_BYTES)
-    if match := re.fullmatch(r"cpu:(\d+)", spec):
+    if match := re.fullmatch(r"cpu:([0-9]{1,9})", spec):
         ranks = int(match[1])
         _check_ranks(spec, ranks)
         bandwidth = {"local": CPU_LOCAL, "same_node": CPU_LOCAL}

@@ -64,7 +64,7 @@ def _node_of(document: Document) -> tuple[int, ...]:
         needed = f"the node of each of 1 to {MAX_RANKS:,} ranks, such as [0, 0, 1, 1], was needed"
         document.fail(("node_of",), f"is {_called(given)}, and {needed}")
     for rank, node in enumerate(given):
-        if type(node) is not int or node < 0:
+        if type(node) is not int or not 0 <= node < 1 << 31:
             document.fail(("node_of", rank), f"is {node!r}, and a node's number was needed")
     return tuple(given)
 
@@ -153,12 +153,13 @@ def _positive(document: Document, keys: KeyPath, given: Any, what: str) -> float
     if given is None:
         document.fail(keys, f"is missing, and {what} were needed")
     try:
-        # A string too: YAML 1.1 reads 1e9 as a string, and only 1.0e+9 as a number.
-        value = float(given) if isinstance(given, int | float | str) else math.nan
-    except ValueError:
+        # A string too: YAML 1.1 reads 1e9 as a string, and only 1.0e+9 as a number. `yes` is true.
+        is_number = isinstance(given, int | float | str) and not isinstance(given, bool)
+        value = float(given) if is_number else math.nan
+    except (ValueError, OverflowError):
         value = math.nan
-    if not 0 < value < math.inf:
-        document.fail(keys, f"is {given!r}, and a positive number of {what} was needed")
+    if not 0 < value < math.inf or not 0 < 1 / value < math.inf:
+        document.fail(keys, f"is {given!r:.80}, and a positive number of {what} was needed")
     return value
 
 

@@ -193,12 +193,12 @@ def test_vocabulary_against_a_counter(
     counter = ValueCounter()
     expected: collections.Counter[int | str] = collections.Counter()
     for texts_given in text_batches:
-        counter.add(coded(texts_given))
+        counter.add(Jagged(coded(texts_given)))
         for text in texts_given:
             integer = reference_integer(text)
             expected[text if integer is None else integer] += 1
     for integers_given in integer_batches:
-        counter.add(np.array(integers_given, dtype=np.int64))
+        counter.add(Jagged(np.array(integers_given, dtype=np.int64)))
         expected.update(integers_given)
 
     def order(item: tuple[int | str, int]) -> tuple[int, bool, int | str]:
@@ -227,7 +227,7 @@ def test_counts_merge_beyond_the_buffer() -> None:
     rng = np.random.default_rng(1)
     batches = [rng.integers(0, 1 << 19, 1 << 18) for _ in range(8)]
     for batch in batches:
-        counter.add(batch)
+        counter.add(Jagged(batch))
     values, counts = counter.totals("integers")
     order = np.argsort(values.to_numpy())
     expected_values, expected = np.unique(np.concatenate(batches), return_counts=True)
@@ -237,7 +237,7 @@ def test_counts_merge_beyond_the_buffer() -> None:
 
 def test_vocabularies_are_saved_under_safe_names(tmp_path: Path) -> None:
     counter = ValueCounter()
-    counter.add(np.array([5, 5, 6]))
+    counter.add(Jagged(np.array([5, 5, 6])))
     content = ranked(counter, 1, 0)
     names = ["a/b", "a_b", "../c"]
     save_vocabularies(tmp_path, dict.fromkeys(names, content))

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from oper.base.errors import OperError
-from oper.files import storage
-from oper.plan.plan import MARKER, load_plan
+from oper.files.manifest import write_manifest
+from oper.plan.plan import FORMAT, MARKER, load_plan
 from oper.plan.stated_figures import check_stated
 from tests.support.commands import fine, oper, write_log
 
@@ -87,7 +87,7 @@ def test_show_says_so_in_one_line(saved: Path, path: tuple[str | int, ...], valu
     marker = saved / MARKER
     before = marker.read_bytes()
     try:
-        storage.write_json(marker, edited(json.loads(before), path, value))
+        write_manifest(saved, FORMAT, edited(json.loads(before), path, value))
         said = oper("plan", "show", saved)
         assert said.status == 2
         assert said.errors.count("\n") == 1

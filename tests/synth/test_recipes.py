@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from oper.files.storage import read_json
+from oper.files.json_file import read_json
 from oper.synth.recipes import (
     KEPT_ROWS,
     load_recipe,

@@ -105,6 +105,7 @@ def make(
     from oper.profiling.counting import CountOptions
     from oper.profiling.sampling import Sampling
 
+    deadline_seconds = parse_seconds(deadline, "--deadline")
     native.ops()  # loads torch, which takes a second that is not part of the measured time
     started = time.perf_counter()
     needs = {"every": "by_column", "ranks": "batch_size", "seed": "sample"}
@@ -134,7 +135,7 @@ def make(
             stated.prepare,
             options,
             output,
-            parse_seconds(deadline, "--deadline"),
+            deadline_seconds,
             force,
         )
         if summed is None:

@@ -1,5 +1,6 @@
 """Options for the tables of a log: named by an option, or inferred from the log."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -93,7 +94,7 @@ class TableOptions:
             return None, 0
         kind, colon, rows = self.ids.partition(":")
         if kind not in ("dense", "hash", "vocab") or (
-            colon and (kind != "hash" or not rows.isdigit() or int(rows) == 0)
+            colon and (kind != "hash" or not re.fullmatch("0*[1-9][0-9]{0,17}", rows))
         ):
             raise OperError(f"--ids {self.ids!r}: dense, hash:ROWS or vocab was needed")
         return kind, int(rows or 0)

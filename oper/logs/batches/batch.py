@@ -22,12 +22,27 @@ from oper.base.errors import OperError
 class Jagged:
     """Ids of one feature: `values` int64 or `pa.DictionaryArray` of texts, `lengths` int32.
 
-    `hexadecimal`: the log writes its integers that way, and so do errors.
+    `hexadecimal`: the log writes its integers that way, and so do errors. `unsigned`: they are the
+    two's complement of unsigned 64-bit integers.
     """
 
     values: Any
     lengths: NDArray[np.int32] | None = None
     hexadecimal: bool = False
+    unsigned: bool = False
+
+    def shown(self, position: int) -> str:
+        """The value at a position as the log has it."""
+        value = self.values[position]
+        if isinstance(value, pa.Scalar):
+            return repr(value.as_py())
+        number = int(value) % 2**64 if self.unsigned else int(value)
+        return f"{number:08x} (hexadecimal)" if self.hexadecimal else repr(number)
+
+    def bounds(self) -> tuple[int, int]:
+        """The least and the largest of its integers, of which there is one at least."""
+        values = self.values.view(np.uint64) if self.unsigned else self.values
+        return int(values.min()), int(values.max())
 
     def offsets(self) -> Ints:
         """Where each sample's values begin, and their number: int64 [samples + 1]."""

@@ -17,13 +17,14 @@ class Column:
 
     kind: what it is read as by default: ids, dense (numbers that are not ids), or other.
     bags: a sample may have several ids. raw: its integers are raw values, not row ids, so that
-    tables inferred from it need a vocabulary.
+    tables inferred from it need a vocabulary. texts: it may hold texts.
     """
 
     name: str
     kind: Literal["ids", "dense", "other"] = "ids"
     bags: bool = False
     raw: bool = False
+    texts: bool = False
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from oper.base.errors import OperError
+from oper.base.units import whole_number
 
 OnBadId = Literal["error", "skip"]
 TimeUnit = Literal["s", "ms", "us", "ns"]
@@ -44,7 +45,7 @@ class LogOptions:
             raise OperError(f"--on-bad-id {self.on_bad_id!r}: error or skip was needed")
         if self.time_unit not in (None, *get_args(TimeUnit)):
             raise OperError(f"--time-unit {self.time_unit!r}: s, ms, us or ns was needed")
-        if self.batch_rows < 1:
+        if whole_number(self.batch_rows, "batch_rows") < 1:
             raise OperError(f"batch_rows {self.batch_rows}: at least 1 was needed")
         if len(self.values) != len(self.lengths):
             raise OperError(
@@ -76,7 +77,8 @@ class LogOptions:
         return first or 0, last
 
 
-_ROWS = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?%|[0-9]*)\s*:\s*([0-9]+(?:\.[0-9]+)?%|[0-9]*)\s*")
+_BOUND = r"([0-9]{1,3}(?:\.[0-9]{1,30})?%|[0-9]{0,18})"
+_ROWS = re.compile(rf"\s*{_BOUND}\s*:\s*{_BOUND}\s*")
 
 
 def _bounds(rows: str) -> tuple[str, str]:

@@ -13,11 +13,15 @@ from oper.logs.batches.batch import Jagged, Location
 from oper.logs.batches.text_numbers import all_decimals, decimals, hexadecimals
 from oper.logs.batches.timestamps import is_text
 
+# Of an id, as of a field in Python's CSV reader: hashing longer ones would take seconds each.
+_MOST_TEXT_BYTES = 131_072
+
 
 def ids_of(column: Any, name: str, location: Location, hexadecimal: bool = False) -> Jagged:
     """The ids of an Arrow array of integers, texts, whole floats, or lists of them.
 
-    Nulls and empty texts are left out. Unsigned values from 2^63 on become their two's complement.
+    Nulls and empty texts are left out. Unsigned values from 2^63 on become their two's complement,
+    and are marked as `unsigned`.
     OperError where the type or a value cannot be an id.
     """
     kind = column.type
@@ -42,7 +46,7 @@ def _scalars(
     kind = column.type
     if pa.types.is_dictionary(kind):
         if is_text(kind.value_type):
-            return _coded(column, lengths)
+            return _coded(column, lengths, name, location)
         column, kind = column.dictionary_decode(), kind.value_type
     if is_text(kind):
         return _texts(column, name, location, hexadecimal, lengths)
@@ -65,7 +69,7 @@ def _scalars(
                 "number was needed for an id; leave the column out with --columns"
             )
     elif kind == pa.uint64():
-        values = values.view(np.int64)
+        return Jagged(values.view(np.int64), jagged.lengths, unsigned=True)
     return Jagged(values.astype(np.int64, copy=False), jagged.lengths)
 
 
@@ -96,12 +100,18 @@ def _texts(
     plain = all_decimals(texts)
     if plain is not None:
         return Jagged(plain, jagged.lengths)
-    return _coded(texts.dictionary_encode(), jagged.lengths)
+    return _coded(texts.dictionary_encode(), jagged.lengths, name, location)
 
 
-def _coded(column: Any, lengths: NDArray[np.int32] | None) -> Jagged:
+def _coded(column: Any, lengths: NDArray[np.int32] | None, name: str, location: Location) -> Jagged:
     """Ids of a dictionary of texts: integers where all texts are, else the dictionary."""
     texts = column.dictionary
+    longest = pc.max(pc.binary_length(texts)).as_py() or 0
+    if longest > _MOST_TEXT_BYTES:
+        raise OperError(
+            f"{location.file}: column {name!r} has a text of {longest:,} bytes, and at most "
+            f"{_MOST_TEXT_BYTES:,} can be an id; leave it out with --columns"
+        )
     if texts.null_count or (len(texts) and pc.min(pc.binary_length(texts)).as_py() == 0):
         plain = column.dictionary_decode()
         column = pc.if_else(pc.equal(pc.binary_length(plain), 0), None, plain).dictionary_encode()

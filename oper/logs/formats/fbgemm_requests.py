@@ -5,9 +5,9 @@ running sum, `indices` all ids, table by table. The tables are called t0, t1, â€
 """
 
 import contextlib
-import gzip
 import shutil
 import tempfile
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,12 @@ from typing import Any
 import numpy as np
 
 from oper.base.arrays import Ints
-from oper.base.errors import OperError
+from oper.base.errors import OperError, one_line
 from oper.logs.batches.batch import Batch, Jagged, Location
 from oper.logs.batches.columns import Column, KnownSize, Selection
+from oper.logs.formats.unpacking import open_unpacked
+
+_MOST_TABLES = 1 << 16
 
 
 class RequestSource(KnownSize):
@@ -58,13 +61,27 @@ def _load(path: Path) -> tuple[Any, Ints, int]:
         )
     import torch
 
+    types = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
     for name, tensor in zip(("indices", "offsets", "lengths"), content, strict=True):
-        if not isinstance(tensor, torch.Tensor) or tensor.is_floating_point():
-            raise OperError(f"{path}: {name} is not a tensor of integers")
+        if (
+            not isinstance(tensor, torch.Tensor)
+            or tensor.dtype not in types
+            or tensor.layout != torch.strided
+            or tensor.device.type != "cpu"
+            or tensor.dim() != (2 if name == "lengths" else 1)
+        ):
+            raise OperError(
+                f"{path}: {name} is not a tensor of integers in "
+                f"{'two dimensions' if name == 'lengths' else 'one dimension'}"
+            )
+        # Strides of 0 make a few bytes a tensor of any size.
+        if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+            raise OperError(f"{path}: {name} has more elements than are stored; write it again")
     indices, offsets, lengths = (tensor.numpy() for tensor in content)
-    if lengths.ndim != 2 or lengths.shape[0] < 1:
+    if lengths.shape[0] < 1 or lengths.shape[0] > _MOST_TABLES:
         raise OperError(
-            f"{path}: lengths has shape {lengths.shape}, and [tables, batch] was needed"
+            f"{path}: lengths has shape {lengths.shape}, and [tables, batch] was needed, "
+            f"of 1 to {_MOST_TABLES:,} tables"
         )
     offsets = offsets.astype(np.int64)
     sizes = lengths.astype(np.int64).reshape(-1)
@@ -86,21 +103,44 @@ def _unpickle(path: Path) -> Any:
 
     try:
         with contextlib.ExitStack() as stack:
-            plain = str(path)
+            plain = path
             with open(path, "rb") as file:
                 compressed = file.read(2) == b"\x1f\x8b"
             if compressed:
                 temporary = stack.enter_context(tempfile.NamedTemporaryFile(suffix=".pt"))
-                with gzip.open(path, "rb") as packed:
+                with open_unpacked(path) as packed:
                     shutil.copyfileobj(packed, temporary, 1 << 22)
                 temporary.flush()
-                plain = temporary.name
+                plain = Path(temporary.name)
             with open(plain, "rb") as file:
-                mappable = file.read(2) == b"PK"
-            return torch.load(plain, map_location="cpu", weights_only=True, mmap=mappable)
+                is_zip = file.read(2) == b"PK"
+            if is_zip:
+                _check_members(path, plain)
+            return torch.load(plain, map_location="cpu", weights_only=True, mmap=is_zip)
+    except OperError:
+        raise
     except Exception as error:  # a damaged pickle may raise anything
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise OperError(
-            f"{path}: cannot be loaded ({reason}); it is damaged, truncated, or holds "
+            f"{path}: cannot be loaded ({one_line(error)}); it is damaged, truncated, or holds "
             "other objects than tensors: copy it again, or save it as a tuple of three tensors"
         ) from error
+
+
+def _check_members(name: Path, path: Path) -> None:
+    """OperError where a byte of a file of torch.save is not the one that was written.
+
+    torch itself does not compare its members with their CRC-32, nor does it compress them. Files of
+    its old format, which are no zip files, have no checksums.
+    """
+    with zipfile.ZipFile(path) as archive:
+        packed = [m.filename for m in archive.infolist() if m.compress_type != zipfile.ZIP_STORED]
+        if packed:
+            raise OperError(
+                f"{name}: its member {packed[0]!r} is compressed, which torch.save does not do; "
+                "save it with torch.save"
+            )
+        if (damaged := archive.testzip()) is not None:
+            raise OperError(
+                f"{name}: its member {damaged!r} does not have the CRC-32 that was written; it is "
+                "damaged: copy it again, or save it with checksums"
+            )

@@ -10,8 +10,8 @@ Arrays are streamed, also from .npz members, so that memory does not depend on t
 """
 
 import contextlib
+import lzma
 import math
-import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -21,9 +21,11 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from oper.base.errors import OperError
+from oper.base.errors import OperError, one_line
+from oper.files.storage import HEADER_ERRORS
 from oper.logs.batches.batch import Batch, Jagged, Location
 from oper.logs.batches.columns import Column, KnownSize, Selection
+from oper.logs.formats.unpacking import check_archive
 
 _CRITEO_ARRAYS = ({"sparse", "dense", "labels"}, {"X_cat", "X_int", "y"})
 _ROLES = {
@@ -35,25 +37,24 @@ _ROLES = {
     "y": "labels",
 }
 
-# Raised for a damaged header, member or archive: NumPy parses headers as Python, and a flipped bit
-# may select an encryption or compression that zipfile does not have.
+# Raised for a damaged header, member or archive: a flipped bit may select an encryption or
+# compression that zipfile does not have.
 _DAMAGE = (
-    ValueError,
-    TypeError,
-    SyntaxError,
-    tokenize.TokenError,
-    EOFError,
+    *HEADER_ERRORS,
     OSError,
     RuntimeError,
     zlib.error,
+    lzma.LZMAError,
     zipfile.BadZipFile,
 )
+_MOST_FEATURES = 1 << 16
+_READ_BYTES = 1 << 28  # of an array at a time; a batch of more samples is cut
 
 
 class ArrayStream:
-    """Reads one .npy from an open file, some rows at a time; never unpickles."""
+    """Reads one .npy of `size` bytes from an open file, some rows at a time; never unpickles."""
 
-    def __init__(self, file: IO[bytes], name: str) -> None:
+    def __init__(self, file: IO[bytes], name: str, size: int) -> None:
         self._file = file
         self._name = name
         with _reading(name):
@@ -72,6 +73,18 @@ class ArrayStream:
             raise OperError(
                 f"{name}: has Python objects, which are not loaded; save it as an array of numbers"
             )
+        if self.dtype.kind not in "biuf" or not self.shape or min(self.shape) < 0:
+            raise OperError(
+                f"{name}: is {self.dtype} of shape {self.shape}, and an array of numbers was needed"
+            )
+        # Before anything of the size that the header states is asked for.
+        stated = file.tell() + math.prod(self.shape) * self.dtype.itemsize
+        if stated > size:
+            raise OperError(
+                f"{name}: {size:,} bytes, and by its header there are {stated:,}; it is truncated "
+                "or damaged: copy or write it again"
+            )
+        self.row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
 
     def read(self, rows: int) -> NDArray[Any]:
         """The next `rows` rows."""
@@ -97,8 +110,8 @@ def _reading(name: str) -> Iterator[None]:
         yield
     except _DAMAGE as error:
         raise OperError(
-            f"{name}: is not a readable array ({error}); it is damaged or truncated: copy or "
-            "write it again"
+            f"{name}: is not a readable array ({one_line(error)}); it is damaged or "
+            "truncated: copy or write it again"
         ) from error
 
 
@@ -118,24 +131,32 @@ class _Arrays:
             for name in names:
                 if archive is None:
                     assert self._members is not None
-                    label, file = str(self._members[name]), open_file(self._members[name])
+                    path = self._members[name]
+                    label, file, size = str(path), open_file(path), path.stat().st_size
                 else:
                     label = f"{self._path}, array {name!r}"
                     with _reading(label):
                         file = archive.open(f"{name}.npy")
-                streams.append(ArrayStream(stack.enter_context(file), label))
+                        size = archive.getinfo(f"{name}.npy").file_size
+                streams.append(ArrayStream(stack.enter_context(file), label, size))
             yield streams
 
 
 def open_archive(path: Path) -> zipfile.ZipFile:
     """A zip file; OperError where it is not one, or truncated."""
     try:
-        return zipfile.ZipFile(path)
+        archive = zipfile.ZipFile(path)
     except _DAMAGE as error:
         raise OperError(
-            f"{path}: is not a readable .npz ({error}); it is damaged or truncated: copy or write "
-            "it again"
+            f"{path}: is not a readable .npz ({one_line(error)}); it is damaged or "
+            "truncated: copy or write it again"
         ) from error
+    try:
+        check_archive(path, archive)
+    except OperError:
+        archive.close()
+        raise
+    return archive
 
 
 def open_file(path: Path) -> IO[bytes]:
@@ -182,8 +203,11 @@ class JaggedSource(KnownSize):
                     _check_lengths(sizes, left[index], name, lengths_of[index], location)
                     size = int(sizes.sum())
                     left[index] -= size
-                    ids = values[index].read(size).astype(np.int64)
-                    features[name] = Jagged(ids, sizes.astype(np.int32))
+                    ids = values[index].read(size)
+                    unsigned = ids.dtype == np.uint64
+                    features[name] = Jagged(
+                        ids.astype(np.int64), sizes.astype(np.int32), unsigned=unsigned
+                    )
                 yield Batch(samples, features, location)
             for name, length_name, rest in zip(names, lengths_of, left, strict=True):
                 if rest:
@@ -201,7 +225,7 @@ def _check_lengths(
         raise OperError(
             f"{location.of(bad)}: {lengths!r} is {int(sizes[bad])}, and a length cannot be negative"
         )
-    if sizes.sum() > left:
+    if (len(sizes) and int(sizes.max()) > left) or int(sizes.sum()) > left:
         bad = int(np.argmax(np.cumsum(sizes) > left))
         raise OperError(
             f"{location.of(bad)}: {lengths!r} needs more ids than {name!r} has; is that the "
@@ -221,6 +245,16 @@ class CriteoArraysSource(KnownSize):
             for role, name, stream in zip(arrays, arrays.values(), streams, strict=True):
                 if role == "sparse":
                     _need_integers(f"{path}, array {name!r}", stream, 2)
+        if "labels" in shapes and math.prod(shapes["labels"][1:]) != 1:
+            raise OperError(
+                f"{path}, array {arrays['labels']!r}: is of shape {shapes['labels']}, and one "
+                "label a sample was needed"
+            )
+        if max(math.prod(shape[1:]) for shape in shapes.values()) > _MOST_FEATURES:
+            raise OperError(
+                f"{path}: has arrays of shapes {', '.join(map(str, shapes.values()))}, and at most "
+                f"{_MOST_FEATURES:,} columns were expected; is it a matrix [samples, features]?"
+            )
         rows = {role: shape[0] for role, shape in shapes.items()}
         if len(set(rows.values())) > 1:
             stated = ", ".join(f"{arrays[role]} {n:,}" for role, n in rows.items())
@@ -251,13 +285,16 @@ class CriteoArraysSource(KnownSize):
         total = self.samples
         with self._arrays.open(*(self._names[role] for role in roles)) as opened:
             streams = dict(zip(roles, opened, strict=True))
-            for first in range(0, total, selection.batch_rows):
-                samples = min(selection.batch_rows, total - first)
+            widest = max(stream.row_bytes for stream in opened)
+            step = max(1, min(selection.batch_rows, _READ_BYTES // max(widest, 1)))
+            for first in range(0, total, step):
+                samples = min(step, total - first)
                 parts = {role: stream.read(samples) for role, stream in streams.items()}
+                unsigned = parts["sparse"].dtype == np.uint64
                 ids = np.ascontiguousarray(parts["sparse"].T.astype(np.int64))
                 yield Batch(
                     samples=samples,
-                    features={name: Jagged(ids[index]) for name, index in features},
+                    features={n: Jagged(ids[i], unsigned=unsigned) for n, i in features},
                     location=Location(self.name, first, "sample"),
                     label=(
                         parts["labels"].reshape(samples).astype(np.float32)

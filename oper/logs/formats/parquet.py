@@ -8,11 +8,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from oper.base.errors import OperError
+from oper.base.errors import OperError, one_line
 from oper.logs.batches.batch import Batch, Location
 from oper.logs.batches.columns import Column, KnownSize, Selection
-from oper.logs.batches.timestamps import times_of
+from oper.logs.batches.timestamps import is_text, times_of
 from oper.logs.formats.arrow_columns import floats_of, ids_of
+
+# Arrow's own errors, and what a damaged schema or size of a page comes to in Python.
+_DAMAGE = (OSError, ValueError, KeyError, MemoryError, OverflowError, pa.ArrowException)
 
 
 class ParquetSource(KnownSize):
@@ -37,10 +40,10 @@ class ParquetSource(KnownSize):
             while True:
                 try:
                     part = next(parts, None)
-                except (OSError, pa.ArrowException) as error:
+                except _DAMAGE as error:
                     raise OperError(
-                        f"{self._path}, after row {first}: is damaged or truncated ({error}); "
-                        "copy or write it again"
+                        f"{self._path}, after row {first}: is damaged or truncated "
+                        f"({one_line(error)}); copy or write it again"
                     ) from error
                 if part is None:
                     return
@@ -50,10 +53,10 @@ class ParquetSource(KnownSize):
     def _open(self) -> Any:
         try:
             return pq.ParquetFile(self._path, pre_buffer=False)
-        except (OSError, pa.ArrowException) as error:
+        except _DAMAGE as error:
             raise OperError(
-                f"{self._path}: is not a readable Parquet file ({error}); it is damaged or "
-                "truncated: copy or write it again"
+                f"{self._path}: is not a readable Parquet file ({one_line(error)}); it is "
+                "damaged or truncated: copy or write it again"
             ) from error
 
 
@@ -68,7 +71,7 @@ def column_of(field: Any, bags: bool = False) -> Column:
         return Column(field.name, "other" if is_list else "dense")
     if pa.types.is_temporal(inner) or pa.types.is_nested(inner):
         return Column(field.name, "other")
-    return Column(field.name, "ids", bags=bags or is_list)
+    return Column(field.name, "ids", bags=bags or is_list, texts=bags or is_text(inner))
 
 
 def batch_of(

@@ -10,12 +10,11 @@ before it; a carriage return elsewhere is an error. Empty lines are skipped.
 
 import functools
 import gzip
-import io
 import os
 import re
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from oper.base.errors import OperError
 from oper.logs.batches.batch import Batch, Location
 from oper.logs.batches.columns import Column, Selection
 from oper.logs.formats.parquet import batch_of, column_of
+from oper.logs.formats.unpacking import open_unpacked
 
 INTEGERS = tuple(f"I{i}" for i in range(1, 14))
 CATEGORIES = tuple(f"C{i}" for i in range(1, 27))
@@ -35,7 +35,9 @@ CATEGORIES = tuple(f"C{i}" for i in range(1, 27))
 _CHUNK_BYTES = 1 << 25
 _BLOCK_BYTES = 1 << 22
 _PEEK_BYTES = 1 << 20  # of the beginning, for column types: a few thousand lines
+_MOST_LINE_BYTES = 1 << 26
 _SOMETHING = re.compile(rb"[^\r\n]")
+_TEXT = re.compile(rb"\S")
 _EMPTY_LINES = re.compile(rb"\n(?:\r*\n)+")
 # Arrow ends a line here too, and may cut a quoted text in two.
 _LONE_RETURN = re.compile(rb"\r[^\r\n]")
@@ -72,8 +74,9 @@ class Form:
             start = match.end() + 1
         return fields
 
-    def parse_options(self, on_ragged: Any) -> Any:
-        """The form as Arrow's options."""
+    def parse_options(self, on_ragged: Any = None) -> Any:
+        """The form as Arrow's options; lines of other lengths are errors unless it is said what to
+        do."""
         return pacsv.ParseOptions(
             delimiter=self.delimiter,
             quote_char='"' if self.quotes else False,
@@ -213,7 +216,7 @@ class TextSource:
                     read_options=pacsv.ReadOptions(
                         block_size=_BLOCK_BYTES, column_names=form.names
                     ),
-                    parse_options=form.parse_options(lambda row: "error"),
+                    parse_options=form.parse_options(),
                     convert_options=convert,
                 )
             except pa.ArrowInvalid as error:
@@ -230,7 +233,7 @@ class TextSource:
     def _chunks(self) -> Iterator[Chunk]:
         """The lines after the header, as many at a time as are parsed together."""
         try:
-            with open_text(self._path) as file:
+            with open_unpacked(self._path) as file:
                 line = 1
                 if self._form.header:
                     while (header := file.readline()) and not header.strip():
@@ -238,6 +241,11 @@ class TextSource:
                     line += 1
                 rest = b""
                 while block := file.read(_CHUNK_BYTES):
+                    if len(rest) > _MOST_LINE_BYTES:
+                        raise OperError(
+                            f"{self._path}, line {line}: is longer than {_MOST_LINE_BYTES:,} "
+                            "bytes, and a sample must be one line; is it a log?"
+                        )
                     # A short block is the last one; its last line may lack a line feed.
                     last = len(block) < _CHUNK_BYTES
                     end = len(block) if last else block.rfind(b"\n") + 1
@@ -282,7 +290,7 @@ def open_csv(path: Path, separator: str | None) -> TextSource:
         )
     delimiter = "\t" if header.count(b"\t") > header.count(b",") else ","
     try:
-        with open_text(path) as file:
+        with open_unpacked(path) as file:
             head = file.read(_PEEK_BYTES)
     except (OSError, EOFError, zlib.error) as error:
         raise damaged(path, error) from error
@@ -297,8 +305,10 @@ def open_csv(path: Path, separator: str | None) -> TextSource:
             "feed, with or without one before it; convert the file"
         )
     try:
+        header.decode("utf-8")
         schema = pacsv.open_csv(
-            pa.BufferReader(head),
+            # Arrow cannot tell the handler of a line that is no UTF-8, and prints a traceback.
+            pa.BufferReader(head.decode("utf-8", "replace").encode()),
             read_options=pacsv.ReadOptions(block_size=_PEEK_BYTES),
             parse_options=form.parse_options(lambda row: "skip"),
         ).schema
@@ -310,24 +320,30 @@ def open_csv(path: Path, separator: str | None) -> TextSource:
     repeated = [n for n in names if names.count(n) > 1]
     if repeated:
         raise OperError(f"{path}, line 1: two columns are called {repeated[0]!r}; rename one")
-    columns = tuple(column_of(field, bags=separator is not None) for field in schema)
+    # Only the beginning was looked at: later fields of any column may be texts.
+    columns = tuple(
+        replace(column_of(field, bags=separator is not None), texts=True) for field in schema
+    )
     return TextSource(path, Form(columns, delimiter, separator=separator))
 
 
-def open_text(path: Path) -> io.BufferedIOBase:
-    """The file's bytes, decompressed where it is gzip."""
-    with open(path, "rb") as file:
-        compressed = file.read(2) == b"\x1f\x8b"
-    return gzip.open(path) if compressed else open(path, "rb")
-
-
 def first_line(path: Path) -> bytes:
-    """The first line that is not empty, without its end; OperError where it cannot be read."""
+    """The first line that is not empty, without its end; OperError where it cannot be read.
+
+    Nothing where there is none in the first 32 MiB, or where it is longer than 1 MiB.
+    """
     try:
-        with open_text(path) as file:
-            while line := file.readline(1 << 20):
-                if line.strip():
-                    return line.rstrip(b"\r\n")
+        with open_unpacked(path) as file:
+            head = b""
+            for _ in range(_CHUNK_BYTES // _PEEK_BYTES):
+                head += file.read(_PEEK_BYTES)
+                if found := _TEXT.search(head):
+                    head = head[head.rfind(b"\n", 0, found.start()) + 1 :]
+                    head += file.read(max(_PEEK_BYTES - len(head), 0))
+                    end = head.find(b"\n")
+                    is_whole = end >= 0 or len(head) < _PEEK_BYTES
+                    return (head[:end] if end >= 0 else head).rstrip(b"\r") if is_whole else b""
+                head = head[head.rfind(b"\n") + 1 :][-_PEEK_BYTES:]
     except (OSError, EOFError, zlib.error) as error:
         raise damaged(path, error) from error
     return b""

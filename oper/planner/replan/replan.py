@@ -23,7 +23,7 @@ import numpy as np
 
 from oper.base.arrays import Ints
 from oper.base.errors import OperError
-from oper.files import storage
+from oper.files import manifest, storage
 from oper.plan.layout import Layout
 from oper.plan.plan import FORMAT, MARKER, Plan, load_plan
 from oper.plan.prediction import Balance, PlanningRecord, Prediction, ReplanRecord
@@ -211,7 +211,7 @@ def replan_and_save(
     """
     storage.check_output(output, FORMAT, overwrite)
     plan = load_plan(folder)
-    made = replan(plan, profile, horizon, storage.sha256(Path(folder) / MARKER), report)
+    made = replan(plan, profile, horizon, manifest.sha256(Path(folder) / MARKER), report)
     report("writing")
     made.save(output, profile, overwrite)
     return made

@@ -35,7 +35,10 @@ uint64_t* words(const at::Tensor& tensor, int64_t size, const char* name) {
 
 int64_t words_of_all(at::IntArrayRef rows) {
   int64_t sum = 0;
-  for (int64_t r : rows) sum += words_of(r);
+  for (int64_t r : rows) {
+    check_size(r, 0, kMostRows, "rows");
+    sum += words_of(r);
+  }
   return sum;
 }
 
@@ -116,6 +119,12 @@ std::vector<at::Tensor> unite_slots(at::TensorList bitmaps, at::IntArrayRef rows
     const uint64_t* const each = words(bitmap, size, "bitmaps");
     for (int64_t w = 0; w < size; ++w) bits[w] |= each[w];
   }
+  const uint64_t* last = bits;
+  for (int64_t r : rows) {
+    last += words_of(r);
+    TORCH_CHECK_INDEX(r % 64 == 0 || last[-1] >> (r % 64) == 0, "bitmaps: a bucket of ", r,
+                      " replicas has bits beyond them");
+  }
   return slots_of(bits, rows);
 }
 
@@ -124,9 +133,15 @@ void aggregate_rows(at::TensorList slots, at::TensorList grads, at::TensorList u
   TORCH_CHECK_VALUE(slots.size() == rows.size() && grads.size() == rows.size() &&
                         (united.empty() || united.size() == rows.size()),
                     "slots, grads, united: one tensor a bucket was needed");
+  words_of_all(rows);
   int64_t size = 0;
-  for (size_t b = 0; b < rows.size(); ++b)
-    size += (united.empty() ? rows[b] : united[b].numel()) * grads[b].size(-1);
+  for (size_t b = 0; b < rows.size(); ++b) {
+    slot_rows(slots[b], grads[b]);  // checks that they are [slots, dim]
+    const int64_t dim = grads[b].size(1);
+    check_size(dim, 1, kMostThings, "grads: dim");
+    size += product(united.empty() ? rows[b] : united[b].numel(), dim, "out");
+    check_size(size, 0, kMostRows, "out: elements");
+  }
   float* to = writable_elements<float>(out, size, "out");
   for (size_t b = 0; b < rows.size(); ++b) {
     const int64_t dim = grads[b].size(-1);
@@ -200,11 +215,15 @@ std::tuple<std::vector<at::Tensor>, std::vector<at::Tensor>> merge_messages(
     at::TensorList messages, const at::Tensor& counts, at::IntArrayRef rows, at::IntArrayRef dims) {
   const size_t buckets = rows.size(), ranks = messages.size();
   TORCH_CHECK_VALUE(dims.size() == buckets, "dims: one a bucket was needed");
+  for (int64_t dim : dims) check_size(dim, 1, kMostThings, "dims");
   const int64_t* const count = elements<int64_t>(counts, ranks * buckets, "counts");
   std::vector<SlotRows<int32_t>> lists;  // [ranks, buckets]
   for (size_t r = 0; r < ranks; ++r) {
     int64_t size = 0;
-    for (size_t b = 0; b < buckets; ++b) size += count[r * buckets + b] * (1 + dims[b]);
+    for (size_t b = 0; b < buckets; ++b) {
+      check_size(count[r * buckets + b], 0, messages[r].numel(), "counts");
+      size += count[r * buckets + b] * (1 + dims[b]);
+    }
     const float* from = elements_at_least<float>(messages[r], size, "messages");
     for (size_t b = 0; b < buckets; ++b) {
       const int64_t n = count[r * buckets + b];
@@ -232,6 +251,7 @@ at::Tensor digest_rows(const at::Tensor& rows, int64_t block) {
                     "rows: contiguous uint8 [rows, bytes] was needed");
   TORCH_CHECK_VALUE(block > 0, "block: at least one row was needed");
   const int64_t count = rows.size(0), bytes = rows.size(1);
+  block = std::min(block, std::max<int64_t>(count, 1));
   const uint8_t* const from = rows.const_data_ptr<uint8_t>();
   at::Tensor digests = at::empty({(count + block - 1) / block}, at::kLong);
   int64_t* const out = digests.mutable_data_ptr<int64_t>();

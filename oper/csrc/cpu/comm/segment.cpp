@@ -24,7 +24,7 @@ constexpr size_t kHugePage = size_t{1} << 21;
 constexpr int kCollapse = 25;  // MADV_COLLAPSE, of Linux 6.1; older headers do not have it
 
 at::Tensor map_segment(int64_t descriptor, int64_t reserve_bytes) {
-  TORCH_CHECK_VALUE(reserve_bytes > 0, "reserve_bytes: ", reserve_bytes, " is not positive");
+  check_size(reserve_bytes, 1, int64_t{1} << 47, "reserve_bytes");
   // A huge page of the file can be mapped as one only where its address is aligned: take more
   // addresses than needed, and unmap what lies before and behind the aligned ones.
   const size_t size = (static_cast<size_t>(reserve_bytes) + kHugePage - 1) / kHugePage * kHugePage;
@@ -69,6 +69,9 @@ bool huge_pages(const at::Tensor& memory) {
 void protect(const at::Tensor& memory, bool writable) {
   check_contiguous(memory, "memory");
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  TORCH_CHECK_VALUE(
+      memory.nbytes() > 0 && reinterpret_cast<uintptr_t>(memory.data_ptr()) % page == 0,
+      "memory: must begin at a page, as a segment does");
   const size_t size = (memory.nbytes() + page - 1) / page * page;
   const int mode = writable ? PROT_READ | PROT_WRITE : PROT_READ;
   TORCH_CHECK(mprotect(memory.data_ptr(), size, mode) == 0, "cannot protect ", size,

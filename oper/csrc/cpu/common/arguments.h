@@ -1,5 +1,24 @@
 // Checks of an operator's arguments. What is wrong is told with the argument's name, what came and
 // what was needed: TypeError for dtypes, ValueError for shapes and values, IndexError for indices.
+//
+// Every operator checks all that it indexes by, once a call, a table, a feature or a segment,
+// before it reads or writes; what there is one of for each row or access, it checks where that
+// costs less than 1 % of its time. The contents of these are not looked at, and whoever calls
+// vouches for them:
+//
+// * translate: bitmaps whose headers count their bits, codes of the groups, steps that name ranks.
+//   AddressMap vouches, of a layout that oper/plan/validate.py has seen.
+// * pooled_rows, weight_gradients: addresses of slots within the arenas, and bases of arenas that
+// are
+//   mapped here, with the features' widths and bytes of a row. AddressMap and Heap vouch.
+// * copy_rows: slots of the arena at base_pointer, by row_bytes. RowFetcher vouches, as the slots
+//   are of addresses that other ranks' maps gave.
+// * sum_gradients: positions of accesses of one bucket, by the features and segments that they were
+//   sorted with. sort_accesses vouches.
+// * map_segment, protect: a descriptor and memory of a segment. SharedSegment vouches.
+//
+// Operators on devices cannot read what lies on the device without a wait: there the contents of
+// all tensors on the device are vouched for, by the same callers.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,6 +27,11 @@
 #include <cstdint>
 
 namespace oper {
+
+// More ranks, tables, buckets or groups than any plan has; arrays of so many are still small.
+constexpr int64_t kMostThings = int64_t{1} << 24;
+// More rows, slots or bytes of a row than an address tells apart.
+constexpr int64_t kMostRows = int64_t{1} << 40;
 
 // A dtype as NumPy names it.
 template <typename T>
@@ -67,6 +91,20 @@ const Struct* structs(const at::Tensor& tensor, const char* name) {
   return reinterpret_cast<const Struct*>(elements<int64_t>(tensor, name));
 }
 
+// That a number of things is from `least` to `most`.
+inline void check_size(int64_t size, int64_t least, int64_t most, const char* name) {
+  TORCH_CHECK_VALUE(size >= least && size <= most, name, ": ", size, ", and ", least, " to ", most,
+                    " were needed");
+}
+
+// a · b, which must not overflow; neither is negative.
+inline int64_t product(int64_t a, int64_t b, const char* name) {
+  int64_t result = 0;
+  TORCH_CHECK_VALUE(!__builtin_mul_overflow(a, b, &result), name, ": ", a, " times ", b,
+                    " is too large");
+  return result;
+}
+
 inline void check_contiguous(const at::Tensor& tensor, const char* name) {
   TORCH_CHECK_VALUE(tensor.is_contiguous(), name, ": must be contiguous");
 }
@@ -86,6 +124,7 @@ inline void check_index(int64_t index, int64_t size, const char* name, const cha
 // That offsets [count + 1] begin at 0 and ascend, as the starts of `count` things called `what`.
 inline void check_offsets_from_zero(const int64_t* offsets, int64_t count, const char* name,
                                     const char* what) {
+  TORCH_CHECK_VALUE(count >= 0, name, ": at least one element was needed");
   TORCH_CHECK_VALUE(offsets[0] == 0, name, ": must begin with 0");
   for (int64_t n = 0; n < count; ++n)
     TORCH_CHECK_VALUE(offsets[n] <= offsets[n + 1], name, ": must ascend, and does not at ", what,

@@ -42,15 +42,17 @@ RowCounters<Counter> row_counters(const at::Tensor& accesses, const at::Tensor& 
       elements<int64_t>(samples_with_row_offsets, ranges, "samples_with_row_offsets"),
   };
   for (int64_t n = 0; n < ranges; ++n) {
+    TORCH_CHECK_VALUE(counters.offsets[n] >= 0 && counters.offsets[n + 1] >= counters.offsets[n],
+                      "offsets: must ascend from 0 or more");
     const int64_t rows = counters.offsets[n + 1] - counters.offsets[n];
-    TORCH_CHECK_VALUE(counters.offsets[n] >= 0 && rows >= 0, "offsets: must ascend from 0");
-    TORCH_CHECK_VALUE(counters.samples_with_row_offsets[n] + rows <= samples_with_row.numel() ||
+    TORCH_CHECK_VALUE(counters.samples_with_row_offsets[n] <= samples_with_row.numel() - rows ||
                           counters.samples_with_row_offsets[n] < 0,
                       "samples_with_row: range ", n, " ends beyond its ", samples_with_row.numel(),
                       " counters");
   }
-  TORCH_CHECK_VALUE(counters.offsets[ranges] <= accesses.numel(), "accesses: ", accesses.numel(),
-                    " counters, and the offsets end at ", counters.offsets[ranges]);
+  TORCH_CHECK_VALUE(counters.offsets[ranges] >= 0 && counters.offsets[ranges] <= accesses.numel(),
+                    "accesses: ", accesses.numel(), " counters, and the offsets end at ",
+                    counters.offsets[ranges]);
   return counters;
 }
 

@@ -24,8 +24,11 @@ at::Tensor find_classes(const at::Tensor& accesses, const at::Tensor& samples_wi
                         const at::Tensor& entry_accesses, const at::Tensor& entry_samples_with_row,
                         const at::Tensor& entry_class) {
   const int64_t tables = offsets.numel() - 1;
+  check_size(tables, 0, kMostThings, "offsets: tables");
   const int64_t* first = elements<int64_t>(offsets, tables + 1, "offsets");
   const int64_t* entry_begin = elements<int64_t>(entry_offset, tables + 1, "entry_offset");
+  check_offsets_from_zero(first, tables, "offsets", "table");
+  check_offsets_from_zero(entry_begin, tables, "entry_offset", "table");
   const int64_t entries = entry_begin[tables];
   const int64_t* key_accesses = elements<int64_t>(entry_accesses, entries, "entry_accesses");
   const int64_t* key_samples_with_row =
@@ -40,6 +43,7 @@ at::Tensor find_classes(const at::Tensor& accesses, const at::Tensor& samples_wi
   with_counter_type(accesses, "accesses", [&](auto zero) {
     using Counter = decltype(zero);
     check_same_type(samples_with_row, "samples_with_row", accesses, "accesses");
+    check_contiguous(samples_with_row, "samples_with_row");
     const auto* a = static_cast<const Counter*>(accesses.const_data_ptr());
     const auto* c = static_cast<const Counter*>(samples_with_row.const_data_ptr());
     share_out(static_cast<int64_t>(chunks.size()), [&](const auto& next) {
@@ -70,6 +74,7 @@ at::Tensor assign_groups(const at::Tensor& class_of_row, const at::Tensor& count
                          const at::Tensor& label) {
   TORCH_CHECK_VALUE(counts.dim() == 2, "counts: [classes, groups] was needed");
   const int64_t classes = counts.size(0), groups = counts.size(1), rows = class_of_row.numel();
+  check_size(groups, 0, kMostThings, "counts: groups");
   RoundRobin turns(elements<int64_t>(counts, classes * groups, "counts"), classes, groups);
   const int32_t* class_in = elements<int32_t>(class_of_row, "class_of_row");
   const int32_t* labels = elements<int32_t>(label, classes * groups, "label");
@@ -89,6 +94,7 @@ at::Tensor assign_groups(const at::Tensor& class_of_row, const at::Tensor& count
 std::tuple<at::Tensor, at::Tensor> pack(const at::Tensor& group, int64_t groups) {
   const int64_t rows = group.numel();
   const int32_t* in = elements<int32_t>(group, "group");
+  check_size(groups, 0, kMostThings, "groups");
   at::Tensor counts = at::zeros({groups}, at::kLong);
   int64_t* count = counts.data_ptr<int64_t>();
   int64_t most = 0;

@@ -60,12 +60,24 @@ std::vector<int64_t> number_lines(Line* lines, const std::vector<int64_t>& line_
   return listed_offset;
 }
 
+// That headers count the bits, as they tell where the counters of listed rows go.
+void check_headers(const Line* lines, int64_t count, const char* name) {
+  int64_t before = 0;
+  for (int64_t line = 0; line < count; ++line) {
+    TORCH_CHECK_VALUE(lines[line].before() == before, name, ": the header of line ", line,
+                      " does not count the bits before it; number it by number_bitmap");
+    before += lines[line].listed();
+  }
+}
+
 std::tuple<at::Tensor, at::Tensor, at::Tensor> list_hot_rows(const at::Tensor& accesses,
                                                              const at::Tensor& offsets,
                                                              const at::Tensor& cut,
                                                              const at::Tensor& quota) {
   const int64_t tables = offsets.numel() - 1;
+  check_size(tables, 0, kMostThings, "offsets: tables");
   const int64_t* first_row = elements<int64_t>(offsets, tables + 1, "offsets");
+  check_offsets_within(first_row, tables, accesses.numel(), "offsets", "counters");
   const int64_t* cuts = elements<int64_t>(cut, tables, "cut");
   const int64_t* quotas = elements<int64_t>(quota, tables, "quota");
   const auto line_offset = line_offsets(first_row, tables);
@@ -107,8 +119,18 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> list_hot_rows(const at::Tensor& a
 
 at::Tensor number_bitmap(const at::Tensor& bitmap, const at::Tensor& line_offset) {
   const int64_t tables = line_offset.numel() - 1;
+  check_size(tables, 0, kMostThings, "line_offset: tables");
   const int64_t* first = elements<int64_t>(line_offset, tables + 1, "line_offset");
+  check_offsets_from_zero(first, tables, "line_offset", "table");
+  check_size(first[tables], 0, kMostRows, "line_offset: lines");
   return to_tensor(number_lines(lines_in(bitmap, first[tables]), {first, first + tables + 1}));
+}
+
+// That patterns have steps, all of them ranks.
+void check_patterns(const int64_t* begin, int64_t patterns, const int32_t* order, int64_t ranks) {
+  for (int64_t p = 0; p < patterns; ++p)
+    TORCH_CHECK_VALUE(begin[p] < begin[p + 1], "order_offset: pattern ", p, " has no steps");
+  for (int64_t n = 0; n < begin[patterns]; ++n) check_index(order[n], ranks, "order", "ranks");
 }
 
 using Counts = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
@@ -121,7 +143,10 @@ Counts listed_and_striped_counts(
     int64_t ranks, const at::Tensor& entry_offset, const at::Tensor& entry_samples_with_row,
     const at::Tensor& entry_touched) {
   const int64_t tables = offsets.numel() - 1;
+  check_size(tables, 0, kMostThings, "offsets: tables");
+  check_size(ranks, 1, kMostThings, "ranks");
   const int64_t* first_row = elements<int64_t>(offsets, tables + 1, "offsets");
+  check_offsets_within(first_row, tables, accesses.numel(), "offsets", "counters");
   const auto line_offset = line_offsets(first_row, tables);
   const Line* lines = lines_in(bitmap, line_offset.back());
   const Line* stripe_lines = stripe_bitmap ? lines_in(*stripe_bitmap, line_offset.back()) : lines;
@@ -130,11 +155,25 @@ Counts listed_and_striped_counts(
   const int64_t* pattern = elements<int64_t>(pattern_of, tables, "pattern_of");
   const int64_t* enter = elements<int64_t>(rotation, tables, "rotation");
   const int64_t* entry_begin = elements<int64_t>(entry_offset, tables + 1, "entry_offset");
+  check_offsets_from_zero(entry_begin, tables, "entry_offset", "table");
   const int64_t* entries =
       elements<int64_t>(entry_samples_with_row, entry_begin[tables], "entry_samples_with_row");
   const double* touched = elements<double>(entry_touched, entry_begin[tables], "entry_touched");
+  check_offsets_from_zero(order_begin, order_offset.numel() - 1, "order_offset", "pattern");
   const int32_t* ranks_in_order =
       elements<int32_t>(order, order_begin[order_offset.numel() - 1], "order");
+  check_patterns(order_begin, order_offset.numel() - 1, ranks_in_order, ranks);
+  for (int64_t t = 0; t < tables; ++t) {
+    check_index(pattern[t], order_offset.numel() - 1, "pattern_of", "patterns");
+    check_index(enter[t], order_begin[pattern[t] + 1] - order_begin[pattern[t]], "rotation",
+                "steps of its pattern");
+    bool ascending = entry_begin[t] == entry_begin[t + 1] || entries[entry_begin[t]] >= 0;
+    for (int64_t n = entry_begin[t] + 1; n < entry_begin[t + 1]; ++n)
+      ascending &= entries[n - 1] <= entries[n];
+    TORCH_CHECK_VALUE(ascending, "entry_samples_with_row: must ascend from 0 or more in table ", t);
+  }
+  check_headers(lines, line_offset.back(), "bitmap");
+  if (stripe_bitmap) check_headers(stripe_lines, line_offset.back(), "stripe_bitmap");
 
   int64_t listed = 0;
   if (line_offset.back() > 0) {

@@ -51,6 +51,10 @@ at::Tensor translate(const at::Tensor& ids, const at::Tensor& segment_offset,
   const auto* const table_maps = structs<TableMap>(tables, "tables");
   const Segments segments = segments_of(ids, segment_offset, segment_table, tables.size(0));
   check_contiguous(codes, "codes");
+  check_size(group_bits, 0, 31, "group_bits");
+  TORCH_CHECK_VALUE(group_base.numel() > 0 || codes.numel() == 0, "group_base: is empty");
+  check_tables(segments, table_maps, bitmap, stripe_bitmap, steps.size(0), stripe_base,
+               flat.numel());
   at::Tensor out = addresses_like(ids);
   int64_t* const to = out.data_ptr<int64_t>();
   with_index_type(codes.scalar_type(), "codes", [&](auto code) {

@@ -11,6 +11,8 @@
 
 namespace oper {
 
+constexpr int64_t kLineWords = kWordsPerLine + 1;
+
 struct Segments {
   const int64_t* offsets;
   const int64_t* table;
@@ -33,9 +35,39 @@ inline Segments segments_of(const at::Tensor& ids, const at::Tensor& offsets,
 
 inline const Line* lines_of_bitmap(const at::Tensor& bitmap) {
   TORCH_CHECK_VALUE(bitmap.scalar_type() == at::kLong && bitmap.is_contiguous() &&
-                        bitmap.numel() % (kWordsPerLine + 1) == 0,
+                        bitmap.numel() % kLineWords == 0,
                     "bitmap: contiguous lines of 8 int64 were needed");
   return static_cast<const Line*>(bitmap.const_data_ptr());
+}
+
+// That the parts of the map of the segments' tables are within the arrays that they point into.
+// What these hold is vouched for (cpu/common/arguments.h).
+inline void check_tables(const Segments& segments, const TableMap* tables, const at::Tensor& bitmap,
+                         const std::optional<at::Tensor>& stripe_bitmap, int64_t steps,
+                         const at::Tensor& stripe_base, int64_t flat) {
+  const auto within = [](int64_t first, int64_t size, int64_t all) {
+    return first >= 0 && size >= 0 && size <= all && first <= all - size;
+  };
+  const Line* const numbering = lines_of_bitmap(stripe_bitmap ? *stripe_bitmap : bitmap);
+  const int64_t lines = bitmap.numel() / kLineWords;
+  TORCH_CHECK_VALUE(!stripe_bitmap || stripe_bitmap->numel() == bitmap.numel(),
+                    "stripe_bitmap: must have as many lines as the bitmap, ", lines);
+  TORCH_CHECK_VALUE(stripe_base.dim() == 2, "stripe_base: [tables, ranks] was needed");
+  for (int64_t s = 0; s < segments.count; ++s) {
+    if (segments.offsets[s] == segments.offsets[s + 1]) continue;
+    const TableMap& table = tables[segments.table[s]];
+    if (table.rows == 0) continue;  // has no id in range
+    const bool fits = table.rows > 0 && table.rows <= kMostRows && table.flat >= -1 &&
+                      (table.flat < 0 || within(table.flat, table.rows, flat)) &&
+                      within(table.first_line, lines_of(table.rows), lines) && table.period >= 2 &&
+                      within(table.pattern, table.period, steps) &&
+                      table.reciprocal == ~uint64_t{0} / static_cast<uint64_t>(table.period) + 1 &&
+                      within(table.stripe_base, stripe_base.size(1), stripe_base.numel()) &&
+                      within(table.origin - numbering[table.first_line].before(), 1, table.period);
+    TORCH_CHECK_VALUE(
+        fits, "tables: number ", segments.table[s],
+        " goes beyond the bitmap, the steps, the stripe bases or the plain addresses");
+  }
 }
 
 template <typename Code>

@@ -138,6 +138,7 @@ std::vector<TableCounters<Counter>> counters_of_tables(const at::Tensor& accesse
   check_same_type(samples_with_row, "samples_with_row", accesses, "accesses");
   check_contiguous(samples_with_row, "samples_with_row");
   const int64_t tables = offsets.numel() - 1;
+  check_size(tables, 0, kMostThings, "offsets: tables");
   const int64_t* first = elements<int64_t>(offsets, tables + 1, "offsets");
   const int64_t* start =
       elements<int64_t>(samples_with_row_start, tables, "samples_with_row_start");
@@ -145,10 +146,10 @@ std::vector<TableCounters<Counter>> counters_of_tables(const at::Tensor& accesse
   auto* c = static_cast<Counter*>(samples_with_row.mutable_data_ptr());
   std::vector<TableCounters<Counter>> result;
   for (int64_t t = 0; t < tables; ++t) {
-    const int64_t rows = first[t + 1] - first[t];
-    TORCH_CHECK_VALUE(first[t] >= 0 && rows >= 0 && first[t + 1] <= accesses.numel(),
+    TORCH_CHECK_VALUE(first[t] >= 0 && first[t] <= first[t + 1] && first[t + 1] <= accesses.numel(),
                       "offsets: table ", t, " is not within ", accesses.numel(), " counters");
-    TORCH_CHECK_VALUE(start[t] < 0 || start[t] + rows <= samples_with_row.numel(),
+    const int64_t rows = first[t + 1] - first[t];
+    TORCH_CHECK_VALUE(start[t] < 0 || start[t] <= samples_with_row.numel() - rows,
                       "samples_with_row_start: table ", t, " ends beyond ",
                       samples_with_row.numel(), " counters");
     result.push_back(
@@ -197,7 +198,9 @@ std::tuple<at::Tensor, at::Tensor> distinct(const at::TensorList values,
                                             const at::TensorList lengths,
                                             const at::Tensor& table_of, int64_t tables,
                                             int64_t samples, int64_t ranks) {
-  TORCH_CHECK_VALUE(ranks >= 1, "ranks: ", ranks, ", and at least 1 was needed");
+  check_size(ranks, 1, kMostThings, "ranks");
+  check_size(tables, 0, kMostThings, "tables");
+  check_size(samples, 0, kMostRows, "samples");
   at::Tensor of_ranks = at::zeros({tables}, at::kLong);
   at::Tensor of_all = at::zeros({tables}, at::kLong);
   auto* ranks_rows = of_ranks.data_ptr<int64_t>();

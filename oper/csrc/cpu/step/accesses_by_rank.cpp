@@ -53,6 +53,9 @@ int64_t count(const int64_t* addresses, int64_t size, int64_t rank, int64_t rank
 at::Tensor accesses_by_rank(const at::Tensor& addresses, const at::Tensor& segment_offset,
                             const at::Tensor& features, int64_t buckets, int64_t rank,
                             int64_t ranks, int64_t /*stream*/) {
+  check_size(ranks, 1, kMostThings, "ranks");
+  check_index(rank, ranks, "rank", "ranks");
+  check_size(buckets, 0, kMostThings / ranks, "buckets");
   const Features of = features_of(features, segment_offset);
   const int64_t* const address = elements<int64_t>(addresses, of.accesses(), "addresses");
   at::Tensor counts = at::zeros({buckets, ranks + 1}, addresses.options());

@@ -22,22 +22,33 @@ void with_bag_offsets(const at::Tensor& offsets, int64_t accesses, const F& f) {
   });
 }
 
+// Whether the sums of so many bags of a feature are within `elements` of the output or its
+// gradient.
+inline bool is_within(const Feature& feature, int64_t bags, int64_t elements) {
+  if (bags == 0) return true;
+  int64_t span = 0, last = 0;
+  if (__builtin_mul_overflow(bags - 1, feature.out_stride, &span) ||
+      __builtin_add_overflow(feature.out_base, span, &last))
+    return false;
+  return std::min(feature.out_base, last) >= 0 && feature.dim <= elements &&
+         std::max(feature.out_base, last) <= elements - feature.dim;
+}
+
 // Checks that features fit the arenas, the bags and the output; returns how many of its elements
 // their bags cover.
 inline int64_t check_features(const Feature* features, int64_t count, int64_t bags, int64_t widths,
                               int64_t out_elements) {
+  check_size(out_elements, 0, kMostRows, "out_elements");
   int64_t sum = 0;
   for (int64_t f = 0; f < count; ++f) {
     const Feature& feature = features[f];
-    const int64_t last = std::max<int64_t>(feature.bags - 1, 0);
-    const int64_t least = std::min(feature.out(0), feature.out(last));
-    const int64_t most = std::max(feature.out(0), feature.out(last)) + feature.dim;
-    TORCH_CHECK_VALUE(feature.width >= 0 && feature.width < widths && feature.dtype >= kFloat32 &&
-                          feature.dtype <= kInt8 && feature.dim >= 0 &&
-                          feature.row_bytes >= bytes_of_row(feature.dtype, feature.dim) &&
-                          feature.first_bag >= 0 && feature.bags >= 0 &&
-                          feature.first_bag + feature.bags <= bags &&
-                          (feature.bags == 0 || (least >= 0 && most <= out_elements)),
+    const bool is_row = feature.width >= 0 && feature.width < widths && feature.dtype >= kFloat32 &&
+                        feature.dtype <= kInt8 && feature.dim >= 0 && feature.dim <= kMostThings &&
+                        feature.row_bytes <= kMostRows &&
+                        feature.row_bytes >= bytes_of_row(feature.dtype, feature.dim);
+    const bool has_bags = feature.bags >= 0 && feature.bags <= bags && feature.first_bag >= 0 &&
+                          feature.first_bag <= bags - feature.bags;
+    TORCH_CHECK_VALUE(is_row && has_bags && is_within(feature, feature.bags, out_elements),
                       "features: number ", f, " is of no arena, has more bags than the ", bags,
                       " there are, or ends beyond an output of ", out_elements, " elements");
     sum += feature.bags * feature.dim;
@@ -46,7 +57,7 @@ inline int64_t check_features(const Feature* features, int64_t count, int64_t ba
 }
 
 inline void check_bases(const at::Tensor& bases, int64_t rank) {
-  TORCH_CHECK_VALUE(bases.dim() == 2 && rank >= 0 && rank < bases.size(1) - 1,
+  TORCH_CHECK_VALUE(bases.dim() == 2 && rank >= 0 && bases.size(1) > 1 && rank < bases.size(1) - 1,
                     "bases: [widths, ranks + 1] was needed, with a column for rank ", rank);
 }
 

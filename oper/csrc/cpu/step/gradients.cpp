@@ -6,6 +6,7 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
+#include <limits>
 #include <optional>
 
 #include "cpu/common/parallel.h"
@@ -77,10 +78,10 @@ GradientPlaces places_of(const Features& features, int64_t bucket, int64_t dim,
     TORCH_CHECK_VALUE(feature.dim == dim, "features: feature ", f, " of bucket ", bucket,
                       " has dim ", feature.dim, ", and dim is ", dim);
     const int64_t bags = bags_hold_one ? features.end(f) - begin : feature.bags;
-    TORCH_CHECK_VALUE(feature.out_base >= 0 && feature.out_stride >= 0 &&
-                          feature.out_base + (bags - 1) * feature.out_stride + dim <= grad_elements,
-                      "grad: ", grad_elements, " elements, and the ", bags, " bags of feature ", f,
-                      " go beyond them");
+    TORCH_CHECK_VALUE(
+        bags > 0 && feature.out_stride >= 0 && is_within(feature, bags, grad_elements),
+        "grad: ", grad_elements, " elements, and the ", bags, " bags of feature ", f,
+        " go beyond them");
   }
   places.index();
   return places;
@@ -100,11 +101,13 @@ at::Tensor bags_of(const Features& features, int64_t bucket, const Offset* at, i
   for (int64_t f = 0; f < features.count; ++f) {
     const Feature& feature = features[f];
     if (feature.bucket != bucket || features.begin(f) == features.end(f)) continue;
+    TORCH_CHECK_VALUE(feature.bags >= 0 && feature.bags <= bags && feature.first_bag >= 0 &&
+                          feature.first_bag <= bags - feature.bags,
+                      "features: feature ", f, " has no bags ", feature.first_bag, " on of ", bags);
     const int64_t first = feature.first_bag, last = first + feature.bags;
-    TORCH_CHECK_VALUE(
-        first >= 0 && last <= bags && at[first] == features.begin(f) && at[last] == features.end(f),
-        "offsets: the bags of feature ", f, " do not hold the accesses ", features.begin(f), " to ",
-        features.end(f));
+    TORCH_CHECK_VALUE(at[first] == features.begin(f) && at[last] == features.end(f),
+                      "offsets: the bags of feature ", f, " do not hold the accesses ",
+                      features.begin(f), " to ", features.end(f));
     constexpr int64_t kBagsPerTask = 1 << 14;
     at::parallel_for(first, last, kBagsPerTask, [&](int64_t begin, int64_t end) {
       for (int64_t bag = begin; bag < end; ++bag)
@@ -210,15 +213,17 @@ void sum_gradients(const at::Tensor& grad, const at::Tensor& positions, const at
   const int64_t accesses = view.accesses();
   TORCH_CHECK_VALUE(0 <= first_run && first_run <= last_run && last_run < run_start.numel(),
                     "runs: ", first_run, " to ", last_run, " of ", run_start.numel() - 1);
-  TORCH_CHECK_VALUE(start[last_run] <= positions.numel(), "run_start: ends at ", start[last_run],
-                    ", and there are ", positions.numel(), " positions");
-  TORCH_CHECK_VALUE(dim > 0, "dim: ", dim);
-  elements<float>(out, (last_run - first_run) * dim, "out");
+  check_size(accesses, 0, std::numeric_limits<int32_t>::max(), "segment_offset: accesses");
+  check_offsets_within(start + first_run, last_run - first_run, positions.numel(), "run_start",
+                       "positions");
+  check_size(dim, 1, kMostRows, "dim");
+  elements<float>(out, product(last_run - first_run, dim, "out"), "out");
   check_contiguous(grad, "grad");
   const float* const weight = weights ? elements<float>(*weights, accesses, "weights") : nullptr;
   if (first_run == last_run) return;
 
   // The runs are of one bucket, which the feature of any access names.
+  TORCH_CHECK_VALUE(start[first_run] < start[last_run], "run_start: runs without accesses");
   int64_t position = at[start[first_run]];
   if (by_bag) {
     TORCH_CHECK_VALUE(offsets && !weight, "by_bag: with offsets and without weights alone");

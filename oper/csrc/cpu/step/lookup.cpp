@@ -123,8 +123,8 @@ at::Tensor weight_gradients_shape(const at::Tensor&, const at::Tensor&,
 void copy_rows(const at::Tensor& slots, int64_t base_pointer, int64_t row_bytes, at::Tensor& out) {
   const int64_t count = slots.numel();
   const int64_t* const slot = elements<int64_t>(slots, count, "slots");
-  TORCH_CHECK_VALUE(row_bytes > 0, "row_bytes: ", row_bytes, ", and at least 1 was needed");
-  elements<uint8_t>(out, count * row_bytes, "out");
+  check_size(row_bytes, 1, kMostRows, "row_bytes");
+  elements<uint8_t>(out, product(count, row_bytes, "out"), "out");
   const auto* const arena = reinterpret_cast<const uint8_t*>(base_pointer);
   TORCH_CHECK_VALUE(arena != nullptr || count == 0, "base_pointer: the arena is not mapped here");
   uint8_t* const to = out.data_ptr<uint8_t>();
@@ -146,6 +146,10 @@ void redirect(at::Tensor& addresses, const at::Tensor& positions, const at::Tens
   const int32_t* const start = elements<int32_t>(run_start, "run_start");
   TORCH_CHECK_VALUE(first_run >= 0 && first_run <= last_run && last_run < run_start.numel(),
                     "run_start: has no runs ", first_run, " to ", last_run);
+  check_offsets_within(start + first_run, last_run - first_run, positions.numel(), "run_start",
+                       "positions");
+  for (int64_t n = start[first_run]; n < start[last_run]; ++n)
+    check_index(position[n], addresses.numel(), "positions", "accesses");
   for (int64_t run = first_run; run < last_run; ++run) {
     const int64_t address = make_address(field, first_slot + run - first_run);
     for (int64_t n = start[run]; n < start[run + 1]; ++n) to[position[n]] = address;

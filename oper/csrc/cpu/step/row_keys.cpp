@@ -30,7 +30,8 @@ void number_rows(RowKeys& keys) {
     }
     for (int64_t code = 0; code < keys.owner_codes(); ++code) {
       keys.first_key.push_back(key);
-      key += static_cast<uint64_t>(slots);
+      TORCH_CHECK_VALUE(!__builtin_add_overflow(key, static_cast<uint64_t>(slots), &key),
+                        "addresses: of more rows than 64 bits tell apart");
     }
     const auto first = keys.first_key.end() - keys.owner_codes();
     keys.base.push_back(first[0]);
@@ -44,7 +45,9 @@ void number_rows(RowKeys& keys) {
 
 RowKeys row_keys(const at::Tensor& addresses, const at::Tensor& segment_offset,
                  const at::Tensor& features, int64_t rank, int64_t ranks, int64_t buckets) {
-  TORCH_CHECK_VALUE(ranks >= 1 && rank >= 0 && rank < ranks, "rank: ", rank, " of ", ranks);
+  check_size(ranks, 1, kMostThings, "ranks");
+  check_index(rank, ranks, "rank", "ranks");
+  check_size(buckets, 0, kMostThings / ranks, "buckets");
   TORCH_CHECK_VALUE(addresses.numel() <= std::numeric_limits<int32_t>::max(),
                     "addresses: ", addresses.numel(),
                     " accesses in a batch, and positions are of 32 bits");

@@ -127,6 +127,7 @@ int64_t update_all(at::TensorList slots, at::TensorList grads, const at::Tensor&
                    const at::Tensor& state, int64_t dim, int64_t dtype, c10::string_view optimizer,
                    at::ArrayRef<double> settings) {
   const size_t number = number_of(optimizer);
+  check_size(dim, 1, kMostThings, "dim");
   const Settings values = settings_of(settings);
   const int64_t state_values =
       with_optimizer(number, [&](auto of) { return values_of_state(decltype(of)::kState, dim); });

@@ -9,6 +9,7 @@
 #include <torch/library.h>
 
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "cpu/common/arguments.h"
@@ -28,13 +29,24 @@ constexpr int64_t kGrain = 1 << 14;
 
 template <typename Body>
 void with_law(int64_t rows, double exponent, const Tensor& ends, const Tensor& weights, Body body) {
+  check_size(rows, 1, kMostRows, "rows");
   if (ends.numel() == 0) {
-    TORCH_CHECK_VALUE(rows >= 1 && exponent >= 0, "a law of ", rows, " rows, exponent ", exponent);
+    TORCH_CHECK_VALUE(exponent >= 0 && exponent <= 1e3, "exponent: ", exponent,
+                      ", and 0 to 1000 was needed");
     body(Zipf(rows, exponent));
   } else {
     TORCH_CHECK_VALUE(ends.numel() == weights.numel(), "step_weights: ", weights.numel(), ", and ",
                       ends.numel(), " were needed, one a step");
-    const Steps law(ends.const_data_ptr<int64_t>(), weights.const_data_ptr<double>(), ends.numel());
+    const int64_t* const end = elements<int64_t>(ends, "step_ends");
+    const double* const weight = elements<double>(weights, "step_weights");
+    double heaviest = 0;
+    for (int64_t j = 0; j < ends.numel(); ++j) {
+      TORCH_CHECK_VALUE(end[j] > (j ? end[j - 1] : 0), "step_ends: must ascend from 1 or more");
+      TORCH_CHECK_VALUE(weight[j] >= 0 && weight[j] <= 1e300, "step_weights: ", weight[j]);
+      heaviest = std::max(heaviest, weight[j]);
+    }
+    TORCH_CHECK_VALUE(heaviest > 0, "step_weights: all are 0");
+    const Steps law(end, weight, ends.numel());
     TORCH_CHECK_VALUE(law.rows() == rows, "steps of ", law.rows(), " rows for ", rows);
     body(law);
   }
@@ -44,7 +56,7 @@ Tensor draw_ranks(const Tensor& shares, int64_t rows, double exponent, const Ten
                   const Tensor& step_weights) {
   const Tensor in = shares.contiguous();
   Tensor ranks = at::empty(in.sizes(), in.options().dtype(at::kLong));
-  const double* share = in.const_data_ptr<double>();
+  const double* share = elements<double>(in, "shares");
   int64_t* rank = ranks.mutable_data_ptr<int64_t>();
   with_law(rows, exponent, step_ends, step_weights, [&](const auto& law) {
     at::parallel_for(0, in.numel(), kGrain, [&](int64_t begin, int64_t end) {
@@ -54,12 +66,20 @@ Tensor draw_ranks(const Tensor& shares, int64_t rows, double exponent, const Ten
   return ranks;
 }
 
+Placement placement_of(int64_t rows, int64_t order, int64_t key, bool moved) {
+  check_size(rows, 1, kMostRows, "rows");
+  check_size(order, 0, static_cast<int64_t>(Order::kAge), "order");
+  return {rows, static_cast<Order>(order), static_cast<uint64_t>(key), moved};
+}
+
 Tensor place_ranks(const Tensor& ranks, int64_t rows, int64_t order, int64_t key, bool moved) {
   const Tensor in = ranks.contiguous();
+  const int64_t* rank = elements<int64_t>(in, "ranks");
   Tensor placed = at::empty_like(in);
-  const int64_t* rank = in.const_data_ptr<int64_t>();
   int64_t* row = placed.mutable_data_ptr<int64_t>();
-  const Placement placement(rows, static_cast<Order>(order), key, moved);
+  const Placement placement = placement_of(rows, order, key, moved);
+  // A rank beyond the rows might never come back to them on its cycle.
+  for (int64_t i = 0; i < in.numel(); ++i) check_index(rank[i], rows, "ranks", "rows");
   at::parallel_for(0, in.numel(), kGrain, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) row[i] = placement(rank[i]);
   });
@@ -136,7 +156,8 @@ void add_counts(Count* counts, const Law& law, const Placement& placement, int64
 Tensor& draw_counts(Tensor& counts, int64_t accesses, double exponent, const Tensor& step_ends,
                     const Tensor& step_weights, int64_t order, int64_t key, bool moved,
                     int64_t stream) {
-  const Placement placement(counts.numel(), static_cast<Order>(order), key, moved);
+  check_size(accesses, 0, std::numeric_limits<int64_t>::max(), "accesses");
+  const Placement placement = placement_of(counts.numel(), order, key, moved);
   with_law(counts.numel(), exponent, step_ends, step_weights, [&](const auto& law) {
     with_counter_type(counts, "counts", [&](auto zero) {
       add_counts(counts.mutable_data_ptr<decltype(zero)>(), law, placement, accesses, stream);
@@ -176,6 +197,8 @@ Tensor& samples_with_row_of(Tensor& samples_with_row, const Tensor& counts, int6
                             int64_t slots, int64_t key) {
   check_same_type(samples_with_row, "samples_with_row", counts, "counts");
   check_contiguous(samples_with_row, "samples_with_row");
+  check_size(samples, 1, kMostRows, "samples");
+  check_size(slots, 0, kMostRows, "slots");
   TORCH_CHECK_VALUE(samples_with_row.numel() == counts.numel(),
                     "samples_with_row: ", samples_with_row.numel(), " counters, and ",
                     counts.numel(), " were needed");

@@ -91,7 +91,7 @@ inline int64_t binomial_by_inversion(Random& random, int64_t trials, double p) {
 }
 
 inline int64_t binomial(Random& random, int64_t trials, double p) {
-  if (trials <= 0 || p <= 0) return 0;
+  if (trials <= 0 || !(p > 0)) return 0;  // not a number: what is left of no weight
   if (p >= 1) return trials;
   if (p > 0.5) return trials - binomial(random, trials, 1 - p);
   return static_cast<double>(trials) * p < 10 ? binomial_by_inversion(random, trials, p)

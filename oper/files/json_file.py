@@ -1,0 +1,59 @@
+"""JSON as strictly as it is written: no key twice, no number without end, no endless nesting.
+
+Python's parser keeps the last of two equal keys, takes seconds or fails with its own errors for
+numbers of thousands of digits, and ends the recursion of deep documents with a RecursionError.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from oper.base.errors import OperError
+
+MOST_DIGITS = 40  # of an integer: more than any id, count or number of bytes has
+
+
+def write_json(path: Path | str, content: Any) -> None:
+    """Write `content` as indented JSON, keys in the order given."""
+    Path(path).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def read_json(path: Path | str) -> Any:
+    """Read a JSON file; OperError names the file, and line and column of a syntax error."""
+    path = Path(path)
+    try:
+        return parse_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise OperError(f"{path}: no such file") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise OperError(f"{path}: cannot be read as text ({error})") from error
+    except json.JSONDecodeError as error:
+        raise OperError(
+            f"{path}, line {error.lineno}, column {error.colno}: is not JSON ({error.msg}); "
+            "the file is damaged or incomplete: write or copy it again"
+        ) from error
+    except ValueError as error:
+        raise OperError(f"{path}: {error}; the file was changed: write or copy it again") from error
+
+
+def parse_json(text: str) -> Any:
+    """The content of a JSON text; ValueError (JSONDecodeError for its syntax) where it has none."""
+    try:
+        return json.loads(text, object_pairs_hook=_object, parse_int=_integer)
+    except RecursionError as error:
+        raise ValueError("is nested more deeply than any file of oper") from error
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        names = [name for name, _ in pairs]
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"has the key {repeated[:80]!r} twice in one object")
+    return content
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"has a number of {len(digits):,} digits, {digits[:20]}…")
+    return int(digits)

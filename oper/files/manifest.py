@@ -1,0 +1,138 @@
+"""Manifests: the marker of a folder lists its files with sizes and digests, and its own digest.
+
+A folder's marker (`plan.json`, `profile.json`) has under `files` the size and SHA-256 of every
+other file, and under `sha256` the digest of all the rest of it, so that no figure can be edited
+and no bit can turn without being found. The digest is of the content, not of its bytes: a marker
+that was only indented otherwise is the same. It is a check against damage and slips, no signature.
+"""
+
+import hashlib
+import json
+import os
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from oper.base.errors import OperError, OperWarning
+from oper.files.json_file import read_json, write_json
+from oper.files.overwrite_rules import Format
+
+_HASH_BLOCK_BYTES = 1 << 22
+_OWN_DIGEST = "sha256"
+_UNDIGESTED_VERSION = 1  # whose markers have no digest of themselves
+
+
+def sha256(path: Path | str) -> str:
+    """Hex SHA-256 of a file's bytes."""
+    with open(path, "rb") as file:
+        digest = hashlib.sha256()
+        while block := file.read(_HASH_BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
+    """Name -> {bytes, sha256} of every file below `folder`, for its marker; hashes in parallel."""
+    files = sorted(p for p in folder.rglob("*") if p.is_file())
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        digests = list(pool.map(sha256, files))
+    return {
+        file.relative_to(folder).as_posix(): {"bytes": file.stat().st_size, "sha256": digest}
+        for file, digest in zip(files, digests, strict=True)
+    }
+
+
+def write_manifest(folder: Path, kind: Format, content: dict[str, Any]) -> None:
+    """Write a folder's marker, last of all its files: `content`, and the digest of it."""
+    rest = {key: value for key, value in content.items() if key != _OWN_DIGEST}
+    write_json(folder / kind.marker, rest | {_OWN_DIGEST: _digest(rest)})
+
+
+def open_folder(path: Path | str, kind: Format) -> dict[str, Any]:
+    """The content of a folder's marker, without its digest, which must be right.
+
+    OperError where the folder is not of this kind, or its marker was changed; OperWarning where it
+    is of version 1, which has no digest of the marker.
+    """
+    path = Path(path)
+    marker, schema, version = kind
+    if not path.is_dir():
+        raise OperError(f"{path}: no such folder; a folder with a {marker} was needed")
+    if not (path / marker).is_file():
+        found = ", ".join(sorted(p.name for p in path.iterdir())[:5]) or "nothing"
+        raise OperError(f"{path}: holds no {marker} (but {found}); is it the right folder?")
+    content = read_json(path / marker)
+    if not isinstance(content, dict) or content.get("schema") != schema:
+        given = content.get("schema") if isinstance(content, dict) else type(content).__name__
+        raise OperError(f"{path / marker}: schema {str(given)[:80]!r}, and {schema!r} was needed")
+    given = content.get("version")
+    if type(given) is not int or not _UNDIGESTED_VERSION <= given <= version:
+        raise OperError(
+            f"{path / marker}: version {str(given)[:80]}, and this oper reads versions "
+            f"{_UNDIGESTED_VERSION} to {version}; write the folder again with this oper"
+        )
+    stated = content.pop(_OWN_DIGEST, None)
+    if stated is None and given == _UNDIGESTED_VERSION:
+        warnings.warn(
+            f"{path / marker}: is of version {_UNDIGESTED_VERSION}, which has no digest of itself, "
+            "so a changed figure in it would not be found; write the folder again to have one",
+            OperWarning,
+            stacklevel=2,
+        )
+    elif stated != _digest(content):
+        raise OperError(
+            f"{path / marker}: its SHA-256 is not the one that it states; the file was changed or "
+            "damaged: copy or write the folder again"
+        )
+    return content
+
+
+def verify_files(folder: Path | str, described: Any, digests: bool) -> None:
+    """Compare the files of `folder` with what its marker says: sizes, and `digests` if asked."""
+    folder = Path(folder)
+    for name, expected in _checked(folder, described).items():
+        file = folder / name
+        if not file.is_file():
+            raise OperError(f"{file}: is missing; the folder is incomplete: copy or write it again")
+        size = file.stat().st_size
+        if size != expected["bytes"]:
+            raise OperError(
+                f"{file}: {size} bytes, and {expected['bytes']} were written; "
+                "it is truncated or was changed: copy or write it again"
+            )
+    if digests:
+        names = list(described)
+        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+            found = pool.map(sha256, [folder / name for name in names])
+            for name, digest in zip(names, found, strict=True):
+                if digest != described[name]["sha256"]:
+                    raise OperError(
+                        f"{folder / name}: its SHA-256 is not the one in the folder's marker; "
+                        "the file was changed or damaged: copy or write it again"
+                    )
+
+
+def _checked(folder: Path, described: Any) -> dict[str, dict[str, Any]]:
+    """The marker's list of files, whose names must stay below the folder."""
+    if not isinstance(described, dict):
+        described = {"files": None}
+    for name, expected in described.items():
+        path = PurePosixPath(name)
+        if (
+            not isinstance(expected, dict)
+            or not {"bytes", "sha256"} <= expected.keys()
+            or path.is_absolute()
+            or ".." in path.parts
+            or "\0" in name
+        ):
+            raise OperError(
+                f"{folder}: its marker is damaged: {name[:80]!r} is no file of the folder with its "
+                "bytes and sha256; copy or write the folder again"
+            )
+    return described
+
+
+def _digest(content: dict[str, Any]) -> str:
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()

@@ -1,0 +1,284 @@
+"""What must hold of a loaded plan before anything computes with it.
+
+Digests tell that a folder is as it was written, not that a plan was written. The kernels index by
+what is in the layout without looking again, as a check of each row in each batch would cost more
+than the translation: here every index is compared with what it points into, once, when a plan is
+loaded. `oper plan check` then tells whether such a plan is a good one, such as that no two rows
+share a slot.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oper.base.arrays import Ints
+from oper.cost.allreduce import METHODS
+from oper.plan.bitmap import ROWS_PER_LINE, WORDS_PER_LINE, header_of
+from oper.plan.layout import LOCAL, LONGEST_PERIOD, SLOT_BITS, Layout, RankMap
+from oper.plan.prediction import Prediction
+
+_CHUNK_CODES = 1 << 20  # a few arrays of 8 MiB at a time
+_CHUNK_LINES = 1 << 15
+# A rank has a row in one slot; slots that replanning left empty make some more.
+_MOST_SLOTS_A_ROW = 8
+_NUMBERS = (int, float)
+
+
+def validate(plan: Any) -> None:
+    """ValueError, which names the array and the entry, where a plan cannot be computed with.
+
+    `plan` is an oper.plan.plan.Plan, whose module imports this one.
+    """
+    layout, ranks = plan.layout, plan.ranks
+    _check_small_arrays(layout, len(plan.tables), ranks)
+    if layout.rows.tolist() != [table.rows for table in plan.tables]:
+        raise ValueError("rows: are not those of the tables")
+    listed = _check_bitmaps(layout)
+    striped = layout.rows - np.diff(_listed_of(layout.stripe_bitmap, layout, listed))
+    _check_arenas(layout)
+    _check_codes(layout, int(listed[-1]))
+    _check_stripes(layout, striped)
+    entries = len(layout.codes)
+    counters = (np.uint32, np.uint64)
+    _need(plan.listed_accesses, "explicit_accesses", counters, (entries,))
+    _need(plan.listed_samples_with_row, "explicit_containing", counters, (entries,))
+    _need(plan.owner_accesses, "owner_accesses", (np.int64,), (ranks,))
+    _need(plan.partition_floor, "partition_floor", (np.int64,), (None,))
+    if plan.distinct_ratio is not None:
+        _need(plan.distinct_ratio, "distinct_ratio", (np.float64,), (len(plan.tables), 2))
+        _need_finite(plan.distinct_ratio, "distinct_ratio")
+    _check_figures(plan)
+
+
+def validate_rank_map(found: RankMap, layout: Layout) -> None:
+    """ValueError where a rank's map is not of the layout's shape, or names other ranks."""
+    groups, tables = len(layout.group_width), len(layout.rows)
+    _need(found.group_base, "group_base", (np.int64,), (groups,))
+    _need(found.stripe_base, "stripe_base", (np.int64,), (tables, layout.ranks))
+    for name, addresses in (("group_base", found.group_base), ("stripe_base", found.stripe_base)):
+        field = addresses >> SLOT_BITS
+        _need_all((field >= 0) & ((field < layout.ranks) | (field == LOCAL)), name, "name a rank")
+
+
+def _check_small_arrays(layout: Layout, tables: int, ranks: int) -> None:
+    widths, groups = len(layout.slots), len(layout.group_width)
+    ints, pair = (np.int64,), (groups, ranks)
+    _need(layout.rows, "rows", ints, (tables,))
+    _need(layout.slots, "slots", ints, (None, ranks))
+    _need(layout.width_of_table, "width_of_table", ints, (tables,))
+    _need(layout.group_width, "group_width", ints, (None,))
+    _need(layout.source, "path", (np.uint16,), pair)
+    _need(layout.holds, "holds", (np.bool_,), pair)
+    _need(layout.base, "base", ints, pair)
+    _need(layout.pattern_of, "pattern_of", ints, (tables,))
+    _need(layout.rotation, "rotation", ints, (tables,))
+    _need(layout.stripe_base, "stripe_base", ints, (tables, ranks))
+    _need(layout.line_offset, "line_offset", ints, (tables + 1,))
+    _need(layout.codes, "codes", (np.uint32, np.uint64), (None,))
+    for number, order in enumerate(layout.orders):
+        name = f"order_{number:05d}"
+        _need(order, name, (np.uint16,), (None,))
+        if not 1 <= len(order) <= LONGEST_PERIOD:
+            raise ValueError(f"{name}: {len(order)} steps, and 1 to {LONGEST_PERIOD} were needed")
+        _need_below(order, ranks, name)
+    _need_below(layout.width_of_table, widths, "width_of_table")
+    _need_below(layout.group_width, widths, "group_width")
+    _need_below(layout.source, ranks, "path")
+    _need_below(layout.pattern_of, len(layout.orders), "pattern_of")
+    period = np.array([len(order) for order in layout.orders], dtype=np.int64)
+    _need_below(layout.rotation, period[layout.pattern_of], "rotation")
+
+
+def _check_bitmaps(layout: Layout) -> Ints:
+    """Checks headers, bits and sizes; returns the listed rows before each table, [T + 1]."""
+    lines = np.maximum(-(-layout.rows // ROWS_PER_LINE), 1)
+    offset = np.concatenate([[0], np.cumsum(lines)])
+    if not np.array_equal(layout.line_offset, offset):
+        raise ValueError("line_offset: is not the sum of the tables' lines")
+    listed = _check_bitmap(layout.bitmap, "bitmap", offset, layout.rows)
+    frozen = layout.stripe_bitmap
+    if frozen is not None:
+        _check_bitmap(frozen, "stripe_bitmap", offset, layout.rows)
+        for first in range(0, len(frozen), _CHUNK_LINES):
+            part = slice(first, first + _CHUNK_LINES)
+            if (frozen[part, 1:] & ~layout.bitmap[part, 1:]).any():
+                raise ValueError("stripe_bitmap: marks a row that is striped")
+    return listed
+
+
+def _check_bitmap(bitmap: NDArray[Any], name: str, offset: Ints, rows: Ints) -> Ints:
+    _need(bitmap, name, (np.uint64,), (int(offset[-1]), WORDS_PER_LINE + 1))
+    before = np.zeros(len(bitmap) + 1, dtype=np.int64)
+    for first in range(0, len(bitmap), _CHUNK_LINES):
+        part = slice(first, first + _CHUNK_LINES)
+        counts = np.bitwise_count(bitmap[part, 1:]).astype(np.int64)
+        start = before[first]
+        total = start + np.cumsum(counts.sum(axis=1))
+        before[first + 1 : first + 1 + len(total)] = total
+        header = header_of(np.concatenate([[start], total[:-1]]), counts)
+        _need_all(header == bitmap[part, 0], f"{name}, headers", "count its bits")
+    # Bits behind a table's last row would be counted as rows of the next one.
+    last = rows - 1
+    line = offset[:-1] + np.maximum(last, 0) // ROWS_PER_LINE
+    used = np.clip(last[:, None] % ROWS_PER_LINE + 1 - 64 * np.arange(WORDS_PER_LINE), 0, 64)
+    beyond = [
+        sum(int(word) >> int(bits) for word, bits in zip(words, used_bits, strict=True))
+        for words, used_bits in zip(bitmap[line, 1:], used, strict=True)
+    ]
+    _need_all(np.array([word == 0 for word in beyond]), name, "mark rows of its tables alone")
+    return before[offset]
+
+
+def _listed_of(bitmap: NDArray[Any] | None, layout: Layout, listed: Ints) -> Ints:
+    if bitmap is None:
+        return listed
+    per_line = np.bitwise_count(bitmap[:, 1:]).sum(axis=1, dtype=np.int64)
+    return np.concatenate([[0], np.cumsum(per_line)])[layout.line_offset]
+
+
+def _check_arenas(layout: Layout) -> None:
+    rows = np.zeros(len(layout.slots), dtype=np.int64)
+    np.add.at(rows, layout.width_of_table, layout.rows)
+    _need_below(layout.slots, _MOST_SLOTS_A_ROW * rows[:, None] + 1, "slots")
+    _need_all(layout.holds.any(axis=1), "holds", "have a rank for each group")
+    reader = np.arange(len(layout.holds))[:, None]
+    _need_all(layout.holds[reader, layout.source], "path", "name ranks that hold the group")
+    room = layout.slots[layout.group_width]
+    inside = (layout.base >= 0) & (layout.base <= room)
+    right = np.asarray(np.where(layout.holds, inside, layout.base == -1))
+    _need_all(right, "base", "be slots of the arenas")
+
+
+def _check_stripes(layout: Layout, striped: Ints) -> None:
+    """Whether striped rows lie within the arenas; `striped` [T] rows are numbered in each table."""
+    for table, rows in enumerate(striped.tolist()):
+        order = layout.orders[layout.pattern_of[table]]
+        turned = np.roll(order, -int(layout.rotation[table]))
+        turns, rest = divmod(rows, len(order))
+        copies = np.bincount(order, minlength=layout.ranks)
+        size = turns * copies + np.bincount(turned[:rest], minlength=layout.ranks)
+        base, room = layout.stripe_base[table], layout.slots[layout.width_of_table[table]]
+        is_slot = (base >= 0) & (base < 1 << SLOT_BITS) | (size == 0)
+        _need_all(is_slot, f"stripe_base of table {table}", "be slots of the arenas")
+        beyond = (base + size > room) & (size > 0)
+        if not beyond.any():
+            continue
+        name = f"stripe_base of table {table}"
+        if layout.stripe_bitmap is None:
+            _need_all(~beyond, name, "be slots of the arenas")
+        # Rows that were listed later have left their slots, and an arena may end before those.
+        steps = []
+        for rank in np.flatnonzero(beyond):
+            turn, step = divmod(max(int(room[rank] - base[rank]), 0), int(copies[rank]))
+            steps.append(turn * len(order) + int(np.flatnonzero(turned == rank)[step]))
+        _check_tail(layout, table, min(steps), name)
+
+
+def _check_tail(layout: Layout, table: int, first: int, name: str) -> None:
+    """Whether the rows that are striped from the `first` numbered one on lie within the arenas."""
+    assert layout.stripe_bitmap is not None
+    begin, end = layout.line_offset[table : table + 2]
+    marked = np.bitwise_count(layout.stripe_bitmap[begin:end, 1:]).sum(axis=1, dtype=np.int64)
+    before = np.arange(end - begin) * ROWS_PER_LINE - (np.cumsum(marked) - marked)
+    line = max(int(np.searchsorted(before, first, side="right")) - 1, 0)
+    rows, room = int(layout.rows[table]), layout.slots[layout.width_of_table[table]]
+    for row in range(line * ROWS_PER_LINE, rows, _CHUNK_CODES):
+        found = layout.locate(table, np.arange(row, min(row + _CHUNK_CODES, rows)))
+        _need_all(found.slot < room[found.owner], name, "be slots of the arenas")
+
+
+def _check_codes(layout: Layout, listed: int) -> None:
+    if len(layout.codes) != listed:
+        raise ValueError(f"codes: {len(layout.codes):,}, and the bitmap lists {listed:,} rows")
+    groups, bits = len(layout.group_width), layout.group_bits
+    if listed and not groups:
+        raise ValueError("codes: there are listed rows and no groups")
+    room = layout.slots[layout.group_width] - layout.base
+    most = np.iinfo(np.int64).max
+    slots = np.where(layout.holds, room, most).min(axis=1, initial=most)
+    # As a first code of each group that no row may have: one comparison a row then does.
+    number = np.arange(groups, dtype=np.uint64)
+    end = np.zeros(1 << bits, dtype=np.uint64)
+    end[:groups] = np.minimum(slots, most >> bits).astype(np.uint64) << np.uint64(bits) | number
+    for first in range(0, listed, _CHUNK_CODES):
+        code = layout.codes[first : first + _CHUNK_CODES]
+        group = (code & code.dtype.type((1 << bits) - 1)).astype(np.intp)
+        if (code >= end[group]).any():
+            bad = first + int(np.argmax(code >= end[group]))
+            raise ValueError(f"codes: number {bad:,} is of no group, or beyond its arena")
+
+
+def _check_figures(plan: Any) -> None:
+    prediction, ranks = plan.prediction, plan.ranks
+    for name in Prediction.__dataclass_fields__:
+        value = getattr(prediction, name)
+        if isinstance(value, np.ndarray):
+            square = name.startswith(("link", "gradient_link"))
+            _need(value, name, (np.float64,), (ranks, ranks) if square else (ranks,))
+            _need_finite(value, name)
+    record, certificate = plan.record, plan.certificate
+    numbers = {
+        "extra_memory_ratio": prediction.extra_memory_ratio,
+        "objective_seconds": prediction.objective_seconds,
+        "allreduce_memory_bytes": prediction.allreduce_memory_bytes,
+        "mailbox_bytes": prediction.mailbox_bytes,
+        "samples": plan.samples,
+        "replica_accesses": plan.replica_accesses,
+        "threshold": record.threshold,
+        "exchanges": record.swaps,
+        **prediction.communication_bytes._asdict(),
+    }
+    balances = [prediction.dob, record.dob_before_swaps, record.greedy_dob or ()]
+    optional = {f"dob: {n}": value for n, value in enumerate(v for b in balances for v in b)}
+    optional |= {key: certificate.get(key) for key in ("lower_bound_seconds", "certified_gap")}
+    optional |= {
+        f"settings: {key}": plan.settings.get(key) for key in ("extra_memory", "threshold", "dob")
+    }
+    optional |= {f"partitions: {k}": v for k, v in plan.partitions.items() if k != "method"}
+    if (replanned := record.replan) is not None:
+        numbers |= {k: v for k, v in vars(replanned).items() if k != "old_plan"}
+    for name, value in (numbers | {k: v for k, v in optional.items() if v is not None}).items():
+        if type(value) not in _NUMBERS or not math.isfinite(value):
+            raise ValueError(f"{name}: is {str(value)[:40]!r}, and a number was needed")
+    texts = {
+        "produced_by": record.step,
+        "threshold_reason": record.threshold_reason,
+        "profile": plan.profile,
+        "hot_row": certificate.get("hot_row") or "",
+    }
+    for name, value in texts.items():
+        if not isinstance(value, str):
+            raise ValueError(f"{name}: is {str(value)[:40]!r}, and a text was needed")
+    if plan.allreduce_method not in METHODS:
+        raise ValueError(f"allreduce_method: {str(plan.allreduce_method)[:40]!r} is not known")
+    if type(prediction.feasible) is not bool:
+        raise ValueError(f"feasible: {str(prediction.feasible)[:40]!r} is neither true nor false")
+
+
+def _need(array: Any, name: str, types: tuple[Any, ...], shape: tuple[int | None, ...]) -> None:
+    fits = isinstance(array, np.ndarray) and array.dtype in types and array.ndim == len(shape)
+    if fits and all(n in (None, m) for n, m in zip(shape, array.shape, strict=True)):
+        return
+    given = f"{array.dtype} {list(array.shape)}" if isinstance(array, np.ndarray) else "nothing"
+    needed = " or ".join(np.dtype(t).name for t in types)
+    sizes = ", ".join("any" if n is None else str(n) for n in shape)
+    raise ValueError(f"{name}: is {given}, and {needed} [{sizes}] was needed")
+
+
+def _need_below(values: NDArray[Any], end: Any, name: str) -> None:
+    bad = (values < 0) | (values >= end)
+    if bad.any():
+        raise ValueError(f"{name}: entry {values[bad][0]} is beyond what it is an index of")
+
+
+def _need_all(good: NDArray[Any], name: str, what: str) -> None:
+    if not good.all():
+        raise ValueError(
+            f"{name}: must {what}, and entry {np.argwhere(~good)[0].tolist()} does not"
+        )
+
+
+def _need_finite(values: NDArray[Any], name: str) -> None:
+    _need_all(np.isfinite(values), name, "be numbers")

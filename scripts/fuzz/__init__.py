@@ -1,0 +1,1 @@
+"""Damaged files through every reader, wild arguments through every operator: `make fuzz`."""

@@ -1,0 +1,350 @@
+"""Mutated files of every format through every reader, in this process.
+
+    python -m scripts.fuzz.files [--count N] [--seed S] [--kind NAME]
+
+Each seed damages one small valid file and reads it as commands do. In folders of plans and profiles
+every other time the marker is made to agree with the damaged file, so that what is behind the
+digests is reached. Exit status 1 where anything but success or an OperError of one line came of it.
+"""
+
+import argparse
+import contextlib
+import gzip
+import io
+import json
+import random
+import shutil
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from oper.audit.check import check
+from oper.audit.diff import diff
+from oper.audit.explain import explain
+from oper.cost.workload import Workload
+from oper.files.manifest import describe_files, write_manifest
+from oper.files.overwrite_rules import Format
+from oper.logs import LogOptions, open_log, prepare
+from oper.logs.row_reader import RowReader
+from oper.plan import plan as plans
+from oper.plan.address_map import AddressMap
+from oper.plan.row_moves import RowMoves
+from oper.planner.make_placement import make_placement
+from oper.planner.make_plan import make_plan
+from oper.planner.problem.problem import Settings
+from oper.planner.replan.replan import replan_and_save
+from oper.profiling import profile as profiles
+from oper.profiling.counting import count
+from oper.profiling.profile import Profile, write_windows
+from oper.profiling.table_summary import summarise
+from oper.tables.table import IdRule, Table
+from oper.tables.table_file import load_tables
+from oper.topology.topology import Topology
+from scripts.fuzz.mutations import mutated
+from scripts.fuzz.outcome import Outcomes
+
+_NUMBERS = (-1, 0, 1, 2**40, 2**63, 10**30, 0.5, 1e308)
+Read = Callable[[Path], object]
+
+
+def main() -> None:
+    """Run as many seeds as asked, over all kinds of files in turn."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--count", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kind")
+    asked = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        outcomes = fuzz(Path(folder), asked.count, asked.seed, asked.kind)
+    print(outcomes.report())
+    sys.exit(1 if outcomes.defects else 0)
+
+
+def fuzz(folder: Path, number: int, first: int = 0, kind: str | None = None) -> Outcomes:
+    """Damage and read `number` files, seeds `first` on; `folder` takes the valid ones."""
+    logs = _logs(folder / "logs")
+    folders = _folders(folder / "folders")
+    names = [*logs, *_TEXT_FILES, *folders]
+    names = [name for name in names if kind in (None, name)]
+    outcomes = Outcomes()
+    for name in names:
+        _check_valid(name, logs, folders, folder / "valid")
+    for seed in range(first, first + number):
+        name = names[seed % len(names)]
+        rng = random.Random(seed)
+        scratch = folder / "damaged"
+        shutil.rmtree(scratch, ignore_errors=True)
+        if name in folders:
+            read = _damaged_folder(folders[name], scratch, rng, folders["plan"][0])
+        else:
+            read = _damaged_file(name, logs, scratch, rng)
+        outcomes.of(name, str(seed), read)
+    return outcomes
+
+
+def _check_valid(name: str, logs: dict[str, Path], folders: Any, scratch: Path) -> None:
+    """The file that is damaged must be one that is read."""
+    if name in folders:
+        folders[name][2](folders[name][0])
+    elif name in logs:
+        _count(logs[name], None, False)
+    else:
+        scratch.mkdir(exist_ok=True)
+        (scratch / name).write_text(_TEXT_FILES[name][0])
+        _TEXT_FILES[name][1](scratch / name)
+
+
+def _damaged_file(
+    name: str, logs: dict[str, Path], scratch: Path, rng: random.Random
+) -> Callable[[], object]:
+    scratch.mkdir()
+    if name in _TEXT_FILES:
+        path = scratch / name
+        text, read = _TEXT_FILES[name]
+        path.write_bytes(mutated(text.encode(), rng))
+        return lambda: read(path)
+    path = scratch / logs[name].name
+    path.write_bytes(mutated(logs[name].read_bytes(), rng))
+    ids = rng.choice((None, None, "dense", "hash", "vocab"))
+    return lambda: _count(path, ids, rng.random() < 0.3)
+
+
+def _count(path: Path, ids: Any, skip: bool) -> None:
+    jagged = ("item",) if path.name.startswith("jagged") else ()
+    options = LogOptions(
+        values=jagged,
+        lengths=("lengths",) if jagged else (),
+        on_bad_id="skip" if skip else "error",
+        list_separator="|" if path.name.startswith("bags") else None,
+    )
+    log = open_log(path, options)
+    tables = None
+    if ids is not None:
+        rows = 0 if ids == "vocab" else 50
+        tables = tuple(Table(name, rows, 4, ids=IdRule(ids)) for name in log.features)
+    prepared = prepare(log, tables)
+    if sum(table.rows for table in prepared.tables) < 50_000_000:
+        summarise(count(RowReader(log, prepared), prepared=prepared)[0])
+
+
+def _damaged_folder(
+    kind: tuple[Path, Format, Read], scratch: Path, rng: random.Random, plan: Path
+) -> Callable[[], object]:
+    folder, form, read = kind
+    shutil.copytree(folder, scratch)
+    files = sorted(p for p in scratch.rglob("*") if p.is_file())
+    file = rng.choice(files)
+    if file.name == form.marker and rng.random() < 0.7:
+        with contextlib.suppress(RecursionError):
+            _edit(file.parent, form, rng)
+    else:
+        file.write_bytes(mutated(file.read_bytes(), rng))
+        if file.name != form.marker and rng.random() < 0.7:
+            holder = file.parent if (file.parent / form.marker).exists() else file.parent.parent
+            content = json.loads((holder / form.marker).read_text())
+            (holder / form.marker).unlink()
+            content["files"] = {
+                name: described
+                for name, described in describe_files(holder).items()
+                if "windows" not in content or name.startswith("vocab/")
+            }
+            write_manifest(holder, form, content)
+    return lambda: read(scratch)
+
+
+def _edit(folder: Path, form: Format, rng: random.Random) -> None:
+    """Another value somewhere in a marker, with the right digest."""
+    content = json.loads((folder / form.marker).read_text())
+    at: Any = content
+    while True:
+        keys = list(at) if isinstance(at, dict) else list(range(len(at)))
+        key = rng.choice(keys)
+        if isinstance(at[key], dict | list) and at[key] and rng.random() < 0.8:
+            at = at[key]
+            continue
+        values: tuple[Any, ...] = (
+            None,
+            -1,
+            0,
+            1,
+            2**40,
+            2**63,
+            10**30,
+            0.5,
+            1e308,
+            "",
+            "x",
+            True,
+            [],
+            {},
+            [1],
+            {"a": 1},
+        )
+        if rng.random() < 0.1:
+            del at[key]
+        else:
+            at[key] = rng.choice(values)
+        break
+    write_manifest(folder, form, content)
+
+
+def _use_plan(folder: Path) -> None:
+    plan = plans.load_plan(folder)
+    check(folder)
+    diff(plan, plan)
+    for index, table in enumerate(plan.tables):
+        explain(plan, table.name, plan.tables[index].rows - 1)
+    for rank in range(plan.ranks):
+        AddressMap.load(folder, rank)
+    _quiet("plan", "show", folder)
+    _quiet("plan", "show", folder, "--json")
+    if (folder / "moves.npy").exists():
+        RowMoves.load(folder).bytes_by_link(plan.ranks)
+
+
+def _use_profile(folder: Path) -> None:
+    summarise(Profile.open(folder))
+    _quiet("profile", "show", folder)
+    _quiet("profile", "show", folder, "--json")
+
+
+def _use_planned(folder: Path) -> None:
+    """A plan of the profile, which prices every class of its rows."""
+    opened = Profile.open(folder)
+    if opened.rows < 1_000_000:
+        workload = Workload("training", "distinct", 64)
+        make_placement(opened, Topology.load("cpu:2"), workload, Settings())
+
+
+def _quiet(*arguments: object) -> None:
+    """A command, in this process, whose OperError is raised here."""
+    from oper import cli
+
+    argv, sys.argv = sys.argv, ["oper", *map(str, arguments)]
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            cli.app(prog_name="oper", standalone_mode=False)
+    finally:
+        sys.argv = argv
+
+
+def _logs(folder: Path) -> dict[str, Path]:
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, 40, (30, 3))
+    lines = [
+        "\t".join(["1", *["2"] * 13, *[f"{n:08x}" for n in row]])
+        for row in rng.integers(0, 99, (30, 26))
+    ]
+    csv = "a,b,t\n" + "".join(f"{x},{y},v{z}\n" for x, y, z in ids)
+    texts = {
+        "criteo.tsv": "\n".join(lines),
+        "log.csv": csv,
+        "bags.csv": "a,b\n" + "".join(f'{x},"[{y}|{z}]"\n' for x, y, z in ids),
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+    (folder / "log.csv.gz").write_bytes(gzip.compress(csv.encode()))
+    (folder / "criteo.tsv.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    table = pa.table(
+        {
+            "a": ids[:, 0],
+            "u": ids[:, 1].astype(np.uint64),
+            "s": [f"v{n}" for n in ids[:, 2]],
+            "l": [list(map(int, row)) for row in ids],
+            "f": rng.random(30).astype(np.float32),
+        }
+    )
+    pq.write_table(table, folder / "log.parquet", row_group_size=10)
+    pq.write_table(table, folder / "plain.parquet", compression="none", use_dictionary=False)
+    np.savez(folder / "jagged.npz", item=ids.reshape(-1), lengths=np.full(30, 3))
+    np.savez_compressed(folder / "jagged_packed.npz", item=ids.reshape(-1), lengths=np.full(30, 3))
+    arrays: dict[str, Any] = {
+        "sparse": ids,
+        "dense": rng.random((30, 2)),
+        "labels": np.zeros((30, 1)),
+    }
+    np.savez(folder / "criteo.npz", **arrays)
+    np.save(folder / "matrix.npy", ids)
+    offsets = torch.arange(0, 61 * 3 + 1, 3)
+    request = (torch.from_numpy(rng.integers(0, 40, 183)), offsets, torch.full((1, 61), 3))
+    torch.save(request, folder / "request.pt")
+    torch.save(request, folder / "old.pt", _use_new_zipfile_serialization=False)
+    (folder / "request.pt.gz").write_bytes(gzip.compress((folder / "request.pt").read_bytes()))
+    return {path.name: path for path in sorted(folder.iterdir())}
+
+
+def _folders(folder: Path) -> dict[str, tuple[Path, Format, Read]]:
+    rng = np.random.default_rng(1)
+    tables = (Table("a", 900, 4), Table("b", 60, 8), Table("v", 5, 4, ids=IdRule("vocab")))
+    log = folder / "log.parquet"
+    folder.mkdir()
+    columns = {
+        "a": (rng.zipf(1.3, 4000) - 1) % 900,
+        "b": [[int(n), int(n) // 2] for n in rng.integers(0, 60, 4000)],
+        "v": [f"v{n}" for n in rng.integers(0, 4, 4000)],
+    }
+    pq.write_table(pa.table(columns), log)
+    opened = open_log(log)
+    prepared = prepare(opened, tables)
+    profile = count(RowReader(opened, prepared), prepared=prepared)[0]
+    profile.save(folder / "profile")
+    for number in range(2):
+        profile.save(folder / "windows" / f"window-{number:03d}")
+    shutil.copytree(folder / "profile" / "vocab", folder / "windows" / "vocab")
+    write_windows(folder / "windows", [profile, profile])
+    workload = Workload("training", "raw", 64)
+    settings = Settings(extra_memory=0.02, threshold=0.05, dob=0.5)
+    topology = Topology.load("2x2-a100")
+    make_plan(profile, topology, workload, settings, folder / "plan")
+    drifted = Profile(
+        profile.tables, profile.samples, profile.accesses[::-1].copy(),
+        profile.samples_with_row[::-1].copy(), profile.bagged, vocabularies=prepared,
+    )  # fmt: skip
+    replan_and_save(folder / "plan", drifted, folder / "replanned", 10**9)
+    return {
+        "plan": (folder / "plan", plans.FORMAT, _use_plan),
+        "replanned": (folder / "replanned", plans.FORMAT, _use_plan),
+        "profile": (folder / "profile", profiles.FORMAT, _use_profile),
+        "windows": (folder / "windows", profiles.FORMAT, _use_profile),
+        "planned profile": (folder / "profile", profiles.FORMAT, _use_planned),
+    }
+
+
+_TEXT_FILES: dict[str, tuple[str, Read]] = {
+    "tables.yaml": (
+        "defaults: &d {dim: 8, dtype: fp32}\ntables:\n- {name: a, rows: 40, <<: *d}\n"
+        "- name: b\n  rows: 9\n  ids: {kind: hash, missing: -1}\n  features: [x, y]\n",
+        lambda path: load_tables(path),
+    ),
+    "tables.json": (
+        '{"tables": [{"name": "a", "rows": 40, "dim": 8}, {"name": "b", "rows": 7, '
+        '"ids": "hash"}]}',
+        lambda path: load_tables(path),
+    ),
+    "topology.yaml": (
+        "name: x\nnode_of: [0, 0, 1, 1]\nallreduce_bandwidth: 10GB/s\nlatency_seconds: 1.0e-6\n"
+        "bandwidth: {local: 1.0e+12, same_node: 240GB/s, other_node: 19GB/s}\n"
+        "capacity: [64GB, 64GB, 2.5, 3]\ndevice_memory: 80GB\n",
+        lambda path: Topology.load(str(path)),
+    ),
+    "matrix.yaml": (
+        "node_of: [0, 1]\nallreduce_bandwidth: 1.0e+9\n"
+        "link_cost: [[1.0e-9, 2.0e-9], [2e-9, 1.0e-9]]\n",
+        lambda path: Topology.load(str(path)),
+    ),
+}
+
+
+if __name__ == "__main__":
+    main()

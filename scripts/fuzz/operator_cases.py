@@ -1,0 +1,326 @@
+"""Valid arguments of every operator, and how they are damaged."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from oper.base import native
+from oper.base.tensors import struct_words
+from oper.plan.address_map import AddressMap
+from oper.plan.layout import LOCAL, SLOT_BITS, rank_map
+from oper.runtime.tables.kernel_structs import FEATURE
+from tests.support.planner.layouts import random_layout, tables_of
+
+_NUMBERS = (
+    0, 1, -1, 2, 7, 63, 64, 65, -64, 1000, -1000, 2**31 - 1, 2**31, 2**32, 2**40, 2**48, 2**62,
+    2**63 - 1, -(2**63), -(2**31),
+)  # fmt: skip
+_FLOATS = (0.0, -1.0, 0.5, 1e-300, 1e308, float("inf"), float("-inf"), float("nan"))
+_DTYPES = (
+    torch.int64, torch.int32, torch.uint8, torch.float32, torch.float64, torch.float16,
+    torch.uint32, torch.uint64, torch.bool, torch.int8,
+)  # fmt: skip
+
+
+@dataclass
+class Argument:
+    """One argument; `vouched` ones keep their values, or those of some `columns`."""
+
+    value: Any
+    vouched: bool = False
+    columns: tuple[int, ...] = ()
+
+
+def damaged(arguments: list[Argument], rng: random.Random) -> list[Argument]:
+    """The arguments with one to three of them changed."""
+    for argument in rng.choices(arguments, k=rng.randint(1, 3)) if arguments else ():
+        if isinstance(argument.value, list):
+            argument.value = _damaged_list(argument.value, argument.vouched, rng)
+        elif isinstance(argument.value, torch.Tensor):
+            argument.value = _damaged_tensor(argument, rng)
+        elif not argument.vouched:
+            argument.value = _damaged_value(argument.value, rng)
+    return arguments
+
+
+def _damaged_value(value: Any, rng: random.Random) -> Any:
+    match value:
+        case bool():
+            return not value
+        case int():
+            return rng.choice((*_NUMBERS, value + 1, value - 1))
+        case float():
+            return rng.choice(_FLOATS)
+        case str():
+            return rng.choice(("", "adam", "sgd", "x" * 1000))
+        case torch.dtype():
+            return rng.choice(_DTYPES)
+    return value
+
+
+def _damaged_list(values: list[Any], vouched: bool, rng: random.Random) -> list[Any]:
+    values = list(values)
+    kind = rng.randrange(4)
+    if kind == 0 and values:
+        del values[rng.randrange(len(values))]
+    elif kind == 1 and values:
+        values.append(values[0])
+    elif values:
+        at = rng.randrange(len(values))
+        one = Argument(values[at], vouched)
+        is_tensor = isinstance(values[at], torch.Tensor)
+        values[at] = _damaged_tensor(one, rng) if is_tensor else _damaged_value(values[at], rng)
+    return values
+
+
+def _damaged_tensor(argument: Argument, rng: random.Random) -> torch.Tensor:
+    tensor: torch.Tensor = argument.value
+    if argument.vouched:
+        return tensor.to(rng.choice([d for d in _DTYPES if d != tensor.dtype]))
+    match rng.randrange(9):
+        case 0:
+            return tensor.to(rng.choice(_DTYPES))
+        case 1:
+            return tensor.flatten()[: rng.randint(0, tensor.numel())]
+        case 2:
+            return torch.empty(rng.choice(((0,), (0, 3), (3, 0), ())), dtype=tensor.dtype)
+        case 3:
+            return torch.cat([tensor.flatten()] * 2)[::2]
+        case 4 if tensor.dim() and tensor.shape[0]:
+            return tensor[:1].expand(tensor.shape)
+        case 5:
+            return tensor.unsqueeze(0)
+        case 6 if tensor.dim() > 1:
+            return tensor.transpose(0, 1)
+        case _:
+            return _wild_values(argument, rng)
+
+
+def _wild_values(argument: Argument, rng: random.Random) -> torch.Tensor:
+    tensor = argument.value.clone()
+    if not tensor.numel() or tensor.dtype in (torch.uint32, torch.uint64):
+        return tensor
+    flat = tensor.view(-1)
+    width = tensor.shape[-1] if tensor.dim() else 1
+    for _ in range(rng.randint(1, 4)):
+        at = rng.randrange(flat.numel())
+        if at % width in argument.columns:
+            continue
+        if tensor.is_floating_point():
+            flat[at] = rng.choice(_FLOATS)
+        else:
+            least, most = torch.iinfo(tensor.dtype).min, torch.iinfo(tensor.dtype).max
+            number = rng.choice((*_NUMBERS, int(flat[at]) + rng.randint(-3, 3)))
+            flat[at] = min(max(number, least), most)
+    return tensor
+
+
+def _i64(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int64)
+
+
+def _i32(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def _counters(size: int) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(1).integers(0, 9, size).astype(np.uint32))
+
+
+def _list(*values: Any) -> list[Argument]:
+    return [value if isinstance(value, Argument) else Argument(value) for value in values]
+
+
+def _vouched(value: Any, *columns: int) -> Argument:
+    return Argument(value, not columns, columns)
+
+
+def _columns() -> list[Any]:
+    ids = [torch.randint(0, 20, (20,)), torch.randint(0, 30, (10,))]
+    return [ids, [torch.full((10,), 2, dtype=torch.int32), _i32()], _i64(0, 1)]
+
+
+def _count() -> list[Argument]:
+    offsets = _i64(0, 20, 50)
+    return _list(_counters(50), _counters(20), offsets, _i64(0, -1), *_columns(), 10)
+
+
+def _entries() -> list[Any]:
+    return [_i64(0, 9, 18), torch.arange(9).repeat(2), torch.arange(9).repeat(2), _i64(*range(18))]
+
+
+def _listed_and_striped() -> list[Argument]:
+    accesses, offsets = _counters(1500), _i64(0, 600, 1500)
+    bitmap = native.ops().list_hot_rows(accesses, offsets, _i64(5, 6), _i64(0, 0))[0]
+    order = _i32(0, 1, 2, 2, 1)
+    touched = torch.rand(18, dtype=torch.float64)
+    return _list(
+        accesses, _counters(0), offsets, _i64(-1, -1), bitmap, None, order, _i64(0, 3, 5),
+        _i64(0, 1), _i64(2, 1), 3, _i64(0, 9, 18), torch.arange(9).repeat(2), touched,
+    )  # fmt: skip
+
+
+def _translate() -> list[Argument]:
+    layout = random_layout(np.random.default_rng(3), [1000, 300, 2000], 3, moved=True)
+    made = AddressMap(tables_of(layout), layout, rank_map(layout, 1)).flattened(4000)
+    bitmap, stripes, codes, bits, groups, bases, steps = made._arguments
+    ids = torch.cat([torch.randint(0, n, (40,)) for n in (1000, 300, 2000)])
+    return _list(
+        ids, _i64(0, 40, 80, 120), _i64(0, 1, 2), made._maps, _vouched(bitmap), _vouched(stripes),
+        _vouched(codes), _vouched(bits), _vouched(groups), bases, _vouched(steps), made._flat, 0,
+    )  # fmt: skip
+
+
+_ARENA = torch.zeros(64 * 1024, dtype=torch.uint8)
+_FIELDS = list(FEATURE.names or ())
+_WIDTH, _ROW_BYTES = _FIELDS.index("width"), _FIELDS.index("row_bytes")
+
+
+def _features(bucket: int = 0) -> torch.Tensor:
+    features = np.zeros(2, dtype=FEATURE)
+    features["bucket"], features["dim"], features["row_bytes"] = (0, bucket), 8, 32
+    features["first_bag"], features["bags"] = (0, 10), 10
+    features["out_base"], features["out_stride"], features["has_gradient"] = (0, 8), 16, 1
+    return struct_words(features)
+
+
+def _batch() -> list[Argument]:
+    """Addresses, offsets, weights, features, bases, rank: two features of ten bags of two."""
+    addresses = torch.randint(0, 1000, (40,)) | LOCAL << SLOT_BITS
+    bases = torch.tensor([[_ARENA.data_ptr(), _ARENA.data_ptr(), _ARENA.data_ptr()]])
+    return _list(
+        _vouched(addresses), torch.arange(0, 41, 2), torch.rand(40),
+        _vouched(_features(), _WIDTH, _ROW_BYTES), _vouched(bases), 0,
+    )  # fmt: skip
+
+
+def _sort() -> list[Argument]:
+    addresses = torch.randint(0, 30, (40,)) | torch.randint(0, 2, (40,)) << SLOT_BITS
+    addresses[::5] = LOCAL << SLOT_BITS | 3
+    return _list(addresses, _i64(0, 20, 40), _features(1), 1, 2, 2)
+
+
+def _sum_gradients() -> list[Argument]:
+    features, segments = _features(), _i64(0, 20, 40)
+    addresses = torch.randint(0, 30, (40,)) | LOCAL << SLOT_BITS
+    sorted_ = native.ops().sort_accesses(addresses, segments, features, 0, 1, 1)
+    positions, starts = sorted_[:2]
+    runs = len(starts) - 1
+    keep = (_FIELDS.index("bucket"), _FIELDS.index("has_gradient"))
+    return _list(
+        torch.rand(160), _vouched(positions), starts, 0, runs, torch.arange(0, 41, 2),
+        torch.rand(40), _vouched(features, *keep), _vouched(segments), 8, 1.0,
+        torch.empty(runs * 8),
+    )  # fmt: skip
+
+
+def _update() -> list[Argument]:
+    slots = [_i64(1, 5, 9), _i64(0, 5)]
+    rows, state = (torch.zeros((20, n), dtype=torch.uint8) for n in (32, 64))
+    settings = [0.1] * _settings()
+    return _list(slots, [torch.rand(3, 8), torch.rand(2, 8)], rows, state, 8, 0, "adam", settings)
+
+
+def _settings() -> int:
+    """How many settings an optimizer takes: the operator says so."""
+    empty: list[torch.Tensor] = []
+    rows = torch.zeros((1, 32), dtype=torch.uint8)
+    for size in range(20):
+        try:
+            native.ops().update_rows(empty, empty, rows, rows, 8, 0, "sgd", [0.1] * size)
+        except ValueError:
+            continue
+        return size
+    raise AssertionError("no number of settings is right")
+
+
+def _merge() -> list[Argument]:
+    slots, grads = [_i64(1, 5), _i64(2)], [torch.rand(2, 4), torch.rand(1, 3)]
+    messages = []
+    for _ in range(2):
+        message = torch.empty(100)
+        native.ops().pack_rows(slots, grads, message)
+        messages.append(message)
+    return _list(messages, _i64(2, 1, 2, 1), [70, 10], [4, 3])
+
+
+_SLOTS = [(1, 5), (2,)]
+_SIGNALS = torch.zeros(4 * 16 + 16, dtype=torch.int32)
+
+
+def _signals() -> torch.Tensor:
+    first = -(_SIGNALS.data_ptr() // 4) % 16
+    return _SIGNALS[first : first + 64].view(4, 16)
+
+
+CASES: dict[str, Callable[[], list[Argument]]] = {
+    "count": _count,
+    "distinct": lambda: _list(*_columns(), 2, 10, 3),
+    "histogram": lambda: _list(_counters(50), _counters(20), _i64(0, 20, 50), _i64(0, -1)),
+    "find_classes": lambda: _list(_counters(50), _counters(50), _i64(0, 20, 50), *_entries()),
+    "assign_groups": lambda: _list(
+        _i32(0, 1, 0, 1), _i64(1, 1, 2, 2).view(2, 2), _i32(0, 1, 2, 3).view(2, 2)
+    ),
+    "pack_codes": lambda: _list(_i32(0, 1, 2, 1), 3),
+    "list_hot_rows": lambda: _list(_counters(1500), _i64(0, 600, 1500), _i64(3, 4), _i64(5, 2)),
+    "number_bitmap": lambda: _list(torch.randint(0, 2**62, (5, 8)), _i64(0, 2, 5)),
+    "listed_and_striped_counts": _listed_and_striped,
+    "translate": _translate,
+    "pooled_rows": lambda: [*_batch(), *_list(320, torch.float32, 0)],
+    "weight_gradients": lambda: _list(torch.rand(320), *_batch()),
+    "copy_rows": lambda: _list(
+        _vouched(_i64(0, 5, 9)),
+        _vouched(_ARENA.data_ptr()),
+        _vouched(32),
+        torch.empty(96, dtype=torch.uint8),
+    ),
+    "redirect": lambda: _list(
+        torch.randint(0, 99, (40,)), _i32(*range(40)), _i32(0, 10, 40), 0, 2, 5, 1
+    ),
+    "accesses_by_rank": lambda: _list(*_sort()[:3], 2, 1, 2, 0),
+    "one_per_bag": lambda: _list(torch.arange(2000)),
+    "sort_accesses": _sort,
+    "sum_gradients": _sum_gradients,
+    "update_rows": _update,
+    "quantise_rows": lambda: _list(torch.rand(5, 8)),
+    "dequantise_rows": lambda: _list(torch.zeros((5, 16), dtype=torch.uint8)),
+    "mark_slots": lambda: _list([_i64(*s) for s in _SLOTS], [70, 10], _i64(0, 0, 0)),
+    "unite_slots": lambda: _list([_i64(5, 1, 2), _i64(1, 0, 4)], [70, 10]),
+    "aggregate_rows": lambda: _list(
+        [_i64(*s) for s in _SLOTS],
+        [torch.rand(2, 4), torch.rand(1, 3)],
+        [_i64(1, 4, 5), _i64(2)],
+        [70, 10],
+        torch.empty(15),
+    ),
+    "sum_buffers": lambda: _list([torch.rand(9), torch.rand(9)], torch.empty(9)),
+    "touched_rows": lambda: _list(torch.rand(70, 3)),
+    "pack_rows": lambda: _list(
+        [_i64(*s) for s in _SLOTS], [torch.rand(2, 4), torch.rand(1, 3)], torch.empty(14)
+    ),
+    "merge_messages": _merge,
+    "digest_rows": lambda: _list(torch.zeros((9, 20), dtype=torch.uint8), 4),
+    "draw_ranks": lambda: _list(
+        torch.rand(50, dtype=torch.float64),
+        30,
+        1.1,
+        _i64(10, 30),
+        torch.rand(2, dtype=torch.float64),
+    ),
+    "place_ranks": lambda: _list(torch.randint(0, 30, (50,)), 30, 0, 5, True),
+    "draw_counts": lambda: _list(
+        _counters(3000), 5000, 1.1, _i64(), torch.empty(0, dtype=torch.float64), 2, 5, False, 1
+    ),
+    "samples_with_row_of": lambda: _list(_counters(50), _counters(50), 100, 2, 7),
+    "wait_signals": lambda: _list(_signals(), 0, _vouched(5)),
+    "post_signal": lambda: _list(_signals(), 1, 0),
+    "map_segment": lambda: _list(_vouched(-1), 4096),
+    "huge_pages": lambda: _list(torch.zeros(5000, dtype=torch.uint8)),
+    "protect": lambda: _list(torch.zeros(100, dtype=torch.uint8), _vouched(True)),
+    "trim_memory": lambda: _list(),
+    "declarations": lambda: _list(),
+}

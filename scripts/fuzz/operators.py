@@ -1,0 +1,146 @@
+"""Wild arguments through every operator, in a child process that may crash.
+
+    python -m scripts.fuzz.operators [--calls N] [--seed S] [--asan FOLDER]
+
+Each call takes valid arguments of one operator (operator_cases.py) and damages one to three of
+them: dtypes, shapes, strides, values, numbers, lists. It must return or raise; a signal, or a
+report of AddressSanitizer from the extension in FOLDER (make fuzz builds it), is a defect. What
+callers vouch for (csrc/cpu/common/arguments.h) keeps its values.
+"""
+
+import argparse
+import importlib.machinery
+import importlib.util
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+MOST_SECONDS = 600
+_ANSWERS = (ValueError, TypeError, IndexError, RuntimeError, MemoryError, OverflowError)
+
+
+def main() -> None:
+    """The parent, which starts children until all calls are made."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--calls", type=int, default=20, help="of each operator")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--asan", type=Path)
+    parser.add_argument("--child", type=Path)
+    asked = parser.parse_args()
+    if asked.child is not None:
+        _call_all(asked.child, asked.asan, asked.seed, asked.calls)
+        return
+    counts, defects = fuzz(asked.calls, asked.seed, asked.asan)
+    for (operator, outcome), calls in sorted(counts.items()):
+        print(f"{operator:28} {calls:6,} {outcome}")
+    print("\n".join(defects))
+    sys.exit(1 if defects else 0)
+
+
+def fuzz(
+    calls: int, seed: int = 0, asan: Path | None = None
+) -> tuple[Counter[tuple[str, str]], list[str]]:
+    """Outcomes by operator, and the defects, each with what makes it again."""
+    counts: Counter[tuple[str, str]] = Counter()
+    defects: list[str] = []
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "calls"
+        log.touch()
+        while True:
+            done = len(log.read_text().splitlines())
+            ended = subprocess.run(
+                [sys.executable, "-m", "scripts.fuzz.operators", "--child", log,
+                 "--calls", str(calls), "--seed", str(seed), *_with(asan)],
+                env=os.environ | _sanitized(asan), capture_output=True, text=True,
+                timeout=MOST_SECONDS, check=False,
+            )  # fmt: skip
+            lines = log.read_text().splitlines()
+            if ended.returncode == 0:
+                break
+            if len(lines) == done:
+                raise RuntimeError(f"the child does not start: {ended.stderr[-2000:]}")
+            operator, number, *_ = lines[-1].split()
+            reason = [
+                text for text in ended.stderr.splitlines() if "ERROR: " in text or "#1 " in text
+            ]
+            defects.append(
+                f"DEFECT {operator}, call {number} of seed {seed}: status {ended.returncode} "
+                f"{' '.join(reason[:2])[:300]}"
+            )
+            log.write_text("\n".join([*lines[:-1], f"{operator} {number} crashed", ""]))
+    for line in lines:
+        operator, _, outcome = line.split()
+        counts[operator, outcome] += 1
+        if outcome not in ("returned", "refused", "crashed"):
+            defects.append(f"DEFECT {line}, seed {seed}")
+    return counts, defects
+
+
+def _with(asan: Path | None) -> list[str]:
+    return [] if asan is None else ["--asan", str(asan)]
+
+
+def _sanitized(asan: Path | None) -> dict[str, str]:
+    if asan is None:
+        return {}
+    library = subprocess.run(
+        ["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    # Python and torch leak by design; what cannot be allocated is refused, as elsewhere.
+    options = "detect_leaks=0:allocator_may_return_null=1:max_allocation_size_mb=8192"
+    return {"LD_PRELOAD": library, "ASAN_OPTIONS": options}
+
+
+def _call_all(log: Path, asan: Path | None, seed: int, calls: int) -> None:
+    """The child: makes the calls that the log does not have yet."""
+    if asan is not None:
+        _load(next(asan.rglob("_C*.so")))
+    import torch
+
+    from oper.base import native
+    from scripts.fuzz.operator_cases import CASES, damaged
+
+    ops = native.ops()
+    torch.set_num_threads(2)
+    done = {tuple(line.split()[:2]) for line in log.read_text().splitlines()}
+    with open(log, "a", encoding="utf-8", buffering=1) as file:
+        for operator, case in CASES.items():
+            for number in range(calls):
+                if (operator, str(number)) in done:
+                    continue
+                rng = random.Random(f"{seed} {operator} {number}")
+                torch.manual_seed(number)
+                arguments = case()
+                if number:  # the first call is of valid arguments
+                    arguments = damaged(arguments, rng)
+                file.write(f"{operator} {number} ")
+                file.write(f"{_outcome(getattr(ops, operator), arguments, number)}\n")
+
+
+def _outcome(operator: Any, arguments: list[Any], number: int) -> str:
+    try:
+        operator(*(argument.value for argument in arguments))
+    except _ANSWERS as error:
+        return "refused" if number else f"refuses:{str(error).split()[0]}"
+    except Exception as error:
+        return type(error).__name__
+    return "returned"
+
+
+def _load(library: Path) -> None:
+    """Make a library the extension `oper._C` of this process."""
+    import torch  # noqa: F401  (which the extension is linked to)
+
+    loader = importlib.machinery.ExtensionFileLoader("oper._C", str(library))
+    spec = importlib.util.spec_from_file_location("oper._C", library, loader=loader)
+    assert spec is not None
+    sys.modules["oper._C"] = importlib.util.module_from_spec(spec)
+
+
+if __name__ == "__main__":
+    main()
