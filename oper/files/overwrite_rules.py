@@ -22,6 +22,7 @@ class Format(NamedTuple):
     marker: str
     schema: str
     version: int
+    oldest: int = 1  # version that is read
 
 
 def folder_refusal(folder: Path, kind: Format, overwrite: bool) -> str | None:

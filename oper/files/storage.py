@@ -173,7 +173,7 @@ def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
 def open_folder(path: Path | str, kind: Format) -> dict[str, Any]:
     """The content of a folder's marker; OperError where the folder is not of this kind."""
     path = Path(path)
-    marker, schema, version = kind
+    marker, schema, version, oldest = kind
     if not path.is_dir():
         raise OperError(f"{path}: no such folder; a folder with a {marker} was needed")
     if not (path / marker).is_file():
@@ -183,9 +183,10 @@ def open_folder(path: Path | str, kind: Format) -> dict[str, Any]:
     if not isinstance(content, dict) or content.get("schema") != schema:
         given = content.get("schema") if isinstance(content, dict) else type(content).__name__
         raise OperError(f"{path / marker}: schema {given!r}, and {schema!r} was needed")
-    if content.get("version") != version:
+    if content.get("version") not in range(oldest, version + 1):
+        read = version if oldest == version else f"{oldest} to {version}"
         raise OperError(
-            f"{path / marker}: version {content.get('version')!r}, and this oper reads {version}; "
+            f"{path / marker}: version {content.get('version')!r}, and this oper reads {read}; "
             "write the folder again with this version"
         )
     return content
