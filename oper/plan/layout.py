@@ -1,12 +1,12 @@
 """The layout: the rank and slot of each row, in a few bits a row (a compact form of §4.4).
 
 Rows of table t are LISTED, with a mark in a bitmap, or STRIPED. Slots index a rank's arena of the
-row's width. With e the position of the row among the listed rows of all tables, and v the number of
-marks before it in `everywhere_bitmap`, which marks listed rows on all ranks:
+row's width. With e the position of the row among the listed rows of all tables, and v that among
+the marked ones, which are listed rows on all ranks with a mark in `everywhere_bitmap`:
 
     listed     slot = base[group, source] + position (row_codes.py)
       marked   group = everywhere_group[t]
-               position = everywhere_first[t] + v - (marks before the table's rows)
+               position = everywhere_first[t] + v - (marked rows of the tables before)
       others   code[e - v]: group, position
     striped    c = row - (listed rows of the table before it), p = c + rotation[t], P = |order|
                owner = order[p mod P]
@@ -73,7 +73,7 @@ class Layout:
     bitmap: NDArray[np.uint64]  # [lines, 8]
     codes: NDArray[Any]  # uint32 or uint64, of listed rows without a mark: E where none has
     stripe_bitmap: NDArray[np.uint64] | None = None
-    everywhere_bitmap: NDArray[np.uint64] | None = None  # [lines of E rows, 8]
+    everywhere_bitmap: NDArray[np.uint64] | None = None  # [lines, 8]
     everywhere_group: Ints | None = None  # [T], and None where the bitmap is
     everywhere_first: Ints | None = None  # [T]
 
@@ -113,18 +113,15 @@ class Layout:
         """Marks in `everywhere_bitmap` before each table's rows, and of all, [T + 1]."""
         if self.everywhere_bitmap is None:
             return np.zeros(len(self.rows) + 1, dtype=np.int64)
-        # There is no line for what comes after the last listed row.
-        first = np.minimum(self.listed_offset, self.listed - 1)
-        before, _ = rank_in_bitmap(self.everywhere_bitmap, 0, first)
-        marked = self.listed - len(self.codes)
-        return np.where(self.listed_offset < self.listed, before, marked)
+        before = listed_before(self.everywhere_bitmap, self.line_offset[:-1])
+        return np.append(before, self.listed - len(self.codes))
 
     def listed_places(self) -> tuple[Ints, Ints]:
         """The group of each listed row and its position there, [E] each."""
         index = ListedIndex(
             self.codes, self.everywhere_bitmap, self.everywhere_group, self.everywhere_first
         )
-        return index.decode(len(self.group_width), self.listed_offset)
+        return index.decode(len(self.group_width), self.bitmap, self.listed_offset)
 
     def bitmap_bytes_per_row(self) -> float:
         """Bytes of the shared arrays of the address map per row of all tables."""
@@ -139,11 +136,9 @@ class Layout:
         index, listed = rank_in_bitmap(self.bitmap, first, row)
         lines = self.bitmap if self.stripe_bitmap is None else self.stripe_bitmap
         frozen, _ = rank_in_bitmap(lines, first, row)
-        index = np.where(listed, index, 0)
         marked = np.zeros(len(row), dtype=bool)
         if self.everywhere_bitmap is not None:
-            marks, marked = rank_in_bitmap(self.everywhere_bitmap, 0, index)
-            marked &= listed
+            marks, marked = rank_in_bitmap(self.everywhere_bitmap, first, row)
             index = index - marks
         coded = listed & ~marked
         code = self.codes[np.where(coded, index, 0)] if len(self.codes) else index * 0

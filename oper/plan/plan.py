@@ -62,7 +62,7 @@ class ListedCounts:
         total, least = np.zeros((2, len(layout.rows)), dtype=np.int64)
         if layout.everywhere_bitmap is None:
             return ListedCounts(accesses, samples_with_row, total, least)
-        marked = marks_of(layout.everywhere_bitmap, layout.listed)
+        marked = marks_of(layout.everywhere_bitmap, layout.bitmap)
         for t, rows in enumerate(rows_of_tables(layout.listed_offset)):
             found = accesses[rows][marked[rows]]
             if len(found):

@@ -75,7 +75,6 @@ def _layout(layout: Layout, chosen: Ints) -> Layout:
     number = np.full(len(layout.group_width) + 1, -1, dtype=np.int32)  # the last of group -1
     number[used] = np.arange(len(used))
     codes, group_rows = pack_codes(number[group], len(used))
-    listed_offset = np.append(0, np.cumsum(np.diff(layout.listed_offset)[chosen]))
     # Rows with marks keep them, so that what is counted for the others stays theirs.
     marked = None
     if layout.everywhere_group is not None:
@@ -111,7 +110,7 @@ def _layout(layout: Layout, chosen: Ints) -> Layout:
         line_offset=line_offset,
         bitmap=bitmap,
         stripe_bitmap=stripe_bitmap,
-        **with_marks(codes, len(used), listed_offset, marked)._asdict(),
+        **with_marks(codes, len(used), bitmap, line_offset, marked)._asdict(),
     )
 
 

@@ -5,8 +5,8 @@ layout are uint32 where all of them fit, else uint64. The kernels do the same by
 csrc/include/oper/plan/row_codes.h.
 
 With much memory most listed rows are on all ranks, each table's in one group and at positions that
-count them. Such rows need no code: a second bitmap, of the listed rows, marks them, and the number
-of marks before a row is its position, but for a constant of the table.
+count them. Such rows need no code: a second bitmap of all rows marks them, and the number of marks
+before a row is its position, but for a constant of the table.
 """
 
 from collections.abc import Iterator
@@ -19,10 +19,12 @@ from numpy.typing import NDArray
 from oper.base import native
 from oper.base.arrays import Ints
 from oper.base.tensors import as_int64, as_tensor
-from oper.plan.bitmap import ROWS_PER_LINE, WORDS_PER_LINE
 
 if TYPE_CHECKING:
     import torch
+
+
+Flags = NDArray[np.bool_]
 
 
 class ListedIndex(NamedTuple):
@@ -32,17 +34,20 @@ class ListedIndex(NamedTuple):
     """
 
     codes: NDArray[Any]  # uint32 or uint64, of the rows without a mark
-    everywhere_bitmap: NDArray[np.uint64] | None = None  # [lines of E rows, 8]
+    everywhere_bitmap: NDArray[np.uint64] | None = None  # [lines, 8]
     everywhere_group: Ints | None = None  # [T] of the table's marked rows; -1: it has none
     everywhere_first: Ints | None = None  # [T] position of the first of them
 
-    def decode(self, groups: int, listed_offset: Ints) -> tuple[Ints, Ints]:
-        """Group and position of each row, [E] each; those of table t begin at listed_offset[t]."""
+    def decode(
+        self, groups: int, bitmap: NDArray[np.uint64], listed_offset: Ints
+    ) -> tuple[Ints, Ints]:
+        """Group and position of each row that `bitmap` lists, [E] each; those of table t begin at
+        listed_offset[t]."""
         if self.everywhere_bitmap is None:
             return unpack_codes(self.codes, groups)
         assert self.everywhere_group is not None
         assert self.everywhere_first is not None
-        marked = marks_of(self.everywhere_bitmap, int(listed_offset[-1]))
+        marked = marks_of(self.everywhere_bitmap, bitmap)
         group, position = np.empty((2, len(marked)), dtype=np.int64)
         group[~marked], position[~marked] = unpack_codes(self.codes, groups)
         for t, rows in enumerate(rows_of_tables(listed_offset)):
@@ -58,41 +63,50 @@ def rows_of_tables(listed_offset: Ints) -> Iterator[slice]:
         yield slice(int(first), int(end))
 
 
-def marks_of(bitmap: NDArray[np.uint64], rows: int) -> NDArray[np.bool_]:
-    """The marks of `rows` rows in a bitmap that has no other tables."""
-    words = np.ascontiguousarray(bitmap[:, 1:]).view(np.uint8)
-    return np.unpackbits(words.reshape(-1), count=rows, bitorder="little").view(bool)
+def marks_of(everywhere_bitmap: NDArray[np.uint64], bitmap: NDArray[np.uint64]) -> Flags:
+    """Whether each row that `bitmap` lists has a mark, [E]."""
+    marked, listed = (
+        np.unpackbits(
+            np.ascontiguousarray(lines[:, 1:]).view(np.uint8).reshape(-1), bitorder="little"
+        ).view(bool)
+        for lines in (everywhere_bitmap, bitmap)
+    )
+    return marked[listed]
 
 
 def marked_groups(
-    codes: NDArray[Any], holds: NDArray[np.bool_], listed_offset: Ints
+    codes: NDArray[Any], holds: Flags, bitmap: NDArray[np.uint64], listed_offset: Ints
 ) -> Ints | None:
     """The group of each table's rows that are to have marks, int64 [T], of rows that all have
     codes: the largest on all ranks whose rows are at consecutive positions. None where the bitmap
-    would take as many bytes as the codes that it replaces."""
+    of the marks would take as many bytes as the codes that it replaces."""
     wanted = holds.all(axis=1) & (holds.shape[1] > 1)
     if not wanted.any():
         return None
     group, rows = native.ops().largest_in_order(
         _as_signed(codes), as_int64(listed_offset), as_tensor(wanted)
     )
-    lines = -(-len(codes) // ROWS_PER_LINE)
-    enough = codes.itemsize * int(rows.sum()) > 8 * (WORDS_PER_LINE + 1) * lines
-    return group.numpy() if enough else None
+    return group.numpy() if codes.itemsize * int(rows.sum()) > bitmap.nbytes else None
 
 
 def with_marks(
-    codes: NDArray[Any], groups: int, listed_offset: Ints, marked: Ints | None
+    codes: NDArray[Any],
+    groups: int,
+    bitmap: NDArray[np.uint64],
+    line_offset: Ints,
+    marked: Ints | None,
 ) -> ListedIndex:
     """The index in which the rows of group marked[t] of each table t have marks, of rows that all
-    have codes; those rows must be at consecutive positions."""
+    have codes; those rows must be at consecutive positions. `bitmap` lists the rows, those of table
+    t from line line_offset[t] on."""
     if marked is None:
         return ListedIndex(codes)
-    left, bitmap, first = native.ops().mark_rows(
-        _as_signed(codes), groups, as_int64(listed_offset), as_int64(marked)
+    lines = as_tensor(bitmap.view(np.int64))
+    left, marks, first = native.ops().mark_rows(
+        _as_signed(codes), groups, lines, as_int64(line_offset), as_int64(marked)
     )
     return ListedIndex(
-        left.numpy().view(codes.dtype), bitmap.numpy().view(np.uint64), marked, first.numpy()
+        left.numpy().view(codes.dtype), marks.numpy().view(np.uint64), marked, first.numpy()
     )
 
 

@@ -38,7 +38,8 @@ def lay_out(problem: Problem, placement: RowPlacement) -> Layout:
     )
 
     holds, listed_offset = sets.holds[group], placement.scan.listed_offset
-    marked = marked_groups(codes, holds, listed_offset)
+    bitmap, line_offset = placement.scan.bitmap, placement.scan.line_offset
+    marked = marked_groups(codes, holds, bitmap, listed_offset)
     slots, base, stripe_base = give_slots(
         widths, width, holds, group_rows, width_of_table, placement.scan.striped_rows
     )
@@ -56,9 +57,9 @@ def lay_out(problem: Problem, placement: RowPlacement) -> Layout:
             [stripes[w].rotation[t] for t, w in enumerate(width_of_table)], dtype=np.int64
         ),
         stripe_base=stripe_base,
-        line_offset=placement.scan.line_offset,
-        bitmap=placement.scan.bitmap,
-        **with_marks(codes, len(group), listed_offset, marked)._asdict(),
+        line_offset=line_offset,
+        bitmap=bitmap,
+        **with_marks(codes, len(group), bitmap, line_offset, marked)._asdict(),
     )
 
 

@@ -40,7 +40,7 @@ def random_layout(
     position = rng.integers(0, most, listed).astype(dtype)
     base = first_slot + rng.integers(0, 1000, (groups, ranks))
     codes = position << dtype(bits) | rng.integers(0, groups, listed).astype(dtype)
-    marks = _marks(rng, listed_offset, groups) if everywhere else {}
+    marks = _marks(rng, bitmap, line_offset, groups) if everywhere else {}
     if marks:
         codes = codes[: listed - np.bitwise_count(marks["everywhere_bitmap"][:, 1:]).sum()]
     return Layout(
@@ -86,10 +86,9 @@ def counted_addresses(layout, rank):
     outside = marks(frozen, layout.line_offset, rows)
     bits = (len(layout.group_width) - 1).bit_length()
     codes = iter(layout.codes.tolist())
-    every = np.zeros(int(sum(m.sum() for m in listed)), bool)
+    every = [np.zeros(n, bool) for n in rows]
     if layout.everywhere_bitmap is not None:
-        (every,) = marks(layout.everywhere_bitmap, [0, None], [len(every)])
-    marked = iter(every.tolist())
+        every = marks(layout.everywhere_bitmap, layout.line_offset, rows)
     tables = []
     for t, n in enumerate(rows):
         order = layout.orders[layout.pattern_of[t]].tolist()
@@ -104,7 +103,7 @@ def counted_addresses(layout, rank):
                 place += 1
                 used[owner] += 1
             if listed[t][row]:
-                if next(marked):
+                if every[t][row]:
                     group = int(layout.everywhere_group[t])
                     position = int(layout.everywhere_first[t]) + with_mark
                     with_mark += 1
@@ -118,19 +117,18 @@ def counted_addresses(layout, rank):
     return tables
 
 
-def _marks(rng, listed_offset, groups):
-    """The fields of a layout in which a share of each table's listed rows has marks."""
-    tables, listed = len(listed_offset) - 1, int(listed_offset[-1])
-    share = rng.choice([0.0, 0.1, 0.9, 1.0], tables)
-    lines = max(-(-listed // 448), 1)
-    bits = np.zeros(lines * 448, bool)
-    bits[:listed] = rng.random(listed) < np.repeat(share, np.diff(listed_offset))
-    bitmap = np.zeros((lines, 8), np.uint64)
-    bitmap[:, 1:] = np.packbits(bits, bitorder="little").view(np.uint64).reshape(-1, 7)
-    native.ops().number_bitmap(as_tensor(bitmap.view(np.int64)), as_int64(np.array([0, lines])))
+def _marks(rng, bitmap, line_offset, groups):
+    """The fields of a layout in which some words of each table's listed rows have marks."""
+    tables = len(line_offset) - 1
+    marked = bitmap.copy()
+    share = np.repeat(rng.choice([0.0, 0.3, 0.9, 1.0], tables), np.diff(line_offset))
+    marked[:, 1:] *= rng.random((len(bitmap), 7)) < share[:, None]
+    marked[:, 1:] &= rng.integers(0, 2**64, (len(bitmap), 7), np.uint64) | np.uint64(0xFFFF)
+    number = native.ops().number_bitmap
+    offset = number(as_tensor(marked.view(np.int64)), as_int64(line_offset)).numpy()
     return {
-        "everywhere_bitmap": bitmap,
-        "everywhere_group": np.where(share > 0, rng.integers(0, groups, tables), -1),
+        "everywhere_bitmap": marked,
+        "everywhere_group": np.where(np.diff(offset), rng.integers(0, groups, tables), -1),
         "everywhere_first": rng.integers(0, 1000, tables),
     }
 

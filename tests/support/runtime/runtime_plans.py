@@ -80,7 +80,7 @@ def random_plan(
         slots[w] += np.bincount(order[turn], minlength=ranks)
     groups = [g for _, g in pairs]
     packed = np.array(codes, dtype=np.uint32)
-    marked = marked_groups(packed, holds[groups], listed_offset) if seed % 2 else None
+    marked = marked_groups(packed, holds[groups], bitmap, listed_offset) if seed % 2 else None
     layout = Layout(
         rows=np.array([t.rows for t in tables], np.int64),
         width_of_table=width_of_table.astype(np.int64),
@@ -95,7 +95,7 @@ def random_plan(
         stripe_base=stripe_base,
         line_offset=line_offset,
         bitmap=bitmap,
-        **with_marks(packed, len(groups), listed_offset, marked)._asdict(),
+        **with_marks(packed, len(groups), bitmap, line_offset, marked)._asdict(),
     )
     nothing = np.zeros(0, dtype=np.uint32)
     return Plan(

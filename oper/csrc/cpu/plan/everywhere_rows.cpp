@@ -4,7 +4,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -69,33 +69,48 @@ std::tuple<at::Tensor, at::Tensor> largest(const at::Tensor& codes, const at::Te
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> mark(const at::Tensor& codes, int64_t groups,
-                                                    const at::Tensor& listed_offset,
+                                                    const at::Tensor& bitmap,
+                                                    const at::Tensor& line_offset,
                                                     const at::Tensor& group) {
-  const Listed listed = listed_rows(codes, listed_offset);
+  check_contiguous(codes, "codes");
   const RowCodes row_codes = codes_of_groups(codes, groups);
-  const int64_t* marked = elements<int64_t>(group, listed.tables, "group");
-  const int64_t lines = lines_of(codes.numel());
-  at::Tensor bitmap = at::zeros({lines, kWordsPerLine + 1}, at::kLong);
-  Line* line = static_cast<Line*>(bitmap.data_ptr());
-  at::Tensor first = at::empty({listed.tables}, at::kLong);
+  const int64_t tables = line_offset.numel() - 1;
+  const int64_t* first_line = elements<int64_t>(line_offset, tables + 1, "line_offset");
+  check_offsets_from_zero(first_line, tables, "line_offset", "table");
+  const int64_t lines = first_line[tables];
+  const auto* const line = reinterpret_cast<const Line*>(
+      elements<int64_t>(bitmap, lines * (kWordsPerLine + 1), "bitmap"));
+  const int64_t* marked = elements<int64_t>(group, tables, "group");
+  std::vector<int64_t> listed(tables, 0);
+  int64_t all = 0;
+  for (int64_t t = 0; t < tables; ++t) {
+    for (int64_t n = first_line[t]; n < first_line[t + 1]; ++n) listed[t] += line[n].listed();
+    all += listed[t];
+  }
+  TORCH_CHECK_VALUE(all == codes.numel(), "codes: ", codes.numel(), ", and the bitmap lists ", all,
+                    " rows");
+  at::Tensor marks = at::zeros_like(bitmap);
+  Line* const mark = static_cast<Line*>(marks.data_ptr());
+  at::Tensor first = at::empty({tables}, at::kLong);
   at::Tensor rest = at::empty_like(codes);
   const int64_t left = with_codes(codes, [&](const auto* code) {
     using Code = std::remove_const_t<std::remove_pointer_t<decltype(code)>>;
     Code* const out = static_cast<Code*>(rest.data_ptr());
     Code* end = out;
-    for (int64_t t = 0; t < listed.tables; ++t) {
-      const int64_t begin = listed.first[t];
-      first.data_ptr<int64_t>()[t] = mark_rows(code + begin, listed.first[t + 1] - begin, row_codes,
-                                               marked[t], begin, line, end);
+    for (int64_t t = 0; t < tables; ++t) {
+      const int64_t at = first_line[t];
+      first.data_ptr<int64_t>()[t] =
+          mark_rows(code, line + at, first_line[t + 1] - at, row_codes, marked[t], mark + at, end);
+      code += listed[t];
     }
     return static_cast<int64_t>(end - out);
   });
   int64_t before = 0;
   for (int64_t n = 0; n < lines; ++n) {
-    line[n].set_header(before);
-    before += line[n].listed();
+    mark[n].set_header(before);
+    before += mark[n].listed();
   }
-  return {rest.slice(0, 0, left).clone(), bitmap, first};
+  return {rest.slice(0, 0, left).clone(), marks, first};
 }
 
 }  // namespace
@@ -105,7 +120,7 @@ TORCH_LIBRARY_FRAGMENT(oper, m) {
       "largest_in_order(Tensor codes, Tensor listed_offset, Tensor wanted)"
       " -> (Tensor group, Tensor rows)");
   m.def(
-      "mark_rows(Tensor codes, int groups, Tensor listed_offset, Tensor group)"
+      "mark_rows(Tensor codes, int groups, Tensor bitmap, Tensor line_offset, Tensor group)"
       " -> (Tensor codes, Tensor bitmap, Tensor first)");
 }
 

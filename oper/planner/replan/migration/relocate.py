@@ -79,14 +79,13 @@ def _new_layout(
         new_group[at], new_position[at] = g, p
     used, new_group = np.unique(new_group, return_inverse=True)
     codes = pack_positions(new_group, new_position, len(used))
-    listed_offset = np.searchsorted(everyone, first_row)
-    holds = np.stack(groups.holds)[used]
-    # Rows keep their slots, so that marks may no longer count them: such tables have codes.
-    marked = marked_groups(codes, holds, listed_offset)
     bitmap, stripe_bitmap = layout.bitmap, layout.stripe_bitmap
     if len(everyone) > len(listed):
         stripe_bitmap = bitmap if stripe_bitmap is None else stripe_bitmap
         bitmap = _marked(layout, rows.row, first_row)
+    holds = np.stack(groups.holds)[used]
+    # Rows keep their slots, so that marks may no longer count them: such tables have codes.
+    marked = marked_groups(codes, holds, bitmap, np.searchsorted(everyone, first_row))
     return replace(
         layout,
         slots=arenas.size,
@@ -96,7 +95,7 @@ def _new_layout(
         base=np.stack(groups.base)[used],
         bitmap=bitmap,
         stripe_bitmap=stripe_bitmap,
-        **with_marks(codes, len(used), listed_offset, marked)._asdict(),
+        **with_marks(codes, len(used), bitmap, layout.line_offset, marked)._asdict(),
     )
 
 

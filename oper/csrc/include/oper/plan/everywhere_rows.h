@@ -42,23 +42,27 @@ InOrder largest_in_order(const Code* codes, int64_t rows, RowCodes row_codes,
   return found;
 }
 
-// Mark the rows of `group` among `codes`, the first of which has bit `bit`, and copy the codes of
-// the others to `rest`, which is moved on. Returns the position of the first marked row; 0 where
-// there is none.
+// Mark the rows of `group` among the `lines` lines of a table's bitmap, whose rows have `codes`, in
+// `marks`, and copy the codes of the others to `rest`, which is moved on. Returns the position of
+// the first marked row; 0 where there is none.
 template <typename Code>
-int64_t mark_rows(const Code* codes, int64_t rows, RowCodes row_codes, int64_t group, int64_t bit,
-                  Line* lines, Code*& rest) {
+int64_t mark_rows(const Code* codes, const Line* bitmap, int64_t lines, RowCodes row_codes,
+                  int64_t group, Line* marks, Code*& rest) {
   int64_t first = -1;
-  for (int64_t row = 0; row < rows; ++row) {
-    const Code code = codes[row];
-    if (static_cast<int64_t>(row_codes.group(code)) != group) {
-      *rest++ = code;
-      continue;
+  for (int64_t line = 0; line < lines; ++line) {
+    for (int64_t word = 0; word < kWordsPerLine; ++word) {
+      uint64_t marked = 0;
+      for (uint64_t left = bitmap[line].words[word]; left; left &= left - 1) {
+        const Code code = *codes++;
+        if (static_cast<int64_t>(row_codes.group(code)) != group) {
+          *rest++ = code;
+          continue;
+        }
+        if (first < 0) first = static_cast<int64_t>(row_codes.position(code));
+        marked |= left & (~left + 1);
+      }
+      marks[line].words[word] = marked;
     }
-    if (first < 0) first = static_cast<int64_t>(row_codes.position(code));
-    const int64_t at = bit + row;
-    lines[at / kRowsPerLine].words[at % kRowsPerLine / 64] |= uint64_t{1}
-                                                              << (at % kRowsPerLine % 64);
   }
   return first < 0 ? 0 : first;
 }

@@ -1,11 +1,12 @@
 // Row ids to addresses, by the arithmetic of oper/plan/layout.py.
 //
 // Ids come in no order, so each step would wait for memory. A batch of 64 goes through each step
-// together instead: first all lines of the bitmap are fetched, then all codes (or the lines that
-// tell which listed rows are on all ranks and need none), and by then the first ones have arrived.
-// Kinds of rows are told apart without branches, which would be mispredicted. Divisions are by
-// table constants, and done by multiplying with 2^64/d, rounded up: for x < 2^64/d (and here ids
-// are below 2^40, d at most 2^16) the high half of the product is exactly x/d.
+// together instead: first all lines of the bitmap are fetched, then all codes, and by then the
+// first ones have arrived. Where rows on all ranks have marks, their lines come first of all: most
+// ids are theirs, and need no other. Kinds of rows are told apart without branches, which would be
+// mispredicted. Divisions are by table constants, and done by multiplying with 2^64/d, rounded up:
+// for x < 2^64/d (and here ids are below 2^40, d at most 2^16) the high half of the product is
+// exactly x/d.
 #pragma once
 
 #include <cstdint>
@@ -66,7 +67,7 @@ struct MapView {
   const TableMap* tables;
   const Line* lines;
   const Line* stripe_lines;  // that number striped rows; null where `lines` do
-  const Line* everywhere;    // marks the listed rows on all ranks; null where all have codes
+  const Line* everywhere;    // mark listed rows on all ranks; null where all listed ones have codes
   const Code* codes;         // of the other listed rows
   RowCodes row_codes;
   const int64_t* group_base;   // packed addresses
@@ -98,22 +99,21 @@ template <typename Code>
 OPER_HD inline int64_t translate_one(const MapView<Code>& map, const TableMap& table, int64_t id) {
   if (table.flat >= 0) return map.flat[table.flat + id];
   const BitPlace row = BitPlace::of(static_cast<uint64_t>(id));
-  const Line& line = map.lines[table.first_line + row.line];
+  const int64_t at = table.first_line + row.line;
+  int64_t before = 0;
+  if (map.everywhere) {
+    const Line& mark = map.everywhere[at];
+    before = mark.rank(row.position);
+    if (mark.test(row.position)) return table.everywhere + before;
+  }
+  const Line& line = map.lines[at];
   if (line.test(row.position)) {
-    int64_t number = line.rank(row.position);
-    if (map.everywhere) {
-      const BitPlace listed = BitPlace::of(static_cast<uint64_t>(number));
-      const Line& mark = map.everywhere[listed.line];
-      const int64_t before = mark.rank(listed.position);
-      if (mark.test(listed.position)) return table.everywhere + before;
-      number -= before;
-    }
-    const uint64_t code = map.codes[number];
+    const uint64_t code = map.codes[line.rank(row.position) - before];
     return map.group_base[map.row_codes.group(code)] +
            static_cast<int64_t>(map.row_codes.position(code));
   }
   const Line* const numbering = map.stripe_lines ? map.stripe_lines : map.lines;
-  const int64_t listed = numbering[table.first_line + row.line].rank(row.position);
+  const int64_t listed = numbering[at].rank(row.position);
   const uint64_t c = static_cast<uint64_t>(id - listed + table.origin);
   const uint64_t turn = high_product(c, table.reciprocal);
   const PatternStep& step =
@@ -133,13 +133,14 @@ inline __attribute__((always_inline)) int64_t translate_body(const MapView<Code>
   const uint64_t rows = static_cast<uint64_t>(table.rows);
   const RowCodes row_codes = map.row_codes;
   const Line* const lines = map.lines + table.first_line;
+  const Line* const everywhere = kMarked ? map.everywhere + table.first_line : nullptr;
   const Line* const stripe_lines = map.stripe_lines ? map.stripe_lines + table.first_line : nullptr;
   const PatternStep* const steps = map.steps + table.pattern;
   const int64_t* const stripe_base = map.stripe_base + table.stripe_base;
 
   uint32_t line[kBatch], position[kBatch];
-  int64_t rank[kBatch];
-  uint8_t listed[kBatch], striped[kBatch];
+  int64_t rank[kBatch], code_number[kBatch];
+  uint8_t rest[kBatch], listed[kBatch], striped[kBatch];
   for (int64_t begin = 0; begin < size; begin += kBatch) {
     const int64_t batch = size - begin < kBatch ? size - begin : kBatch;
     const Id* const in = ids + begin;
@@ -153,23 +154,35 @@ inline __attribute__((always_inline)) int64_t translate_body(const MapView<Code>
       const BitPlace at = BitPlace::of(id);
       line[n] = static_cast<uint32_t>(at.line);
       position[n] = at.position;
-      __builtin_prefetch(lines + at.line);
+      __builtin_prefetch((kMarked ? everywhere : lines) + at.line);
     }
     if (bad) {
       for (int64_t n = 0; n < batch; ++n)
         if (static_cast<uint64_t>(static_cast<int64_t>(in[n])) >= rows) return begin + n;
     }
 
+    int64_t rest_size = batch;
+    if (kMarked) {
+      rest_size = 0;
+      for (int64_t n = 0; n < batch; ++n) {
+        const Line& at = everywhere[line[n]];
+        code_number[n] = at.rank(position[n]);
+        to[n] = table.everywhere + code_number[n];
+        rest[rest_size] = static_cast<uint8_t>(n);
+        rest_size += !at.test(position[n]);
+      }
+      for (int64_t k = 0; k < rest_size; ++k) __builtin_prefetch(lines + line[rest[k]]);
+    }
+
     int64_t listed_size = 0, striped_size = 0;
-    for (int64_t n = 0; n < batch; ++n) {
+    for (int64_t k = 0; k < rest_size; ++k) {
+      const int64_t n = kMarked ? rest[k] : k;
       const Line& at = lines[line[n]];
       rank[n] = at.rank(position[n]);
+      code_number[n] = kMarked ? rank[n] - code_number[n] : rank[n];
       const bool bit = at.test(position[n]);
       // Harmless where the row is not listed.
-      if (kMarked)
-        __builtin_prefetch(map.everywhere + BitPlace::of(static_cast<uint64_t>(rank[n])).line);
-      else
-        __builtin_prefetch(map.codes + rank[n]);
+      __builtin_prefetch(map.codes + code_number[n]);
       listed[listed_size] = striped[striped_size] = static_cast<uint8_t>(n);
       listed_size += bit;
       striped_size += !bit;
@@ -191,25 +204,9 @@ inline __attribute__((always_inline)) int64_t translate_body(const MapView<Code>
       const PatternStep step = steps[c - turn * static_cast<uint64_t>(table.period)];
       to[n] = stripe_base[step.owner] + static_cast<int64_t>(turn * step.copies + step.before);
     }
-    if (kMarked) {
-      // What is left in `listed` are the rows with codes.
-      int64_t coded_size = 0;
-      for (int64_t k = 0; k < listed_size; ++k) {
-        const int n = listed[k];
-        const BitPlace at = BitPlace::of(static_cast<uint64_t>(rank[n]));
-        const Line& mark = map.everywhere[at.line];
-        const int64_t before = mark.rank(at.position);
-        to[n] = table.everywhere + before;
-        rank[n] -= before;
-        __builtin_prefetch(map.codes + rank[n]);
-        listed[coded_size] = static_cast<uint8_t>(n);
-        coded_size += !mark.test(at.position);
-      }
-      listed_size = coded_size;
-    }
     for (int64_t k = 0; k < listed_size; ++k) {
       const int n = listed[k];
-      const uint64_t code = map.codes[rank[n]];
+      const uint64_t code = map.codes[code_number[n]];
       to[n] =
           map.group_base[row_codes.group(code)] + static_cast<int64_t>(row_codes.position(code));
     }
