@@ -139,7 +139,9 @@ inline __attribute__((always_inline)) int64_t translate_body(const MapView<Code>
   const int64_t* const stripe_base = map.stripe_base + table.stripe_base;
 
   uint32_t line[kBatch], position[kBatch];
-  int64_t rank[kBatch], code_number[kBatch];
+  int64_t rank[kBatch];
+  int64_t unmarked_rank[kBatch];  // marks before the row, then listed rows without a mark before it
+  const int64_t* const code_number = kMarked ? unmarked_rank : rank;
   uint8_t rest[kBatch], listed[kBatch], striped[kBatch];
   for (int64_t begin = 0; begin < size; begin += kBatch) {
     const int64_t batch = size - begin < kBatch ? size - begin : kBatch;
@@ -166,8 +168,8 @@ inline __attribute__((always_inline)) int64_t translate_body(const MapView<Code>
       rest_size = 0;
       for (int64_t n = 0; n < batch; ++n) {
         const Line& at = everywhere[line[n]];
-        code_number[n] = at.rank(position[n]);
-        to[n] = table.everywhere + code_number[n];
+        unmarked_rank[n] = at.rank(position[n]);
+        to[n] = table.everywhere + unmarked_rank[n];
         rest[rest_size] = static_cast<uint8_t>(n);
         rest_size += !at.test(position[n]);
       }
@@ -179,7 +181,7 @@ inline __attribute__((always_inline)) int64_t translate_body(const MapView<Code>
       const int64_t n = kMarked ? rest[k] : k;
       const Line& at = lines[line[n]];
       rank[n] = at.rank(position[n]);
-      code_number[n] = kMarked ? rank[n] - code_number[n] : rank[n];
+      if (kMarked) unmarked_rank[n] = rank[n] - unmarked_rank[n];
       const bool bit = at.test(position[n]);
       // Harmless where the row is not listed.
       __builtin_prefetch(map.codes + code_number[n]);
