@@ -1,11 +1,13 @@
 """Translating row ids to addresses: ids per second of one core, by the compact and the plain map.
 
-Each workload is generated in counts, planned for 8 ranks and written; then batches that the same
+Each workload is generated in counts, planned for 8 ranks with each extra memory (a share of the
+tables' bytes; 7 is a copy of every row on every rank) and written; then batches that the same
 generator draws are translated, feature after feature as in a KeyedJaggedTensor, on one thread.
 Every round has other ids; the median over rounds is shown. All addresses are compared between the
 two maps.
 
     python benchmarks/planning/translate.py [WORKLOAD …] [--scale 1] [--rounds 20] [--json]
+        [--mode training] [--extra-memory 0.05 …]
 """
 
 import argparse
@@ -17,6 +19,7 @@ import time
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -24,29 +27,32 @@ from oper.cost.workload import Workload
 from oper.plan.address_map import AddressMap
 from oper.planner.make_plan import make_plan
 from oper.planner.problem.problem import Settings
+from oper.profiling.profile import Profile
 from oper.synth.recipes import load_recipe
 from oper.synth.row_counts import synthesize_counts
 from oper.synth.synthesizer import Synthesizer
 from oper.topology.topology import Topology
 
+Mode = Literal["training", "inference"]
 WORKLOADS = ("criteo-kaggle", "avazu", "criteo-terabyte-40m")
 SAMPLES = 45_840_617  # of the log whose counts are planned for: those of Criteo-Kaggle
 BATCH_IDS = 400_000
 RANKS = 8
 
 
-def measure(workload: str, scale: float, rounds: int) -> dict:
-    """One workload's line of the table."""
-    synthesizer = Synthesizer(load_recipe(workload, scale=scale), SAMPLES)
-    profile = synthesize_counts(synthesizer)
+def measure(
+    synthesizer: Synthesizer, profile: Profile, mode: Mode, extra_memory: float, rounds: int
+) -> dict:
+    """A line of the table, without its workload."""
     with tempfile.TemporaryDirectory() as folder:
         make_plan(
             profile,
             Topology.load("dgx-a100"),
-            Workload("training", "raw", 16_384 * RANKS),
-            Settings(extra_memory=0.05),
+            Workload(mode, "raw", 16_384 * RANKS),
+            Settings(extra_memory=extra_memory),
             Path(folder) / "plan",
         )
+        in_folder = sum(file.stat().st_size for file in (Path(folder) / "plan").iterdir())
         compact = AddressMap.load(Path(folder) / "plan", 0)
         flat = compact.flattened()
         torch.set_num_threads(1)
@@ -61,8 +67,10 @@ def measure(workload: str, scale: float, rounds: int) -> dict:
             assert torch.equal(found["compact"], found["flat"])
         rows = profile.rows
         return {
-            "workload": workload,
+            "mode": mode,
+            "extra_memory": extra_memory,
             "rows": rows,
+            "folder_bytes_per_row": in_folder / rows,
             "compact_bytes_per_row": compact.nbytes / rows,
             "flat_bytes_per_row": (flat.nbytes - compact.nbytes) / rows,
             **{f"{name}_ids_per_second": statistics.median(r) for name, r in rates.items()},
@@ -86,23 +94,33 @@ def main() -> None:
     parser.add_argument("workloads", nargs="*", default=WORKLOADS)
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--mode", choices=("training", "inference"), default="training")
+    parser.add_argument("--extra-memory", type=float, nargs="+", default=[0.05])
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     threads = torch.get_num_threads()
     found = []
     for workload in given.workloads:
-        torch.set_num_threads(threads)
-        found.append(measure(workload, given.scale, given.rounds))
+        synthesizer = Synthesizer(load_recipe(workload, scale=given.scale), SAMPLES)
+        profile = synthesize_counts(synthesizer)
+        for extra_memory in given.extra_memory:
+            torch.set_num_threads(threads)
+            line = measure(synthesizer, profile, given.mode, extra_memory, given.rounds)
+            found.append({"workload": workload, **line})
     if given.json:
         print(json.dumps({"machine": platform.machine(), "workloads": found}, indent=1))
         return
     print(f"translation on one core, million ids/s, {platform.machine()}")
-    print(f"{'workload':<22}{'rows':>14}{'compact':>10}{'B/row':>8}{'plain':>10}{'B/row':>8}")
+    print(
+        f"{'workload':<22}{'rows':>14}{'memory':>8}{'compact':>10}{'B/row':>8}{'plain':>10}"
+        f"{'B/row':>8}{'folder':>8}"
+    )
     for line in found:
         print(
-            f"{line['workload']:<22}{line['rows']:>14,}"
+            f"{line['workload']:<22}{line['rows']:>14,}{line['extra_memory']:>8.0%}"
             f"{line['compact_ids_per_second'] / 1e6:>10.1f}{line['compact_bytes_per_row']:>8.3f}"
             f"{line['flat_ids_per_second'] / 1e6:>10.1f}{line['flat_bytes_per_row']:>8.3f}"
+            f"{line['folder_bytes_per_row']:>8.3f}"
         )
 
 

@@ -142,7 +142,9 @@ def _replica_accesses(plan: Plan) -> str | None:
     bits = max(len(layout.group_width) - 1, 0).bit_length()
     group = (layout.codes.astype(np.uint64) & np.uint64((1 << bits) - 1)).astype(int)
     several = layout.holds.sum(axis=1) > 1
-    found = int(plan.listed_accesses[several[group]].sum(dtype=np.int64)) if len(group) else 0
+    counts = plan.counts
+    found = int(counts.accesses[several[group]].sum(dtype=np.int64)) if len(group) else 0
+    found += int(counts.everywhere_accesses.sum())
     if found == plan.replica_accesses:
         return None
     return f"they are {found:,}, and the plan says {plan.replica_accesses:,}"

@@ -1,27 +1,51 @@
 """Explain why a row of a plan is where it is.
 
 Counts are those of the profile that the plan was made from. The plan has none for striped rows, but
-they are at most the smallest count among their table's listed rows.
+they are at most the smallest count among their table's listed rows; nor for rows on all ranks that
+have a mark instead of a code, but those are at least the smallest count among them in their table.
+The profile itself has all of them.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from oper.base.errors import OperError
 from oper.cost.allreduce import METHODS, allreduce_cost
 from oper.cost.expected_reads import expected_reads
 from oper.cost.holder_set_sums import Sums
 from oper.cost.read_charges import Charges
+from oper.plan.layout import Located
 from oper.plan.plan import Plan
+from oper.plan.row_codes import rows_of_tables
+from oper.profiling.profile import Profile
 
 
-def explain(plan: Plan, table_name: str, row: int) -> dict[str, Any]:
+class _Counted(NamedTuple):
+    """What is known of how often a row was accessed."""
+
+    at_least: int
+    at_most: int | None
+    samples_with_row: int  # at least
+
+    @property
+    def exact(self) -> int | None:
+        return self.at_least if self.at_least == self.at_most else None
+
+
+def explain(
+    plan: Plan, table_name: str, row: int, profile: Profile | None = None
+) -> dict[str, Any]:
     """Count, partition, owner, replicas, sources and reason of one row, as `--json` prints them.
 
-    OperError where the plan has no such table or row.
+    With the profile that the plan was made from, the count is exact for every row. OperError where
+    the plan has no such table or row, or was made from another profile.
     """
+    if profile is not None and profile.digest != plan.profile:
+        raise OperError(
+            f"the profile has the digest {profile.digest[:12]}…, and the plan was made from "
+            f"{plan.profile[:12]}…; give the profile that it was made from, or none"
+        )
     table = plan.table_index(table_name)
     rows = plan.tables[table].rows
     if not 0 <= row < rows:
@@ -31,6 +55,7 @@ def explain(plan: Plan, table_name: str, row: int) -> dict[str, Any]:
         )
     layout = plan.layout
     found = layout.locate(table, np.array([row]))
+    counted = _count(plan, table, row, found, profile)
     group = int(found.group[0])
     if group < 0:
         owner = int(found.owner[0])
@@ -40,8 +65,9 @@ def explain(plan: Plan, table_name: str, row: int) -> dict[str, Any]:
             "table": table_name,
             "row": row,
             "kind": "striped",
-            "accesses": None,
-            "accesses_at_most": None if replanned else _coldest_listed(plan, table),
+            "accesses": counted.exact,
+            "accesses_at_least": counted.at_least,
+            "accesses_at_most": counted.at_most,
             "partition": None,
             "owner": owner,
             "replicas": [],
@@ -55,8 +81,7 @@ def explain(plan: Plan, table_name: str, row: int) -> dict[str, Any]:
                 "proportion to the memory each had left, and need no entry in the address map"
             ),
         }
-    accesses = int(plan.listed_accesses[found.listed_index[0]])
-    samples_with_row = int(plan.listed_samples_with_row[found.listed_index[0]])
+    accesses = counted.exact
     holders = np.flatnonzero(layout.holds[group]).tolist()
     position = int(found.position[0])
     partition = int(np.searchsorted(-plan.partition_floor, -accesses)) if accesses else None
@@ -67,36 +92,64 @@ def explain(plan: Plan, table_name: str, row: int) -> dict[str, Any]:
         "row": row,
         "kind": "replicated" if len(holders) > 1 else "listed",
         "accesses": accesses,
-        "accesses_at_most": accesses,
+        "accesses_at_least": counted.at_least,
+        "accesses_at_most": counted.at_most,
         "partition": partition,
         "owner": holders[0] if len(holders) == 1 else None,
         "replicas": holders if len(holders) > 1 else [],
         "slots": {str(rank): int(layout.base[group, rank]) + position for rank in holders},
         "path": layout.source[group].tolist(),
-        "why": _why(plan, table, accesses, samples_with_row, len(holders)),
+        "why": _why(plan, table, counted, len(holders)),
     }
 
 
+def _count(plan: Plan, table: int, row: int, found: Located, profile: Profile | None) -> _Counted:
+    """What the profile, or else the plan, knows of a row's accesses."""
+    counts, index = plan.counts, int(found.code_index[0])
+    if profile is not None:
+        accesses = int(profile.accesses[profile.offsets[table] + row])
+        return _Counted(accesses, accesses, int(profile.table_samples_with_row(table)[row]))
+    if index >= 0:
+        accesses = int(counts.accesses[index])
+        return _Counted(accesses, accesses, int(counts.samples_with_row[index]))
+    if found.group[0] < 0:
+        return _Counted(0, _coldest_listed(plan, table), 0)
+    # A row in a bag twice is in one sample: one is certain.
+    least = int(counts.everywhere_least[table])
+    return _Counted(least, None, least if _one_id_a_sample(plan) else min(least, 1))
+
+
+def _one_id_a_sample(plan: Plan) -> bool:
+    """Whether every row was accessed once by each sample with it."""
+    return plan.counts.samples_with_row is plan.counts.accesses
+
+
 def _coldest_listed(plan: Plan, table: int) -> int | None:
-    """The fewest accesses of the table's listed rows; None where it has none."""
-    first, last = np.searchsorted(_tables_of_listed(plan), [table, table + 1])
-    listed = plan.listed_accesses[first:last]
-    return int(listed.min()) if len(listed) else None
+    """The fewest accesses of the table's listed rows; None where it has none, or where the plan was
+    made from another, after which a striped row may be hot."""
+    layout, counts = plan.layout, plan.counts
+    if layout.stripe_bitmap is not None:
+        return None
+    coded = list(rows_of_tables(layout.listed_offset - layout.everywhere_offset))[table]
+    least = [int(counts.accesses[coded].min())] if coded.start < coded.stop else []
+    if np.diff(layout.everywhere_offset)[table]:
+        least.append(int(counts.everywhere_least[table]))
+    return min(least, default=None)
 
 
-def _tables_of_listed(plan: Plan) -> NDArray[np.int64]:
-    """The table of each listed row, [E], from the bitmap."""
-    per_line = np.bitwise_count(plan.layout.bitmap[:, 1:]).sum(axis=1, dtype=np.int64)
-    ends = np.concatenate([[0], np.cumsum(per_line)])[plan.layout.line_offset]
-    return np.repeat(np.arange(len(plan.tables)), np.diff(ends))
-
-
-def _why(plan: Plan, table: int, accesses: int, samples_with_row: int, copies: int) -> str:
+def _why(plan: Plan, table: int, counted: _Counted, copies: int) -> str:
     """The reason: the row's part of the iteration with one owner, and with copies everywhere."""
+    accesses, samples_with_row = counted.at_least, counted.samples_with_row
     topology, workload = plan.topology, plan.workload
     ranks = topology.ranks
     if ranks == 1:
         return "there is only one rank"
+    known = counted.exact is not None
+    if not known and not accesses:
+        return (
+            "there was memory for copies of it on every rank; how often it was accessed is in the "
+            "profile"
+        )
     if not accesses:
         return "it was never accessed: it costs only memory, and is where there was room"
     ratios = (1.0, 1.0) if plan.distinct_ratio is None else plan.distinct_ratio[table]
@@ -115,7 +168,7 @@ def _why(plan: Plan, table: int, accesses: int, samples_with_row: int, copies: i
         single += float(row.gradient_bytes[0]) * charges.mean_owner_seconds
         everywhere += float(row.union_bytes[0]) * charges.mean_memory_seconds
         everywhere += min(float(allreduce_cost(topology, m).row_seconds(row)[0]) for m in methods)
-    read = f"each rank reads it {R[0]:.3g} times an iteration"
+    read = f"each rank reads it {'' if known else 'at least '}{R[0]:.3g} times an iteration"
     times = f"{single * 1e9:.3g} ns of a rank's iteration with one owner, {everywhere * 1e9:.3g} ns"
     if copies == ranks:
         return f"{read}: {times} with a copy on every rank, so it is replicated"

@@ -2,9 +2,9 @@
 
 An address is (field << 40) | slot, int64 and non-negative: field is the rank that holds the row, or
 LOCAL where the reader's own copy is read; slot indexes that rank's arena of the row's width.
-`AddressMap` computes it from a bitmap, a code for each listed row and arithmetic, at about one
-bit a cold row; the tables that `flattened` selects look it up in an array of 8 bytes a row, which
-is faster.
+`AddressMap` computes it from a bitmap, a code or a second bit for each listed row, and arithmetic,
+at about one bit a cold row; the tables that `flattened` selects look it up in an array of 8 bytes
+a row, which is faster.
 """
 
 from collections.abc import Sequence
@@ -40,6 +40,7 @@ TABLE_MAP = native.shared(
             ("pattern", np.int64),
             ("stripe_base", np.int64),
             ("flat", np.int64),
+            ("everywhere", np.int64),
         ]
     ),
 )
@@ -75,11 +76,17 @@ class AddressMap:
         maps["pattern"] = (np.cumsum(period) - period)[layout.pattern_of]
         maps["stripe_base"] = np.arange(len(layout.rows)) * layout.ranks
         maps["flat"] = _NO_FLAT
+        everywhere = layout.everywhere_bitmap
+        if layout.everywhere_group is not None and layout.everywhere_first is not None:
+            # Harmless in tables without such rows, whose group is -1.
+            first = rank.group_base[layout.everywhere_group] + layout.everywhere_first
+            maps["everywhere"] = first - layout.everywhere_offset[:-1]
         steps = np.concatenate([_pattern_steps(order, layout.ranks) for order in orders])
         self._maps, self._flat = struct_words(maps), torch.empty(0, dtype=torch.int64)
         self._arguments: tuple[torch.Tensor | int | None, ...] = (
             as_tensor(layout.bitmap.view(np.int64)),
             None if frozen is None else as_tensor(frozen.view(np.int64)),
+            None if everywhere is None else as_tensor(everywhere.view(np.int64)),
             as_tensor(layout.codes.view(np.int32 if layout.codes.itemsize == 4 else np.int64)),
             layout.group_bits,
             as_int64(rank.group_base),

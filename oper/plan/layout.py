@@ -1,9 +1,13 @@
 """The layout: the rank and slot of each row, in a few bits a row (a compact form of §4.4).
 
-Rows of table t are LISTED, with a mark in a bitmap and a code, or STRIPED. Slots index a rank's
-arena of the row's width. With e the position of the row among the listed rows of all tables:
+Rows of table t are LISTED, with a mark in a bitmap, or STRIPED. Slots index a rank's arena of the
+row's width. With e the position of the row among the listed rows of all tables, and v that among
+the marked ones, which are listed rows on all ranks with a mark in `everywhere_bitmap`:
 
-    listed     code[e]: group, position (row_codes.py)   slot = base[group, source] + position
+    listed     slot = base[group, source] + position (row_codes.py)
+      marked   group = everywhere_group[t]
+               position = everywhere_first[t] + v - (marked rows of the tables before)
+      others   code[e - v]: group, position
     striped    c = row - (listed rows of the table before it), p = c + rotation[t], P = |order|
                owner = order[p mod P]
                slot = stripe_base[t, owner] + occurrences of owner in order[rotation[t] : p)
@@ -18,7 +22,7 @@ copy it reads. `locate` is the reference in NumPy; the kernel is csrc/include/op
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +30,7 @@ from numpy.typing import NDArray
 from oper.base import native
 from oper.base.arrays import Ints
 from oper.plan.bitmap import listed_before, rank_in_bitmap
-from oper.plan.row_codes import group_bits, unpack_codes
+from oper.plan.row_codes import ListedIndex, group_bits, unpack_codes
 
 SLOT_BITS = native.shared("slot bits", 40)
 LOCAL = native.shared("field local", 0x7FFFFF)
@@ -47,7 +51,7 @@ class Located:
     position: Ints
     owner: Ints
     slot: Ints  # at the owner, of striped rows
-    listed_index: Ints  # e, of listed rows
+    code_index: Ints  # of listed rows with a code; -1 for others
 
 
 @dataclass(frozen=True)
@@ -67,8 +71,11 @@ class Layout:
     stripe_base: Ints  # [T, M]
     line_offset: Ints  # [T + 1] first line of each table in the bitmap
     bitmap: NDArray[np.uint64]  # [lines, 8]
-    codes: NDArray[Any]  # [E] uint32 or uint64
+    codes: NDArray[Any]  # uint32 or uint64, of listed rows without a mark: E where none has
     stripe_bitmap: NDArray[np.uint64] | None = None
+    everywhere_bitmap: NDArray[np.uint64] | None = None  # [lines, 8]
+    everywhere_group: Ints | None = None  # [T], and None where the bitmap is
+    everywhere_first: Ints | None = None  # [T]
 
     @property
     def ranks(self) -> int:
@@ -87,9 +94,39 @@ class Layout:
             lead[t] = np.bincount(self.orders[pattern][:rotation], minlength=self.ranks)
         return lead
 
+    @cached_property
+    def listed_offset(self) -> Ints:
+        """Listed rows before each table, and of all, [T + 1]."""
+        last = self.bitmap[-1:]
+        listed = listed_before(last, slice(None)) + np.bitwise_count(last[:, 1:]).sum(
+            axis=1, dtype=np.int64
+        )
+        return np.append(listed_before(self.bitmap, self.line_offset[:-1]), listed)
+
+    @property
+    def listed(self) -> int:
+        """E, the number of listed rows."""
+        return int(self.listed_offset[-1])
+
+    @cached_property
+    def everywhere_offset(self) -> Ints:
+        """Marks in `everywhere_bitmap` before each table's rows, and of all, [T + 1]."""
+        if self.everywhere_bitmap is None:
+            return np.zeros(len(self.rows) + 1, dtype=np.int64)
+        before = listed_before(self.everywhere_bitmap, self.line_offset[:-1])
+        return np.append(before, self.listed - len(self.codes))
+
+    def listed_places(self) -> tuple[Ints, Ints]:
+        """The group of each listed row and its position there, [E] each."""
+        index = ListedIndex(
+            self.codes, self.everywhere_bitmap, self.everywhere_group, self.everywhere_first
+        )
+        return index.decode(len(self.group_width), self.bitmap, self.listed_offset)
+
     def bitmap_bytes_per_row(self) -> float:
         """Bytes of the shared arrays of the address map per row of all tables."""
-        bitmaps = [b for b in (self.bitmap, self.stripe_bitmap) if b is not None]
+        every = (self.bitmap, self.stripe_bitmap, self.everywhere_bitmap)
+        bitmaps = [b for b in every if b is not None]
         return (sum(b.nbytes for b in bitmaps) + self.codes.nbytes) / max(int(self.rows.sum()), 1)
 
     def locate(self, table: int, rows: NDArray[np.integer[Any]]) -> Located:
@@ -99,15 +136,24 @@ class Layout:
         index, listed = rank_in_bitmap(self.bitmap, first, row)
         lines = self.bitmap if self.stripe_bitmap is None else self.stripe_bitmap
         frozen, _ = rank_in_bitmap(lines, first, row)
-        code = self.codes[np.where(listed, index, 0)] if len(self.codes) else index * 0
+        marked = np.zeros(len(row), dtype=bool)
+        if self.everywhere_bitmap is not None:
+            marks, marked = rank_in_bitmap(self.everywhere_bitmap, first, row)
+            index = index - marks
+        coded = listed & ~marked
+        code = self.codes[np.where(coded, index, 0)] if len(self.codes) else index * 0
         group, position = unpack_codes(code, len(self.group_width))
+        if self.everywhere_group is not None and self.everywhere_first is not None:
+            first_position = self.everywhere_first[table] - self.everywhere_offset[table]
+            group = np.where(marked, self.everywhere_group[table], group)
+            position = np.where(marked, first_position + marks, position)
         owner, slot = self._stripe(table, row - (frozen - listed_before(lines, first)))
         return Located(
             group=np.where(listed, group, -1),
             position=np.where(listed, position, -1),
             owner=np.where(listed, -1, owner),
             slot=np.where(listed, -1, slot),
-            listed_index=np.where(listed, index, -1),
+            code_index=np.where(coded, index, -1),
         )
 
     def addresses(self, table: int, rows: NDArray[np.integer[Any]], rank: int) -> Ints:
@@ -161,3 +207,37 @@ def rank_map(layout: Layout, rank: int) -> RankMap:
         np.where(source == rank, LOCAL, source) << SLOT_BITS | slot,
         np.where(owners == rank, LOCAL, owners) << SLOT_BITS | layout.stripe_base,
     )
+
+
+class ArenaSlots(NamedTuple):
+    """The arenas of W widths on M ranks, with G groups and the stripes of T tables in them."""
+
+    sizes: Ints  # [W, M] slots of each arena
+    group_base: Ints  # [G, M] first slot of each group; -1 where the rank has no copy
+    stripe_base: Ints  # [T, M] first slot of each table's stripes
+
+
+def give_slots(
+    widths: int,
+    group_width: Ints,
+    holds: NDArray[np.bool_],
+    group_rows: Ints,
+    width_of_table: Ints,
+    striped_rows: Ints,
+) -> ArenaSlots:
+    """Lay out the arenas: of each width the groups in their order, then the tables' stripes.
+
+    Group g has `group_rows[g]` rows of width `group_width[g]` on the ranks that `holds[g]` [M]
+    marks; table t has `striped_rows[t]` [M] rows of width `width_of_table[t]` on the ranks. Groups
+    that all ranks hold must come first, so that they begin at equal slots everywhere.
+    """
+    slots = np.zeros((widths, holds.shape[1]), dtype=np.int64)
+    base = np.full(holds.shape, -1, dtype=np.int64)
+    for n, w in enumerate(group_width):
+        base[n] = np.where(holds[n], slots[w], -1)
+        slots[w] += holds[n] * group_rows[n]
+    stripe_base = np.zeros_like(striped_rows)
+    for t, w in enumerate(width_of_table):
+        stripe_base[t] = slots[w]
+        slots[w] += striped_rows[t]
+    return ArenaSlots(slots, base, stripe_base)

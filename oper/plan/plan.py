@@ -1,7 +1,7 @@
 """Plan: the placement of every row, its predicted cost and its certificate; immutable.
 
 On disk a plan is a folder: `plan.json` to read, `layout.safetensors` with the small arrays of the
-layout, the bitmap, codes and counters of listed rows as .npy, and `rank_NNNNN.safetensors` with
+layout, the bitmaps, codes and counters of listed rows as .npy, and `rank_NNNNN.safetensors` with
 the part of the address map that differs between ranks. There are no times and no paths in it, so
 that equal plans have equal bytes.
 """
@@ -22,6 +22,7 @@ from oper.files import manifest, storage
 from oper.files.overwrite_rules import Format
 from oper.plan.layout import Layout, RankMap, rank_map
 from oper.plan.prediction import PlanningRecord, Prediction
+from oper.plan.row_codes import marks_of, rows_of_tables
 from oper.plan.stated_figures import check_stated
 from oper.plan.validate import validate, validate_rank_map
 from oper.tables.table import Table, fingerprint
@@ -34,8 +35,45 @@ FORMAT = Format(MARKER, SCHEMA, VERSION)
 
 _LAYOUT_FILE = "layout.safetensors"
 _NAMES_IN_FILE = {"source": "path"}  # of the layout's arrays that are called otherwise there
-_OPTIONAL = ("stripe_bitmap", "explicit_containing")
-_LARGE = ("bitmap", "codes", "stripe_bitmap")  # of the layout: as .npy, to be memory-mapped
+_OPTIONAL = ("stripe_bitmap", "explicit_containing", "everywhere_bitmap")
+# Of the layout: as .npy, to be memory-mapped.
+_LARGE = ("bitmap", "codes", "stripe_bitmap", "everywhere_bitmap")
+# Only with `everywhere_bitmap`: of the layout, and of the counts.
+_EVERYWHERE = ("everywhere_group", "everywhere_first")
+_EVERYWHERE_COUNTS = ("everywhere_accesses", "everywhere_least")
+
+
+@dataclass(frozen=True)
+class ListedCounts:
+    """What the profile counted of the listed rows of T tables: of each of the C rows with a code,
+    and of those with a mark, which are on all ranks, what they are together."""
+
+    accesses: NDArray[Any]  # [C]
+    samples_with_row: NDArray[Any]  # [C]; `accesses` itself where no table has bags
+    everywhere_accesses: NDArray[np.int64]  # [T] of the rows with a mark
+    everywhere_least: NDArray[np.int64]  # [T] fewest accesses of one of them; 0: there is none
+
+    @staticmethod
+    def of(
+        layout: Layout, accesses: NDArray[Any], samples_with_row: NDArray[Any]
+    ) -> "ListedCounts":
+        """Of a layout whose listed rows have these counts, [E] each."""
+        total, least = np.zeros((2, len(layout.rows)), dtype=np.int64)
+        if layout.everywhere_bitmap is None:
+            return ListedCounts(accesses, samples_with_row, total, least)
+        marked = marks_of(layout.everywhere_bitmap, layout.bitmap)
+        for t, rows in enumerate(rows_of_tables(layout.listed_offset)):
+            found = accesses[rows][marked[rows]]
+            if len(found):
+                total[t], least[t] = found.sum(dtype=np.int64), found.min()
+        coded = accesses[~marked]
+        same = samples_with_row is accesses
+        return ListedCounts(coded, coded if same else samples_with_row[~marked], total, least)
+
+    @property
+    def total_accesses(self) -> int:
+        """Accesses of all listed rows."""
+        return int(self.accesses.sum(dtype=np.int64)) + int(self.everywhere_accesses.sum())
 
 
 @dataclass(frozen=True)
@@ -51,8 +89,7 @@ class Plan:
     topology: Topology
     workload: Workload
     layout: Layout
-    listed_accesses: NDArray[Any]  # [E] in the profile, of each listed row
-    listed_samples_with_row: NDArray[Any]  # [E]
+    counts: ListedCounts
     owner_accesses: NDArray[np.int64]
     replica_accesses: int
     samples: int
@@ -135,16 +172,19 @@ class Plan:
         arrays = {
             _NAMES_IN_FILE.get(f.name, f.name): getattr(self.layout, f.name)
             for f in fields(Layout)
-            if f.name not in (*_LARGE, "orders")
+            if f.name not in (*_LARGE, "orders", *_EVERYWHERE)
         }
         arrays |= {f"order_{n:05d}": order for n, order in enumerate(self.layout.orders)}
         arrays["owner_accesses"] = self.owner_accesses
         arrays["partition_floor"] = self.partition_floor
+        if self.layout.everywhere_bitmap is not None:
+            arrays |= {name: getattr(self.layout, name) for name in _EVERYWHERE}
+            arrays |= {name: getattr(self.counts, name) for name in _EVERYWHERE_COUNTS}
         _save_safetensors(folder / _LAYOUT_FILE, arrays)
         large = {name: getattr(self.layout, name) for name in _LARGE}
-        large["explicit_accesses"] = self.listed_accesses
-        if self.listed_samples_with_row is not self.listed_accesses:
-            large["explicit_containing"] = self.listed_samples_with_row
+        large["explicit_accesses"] = self.counts.accesses
+        if self.counts.samples_with_row is not self.counts.accesses:
+            large["explicit_containing"] = self.counts.samples_with_row
         with ThreadPoolExecutor() as pool:
             written = [
                 pool.submit(storage.save_array, folder / f"{name}.npy", array)
@@ -161,6 +201,7 @@ class Plan:
     def _to_json(self) -> dict[str, Any]:
         layout = self.layout
         part = {"log_part": self.log_part} if self.log_part else {}
+        marked = layout.everywhere_bitmap is not None
         return {
             "schema": SCHEMA,
             "version": VERSION,
@@ -183,8 +224,9 @@ class Plan:
             "partitions": self.partitions,
             "rows": {
                 "total": int(layout.rows.sum()),
-                "explicit": len(layout.codes),
-                "striped": int(layout.rows.sum()) - len(layout.codes),
+                "explicit": layout.listed,
+                "striped": int(layout.rows.sum()) - layout.listed,
+                **({"everywhere": layout.listed - len(layout.codes)} if marked else {}),
             },
             "owner_accesses": self.owner_accesses.tolist(),
             "replica_accesses": self.replica_accesses,
@@ -262,8 +304,9 @@ def _from_json(folder: Path, content: dict[str, Any]) -> Plan:
         content["files"][file]  # KeyError, an error of damage, where the marker does not list it
         return storage.load_array(folder / file)
 
-    listed_accesses = large("explicit_accesses")
-    listed_samples_with_row = large("explicit_containing")
+    accesses, samples_with_row = large("explicit_accesses"), large("explicit_containing")
+    none = np.zeros(len(content["tables"]), dtype=np.int64)
+    together = {name: arrays.pop(name, none) for name in _EVERYWHERE_COUNTS}
     ratio = content["distinct_ratio"]
     topology = Topology.from_dict(content["topology"], str(folder / MARKER))
     check_stated(content, topology.ranks)
@@ -272,9 +315,8 @@ def _from_json(folder: Path, content: dict[str, Any]) -> Plan:
         topology=topology,
         workload=Workload(**content["workload"]),
         layout=Layout(**arrays, orders=orders, **{name: large(name) for name in _LARGE}),
-        listed_accesses=listed_accesses,
-        listed_samples_with_row=(
-            listed_accesses if listed_samples_with_row is None else listed_samples_with_row
+        counts=ListedCounts(
+            accesses, accesses if samples_with_row is None else samples_with_row, **together
         ),
         owner_accesses=owner_accesses,
         replica_accesses=content["replica_accesses"],

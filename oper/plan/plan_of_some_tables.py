@@ -23,11 +23,9 @@ from numpy.typing import NDArray
 from oper.base import native
 from oper.base.arrays import Ints
 from oper.base.tensors import as_int64, as_tensor
-from oper.plan.arena_slots import give_slots
-from oper.plan.bitmap import listed_before
-from oper.plan.layout import Layout
-from oper.plan.plan import Plan
-from oper.plan.row_codes import groups_of, pack_codes
+from oper.plan.layout import Layout, give_slots
+from oper.plan.plan import ListedCounts, Plan
+from oper.plan.row_codes import pack_codes, with_marks
 
 
 def part_of(plan: Plan, tables: Sequence[int]) -> Plan:
@@ -39,32 +37,48 @@ def part_of(plan: Plan, tables: Sequence[int]) -> Plan:
     if len(chosen) == len(plan.tables):
         return plan
     layout = plan.layout
-    first = np.append(listed_before(layout.bitmap, layout.line_offset[:-1]), len(layout.codes))
-    accesses = _pieces(plan.listed_accesses, first, chosen)
-    same = plan.listed_samples_with_row is plan.listed_accesses
     return replace(
         plan,
         tables=tuple(plan.tables[t] for t in chosen),
-        layout=_layout(layout, chosen, _pieces(layout.codes, first, chosen)),
-        listed_accesses=accesses,
-        listed_samples_with_row=accesses
-        if same
-        else _pieces(plan.listed_samples_with_row, first, chosen),
+        layout=_layout(layout, chosen),
+        counts=_counts(plan, chosen),
         distinct_ratio=None if plan.distinct_ratio is None else plan.distinct_ratio[chosen],
     )
 
 
-def _layout(layout: Layout, chosen: Ints, codes: NDArray[Any]) -> Layout:
-    """The layout of the chosen tables, whose listed rows have these codes."""
+def _counts(plan: Plan, chosen: Ints) -> ListedCounts:
+    """The counts of the chosen tables."""
+    layout, counts = plan.layout, plan.counts
+    coded_offset = layout.listed_offset - layout.everywhere_offset
+    accesses = _pieces(counts.accesses, coded_offset, chosen)
+    samples_with_row = accesses
+    if counts.samples_with_row is not counts.accesses:
+        samples_with_row = _pieces(counts.samples_with_row, coded_offset, chosen)
+    return ListedCounts(
+        accesses,
+        samples_with_row,
+        counts.everywhere_accesses[chosen],
+        counts.everywhere_least[chosen],
+    )
+
+
+def _layout(layout: Layout, chosen: Ints) -> Layout:
+    """The layout of the chosen tables."""
+    places, _ = layout.listed_places()
+    group = _pieces(places, layout.listed_offset, chosen)
     width_kept, width_of_table = np.unique(layout.width_of_table[chosen], return_inverse=True)
-    group = groups_of(codes, len(layout.group_width))
     used = np.flatnonzero(np.bincount(group, minlength=len(layout.group_width)))
     # Rows that all ranks hold have to come first, and groups of a replanned layout do not.
     everywhere = layout.holds[used].all(axis=1)
     used = used[np.lexsort((used, ~everywhere, layout.group_width[used]))]
-    number = np.empty(len(layout.group_width), dtype=np.int32)
+    number = np.full(len(layout.group_width) + 1, -1, dtype=np.int32)  # the last of group -1
     number[used] = np.arange(len(used))
-    new_codes, group_rows = pack_codes(number[group], len(used))
+    codes, group_rows = pack_codes(number[group], len(used))
+    # Rows with marks keep them, so that what is counted for the others stays theirs.
+    marked = None
+    if layout.everywhere_group is not None:
+        marked = number[layout.everywhere_group[chosen]].astype(np.int64)
+        marked = marked if (marked >= 0).any() else None
 
     line_offset = np.append(0, np.cumsum(np.diff(layout.line_offset)[chosen]))
     bitmap, unstriped = _lines(layout.bitmap, layout, chosen, line_offset)
@@ -94,8 +108,8 @@ def _layout(layout: Layout, chosen: Ints, codes: NDArray[Any]) -> Layout:
         stripe_base=stripe_base,
         line_offset=line_offset,
         bitmap=bitmap,
-        codes=new_codes,
         stripe_bitmap=stripe_bitmap,
+        **with_marks(codes, len(used), bitmap, line_offset, marked)._asdict(),
     )
 
 

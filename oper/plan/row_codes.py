@@ -1,30 +1,118 @@
-"""The code of a listed row: its group and its position there, packed into one integer.
+"""The group of each listed row and its position there: a code, or a mark for rows on all ranks.
 
 code = position << bits | group, with the fewest bits that hold any group's number; the codes of a
 layout are uint32 where all of them fit, else uint64. The kernels do the same by
 csrc/include/oper/plan/row_codes.h.
+
+With much memory most listed rows are on all ranks, each table's in one group and at positions that
+count them. Such rows need no code: a second bitmap of all rows marks them, and the number of marks
+before a row is its position, but for a constant of the table.
 """
 
-from typing import Any
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from oper.base import native
 from oper.base.arrays import Ints
-from oper.base.tensors import as_tensor
+from oper.base.tensors import as_int64, as_tensor
+
+if TYPE_CHECKING:
+    import torch
+
+
+Flags = NDArray[np.bool_]
+
+
+class ListedIndex(NamedTuple):
+    """What finds the group and position of E listed rows of T tables; fields of `Layout`.
+
+    Where the bitmap is None, all rows have codes, and so are the other two.
+    """
+
+    codes: NDArray[Any]  # uint32 or uint64, of the rows without a mark
+    everywhere_bitmap: NDArray[np.uint64] | None = None  # [lines, 8]
+    everywhere_group: Ints | None = None  # [T] of the table's marked rows; -1: it has none
+    everywhere_first: Ints | None = None  # [T] position of the first of them
+
+    def decode(
+        self, groups: int, bitmap: NDArray[np.uint64], listed_offset: Ints
+    ) -> tuple[Ints, Ints]:
+        """Group and position of each row that `bitmap` lists, [E] each; those of table t begin at
+        listed_offset[t]."""
+        if self.everywhere_bitmap is None:
+            return unpack_codes(self.codes, groups)
+        assert self.everywhere_group is not None
+        assert self.everywhere_first is not None
+        marked = marks_of(self.everywhere_bitmap, bitmap)
+        group, position = np.empty((2, len(marked)), dtype=np.int64)
+        group[~marked], position[~marked] = unpack_codes(self.codes, groups)
+        for t, rows in enumerate(rows_of_tables(listed_offset)):
+            here = marked[rows]
+            group[rows][here] = self.everywhere_group[t]
+            position[rows][here] = self.everywhere_first[t] + np.arange(np.count_nonzero(here))
+        return group, position
+
+
+def rows_of_tables(listed_offset: Ints) -> Iterator[slice]:
+    """Where each table's rows lie among the listed ones."""
+    for first, end in pairwise(listed_offset):
+        yield slice(int(first), int(end))
+
+
+def marks_of(everywhere_bitmap: NDArray[np.uint64], bitmap: NDArray[np.uint64]) -> Flags:
+    """Whether each row that `bitmap` lists has a mark, [E]."""
+    marked, listed = (
+        np.unpackbits(
+            np.ascontiguousarray(lines[:, 1:]).view(np.uint8).reshape(-1), bitorder="little"
+        ).view(bool)
+        for lines in (everywhere_bitmap, bitmap)
+    )
+    return marked[listed]
+
+
+def marked_groups(
+    codes: NDArray[Any], holds: Flags, bitmap: NDArray[np.uint64], listed_offset: Ints
+) -> Ints | None:
+    """The group of each table's rows that are to have marks, int64 [T], of rows that all have
+    codes: the largest on all ranks whose rows are at consecutive positions. None where the bitmap
+    of the marks would take as many bytes as the codes that it replaces."""
+    wanted = holds.all(axis=1) & (holds.shape[1] > 1)
+    if not wanted.any():
+        return None
+    group, rows = native.ops().largest_in_order(
+        _as_signed(codes), as_int64(listed_offset), as_tensor(wanted)
+    )
+    return group.numpy() if codes.itemsize * int(rows.sum()) > bitmap.nbytes else None
+
+
+def with_marks(
+    codes: NDArray[Any],
+    groups: int,
+    bitmap: NDArray[np.uint64],
+    line_offset: Ints,
+    marked: Ints | None,
+) -> ListedIndex:
+    """The index in which the rows of group marked[t] of each table t have marks, of rows that all
+    have codes; those rows must be at consecutive positions. `bitmap` lists the rows, those of table
+    t from line line_offset[t] on."""
+    if marked is None:
+        return ListedIndex(codes)
+    lines = as_tensor(bitmap.view(np.int64))
+    left, marks, first = native.ops().mark_rows(
+        _as_signed(codes), groups, lines, as_int64(line_offset), as_int64(marked)
+    )
+    return ListedIndex(
+        left.numpy().view(codes.dtype), marks.numpy().view(np.uint64), marked, first.numpy()
+    )
 
 
 def group_bits(groups: int) -> int:
     """The bits of a code that are the group's number."""
     return max(groups - 1, 0).bit_length()
-
-
-def groups_of(codes: NDArray[Any], groups: int) -> NDArray[np.int32]:
-    """The group of each code, [E]."""
-    mask = codes.dtype.type((1 << group_bits(groups)) - 1)
-    group: NDArray[np.int32] = (codes & mask).astype(np.int32)
-    return group
 
 
 def unpack_codes(codes: NDArray[Any], groups: int) -> tuple[Ints, Ints]:
@@ -48,3 +136,7 @@ def pack_positions(group: Ints, position: Ints, groups: int) -> NDArray[Any]:
     bits = group_bits(groups)
     narrow = int(position.max(initial=0)) >> (32 - bits) == 0
     return (position << bits | group).astype(np.uint32 if narrow else np.uint64)
+
+
+def _as_signed(codes: NDArray[Any]) -> "torch.Tensor":
+    return as_tensor(codes.view(np.int32 if codes.itemsize == 4 else np.int64))

@@ -7,17 +7,14 @@ loaded. `oper plan check` then tells whether such a plan is a good one, such as 
 share a slot.
 """
 
-import math
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.arrays import Ints
-from oper.cost.allreduce import METHODS
 from oper.plan.bitmap import ROWS_PER_LINE, WORDS_PER_LINE, header_of
 from oper.plan.layout import LOCAL, LONGEST_PERIOD, SLOT_BITS, Layout, RankMap
-from oper.plan.prediction import Prediction
 
 _CHUNK_CODES = 1 << 20  # a few arrays of 8 MiB at a time
 _CHUNK_LINES = 1 << 15
@@ -38,18 +35,19 @@ def validate(plan: Any) -> None:
     listed = _check_bitmaps(layout)
     striped = layout.rows - np.diff(_listed_of(layout.stripe_bitmap, layout, listed))
     _check_arenas(layout)
-    _check_codes(layout, int(listed[-1]))
+    _check_codes(layout, int(listed[-1]) - _check_marks(layout, listed))
     _check_stripes(layout, striped)
-    entries = len(layout.codes)
-    counters = (np.uint32, np.uint64)
-    _need(plan.listed_accesses, "explicit_accesses", counters, (entries,))
-    _need(plan.listed_samples_with_row, "explicit_containing", counters, (entries,))
+    entries, tables = len(layout.codes), len(plan.tables)
+    counters, counts = (np.uint32, np.uint64), plan.counts
+    _need(counts.accesses, "explicit_accesses", counters, (entries,))
+    _need(counts.samples_with_row, "explicit_containing", counters, (entries,))
+    _need(counts.everywhere_accesses, "everywhere_accesses", (np.int64,), (tables,))
+    _need(counts.everywhere_least, "everywhere_least", (np.int64,), (tables,))
     _need(plan.owner_accesses, "owner_accesses", (np.int64,), (ranks,))
     _need(plan.partition_floor, "partition_floor", (np.int64,), (None,))
     if plan.distinct_ratio is not None:
         _need(plan.distinct_ratio, "distinct_ratio", (np.float64,), (len(plan.tables), 2))
         _need_finite(plan.distinct_ratio, "distinct_ratio")
-    _check_figures(plan)
 
 
 def validate_rank_map(found: RankMap, layout: Layout) -> None:
@@ -147,7 +145,7 @@ def _check_arenas(layout: Layout) -> None:
     _need_all(layout.holds[reader, layout.source], "path", "name ranks that hold the group")
     room = layout.slots[layout.group_width]
     inside = (layout.base >= 0) & (layout.base <= room)
-    right = np.asarray(np.where(layout.holds, inside, layout.base == -1))
+    right: NDArray[Any] = np.where(layout.holds, inside, layout.base == -1)
     _need_all(right, "base", "be slots of the arenas")
 
 
@@ -189,9 +187,41 @@ def _check_tail(layout: Layout, table: int, first: int, name: str) -> None:
         _need_all(found.slot < room[found.owner], name, "be slots of the arenas")
 
 
+def _check_marks(layout: Layout, listed: Ints) -> int:
+    """Checks the rows on all ranks that have a mark instead of a code; returns their number."""
+    bitmap, tables = layout.everywhere_bitmap, len(layout.rows)
+    if bitmap is None:
+        return 0
+    marked = np.diff(_check_bitmap(bitmap, "everywhere_bitmap", layout.line_offset, layout.rows))
+    for first in range(0, len(bitmap), _CHUNK_LINES):
+        part = slice(first, first + _CHUNK_LINES)
+        if (bitmap[part, 1:] & ~layout.bitmap[part, 1:]).any():
+            raise ValueError("everywhere_bitmap: marks a row that is not listed")
+    group, start = layout.everywhere_group, layout.everywhere_first
+    _need(group, "everywhere_group", (np.int64,), (tables,))
+    _need(start, "everywhere_first", (np.int64,), (tables,))
+    assert group is not None
+    assert start is not None
+    has = marked > 0
+    _need_below(group[has], len(layout.group_width), "everywhere_group")
+    _need_all(layout.holds[group[has]], "everywhere_group", "be on all ranks")
+    width = layout.width_of_table[has]
+    _need_all(
+        layout.group_width[group[has]] == width, "everywhere_group", "be of the table's width"
+    )
+    room = layout.slots[width] - layout.base[group[has]]
+    beyond = (start[has] < 0) | (start[has] > np.iinfo(np.int64).max - marked[has])
+    _need_all(~beyond, "everywhere_first", "be positions of the group")
+    end = (start + marked)[has]
+    _need_all(end[:, None] <= room, "everywhere_first", "be positions within the arenas")
+    return int(marked.sum())
+
+
 def _check_codes(layout: Layout, listed: int) -> None:
     if len(layout.codes) != listed:
-        raise ValueError(f"codes: {len(layout.codes):,}, and the bitmap lists {listed:,} rows")
+        raise ValueError(
+            f"codes: {len(layout.codes):,}, and the bitmap lists {listed:,} rows without a mark"
+        )
     groups, bits = len(layout.group_width), layout.group_bits
     if listed and not groups:
         raise ValueError("codes: there are listed rows and no groups")
@@ -210,53 +240,6 @@ def _check_codes(layout: Layout, listed: int) -> None:
             raise ValueError(f"codes: number {bad:,} is of no group, or beyond its arena")
 
 
-def _check_figures(plan: Any) -> None:
-    prediction, ranks = plan.prediction, plan.ranks
-    for name in Prediction.__dataclass_fields__:
-        value = getattr(prediction, name)
-        if isinstance(value, np.ndarray):
-            square = name.startswith(("link", "gradient_link"))
-            _need(value, name, (np.float64,), (ranks, ranks) if square else (ranks,))
-            _need_finite(value, name)
-    record, certificate = plan.record, plan.certificate
-    numbers = {
-        "extra_memory_ratio": prediction.extra_memory_ratio,
-        "objective_seconds": prediction.objective_seconds,
-        "allreduce_memory_bytes": prediction.allreduce_memory_bytes,
-        "mailbox_bytes": prediction.mailbox_bytes,
-        "samples": plan.samples,
-        "replica_accesses": plan.replica_accesses,
-        "threshold": record.threshold,
-        "exchanges": record.swaps,
-        **prediction.communication_bytes._asdict(),
-    }
-    balances = [prediction.dob, record.dob_before_swaps, record.greedy_dob or ()]
-    optional = {f"dob: {n}": value for n, value in enumerate(v for b in balances for v in b)}
-    optional |= {key: certificate.get(key) for key in ("lower_bound_seconds", "certified_gap")}
-    optional |= {
-        f"settings: {key}": plan.settings.get(key) for key in ("extra_memory", "threshold", "dob")
-    }
-    optional |= {f"partitions: {k}": v for k, v in plan.partitions.items() if k != "method"}
-    if (replanned := record.replan) is not None:
-        numbers |= {k: v for k, v in vars(replanned).items() if k != "old_plan"}
-    for name, value in (numbers | {k: v for k, v in optional.items() if v is not None}).items():
-        if type(value) not in _NUMBERS or not math.isfinite(value):
-            raise ValueError(f"{name}: is {str(value)[:40]!r}, and a number was needed")
-    texts = {
-        "produced_by": record.step,
-        "threshold_reason": record.threshold_reason,
-        "profile": plan.profile,
-        "hot_row": certificate.get("hot_row") or "",
-    }
-    for name, value in texts.items():
-        if not isinstance(value, str):
-            raise ValueError(f"{name}: is {str(value)[:40]!r}, and a text was needed")
-    if plan.allreduce_method not in METHODS:
-        raise ValueError(f"allreduce_method: {str(plan.allreduce_method)[:40]!r} is not known")
-    if type(prediction.feasible) is not bool:
-        raise ValueError(f"feasible: {str(prediction.feasible)[:40]!r} is neither true nor false")
-
-
 def _need(array: Any, name: str, types: tuple[Any, ...], shape: tuple[int | None, ...]) -> None:
     fits = isinstance(array, np.ndarray) and array.dtype in types and array.ndim == len(shape)
     if fits and all(n in (None, m) for n, m in zip(shape, array.shape, strict=True)):
@@ -273,7 +256,7 @@ def _need_below(values: NDArray[Any], end: Any, name: str) -> None:
         raise ValueError(f"{name}: entry {values[bad][0]} is beyond what it is an index of")
 
 
-def _need_all(good: NDArray[Any], name: str, what: str) -> None:
+def _need_all(good: Any, name: str, what: str) -> None:
     if not good.all():
         raise ValueError(
             f"{name}: must {what}, and entry {np.argwhere(~good)[0].tolist()} does not"

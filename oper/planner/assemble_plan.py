@@ -5,7 +5,7 @@ In: `Planned`. Out: `Plan`.
 
 import numpy as np
 
-from oper.plan.plan import Plan
+from oper.plan.plan import ListedCounts, Plan
 from oper.planner.make_placement import Planned
 from oper.planner.problem.classes import measured_ratios
 from oper.planner.row_placement.arena_layout import lay_out
@@ -23,13 +23,13 @@ def assemble(planned: Planned) -> Plan:
     owner_accesses = np.zeros(ranks, dtype=np.int64)
     np.add.at(owner_accesses, owner[single], accesses[single])
     partitions = planned.class_placement.partitions
+    layout, scan = lay_out(problem, placement), placement.scan
     return Plan(
         tables=profile.tables,
         topology=problem.topology,
         workload=problem.workload,
-        layout=lay_out(problem, placement),
-        listed_accesses=placement.scan.listed_accesses,
-        listed_samples_with_row=placement.scan.listed_samples_with_row,
+        layout=layout,
+        counts=ListedCounts.of(layout, scan.listed_accesses, scan.listed_samples_with_row),
         owner_accesses=owner_accesses,
         replica_accesses=int(accesses[~single].sum()),
         samples=profile.samples,

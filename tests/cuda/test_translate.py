@@ -33,6 +33,7 @@ def arguments(
     period=st.integers(1, 7),
     wide=st.booleans(),
     moved=st.booleans(),
+    everywhere=st.booleans(),
     flat=st.booleans(),
     narrow_ids=st.booleans(),
 )
@@ -44,12 +45,13 @@ def test_addresses_are_the_processors(
     period: int,
     wide: bool,
     moved: bool,
+    everywhere: bool,
     flat: bool,
     narrow_ids: bool,
 ) -> None:
     random = np.random.default_rng(seed)
     rows = random.integers(1, 2000, 4).tolist()
-    layout = random_layout(random, rows, ranks, 5, period, wide, moved)
+    layout = random_layout(random, rows, ranks, 5, period, wide, moved, everywhere=everywhere)
     made = AddressMap(tables_of(layout), layout, rank_map(layout, int(random.integers(ranks))))
     if flat:
         made = made.flattened(8 * sorted(rows)[1] + 8 * sorted(rows)[0])

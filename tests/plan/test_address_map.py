@@ -27,10 +27,13 @@ def map_of(layout, rank):
     period=st.integers(1, 9),
     wide=st.booleans(),
     moved=st.booleans(),
+    everywhere=st.booleans(),
 )
-def test_every_row_is_where_counting_finds_it(seed, rows, ranks, groups, period, wide, moved):
+def test_every_row_is_where_counting_finds_it(
+    seed, rows, ranks, groups, period, wide, moved, everywhere
+):
     rng = np.random.default_rng(seed)
-    layout = random_layout(rng, rows, ranks, groups, period, wide, moved)
+    layout = random_layout(rng, rows, ranks, groups, period, wide, moved, everywhere=everywhere)
     for rank in range(ranks):
         address_map = map_of(layout, rank)
         for t, expected in enumerate(counted_addresses(layout, rank)):
@@ -89,7 +92,7 @@ def test_addresses_lead_back_to_rows():
 
 def test_features_of_a_batch():
     rng = np.random.default_rng(1)
-    layout = random_layout(rng, [500, 3000, 1], 4)
+    layout = random_layout(rng, [500, 3000, 1], 4, everywhere=True)
     address_map = map_of(layout, 2)
     flat, partly = address_map.flattened(), address_map.flattened(8 * 501)
     tables = [1, 0, 2, 1]  # two features of table 1

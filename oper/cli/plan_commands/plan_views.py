@@ -32,7 +32,7 @@ def show(
         **loaded.certificate,
         "asked": loaded.settings,
         "tables": len(loaded.tables),
-        "explicit_rows": len(layout.codes),
+        "explicit_rows": layout.listed,
         "address_map_bytes_per_row": layout.bitmap_bytes_per_row(),
         "partitions": loaded.partitions,
         "topology": loaded.topology.name,
@@ -57,7 +57,7 @@ def show(
         )
         address_map = (
             f"{content['address_map_bytes_per_row']:.3f} bytes a row; "
-            f"{plural(len(layout.codes), 'row')} listed, the others striped"
+            f"{plural(layout.listed, 'row')} listed, the others striped"
         )
         facts = [("partitions", partitions), ("address map", address_map)]
         out.print(facts_table([*plan_facts(content), *facts]))
@@ -69,25 +69,34 @@ def explain(
     plan: Path = typer.Argument(help="A plan folder."),
     table: str = typer.Option(..., "--table", help="The table's name."),
     row: int = typer.Option(..., "--row", help="The row number, after the table's id rule."),
+    profile: Path | None = typer.Option(
+        None, "--profile", help="The profile that the plan was made from: it has every row's count."
+    ),
     as_json: bool = JSON,
 ) -> None:
     """Print where a row is and why, and how often it was accessed."""
     from oper.audit.explain import explain as explain_row
     from oper.plan.plan import load_plan
+    from oper.profiling.profile import Profile
 
-    content = explain_row(load_plan(plan), table, row)
+    counted_by = None if profile is None else Profile.open(profile)
+    content = explain_row(load_plan(plan), table, row, counted_by)
 
     def text() -> None:
         out = new_console()
         out.print(f"row {row:,} of table {table}")
-        accesses = content["accesses"]
-        if accesses is None:
-            most = content["accesses_at_most"]
+        accesses, most = content["accesses"], content["accesses_at_most"]
+        if accesses is not None:
+            counted = f"{accesses:,} in the profile"
+        elif content["kind"] == "replicated":
+            counted = (
+                f"at least {content['accesses_at_least']:,}, the fewest of the table's rows on all "
+                "ranks; --profile has the count"
+            )
+        else:
             counted = "not listed in the plan" + (
                 "" if most is None else f"; at most {most:,}, the fewest of the table's listed rows"
             )
-        else:
-            counted = f"{accesses:,} in the profile"
         facts = [("accesses", counted)]
         if content["partition"] is not None:
             facts.append(("partition", f"{content['partition']:,}, in order of accesses from 0"))

@@ -18,7 +18,8 @@ namespace {
 at::Tensor translate(const at::Tensor& ids, const at::Tensor& segment_offset,
                      const at::Tensor& segment_table, const at::Tensor& tables,
                      const at::Tensor& bitmap, const std::optional<at::Tensor>& stripe_bitmap,
-                     const at::Tensor& codes, int64_t group_bits, const at::Tensor& group_base,
+                     const std::optional<at::Tensor>& everywhere_bitmap, const at::Tensor& codes,
+                     int64_t group_bits, const at::Tensor& group_base,
                      const at::Tensor& stripe_base, const at::Tensor& steps, const at::Tensor& flat,
                      int64_t stream) {
   const c10::DeviceGuard guard(ids.device());
@@ -33,8 +34,8 @@ at::Tensor translate(const at::Tensor& ids, const at::Tensor& segment_offset,
     using Code = std::make_unsigned_t<decltype(code)>;
     with_index_type(ids.scalar_type(), "ids", [&](auto id) {
       const TranslateArguments<decltype(id), Code> a{
-          map_of<Code>(table_maps, bitmap, stripe_bitmap, codes, group_bits, group_base,
-                       stripe_base, steps, flat),
+          map_of<Code>(table_maps, bitmap, stripe_bitmap, everywhere_bitmap, codes, group_bits,
+                       group_base, stripe_base, steps, flat),
           ids.const_data_ptr<decltype(id)>(),
           ids.numel(),
           offset.const_data_ptr<int64_t>(),
@@ -62,7 +63,8 @@ TORCH_LIBRARY_IMPL(oper, CUDA, m) { m.impl("translate", oper::translate); }
 TORCH_LIBRARY_FRAGMENT(oper_emulated, m) {
   m.def(
       "translate(Tensor ids, Tensor segment_offset, Tensor segment_table, Tensor tables,"
-      " Tensor bitmap, Tensor? stripe_bitmap, Tensor codes, int group_bits, Tensor group_base,"
+      " Tensor bitmap, Tensor? stripe_bitmap, Tensor? everywhere_bitmap, Tensor codes, int "
+      "group_bits, Tensor group_base,"
       " Tensor stripe_base, Tensor steps, Tensor flat, int stream=0) -> Tensor");
 }
 TORCH_LIBRARY_IMPL(oper_emulated, CPU, m) { m.impl("translate", oper::translate); }

@@ -212,7 +212,7 @@ def drift(
         listed=_hot_set(
             problem.classes,
             listed.sum(axis=1),
-            int(plan.listed_accesses.sum(dtype=np.int64)) / max(total, 1),
+            plan.counts.total_accesses / max(total, 1),
         ),
         replicated=_hot_set(
             problem.classes, replicated.sum(axis=1), plan.replica_accesses / max(total, 1)

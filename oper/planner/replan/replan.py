@@ -21,11 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from oper.base.arrays import Ints
 from oper.base.errors import OperError
 from oper.files import manifest, storage
 from oper.plan.layout import Layout
-from oper.plan.plan import FORMAT, MARKER, Plan, load_plan
+from oper.plan.plan import FORMAT, MARKER, ListedCounts, Plan, load_plan
 from oper.plan.prediction import Balance, PlanningRecord, Prediction, ReplanRecord
 from oper.plan.row_locator import RowLocator
 from oper.plan.row_moves import RowMoves
@@ -104,7 +103,7 @@ class Replanned:
             **self.migration.to_json(topology),
             "fresh": self.fresh_migration.to_json(topology),
             "certified_gap": self.plan.certificate["certified_gap"],
-            "explicit_rows": len(self.plan.layout.codes),
+            "explicit_rows": self.plan.layout.listed,
             "address_map_bytes_per_row": self.plan.layout.bitmap_bytes_per_row(),
             "seconds_spent": self.seconds,
         }
@@ -234,7 +233,7 @@ def _assemble(
         layout.bitmap,
         layout.stripe_bitmap,
         layout.line_offset,
-        _listed_before(layout),
+        layout.listed_offset,
         StripeOrders(layout.orders, layout.pattern_of, layout.rotation, layout.ranks),
         classes,
     )
@@ -245,8 +244,7 @@ def _assemble(
         topology=old.topology,
         workload=old.workload,
         layout=layout,
-        listed_accesses=scan.listed_accesses,
-        listed_samples_with_row=scan.listed_samples_with_row,
+        counts=ListedCounts.of(layout, scan.listed_accesses, scan.listed_samples_with_row),
         owner_accesses=accesses[:ranks],
         replica_accesses=int(accesses[ranks:].sum()),
         samples=profile.samples,
@@ -269,10 +267,3 @@ def _assemble(
         distinct_ratio=measured_ratios(profile),
         log_part=profile.log_part,
     )
-
-
-def _listed_before(layout: Layout) -> Ints:
-    """Listed rows before each table, [T + 1]."""
-    per_line = np.bitwise_count(layout.bitmap[:, 1:]).sum(axis=1, dtype=np.int64)
-    before: Ints = np.concatenate([[0], np.cumsum(per_line)])
-    return before[layout.line_offset]

@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 from oper.base import native
 from oper.base.arrays import Ints
 from oper.base.tensors import as_int64, as_tensor
-from oper.plan.arena_slots import give_slots
-from oper.plan.layout import Layout
-from oper.plan.row_codes import pack_codes
+from oper.plan.layout import Layout, give_slots
+from oper.plan.row_codes import marked_groups, pack_codes, with_marks
 from oper.planner.problem.classes import table_widths
 from oper.planner.problem.problem import Problem
 from oper.planner.row_placement.row_placement import RowPlacement
@@ -37,7 +36,9 @@ def lay_out(problem: Problem, placement: RowPlacement) -> Layout:
         assign_rows(placement.class_of_row, counts, number[classes.width]), len(group)
     )
 
-    holds = sets.holds[group]
+    holds, listed_offset = sets.holds[group], placement.scan.listed_offset
+    bitmap, line_offset = placement.scan.bitmap, placement.scan.line_offset
+    marked = marked_groups(codes, holds, bitmap, listed_offset)
     slots, base, stripe_base = give_slots(
         widths, width, holds, group_rows, width_of_table, placement.scan.striped_rows
     )
@@ -55,9 +56,9 @@ def lay_out(problem: Problem, placement: RowPlacement) -> Layout:
             [stripes[w].rotation[t] for t, w in enumerate(width_of_table)], dtype=np.int64
         ),
         stripe_base=stripe_base,
-        line_offset=placement.scan.line_offset,
-        bitmap=placement.scan.bitmap,
-        codes=codes,
+        line_offset=line_offset,
+        bitmap=bitmap,
+        **with_marks(codes, len(group), bitmap, line_offset, marked)._asdict(),
     )
 
 

@@ -13,10 +13,9 @@ from oper.base import native
 from oper.base.arrays import Ints
 from oper.base.errors import OperError
 from oper.plan.address_map import AddressMap
-from oper.plan.bitmap import listed_before
 from oper.plan.layout import LOCAL, SLOT_BITS, SLOT_MASK, Layout, rank_map
 from oper.plan.plan import Plan
-from oper.plan.row_codes import unpack_codes
+from oper.plan.row_codes import rows_of_tables
 from oper.runtime.memory.device import Device
 
 REPLICA = native.shared("field replica", LOCAL - 1)
@@ -46,12 +45,15 @@ def replicated(layout: Layout) -> np.ndarray:
 def replica_slots(layout: Layout, tables: Iterable[int]) -> Ints:
     """The slots that replicas of tables of one width take in its arenas, ascending; other rows may
     lie between them."""
-    first = [*listed_before(layout.bitmap, layout.line_offset[:-1]).tolist(), len(layout.codes)]
-    parts = [layout.codes[first[t] : first[t + 1]] for t in tables]
-    codes = np.concatenate([layout.codes[:0], *parts])
-    group, position = unpack_codes(codes, len(layout.group_width))
-    copied = replicated(layout)[group]
-    return np.sort(layout.base[group[copied], 0] + position[copied])
+    rows = list(rows_of_tables(layout.listed_offset))
+    group, position = layout.listed_places()
+    copied = replicated(layout)
+    slots = [np.zeros(0, dtype=np.int64)]
+    for t in tables:
+        everywhere = copied[group[rows[t]]]
+        found = group[rows[t]][everywhere]
+        slots.append(layout.base[found, 0] + position[rows[t]][everywhere])
+    return np.sort(np.concatenate(slots))
 
 
 def check_trainable(plan: Plan) -> None:
@@ -74,7 +76,8 @@ def plan_digest(plan: Plan) -> bytes:
     for array in (
         layout.rows, layout.width_of_table, layout.slots, layout.source, layout.base,
         *layout.orders, layout.pattern_of, layout.rotation, layout.stripe_base, layout.bitmap,
-        layout.codes, layout.stripe_bitmap,
+        layout.codes, layout.stripe_bitmap, layout.everywhere_bitmap, layout.everywhere_group,
+        layout.everywhere_first,
     ):  # fmt: skip
         if array is not None:
             digest.update(np.ascontiguousarray(array).data)

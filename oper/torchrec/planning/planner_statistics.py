@@ -4,9 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from oper.plan.bitmap import listed_before
 from oper.plan.plan import Plan
-from oper.plan.row_codes import groups_of
 
 _WIDTH = 100
 _MOST_RANKS = 64
@@ -88,8 +86,7 @@ def _table_table(plan: Plan, paths: Mapping[str, str]) -> list[str]:
 def _listed_rows(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
     """Rows of each table that are placed one by one, and those of them with several copies."""
     layout = plan.layout
-    first = np.append(listed_before(layout.bitmap, layout.line_offset[:-1]), len(layout.codes))
-    group = groups_of(layout.codes, len(layout.group_width))
+    first, (group, _) = layout.listed_offset, layout.listed_places()
     copied = np.append(0, np.cumsum(layout.holds.sum(axis=1)[group] > 1))
     return np.diff(first), np.diff(copied[first])
 

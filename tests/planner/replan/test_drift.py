@@ -80,7 +80,7 @@ def test_the_hot_set_is_what_the_plan_lists_and_replicates(seed):
     assert np.isclose(found.replicated.hottest_now, hottest / total)
     for hot in (found.listed, found.replicated):
         assert 0 <= hot.now <= hot.hottest_now <= 1 + 1e-12
-    assert found.listed.rows == len(plan.layout.codes)
+    assert found.listed.rows == plan.layout.listed
 
 
 def test_unchanged_counts_keep_the_plan():

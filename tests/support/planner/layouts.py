@@ -9,10 +9,11 @@ from oper.tables.table import Table
 
 
 def random_layout(
-    rng, rows, ranks, groups=5, period=6, wide=False, moved=False, first_slot=0
+    rng, rows, ranks, groups=5, period=6, wide=False, moved=False, first_slot=0, everywhere=False
 ) -> Layout:
     """Tables of `rows` rows, some listed; positions, bases and patterns are arbitrary, from
-    `first_slot` on. `wide` asks for 64-bit codes, `moved` for stripes numbered by an older bitmap.
+    `first_slot` on. `wide` asks for 64-bit codes, `moved` for stripes numbered by an older bitmap,
+    `everywhere` for listed rows with marks instead of codes, of a group that may be on few ranks.
     """
     lines = [max(-(-n // 448), 1) for n in rows]
     line_offset = np.r_[0, np.cumsum(lines)].astype(np.int64)
@@ -21,10 +22,11 @@ def random_layout(
     if moved:
         bitmap[:, 1:] |= _bitmap(rng, rows, line_offset)[:, 1:]
     number = native.ops().number_bitmap
-    listed = [
-        int(number(as_tensor(b.view(np.int64)), as_int64(line_offset))[-1])
+    listed_offset = [
+        number(as_tensor(b.view(np.int64)), as_int64(line_offset)).numpy()
         for b in (stripe_bitmap, bitmap)
     ][1]
+    listed = int(listed_offset[-1])
     orders = tuple(rng.integers(0, ranks, n).astype(np.uint16) for n in (period, 1))
     pattern_of = rng.integers(0, 2, len(rows))
     holds = rng.random((groups, ranks)) < 0.5
@@ -37,6 +39,10 @@ def random_layout(
     most = 2**37 if wide else 2 ** (32 - bits)
     position = rng.integers(0, most, listed).astype(dtype)
     base = first_slot + rng.integers(0, 1000, (groups, ranks))
+    codes = position << dtype(bits) | rng.integers(0, groups, listed).astype(dtype)
+    marks = _marks(rng, bitmap, line_offset, groups) if everywhere else {}
+    if marks:
+        codes = codes[: listed - np.bitwise_count(marks["everywhere_bitmap"][:, 1:]).sum()]
     return Layout(
         rows=np.array(rows, np.int64),
         width_of_table=np.zeros(len(rows), np.int64),
@@ -51,8 +57,9 @@ def random_layout(
         stripe_base=first_slot + rng.integers(0, 1000, (len(rows), ranks)),
         line_offset=line_offset,
         bitmap=bitmap,
-        codes=position << dtype(bits) | rng.integers(0, groups, listed).astype(dtype),
+        codes=codes,
         stripe_bitmap=stripe_bitmap if moved else None,
+        **marks,
     )
 
 
@@ -79,11 +86,15 @@ def counted_addresses(layout, rank):
     outside = marks(frozen, layout.line_offset, rows)
     bits = (len(layout.group_width) - 1).bit_length()
     codes = iter(layout.codes.tolist())
+    every = [np.zeros(n, bool) for n in rows]
+    if layout.everywhere_bitmap is not None:
+        every = marks(layout.everywhere_bitmap, layout.line_offset, rows)
     tables = []
     for t, n in enumerate(rows):
         order = layout.orders[layout.pattern_of[t]].tolist()
         place = int(layout.rotation[t])
         used = [0] * layout.ranks
+        with_mark = 0
         addresses = []
         for row in range(n):
             owner = order[place % len(order)]
@@ -92,13 +103,34 @@ def counted_addresses(layout, rank):
                 place += 1
                 used[owner] += 1
             if listed[t][row]:
-                code = next(codes)
-                group = code & ((1 << bits) - 1)
+                if every[t][row]:
+                    group = int(layout.everywhere_group[t])
+                    position = int(layout.everywhere_first[t]) + with_mark
+                    with_mark += 1
+                else:
+                    code = next(codes)
+                    group, position = code & ((1 << bits) - 1), code >> bits
                 owner = int(layout.source[group, rank])
-                slot = int(layout.base[group, owner]) + (code >> bits)
+                slot = int(layout.base[group, owner]) + position
             addresses.append((LOCAL if owner == rank else owner) << SLOT_BITS | slot)
         tables.append(addresses)
     return tables
+
+
+def _marks(rng, bitmap, line_offset, groups):
+    """The fields of a layout in which some words of each table's listed rows have marks."""
+    tables = len(line_offset) - 1
+    marked = bitmap.copy()
+    share = np.repeat(rng.choice([0.0, 0.3, 0.9, 1.0], tables), np.diff(line_offset))
+    marked[:, 1:] *= rng.random((len(bitmap), 7)) < share[:, None]
+    marked[:, 1:] &= rng.integers(0, 2**64, (len(bitmap), 7), np.uint64) | np.uint64(0xFFFF)
+    number = native.ops().number_bitmap
+    offset = number(as_tensor(marked.view(np.int64)), as_int64(line_offset)).numpy()
+    return {
+        "everywhere_bitmap": marked,
+        "everywhere_group": np.where(np.diff(offset), rng.integers(0, groups, tables), -1),
+        "everywhere_first": rng.integers(0, 1000, tables),
+    }
 
 
 def _bitmap(rng, rows, line_offset):

@@ -6,8 +6,9 @@ from oper.base import native
 from oper.base.tensors import as_int64, as_tensor
 from oper.cost.workload import Workload
 from oper.plan.layout import Layout
-from oper.plan.plan import Plan
+from oper.plan.plan import ListedCounts, Plan
 from oper.plan.prediction import Balance, PlanningRecord, Prediction, Traffic
+from oper.plan.row_codes import marked_groups, with_marks
 from oper.tables.table import Table
 from oper.topology.topology import Topology
 
@@ -25,7 +26,8 @@ def random_plan(
     idle: tuple[int, ...] = (),
 ) -> Plan:
     """A plan that replicates a share of the rows, lists others by a random owner and stripes the
-    rest; `idle` ranks own nothing. In inference replicas lie on some of the ranks only."""
+    rest; `idle` ranks own nothing. In inference replicas lie on some of the ranks only. Of odd
+    seeds, rows on all ranks have marks instead of codes, as in plans."""
     rng = np.random.default_rng(seed)
     owners = [r for r in range(ranks) if r not in idle]
     sizes = sorted({(t.row_bytes, t.memory_bytes(mode)) for t in tables})
@@ -60,7 +62,9 @@ def random_plan(
             group = number[int(width_of_table[t]), int(group_of[t][row])]
             codes.append(int(used[group]) << bits | group)
             used[group] += 1
-    native.ops().number_bitmap(as_tensor(bitmap.view(np.int64)), as_int64(line_offset))
+    listed_offset = (
+        native.ops().number_bitmap(as_tensor(bitmap.view(np.int64)), as_int64(line_offset)).numpy()
+    )
     order = rng.choice(owners, 7).astype(np.uint16)
     slots = np.zeros((len(sizes), ranks), dtype=np.int64)
     base = np.full((len(pairs), ranks), -1, dtype=np.int64)
@@ -75,6 +79,8 @@ def random_plan(
         turn = (np.arange(striped) + rotation[t]) % len(order)
         slots[w] += np.bincount(order[turn], minlength=ranks)
     groups = [g for _, g in pairs]
+    packed = np.array(codes, dtype=np.uint32)
+    marked = marked_groups(packed, holds[groups], bitmap, listed_offset) if seed % 2 else None
     layout = Layout(
         rows=np.array([t.rows for t in tables], np.int64),
         width_of_table=width_of_table.astype(np.int64),
@@ -89,7 +95,7 @@ def random_plan(
         stripe_base=stripe_base,
         line_offset=line_offset,
         bitmap=bitmap,
-        codes=np.array(codes, dtype=np.uint32),
+        **with_marks(packed, len(groups), bitmap, line_offset, marked)._asdict(),
     )
     nothing = np.zeros(0, dtype=np.uint32)
     return Plan(
@@ -97,8 +103,7 @@ def random_plan(
         topology=Topology("test", (0,) * ranks, np.ones((ranks, ranks)), 1.0, 0.0),
         workload=Workload(mode, fetch, 64),  # type: ignore[arg-type]
         layout=layout,
-        listed_accesses=nothing,
-        listed_samples_with_row=nothing,
+        counts=ListedCounts(nothing, nothing, *np.zeros((2, len(tables)), dtype=np.int64)),
         owner_accesses=np.zeros(ranks, dtype=np.int64),
         replica_accesses=0,
         samples=1,

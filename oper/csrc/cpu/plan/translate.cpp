@@ -45,7 +45,8 @@ at::Tensor addresses_like(const at::Tensor& ids) {
 at::Tensor translate(const at::Tensor& ids, const at::Tensor& segment_offset,
                      const at::Tensor& segment_table, const at::Tensor& tables,
                      const at::Tensor& bitmap, const std::optional<at::Tensor>& stripe_bitmap,
-                     const at::Tensor& codes, int64_t group_bits, const at::Tensor& group_base,
+                     const std::optional<at::Tensor>& everywhere_bitmap, const at::Tensor& codes,
+                     int64_t group_bits, const at::Tensor& group_base,
                      const at::Tensor& stripe_base, const at::Tensor& steps, const at::Tensor& flat,
                      int64_t) {
   const auto* const table_maps = structs<TableMap>(tables, "tables");
@@ -59,8 +60,8 @@ at::Tensor translate(const at::Tensor& ids, const at::Tensor& segment_offset,
   int64_t* const to = out.data_ptr<int64_t>();
   with_index_type(codes.scalar_type(), "codes", [&](auto code) {
     using Code = std::make_unsigned_t<decltype(code)>;
-    const auto map = map_of<Code>(table_maps, bitmap, stripe_bitmap, codes, group_bits, group_base,
-                                  stripe_base, steps, flat);
+    const auto map = map_of<Code>(table_maps, bitmap, stripe_bitmap, everywhere_bitmap, codes,
+                                  group_bits, group_base, stripe_base, steps, flat);
     with_index_type(ids.scalar_type(), "ids", [&](auto id) {
       const auto* const in = ids.const_data_ptr<decltype(id)>();
       for_each_piece(segments, ids.numel(), [&](int64_t table, int64_t begin, int64_t size) {
@@ -73,8 +74,9 @@ at::Tensor translate(const at::Tensor& ids, const at::Tensor& segment_offset,
 
 at::Tensor translate_shape(const at::Tensor& ids, const at::Tensor&, const at::Tensor&,
                            const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
-                           const at::Tensor&, int64_t, const at::Tensor&, const at::Tensor&,
-                           const at::Tensor&, const at::Tensor&, int64_t) {
+                           const std::optional<at::Tensor>&, const at::Tensor&, int64_t,
+                           const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                           const at::Tensor&, int64_t) {
   return addresses_like(ids);
 }
 
@@ -83,7 +85,8 @@ at::Tensor translate_shape(const at::Tensor& ids, const at::Tensor&, const at::T
 TORCH_LIBRARY_FRAGMENT(oper, m) {
   m.def(
       "translate(Tensor ids, Tensor segment_offset, Tensor segment_table, Tensor tables,"
-      " Tensor bitmap, Tensor? stripe_bitmap, Tensor codes, int group_bits, Tensor group_base,"
+      " Tensor bitmap, Tensor? stripe_bitmap, Tensor? everywhere_bitmap, Tensor codes, int "
+      "group_bits, Tensor group_base,"
       " Tensor stripe_base, Tensor steps, Tensor flat, int stream=0) -> Tensor");
 }
 

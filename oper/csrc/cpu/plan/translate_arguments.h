@@ -72,7 +72,8 @@ inline void check_tables(const Segments& segments, const TableMap* tables, const
 
 template <typename Code>
 MapView<Code> map_of(const TableMap* tables, const at::Tensor& bitmap,
-                     const std::optional<at::Tensor>& stripe_bitmap, const at::Tensor& codes,
+                     const std::optional<at::Tensor>& stripe_bitmap,
+                     const std::optional<at::Tensor>& everywhere_bitmap, const at::Tensor& codes,
                      int64_t group_bits, const at::Tensor& group_base,
                      const at::Tensor& stripe_base, const at::Tensor& steps,
                      const at::Tensor& flat) {
@@ -80,6 +81,7 @@ MapView<Code> map_of(const TableMap* tables, const at::Tensor& bitmap,
       tables,
       lines_of_bitmap(bitmap),
       stripe_bitmap ? lines_of_bitmap(*stripe_bitmap) : nullptr,
+      everywhere_bitmap ? lines_of_bitmap(*everywhere_bitmap) : nullptr,
       static_cast<const Code*>(codes.const_data_ptr()),
       RowCodes{static_cast<int>(group_bits)},
       elements<int64_t>(group_base, "group_base"),

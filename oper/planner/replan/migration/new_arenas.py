@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from oper.base.arrays import Ints
 from oper.cost.holder_sets import HolderSets
 from oper.plan.layout import Layout
-from oper.plan.row_codes import unpack_codes
 from oper.plan.row_locator import RowLocator
 
 Flags = NDArray[np.bool_]
@@ -74,7 +73,7 @@ class NewArenas:
 
 def _replica_tops(layout: Layout) -> Ints:
     """The end of the last replica's slot, [W, M]."""
-    group, position = unpack_codes(layout.codes, len(layout.group_width))
+    group, position = layout.listed_places()
     last = np.full(len(layout.group_width), -1, dtype=np.int64)
     np.maximum.at(last, group, position)
     tops = np.zeros(layout.slots.shape, dtype=np.int64)

@@ -16,7 +16,7 @@ from oper.base.arrays import Ints
 from oper.base.tensors import as_int64, as_tensor
 from oper.plan.bitmap import ROWS_PER_LINE
 from oper.plan.layout import Layout
-from oper.plan.row_codes import pack_positions, unpack_codes
+from oper.plan.row_codes import marked_groups, pack_positions, with_marks
 from oper.plan.row_locator import RowLocator
 from oper.plan.row_moves import ENTRY, RowMoves
 from oper.planner.problem.class_finder import ClassFinder
@@ -69,7 +69,7 @@ def _new_layout(
     first_row: Ints,
 ) -> Layout:
     """The layout with the rows that change listed at their new slots."""
-    group, position = unpack_codes(layout.codes, len(layout.group_width))
+    group, position = layout.listed_places()
     listed = listed_rows(layout)
     everyone = np.union1d(listed, rows.row)
     new_group = np.empty(len(everyone), dtype=np.int64)
@@ -78,20 +78,24 @@ def _new_layout(
         at = np.searchsorted(everyone, ids)
         new_group[at], new_position[at] = g, p
     used, new_group = np.unique(new_group, return_inverse=True)
+    codes = pack_positions(new_group, new_position, len(used))
     bitmap, stripe_bitmap = layout.bitmap, layout.stripe_bitmap
     if len(everyone) > len(listed):
         stripe_bitmap = bitmap if stripe_bitmap is None else stripe_bitmap
         bitmap = _marked(layout, rows.row, first_row)
+    holds = np.stack(groups.holds)[used]
+    # Rows keep their slots, so that marks may no longer count them: such tables have codes.
+    marked = marked_groups(codes, holds, bitmap, np.searchsorted(everyone, first_row))
     return replace(
         layout,
         slots=arenas.size,
         group_width=np.array(groups.width, dtype=np.int64)[used],
         source=np.stack(groups.source)[used],
-        holds=np.stack(groups.holds)[used],
+        holds=holds,
         base=np.stack(groups.base)[used],
         bitmap=bitmap,
         stripe_bitmap=stripe_bitmap,
-        codes=pack_positions(new_group, new_position, len(used)),
+        **with_marks(codes, len(used), bitmap, layout.line_offset, marked)._asdict(),
     )
 
 

@@ -1,0 +1,241 @@
+"""Plans in which most listed rows are on all ranks: marks instead of codes, in every reader."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from oper.audit.check import check
+from oper.audit.explain import explain
+from oper.audit.replay import replay
+from oper.base.errors import OperError, OperWarning
+from oper.base.tensors import as_int64
+from oper.cost.workload import Workload
+from oper.files.json_file import write_json
+from oper.files.manifest import describe_files, write_manifest
+from oper.plan.address_map import AddressMap
+from oper.plan.layout import LOCAL, SLOT_BITS
+from oper.plan.plan import FORMAT, MARKER, Plan, load_plan
+from oper.plan.plan_of_some_tables import part_of
+from oper.plan.row_codes import pack_positions
+from oper.planner.make_plan import make_plan
+from oper.planner.problem.problem import Settings
+from oper.planner.replan.drift import drift
+from oper.planner.replan.replan import replan
+from oper.profiling.profile import Profile
+from oper.tables.table import Table
+from oper.topology.topology import Topology
+from oper.torchrec.planning.planner_statistics import planner_statistics
+
+TABLES = (Table("a", 40_000, 16), Table("b", 3000, 64), Table("c", 1, 16), Table("d", 9000, 16))
+ALL_COPIES = 3.0  # of 4 ranks
+
+
+def a_profile(seed: int = 0, moved: float = 0.0) -> Profile:
+    """Zipf counts; bags in table b. `moved` of the rows have other rows' counts."""
+    random = np.random.default_rng(seed)
+    accesses = random.zipf(1.5, sum(t.rows for t in TABLES)).clip(1, 4000).astype(np.uint32)
+    accesses -= np.uint32(1)
+    which = np.flatnonzero(random.random(len(accesses)) < moved)
+    accesses[which] = accesses[random.permutation(which)]
+    bags = np.minimum(accesses[40_000:43_000], 30)
+    return Profile(TABLES, 10_000, accesses, bags, (False, True, False, False))
+
+
+def save_plan(folder: Path, extra_memory: float, mode: str = "inference") -> Path:
+    workload = Workload(mode, "raw", 512)  # type: ignore[arg-type]
+    asked = Settings(extra_memory=extra_memory, threshold=0.05, dob=0.5)
+    make_plan(a_profile(), Topology.load("cpu:4"), workload, asked, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_plan(tmp_path_factory.mktemp("plans") / "plan", 1.0)
+
+
+@pytest.fixture(scope="module")
+def plan(saved: Path) -> Plan:
+    found = load_plan(saved)
+    marked = found.layout.listed - len(found.layout.codes)
+    assert 0.2 * a_profile().rows < marked < found.layout.listed
+    return found
+
+
+def addresses_of(plan: Plan) -> list[list[int]]:
+    """Of all rows, table after table, for each rank."""
+    found = []
+    for rank in range(plan.ranks):
+        made = AddressMap.of(plan, rank)
+        every = [made.translate(t, as_int64(np.arange(n.rows))) for t, n in enumerate(plan.tables)]
+        found.append(np.concatenate(every).tolist())
+    return found
+
+
+@pytest.mark.parametrize("extra_memory", [0.3, 1.0, ALL_COPIES])
+def test_rows_on_all_ranks_take_two_bits(tmp_path: Path, extra_memory: float) -> None:
+    folder = save_plan(tmp_path / "plan", extra_memory)
+    assert [f.wrong for f in check(folder) if f.wrong is not None] == []
+    layout = load_plan(folder).layout
+    fields = np.array(addresses_of(load_plan(folder))) >> SLOT_BITS
+    everywhere = int((fields == LOCAL).all(axis=0).sum())
+    assert len(layout.codes) == layout.listed - everywhere
+    lines = 2 * int(layout.line_offset[-1])
+    # A code and two counters for each of the others, as there are bags. NumPy's headers have 128.
+    arrays = sum(file.stat().st_size - 128 for file in folder.glob("*.npy"))
+    assert arrays == 64 * lines + 12 * len(layout.codes)
+    assert layout.bitmap_bytes_per_row() == (64 * lines + 4 * len(layout.codes)) / 52_001
+
+
+@pytest.mark.parametrize("mode", ["training", "inference"])
+def test_plans_without_copies_are_written_as_before(tmp_path: Path, mode: str) -> None:
+    folder = save_plan(tmp_path / "plan", 0.0, mode)
+    content = json.loads((folder / MARKER).read_text())
+    assert content["version"] == 1
+    assert set(content["rows"]) == {"total", "explicit", "striped"}
+    assert "everywhere_bitmap.npy" not in content["files"]
+    assert not [name for name in load_file(folder / "layout.safetensors") if "everywhere" in name]
+
+
+def as_version_1(folder: Path, profile: Profile) -> None:
+    """Write a plan's folder as it was before marks: codes and counts of all listed rows."""
+    layout = load_plan(folder).layout
+    group, position = layout.listed_places()
+    np.save(folder / "codes.npy", pack_positions(group, position, len(layout.group_width)))
+    listed = np.concatenate(
+        [
+            np.unpackbits(
+                np.ascontiguousarray(layout.bitmap[first:end, 1:]).view(np.uint8).ravel(),
+                bitorder="little",
+            )[:rows].astype(bool)
+            for first, end, rows in zip(
+                layout.line_offset[:-1], layout.line_offset[1:], layout.rows, strict=True
+            )
+        ]
+    )
+    samples = np.concatenate([profile.table_samples_with_row(t) for t in range(len(TABLES))])
+    np.save(folder / "explicit_accesses.npy", profile.accesses[listed])
+    np.save(folder / "explicit_containing.npy", samples[listed])
+    (folder / "everywhere_bitmap.npy").unlink()
+    arrays = load_file(folder / "layout.safetensors")
+    kept = {name: array for name, array in arrays.items() if "everywhere" not in name}
+    save_file(kept, folder / "layout.safetensors")
+    content = json.loads((folder / MARKER).read_text())
+    (folder / MARKER).unlink()
+    content["rows"].pop("everywhere")
+    content.pop("sha256")
+    content |= {"version": 1, "files": describe_files(folder)}
+    write_json(folder / MARKER, content)
+
+
+def test_folders_of_version_1_are_read(saved: Path, plan: Plan, tmp_path: Path) -> None:
+    profile = a_profile()
+    folder = Path(shutil.copytree(saved, tmp_path / "old"))
+    as_version_1(folder, profile)
+    with pytest.warns(OperWarning, match="is of version 1"):
+        old = load_plan(folder)
+    assert old.layout.everywhere_bitmap is None
+    assert len(old.layout.codes) == old.layout.listed == plan.layout.listed
+    assert addresses_of(old) == addresses_of(plan)
+    assert [f.wrong for f in check(folder) if f.wrong is not None] == []
+    rows = (
+        (t, np.repeat(np.arange(n.rows), profile.table_accesses(t))) for t, n in enumerate(TABLES)
+    )
+    assert [f.wrong for f in replay(folder, rows)] == [None]
+    # Its arrays are written again as they were read.
+    old.save(tmp_path / "again")
+    for file in set(folder.iterdir()) - {folder / MARKER}:
+        assert (tmp_path / "again" / file.name).read_bytes() == file.read_bytes(), file.name
+    newer = a_profile(0, 0.1)
+    then = [drift(p, newer, 0.05).to_json() for p in (old, plan)]
+    assert then[0] == then[1]
+
+
+def test_another_version_is_refused(saved: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(saved, tmp_path / "plan"))
+    content = json.loads((folder / MARKER).read_text())
+    write_manifest(folder, FORMAT, content | {"version": 3})
+    with pytest.raises(OperError, match="version 3, and this oper reads versions 1 to 2"):
+        load_plan(folder)
+
+
+def everywhere_row(plan: Plan, table: int) -> int:
+    """A row of a table on all ranks."""
+    every = as_int64(np.arange(plan.tables[table].rows))
+    fields = [
+        AddressMap.of(plan, r).translate(table, every) >> SLOT_BITS for r in range(plan.ranks)
+    ]
+    return int(np.flatnonzero((np.stack(fields) == LOCAL).all(axis=0))[5])
+
+
+def test_explain_knows_bounds_and_with_the_profile_counts(plan: Plan) -> None:
+    profile = a_profile()
+    for number, table in enumerate(TABLES[:2]):
+        row = everywhere_row(plan, number)
+        found = explain(plan, table.name, row)
+        counted = int(profile.table_accesses(number)[row])
+        at = plan.layout.locate(number, np.arange(table.rows))
+        marked = (at.group >= 0) & (at.code_index < 0)
+        least = int(profile.table_accesses(number)[marked].min())
+        assert (found["kind"], found["replicas"]) == ("replicated", [0, 1, 2, 3])
+        assert (found["accesses"], found["accesses_at_least"]) == (None, least)
+        assert found["accesses_at_most"] is None
+        assert "at least" in found["why"] or "memory for copies" in found["why"]
+        exact = explain(plan, table.name, row, profile)
+        assert exact["accesses"] == counted >= least
+        assert exact["accesses_at_least"] == exact["accesses_at_most"] == counted
+        assert "at least" not in exact["why"]
+        assert exact["slots"] == found["slots"]
+    with pytest.raises(OperError, match="the plan was made from"):
+        explain(plan, "a", 0, a_profile(1))
+
+
+def test_check_finds_counts_of_marked_rows_that_are_not_so(plan: Plan, tmp_path: Path) -> None:
+    more = replace(plan.counts, everywhere_accesses=plan.counts.everywhere_accesses + 1)
+    replace(plan, counts=more).save(tmp_path / "plan")
+    wrong = [f.invariant for f in check(tmp_path / "plan") if f.wrong is not None]
+    assert wrong == ["accesses of replicated rows are the plan's"]
+
+
+def test_parts_of_a_plan_keep_marks_and_counts(plan: Plan) -> None:
+    profile = a_profile()
+    for tables in ([0, 3], [1], [2]):
+        part = part_of(plan, tables)
+        counts, layout = part.counts, part.layout
+        assert len(layout.codes) == len(counts.accesses) == len(counts.samples_with_row)
+        for n, t in enumerate(tables):
+            found = layout.locate(n, np.arange(TABLES[t].rows)).code_index
+            coded, index = found >= 0, found[found >= 0]
+            assert (counts.accesses[index] == profile.table_accesses(t)[coded]).all()
+            samples = profile.table_samples_with_row(t)[coded]
+            assert (counts.samples_with_row[index] == samples).all()
+        assert (counts.everywhere_accesses == plan.counts.everywhere_accesses[tables]).all()
+        held = [(np.array(a) >> SLOT_BITS == LOCAL).sum() for a in addresses_of(part)]
+        assert held == layout.slots.sum(axis=0).tolist()
+
+
+def test_statistics_count_rows_with_marks(plan: Plan) -> None:
+    lines = planner_statistics(plan, {t.name: "model" for t in TABLES}, 1.0)
+    (of_table,) = [line.split() for line in lines if " model.a " in line]
+    fields = (np.array(addresses_of(plan))[:, :40_000] >> SLOT_BITS == LOCAL).sum(axis=0)
+    assert int(of_table[6].replace(",", "")) == (fields > 1).sum()
+
+
+def test_replanned_rows_keep_their_slots_and_get_codes_where_they_must(
+    saved: Path, tmp_path: Path
+) -> None:
+    old = load_plan(saved)
+    newer = a_profile(0, 0.02)
+    made = replan(old, newer, 10**6)
+    made.plan.save(tmp_path / "new", also=[made.moves.save])
+    assert [f.wrong for f in check(tmp_path / "new") if f.wrong is not None] == []
+    moved = set(made.moves.entries["row"].tolist())
+    assert moved
+    before, after = addresses_of(old), addresses_of(made.plan)
+    for rank in range(old.ranks):
+        stay = [n for n in range(newer.rows) if n not in moved]
+        assert [before[rank][n] for n in stay] == [after[rank][n] for n in stay]
