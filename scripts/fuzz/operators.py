@@ -3,9 +3,9 @@
     python -m scripts.fuzz.operators [--calls N] [--seed S] [--asan FOLDER]
 
 Each call takes valid arguments of one operator (operator_cases.py) and damages one to three of
-them: dtypes, shapes, strides, values, numbers, lists. It must return or raise; a signal, or a report of
-AddressSanitizer from the extension in FOLDER (make fuzz builds it), is a defect. What callers vouch
-for (csrc/cpu/common/arguments.h) keeps its values.
+them: dtypes, shapes, strides, values, numbers, lists. It must return or raise; a signal, or a
+report of AddressSanitizer from the extension in FOLDER (make fuzz builds it), is a defect. What
+callers vouch for (csrc/cpu/common/arguments.h) keeps its values.
 """
 
 import argparse

@@ -36,6 +36,7 @@ _CHUNK_BYTES = 1 << 25
 _BLOCK_BYTES = 1 << 22
 _PEEK_BYTES = 1 << 20  # of the beginning, for column types: a few thousand lines
 _MOST_LINE_BYTES = 1 << 26
+_MOST_BLANK_BYTES = 1 << 25  # before the first line
 _SOMETHING = re.compile(rb"[^\r\n]")
 _TEXT = re.compile(rb"\S")
 _EMPTY_LINES = re.compile(rb"\n(?:\r*\n)+")
@@ -335,7 +336,7 @@ def first_line(path: Path) -> bytes:
     try:
         with open_unpacked(path) as file:
             head = b""
-            for _ in range(_CHUNK_BYTES // _PEEK_BYTES):
+            for _ in range(_MOST_BLANK_BYTES // _PEEK_BYTES):
                 head += file.read(_PEEK_BYTES)
                 if found := _TEXT.search(head):
                     head = head[head.rfind(b"\n", 0, found.start()) + 1 :]
