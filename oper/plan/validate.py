@@ -127,7 +127,9 @@ def _check_bitmap(bitmap: NDArray[Any], name: str, offset: Ints, rows: Ints) -> 
         sum(int(word) >> int(bits) for word, bits in zip(words, used_bits, strict=True))
         for words, used_bits in zip(bitmap[line, 1:], used, strict=True)
     ]
-    _need_all(np.array([word == 0 for word in beyond]), name, "mark rows of its tables alone")
+    _need_all(
+        np.array([word == 0 for word in beyond], dtype=bool), name, "mark rows of its tables alone"
+    )
     return before[offset]
 
 
@@ -272,7 +274,7 @@ def _need_below(values: NDArray[Any], end: Any, name: str) -> None:
         raise ValueError(f"{name}: entry {values[bad][0]} is beyond what it is an index of")
 
 
-def _need_all(good: NDArray[Any], name: str, what: str) -> None:
+def _need_all(good: Any, name: str, what: str) -> None:
     if not good.all():
         raise ValueError(
             f"{name}: must {what}, and entry {np.argwhere(~good)[0].tolist()} does not"

@@ -94,7 +94,7 @@ def test_gzip_bombs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for _ in range(40):
             file.write(lines)
     refused(tmp_path / "x.csv.gz", "bytes unpack to", tables=[Table("a", 9), Table("b", 9)])
-    (tmp_path / "x.pt.gz").write_bytes(gzip.compress(b"PK" + bytes(1 << 27), 1))
+    (tmp_path / "x.pt.gz").write_bytes(gzip.compress(b"PK" + bytes(1 << 27), 6))
     refused(tmp_path / "x.pt.gz", "bytes unpack to")
 
 

@@ -7,6 +7,7 @@ running sum, `indices` all ids, table by table. The tables are called t0, t1, â€
 import contextlib
 import shutil
 import tempfile
+import warnings
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -116,7 +117,11 @@ def _unpickle(path: Path) -> Any:
                 is_zip = file.read(2) == b"PK"
             if is_zip:
                 _check_members(path, plain)
-            return torch.load(plain, map_location="cpu", weights_only=True, mmap=is_zip)
+            with warnings.catch_warnings():
+                warnings.simplefilter(
+                    "ignore"
+                )  # of protocols of pickle, which it reads all the same
+                return torch.load(plain, map_location="cpu", weights_only=True, mmap=is_zip)
     except OperError:
         raise
     except Exception as error:  # a damaged pickle may raise anything
