@@ -5,10 +5,12 @@ PYTHON = python3
 VARIANT = auto
 # where pip is to look for torch's CPU build, if not in the indices it is set up with
 TORCH_INDEX =
+# how many damaged files `make fuzz` reads
+FILES = 100000
 
 BIN = $(VENV)/bin
 
-.PHONY: help install compiler test test-all lint demo bench clean
+.PHONY: help install compiler test test-all lint demo bench fuzz clean
 
 help:
 	@echo "make install   set-up alone: VENV=$(VENV), pinned dependencies, the extension"
@@ -17,8 +19,9 @@ help:
 	@echo "make test-all  the same with the slow tests"
 	@echo "make lint      ruff, mypy, clang-format and cppcheck alone"
 	@echo "make bench     the measurements of benchmarks/README.md"
+	@echo "make fuzz      damaged files through every reader, wild arguments through every operator"
 	@echo "make clean     removes what was built; VENV stays"
-	@echo "variables      VENV=$(VENV) PYTHON=$(PYTHON) VARIANT=auto|cpu|gpu"
+	@echo "variables      VENV=$(VENV) PYTHON=$(PYTHON) VARIANT=auto|cpu|gpu FILES=$(FILES)"
 
 install:
 	@$(PYTHON) scripts/install.py $(VENV) $(VARIANT) $(TORCH_INDEX)
@@ -43,6 +46,14 @@ demo: install
 
 bench: install
 	PATH="$(abspath $(BIN)):$$PATH" benchmarks/run.sh
+
+# An extension of its own, that AddressSanitizer watches.
+ASAN = -fsanitize=address -g1 -fno-omit-frame-pointer
+fuzz: install
+	CFLAGS="$(ASAN)" LDFLAGS="-fsanitize=address" $(BIN)/python setup.py --quiet build_ext \
+		--build-lib build/asan/lib --build-temp build/asan/tmp
+	$(BIN)/python -m scripts.fuzz.operators --calls 100 --asan build/asan/lib
+	$(BIN)/python -m scripts.fuzz.files --count $(FILES)
 
 clean:
 	rm -rf build dist *.egg-info oper/_C*.so oper/_cuda.so .mypy_cache .pytest_cache .ruff_cache .hypothesis

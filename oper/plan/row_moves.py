@@ -44,6 +44,13 @@ class RowMoves:
         """Bytes copied, int64 [M, M], reader by source; on the diagonal between slots of a rank."""
         matrix = np.zeros((ranks, ranks), dtype=np.int64)
         entries = self.entries
+        for name in ("rank", "source_rank"):
+            beyond = (entries[name] < 0) | (entries[name] >= ranks)
+            if beyond.any():
+                raise OperError(
+                    f"{FILE}: a row is copied with {name} {entries[name][beyond][0]}, and there "
+                    f"are {ranks} ranks; make the plan again"
+                )
         np.add.at(matrix, (entries["rank"], entries["source_rank"]), entries["bytes"])
         return matrix
 
@@ -71,4 +78,6 @@ class RowMoves:
         entries = storage.load_array(path)
         if entries.dtype != ENTRY or entries.ndim != 1:
             raise OperError(f"{path}: has {entries.dtype} instead of moves; make the plan again")
+        if any((entries[name] < 0).any() for name in ENTRY.names or ()):
+            raise OperError(f"{path}: has moves with negative numbers; make the plan again")
         return RowMoves(entries)

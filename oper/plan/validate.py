@@ -125,7 +125,9 @@ def _check_bitmap(bitmap: NDArray[Any], name: str, offset: Ints, rows: Ints) -> 
         sum(int(word) >> int(bits) for word, bits in zip(words, used_bits, strict=True))
         for words, used_bits in zip(bitmap[line, 1:], used, strict=True)
     ]
-    _need_all(np.array([word == 0 for word in beyond]), name, "mark rows of its tables alone")
+    _need_all(
+        np.array([word == 0 for word in beyond], dtype=bool), name, "mark rows of its tables alone"
+    )
     return before[offset]
 
 

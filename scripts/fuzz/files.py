@@ -64,7 +64,9 @@ def main() -> None:
     asked = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
+    # In memory where that is possible: files are made and removed by the thousand.
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
         outcomes = fuzz(Path(folder), asked.count, asked.seed, asked.kind)
     print(outcomes.report())
     sys.exit(1 if outcomes.defects else 0)
@@ -269,12 +271,8 @@ def _logs(folder: Path) -> dict[str, Path]:
     pq.write_table(table, folder / "plain.parquet", compression="none", use_dictionary=False)
     np.savez(folder / "jagged.npz", item=ids.reshape(-1), lengths=np.full(30, 3))
     np.savez_compressed(folder / "jagged_packed.npz", item=ids.reshape(-1), lengths=np.full(30, 3))
-    arrays: dict[str, Any] = {
-        "sparse": ids,
-        "dense": rng.random((30, 2)),
-        "labels": np.zeros((30, 1)),
-    }
-    np.savez(folder / "criteo.npz", **arrays)
+    arrays = {"sparse": ids, "dense": rng.random((30, 2)), "labels": np.zeros((30, 1))}
+    np.savez(folder / "criteo.npz", allow_pickle=False, **arrays)
     np.save(folder / "matrix.npy", ids)
     offsets = torch.arange(0, 61 * 3 + 1, 3)
     request = (torch.from_numpy(rng.integers(0, 40, 183)), offsets, torch.full((1, 61), 3))

@@ -1,5 +1,7 @@
 """Valid arguments of every operator, and how they are damaged."""
 
+import functools
+import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,7 +39,7 @@ class Argument:
 
 def damaged(arguments: list[Argument], rng: random.Random) -> list[Argument]:
     """The arguments with one to three of them changed."""
-    for argument in rng.choices(arguments, k=rng.randint(1, 3)) if arguments else ():
+    for argument in rng.sample(arguments, min(rng.randint(1, 3), len(arguments))):
         if isinstance(argument.value, list):
             argument.value = _damaged_list(argument.value, argument.vouched, rng)
         elif isinstance(argument.value, torch.Tensor):
@@ -101,8 +103,8 @@ def _damaged_tensor(argument: Argument, rng: random.Random) -> torch.Tensor:
 
 
 def _wild_values(argument: Argument, rng: random.Random) -> torch.Tensor:
-    tensor = argument.value.clone()
-    if not tensor.numel() or tensor.dtype in (torch.uint32, torch.uint64):
+    tensor = argument.value.clone(memory_format=torch.contiguous_format)
+    if not tensor.numel() or tensor.dtype in (torch.uint32, torch.uint64, torch.bool):
         return tensor
     flat = tensor.view(-1)
     width = tensor.shape[-1] if tensor.dim() else 1
@@ -111,7 +113,7 @@ def _wild_values(argument: Argument, rng: random.Random) -> torch.Tensor:
         if at % width in argument.columns:
             continue
         if tensor.is_floating_point():
-            flat[at] = rng.choice(_FLOATS)
+            flat[at] = torch.tensor(rng.choice(_FLOATS), dtype=torch.float64).to(tensor.dtype)
         else:
             least, most = torch.iinfo(tensor.dtype).min, torch.iinfo(tensor.dtype).max
             number = rng.choice((*_NUMBERS, int(flat[at]) + rng.randint(-3, 3)))
@@ -257,6 +259,17 @@ def _signals() -> torch.Tensor:
     return _SIGNALS[first : first + 64].view(4, 16)
 
 
+_SEGMENT_BYTES = 8192
+
+
+@functools.cache
+def _descriptor() -> int:
+    """A file in memory, which stays open."""
+    descriptor = os.memfd_create("fuzz")
+    os.ftruncate(descriptor, _SEGMENT_BYTES)
+    return descriptor
+
+
 CASES: dict[str, Callable[[], list[Argument]]] = {
     "count": _count,
     "distinct": lambda: _list(*_columns(), 2, 10, 3),
@@ -281,7 +294,7 @@ CASES: dict[str, Callable[[], list[Argument]]] = {
     "redirect": lambda: _list(
         torch.randint(0, 99, (40,)), _i32(*range(40)), _i32(0, 10, 40), 0, 2, 5, 1
     ),
-    "accesses_by_rank": lambda: _list(*_sort()[:3], 2, 1, 2, 0),
+    "accesses_by_rank": lambda: _list(*_sort()[:3], 2, 2, 3, 0),
     "one_per_bag": lambda: _list(torch.arange(2000)),
     "sort_accesses": _sort,
     "sum_gradients": _sum_gradients,
@@ -318,9 +331,11 @@ CASES: dict[str, Callable[[], list[Argument]]] = {
     "samples_with_row_of": lambda: _list(_counters(50), _counters(50), 100, 2, 7),
     "wait_signals": lambda: _list(_signals(), 0, _vouched(5)),
     "post_signal": lambda: _list(_signals(), 1, 0),
-    "map_segment": lambda: _list(_vouched(-1), 4096),
+    "map_segment": lambda: _list(_vouched(_descriptor()), 4096),
     "huge_pages": lambda: _list(torch.zeros(5000, dtype=torch.uint8)),
-    "protect": lambda: _list(torch.zeros(100, dtype=torch.uint8), _vouched(True)),
+    "protect": lambda: _list(
+        _vouched(native.ops().map_segment(_descriptor(), _SEGMENT_BYTES)), False
+    ),
     "trim_memory": lambda: _list(),
     "declarations": lambda: _list(),
 }

@@ -88,12 +88,16 @@ def _with(asan: Path | None) -> list[str]:
 def _sanitized(asan: Path | None) -> dict[str, str]:
     if asan is None:
         return {}
-    library = subprocess.run(
-        ["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
-    ).stdout.strip()
+    # libstdc++ as well, whose exceptions AddressSanitizer looks for when it starts.
+    libraries = [
+        subprocess.run(
+            ["gcc", f"-print-file-name={name}.so"], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        for name in ("libasan", "libstdc++")
+    ]
     # Python and torch leak by design; what cannot be allocated is refused, as elsewhere.
     options = "detect_leaks=0:allocator_may_return_null=1:max_allocation_size_mb=8192"
-    return {"LD_PRELOAD": library, "ASAN_OPTIONS": options}
+    return {"LD_PRELOAD": " ".join(libraries), "ASAN_OPTIONS": options}
 
 
 def _call_all(log: Path, asan: Path | None, seed: int, calls: int) -> None:

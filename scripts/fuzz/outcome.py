@@ -5,10 +5,12 @@ it had mapped before.
 """
 
 import resource
+import signal
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 from oper.base.errors import OperError
 
@@ -22,11 +24,13 @@ class Outcomes:
     def __init__(self) -> None:
         self.counts: Counter[tuple[str, str]] = Counter()
         self.defects: list[str] = []
+        signal.signal(signal.SIGPROF, _stop)
         _limit_memory()
 
     def of(self, what: str, seed: str, read: Callable[[], object]) -> None:
         """Read, and note what came of it; `seed` says how to do it again."""
         begun = time.process_time()
+        signal.setitimer(signal.ITIMER_PROF, 4 * MOST_SECONDS)
         try:
             read()
             outcome = "read"
@@ -42,6 +46,7 @@ class Outcomes:
                 seed,
                 f"{type(error).__name__}: {error!s:.200} ({where.filename}:{where.lineno})",
             )
+        signal.setitimer(signal.ITIMER_PROF, 0)
         if (seconds := time.process_time() - begun) > MOST_SECONDS:
             self._defect(what, seed, f"{seconds:.1f} s")
         self.counts[what, outcome] += 1
@@ -58,6 +63,10 @@ class Outcomes:
 
     def _defect(self, what: str, seed: str, reason: str) -> None:
         self.defects.append(f"DEFECT {what}, seed {seed}: {reason}")
+
+
+def _stop(number: int, frame: Any) -> None:
+    raise TimeoutError("takes without end")
 
 
 def _limit_memory() -> None:

@@ -7,6 +7,7 @@ running sum, `indices` all ids, table by table. The tables are called t0, t1, â€
 import contextlib
 import shutil
 import tempfile
+import warnings
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,17 +69,17 @@ def _load(path: Path) -> tuple[Any, Ints, int]:
             or tensor.dtype not in types
             or tensor.layout != torch.strided
             or tensor.device.type != "cpu"
-            or tensor.dim() != (2 if name == "lengths" else 1)
+            or (name != "lengths" and tensor.dim() != 1)
         ):
             raise OperError(
-                f"{path}: {name} is not a tensor of integers in "
-                f"{'two dimensions' if name == 'lengths' else 'one dimension'}"
+                f"{path}: {name} is not a tensor of integers"
+                + ("" if name == "lengths" else " in one dimension")
             )
         # Strides of 0 make a few bytes a tensor of any size.
         if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
             raise OperError(f"{path}: {name} has more elements than are stored; write it again")
     indices, offsets, lengths = (tensor.numpy() for tensor in content)
-    if lengths.shape[0] < 1 or lengths.shape[0] > _MOST_TABLES:
+    if lengths.ndim != 2 or not 1 <= lengths.shape[0] <= _MOST_TABLES:
         raise OperError(
             f"{path}: lengths has shape {lengths.shape}, and [tables, batch] was needed, "
             f"of 1 to {_MOST_TABLES:,} tables"
@@ -116,7 +117,11 @@ def _unpickle(path: Path) -> Any:
                 is_zip = file.read(2) == b"PK"
             if is_zip:
                 _check_members(path, plain)
-            return torch.load(plain, map_location="cpu", weights_only=True, mmap=is_zip)
+            with warnings.catch_warnings():
+                warnings.simplefilter(
+                    "ignore"
+                )  # of protocols of pickle, which it reads all the same
+                return torch.load(plain, map_location="cpu", weights_only=True, mmap=is_zip)
     except OperError:
         raise
     except Exception as error:  # a damaged pickle may raise anything

@@ -36,6 +36,8 @@ _CHUNK_BYTES = 1 << 25
 _BLOCK_BYTES = 1 << 22
 _PEEK_BYTES = 1 << 20  # of the beginning, for column types: a few thousand lines
 _MOST_LINE_BYTES = 1 << 26
+_MOST_HEADER_BYTES = 1 << 20
+_MOST_BLANK_BYTES = 1 << 25  # before the first line
 _SOMETHING = re.compile(rb"[^\r\n]")
 _TEXT = re.compile(rb"\S")
 _EMPTY_LINES = re.compile(rb"\n(?:\r*\n)+")
@@ -335,15 +337,15 @@ def first_line(path: Path) -> bytes:
     try:
         with open_unpacked(path) as file:
             head = b""
-            for _ in range(_CHUNK_BYTES // _PEEK_BYTES):
-                head += file.read(_PEEK_BYTES)
+            for _ in range(_MOST_BLANK_BYTES // _MOST_HEADER_BYTES):
+                head += file.read(_MOST_HEADER_BYTES)
                 if found := _TEXT.search(head):
                     head = head[head.rfind(b"\n", 0, found.start()) + 1 :]
-                    head += file.read(max(_PEEK_BYTES - len(head), 0))
+                    head += file.read(max(_MOST_HEADER_BYTES - len(head), 0))
                     end = head.find(b"\n")
-                    is_whole = end >= 0 or len(head) < _PEEK_BYTES
+                    is_whole = end >= 0 or len(head) < _MOST_HEADER_BYTES
                     return (head[:end] if end >= 0 else head).rstrip(b"\r") if is_whole else b""
-                head = head[head.rfind(b"\n") + 1 :][-_PEEK_BYTES:]
+                head = head[head.rfind(b"\n") + 1 :][-_MOST_HEADER_BYTES:]
     except (OSError, EOFError, zlib.error) as error:
         raise damaged(path, error) from error
     return b""

@@ -1,0 +1,40 @@
+"""A minute of what `make fuzz` does for longer: nothing but success, or an error of one line."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts.fuzz import operators
+from scripts.fuzz.operator_cases import CASES
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def test_every_operator_is_called() -> None:
+    declared = set()
+    for path in (REPOSITORY / "oper/csrc").rglob("*.cpp"):
+        text = "".join(path.read_text().split("\n"))
+        for part in text.split("TORCH_LIBRARY_FRAGMENT(oper, m)")[1:]:
+            body = part.split("TORCH_LIBRARY")[0]
+            declared |= {piece.split("(")[0].strip(' "') for piece in body.split("m.def(")[1:]}
+    # They load a library, or need one that is loaded and a device.
+    declared -= {"load_device_library", "create_device_segment", "attach_device_segment"}
+    assert declared == set(CASES)
+
+
+def test_wild_arguments() -> None:
+    counts, defects = operators.fuzz(calls=25)
+    assert not defects, "\n".join(defects)
+    assert {operator for operator, _ in counts} == set(CASES)
+
+
+@pytest.mark.parametrize("seed", [0])
+def test_damaged_files(seed: int) -> None:
+    # In a process of its own, whose memory it limits.
+    ended = subprocess.run(
+        [sys.executable, "-m", "scripts.fuzz.files", "--count", "4000", "--seed", str(seed)],
+        cwd=REPOSITORY, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stdout + ended.stderr[-2000:]
