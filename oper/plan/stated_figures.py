@@ -8,6 +8,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from oper.cost.allreduce import METHODS
+
 Kind = tuple[str, Callable[[Any, int], bool]]  # in words, and whether a value is of it
 
 
@@ -32,6 +34,10 @@ TRUTH: Kind = ("true or false", lambda value, ranks: isinstance(value, bool))
 VECTOR: Kind = ("a number for each rank", _is_vector)
 MATRIX: Kind = ("a number for each pair of ranks", _is_matrix)
 
+_PLAN: dict[str, Kind | dict[str, Kind]] = {
+    **dict.fromkeys(("samples", "replica_accesses"), NUMBER),
+    **dict.fromkeys(("profile", "fingerprint", "produced_by"), TEXT),
+}
 _DOB = {"memory": MAYBE, "lookups": MAYBE, "link_cost": MAYBE}
 # A mapping is an object with these keys; further ones are left alone.
 _KINDS: dict[str, Kind | dict[str, Kind]] = {
@@ -75,7 +81,13 @@ def check_stated(content: Mapping[str, Any], ranks: int) -> None:
     """ValueError where the figures of a plan.json are not numbers, texts or vectors over `ranks` as
     they should be, or a certificate, partitions or settings that are there are not."""
     figures = content["figures"]
+    _check("plan", content, _PLAN, ranks)
     _check("figures", figures, _KINDS, ranks)
+    if figures["allreduce_method"] not in METHODS:
+        raise ValueError(
+            f"figures.allreduce_method is {_short(figures['allreduce_method'])}, and one of "
+            f"{', '.join(METHODS)} was needed"
+        )
     if figures["greedy_dob"] is not None:
         _check("figures", figures, _GREEDY, ranks)
     for name, kinds in (

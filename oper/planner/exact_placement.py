@@ -28,7 +28,7 @@ from oper.planner.problem.problem import ClassProblem
 
 # Classes times holder sets: what the solver takes a second or two for.
 MOST_COLUMNS = 2_000
-NODES = 2_000  # of branch and bound
+NODES = 200  # of branch and bound: some seconds at most
 RELATIVE_GAP = 1e-5
 STEP = "integer programme"
 ROUNDING = 1e-9  # of sums of seconds

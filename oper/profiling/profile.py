@@ -335,8 +335,8 @@ def _parse(content: dict[str, Any]) -> Profile:
     if fingerprint(tables) != content["fingerprint"]:
         raise ValueError("the tables are not those that were counted")
     distinct, samples = content["distinct"], content["samples"]
-    if type(samples) is not int or not 1 <= samples < 1 << 62:
-        raise ValueError(f"samples: is {samples!r}, and at least 1 was needed")
+    if type(samples) is not int or not 1 <= samples <= 1 << 62:
+        raise ValueError(f"samples: is {samples!r}, and 1 to 2^62 were needed")
     profile = Profile(
         tables,
         samples,

@@ -169,11 +169,12 @@ def _listed_and_striped() -> list[Argument]:
 def _translate() -> list[Argument]:
     layout = random_layout(np.random.default_rng(3), [1000, 300, 2000], 3, moved=True)
     made = AddressMap(tables_of(layout), layout, rank_map(layout, 1)).flattened(4000)
-    bitmap, stripes, codes, bits, groups, bases, steps = made._arguments
+    bitmap, stripes, everywhere, codes, bits, groups, bases, steps = made._arguments
     ids = torch.cat([torch.randint(0, n, (40,)) for n in (1000, 300, 2000)])
     return _list(
         ids, _i64(0, 40, 80, 120), _i64(0, 1, 2), made._maps, _vouched(bitmap), _vouched(stripes),
-        _vouched(codes), _vouched(bits), _vouched(groups), bases, _vouched(steps), made._flat, 0,
+        _vouched(everywhere), _vouched(codes), _vouched(bits), _vouched(groups), bases,
+        _vouched(steps), made._flat, 0,
     )  # fmt: skip
 
 
@@ -203,7 +204,13 @@ def _batch() -> list[Argument]:
 def _sort() -> list[Argument]:
     addresses = torch.randint(0, 30, (40,)) | torch.randint(0, 2, (40,)) << SLOT_BITS
     addresses[::5] = LOCAL << SLOT_BITS | 3
-    return _list(addresses, _i64(0, 20, 40), _features(1), 1, 2, 2)
+    return _list(addresses, _i64(0, 20, 40), _features(1), 1, 2, 2, torch.arange(0, 41, 2))
+
+
+def _mark_rows() -> list[Argument]:
+    """Three listed rows in one line: two of group 0, one of group 1."""
+    line = torch.tensor([[0, 7, 0, 0, 0, 0, 0, 0]])
+    return _list(_i32(0, 2, 1), 2, line, _i64(0, 1), _i64(0))
 
 
 def _sum_gradients() -> list[Argument]:
@@ -279,6 +286,10 @@ CASES: dict[str, Callable[[], list[Argument]]] = {
         _i32(0, 1, 0, 1), _i64(1, 1, 2, 2).view(2, 2), _i32(0, 1, 2, 3).view(2, 2)
     ),
     "pack_codes": lambda: _list(_i32(0, 1, 2, 1), 3),
+    "largest_in_order": lambda: _list(
+        _i32(0, 4, 8, 1), _i64(0, 3, 4), torch.tensor([True, False, True])
+    ),
+    "mark_rows": _mark_rows,
     "list_hot_rows": lambda: _list(_counters(1500), _i64(0, 600, 1500), _i64(3, 4), _i64(5, 2)),
     "number_bitmap": lambda: _list(torch.randint(0, 2**62, (5, 8)), _i64(0, 2, 5)),
     "listed_and_striped_counts": _listed_and_striped,

@@ -57,7 +57,7 @@ def test_most_ranks_and_slots():
             "holds": np.eye(1, ranks, 3, dtype=bool).repeat(5, axis=0),
             "base": np.full((5, ranks), SLOT_MASK - 2**37),
             "orders": (rng.permutation(ranks).astype(np.uint16), np.array([65_535], np.uint16)),
-            "rotation": np.array([65_535, 0]),
+            "rotation": np.where(layout.pattern_of == 0, 65_535, 0),
             "stripe_base": np.full((2, ranks), SLOT_MASK - 200_000),
         }
     )

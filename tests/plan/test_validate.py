@@ -60,6 +60,8 @@ def used(folder: Path, other: Path) -> None:
 def save_with(folder: Path, **changes: Any) -> None:
     plan = load_plan(folder)
     layout = Layout(**{**vars(plan.layout), **changes})
+    # Saving counts the listed rows, which a bitmap that is none would not let it.
+    vars(layout)["listed_offset"] = plan.layout.listed_offset
     replace(plan, layout=layout).save(folder, overwrite=True)
 
 

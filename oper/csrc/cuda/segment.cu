@@ -91,6 +91,13 @@ extern "C" int oper_cuda_attach_segment(int device, int descriptor, uint64_t siz
   return result ? result : map(device, memory, size, pointer);
 }
 
-extern "C" int oper_cuda_release_segment(uint64_t pointer, uint64_t size) {
-  return oper::release(pointer, size, true);
+extern "C" int oper_cuda_release_segment(int device, uint64_t pointer, uint64_t size) {
+  int before = 0;
+  cudaError_t error = cudaGetDevice(&before);
+  if (!error) error = cudaSetDevice(device);
+  if (error) return error;
+  error = cudaDeviceSynchronize();
+  if (!error) error = static_cast<cudaError_t>(oper::release(pointer, size, true));
+  cudaSetDevice(before);
+  return error;
 }

@@ -13,17 +13,17 @@
 namespace oper {
 namespace {
 
+int number_of(c10::Device device) { return std::max<int>(device.index(), 0); }
+
 at::Tensor bytes_at(uint64_t pointer, uint64_t size, c10::Device device) {
   ReleaseSegment* const release = device_library().release_segment;
+  // Whether it could be unmapped is not looked at: at the end of a process the driver may be gone.
   const auto unmap = [release, pointer, size, device](void*) {
-    const c10::DeviceGuard guard(device);
-    release(pointer, size);
+    release(number_of(device), pointer, size);
   };
   return at::from_blob(reinterpret_cast<void*>(pointer), {static_cast<int64_t>(size)}, unmap,
                        at::TensorOptions().dtype(at::kByte).device(device), device);
 }
-
-int number_of(c10::Device device) { return std::max<int>(device.index(), 0); }
 
 // At least `bytes`, not zeroed, and a descriptor that the caller closes.
 std::tuple<at::Tensor, int64_t> create_device_segment(int64_t bytes, c10::Device device) {

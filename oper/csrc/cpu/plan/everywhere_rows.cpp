@@ -32,6 +32,7 @@ Listed listed_rows(const at::Tensor& codes, const at::Tensor& listed_offset) {
 }
 
 RowCodes codes_of_groups(const at::Tensor& codes, int64_t groups) {
+  check_size(groups, 0, kMostThings, "groups");
   TORCH_CHECK_VALUE(groups > 0 || codes.numel() == 0, "groups: there are codes and no groups");
   return RowCodes::of(groups);
 }
@@ -79,7 +80,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> mark(const at::Tensor& codes, int
   check_offsets_from_zero(first_line, tables, "line_offset", "table");
   const int64_t lines = first_line[tables];
   const auto* const line = reinterpret_cast<const Line*>(
-      elements<int64_t>(bitmap, lines * (kWordsPerLine + 1), "bitmap"));
+      elements<int64_t>(bitmap, product(lines, kWordsPerLine + 1, "bitmap"), "bitmap"));
   const int64_t* marked = elements<int64_t>(group, tables, "group");
   std::vector<int64_t> listed(tables, 0);
   int64_t all = 0;

@@ -41,7 +41,7 @@ void with_law(int64_t rows, double exponent, const Tensor& ends, const Tensor& w
     const double* const weight = elements<double>(weights, "step_weights");
     double heaviest = 0;
     for (int64_t j = 0; j < ends.numel(); ++j) {
-      TORCH_CHECK_VALUE(end[j] > (j ? end[j - 1] : 0), "step_ends: must ascend from 1 or more");
+      TORCH_CHECK_VALUE(end[j] >= (j ? end[j - 1] : 0), "step_ends: must not descend from 0");
       TORCH_CHECK_VALUE(weight[j] >= 0 && weight[j] <= 1e300, "step_weights: ", weight[j]);
       heaviest = std::max(heaviest, weight[j]);
     }
@@ -67,7 +67,8 @@ Tensor draw_ranks(const Tensor& shares, int64_t rows, double exponent, const Ten
 }
 
 Placement placement_of(int64_t rows, int64_t order, int64_t key, bool moved) {
-  check_size(rows, 1, kMostRows, "rows");
+  // Beyond what tables have: labels are drawn by places among 2^52 rows.
+  check_size(rows, 1, int64_t{1} << 62, "rows");
   check_size(order, 0, static_cast<int64_t>(Order::kAge), "order");
   return {rows, static_cast<Order>(order), static_cast<uint64_t>(key), moved};
 }

@@ -90,15 +90,15 @@ using CreateSegment = int(int device, uint64_t bytes, uint64_t* size, uint64_t* 
                           int* descriptor);
 // The same memory in another process, of its *size, for a device there. The descriptor stays open.
 using AttachSegment = int(int device, int descriptor, uint64_t size, uint64_t* pointer);
-// Unmaps what either of the two mapped; kernels that use it must have ended.
-using ReleaseSegment = int(uint64_t pointer, uint64_t size);
+// Unmaps what either of the two mapped, once all work on the device that may use it has ended.
+using ReleaseSegment = int(int device, uint64_t pointer, uint64_t size);
 
 // The text of a cudaError_t.
 using ErrorText = const char*(int);
 
 // kDeviceInterface of the library: other arguments, or others of equal size, are another interface.
 using InterfaceNumber = int64_t();
-constexpr int64_t kDeviceInterface = (int64_t{2} << 32) + sizeof(LookupArguments) +
+constexpr int64_t kDeviceInterface = (int64_t{3} << 32) + sizeof(LookupArguments) +
                                      sizeof(TranslateArguments<int64_t, uint64_t>) +
                                      sizeof(CountArguments);
 
