@@ -27,7 +27,7 @@ from oper.planner.lp.pricing import everywhere_seconds, pricing_items
 from oper.planner.problem.problem import ClassProblem
 
 # Classes times holder sets: what the solver takes a second or two for.
-MOST_COLUMNS = 2_000
+MOST_COLUMNS = 500
 NODES = 200  # of branch and bound: some seconds at most
 RELATIVE_GAP = 1e-5
 STEP = "integer programme"

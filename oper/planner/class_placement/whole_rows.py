@@ -8,7 +8,9 @@ In: `PricingItems`, the items to keep whole, holder sets, the limits. Out: `Whol
     budget       Σ n[b, g] · m_b · (copies_g - 1) ≤ budget
 
 n is whole for the items asked for, which decide the ranks' loads, and any number for the others,
-which even the loads out. Solved to a limit of nodes, so that it is the same in every run.
+which even the loads out. Solved to a limit of nodes, so that it is the same in every run. The root
+may take minutes all the same: what is not solved within a limit of seconds, far above what it
+mostly takes, is not used.
 """
 
 from dataclasses import dataclass
@@ -23,6 +25,9 @@ from oper.cost.holder_sets import HolderSets
 from oper.cost.read_charges import Charges
 from oper.planner.lp.pricing import PricingItems, everywhere_seconds
 from oper.topology.topology import Topology
+
+_MOST_SECONDS = 10.0
+_OUT_OF_TIME = 1  # scipy's status
 
 
 @dataclass(frozen=True)
@@ -85,9 +90,13 @@ def place_whole(
             np.concatenate([np.full(len(limit), -np.inf), total]),
             np.concatenate([limit, total]),
         ),
-        options={"node_limit": nodes, "mip_rel_gap": relative_gap},
+        options={
+            "node_limit": nodes,
+            "mip_rel_gap": relative_gap,
+            "time_limit": _MOST_SECONDS,
+        },
     )
-    if found.x is None:
+    if found.x is None or found.status == _OUT_OF_TIME:
         return None
     placed = np.zeros(usable.shape)
     placed[b, g] = np.where(whole[b], np.rint(found.x[:-1]), np.maximum(found.x[:-1], 0.0)) * unit
