@@ -89,7 +89,7 @@ def imports() -> dict[str, set[str]]:
             elif isinstance(node, ast.Import):
                 targets = [alias.name for alias in node.names]
             found[name] |= {t for t in targets if t.startswith("oper.")} - {name}
-    del found["oper"]
+    del found["oper"], found["oper.__main__"]  # the front doors
     return found
 
 

@@ -97,7 +97,7 @@ def random_plan(
         bitmap=bitmap,
         **with_marks(packed, len(groups), bitmap, line_offset, marked)._asdict(),
     )
-    nothing = np.zeros(0, dtype=np.uint32)
+    nothing = np.zeros(len(layout.codes), dtype=np.uint32)
     return Plan(
         tables=tables,
         topology=Topology("test", (0,) * ranks, np.ones((ranks, ranks)), 1.0, 0.0),
