@@ -210,7 +210,7 @@ def test_damaged_folders(here: Path, folder: str, commands: list[str], damage: s
         elif damage == "gone":
             file.unlink()
         elif file.suffix == ".json":
-            file.write_bytes(whole.replace(b'"version": 1', b'"version": 9'))
+            file.write_bytes(whole.replace(b'"version": 2', b'"version": 9'))
         else:
             file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
         for command in commands:

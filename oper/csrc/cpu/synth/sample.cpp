@@ -29,7 +29,7 @@ constexpr int64_t kGrain = 1 << 14;
 
 template <typename Body>
 void with_law(int64_t rows, double exponent, const Tensor& ends, const Tensor& weights, Body body) {
-  check_size(rows, 1, kMostRows, "rows");
+  check_size(rows, 1, int64_t{1} << 62, "rows");
   if (ends.numel() == 0) {
     TORCH_CHECK_VALUE(exponent >= 0 && exponent <= 1e3, "exponent: ", exponent,
                       ", and 0 to 1000 was needed");
@@ -67,7 +67,7 @@ Tensor draw_ranks(const Tensor& shares, int64_t rows, double exponent, const Ten
 }
 
 Placement placement_of(int64_t rows, int64_t order, int64_t key, bool moved) {
-  check_size(rows, 1, kMostRows, "rows");
+  check_size(rows, 1, int64_t{1} << 62, "rows");
   check_size(order, 0, static_cast<int64_t>(Order::kAge), "order");
   return {rows, static_cast<Order>(order), static_cast<uint64_t>(key), moved};
 }
@@ -197,7 +197,7 @@ Tensor& samples_with_row_of(Tensor& samples_with_row, const Tensor& counts, int6
                             int64_t slots, int64_t key) {
   check_same_type(samples_with_row, "samples_with_row", counts, "counts");
   check_contiguous(samples_with_row, "samples_with_row");
-  check_size(samples, 1, kMostRows, "samples");
+  check_size(samples, 1, int64_t{1} << 62, "samples");
   check_size(slots, 0, kMostRows, "slots");
   TORCH_CHECK_VALUE(samples_with_row.numel() == counts.numel(),
                     "samples_with_row: ", samples_with_row.numel(), " counters, and ",
