@@ -41,7 +41,7 @@ void with_law(int64_t rows, double exponent, const Tensor& ends, const Tensor& w
     const double* const weight = elements<double>(weights, "step_weights");
     double heaviest = 0;
     for (int64_t j = 0; j < ends.numel(); ++j) {
-      TORCH_CHECK_VALUE(end[j] > (j ? end[j - 1] : 0), "step_ends: must ascend from 1 or more");
+      TORCH_CHECK_VALUE(end[j] >= (j ? end[j - 1] : 0), "step_ends: must ascend from 0 or more");
       TORCH_CHECK_VALUE(weight[j] >= 0 && weight[j] <= 1e300, "step_weights: ", weight[j]);
       heaviest = std::max(heaviest, weight[j]);
     }
