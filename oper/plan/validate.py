@@ -24,6 +24,12 @@ _CHUNK_LINES = 1 << 15
 # A rank has a row in one slot; slots that replanning left empty make some more.
 _MOST_SLOTS_A_ROW = 8
 _NUMBERS = (int, float)
+_OF_PARTITIONS = (
+    "access_bounded",
+    "memory_bounded",
+    "access_bounded_bytes",
+    "access_bounded_accesses",
+)
 
 
 def validate(plan: Any) -> None:
@@ -60,6 +66,9 @@ def validate_rank_map(found: RankMap, layout: Layout) -> None:
     for name, addresses in (("group_base", found.group_base), ("stripe_base", found.stripe_base)):
         field = addresses >> SLOT_BITS
         _need_all((field >= 0) & ((field < layout.ranks) | (field == LOCAL)), name, "name a rank")
+        # So that no row of the group or stripe is at an address of another field.
+        slot = addresses & ((1 << SLOT_BITS) - 1)
+        _need_all(slot < 1 << (SLOT_BITS - 1), name, "be slots of the arenas")
 
 
 def _check_small_arrays(layout: Layout, tables: int, ranks: int) -> None:
@@ -148,6 +157,8 @@ def _check_arenas(layout: Layout) -> None:
     reader = np.arange(len(layout.holds))[:, None]
     _need_all(layout.holds[reader, layout.source], "path", "name ranks that hold the group")
     room = layout.slots[layout.group_width]
+    # Half of what an address has room for: no first slot and position add up to more.
+    _need_below(layout.slots, 1 << (SLOT_BITS - 1), "slots")
     inside = (layout.base >= 0) & (layout.base <= room)
     _need_all(np.where(layout.holds, inside, layout.base == -1), "base", "be slots of the arenas")
 
@@ -233,11 +244,13 @@ def _check_figures(plan: Any) -> None:
     }
     balances = [prediction.dob, record.dob_before_swaps, record.greedy_dob or ()]
     optional = {f"dob: {n}": value for n, value in enumerate(v for b in balances for v in b)}
-    optional |= {key: certificate.get(key) for key in ("lower_bound_seconds", "certified_gap")}
+    if certificate:
+        numbers |= {key: certificate.get(key) for key in ("lower_bound_seconds", "certified_gap")}
+    if plan.partitions:
+        numbers |= {f"partitions: {key}": plan.partitions.get(key) for key in _OF_PARTITIONS}
     optional |= {
         f"settings: {key}": plan.settings.get(key) for key in ("extra_memory", "threshold", "dob")
     }
-    optional |= {f"partitions: {k}": v for k, v in plan.partitions.items() if k != "method"}
     if (replanned := record.replan) is not None:
         numbers |= {k: v for k, v in vars(replanned).items() if k != "old_plan"}
     for name, value in (numbers | {k: v for k, v in optional.items() if v is not None}).items():
