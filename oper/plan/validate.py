@@ -21,6 +21,12 @@ _CHUNK_LINES = 1 << 15
 # A rank has a row in one slot; slots that replanning left empty make some more.
 _MOST_SLOTS_A_ROW = 8
 _NUMBERS = (int, float)
+_OF_PARTITIONS = (
+    "access_bounded",
+    "memory_bounded",
+    "access_bounded_bytes",
+    "access_bounded_accesses",
+)
 
 
 def validate(plan: Any) -> None:
@@ -58,6 +64,9 @@ def validate_rank_map(found: RankMap, layout: Layout) -> None:
     for name, addresses in (("group_base", found.group_base), ("stripe_base", found.stripe_base)):
         field = addresses >> SLOT_BITS
         _need_all((field >= 0) & ((field < layout.ranks) | (field == LOCAL)), name, "name a rank")
+        # So that no row of the group or stripe is at an address of another field.
+        slot = addresses & ((1 << SLOT_BITS) - 1)
+        _need_all(slot < 1 << (SLOT_BITS - 1), name, "be slots of the arenas")
 
 
 def _check_small_arrays(layout: Layout, tables: int, ranks: int) -> None:
@@ -146,6 +155,8 @@ def _check_arenas(layout: Layout) -> None:
     reader = np.arange(len(layout.holds))[:, None]
     _need_all(layout.holds[reader, layout.source], "path", "name ranks that hold the group")
     room = layout.slots[layout.group_width]
+    # Half of what an address has room for: no first slot and position add up to more.
+    _need_below(layout.slots, 1 << (SLOT_BITS - 1), "slots")
     inside = (layout.base >= 0) & (layout.base <= room)
     right: NDArray[Any] = np.where(layout.holds, inside, layout.base == -1)
     _need_all(right, "base", "be slots of the arenas")

@@ -14,6 +14,7 @@ import io
 import json
 import random
 import shutil
+import subprocess
 import sys
 import tempfile
 import warnings
@@ -49,49 +50,67 @@ from oper.tables.table import IdRule, Table
 from oper.tables.table_file import load_tables
 from oper.topology.topology import Topology
 from scripts.fuzz.mutations import mutated
-from scripts.fuzz.outcome import Outcomes
+from scripts.fuzz.outcome import Outcomes, report
 
 _NUMBERS = (-1, 0, 1, 2**40, 2**63, 10**30, 0.5, 1e308)
 Read = Callable[[Path], object]
 
 
 def main() -> None:
-    """Run as many seeds as asked, over all kinds of files in turn."""
+    """The parent, which starts a process that reads, and another one where that crashed."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--count", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kind")
+    parser.add_argument("--child", type=Path, help="the log of a process that this one started")
     asked = parser.parse_args()
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
+    if asked.child is not None:
+        fuzz(asked.child, asked.count, asked.seed, asked.kind)
+        return
     # In memory where that is possible: files are made and removed by the thousand.
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
-        outcomes = fuzz(Path(folder), asked.count, asked.seed, asked.kind)
-    print(outcomes.report())
-    sys.exit(1 if outcomes.defects else 0)
+        log, end, seed = Path(folder) / "log", asked.seed + asked.count, asked.seed
+        log.touch()
+        while seed < end:
+            command = [sys.executable, "-m", "scripts.fuzz.files", "--child", str(log)]
+            command += ["--seed", str(seed), "--count", str(end - seed)]
+            command += [] if asked.kind is None else ["--kind", asked.kind]
+            status = subprocess.run(command, check=False).returncode
+            lines = log.read_text(encoding="utf-8").splitlines()
+            if status == 0:
+                break
+            if not lines or lines[-1].count("\t") == 3:
+                sys.exit("the process that reads does not start")
+            lines[-1] += f"crashed\tstatus {status}"
+            log.write_text("\n".join([*lines, ""]), encoding="utf-8")
+            seed = int(lines[-1].split("\t")[0]) + 1
+        counts, defects = report(log)
+    print("\n".join([counts, *defects]))
+    sys.exit(1 if defects else 0)
 
 
-def fuzz(folder: Path, number: int, first: int = 0, kind: str | None = None) -> Outcomes:
-    """Damage and read `number` files, seeds `first` on; `folder` takes the valid ones."""
-    logs = _logs(folder / "logs")
-    folders = _folders(folder / "folders")
-    names = [*logs, *_TEXT_FILES, *folders]
-    names = [name for name in names if kind in (None, name)]
-    outcomes = Outcomes()
-    for name in names:
-        _check_valid(name, logs, folders, folder / "valid")
-    for seed in range(first, first + number):
-        name = names[seed % len(names)]
-        rng = random.Random(seed)
-        scratch = folder / "damaged"
-        shutil.rmtree(scratch, ignore_errors=True)
-        if name in folders:
-            read = _damaged_folder(folders[name], scratch, rng, folders["plan"][0])
-        else:
-            read = _damaged_file(name, logs, scratch, rng)
-        outcomes.of(name, str(seed), read)
-    return outcomes
+def fuzz(log: Path, number: int, first: int, kind: str | None = None) -> None:
+    """Damage and read `number` files, seeds `first` on; the outcomes go to the log."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(dir=log.parent) as made:
+        folder = Path(made)
+        logs, folders = _logs(folder / "logs"), _folders(folder / "folders")
+        names = [n for n in (*logs, *_TEXT_FILES, *folders) if kind in (None, n)]
+        for name in names:
+            _check_valid(name, logs, folders, folder / "valid")
+        outcomes = Outcomes(log)
+        for seed in range(first, first + number):
+            name = names[seed % len(names)]
+            rng = random.Random(seed)
+            scratch = folder / "damaged"
+            shutil.rmtree(scratch, ignore_errors=True)
+            if name in folders:
+                read = _damaged_folder(folders[name], scratch, rng)
+            else:
+                read = _damaged_file(name, logs, scratch, rng)
+            outcomes.of(name, seed, read)
 
 
 def _check_valid(name: str, logs: dict[str, Path], folders: Any, scratch: Path) -> None:
@@ -140,7 +159,7 @@ def _count(path: Path, ids: Any, skip: bool) -> None:
 
 
 def _damaged_folder(
-    kind: tuple[Path, Format, Read], scratch: Path, rng: random.Random, plan: Path
+    kind: tuple[Path, Format, Read], scratch: Path, rng: random.Random
 ) -> Callable[[], object]:
     folder, form, read = kind
     shutil.copytree(folder, scratch)

@@ -35,6 +35,7 @@ class Argument:
     value: Any
     vouched: bool = False
     columns: tuple[int, ...] = ()
+    numbers: tuple[int, ...] = _NUMBERS
 
 
 def damaged(arguments: list[Argument], rng: random.Random) -> list[Argument]:
@@ -45,16 +46,16 @@ def damaged(arguments: list[Argument], rng: random.Random) -> list[Argument]:
         elif isinstance(argument.value, torch.Tensor):
             argument.value = _damaged_tensor(argument, rng)
         elif not argument.vouched:
-            argument.value = _damaged_value(argument.value, rng)
+            argument.value = _damaged_value(argument.value, rng, argument.numbers)
     return arguments
 
 
-def _damaged_value(value: Any, rng: random.Random) -> Any:
+def _damaged_value(value: Any, rng: random.Random, numbers: tuple[int, ...] = _NUMBERS) -> Any:
     match value:
         case bool():
             return not value
         case int():
-            return rng.choice((*_NUMBERS, value + 1, value - 1))
+            return rng.choice((*numbers, value + 1, value - 1))
         case float():
             return rng.choice(_FLOATS)
         case str():
@@ -201,6 +202,11 @@ def _batch() -> list[Argument]:
     )  # fmt: skip
 
 
+def _out_elements() -> Argument:
+    # An output of gigabytes is one, if it is asked for.
+    return Argument(320, numbers=(0, 1, -1, 2**62, 2**63 - 1, -(2**63)))
+
+
 def _sort() -> list[Argument]:
     addresses = torch.randint(0, 30, (40,)) | torch.randint(0, 2, (40,)) << SLOT_BITS
     addresses[::5] = LOCAL << SLOT_BITS | 3
@@ -221,7 +227,7 @@ def _sum_gradients() -> list[Argument]:
     runs = len(starts) - 1
     keep = (_FIELDS.index("bucket"), _FIELDS.index("has_gradient"))
     return _list(
-        torch.rand(160), _vouched(positions), starts, 0, runs, torch.arange(0, 41, 2),
+        torch.rand(160), _vouched(positions), _vouched(starts), 0, runs, torch.arange(0, 41, 2),
         torch.rand(40), _vouched(features, *keep), _vouched(segments), 8, 1.0,
         torch.empty(runs * 8),
     )  # fmt: skip
@@ -294,7 +300,7 @@ CASES: dict[str, Callable[[], list[Argument]]] = {
     "number_bitmap": lambda: _list(torch.randint(0, 2**62, (5, 8)), _i64(0, 2, 5)),
     "listed_and_striped_counts": _listed_and_striped,
     "translate": _translate,
-    "pooled_rows": lambda: [*_batch(), *_list(320, torch.float32, 0)],
+    "pooled_rows": lambda: [*_batch(), *_list(_out_elements(), torch.float32, 0)],
     "weight_gradients": lambda: _list(torch.rand(320), *_batch()),
     "copy_rows": lambda: _list(
         _vouched(_i64(0, 5, 9)),

@@ -1,7 +1,7 @@
 """What may come of reading a file: success or an OperError of one line, soon and in bounded memory.
 
 Time is of the processor, as the machine may be busy; memory is what the process may map beyond what
-it had mapped before.
+it had mapped before. Each outcome is a line of a log, which is there also after a crash.
 """
 
 import resource
@@ -10,6 +10,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from oper.base.errors import OperError
@@ -19,17 +20,18 @@ MOST_BYTES = 4 << 30
 
 
 class Outcomes:
-    """Outcomes by kind, and the defects among them with the seeds that make them again."""
+    """Reads, and logs what came of it: seed, kind of file, outcome and what is wrong, with tabs."""
 
-    def __init__(self) -> None:
-        self.counts: Counter[tuple[str, str]] = Counter()
-        self.defects: list[str] = []
+    def __init__(self, log: Path) -> None:
+        self._log = open(log, "a", encoding="utf-8")  # noqa: SIM115  (as long as the process)
         signal.signal(signal.SIGPROF, _stop)
         _limit_memory()
 
-    def of(self, what: str, seed: str, read: Callable[[], object]) -> None:
-        """Read, and note what came of it; `seed` says how to do it again."""
-        begun = time.process_time()
+    def of(self, what: str, seed: int, read: Callable[[], object]) -> None:
+        """Read, and log what came of it; `seed` says how to do it again."""
+        self._log.write(f"{seed}\t{what}\t")
+        self._log.flush()  # it may crash
+        begun, wrong = time.process_time(), ""
         signal.setitimer(signal.ITIMER_PROF, 4 * MOST_SECONDS)
         try:
             read()
@@ -37,32 +39,30 @@ class Outcomes:
         except OperError as error:
             outcome = "refused"
             if "\n" in str(error):
-                self._defect(what, seed, f"more than one line: {error!s:.300}")
+                wrong = f"more than one line: {error!s:.300}"
         except Exception as error:
-            where = traceback.extract_tb(error.__traceback__)[-1]
-            outcome = "defect"
-            self._defect(
-                what,
-                seed,
-                f"{type(error).__name__}: {error!s:.200} ({where.filename}:{where.lineno})",
-            )
+            at, outcome = traceback.extract_tb(error.__traceback__)[-1], "failed"
+            wrong = f"{type(error).__name__}: {error!s:.200} ({at.filename}:{at.lineno})"
         signal.setitimer(signal.ITIMER_PROF, 0)
-        if (seconds := time.process_time() - begun) > MOST_SECONDS:
-            self._defect(what, seed, f"{seconds:.1f} s")
-        self.counts[what, outcome] += 1
+        if not wrong and (seconds := time.process_time() - begun) > MOST_SECONDS:
+            wrong = f"{seconds:.1f} s"
+        self._log.write(f"{outcome}\t{' '.join(wrong.split())}\n")
 
-    def report(self) -> str:
-        """Counts by kind of input, and the defects, each once."""
-        kinds = sorted({what for what, _ in self.counts})
-        lines = [
-            f"{what:24} {self.counts[what, 'read']:8,} read "
-            f"{self.counts[what, 'refused']:8,} refused {self.counts[what, 'defect']:6,} defects"
-            for what in kinds
-        ]
-        return "\n".join([*lines, *dict.fromkeys(self.defects)])
 
-    def _defect(self, what: str, seed: str, reason: str) -> None:
-        self.defects.append(f"DEFECT {what}, seed {seed}: {reason}")
+def report(log: Path) -> tuple[str, list[str]]:
+    """Counts by kind of file, and the defects in a log."""
+    counts: Counter[tuple[str, str]] = Counter()
+    defects = []
+    for line in log.read_text(encoding="utf-8").splitlines():
+        seed, what, outcome, wrong = line.split("\t")
+        counts[what, outcome] += 1
+        if wrong:
+            defects.append(f"DEFECT {what}, seed {seed}: {wrong}")
+    lines = [
+        f"{what:24} {counts[what, 'read']:8,} read {counts[what, 'refused']:8,} refused"
+        for what in sorted({what for what, _ in counts})
+    ]
+    return "\n".join([*lines, f"{sum(counts.values()):,} files"]), defects
 
 
 def _stop(number: int, frame: Any) -> None:

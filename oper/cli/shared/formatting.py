@@ -32,6 +32,8 @@ def plural(number: int, noun: str) -> str:
 
 def format_gap(value: float) -> str:
     """A certified gap, a fraction, as a percentage, rounded up: 1.23e-4 -> '0.0123%'."""
+    if value > 1e6:  # of no plan, and far beyond it no integer
+        return f"{100 * value:.4g}%"
     return "<0.0001%" if value < 1e-6 else f"{math.ceil(1e6 * value) / 1e4:.4g}%"
 
 

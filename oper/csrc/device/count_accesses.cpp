@@ -18,7 +18,7 @@ at::Tensor accesses_by_rank(const at::Tensor& addresses, const at::Tensor& segme
                             int64_t ranks, int64_t stream) {
   const c10::DeviceGuard guard(addresses.device());
   check_size(ranks, 1, kMostThings, "ranks");
-  check_index(rank, ranks, "rank", "ranks");
+  check_size(rank, 0, ranks - 1, "rank");
   check_size(buckets, 0, kMostThings / ranks, "buckets");
   const Features of = features_of(features, segment_offset);
   CountArguments a{};

@@ -40,15 +40,19 @@ class ParquetSource(KnownSize):
             while True:
                 try:
                     part = next(parts, None)
+                    if part is None:
+                        return
+                    batch = batch_of(part, selection, Location(self.name, first))
                 except _DAMAGE as error:
-                    raise OperError(
-                        f"{self._path}, after row {first}: is damaged or truncated "
-                        f"({one_line(error)}); copy or write it again"
-                    ) from error
-                if part is None:
-                    return
-                yield batch_of(part, selection, Location(self.name, first))
+                    raise self._damaged(first, error) from error
+                yield batch
                 first += part.num_rows
+
+    def _damaged(self, first: int, error: Exception) -> OperError:
+        return OperError(
+            f"{self._path}, after row {first}: is damaged or truncated ({one_line(error)}); copy "
+            "or write it again"
+        )
 
     def _open(self) -> Any:
         try:

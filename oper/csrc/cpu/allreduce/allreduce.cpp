@@ -26,6 +26,8 @@ namespace {
 // What a thread gets at least: less would not pay for waking it.
 constexpr int64_t kFloatsPerTask = 1 << 15;
 constexpr int64_t kWordsPerTask = 1 << 12;
+// Of a bucket: their bitmap takes 2 GiB, and they themselves far more than any machine has.
+constexpr int64_t kMostReplicas = int64_t{1} << 34;
 
 // The words of a bitmap.
 uint64_t* words(const at::Tensor& tensor, int64_t size, const char* name) {
@@ -36,7 +38,7 @@ uint64_t* words(const at::Tensor& tensor, int64_t size, const char* name) {
 int64_t words_of_all(at::IntArrayRef rows) {
   int64_t sum = 0;
   for (int64_t r : rows) {
-    check_size(r, 0, kMostRows, "rows");
+    check_size(r, 0, kMostReplicas, "rows");
     sum += words_of(r);
   }
   return sum;

@@ -8,13 +8,12 @@
 //
 // * translate: bitmaps whose headers count their bits, codes of the groups, steps that name ranks.
 //   AddressMap vouches, of a layout that oper/plan/validate.py has seen.
-// * pooled_rows, weight_gradients: addresses of slots within the arenas, and bases of arenas that
-// are
-//   mapped here, with the features' widths and bytes of a row. AddressMap and Heap vouch.
+// * pooled_rows, weight_gradients: addresses of slots within the arenas, and bases of arenas mapped
+//   here, with the features' widths and bytes of a row. AddressMap and Heap vouch.
 // * copy_rows: slots of the arena at base_pointer, by row_bytes. RowFetcher vouches, as the slots
 //   are of addresses that other ranks' maps gave.
-// * sum_gradients: positions of accesses of one bucket, by the features and segments that they were
-//   sorted with. sort_accesses vouches.
+// * sum_gradients: positions and runs of accesses of one bucket, by the features and segments that
+//   they were sorted with. sort_accesses vouches.
 // * map_segment, protect: a descriptor and memory of a segment. SharedSegment vouches.
 //
 // Operators on devices cannot read what lies on the device without a wait: there the contents of

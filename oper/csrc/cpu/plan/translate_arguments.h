@@ -63,7 +63,7 @@ inline void check_tables(const Segments& segments, const TableMap* tables, const
                       within(table.pattern, table.period, steps) &&
                       table.reciprocal == ~uint64_t{0} / static_cast<uint64_t>(table.period) + 1 &&
                       within(table.stripe_base, stripe_base.size(1), stripe_base.numel()) &&
-                      within(table.origin - numbering[table.first_line].before(), 1, table.period);
+                      within(table.origin - numbering[table.first_line].before(), 1, kMostRows);
     TORCH_CHECK_VALUE(
         fits, "tables: number ", segments.table[s],
         " goes beyond the bitmap, the steps, the stripe bases or the plain addresses");

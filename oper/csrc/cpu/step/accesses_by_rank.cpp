@@ -54,7 +54,7 @@ at::Tensor accesses_by_rank(const at::Tensor& addresses, const at::Tensor& segme
                             const at::Tensor& features, int64_t buckets, int64_t rank,
                             int64_t ranks, int64_t /*stream*/) {
   check_size(ranks, 1, kMostThings, "ranks");
-  check_index(rank, ranks, "rank", "ranks");
+  check_size(rank, 0, ranks - 1, "rank");
   check_size(buckets, 0, kMostThings / ranks, "buckets");
   const Features of = features_of(features, segment_offset);
   const int64_t* const address = elements<int64_t>(addresses, of.accesses(), "addresses");

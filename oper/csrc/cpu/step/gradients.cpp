@@ -214,8 +214,9 @@ void sum_gradients(const at::Tensor& grad, const at::Tensor& positions, const at
   TORCH_CHECK_VALUE(0 <= first_run && first_run <= last_run && last_run < run_start.numel(),
                     "runs: ", first_run, " to ", last_run, " of ", run_start.numel() - 1);
   check_size(accesses, 0, std::numeric_limits<int32_t>::max(), "segment_offset: accesses");
-  check_offsets_within(start + first_run, last_run - first_run, positions.numel(), "run_start",
-                       "positions");
+  TORCH_CHECK_VALUE(start[first_run] >= 0 && start[last_run] <= positions.numel(),
+                    "run_start: goes from ", start[first_run], " to ", start[last_run],
+                    ", and there are ", positions.numel(), " positions");
   check_size(dim, 1, kMostRows, "dim");
   elements<float>(out, product(last_run - first_run, dim, "out"), "out");
   check_contiguous(grad, "grad");

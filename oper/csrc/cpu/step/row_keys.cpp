@@ -46,7 +46,7 @@ void number_rows(RowKeys& keys) {
 RowKeys row_keys(const at::Tensor& addresses, const at::Tensor& segment_offset,
                  const at::Tensor& features, int64_t rank, int64_t ranks, int64_t buckets) {
   check_size(ranks, 1, kMostThings, "ranks");
-  check_index(rank, ranks, "rank", "ranks");
+  check_size(rank, 0, ranks - 1, "rank");
   check_size(buckets, 0, kMostThings / ranks, "buckets");
   TORCH_CHECK_VALUE(addresses.numel() <= std::numeric_limits<int32_t>::max(),
                     "addresses: ", addresses.numel(),

@@ -29,7 +29,7 @@ constexpr int64_t kGrain = 1 << 14;
 
 template <typename Body>
 void with_law(int64_t rows, double exponent, const Tensor& ends, const Tensor& weights, Body body) {
-  check_size(rows, 1, kMostRows, "rows");
+  check_size(rows, 1, int64_t{1} << 62, "rows");
   if (ends.numel() == 0) {
     TORCH_CHECK_VALUE(exponent >= 0 && exponent <= 1e3, "exponent: ", exponent,
                       ", and 0 to 1000 was needed");
@@ -41,7 +41,7 @@ void with_law(int64_t rows, double exponent, const Tensor& ends, const Tensor& w
     const double* const weight = elements<double>(weights, "step_weights");
     double heaviest = 0;
     for (int64_t j = 0; j < ends.numel(); ++j) {
-      TORCH_CHECK_VALUE(end[j] >= (j ? end[j - 1] : 0), "step_ends: must not descend from 0");
+      TORCH_CHECK_VALUE(end[j] >= (j ? end[j - 1] : 0), "step_ends: must ascend from 0 or more");
       TORCH_CHECK_VALUE(weight[j] >= 0 && weight[j] <= 1e300, "step_weights: ", weight[j]);
       heaviest = std::max(heaviest, weight[j]);
     }
@@ -198,7 +198,7 @@ Tensor& samples_with_row_of(Tensor& samples_with_row, const Tensor& counts, int6
                             int64_t slots, int64_t key) {
   check_same_type(samples_with_row, "samples_with_row", counts, "counts");
   check_contiguous(samples_with_row, "samples_with_row");
-  check_size(samples, 1, kMostRows, "samples");
+  check_size(samples, 1, int64_t{1} << 62, "samples");
   check_size(slots, 0, kMostRows, "slots");
   TORCH_CHECK_VALUE(samples_with_row.numel() == counts.numel(),
                     "samples_with_row: ", samples_with_row.numel(), " counters, and ",

@@ -136,7 +136,8 @@ class Steps {
         std::min<int64_t>(above - cumulative_.begin(), static_cast<int64_t>(ends_.size()) - 1);
     const double inside = target - (j ? cumulative_[j - 1] : 0.0);
     const int64_t rank = begin_of(j) + static_cast<int64_t>(inside / weights_[j]);
-    return std::clamp(rank, begin_of(j), ends_[j] - 1);  // a step of weight 0 divides by it
+    // A step of weight 0 divides by it, and one without ranks has no last one.
+    return std::min({std::max(rank, begin_of(j)), std::max(ends_[j] - 1, begin_of(j)), rows() - 1});
   }
 
  private:
