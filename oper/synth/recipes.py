@@ -17,6 +17,7 @@ import yaml
 from numpy.typing import NDArray
 
 from oper.base.errors import OperError
+from oper.base.tensors import as_int64, as_tensor
 from oper.tables.table import Table
 from oper.tables.table_file import load_tables
 
@@ -41,9 +42,7 @@ class Law:
     @cached_property
     def arguments(self) -> tuple[float, Any, Any]:
         """The law as the native kernels take it."""
-        import torch
-
-        return self.exponent, torch.from_numpy(self.step_ends), torch.from_numpy(self.step_weights)
+        return self.exponent, as_int64(self.step_ends), as_tensor(self.step_weights)
 
     @cached_property
     def hottest_share(self) -> float:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from oper.base import native
-from oper.synth.recipes import Law
+from oper.synth.recipes import Law, load_recipe
 from tests.support.popularity_laws import chances_of, fits
 
 SCATTERED, FREQUENCY, AGE = range(3)
@@ -55,6 +55,16 @@ def test_step_ranks_invert_the_distribution_function() -> None:
     shares = np.random.default_rng(1).random(10_000)
     ranks = native.ops().draw_ranks(torch.from_numpy(shares), 50, *law.arguments).numpy()
     np.testing.assert_array_equal(ranks, np.searchsorted(below, shares, side="right"))
+
+
+def test_step_ranks_of_a_published_workload_invert_its_distribution_functions() -> None:
+    shares = np.random.default_rng(2).random(1000)
+    for feature in load_recipe("meta-2021", scale=0.001).features[::20]:
+        law = feature.law
+        below = np.cumsum(chances_of(law))
+        ranks = native.ops().draw_ranks(torch.from_numpy(shares), law.rows, *law.arguments)
+        expected = np.minimum(np.searchsorted(below, shares, side="right"), law.rows - 1)
+        np.testing.assert_allclose(ranks.numpy(), expected, atol=1)
 
 
 @given(
