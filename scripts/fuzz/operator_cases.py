@@ -130,6 +130,10 @@ def _i32(*values: int) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
+def _doubles(*shape: int) -> torch.Tensor:
+    return torch.rand(shape, dtype=torch.float64)
+
+
 def _counters(size: int) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(1).integers(0, 9, size).astype(np.uint32))
 
@@ -288,6 +292,13 @@ CASES: dict[str, Callable[[], list[Argument]]] = {
     "distinct": lambda: _list(*_columns(), 2, 10, 3),
     "histogram": lambda: _list(_counters(50), _counters(20), _i64(0, 20, 50), _i64(0, -1)),
     "find_classes": lambda: _list(_counters(50), _counters(50), _i64(0, 20, 50), *_entries()),
+    "cut_partitions": lambda: _list(_i64(3, 0, 400), _i64(64, 16, 16), _i64(90, 5, 0), 300, 100),
+    "give_leftovers": lambda: _list(
+        _i64(1, 0, 5), _doubles(3, 4), _doubles(3), _i64(*range(12)).view(3, 4), _doubles(4)
+    ),
+    "whole_by_shares": lambda: _list(_i64(1, 0, 50), _doubles(3, 4), _i64(0, 1, 0), _doubles(3), 2),
+    "least_loaded": lambda: _list(_doubles(9), _doubles(3)),
+    "rows_to_least_loaded": lambda: _list(_i64(1, 0, 50), _i64(9, 7, 0), 4),
     "assign_groups": lambda: _list(
         _i32(0, 1, 0, 1), _i64(1, 1, 2, 2).view(2, 2), _i32(0, 1, 2, 3).view(2, 2)
     ),

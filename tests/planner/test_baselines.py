@@ -5,9 +5,11 @@ from typing import Literal
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oper.base import native
 from oper.cost.expected_reads import expected_reads
 from oper.cost.holder_set_sums import Sums
 from oper.cost.holder_sets import HolderSets
@@ -49,16 +51,24 @@ def assert_same_sums(found: Sums, wanted: Sums) -> None:
 
 
 @given(
-    load=st.lists(st.integers(0, 300), min_size=1, max_size=9),
-    rows=st.integers(0, 200),
-    size=st.integers(1, 60),
+    classes=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 200)), min_size=1, max_size=6),
+    ranks=st.integers(1, 9),
 )
-def test_water_fill_is_row_by_row(load: list[int], rows: int, size: int) -> None:
-    given = [0] * len(load)
-    for _ in range(rows):
-        now = [held + n * size for held, n in zip(load, given, strict=True)]
-        given[now.index(min(now))] += 1
-    assert b.water_fill(load, rows, size) == given
+def test_rows_go_to_the_least_loaded_one_by_one(classes: list[tuple[int, int]], ranks: int) -> None:
+    accesses, rows = np.array(sorted(classes, reverse=True), dtype=np.int64).T
+    class_of, rank_of, given_rows = native.ops().rows_to_least_loaded(
+        torch.from_numpy(rows.copy()), torch.from_numpy(accesses.copy()), ranks
+    )
+    found = np.zeros((len(rows), ranks), dtype=np.int64)
+    np.add.at(found, (class_of.numpy(), rank_of.numpy()), given_rows.numpy())
+    load = [0] * ranks
+    for c, (n, size) in enumerate(zip(rows.tolist(), accesses.tolist(), strict=True)):
+        expected = [0] * ranks
+        for k in range(n):
+            rank = load.index(min(load)) if size else (c + k) % ranks
+            expected[rank] += 1
+            load[rank] += size
+        assert found[c].tolist() == expected
 
 
 @pytest.mark.parametrize("seed", range(5))

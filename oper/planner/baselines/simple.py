@@ -14,12 +14,13 @@ Rows of a class are interchangeable, so a baseline is a list of cells: so many r
 rank. The contiguous ones also say which rows exactly, as ranges.
 """
 
-import heapq
-from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from oper.base import native
+from oper.base.tensors import as_int64
 from oper.planner.baselines.baseline import (
     Baseline,
     Cells,
@@ -53,63 +54,11 @@ def row_wise(problem: Problem) -> Baseline:
 
 def access_greedy(problem: ClassProblem) -> Baseline:
     """Rows one by one, most accessed first, to the rank with the fewest accesses so far."""
-    classes, ranks = problem.classes, problem.ranks
-    least = [(0, rank) for rank in range(ranks)]  # a heap of (accesses so far, rank)
-    class_of: list[int] = []
-    rank_of: list[int] = []
-    rows_of: list[int] = []
-
-    def give(index: int, ranks: Iterable[int], rows: Iterable[int]) -> None:
-        before = len(rank_of)
-        rank_of.extend(ranks)
-        rows_of.extend(rows)
-        class_of.extend([index] * (len(rank_of) - before))
-
-    for index, (rows, accesses) in enumerate(
-        zip(classes.rows.tolist(), classes.accesses.tolist(), strict=True)
-    ):
-        if accesses == 0:
-            share, rest = divmod(rows, ranks)
-            give(index, range(ranks), (share + ((r - index) % ranks < rest) for r in range(ranks)))
-        elif rows <= ranks:
-            for _ in range(rows):
-                held, rank = least[0]
-                heapq.heapreplace(least, (held + accesses, rank))
-                give(index, [rank], [1])
-        else:
-            load = [held for _, held in sorted((rank, held) for held, rank in least)]
-            given = water_fill(load, rows, accesses)
-            give(index, range(ranks), given)
-            least = [(load[rank] + n * accesses, rank) for rank, n in enumerate(given)]
-            heapq.heapify(least)
-    columns = (np.array(values, dtype=np.int64) for values in (class_of, rank_of, rows_of))
-    return single_owner_baseline("access_greedy", problem, Cells(*columns))
-
-
-def water_fill(load: list[int], rows: int, size: int) -> list[int]:
-    """How many of `rows` items of equal `size` > 0 each rank gets when one after the other goes to
-    the rank with the least load, the lowest rank in ties. In O(M log M), whatever the rows.
-
-    The k-th item of rank j comes at level load[j] + k·size; the `rows` items with the smallest
-    levels are given. At the water level T (a rank below it is filled up to it), rank j
-    gets ⌈(T - load[j]) / size⌉ items or one fewer: that fewer first, the rest by their levels.
-    """
-    given = [0] * len(load)
-    if rows > len(load):
-        poured = rows * size
-        for below, held in enumerate(sorted(load)):
-            if below and held * below >= poured:
-                break
-            poured += held
-            level = poured // (below + 1)
-        given = [max(-((held - level) // size) - 1, 0) for held in load]
-    heap = [(held + n * size, rank) for rank, (held, n) in enumerate(zip(load, given, strict=True))]
-    heapq.heapify(heap)
-    for _ in range(rows - sum(given)):
-        held, rank = heap[0]
-        given[rank] += 1
-        heapq.heapreplace(heap, (held + size, rank))
-    return given
+    classes = problem.classes
+    cells: Any = native.ops().rows_to_least_loaded(
+        as_int64(classes.rows), as_int64(classes.accesses), problem.ranks
+    )
+    return single_owner_baseline("access_greedy", problem, Cells(*cells.numpy()))
 
 
 def memory_pieces(problem: Problem) -> Pieces:

@@ -7,12 +7,14 @@ balance asked for is not reached, the threshold is halved and both steps are don
 is, or halving stops helping.
 """
 
-import heapq
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
+from oper.base import native
 from oper.base.arrays import Floats, Ints
+from oper.base.tensors import as_tensor
 from oper.cost.objective import degree_of_balance
 from oper.planner.class_placement.access_partitions import Partitions, partitions
 from oper.planner.problem.classes import Classes
@@ -91,16 +93,11 @@ def _place_once(
     read = classes.S * classes.R
     run_work = run_rows * read[run_class]
     partition = parts.run_partition[runs]
-    work = np.bincount(partition, weights=run_work, minlength=listed)
-    rank_of = np.zeros(listed, dtype=np.int64)
+    work = np.bincount(partition, weights=run_work, minlength=listed).astype(np.float64)
     usable = shares > 0
-    heap = [(0.0, r) for r in range(ranks) if usable[r]]
-    inverse = np.where(usable, 1 / np.where(usable, shares, 1), 0).tolist()
-    for p, amount in enumerate(work.tolist()):
-        load, rank = heap[0]
-        rank_of[p] = rank
-        heapq.heapreplace(heap, (load + amount * inverse[rank], rank))
-    run_rank = rank_of[partition]
+    inverse = np.where(usable, 1 / np.where(usable, shares, 1), 0)
+    rank_of: Any = native.ops().least_loaded(as_tensor(work), as_tensor(inverse))
+    run_rank = rank_of.numpy()[partition]
 
     lookups = np.bincount(run_rank, weights=run_work, minlength=ranks)
     listed_bytes = np.bincount(run_rank, weights=run_rows * classes.m[run_class], minlength=ranks)

@@ -17,7 +17,7 @@ from oper.cost.holder_sets import (
 from oper.plan.layout import LONGEST_PERIOD
 from oper.planner.class_placement.access_partitions import Partitions, partitions
 from oper.planner.class_placement.class_placement import ClassPlacement
-from oper.planner.class_placement.rounding import whole_rows
+from oper.planner.class_placement.rounding import whole_by_shares
 from oper.planner.class_placement.whole_rows import place_whole
 from oper.planner.lp import restricted_master
 from oper.planner.lp.pricing import PricingItems, pricing_items
@@ -72,7 +72,7 @@ def place_on_heterogeneous(
     by_owner /= by_owner.sum(axis=1, keepdims=True)
     shares = by_owner[solved.bucket[unit]]
     traffic = classes.traffic_bytes(workload)
-    counts = _whole_by_shares(classes.rows, shares, solved.bucket[unit], traffic)
+    counts = whole_by_shares(classes.rows, shares, solved.bucket[unit], traffic)
     striped = np.where(number < listed, 0, classes.rows)
     memory = _within_capacity(problem, sets.holds.T @ (counts.T @ classes.m))
     counts[listed:] = 0
@@ -156,33 +156,6 @@ def _listed_classes(classes: Classes, parts: Partitions, listed_share: float) ->
     by_partition = int(bounded.max()) + 1 if len(bounded) else 0
     room = listed_share * int(classes.rows.sum())
     return max(by_partition, int(np.searchsorted(np.cumsum(classes.rows), room, side="right")))
-
-
-def _whole_by_shares(rows: Ints, shares: Floats, bucket: Ints, traffic: Floats) -> Ints:
-    """Whole rows [C, G] by `shares` [C, G], the first M of them single owners.
-
-    What rounding takes from a holder set is made up for by the next classes: of hot classes, which
-    have fewer rows than there are holder sets, in `traffic` [C], as they decide a rank's load; of
-    the others in rows of the same bucket, as they decide its memory.
-    """
-    counts = np.zeros(shares.shape, dtype=np.int64)
-    sets = shares.shape[1]
-    owed_traffic = np.zeros(sets)
-    owed_rows: dict[int, Floats] = {}
-    # There may be a hundred thousand classes of a few rows: what needs no order is done at once.
-    exact, used = rows[:, None] * shares, shares > 0
-    by_traffic = (rows <= sets) & (traffic > 0)
-    of_class = zip(rows.tolist(), traffic.tolist(), bucket.tolist(), by_traffic, strict=True)
-    for c, (n, weight, b, hot) in enumerate(of_class):
-        if hot:
-            wanted = np.where(used[c], exact[c] + owed_traffic / weight, 0.0)
-            counts[c] = whole_rows(np.minimum(np.maximum(wanted, 0), n), n)
-            owed_traffic += (exact[c] - counts[c]) * weight
-        else:
-            wanted = exact[c] + owed_rows.get(b, 0.0)
-            counts[c] = whole_rows(np.maximum(wanted, 0), n)
-            owed_rows[b] = wanted - counts[c]
-    return counts
 
 
 def _keep_budget(

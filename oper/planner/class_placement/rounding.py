@@ -3,11 +3,14 @@
 In: rows of each class, and shares of holder sets. Out: whole rows of each class in each.
 """
 
+from typing import Any
+
 import numpy as np
+import torch
 
+from oper.base import native
 from oper.base.arrays import Floats, Ints
-
-MANY_SETS = 64  # above, arrays of holder sets are faster than lists
+from oper.base.tensors import as_int64, as_tensor
 
 
 def split_evenly(rows: Ints, shares: Floats, load: Floats, traffic: Floats) -> Ints:
@@ -25,53 +28,31 @@ def split_evenly(rows: Ints, shares: Floats, load: Floats, traffic: Floats) -> I
     load += (counts * traffic[:, None]).sum(axis=0)
     left = rows - counts.sum(axis=1)
     some = np.flatnonzero(left)
-    give = _give_to_many if shares.shape[1] > MANY_SETS else _give_to_few
-    give(some, left, shares, traffic, counts, load)
+    leftovers = np.zeros((len(some), len(load)), dtype=np.int64)
+    native.ops().give_leftovers(
+        as_int64(left[some]),
+        as_tensor(shares[some]),
+        as_tensor(traffic[some]),
+        torch.from_numpy(leftovers),
+        torch.from_numpy(load),
+    )
+    counts[some] += leftovers
     return counts
 
 
-def _give_to_few(
-    some: Ints, left: Ints, shares: Floats, traffic: Floats, counts: Ints, load: Floats
-) -> None:
-    """Add the `left[c]` rows of each class of `some` to `counts` and their traffic to `load`."""
-    # A holder set's turn comes by its share of the leftovers, which `given` counts. Lists, as this
-    # goes class by class over few holder sets.
-    given, loads = [0.0] * shares.shape[1], load.tolist()
-    for c, n, share in zip(some.tolist(), left[some].tolist(), shares[some].tolist(), strict=True):
-        usable = [g for g, part in enumerate(share) if part > 0]
-        turns = {g: int(given[g] / share[g] / len(share) + 1e-9) for g in usable}
-        usable.sort(key=lambda g: (turns[g], loads[g] / share[g]))
-        for g in usable[:n]:
-            counts[c, g] += 1
-            loads[g] += float(traffic[c])
-            given[g] += 1
-    load[:] = loads
+def whole_by_shares(rows: Ints, shares: Floats, bucket: Ints, traffic: Floats) -> Ints:
+    """Whole rows [C, G] by `shares` [C, G].
 
-
-def _give_to_many(
-    some: Ints, left: Ints, shares: Floats, traffic: Floats, counts: Ints, load: Floats
-) -> None:
-    """The same, without a sort of all holder sets for each class."""
-    given = np.zeros(shares.shape[1])
-    for c in some.tolist():
-        usable = np.flatnonzero(shares[c] > 0)
-        share, n = shares[c, usable], min(int(left[c]), len(usable))
-        turns = (given[usable] / share / shares.shape[1] + 1e-9).astype(np.int64)
-        last = np.partition(turns, n - 1)[n - 1]
-        first, level = np.flatnonzero(turns < last), np.flatnonzero(turns == last)
-        spread = load[usable[level]] / share[level]
-        chosen = level[_least(spread, n - len(first))]
-        taken = usable[np.concatenate([first, chosen])]
-        counts[c, taken] += 1
-        load[taken] += traffic[c]
-        given[taken] += 1
-
-
-def _least(values: Floats, n: int) -> Ints:
-    """Where the n least values are, the first ones among equals; n is at least 1."""
-    last = np.partition(values, n - 1)[n - 1]
-    below = np.flatnonzero(values < last)
-    return np.concatenate([below, np.flatnonzero(values == last)[: n - len(below)]])
+    What rounding takes from a holder set is made up for by the next classes: of hot classes, which
+    have no more rows than there are holder sets, in `traffic` [C], as they decide a rank's load; of
+    the others in rows of the same `bucket` [C], as they decide its memory.
+    """
+    buckets = int(bucket.max()) + 1 if len(bucket) else 0
+    found: Any = native.ops().whole_by_shares(
+        as_int64(rows), as_tensor(shares), as_int64(bucket), as_tensor(traffic), buckets
+    )
+    counts: Ints = found.numpy()
+    return counts
 
 
 def whole_rows(exact: Floats, total: int) -> Ints:

@@ -31,6 +31,8 @@ namespace oper {
 constexpr int64_t kMostThings = int64_t{1} << 24;
 // More rows, slots or bytes of a row than an address tells apart.
 constexpr int64_t kMostRows = int64_t{1} << 40;
+// More bytes, or accesses, than all tables have together.
+constexpr int64_t kMostBytes = int64_t{1} << 60;
 
 // A dtype as NumPy names it.
 template <typename T>
