@@ -36,7 +36,11 @@ def main(folder: Path, variant: str, torch_index: str) -> None:
             venv.create(folder, with_pip=True)
 
         requirements = REPOSITORY / f"requirements-{variant}.txt"
-        pins = contents_hash(Path(__file__), REPOSITORY / "requirements.txt", requirements)
+        locks = [requirements.with_suffix(".lock")]
+        if variant == "cpu":
+            locks.append(REPOSITORY / "requirements-torch.lock")
+        pinned = [REPOSITORY / "requirements.txt", requirements, *locks]
+        pins = contents_hash(Path(__file__), *pinned)
         if is_stale(folder / "dependencies.stamp", pins):
             say(f"installing what {requirements.name} pins (some minutes, once)")
             install_dependencies(folder, requirements, torch_index)
@@ -80,47 +84,19 @@ def has_cuda_device() -> bool:
 
 
 def install_dependencies(folder: Path, requirements: Path, torch_index: str) -> None:
-    if requirements.name == "requirements-gpu.txt":
-        pip(folder, "--requirement", str(requirements))
+    """What `requirements` pins: the very files of its lock or, after a word about it, whatever
+    files pip's indices have of these versions."""
+    default_torch = False
+    if requirements.name == "requirements-cpu.txt":
+        default_torch = install_torch(folder, requirements, torch_index)
+    if not install_locked(folder, requirements.with_suffix(".lock")):
+        install_unlocked(folder, requirements, default_torch)
+    if not default_torch:
         return
-    # The CPU build of torch may be in an index of its own, which is asked for torch alone: where it
-    # cannot be reached, pip would wait for it once per package.
-    torch = [line for line in requirements.read_text().splitlines() if line.startswith("torch==")]
-    if torch_index:
-        pip(folder, *torch, "--extra-index-url", torch_index)
-        pip(folder, "--requirement", str(requirements))
-    else:
-        try:
-            pip(folder, *torch, stderr=subprocess.DEVNULL)
-        except subprocess.CalledProcessError:
-            install_default_torch(folder, requirements)
-        else:
-            pip(folder, "--requirement", str(requirements))
-    # With its dependencies it would bring fbgemm-gpu: see requirements-cpu.txt.
-    pip(folder, "--no-deps", TORCHREC)
-
-
-def install_default_torch(folder: Path, requirements: Path) -> None:
-    """torch as pip's indices have it, where they have no CPU build by that name: for Linux that is
-    mostly a CUDA build, which runs on CPUs too."""
-    lines = requirements.read_text().splitlines()
-    cpu_build = next(line.split(" ;")[0] for line in lines if line.startswith("torch=="))
-    default = cpu_build.split("+")[0]
-    say(
-        f"pip's indices have no {cpu_build}, torch's CPU build: installing their {default}, which "
-        "runs on CPUs too and may bring 3 GB of CUDA libraries. For the small one: "
-        "make install TORCH_INDEX=URL, with the index that PyTorch's installation page names"
-    )
-    pip(folder, default)
-    for line in lines:
-        if line.startswith("-r "):
-            pip(folder, "--requirement", str(requirements.parent / line.removeprefix("-r ")))
-    others = [line for line in lines if line and not line.startswith(("#", "-r ", "torch=="))]
-    pip(folder, *others)
     try:
         run(folder, "-c", "import fbgemm_gpu", stderr=subprocess.DEVNULL)
     except subprocess.CalledProcessError:
-        fbgemm = next(line for line in others if line.startswith("fbgemm-gpu-cpu=="))
+        fbgemm = next(line for line in pins_of(requirements) if line.startswith("fbgemm-gpu-cpu=="))
         of_cuda = fbgemm.replace("-cpu", "")
         say(f"{fbgemm} does not load under that torch: installing {of_cuda} in its place")
         run(folder, "-m", "pip", "uninstall", "--quiet", "--yes", "fbgemm-gpu-cpu")
@@ -129,15 +105,75 @@ def install_default_torch(folder: Path, requirements: Path) -> None:
     say(f"{folder} takes {size / 1e9:.1f} GB")
 
 
+def install_locked(folder: Path, lock: Path, *options: str) -> bool:
+    """Whether pip installed the files of `lock`, which lists all packages that are needed."""
+    try:
+        locked = ("--no-deps", "--require-hashes", "--requirement", str(lock), *options)
+        pip(folder, *locked, stderr=subprocess.PIPE)
+    except subprocess.CalledProcessError as error:
+        errors = [line for line in (error.stderr or "").splitlines() if line.startswith("ERROR:")]
+        reason = errors[0].removeprefix("ERROR:").strip() if errors else "pip failed"
+        say(f"{lock.name} cannot be used here ({reason}): installing these versions without hashes")
+        return False
+    return True
+
+
+def install_unlocked(folder: Path, requirements: Path, default_torch: bool) -> None:
+    """The pinned versions, and what pip finds that they need."""
+    if default_torch:
+        pip(folder, "--requirement", str(requirements.with_name("requirements.txt")))
+        pip(folder, *(pin for pin in pins_of(requirements) if not pin.startswith("torch==")))
+    else:
+        pip(folder, "--requirement", str(requirements))
+    if requirements.name == "requirements-cpu.txt":
+        # With its dependencies it would bring fbgemm-gpu: see requirements-cpu.txt.
+        pip(folder, "--no-deps", TORCHREC)
+
+
+def install_torch(folder: Path, requirements: Path, torch_index: str) -> bool:
+    """torch's CPU build, locked or not. True where there is none by that name, and torch is as
+    pip's indices have it: for Linux mostly a CUDA build, which runs on CPUs too."""
+    # The CPU build may be in an index of its own, which is asked for torch alone: where it cannot
+    # be reached, pip would wait for it once per package.
+    index = ("--extra-index-url", torch_index) if torch_index else ()
+    if install_locked(folder, requirements.with_name("requirements-torch.lock"), *index):
+        return False
+    torch = [line for line in pins_of(requirements) if line.startswith("torch==")]
+    if torch_index:
+        pip(folder, *torch, *index)
+        return False
+    try:
+        pip(folder, *torch, stderr=subprocess.DEVNULL)
+    except subprocess.CalledProcessError:
+        cpu_build = torch[0].split(" ;")[0]
+        default = cpu_build.split("+")[0]
+        say(
+            f"pip's indices have no {cpu_build}, torch's CPU build: installing their {default}, "
+            "which runs on CPUs too and may bring 3 GB of CUDA libraries. For the small one: "
+            "make install TORCH_INDEX=URL, with the index that PyTorch's installation page names"
+        )
+        pip(folder, default)
+        return True
+    return False
+
+
+def pins_of(requirements: Path) -> list[str]:
+    """The lines of a file of requirements that are requirements."""
+    lines = requirements.read_text().splitlines()
+    return [line for line in lines if line and not line.startswith(("#", "-r "))]
+
+
 def install_compiler(folder: Path) -> None:
     """What compiles the device kernels, without which they are tested in the emulator only."""
     requirements = REPOSITORY / "requirements-cuda.txt"
-    pins = contents_hash(requirements)
+    lock = requirements.with_suffix(".lock")
+    pins = contents_hash(requirements, lock)
     if not is_stale(folder / "compiler.stamp", pins):
         return
     say(f"installing what {requirements.name} pins: a CUDA compiler, which needs no device")
     try:
-        pip(folder, "--requirement", str(requirements), stderr=subprocess.DEVNULL)
+        if not install_locked(folder, lock):
+            pip(folder, "--requirement", str(requirements), stderr=subprocess.DEVNULL)
         (folder / "compiler.stamp").write_text(pins)
     except subprocess.CalledProcessError:
         say(
@@ -158,6 +194,7 @@ def run(folder: Path, *arguments: str, stderr: int | None = None) -> None:
         cwd=REPOSITORY,
         env={**os.environ, "PATH": path},
         stderr=stderr,
+        text=True,
         check=True,
     )
 

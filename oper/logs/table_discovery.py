@@ -27,7 +27,8 @@ _MOST_DENSE_ROWS = 1 << 31
 
 
 # Where a column is more likely a time, a number of the sample or a hash than a feature: of so many
-# values nearly all differ, or its table would have so many more rows than there are ids.
+# values nearly all differ, or its table would have so many more rows than there are ids, or most of
+# its rows would be below the smallest id.
 _MANY_VALUES, _ALL_DISTINCT = 10_000, 0.9
 _MANY_ROWS, _SPARSE = 10_000_000, 100
 
@@ -82,15 +83,19 @@ def prepare(
     dtype: str = "fp32",
     optimizer: str = "rowwise_adagrad",
     min_count: int = 1,
+    all_columns: bool = False,
     advance: Callable[[int], None] = lambda samples: None,
 ) -> Prepared:
     """Complete `tables`, or infer them all, from the whole log.
 
     The log's missing value becomes part of the rules. `dim`, `dtype`, `optimizer` and `min_count`
-    are for inferred tables. `advance` is called with the number of samples read.
+    are for inferred tables. `all_columns`: nobody chose the columns of `tables` either, so that
+    OperWarning names those that are hardly features. `advance` is called with the number of
+    samples read.
     """
     whole = log.whole()
     inferred = tables is None
+    all_columns |= inferred
     if tables is not None:
         if not tables:
             raise OperError("the tables of a log: none were given; pass None to infer them")
@@ -108,9 +113,9 @@ def prepare(
             for name in log.features
         ]
     tables = with_missing(tables, log.options.missing)
-    tables = _sized(whole, tables, inferred, advance)
+    tables = _sized(whole, tables, inferred, all_columns, advance)
     contents = _vocabularies(whole, tables, advance)
-    if inferred:
+    if all_columns:
         for name, content in contents.items():
             ids = pc.sum(content["count"]).as_py() or 0
             if len(content) > max(_MANY_VALUES, _ALL_DISTINCT * ids):
@@ -137,7 +142,11 @@ def _warn(finding: str) -> None:
 
 
 def _sized(
-    log: Log, tables: Sequence[Table], inferred: bool, advance: Callable[[int], None]
+    log: Log,
+    tables: Sequence[Table],
+    inferred: bool,
+    all_columns: bool,
+    advance: Callable[[int], None],
 ) -> tuple[Table, ...]:
     """The tables with rows where dense ones lack them; inferred ones may need a vocabulary."""
     open_tables = {i for i, t in enumerate(tables) if t.rows == 0 and t.ids.kind == "dense"}
@@ -145,6 +154,7 @@ def _sized(
         return tuple(tables)
     columns = [m for m in matched(log, tables) if m[0] in open_tables]
     largest = dict.fromkeys(open_tables, -1)
+    smallest = dict.fromkeys(open_tables, _MOST_DENSE_ROWS)
     vocabulary: set[int] = set()
     seen = dict.fromkeys(open_tables, 0)
     for batch in log.batches(_distinct(columns), ids_only=True):
@@ -171,6 +181,7 @@ def _sized(
                         "`ids: vocab`"
                     )
                 largest[index] = max(largest[index], high)
+                smallest[index] = min(smallest[index], low)
         advance(batch.samples)
     result = list(tables)
     for index in open_tables:
@@ -181,10 +192,12 @@ def _sized(
             # A table whose ids never occur still gets one row.
             rows = max(1, largest[index] + 1)
             result[index] = replace(table, rows=rows)
-            if inferred and rows > max(_MANY_ROWS, _SPARSE * seen[index]):
+            few = _SPARSE * seen[index] < rows or smallest[index] > rows // 2
+            if all_columns and rows > _MANY_ROWS and few:
                 _warn(
-                    f"column {table.name!r}: its {seen[index]:,} ids go up to {largest[index]:,}, "
-                    f"and become a table of {rows:,} rows, nearly all of them unread"
+                    f"column {table.name!r}: its {seen[index]:,} ids go from {smallest[index]:,} "
+                    f"to {largest[index]:,}, and become a table of {rows:,} rows, most of them "
+                    "unread"
                 )
     return tuple(result)
 

@@ -2,7 +2,8 @@
 
 Counters of accesses are in global row order. Counters of the samples that contain a row are kept
 only for bagged tables, those of which a sample may read several rows: for the others the number
-of samples that contain a row equals its accesses.
+of samples that contain a row equals its accesses. Counters that are stored sparse are expanded when
+they are first read.
 """
 
 import os
@@ -16,6 +17,7 @@ import numpy as np
 
 from oper.base.arrays import Counts, Ints
 from oper.base.errors import OperError
+from oper.profiling.counter_files import SparseCounts
 from oper.profiling.histogram import RowHistogram, histogram
 from oper.tables.table import Table
 from oper.tables.table import offsets as table_offsets
@@ -29,7 +31,8 @@ class RowCounts:
     """How often each row was accessed in `samples` samples, and how many of them contain it.
 
     accesses: uint32 or uint64 [rows]. samples_with_row: the same type, only rows of tables that are
-    `bagged`, in table order.
+    `bagged`, in table order. Both may be set to `SparseCounts`, and read as dense counters, which
+    are kept until `release`.
     """
 
     tables: tuple[Table, ...]
@@ -65,11 +68,40 @@ class RowCounts:
             self.samples_with_row_offsets[table] : self.samples_with_row_offsets[table + 1]
         ]
 
+    def stored(self, name: str) -> Counts | SparseCounts:
+        """`accesses` or `samples_with_row`, sparse where they are stored so."""
+        counters: Counts | SparseCounts = vars(self)[name]
+        return counters
+
+    def release(self) -> None:
+        """Free the dense counters that were made of sparse ones; reading makes them again."""
+        for name in ("accesses", "samples_with_row"):
+            if isinstance(counters := self.stored(name), SparseCounts):
+                vars(counters).pop("dense", None)
+
     def histogram(self) -> RowHistogram:
         """Rows by table, accesses and samples with the row: one pass over all counters."""
         return histogram(
             self.accesses, self.samples_with_row, self.offsets, self.samples_with_row_offsets
         )
+
+
+class _Dense:
+    """A field that may be set to dense or sparse counters, and reads as dense ones."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, counts: RowCounts, owner: Any = None) -> Counts:
+        counters = counts.stored(self._name)
+        return counters.dense if isinstance(counters, SparseCounts) else counters
+
+    def __set__(self, counts: RowCounts, counters: Counts | SparseCounts) -> None:
+        vars(counts)[self._name] = counters
+
+
+for _name in ("accesses", "samples_with_row"):
+    setattr(RowCounts, _name, _Dense(_name))
 
 
 def samples_with_row_offsets(tables: Sequence[Table], bagged: Sequence[bool]) -> Ints:
@@ -95,7 +127,7 @@ def new_counters(size: int, dtype: Any, folder: Path | None, name: str) -> Any:
     return array
 
 
-def check_total(where: str, *counters: Counts) -> None:
+def check_total(where: str, *counters: Counts | SparseCounts) -> None:
     """OperError where sums over rows, which are int64, could overflow."""
     wide = (array for array in counters if array.dtype == np.uint64)  # uint32 stay far below
     total = sum(float(array.sum(dtype=np.float64)) for array in wide)

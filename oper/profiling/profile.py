@@ -7,9 +7,9 @@ features index one table. So `samples_with_row` is stored only for tables in whi
 several ids.
 
 A profile is a folder: profile.json (its marker: tables, samples, provenance, checksums),
-accesses.npy, containing.npy where any table needs it, and vocab/TABLE.parquet for tables with a
-vocabulary. A folder of windows has a profile.json that lists them, and each window is a profile
-below it: PROFILE is their sum, PROFILE@3 the fourth one.
+accesses.npy, containing.npy where any table needs it (both sparse in windows: counter_files.py),
+and vocab/TABLE.parquet for tables with a vocabulary. A folder of windows has a profile.json that
+lists them, and each window is a profile below it: PROFILE is their sum, PROFILE@3 the fourth one.
 """
 
 import hashlib
@@ -20,16 +20,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from oper.base.arrays import Counts
 from oper.base.errors import OperError
 from oper.files.manifest import describe_files, open_folder, verify_files, write_manifest
 from oper.files.overwrite_rules import Format
-from oper.files.storage import atomic_folder, load_array, save_array
+from oper.files.storage import atomic_folder
 from oper.logs.table_discovery import Prepared
 from oper.profiling.counter_arrays import (
     RowCounts,
@@ -37,12 +35,20 @@ from oper.profiling.counter_arrays import (
     new_counters,
     samples_with_row_offsets,
 )
+from oper.profiling.counter_files import (
+    SparseCounts,
+    add_counters,
+    counter_files,
+    load_counters,
+    npy_sha256,
+    save_counters,
+)
 from oper.profiling.distinct_rows import Distinct, DistinctSums
 from oper.tables.table import Table, check_known, fingerprint
 
 MARKER = "profile.json"
 _WINDOW = re.compile("[0-9]{1,9}")
-FORMAT = Format(MARKER, "oper.profile", 2)
+FORMAT = Format(MARKER, "oper.profile", 3)
 
 
 @dataclass(eq=False)
@@ -85,7 +91,9 @@ class Profile(RowCounts):
     @cached_property
     def digest(self) -> str:
         """Hex SHA-256 of all that plans use: tables, samples, counters and measured ratios."""
-        return _digest(self, {name: _npy_sha256(array) for name, array in self._arrays().items()})
+        return _digest(
+            self, {name: npy_sha256(getattr(self, at)) for name, at in self._counters().items()}
+        )
 
     def save(self, folder: Path | str, overwrite: bool = False) -> None:
         """Write the profile; `overwrite` replaces an existing one, if it has no other files."""
@@ -106,15 +114,22 @@ class Profile(RowCounts):
             part["sampled"] = {"share": sampled["share"], "seed": sampled["seed"]}
         return part
 
-    def write(self, folder: Path) -> None:
-        """Write all but the vocabularies into a folder that is being written."""
-        for name, array in self._arrays().items():
-            if isinstance(array, np.memmap) and (folder / name).exists():
-                array.flush()  # the folder is new, so the array is mapped to this file
-            else:
-                save_array(folder / name, array)
+    def write(self, folder: Path, sparse: bool = False) -> None:
+        """Write all but the vocabularies into a folder that is being written.
+
+        `sparse`, for windows: counters that are smaller so are written sparse, and read from there.
+        """
+        digests = {}
+        for name, attribute in self._counters().items():
+            counters = getattr(self, attribute)
+            kept = save_counters(folder, name, counters, sparse)
+            if isinstance(kept, SparseCounts):
+                digests[name] = npy_sha256(counters)
+                setattr(self, attribute, kept)
         files = describe_files(folder)
-        self.digest = _digest(self, {name: files[name]["sha256"] for name in self._arrays()})
+        for name in self._counters().keys() - digests.keys():
+            digests[name] = files[f"{name}.npy"]["sha256"]
+        self.digest = _digest(self, digests)
         content = {
             "schema": FORMAT.schema,
             "version": FORMAT.version,
@@ -171,11 +186,12 @@ class Profile(RowCounts):
                 )
         return opened
 
-    def _arrays(self) -> dict[str, Counts]:
-        arrays = {"accesses.npy": self.accesses}
+    def _counters(self) -> dict[str, str]:
+        """The counters' names on the disk, and here."""
+        names = {"accesses": "accesses"}
         if any(self.bagged):
-            arrays["containing.npy"] = self.samples_with_row
-        return arrays
+            names["containing"] = "samples_with_row"
+        return names
 
 
 def write_windows(folder: Path, windows: Sequence[Profile]) -> None:
@@ -215,19 +231,24 @@ def merge(profiles: Sequence[Profile], folder: Path | None = None) -> Profile:
     first = profiles[0]
     for number, other in enumerate(profiles[1:], start=1):
         _check_mergeable(first, other, number)
-    check_total("merging profiles", *(p.accesses for p in profiles))
+    stored = [p.stored("accesses") for p in profiles]
+    check_total("merging profiles", *stored)
     bagged = tuple(any(flags) for flags in zip(*(p.bagged for p in profiles), strict=True))
     # Bounds every counter of the sum: the sum of the profiles' largest ones.
-    bound = sum(int(p.accesses.max(initial=0)) for p in profiles)
+    bound = sum(int(counters.max(initial=0)) for counters in stored)
     dtype = np.uint32 if bound <= np.iinfo(np.uint32).max else np.uint64
     starts = samples_with_row_offsets(first.tables, bagged)
     accesses = new_counters(first.rows, dtype, folder, "accesses.npy")
     samples_with_row = new_counters(int(starts[-1]), dtype, folder, "containing.npy")
     for profile in profiles:
-        np.add(accesses, profile.accesses, out=accesses, casting="unsafe")
+        add_counters(profile.stored("accesses"), accesses)
+        if profile.bagged == bagged:
+            add_counters(profile.stored("samples_with_row"), samples_with_row)
+            continue
         for table in np.flatnonzero(bagged).tolist():
             mine = samples_with_row[starts[table] : starts[table + 1]]
-            np.add(mine, profile.table_samples_with_row(table), out=mine, casting="unsafe")
+            add_counters(profile.table_samples_with_row(table), mine)
+        profile.release()
     merged = Profile(
         first.tables,
         sum(p.samples for p in profiles),
@@ -312,17 +333,18 @@ def _load(
     try:
         profile = _parse(content)
         described = content["files"]
-        if not {"accesses.npy", *(["containing.npy"] * any(profile.bagged))} <= described.keys():
-            raise ValueError("files: the counters are missing")
+        files = {name: counter_files(name, described) for name in profile._counters()}
     except (KeyError, TypeError, ValueError, AttributeError, OperError) as error:
         raise _damaged(folder, error) from error
     verify_files(folder, described, digests=check)
     profile.vocabulary_folder = vocabulary_folder
-    profile.accesses = _load_counters(folder / "accesses.npy", profile.rows, mmap)
-    profile.samples_with_row = np.zeros(0, profile.accesses.dtype)
+    profile.accesses = load_counters(folder, files["accesses"], profile.rows, mmap)
+    check_total(str(folder / files["accesses"][-1]), profile.stored("accesses"))
+    profile.samples_with_row = np.zeros(0, profile.stored("accesses").dtype)
     if any(profile.bagged):
         size = int(profile.samples_with_row_offsets[-1])
-        profile.samples_with_row = _load_counters(folder / "containing.npy", size, mmap)
+        profile.samples_with_row = load_counters(folder, files["containing"], size, mmap)
+        check_total(str(folder / files["containing"][-1]), profile.stored("samples_with_row"))
     return profile
 
 
@@ -359,32 +381,14 @@ def _damaged(folder: Path, error: Exception) -> OperError:
     )
 
 
-def _load_counters(path: Path, size: int, mmap: bool) -> Any:
-    array = load_array(path, mmap)
-    if array.dtype not in (np.uint32, np.uint64) or array.shape != (size,):
-        raise OperError(
-            f"{path}: holds {array.dtype} {array.shape}, and {size:,} counters of uint32 or uint64 "
-            "were needed; copy or write the profile again"
-        )
-    check_total(str(path), array)
-    return array
-
-
-def _digest(profile: Profile, arrays: dict[str, str]) -> str:
+def _digest(profile: Profile, counters: dict[str, str]) -> str:
+    """`counters`: by name the SHA-256 of the .npy file that dense ones are in, or would be."""
     distinct = profile.distinct
     content = [
         fingerprint(profile.tables),
         profile.samples,
         list(profile.bagged),
         None if distinct is None else distinct.to_dict(),
-        arrays,
+        {f"{name}.npy": digest for name, digest in counters.items()},
     ]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _npy_sha256(array: Counts) -> str:
-    """SHA-256 of the .npy file that `save_array` would write, without writing it."""
-    digest = hashlib.sha256()
-    sink: Any = SimpleNamespace(write=digest.update)
-    np.lib.format.write_array(sink, np.ascontiguousarray(array), allow_pickle=False)
-    return digest.hexdigest()

@@ -56,7 +56,7 @@ def write_profile(
             inner = temporary / window_name(window)
             inner.mkdir()
             profile = synthesize_counts(synthesizer, inner, begin, end, advance)
-            profile.write(inner)
+            profile.write(inner, sparse=True)
             profiles.append(profile)
         write_windows(temporary, profiles)
 

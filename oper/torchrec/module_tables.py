@@ -7,6 +7,7 @@ TorchRec, the optimizer is the one that `apply_optimizer_in_backward` gave a tab
 else that of the sharder's fused parameters.
 """
 
+import gc
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -58,12 +59,29 @@ def check_place(module: nn.Module, path: str) -> None:
     for depth in range(len(parts)):
         around = module.get_submodule(".".join(parts[:depth]))
         if isinstance(around, _MAP_IDS):
-            raise OperError(
-                f"{path!r} is in a {type(around).__name__}, which OPER does not support: it maps "
-                "ids to rows on each rank by itself. Leave its tables out of the plan, and the "
-                "module to a sharder of TorchRec's; or map ids before, by the rule that the log "
-                "was profiled with"
-            )
+            raise _maps_ids(path, around)
+
+
+def check_surroundings(collection: nn.Module, path: str) -> None:
+    """`check_place` for a sharder, which is given a collection and its path, but not the model.
+
+    DistributedModelParallel hands over collections by the plan of TorchRec's planner, if it was
+    given none, and modules do not know what they are in: so all that map ids are looked at.
+    """
+    for around in gc.get_objects():
+        if not issubclass(type(around), _MAP_IDS):
+            continue
+        for inner_path, inner in around.named_modules():
+            if inner is collection and f".{path}".endswith(f".{inner_path}"):
+                raise _maps_ids(path, around)
+
+
+def _maps_ids(path: str, around: nn.Module) -> OperError:
+    return OperError(
+        f"{path!r} is in a {type(around).__name__}, which OPER does not support: it maps ids to "
+        "rows on each rank by itself. Leave its tables out of the plan, and the module to a "
+        "sharder of TorchRec's; or map ids before, by the rule that the log was profiled with"
+    )
 
 
 def already_sharded(module: nn.Module) -> str:

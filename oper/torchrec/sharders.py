@@ -107,7 +107,7 @@ class OperSharder(BaseEmbeddingSharder):
         module_fqn: str | None = None,
     ) -> nn.Module:
         """Put the module's rows where the plan says. OperError where it is not a plan for them."""
-        engine = self._engine(module, params, env, device)
+        engine = self._engine(module, params, env, device, module_fqn or "")
         return self._sharded(module, engine, env.process_group)
 
     @property
@@ -121,7 +121,7 @@ class OperSharder(BaseEmbeddingSharder):
         return self._sharded
 
     def _engine(
-        self, module: Any, params: Any, env: ShardingEnv, device: torch.device | None
+        self, module: Any, params: Any, env: ShardingEnv, device: torch.device | None, path: str
     ) -> EmbeddingEngine:
         plan = self._plan if self._plan is not None else getattr(params, "oper_plan", None)
         if plan is None:
@@ -130,6 +130,7 @@ class OperSharder(BaseEmbeddingSharder):
                 "oper.torchrec_plan or oper.OperShardingPlanner"
             )
         plan = plan_of(plan)
+        module_tables.check_surroundings(module, path)
         _check_environment(env, device)
         warnings = getattr(params, "warnings", None) or ModelWarnings(env.rank == 0)
         part, tables = module_tables.match_tables(plan, module, self.fused_params, warnings)

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ from oper.planner.problem.problem import Settings
 from oper.planner.replan.replan import replan_and_save
 from oper.profiling import profile as profiles
 from oper.profiling.counting import count
-from oper.profiling.profile import Profile, write_windows
+from oper.profiling.profile import Profile, window_name, write_windows
 from oper.profiling.table_summary import summarise
 from oper.tables.table import IdRule, Table
 from oper.tables.table_file import load_tables
@@ -317,7 +318,9 @@ def _folders(folder: Path) -> dict[str, tuple[Path, Format, Read]]:
     profile = count(RowReader(opened, prepared), prepared=prepared)[0]
     profile.save(folder / "profile")
     for number in range(2):
-        profile.save(folder / "windows" / f"window-{number:03d}")
+        window = folder / "windows" / window_name(number)
+        window.mkdir(parents=True)
+        replace(profile).write(window, sparse=True)
     shutil.copytree(folder / "profile" / "vocab", folder / "windows" / "vocab")
     write_windows(folder / "windows", [profile, profile])
     workload = Workload("training", "raw", 64)

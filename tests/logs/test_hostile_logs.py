@@ -17,6 +17,7 @@ import torch
 
 import oper
 from oper.base.errors import OperError, OperWarning
+from oper.cli.profile_commands.table_options import TableOptions
 from oper.logs import LogOptions, open_log, prepare, read
 from oper.logs.formats import unpacking
 from oper.tables.table import IdRule, Table
@@ -194,6 +195,30 @@ def test_a_column_of_times_is_warned_of(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         prepare(open_log(tmp_path / "x.parquet", LogOptions(columns=("a",))))
+
+
+def test_times_of_a_long_log_are_warned_of(tmp_path: Path) -> None:
+    """So many ids that the table's rows are few beside them; but none is below its middle."""
+    columns = {"a": np.arange(200_000), "n": 15_000_000 + np.arange(200_000)}
+    pq.write_table(pa.table(columns), tmp_path / "x.parquet")
+    with pytest.warns(OperWarning, match=r"'n': its 200,000 ids go from 15,000,000 .*--columns"):
+        prepare(open_log(tmp_path / "x.parquet"))
+
+
+@pytest.mark.parametrize(("rule", "kind"), [("vocab", "20,001"), ("dense", "17,000,020,000")])
+def test_times_are_warned_of_where_a_rule_was_given(tmp_path: Path, rule: str, kind: str) -> None:
+    """--ids says how values become rows, and not that every column is a feature."""
+    with open(tmp_path / "log.csv", "w", encoding="utf-8") as file:
+        file.write("user,at\n")
+        file.writelines(f"{n % 9},{17_000_000_000 + n}\n" for n in range(20_000))
+    log = open_log(tmp_path / "log.csv")
+    stated = TableOptions(None, 4, "fp32", "none", rule, 1)
+    with pytest.warns(OperWarning, match=f"'at'.* a table of {kind} rows.*--columns"):
+        stated.prepare(log)
+    named = open_log(tmp_path / "log.csv", LogOptions(columns=("user",)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        stated.prepare(named)
 
 
 @pytest.mark.parametrize(

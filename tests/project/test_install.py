@@ -1,5 +1,6 @@
-"""The set-up where pip's indices lack things, without installing any."""
+"""The set-up, by its locks and where pip's indices lack things, without installing any."""
 
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,9 @@ class Pip:
         self.calls.append(list(arguments))
         for lacking in self._lacks:
             if any(lacking in argument for argument in arguments):
-                raise subprocess.CalledProcessError(1, arguments)
+                raise subprocess.CalledProcessError(
+                    1, arguments, stderr="WARNING: x\nERROR: a reason\nERROR: more"
+                )
 
     @property
     def installed(self) -> list[str]:
@@ -33,29 +36,92 @@ class Pip:
 CPU = install.REPOSITORY / "requirements-cpu.txt"
 
 
-def test_the_cpu_build_where_there_is_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+LOCKED = ["--no-deps", "--require-hashes", "--requirement"]
+TORCH_LOCK = CPU.with_name("requirements-torch.lock")
+
+
+def pins(requirements: Path) -> dict[str, str]:
+    """Name -> version of a file of requirements, and of those that it includes."""
+    found: dict[str, str] = {}
+    for line in requirements.read_text().splitlines():
+        if line.startswith("-r "):
+            found |= pins(requirements.with_name(line[3:]))
+        elif line[:1].isalpha() and 'sys_platform != "linux"' not in line:
+            name, version = re.split("==", line.split(" ")[0])
+            found[re.sub(r"[-_.]+", "-", name.split("[")[0]).lower()] = version
+    return found
+
+
+def locked(*locks: Path) -> dict[str, list[str]]:
+    """Name and version -> hashes."""
+    text = "".join(lock.read_text() for lock in locks)
+    entries = re.findall(
+        r"^([a-z0-9-]+==\S+) \\\n((?:    --hash=sha256:[0-9a-f]{64}[ \\]*\n)+)", text, re.M
+    )
+    assert len(entries) == len(re.findall("^[a-z]", text, re.M)), "each has hashes"
+    return {pin: re.findall("[0-9a-f]{64}", hashes) for pin, hashes in entries}
+
+
+@pytest.mark.parametrize("variant", ["cpu", "gpu", "cuda"])
+def test_locks_hold_what_is_pinned(variant: str) -> None:
+    """After a change of pins: python -m scripts.lock_requirements."""
+    requirements = CPU.with_name(f"requirements-{variant}.txt")
+    locks = [requirements.with_suffix(".lock"), *([TORCH_LOCK] if variant == "cpu" else [])]
+    versions = dict(pin.split("==") for pin in locked(*locks))
+    for name, version in pins(requirements).items():
+        assert versions[name].removesuffix(".0") == version.removesuffix(".0"), name
+    assert len(versions) > len(pins(requirements)), "and what those need"
+    if variant == "cpu":
+        assert f"torchrec=={versions['torchrec']}" == install.TORCHREC
+        assert "fbgemm-gpu" not in versions
+
+
+def test_the_files_of_the_locks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pip = Pip(monkeypatch)
     install.install_dependencies(tmp_path, CPU, "")
-    torch, other_platforms, *others = pip.installed
+    assert pip.installed == [*LOCKED, str(TORCH_LOCK), *LOCKED, str(CPU.with_suffix(".lock"))]
+    pip = Pip(monkeypatch)
+    gpu = CPU.with_name("requirements-gpu.txt")
+    install.install_dependencies(tmp_path, gpu, "")
+    assert pip.installed == [*LOCKED, str(gpu.with_suffix(".lock"))]
+    pip = Pip(monkeypatch)
+    install.install_compiler(tmp_path)
+    assert pip.installed == [*LOCKED, str(CPU.with_name("requirements-cuda.lock"))]
+
+
+def test_without_hashes_where_the_indices_have_other_files(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pip = Pip(monkeypatch, ".lock")
+    install.install_dependencies(tmp_path, CPU, "")
+    torch, other_platforms, *others = pip.installed[len(LOCKED) + 1 : -8] + pip.installed[-4:]
     assert torch.startswith("torch==")
     assert "+cpu" in torch
     assert "+cpu" not in other_platforms
     assert others == ["--requirement", str(CPU), "--no-deps", install.TORCHREC]
+    said = capsys.readouterr().out
+    for lock in ("requirements-torch.lock", "requirements-cpu.lock"):
+        assert f"{lock} cannot be used here (a reason)" in said
+    assert said.count("without hashes") == 2
 
 
 def test_the_default_build_where_there_is_no_other(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_bytes(b"x" * 10**6)
-    pip = Pip(monkeypatch, "+cpu")
+    pip = Pip(monkeypatch, "+cpu", "torch.lock")
     install.install_dependencies(tmp_path, CPU, "")
     assert ["-c", "import fbgemm_gpu"] in pip.calls
-    installed = pip.installed[2:]  # after the attempt
+    installed = pip.installed[len(LOCKED) + 3 :]  # after the attempts
     assert installed[0].startswith("torch==")
     assert "+cpu" not in installed[0]
-    assert installed[1:3] == ["--requirement", str(CPU.parent / "requirements.txt")]
+    assert installed[1:] == [*LOCKED, str(CPU.with_suffix(".lock"))]
+    pip = Pip(monkeypatch, "+cpu", ".lock")
+    install.install_dependencies(tmp_path, CPU, "")
+    installed = pip.installed[2 * len(LOCKED) + 5 :]
+    assert installed[:2] == ["--requirement", str(CPU.parent / "requirements.txt")]
     pinned = [line for line in CPU.read_text().splitlines() if line[:1].isalpha()]
-    assert installed[3:-2] == [line for line in pinned if not line.startswith("torch==")]
+    assert installed[2:-2] == [line for line in pinned if not line.startswith("torch==")]
     assert installed[-2:] == ["--no-deps", install.TORCHREC]
     said = capsys.readouterr().out
     assert "torch's CPU build: installing their torch==" in said
@@ -65,7 +131,7 @@ def test_the_default_build_where_there_is_no_other(
 def test_fbgemm_of_cuda_where_that_of_the_cpu_does_not_load(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    pip = Pip(monkeypatch, "+cpu", "import fbgemm_gpu")
+    pip = Pip(monkeypatch, "+cpu", "torch.lock", "import fbgemm_gpu")
     install.install_dependencies(tmp_path, CPU, "")
     assert ["-m", "pip", "uninstall", "--quiet", "--yes", "fbgemm-gpu-cpu"] in pip.calls
     assert any(argument.startswith("fbgemm-gpu==") for argument in pip.installed)
@@ -74,7 +140,7 @@ def test_fbgemm_of_cuda_where_that_of_the_cpu_does_not_load(
 def test_an_index_that_was_named_is_the_only_one_asked(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    pip = Pip(monkeypatch, "+cpu")
+    pip = Pip(monkeypatch, "+cpu", "torch.lock")
     with pytest.raises(subprocess.CalledProcessError):
         install.install_dependencies(tmp_path, CPU, "https://torch.example")
     assert "https://torch.example" in pip.installed

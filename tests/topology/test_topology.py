@@ -343,10 +343,10 @@ def test_measure_under_torchrun_on_two_nodes(tmp_path: Path) -> None:
     output = tmp_path / "two.yaml"
     agents = []
     for node in range(2):
-        torchrun = f"torchrun --nnodes 2 --nproc-per-node 1 --node-rank {node} --no-python"
+        torchrun = f"{sys.executable} -m torch.distributed.run --nnodes 2 --nproc-per-node 1"
         place = f"--master-addr 127.0.0.1 --master-port {port}"
-        command = f"{folder}/{torchrun} {place} {folder}/oper topology measure -o {output}"
-        agents.append(subprocess.Popen(command.split()))
+        started = f"--node-rank {node} --no-python {folder}/oper topology measure -o {output}"
+        agents.append(subprocess.Popen(f"{torchrun} {place} {started}".split()))
     assert [agent.wait(timeout=120) for agent in agents] == [0, 0]
     topology = Topology.load(str(output))
     assert topology.node_of == (0, 1)

@@ -191,6 +191,23 @@ def test_modules_that_map_ids_are_refused(bags: bool, caplog: pytest.LogCaptureF
     assert path not in oper.torchrec_plan(random_plan(0, others, 1), model).plan
 
 
+@pytest.mark.parametrize("bags", [True, False])
+def test_modules_that_map_ids_are_refused_without_a_plan(bags: bool) -> None:
+    """TorchRec's own planner has put the collection inside into its plan."""
+    model: Any = Model("cpu")
+    plan = plan_of(model)
+    path = "bags" if bags else "sequences"
+    inner = model.get_submodule(path)
+    setattr(model, path, managed(model, bags))
+    with pytest.raises(OperError, match=f"'{path}._embedding_module' is in a ManagedCollision"):
+        parallel(model, sharders=[BAG_SHARDER(plan), SEQUENCE_SHARDER(plan)])
+    # One that such a module holds as well, but that is read here by itself.
+    kept = managed(model, bags)
+    kept._embedding_module = inner
+    setattr(model, path, inner)
+    parallel(model, sharders=[BAG_SHARDER(plan), SEQUENCE_SHARDER(plan)])
+
+
 def test_a_whole_model_that_maps_ids() -> None:
     inner = EmbeddingBagCollection([BAGS[0]])
     pruned = ITEPEmbeddingBagCollection(inner, nn.Identity())

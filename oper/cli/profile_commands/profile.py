@@ -211,7 +211,7 @@ def _count(
         else:
             for number, profile in enumerate(counted):
                 (folder / window_name(number)).mkdir(exist_ok=True)
-                profile.write(folder / window_name(number))
+                profile.write(folder / window_name(number), sparse=True)
             write_windows(folder, counted)
     return counted
 

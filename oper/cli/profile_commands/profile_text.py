@@ -39,7 +39,7 @@ def content_of(name: str, profiles: "list[Profile]") -> dict[str, Any]:
         content["windows"] = [
             {
                 "samples": window.samples,
-                "accesses": int(window.accesses.sum(dtype="uint64")),
+                "accesses": int(window.stored("accesses").sum(dtype="uint64")),
                 **window.source["window"],
             }
             for window in profiles

@@ -61,6 +61,7 @@ class TableOptions:
             dtype=self.dtype,
             optimizer=self.optimizer,
             min_count=self.min_count,
+            all_columns=self.tables is None,
             advance=advance,
         )
 

@@ -158,8 +158,13 @@ def drift_by_window(
     report: Callable[[str], None] = lambda step: None,
 ) -> WindowDrift:
     """`drift` under the counts of each window."""
-    found = tuple(drift(plan, window, threshold, report) for window in windows)
-    return WindowDrift(found, tuple(window.samples for window in windows), plan.workload.batch_size)
+    found = []
+    for window in windows:
+        found.append(drift(plan, window, threshold, report))
+        window.release()  # so that the memory is that of one window's counters
+    return WindowDrift(
+        tuple(found), tuple(window.samples for window in windows), plan.workload.batch_size
+    )
 
 
 def drift(

@@ -12,8 +12,8 @@ from oper.base.arrays import Ints
 from oper.base.errors import OperError
 from oper.logs.batches.batch import Batch
 
-# Above any use that we know (a day a window is three years); each has counters of all rows, so a
-# wrong unit of time would fill the disk. --max-windows allows more.
+# Above any use that we know (a day a window is three years); while the log is counted each has
+# counters of all rows, so a wrong unit of time would fill the disk. --max-windows allows more.
 MAX_WINDOWS = 1000
 
 
