@@ -7,7 +7,7 @@ from oper.base.errors import OperError
 from oper.base.free_memory import machine_memory_bytes
 from oper.base.units import GB
 from oper.topology.description import Description
-from oper.topology.links import latency_seconds, link_matrix
+from oper.topology.links import LINKED, SHARED, latency_seconds, link_matrix
 
 PRESETS = ("dgx-a100", "dgx-h100", "2x4-a100", "4x4-a100", "cpu:N")  # as help and errors list them
 
@@ -52,6 +52,7 @@ def preset(spec: str) -> Description | None:
         memory_bytes = machine_memory_bytes() // ranks
         made = uniform(spec, [0] * ranks, bandwidth, CPU_ALLREDUCE, memory_bytes)
         made["shares_host_memory"] = True
+        made["memory"] = (SHARED,)
         return made
     return None
 
@@ -73,6 +74,7 @@ def uniform(
         device_memory_bytes=(device_memory_bytes,) * len(node_of),
         shares_host_memory=False,
         capacity=None,
+        memory=(LINKED,) * len(set(node_of)),
     )
 
 
