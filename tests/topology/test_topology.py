@@ -50,7 +50,7 @@ def written(folder: Path, **changes: object) -> Path:
         ("2x4-a100", 8, 2, 80e9, 72e9),
         ("4x4-a100", 16, 4, 80e9, 72e9),
         ("3x5-a100", 15, 3, 80e9, 72e9),
-        ("cpu:6", 6, 1, 4.5e9, 3e9),
+        ("cpu:6", 6, 1, 6e9, 2.5e9),
     ],
 )
 def test_presets(spec: str, ranks: int, nodes: int, link: float, allreduce: float) -> None:
