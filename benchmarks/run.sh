@@ -8,7 +8,7 @@ mkdir -p benchmarks/results
 
 names=("$@")
 [ ${#names[@]} -gt 0 ] ||
-  names=(planning/{count,translate} runtime/{lookup,training_step,serving}
+  names=(planning/{count,translate} runtime/{lookup,training_step,serving,shared_memory}
     planning/{plan,backtracking,replication,links,milp,replan,windows,constants,gap})
 for path in "${names[@]}"; do
   name=${path##*/}

@@ -165,7 +165,7 @@ def _why(plan: Plan, table: int, counted: _Counted, copies: int) -> str:
     if workload.training:
         method = plan.allreduce_method
         methods = METHODS[1:] if method == "none" else [method]
-        single += float(row.gradient_bytes[0]) * charges.mean_owner_seconds
+        single += float(row.gradient_bytes[0]) * Charges.of_gradients(topology).mean_owner_seconds
         everywhere += float(row.union_bytes[0]) * charges.mean_memory_seconds
         everywhere += min(float(allreduce_cost(topology, m).row_seconds(row)[0]) for m in methods)
     read = f"each rank reads it {'' if known else 'at least '}{R[0]:.3g} times an iteration"

@@ -13,6 +13,7 @@ from oper.cli.shared.console import emit, new_console, new_table
 from oper.cli.shared.formatting import format_bytes, format_duration, plural
 from oper.cli.shared.output_options import FORCE, JSON
 from oper.files.storage import atomic_file, check_output
+from oper.topology.links import SHARED
 from oper.topology.topology import Topology
 
 _LINKS = {
@@ -51,7 +52,7 @@ def measure(
     per_pair: bool = typer.Option(
         False,
         "--per-pair",
-        help="Write a bandwidth for each pair of ranks, not for each kind of link.",
+        help="Write a bandwidth for each pair of ranks, not one within and one between hosts.",
     ),
     row_bytes: int = typer.Option(
         256, "--row-bytes", min=4, help="Bytes of a row; reads of short rows give fewer bytes/s."
@@ -124,6 +125,10 @@ def _print(topology: Topology) -> None:
     out.print(made)
     out.print(f"latency of a hop: {format_duration(topology.latency_seconds)}")
     out.print(f"capacity: {_capacity(topology)}")
+    shared = topology.memory.count(SHARED)
+    if shared:
+        where = "all nodes" if shared == nodes else f"{shared} of {plural(nodes, 'node')}"
+        out.print(f"shared memory: on {where} ranks read each other's rows themselves")
     if topology.device_memory_bytes is not None:
         sizes = sorted(set(topology.device_memory_bytes))
         each = " to ".join(format_bytes(size) for size in dict.fromkeys((sizes[0], sizes[-1])))

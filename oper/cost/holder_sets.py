@@ -29,6 +29,15 @@ class HolderSets:
         """The only holder of each group, -1 where there are several."""
         return np.where(self.copies == 1, self.holds.argmax(axis=1), -1)
 
+    @property
+    def readers(self) -> NDArray[np.int64]:
+        """How many ranks read each group from each rank, [G, M]."""
+        ranks = self.source.shape[1]
+        found = np.zeros(self.source.shape, dtype=np.int64)
+        for rank in range(ranks):
+            found[:, rank] = (self.source == rank).sum(axis=1)
+        return found
+
     def __add__(self, other: "HolderSets") -> "HolderSets":
         return HolderSets(
             np.concatenate([self.source, other.source]), np.concatenate([self.holds, other.holds])

@@ -8,7 +8,8 @@ that any rank touches the row, and L[i][j] the seconds per byte for rank i to re
     C[r][j] = L[r][j] · Σ_k S_k R_k · [r reads row k from j]                        (equation 3)
     T[r]    = E[r] + Σ_{j≠r} C[r][j]                                    inference
     T[r]    = the same + E'[r] + Σ_{j≠r} C'[r][j] + G[r]                training
-    E', C'  = the same two sums over rows with one owner, D_k in the place of R_k
+    E', C'  = the same two sums over rows with one owner, D_k in the place of R_k (and, in E, all
+              that is read of a rank, whoever shares its memory)
     G[r]    = AllReduce of the replicas + L[r][r] · Σ_replicas S_k U_k (their optimizer step)
 
 A plan with a smaller max_r T[r] is better. A plan enters only through `Sums`: rows with
@@ -47,6 +48,7 @@ class Cost:
     allreduce_method: Method
     allreduce_memory_bytes: float  # of a rank
     rank_seconds: Floats  # T
+    shares_memory: bool  # whether some rows are read without their owners
     communication_bytes: dict[str, float]
     extra_bytes: float
     total_bytes: float
@@ -66,12 +68,15 @@ class Cost:
 
     @property
     def dob(self) -> dict[str, float | None]:
-        """Degrees of balance, min/max: memory over capacity, E over ranks, C over ordered pairs."""
+        """Degrees of balance, min/max: memory over capacity, E over ranks, C over ordered pairs. In
+        shared memory E is what ranks read of their own, and the rows they serve count instead."""
         ranks = len(self.memory_bytes)
         pairs = self.link_seconds[~np.eye(ranks, dtype=bool)]
         return {
             "memory": degree_of_balance(self.memory_bytes / np.maximum(self.capacity_bytes, 1)),
-            "lookups": degree_of_balance(self.lookup_seconds),
+            "lookups": degree_of_balance(
+                self.lookups if self.shares_memory else self.lookup_seconds
+            ),
             "link_cost": degree_of_balance(pairs) if len(pairs) else None,
         }
 
@@ -115,7 +120,10 @@ def evaluate(
     chosen = allreduce_cost(topology, "none")
     if workload.training:
         gradient = traffic(np.where(single, sums.gradient_bytes, 0.0))
-        gradient_lookup_seconds, gradient_link_seconds = charges.lookup_and_link_seconds(gradient)
+        gradient_charges = Charges.of_gradients(topology)
+        gradient_lookup_seconds, gradient_link_seconds = gradient_charges.lookup_and_link_seconds(
+            gradient
+        )
         gradient_bytes = np.where(away, gradient, 0.0)
         replicas = sums.total(~single)
         if replicas.rows:
@@ -148,6 +156,7 @@ def evaluate(
         allreduce_method=chosen.method,
         allreduce_memory_bytes=allreduce_memory,
         rank_seconds=rank_seconds,
+        shares_memory=bool(topology.shared_pairs.any()),
         communication_bytes={
             "fetch": fetch,
             "gradient": gradients,

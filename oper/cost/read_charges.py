@@ -6,12 +6,15 @@ A resource has one payer, the rank in whose time T it counts, and seconds per by
     memory of rank j    used by every read from j, j's own too    paid by j    L[j][j]    (E, eq. 2)
     link from j to i    used by the reads of i from j ≠ i         paid by i    L[i][j]    (C, eq. 3)
 
+Ranks of a node with shared memory read each other's rows through a pointer, which is the link, and
+the owner has no part in it: such a read does not use its memory. Gradients of rows with one owner
+pass through both everywhere, as their sender collects them and the owner adds them to the row.
+
 Reads are therefore sparse entries (reader, source, payer, seconds per byte): 2M² - M of them for M
-ranks, and no array of [M, M, M]. Bytes through one resource are added up before they are priced.
-Gradients of rows with one owner are charged as reads are, with S·D bytes in the place of S·R; what
-replicas cost beside their reads is in allreduce.py. Everything that prices reads takes it from
-here, so that a rule with other payers (a rank's outgoing link, a node's adapter) is other entries
-and other resources, made in `Charges.of`.
+ranks at most, and no array of [M, M, M]. Bytes through one resource are added up before they are
+priced. What replicas cost beside their reads is in allreduce.py. Everything that prices reads or
+gradients takes it from here (traffic.py puts the two together), so that a rule with other payers (a
+rank's outgoing link, a node's adapter) is other entries and other resources, made in `Charges.of`.
 """
 
 from dataclasses import dataclass
@@ -45,11 +48,25 @@ class Charges:
     @staticmethod
     @lru_cache(maxsize=4)
     def of(topology: Topology) -> "Charges":
-        """The charges on a topology; the same object while few topologies are in use."""
+        """The charges of reads on a topology; the same object while few topologies are in use."""
+        return Charges._made(topology, ~topology.shared_pairs)
+
+    @staticmethod
+    @lru_cache(maxsize=4)
+    def of_gradients(topology: Topology) -> "Charges":
+        """The charges of gradients of rows with one owner, from rank i to rank j as those of a read
+        of i from j; those of reads themselves where no ranks share memory."""
+        if not topology.shared_pairs.any():
+            return Charges.of(topology)
+        return Charges._made(topology, np.ones((topology.ranks, topology.ranks), dtype=bool))
+
+    @staticmethod
+    def _made(topology: Topology, served: NDArray[np.bool_]) -> "Charges":
+        """The charges where the source has its part in what is `served`, [reader, source]."""
         M = topology.ranks
         reader, source = (axis.ravel() for axis in np.indices((M, M)))
         memory, link = source * M + source, reader * M + source
-        used = np.stack([np.ones(M * M, dtype=bool), reader != source], axis=1)
+        used = np.stack([served.ravel(), reader != source], axis=1)
         entries = used.sum(axis=1)
         return Charges(
             ranks=M,
@@ -156,10 +173,17 @@ class Charges:
 
     def least_largest_seconds(self, readers: Ints) -> Floats:
         """What some rank pays at least for a byte of a row of which some holder serves that many
-        readers: that holder for all of them, the dearest of them for its own read, and every rank
-        for its cheapest. Of the shape of `readers`."""
+        readers: that holder for all that use its memory, itself among them, the dearest of them for
+        its own read, and every rank for its cheapest. Of the shape of `readers`."""
         dearest = np.sort(self.reader_seconds, axis=0).min(axis=1)  # [k - 1]: of k readers of one
-        least = np.maximum(readers * self.memory_seconds.min(), dearest[readers - 1])
+        memories = np.arange(self.ranks) * (self.ranks + 1)
+        uses = np.bincount(self.resource, minlength=len(self.seconds))[memories]
+        free = self.ranks - uses  # readers of each rank that do not use its memory
+        served = np.inf
+        for past in np.unique(free):
+            least_memory = self.memory_seconds[free == past].min()
+            served = np.minimum(served, np.maximum(readers - past, 1) * least_memory)
+        least = np.maximum(served, dearest[readers - 1])
         return np.maximum(least, self.reader_seconds.min(axis=1).max())
 
     # Means.
@@ -202,24 +226,26 @@ class Charges:
 
 
 class PairSeconds(NamedTuple):
-    """What a byte takes over the link of two ranks, the mean over the pairs of each kind."""
+    """What a byte takes over the link of two ranks, the mean over the pairs of each kind, on nodes
+    that are alike; and what a copy of one's own saves of it in the node."""
 
     same_node: float
     other_node: float
+    saved_inside_node: float  # by each further copy in a node, for a byte of weight
 
     @staticmethod
     def of(topology: Topology) -> "PairSeconds":
-        _, same_node, other_node = topology.seconds_by_kind()
-        return PairSeconds(same_node, other_node)
+        local, same_node, other_node = topology.seconds_by_kind()
+        # A read of one's own memory costs what its owner pays elsewhere, and where memory is shared
+        # it takes the place of the link.
+        shared = topology.shared_pairs.any()
+        saved = max(same_node - local, 0.0) if shared else same_node
+        return PairSeconds(same_node, other_node, saved)
 
     def saved_by_further_node(self, ranks_per_node: int) -> float:
         """What the first copy of a row in a node saves all ranks together for a byte of weight:
         its holder reads its own, and the others there read from it, in inference."""
-        return ranks_per_node * self.other_node - (ranks_per_node - 1) * self.same_node
-
-    def saved_inside_node(self) -> float:
-        """The same of each further copy in that node."""
-        return self.same_node
+        return ranks_per_node * self.other_node - (ranks_per_node - 1) * self.saved_inside_node
 
 
 def _added_at(index: NDArray[np.int64], values: Floats, length: int) -> Floats:

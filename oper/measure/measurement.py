@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from oper.topology.links import SHARED
 from oper.topology.topology import Topology
 
 REPETITIONS = 21
@@ -31,7 +32,8 @@ class Measurement:
     row_bytes: int
 
     def topology(self, name: str, per_pair: bool = False) -> Topology:
-        """The topology, with one bandwidth for each kind of link (the median), or one per pair."""
+        """The topology, of hosts whose ranks share memory: with one bandwidth for a host's and one
+        for other hosts' rows (the medians), or one per pair."""
         bandwidth = np.array(self.bandwidth)
         measured = Topology(
             name,
@@ -40,10 +42,12 @@ class Measurement:
             self.allreduce_bandwidth,
             self.latency_seconds,
             device_memory_bytes=tuple(self.memory_bytes),
+            memory=(SHARED,) * len(set(self.node_of)),
         )
         if per_pair:
             return measured
-        for mask in measured.masks().values():
+        other_node = measured.masks()["other_node"]
+        for mask in (~other_node, other_node):
             if mask.any():
                 bandwidth[mask] = np.median(bandwidth[mask])
         return Topology(**{**vars(measured), "link_cost": 1 / bandwidth})
@@ -59,6 +63,7 @@ class Measurement:
             content["bandwidth"] = {
                 kind: _rounded(bandwidth[mask][0]) for kind, mask in masks.items() if mask.any()
             }
+        content["memory"] = SHARED
         content["allreduce_bandwidth"] = _rounded(self.allreduce_bandwidth)
         content["latency_seconds"] = _rounded(self.latency_seconds)
         sizes = [f"{size}B" for size in self.memory_bytes]

@@ -18,7 +18,6 @@ from oper.cost.holder_sets import (
     nearest_holder_sets,
     single_owner_sets,
 )
-from oper.cost.read_charges import Charges
 from oper.planner.bounds.lagrangian_bound import usable_methods
 from oper.planner.class_placement.access_partitions import partitions
 from oper.planner.class_placement.class_placement import ClassPlacement
@@ -54,11 +53,12 @@ def place_exactly(
     if len(classes) * len(sets) > MOST_COLUMNS:
         return None
     every = np.ones(len(classes), dtype=bool)
+    every_class = np.arange(len(classes))[:, None]
     best: WholeRows | None = None
     bound = limit_seconds
     for method in usable_methods(workload, problem.ranks, problem.budget_bytes):
         items = pricing_items(classes, topology, workload, method)
-        each = items.weight_bytes[:, None, None] * Charges.of(topology).set_seconds(sets)
+        each = items.traffic(topology).set_seconds(every_class, sets, np.arange(len(sets)))
         usable = np.ones((len(classes), len(sets)), dtype=bool)
         if workload.training:
             everywhere = sets.copies == problem.ranks

@@ -4,6 +4,7 @@ from typing import TypedDict
 
 from oper.base.arrays import Floats
 from oper.topology.capacity import Capacity
+from oper.topology.links import NodeMemory
 
 
 class Description(TypedDict):
@@ -17,3 +18,4 @@ class Description(TypedDict):
     device_memory_bytes: tuple[int, ...] | None
     shares_host_memory: bool
     capacity: Capacity
+    memory: tuple[NodeMemory, ...]

@@ -1,6 +1,7 @@
 """Link costs between ranks from bandwidths inside and between nodes, and latencies."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,6 +10,11 @@ from numpy.typing import NDArray
 # NVLink (ring, LL128), 4 to 5 µs over a network (ring LL128, tree LL).
 SAME_NODE_LATENCY_SECONDS = 2e-6
 OTHER_NODE_LATENCY_SECONDS = 5e-6
+
+# Of a node: each rank's rows are served by that rank; or every rank reads them itself.
+NodeMemory = Literal["linked", "shared"]
+LINKED: NodeMemory = "linked"
+SHARED: NodeMemory = "shared"
 
 # Of links: a rank's own rows, those of another rank in its node, those of another node.
 KINDS = ("local", "same_node", "other_node")

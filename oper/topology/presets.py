@@ -7,7 +7,7 @@ from oper.base.errors import OperError
 from oper.base.free_memory import machine_memory_bytes
 from oper.base.units import GB
 from oper.topology.description import Description
-from oper.topology.links import latency_seconds, link_matrix
+from oper.topology.links import LINKED, SHARED, latency_seconds, link_matrix
 
 PRESETS = ("dgx-a100", "dgx-h100", "2x4-a100", "4x4-a100", "cpu:N")  # as help and errors list them
 
@@ -23,8 +23,10 @@ H100_MEMORY_BYTES = 80 * 10**9
 H100_LOCAL = 2_680 * GB  # 0.8 × 3,350, the peak of the H100's memory
 H100_NVSWITCH = 370 * GB  # 450 the line (NVIDIA/nccl-tests #212)
 H100_NVSWITCH_ALLREDUCE = 480 * GB  # in the switch (NVLS); a ring gets 370 (nccl-tests #212, #309)
-CPU_LOCAL = 4.5 * GB  # measured: random rows from memory, on the 2 cores of a cloud machine
-CPU_ALLREDUCE = 3 * GB  # a model; `oper topology measure` measures both
+# Measured with what `oper topology measure` runs: 2 ranks on a 2-core AMD EPYC (Zen 4) cloud machine
+# that other programs used too, so the reads' CPU time, and the fastest of many AllReduces.
+CPU_LOCAL = 6 * GB  # random rows of 256 bytes: 5.8-6.3, own and the other rank's alike
+CPU_ALLREDUCE = 2.5 * GB  # 2.5-2.7 by the clock; 3.5-4.6 of CPU time, as ranks wait for each other
 
 MAX_RANKS = 4_096  # a matrix of link costs is then 128 MiB
 
@@ -52,6 +54,7 @@ def preset(spec: str) -> Description | None:
         memory_bytes = machine_memory_bytes() // ranks
         made = uniform(spec, [0] * ranks, bandwidth, CPU_ALLREDUCE, memory_bytes)
         made["shares_host_memory"] = True
+        made["memory"] = (SHARED,)
         return made
     return None
 
@@ -73,6 +76,7 @@ def uniform(
         device_memory_bytes=(device_memory_bytes,) * len(node_of),
         shares_host_memory=False,
         capacity=None,
+        memory=(LINKED,) * len(set(node_of)),
     )
 
 

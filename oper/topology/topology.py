@@ -19,6 +19,7 @@ from oper.base.errors import OperError
 from oper.base.units import GB
 from oper.files.yaml_file import Document
 from oper.topology.capacity import Capacity, parse_capacity, rank_capacities
+from oper.topology.links import LINKED, SHARED, NodeMemory
 from oper.topology.presets import PRESETS, preset
 from oper.topology.topology_file import parse_topology
 
@@ -30,7 +31,9 @@ class Topology:
     link_cost: s/byte [M, M], reader by source. allreduce_bandwidth: bytes/s, NCCL's bus bandwidth
     (2(M-1)/M times the bytes over the time). latency_seconds: of one hop. capacity: None is the
     paper's heap size. device_memory_bytes: of each rank. shares_host_memory: that is a part of this
-    machine's, which is only warned of, as a plan must not depend on where it was made.
+    machine's, which is only warned of, as a plan must not depend on where it was made. memory: of
+    each node, "linked" where none is given; in shared memory ranks read each other's rows
+    themselves, and elsewhere the rows' owners serve them.
     """
 
     name: str
@@ -41,6 +44,7 @@ class Topology:
     device_memory_bytes: tuple[int, ...] | None = None
     capacity: Capacity = None
     shares_host_memory: bool = False
+    memory: tuple[NodeMemory, ...] = ()
 
     def __post_init__(self) -> None:
         cost = np.array(self.link_cost, dtype=np.float64)
@@ -59,6 +63,12 @@ class Topology:
         # Nodes are numbered without gaps, whatever a file calls them.
         order = sorted(set(self.node_of))
         object.__setattr__(self, "node_of", tuple(order.index(node) for node in self.node_of))
+        memory = self.memory or (LINKED,) * self.nodes
+        if len(memory) != self.nodes:
+            raise OperError(
+                f"topology {self.name}: the memory of {len(memory)} nodes, and it has {self.nodes}"
+            )
+        object.__setattr__(self, "memory", memory)
         cost.setflags(write=False)
         object.__setattr__(self, "link_cost", cost)
 
@@ -71,6 +81,12 @@ class Topology:
         return len(set(self.node_of))
 
     @property
+    def shared_pairs(self) -> NDArray[np.bool_]:
+        """Pairs of different ranks that share memory, bool [M, M]."""
+        shared = np.array([self.memory[node] == SHARED for node in self.node_of])
+        return self.masks()["same_node"] & shared
+
+    @property
     def memory_for_plans(self) -> tuple[int, ...] | None:
         """The bytes of device memory that plans go by, [M]; None where they go by the tables'."""
         return None if self.shares_host_memory else self.device_memory_bytes
@@ -78,12 +94,13 @@ class Topology:
     @property
     def homogeneous(self) -> bool:
         """Whether all ranks are interchangeable: permuting ranks within nodes, and nodes, changes
-        neither capacities nor link costs."""
+        neither capacities nor link costs nor who serves reads."""
         capacities = self.capacity if isinstance(self.capacity, tuple) else ()
         return (
             len(set(capacities)) <= 1
             and len(set(Counter(self.node_of).values())) == 1
             and self._cost_by_kind() is not None
+            and (len(set(self.memory)) == 1 or self.nodes == self.ranks)
         )
 
     def is_homogeneous(self, capacity_bytes: Sequence[float] | NDArray[np.float64]) -> bool:
@@ -133,6 +150,9 @@ class Topology:
             "allreduce_bandwidth": self.allreduce_bandwidth,
             "latency_seconds": self.latency_seconds,
         }
+        if SHARED in self.memory:  # left out where all are linked, as files may
+            same = len(set(self.memory)) == 1
+            content["memory"] = self.memory[0] if same else list(self.memory)
         if isinstance(self.capacity, tuple):
             values = [f"{c}B" if isinstance(c, int) else c for c in self.capacity]
             same_bytes = len(set(values)) == 1 and isinstance(self.capacity[0], int)

@@ -16,7 +16,7 @@ from oper.base.units import parse_bytes
 from oper.files.yaml_file import Document, KeyPath
 from oper.topology.capacity import Capacity, parse_capacity
 from oper.topology.description import Description
-from oper.topology.links import KINDS, latency_seconds, link_matrix
+from oper.topology.links import KINDS, LINKED, SHARED, NodeMemory, latency_seconds, link_matrix
 from oper.topology.presets import MAX_RANKS
 
 _KEYS = (
@@ -26,6 +26,7 @@ _KEYS = (
     "link_cost",
     "allreduce_bandwidth",
     "latency_seconds",
+    "memory",
     "device_memory",
     "capacity",
 )
@@ -55,6 +56,7 @@ def parse_topology(document: Document, default_name: str) -> Description:
         device_memory_bytes=_device_memory(document, ranks),
         shares_host_memory=False,
         capacity=_capacity(document, ranks),
+        memory=_memory(document, len(set(node_of))),
     )
 
 
@@ -101,6 +103,19 @@ def _link_cost(document: Document, node_of: tuple[int, ...]) -> NDArray[np.float
         _check_length(document, (key, reader), row, ranks, "links, one for each rank read from")
         matrix[reader] = [cost(reader, source) for source in range(ranks)]
     return matrix
+
+
+def _memory(document: Document, nodes: int) -> tuple[NodeMemory, ...]:
+    given = document.content.get("memory")
+    if given is None:
+        return (LINKED,) * nodes
+    values = given if isinstance(given, list) else [given] * nodes
+    _check_length(document, ("memory",), values, nodes, "values, one for each node")
+    for node, value in enumerate(values):
+        if value not in (LINKED, SHARED):
+            keys = ("memory", node) if isinstance(given, list) else ("memory",)
+            document.fail(keys, f"is {value!r:.80}, and {LINKED} or {SHARED} was needed")
+    return tuple(values)
 
 
 def _device_memory(document: Document, ranks: int) -> tuple[int, ...] | None:

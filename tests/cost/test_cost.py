@@ -110,7 +110,8 @@ def test_cost_equals_the_sums_written_out(
         for _ in range(counts[c, g]):
             for i in range(M):
                 j = int(sets.source[g, i])
-                E[j] += L[j, j] * classes.S[c] * classes.R[c]
+                if i == j or not topology.shared_pairs[i, j]:
+                    E[j] += L[j, j] * classes.S[c] * classes.R[c]
                 if i != j:
                     C[i, j] += L[i, j] * classes.S[c] * classes.R[c]
                 if workload.training and sets.copies[g] == 1:

@@ -27,7 +27,13 @@ from oper.plan.plan import load_plan
 from oper.planner.bounds import hot_rows_bound, milp
 from oper.planner.bounds.lagrangian_bound import hot_row
 from oper.planner.class_placement import replica_choice
-from oper.planner.lp.pricing import DualPrices, everywhere_price, everywhere_seconds, pricing_items
+from oper.planner.lp.pricing import (
+    DualPrices,
+    everywhere_price,
+    everywhere_seconds,
+    owner_price,
+    pricing_items,
+)
 from oper.planner.lp.restricted_master import RestrictedMaster
 from oper.planner.make_plan import make_plan
 from oper.planner.problem.classes import Classes
@@ -71,12 +77,17 @@ def written_out(problem: ClassProblem, sets: HolderSets, counts: Ints, method: M
     for c, g in np.argwhere(counts > 0).tolist():
         n, S = counts[c, g], classes.S[c]
         single = sets.holds[g].sum() == 1
-        bytes_read = n * S * (classes.R[c] + (classes.D[c] if training and single else 0))
+        read = n * S * classes.R[c]
+        gradient = n * S * classes.D[c] if training and single else 0.0
         for r in range(M):
             source = int(sets.source[g, r])
-            E[source] += L[source, source] * bytes_read
+            node = topology.node_of[source]
+            mapped = topology.memory[node] == "shared" and topology.node_of[r] == node
+            if source == r or not mapped:
+                E[source] += L[source, source] * read
+            E[source] += L[source, source] * gradient
             if source != r:
-                C[r, source] += L[r, source] * bytes_read
+                C[r, source] += L[r, source] * (read + gradient)
             if training and not single:
                 written[r] += L[r, r] * n * S * classes.U[c]
     replicas = counts[:, sets.holds.sum(axis=1) > 1].sum(axis=1)
@@ -153,11 +164,13 @@ def test_exchanges_and_changes_of_replicas(
     problem, sets, _, method = drawn
     charges, classes = Charges.of(problem.topology), problem.classes
     each = one_row_seconds(problem, sets, method)
-    weight = classes.traffic_bytes(problem.workload)
-    column = charges.set_seconds(sets)
+    traffic = classes.traffic(problem.topology, problem.workload)
     able = sets.copies == 1 if problem.workload.training else np.ones(len(sets), dtype=bool)
-    close((weight[:, None, None] * column)[:, able], each[:, able])
-    close(charges.set_seconds(sets, read_by_read=True), column)
+    c, g = np.arange(len(classes))[:, None], np.flatnonzero(able)
+    close(traffic.set_seconds(c, sets, g), each[:, able])
+    close(traffic.set_seconds(c, sets, g, read_by_read=True), each[:, able])
+    moved = sum(bytes[:, None, None] * columns for bytes, columns in traffic.directions(sets))
+    close(np.asarray(moved)[:, able], each[:, able])
     close(mean_seconds(problem, sets, method), each.mean(axis=2))
     # The aim "link": C of each ordered pair for a byte of S·R.
     M = problem.topology.ranks
@@ -184,9 +197,12 @@ def test_programme_and_prices(
     prices = DualPrices(random.random(M), np.zeros(M), 0.0)
     K = prices.read_prices(topology)
     each = one_row_seconds(problem, sets, method)
-    per_byte = np.array([sum(K[r, sets.source[g, r]] for r in range(M)) for g in range(len(sets))])
-    owned = sets.copies == 1 if rows.training else np.ones(len(sets), dtype=bool)
-    close(rows.weight_bytes[:, None] * per_byte[owned], (each @ prices.rank)[:, owned])
+    if rows.training:
+        owners = (each @ prices.rank)[:, sets.copies == 1]
+        close(owner_price(rows, topology, prices), owners.min(axis=1))
+    else:
+        per_byte = [sum(K[r, sets.source[g, r]] for r in range(M)) for g in range(len(sets))]
+        close(rows.weight_bytes[:, None] * np.array(per_byte), each @ prices.rank)
     if method != "none":
         close(everywhere_price(rows, topology, prices), (each @ prices.rank)[:, -1])
         close(everywhere_seconds(rows, topology), each[:, -1])
@@ -215,8 +231,13 @@ def test_replication_rule_and_bounds(
     model = hot_rows_bound._Model(
         rows, np.array([0]), topology, problem.capacity_bytes, problem.budget_bytes
     )
-    weight = classes.traffic_bytes(workload)
-    close(weight[:, None, None] * model.owned * model.second, owned)
+    parts = [weight[:, None, None] * seconds for weight, seconds in model.owned]
+    close(np.sum(parts, axis=0) * model.second, owned)
+    for c in range(len(classes)):
+        close(rows.traffic(topology).owner_seconds(c), owned[c])
+    close(rows.traffic(topology).least_largest_seconds(), owned.max(axis=2).min(axis=1))
+    own = owned.diagonal(axis1=1, axis2=2)
+    assert (rows.traffic(topology).own_seconds <= own.min(axis=1) * (1 + 1e-12)).all()
     # A plan has rows: none of them takes less than the bound says.
     if not workload.training:  # its bound is for holders that read their own copies
         sets = nearest_holder_sets(sets.holds, topology)
@@ -278,7 +299,8 @@ def test_any_ranks_may_pay(drawn: tuple[ClassProblem, HolderSets, Ints, Method],
     paid = np.zeros(M)
     for g, weight in enumerate(sums.read_bytes):
         for r, j in enumerate(sets.source[g].tolist()):
-            paid[charges.payer[j * M + j]] += weight * topology.link_cost[j, j]
+            if not topology.shared_pairs[r, j]:
+                paid[charges.payer[j * M + j]] += weight * topology.link_cost[j, j]
             if r != j:
                 paid[charges.payer[r * M + j]] += weight * topology.link_cost[r, j]
     close(cost.rank_seconds, paid)

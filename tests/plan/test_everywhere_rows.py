@@ -49,7 +49,7 @@ def a_profile(seed: int = 0, moved: float = 0.0) -> Profile:
 def save_plan(folder: Path, extra_memory: float, mode: str = "inference") -> Path:
     workload = Workload(mode, "raw", 512)  # type: ignore[arg-type]
     asked = Settings(extra_memory=extra_memory, threshold=0.05, dob=0.5)
-    make_plan(a_profile(), Topology.load("cpu:4"), workload, asked, folder)
+    make_plan(a_profile(), Topology.load("1x4-a100"), workload, asked, folder)
     return folder
 
 

@@ -50,7 +50,7 @@ def written(folder: Path, **changes: object) -> Path:
         ("2x4-a100", 8, 2, 80e9, 72e9),
         ("4x4-a100", 16, 4, 80e9, 72e9),
         ("3x5-a100", 15, 3, 80e9, 72e9),
-        ("cpu:6", 6, 1, 4.5e9, 3e9),
+        ("cpu:6", 6, 1, 6e9, 2.5e9),
     ],
 )
 def test_presets(spec: str, ranks: int, nodes: int, link: float, allreduce: float) -> None:
@@ -229,6 +229,9 @@ def square(reader: int, source: int, value: object) -> list[list[object]]:
         ({"latency_seconds": -1}, ["latency_seconds", "is -1"]),
         ({"device_memory": ["1GB", "1GB"]}, ["device_memory", "has 2, and 4 sizes"]),
         ({"device_memory": "much"}, ["device_memory", "'much'"]),
+        ({"memory": "mapped"}, ["memory", "is 'mapped', and linked or shared was needed"]),
+        ({"memory": ["shared", 1]}, ["memory[1]", "is 1"]),
+        ({"memory": ["shared"]}, ["memory", "has 1, and 2 values, one for each node"]),
         ({"capacity": "1GB,2GB"}, ["capacity", "2 values"]),
         ({"capacity": 40_000_000_000}, ["capacity", "with their unit"]),
         ({"bandwith": 1}, ["bandwith", "is an unknown key"]),
@@ -295,6 +298,38 @@ def test_measure_needs_whole_values(tmp_path: Path) -> None:
         run("measure", "--ranks", "2", "--row-bytes", "30", "-o", str(tmp_path / "t.yaml"))
 
 
+# Who serves reads
+
+
+def test_memory_is_linked_unless_said() -> None:
+    topology = Topology.load("2x2-a100")
+    assert topology.memory == ("linked", "linked")
+    assert "memory" not in topology.to_dict()  # as in topologies and plans that do not know it
+    assert not topology.shared_pairs.any()
+
+
+@pytest.mark.parametrize("memory", ["shared", ["shared", "linked"], ["linked", "shared"], "linked"])
+def test_memory_by_node_survives_json(tmp_path: Path, memory: str | list[str]) -> None:
+    topology = Topology.load(str(written(tmp_path, memory=memory, node_of=[7, 7, 3, 3])))
+    of_node = memory if isinstance(memory, list) else [memory] * 2
+    assert list(topology.memory) == of_node  # of nodes in the order of their numbers
+    again = Topology.from_dict(json.loads(json.dumps(topology.to_dict())))
+    assert again.memory == topology.memory
+    expected = np.zeros((4, 4), dtype=bool)
+    expected[2, 3] = expected[3, 2] = of_node[0] == "shared"
+    expected[0, 1] = expected[1, 0] = of_node[1] == "shared"
+    assert (topology.shared_pairs == expected).all()
+    assert topology.homogeneous == (of_node[0] == of_node[1])
+
+
+def test_ranks_of_one_host_share_memory() -> None:
+    assert Topology.load("cpu:3").shared_pairs.sum() == 6
+    assert not Topology.load("cpu:1").shared_pairs.any()
+    assert "read each other's rows themselves" in run("show", "cpu:2")
+    with pytest.raises(OperError, match="the memory of 2 nodes, and it has 1"):
+        Topology("t", (0, 0), np.ones((2, 2)), 1.0, 1.0, memory=("shared", "shared"))
+
+
 # Measuring: that it comes to an end and makes a topology, not how fast this machine is
 
 
@@ -311,6 +346,8 @@ def test_measured_ranks_make_a_topology(tmp_path: Path, ranks: int) -> None:
     assert (topology.ranks, topology.nodes, topology.homogeneous) == (ranks, 1, True)
     assert topology.device_memory_bytes is not None
     assert topology.link_cost == pytest.approx(measurement.topology("here").link_cost, rel=0.01)
+    assert topology.memory == ("shared",)
+    assert np.ptp(topology.link_cost) == 0  # of a host, own rows or others'
     path.write_text(measurement.to_yaml("here", per_pair=True))
     pairs = 1 / Topology.load(str(path)).link_cost
     assert pairs == pytest.approx(np.array(measurement.bandwidth), rel=0.01)

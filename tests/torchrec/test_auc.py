@@ -1,10 +1,14 @@
 """A DLRM trained by a plan on 4 ranks ranks held-out clicks as the unsharded one does."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
+from oper.plan.plan import load_plan
+from oper.topology.topology import Topology
 from tests.support.commands import fine
 
 RANKS = 4
@@ -23,7 +27,14 @@ def test_held_out_auc_is_that_of_the_unsharded_model(shared_data: Path, tmp_path
     # Values first seen in the held-out fifth have row 0, as vocabularies say.
     options = ("--columns", "I*,C*", "--missing", "-1", "--ids", "vocab", "--dim", 16)
     fine("profile", log, "-o", profile, "--rows", "0:80%", *options)
-    fine("plan", profile, "-o", plan, "--topology", f"cpu:{RANKS}", "--batch-size", BATCH)
+    # Linked ranks have replicas; ranks that share memory would have none.
+    linked = replace(Topology.load(f"cpu:{RANKS}"), memory=()).to_dict()
+    (tmp_path / "linked.yaml").write_text(yaml.safe_dump(linked), encoding="utf-8")
+    fine(
+        *("plan", profile, "-o", plan, "--topology", tmp_path / "linked.yaml"),
+        *("--batch-size", BATCH),
+    )
+    assert load_plan(plan).replica_accesses > 0
 
     (whole,) = ranks.run(train_unsharded, 1, log, plan)
     unsharded = auc(*whole)

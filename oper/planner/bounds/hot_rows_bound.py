@@ -102,8 +102,7 @@ def hot_rows_bound(
 
 def head_classes(rows: PricingItems, topology: Topology, seconds: float) -> NDArray[np.int64]:
     """The hottest classes, up to `HEAD_ROWS` rows, of which a row takes its owner long."""
-    own = Charges.of(topology).owner_seconds.diagonal()
-    owner_seconds = rows.weight_bytes * float(own.min())
+    owner_seconds = rows.traffic(topology).own_seconds
     order = np.argsort(-rows.weight_bytes, kind="stable")[:HEAD_ROWS]
     few = np.cumsum(rows.rows[order]) <= HEAD_ROWS
     return order[few & (owner_seconds[order] > HEAD_SHARE * seconds)]
@@ -145,8 +144,11 @@ class _Model:
         charges = Charges.of(topology)
         self.second = charges.mean_seconds * float(rows.rows @ rows.weight_bytes) or 1.0
         self.byte = rows.total_bytes / M
-        # Time of the ranks [M] for a byte of weight owned by rank j, row j.
-        self.owned = charges.owner_seconds / self.second
+        # Of each part the bytes, and the time of the ranks [M] for one owned by rank j, row j.
+        self.owned = [
+            (part.bytes, part.charges.owner_seconds / self.second)
+            for part in rows.traffic(topology).parts
+        ]
         self.everywhere = everywhere_seconds(rows, topology) / self.second
         self.upper, self.whole = [np.inf], [0]
         self.row: list[int] = []
@@ -204,14 +206,15 @@ class _Model:
         """Rows of head class c. They and hotter ones are `placed` rows: homogeneous ranks are
         numbered in the order in which they get rows, hottest first."""
         M, rows = self.topology.ranks, float(self.rows.rows[c])
-        memory, weight = self.rows.memory_bytes[c] / self.byte, self.rows.weight_bytes[c]
+        memory = self.rows.memory_bytes[c] / self.byte
         chosen = []
         for j in range(M):
             if self.homogeneous and max(self._position(j)) >= placed:
                 continue
             owned = self._column(rows, whole=True)
             chosen.append((owned, 1.0))
-            self._own(j, owned, weight)
+            for weight, seconds in self.owned:
+                self._own(seconds[j], owned, weight[c])
             self._add(M + j, owned, memory)
         if self.copied:
             copied = self._column(rows, whole=True)
@@ -222,35 +225,44 @@ class _Model:
     def _place_bucket(self, classes: NDArray[np.int64]) -> None:
         """The classes of one bucket of the tail: rows and weight by owner and everywhere."""
         M, rows = self.topology.ranks, self.rows.rows[classes]
-        memory, weight = self.rows.memory_bytes[classes[0]], self.rows.weight_bytes[classes]
-        least, most, total = weight.min(), weight.max(), float(rows @ weight)
+        memory, parts = self.rows.memory_bytes[classes[0]], range(len(self.owned))
+        weights = [weight[classes] for weight, _ in self.owned]
+        totals = [float(rows @ weight) for weight in weights]
         # Rows as their memory, weight as a part of the bucket's: columns of about equal size.
         size = memory / self.byte
-        unit = total or 1.0
-        held, moved = [], []
+        units = [total or 1.0 for total in totals]
+        held: list[tuple[int, float]] = []
+        moved: list[list[tuple[int, float]]] = [[] for _ in parts]
         for j in range(M + self.copied):
-            n, w = self._column(np.inf), self._column(np.inf)
+            n, of_part = self._column(np.inf), [self._column(np.inf) for _ in parts]
             held.append((n, 1.0))
-            moved.append((w, 1.0))
-            self._limit(-np.inf, 0.0, [(n, least / size / unit), (w, -1.0)])
-            self._limit(-np.inf, 0.0, [(w, 1.0), (n, -most / size / unit)])
+            for p, w in enumerate(of_part):
+                moved[p].append((w, 1.0))
+                least, most = weights[p].min() / size / units[p], weights[p].max() / size / units[p]
+                self._limit(-np.inf, 0.0, [(n, least), (w, -1.0)])
+                self._limit(-np.inf, 0.0, [(w, 1.0), (n, -most)])
+                if j < M:
+                    self._own(self.owned[p][1][j], w, units[p])
             if j < M:
-                self._own(j, w, unit)
                 self._add(M + j, n, 1.0)
                 continue
-            cost = self.everywhere[classes]
-            slope = (cost[weight.argmax()] - cost[weight.argmin()]) / max(most - least, 1e-300)
-            slope = slope if most > least else np.zeros(M)
+            # A line in the rows and the weight of the first part, below what each class costs.
+            weight, cost = weights[0], self.everywhere[classes]
+            spread = float(np.ptp(weight))
+            slope = (cost[weight.argmax()] - cost[weight.argmin()]) / max(spread, 1e-300)
+            slope = slope if spread > 0 else np.zeros(M)
             self._copy(n, (cost - weight[:, None] * slope).min(axis=0) / size, 1.0)
             for r in range(M):
-                self._add(r, w, float(slope[r]) * unit)
+                self._add(r, of_part[0], float(slope[r]) * units[0])
         self._limit(float(rows.sum()) * size, float(rows.sum()) * size, held)
-        self._limit(total / unit, total / unit, moved)
+        for p in parts:
+            self._limit(totals[p] / units[p], totals[p] / units[p], moved[p])
 
-    def _own(self, j: int, column: int, weight: float) -> None:
-        """What a unit of `column`, weight owned by rank j, costs the ranks."""
+    def _own(self, seconds: Floats, column: int, weight: float) -> None:
+        """What a unit of `column`, weight whose owner costs the ranks `seconds` [M] a byte, costs
+        them."""
         for r in range(self.topology.ranks):
-            self._add(r, column, float(self.owned[j, r]) * weight)
+            self._add(r, column, float(seconds[r]) * weight)
 
     def _copy(self, column: int, seconds: Floats, memory: float) -> None:
         """What a unit of `column`, rows on all ranks, costs them and takes of the budget."""

@@ -131,8 +131,11 @@ def homogeneous_prices(
         saved = rows.weight_bytes[:, None] * -np.diff(copies.slope)
     elif rows.replicas:
         extra = np.array([M - 1.0])
-        single = float(even.read_prices(topology).sum(axis=0).min())
-        saved = (single * rows.weight_bytes - everywhere_price(rows, topology, even))[:, None]
+        single = sum(
+            float(part.charges.read_prices(even.rank).sum(axis=0).min()) * part.bytes
+            for part in rows.traffic(topology).parts
+        )
+        saved = (single - everywhere_price(rows, topology, even))[:, None]
     else:
         extra, saved = np.zeros(0), np.zeros((len(rows), 0))
     taken = rows.memory_bytes[:, None] * extra
@@ -151,14 +154,13 @@ def hot_row(
 ) -> tuple[float, int]:
     """The longest that any single row must take some rank whatever else there is, and its class.
 
-    A row with one owner j: M local reads there, or the dearest link to it. In inference with h
-    copies at most: some holder serves M/h readers, rounded up, the farthest of which pays for its
-    link, and each reads at its least cost.
+    A row with one owner j: all that j serves, M local reads where it serves every rank, or the
+    dearest link to it. In inference with h copies at most: some holder has M/h readers, rounded up,
+    the farthest of which pays for its link, and each reads at its least cost.
     """
     M, charges = topology.ranks, Charges.of(topology)
-    owned = float(charges.owner_seconds.max(axis=1).min())
     rows = pricing_items(classes, topology, workload, "none")
-    least = owned * rows.weight_bytes
+    least = rows.traffic(topology).least_largest_seconds()
     if not workload.training:
         copies = np.minimum(1 + np.floor(budget_bytes / rows.memory_bytes), M)
         readers = np.ceil(M / copies).astype(np.int64)

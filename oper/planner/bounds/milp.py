@@ -7,6 +7,7 @@ For partitions p of any size, down to single rows, with read weight w_p and memo
     y[p, i, j] = 1: rank i reads p from rank j;  Σ_j y[p, i, j] = 1,  y[p, i, j] ≤ y[p, j, j]
     Σ_p m_p y[p, j, j] ≤ capacity_j,   Σ_p m_p (Σ_j y[p, j, j] - 1) ≤ budget
     T ≥ Σ_p w_p (Σ_{j≠i} L[i][j] y[p, i, j] + L[i][i] Σ_k y[p, k, i])       for each rank i
+                 (the last sum without ranks k that share memory with i, but for i itself)
     minimise T
 
 y[p, j, j] is "rank j holds p" (a holder reads its own copy). Where the budget allows no second
@@ -130,6 +131,8 @@ class _Model:
         self.second = charges.mean_seconds * float(rows.weight_bytes.sum()) or 1.0
         byte = rows.total_bytes / M
         weight, memory = rows.weight_bytes / self.second, rows.memory_bytes / byte
+        traffic = rows.traffic(topology)
+        owned = [traffic.owner_seconds(p) / self.second for p in P]
         spare = budget_bytes if rows.replicas else 0.0
         price = rows.memory_bytes * (1 if rows.any_holders else M - 1)
         self.copied = np.flatnonzero(price <= spare).tolist() if M > 1 else []
@@ -164,9 +167,9 @@ class _Model:
                 y = self.reads.get(p)
                 held.append(memory[p] * x[i])
                 if y is None:
-                    owner = charges.owner_seconds[:, i]
-                    served.append(weight[p] * owner[i] * x[i])
-                    fetched += [weight[p] * owner[j] * x[j] for j in range(M) if j != i]
+                    owner = owned[p][:, i]
+                    served.append(owner[i] * x[i])
+                    fetched += [owner[j] * x[j] for j in range(M) if j != i]
                 else:
                     for n in paid.tolist():
                         reader, source = charges.reader[n], charges.source[n]

@@ -47,7 +47,10 @@ class _OwnerSeconds(NamedTuple):
 
 def node_loads_bound(rows: PricingItems, topology: Topology) -> float:
     """A bound in seconds on the largest rank time of every plan in which each row has one owner;
-    0 where ranks differ, or where owning a row costs a rank less than reading it from its node."""
+    0 where ranks differ, where owning a row costs a rank less than reading it from its node, or
+    where reads and gradients are charged apart."""
+    if len(rows.traffic(topology).parts) > 1:
+        return 0.0
     cost = _owner_seconds(topology)
     if cost is None or cost.own <= cost.mate:
         return 0.0

@@ -17,6 +17,7 @@ from oper.cost.holder_sets import (
     per_node_sets,
     single_owner_sets,
 )
+from oper.cost.read_charges import PairSeconds
 from oper.cost.workload import Workload
 from oper.planner.class_placement.class_placement import ClassPlacement, replica_bytes
 from oper.planner.class_placement.greedy import place_greedily
@@ -120,7 +121,8 @@ def _replica_sets(
 
 def _spend_rest(problem: ClassProblem, sets: HolderSets, replicas: Ints) -> tuple[HolderSets, Ints]:
     """Spend what is left of the budget, too little for a row on all ranks or nodes, on the row with
-    one owner that is read most per byte: in inference it may have copies on a few ranks."""
+    one owner that is read most per byte: in inference it may have copies on a few ranks, as far as
+    they save something."""
     classes, topology = problem.classes, problem.topology
     extra = (sets.copies[topology.ranks :] - 1) * classes.m[:, None]
     left = problem.budget_bytes - float((extra * replicas).sum())
@@ -129,7 +131,10 @@ def _spend_rest(problem: ClassProblem, sets: HolderSets, replicas: Ints) -> tupl
     if not fits.any() or problem.workload.training:
         return sets, replicas
     row = int(np.argmax(np.where(fits, classes.S * classes.R / classes.m, -1.0)))
-    copies = min(int(left // classes.m[row]), topology.ranks - 1)
+    useful = topology.ranks if PairSeconds.of(topology).saved_inside_node > 0 else topology.nodes
+    copies = min(int(left // classes.m[row]), useful - 1)
+    if not copies:
+        return sets, replicas
     holds = copies_over_nodes(topology, copies + 1)[None]
     column = np.zeros((len(classes), 1), dtype=np.int64)
     column[row] = 1

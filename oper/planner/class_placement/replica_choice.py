@@ -38,7 +38,7 @@ class Levels:
 
 def single_seconds(classes: Classes, topology: Topology, workload: Workload) -> Floats:
     """A row's part of the mean T with one owner, [C]: its owner serves M reads, M-1 travel."""
-    return np.asarray(classes.traffic_bytes(workload) * Charges.of(topology).mean_owner_seconds)
+    return classes.traffic(topology, workload).mean_owner_seconds
 
 
 def everywhere_seconds(
@@ -101,7 +101,7 @@ def time_ratio(topology: Topology) -> float:
     """Gain per copy inside the nodes over gain per copy for a further node (time, inference)."""
     pairs = PairSeconds.of(topology)
     further_node = pairs.saved_by_further_node(topology.ranks // topology.nodes)
-    return min(pairs.saved_inside_node() / further_node, 1.0)
+    return min(pairs.saved_inside_node / further_node, 1.0)
 
 
 def link_levels(
@@ -114,7 +114,7 @@ def link_levels(
     ranks take them from both. Where no ratio evens them out, the pairs across stay dearer, and
     copies once a node alone make them as cheap as the budget can.
     """
-    intra, inter = PairSeconds.of(topology)
+    intra, inter, _ = PairSeconds.of(topology)
     ranks, per_node = topology.ranks, topology.ranks // topology.nodes
     if topology.nodes == 1 or per_node == 1:
         return inference_levels(classes, topology, workload, 1.0, budget_bytes)

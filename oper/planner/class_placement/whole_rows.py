@@ -22,7 +22,6 @@ from scipy.sparse import csc_array, csr_array, vstack
 
 from oper.base.arrays import Floats
 from oper.cost.holder_sets import HolderSets
-from oper.cost.read_charges import Charges
 from oper.planner.lp.pricing import PricingItems, everywhere_seconds
 from oper.topology.topology import Topology
 
@@ -59,12 +58,11 @@ def place_whole(
     """
     ranks = topology.ranks
     b, g = np.nonzero(usable)
-    charges = Charges.of(topology)
     second = scale_seconds or 1.0
     byte = items.total_bytes / ranks or 1.0
     # A whole item counts rows; of the others the variable is the share.
     unit = np.where(whole, 1.0, items.rows)[b]
-    seconds = items.weight_bytes[b, None] * charges.set_seconds(sets, read_by_read=True)[g]
+    seconds = items.traffic(topology).set_seconds(b, sets, g, read_by_read=True)
     if items.training:
         everywhere = (sets.copies == ranks)[g] & (ranks > 1)
         seconds[everywhere] = everywhere_seconds(items, topology)[b[everywhere]]

@@ -14,6 +14,8 @@ when the ranks H hold it. Divided by m this is a line in the row's density ρ = 
 holder set of every class lies on the lower envelope of the lines: built once, searched by ρ.
 In training there is one owner or a copy everywhere, M lines and one cost of its own:
 Σ_r λ_r L[r][r] · S(R + U) + AllReduce + m · (Σ_j μ_j + ν (M - 1)).
+Where ranks share memory, K of reads has no λ_j L[j][j] within their node, and that of gradients
+has: S·R and S·D then have prices of their own, and the M owners are looked at one by one.
 """
 
 from dataclasses import dataclass
@@ -26,6 +28,7 @@ from oper.base.arrays import Floats
 from oper.cost.allreduce import Method, allreduce_cost
 from oper.cost.holder_set_sums import Sums
 from oper.cost.read_charges import Charges
+from oper.cost.traffic import Traffic
 from oper.cost.workload import Workload
 from oper.planner.lp.lower_envelope import Envelope
 from oper.planner.problem.classes import Classes
@@ -49,6 +52,7 @@ class PricingItems:
     memory_bytes: Floats  # m
     weight_bytes: Floats  # w
     fetch_bytes: Floats  # S·R, what pairs of ranks fetch
+    gradient_bytes: Floats  # S·D, in training
     everywhere_bytes: Floats
     allreduce_seconds: Floats
 
@@ -72,6 +76,12 @@ class PricingItems:
     def total_bytes(self) -> float:
         return float(self.rows @ self.memory_bytes)
 
+    def traffic(self, topology: Topology) -> Traffic:
+        """The bytes of `weight_bytes` with who pays for them."""
+        return Traffic.of(
+            topology, self.training, self.weight_bytes, self.fetch_bytes, self.gradient_bytes
+        )
+
     def merged(self, bucket: NDArray[np.int64]) -> "PricingItems":
         """Row-weighted averages over the classes of `bucket[c]`: for prices, never for a bound."""
         rows = np.bincount(bucket, self.rows).astype(np.float64)
@@ -85,6 +95,7 @@ class PricingItems:
             self.memory_bytes,
             self.weight_bytes,
             self.fetch_bytes,
+            self.gradient_bytes,
             self.everywhere_bytes,
             self.allreduce_seconds,
         )
@@ -114,6 +125,7 @@ def pricing_items_of(
         memory_bytes=each.memory_bytes,
         weight_bytes=each.read_bytes + (each.gradient_bytes if workload.training else 0.0),
         fetch_bytes=each.read_bytes,
+        gradient_bytes=each.gradient_bytes,
         everywhere_bytes=each.read_bytes + (each.union_bytes if workload.training else 0.0),
         allreduce_seconds=reduce.row_seconds(each),
     )
@@ -138,6 +150,20 @@ def owner_lines(read_prices: Floats, prices: DualPrices) -> tuple[Floats, Floats
     return read_prices.sum(axis=0), prices.capacity
 
 
+def owner_price(rows: PricingItems, topology: Topology, prices: DualPrices) -> Floats:
+    """The least price [C] of one row of each class over its owners."""
+    parts = rows.traffic(topology).parts
+    slopes = [part.charges.read_prices(prices.rank, prices.pair).sum(axis=0) for part in parts]
+    if len(parts) == 1:
+        lines = Envelope.of(slopes[0], prices.capacity)
+        return np.asarray(rows.memory_bytes * lines.value(rows.density))
+    each = np.stack([*(part.bytes for part in parts), rows.memory_bytes])
+    least = np.full(len(rows), np.inf)
+    for owner in np.unique(np.stack([*slopes, prices.capacity], axis=1), axis=0):
+        least = np.minimum(least, owner @ each)
+    return least
+
+
 def homogeneous_lines(topology: Topology, prices: DualPrices) -> tuple[Floats, Floats]:
     """Slopes and intercepts [M] of 1 to M copies at equal prices on homogeneous ranks: the first
     ones in different nodes, as far as there are nodes, the others anywhere."""
@@ -152,7 +178,8 @@ def homogeneous_lines(topology: Topology, prices: DualPrices) -> tuple[Floats, F
 def subset_lines(read_prices: Floats, prices: DualPrices) -> tuple[Floats, Floats]:
     """Slopes and intercepts of all holder sets, [2^M - 1]; entry H - 1 has the ranks of H's bits.
 
-    Each table is built by doubling: the sets with highest rank k are those without it, and k.
+    Each table is built by doubling: the sets with highest rank k are those without it, and k. A
+    holder reads its own copy, even where another would cost less.
     """
     ranks = len(read_prices)
     slope = np.zeros(1 << ranks)
@@ -161,6 +188,7 @@ def subset_lines(read_prices: Floats, prices: DualPrices) -> tuple[Floats, Float
         for k in range(ranks):
             half = 1 << k
             np.minimum(nearest[:half], read_prices[reader, k], out=nearest[half : 2 * half])
+        nearest.reshape(-1, 2, 1 << reader)[:, 1] = read_prices[reader, reader]
         slope += nearest
     intercept = np.full(1 << ranks, -prices.budget)
     for k in range(ranks):
@@ -221,17 +249,17 @@ def cheapest(rows: PricingItems, topology: Topology, prices: DualPrices) -> Floa
     `prices.pair` must be None: fetches then have a density of their own.
     """
     if not rows.any_holders:
-        lines = owner_lines(prices.read_prices(topology), prices)
-    elif topology.is_homogeneous(prices.capacity) and np.ptp(prices.rank) == 0:
+        least = owner_price(rows, topology, prices)
+        if rows.replicas and topology.ranks > 1:
+            least = np.minimum(least, everywhere_price(rows, topology, prices))
+        return least
+    if topology.is_homogeneous(prices.capacity) and np.ptp(prices.rank) == 0:
         lines = homogeneous_lines(topology, prices)
     elif topology.ranks <= ENUMERABLE_RANKS:
         lines = subset_lines(prices.read_prices(topology), prices)
     else:
         return _relaxed(rows, topology, prices)
-    least = rows.memory_bytes * Envelope.of(*lines).value(rows.density)
-    if rows.training and rows.replicas and topology.ranks > 1:
-        least = np.minimum(least, everywhere_price(rows, topology, prices))
-    return np.asarray(least)
+    return np.asarray(rows.memory_bytes * Envelope.of(*lines).value(rows.density))
 
 
 def _relaxed(rows: PricingItems, topology: Topology, prices: DualPrices) -> Floats:

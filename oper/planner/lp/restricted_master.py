@@ -230,10 +230,7 @@ class RestrictedMaster:
         topology, rows, M = self.topology, self.rows, self.topology.ranks
         b, g = self.bucket, self.group
         holds, copies = self.holder_sets.holds, self.holder_sets.copies
-        seconds = (
-            rows.weight_bytes[b, None]
-            * self.charges.set_seconds(self.holder_sets, read_by_read=True)[g]
-        )
+        seconds = rows.traffic(topology).set_seconds(b, self.holder_sets, g, read_by_read=True)
         if rows.training:
             everywhere = (copies == M)[g] & (M > 1)
             seconds[everywhere] = everywhere_seconds(rows, topology)[b[everywhere]]
@@ -248,9 +245,11 @@ class RestrictedMaster:
         return np.asarray(rows.rows[b, None] * np.concatenate(uses, axis=1))
 
     def _add(self, holds: NDArray[np.bool_], prices: DualPrices) -> None:
-        """Add the columns (bucket b, holders holds[b]), each rank reading where it costs least."""
+        """Add the columns (bucket b, holders holds[b]): holders read their own copies, and other
+        ranks where it costs least."""
         cost = np.where(holds[:, None, :], prices.read_prices(self.topology)[None], np.inf)
-        found = HolderSets(cost.argmin(axis=2).astype(np.uint16), holds)
+        source = np.where(holds, np.arange(self.topology.ranks), cost.argmin(axis=2))
+        found = HolderSets(source.astype(np.uint16), holds)
         group = np.zeros(len(holds), dtype=np.int64)
         fresh: list[int] = []
         for b, key in enumerate(_keys(found)):

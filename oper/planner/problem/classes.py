@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 from oper.base.arrays import Floats, Ints
 from oper.cost.expected_reads import expected_reads
 from oper.cost.holder_set_sums import Sums
+from oper.cost.traffic import Traffic
 from oper.cost.workload import Workload
 from oper.profiling.histogram import histogram
 from oper.profiling.profile import Profile
 from oper.tables.table import Table
+from oper.topology.topology import Topology
 
 _SLOT_BYTES = 8
 
@@ -104,8 +106,18 @@ class Classes:
 
     def traffic_bytes(self, workload: Workload) -> Floats:
         """Bytes that one rank moves in an iteration for a row with one owner, [C]: S·R, and S·D
-        more for its gradient in training. All its terms in T are proportional to them."""
+        more for its gradient in training."""
         return self.S * (self.R + self.D) if workload.training else self.S * self.R
+
+    def traffic(self, topology: Topology, workload: Workload) -> Traffic:
+        """The same bytes with who pays for them: all terms of such a row in T."""
+        return Traffic.of(
+            topology,
+            workload.training,
+            self.traffic_bytes(workload),
+            self.S * self.R,
+            self.S * self.D,
+        )
 
 
 def table_widths(tables: tuple[Table, ...], mode: str) -> TableWidths:

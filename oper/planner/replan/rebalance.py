@@ -11,7 +11,6 @@ import numpy as np
 
 from oper.base.arrays import Floats, Ints
 from oper.cost.holder_sets import HolderSets
-from oper.cost.read_charges import Charges
 from oper.planner.problem.problem import ClassProblem
 from oper.planner.row_placement.capacity_repair import memory_bytes
 from oper.planner.row_placement.swaps import SwapSearch
@@ -56,9 +55,8 @@ def swap_rows(
     both_ways = (price + price.T)[np.ix_(movable, movable)]
     search = SwapSearch(
         part,
-        classes.traffic_bytes(workload),
+        classes.traffic(problem.topology, workload).directions(sets.take(movable)),
         classes.width,
-        Charges.of(problem.topology).set_seconds(sets.take(movable)),
         seconds.copy(),
         np.array(classes.width_memory)[:, None, None] * both_ways,
     )

@@ -54,11 +54,11 @@ def mean_seconds(problem: ClassProblem, sets: HolderSets, method: Method) -> Flo
     """v[c, k]: a row's part of the mean T over ranks, [C, K]; the latency of `method` left out."""
     classes, topology, workload = problem.classes, problem.topology, problem.workload
     charges = Charges.of(topology)
-    column = charges.set_seconds(sets).sum(axis=1) / topology.ranks
-    seconds: Floats = np.outer(classes.traffic_bytes(workload), column)
+    seconds = classes.traffic(topology, workload).mean_set_seconds(sets)
     several = sets.copies > 1
     if workload.training and several.any():
         each = classes.row_sums
+        column = charges.set_seconds(sets).sum(axis=1) / topology.ranks
         kept_equal = allreduce_cost(topology, method).row_seconds(each)
         kept_equal = kept_equal + charges.mean_memory_seconds * each.union_bytes
         copied = np.outer(each.read_bytes, column[several]) + kept_equal[:, None]

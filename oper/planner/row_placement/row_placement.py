@@ -7,7 +7,8 @@ In: `Problem`, `ClassPlacement`. Out: `RowPlacement`, with its cost.
 2. Stripes take the memory that each rank has left. The rows of rounding are evened out by moving
    the coldest listed rows, so that memory is even to one row of each width.
 3. One pass over the counters (`list_hot_rows.py`) finds the listed rows and what the stripes add up
-to. 4. Swaps (`swaps.py`) even out T against those true sums.
+to. 4. Swaps (`swaps.py`) even out T against those true sums; and, as far as that leaves T as it is,
+the rows that ranks serve where they share memory.
 """
 
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from oper.cost.holder_set_sums import Sums
 from oper.cost.holder_sets import HolderSets
 from oper.cost.objective import Cost, evaluate
 from oper.cost.read_charges import Charges
+from oper.cost.traffic import Direction
 from oper.planner.class_placement.class_placement import ClassPlacement, replica_bytes
 from oper.planner.class_placement.greedy import memory_left
 from oper.planner.class_placement.rounding import split_evenly, whole_rows
@@ -30,9 +32,11 @@ from oper.planner.row_placement.capacity_repair import keep_capacity
 from oper.planner.row_placement.even_many_ranks import even_many_ranks
 from oper.planner.row_placement.list_hot_rows import RowScan, StripeOrders, scan_by_cuts
 from oper.planner.row_placement.listing_thresholds import Cuts, listed_by_table, make_cuts
+from oper.planner.row_placement.rows_served import even_rows_served
 from oper.planner.row_placement.striping import Stripes, make_stripes
 from oper.planner.row_placement.swaps import SwapSearch
 
+_ALIKE = 1e-9  # gradients that differ by less of the largest are alike
 RESERVE_SHARE = 1 / 256  # 0.016 bytes a row in the address map (listing_thresholds.py)
 
 
@@ -118,21 +122,24 @@ def _swap_rows(problem: Problem, sets: HolderSets, counts: Ints, before: Cost) -
     if workload.training:
         movable[problem.ranks :] = False
     part = np.asfortranarray(counts[:, movable])  # the search reads holder set by holder set
-    charges = Charges.of(topology)
+    able = sets.take(movable)
     if problem.settings.balance == "link":
-        traffic = classes.S * classes.R
-        per_byte = charges.set_link_seconds(sets.take(movable))
+        per_byte = Charges.of(topology).set_link_seconds(able)
+        directions: tuple[Direction, ...] = (Direction(classes.S * classes.R, per_byte),)
         seconds = before.link_seconds.ravel()
     else:
-        traffic = classes.traffic_bytes(workload)
-        per_byte = charges.set_seconds(sets.take(movable))
+        directions = classes.traffic(topology, workload).directions(able)
         seconds = before.rank_seconds
-    search = SwapSearch(part, traffic, classes.width, per_byte, seconds.copy())
+    search = SwapSearch(part, directions, classes.width, seconds.copy())
     if problem.settings.balance == "time":
         even_many_ranks(search, topology)
     search.run()
+    rounds = search.rounds_made
+    if before.shares_memory and problem.settings.balance == "time":
+        served = before.lookups + (classes.R @ (part - counts[:, movable])) @ able.readers
+        rounds += even_rows_served(classes, able, directions, part, served)
     counts[:, movable] = part
-    return search.rounds_made
+    return rounds
 
 
 def stripe_sums(problem: Problem, scan: RowScan) -> Sums:

@@ -5,6 +5,8 @@ owner, or with given holders at inference, adds to every rank's T in proportion 
 column[g] seconds per byte for holder set g (read_charges.py). Swapping k rows of class a in set g
 with k of class b, equal in width, in set h moves x = k·(w_a - w_b) bytes of traffic,
 T += x·(column[h] - column[g]), and leaves every set's rows, and so all memory, as they were.
+Where reads and gradients are charged apart (traffic.py), T is the sum over both; pairs and amounts
+are then chosen by the one direction that comes nearest.
 What falls is a smooth maximum, (1/β)·log Σ exp(β·T), β sharpening as T evens out: the plain maximum
 has plateaus as soon as two ranks share it. Each round takes the pair of holder sets that lowers it
 most and moves its x by swapping rows.
@@ -22,6 +24,7 @@ from numpy.typing import NDArray
 from scipy.spatial.distance import pdist, squareform
 
 from oper.base.arrays import Floats, Ints
+from oper.cost.traffic import Direction, main_direction
 
 ROUNDS = 400  # of 174 searches half took 20 or fewer, and the longest 184
 # Swaps that lower T by less than this share are left out: they are below the certificate's digits.
@@ -57,15 +60,15 @@ class SwapSearch:
     """Rounds of swaps on `counts` [C, G], changed in place."""
 
     counts: Ints
-    traffic_bytes: Floats  # [C]
+    directions: tuple[Direction, ...]  # bytes [C] and seconds per byte [G, M]
     width: Ints  # [C]
-    columns: Floats  # [G, M], seconds per byte of traffic
     seconds: Floats  # [M], T of the ranks; changed in place
     # [W, G, G] seconds that a row of g must gain to be swapped with one of h; None: nothing
     price: Floats | None = None
     rounds_made: int = 0
 
     def __post_init__(self) -> None:
+        self.traffic_bytes, self.columns = main_direction(self.directions)
         self._order = [
             order[np.argsort(self.traffic_bytes[order], kind="stable")]
             for w in np.unique(self.width)
@@ -106,7 +109,7 @@ class SwapSearch:
         swaps = self._best_swaps(source, target, traffic_bytes)
         moved = sum(k * float(self.traffic_bytes[a] - self.traffic_bytes[b]) for a, b, k in swaps)
         self._swap(source, target, swaps)
-        self.seconds += moved * (self.columns[target] - self.columns[source])
+        self.seconds += self._change(source, target, swaps)
         return moved
 
     def _round(self) -> tuple[int, int, list[Swap]] | None:
@@ -118,8 +121,7 @@ class SwapSearch:
         now = _smooth_maximum(self.seconds, sharpness)
         for g, h, amount in self._pairs(sharpness):
             swaps = self._best_swaps(g, h, amount)
-            moved = sum(k * (self.traffic_bytes[a] - self.traffic_bytes[b]) for a, b, k in swaps)
-            after = self.seconds + moved * (self.columns[h] - self.columns[g])
+            after = self.seconds + self._change(g, h, swaps)
             least = LEAST_GAIN * spread
             if self.price is not None:
                 least += sum(k * float(self.price[self.width[a], g, h]) for a, _, k in swaps)
@@ -129,6 +131,14 @@ class SwapSearch:
             self.seconds[:] = after
             return g, h, swaps
         return None
+
+    def _change(self, g: int, h: int, swaps: list[Swap]) -> Floats:
+        """How T of the ranks changes, [M]."""
+        change: Floats = np.zeros(len(self.seconds))
+        for bytes, columns in self.directions:
+            moved = sum(k * float(bytes[a] - bytes[b]) for a, b, k in swaps)
+            change += moved * (columns[h] - columns[g])
+        return change
 
     def _swap(self, g: int, h: int, swaps: list[Swap]) -> None:
         """Give rows of g to h, and take as many of h; with g and h the other way round, undo it."""

@@ -12,7 +12,7 @@ from torchrec.distributed.planner.types import Topology as TorchRecTopology
 from oper.base.errors import OperError
 from oper.profiling.profile import Profile
 from oper.tables.table import Table
-from oper.topology.links import latency_seconds, link_matrix
+from oper.topology.links import LINKED, SHARED, latency_seconds, link_matrix
 from oper.topology.presets import CPU_ALLREDUCE, CPU_LOCAL
 from oper.topology.topology import Topology
 
@@ -95,7 +95,7 @@ def from_torchrec(topology: TorchRecTopology) -> Topology:
     """TorchRec's Topology as one of ours; it counts bytes per millisecond.
 
     Of CPU ranks it says only what memory streams at and what GPUs' links do: between ranks of a
-    host the preset `cpu:N` holds, which is what random rows were measured at.
+    host the preset `cpu:N` holds, which is what random rows were measured at in shared memory.
     """
     ranks, per_node = topology.world_size, topology.local_world_size
     node_of = [rank // per_node for rank in range(ranks)]
@@ -116,4 +116,5 @@ def from_torchrec(topology: TorchRecTopology) -> Topology:
         latency_seconds(node_of),
         device_memory_bytes=tuple(getattr(d.storage, on_device) for d in topology.devices),
         shares_host_memory=topology.compute_device == "cpu",
+        memory=(SHARED if topology.compute_device == "cpu" else LINKED,) * len(set(node_of)),
     )

@@ -118,7 +118,7 @@ def test_bound_below_optimum_below_placements(problem: ClassProblem, data: st.Da
         assert reference.objective_seconds <= placed * (1 + 1e-5)
 
 
-@pytest.mark.parametrize("preset", ["2x2-a100", "cpu:4"])
+@pytest.mark.parametrize("preset", ["2x2-a100", "1x4-a100"])
 def test_ordering_homogeneous_ranks_keeps_the_even_placement(preset: str) -> None:
     topology, workload = Topology.load(preset), Workload("inference", "raw", 400)
     classes = make_classes([100], [8], workload, 4)

@@ -9,6 +9,7 @@ from scipy.optimize import linprog
 from oper.base.arrays import Ints
 from oper.cost.holder_sets import single_owner_sets
 from oper.cost.read_charges import Charges
+from oper.cost.traffic import Direction
 from oper.cost.workload import Workload
 from oper.planner.class_placement.hot_rows_by_node import place_by_node
 from oper.planner.class_placement.rounding import split_evenly
@@ -60,7 +61,10 @@ def evened_and_not(
     found = []
     for evened in (False, True):
         search = SwapSearch(
-            counts.copy(), traffic, classes.width, columns, (traffic @ counts) @ columns
+            counts.copy(),
+            (Direction(traffic, columns),),
+            classes.width,
+            (traffic @ counts) @ columns,
         )
         if evened:
             even_many_ranks(search, topology)

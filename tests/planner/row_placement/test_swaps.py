@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from oper.cost.holder_sets import everywhere_set, per_node_sets, single_owner_sets
 from oper.cost.objective import evaluate
 from oper.cost.read_charges import Charges
+from oper.cost.traffic import Direction
 from oper.cost.workload import Workload
 from oper.planner.row_placement.swaps import SwapSearch
 from oper.topology.topology import Topology
@@ -23,9 +24,9 @@ def test_columns_are_what_a_byte_adds_to_each_rank(
     classes = make_classes([77, 5], [1, 1], workload, topology.ranks)
     counts = np.random.default_rng(seed).integers(0, 5, (2, len(sets)))
     cost = evaluate(topology, workload, sets, classes.sums(counts), np.full(topology.ranks, 1e9))
-    weight = classes.traffic_bytes(workload) @ counts
-    column = Charges.of(topology).set_seconds(sets)
-    np.testing.assert_allclose(weight @ column, cost.rank_seconds, rtol=1e-12)
+    directions = classes.traffic(topology, workload).directions(sets)
+    seconds = sum((bytes @ counts) @ columns for bytes, columns in directions)
+    np.testing.assert_allclose(np.asarray(seconds), cost.rank_seconds, rtol=1e-12)
 
 
 @given(topologies(), workloads, st.integers(0, 2**32 - 1))
@@ -46,7 +47,7 @@ def test_swaps_keep_rows_of_groups_and_classes_and_never_raise_the_maximum(
     counts = np.stack([rng.multinomial(n, np.full(len(sets), 1 / len(sets))) for n in classes.rows])
     weight, column = classes.traffic_bytes(workload), Charges.of(topology).set_seconds(sets)
     before = (weight @ counts) @ column
-    search = SwapSearch(counts.copy(), weight, classes.width, column, before.copy())
+    search = SwapSearch(counts.copy(), (Direction(weight, column),), classes.width, before.copy())
     search.run()
     after = search.counts
     assert after.min() >= 0
@@ -68,6 +69,6 @@ def test_swaps_even_out_homogeneous_ranks_to_the_last_rows() -> None:
     column = Charges.of(topology).set_seconds(single_owner_sets(8))
     seconds = (weight @ counts) @ column
     assert seconds.max() / seconds.mean() > 1.001
-    exchange = SwapSearch(counts, weight, classes.width, column, seconds)
+    exchange = SwapSearch(counts, (Direction(weight, column),), classes.width, seconds)
     exchange.run()
     assert exchange.seconds.max() / exchange.seconds.mean() < 1 + 1e-6

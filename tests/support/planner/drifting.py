@@ -18,6 +18,7 @@ from oper.planner.problem.classes import group
 from oper.planner.problem.problem import Settings
 from oper.profiling.profile import Profile
 from oper.tables.table import Table, offsets
+from oper.topology.links import NodeMemory
 from oper.topology.topology import Topology
 from tests.support.planner.instances import zipf_counts
 
@@ -74,7 +75,9 @@ def random_topology(random: np.random.Generator) -> Topology:
         cost = cost * random.uniform(0.5, 2.0, (ranks, ranks))
         if random.random() < 0.5:
             capacity = tuple(random.uniform(1.2, 2.0, ranks).tolist())
-    return Topology("random", node_of, cost, 72e9, 2e-7, capacity=capacity)
+    kinds: list[NodeMemory] = ["linked", "linked", "shared"]
+    memory = (kinds[int(random.integers(0, 3))],) * nodes
+    return Topology("random", node_of, cost, 72e9, 2e-7, capacity=capacity, memory=memory)
 
 
 def planned(seed: int, number: int = 2) -> tuple[Plan, list[Profile]]:

@@ -9,6 +9,7 @@ from oper.cost.expected_reads import expected_reads
 from oper.cost.workload import Workload
 from oper.planner.problem.classes import Classes, Width
 from oper.planner.problem.problem import ClassProblem, Settings
+from oper.topology.links import NodeMemory
 from oper.topology.topology import Topology
 
 
@@ -100,17 +101,22 @@ workloads = st.builds(
 
 @st.composite
 def topologies(draw: st.DrawFn, most_ranks: int = 4, homogeneous: bool = False) -> Topology:
-    """Ranks on one or two nodes, links of equal or of any cost."""
+    """Ranks on one or two nodes, of linked or shared memory; links of equal or of any cost."""
     ranks = draw(st.integers(2, most_ranks))
     nodes = 2 if ranks % 2 == 0 and draw(st.booleans()) else 1
     node_of = tuple(r * nodes // ranks for r in range(ranks))
     same = np.equal.outer(node_of, node_of)
     cost = np.where(same, 1 / 240e9, 1 / 19e9)
     np.fill_diagonal(cost, 1 / 1244e9)
+    kinds: list[NodeMemory] = ["linked", "shared"]
+    memory = [draw(st.sampled_from(kinds))] * nodes
+    if memory[0] == "shared" and draw(st.booleans()):  # as one host is measured
+        cost[same] = 1 / 110e9
     capacity = None
     if not homogeneous:
         factors = draw(st.lists(st.floats(0.5, 2.0), min_size=ranks**2, max_size=ranks**2))
         cost = cost * np.array(factors).reshape(ranks, ranks)
         if draw(st.booleans()):
             capacity = tuple(draw(st.lists(st.floats(1.6, 2.5), min_size=ranks, max_size=ranks)))
-    return Topology("drawn", node_of, cost, 72e9, 2e-6, capacity=capacity)
+        memory = [draw(st.sampled_from(kinds)) for _ in range(nodes)]
+    return Topology("drawn", node_of, cost, 72e9, 2e-6, capacity=capacity, memory=tuple(memory))

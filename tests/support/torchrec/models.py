@@ -2,7 +2,7 @@
 process without any of our code, to compare with."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -161,15 +161,19 @@ def _jagged(
 
 
 def plan_tables(tables: Sequence[Table], ranks: int, mode: Any = "training") -> Plan:
-    """What the planner makes of tables and made-up counts."""
+    """What the planner makes of tables and made-up counts; with replicas, as if ranks were
+    linked."""
     random = np.random.default_rng(0)
     rows = sum(table.rows for table in tables)
     counts = (random.zipf(1.3, rows) % 4000).astype(np.uint32)
     bagged = (False,) * len(tables)
     profile = Profile(tuple(tables), 10_000, counts, np.zeros(0, np.uint32), bagged)
-    topology, workload = Topology.load(f"cpu:{ranks}"), Workload(mode, "raw", 4096 * ranks)
+    topology = replace(Topology.load(f"cpu:{ranks}"), memory=())
+    workload = Workload(mode, "raw", 4096 * ranks)
     settings = Settings(extra_memory=0.2, threshold=0.05, dob=0.5)
-    return assemble(make_placement(profile, topology, workload, settings))
+    plan = assemble(make_placement(profile, topology, workload, settings))
+    assert ranks == 1 or plan.replica_accesses > 0
+    return plan
 
 
 def embedding_weights(model: nn.Module) -> dict[str, nn.Parameter]:

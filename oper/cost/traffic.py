@@ -1,0 +1,125 @@
+"""Traffic of rows with one owner, and in inference of rows with any holders: what each byte costs.
+
+In: the bytes that one rank moves for a row of each class, S·R for its reads and in training S·D
+more for its gradient. Out: seconds of ranks. Reads and gradients are charged by rules of their own
+(read_charges.py). Where no ranks share memory the two rules are one, and a row has one weight,
+S·(R + D), to which all its terms in T are proportional; elsewhere it has two parts.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from oper.base.arrays import Floats
+from oper.cost.holder_sets import HolderSets
+from oper.cost.read_charges import Charges
+from oper.topology.topology import Topology
+
+
+class Part(NamedTuple):
+    """Bytes of one row of each class, [C], that every rank moves, and who pays for them."""
+
+    bytes: Floats
+    charges: Charges
+
+
+class Direction(NamedTuple):
+    """Bytes of each class, [C], of which each moves T by the differences of `columns` [G, M]."""
+
+    bytes: Floats
+    columns: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class Traffic:
+    """`bytes` [C] are all that a rank moves for a row of each class; `parts` those by charges."""
+
+    bytes: Floats
+    parts: tuple[Part, ...]
+
+    @staticmethod
+    def of(
+        topology: Topology,
+        training: bool,
+        all_bytes: Floats,
+        read_bytes: Floats,
+        gradient_bytes: Floats,
+    ) -> "Traffic":
+        """The traffic of rows whose `read_bytes` and, in training, `gradient_bytes` are together
+        `all_bytes`."""
+        reads, gradients = Charges.of(topology), Charges.of_gradients(topology)
+        if not training or gradients is reads:
+            return Traffic(all_bytes, (Part(all_bytes, reads),))
+        return Traffic(all_bytes, (Part(read_bytes, reads), Part(gradient_bytes, gradients)))
+
+    def set_seconds(self, c: Any, sets: HolderSets, g: Any, read_by_read: bool = False) -> Floats:
+        """What each rank pays for one row of class `c` in holder set `g`, in the last axis; `c` and
+        `g` are indices of one shape. `read_by_read` as in `Charges.set_seconds`."""
+        return _sum(
+            part.bytes[c][..., None] * part.charges.set_seconds(sets, read_by_read)[g]
+            for part in self.parts
+        )
+
+    def mean_set_seconds(self, sets: HolderSets) -> Floats:
+        """The mean of that over ranks, [C, G]."""
+        return _sum(
+            np.outer(part.bytes, part.charges.set_seconds(sets).sum(axis=1) / part.charges.ranks)
+            for part in self.parts
+        )
+
+    def owner_seconds(self, c: int) -> Floats:
+        """What each rank pays for one row of class `c` with one owner, [owner, payer]."""
+        return _sum(part.bytes[c] * part.charges.owner_seconds for part in self.parts)
+
+    @property
+    def own_seconds(self) -> Floats:
+        """What a row with one owner takes that owner at least, [C]."""
+        return _sum(
+            part.bytes * float(part.charges.owner_seconds.diagonal().min()) for part in self.parts
+        )
+
+    @property
+    def mean_owner_seconds(self) -> Floats:
+        """What a row with one owner costs a rank, the mean over owners and ranks, [C]."""
+        return _sum(part.bytes * part.charges.mean_owner_seconds for part in self.parts)
+
+    def least_largest_seconds(self) -> Floats:
+        """What a row with one owner takes some rank at least, whoever owns it, [C]."""
+        if len(self.parts) == 1:
+            part = self.parts[0]
+            return float(part.charges.owner_seconds.max(axis=1).min()) * part.bytes
+        least = np.full(len(self.bytes), np.inf)
+        by_owner = np.stack([part.charges.owner_seconds for part in self.parts], axis=2)
+        # Of ranks that pay the same one is enough, and of owners that are paid for the same too.
+        paid = {np.unique(payers, axis=0).tobytes(): payers for payers in by_owner}
+        for payers in paid.values():
+            each = np.stack([part.bytes for part in self.parts], axis=1)
+            least = np.minimum(least, (each @ np.unique(payers, axis=0).T).max(axis=1))
+        return least
+
+    def directions(self, sets: HolderSets) -> tuple[Direction, ...]:
+        """How T moves with the rows of holder sets, a direction for each part."""
+        return tuple(Direction(p.bytes, p.charges.set_seconds(sets)) for p in self.parts)
+
+
+def main_direction(directions: tuple[Direction, ...]) -> Direction:
+    """The one direction that comes nearest to several: along the last of them, with the bytes of
+    the others in proportion to how far they move T that way. Exact where all move it that way."""
+    last = directions[-1]
+    if len(directions) == 1:
+        return last
+    away = [columns - columns.mean(axis=0) for _, columns in directions]
+    length = float((away[-1] ** 2).sum()) or 1.0
+    bytes = last.bytes
+    for direction, moved in zip(directions[:-1], away[:-1], strict=True):
+        bytes = bytes + float((moved * away[-1]).sum()) / length * direction.bytes
+    return Direction(bytes, last.columns)
+
+
+def _sum(terms: Any) -> Floats:
+    """The sum of arrays, of one as it is."""
+    first, *others = terms
+    for other in others:
+        first = first + other
+    return np.asarray(first)
