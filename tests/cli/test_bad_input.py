@@ -2,6 +2,7 @@
 
 import gzip
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -210,7 +211,7 @@ def test_damaged_folders(here: Path, folder: str, commands: list[str], damage: s
         elif damage == "gone":
             file.unlink()
         elif file.suffix == ".json":
-            file.write_bytes(whole.replace(b'"version": 2', b'"version": 9'))
+            file.write_bytes(re.sub(rb'"version": \d', b'"version": 9', whole))
         else:
             file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
         for command in commands:
