@@ -23,8 +23,8 @@ H100_MEMORY_BYTES = 80 * 10**9
 H100_LOCAL = 2_680 * GB  # 0.8 × 3,350, the peak of the H100's memory
 H100_NVSWITCH = 370 * GB  # 450 the line (NVIDIA/nccl-tests #212)
 H100_NVSWITCH_ALLREDUCE = 480 * GB  # in the switch (NVLS); a ring gets 370 (nccl-tests #212, #309)
-# Measured with what `oper topology measure` runs: 2 ranks on a 2-core AMD EPYC (Zen 4) cloud machine
-# that other programs used too, so the reads' CPU time, and the fastest of many AllReduces.
+# Measured with what `oper topology measure` runs, 2 ranks on a 2-core AMD EPYC (Zen 4) in a cloud,
+# which other programs used too: so the CPU time of reads, and the fastest of many AllReduces.
 CPU_LOCAL = 6 * GB  # random rows of 256 bytes: 5.8-6.3, own and the other rank's alike
 CPU_ALLREDUCE = 2.5 * GB  # 2.5-2.7 by the clock; 3.5-4.6 of CPU time, as ranks wait for each other
 

@@ -204,12 +204,15 @@ class RestrictedMaster:
         return spread
 
     def placement(self) -> tuple[HolderSets, Floats]:
-        """The groups that are used and their shares of each bucket, [B, G]."""
+        """The groups that are used and their shares of each bucket, [B, G]. Holders read their own
+        copies there, where prices may have another for less."""
         fraction = np.zeros((len(self.rows), len(self.holder_sets)))
         np.add.at(fraction, (self.bucket, self.group), self.share)
         fraction /= fraction.sum(axis=1, keepdims=True)
         used = fraction.any(axis=0)
-        return self.holder_sets.take(used), fraction[:, used]
+        sets = self.holder_sets.take(used)
+        own = np.arange(self.topology.ranks, dtype=np.uint16)
+        return HolderSets(np.where(sets.holds, own, sets.source), sets.holds), fraction[:, used]
 
     @property
     def seconds(self) -> float:
@@ -245,11 +248,9 @@ class RestrictedMaster:
         return np.asarray(rows.rows[b, None] * np.concatenate(uses, axis=1))
 
     def _add(self, holds: NDArray[np.bool_], prices: DualPrices) -> None:
-        """Add the columns (bucket b, holders holds[b]): holders read their own copies, and other
-        ranks where it costs least."""
+        """Add the columns (bucket b, holders holds[b]), each rank reading where it costs least."""
         cost = np.where(holds[:, None, :], prices.read_prices(self.topology)[None], np.inf)
-        source = np.where(holds, np.arange(self.topology.ranks), cost.argmin(axis=2))
-        found = HolderSets(source.astype(np.uint16), holds)
+        found = HolderSets(cost.argmin(axis=2).astype(np.uint16), holds)
         group = np.zeros(len(holds), dtype=np.int64)
         fresh: list[int] = []
         for b, key in enumerate(_keys(found)):
