@@ -9,6 +9,7 @@ from benchmarks.planning.random_topologies import case
 from oper.base.errors import OperError
 from oper.cost.workload import Workload
 from oper.planner.bounds import milp
+from oper.planner.class_placement.heterogeneous import place_on_heterogeneous
 from oper.planner.lp.pricing import DualPrices, cheapest, pricing_items
 from oper.planner.make_placement import (
     InfeasibleError,
@@ -17,7 +18,7 @@ from oper.planner.make_placement import (
     make_placement,
     within_limits,
 )
-from oper.planner.problem.problem import Settings
+from oper.planner.problem.problem import Settings, make_problem
 from oper.profiling.profile import Profile
 from oper.tables.table import Table
 from oper.topology.topology import Topology
@@ -50,6 +51,14 @@ def test_plans_on_unequal_ranks_are_near_the_bound(seed: int) -> None:
     )
     assert keeps_limits(planned)
     assert 0 <= planned.certificate.gap <= 2.5e-3
+
+
+def test_no_row_is_kept_whole_where_all_classes_have_many() -> None:
+    counts = np.repeat([3, 2], 300)
+    made = case(2)
+    problem = make_problem(one_table(counts), made.topology, made.workload, Settings(0.2))
+    placed = place_on_heterogeneous(problem, 1.0, whole=True)
+    assert placed.counts.sum() == len(counts)
 
 
 @pytest.mark.parametrize("seed", [3, 8, 9, 14, 23, 26, 46])

@@ -84,7 +84,7 @@ def _whole_hot_rows(
     problem: ClassProblem, buckets: PricingItems, solved: restricted_master.FractionalPlacement
 ) -> tuple[HolderSets, Floats]:
     """The holder sets and shares [B, G] with rows of the hottest classes whole; as they are where
-    that is too large a programme, or finds nothing.
+    there are none of few rows, that is too large a programme, or finds nothing.
 
     Other rows stay in the holder sets that the fractional solution has for them, or get one owner.
     """
@@ -94,6 +94,8 @@ def _whole_hot_rows(
         True
     )
     whole = hottest & (np.bincount(solved.bucket) == 1) & (buckets.rows <= MOST_WHOLE_ROWS)
+    if not whole.any():
+        return as_solved
     sets = solved.holder_sets
     if not problem.workload.training:
         sets = sets + _some_copies(problem.topology, sets)
