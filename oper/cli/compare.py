@@ -38,7 +38,7 @@ def compare(
     profile: str = typer.Argument(help="A profile folder, or one of its windows: PROFILE@3."),
     topology: str = TOPOLOGY,
     mode: str = MODE,
-    fetch: str = FETCH,
+    fetch: str | None = FETCH,
     batch_size: int = BATCH_SIZE,
     extra_memory: str | None = typer.Option(
         None,
@@ -64,7 +64,7 @@ def compare(
     as_json: bool = JSON,
 ) -> None:
     """Compare OPER with the paper, simple rules, TorchRec, a solver."""
-    from oper.cost.workload import Workload
+    from oper.cost.workload import Workload, usual_fetch
     from oper.planner import compare as comparison
     from oper.planner.problem.problem import Settings
     from oper.profiling.profile import Profile
@@ -78,6 +78,7 @@ def compare(
         for limit in parse_shares(threshold, "--threshold")
         for extra in shares
     ]
+    fetch = fetch or usual_fetch(ranks.nodes)
     workload = Workload(mode, fetch, batch_size)  # type: ignore[arg-type]
     opened = Profile.open(profile, check=True)
     with progress("comparing", len(swept) * len(names), "methods") as meter:

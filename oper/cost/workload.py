@@ -9,6 +9,12 @@ from oper.base.units import whole_number
 MOST_SAMPLES = 2**40  # of a batch; more than a log has, and products with counts stay finite
 
 
+def usual_fetch(nodes: int) -> Literal["raw", "distinct"]:
+    """How rows are fetched unless it is said: ranks of one node read every access through a
+    pointer, and between nodes each row travels once a batch."""
+    return "raw" if nodes == 1 else "distinct"
+
+
 @dataclass(frozen=True)
 class Workload:
     """What one iteration is: mode, how rows are fetched, and the global batch in samples."""

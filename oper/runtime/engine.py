@@ -97,7 +97,9 @@ class EmbeddingEngine:
             self.node.close()
             raise
         self._guard = EngineGuard(self.node, self.signals, group, waiting=self.training)
-        sorter = Sorter(self.node, len(self.buckets), by_position=fetcher.needs_runs)
+        slots = [int(plan.layout.slots[bucket.width].max()) for bucket in self.buckets]
+        dims = [bucket.dim for bucket in self.buckets]
+        sorter = Sorter(self.node, slots, dims, by_position=fetcher.needs_runs)
         self._preparer = BatchPreparer(
             self.rank,
             plan.tables,

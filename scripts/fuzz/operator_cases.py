@@ -237,6 +237,23 @@ def _sum_gradients() -> list[Argument]:
     )  # fmt: skip
 
 
+def _number_rows() -> list[Argument]:
+    addresses, segments, features, rank, ranks = (given.value for given in _sort()[:5])
+    return _list(addresses, segments, features, rank, ranks, [30, 30])
+
+
+def _add_gradients() -> list[Argument]:
+    features, segments = _features(), _i64(0, 20, 40)
+    addresses = torch.randint(0, 30, (40,)) | LOCAL << SLOT_BITS
+    row_of, slots, _ = native.ops().number_rows(addresses, segments, features, 0, 1, [30])
+    keep = (_FIELDS.index("bucket"), _FIELDS.index("has_gradient"))
+    out = torch.empty(len(slots) * 8)
+    return _list(
+        torch.rand(160), _vouched(row_of), 0, _vouched(0), torch.arange(0, 41, 2), torch.rand(40),
+        _vouched(features, *keep), _vouched(segments), 8, 1.0, _vouched(out),
+    )  # fmt: skip
+
+
 def _update() -> list[Argument]:
     slots = [_i64(1, 5, 9), _i64(0, 5)]
     rows, state = (torch.zeros((20, n), dtype=torch.uint8) for n in (32, 64))
@@ -326,6 +343,8 @@ CASES: dict[str, Callable[[], list[Argument]]] = {
     "one_per_bag": lambda: _list(torch.arange(2000)),
     "sort_accesses": _sort,
     "sum_gradients": _sum_gradients,
+    "number_rows": _number_rows,
+    "add_gradients": _add_gradients,
     "update_rows": _update,
     "quantise_rows": lambda: _list(torch.rand(5, 8)),
     "dequantise_rows": lambda: _list(torch.zeros((5, 16), dtype=torch.uint8)),

@@ -252,3 +252,22 @@ def test_methods_are_compared_at_what_devices_hold(saved: Path) -> None:
     assert all(entry["status"] == "ok" for entry in run["methods"].values())
     assert 0 <= run["methods"]["oper"]["certified_gap"] <= 0.0101
     assert "32 GB a rank" in fine(*command)
+
+
+@pytest.mark.parametrize(
+    ("topology", "asked", "fetch"),
+    [
+        ("cpu:2", (), "raw"),
+        ("2x2-a100", (), "distinct"),
+        ("2x2-a100", ("--fetch", "raw"), "raw"),
+        ("cpu:2", ("--fetch", "distinct"), "distinct"),
+    ],
+)
+def test_between_nodes_each_row_travels_once_unless_told_otherwise(
+    saved: Path, topology: str, asked: tuple[str, ...], fetch: str
+) -> None:
+    fine("plan", "p", "--topology", topology, "-o", "q", *asked)
+    assert load_plan(saved / "q").workload.fetch == fetch
+    command = ("compare", "p", "--topology", topology, "--methods", "table_wise", "--json")
+    (run,) = json.loads(fine(*command, *asked))["runs"]
+    assert run["settings"]["fetch"] == fetch

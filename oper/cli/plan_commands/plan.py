@@ -46,7 +46,7 @@ def make(
     ),
     topology: str = TOPOLOGY,
     mode: str = MODE,
-    fetch: str = FETCH,
+    fetch: str | None = FETCH,
     batch_size: int = BATCH_SIZE,
     extra_memory: str | None = EXTRA_MEMORY,
     reserve: str | None = RESERVE,
@@ -61,7 +61,7 @@ def make(
     as_json: bool = JSON,
 ) -> None:
     """Plan the placement of every row and certify how far it is from optimal."""
-    from oper.cost.workload import Workload
+    from oper.cost.workload import Workload, usual_fetch
     from oper.files.storage import check_output
     from oper.plan.plan import FORMAT
     from oper.planner.make_plan import make_plan
@@ -82,6 +82,7 @@ def make(
         balance,
         parse_reserve(reserve, extra_memory, ranks),
     )
+    fetch = fetch or usual_fetch(ranks.nodes)
     workload = Workload(mode, fetch, batch_size)  # type: ignore[arg-type]
     opened = Profile.open(profile, check=True)
     with steps("planning", total=6) as report:

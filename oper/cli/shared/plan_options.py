@@ -16,10 +16,11 @@ MODE = typer.Option(
     help="Training adds gradients, AllReduce and optimizer states.",
 )
 FETCH = typer.Option(
-    "raw",
+    None,
     "--fetch",
     metavar="raw|distinct",
-    help="Whether every access reads its row, or a rank reads each row once per batch.",
+    help="Whether every access reads its row, or a rank reads each row once per batch. [default: "
+    "raw where all ranks are on one node, distinct on several]",
 )
 BATCH_SIZE = typer.Option(
     65_536, "--batch-size", min=1, help="Samples per iteration, over all ranks."

@@ -1,7 +1,8 @@
-"""Runs: the accesses of a batch sorted by the row that they read, and which rows are whose.
+"""The rows that a batch reads, which rows are whose, and which accesses are of which row.
 
-All accesses of one row stand together: a RUN. Rows are ordered by bucket, then by owner, then by
-slot. The replicas of a bucket, which every rank holds, come before the rows of rank 0.
+Rows are ordered by bucket, then by owner, then by slot. The replicas of a bucket, which every rank
+holds, come before the rows of rank 0. Accesses are sorted by row, all those of one together: a RUN.
+Or they stay in their order, and each has the number of its row.
 """
 
 from collections.abc import Sequence
@@ -67,14 +68,8 @@ class Runs(SortedRows):
     starts: torch.Tensor  # int32 [rows + 1]
     by_bag: bool
 
-    @classmethod
-    def of_tensors(cls, tensors: Sequence[torch.Tensor], ranks: int, by_bag: bool) -> "Runs":
-        """From what the operator oper::sort_accesses returns."""
-        positions, starts, slots, before = tensors
-        return cls(slots, before, ranks, positions, starts, by_bag)
-
     def tensors(self) -> list[torch.Tensor]:
-        """The reverse of `of_tensors`."""
+        """What the operator oper::sort_accesses returned."""
         return [self.positions, self.starts, self.slots, self.before]
 
     @property
@@ -86,3 +81,37 @@ class Runs(SortedRows):
         """Accesses by bucket and owner, int64 [buckets, 1 + ranks], replicas first."""
         counts = np.diff(self.starts.numpy()[self.before.numpy()]).astype(np.int64)
         return counts.reshape(-1, 1 + self.ranks)
+
+
+@dataclass(frozen=True, eq=False)
+class NumberedRows(SortedRows):
+    """The rows of a batch, and the row of each access by its number: −1 of one that is of a frozen
+    table. `accesses_before` counts accesses as `before` counts rows."""
+
+    row_of: torch.Tensor  # int32 [N]
+    accesses_before: torch.Tensor  # int64 [buckets · (1 + ranks) + 1]
+
+    def tensors(self) -> list[torch.Tensor]:
+        """What the operator oper::number_rows returned."""
+        return [self.row_of, self.slots, torch.stack([self.before, self.accesses_before])]
+
+    @property
+    def accesses(self) -> int:
+        """How many accesses there are, but for those of frozen tables."""
+        return int(self.accesses_before[-1])
+
+    def access_counts(self) -> np.ndarray:
+        """Accesses by bucket and owner, int64 [buckets, 1 + ranks], replicas first."""
+        return np.diff(self.accesses_before.numpy()).reshape(-1, 1 + self.ranks)
+
+
+BatchRows = Runs | NumberedRows
+
+
+def rows_of_tensors(tensors: Sequence[torch.Tensor], ranks: int, by_bag: bool) -> BatchRows:
+    """From what oper::sort_accesses or oper::number_rows returned, which differ in number."""
+    if len(tensors) == 3:
+        row_of, slots, (before, accesses_before) = tensors
+        return NumberedRows(slots, before, ranks, row_of, accesses_before)
+    positions, starts, slots, before = tensors
+    return Runs(slots, before, ranks, positions, starts, by_bag)

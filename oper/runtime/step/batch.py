@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from oper.runtime.memory.sorted_accesses import Runs
+from oper.runtime.memory.sorted_accesses import BatchRows
 
 
 @dataclass(frozen=True)
@@ -21,13 +21,13 @@ class PreparedBatch:
     weights: torch.Tensor | None  # float32 [N]
     features: torch.Tensor  # int64 [F, FEATURE_WORDS]
     out_elements: int
-    sort: Runs | Future[Runs] | None = None
+    sort: BatchRows | Future[BatchRows] | None = None
     samples: int = 0
     keys: tuple[str, ...] = ()  # of the features, in the order of the values
 
     @property
-    def runs(self) -> Runs | None:
-        """The accesses sorted by row, if that was asked for; waits until they are."""
+    def runs(self) -> BatchRows | None:
+        """The rows that are read, if they were asked for; waits until they are found."""
         return self.sort.result() if isinstance(self.sort, Future) else self.sort
 
     @property

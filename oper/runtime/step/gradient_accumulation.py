@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from oper.base import native
-from oper.runtime.memory.sorted_accesses import SortedRows
+from oper.runtime.memory.sorted_accesses import NumberedRows, SortedRows
 from oper.runtime.step.batch import PreparedBatch
 from oper.runtime.tables.optimizer_buckets import Bucket
 
@@ -48,6 +48,21 @@ def sum_gradients(
     runs = batch.runs
     assert runs is not None
     of_bucket = runs.bucket(bucket)
+    if isinstance(runs, NumberedRows):
+        native.ops().add_gradients(
+            grad,
+            runs.row_of,
+            bucket,
+            of_bucket.start,
+            batch.offsets,
+            batch.weights,
+            batch.features,
+            batch.segment_offset,
+            dim,
+            scale,
+            out,
+        )
+        return
     native.ops().sum_gradients(
         grad,
         runs.positions,

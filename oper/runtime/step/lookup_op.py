@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from oper.base.errors import OperError
-from oper.runtime.memory.sorted_accesses import Runs
+from oper.runtime.memory.sorted_accesses import SortedRows
 from oper.runtime.step.batch import PreparedBatch
 from oper.runtime.step.training_step import TrainingStep
 
@@ -72,7 +72,7 @@ class LookupOperator:
             batch.weights,
             batch.features,
             # Graphs hold tensors: one that is still being sorted is sorted again in backward.
-            batch.sort.tensors() if isinstance(batch.sort, Runs) else [],
+            batch.sort.tensors() if isinstance(batch.sort, SortedRows) else [],
             batch.out_elements,
             self.number,
         )

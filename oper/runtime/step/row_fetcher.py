@@ -19,6 +19,7 @@ from oper.base.errors import OperError
 from oper.runtime.comm.all_to_all import AllToAll
 from oper.runtime.comm.node import Node
 from oper.runtime.memory.heap import Heap
+from oper.runtime.memory.sorted_accesses import Runs
 from oper.runtime.step.access_counters import Counters
 from oper.runtime.step.batch import PreparedBatch
 from oper.runtime.tables.optimizer_buckets import Bucket
@@ -93,7 +94,7 @@ class RowFetcher:
         if not self.needs_runs:
             return _Fetched(batch.addresses, self._heap.bases, ())
         runs = batch.runs
-        assert runs is not None
+        assert isinstance(runs, Runs)  # of the positions of accesses
         addresses, bases = batch.addresses.clone(), self._heap.bases.clone()
         copies: list[list[torch.Tensor]] = [[] for _ in range(len(bases))]
         size = [0] * len(bases)

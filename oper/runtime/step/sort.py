@@ -1,27 +1,43 @@
 """Sort: which accesses of a batch read the same row, found while the batch is looked up (§5.3).
 
-Only backward needs the order, unless distinct rows are fetched. So where a rank has twice the cores
-that its threads take, the sort runs in a thread of its own, beside the forward pass.
+Accesses are sorted by row, or their rows numbered, which takes less time where a rank of one thread
+reads few rows many times. Only backward needs either, unless distinct rows are fetched. So where a
+rank has twice the cores that its threads take, this is done in a thread of its own, beside the
+forward pass.
 """
 
 import os
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import torch
 
 from oper.base import native
 from oper.runtime.comm.node import Node
-from oper.runtime.memory.sorted_accesses import Runs
+from oper.runtime.memory.sorted_accesses import BatchRows, rows_of_tensors
 
-native.ops()  # which defines the operator
+native.ops()  # which defines the operators
+
+# Rows that a batch may name for each access, and values of a row, up to which rows are numbered:
+# there must be a mark for each of these rows, and sums of wider ones leave the caches between two
+# accesses (docs/design/numbered-rows.md).
+ROWS_PER_ACCESS = 4
+MOST_DIM = 32
+_MOST_ROWS = 2**31 - 1  # the kernel calls them by 32 bits
 
 
 class Sorter:
-    """The sort of one engine's batches, whose tables are in so many buckets; `by_position` where
-    the positions of accesses are needed, and not their bags."""
+    """The sort of one engine's batches. `bucket_slots` are each bucket's, of the rank that has the
+    most, and `dims` the values of its rows. `by_position` where the positions of accesses are
+    needed, and not their bags."""
 
-    def __init__(self, node: Node, buckets: int, by_position: bool) -> None:
-        self._rank, self._ranks, self._buckets = node.rank, node.ranks, buckets
+    def __init__(
+        self, node: Node, bucket_slots: Sequence[int], dims: Sequence[int], by_position: bool
+    ) -> None:
+        self._rank, self._ranks = node.rank, node.ranks
+        self._bucket_slots = list(bucket_slots)
+        self._narrow = max(dims, default=0) <= MOST_DIM
         self._by_position = by_position
         cores = len(os.sched_getaffinity(0)) // len(node.peers)
         spare = cores >= 2 * torch.get_num_threads()
@@ -35,29 +51,39 @@ class Sorter:
         weights: torch.Tensor | None,
         features: torch.Tensor,
         at_once: bool,
-    ) -> Runs | Future[Runs]:
-        """The runs of a batch, or a future of them, if they are not needed `at_once`."""
+    ) -> BatchRows | Future[BatchRows]:
+        """The rows of a batch, or a future of them, if they are not needed `at_once`."""
+        read = (addresses, segment_offset, features, self._rank, self._ranks)
+        if self._numbers(len(addresses)):
+            return self._done(at_once, self._number, *read)
         bags = offsets if self.by_bag(offsets, weights) else None
-        given = (addresses, segment_offset, features, bags)
-        if self._thread is None or at_once or torch.compiler.is_compiling():
-            return self._sort(*given)
-        return self._thread.submit(self._sort, *given)
+        return self._done(at_once, self._sort, *read, bags)
 
     def by_bag(self, offsets: torch.Tensor | None, weights: torch.Tensor | None) -> bool:
         """Whether the runs of such a batch are of bags."""
         return offsets is not None and weights is None and not self._by_position
 
-    def _sort(
-        self,
-        addresses: torch.Tensor,
-        segment_offset: torch.Tensor,
-        features: torch.Tensor,
-        bags: torch.Tensor | None,
-    ) -> Runs:
-        found = native.ops().sort_accesses(
-            addresses, segment_offset, features, self._rank, self._ranks, self._buckets, bags
-        )
-        return Runs.of_tensors(found, self._ranks, bags is not None)
+    def _numbers(self, accesses: int) -> bool:
+        """Whether a batch's rows are numbered and its accesses not sorted. Of several threads each
+        sums rows of its own, for which accesses must be sorted."""
+        rows = (1 + self._ranks) * sum(self._bucket_slots)
+        few = rows <= min(ROWS_PER_ACCESS * accesses, _MOST_ROWS)
+        wanted = self._narrow and not self._by_position
+        return few and wanted and torch.get_num_threads() == 1
+
+    def _done(self, at_once: bool, find: Callable[..., BatchRows], *given: Any) -> Any:
+        if self._thread is None or at_once or torch.compiler.is_compiling():
+            return find(*given)
+        return self._thread.submit(find, *given)
+
+    def _number(self, *read: Any) -> BatchRows:
+        found = native.ops().number_rows(*read, self._bucket_slots)
+        return rows_of_tensors(found, self._ranks, by_bag=False)
+
+    def _sort(self, *read_and_bags: Any) -> BatchRows:
+        *read, bags = read_and_bags
+        found = native.ops().sort_accesses(*read, len(self._bucket_slots), bags)
+        return rows_of_tensors(found, self._ranks, bags is not None)
 
 
 # What torch.compile must know of the operator: how many accesses a batch sorts, and how many rows
@@ -80,3 +106,18 @@ def _sorted_shapes(
     run_start = addresses.new_empty(runs + 1, dtype=torch.int32)
     run_count = addresses.new_empty(buckets * (ranks + 1) + 1)
     return positions, run_start, addresses.new_empty(runs), run_count
+
+
+@torch.library.register_fake("oper::number_rows")
+def _numbered_shapes(
+    addresses: torch.Tensor,
+    segment_offset: torch.Tensor,
+    features: torch.Tensor,
+    rank: int,
+    ranks: int,
+    bucket_slots: Sequence[int],
+) -> tuple[torch.Tensor, ...]:
+    rows = torch.library.get_ctx().new_dynamic_size()
+    row_of = addresses.new_empty(addresses.numel(), dtype=torch.int32)
+    before = addresses.new_empty(2, len(bucket_slots) * (ranks + 1) + 1)
+    return row_of, addresses.new_empty(rows), before

@@ -16,7 +16,7 @@ import torch
 from oper.runtime.comm.engine_lifetime import EngineGuard
 from oper.runtime.comm.progress_signals import Signals
 from oper.runtime.memory.heap import Heap
-from oper.runtime.memory.sorted_accesses import Runs
+from oper.runtime.memory.sorted_accesses import BatchRows, rows_of_tensors
 from oper.runtime.step.access_counters import Counters
 from oper.runtime.step.apply_gradients import Gradients
 from oper.runtime.step.batch import PreparedBatch
@@ -59,10 +59,10 @@ class TrainingStep:
         tensors: Sequence[torch.Tensor],
         offsets: torch.Tensor | None,
         weights: torch.Tensor | None,
-    ) -> Runs | None:
-        """The runs of a batch, if it was sorted, from their tensors."""
+    ) -> BatchRows | None:
+        """The rows of a batch, if they were found, from their tensors."""
         by_bag = self._sorter.by_bag(offsets, weights)
-        return Runs.of_tensors(tensors, self.ranks, by_bag) if tensors else None
+        return rows_of_tensors(tensors, self.ranks, by_bag) if tensors else None
 
     def forward(self, batch: PreparedBatch) -> torch.Tensor:
         """The output of a batch, flat float32 [out_elements]; rows are those after all steps so

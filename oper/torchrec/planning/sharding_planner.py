@@ -24,7 +24,7 @@ from torchrec.distributed.planner.types import Topology as TorchRecTopology
 from torchrec.distributed.types import ModuleSharder, ShardingPlanner
 
 from oper.base.errors import OperError
-from oper.cost.workload import Workload
+from oper.cost.workload import Workload, usual_fetch
 from oper.plan.plan import Plan
 from oper.planner.assemble_plan import assemble
 from oper.planner.place_in_memory import place_in_memory
@@ -53,7 +53,8 @@ class OperShardingPlanner(ShardingPlanner):
         batch_size: samples per iteration of one rank, as in TorchRec; 512 if not given.
         constraints: TorchRec's, by table; they say nothing that a profile does not, or that
             OPER could keep, and a warning says so.
-        mode, fetch: see Workload. settings: extra memory, threshold and aim of the plan.
+        mode, fetch: see Workload; fetch is raw on one node and distinct on several, unless given.
+        settings: extra memory, threshold and aim of the plan.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class OperShardingPlanner(ShardingPlanner):
         constraints: Mapping[str, ParameterConstraints] | None = None,
         settings: Settings | None = None,
         mode: Literal["training", "inference"] = "training",
-        fetch: Literal["raw", "distinct"] = "raw",
+        fetch: Literal["raw", "distinct"] | None = None,
     ) -> None:
         if profile is None:
             raise OperError(
@@ -73,6 +74,7 @@ class OperShardingPlanner(ShardingPlanner):
             )
         self._topology = topology_of(topology)
         self._profile = profile if isinstance(profile, Profile) else Profile.open(profile)
+        fetch = fetch or usual_fetch(self._topology.nodes)
         self._workload = Workload(mode, fetch, (batch_size or BATCH_SIZE) * self._topology.ranks)
         self._settings = settings or Settings()
         _warn_of_constraints(constraints or {}, ModelWarnings.of_ranks(self._topology.ranks))

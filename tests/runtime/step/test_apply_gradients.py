@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oper.base import native
+from oper.plan.layout import SLOT_MASK
 from tests.support.runtime.accesses import Accesses, random_accesses, sorted_runs
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -60,12 +61,43 @@ def row_sums(accesses: Accesses, grad, offsets, weights, scale):
 
 
 def check(accesses: Accesses, grad, offsets, weights, scale) -> list[torch.Tensor]:
-    """The sums of every bucket, the replicas' apart from the others'; the same bits by position
-    and by bag."""
+    """The sums of every bucket, the replicas' apart from the others'; the same bits by position,
+    by bag, and added to numbered rows."""
     found = sums_of(accesses, grad, offsets, weights, scale, by_bag=False)
+    added = added_of(accesses, grad, offsets, weights, scale, [sums.shape for sums in found])
+    assert all(map(same_bits, found, added))
     if offsets is not None and weights is None:
         by_bag = sums_of(accesses, grad, offsets, None, scale, by_bag=True)
         assert all(map(torch.equal, found, by_bag))
+    return found
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(a.view(torch.int32), b.view(torch.int32))
+
+
+def added_of(accesses: Accesses, grad, offsets, weights, scale, shapes) -> list[torch.Tensor]:
+    """The same by adding each access to its row; of each bucket in a shape."""
+    *read, buckets = accesses.tensors()
+    slots = int((accesses.addresses & SLOT_MASK).max(initial=0)) + 1
+    row_of, _, (before, _) = native.ops().number_rows(*read, [slots] * buckets)
+    found = []
+    for bucket, (rows, dim) in enumerate(shapes):
+        found.append(torch.full((rows, dim), torch.nan))
+        if rows:
+            native.ops().add_gradients(
+                grad,
+                row_of,
+                bucket,
+                int(before[bucket * (accesses.ranks + 1)]),
+                None if offsets is None else torch.from_numpy(offsets),
+                None if weights is None else torch.from_numpy(weights),
+                accesses.words,
+                torch.from_numpy(accesses.segment_offset),
+                dim,
+                scale,
+                found[-1],
+            )
     return found
 
 
@@ -227,3 +259,41 @@ def test_operator_is_as_torch_wants_it():
     batch = (None, torch.ones(40), features, segments)
     arguments = (torch.ones(elements), *rows, *batch, 4, 1.0, out)
     torch.library.opcheck(native.ops().sum_gradients.default, arguments)
+
+
+def test_bad_input_of_numbered_rows():
+    accesses = random_accesses(np.random.default_rng(0), 1, [6], 1, 3, 0, frozen=False)
+    *read, _ = accesses.tensors()
+    row_of, slots, _ = native.ops().number_rows(*read, [3])
+
+    def add(grad, dim=4, offsets=None, weights=None, rows=row_of):
+        of = (accesses.words, torch.from_numpy(accesses.segment_offset))
+        out = torch.empty(len(slots), 4)
+        native.ops().add_gradients(grad, rows, 0, 0, offsets, weights, *of, dim, 1.0, out)
+
+    describe(np.random.default_rng(0), accesses, [4], np.array([6]))
+    accesses.features["out_stride"], accesses.features["mean"] = 4, 0
+    add(torch.ones(24))
+    with pytest.raises(ValueError, match="grad: 23 elements, and the 6 bags of feature 0"):
+        add(torch.ones(23))
+    with pytest.raises(ValueError, match="dim 4, and dim is 2"):
+        add(torch.ones(24), dim=2)
+    with pytest.raises(ValueError, match="rows: 5 contiguous elements, and 6 were needed"):
+        add(torch.ones(24), rows=row_of[:5])
+    with pytest.raises(ValueError, match="weights"):
+        add(torch.ones(24), weights=torch.ones(5))
+    with pytest.raises(ValueError, match="the bags of feature 0 do not hold the accesses 0 to 6"):
+        add(torch.ones(24), offsets=torch.tensor([0, 1, 2, 3, 4, 5, 5]))
+    with pytest.raises(TypeError, match="dtype Double"):
+        add(torch.ones(24, dtype=torch.float64))
+
+
+def test_adding_is_as_torch_wants_it():
+    rng = np.random.default_rng(0)
+    accesses = random_accesses(rng, 1, [40], 1, 10, 0, frozen=False)
+    elements = describe(rng, accesses, [4], np.array([40]))
+    *read, _ = accesses.tensors()
+    row_of, slots, _ = native.ops().number_rows(*read, [10])
+    batch = (None, torch.ones(40), accesses.words, torch.from_numpy(accesses.segment_offset))
+    arguments = (torch.ones(elements), row_of, 0, 0, *batch, 4, 1.0, torch.empty(len(slots), 4))
+    torch.library.opcheck(native.ops().add_gradients.default, arguments)

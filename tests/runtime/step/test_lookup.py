@@ -253,7 +253,7 @@ def test_few_blocks_are_kept():
     before = resident_bytes()
     held = sum(out.nbytes for out in outputs)
     del outputs
-    assert before - resident_bytes() > held * 7 / 12
+    assert before - resident_bytes() > held * 4 / 12
 
 
 def test_outputs_of_many_threads():

@@ -1,14 +1,18 @@
 """The sort of a batch's accesses by row against NumPy's lexsort."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import oper.runtime.step.sort  # noqa: F401  (the shapes that opcheck asks for)
 from oper.base import native
 from oper.plan.layout import LOCAL, SLOT_BITS
+from oper.runtime.memory.sorted_accesses import NumberedRows, Runs, rows_of_tensors
+from oper.runtime.step.sort import Sorter
 from tests.support.runtime.accesses import Accesses, random_accesses, sorted_runs
 
 
@@ -33,6 +37,18 @@ def check_by_bag(accesses: Accesses, rng: np.random.Generator) -> None:
         assert all(map(torch.equal, runs, expected))
 
 
+def check_numbers(accesses: Accesses, slots: int) -> None:
+    """The same rows in the same order, and the row of each access; none of frozen tables'."""
+    positions, start, slot, count = sorted_runs(accesses)
+    row_of = np.full(len(accesses.addresses), -1)
+    row_of[positions] = np.repeat(np.arange(len(slot)), np.diff(start))
+    *read, buckets = accesses.tensors()
+    found = native.ops().number_rows(*read, [slots] * buckets)
+    assert [t.dtype for t in found] == [torch.int32, torch.int64, torch.int64]
+    for tensor, expected in zip(found, (row_of, slot, [count, start[count]]), strict=True):
+        np.testing.assert_array_equal(tensor.numpy(), expected)
+
+
 @pytest.fixture
 def threads():
     """Sets the number of threads, until the test ends."""
@@ -55,6 +71,8 @@ def test_equals_lexsort(seed, ranks, sizes, buckets, slots, replicas, frozen):
     accesses = random_accesses(rng, ranks, sizes, buckets, slots, replicas, frozen)
     check(accesses)
     check_by_bag(accesses, rng)
+    if slots <= 5000:
+        check_numbers(accesses, slots)
 
 
 @pytest.mark.parametrize("slots", [3, 10**5, 2**40])
@@ -88,6 +106,7 @@ def test_all_frozen():
     accesses = random_accesses(np.random.default_rng(0), 2, [5, 6], 2, 10, 3, frozen=False)
     accesses.features["has_gradient"] = 0
     check(accesses)
+    check_numbers(accesses, 10)
 
 
 def test_bad_input():
@@ -110,6 +129,50 @@ def test_bad_input():
             sort(*arguments, torch.tensor(offsets))
 
 
+def test_bad_input_of_numbers():
+    accesses = random_accesses(np.random.default_rng(0), 2, [5, 6], 2, 10, 3, frozen=False)
+    *arguments, _ = accesses.tensors()
+    number = native.ops().number_rows
+    for bad in (2 << SLOT_BITS, (LOCAL - 2) << SLOT_BITS, -1, LOCAL << SLOT_BITS | 10, 10):
+        wrong = arguments[0].clone()
+        wrong[7] = bad
+        with pytest.raises(IndexError, match="names none of 2 ranks, or none of 10 slots"):
+            number(wrong, *arguments[1:], [10, 10])
+    with pytest.raises(IndexError, match="none of 0 slots"):
+        number(*arguments, [0, 0])
+    with pytest.raises(IndexError, match="bucket"):
+        number(*arguments, [])
+    for slots in ([-1, 10], [2**40, 10], [2**30, 10]):
+        with pytest.raises(ValueError, match="bucket_slots"):
+            number(*arguments, slots)
+
+
+@pytest.mark.parametrize(
+    ("slots", "dim", "number", "by_position", "numbered"),
+    [
+        (100, 16, 1, False, True),
+        (101, 16, 1, False, False),  # more rows than four an access
+        (100, 33, 1, False, False),
+        (100, 16, 2, False, False),
+        (100, 16, 1, True, False),
+    ],
+)
+def test_when_rows_are_numbered(threads, slots, dim, number, by_position, numbered):
+    accesses = random_accesses(np.random.default_rng(0), 1, [30, 20], 1, 20, 3, frozen=False)
+    threads(number)
+    node: Any = SimpleNamespace(rank=0, ranks=1, peers=range(99))
+    sorter = Sorter(node, [slots], [dim], by_position)
+    addresses, segments, features, *_ = accesses.tensors()
+    rows = sorter.sort(addresses, segments, None, None, features, at_once=True)
+    _, start, slot, count = sorted_runs(accesses)
+    assert isinstance(rows, NumberedRows if numbered else Runs)
+    assert (rows.accesses, rows.slots.tolist()) == (50, slot.tolist())
+    assert rows.access_counts().tolist() == [np.diff(start[count]).tolist()]
+    again = rows_of_tensors(rows.tensors(), 1, by_bag=False)
+    assert type(again) is type(rows)
+    assert all(map(torch.equal, again.tensors(), rows.tensors()))
+
+
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_one_per_bag(dtype):
     one_per_bag = native.ops().one_per_bag
@@ -127,4 +190,5 @@ def test_operators_are_as_torch_wants_them():
     accesses = random_accesses(np.random.default_rng(0), 2, [50, 60], 2, 10, 3, frozen=False)
     torch.library.opcheck(ops.sort_accesses.default, accesses.tensors())
     torch.library.opcheck(ops.sort_accesses.default, (*accesses.tensors(), torch.arange(111)))
+    torch.library.opcheck(ops.number_rows.default, (*accesses.tensors()[:-1], [10, 10]))
     torch.library.opcheck(ops.one_per_bag.default, (torch.arange(5),), test_utils="test_schema")

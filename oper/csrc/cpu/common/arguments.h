@@ -14,6 +14,8 @@
 //   are of addresses that other ranks' maps gave.
 // * sum_gradients: positions and runs of accesses of one bucket, by the features and segments that
 //   they were sorted with. sort_accesses vouches.
+// * add_gradients: rows of the accesses of features with gradients, from first_row on and within
+//   `out`. number_rows vouches.
 // * map_segment, protect: a descriptor and memory of a segment. SharedSegment vouches.
 //
 // Operators on devices cannot read what lies on the device without a wait: there the contents of

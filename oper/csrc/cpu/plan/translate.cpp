@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "cpu/common/output_buffers.h"
 #include "cpu/plan/translate_arguments.h"
 
 namespace oper {
@@ -56,7 +57,7 @@ at::Tensor translate(const at::Tensor& ids, const at::Tensor& segment_offset,
   TORCH_CHECK_VALUE(group_base.numel() > 0 || codes.numel() == 0, "group_base: is empty");
   check_tables(segments, table_maps, bitmap, stripe_bitmap, steps.size(0), stripe_base,
                flat.numel());
-  at::Tensor out = addresses_like(ids);
+  at::Tensor out = pooled_tensor(ids.numel(), at::kLong).view(ids.sizes());
   int64_t* const to = out.data_ptr<int64_t>();
   with_index_type(codes.scalar_type(), "codes", [&](auto code) {
     using Code = std::make_unsigned_t<decltype(code)>;

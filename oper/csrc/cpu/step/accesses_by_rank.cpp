@@ -1,5 +1,7 @@
 // torch.ops.oper.accesses_by_rank: how many of a batch's accesses read from each rank.
 
+#include "cpu/step/accesses_by_rank.h"
+
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
@@ -23,10 +25,10 @@ OPER_SIMD int64_t count_field(const int64_t* addresses, int64_t size, uint64_t f
   return count;
 }
 
-// Adds to counts [ranks + 1]: of replicas, and then of each rank. Returns how many it counted: not
-// those whose field is none of these.
-int64_t count(const int64_t* addresses, int64_t size, int64_t rank, int64_t ranks,
-              int64_t* counts) {
+}  // namespace
+
+int64_t count_by_rank(const int64_t* addresses, int64_t size, int64_t rank, int64_t ranks,
+                      int64_t* counts) {
   int64_t counted = 0;
   const auto add = [&](int64_t code, int64_t found) {
     counts[code] += found;
@@ -50,6 +52,8 @@ int64_t count(const int64_t* addresses, int64_t size, int64_t rank, int64_t rank
   return counted;
 }
 
+namespace {
+
 at::Tensor accesses_by_rank(const at::Tensor& addresses, const at::Tensor& segment_offset,
                             const at::Tensor& features, int64_t buckets, int64_t rank,
                             int64_t ranks, int64_t /*stream*/) {
@@ -64,7 +68,7 @@ at::Tensor accesses_by_rank(const at::Tensor& addresses, const at::Tensor& segme
                       " is of bucket ", of[f].bucket, ", and there are ", buckets);
     const int64_t size = of.end(f) - of.begin(f);
     int64_t* const of_bucket = counts.data_ptr<int64_t>() + of[f].bucket * (ranks + 1);
-    TORCH_CHECK_INDEX(count(address + of.begin(f), size, rank, ranks, of_bucket) == size,
+    TORCH_CHECK_INDEX(count_by_rank(address + of.begin(f), size, rank, ranks, of_bucket) == size,
                       "addresses: one of feature ", f, " names none of ", ranks, " ranks");
   }
   return counts;

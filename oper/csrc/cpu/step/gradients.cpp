@@ -1,5 +1,6 @@
-// torch.ops.oper.sum_gradients: a batch's gradients summed by row, before they are sent to
-// the rows' owners (§5).
+// torch.ops.oper.sum_gradients and add_gradients: a batch's gradients summed by row, before they
+// are sent to the rows' owners (§5); of accesses that were sorted, and of accesses whose rows are
+// known.
 
 #include "oper/step/gradients.h"
 
@@ -12,6 +13,7 @@
 #include "cpu/common/parallel.h"
 #include "cpu/step/batch.h"
 #include "cpu/step/feature_accesses.h"
+#include "oper/step/add_gradients.h"
 
 namespace oper {
 namespace {
@@ -58,6 +60,25 @@ struct Tasks {
   }
 };
 
+// That the gradients of a feature's bags are in the gradient.
+void check_gradients(const Feature& feature, int64_t f, int64_t bags, int64_t grad_elements) {
+  TORCH_CHECK_VALUE(bags > 0 && feature.out_stride >= 0 && is_within(feature, bags, grad_elements),
+                    "grad: ", grad_elements, " elements, and the ", bags, " bags of feature ", f,
+                    " go beyond them");
+}
+
+// That the bags of a feature hold its accesses.
+template <typename Offset>
+void check_bags(const Feature& feature, int64_t f, const Offset* at, int64_t bags, int64_t first,
+                int64_t last) {
+  TORCH_CHECK_VALUE(feature.bags >= 0 && feature.bags <= bags && feature.first_bag >= 0 &&
+                        feature.first_bag <= bags - feature.bags,
+                    "features: feature ", f, " has no bags ", feature.first_bag, " on of ", bags);
+  TORCH_CHECK_VALUE(at[feature.first_bag] == first && at[feature.first_bag + feature.bags] == last,
+                    "offsets: the bags of feature ", f, " do not hold the accesses ", first, " to ",
+                    last);
+}
+
 // The places of gradients of all features, of which those of `bucket` are checked.
 GradientPlaces places_of(const Features& features, int64_t bucket, int64_t dim,
                          int64_t grad_elements, bool bags_hold_one, bool by_bag) {
@@ -78,10 +99,7 @@ GradientPlaces places_of(const Features& features, int64_t bucket, int64_t dim,
     TORCH_CHECK_VALUE(feature.dim == dim, "features: feature ", f, " of bucket ", bucket,
                       " has dim ", feature.dim, ", and dim is ", dim);
     const int64_t bags = bags_hold_one ? features.end(f) - begin : feature.bags;
-    TORCH_CHECK_VALUE(
-        bags > 0 && feature.out_stride >= 0 && is_within(feature, bags, grad_elements),
-        "grad: ", grad_elements, " elements, and the ", bags, " bags of feature ", f,
-        " go beyond them");
+    check_gradients(feature, f, bags, grad_elements);
   }
   places.index();
   return places;
@@ -101,13 +119,8 @@ at::Tensor bags_of(const Features& features, int64_t bucket, const Offset* at, i
   for (int64_t f = 0; f < features.count; ++f) {
     const Feature& feature = features[f];
     if (feature.bucket != bucket || features.begin(f) == features.end(f)) continue;
-    TORCH_CHECK_VALUE(feature.bags >= 0 && feature.bags <= bags && feature.first_bag >= 0 &&
-                          feature.first_bag <= bags - feature.bags,
-                      "features: feature ", f, " has no bags ", feature.first_bag, " on of ", bags);
+    check_bags(feature, f, at, bags, features.begin(f), features.end(f));
     const int64_t first = feature.first_bag, last = first + feature.bags;
-    TORCH_CHECK_VALUE(at[first] == features.begin(f) && at[last] == features.end(f),
-                      "offsets: the bags of feature ", f, " do not hold the accesses ",
-                      features.begin(f), " to ", features.end(f));
     constexpr int64_t kBagsPerTask = 1 << 14;
     at::parallel_for(first, last, kBagsPerTask, [&](int64_t begin, int64_t end) {
       for (int64_t bag = begin; bag < end; ++bag)
@@ -266,6 +279,69 @@ void sum_gradients(const at::Tensor& grad, const at::Tensor& positions, const at
   });
 }
 
+// The accesses of features of a bucket, added to their rows one after the other.
+template <typename T, typename Offset>
+void add_features(const Features& view, int64_t bucket, const T* grad, int64_t grad_elements,
+                  const Offset* begins, int64_t bags, const float* weights, const int32_t* row,
+                  int64_t first_row, RowSums& sums) {
+  for (int64_t f = 0; f < view.count; ++f) {
+    const Feature& feature = view[f];
+    const int64_t first = view.begin(f), last = view.end(f);
+    if (feature.bucket != bucket || !feature.has_gradient || first == last) continue;
+    FeatureGradients<T, Offset> of{grad + feature.out_base,
+                                   feature.out_stride,
+                                   last - first,
+                                   nullptr,
+                                   first,
+                                   last,
+                                   false,
+                                   weights,
+                                   row,
+                                   static_cast<int32_t>(first_row)};
+    if (begins) {
+      check_bags(feature, f, begins, bags, first, last);
+      of.bags = feature.bags;
+      of.begins = begins + feature.first_bag;
+      of.mean = feature.mean != 0;
+    }
+    check_gradients(feature, f, of.bags, grad_elements);
+    sums.add(of);
+  }
+}
+
+void add_gradients(const at::Tensor& grad, const at::Tensor& rows, int64_t bucket,
+                   int64_t first_row, const std::optional<at::Tensor>& offsets,
+                   const std::optional<at::Tensor>& weights, const at::Tensor& features,
+                   const at::Tensor& segment_offset, int64_t dim, double scale, at::Tensor& out) {
+  const Features view = features_of(features, segment_offset);
+  const int64_t accesses = view.accesses();
+  const int32_t* const row = elements<int32_t>(rows, accesses, "rows");
+  check_size(dim, 1, kMostRows, "dim");
+  float* const to = writable_elements<float>(out, 0, "out");
+  TORCH_CHECK_VALUE(out.numel() % dim == 0, "out: ", out.numel(), " elements of rows of ", dim);
+  check_contiguous(grad, "grad");
+  const float* const weight = weights ? elements<float>(*weights, accesses, "weights") : nullptr;
+  for (int64_t f = 0; f < view.count; ++f)
+    TORCH_CHECK_VALUE(view[f].bucket != bucket || view[f].dim == dim, "features: feature ", f,
+                      " of bucket ", bucket, " has dim ", view[f].dim, ", and dim is ", dim);
+  RowSums sums(to, out.numel() / dim, dim);
+  with_gradient_type(grad, [&](auto type) {
+    using T = decltype(type);
+    const auto add = [&](const auto* begins, int64_t bags) {
+      add_features(view, bucket, static_cast<const T*>(grad.const_data_ptr()), grad.numel(), begins,
+                   bags, weight, row, first_row, sums);
+    };
+    if (!offsets) return add(static_cast<const int64_t*>(nullptr), 0);
+    with_bag_offsets(*offsets, accesses,
+                     [&](const auto* begins) { add(begins, offsets->numel() - 1); });
+  });
+  sums.finish(static_cast<float>(scale));
+}
+
+void add_gradients_shape(const at::Tensor&, const at::Tensor&, int64_t, int64_t,
+                         const std::optional<at::Tensor>&, const std::optional<at::Tensor>&,
+                         const at::Tensor&, const at::Tensor&, int64_t, double, at::Tensor&) {}
+
 void sum_gradients_shape(const at::Tensor&, const at::Tensor&, const at::Tensor&, int64_t, int64_t,
                          const std::optional<at::Tensor>&, const std::optional<at::Tensor>&,
                          const at::Tensor&, const at::Tensor&, int64_t, double, at::Tensor&, bool) {
@@ -278,10 +354,20 @@ TORCH_LIBRARY_FRAGMENT(oper, m) {
       "sum_gradients(Tensor grad, Tensor positions, Tensor run_start, int first_run, int last_run,"
       " Tensor? offsets, Tensor? weights, Tensor features, Tensor segment_offset, int dim,"
       " float scale, Tensor(a!) out, bool by_bag=False) -> ()");
+  m.def(
+      "add_gradients(Tensor grad, Tensor rows, int bucket, int first_row, Tensor? offsets,"
+      " Tensor? weights, Tensor features, Tensor segment_offset, int dim, float scale,"
+      " Tensor(a!) out) -> ()");
 }
 
-TORCH_LIBRARY_IMPL(oper, CPU, m) { m.impl("sum_gradients", sum_gradients); }
+TORCH_LIBRARY_IMPL(oper, CPU, m) {
+  m.impl("sum_gradients", sum_gradients);
+  m.impl("add_gradients", add_gradients);
+}
 
-TORCH_LIBRARY_IMPL(oper, Meta, m) { m.impl("sum_gradients", sum_gradients_shape); }
+TORCH_LIBRARY_IMPL(oper, Meta, m) {
+  m.impl("sum_gradients", sum_gradients_shape);
+  m.impl("add_gradients", add_gradients_shape);
+}
 
 }  // namespace oper

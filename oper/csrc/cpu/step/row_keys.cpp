@@ -9,7 +9,7 @@ OPER_SIMD void extend_by(const int64_t* addresses, int64_t size, Extent& extent)
   extend(addresses, size, extent);
 }
 
-// Lays out the key space: a bucket's replicas, then its rows at each rank.
+// Lays out the key space as far as the largest slot of each bucket.
 void number_rows(RowKeys& keys) {
   const int64_t chunks = keys.chunks();
   std::vector<Extent> found(chunks * keys.buckets);
@@ -18,7 +18,6 @@ void number_rows(RowKeys& keys) {
       extend_by(keys.addresses + begin, end - begin, found[chunk * keys.buckets + s.bucket]);
     });
   });
-  uint64_t key = 0;
   for (int64_t bucket = 0; bucket < keys.buckets; ++bucket) {
     int64_t slots = 0;
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
@@ -28,23 +27,29 @@ void number_rows(RowKeys& keys) {
                         " ranks");
       slots = std::max(slots, extent.slot + 1);
     }
-    for (int64_t code = 0; code < keys.owner_codes(); ++code) {
-      keys.first_key.push_back(key);
-      TORCH_CHECK_VALUE(!__builtin_add_overflow(key, static_cast<uint64_t>(slots), &key),
-                        "addresses: of more rows than 64 bits tell apart");
-    }
-    const auto first = keys.first_key.end() - keys.owner_codes();
-    keys.base.push_back(first[0]);
-    keys.base.push_back(first[1 + keys.rank]);
-    keys.base.insert(keys.base.end(), first + 1, keys.first_key.end());
+    keys.add_bucket(slots);
   }
-  keys.first_key.push_back(key);
 }
 
 }  // namespace
 
-RowKeys row_keys(const at::Tensor& addresses, const at::Tensor& segment_offset,
-                 const at::Tensor& features, int64_t rank, int64_t ranks, int64_t buckets) {
+void RowKeys::add_bucket(int64_t slots) {
+  uint64_t key = keys();
+  first_key.pop_back();
+  for (int64_t code = 0; code < owner_codes(); ++code) {
+    first_key.push_back(key);
+    TORCH_CHECK_VALUE(!__builtin_add_overflow(key, static_cast<uint64_t>(slots), &key),
+                      "addresses: of more rows than 64 bits tell apart");
+  }
+  const auto first = first_key.end() - owner_codes();
+  base.push_back(first[0]);
+  base.push_back(first[1 + rank]);
+  base.insert(base.end(), first + 1, first_key.end());
+  first_key.push_back(key);
+}
+
+RowKeys segments_of_rows(const at::Tensor& addresses, const at::Tensor& segment_offset,
+                         const at::Tensor& features, int64_t rank, int64_t ranks, int64_t buckets) {
   check_size(ranks, 1, kMostThings, "ranks");
   check_size(rank, 0, ranks - 1, "rank");
   check_size(buckets, 0, kMostThings / ranks, "buckets");
@@ -68,6 +73,12 @@ RowKeys row_keys(const at::Tensor& addresses, const at::Tensor& segment_offset,
     keys.segments.push_back({begin, end, keys.elements, view[f].bucket});
     keys.elements += end - begin;
   }
+  return keys;
+}
+
+RowKeys row_keys(const at::Tensor& addresses, const at::Tensor& segment_offset,
+                 const at::Tensor& features, int64_t rank, int64_t ranks, int64_t buckets) {
+  RowKeys keys = segments_of_rows(addresses, segment_offset, features, rank, ranks, buckets);
   number_rows(keys);
   return keys;
 }

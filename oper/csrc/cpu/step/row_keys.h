@@ -1,7 +1,7 @@
-// The key space of a batch's rows: what sorting by row and counting by row share.
+// The key space of a batch's rows: what sorting accesses by row and numbering their rows share.
 //
 // Rows are ordered by (bucket, owner code, slot). All (bucket, owner code) pairs together number
-// the rows they may name without gaps, as far as the largest slot of the batch.
+// the rows they may name without gaps, as far as the largest slot of the bucket.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -26,9 +26,9 @@ struct RowKeys {
   std::vector<SortedSegment> segments;
   int64_t elements = 0;
   int64_t rank, ranks, buckets;
-  int number_bits = 0;              // of what accesses are called: positions, or bags
-  std::vector<uint64_t> first_key;  // of each bucket and owner code, and the end
-  std::vector<uint64_t> base;       // the same of each bucket and field code
+  int number_bits = 0;                 // of what accesses are called: positions, or bags
+  std::vector<uint64_t> first_key{0};  // of each bucket and owner code, and the end
+  std::vector<uint64_t> base;          // the same of each bucket and field code
 
   int64_t owner_codes() const { return ranks + 1; }
   int64_t field_codes() const { return ranks + 2; }
@@ -40,6 +40,9 @@ struct RowKeys {
   const uint64_t* base_of(const SortedSegment& segment) const {
     return base.data() + segment.bucket * field_codes();
   }
+
+  // The key space of the next bucket: so many slots, of replicas and then of each rank.
+  void add_bucket(int64_t slots);
 
   // f(segment, begin, end) for the accesses of elements [first, last), piece by piece.
   template <typename F>
@@ -78,7 +81,11 @@ struct RowKeys {
   }
 };
 
-// Of the arguments of an operator, checked.
+// Of the arguments of an operator, checked; without a key space, which buckets are to be added to.
+RowKeys segments_of_rows(const at::Tensor& addresses, const at::Tensor& segment_offset,
+                         const at::Tensor& features, int64_t rank, int64_t ranks, int64_t buckets);
+
+// The same, and the key space as far as the largest slot that is read.
 RowKeys row_keys(const at::Tensor& addresses, const at::Tensor& segment_offset,
                  const at::Tensor& features, int64_t rank, int64_t ranks, int64_t buckets);
 

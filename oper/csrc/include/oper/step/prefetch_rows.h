@@ -19,7 +19,7 @@
 namespace oper {
 
 constexpr int64_t kBagsPerTile = 128;
-constexpr int64_t kAccessesPerTile = 4096;
+constexpr int64_t kAccessesPerTile = 1 << 16;
 constexpr int64_t kBlock = 32;
 constexpr int64_t kFetchedBytes = 1024;  // of a row at most; the hardware sees where it goes on
 
