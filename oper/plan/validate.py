@@ -20,13 +20,6 @@ _CHUNK_CODES = 1 << 20  # a few arrays of 8 MiB at a time
 _CHUNK_LINES = 1 << 15
 # A rank has a row in one slot; slots that replanning left empty make some more.
 _MOST_SLOTS_A_ROW = 8
-_NUMBERS = (int, float)
-_OF_PARTITIONS = (
-    "access_bounded",
-    "memory_bounded",
-    "access_bounded_bytes",
-    "access_bounded_accesses",
-)
 
 
 def validate(plan: Any) -> None:
@@ -203,19 +196,23 @@ def _check_tail(layout: Layout, table: int, first: int, name: str) -> None:
 def _check_marks(layout: Layout, listed: Ints) -> int:
     """Checks the rows on all ranks that have a mark instead of a code; returns their number."""
     bitmap, tables = layout.everywhere_bitmap, len(layout.rows)
+    group, start = layout.everywhere_group, layout.everywhere_first
     if bitmap is None:
+        if group is not None or start is not None:
+            raise ValueError("everywhere_bitmap: is missing, and there are rows to be marked")
         return 0
     marked = np.diff(_check_bitmap(bitmap, "everywhere_bitmap", layout.line_offset, layout.rows))
     for first in range(0, len(bitmap), _CHUNK_LINES):
         part = slice(first, first + _CHUNK_LINES)
         if (bitmap[part, 1:] & ~layout.bitmap[part, 1:]).any():
             raise ValueError("everywhere_bitmap: marks a row that is not listed")
-    group, start = layout.everywhere_group, layout.everywhere_first
     _need(group, "everywhere_group", (np.int64,), (tables,))
     _need(start, "everywhere_first", (np.int64,), (tables,))
     assert group is not None
     assert start is not None
     has = marked > 0
+    if not has.any():
+        raise ValueError("everywhere_bitmap: marks no row")
     _need_below(group[has], len(layout.group_width), "everywhere_group")
     _need_all(layout.holds[group[has]], "everywhere_group", "be on all ranks")
     width = layout.width_of_table[has]

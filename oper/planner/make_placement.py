@@ -224,7 +224,7 @@ def better_baseline(problem: Problem, limit_seconds: float) -> _Placement | None
     best = None
     for baseline in quick_baselines(problem):
         cost = price_baseline(problem, baseline)
-        if not cost.feasible or cost.objective_seconds >= limit_seconds:
+        if not within_limits(problem, cost) or cost.objective_seconds >= limit_seconds:
             continue
         placement = _class_placement(problem, baseline, cost)
         if placement is None:

@@ -6,18 +6,17 @@ not used. The placement that was made is one of them.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import count
 from typing import Any
 
-from oper.planner.make_placement import Planned, Watch, place
+from oper.planner.make_placement import InfeasibleError, Planned, Watch, place
 from oper.planner.memory.device_limits import DeviceLimits, round_down
 from oper.planner.problem.problem import Problem, with_limits
 from oper.topology.topology import Topology
 
 _SHARES = (0.0, 0.001, 0.01, 0.05, 0.1, 0.2, 0.5)  # then doubled from 1 on
-# Of what was allowed: a little less is used where the next row has no room.
-_USED = 0.99
 
 
 @dataclass(frozen=True)
@@ -48,12 +47,24 @@ def memory_curve(planned: Planned, topology: Topology) -> list[CurvePoint]:
         shares.add(share)
     points: list[CurvePoint] = []
     for share in sorted(shares):
-        unused = points and points[-1].extra_memory_ratio < _USED * points[-1].extra_memory
-        if unused and share != mine:
-            continue
-        point = planned if share == mine else place(within(share), Watch(lambda step: None))
-        points.append(_point(share, point, share == mine))
+        if share == mine:
+            points.append(_point(planned, True))
+        elif not _is_enough(points, problem):
+            # A share that no placement was found for is left out, as the plan itself is good.
+            with suppress(InfeasibleError):
+                points.append(_point(place(within(share), Watch(lambda step: None)), False))
     return points
+
+
+def _is_enough(points: list[CurvePoint], problem: Problem) -> bool:
+    """Whether more memory is not used: the last point has as many copies as the one before, and had
+    room for those of another row."""
+    if len(points) < 2:
+        return False
+    before, last = points[-2:]
+    left = (last.extra_memory - last.extra_memory_ratio) * problem.classes.total_bytes
+    row_bytes = max(problem.classes.width_memory) * (problem.ranks - 1)
+    return last.extra_memory_ratio <= before.extra_memory_ratio and left >= row_bytes
 
 
 def _limits(problem: Problem) -> tuple[Callable[[float], Problem], float]:
@@ -73,10 +84,10 @@ def _limits(problem: Problem) -> tuple[Callable[[float], Problem], float]:
     return within, most
 
 
-def _point(share: float, planned: Planned, plan: bool) -> CurvePoint:
+def _point(planned: Planned, plan: bool) -> CurvePoint:
     cost, certificate = planned.cost, planned.certificate
     return CurvePoint(
-        extra_memory=share,
+        extra_memory=planned.problem.settings.extra_memory or 0.0,
         extra_memory_ratio=cost.extra_memory_ratio,
         memory_bytes=int(cost.memory_bytes.max()),
         objective_seconds=cost.objective_seconds,

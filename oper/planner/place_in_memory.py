@@ -10,7 +10,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from oper.cost.workload import Workload
-from oper.planner.make_placement import Planned, Watch, make_placement, place
+from oper.planner.make_placement import (
+    InfeasibleError,
+    Planned,
+    Watch,
+    make_placement,
+    place,
+)
 from oper.planner.memory.device_limits import DeviceLimits
 from oper.planner.memory.least_memory import (
     TOLERANCE,
@@ -54,12 +60,17 @@ def place_in_memory(
         least, most = least_share(limits, shares), len(shares) - 1
         bound = bound_seconds(limits, shares[most])
 
-    def placed(index: int) -> Planned:
-        return place(limits.within(shares[index]), watch)
+    errors: list[InfeasibleError] = []
+
+    def placed(index: int) -> Planned | None:
+        try:
+            return place(limits.within(shares[index]), watch)
+        except InfeasibleError as error:
+            errors.append(error)
+            return None
 
     planned, best = placed(least), bound
-    if too_slow(planned, best) and least < most:
-        full = placed(most)
+    if too_slow(planned, best) and least < most and (full := placed(most)) is not None:
         best = full.cost.objective_seconds
         if too_slow(planned, best):
             planned = full
@@ -72,11 +83,12 @@ def place_in_memory(
                     least = middle
                 else:
                     planned, most = tried, middle
+    if planned is None:
+        raise errors[0]
     certificate = replace(planned.certificate, full_memory_seconds=bound)
     return replace(planned, certificate=certificate)
 
 
-def too_slow(planned: Planned, best_seconds: float) -> bool:
-    """Whether a plan takes more than TOLERANCE longer than the best, or does not fit."""
-    cost = planned.cost
-    return not cost.feasible or cost.objective_seconds > best_seconds * (1 + TOLERANCE)
+def too_slow(planned: Planned | None, best_seconds: float) -> bool:
+    """Whether a plan takes more than TOLERANCE longer than the best, or none was found."""
+    return planned is None or planned.cost.objective_seconds > best_seconds * (1 + TOLERANCE)

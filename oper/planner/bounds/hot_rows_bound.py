@@ -16,9 +16,9 @@ a line in n and W that is below the cost of each of the bucket's classes.
 
 Inference with a budget for copies is not covered: there the hottest rows are copied first, and the
 Lagrangian is near. The work has limits, so that the bound is the same in every run: the programme
-is solved up to `NODES` nodes of branch and bound, and above `ENTRIES` (about 40 ranks) it is not
-made: rows with one owner are then bounded by `node_loads_bound.py`, copies by the Lagrangian. What
-was left out or cut is said in the bound's `note`.
+is solved up to `NODES` nodes of branch and bound, and above `ENTRIES`, which grow with the square
+of the ranks, it is not made: rows with one owner are then bounded by `node_loads_bound.py`, copies
+by the Lagrangian. What was left out or cut is said in the bound's `note`.
 """
 
 from dataclasses import replace
@@ -71,7 +71,7 @@ def hot_rows_bound(
     split = lower_bound(classes, topology, workload, capacity_bytes, budget_bytes)
     if not workload.training and budget_bytes >= classes.m.min():
         return split
-    least, notes = np.inf, set()
+    least, hottest, notes = np.inf, 0, set()
     for method in usable_methods(workload, topology.ranks, budget_bytes):
         rows = pricing_items(classes, topology, workload, method)
         head = head_classes(rows, topology, split.seconds)
@@ -90,14 +90,15 @@ def hot_rows_bound(
             solved = _Model(rows, head, topology, capacity_bytes, budget_bytes).bound()
             seconds = solved.seconds
             notes |= {CUT} if solved.cut else set()
-        least = min(least, seconds)
+        if seconds < least:
+            least, hottest = seconds, int(head[0])
         if least <= split.seconds * (1 + GAP):
             break
     note = "; ".join(sorted(notes)) or None
     # The solver may stop within GAP of the optimum: what it lifts by less is not worth a word.
     if least <= split.seconds * (1 if note else 1 + GAP):
         return replace(split, note=note)
-    return Bound(least, int(head[0]), note)
+    return Bound(least, hottest, note)
 
 
 def head_classes(rows: PricingItems, topology: Topology, seconds: float) -> NDArray[np.int64]:

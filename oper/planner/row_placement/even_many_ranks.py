@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.arrays import Floats, Ints
+from oper.planner.class_placement.homogeneous import MANY_RANKS
 from oper.planner.row_placement.swaps import SwapSearch
 from oper.topology.topology import Topology
 
-MANY_RANKS = 32  # above
 _PASSES = 6
 _BISECTIONS = 60
 _LEAST_GAIN = 1e-3  # of the spread of T over its mean: a pass that gains less is the last

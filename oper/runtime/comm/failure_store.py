@@ -16,7 +16,6 @@ import torch.distributed as dist
 
 _ANSWER_SECONDS = 3.0  # a store that takes longer is lost, with the rank that serves it
 _PASS_ON_SECONDS = 0.5
-_BEGIN_SECONDS = 1.0  # a thread that has not begun by then had no memory for it
 _made: Counter[str] = Counter()  # how many of each group
 
 
@@ -79,7 +78,8 @@ class FailureStore:
 
         A store whose host is stopped does not answer, and its calls cannot be interrupted: a thread
         makes them, and is abandoned then. Not a threading.Thread, whose `start` waits without end
-        for a thread that had no memory to begin; where none can be made, this one asks.
+        for a thread that had no memory to begin; where none can be made, or has not begun by when
+        an answer would be there, this one asks.
         """
         answers = []
 
@@ -97,7 +97,7 @@ class FailureStore:
             self._answered = threading.Event()
             with contextlib.suppress(RuntimeError, MemoryError):
                 _thread.start_new_thread(ask, (self._answered,))
-                began.wait(_BEGIN_SECONDS)
+                began.wait(seconds)
             if not began.is_set():
                 ask(self._answered)
             self._answered.wait(seconds)

@@ -141,10 +141,10 @@ class Group:
     def _lost(self, action: str, error: RuntimeError) -> OperError:
         """Why a collective failed."""
         others = [r for r in range(self.ranks) if r != self.rank]
-        for _ in range(2):
+        for wait in (0.0, SLICE_SECONDS):  # a process that ends closes its connections first
+            time.sleep(wait)
             if (seen := self._seen()) and (text := seen.lost(others, action)):
                 return LostRankError(text)
-            time.sleep(SLICE_SECONDS)  # a process that ends closes its connections first
         failure = self._failures.failure()
         if failure:
             return LostRankError(failure)

@@ -113,6 +113,8 @@ class Liveness:
 
     def fail(self, error: BaseException) -> None:
         """Let the other ranks know why this one ends: those of other nodes too."""
+        if os.getpid() != self._process:
+            return  # a forked child's error is its own
         self.leave_words(told(self._rank, error))
         if self._group is not None and 1 + len(self._locks) < self._group.ranks:
             self._group.fail(error)
@@ -196,7 +198,9 @@ def _leave_at_exit(liveness: Liveness) -> None:
 
 
 def _end() -> None:
-    error = sys.exc_info()[1] or getattr(sys, "last_value", None)
+    error = sys.exc_info()[1]
+    if error is None and not hasattr(sys, "ps1"):  # there it may be of any earlier line
+        error = getattr(sys, "last_value", None)
     for liveness in list(_nodes):
         if error is None or (isinstance(error, SystemExit) and not error.code):
             liveness.leave()

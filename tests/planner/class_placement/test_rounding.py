@@ -38,11 +38,13 @@ def whole_by_shares_in_python(
         exact, b = n * shares[c], bucket[c]
         if n <= shares.shape[1] and traffic[c] > 0:
             wanted = np.where(shares[c] > 0, exact + owed_traffic / traffic[c], 0)
-            counts[c] = whole_rows(np.clip(wanted, 0, n), n)
+            bounded = np.clip(wanted, 0, n)
+            counts[c] = whole_rows(bounded if bounded.any() else exact, n)
             owed_traffic += (exact - counts[c]) * traffic[c]
         else:
             wanted = exact + owed_rows[b]
-            counts[c] = whole_rows(np.maximum(wanted, 0), n)
+            bounded = np.maximum(wanted, 0)
+            counts[c] = whole_rows(bounded if bounded.any() else exact, n)
             owed_rows[b] = wanted - counts[c]
     return counts
 
@@ -86,5 +88,6 @@ def test_what_rounding_takes_is_made_up_for_by_the_next_classes(
     shares = rng.multinomial(64, shares / shares.sum(axis=1, keepdims=True)) / 64
     found = whole_by_shares(rows, shares, bucket, traffic)
     np.testing.assert_array_equal(found.sum(axis=1), rows)
+    assert not found[shares == 0].any()
     expected = whole_by_shares_in_python(rows, shares, bucket, traffic)
     np.testing.assert_array_equal(found, expected)

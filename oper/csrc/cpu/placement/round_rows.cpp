@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <numeric>
 #include <tuple>
 #include <vector>
 
@@ -67,15 +68,19 @@ void give_leftovers(const at::Tensor& left, const at::Tensor& shares, const at::
   }
 }
 
-// Whole numbers near exact[g] that sum to `total`: the largest remainders are rounded up.
+// Whole numbers near exact[g] that sum to `total`: the largest remainders are rounded up. Where
+// nothing is wanted anywhere, near `otherwise`.
 class WholeRows {
  public:
   explicit WholeRows(int64_t sets) : scaled_(sets), order_(sets) {}
 
-  void round(const double* exact, int64_t total, int64_t* whole) {
+  void round(const double* exact, const double* otherwise, int64_t total, int64_t* whole) {
     const int64_t sets = static_cast<int64_t>(scaled_.size());
-    double held = 0;
-    for (int64_t g = 0; g < sets; ++g) held += exact[g];
+    double held = std::accumulate(exact, exact + sets, 0.0);
+    if (held == 0) {
+      exact = otherwise;
+      held = std::accumulate(exact, exact + sets, 0.0);
+    }
     const double factor = held > 0 ? static_cast<double>(total) / held : 1;
     const double more = held > 0 ? 0 : static_cast<double>(total) / static_cast<double>(sets);
     double sum = 0;
@@ -135,7 +140,7 @@ at::Tensor whole_by_shares(const at::Tensor& rows, const at::Tensor& shares,
         wanted[g] = share[g] > 0 ? exact[g] + owed_traffic[g] / weight : 0;
         bounded[g] = std::fmin(std::fmax(wanted[g], 0), total);
       }
-      whole_rows.round(bounded.data(), n, whole);
+      whole_rows.round(bounded.data(), exact.data(), n, whole);
       for (int64_t g = 0; g < sets; ++g)
         owed_traffic[g] += (exact[g] - static_cast<double>(whole[g])) * weight;
     } else {
@@ -144,7 +149,7 @@ at::Tensor whole_by_shares(const at::Tensor& rows, const at::Tensor& shares,
         wanted[g] = exact[g] + owed[g];
         bounded[g] = std::fmax(wanted[g], 0);
       }
-      whole_rows.round(bounded.data(), n, whole);
+      whole_rows.round(bounded.data(), exact.data(), n, whole);
       for (int64_t g = 0; g < sets; ++g) owed[g] = wanted[g] - static_cast<double>(whole[g]);
     }
   }

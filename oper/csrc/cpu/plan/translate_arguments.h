@@ -43,7 +43,8 @@ inline const Line* lines_of_bitmap(const at::Tensor& bitmap) {
 // That the parts of the map of the segments' tables are within the arrays that they point into.
 // What these hold is vouched for (cpu/common/arguments.h).
 inline void check_tables(const Segments& segments, const TableMap* tables, const at::Tensor& bitmap,
-                         const std::optional<at::Tensor>& stripe_bitmap, int64_t steps,
+                         const std::optional<at::Tensor>& stripe_bitmap,
+                         const std::optional<at::Tensor>& everywhere_bitmap, int64_t steps,
                          const at::Tensor& stripe_base, int64_t flat) {
   const auto within = [](int64_t first, int64_t size, int64_t all) {
     return first >= 0 && size >= 0 && size <= all && first <= all - size;
@@ -52,6 +53,8 @@ inline void check_tables(const Segments& segments, const TableMap* tables, const
   const int64_t lines = bitmap.numel() / kLineWords;
   TORCH_CHECK_VALUE(!stripe_bitmap || stripe_bitmap->numel() == bitmap.numel(),
                     "stripe_bitmap: must have as many lines as the bitmap, ", lines);
+  TORCH_CHECK_VALUE(!everywhere_bitmap || everywhere_bitmap->numel() == bitmap.numel(),
+                    "everywhere_bitmap: must have as many lines as the bitmap, ", lines);
   TORCH_CHECK_VALUE(stripe_base.dim() == 2, "stripe_base: [tables, ranks] was needed");
   for (int64_t s = 0; s < segments.count; ++s) {
     if (segments.offsets[s] == segments.offsets[s + 1]) continue;
