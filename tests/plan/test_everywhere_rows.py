@@ -4,16 +4,18 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
 
 from oper.audit.check import check
 from oper.audit.explain import explain
 from oper.audit.replay import replay
 from oper.base.errors import OperError, OperWarning
-from oper.base.tensors import as_int64
+from oper.base.tensors import as_int64, as_tensor
 from oper.cost.workload import Workload
 from oper.files.json_file import write_json
 from oper.files.manifest import describe_files, write_manifest
@@ -22,6 +24,7 @@ from oper.plan.layout import LOCAL, SLOT_BITS
 from oper.plan.plan import FORMAT, MARKER, Plan, load_plan
 from oper.plan.plan_of_some_tables import part_of
 from oper.plan.row_codes import pack_positions
+from oper.plan.validate import validate
 from oper.planner.make_plan import make_plan
 from oper.planner.problem.problem import Settings
 from oper.planner.replan.drift import drift
@@ -191,6 +194,33 @@ def test_explain_knows_bounds_and_with_the_profile_counts(plan: Plan) -> None:
         assert exact["slots"] == found["slots"]
     with pytest.raises(OperError, match="the plan was made from"):
         explain(plan, "a", 0, a_profile(1))
+
+
+def test_marks_are_there_with_their_groups_and_mark_something(plan: Plan) -> None:
+    layout = plan.layout
+    assert layout.everywhere_bitmap is not None
+    none = np.zeros_like(layout.everywhere_bitmap)
+    for wrong, words in ((None, "is missing"), (none, "marks no row")):
+        damaged = replace(plan, layout=replace(layout, everywhere_bitmap=wrong))
+        with pytest.raises(ValueError, match=f"everywhere_bitmap: {words}"):
+            validate(damaged)
+
+
+def test_the_kernel_needs_a_mark_for_each_line(plan: Plan) -> None:
+    arguments: list[Any] = list(AddressMap.of(plan, 0)._arguments)
+    bitmap = as_tensor(plan.layout.bitmap.view(np.int64)).reshape(-1)
+    at = next(
+        n
+        for n, part in enumerate(arguments)
+        if isinstance(part, torch.Tensor)
+        and part.numel() == bitmap.numel()
+        and not torch.equal(part.reshape(-1), bitmap)
+    )
+    arguments[at] = arguments[at][:1].clone()
+    short = AddressMap.of(plan, 0)
+    short._arguments = tuple(arguments)
+    with pytest.raises(ValueError, match="everywhere_bitmap: must have as many lines"):
+        short.translate(0, torch.arange(10))
 
 
 def test_check_finds_counts_of_marked_rows_that_are_not_so(plan: Plan, tmp_path: Path) -> None:

@@ -12,8 +12,15 @@ from oper.audit.check import check
 from oper.base.errors import OperError
 from oper.cost.workload import Workload
 from oper.plan.plan import load_plan
+from oper.planner import memory_curve as curve_module
 from oper.planner import place_in_memory as module
-from oper.planner.make_placement import Planned, Watch, make_placement, place
+from oper.planner.make_placement import (
+    InfeasibleError,
+    Planned,
+    Watch,
+    make_placement,
+    place,
+)
 from oper.planner.make_plan import make_plan
 from oper.planner.memory.device_limits import DeviceLimits
 from oper.planner.memory.least_memory import TOLERANCE, bound_seconds, least_share, shares_up_to
@@ -186,6 +193,37 @@ def test_the_curve_ends_at_a_capacity() -> None:
     points = memory_curve(planned, topology)
     assert points[-1].extra_memory == 0.5
     assert points[-1].memory_bytes <= planned.problem.classes.total_bytes * 1.5 / 4
+
+
+def test_the_curve_goes_on_past_shares_too_small_for_a_row() -> None:
+    topology, few = Topology.load("dgx-a100"), make_profile(1, rows=(500,))
+    planned = make_placement(few, topology, workload("inference"), Settings(0.05))
+    shares = [p.extra_memory for p in memory_curve(planned, topology)]
+    assert {0.001, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0} <= set(shares)
+
+
+def test_a_share_without_a_placement_loses_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    topology = Topology.load("2x2-a100")
+    planned = make_placement(PROFILE, topology, workload("inference"), Settings(0.0))
+    monkeypatch.setattr(module, "least_share", lambda limits, shares: 0)
+
+    def none_but_the_first(problem: Problem, watch: Watch) -> Planned:
+        if problem.settings.extra_memory:
+            raise InfeasibleError("capacity: none was found")
+        return place(problem, watch)
+
+    monkeypatch.setattr(module, "place", none_but_the_first)
+    monkeypatch.setattr(curve_module, "place", none_but_the_first)
+    found = place_in_memory(PROFILE, topology, workload("inference"), Settings())
+    assert found.cost.objective_seconds == planned.cost.objective_seconds
+    assert [p.extra_memory for p in memory_curve(planned, topology)] == [0.0]
+
+    def none(problem: Problem, watch: Watch) -> Planned:
+        raise InfeasibleError("capacity: none was found")
+
+    monkeypatch.setattr(module, "place", none)
+    with pytest.raises(InfeasibleError, match="none was found"):
+        place_in_memory(PROFILE, topology, workload("inference"), Settings())
 
 
 # The command line

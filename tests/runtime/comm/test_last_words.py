@@ -66,6 +66,31 @@ def test_how_a_rank_ended_is_known_without_the_store(name: str, waits_in_group: 
     assert seconds < 2.5  # not the 3 s that a store may take
 
 
+_FORKS = """
+import contextlib, os
+from oper.runtime.comm.liveness import Liveness
+
+class Group:
+    ranks = 2
+    def fail(self, error):
+        print("told the others:", error, flush=True)
+
+liveness = Liveness(0, Group())
+with contextlib.ExitStack() as stack:
+    liveness.take_lock(stack)
+    if os.fork() == 0:
+        raise ValueError("of the child")
+    os.wait()
+    print("goes on")
+"""
+
+
+def test_the_error_of_a_forked_child_is_its_own() -> None:
+    ran = subprocess.run([sys.executable, "-c", _FORKS], capture_output=True, text=True, check=True)
+    assert ran.stdout == "goes on\n"
+    assert "ValueError: of the child" in ran.stderr
+
+
 def _follow(rank: int, group: Any) -> str | None:
     signals = Signals(Node.join(group), ["done"])
     if rank == 2:
