@@ -19,9 +19,11 @@ import statistics
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from benchmarks.common import DATA, SAMPLES_PER_RANK, parser, percent, publish
 from oper.base import native
@@ -30,6 +32,7 @@ from oper.cli.shared.formatting import format_bytes
 from oper.cost.workload import Workload
 from oper.planner.make_plan import make_plan
 from oper.planner.problem.problem import Settings
+from oper.profiling.distinct_rows import Distinct
 from oper.profiling.profile import Profile
 from oper.synth.recipes import load_recipe
 from oper.synth.row_counts import write_profile
@@ -50,6 +53,7 @@ class Case:
     target: str
     samples_per_rank: int = SAMPLES_PER_RANK
     extra_memory: float = 0.05
+    many_classes: bool = False  # bags, and distinct rows measured: few rows are alike
 
 
 CASES = {
@@ -62,6 +66,12 @@ CASES = {
     ),
     "1024-ranks-inference": Case(
         "criteo-kaggle", "128x8-a100", "inference", 1, "20 s, 4 GB", 1024, 0.01
+    ),
+    "many-classes": Case(
+        "criteo-kaggle", "2x4-a100", "training", 5, "2 s", 1024, 0.05, many_classes=True
+    ),
+    "many-classes-inference": Case(
+        "criteo-kaggle", "2x4-a100", "inference", 5, "2 s", 1024, 0.05, many_classes=True
     ),
     "terabyte": Case("criteo-terabyte", "dgx-a100", "training", 3, "20 s, 6 GB"),
     "syn-large": Case("syn-large", "4x4-a100", "training", 1, "90 s, 16 GB"),
@@ -78,9 +88,27 @@ def profile_folder(workload: str, scale: float, data: Path) -> Path:
     return folder
 
 
+def with_many_classes(profile: Profile) -> Profile:
+    """The profile as if its samples had bags, and each table its own share of distinct rows."""
+    rng = np.random.default_rng(0)
+    tables = len(profile.tables)
+    in_samples: Any = np.array(profile.accesses)
+    often = in_samples > 20
+    in_samples[often] -= rng.integers(0, 10, int(often.sum()), dtype=in_samples.dtype)
+    ratios, rows = tuple(rng.uniform(0.8, 1, tables).tolist()), (1.0,) * tables
+    return replace(
+        profile,
+        samples_with_row=in_samples,
+        bagged=(True,) * tables,
+        distinct=Distinct(1024, 8, ratios, ratios, 10, rows, rows),
+    )
+
+
 def plan_once(folder: Path, case: Case) -> dict[str, Any]:
     """One run, in a process of its own."""
     profile = Profile.open(folder)
+    if case.many_classes:
+        profile = with_many_classes(profile)
     int(profile.accesses.max())  # touches every page
     native.ops()
     topology = Topology.load(case.topology)
@@ -95,6 +123,7 @@ def plan_once(folder: Path, case: Case) -> dict[str, Any]:
     cost, greedy = planned.cost, planned.class_placement.greedy
     return {
         "rows": profile.rows,
+        "classes": len(planned.problem.classes),
         "seconds": planned.seconds,
         "cpu_seconds": cpu_seconds,
         "resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
@@ -134,6 +163,7 @@ def table(found: dict[str, dict[str, Any]]) -> Any:
     entries = list(found.values())
     lines = {
         "rows": [f"{e['rows']:,}" for e in entries],
+        "classes": [f"{e['classes']:,}" for e in entries],
         "target": [e["target"] for e in entries],
         "seconds, median": [f"{e['seconds']['total']:.2f}" for e in entries],
         "fastest, slowest": [f"{e['totals'][0]:.2f}, {e['totals'][-1]:.2f}" for e in entries],
