@@ -30,6 +30,7 @@ import oper
 from oper.base.errors import OperError
 from oper.plan.plan import Plan
 from oper.profiling.profile import Profile
+from oper.runtime.comm.node import Node
 from oper.tables.model_tables import tables_of
 from tests.support.runtime.runtime_plans import random_plan
 from tests.support.torchrec import sharder_cases
@@ -109,6 +110,20 @@ def test_mistakes_are_named(mistake: str) -> None:
     make, text = MISTAKES[mistake]
     with pytest.raises(OperError, match=text):
         make(Model("cpu"))
+
+
+@pytest.mark.parametrize("given", [float("nan"), float("inf"), 0, -1, "60", None, True])
+def test_deadlines_are_positive_numbers_of_seconds(given: Any) -> None:
+    """With NaN no wait would end. Before any table is set up, and also of one rank."""
+    model = Model("cpu")
+    for use in (
+        lambda: oper.shard(model, plan_of(model), deadline_seconds=given),
+        lambda: BAG_SHARDER(plan_of(model), deadline_seconds=given),
+        lambda: Node.join(None, given),
+    ):
+        with pytest.raises(OperError, match=r"deadline_seconds .* was needed"):
+            use()
+    oper.shard(model, plan_of(model), deadline_seconds=np.float32(0.5))
 
 
 def test_plans_in_torchrecs_form_are_taken_for_plans() -> None:
