@@ -260,6 +260,20 @@ def test_dense_optimizers_take_empty_parameters() -> None:
         optimizer(tables, lr=0.1).step()
 
 
+@pytest.mark.parametrize("given", [float("nan"), float("inf"), "0.1"])
+def test_learning_rates_that_are_set_later_are_finite_numbers(given: Any) -> None:
+    model: Any = Model("cpu")
+    made: Any = oper.shard(model, plan_of(model))
+    fused = made.fused_optimizer
+    before = list(made.module.bags.engine.learning_rates)
+    with pytest.raises(OperError, match=r"lr .*: a finite number was needed"):
+        fused.update_hyper_parameters({"lr": given})
+    fused.param_groups[0]["lr"] = given
+    with pytest.raises(OperError, match=r"lr .*: a finite number was needed"):
+        fused.step()
+    assert made.module.bags.engine.learning_rates == before
+
+
 # What is said of a model.
 
 
