@@ -1,5 +1,6 @@
 """Quantities as people write them: `64GB` is 64·10⁹ bytes, `1d` 86,400 seconds, `5%` 0.05."""
 
+import math
 import operator
 import re
 from typing import Any
@@ -24,6 +25,28 @@ def whole_number(given: Any, what: str) -> int:
         return operator.index(given)
     except TypeError as error:
         raise OperError(f"{what}: is {str(given)[:40]!r}, and a whole number was needed") from error
+
+
+def finite_number(given: Any, what: str) -> float:
+    """A finite number, also NumPy's or torch's, as Python's float; OperError names what it was for.
+    A text is none: what it means depends on who wrote it."""
+    try:
+        if isinstance(given, bool | str | bytes):
+            raise TypeError
+        number = float(given)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise OperError(f"{what} {str(given)[:40]!r}: a finite number was needed")
+    return number
+
+
+def positive_seconds(given: Any, what: str) -> float:
+    """A finite number of seconds above 0; OperError names what it was for."""
+    seconds = finite_number(given, what)
+    if seconds <= 0:
+        raise OperError(f"{what} {seconds:g}: a positive number of seconds was needed")
+    return seconds
 
 
 def parse_bytes(text: str, name: str) -> int:

@@ -24,7 +24,7 @@ from oper.profiling.profile import Profile, window_name
 from oper.profiling.row_counters import Memory, RowCounters
 from oper.profiling.sampling import RankShares, Sampling, sampling_error
 from oper.profiling.windows.equal_windows import MAX_WINDOWS, EqualWindows, Windows, refuse_too_many
-from oper.tables.model_tables import tables_of
+from oper.tables.model_tables import tables_of, tables_of_list
 from oper.tables.table_file import load_tables
 from oper.topology.presets import MAX_RANKS
 
@@ -120,9 +120,9 @@ def profile(
 
     Args:
         log: any iterable of TorchRec `KeyedJaggedTensor` batches, or paths of files.
-        tables: `Table`s, a file of them or a published data set, a module with TorchRec embedding
-            collections, a profile whose tables and id rules to keep, or None to infer tables from
-            the log (which reads it twice).
+        tables: a list of `Table`s or of TorchRec's configs, a file of tables or a published data
+            set, a module with TorchRec embedding collections, a profile whose tables and id rules
+            to keep, or None to infer tables from the log (which reads it twice).
         options: how to read files.
         batch_size, ranks: if given, also measure how many distinct rows one rank, and all ranks
             together, read for a batch of `batch_size` samples over all ranks.
@@ -138,7 +138,7 @@ def profile(
     elif hasattr(tables, "modules"):
         prepared = prepare(opened, tables_of(tables))
     else:
-        prepared = prepare(opened, tables)
+        prepared = prepare(opened, None if tables is None else tables_of_list(tables))
     counted = CountOptions(batch_size=batch_size, ranks=ranks)
     return count(RowReader(opened, prepared), counted, prepared=prepared)[0]
 

@@ -7,6 +7,7 @@ from oper.base.errors import OperError
 from oper.tables.table import Table
 
 _TORCHREC_DTYPES = {"FP32": "fp32", "FP16": "fp16", "BF16": "bf16", "INT8": "int8"}
+_CONFIG = ("name", "num_embeddings", "embedding_dim", "feature_names", "data_type")
 _TORCH_OPTIMIZERS = {
     "SGD": "sgd",
     "Adagrad": "adagrad",
@@ -37,6 +38,26 @@ def tables_of(module: Any, *, optimizer: str = "rowwise_adagrad") -> tuple[Table
             f"{type(module).__name__}: several collections have a table {min(repeated)!r}; "
             "give each table a name of its own"
         )
+    return tuple(tables)
+
+
+def tables_of_list(given: Any) -> tuple[Table, ...]:
+    """The tables of a list of `Table`s or of TorchRec's configs, as `tables_of` has the tables of
+    a collection of those. OperError where it is neither."""
+    needed = (
+        "and a list of oper.Table, or of TorchRec's EmbeddingBagConfig or EmbeddingConfig, was "
+        "needed; or a model, a profile, a file of tables, or None"
+    )
+    if not isinstance(given, Sequence):
+        raise OperError(f"tables is a {type(given).__name__}, {needed}")
+    tables = []
+    for number, item in enumerate(given):
+        if isinstance(item, Table):
+            tables.append(item)
+        elif all(hasattr(item, name) for name in _CONFIG):
+            tables.append(_table_of(item, "rowwise_adagrad"))
+        else:
+            raise OperError(f"tables[{number}] is a {type(item).__name__}, {needed}")
     return tuple(tables)
 
 

@@ -15,6 +15,7 @@ from torch import nn
 from torchrec.optim.fused import FusedOptimizer
 
 from oper.base.errors import OperError
+from oper.base.units import finite_number
 from oper.runtime.engine import EmbeddingEngine
 from oper.runtime.tables.optimizers import State
 from oper.torchrec.state_dict import STEPS, TableBlocks
@@ -103,4 +104,5 @@ class BucketOptimizer(FusedOptimizer):
             self._take_learning_rate()
 
     def _take_learning_rate(self) -> None:
-        self._engine.learning_rates[self._bucket] = float(self.param_groups[0]["lr"])
+        lr = finite_number(self.param_groups[0]["lr"], "the tables' lr")
+        self._engine.learning_rates[self._bucket] = lr

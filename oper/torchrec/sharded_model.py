@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.model_parallel import DistributedModelParallel, get_unwrapped_module
-from torchrec.distributed.types import ShardingEnv
+from torchrec.distributed.types import ModuleSharder, ShardingEnv
 
 from oper.base.errors import OperError
 from oper.plan.plan import Plan
@@ -56,16 +56,18 @@ def shard(
             else ShardingEnv.from_local(1, 0)
         )
     with _all_ranks(env, options.get("deadline_seconds", 60.0)):
+        # First, as they check their options, which takes no time.
+        sharders: list[ModuleSharder[Any]] = [
+            OperEmbeddingBagCollectionSharder(None, fused_params, **options),
+            OperEmbeddingCollectionSharder(None, fused_params, **options),
+        ]
         made = planned_module(plan_of(plan), module, ModelWarnings(env.rank == 0))
     return DistributedModelParallel(
         module,
         env=env,
         device=torch.device("cpu"),
         plan=made,
-        sharders=[
-            OperEmbeddingBagCollectionSharder(None, fused_params, **options),
-            OperEmbeddingCollectionSharder(None, fused_params, **options),
-        ],
+        sharders=sharders,
         init_data_parallel=env.process_group is not None,
     )
 

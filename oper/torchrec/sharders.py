@@ -29,6 +29,7 @@ from torchrec.distributed.types import (
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from oper.base.errors import OperError
+from oper.base.units import positive_seconds
 from oper.plan.plan import Plan
 from oper.runtime.engine import EmbeddingEngine
 from oper.torchrec import module_tables
@@ -83,7 +84,7 @@ class OperSharder(BaseEmbeddingSharder):
         self._options: dict[str, Any] = {
             "bounds": bounds or _bounds(fused_params.get("bounds_check_mode")),
             "nodes": nodes,
-            "deadline_seconds": deadline_seconds,
+            "deadline_seconds": positive_seconds(deadline_seconds, "deadline_seconds"),
             "check_gradients": check_gradients,
         }
 

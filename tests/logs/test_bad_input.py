@@ -322,6 +322,30 @@ def test_batches_that_are_none() -> None:
 
 
 @pytest.mark.parametrize(
+    ("values", "sizes", "words"),
+    [
+        ([1, 2, 3], {"lengths": [1, 9]}, "batch 1: the lengths of key 'f' sum to 10, and it has 3"),
+        ([1, 2, 3], {"lengths": [-1, 4]}, "batch 1, sample 0: key 'f' has a bag of -1 ids"),
+        ([1, 2, 3], {"offsets": [0, 4, 3]}, "batch 1, sample 1: key 'f' has a bag of -1 ids"),
+        ([1, 2, 3], {"lengths": [2**32 + 1, 2]}, "batch 1: the lengths of key 'f' sum to 4,294"),
+        ([[1, 2], [3, 4]], {"lengths": [1, 1]}, "batch 1: the values of key 'f' have shape [2, 2]"),
+    ],
+)
+def test_batches_whose_bags_are_none(
+    values: list[Any], sizes: dict[str, list[int]], words: str
+) -> None:
+    tensors = {name: torch.tensor(given) for name, given in sizes.items()}
+    bad = KeyedJaggedTensor(["f"], torch.tensor(values), **tensors)
+    good = KeyedJaggedTensor(["f"], torch.tensor([1, 2]), lengths=torch.tensor([1, 1]))
+    complaint([good, bad], words, tables=[Table("f", 10)])
+
+
+def test_batches_with_too_few_lengths() -> None:
+    odd = KeyedJaggedTensor(["f", "g"], torch.tensor([1, 2, 3]), lengths=torch.tensor([1, 1, 1]))
+    complaint([odd], "batch 0: has 3 lengths for the 2 keys f, g", tables=[Table("f", 10)])
+
+
+@pytest.mark.parametrize(
     "arguments",
     [{"on_bad_id": "drop"}, {"batch_rows": 0}, {"values": ("a",)}, {"rows": "1-2"}],
 )

@@ -80,6 +80,41 @@ def test_two_features_of_one_table(tmp_path: Path) -> None:
     assert made.table_samples_with_row(0).tolist() == [1, 2, 1]
 
 
+def test_torchrecs_configs_are_tables() -> None:
+    import torch
+    from torchrec import (
+        EmbeddingBagCollection,
+        EmbeddingBagConfig,
+        EmbeddingConfig,
+        KeyedJaggedTensor,
+        PoolingType,
+    )
+
+    bags = EmbeddingBagConfig(
+        num_embeddings=5, embedding_dim=16, name="t", feature_names=["f"], pooling=PoolingType.MEAN
+    )
+    sequences = EmbeddingConfig(num_embeddings=3, embedding_dim=4, name="u", feature_names=["g"])
+    ids = torch.tensor([1, 2, 4, 0, 0])
+    batches = [KeyedJaggedTensor(["f", "g"], ids, lengths=torch.tensor([1, 2, 1, 1]))]
+    made = profile(batches, [bags, sequences, Table("v", 3, features=("g",))])
+    assert made.tables[0] == profile(batches, EmbeddingBagCollection([bags])).tables[0]
+    assert made.tables[1:] == (
+        Table("u", 3, 4, pooling="none", features=("g",)),
+        Table("v", 3, features=("g",)),
+    )
+    assert made.accesses.tolist() == [0, 1, 1, 0, 1, 2, 0, 0, 2, 0, 0]
+    for wrong, words in (
+        ([bags, "u"], r"tables\[1\] is a str, and a list of oper.Table"),
+        ([bags, ids], r"tables\[1\] is a Tensor"),
+        (bags, "tables is a EmbeddingBagConfig, and a list"),
+        (Table("f", 5), "tables is a Table, and a list"),
+        (7, "tables is a int"),
+        ([], "none were given"),
+    ):
+        with pytest.raises(OperError, match=words):
+            profile(batches, wrong)
+
+
 def test_python_api_counts_keyed_jagged_tensors(tmp_path: Path) -> None:
     torchrec = pytest.importorskip("torchrec")
     import torch

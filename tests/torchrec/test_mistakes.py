@@ -30,6 +30,7 @@ import oper
 from oper.base.errors import OperError
 from oper.plan.plan import Plan
 from oper.profiling.profile import Profile
+from oper.runtime.comm.node import Node
 from oper.tables.model_tables import tables_of
 from tests.support.runtime.runtime_plans import random_plan
 from tests.support.torchrec import sharder_cases
@@ -109,6 +110,20 @@ def test_mistakes_are_named(mistake: str) -> None:
     make, text = MISTAKES[mistake]
     with pytest.raises(OperError, match=text):
         make(Model("cpu"))
+
+
+@pytest.mark.parametrize("given", [float("nan"), float("inf"), 0, -1, "60", None, True])
+def test_deadlines_are_positive_numbers_of_seconds(given: Any) -> None:
+    """With NaN no wait would end. Before any table is set up, and also of one rank."""
+    model = Model("cpu")
+    for use in (
+        lambda: oper.shard(model, plan_of(model), deadline_seconds=given),
+        lambda: BAG_SHARDER(plan_of(model), deadline_seconds=given),
+        lambda: Node.join(None, given),
+    ):
+        with pytest.raises(OperError, match=r"deadline_seconds .* was needed"):
+            use()
+    oper.shard(model, plan_of(model), deadline_seconds=np.float32(0.5))
 
 
 def test_plans_in_torchrecs_form_are_taken_for_plans() -> None:
@@ -243,6 +258,20 @@ def test_dense_optimizers_take_empty_parameters() -> None:
     tables = [p for name, p in model.named_parameters() if "embedding" in name]
     for optimizer in (RowWiseAdagrad, torch.optim.Adam, torch.optim.Adagrad, torch.optim.SGD):
         optimizer(tables, lr=0.1).step()
+
+
+@pytest.mark.parametrize("given", [float("nan"), float("inf"), "0.1"])
+def test_learning_rates_that_are_set_later_are_finite_numbers(given: Any) -> None:
+    model: Any = Model("cpu")
+    made: Any = oper.shard(model, plan_of(model))
+    fused = made.fused_optimizer
+    before = list(made.module.bags.engine.learning_rates)
+    with pytest.raises(OperError, match=r"lr .*: a finite number was needed"):
+        fused.update_hyper_parameters({"lr": given})
+    fused.param_groups[0]["lr"] = given
+    with pytest.raises(OperError, match=r"lr .*: a finite number was needed"):
+        fused.step()
+    assert made.module.bags.engine.learning_rates == before
 
 
 # What is said of a model.

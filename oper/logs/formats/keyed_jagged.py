@@ -5,7 +5,7 @@ A batch is one of them, or whatever holds some: tuples, dictionaries, objects as
 an object, `labels` and `dense_features` are read as well. Weights say nothing of accesses.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -103,7 +103,7 @@ def _collect(given: Any, found: list[Any], seen: set[int]) -> None:
             _collect(part, found, seen)
 
 
-def samples_of(tensors: Iterable[Any], where: str) -> int:
+def samples_of(tensors: Sequence[Any], where: str) -> int:
     """The samples that all KeyedJaggedTensors of a batch have; OperError where they differ."""
     counts = {int(tensor.stride()) for tensor in tensors}
     if len(counts) > 1 or any(tensor.variable_stride_per_key() for tensor in tensors):
@@ -112,7 +112,15 @@ def samples_of(tensors: Iterable[Any], where: str) -> int:
             f"({', '.join(map(str, sorted(counts)))}), and of each sample all features are needed: "
             "profile batches that have them, or tables of each kind of sample by themselves"
         )
-    return counts.pop()
+    samples = counts.pop()
+    for tensor in tensors:
+        keys, lengths = list(tensor.keys()), tensor.lengths().numel()
+        if lengths != samples * len(keys):
+            raise OperError(
+                f"{where}: has {lengths:,} lengths for the {len(keys)} keys {', '.join(keys)[:200]}"
+                ", and as many for each key were needed, one a sample"
+            )
+    return samples
 
 
 def _features(given: Any, where: str) -> dict[str, Any]:
@@ -132,17 +140,32 @@ def _features(given: Any, where: str) -> dict[str, Any]:
 
 
 def jagged(tensor: Any, name: str, location: Location) -> Jagged:
-    """The ids of one feature, a JaggedTensor. OperError where they are no integers."""
+    """The ids of one feature, a JaggedTensor. OperError where they are no integers, or its lengths
+    are none of bags that hold them."""
     values = tensor.values().detach().cpu().numpy()
+    lengths = tensor.lengths().detach().cpu().numpy()
+    if values.ndim != 1:
+        raise OperError(
+            f"{location.file}: the values of key {name!r} have shape {list(values.shape)}, and one "
+            "dimension, the ids of rows, was needed"
+        )
     if not np.issubdtype(values.dtype, np.integer):
         raise OperError(
             f"{location.file}: the values of key {name!r} are {values.dtype}, and integers, the "
             "ids of rows, were needed"
         )
-    return Jagged(
-        values.astype(np.int64),
-        tensor.lengths().cpu().numpy().astype(np.int32),
-    )
+    if len(lengths) and lengths.min() < 0:
+        sample = int(lengths.argmin())
+        raise OperError(
+            f"{location.of(sample)}: key {name!r} has a bag of {lengths[sample]} ids, and lengths "
+            "of at least 0 were needed"
+        )
+    if lengths.sum(dtype=np.int64) != len(values):
+        raise OperError(
+            f"{location.file}: the lengths of key {name!r} sum to {lengths.sum(dtype=np.int64):,}, "
+            f"and it has {len(values):,} ids; one length a sample was needed, and each id in a bag"
+        )
+    return Jagged(values.astype(np.int64), lengths.astype(np.int32))
 
 
 def _array(batch: Any, name: str) -> Any:

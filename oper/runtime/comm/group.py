@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from oper.base.errors import OperError
+from oper.base.units import positive_seconds
 from oper.runtime.comm.deadline import Deadline
 from oper.runtime.comm.failure_store import FailureStore
 from oper.runtime.comm.lost_rank_errors import (
@@ -55,7 +56,7 @@ class Group:
 
     def __init__(self, group: dist.ProcessGroup, deadline_seconds: float) -> None:
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
-        self.deadline_seconds = deadline_seconds
+        self.deadline_seconds = positive_seconds(deadline_seconds, "deadline_seconds")
         self._group = group
         self.processes: dict[int, int] = {}
         self._seen: Callable[[], Seen | None] = lambda: None  # of the ranks of this host

@@ -19,6 +19,7 @@ from typing import TypeVar, cast
 import torch.distributed as dist
 
 from oper.base.errors import OperError
+from oper.base.units import positive_seconds
 from oper.runtime.comm.group import Group
 from oper.runtime.comm.liveness import Liveness, watch_for_deaths
 from oper.runtime.comm.lost_rank_errors import LostRankError, rank_names, told
@@ -38,7 +39,7 @@ class Node:
 
     def __init__(self, group: "dist.ProcessGroup | None", deadline_seconds: float) -> None:
         """A node of its own; `join` makes those of several ranks."""
-        self.deadline_seconds = deadline_seconds
+        self.deadline_seconds = positive_seconds(deadline_seconds, "deadline_seconds")
         self.group: Group | None = None
         self.rank, self.ranks = 0, 1
         if group is not None and dist.get_world_size(group) > 1:

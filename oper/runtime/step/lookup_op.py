@@ -92,11 +92,15 @@ class _Lookup(torch.autograd.Function):
         step: TrainingStep,
     ) -> torch.Tensor:
         ctx.batch, ctx.step = batch, step
+        ctx.save_for_backward(anchor)
         return step.forward(batch)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        # Looked at for torch's error where the graph was freed: a second backward of one forward
+        # would be a second update of its rows.
+        _ = ctx.saved_tensors
         weight_grad = ctx.step.backward(ctx.batch, grad.contiguous(), ctx.needs_input_grad[1])
         return None, weight_grad, None, None
 

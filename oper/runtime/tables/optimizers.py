@@ -31,6 +31,7 @@ from torch import Tensor
 
 from oper.base import native
 from oper.base.errors import OperError
+from oper.base.units import finite_number, whole_number
 from oper.runtime.tables.kernel_structs import DTYPE_CODE
 
 logger = logging.getLogger(__name__)
@@ -101,6 +102,14 @@ class Optimizer:
         if self.kind not in STATES:
             supported = ", ".join(kind for kind in STATES if kind != "none")
             raise OperError(f"optimizer {self.kind!r} is not supported; choose one of {supported}")
+        for name, number in (
+            ("learning_rate", self.lr),
+            ("eps", self.eps),
+            ("weight_decay", self.weight_decay),
+            ("momentum", self.momentum),
+        ):
+            if finite_number(number, name) < 0:
+                raise OperError(f"{name} {number:g}: a number of at least 0 was needed")
         for beta in self.betas:
             if not 0 <= beta < 1:
                 raise OperError(
@@ -183,10 +192,12 @@ class Optimizer:
             if setting not in arguments or value != arguments[setting].default:
                 raise _unsupported(setting, value, name)
         more: dict[str, Any] = {}  # that torch.optim's have and FBGEMM's have not
-        if fbgemm == "exact_sgd" and (momentum := float(given.pop("momentum", 0.0))):
+        if fbgemm == "exact_sgd" and (
+            momentum := finite_number(given.pop("momentum", 0.0), "momentum")
+        ):
             more = {"kind": "momentum_sgd", "momentum": momentum}
         if fbgemm in ("exact_sgd", "exact_adagrad"):
-            more["weight_decay"] = float(given.pop("weight_decay", 0.0))
+            more["weight_decay"] = finite_number(given.pop("weight_decay", 0.0), "weight_decay")
         base = {k: v for k, v in (fused_params or {}).items() if k not in given}
         return replace(cls.of_fused(base | given | {"optimizer": fbgemm}, warn), **more)
 
@@ -216,7 +227,11 @@ class Optimizer:
                 raise _unsupported(setting, value, name)
             warn(f"{setting}={value!r} has no effect on optimizer {name}")
         value = _FBGEMM_DEFAULTS | {k: v for k, v in given.items() if k in reads}
-        decay, mode = float(value["weight_decay"]), int(value["weight_decay_mode"])
+        mode = whole_number(value["weight_decay_mode"], "weight_decay_mode")
+        lr, eps, decay, beta1, beta2 = (
+            finite_number(value[name], name)
+            for name in ("learning_rate", "eps", "weight_decay", "beta1", "beta2")
+        )
         if mode not in (_NO_DECAY, _DECOUPLE) and not (kind == "rowwise_adagrad" and mode == _L2):
             raise _unsupported("weight_decay_mode", value["weight_decay_mode"], name)
         if kind == "rowwise_adagrad" and decay and mode == _NO_DECAY:
@@ -226,11 +241,11 @@ class Optimizer:
             )
         return cls(
             kind=kind,
-            lr=float(value["learning_rate"]),
-            eps=float(value["eps"]),
+            lr=lr,
+            eps=eps,
             weight_decay=decay,
             decoupled=decay != 0 and mode != _L2,
-            betas=(float(value["beta1"]), float(value["beta2"])),
+            betas=(beta1, beta2),
         )
 
 

@@ -117,6 +117,30 @@ def test_gradients_of_weights_are_those_of_autograd():
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
+@pytest.mark.parametrize("operator", [True, False])
+def test_a_second_backward_is_refused(operator):
+    """As of torch's own functions: rows would be updated twice. A graph that is kept goes on."""
+    engine = engine_of()
+    batch = prepared(engine, 0)
+
+    def loss() -> torch.Tensor:
+        if operator:
+            return torch.ops.oper.embedding_lookup(*arguments(engine, batch)).sum()
+        return engine.operator.lookup(batch).sum()
+
+    once = loss()
+    once.backward()
+    after = tables(engine)
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        once.backward()
+    assert engine.steps == 1
+    assert all(torch.equal(a, b) for a, b in zip(after, tables(engine), strict=True))
+    kept = loss()
+    kept.backward(retain_graph=True)
+    kept.backward()
+    assert engine.steps == 3
+
+
 def test_compiled_without_gradients():
     engine = engine_of()
     with torch.no_grad():

@@ -1,5 +1,6 @@
 """Settings of optimizers as torch, TorchRec and fused parameters state them, and those refused."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -80,6 +81,15 @@ def test_optimizers_of_fused_params(caplog):
         ({"optimizer": "none"}, "optimizer none is not supported"),
         ({"optimizer": "adam", "weight_decay_mode": 1}, "weight_decay_mode=1"),
         ({"optimizer": "adam", "beta1": 1.0}, "beta 1.0"),
+        ({"learning_rate": float("nan")}, "learning_rate 'nan': a finite number was needed"),
+        ({"learning_rate": float("inf")}, "learning_rate 'inf': a finite number was needed"),
+        ({"learning_rate": "0.1"}, "learning_rate '0.1': a finite number was needed"),
+        ({"learning_rate": None}, "learning_rate 'None': a finite number was needed"),
+        ({"learning_rate": -1}, "learning_rate -1: a number of at least 0 was needed"),
+        ({"optimizer": "adam", "eps": -1e-8}, "eps -1e-08: a number of at least 0 was needed"),
+        ({"optimizer": "adam", "weight_decay": float("nan")}, "weight_decay 'nan'"),
+        ({"optimizer": "adam", "beta2": "0.9"}, "beta2 '0.9': a finite number was needed"),
+        ({"optimizer": "adam", "weight_decay_mode": "l2"}, "weight_decay_mode: is 'l2'"),
         (
             {"optimizer": "exact_row_wise_adagrad", "weight_decay": 0.1},
             "no effect .* without a weight_decay_mode",
@@ -104,11 +114,21 @@ def test_fused_params_that_are_not_supported(fused_params, message):
         (torch.optim.Adagrad, {"initial_accumulator_value": 0.1}, "initial_accumulator_value=0.1"),
         (torch.optim.Adam, {"amsgrad": True}, "amsgrad=True"),
         (torch.optim.Adam, {"gradient_clipping": True}, "gradient_clipping=True"),
+        (torch.optim.Adam, {"lr": float("nan")}, "learning_rate 'nan'"),
+        (torch.optim.SGD, {"momentum": -0.5}, "momentum -0.5: a number of at least 0"),
+        (torch.optim.SGD, {"momentum": "0.5"}, "momentum '0.5': a finite number"),
+        (torch.optim.SGD, {"weight_decay": -0.5}, "weight_decay -0.5: a number of at least 0"),
     ],
 )
 def test_optimizers_of_torch_that_are_not_supported(optimizer_class, kwargs, message):
     with pytest.raises(OperError, match=message):
         Optimizer.of_torch(optimizer_class, kwargs)
+
+
+def test_numbers_of_torch_and_numpy_are_taken():
+    assert Optimizer.of_fused({"learning_rate": np.float32(0.5)}) == Optimizer("sgd", lr=0.5)
+    assert Optimizer.of_torch(torch.optim.SGD, {"lr": torch.tensor(0.5)}).lr == 0.5
+    assert Optimizer.of_fused({"learning_rate": 0}).lr == 0
 
 
 def test_bad_settings():
