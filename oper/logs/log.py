@@ -64,6 +64,11 @@ class Log:
         return frozenset(n for n, c in self._columns.items() if c.raw)
 
     @property
+    def doubts(self) -> dict[str, str]:
+        """Why the ids of a feature are perhaps not meant as they are read, where that is so."""
+        return {n: c.doubt for n, c in self._columns.items() if c.doubt}
+
+    @property
     def samples(self) -> int | None:
         """The number of samples that `batches` yields; None where only reading the log tells."""
         known = [s.samples for s in self._sources]

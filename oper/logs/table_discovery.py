@@ -112,6 +112,9 @@ def prepare(
             )
             for name in log.features
         ]
+    if all_columns:
+        for name, doubt in log.doubts.items():
+            warnings.warn(f"column {name!r}: {doubt}", OperWarning, stacklevel=2)
     tables = with_missing(tables, log.options.missing)
     tables = _sized(whole, tables, inferred, all_columns, advance)
     contents = _vocabularies(whole, tables, advance)

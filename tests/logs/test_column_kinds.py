@@ -78,7 +78,8 @@ def test_profile_names_what_it_leaves_out(tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text(f"a,b,c\n{lines}")
     said = oper("profile", tmp_path / "log.csv", "-o", tmp_path / "p", "--json")
     assert said.status == 0, said
-    reasons = {b: f"{v!r} in line {n} is no whole number" for b, v, n in WRONG}
+    first = [("b", "2.5", 100_001), ("c", "0.5", 2)]
+    reasons = {name: f"{value!r} in line {line} is no whole number" for name, value, line in first}
     assert said.errors == (
         f"left out: b ({reasons['b']}), c ({reasons['c']}); name the columns of ids with "
         "--columns\n"
@@ -91,4 +92,32 @@ def test_profile_names_what_it_leaves_out(tmp_path: Path) -> None:
     assert (chosen.errors, json.loads(chosen.out)["left_out"]) == ("", {})
 
 
-WRONG = [("b", "2.5", 100_001), ("c", "0.5", 2)]
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a;b\n1;2\n", ["column 'a;b': is the only one", "separated by ';'"]),
+        ("a|b\n1|2\n", ["column 'a|b': is the only one", "separated by '|'"]),
+        ("a,b\n1,3|4|5\n2,7\n3,8|9\n", ["'b'", "'3|4|5'", "--list-separator '|'"]),
+        ("a,b\n1,x;y\n", ["'b'", "'x;y'", "--list-separator ';'"]),
+        ("a,b\n1,3 4\n2,\n3,[5]\n", ["'b'", "'3 4'", "--list-separator ' '"]),
+        ('a,b\n1,"[3, 4]"\n2,"5"\n', ["'b'", "'[3, 4]'", "--list-separator ','"]),
+        ("a\n1\n", []),
+        ("a,b\n1,New York\n2,Rome\n", []),
+        ("a,b\n1,10 a\n2,3 4\n", []),
+        ("a,b\n1,x\n2,y|z\n", []),
+    ],
+)
+def test_wrong_separators_are_warned_of(tmp_path: Path, text: str, words: list[str]) -> None:
+    (tmp_path / "log.csv").write_text(text)
+    for more in ((), ("--columns", "*"), ("--ids", "hash:9")):
+        said = oper("profile", tmp_path / "log.csv", "-o", tmp_path / "p", "--force", *more)
+        assert said.status == 0, said
+        assert said.errors.count("\n") == bool(words), said
+        assert all(word in said.errors for word in words), said
+
+
+def test_bags_that_are_read_as_bags_are_not_warned_of(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("a,b\n1,3|4|5\n2,7\n")
+    log = ("profile", tmp_path / "log.csv")
+    assert not oper(*log, "-o", tmp_path / "p", "--list-separator", "|").errors
+    assert not oper(*log, "-o", tmp_path / "q", "--columns", "a").errors

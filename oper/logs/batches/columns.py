@@ -18,6 +18,7 @@ class Column:
     kind: what it is read as by default: ids, dense (numbers that are not ids), or other.
     bags: a sample may have several ids. raw: its integers are raw values, not row ids, so that
     tables inferred from it need a vocabulary. texts: it may hold texts. reason: why it is not ids.
+    doubt: why its ids are perhaps not meant so.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Column:
     raw: bool = False
     texts: bool = False
     reason: str = ""
+    doubt: str = ""
 
 
 @dataclass(frozen=True)

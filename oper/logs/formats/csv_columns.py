@@ -16,9 +16,14 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
 from oper.logs.batches.columns import Column
+from oper.logs.batches.timestamps import is_text
 from oper.logs.formats.parquet import column_of
 
 _LEAST, _LIMIT = -(2**63), 2**64
+_ONE_COLUMN = (
+    "is the only one; columns are separated by commas or tabs, so convert the file if it has more, "
+    "separated by"
+)
 _MOST_SHOWN = 80  # characters of a value in a reason
 
 
@@ -35,21 +40,53 @@ def csv_columns(
     ).schema
     # Only the beginning is looked at: later fields of any column may be texts.
     columns = [replace(column_of(field, bags), texts=True) for field in schema]
+    if len(columns) == 1 and (found := re.search(r"[;|\t]", columns[0].name)):
+        columns[0] = replace(columns[0], doubt=f"{_ONE_COLUMN} {found[0]!r}")
     numbers = [c.name for c in columns if c.kind == "dense"]
-    if not numbers or len({c.name for c in columns}) < len(columns):
+    texts = [] if bags else [f.name for f in schema if is_text(f.type)]
+    if not (numbers or texts) or len({c.name for c in columns}) < len(columns):
         return tuple(columns)
     table = pacsv.read_csv(
         pa.BufferReader(head),
         read_options=read,
         parse_options=parse_options,
         convert_options=pacsv.ConvertOptions(
-            column_types=dict.fromkeys(numbers, pa.string()),
-            include_columns=numbers,
+            column_types=dict.fromkeys([*numbers, *texts], pa.string()),
+            include_columns=[*numbers, *texts],
             strings_can_be_null=True,
         ),
     )
     odd = {name: _first_that_is_no_id(table[name].combine_chunks()) for name in numbers}
-    return tuple(_judged(c, odd[c.name], line_of) if c.name in odd else c for c in columns)
+    doubts = {name: _looks_like_bags(table[name].combine_chunks()) for name in texts}
+    return tuple(
+        _judged(c, odd[c.name], line_of)
+        if c.name in odd
+        else replace(c, doubt=c.doubt or doubts.get(c.name, ""))
+        for c in columns
+    )
+
+
+def _looks_like_bags(texts: Any) -> str:
+    """Why the texts are rather several ids each; nothing where they are hardly so.
+
+    Most of them have a bar or a semicolon, or all are whole numbers with spaces or commas between.
+    """
+    given = texts.drop_null()
+    for mark in "|; ,":
+        has = pc.match_substring(given, mark)
+        number = pc.sum(has).as_py() or 0
+        if mark in " ,":
+            form = rf"^[\[({{ ]*[0-9]+ *({re.escape(mark)} *[0-9]+ *)*[\])}} ]*$"
+            suspect = number > 0 and pc.all(pc.match_substring_regex(given, form)).as_py()
+        else:
+            suspect = 2 * number > len(given)
+        if suspect:
+            shown = given.filter(has)[0].as_py()[:_MOST_SHOWN]
+            return (
+                f"values such as {shown!r} are one id each; if they are several ids, pass "
+                f"--list-separator {mark!r}"
+            )
+    return ""
 
 
 def _judged(column: Column, odd: tuple[int, str] | None, line_of: Callable[[int], int]) -> Column:
