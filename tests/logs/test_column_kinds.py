@@ -1,6 +1,7 @@
 """Which columns hold ids where nobody names them, and what is said of those that are doubtful."""
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oper.logs import LogOptions, open_log
+from oper.base.errors import OperWarning
+from oper.logs import LogOptions, open_log, prepare
 from oper.profiling.profile import Profile
 from tests.support.commands import oper
 from tests.support.log_contents import within_a_function
@@ -121,3 +123,46 @@ def test_bags_that_are_read_as_bags_are_not_warned_of(tmp_path: Path) -> None:
     log = ("profile", tmp_path / "log.csv")
     assert not oper(*log, "-o", tmp_path / "p", "--list-separator", "|").errors
     assert not oper(*log, "-o", tmp_path / "q", "--columns", "a").errors
+
+
+@pytest.mark.parametrize("batch", [7, 1000])
+@pytest.mark.parametrize(
+    ("values", "value", "row"),
+    [
+        ([*map(str, range(100)), "2.5"], "'2.5'", 100),
+        ([*range(50), 2**40, *range(49)], str(2**40), 50),
+        ([*range(100), 2**64 - 1], str(2**64 - 1), 100),
+    ],
+)
+def test_the_value_that_makes_a_vocabulary_is_named(
+    tmp_path: Path, values: list[Any], value: str, row: int, batch: int
+) -> None:
+    kind = pa.uint64() if 2**64 - 1 in values else None
+    pq.write_table(pa.table({"a": pa.array(values, kind)}), tmp_path / "log")
+    # In a small batch it is alone among few; those before it count too.
+    with pytest.warns(OperWarning, match=f"column 'a': {value} in .*log, row {row}, is no row id"):
+        prepared = prepare(open_log(tmp_path / "log", LogOptions(("a",), batch_rows=batch)))
+    assert prepared.tables[0].ids.kind == "vocab"
+
+
+@pytest.mark.parametrize(
+    "values", [["x", "y", "3"], [2**40, 2**41, 5], list(range(99)), ["1", "2", "x", "y"]]
+)
+def test_columns_of_texts_and_hashes_have_no_stray_value(tmp_path: Path, values: list[Any]) -> None:
+    pq.write_table(pa.table({"a": values}), tmp_path / "log")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        prepare(open_log(tmp_path / "log"))
+
+
+def test_a_negative_id_that_is_skipped_is_not_named(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": [*range(50), -7, 2**40]}), tmp_path / "log")
+    with pytest.warns(OperWarning, match=f"{2**40} in .*log, row 51"):
+        prepare(open_log(tmp_path / "log", LogOptions(on_bad_id="skip")))
+
+
+def test_a_late_fraction_is_named_by_its_line(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("a\n" + "4\n" * 300_000 + "2.5\n")
+    said = oper("profile", tmp_path / "log.csv", "-o", tmp_path / "p", "--columns", "a")
+    assert f"warning: column 'a': '2.5' in {tmp_path}/log.csv, line 300002, is" in said.errors
+    assert said.errors.count("\n") == 1
