@@ -8,14 +8,15 @@ from typing import Any
 
 from oper.base.errors import OperError
 from oper.logs.batches.batch import Batch
-from oper.logs.batches.columns import Column, Source, choose
+from oper.logs.batches.columns import Column, Source, choose, left_out
 from oper.logs.batches.reading_options import LogOptions, TimeUnit
 
 
 class Log:
     """The samples of several files in order, `options.rows` of them.
 
-    `features` are the columns of ids, `dense` those of numbers.
+    `features` are the columns of ids, `dense` those of numbers, and `left_out` has the reason of
+    each column that is not ids and that no option names.
     """
 
     def __init__(self, sources: Sequence[Source], options: LogOptions) -> None:
@@ -33,6 +34,7 @@ class Log:
         self.features = self._selection.features
         self.dense = self._selection.dense
         self.label = self._selection.label
+        self.left_out = left_out(sources[0], options, self._selection)
         columns = {c.name: c for c in sources[0].columns}
         self._columns: dict[str, Column] = {name: columns[name] for name in self.features}
         self._check_missing(options.missing)
@@ -60,6 +62,11 @@ class Log:
     def raw(self) -> frozenset[str]:
         """The features whose integers are raw values, not row ids."""
         return frozenset(n for n, c in self._columns.items() if c.raw)
+
+    @property
+    def doubts(self) -> dict[str, str]:
+        """Why the ids of a feature are perhaps not meant as they are read, where that is so."""
+        return {n: c.doubt for n, c in self._columns.items() if c.doubt}
 
     @property
     def samples(self) -> int | None:

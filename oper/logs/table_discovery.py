@@ -19,6 +19,7 @@ from oper.base.errors import OperError, OperWarning
 from oper.logs.batches.columns import match_feature
 from oper.logs.log import Log
 from oper.logs.row_ids import without
+from oper.logs.stray_value import StrayValue
 from oper.logs.vocabulary import ValueCounter, load_vocabularies, ranked, save_vocabularies
 from oper.tables.table import IdRule, Table, check_names, with_missing
 
@@ -112,6 +113,9 @@ def prepare(
             )
             for name in log.features
         ]
+    if all_columns:
+        for name, doubt in log.doubts.items():
+            warnings.warn(f"column {name!r}: {doubt}", OperWarning, stacklevel=2)
     tables = with_missing(tables, log.options.missing)
     tables = _sized(whole, tables, inferred, all_columns, advance)
     contents = _vocabularies(whole, tables, advance)
@@ -157,6 +161,7 @@ def _sized(
     smallest = dict.fromkeys(open_tables, _MOST_DENSE_ROWS)
     vocabulary: set[int] = set()
     seen = dict.fromkeys(open_tables, 0)
+    stray = {index: StrayValue(_MOST_DENSE_ROWS) for index in open_tables}
     for batch in log.batches(_distinct(columns), ids_only=True):
         for index, _, column in columns:
             ids = without(batch.features[column], tables[index].ids.missing)
@@ -169,7 +174,9 @@ def _sized(
                         "`ids: vocab`, or `ids: hash` with its rows"
                     )
                 vocabulary.add(index)
+                stray[index].add(ids, batch.location)
             elif len(ids.values):
+                stray[index].add(ids, batch.location)
                 seen[index] += len(ids.values)
                 low, high = ids.bounds()
                 if low < 0 and log.options.on_bad_id == "error":
@@ -188,6 +195,8 @@ def _sized(
         table = tables[index]
         if inferred and (index in vocabulary or largest[index] >= _MOST_DENSE_ROWS):
             result[index] = replace(table, ids=replace(table.ids, kind="vocab"))
+            if sentence := stray[index].sentence():
+                warnings.warn(f"column {table.name!r}: {sentence}", OperWarning, stacklevel=3)
         else:
             # A table whose ids never occur still gets one row.
             rows = max(1, largest[index] + 1)

@@ -11,7 +11,7 @@ import typer
 
 from oper.base.errors import OperError
 from oper.base.units import parse_bytes, parse_seconds, parse_share
-from oper.cli.profile_commands.profile_text import content_of, print_profile
+from oper.cli.profile_commands.profile_text import content_of, left_out_line, print_profile
 from oper.cli.profile_commands.table_options import (
     DIM,
     DTYPE,
@@ -127,8 +127,12 @@ def make(
             raise OperError(
                 "--windows and --by-column: work in one process only, not under torchrun"
             )
+        from oper.logs import open_log
         from oper.profiling.distributed_counting import count_under_torchrun
 
+        if os.environ.get("RANK") == "0":  # which reports for all
+            source = _left_out(open_log(log, log_options), stated)
+            options = replace(options, source=source)
         summed = count_under_torchrun(
             log,
             log_options,
@@ -199,7 +203,7 @@ def _count(
         log, found = _windows(log, options.max_windows, *window_options)
         with progress("finding the tables", log.estimated_samples(), "samples") as meter:
             prepared = stated.prepare(log, meter.advance)
-        options = replace(options, windows=found, source=provenance(log))
+        options = replace(options, windows=found, source=provenance(log) | _left_out(log, stated))
         with progress("counting", log.estimated_samples(), "samples") as meter:
             reader = RowReader(log, prepared)
             counted = count(
@@ -237,6 +241,15 @@ def _windows(
         first, last = log.options.row_range(total)
         samples = min(total, total if last is None else last) - first
     return log, EqualWindows(windows, samples)
+
+
+def _left_out(log: "Log", stated: TableOptions) -> dict[str, dict[str, str]]:
+    """The columns that are in no table, for the profile's source; named on standard error too."""
+    left_out = stated.left_out(log)
+    if not left_out:
+        return {}
+    _say(left_out_line(left_out))
+    return {"left_out": left_out}
 
 
 def _say(sentence: str) -> None:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 
 _MOST_TABLES = 40
+_MOST_NAMES = 20
 
 
 def content_of(name: str, profiles: "list[Profile]") -> dict[str, Any]:
@@ -31,6 +32,7 @@ def content_of(name: str, profiles: "list[Profile]") -> dict[str, Any]:
             {**summary.to_dict(), "ids": table.ids.kind}
             for summary, table in zip(tables, profile.tables, strict=True)
         ],
+        "left_out": profiles[0].source.get("left_out", {}),
         "skipped_ids": profile.source.get("skipped_ids", {}),
         "distinct": None if profile.distinct is None else profile.distinct.to_dict(),
         "sampled": profile.source.get("sampled"),
@@ -45,6 +47,20 @@ def content_of(name: str, profiles: "list[Profile]") -> dict[str, Any]:
             for window in profiles
         ]
     return content
+
+
+def left_out_line(left_out: dict[str, str]) -> str:
+    """The columns that are in no table, the first of them with each reason."""
+    by_reason: dict[str, list[str]] = {}
+    for column, reason in left_out.items():
+        by_reason.setdefault(reason, []).append(column)
+    parts = [f"{_some(columns)} ({reason})" for reason, columns in by_reason.items()]
+    return f"left out: {_some(parts)}; name the columns of ids with --columns"
+
+
+def _some(names: list[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f", … {more:,} more" if more > 0 else "")
 
 
 def print_profile(content: dict[str, Any]) -> None:

@@ -65,6 +65,10 @@ class TableOptions:
             advance=advance,
         )
 
+    def left_out(self, log: "Log") -> dict[str, str]:
+        """Why each column of the log is in no table, where neither tables nor columns are named."""
+        return log.left_out if self.tables is None else {}
+
     def _stated(self, log: "Log") -> Any:
         """The tables as far as the options give them; None to infer them from the log."""
         from oper.tables.table import IdRule, Table

@@ -17,7 +17,8 @@ class Column:
 
     kind: what it is read as by default: ids, dense (numbers that are not ids), or other.
     bags: a sample may have several ids. raw: its integers are raw values, not row ids, so that
-    tables inferred from it need a vocabulary. texts: it may hold texts.
+    tables inferred from it need a vocabulary. texts: it may hold texts. reason: why it is not ids.
+    doubt: why its ids are perhaps not meant so.
     """
 
     name: str
@@ -25,6 +26,8 @@ class Column:
     bags: bool = False
     raw: bool = False
     texts: bool = False
+    reason: str = ""
+    doubt: str = ""
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,21 @@ def choose(source: Source, options: LogOptions) -> Selection:
             f"{source.name}: no column looks like ids; name them with --columns; {_list(names)}"
         )
     return Selection(features, dense_names, label, time, options.batch_rows, options.time_unit)
+
+
+def left_out(source: Source, options: LogOptions, selection: Selection) -> dict[str, str]:
+    """Why each column is not read as ids that nobody said what it is: name -> reason.
+
+    Nothing where `options` name the columns of ids: the others are left out by choice.
+    """
+    if options.columns:
+        return {}
+    chosen = {*selection.features, options.label, options.time}
+    chosen |= set(selection.dense) if options.dense is not None else set()
+    reasons = {c.name: c.reason for c in source.columns if c.name not in chosen}
+    if selection.label in reasons:
+        reasons[selection.label] = "the label"
+    return reasons
 
 
 def match_feature(wanted: str, names: Sequence[str]) -> str | None:

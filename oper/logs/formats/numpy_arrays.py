@@ -264,9 +264,9 @@ class CriteoArraysSource(KnownSize):
         dense = shapes.get("dense", (0, 0))
         self._dense = [f"I{i + 1}" for i in range(dense[1] if len(dense) > 1 else 1)]
         columns = [Column(name) for name in self._sparse]
-        columns += [Column(name, "dense") for name in self._dense]
+        columns += [Column(name, "dense", reason="an array of numbers") for name in self._dense]
         if "labels" in arrays:
-            columns.append(Column("label", "other"))
+            columns.append(Column("label", "other", reason="labels"))
         self.columns = tuple(columns)
 
     def batches(self, selection: Selection) -> Iterator[Batch]:

@@ -72,9 +72,10 @@ def column_of(field: Any, bags: bool = False) -> Column:
     )
     inner = kind.value_type if is_list or pa.types.is_dictionary(kind) else kind
     if pa.types.is_floating(inner) or pa.types.is_decimal(inner):
-        return Column(field.name, "other" if is_list else "dense")
+        return Column(field.name, "other" if is_list else "dense", reason=f"numbers, {kind}")
     if pa.types.is_temporal(inner) or pa.types.is_nested(inner):
-        return Column(field.name, "other")
+        what = "times" if pa.types.is_temporal(inner) else "structures"
+        return Column(field.name, "other", reason=f"{what}, {kind}")
     return Column(field.name, "ids", bags=bags or is_list, texts=bags or is_text(inner))
 
 

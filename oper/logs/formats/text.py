@@ -14,7 +14,7 @@ import os
 import re
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,8 @@ import pyarrow.csv as pacsv
 from oper.base.errors import OperError
 from oper.logs.batches.batch import Batch, Location
 from oper.logs.batches.columns import Column, Selection
-from oper.logs.formats.parquet import batch_of, column_of
+from oper.logs.formats.csv_columns import csv_columns
+from oper.logs.formats.parquet import batch_of
 from oper.logs.formats.unpacking import open_unpacked
 
 INTEGERS = tuple(f"I{i}" for i in range(1, 14))
@@ -272,8 +273,10 @@ def open_criteo(path: Path) -> TextSource | None:
     integers = all(re.fullmatch(rb"-?[0-9]*", f) for f in fields[:-26])
     if not (hexadecimal and integers):
         return None
-    label = [Column("label", "other")] if len(fields) == 40 else []
-    numbers = [Column(name, "dense", raw=True) for name in INTEGERS]
+    label = [Column("label", "other", reason="labels")] if len(fields) == 40 else []
+    numbers = [
+        Column(name, "dense", raw=True, reason="a number of Criteo's logs") for name in INTEGERS
+    ]
     categories = [Column(name, raw=True) for name in CATEGORIES]
     columns = (*label, *numbers, *categories)
     return TextSource(
@@ -299,7 +302,8 @@ def open_csv(path: Path, separator: str | None) -> TextSource:
     end = head.rfind(b"\n") + 1
     head = head[:end] if len(head) == _PEEK_BYTES and end else head
     form = Form((), delimiter)
-    if complaint := Chunk(path, head, 1, head.count(b"\n")).open_quote(form):
+    beginning = Chunk(path, head, 1, head.count(b"\n"))
+    if complaint := beginning.open_quote(form):
         raise complaint  # the types of columns would be wrong
     if b"\r" in header:
         raise OperError(
@@ -308,24 +312,21 @@ def open_csv(path: Path, separator: str | None) -> TextSource:
         )
     try:
         header.decode("utf-8")
-        schema = pacsv.open_csv(
+        columns = csv_columns(
             # Arrow cannot tell the handler of a line that is no UTF-8, and prints a traceback.
-            pa.BufferReader(head.decode("utf-8", "replace").encode()),
-            read_options=pacsv.ReadOptions(block_size=_PEEK_BYTES),
-            parse_options=form.parse_options(lambda row: "skip"),
-        ).schema
-        names = schema.names  # decoded here
+            head.decode("utf-8", "replace").encode(),
+            form.parse_options(lambda row: "skip"),
+            lambda sample: beginning.line_of(sample + 1),  # the names are its first line
+            bags=separator is not None,
+        )
     except (pa.ArrowInvalid, UnicodeDecodeError) as error:
         raise OperError(
             f"{path}: cannot be read as text with a line of column names ({error}); is it a log?"
         ) from error
+    names = [c.name for c in columns]
     repeated = [n for n in names if names.count(n) > 1]
     if repeated:
         raise OperError(f"{path}, line 1: two columns are called {repeated[0]!r}; rename one")
-    # Only the beginning was looked at: later fields of any column may be texts.
-    columns = tuple(
-        replace(column_of(field, bags=separator is not None), texts=True) for field in schema
-    )
     return TextSource(path, Form(columns, delimiter, separator=separator))
 
 

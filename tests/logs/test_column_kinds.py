@@ -1,0 +1,168 @@
+"""Which columns hold ids where nobody names them, and what is said of those that are doubtful."""
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oper.base.errors import OperWarning
+from oper.logs import LogOptions, open_log, prepare
+from oper.profiling.profile import Profile
+from tests.support.commands import oper
+from tests.support.log_contents import within_a_function
+
+whole_numbers = st.one_of(
+    st.tuples(st.just(pa.int64()), st.lists(st.none() | st.integers(-(2**63), 2**63 - 1))),
+    st.tuples(st.just(pa.uint64()), st.lists(st.none() | st.integers(0, 2**64 - 1))),
+    st.tuples(st.just(pa.uint64()), st.lists(st.integers(2**64 - 9, 2**64 - 1))),
+)
+fractions = st.tuples(st.just(pa.float64()), st.lists(st.floats(-1e9, 1e9)))
+
+
+@within_a_function
+@given(whole_numbers | fractions)
+def test_csv_and_parquet_have_the_same_ids(tmp_path: Path, column: tuple[Any, list[Any]]) -> None:
+    kind, values = column
+    table = pa.table({"a": [1] * (len(values) + 1), "b": pa.array([*values, 7], kind)})
+    pq.write_table(table, tmp_path / "log.parquet")
+    pacsv.write_csv(table, tmp_path / "log.csv")
+    # Written without a point, 7.0 and 1e9 are whole numbers.
+    written = any(set(".e") & set(f) for f in (tmp_path / "log.csv").read_text().split())
+    logs = [open_log(tmp_path / name) for name in ("log.parquet", "log.csv")]
+    if kind == pa.float64():
+        assert (logs[0].features, list(logs[0].left_out)) == (("a",), ["b"])
+        assert ("b" in logs[1].left_out) == written
+    else:
+        assert [(log.features, log.left_out) for log in logs] == [(("a", "b"), {})] * 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        (["1", "2", "2.5"], "'2.5' in line 5 is no whole number"),
+        (["1", "1e3", "x"], ""),  # texts are ids
+        (["1", str(2**64), "2"], f"'{2**64}' in line 4 is no 64-bit number"),
+        (["-9", str(2**63), "-1"], ""),
+        ([str(-(2**63) - 1)], f"'{-(2**63) - 1}' in line 3 is no 64-bit number"),
+        (["", "NaN", "0.5"], "'0.5' in line 5 is no whole number"),
+        (["2020-01-01", "2020-01-02"], "times, date32[day]"),
+    ],
+)
+def test_reasons_of_a_csv_file(tmp_path: Path, fields: list[str], reason: str) -> None:
+    lines = "".join(f"{number},{field}\n" for number, field in enumerate(fields))
+    (tmp_path / "log.csv").write_text(f"\na,b\n{lines}")
+    assert open_log(tmp_path / "log.csv").left_out == ({"b": reason} if reason else {})
+
+
+def test_what_an_option_names_is_not_left_out(tmp_path: Path) -> None:
+    table = pa.table({"label": [1], "a": [1], "x": [0.5], "y": [0.5], "t": [1]})
+    pq.write_table(table, tmp_path / "log")
+    number = "numbers, double"
+    for options, expected in [
+        (LogOptions(), {"label": "the label", "x": number, "y": number}),
+        (LogOptions(dense=("x",)), {"label": "the label", "y": number}),
+        (LogOptions(label="label", time="t", dense=()), {"x": number, "y": number}),
+        (LogOptions(columns=("a",)), {}),
+    ]:
+        assert open_log(tmp_path / "log", options).left_out == expected
+
+
+def test_profile_names_what_it_leaves_out(tmp_path: Path) -> None:
+    """A hundred thousand good lines before the bad one: all within the beginning that is read."""
+    lines = "".join(f"{n % 7},{n % 5 if n < 99_999 else 2.5},0.5\n" for n in range(100_000))
+    (tmp_path / "log.csv").write_text(f"a,b,c\n{lines}")
+    said = oper("profile", tmp_path / "log.csv", "-o", tmp_path / "p", "--json")
+    assert said.status == 0, said
+    first = [("b", "2.5", 100_001), ("c", "0.5", 2)]
+    reasons = {name: f"{value!r} in line {line} is no whole number" for name, value, line in first}
+    assert said.errors == (
+        f"left out: b ({reasons['b']}), c ({reasons['c']}); name the columns of ids with "
+        "--columns\n"
+    )
+    assert json.loads(said.out)["left_out"] == reasons
+    assert Profile.open(tmp_path / "p").source["left_out"] == reasons
+    shown = oper("profile", "show", tmp_path / "p", "--json")
+    assert json.loads(shown.out)["left_out"] == reasons
+    chosen = oper("profile", tmp_path / "log.csv", "-o", tmp_path / "q", "--columns", "a", "--json")
+    assert (chosen.errors, json.loads(chosen.out)["left_out"]) == ("", {})
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a;b\n1;2\n", ["column 'a;b': is the only one", "separated by ';'"]),
+        ("a|b\n1|2\n", ["column 'a|b': is the only one", "separated by '|'"]),
+        ("a,b\n1,3|4|5\n2,7\n3,8|9\n", ["'b'", "'3|4|5'", "--list-separator '|'"]),
+        ("a,b\n1,x;y\n", ["'b'", "'x;y'", "--list-separator ';'"]),
+        ("a,b\n1,3 4\n2,\n3,[5]\n", ["'b'", "'3 4'", "--list-separator ' '"]),
+        ('a,b\n1,"[3, 4]"\n2,"5"\n', ["'b'", "'[3, 4]'", "--list-separator ','"]),
+        ("a\n1\n", []),
+        ("a,b\n1,New York\n2,Rome\n", []),
+        ("a,b\n1,10 a\n2,3 4\n", []),
+        ("a,b\n1,x\n2,y|z\n", []),
+    ],
+)
+def test_wrong_separators_are_warned_of(tmp_path: Path, text: str, words: list[str]) -> None:
+    (tmp_path / "log.csv").write_text(text)
+    for more in ((), ("--columns", "*"), ("--ids", "hash:9")):
+        said = oper("profile", tmp_path / "log.csv", "-o", tmp_path / "p", "--force", *more)
+        assert said.status == 0, said
+        assert said.errors.count("\n") == bool(words), said
+        assert all(word in said.errors for word in words), said
+
+
+def test_bags_that_are_read_as_bags_are_not_warned_of(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("a,b\n1,3|4|5\n2,7\n")
+    log = ("profile", tmp_path / "log.csv")
+    assert not oper(*log, "-o", tmp_path / "p", "--list-separator", "|").errors
+    assert not oper(*log, "-o", tmp_path / "q", "--columns", "a").errors
+
+
+@pytest.mark.parametrize("batch", [7, 1000])
+@pytest.mark.parametrize(
+    ("values", "value", "row"),
+    [
+        ([*map(str, range(100)), "2.5"], "'2.5'", 100),
+        ([*range(50), 2**40, *range(49)], str(2**40), 50),
+        ([*range(100), 2**64 - 1], str(2**64 - 1), 100),
+    ],
+)
+def test_the_value_that_makes_a_vocabulary_is_named(
+    tmp_path: Path, values: list[Any], value: str, row: int, batch: int
+) -> None:
+    kind = pa.uint64() if 2**64 - 1 in values else None
+    pq.write_table(pa.table({"a": pa.array(values, kind)}), tmp_path / "log")
+    # In a small batch it is alone among few; those before it count too.
+    with pytest.warns(OperWarning, match=f"column 'a': {value} in .*log, row {row}, is no row id"):
+        prepared = prepare(open_log(tmp_path / "log", LogOptions(("a",), batch_rows=batch)))
+    assert prepared.tables[0].ids.kind == "vocab"
+
+
+@pytest.mark.parametrize(
+    "values", [["x", "y", "3"], [2**40, 2**41, 5], list(range(99)), ["1", "2", "x", "y"]]
+)
+def test_columns_of_texts_and_hashes_have_no_stray_value(tmp_path: Path, values: list[Any]) -> None:
+    pq.write_table(pa.table({"a": values}), tmp_path / "log")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        prepare(open_log(tmp_path / "log"))
+
+
+def test_a_negative_id_that_is_skipped_is_not_named(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": [*range(50), -7, 2**40]}), tmp_path / "log")
+    with pytest.warns(OperWarning, match=f"{2**40} in .*log, row 51"):
+        prepare(open_log(tmp_path / "log", LogOptions(on_bad_id="skip")))
+
+
+def test_a_late_fraction_is_named_by_its_line(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("a\n" + "4\n" * 300_000 + "2.5\n")
+    said = oper("profile", tmp_path / "log.csv", "-o", tmp_path / "p", "--columns", "a")
+    assert f"warning: column 'a': '2.5' in {tmp_path}/log.csv, line 300002, is" in said.errors
+    assert said.errors.count("\n") == 1
