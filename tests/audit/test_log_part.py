@@ -24,7 +24,11 @@ PARTS = {
     "plain": (("--by-column", "step", "--every", "70"), "@5", "of step from 350"),
     "sample": (("--sample", "30%"), "", "a sample of 30%"),
     "sampled rows": (("--rows", ":400", "--sample", "50%", "--seed", "3"), "", "a sample of 50%"),
-}
+    "window of a sample": (("--windows", "4", "--sample", "50%"), "@3", "a sample of 50%"),
+    "span of a sample": (
+        ("--by-column", "step", "--every", "70", "--sample", "50%"), "@5", "a sample of 50%"
+    ),
+}  # fmt: skip
 
 
 @pytest.fixture
