@@ -79,9 +79,21 @@ class LogPart:
                 f"{batch.location.of(0)}: column {window['column']!r} has plain numbers, and the "
                 "profile's window was of times: it is another log"
             )
-        # By the number of the window, as it was counted: bounds may be rounded.
+        every, number = self._span(batch)
+        found = np.floor(checked_times(batch, window["column"]) / every)
+        return np.asarray(found == number)
+
+    def _span(self, batch: Batch) -> tuple[float, float]:
+        """The length of a window of times, in the unit of a batch's times, and its number."""
+        window = self._window
+        if "every" in window:
+            return float(window["every"]), float(window["number"])
+        # Profiles of before have only the bounds, which may be rounded.
         scale = 1 if batch.plain_time else PER_SECOND[self.content.get("time_unit") or "s"]
         first, last = window["from_value"] / scale, window["to_value"] / scale
-        every = last - first
-        number = np.floor(checked_times(batch, window["column"]) / every)
-        return np.asarray(number == round(first / every))
+        if not 0 < last - first < np.inf:
+            raise OperError(
+                f"the window of {window['column']!r} from {first} to {last}: cannot be told from "
+                "others by its rounded bounds; profile the log again, and make the plan again"
+            )
+        return last - first, float(np.round(first / (last - first)))

@@ -80,7 +80,7 @@ def count(
     options = options or CountOptions()
     memory = Memory(options.limit_bytes)
     tallies: dict[int, _Tally] = {}
-    for window, batch in _windowed(_sampled(reader.batches(), options, advance), options):
+    for window, batch in _chosen(reader.batches(), options, advance):
         if window not in tallies:
             refuse_too_many(len(tallies) + 1, options.max_windows, "the log")
             inner = folder
@@ -188,32 +188,22 @@ class _Tally:
         return profile
 
 
-def _sampled(
+def _chosen(
     batches: Iterable[Batch], options: CountOptions, advance: Advance
 ) -> Iterator[tuple[int, Batch]]:
-    """The (sampled) batches, each with the position of its first sample in the log."""
-    position = 0
+    """The batches, cut where a window ends, each with its window; sampled where that is asked."""
+    position = 0  # in the log, of the batch's first sample: it decides the window and the sample
     for batch in batches:
-        chosen = batch
+        chosen = np.ones(batch.samples, dtype=bool)
         if options.sampling:
-            chosen = take(batch, options.sampling.chosen(position, batch.samples))
-        if chosen.samples:
-            yield position, chosen
+            chosen = options.sampling.chosen(position, batch.samples)
+        windows = np.zeros(batch.samples, dtype=np.int64)
+        if options.windows:
+            windows = options.windows.of(batch, position)
+        for window in np.unique(windows[chosen]).tolist():
+            yield window, take(batch, chosen & (windows == window))
         position += batch.samples
         advance(batch.samples)
-
-
-def _windowed(
-    batches: Iterable[tuple[int, Batch]], options: CountOptions
-) -> Iterator[tuple[int, Batch]]:
-    """The batches, cut where a window ends, each with its window."""
-    for position, batch in batches:
-        if options.windows is None:
-            yield 0, batch
-            continue
-        windows = options.windows.of(batch, position)
-        for window in np.unique(windows).tolist():
-            yield window, take(batch, windows == window)
 
 
 def take(batch: Batch, chosen: NDArray[np.bool_]) -> Batch:

@@ -7,8 +7,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from oper.audit.log_part import LogPart
+from oper.base.errors import OperError
+from oper.logs.batches.batch import Batch, Location
+from oper.logs.batches.reading_options import TimeUnit
 from oper.plan.plan import load_plan
+from oper.profiling.windows.time_windows import TimeWindows
 from tests.support.commands import fine, oper, write_log
 
 # Options of the profile, which of its windows, and what the part is called.
@@ -21,10 +28,16 @@ PARTS = {
     "seconds": (("--by-column", "day", "--every", "1d", "--time-unit", "s"), "@4", "of day from"),
     "milliseconds": (("--by-column", "ms", "--every", "12h"), "@3", "of ms from 2024-01-0"),
     "times": (("--by-column", "at", "--every", "0.7d"), "@2", "of at from 2024-01-0"),
+    "part of a second": (("--by-column", "tenths", "--every", "0.1"), "@7", "of tenths from 2024"),
+    "a fraction": (("--by-column", "fractions", "--every", "0.3"), "@99", "of fractions from 2"),
     "plain": (("--by-column", "step", "--every", "70"), "@5", "of step from 350"),
     "sample": (("--sample", "30%"), "", "a sample of 30%"),
     "sampled rows": (("--rows", ":400", "--sample", "50%", "--seed", "3"), "", "a sample of 50%"),
-}
+    "window of a sample": (("--windows", "4", "--sample", "50%"), "@3", "a sample of 50%"),
+    "span of a sample": (
+        ("--by-column", "step", "--every", "70", "--sample", "50%"), "@5", "a sample of 50%"
+    ),
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -35,6 +48,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     seconds = 1_704_067_200 + np.arange(600) * 900
     more = {
         "ms": seconds * 1000 + 7,
+        "tenths": seconds[0] * 1000 + np.arange(600) * 100,
+        "fractions": np.round(np.arange(600) * 0.1, 1),
         "at": pa.array(seconds * 1000, pa.timestamp("ms")),
         "step": np.arange(600),
     }
@@ -93,3 +108,37 @@ def test_a_replanned_plan_is_of_the_new_part(here: Path) -> None:
     fine("replan", "q", "p@1", "-o", "new")
     assert load_plan("new").log_part["window"]["from_sample"] == 300
     fine("plan", "check", "new", "log.parquet")
+
+
+@settings(max_examples=200)
+@given(
+    every=st.one_of(st.sampled_from([0.1, 0.3, 1.0, 86_400.0]), st.floats(1e-3, 1e6)),
+    unit=st.sampled_from(["s", "ms", "us", "ns"]),
+    plain=st.booleans(),
+    base=st.integers(-(10**6), 2 * 10**9),
+    data=st.data(),
+)
+def test_windows_of_times_have_the_samples_that_were_counted(
+    every: float, unit: TimeUnit, plain: bool, base: int, data: st.DataObject
+) -> None:
+    """Times at the bounds are those that rounding would put into another window."""
+    steps = data.draw(st.lists(st.integers(0, 20), min_size=1, max_size=20))
+    times = (np.floor(base / every) + np.array(steps)) * every
+    windows = TimeWindows("t", every, unit, plain)
+    batch = Batch(len(times), {}, Location("log", 0, "row"), time=times, plain_time=plain)
+    counted = windows.of(batch, 0)
+    for number in np.unique(counted).tolist():
+        told = json.loads(json.dumps({"window": windows.describe(number), "time_unit": unit}))
+        expected = int((counted == number).sum())
+        assert sum(b.samples for b in LogPart(told).batches([batch])) == expected
+
+
+def test_plans_of_before_tell_windows_by_their_bounds() -> None:
+    times = np.arange(10) * 43_200.0
+    batch = Batch(10, {}, Location("log", 0, "row"), time=times)
+    window = {"column": "t", "from_value": 86_400_000.0, "to_value": 172_800_000.0}
+    (part,) = LogPart({"window": window, "time_unit": "ms"}).batches([batch])
+    assert part.time is not None
+    assert part.time.tolist() == [86_400, 129_600]
+    with pytest.raises(OperError, match="profile the log again"):
+        list(LogPart({"window": {**window, "to_value": 86_400_000.0}}).batches([batch]))

@@ -174,6 +174,41 @@ def test_equal_windows_cover_the_log(
     )
 
 
+@settings(max_examples=30)
+@given(
+    samples=st.integers(20, 300),
+    windows=st.integers(1, 5),
+    batch_rows=st.integers(1, 400),
+    share=st.sampled_from([0.2, 0.5, 0.9]),
+    by_time=st.booleans(),
+)
+def test_windows_of_a_sample_have_its_samples_and_no_others(
+    tmp_path_factory: pytest.TempPathFactory,
+    samples: int,
+    windows: int,
+    batch_rows: int,
+    share: float,
+    by_time: bool,
+) -> None:
+    path = tmp_path_factory.mktemp("log") / "l.parquet"
+    numbers = np.arange(samples)  # a sample's only row is its number, so that counts name samples
+    pq.write_table(pa.table({"f": numbers, "t": numbers}), path)
+    chosen = Sampling(share, seed=7).chosen(0, samples)
+    every = -(-samples // windows)
+    rule = TimeWindows("t", every, plain=True) if by_time else EqualWindows(windows, samples)
+    window_of = numbers // every if by_time else numbers * windows // samples
+    options = LogOptions(columns=("f",), time="t" if by_time else None, batch_rows=batch_rows)
+    asked = CountOptions(windows=rule, sampling=Sampling(share, seed=7))
+    log = open_log(path, options)
+    reader = RowReader(log, prepare(log, [Table("f", samples)]))
+    advanced: list[int] = []
+    parts = count(reader, asked, advance=advanced.append)
+    expected = [(chosen & (window_of == w)).astype(int) for w in np.unique(window_of[chosen])]
+    assert [part.accesses.tolist() for part in parts] == [list(part) for part in expected]
+    assert [part.samples for part in parts] == [int(part.sum()) for part in expected]
+    assert sum(advanced) == samples
+
+
 def test_windows_by_time_whatever_the_order(tmp_path: Path) -> None:
     day = 86_400
     times = np.array([3 * day, 10, day + 5, 20, 3 * day + 1, day - 1]) + 20_000 * day

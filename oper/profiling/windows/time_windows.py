@@ -55,6 +55,8 @@ class TimeWindows:
         scale = 1 if self.plain else PER_SECOND[self.unit]
         first, last = (scale * bound for bound in bounds)
         span: dict[str, Any] = {"column": self.column, "from_value": first, "to_value": last}
+        # The bounds may be rounded: these two tell exactly which samples are in the window.
+        span |= {"every": self.every, "number": window}
         dates = [None] if self.plain else [date_text(bound) for bound in bounds]
         if None not in dates:
             span["from"], span["to"] = dates
