@@ -25,7 +25,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stated")
     write_log(folder / "log.parquet")
     fine("profile", folder / "log.parquet", "-o", folder / "p", "--columns", "C*")
-    fine("plan", folder / "p", "-o", folder / "q", "--topology", "2x2-a100")
+    fine("plan", folder / "p", "-o", folder / "q", "--topology", "2x2-a100", "--fetch", "raw")
     return folder / "q"
 
 
