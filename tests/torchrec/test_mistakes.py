@@ -165,6 +165,69 @@ def test_names_and_folders_in_the_place_of_objects(tmp_path: Any) -> None:
             maps[0].translate(1, wrong)
 
 
+def test_tables_are_given_to_translate_by_number_or_name() -> None:
+    plan = plan_of(Model("meta"))
+    addresses = oper.AddressMap.of(plan, cast(Any, np.int64(0)))
+    for number, table in enumerate(plan.tables):
+        ids = torch.arange(table.rows)
+        expected = addresses.translate(number, ids)
+        assert torch.equal(addresses.translate(table.name, ids), expected)
+    with pytest.raises(OperError, match="'strange': the address map has no such table; it has"):
+        addresses.translate("strange", [0])
+
+
+WORKLOAD = oper.Workload("training", "raw", batch_size=8)
+WRONG: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
+    "swapped": (
+        lambda profile, topology: (topology, profile, WORKLOAD, oper.Settings(), "p"),
+        "profile is a Topology, and a Profile or Path or str was needed",
+    ),
+    "no settings": (
+        lambda profile, topology: (profile, topology, WORKLOAD, None, "p"),
+        "settings is a NoneType, and a Settings was needed",
+    ),
+    "no workload": (
+        lambda profile, topology: (profile, topology, "training", oper.Settings(), "p"),
+        "workload is a str, and a Workload was needed",
+    ),
+    "no folder": (
+        lambda profile, topology: (profile, topology, WORKLOAD, oper.Settings(), None),
+        "output is a NoneType, and a Path or str was needed",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_other_arguments_of_make_plan(wrong: str, tmp_path: Any, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments, words = WRONG[wrong]
+    with pytest.raises(OperError, match=f"make_plan: {words}"):
+        oper.make_plan(*arguments(profile_of(Model("meta")), oper.Topology.load("cpu:2")))
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_numbers_of_settings_and_maps() -> None:
+    for name in ("extra_memory", "threshold", "dob", "reserve"):
+        given: Any = {name: "1%"}
+        shown = name.replace("_", " ")
+        with pytest.raises(OperError, match=f"{shown} '1%': a number was needed, such as 0.05"):
+            oper.Settings(**given)
+    for name in ("threshold", "dob"):
+        given = {name: None}
+        with pytest.raises(OperError, match="None: a number was needed"):
+            oper.Settings(**given)
+    assert oper.Settings(extra_memory=cast(Any, np.float32(0.5)), dob=1).extra_memory == 0.5
+    plan = plan_of(Model("meta"))
+    rank: Any
+    for rank in ("0", 0.0, None):
+        with pytest.raises(OperError, match=r"rank: is .*, and a whole number was needed"):
+            oper.AddressMap.of(plan, rank)
+    table: Any
+    for table in (None, 1.0, True):
+        with pytest.raises(OperError, match=r"table: is .*, and a whole number was needed"):
+            oper.AddressMap.of(plan, 0).translate(table, [0])
+
+
 # Modules that map ids by themselves.
 
 
