@@ -32,6 +32,7 @@ from oper.plan.plan import Plan
 from oper.profiling.profile import Profile
 from oper.runtime.comm.node import Node
 from oper.tables.model_tables import tables_of
+from oper.tables.table import Table
 from tests.support.runtime.runtime_plans import random_plan
 from tests.support.torchrec import sharder_cases
 from tests.support.torchrec.models import BAGS, SEQUENCES, Model
@@ -88,7 +89,7 @@ MISTAKES: dict[str, tuple[Callable[[Model], Any], str]] = {
     ),
     "sharded twice": (
         lambda model: oper.shard(oper.shard(model, plan_of(model)), plan_of(Model("meta"))),
-        r"bags' is already sharded, by OPER",
+        r"^DistributedModelParallel: '[a-z_.]*bags' is already sharded, by OPER: use the model",
     ),
     "planned when sharded": (
         lambda model: oper.OperShardingPlanner("cpu:1", profile_of(model)).plan(
@@ -353,6 +354,17 @@ def test_a_model_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
         assert len(said) == 2
         assert "'wide' and at least 3 more: the plan was made for adam" in "\n".join(said)
         assert "eps=0.5 has no effect on optimizer exact_sgd" in said
+
+
+def test_a_plan_of_another_model_is_not_warned_of_first(caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing is sharded then, and nothing data-parallel."""
+    other = random_plan(0, (Table("strange", 5, 4),), 1)
+    with pytest.raises(OperError, match="make a plan for this model"):
+        oper.shard(Model("cpu"), other)
+    assert "data-parallel" not in caplog.text
+    some = tuple(t for t in tables_of(Model("meta")) if t.name in {c.name for c in BAGS})
+    oper.torchrec_plan(random_plan(0, some, 1), Model("cpu"))
+    assert "it will be data-parallel" in caplog.text
 
 
 def test_one_rank_warns_for_all(worlds: Any) -> None:
