@@ -84,7 +84,7 @@ class IdMapper:
         if isinstance(value, str) and not _DECIMAL.fullmatch(value):
             remedy = "give the table `ids: hash` or `ids: vocab`"
         elif int(value) < 0:
-            remedy = f"pass --missing {value} if it means that there is no id"
+            remedy = f"{missing_is(value)} if it means that there is no id"
         elif int(value) < 1 << 31:
             remedy = (
                 f"give the table at least {int(value) + 1:,} rows, or `ids: hash` or `ids: vocab`"
@@ -93,7 +93,7 @@ class IdMapper:
             remedy = "give the table `ids: hash` or `ids: vocab`"
         return (
             f"{where}: column {column!r} is {shown:.200}; {needed} was needed: {remedy}, "
-            "or skip such ids with --on-bad-id skip"
+            'or skip such ids with --on-bad-id skip (from Python: LogOptions(on_bad_id="skip"))'
         )
 
     def _hash(self, values: Any) -> Ints:
@@ -121,6 +121,11 @@ class IdMapper:
         texts = values.dictionary.filter(pa.array(~is_integer))
         by_code[~is_integer] = self._vocabulary.rows_of_texts(texts)
         return by_code[values.indices.to_numpy()]
+
+
+def missing_is(value: Any) -> str:
+    """What to do about a value that means "no id", for errors."""
+    return f"pass --missing {value} (from Python: options=LogOptions(missing='{value}'))"
 
 
 def without(raw: Jagged, missing: str | None) -> Jagged:

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from oper.base.errors import OperError, OperWarning
 from oper.logs.batches.columns import match_feature
 from oper.logs.log import Log
-from oper.logs.row_ids import without
+from oper.logs.row_ids import missing_is, without
 from oper.logs.stray_value import StrayValue
 from oper.logs.vocabulary import ValueCounter, load_vocabularies, ranked, save_vocabularies
 from oper.tables.table import IdRule, Table, check_names, with_missing
@@ -139,7 +139,7 @@ def prepare(
 def _warn(finding: str) -> None:
     warnings.warn(
         f"{finding}; if it is a time or the number of a sample, leave it out: name the columns of "
-        "ids with --columns",
+        "ids with --columns (from Python: options=LogOptions(columns=…))",
         OperWarning,
         stacklevel=3,
     )
@@ -183,8 +183,9 @@ def _sized(
                     bad = int(np.argmin(ids.values))
                     raise OperError(
                         f"{batch.location.of(ids.sample_of(bad))}: column {column!r} is {low}; a "
-                        f"row id of table {tables[index].name!r} cannot be negative: pass "
-                        f"--missing {low} if it means that there is no id, or give the table "
+                        f"row id of table {tables[index].name!r} cannot be negative: "
+                        f"{missing_is(low)} "
+                        "if it means that there is no id, or give the table "
                         "`ids: vocab`"
                     )
                 largest[index] = max(largest[index], high)

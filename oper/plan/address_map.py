@@ -19,10 +19,11 @@ from numpy.typing import ArrayLike, NDArray
 from oper.base import native
 from oper.base.errors import OperError
 from oper.base.tensors import as_int64, as_tensor, struct_words
+from oper.base.units import whole_number
 from oper.plan.bitmap import listed_before
 from oper.plan.layout import LOCAL, SLOT_BITS, SLOT_MASK, Layout, RankMap, occurrences, rank_map
 from oper.plan.plan import Plan, load_plan, load_rank_map
-from oper.tables.table import Table
+from oper.tables.table import Table, index_of
 
 __all__ = ["LOCAL", "AddressMap", "unpack"]
 
@@ -148,15 +149,19 @@ class AddressMap:
         )
         return moved
 
-    def translate(self, table: int, ids: torch.Tensor | ArrayLike) -> torch.Tensor:
-        """Addresses of rows of one table, given by number: int64, of the shape of `ids`.
+    def translate(self, table: int | str, ids: torch.Tensor | ArrayLike) -> torch.Tensor:
+        """Addresses of rows of one table, given by number or name: int64, of the shape of `ids`.
 
         Ids are integers of any shape: a tensor, int64 or int32, or a list or array. OperError
         names the table and the id where one is not a row of the table.
         """
         if not isinstance(ids, torch.Tensor):
             ids = _as_ids(ids)
-        return self.translate_features(ids, torch.tensor([0, ids.numel()]), torch.tensor([table]))
+        if isinstance(table, str):
+            number = index_of(self.tables, table, "the address map")
+        else:
+            number = whole_number(table, "table")
+        return self.translate_features(ids, torch.tensor([0, ids.numel()]), torch.tensor([number]))
 
     def translate_features(
         self,
@@ -229,5 +234,6 @@ def _pattern_steps(order: NDArray[np.uint16], ranks: int) -> NDArray[Any]:
 
 
 def _check_rank(rank: int, ranks: int) -> None:
+    whole_number(rank, "rank")
     if not 0 <= rank < ranks:
         raise OperError(f"rank {rank}: the plan has ranks 0 to {ranks - 1}")

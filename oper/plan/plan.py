@@ -25,7 +25,7 @@ from oper.plan.prediction import PlanningRecord, Prediction
 from oper.plan.row_codes import marks_of, rows_of_tables
 from oper.plan.stated_figures import check_stated
 from oper.plan.validate import validate, validate_rank_map
-from oper.tables.table import Table, fingerprint
+from oper.tables.table import Table, fingerprint, index_of
 from oper.topology.topology import Topology
 
 MARKER = "plan.json"
@@ -134,14 +134,7 @@ class Plan:
 
     def table_index(self, name: str) -> int:
         """The number of the table called `name`; OperError where there is none."""
-        for index, table in enumerate(self.tables):
-            if table.name == name:
-                return index
-        raise OperError(
-            f"table {name!r}: the plan has no such table; it has "
-            + ", ".join(t.name for t in self.tables[:8])
-            + (", …" if len(self.tables) > 8 else "")
-        )
+        return index_of(self.tables, name, "the plan")
 
     def get_plan_for_module(self, module_path: str) -> None:
         """What TorchRec's DistributedModelParallel asks of its `plan`: OperError."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from oper.base import native
+from oper.base.errors import OperError
 from oper.cost.workload import Workload
 from oper.files import storage
 from oper.plan.plan import FORMAT
@@ -36,6 +37,18 @@ def make_plan(
 
     Raises OperError where the folder cannot be written, or the capacities cannot hold the tables.
     """
+    for name, given, kinds in (
+        ("profile", profile, (Profile, Path, str)),
+        ("topology", topology, (Topology, Path, str)),
+        ("workload", workload, (Workload,)),
+        ("settings", settings, (Settings,)),
+        ("output", output, (Path, str)),
+    ):
+        if not isinstance(given, kinds):
+            raise OperError(
+                f"make_plan: {name} is a {type(given).__name__}, and a "
+                f"{' or '.join(kind.__name__ for kind in kinds)} was needed"
+            )
     storage.check_output(output, FORMAT, overwrite)
     if not isinstance(profile, Profile):
         profile = Profile.open(profile)

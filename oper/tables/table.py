@@ -168,6 +168,18 @@ def check_names(tables: Sequence[Table], where: str) -> None:
         )
 
 
+def index_of(tables: Sequence[Table], name: str, where: str) -> int:
+    """The number of the table called `name`; OperError where there is none."""
+    for index, table in enumerate(tables):
+        if table.name == name:
+            return index
+    raise OperError(
+        f"table {name!r}: {where} has no such table; it has "
+        + ", ".join(table.name for table in tables[:8])
+        + (", …" if len(tables) > 8 else "")
+    )
+
+
 def check_known(tables: Sequence[Table], where: str) -> None:
     """OperError where there are no tables, two have one name, or one has no rows yet."""
     if not tables:

@@ -125,12 +125,14 @@ class Topology:
         """A preset's name (`dgx-a100`, `2x4-a100`, `cpu:4`) or the path of a YAML file."""
         if made := preset(spec):
             return cls(**made)
-        if not Path(spec).exists() and Path(spec).suffix not in (".yaml", ".yml", ".json"):
+        path = Path(spec)
+        is_other = not path.exists() and path.suffix not in (".yaml", ".yml", ".json")
+        if is_other or path.is_dir():  # of which "" is one
             raise OperError(
                 f"topology {spec!r}: neither a preset ({', '.join(PRESETS)}; any N and G in "
                 "NxG-a100) nor a file; `oper topology measure -o FILE` writes one for this machine"
             )
-        return cls(**parse_topology(Document.read(spec), Path(spec).stem))
+        return cls(**parse_topology(Document.read(spec), path.stem))
 
     @classmethod
     def from_dict(cls, content: Any, source: str = "topology") -> "Topology":

@@ -81,7 +81,7 @@ def torchrec_plan(plan: Plan | Path | str, module: nn.Module) -> OperShardingPla
 def planned_module(plan: Plan, module: nn.Module, warnings: ModelWarnings) -> OperShardingPlan:
     """The same, with the model's warnings."""
     planned = {table.name for table in plan.tables}
-    matched, names_of_model = [], set()
+    matched, names_of_model, unplanned = [], set(), []
     for path, collection in module_tables.collections(module):
         names = [config.name for config in module_tables.configs(collection)]
         names_of_model.update(names)
@@ -90,7 +90,7 @@ def planned_module(plan: Plan, module: nn.Module, warnings: ModelWarnings) -> Op
                 f"{path or type(module).__name__}: the plan has none of its {len(names)} tables, "
                 "and it will be data-parallel on all ranks"
             )
-            warnings.warn(_log, text, text)
+            unplanned.append(text)
         else:
             module_tables.check_place(module, path)
             matched.append((path, collection))
@@ -105,13 +105,17 @@ def planned_module(plan: Plan, module: nn.Module, warnings: ModelWarnings) -> Op
         content.oper_plan, content.warnings = plan, warnings
         found[path] = content
     if not found:
+        sharded = module_tables.already_sharded(module)
+        if sharded and not names_of_model:
+            raise OperError(f"{type(module).__name__}: {sharded.removeprefix('; ')}")
         raise OperError(
             f"{type(module).__name__}: holds no EmbeddingBagCollection or EmbeddingCollection of "
             "TorchRec's with tables of the plan: it has "
             f"{module_tables.first_names(names_of_model)}, and the plan "
-            f"{module_tables.first_names(planned)}"
-            f"{module_tables.already_sharded(module) or '; make a plan for this model'}"
+            f"{module_tables.first_names(planned)}{sharded or '; make a plan for this model'}"
         )
+    for text in unplanned:  # not before an error, with which nothing is sharded
+        warnings.warn(_log, text, text)
     unused = planned.difference(paths)
     if unused:
         text = (

@@ -388,3 +388,9 @@ def test_measure_under_torchrun_on_two_nodes(tmp_path: Path) -> None:
     topology = Topology.load(str(output))
     assert topology.node_of == (0, 1)
     assert topology.link_cost[0, 1] > topology.link_cost[0, 0]
+
+
+def test_a_folder_or_nothing_is_no_topology(tmp_path: Path) -> None:
+    for spec in ("", str(tmp_path)):
+        with pytest.raises(OperError, match=r"^topology '.*': neither a preset .* nor a file"):
+            Topology.load(spec)

@@ -32,6 +32,7 @@ from oper.plan.plan import Plan
 from oper.profiling.profile import Profile
 from oper.runtime.comm.node import Node
 from oper.tables.model_tables import tables_of
+from oper.tables.table import Table
 from tests.support.runtime.runtime_plans import random_plan
 from tests.support.torchrec import sharder_cases
 from tests.support.torchrec.models import BAGS, SEQUENCES, Model
@@ -88,7 +89,7 @@ MISTAKES: dict[str, tuple[Callable[[Model], Any], str]] = {
     ),
     "sharded twice": (
         lambda model: oper.shard(oper.shard(model, plan_of(model)), plan_of(Model("meta"))),
-        r"bags' is already sharded, by OPER",
+        r"^DistributedModelParallel: '[a-z_.]*bags' is already sharded, by OPER: use the model",
     ),
     "planned when sharded": (
         lambda model: oper.OperShardingPlanner("cpu:1", profile_of(model)).plan(
@@ -163,6 +164,69 @@ def test_names_and_folders_in_the_place_of_objects(tmp_path: Any) -> None:
     for wrong in ([1.5], ["3"], [True], [2**63]):
         with pytest.raises(OperError, match="integers"):
             maps[0].translate(1, wrong)
+
+
+def test_tables_are_given_to_translate_by_number_or_name() -> None:
+    plan = plan_of(Model("meta"))
+    addresses = oper.AddressMap.of(plan, cast(Any, np.int64(0)))
+    for number, table in enumerate(plan.tables):
+        ids = torch.arange(table.rows)
+        expected = addresses.translate(number, ids)
+        assert torch.equal(addresses.translate(table.name, ids), expected)
+    with pytest.raises(OperError, match="'strange': the address map has no such table; it has"):
+        addresses.translate("strange", [0])
+
+
+WORKLOAD = oper.Workload("training", "raw", batch_size=8)
+WRONG: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
+    "swapped": (
+        lambda profile, topology: (topology, profile, WORKLOAD, oper.Settings(), "p"),
+        "profile is a Topology, and a Profile or Path or str was needed",
+    ),
+    "no settings": (
+        lambda profile, topology: (profile, topology, WORKLOAD, None, "p"),
+        "settings is a NoneType, and a Settings was needed",
+    ),
+    "no workload": (
+        lambda profile, topology: (profile, topology, "training", oper.Settings(), "p"),
+        "workload is a str, and a Workload was needed",
+    ),
+    "no folder": (
+        lambda profile, topology: (profile, topology, WORKLOAD, oper.Settings(), None),
+        "output is a NoneType, and a Path or str was needed",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_other_arguments_of_make_plan(wrong: str, tmp_path: Any, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments, words = WRONG[wrong]
+    with pytest.raises(OperError, match=f"make_plan: {words}"):
+        oper.make_plan(*arguments(profile_of(Model("meta")), oper.Topology.load("cpu:2")))
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_numbers_of_settings_and_maps() -> None:
+    for name in ("extra_memory", "threshold", "dob", "reserve"):
+        given: Any = {name: "1%"}
+        shown = name.replace("_", " ")
+        with pytest.raises(OperError, match=f"{shown} '1%': a number was needed, such as 0.05"):
+            oper.Settings(**given)
+    for name in ("threshold", "dob"):
+        given = {name: None}
+        with pytest.raises(OperError, match="None: a number was needed"):
+            oper.Settings(**given)
+    assert oper.Settings(extra_memory=cast(Any, np.float32(0.5)), dob=1).extra_memory == 0.5
+    plan = plan_of(Model("meta"))
+    rank: Any
+    for rank in ("0", 0.0, None):
+        with pytest.raises(OperError, match=r"rank: is .*, and a whole number was needed"):
+            oper.AddressMap.of(plan, rank)
+    table: Any
+    for table in (None, 1.0, True):
+        with pytest.raises(OperError, match=r"table: is .*, and a whole number was needed"):
+            oper.AddressMap.of(plan, 0).translate(table, [0])
 
 
 # Modules that map ids by themselves.
@@ -290,6 +354,17 @@ def test_a_model_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
         assert len(said) == 2
         assert "'wide' and at least 3 more: the plan was made for adam" in "\n".join(said)
         assert "eps=0.5 has no effect on optimizer exact_sgd" in said
+
+
+def test_a_plan_of_another_model_is_not_warned_of_first(caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing is sharded then, and nothing data-parallel."""
+    other = random_plan(0, (Table("strange", 5, 4),), 1)
+    with pytest.raises(OperError, match="make a plan for this model"):
+        oper.shard(Model("cpu"), other)
+    assert "data-parallel" not in caplog.text
+    some = tuple(t for t in tables_of(Model("meta")) if t.name in {c.name for c in BAGS})
+    oper.torchrec_plan(random_plan(0, some, 1), Model("cpu"))
+    assert "it will be data-parallel" in caplog.text
 
 
 def test_one_rank_warns_for_all(worlds: Any) -> None:

@@ -6,6 +6,7 @@ bounding the objective need classes alone, a `ClassProblem`; placing rows needs 
 
 import math
 from dataclasses import asdict, dataclass, replace
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,13 @@ class Settings:
         return content
 
     def __post_init__(self) -> None:
+        for name in ("extra_memory", "threshold", "dob", "reserve"):
+            given, may_be_none = getattr(self, name), name in ("extra_memory", "reserve")
+            if isinstance(given, Real) or (given is None and may_be_none):
+                continue
+            raise OperError(
+                f"{name.replace('_', ' ')} {given!r}: a number was needed, such as 0.05 for 5%"
+            )
         if self.extra_memory is not None and not 0 <= self.extra_memory <= 1e6:
             raise OperError(f"extra memory {self.extra_memory}: a share of at least 0 was needed")
         if not 0 < self.threshold <= 1:
