@@ -32,6 +32,8 @@ _MOST_DENSE_ROWS = 1 << 31
 # its rows would be below the smallest id.
 _MANY_VALUES, _ALL_DISTINCT = 10_000, 0.9
 _MANY_ROWS, _SPARSE = 10_000_000, 100
+# Such a table is refused if nobody named its column: beyond so many rows, counting takes gigabytes.
+_REFUSED_ROWS = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -161,6 +163,7 @@ def _sized(
     smallest = dict.fromkeys(open_tables, _MOST_DENSE_ROWS)
     vocabulary: set[int] = set()
     seen = dict.fromkeys(open_tables, 0)
+    samples = 0
     stray = {index: StrayValue(_MOST_DENSE_ROWS) for index in open_tables}
     for batch in log.batches(_distinct(columns), ids_only=True):
         for index, _, column in columns:
@@ -190,6 +193,7 @@ def _sized(
                     )
                 largest[index] = max(largest[index], high)
                 smallest[index] = min(smallest[index], low)
+        samples += batch.samples
         advance(batch.samples)
     result = list(tables)
     for index in open_tables:
@@ -202,6 +206,9 @@ def _sized(
             # A table whose ids never occur still gets one row.
             rows = max(1, largest[index] + 1)
             result[index] = replace(table, rows=rows)
+            # Columns of bags are not times, nor the samples' numbers.
+            if all_columns and not log.options.columns and table.name not in log.bags:
+                _refuse_huge(log.names[0], table.name, rows, samples)
             few = _SPARSE * seen[index] < rows or smallest[index] > rows // 2
             if all_columns and rows > _MANY_ROWS and few:
                 _warn(
@@ -210,6 +217,17 @@ def _sized(
                     "unread"
                 )
     return tuple(result)
+
+
+def _refuse_huge(file: str, column: str, rows: int, samples: int) -> None:
+    """OperError where the table of a column that nobody chose would be far larger than the log."""
+    if rows > max(_REFUSED_ROWS, _SPARSE * samples):
+        raise OperError(
+            f"{file}: column {column!r} would be a table of {rows:,} rows, as its largest id is "
+            f"{rows - 1:,}, and the log has {samples:,} samples; if it is a time or the number of "
+            "a sample, name the columns of ids without it with --columns, and with it if its "
+            "values are row ids; --ids vocab counts only the values that occur"
+        )
 
 
 def _distinct(columns: Sequence[tuple[int, str, str]]) -> list[str]:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from oper.base.errors import OperError
 from oper.base.units import parse_bytes
+from oper.topology.links import MAX_RANKS
 
 # None: the heap size. A float: one factor of total/M for all ranks. A tuple: one value a rank, an
 # int in bytes or a float as a factor.
@@ -109,7 +110,13 @@ def _check_room(
     else:
         needed = ranks - (-missing // max(usable))
         remedy = f"the smallest number of ranks that is enough is {needed}"
-        if len(set(limits)) > 1:
+        if needed > MAX_RANKS:
+            least = -(-total_bytes // ranks) + sum(widths)
+            remedy = (
+                f"more ranks would not help, as {needed:,} were needed and a topology has at most "
+                f"{MAX_RANKS:,}: raise the capacity, to {least:,} bytes a rank for these {ranks}"
+            )
+        elif len(set(limits)) > 1:
             remedy += f", if each added rank may hold {largest:,}"
     raise OperError(
         f"capacity: the tables take {total_bytes:,} bytes and the {ranks} ranks can hold "

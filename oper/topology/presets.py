@@ -7,7 +7,7 @@ from oper.base.errors import OperError
 from oper.base.free_memory import machine_memory_bytes
 from oper.base.units import GB
 from oper.topology.description import Description
-from oper.topology.links import LINKED, SHARED, latency_seconds, link_matrix
+from oper.topology.links import LINKED, MAX_RANKS, SHARED, latency_seconds, link_matrix
 
 PRESETS = ("dgx-a100", "dgx-h100", "2x4-a100", "4x4-a100", "cpu:N")  # as help and errors list them
 
@@ -27,8 +27,6 @@ H100_NVSWITCH_ALLREDUCE = 480 * GB  # in the switch (NVLS); a ring gets 370 (ncc
 # which other programs used too: so the CPU time of reads, and the fastest of many AllReduces.
 CPU_LOCAL = 6 * GB  # random rows of 256 bytes: 5.8-6.3, own and the other rank's alike
 CPU_ALLREDUCE = 2.5 * GB  # 2.5-2.7 by the clock; 3.5-4.6 of CPU time, as ranks wait for each other
-
-MAX_RANKS = 4_096  # a matrix of link costs is then 128 MiB
 
 
 def preset(spec: str) -> Description | None:

@@ -16,8 +16,15 @@ from oper.base.units import parse_bytes
 from oper.files.yaml_file import Document, KeyPath
 from oper.topology.capacity import Capacity, parse_capacity
 from oper.topology.description import Description
-from oper.topology.links import KINDS, LINKED, SHARED, NodeMemory, latency_seconds, link_matrix
-from oper.topology.presets import MAX_RANKS
+from oper.topology.links import (
+    KINDS,
+    LINKED,
+    MAX_RANKS,
+    SHARED,
+    NodeMemory,
+    latency_seconds,
+    link_matrix,
+)
 
 _KEYS = (
     "name",

@@ -189,6 +189,19 @@ def test_usage_errors(here: Path, command: str) -> None:
     assert tree(here) == before
 
 
+@pytest.mark.parametrize(
+    ("command", "usage"),
+    [
+        ("plan --topolgy", "Usage: oper plan [OPTIONS] "),
+        ("plan make --topolgy", "Usage: oper plan make [OPTIONS] "),
+        ("profile --colums", "Usage: oper profile [OPTIONS] "),
+        ("profile show --colums", "Usage: oper profile show [OPTIONS] "),
+    ],
+)
+def test_usage_is_of_the_command_that_was_typed(command: str, usage: str) -> None:
+    assert oper(*command.split()).errors.startswith(usage)
+
+
 # Damage
 
 

@@ -5,6 +5,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oper.base.errors import OperWarning
+from oper.cli.profile_commands.table_options import TableOptions
 from oper.logs import LogOptions, open_log, prepare
 from oper.profiling.profile import Profile
 from tests.support.commands import oper
@@ -166,3 +168,31 @@ def test_a_late_fraction_is_named_by_its_line(tmp_path: Path) -> None:
     said = oper("profile", tmp_path / "log.csv", "-o", tmp_path / "p", "--columns", "a")
     assert f"warning: column 'a': '2.5' in {tmp_path}/log.csv, line 300002, is" in said.errors
     assert said.errors.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("samples", "largest", "fits"),
+    [(9, 2**24 - 1, True), (9, 2**24, False), (167_773, 2**24, True), (9, 1_700_000_000, False)],
+)
+@pytest.mark.parametrize("rule", [(), ("--ids", "dense")])
+@pytest.mark.filterwarnings("ignore::oper.base.errors.OperWarning")
+def test_huge_tables_of_columns_that_nobody_named(
+    tmp_path: Path, samples: int, largest: int, fits: bool, rule: tuple[str, ...]
+) -> None:
+    columns = {"a": [1] * samples, "at": np.full(samples, largest)}
+    pq.write_table(pa.table(columns), tmp_path / "log")
+    kind = rule[-1] if rule else None
+    stated = TableOptions(None, 4, "fp32", "none", kind, 1)
+    if fits:
+        assert stated.prepare(open_log(tmp_path / "log")).tables[1].rows == largest + 1
+    else:
+        said = oper("profile", tmp_path / "log", "-o", tmp_path / "p", *rule)
+        assert said.status == 2
+        assert f"log: column 'at' would be a table of {largest + 1:,} rows" in said.errors
+        assert "--columns" in said.errors
+        assert not (tmp_path / "p").exists()
+    named = open_log(tmp_path / "log", LogOptions(columns=("at",)))
+    assert stated.prepare(named).tables[0].rows == largest + 1
+    # Bags are columns of ids, and nothing else.
+    pq.write_table(pa.table({"at": [[largest]]}), tmp_path / "bags")
+    assert prepare(open_log(tmp_path / "bags")).tables[0].rows == largest + 1

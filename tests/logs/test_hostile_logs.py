@@ -183,13 +183,13 @@ def test_a_missing_value_that_no_column_can_hold(tmp_path: Path) -> None:
 
 def test_a_column_of_times_is_warned_of(tmp_path: Path) -> None:
     ids = np.arange(20_000)
-    columns = {"a": ids % 9, "t": [f"2024-{n}" for n in ids], "n": 1_700_000_000 + ids}
+    columns = {"a": ids % 9, "t": [f"2024-{n}" for n in ids], "n": 15_000_000 + ids}
     pq.write_table(pa.table(columns), tmp_path / "x.parquet")
     with pytest.warns(OperWarning) as warned:
         prepare(open_log(tmp_path / "x.parquet"))
     found = [str(w.message) for w in warned]
     assert len(found) == 2
-    assert any("'n'" in text and "1,700,020,000 rows" in text for text in found)
+    assert any("'n'" in text and "15,020,000 rows" in text for text in found)
     assert any("'t'" in text and "20,001 rows" in text for text in found)
     assert all("--columns" in text for text in found)
     with warnings.catch_warnings():
@@ -205,12 +205,12 @@ def test_times_of_a_long_log_are_warned_of(tmp_path: Path) -> None:
         prepare(open_log(tmp_path / "x.parquet"))
 
 
-@pytest.mark.parametrize(("rule", "kind"), [("vocab", "20,001"), ("dense", "17,000,020,000")])
+@pytest.mark.parametrize(("rule", "kind"), [("vocab", "20,001"), ("dense", "16,020,000")])
 def test_times_are_warned_of_where_a_rule_was_given(tmp_path: Path, rule: str, kind: str) -> None:
     """--ids says how values become rows, and not that every column is a feature."""
     with open(tmp_path / "log.csv", "w", encoding="utf-8") as file:
         file.write("user,at\n")
-        file.writelines(f"{n % 9},{17_000_000_000 + n}\n" for n in range(20_000))
+        file.writelines(f"{n % 9},{16_000_000 + n}\n" for n in range(20_000))
     log = open_log(tmp_path / "log.csv")
     stated = TableOptions(None, 4, "fp32", "none", rule, 1)
     with pytest.warns(OperWarning, match=f"'at'.* a table of {kind} rows.*--columns"):

@@ -244,12 +244,9 @@ def _windows(
 
 
 def _left_out(log: "Log", stated: TableOptions) -> dict[str, dict[str, str]]:
-    """The columns that are in no table, for the profile's source; named on standard error too."""
+    """The columns that are in no table, where there are some, for the profile's source."""
     left_out = stated.left_out(log)
-    if not left_out:
-        return {}
-    _say(left_out_line(left_out))
-    return {"left_out": left_out}
+    return {"left_out": left_out} if left_out else {}
 
 
 def _say(sentence: str) -> None:
@@ -264,6 +261,8 @@ def _limit_bytes(given: str | None) -> int:
 
 def _report(output: Path, counted: "list[Profile]", seconds: float, as_json: bool) -> None:
     content = content_of(str(output), counted)
+    if content["left_out"]:
+        _say(left_out_line(content["left_out"]))
     content["seconds"] = seconds
     content["accesses_per_second"] = content["accesses"] / seconds
     emit(as_json, content, lambda: print_profile(content))

@@ -8,12 +8,25 @@ from typer.core import TyperGroup
 DEFAULT = "make"
 
 
+class _Untyped(typer.Context):
+    """The default sub-command's context where the user did not type its name."""
+
+    @property
+    def command_path(self) -> str:
+        """The command as the user typed it, for the usage line of errors."""
+        assert self.parent is not None, "a sub-command has its group's context"
+        return self.parent.command_path
+
+
 class DefaultVerb(TyperGroup):
     """A group that runs its command `make` unless another one is named; its help shows both."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in ("--help", "-h"):
             args = [DEFAULT, *args]
+            self.commands[DEFAULT].context_class = _Untyped
+        else:
+            self.commands[DEFAULT].context_class = typer.Context
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
