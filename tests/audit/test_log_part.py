@@ -123,7 +123,7 @@ def test_windows_of_times_have_the_samples_that_were_counted(
 ) -> None:
     """Times at the bounds are those that rounding would put into another window."""
     steps = data.draw(st.lists(st.integers(0, 20), min_size=1, max_size=20))
-    times = (np.floor(base / every) + np.array(steps)) * every
+    times = np.array([(base // every + step) * every for step in steps], dtype=np.float64)
     windows = TimeWindows("t", every, unit, plain)
     batch = Batch(len(times), {}, Location("log", 0, "row"), time=times, plain_time=plain)
     counted = windows.of(batch, 0)
@@ -134,7 +134,7 @@ def test_windows_of_times_have_the_samples_that_were_counted(
 
 
 def test_plans_of_before_tell_windows_by_their_bounds() -> None:
-    times = np.arange(10) * 43_200.0
+    times = np.linspace(0, 9 * 43_200, 10, dtype=np.float64)
     batch = Batch(10, {}, Location("log", 0, "row"), time=times)
     window = {"column": "t", "from_value": 86_400_000.0, "to_value": 172_800_000.0}
     (part,) = LogPart({"window": window, "time_unit": "ms"}).batches([batch])
