@@ -60,7 +60,9 @@ class LogPart:
 
     @property
     def _window(self) -> dict[str, Any]:
-        return self.content.get("window", {})
+        window: dict[str, Any] = self.content.get("window", {})
+        # Counts that `oper synth` drew have a window that is of no log.
+        return window if "column" in window or "from_sample" in window else {}
 
     def _sampled(self, position: int, samples: int) -> NDArray[np.bool_]:
         if "sampled" not in self.content:

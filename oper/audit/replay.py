@@ -67,9 +67,10 @@ def rows_of_log(
         for key, table in reader.tables_of.items():
             yield table, batch.features[key].values
     if samples != plan.samples:
-        where = f" ({part})" if part.content else "" if options.rows is None else " of --rows"
+        where = f" ({part})" if str(part) else "" if options.rows is None else " of --rows"
+        unknown = "" if plan.log_part else "; of a sum of profiles the parts are not known"
         raise OperError(
             f"{', '.join(map(str, log))}: has {samples:,} samples{where}, and the plan's profile "
             f"counted {plan.samples:,}: it is another log, or another part of it; give the log "
-            "that was profiled, or the part with --rows"
+            f"that was profiled, or the part with --rows{unknown}"
         )

@@ -17,6 +17,10 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
+def _is_integer(value: Any) -> bool:
+    return type(value) is int and abs(value) < 1 << 63
+
+
 def _is_vector(value: Any, ranks: int) -> bool:
     return isinstance(value, list) and len(value) == ranks and all(map(_is_number, value))
 
@@ -31,6 +35,10 @@ MAYBE: Kind = ("a number or null", lambda value, ranks: value is None or _is_num
 TEXT: Kind = ("text", lambda value, ranks: isinstance(value, str))
 SENTENCE: Kind = ("text or null", lambda value, ranks: value is None or isinstance(value, str))
 TRUTH: Kind = ("true or false", lambda value, ranks: isinstance(value, bool))
+INTEGER: Kind = ("an integer of 64 bits", lambda value, ranks: _is_integer(value))
+POSITIVE: Kind = ("a number above 0", lambda value, ranks: _is_number(value) and value > 0)
+SHARE: Kind = ("a share above 0", lambda value, ranks: _is_number(value) and 0 < value <= 1)
+SEED: Kind = ("0 to 2^64 - 1", lambda value, ranks: type(value) is int and 0 <= value < 1 << 64)
 VECTOR: Kind = ("a number for each rank", _is_vector)
 MATRIX: Kind = ("a number for each pair of ranks", _is_matrix)
 
@@ -60,6 +68,7 @@ _CERTIFICATE: dict[str, Kind | dict[str, Kind]] = {
     "lower_bound_seconds": NUMBER,
     "certified_gap": NUMBER,
     "hot_row": SENTENCE,
+    "bound_note": SENTENCE,
 }
 _PARTITIONS: dict[str, Kind | dict[str, Kind]] = dict.fromkeys(
     (
@@ -74,12 +83,25 @@ _PARTITIONS: dict[str, Kind | dict[str, Kind]] = dict.fromkeys(
 _SETTINGS: dict[str, Kind | dict[str, Kind]] = {
     **dict.fromkeys(("extra_memory", "threshold", "dob"), NUMBER),
     "balance": TEXT,
+    "reserve": MAYBE,
 }
+_OPTIONAL: dict[str, Kind | dict[str, Kind]] = {"rows": TEXT, "time_unit": TEXT}
+_SAMPLED: dict[str, Kind | dict[str, Kind]] = {"share": SHARE, "seed": SEED}
+# Of a window of samples, of times, and of counts that `oper synth` drew.
+_OF_SAMPLES: dict[str, Kind | dict[str, Kind]] = {"from_sample": INTEGER, "to_sample": INTEGER}
+_OF_TIMES: dict[str, Kind | dict[str, Kind]] = {
+    "column": TEXT,
+    "from_value": NUMBER,
+    "to_value": NUMBER,
+}
+_SPAN: dict[str, Kind | dict[str, Kind]] = {"every": POSITIVE, "number": INTEGER}
+_DATES: dict[str, Kind | dict[str, Kind]] = {"from": TEXT, "to": TEXT}
+_DRAWN: dict[str, Kind | dict[str, Kind]] = {"from": INTEGER, "to": INTEGER}
 
 
 def check_stated(content: Mapping[str, Any], ranks: int) -> None:
     """ValueError where the figures of a plan.json are not numbers, texts or vectors over `ranks` as
-    they should be, or a certificate, partitions or settings that are there are not."""
+    they should be, or a certificate, partitions, settings or a log part that are there are not."""
     figures = content["figures"]
     _check("plan", content, _PLAN, ranks)
     _check("figures", figures, _KINDS, ranks)
@@ -100,6 +122,33 @@ def check_stated(content: Mapping[str, Any], ranks: int) -> None:
     if "full_memory_bound_seconds" in content["certificate"]:
         full: dict[str, Kind | dict[str, Kind]] = {"full_memory_bound_seconds": NUMBER}
         _check("certificate", content["certificate"], full, ranks)
+    if "log_part" in content:
+        _check_log_part(content["log_part"], ranks)
+
+
+def _check_log_part(part: Any, ranks: int) -> None:
+    _check("log_part", part, _present(part, _OPTIONAL), ranks)
+    if "sampled" in part:
+        _check("log_part.sampled", part["sampled"], _SAMPLED, ranks)
+    if "window" not in part:
+        return
+    window = part["window"]
+    if _present(window, _OF_TIMES):
+        kinds = _OF_TIMES | _present(window, _DATES)
+        # Both, or none in plans of before.
+        kinds |= _SPAN if _present(window, _SPAN) else {}
+    else:
+        kinds = _DRAWN if _present(window, _DRAWN) else _OF_SAMPLES
+    _check("log_part.window", window, kinds, ranks)
+
+
+def _present(
+    content: Any, kinds: Mapping[str, Kind | dict[str, Kind]]
+) -> dict[str, Kind | dict[str, Kind]]:
+    """The kinds of those keys that are there, as some may be missing."""
+    return {
+        key: kind for key, kind in kinds.items() if isinstance(content, dict) and key in content
+    }
 
 
 def _check(

@@ -104,7 +104,7 @@ class Profile(RowCounts):
     @property
     def log_part(self) -> dict[str, Any]:
         """Which part of its log was counted: `rows`, `window` and `time_unit`, `sampled`, as in
-        `source`; {} for all of it, and for merged profiles."""
+        `source`; {} for all of it, and for sums of other profiles than all windows of a folder."""
         options, sampled = self.source.get("options", {}), self.source.get("sampled", {})
         part = {name: options[name] for name in ("rows",) if name in options}
         if "window" in self.source:
@@ -156,7 +156,13 @@ class Profile(RowCounts):
         OperError where the folder is not a profile, is damaged or incomplete.
         """
         opened = cls.open_parts(spec, mmap, check)
-        return opened[0] if len(opened) == 1 else merge(opened)
+        whole = opened[0] if len(opened) == 1 else merge(opened)
+        # Windows of one folder are of one log, and together all that was counted of it.
+        first, *others = ({k: p.log_part.get(k) for k in ("rows", "sampled")} for p in opened)
+        if others and all(other == first for other in others):
+            whole.source |= {"options": {"rows": first["rows"]}} if first["rows"] else {}
+            whole.source |= {"sampled": first["sampled"]} if first["sampled"] else {}
+        return whole
 
     @classmethod
     def open_parts(cls, spec: Path | str, mmap: bool = True, check: bool = True) -> "list[Profile]":
@@ -299,10 +305,9 @@ def _sampled_share(profile: Profile) -> float:
 
 
 def _merged_source(profiles: Sequence[Profile]) -> dict[str, Any]:
-    source: dict[str, Any] = {"merged": [p.source for p in profiles]}
-    if "sampled" in profiles[0].source:
-        source["sampled"] = {"share": _sampled_share(profiles[0])}
-    return source
+    one = profiles[0]
+    sampled = {"sampled": {"share": _sampled_share(one)}} if "sampled" in one.source else {}
+    return {"merged": [p.source for p in profiles], **sampled}
 
 
 def _split(spec: str) -> tuple[Path, int | None]:

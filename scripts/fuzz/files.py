@@ -44,9 +44,11 @@ from oper.planner.make_plan import make_plan
 from oper.planner.problem.problem import Settings
 from oper.planner.replan.replan import replan_and_save
 from oper.profiling import profile as profiles
-from oper.profiling.counting import count
+from oper.profiling.counting import CountOptions, count, provenance
 from oper.profiling.profile import Profile, window_name, write_windows
+from oper.profiling.sampling import Sampling
 from oper.profiling.table_summary import summarise
+from oper.profiling.windows.time_windows import TimeWindows
 from oper.tables.table import IdRule, Table
 from oper.tables.table_file import load_tables
 from oper.topology.topology import Topology
@@ -165,7 +167,8 @@ def _damaged_folder(
     folder, form, read = kind
     shutil.copytree(folder, scratch)
     files = sorted(p for p in scratch.rglob("*") if p.is_file())
-    file = rng.choice(files)
+    # The marker often: it holds most of what is acted on, beside many large arrays.
+    file = scratch / form.marker if rng.random() < 0.4 else rng.choice(files)
     if file.name == form.marker and rng.random() < 0.7:
         with contextlib.suppress(RecursionError):
             _edit(file.parent, form, rng)
@@ -218,6 +221,12 @@ def _edit(folder: Path, form: Format, rng: random.Random) -> None:
             at[key] = rng.choice(values)
         break
     write_manifest(folder, form, content)
+
+
+def _use_part(folder: Path, log: Path) -> None:
+    """The plan of a part of a log, which its check reads from the log."""
+    _use_plan(folder)
+    _quiet("plan", "check", folder, log)
 
 
 def _use_plan(folder: Path) -> None:
@@ -312,8 +321,8 @@ def _folders(folder: Path) -> dict[str, tuple[Path, Format, Read]]:
         "b": [[int(n), int(n) // 2] for n in rng.integers(0, 60, 4000)],
         "v": [f"v{n}" for n in rng.integers(0, 4, 4000)],
     }
-    pq.write_table(pa.table(columns), log)
-    opened = open_log(log)
+    pq.write_table(pa.table(columns | {"t": np.arange(4000)}), log)
+    opened = open_log(log, LogOptions(columns=("a", "b", "v")))
     prepared = prepare(opened, tables)
     profile = count(RowReader(opened, prepared), prepared=prepared)[0]
     profile.save(folder / "profile")
@@ -332,8 +341,13 @@ def _folders(folder: Path) -> dict[str, tuple[Path, Format, Read]]:
         profile.samples_with_row[::-1].copy(), profile.bagged, vocabularies=prepared,
     )  # fmt: skip
     replan_and_save(folder / "plan", drifted, folder / "replanned", 10**9)
+    part = open_log(log, replace(opened.options, rows="100:", time="t", time_unit="ms"))
+    asked = CountOptions(Sampling(0.5), TimeWindows("t", 1.0, "ms"), source=provenance(part))
+    of_part = count(RowReader(part, prepared), asked, prepared=prepared)[2]
+    make_plan(of_part, topology, workload, settings, folder / "part")
     return {
         "plan": (folder / "plan", plans.FORMAT, _use_plan),
+        "plan of a part": (folder / "part", plans.FORMAT, lambda made: _use_part(made, log)),
         "replanned": (folder / "replanned", plans.FORMAT, _use_plan),
         "profile": (folder / "profile", profiles.FORMAT, _use_profile),
         "windows": (folder / "windows", profiles.FORMAT, _use_profile),

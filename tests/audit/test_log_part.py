@@ -34,6 +34,12 @@ PARTS = {
     "sample": (("--sample", "30%"), "", "a sample of 30%"),
     "sampled rows": (("--rows", ":400", "--sample", "50%", "--seed", "3"), "", "a sample of 50%"),
     "window of a sample": (("--windows", "4", "--sample", "50%"), "@3", "a sample of 50%"),
+    "sum of a part": (("--rows", "0:50%", "--windows", "4"), "", "samples 0:50%"),
+    "sum of a sample": (("--windows", "4", "--sample", "50%"), "", "a sample of 50%"),
+    "sum of both": (
+        ("--rows", ":400", "--by-column", "step", "--every", "70", "--sample", "50%"),
+        "", "samples :400, a sample of 50%",
+    ),
     "span of a sample": (
         ("--by-column", "step", "--every", "70", "--sample", "50%"), "@5", "a sample of 50%"
     ),
@@ -123,7 +129,7 @@ def test_windows_of_times_have_the_samples_that_were_counted(
 ) -> None:
     """Times at the bounds are those that rounding would put into another window."""
     steps = data.draw(st.lists(st.integers(0, 20), min_size=1, max_size=20))
-    times = (np.floor(base / every) + np.array(steps)) * every
+    times = np.array([(base // every + step) * every for step in steps], dtype=np.float64)
     windows = TimeWindows("t", every, unit, plain)
     batch = Batch(len(times), {}, Location("log", 0, "row"), time=times, plain_time=plain)
     counted = windows.of(batch, 0)
@@ -134,7 +140,7 @@ def test_windows_of_times_have_the_samples_that_were_counted(
 
 
 def test_plans_of_before_tell_windows_by_their_bounds() -> None:
-    times = np.arange(10) * 43_200.0
+    times = np.linspace(0, 9 * 43_200, 10, dtype=np.float64)
     batch = Batch(10, {}, Location("log", 0, "row"), time=times)
     window = {"column": "t", "from_value": 86_400_000.0, "to_value": 172_800_000.0}
     (part,) = LogPart({"window": window, "time_unit": "ms"}).batches([batch])
@@ -142,3 +148,13 @@ def test_plans_of_before_tell_windows_by_their_bounds() -> None:
     assert part.time.tolist() == [86_400, 129_600]
     with pytest.raises(OperError, match="profile the log again"):
         list(LogPart({"window": {**window, "to_value": 86_400_000.0}}).batches([batch]))
+
+
+def test_a_sum_of_profiles_says_that_its_parts_are_unknown(here: Path) -> None:
+    fine("profile", "log.parquet", "-o", "p", "--columns", "C*", "--windows", "3")
+    fine("profile", "merge", "p@0", "p@2", "-o", "sum")
+    fine("plan", "sum", "-o", "q", "--topology", "cpu:2", "--batch-size", "64")
+    said = oper("plan", "check", "q", "log.parquet")
+    assert said.status == 2
+    assert "of a sum of profiles the parts are not known" in said.errors
+    assert said.errors.count("\n") == 1

@@ -17,7 +17,7 @@ from tests.support.commands import fine, oper, write_log
 PARTS = ("figures", "certificate", "partitions", "settings")
 # Read by nothing, as they stand elsewhere in plan.json too; and what may be null.
 REPEATED = {"mode", "fetch", "batch_size", "ranks", "rows", "status"}
-MAY_BE_NULL = {"greedy_dob", "hot_row", "memory", "lookups", "link_cost"}
+MAY_BE_NULL = {"greedy_dob", "hot_row", "memory", "lookups", "link_cost", "reserve"}
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def test_every_value_of_another_kind_is_found(saved: Path) -> None:
     tried = 0
     for name in PARTS:
         for path in leaves(content[name], (name,)):
-            if path[1] in REPEATED or path == ("settings", "reserve"):
+            if path[1] in REPEATED:
                 continue
             bad: list[Any] = [float("nan"), {}, True if path[-1] != "feasible" else 1]
             bad += ["much"] if not isinstance(content[path[0]][path[1]], str) else []
@@ -69,6 +69,39 @@ def test_every_value_of_another_kind_is_found(saved: Path) -> None:
     assert tried > 150
 
 
+SAMPLES = {"from_sample": 0, "to_sample": 9}
+TIMES = {"column": "t", "from_value": 0.5, "to_value": 1.0}
+EXACT = {**TIMES, "every": 0.5, "number": 1, "from": "1970-01-01", "to": "1970-01-01"}
+PARTS_OF_LOGS: tuple[dict[str, Any], ...] = (
+    {"rows": "0:9", "sampled": {"share": 0.5, "seed": 3}},
+    {"window": SAMPLES},
+    {"window": TIMES, "time_unit": "ms"},
+    {"window": EXACT},
+    {"window": {"from": 0, "to": 9}},  # of `oper synth`
+)
+
+
+def test_every_value_of_a_part_of_a_log_is_checked(saved: Path) -> None:
+    content = json.loads((saved / MARKER).read_text())
+    for part in PARTS_OF_LOGS:
+        check_stated(content | {"log_part": part}, 4)
+        for path in leaves(part):
+            right: Any = part
+            for key in path:
+                right = right[key]
+            bad: list[Any] = [None, [], {}, True, {"a": 1}, 1 if isinstance(right, str) else "x"]
+            bad += [0.5, -(1 << 63)] if path[-1] in ("from_sample", "to_sample", "number") else []
+            bad += [-1, 1 << 64] if path[-1] == "seed" else []
+            bad += [0, -0.5] if path[-1] in ("share", "every") else []
+            for value in bad:
+                with pytest.raises(ValueError, match=rf"{path[-1]}.* is .*was needed"):
+                    check_stated(content | {"log_part": edited(part, path, value)}, 4)
+    for gone in EXACT.keys() - {"from", "to"}:
+        window = {key: value for key, value in EXACT.items() if key != gone}
+        with pytest.raises(ValueError, match=rf"log_part.window.{gone}"):
+            check_stated(content | {"log_part": {"window": window}}, 4)
+
+
 @pytest.mark.parametrize(
     ("path", "value"),
     [
@@ -76,11 +109,17 @@ def test_every_value_of_another_kind_is_found(saved: Path) -> None:
         (("figures", "rank_seconds"), ["1", "2", "3", "4"]),
         (("figures", "rank_seconds"), [1.0, 2.0]),
         (("figures", "dob"), None),
-        (("figures", "greedy_dob", "memory"), "much"),
+        (("figures", "greedy_dob"), {"memory": "much", "lookups": 1}),
         (("certificate", "certified_gap"), None),
         (("certificate",), None),
         (("partitions", "memory_bounded"), "many"),
         (("settings", "extra_memory"), None),
+        (("settings", "reserve"), "x"),
+        (("certificate", "bound_note"), [1]),
+        (("log_part",), 5),
+        (("log_part",), {"rows": 5}),
+        (("log_part",), {"sampled": {"share": "a", "seed": 0}}),
+        (("log_part",), {"window": {"column": "ts"}}),
     ],
 )
 def test_show_says_so_in_one_line(saved: Path, path: tuple[str | int, ...], value: Any) -> None:
