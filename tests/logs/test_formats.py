@@ -1,5 +1,6 @@
 """One log in every form reads the same."""
 
+import copy
 import gzip
 import io
 from pathlib import Path
@@ -245,6 +246,50 @@ def test_batches_of_keyed_jagged_tensors() -> None:
     assert everything(once.batches()) == expected
     with pytest.raises(OperError, match="only once"):
         list(once.batches())
+
+
+class Slotted:
+    __slots__ = ("_made", "kept")
+
+    def __init__(self, kept: Any) -> None:
+        self.kept = kept
+
+
+class ByProperty:
+    def __init__(self, kept: Any) -> None:
+        self._raw = kept
+
+    @property
+    def sparse_features(self) -> Any:
+        return copy.copy(self._raw[0])
+
+
+class Loose:
+    """Any attributes."""
+
+
+def test_objects_that_hold_keyed_jagged_tensors() -> None:
+    expected: dict[str, Bags] = {"a": [[1, 2], [], []], "b": [[3], [4], [5]]}
+    for wrap in (Slotted, lambda kjt: ByProperty([kjt]), lambda kjt: Slotted(ByProperty([kjt]))):
+        assert everything(open_log([wrap(kjt) for kjt in kjts()]).batches()) == expected
+
+
+def test_models_in_batches_are_not_looked_through() -> None:
+    torch = pytest.importorskip("torch")
+    batch, model = Loose(), torch.nn.Linear(1, 1)
+    vars(model)["kept"] = kjts()[1]
+    vars(batch).update(kjt=kjts()[0], model=model)
+    assert open_log([batch]).count_samples() == 2
+
+
+def test_deep_batches_are_refused() -> None:
+    top = inner = Loose()
+    for _ in range(3000):
+        vars(inner)["next"] = Loose()
+        inner = vars(inner)["next"]
+    vars(top)["kjt"] = kjts()[0]
+    with pytest.raises(OperError, match="too deep to look through"):
+        open_log([top])
 
 
 def test_to_kjt_and_back() -> None:

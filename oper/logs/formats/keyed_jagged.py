@@ -5,7 +5,12 @@ A batch is one of them, or whatever holds some: tuples, dictionaries, objects as
 an object, `labels` and `dense_features` are read as well. Weights say nothing of accesses.
 """
 
+<<<<<<< HEAD
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+=======
+from collections.abc import Iterable, Iterator, Mapping
+from types import ModuleType
+>>>>>>> q-fix1
 from typing import Any
 
 import numpy as np
@@ -14,6 +19,9 @@ import torch
 from oper.base.errors import OperError
 from oper.logs.batches.batch import Batch, Jagged, Location
 from oper.logs.batches.columns import Column, Selection
+
+# Objects that a batch may refer to, and that hold no ids of its samples.
+_NO_BATCH = (torch.Tensor, torch.nn.Module, ModuleType, type)
 
 
 class KjtSource:
@@ -80,27 +88,49 @@ class KjtSource:
 
 
 def keyed_jagged_tensors(given: Any) -> list[Any]:
-    """All KeyedJaggedTensors in a batch, in the order of its parts."""
+    """All KeyedJaggedTensors in a batch, in the order of its parts.
+
+    OperError where its objects are in each other too deep to look at.
+    """
     found: list[Any] = []
-    _collect(given, found, set())
+    try:
+        _collect(given, found, {})
+    except RecursionError as error:
+        raise OperError(
+            f"a batch, {type(given).__name__}: holds objects in each other, too deep to look "
+            "through; give batches that hold little beside their KeyedJaggedTensors"
+        ) from error
     return found
 
 
-def _collect(given: Any, found: list[Any], seen: set[int]) -> None:
-    if id(given) in seen:
+def _collect(given: Any, found: list[Any], seen: dict[int, Any]) -> None:
+    # `seen` keeps what a property made, so that no later object has its id.
+    if id(given) in seen or isinstance(given, _NO_BATCH):
         return
-    seen.add(id(given))
+    seen[id(given)] = given
     if hasattr(given, "keys") and hasattr(given, "stride"):
         found.append(given)
-    elif isinstance(given, Mapping):
-        for part in given.values():
-            _collect(part, found, seen)
-    elif isinstance(given, list | tuple):
-        for part in given:
-            _collect(part, found, seen)
-    elif hasattr(given, "__dict__") and not isinstance(given, torch.Tensor | type):
-        for part in vars(given).values():
-            _collect(part, found, seen)
+        return
+    parts = _parts(given)
+    # A property makes them of the other parts, which would then be found twice.
+    sparse = getattr(given, "sparse_features", None)
+    if sparse is not None and not any(part is sparse for part in parts):
+        parts = [sparse]
+    for part in parts:
+        _collect(part, found, seen)
+
+
+def _parts(given: Any) -> list[Any]:
+    """What a container or an object holds: values, items, attributes and slots."""
+    if isinstance(given, Mapping):
+        return list(given.values())
+    if isinstance(given, list | tuple):
+        return list(given)
+    names = list(getattr(given, "__dict__", ()))
+    for kind in reversed(type(given).__mro__):
+        slots = vars(kind).get("__slots__", ())
+        names += [slots] if isinstance(slots, str) else slots
+    return [getattr(given, name) for name in dict.fromkeys(names) if hasattr(given, name)]
 
 
 def samples_of(tensors: Sequence[Any], where: str) -> int:

@@ -55,8 +55,8 @@ at::Tensor translate(const at::Tensor& ids, const at::Tensor& segment_offset,
   check_contiguous(codes, "codes");
   check_size(group_bits, 0, 31, "group_bits");
   TORCH_CHECK_VALUE(group_base.numel() > 0 || codes.numel() == 0, "group_base: is empty");
-  check_tables(segments, table_maps, bitmap, stripe_bitmap, everywhere_bitmap, steps.size(0), stripe_base,
-               flat.numel());
+  check_tables(segments, table_maps, bitmap, stripe_bitmap, everywhere_bitmap, steps.size(0),
+               stripe_base, flat.numel());
   at::Tensor out = pooled_tensor(ids.numel(), at::kLong).view(ids.sizes());
   int64_t* const to = out.data_ptr<int64_t>();
   with_index_type(codes.scalar_type(), "codes", [&](auto code) {
