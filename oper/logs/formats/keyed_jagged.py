@@ -5,12 +5,8 @@ A batch is one of them, or whatever holds some: tuples, dictionaries, objects as
 an object, `labels` and `dense_features` are read as well. Weights say nothing of accesses.
 """
 
-<<<<<<< HEAD
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-=======
-from collections.abc import Iterable, Iterator, Mapping
 from types import ModuleType
->>>>>>> q-fix1
 from typing import Any
 
 import numpy as np
