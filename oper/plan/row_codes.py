@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 Flags = NDArray[np.bool_]
 
+_CHUNK_LINES = 1 << 15
+
 
 class ListedIndex(NamedTuple):
     """What finds the group and position of E listed rows of T tables; fields of `Layout`.
@@ -65,13 +67,17 @@ def rows_of_tables(listed_offset: Ints) -> Iterator[slice]:
 
 def marks_of(everywhere_bitmap: NDArray[np.uint64], bitmap: NDArray[np.uint64]) -> Flags:
     """Whether each row that `bitmap` lists has a mark, [E]."""
-    marked, listed = (
-        np.unpackbits(
-            np.ascontiguousarray(lines[:, 1:]).view(np.uint8).reshape(-1), bitorder="little"
-        ).view(bool)
-        for lines in (everywhere_bitmap, bitmap)
-    )
-    return marked[listed]
+    found = [np.empty(0, dtype=bool)]
+    for first in range(0, len(bitmap), _CHUNK_LINES):  # a byte a row, for a part of them at a time
+        lines = slice(first, first + _CHUNK_LINES)
+        found.append(_bits(everywhere_bitmap[lines])[_bits(bitmap[lines])])
+    return np.concatenate(found)
+
+
+def _bits(lines: NDArray[np.uint64]) -> Flags:
+    """The bits of a part of a bitmap, a row each."""
+    words = np.ascontiguousarray(lines[:, 1:]).view(np.uint8).reshape(-1)
+    return np.unpackbits(words, bitorder="little").view(bool)
 
 
 def marked_groups(

@@ -1,5 +1,6 @@
 """Listed rows with a mark instead of a code, against a definition row by row."""
 
+from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from oper.base import native
 from oper.base.tensors import as_int64, as_tensor
+from oper.plan import row_codes
 from oper.plan.row_codes import marked_groups, marks_of, pack_positions, unpack_codes, with_marks
 
 GROUPS = 4
@@ -28,6 +30,14 @@ def groups_by_rows(group, position, listed_offset):
                 best = (g, len(places))
         found.append(best)
     return found
+
+
+@pytest.fixture(autouse=True, scope="module")
+def several_chunks() -> Iterator[None]:
+    """Few lines are several chunks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(row_codes, "_CHUNK_LINES", 2)
+        yield
 
 
 @given(
