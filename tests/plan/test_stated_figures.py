@@ -136,3 +136,16 @@ def test_show_says_so_in_one_line(saved: Path, path: tuple[str | int, ...], valu
             load_plan(saved)
     finally:
         marker.write_bytes(before)
+
+
+@pytest.mark.parametrize("part", ["certificate", "partitions", "settings"])
+def test_plans_put_together_by_hand_lack_parts_and_are_shown(saved: Path, part: str) -> None:
+    marker = saved / MARKER
+    before = marker.read_bytes()
+    try:
+        write_manifest(saved, FORMAT, edited(json.loads(before), (part,), {}))
+        assert "predicted iteration" in fine("plan", "show", saved)
+        fine("plan", "show", saved, "--json")
+        fine("plan", "check", saved)
+    finally:
+        marker.write_bytes(before)

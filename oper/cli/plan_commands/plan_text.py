@@ -50,12 +50,11 @@ def plan_facts(content: dict[str, Any]) -> list[tuple[str, str]]:
     """A plan's properties as names and sentences."""
     dob, before = content["dob"], content["greedy_dob"]
     moved = {name: format_bytes(b) for name, b in content["communication_bytes"].items()}
+    iteration = f"{format_duration(content['objective_seconds'])}, that of the slowest rank"
+    if "certified_gap" in content:  # plans that were put together by hand have no certificate
+        iteration += f"; certified within {format_gap(content['certified_gap'])} of optimal"
     facts = [
-        (
-            "predicted iteration",
-            f"{format_duration(content['objective_seconds'])}, that of the slowest rank; certified "
-            f"within {format_gap(content['certified_gap'])} of optimal",
-        ),
+        ("predicted iteration", iteration),
         (
             "balance, min/max",
             ", ".join(
@@ -104,8 +103,10 @@ def plan_facts(content: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _extra_memory(content: dict[str, Any]) -> str:
     """What copies take, and what more of them would do."""
-    used, asked = content["extra_memory_ratio"], content["asked"]["extra_memory"]
+    used, asked = content["extra_memory_ratio"], content["asked"].get("extra_memory")
     full = content.get("full_memory_bound_seconds")
+    if full is None and asked is None:
+        return f"{used:.3%} used"
     if full is None:
         none = ": no copies pay off, or none fit" if asked and not used else ""
         return f"{used:.3%} used of {100 * asked:g}% allowed{none}"

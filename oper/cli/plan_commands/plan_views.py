@@ -48,19 +48,20 @@ def show(
             f"{plural(content['batch_size'], 'sample')} a batch"
         )
         out.print(rank_table(content))
-        parts = loaded.partitions
-        partitions = (
-            f"{parts['access_bounded']:,} access-bounded with "
-            f"{parts['access_bounded_accesses']:.1%} of accesses in "
-            f"{parts['access_bounded_bytes']:.1%} of bytes, {parts['memory_bounded']:,} "
-            "memory-bounded"
-        )
+        facts = plan_facts(content)
+        if parts := loaded.partitions:
+            partitions = (
+                f"{parts['access_bounded']:,} access-bounded with "
+                f"{parts['access_bounded_accesses']:.1%} of accesses in "
+                f"{parts['access_bounded_bytes']:.1%} of bytes, {parts['memory_bounded']:,} "
+                "memory-bounded"
+            )
+            facts.append(("partitions", partitions))
         address_map = (
             f"{content['address_map_bytes_per_row']:.3f} bytes a row; "
             f"{plural(layout.listed, 'row')} listed, the others striped"
         )
-        facts = [("partitions", partitions), ("address map", address_map)]
-        out.print(facts_table([*plan_facts(content), *facts]))
+        out.print(facts_table([*facts, ("address map", address_map)]))
 
     emit(as_json, content, text)
 
