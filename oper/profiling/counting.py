@@ -26,7 +26,7 @@ from oper.profiling.sampling import RankShares, Sampling, sampling_error
 from oper.profiling.windows.equal_windows import MAX_WINDOWS, EqualWindows, Windows, refuse_too_many
 from oper.tables.model_tables import tables_of, tables_of_list
 from oper.tables.table_file import load_tables
-from oper.topology.links import MAX_RANKS
+from oper.topology.capacity import MAX_RANKS
 
 Advance = Callable[[int], None]
 

@@ -15,12 +15,12 @@ from collections.abc import Sequence
 
 from oper.base.errors import OperError
 from oper.base.units import parse_bytes
-from oper.topology.links import MAX_RANKS
 
 # None: the heap size. A float: one factor of total/M for all ranks. A tuple: one value a rank, an
 # int in bytes or a float as a factor.
 Capacity = tuple[int | float, ...] | float | None
 
+MAX_RANKS = 4_096  # of a topology: a matrix of link costs is then 128 MiB
 # A larger bare number is more likely bytes without a unit; no rank holds 10,000 times its share.
 _LARGEST_FACTOR = 10_000.0
 

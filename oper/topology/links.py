@@ -17,7 +17,6 @@ LINKED: NodeMemory = "linked"
 SHARED: NodeMemory = "shared"
 
 # Of links: a rank's own rows, those of another rank in its node, those of another node.
-MAX_RANKS = 4_096  # a matrix of link costs is then 128 MiB
 KINDS = ("local", "same_node", "other_node")
 
 

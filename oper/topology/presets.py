@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from oper.base.errors import OperError
 from oper.base.free_memory import machine_memory_bytes
 from oper.base.units import GB
+from oper.topology.capacity import MAX_RANKS
 from oper.topology.description import Description
-from oper.topology.links import LINKED, MAX_RANKS, SHARED, latency_seconds, link_matrix
+from oper.topology.links import LINKED, SHARED, latency_seconds, link_matrix
 
 PRESETS = ("dgx-a100", "dgx-h100", "2x4-a100", "4x4-a100", "cpu:N")  # as help and errors list them
 

@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 from oper.base.errors import OperError
 from oper.base.units import parse_bytes
 from oper.files.yaml_file import Document, KeyPath
-from oper.topology.capacity import Capacity, parse_capacity
+from oper.topology.capacity import MAX_RANKS, Capacity, parse_capacity
 from oper.topology.description import Description
 from oper.topology.links import (
     KINDS,
     LINKED,
-    MAX_RANKS,
     SHARED,
     NodeMemory,
     latency_seconds,

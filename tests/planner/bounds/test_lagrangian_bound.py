@@ -80,13 +80,15 @@ def all_sets(topology: Topology, workload: Workload, method: Method) -> HolderSe
 
 
 def all_paths(topology: Topology, workload: Workload, method: Method) -> HolderSets:
-    """Every group, with every way of reading from its holders, as prices may favour any."""
+    """Every group, with every way of reading from its holders, as prices may favour any; a holder
+    reads its own copy, also where another costs less."""
     sets = all_sets(topology, workload, method)
     if workload.training:
         return sets
     paths, holders = [], []
     for holds in sets.holds:
-        for path in product(np.flatnonzero(holds), repeat=topology.ranks):
+        holder = np.flatnonzero(holds)
+        for path in product(*([r] if holds[r] else holder for r in range(topology.ranks))):
             paths.append(path)
             holders.append(holds)
     return HolderSets(np.array(paths, dtype=np.uint16), np.array(holders))

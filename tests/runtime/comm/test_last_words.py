@@ -185,7 +185,7 @@ def test_a_thread_that_never_begins_is_not_waited_for(monkeypatch: pytest.Monkey
     for _ in range(2):
         failures.fail("no addresses are left")
     assert said == {"oper/0/failure": "no addresses are left"}
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 8  # twice the seconds that an answer may take
 
 
 SCRIPT = """
