@@ -32,6 +32,7 @@ from oper.audit.check import check
 from oper.audit.diff import diff
 from oper.audit.explain import explain
 from oper.cost.workload import Workload
+from oper.files import process_signals
 from oper.files.manifest import describe_files, write_manifest
 from oper.files.overwrite_rules import Format
 from oper.logs import LogOptions, open_log, prepare
@@ -70,9 +71,8 @@ def main() -> None:
     if asked.child is not None:
         fuzz(asked.child, asked.count, asked.seed, asked.kind)
         return
-    # In memory where that is possible: files are made and removed by the thousand.
-    memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+    # A signal ends the process that reads too, and removes the files.
+    with process_signals.raised(), tempfile.TemporaryDirectory() as folder:
         log, end, seed = Path(folder) / "log", asked.seed + asked.count, asked.seed
         log.touch()
         while seed < end:

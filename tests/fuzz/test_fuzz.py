@@ -1,7 +1,9 @@
 """A minute of what `make fuzz` does for longer: nothing but success, or an error of one line."""
 
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -38,3 +40,17 @@ def test_damaged_files(seed: int) -> None:
         cwd=REPOSITORY, capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stdout + ended.stderr[-2000:]
+
+
+def test_a_signal_ends_it_and_leaves_no_file(tmp_path: Path) -> None:
+    started = subprocess.Popen(
+        [sys.executable, "-m", "scripts.fuzz.files", "--count", "100000"],
+        cwd=REPOSITORY, env=os.environ | {"TMPDIR": str(tmp_path)},
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("*/*/*")):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    started.terminate()
+    assert started.wait(30) != 0
+    assert list(tmp_path.iterdir()) == []
