@@ -140,6 +140,12 @@ class Charges:
         With `read_by_read` the reads of a resource are priced before they are added up: equal but
         for the last digit, by which a solver chooses among solutions that are equally good.
         """
+        single = single_owner_sets(self.ranks).source
+        if not read_by_read and np.array_equal(sets.source, single):
+            return self.owner_seconds
+        return self._set_seconds(sets, read_by_read)
+
+    def _set_seconds(self, sets: HolderSets, read_by_read: bool = False) -> Floats:
         pair = (np.arange(self.ranks) * self.ranks + sets.source).ravel()
         first, entries = self._first[pair], self._first[pair + 1] - self._first[pair]
         before = np.cumsum(entries) - entries
@@ -169,7 +175,7 @@ class Charges:
     @cached_property
     def owner_seconds(self) -> Floats:
         """What each rank pays for a byte of a row with one owner, [owner, payer]."""
-        return self.set_seconds(single_owner_sets(self.ranks))
+        return self._set_seconds(single_owner_sets(self.ranks))
 
     def least_largest_seconds(self, readers: Ints) -> Floats:
         """What some rank pays at least for a byte of a row of which some holder serves that many

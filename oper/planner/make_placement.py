@@ -25,6 +25,7 @@ from oper.planner.bounds.lagrangian_bound import Bound
 from oper.planner.class_placement.access_partitions import partitions
 from oper.planner.class_placement.choose_method import place_classes
 from oper.planner.class_placement.class_placement import ClassPlacement
+from oper.planner.class_placement.homogeneous import MANY_RANKS
 from oper.planner.exact_placement import place_exactly
 from oper.planner.problem.problem import ClassProblem, Problem, Settings, make_problem
 from oper.planner.row_placement.row_placement import RowPlacement, place_rows
@@ -39,6 +40,7 @@ BASELINES_FROM_GAP = 1e-8
 # four to eight bytes a row, are the last resort, for ranks with a hot row that should otherwise
 # hold the coldest.
 LARGER_RESERVES = ((2e-5, 1 / 32), (2e-5, 1 / 8), (1e-3, 1.0))
+MANY_RANKS_RESERVES = LARGER_RESERVES[1:]  # each takes seconds there, and one in 32 is too few
 # The same where ranks differ: one in eight is listed from the start, and hot rows are kept whole.
 WHOLE_ROWS = ((5e-4, 1 / 8), (1e-3, 1.0))
 # Relative, of the extra memory: sums of bytes over millions of rows are rounded.
@@ -149,7 +151,7 @@ def place(problem: Problem, watch: "Watch") -> Planned:
         placement = _Placement(class_placement, place_rows(problem, class_placement))
     with watch("bound"):
         certificate = certify(problem, placement.rows.cost.objective_seconds)
-    for gap, share in LARGER_RESERVES if topology.homogeneous else WHOLE_ROWS:
+    for gap, share in _reserves(topology):
         good_enough = certificate.gap <= gap or settings.balance == "link"
         if good_enough and placement.rows.cost.feasible:
             break
@@ -171,6 +173,13 @@ def place(problem: Problem, watch: "Watch") -> Planned:
                 placement, certificate = _exact(problem, placement, certificate)
     check_limits(problem, placement.rows.cost)
     return Planned(problem, placement.classes, placement.rows, certificate, watch.seconds)
+
+
+def _reserves(topology: Topology) -> tuple[tuple[float, float], ...]:
+    """The gaps above which more rows are listed, and shares of all rows."""
+    if not topology.homogeneous:
+        return WHOLE_ROWS
+    return MANY_RANKS_RESERVES if topology.ranks > MANY_RANKS else LARGER_RESERVES
 
 
 def _exact(
