@@ -44,7 +44,7 @@ BAR = 0.15  # relative, of measured over predicted
 DEADLINE_SECONDS = 1800.0
 
 
-def forced(topology: Topology, cell: Cell) -> Topology:
+def forced(topology: Topology) -> Topology:
     """A topology under which copies pay."""
     cost = topology.link_cost.copy()
     np.fill_diagonal(cost, cost.diagonal() / CHEAPER)
@@ -64,7 +64,7 @@ def plan_and_price(
     mode = "training" if cell.training else "inference"
     workload = Workload(mode, "raw", cell.world_size * cell.batch)  # type: ignore[arg-type]
     settings = Settings(extra_memory=copies)
-    made = make_plan(profile, forced(topology, cell), workload, settings, folder)
+    made = make_plan(profile, forced(topology), workload, settings, folder)
     placement, problem = made.row_placement, made.problem
     sets = placement.holder_sets
     striped = stripe_sums(problem, placement.scan)

@@ -104,17 +104,19 @@ class Traffic:
 
 
 def main_direction(directions: tuple[Direction, ...]) -> Direction:
-    """The one direction that comes nearest to several: along the last of them, with the bytes of
-    the others in proportion to how far they move T that way. Exact where all move it that way."""
-    last = directions[-1]
-    if len(directions) == 1:
-        return last
+    """The one direction that comes nearest to several: along the last of them that moves T at all,
+    with the bytes of the others in proportion to how far they move T that way. Exact where all move
+    it that way."""
     away = [columns - columns.mean(axis=0) for _, columns in directions]
-    length = float((away[-1] ** 2).sum()) or 1.0
-    bytes = last.bytes
-    for direction, moved in zip(directions[:-1], away[:-1], strict=True):
-        bytes = bytes + float((moved * away[-1]).sum()) / length * direction.bytes
-    return Direction(bytes, last.columns)
+    least = 1e-12 * max(float(np.abs(columns).max()) for _, columns in directions)
+    moving = [n for n, moved in enumerate(away) if float(np.abs(moved).max()) > least]
+    along = moving[-1] if moving else len(directions) - 1
+    length = float((away[along] ** 2).sum()) or 1.0
+    bytes = directions[along].bytes
+    for n, direction in enumerate(directions):
+        if n != along:
+            bytes = bytes + float((away[n] * away[along]).sum()) / length * direction.bytes
+    return Direction(bytes, directions[along].columns)
 
 
 def _sum(terms: Any) -> Floats:

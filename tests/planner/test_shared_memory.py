@@ -152,6 +152,17 @@ def test_one_direction_is_exact_on_one_host() -> None:
         np.testing.assert_allclose(bytes[:, None] * (columns[g] - columns[0]), moved, atol=1e-20)
 
 
+def test_where_gradients_cost_the_same_everywhere_reads_say_the_direction() -> None:
+    """A rank's own gradient takes twice its link's time here: no move of a row changes that part."""
+    links = np.array([[1e-9, 2e-9], [2e-9, 1e-9]])
+    topology = Topology("x", (0, 0), links, 1e9, 1e-6, memory=("shared",))
+    workload = Workload("training", "raw", 64)
+    classes = make_classes([900, 30, 4], [1, 2, 3], workload, 2)
+    directions = classes.traffic(topology, workload).directions(single_owner_sets(2))
+    assert np.ptp(directions[-1].columns) == 0  # or this tests nothing
+    assert np.ptp(main_direction(directions).columns) > 0
+
+
 @pytest.mark.parametrize("mode", ["training", "inference"])
 def test_rows_served_are_evened_out_where_time_stays(mode: str) -> None:
     """Hot rows are touched in every batch: their gradients cost the same, their reads do not."""

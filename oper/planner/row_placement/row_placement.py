@@ -36,7 +36,6 @@ from oper.planner.row_placement.rows_served import even_rows_served
 from oper.planner.row_placement.striping import Stripes, make_stripes
 from oper.planner.row_placement.swaps import SwapSearch
 
-_ALIKE = 1e-9  # gradients that differ by less of the largest are alike
 RESERVE_SHARE = 1 / 256  # 0.016 bytes a row in the address map (listing_thresholds.py)
 
 
