@@ -68,7 +68,7 @@ def rows_of_log(
             yield table, batch.features[key].values
     if samples != plan.samples:
         where = f" ({part})" if str(part) else "" if options.rows is None else " of --rows"
-        unknown = "" if plan.log_part else "; of a sum of profiles the parts are not known"
+        unknown = "" if plan.log_part else "; if its profile is a sum, the parts are not known"
         raise OperError(
             f"{', '.join(map(str, log))}: has {samples:,} samples{where}, and the plan's profile "
             f"counted {plan.samples:,}: it is another log, or another part of it; give the log "

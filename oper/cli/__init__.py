@@ -30,6 +30,7 @@ VERBS = {
     "compare": "compare",
     "drift": "drift",
     "replan": "replan",
+    "simulate": "simulate",
 }
 
 INTERRUPTED = 130  # the status that typer gives Ctrl-C

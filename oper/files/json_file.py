@@ -15,25 +15,30 @@ MOST_DIGITS = 40  # of an integer: more than any id, count or number of bytes ha
 
 
 def write_json(path: Path | str, content: Any) -> None:
-    """Write `content` as JSON, keys in the order given: objects indented, each list on a line."""
+    """Write `content` as indented JSON, keys in the order given; a list of numbers is one line."""
     Path(path).write_text("".join(_indented(content, "\n")) + "\n", encoding="utf-8")
 
 
 def _indented(content: Any, line: str) -> Iterator[str]:
     """The text of `content` in pieces; `line` begins a line at its depth.
 
-    Lists are left to the encoder without indentation, which is native: the matrices of a thousand
-    ranks have three million numbers.
+    What holds no object goes to the encoder without indentation, which is native: the matrices of
+    a thousand ranks have three million numbers.
     """
-    if not isinstance(content, dict) or not content:
+    if isinstance(content, dict) and content:
+        first, last = "{}"
+        items: Any = ((f"{json.dumps(str(key))}: ", value) for key, value in content.items())
+    elif isinstance(content, list) and any(isinstance(item, dict) for item in content):
+        first, last = "[]"
+        items = (("", item) for item in content)
+    else:
         yield json.dumps(content)
         return
-    separator = "{"
-    for key, value in content.items():
-        yield f"{separator}{line} {json.dumps(str(key))}: "
+    for name, value in items:
+        yield f"{first}{line} {name}"
         yield from _indented(value, line + " ")
-        separator = ","
-    yield line + "}"
+        first = ","
+    yield line + last
 
 
 def read_json(path: Path | str) -> Any:

@@ -32,7 +32,7 @@ _MOST_DENSE_ROWS = 1 << 31
 # its rows would be below the smallest id.
 _MANY_VALUES, _ALL_DISTINCT = 10_000, 0.9
 _MANY_ROWS, _SPARSE = 10_000_000, 100
-# Such a table is refused if nobody named its column: beyond so many rows, counting takes gigabytes.
+# Such a table is refused if nobody named its column, from 64 MiB of counters on.
 _REFUSED_ROWS = 1 << 24
 
 

@@ -153,7 +153,7 @@ def test_one_direction_is_exact_on_one_host() -> None:
 
 
 def test_where_gradients_cost_the_same_everywhere_reads_say_the_direction() -> None:
-    """A rank's own gradient takes twice its link's time here: no move of a row changes that part."""
+    """A rank's own gradient takes twice its link's time: no move of a row changes that part."""
     links = np.array([[1e-9, 2e-9], [2e-9, 1e-9]])
     topology = Topology("x", (0, 0), links, 1e9, 1e-6, memory=("shared",))
     workload = Workload("training", "raw", 64)

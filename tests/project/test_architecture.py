@@ -22,7 +22,7 @@ LAYERS = (
     "logs",
     "profiling.windows",
     "profiling plan",
-    "synth audit",
+    "synth audit scheduler",
     "planner.problem",
     "planner.lp",
     "planner.class_placement planner.bounds",
@@ -50,6 +50,8 @@ NEVER = (
     ("logs", "planner"),
     ("audit", "planner"),
     ("audit", "runtime"),
+    ("runtime", "scheduler"),
+    ("planner", "scheduler"),
 )
 # Who may read what links and the AllReduce cost: the rest asks oper.cost what rows cost.
 LINK_COSTS = {"link_cost", "allreduce_bandwidth", "latency_seconds", "seconds_by_kind"}

@@ -1,0 +1,135 @@
+"""`oper simulate`: what caches of a host tier transmit, by dispatch, synchronisation, eviction."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from oper.base.errors import OperError
+from oper.base.units import parse_share
+from oper.cli.profile_commands.table_options import (
+    DTYPE,
+    IDS,
+    MIN_COUNT,
+    OPTIMIZER,
+    TABLES,
+    TableOptions,
+)
+from oper.cli.shared.console import emit, new_console, new_table
+from oper.cli.shared.formatting import format_duration, format_share
+from oper.cli.shared.log_options import takes_log
+from oper.cli.shared.output_options import JSON
+from oper.cli.shared.progress import progress
+
+if TYPE_CHECKING:
+    from oper.logs import LogOptions
+
+
+def register(app: typer.Typer) -> None:
+    """Add `oper simulate`."""
+    app.command("simulate")(takes_log(simulate))
+
+
+def simulate(
+    log: list[Path] = typer.Argument(help="Files of the log, or folders of them, in order."),
+    workers: int = typer.Option(8, "--workers", min=1, max=64, help="Workers, each with a cache."),
+    batch: int = typer.Option(128, "--batch", min=1, help="Samples per worker and iteration."),
+    cache: str = typer.Option(
+        "10%", "--cache", help="What a worker caches, as a share of all rows' bytes."
+    ),
+    policy: str = typer.Option(
+        "random,laia,esd",
+        "--policy",
+        help="Dispatch: random, in-order, laia, esd or esd:ALPHA; several by commas.",
+    ),
+    sync: str = typer.Option(
+        "bsp,on-demand",
+        "--sync",
+        help="bsp, on-demand, peer, het:S or het-exact:S (S: updates, or inf); several by commas.",
+    ),
+    evict: str = typer.Option(
+        "lru", "--evict", help="lru, lfu, light-lfu or emark; several by commas."
+    ),
+    links: str = typer.Option(
+        "100", "--links", help="Gbit/s to the tier: one value, or one for each worker, by commas."
+    ),
+    warm_up: int = typer.Option(
+        10, "--warm-up", min=0, help="Iterations at the start that are not counted."
+    ),
+    seed: int = typer.Option(0, "--seed", min=0, help="Seed of random choices."),
+    tables: str | None = TABLES,
+    dim: int = typer.Option(512, "--dim", min=1, help="Values per row, for tables without it."),
+    dtype: str = DTYPE,
+    optimizer: str = typer.Option("sgd", *OPTIMIZER.param_decls, help=OPTIMIZER.help),
+    ids: str | None = IDS,
+    min_count: int = MIN_COUNT,
+    as_json: bool = JSON,
+    *,
+    log_options: "LogOptions",
+) -> None:
+    """Replay a log through the caches of several workers, and count what they transmit.
+
+    The defaults are Herald's settings.
+    """
+    from oper.logs import RowReader, open_log
+    from oper.scheduler.cache import Synchronisation
+    from oper.scheduler.dispatch import Policy
+    from oper.scheduler.simulator import Settings
+    from oper.scheduler.simulator import simulate as replay
+    from oper.scheduler.trace import Trace
+
+    settings = Settings(
+        workers, batch, parse_share(cache, "--cache"), _bandwidths(links), warm_up, seed
+    )
+    policies = [Policy.parse(text) for text in policy.split(",")]
+    syncs = [Synchronisation.parse(text) for text in sync.split(",")]
+    stated = TableOptions(tables, dim, dtype, optimizer, ids, min_count)
+    opened = open_log(log, log_options)
+    with progress("reading", opened.estimated_samples(), "samples") as meter:
+        prepared = stated.prepare(opened, meter.advance)
+    trace = Trace(RowReader(opened, prepared), settings.batch_size)
+    with progress("replaying", opened.estimated_samples(), "samples") as meter:
+        content = replay(trace, settings, policies, syncs, evict.split(","), meter.advance)
+    content = {"log": [str(path) for path in log], **content}
+    emit(as_json, content, lambda: _print(content))
+
+
+def _bandwidths(links: str) -> tuple[float, ...]:
+    """Bytes per second of links in Gbit/s."""
+    try:
+        return tuple(float(text) * 1e9 / 8 for text in links.split(","))
+    except ValueError:
+        raise OperError(
+            f"--links {links[:60]!r}: Gbit/s by commas were needed, as 5,5,0.5"
+        ) from None
+
+
+def _print(content: dict[str, Any]) -> None:
+    out = new_console()
+    out.print(
+        f"{content['workers']} workers of {content['samples_per_worker']:,} samples, "
+        f"{content['iterations']:,} iterations after {content['warm_up']} of warm-up; each caches "
+        f"{sum(content['cache_rows']):,} of {content['rows']:,} rows"
+    )
+    columns = ("total", "saved", "miss pull", "update push", "evict push", "hits", "link time")
+    table = new_table("", *columns, "wrong", "ms")
+    runs = content["policies"]
+    first = next(iter(runs.values()))["total"]
+    for name, run in runs.items():
+        table.add_row(
+            name,
+            f"{run['total']:,}",
+            format_share(1 - run["total"] / first, 1) if first else "-",
+            f"{run['miss_pull']:,}",
+            f"{run['update_push']:,}",
+            f"{run['evict_push']:,}",
+            format_share(run["hit_ratio"] or 0.0, 1),
+            format_duration(run["cost_seconds"]),
+            f"{run['wrong_reads']:,}",
+            f"{run['dispatch_ms']:.2f}",
+        )
+    out.print(table)
+    out.print(
+        "transmissions of rows; saved: against the first line; wrong: reads without an update of "
+        "an earlier iteration; ms: dispatch and replay of a batch"
+    )

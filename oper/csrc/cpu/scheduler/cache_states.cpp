@@ -1,0 +1,200 @@
+// torch.classes.oper.BulkSynchronous and BoundedStaleness: the caches of all workers, a batch a
+// call.
+//
+// A batch is looked up once: what comes back are the numbers of the distinct rows of its samples,
+// to be given to the calls that score the samples and train them. They are those of this object,
+// and batches are trained in the order in which they were looked up; both are checked.
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <torch/custom_class.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "cpu/common/arguments.h"
+#include "oper/scheduler/bounded_staleness.h"
+#include "oper/scheduler/bulk_synchronous.h"
+
+namespace oper {
+namespace {
+
+constexpr int64_t kMostWidths = 64;
+
+Caches caches_of(int64_t workers, const at::Tensor& capacity, int64_t policy) {
+  check_size(workers, 1, Caches::kMostWorkers, "workers");
+  check_size(capacity.numel(), 1, kMostWidths, "capacity");
+  check_size(policy, 0, static_cast<int64_t>(Policy::kEmark), "policy");
+  const int64_t* const rows = elements<int64_t>(capacity, "capacity");
+  for (int64_t n = 0; n < capacity.numel(); ++n) check_size(rows[n], 0, kMostRows, "capacity");
+  return {static_cast<int>(workers), {rows, rows + capacity.numel()}, static_cast<Policy>(policy)};
+}
+
+std::vector<RowBytes> bytes_of(const at::Tensor& bytes, int64_t widths) {
+  const auto* const given = structs<RowBytes>(bytes, "bytes");
+  TORCH_CHECK_VALUE(bytes.size(0) == widths, "bytes: of ", bytes.size(0), " widths, and ", widths,
+                    " were needed");
+  return {given, given + widths};
+}
+
+// What both kinds of caches offer to Python.
+template <typename States>
+class CacheStates : public torch::CustomClassHolder {
+ public:
+  template <typename... Arguments>
+  CacheStates(int64_t workers, const at::Tensor& capacity, const at::Tensor& bytes, int64_t policy,
+              Arguments... arguments)
+      : states_(caches_of(workers, capacity, policy), bytes_of(bytes, capacity.numel()),
+                arguments...) {}
+
+  // (rows int32 [R], offsets [samples + 1]) of addresses [N] with offsets [samples + 1].
+  std::tuple<at::Tensor, at::Tensor> look_up(const at::Tensor& addresses,
+                                             const at::Tensor& offsets) {
+    const int64_t samples = offsets.numel() - 1;
+    const int64_t* const starts = elements<int64_t>(offsets, "offsets");
+    check_offsets_from_zero(starts, samples, "offsets", "sample");
+    const int64_t* const given = elements<int64_t>(addresses, starts[samples], "addresses");
+    for (int64_t n = 0; n < starts[samples]; ++n)
+      TORCH_CHECK_INDEX(width_of(static_cast<uint64_t>(given[n])) < states_.caches().widths(),
+                        "addresses: ", given[n], " is of a width that the caches do not have");
+    std::vector<RowNumber> rows;
+    std::vector<int64_t> ends{0};
+    rows.reserve(starts[samples]);
+    states_.look_up(given, starts, samples, rows, ends);
+    at::Tensor numbers = at::empty({static_cast<int64_t>(rows.size())}, at::kInt);
+    at::Tensor distinct = at::empty({samples + 1}, at::kLong);
+    std::copy(rows.begin(), rows.end(), numbers.data_ptr<int32_t>());
+    std::copy(ends.begin(), ends.end(), distinct.data_ptr<int64_t>());
+    waiting_.push_back(numbers);
+    return {numbers, distinct};
+  }
+
+  at::Tensor latest_rows(const at::Tensor& rows, const at::Tensor& offsets) const {
+    const int64_t samples = check_batch(rows, offsets);
+    at::Tensor scores = at::empty({samples, states_.caches().workers()}, at::kDouble);
+    states_.latest_rows(rows.const_data_ptr<int32_t>(), offsets.const_data_ptr<int64_t>(), samples,
+                        scores.template data_ptr<double>());
+    return scores;
+  }
+
+  at::Tensor expected_costs(const at::Tensor& rows, const at::Tensor& offsets,
+                            const at::Tensor& seconds_per_byte) const {
+    const int64_t samples = check_batch(rows, offsets);
+    const double* const seconds =
+        elements<double>(seconds_per_byte, states_.caches().workers(), "seconds_per_byte");
+    at::Tensor costs = at::empty({samples, states_.caches().workers()}, at::kDouble);
+    states_.expected_costs(rows.const_data_ptr<int32_t>(), offsets.const_data_ptr<int64_t>(),
+                           samples, seconds, costs.template data_ptr<double>());
+    return costs;
+  }
+
+  // What each worker transmitted, [M, fields of Transmissions].
+  at::Tensor train(const at::Tensor& rows, const at::Tensor& offsets,
+                   const at::Tensor& assignment) {
+    const int64_t samples = check_batch(rows, offsets);
+    TORCH_CHECK_VALUE(!waiting_.empty() && waiting_.front().is_same(rows),
+                      "rows: not those of the next batch that was looked up");
+    const int64_t* const workers = elements<int64_t>(assignment, samples, "assignment");
+    for (int64_t s = 0; s < samples; ++s)
+      check_index(workers[s], states_.caches().workers(), "assignment", "workers");
+    const int32_t* const numbers = rows.const_data_ptr<int32_t>();
+    const int64_t* const starts = offsets.const_data_ptr<int64_t>();
+    states_.caches().begin(numbers, starts, samples, workers);
+    check_fits();
+    at::Tensor moved = at::zeros({states_.caches().workers(), kTransmissionFields}, at::kLong);
+    states_.train(transmissions(moved));
+    waiting_.erase(waiting_.begin());
+    return moved;
+  }
+
+  // The width of each row.
+  at::Tensor widths_of(const at::Tensor& rows) const {
+    check_rows(rows);
+    at::Tensor widths = at::empty({rows.numel()}, at::kLong);
+    const int32_t* const numbers = rows.const_data_ptr<int32_t>();
+    for (int64_t n = 0; n < rows.numel(); ++n)
+      widths.data_ptr<int64_t>()[n] = states_.caches().width(numbers[n]);
+    return widths;
+  }
+
+  at::Tensor flush() {
+    at::Tensor moved = at::zeros({states_.caches().workers(), kTransmissionFields}, at::kLong);
+    states_.flush(transmissions(moved));
+    return moved;
+  }
+
+ private:
+  static Transmissions* transmissions(at::Tensor& moved) {
+    return reinterpret_cast<Transmissions*>(moved.data_ptr<int64_t>());
+  }
+
+  void check_rows(const at::Tensor& rows) const {
+    const int32_t* const numbers = elements<int32_t>(rows, "rows");
+    const int64_t known = states_.caches().rows();
+    for (int64_t n = 0; n < rows.numel(); ++n) check_index(numbers[n], known, "rows", "rows");
+  }
+
+  int64_t check_batch(const at::Tensor& rows, const at::Tensor& offsets) const {
+    check_rows(rows);
+    const int64_t samples = offsets.numel() - 1;
+    const int64_t* const starts = elements<int64_t>(offsets, "offsets");
+    check_offsets_from_zero(starts, samples, "offsets", "sample");
+    TORCH_CHECK_VALUE(starts[samples] == rows.numel(), "offsets: end at ", starts[samples],
+                      ", and there are ", rows.numel(), " rows");
+    return samples;
+  }
+
+  // ValueError where the rows that a worker trains do not fit its cache.
+  void check_fits() {
+    Caches& caches = states_.caches();
+    const int64_t widths = caches.widths();
+    const auto needed = caches.needed();
+    for (int64_t n = 0; n < static_cast<int64_t>(needed.size()); ++n) {
+      if (needed[n] <= caches.capacity(n % widths)) continue;
+      caches.abandon();
+      TORCH_CHECK_VALUE(false, "rows: more than a worker's cache holds");
+    }
+  }
+
+  States states_;
+  std::vector<at::Tensor> waiting_;  // batches that were looked up
+};
+
+using BulkSynchronousCaches = CacheStates<BulkSynchronous>;
+using BoundedStalenessCaches = CacheStates<BoundedStaleness>;
+
+template <typename Class>
+void define(torch::class_<Class>& c) {
+  c.def("look_up", &Class::look_up)
+      .def("latest_rows", &Class::latest_rows)
+      .def("expected_costs", &Class::expected_costs)
+      .def("train", &Class::train)
+      .def("widths_of", &Class::widths_of)
+      .def("flush", &Class::flush);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(oper, m) {
+  auto bulk = m.class_<BulkSynchronousCaches>("BulkSynchronous");
+  bulk.def(torch::init([](int64_t workers, const at::Tensor& capacity, const at::Tensor& bytes,
+                          int64_t policy, int64_t pushes) {
+    check_size(pushes, 0, static_cast<int64_t>(Pushes::kPeer), "pushes");
+    return c10::make_intrusive<BulkSynchronousCaches>(workers, capacity, bytes, policy,
+                                                      static_cast<Pushes>(pushes));
+  }));
+  define(bulk);
+  auto bounded = m.class_<BoundedStalenessCaches>("BoundedStaleness");
+  bounded.def(torch::init([](int64_t workers, const at::Tensor& capacity, const at::Tensor& bytes,
+                             int64_t policy, int64_t staleness, bool exact) {
+    check_size(staleness, 0, kMostBytes, "staleness");
+    return c10::make_intrusive<BoundedStalenessCaches>(workers, capacity, bytes, policy, staleness,
+                                                       exact);
+  }));
+  define(bounded);
+}
+
+}  // namespace oper

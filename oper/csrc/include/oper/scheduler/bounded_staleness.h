@@ -1,0 +1,169 @@
+// Caches of bounded staleness (HET, §3): clocks of rows, and s, how far they may be apart.
+//
+// A copy has the clock it was fetched at and its own, which counts its updates; the tier has one.
+// A read of a copy is valid while its clock is at most s past the fetched one and the tier's at
+// most s past its own; else the copy's pending updates are pushed and the row is fetched again.
+//
+// As printed, the tier's clock becomes the larger of its own and the pushed one, and a copy is
+// tested when it is read: neither bounds the updates that a read lacks. Exact, the tier counts the
+// updates that were pushed, and a copy that is more than s past its last push pushes before the
+// next reads: then a read lacks at most (M + 1) s updates, and with s = 0 none.
+//
+// Pushed is a sum of gradients, which only plain SGD applies as if each had come in its turn.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "oper/scheduler/caches.h"
+#include "oper/scheduler/transmissions.h"
+
+namespace oper {
+
+class BoundedStaleness {
+ public:
+  BoundedStaleness(Caches caches, std::vector<RowBytes> bytes, int64_t staleness, bool exact)
+      : caches_(std::move(caches)),
+        bytes_(std::move(bytes)),
+        s_(staleness),
+        exact_(exact) {}
+
+  Caches& caches() { return caches_; }
+  const Caches& caches() const { return caches_; }
+
+  void look_up(const int64_t* addresses, const int64_t* offsets, int64_t samples,
+               std::vector<RowNumber>& rows, std::vector<int64_t>& ends) {
+    caches_.look_up(addresses, offsets, samples, rows, ends);
+    tiers_.resize(caches_.rows());
+    clocks_.resize(static_cast<size_t>(caches_.rows()) * caches_.workers());
+  }
+
+  // Train the batch that the caches have begun: workers read one after the other, then all write.
+  void train(Transmissions* moved) {
+    const auto& batch = caches_.batch();
+    for (int w = 0; w < caches_.workers(); ++w)
+      for (const RowNumber row : batch)
+        if (caches_.trainers(row) >> w & 1) read(row, w, moved[w]);
+    for (const RowNumber row : batch)
+      for_each(caches_.trainers(row), [&](int w) { write(row, w, moved[w]); });
+    caches_.end([&](RowNumber row) { tiers_[row] = Tier{}; });
+  }
+
+  void flush(Transmissions* moved) {
+    caches_.for_each_cached([&](RowNumber row) {
+      for_each(caches_.cached(row), [&](int w) {
+        if (push(row, w, moved[w])) ++moved[w].update_push;
+      });
+    });
+  }
+
+  // Of each sample, how many of its rows could be read in each worker's cache, [samples, M].
+  void latest_rows(const int32_t* rows, const int64_t* offsets, int64_t samples,
+                   double* scores) const {
+    const int workers = caches_.workers();
+    std::fill_n(scores, samples * workers, 0.0);
+    for (int64_t s = 0; s < samples; ++s)
+      for (int64_t n = offsets[s]; n < offsets[s + 1]; ++n)
+        for_each(caches_.cached(rows[n]),
+                 [&](int w) { scores[s * workers + w] += valid(rows[n], w); });
+  }
+
+  // As for bulk-synchronous caches, of what the clocks say: fetches, and the updates that a copy
+  // which is read again must push before.
+  void expected_costs(const int32_t* rows, const int64_t* offsets, int64_t samples,
+                      const double* seconds_per_byte, double* costs) const {
+    const int workers = caches_.workers();
+    std::fill_n(costs, samples * workers, 0.0);
+    for (int64_t s = 0; s < samples; ++s)
+      for (int64_t n = offsets[s]; n < offsets[s + 1]; ++n)
+        for (int w = 0; w < workers; ++w) {
+          const bool cached = caches_.cached(rows[n]) >> w & 1;
+          if (cached && valid(rows[n], w)) continue;
+          const RowBytes& bytes = bytes_[caches_.width(rows[n])];
+          const int64_t pushed = cached && clock_of(rows[n], w).pending ? bytes.gradient : 0;
+          costs[s * workers + w] += static_cast<double>(bytes.row + pushed) * seconds_per_byte[w];
+        }
+  }
+
+ private:
+  struct Clock {
+    int64_t start = 0;
+    int64_t now = 0;
+    uint32_t pending = 0;  // updates that the tier has not got
+    uint32_t updates = 0;  // updates that the copy contains
+  };
+  struct Tier {
+    int64_t clock = 0;
+    uint32_t updates = 0;          // that the tier contains
+    uint32_t earlier_updates = 0;  // by everyone
+  };
+
+  Clock& clock_of(RowNumber row, int w) {
+    return clocks_[static_cast<size_t>(row) * caches_.workers() + w];
+  }
+  const Clock& clock_of(RowNumber row, int w) const {
+    return clocks_[static_cast<size_t>(row) * caches_.workers() + w];
+  }
+
+  bool valid(RowNumber row, int w) const {
+    const Clock& clock = clock_of(row, w);
+    return clock.now <= clock.start + s_ && tiers_[row].clock <= clock.now + s_;
+  }
+
+  // Whether there was something to push.
+  bool push(RowNumber row, int w, Transmissions& mine) {
+    Clock& clock = clock_of(row, w);
+    Tier& tier = tiers_[row];
+    if (clock.pending == 0) return false;
+    tier.clock = exact_ ? tier.clock + clock.pending : std::max(tier.clock, clock.now);
+    tier.updates += clock.pending;
+    clock.pending = 0;
+    mine.push_bytes += bytes_[caches_.width(row)].gradient;
+    return true;
+  }
+
+  void read(RowNumber row, int w, Transmissions& mine) {
+    const bool cached = caches_.cached(row) >> w & 1;
+    ++mine.reads;
+    if (cached && valid(row, w)) {
+      ++mine.hits;
+      caches_.use(row, w);
+    } else {
+      if (cached) {
+        mine.update_push += push(row, w, mine);
+        caches_.use(row, w);
+      } else {
+        caches_.insert(row, w, [&](RowNumber victim) { mine.evict_push += push(victim, w, mine); });
+      }
+      ++mine.miss_pull;
+      mine.pull_bytes += bytes_[caches_.width(row)].row;
+      const Tier& tier = tiers_[row];
+      clock_of(row, w) = {tier.clock, tier.clock, 0, tier.updates};
+    }
+    const int64_t lag = int64_t{tiers_[row].earlier_updates} - int64_t{clock_of(row, w).updates};
+    mine.wrong_reads += lag != 0;
+    mine.lag = std::max(mine.lag, lag);
+  }
+
+  void write(RowNumber row, int w, Transmissions& mine) {
+    Clock& clock = clock_of(row, w);
+    ++clock.now;
+    ++clock.pending;
+    ++clock.updates;
+    ++tiers_[row].earlier_updates;
+    if (exact_ && clock.now > clock.start + s_) {
+      mine.update_push += push(row, w, mine);
+      clock.start = clock.now;
+    }
+  }
+
+  Caches caches_;
+  std::vector<RowBytes> bytes_;  // of each width
+  int64_t s_;
+  bool exact_;
+  std::vector<Tier> tiers_;
+  std::vector<Clock> clocks_;  // [rows, M]
+};
+
+}  // namespace oper

@@ -1,0 +1,239 @@
+// Bulk-synchronous caches: the exact state model (Herald, App. A), for full and on-demand pushes.
+//
+// A worker's copy of a row is the latest, or partial (it has been trained by several workers, and
+// holds its own update of them), or neither. Of a row that was trained by several, no copy is the
+// latest until all of them have pushed. An iteration:
+//
+//     push   on demand: rows that someone trains now and that are partial; rows that are the latest
+//            in one cache, that the tier lacks and that another worker trains now. With peers, the
+//            latter go straight to that worker if there is one alone, and the tier gets no copy
+//     pull   what a worker trains and has not got the latest copy of; what must leave for it is
+//            pushed if the tier lacks it
+//     train  a sole trainer has the latest copy, several have partial ones
+//     push   in full: every update
+//
+// Beside the states, which decide what moves, go the counts of updates that each copy and the tier
+// really contain, moved by pulls and pushes alone: a read whose count is not that of all earlier
+// iterations is wrong, whatever the states say.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "oper/scheduler/caches.h"
+#include "oper/scheduler/transmissions.h"
+
+namespace oper {
+
+enum class Pushes : int64_t { kFull, kOnDemand, kPeer };
+
+class BulkSynchronous {
+ public:
+  BulkSynchronous(Caches caches, std::vector<RowBytes> bytes, Pushes pushes)
+      : caches_(std::move(caches)),
+        bytes_(std::move(bytes)),
+        pushes_(pushes) {}
+
+  Caches& caches() { return caches_; }
+  const Caches& caches() const { return caches_; }
+
+  void look_up(const int64_t* addresses, const int64_t* offsets, int64_t samples,
+               std::vector<RowNumber>& rows, std::vector<int64_t>& ends) {
+    caches_.look_up(addresses, offsets, samples, rows, ends);
+    states_.resize(caches_.rows());
+    updates_.resize(static_cast<size_t>(caches_.rows()) * caches_.workers());
+  }
+
+  // Train the batch that the caches have begun; `moved` [M] is added to.
+  void train(Transmissions* moved) {
+    const auto& batch = caches_.batch();
+    const size_t size = batch.size();
+    for (size_t n = 0; n < size; ++n) {
+      if (n + Caches::kAhead < size) __builtin_prefetch(&states_[batch[n + Caches::kAhead]]);
+      if (pushes_ != Pushes::kFull) push_needed(batch[n], moved);
+    }
+    for (size_t n = 0; n < size; ++n) {
+      if (n + Caches::kAhead < size) prefetch_copies(batch[n + Caches::kAhead]);
+      pull(batch[n], moved);
+    }
+    for (const RowNumber row : batch) {
+      update(row);
+      if (pushes_ == Pushes::kFull) push_all(row, moved);
+    }
+    caches_.end([&](RowNumber row) { states_[row] = State{}; });
+  }
+
+  // Push whatever the tier lacks, for a checkpoint or an evaluation.
+  void flush(Transmissions* moved) {
+    caches_.for_each_cached([&](RowNumber row) { push_all(row, moved); });
+  }
+
+  // Of each sample, how many of its rows are the latest in each worker's cache, [samples, M].
+  void latest_rows(const int32_t* rows, const int64_t* offsets, int64_t samples,
+                   double* scores) const {
+    const int workers = caches_.workers();
+    for (int64_t s = 0; s < samples; ++s) {
+      double* const score = scores + s * workers;
+      std::fill_n(score, workers, 0.0);
+      for (int64_t n = offsets[s]; n < offsets[s + 1]; ++n)
+        for_each(states_[rows[n]].latest, [&](int w) { score[w] += 1; });
+    }
+  }
+
+  // Of each sample, what its transmissions would cost on each worker, [samples, M], at
+  // `seconds_per_byte` [M] (ESD): pulls of rows that are not the latest there, and the push of a
+  // row that the tier lacks by the worker that has it. Partial rows are pushed whoever trains them.
+  void expected_costs(const int32_t* rows, const int64_t* offsets, int64_t samples,
+                      const double* seconds_per_byte, double* costs) const {
+    const int workers = caches_.workers();
+    for (int64_t s = 0; s < samples; ++s) {
+      double* const cost = costs + s * workers;
+      double everywhere = 0;
+      std::fill_n(cost, workers, 0.0);
+      for (int64_t n = offsets[s]; n < offsets[s + 1]; ++n) {
+        const State& state = states_[rows[n]];
+        const RowBytes& bytes = bytes_[caches_.width(rows[n])];
+        everywhere += static_cast<double>(bytes.row);
+        for_each(state.latest,
+                 [&](int w) { cost[w] -= static_cast<double>(bytes.row) * seconds_per_byte[w]; });
+        if (state.latest && !state.tier_latest) {
+          // That worker is the only one with the latest copy.
+          const int owner = __builtin_ctzll(state.latest);
+          const double push = static_cast<double>(bytes.row) * seconds_per_byte[owner];
+          for (int w = 0; w < workers; ++w)
+            if (!(state.latest >> w & 1)) cost[w] += push;
+        }
+      }
+      for (int w = 0; w < workers; ++w) cost[w] += everywhere * seconds_per_byte[w];
+    }
+  }
+
+ private:
+  struct State {
+    Workers latest = 0;
+    Workers partial = 0;
+    uint32_t updates = 0;       // by everyone so far
+    uint32_t tier_updates = 0;  // of them, those that the tier contains
+    bool tier_latest = true;
+  };
+
+  uint32_t& updates_of(RowNumber row, int worker) {
+    return updates_[static_cast<size_t>(row) * caches_.workers() + worker];
+  }
+
+  void prefetch_copies(RowNumber row) const {
+    caches_.prefetch_copies(row);
+    __builtin_prefetch(&updates_[static_cast<size_t>(row) * caches_.workers()]);
+  }
+
+  // The worker's update reaches the tier. A partial copy's is its gradient, and the latest copy's
+  // the row itself.
+  int64_t push(RowNumber row, int worker) {
+    State& state = states_[row];
+    const RowBytes& bytes = bytes_[caches_.width(row)];
+    const Workers bit = Workers{1} << worker;
+    if (state.partial & bit) {
+      state.partial &= ~bit;
+      ++state.tier_updates;
+      state.tier_latest = state.partial == 0;
+      return bytes.gradient;
+    }
+    state.tier_updates = updates_of(row, worker);
+    state.tier_latest = true;
+    return bytes.row;
+  }
+
+  void push_needed(RowNumber row, Transmissions* moved) {
+    State& state = states_[row];
+    if (state.tier_latest) return;
+    const Workers trainers = caches_.trainers(row);
+    if (state.partial) {
+      push_all(row, moved);
+    } else if ((trainers & ~state.latest) && !from_peer(trainers)) {
+      push_all(row, moved);
+    }
+  }
+
+  // Whether the only trainer of a row gets it from the worker that has the latest copy. Several
+  // trainers need the tier's, to which their gradients will be added.
+  bool from_peer(Workers trainers) const {
+    return pushes_ == Pushes::kPeer && (trainers & (trainers - 1)) == 0;
+  }
+
+  // Every update of the row that the tier lacks.
+  void push_all(RowNumber row, Transmissions* moved) {
+    State& state = states_[row];
+    if (state.tier_latest) return;
+    for_each(state.partial ? state.partial : state.latest, [&](int w) {
+      moved[w].push_bytes += push(row, w);
+      ++moved[w].update_push;
+    });
+  }
+
+  void pull(RowNumber row, Transmissions* moved) {
+    for_each(caches_.trainers(row), [&](int w) {
+      State& state = states_[row];
+      const Workers bit = Workers{1} << w;
+      Transmissions& mine = moved[w];
+      ++mine.reads;
+      if (state.latest & bit) {
+        ++mine.hits;
+        caches_.use(row, w);
+      } else {
+        const int64_t bytes = bytes_[caches_.width(row)].row;
+        if (state.tier_latest) {
+          ++mine.miss_pull;
+          mine.pull_bytes += bytes;
+          updates_of(row, w) = state.tier_updates;
+        } else {
+          const int peer = __builtin_ctzll(state.latest);
+          ++moved[peer].peer_push;
+          moved[peer].push_bytes += bytes;
+          updates_of(row, w) = updates_of(row, peer);
+        }
+        if (caches_.cached(row) & bit)
+          caches_.use(row, w);
+        else
+          caches_.insert(row, w, [&](RowNumber victim) { evict(victim, w, mine); });
+      }
+      const int64_t lag = int64_t{state.updates} - int64_t{updates_of(row, w)};
+      mine.wrong_reads += lag != 0;
+      mine.lag = std::max(mine.lag, lag);
+    });
+  }
+
+  void evict(RowNumber row, int worker, Transmissions& mine) {
+    State& state = states_[row];
+    const Workers bit = Workers{1} << worker;
+    if (!state.tier_latest && ((state.latest | state.partial) & bit)) {
+      mine.push_bytes += push(row, worker);
+      ++mine.evict_push;
+    }
+    state.latest &= ~bit;
+  }
+
+  void update(RowNumber row) {
+    State& state = states_[row];
+    const Workers trainers = caches_.trainers(row);
+    const bool sole = (trainers & (trainers - 1)) == 0;
+    const Workers latest = sole ? trainers : 0;
+    for_each(state.latest & ~latest, [&](int w) { caches_.outdate(row, w); });
+    if (!sole) for_each(trainers, [&](int w) { caches_.outdate(row, w); });
+    for_each(trainers, [&](int w) {
+      ++updates_of(row, w);
+      ++state.updates;
+    });
+    state.latest = latest;
+    state.partial = sole ? 0 : trainers;
+    state.tier_latest = false;
+  }
+
+  Caches caches_;
+  std::vector<RowBytes> bytes_;  // of each width
+  Pushes pushes_;
+  std::vector<State> states_;
+  std::vector<uint32_t> updates_;  // [rows, M] that each copy contains
+};
+
+}  // namespace oper

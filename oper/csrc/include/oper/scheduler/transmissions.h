@@ -1,0 +1,48 @@
+// What an iteration moved between the caches and the tier: a counter for each worker.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "oper/common/struct_fields.h"
+
+namespace oper {
+
+// A row counts once for each transmission of it, one way, of one worker.
+struct Transmissions {
+  int64_t miss_pull = 0;    // absent or outdated rows, from the tier
+  int64_t update_push = 0;  // updates, to the tier
+  int64_t evict_push = 0;   // updates of rows that leave the cache
+  int64_t peer_push = 0;    // rows, straight to a worker that trains them
+  int64_t pull_bytes = 0;
+  int64_t push_bytes = 0;   // of all three kinds
+  int64_t reads = 0;        // distinct rows trained
+  int64_t hits = 0;         // of them, present and latest
+  int64_t wrong_reads = 0;  // of them, without an update of an earlier iteration
+  int64_t lag = 0;          // the most updates that one of them was without
+
+  // Declared as TRANSMISSIONS in oper/scheduler/transmissions.py.
+  static std::string fields() {
+    return Fields<Transmissions>()
+        .add("miss_pull", &Transmissions::miss_pull)
+        .add("update_push", &Transmissions::update_push)
+        .add("evict_push", &Transmissions::evict_push)
+        .add("peer_push", &Transmissions::peer_push)
+        .add("pull_bytes", &Transmissions::pull_bytes)
+        .add("push_bytes", &Transmissions::push_bytes)
+        .add("reads", &Transmissions::reads)
+        .add("hits", &Transmissions::hits)
+        .add("wrong_reads", &Transmissions::wrong_reads)
+        .add("lag", &Transmissions::lag)
+        .text();
+  }
+};
+constexpr int kTransmissionFields = sizeof(Transmissions) / sizeof(int64_t);
+
+// Bytes of a row of each width: with its optimizer state, and of its gradient.
+struct RowBytes {
+  int64_t row;
+  int64_t gradient;
+};
+
+}  // namespace oper

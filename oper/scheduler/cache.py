@@ -1,0 +1,168 @@
+"""The caches of M workers and their synchronisation with the tier, a batch a call.
+
+The state of all caches follows from the batches and their assignment, so that every rank can keep
+it by itself and nothing is exchanged (Herald's snapshots). The kernels, which say what moves when:
+csrc/include/oper/scheduler/bulk_synchronous.h (Herald, App. A) and bounded_staleness.h (HET).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from oper.base import native
+from oper.base.arrays import Floats, Ints
+from oper.base.errors import OperError
+from oper.scheduler.transmissions import TRANSMISSIONS
+
+WIDTH_SHIFT = 56  # of the number of a row's width in its address
+MOST_WORKERS = 64
+EVICTIONS = ("lru", "lfu", "light-lfu", "emark")  # in the kernels' order
+_PUSHES = ("bsp", "on-demand", "peer")  # in the kernels' order
+_MOST = 1 << 40  # updates: more than any row gets
+
+
+@dataclass(frozen=True)
+class Synchronisation:
+    """When updates reach the tier.
+
+    `bsp`: every one after every iteration. `on-demand`: when another worker trains the row next.
+    `peer`: as on demand, straight to the workers that train it and have a copy. `het` and
+    `het-exact`: at most `staleness` updates apart.
+    """
+
+    kind: str
+    staleness: float = 0  # updates; infinite: pushed only when a row leaves its cache
+
+    @classmethod
+    def parse(cls, text: str) -> "Synchronisation":
+        """`bsp`, `on-demand`, `peer`, or `het:S` and `het-exact:S` with S a number or inf."""
+        kind, colon, bound = text.partition(":")
+        if kind in _PUSHES and not colon:
+            return cls(kind)
+        staleness = math.inf if bound == "inf" else float(bound) if bound.isdecimal() else -1
+        if kind not in ("het", "het-exact") or not (0 <= staleness < _MOST or bound == "inf"):
+            raise OperError(
+                f"--sync {text[:40]!r}: bsp, on-demand, peer, het:S or het-exact:S was needed, "
+                "with S the staleness in updates, such as het-exact:10, or inf"
+            )
+        return cls(kind, staleness)
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.staleness:g}" if self.kind.startswith("het") else self.kind
+
+    @property
+    def bound(self) -> int:
+        """The staleness as the kernels take it."""
+        return int(min(self.staleness, _MOST))
+
+
+class CacheTooSmallError(OperError):
+    """The rows that a worker trains in one batch do not fit its cache; caches `factor` times as
+    large would hold them."""
+
+    def __init__(self, message: str, factor: float) -> None:
+        super().__init__(message)
+        self.factor = factor
+
+
+class LookedUp(NamedTuple):
+    """A batch whose rows have numbers: the distinct rows of sample s are
+    `rows[offsets[s] : offsets[s + 1]]`."""
+
+    rows: torch.Tensor  # int32
+    offsets: torch.Tensor  # int64 [samples + 1]
+
+
+class Caches:
+    """The caches of `workers`, each with room for `capacity[c]` rows of width c.
+
+    Batches are trained in the order in which they were looked up. `row_bytes` and `gradient_bytes`
+    are those of each width, with and without the optimizer's state.
+    """
+
+    def __init__(
+        self,
+        workers: int,
+        capacity: Sequence[int],
+        row_bytes: Sequence[int],
+        gradient_bytes: Sequence[int],
+        eviction: str = "lru",
+        sync: Synchronisation = Synchronisation("on-demand"),
+    ) -> None:
+        if not 1 <= workers <= MOST_WORKERS:
+            raise OperError(f"--workers {workers}: 1 to {MOST_WORKERS} were needed")
+        if eviction not in EVICTIONS:
+            raise OperError(f"--evict {eviction[:40]!r}: one of {', '.join(EVICTIONS)} was needed")
+        self.workers, self.capacity, self.sync = workers, np.array(capacity), sync
+        rows = torch.tensor(list(capacity), dtype=torch.int64)
+        sizes = torch.tensor([list(row_bytes), list(gradient_bytes)], dtype=torch.int64)
+        common: tuple[Any, ...] = (workers, rows, sizes.T.contiguous(), EVICTIONS.index(eviction))
+        native.ops()
+        kinds = torch.classes.oper
+        self._states: Any = (
+            kinds.BulkSynchronous(*common, _PUSHES.index(sync.kind))
+            if sync.kind in _PUSHES
+            else kinds.BoundedStaleness(*common, sync.bound, sync.kind == "het-exact")
+        )
+
+    def look_up(self, addresses: Ints, offsets: Ints) -> LookedUp:
+        """Number the rows of the next batch: sample s reads those of
+        `addresses[offsets[s] : offsets[s + 1]]`, each of the form width << 56 | row."""
+        rows, ends = self._states.look_up(torch.from_numpy(addresses), torch.from_numpy(offsets))
+        return LookedUp(rows, ends)
+
+    def latest_rows(self, batch: LookedUp) -> Floats:
+        """How many rows of each sample are the latest in each cache, [samples, M] (LAIA)."""
+        found: NDArray[np.float64] = self._states.latest_rows(*batch).numpy()
+        return found
+
+    def expected_costs(self, batch: LookedUp, seconds_per_byte: Floats) -> Floats:
+        """Seconds of link time that each sample would cost on each worker, [samples, M] (ESD)."""
+        seconds = torch.from_numpy(np.ascontiguousarray(seconds_per_byte, dtype=np.float64))
+        found: NDArray[np.float64] = self._states.expected_costs(*batch, seconds).numpy()
+        return found
+
+    def train(self, batch: LookedUp, assignment: Ints) -> NDArray[np.void]:
+        """Train a batch, sample s by worker `assignment[s]`; what each worker transmitted,
+        TRANSMISSIONS [M].
+
+        CacheTooSmallError where a worker's rows of the batch do not fit; nothing has changed then.
+        """
+        try:
+            moved = self._states.train(*batch, torch.from_numpy(assignment))
+        except ValueError as error:
+            raise self._too_small(batch, assignment) or error from None
+        return _by_name(moved)
+
+    def _too_small(self, batch: LookedUp, assignment: Ints) -> CacheTooSmallError | None:
+        """The error where a worker's rows do not fit; None if they do."""
+        worker_of = np.repeat(assignment, np.diff(batch.offsets.numpy()))
+        trained = np.unique(np.stack([worker_of, batch.rows.numpy()]), axis=1)
+        widths = self._states.widths_of(batch.rows).numpy()
+        width_of = dict(zip(batch.rows.tolist(), widths.tolist(), strict=True))
+        needed = np.zeros((self.workers, len(self.capacity)), dtype=np.int64)
+        np.add.at(needed, (trained[0], [width_of[row] for row in trained[1].tolist()]), 1)
+        over = needed / np.maximum(self.capacity, 1e-9)
+        worker, width = np.unravel_index(over.argmax(), over.shape)
+        if over[worker, width] <= 1:
+            return None
+        kind = f" of width {width}" if len(self.capacity) > 1 else ""
+        return CacheTooSmallError(
+            f"worker {worker} trains {needed[worker, width]:,} rows{kind} in one batch, and its "
+            f"cache holds {self.capacity[width]:,}",
+            float(over[worker, width]),
+        )
+
+    def flush(self) -> NDArray[np.void]:
+        """Push whatever the tier lacks, as before a checkpoint; TRANSMISSIONS [M]."""
+        return _by_name(self._states.flush())
+
+
+def _by_name(moved: torch.Tensor) -> NDArray[np.void]:
+    """[M, fields] as TRANSMISSIONS [M]."""
+    return moved.numpy().view(TRANSMISSIONS).ravel()

@@ -1,0 +1,113 @@
+"""Dispatch: which worker trains which sample of the next global batch, m each.
+
+A policy sees the batch, what the caches hold, and the links. Every rank that has the same of them
+makes the same assignment: random choices come from the seed and the batch's number.
+
+    random       a seeded choice (the papers' vanilla)
+    in-order     sample s by worker s // m, as loaders yield them
+    laia         in order, each sample to the worker with room that has most of its rows (Herald)
+    esd:ALPHA    by expected cost of transmissions (ESD): the ALPHA share of samples for which the
+                 choice matters most exactly, then the others in order, each to the cheapest worker
+                 with room (HybridDis). esd is esd:1, the optimum of the score
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from oper.base import native
+from oper.base.arrays import Floats, Ints
+from oper.base.errors import OperError
+from oper.scheduler.cache import Caches, LookedUp
+
+_KINDS = ("random", "in-order", "laia", "esd")
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A way to dispatch; `alpha` is that of esd."""
+
+    kind: str
+    alpha: float = 1.0
+
+    @classmethod
+    def parse(cls, text: str) -> "Policy":
+        """`random`, `in-order`, `laia`, `esd` or `esd:ALPHA`."""
+        kind, colon, share = text.partition(":")
+        try:
+            alpha = float(share) if colon else 1.0
+        except ValueError:
+            alpha = -1.0
+        if kind not in _KINDS or (colon and kind != "esd") or not 0 <= alpha <= 1:
+            raise OperError(
+                f"--policy {text[:40]!r}: random, in-order, laia, esd or esd:ALPHA was needed, "
+                "with ALPHA from 0 to 1, the share of samples that are assigned exactly"
+            )
+        return cls(kind, alpha)
+
+    def __str__(self) -> str:
+        return self.kind if self.alpha == 1 else f"{self.kind}:{self.alpha:g}"
+
+
+@dataclass(frozen=True)
+class Dispatcher:
+    """Assigns batches of M · m samples by a policy."""
+
+    policy: Policy
+    seconds_per_byte: Floats  # [M], of each worker's link to the tier
+    seed: int = 0
+
+    def assign(self, caches: Caches, batch: LookedUp, number: int) -> Ints:
+        """The worker of each sample of batch `number`, [samples]; the last batch may be smaller."""
+        samples, workers = len(batch.offsets) - 1, caches.workers
+        room = capacities(samples, workers)
+        random = np.random.default_rng([self.seed, number])
+        if self.policy.kind in ("random", "in-order"):
+            in_order = np.repeat(np.arange(workers), room)
+            return random.permutation(in_order) if self.policy.kind == "random" else in_order
+        if self.policy.kind == "laia":
+            # Scores are whole numbers: half of one decides ties alone.
+            ties = 0.5 * random.random((samples, workers))
+            return assign_in_order(ties - caches.latest_rows(batch), room)
+        costs = caches.expected_costs(batch, self.seconds_per_byte)
+        return hybrid(costs, room, self.policy.alpha)
+
+
+def capacities(samples: int, workers: int) -> Ints:
+    """Samples of each worker, [M], as even as can be; the first ones have more."""
+    return samples // workers + (np.arange(workers) < samples % workers).astype(np.int64)
+
+
+def hybrid(costs: Floats, room: Ints, alpha: float) -> Ints:
+    """HybridDis(α): the share `alpha` of samples with the largest regret, second least less least
+    cost, is assigned exactly within `room` [M], then the rest in order, into what is left."""
+    if alpha == 1 or costs.shape[1] == 1:
+        return assign_exactly(costs, room)
+    least_two = np.partition(costs, 1, axis=1)
+    regret = least_two[:, 1] - least_two[:, 0]
+    chosen = np.sort(np.argsort(-regret, kind="stable")[: round(alpha * len(costs))])
+    others = np.setdiff1d(np.arange(len(costs)), chosen, assume_unique=True)
+    assignment = np.zeros(len(costs), dtype=np.int64)
+    assignment[chosen] = assign_exactly(costs[chosen], room)
+    left = room - np.bincount(assignment[chosen], minlength=len(room))
+    assignment[others] = assign_in_order(costs[others], left)
+    return assignment
+
+
+def assign_in_order(costs: Floats, room: Ints) -> Ints:
+    """Samples in order, each to its cheapest worker with room; costs [samples, M], room [M]."""
+    return _assigned(native.ops().assign_in_order, costs, room)
+
+
+def assign_exactly(costs: Floats, room: Ints) -> Ints:
+    """The assignment of the least total cost; costs [samples, M], room [M]."""
+    return _assigned(native.ops().assign_exactly, costs, room)
+
+
+def _assigned(kernel: Callable[..., torch.Tensor], costs: Floats, room: Ints) -> Ints:
+    found: Ints = kernel(
+        torch.from_numpy(np.ascontiguousarray(costs)), torch.from_numpy(room)
+    ).numpy()
+    return found

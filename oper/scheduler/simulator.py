@@ -1,0 +1,173 @@
+"""The simulator: a log replayed through the caches of M workers, for any ways to run them.
+
+Every combination of dispatch, synchronisation and eviction sees the same global batches of M · m
+samples in the same order, and has caches of its own. What they transmit is counted after the
+warm-up (the papers drop ten iterations), and what they still hold at the end is flushed, which
+counts apart.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from oper.base.arrays import Floats, Ints
+from oper.base.errors import OperError
+from oper.scheduler.cache import WIDTH_SHIFT, Caches, CacheTooSmallError, Synchronisation
+from oper.scheduler.dispatch import Dispatcher, Policy
+from oper.scheduler.trace import Batch, Trace
+from oper.scheduler.transmissions import Totals
+
+# Of a batch's time: numbers of the rows; scores and assignment; what is pushed and pulled, and the
+# caches' next state.
+_PARTS = ("look_up", "assign", "replay")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """M workers of m samples each; caches of `cache_share` of all rows' bytes, each."""
+
+    workers: int = 8
+    samples_per_worker: int = 128
+    cache_share: float = 0.1
+    link_bandwidth: tuple[float, ...] = (1.25e10,)  # bytes/s to the tier; one, or one a worker
+    warm_up: int = 10  # iterations
+    seed: int = 0
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of a global batch."""
+        return self.workers * self.samples_per_worker
+
+    @property
+    def seconds_per_byte(self) -> Floats:
+        """Of each worker's link, [M]."""
+        if len(self.link_bandwidth) not in (1, self.workers):
+            raise OperError(
+                f"--links: {len(self.link_bandwidth)} were given, and 1 or {self.workers} were "
+                "needed, one for each worker"
+            )
+        if min(self.link_bandwidth) <= 0:
+            raise OperError("--links: a worker without bandwidth cannot train; give more than 0")
+        return 1 / np.resize(np.array(self.link_bandwidth), self.workers)
+
+
+@dataclass
+class Run:
+    """One combination, and what it has transmitted."""
+
+    policy: Policy
+    sync: Synchronisation
+    eviction: str
+    caches: Caches
+    dispatcher: Dispatcher
+    totals: Totals
+    flushed: int = 0  # updates that were left at the end
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_PARTS, 0.0))
+
+    def step(self, batch: Batch, number: int, warm: bool, seconds_per_byte: Floats) -> None:
+        """Dispatch and train a batch."""
+        times = [time.perf_counter()]
+        looked_up = self.caches.look_up(*batch)
+        times.append(time.perf_counter())
+        assignment = self.dispatcher.assign(self.caches, looked_up, number)
+        times.append(time.perf_counter())
+        moved = self.caches.train(looked_up, assignment)
+        times.append(time.perf_counter())
+        if warm:
+            self.totals.add(moved, seconds_per_byte)
+            for part, spent in zip(_PARTS, np.diff(times), strict=True):
+                self.seconds[part] += float(spent)
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures of the run."""
+        times = {part: 1e3 * spent / self.totals.iterations for part, spent in self.seconds.items()}
+        return {
+            "policy": str(self.policy),
+            "sync": str(self.sync),
+            "eviction": self.eviction,
+            **self.totals.to_json(),
+            "flushed": self.flushed,
+            "dispatch_ms": sum(times.values()),
+            "dispatch_parts_ms": times,
+        }
+
+
+def simulate(
+    trace: Trace,
+    settings: Settings,
+    policies: Sequence[Policy],
+    syncs: Sequence[Synchronisation],
+    evictions: Sequence[str],
+    report: Callable[[int], None] = lambda samples: None,
+) -> dict[str, Any]:
+    """The figures of every combination, by name; `report` is called with the samples replayed.
+
+    OperError where the log ends within the warm-up, or a batch's rows do not fit a cache.
+    """
+    seconds_per_byte = settings.seconds_per_byte
+    runs: dict[str, Run] = {}
+    batches = 0
+    for number, batch in enumerate(trace):
+        if not runs:
+            capacity = cache_rows(trace, batch, settings.cache_share)
+            choices = product(policies, syncs, evictions)
+            for policy, sync, eviction in choices:
+                name = "+".join(map(str, (policy, sync, *[eviction][: len(evictions) > 1])))
+                runs[name] = _run(trace, settings, capacity, policy, sync, eviction)
+        for name, run in runs.items():
+            try:
+                run.step(batch, number, number >= settings.warm_up, seconds_per_byte)
+            except CacheTooSmallError as error:
+                least = 1.001 * error.factor * settings.cache_share
+                raise OperError(
+                    f"--cache {settings.cache_share:.4%}: iteration {number}, {name}: {error}; "
+                    f"{least:.4%} would be enough for it, and fewer samples a worker need less"
+                ) from None
+        batches += 1
+        report(batch.samples)
+    if batches < settings.warm_up + 1:
+        raise OperError(
+            f"the log has {batches} batches of {settings.batch_size:,} samples, and the warm-up "
+            f"takes {settings.warm_up}; give a longer log, a smaller --batch or --warm-up"
+        )
+    for run in runs.values():
+        moved = run.caches.flush()
+        run.flushed = int(moved["update_push"].sum())
+    return {
+        "workers": settings.workers,
+        "samples_per_worker": settings.samples_per_worker,
+        "iterations": batches - settings.warm_up,
+        "warm_up": settings.warm_up,
+        "cache_rows": capacity.tolist(),
+        "rows": int(trace.rows_of_width.sum()),
+        "policies": {name: run.to_json() for name, run in runs.items()},
+    }
+
+
+def _run(
+    trace: Trace,
+    settings: Settings,
+    capacity: Ints,
+    policy: Policy,
+    sync: Synchronisation,
+    eviction: str,
+) -> Run:
+    row_bytes, gradient_bytes = zip(*trace.widths, strict=True)
+    caches = Caches(settings.workers, capacity.tolist(), row_bytes, gradient_bytes, eviction, sync)
+    dispatcher = Dispatcher(policy, settings.seconds_per_byte, settings.seed)
+    return Run(policy, sync, eviction, caches, dispatcher, Totals(settings.workers))
+
+
+def cache_rows(trace: Trace, batch: Batch, share: float) -> Ints:
+    """Rows of each width that a worker caches: of the cache's bytes each width gets what its
+    distinct rows take of a batch's, and no more than all of its rows."""
+    of_width = trace.rows_of_width
+    row_bytes = np.array([width.row_bytes for width in trace.widths])
+    asked = np.bincount(np.unique(batch.addresses) >> WIDTH_SHIFT, minlength=len(row_bytes))
+    shares = asked * row_bytes / max(int(asked @ row_bytes), 1)
+    total = share * float(of_width @ row_bytes)
+    return np.minimum(of_width, np.ceil(shares * total / row_bytes).astype(np.int64))

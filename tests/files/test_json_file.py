@@ -1,0 +1,46 @@
+"""JSON is written for people too: what holds objects on lines of its own, and numbers on one."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oper.files.json_file import read_json, write_json
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**30), 10**30)
+    | st.floats(allow_nan=False)
+    | st.text(),
+    lambda inside: st.lists(inside, max_size=4) | st.dictionaries(st.text(), inside, max_size=4),
+)
+
+
+@given(VALUES)
+def test_what_is_written_is_what_is_read(tmp_path_factory: Any, content: Any) -> None:
+    path = tmp_path_factory.getbasetemp() / "content.json"
+    write_json(path, content)
+    assert json.loads(path.read_text(encoding="utf-8")) == content
+
+
+def test_objects_are_indented_and_numbers_are_not(tmp_path: Path) -> None:
+    content = {"tables": [{"name": "a", "rows": [1, 2]}, {"name": "b"}], "matrix": [[1, 2], [3]]}
+    write_json(tmp_path / "c.json", content)
+    assert read_json(tmp_path / "c.json") == content
+    assert (tmp_path / "c.json").read_text(encoding="utf-8").splitlines() == [
+        "{",
+        ' "tables": [',
+        "  {",
+        '   "name": "a",',
+        '   "rows": [1, 2]',
+        "  },",
+        "  {",
+        '   "name": "b"',
+        "  }",
+        " ],",
+        ' "matrix": [[1, 2], [3]]',
+        "}",
+    ]
