@@ -194,6 +194,7 @@ def load_vocabularies(folder: Path | str, tables: Sequence[str]) -> dict[str, An
         path = Path(folder) / "vocab" / file
         try:
             content = pq.read_table(path)
+            names = content.column_names  # which damage may have made no text
         except FileNotFoundError as error:
             raise OperError(
                 f"{path}: is missing; table {name!r} needs its vocabulary: copy or write it again"
@@ -202,10 +203,9 @@ def load_vocabularies(folder: Path | str, tables: Sequence[str]) -> dict[str, An
             raise OperError(
                 f"{path}: is not a readable vocabulary ({one_line(error)}); copy or write it again"
             ) from error
-        if content.column_names != ["value", "count", "row"]:
+        if names != ["value", "count", "row"]:
             raise OperError(
-                f"{path}: has columns {', '.join(content.column_names)}, and value, count and row "
-                "were needed"
+                f"{path}: has columns {', '.join(names)}, and value, count and row were needed"
             )
         types = [content.schema.field(n).type for n in ("count", "row")]
         rows = content["row"]

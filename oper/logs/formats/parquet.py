@@ -56,7 +56,9 @@ class ParquetSource(KnownSize):
 
     def _open(self) -> Any:
         try:
-            return pq.ParquetFile(self._path, pre_buffer=False)
+            file = pq.ParquetFile(self._path, pre_buffer=False)
+            file.schema_arrow.names  # noqa: B018  names that are no text show only when asked for
+            return file
         except _DAMAGE as error:
             raise OperError(
                 f"{self._path}: is not a readable Parquet file ({one_line(error)}); it is "

@@ -91,6 +91,15 @@ class CacheStates : public torch::CustomClassHolder {
     return costs;
   }
 
+  at::Tensor group(const at::Tensor& rows, const at::Tensor& offsets,
+                   const at::Tensor& seconds_per_byte, const at::Tensor& assignment, int64_t passes) const {
+    const int64_t samples = check_batch(rows, offsets);
+    at::Tensor result = assignment.clone();
+    states_.group(rows.const_data_ptr<int32_t>(), offsets.const_data_ptr<int64_t>(), samples,
+       elements<double>(seconds_per_byte, states_.caches().workers(), "seconds_per_byte"), result.data_ptr<int64_t>(), passes);
+    return result;
+  }
+
   // What each worker transmitted, [M, fields of Transmissions].
   at::Tensor train(const at::Tensor& rows, const at::Tensor& offsets,
                    const at::Tensor& assignment) {
@@ -187,6 +196,7 @@ TORCH_LIBRARY_FRAGMENT(oper, m) {
                                                       static_cast<Pushes>(pushes));
   }));
   define(bulk);
+  bulk.def("group", &BulkSynchronousCaches::group);
   auto bounded = m.class_<BoundedStalenessCaches>("BoundedStaleness");
   bounded.def(torch::init([](int64_t workers, const at::Tensor& capacity, const at::Tensor& bytes,
                              int64_t policy, int64_t staleness, bool exact) {
