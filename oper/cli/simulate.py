@@ -38,9 +38,9 @@ def simulate(
         "10%", "--cache", help="What a worker caches, as a share of all rows' bytes."
     ),
     policy: str = typer.Option(
-        "random,laia,esd",
+        "random,laia,esd,grouped",
         "--policy",
-        help="Dispatch: random, in-order, laia, esd or esd:ALPHA; several by commas.",
+        help="Dispatch: random, in-order, laia, esd, esd:ALPHA or grouped; several by commas.",
     ),
     sync: str = typer.Option(
         "bsp,on-demand",

@@ -95,6 +95,11 @@ class Layout:
         return lead
 
     @cached_property
+    def _occurrences(self) -> list[tuple[Ints, Ints]]:
+        """Of each pattern, kept: to sort one takes longer than to locate the rows of a table."""
+        return [occurrences(order.astype(np.int64), self.ranks) for order in self.orders]
+
+    @cached_property
     def listed_offset(self) -> Ints:
         """Listed rows before each table, and of all, [T + 1]."""
         last = self.bitmap[-1:]
@@ -169,7 +174,7 @@ class Layout:
 
     def _stripe(self, table: int, c: Ints) -> tuple[Ints, Ints]:
         order = self.orders[self.pattern_of[table]].astype(np.int64)
-        before, copies = occurrences(order, self.ranks)
+        before, copies = self._occurrences[self.pattern_of[table]]
         q, p = np.divmod(c + self.rotation[table], len(order))
         owner = order[p]
         slot = self.stripe_base[table, owner] - self.stripe_lead[table, owner]

@@ -127,6 +127,13 @@ class Caches:
         found: NDArray[np.float64] = self._states.expected_costs(*batch, seconds).numpy()
         return found
 
+    def group(self, batch: LookedUp, assignment: Ints, seconds_per_byte: Floats) -> Ints:
+        """The assignment after samples were exchanged so that those that share rows meet; each
+        worker has as many as before. Batches have at most 65,535 samples."""
+        seconds = torch.from_numpy(np.ascontiguousarray(seconds_per_byte, dtype=np.float64))
+        found: Ints = self._states.group(*batch, seconds, torch.from_numpy(assignment)).numpy()
+        return found
+
     def train(self, batch: LookedUp, assignment: Ints) -> NDArray[np.void]:
         """Train a batch, sample s by worker `assignment[s]`; what each worker transmitted,
         TRANSMISSIONS [M].

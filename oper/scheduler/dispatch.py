@@ -9,6 +9,8 @@ makes the same assignment: random choices come from the seed and the batch's num
     esd:ALPHA    by expected cost of transmissions (ESD): the ALPHA share of samples for which the
                  choice matters most exactly, then the others in order, each to the cheapest worker
                  with room (HybridDis). esd is esd:1, the optimum of the score
+    grouped      esd, then pairs of samples are exchanged so that those that share rows meet: a
+                 score counts a row for each of them (beyond the papers)
 """
 
 from collections.abc import Callable
@@ -22,7 +24,7 @@ from oper.base.arrays import Floats, Ints
 from oper.base.errors import OperError
 from oper.scheduler.cache import Caches, LookedUp
 
-_KINDS = ("random", "in-order", "laia", "esd")
+_KINDS = ("random", "in-order", "laia", "esd", "grouped")
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Policy:
 
     @classmethod
     def parse(cls, text: str) -> "Policy":
-        """`random`, `in-order`, `laia`, `esd` or `esd:ALPHA`."""
+        """`random`, `in-order`, `laia`, `esd`, `esd:ALPHA` or `grouped`."""
         kind, colon, share = text.partition(":")
         try:
             alpha = float(share) if colon else 1.0
@@ -42,8 +44,8 @@ class Policy:
             alpha = -1.0
         if kind not in _KINDS or (colon and kind != "esd") or not 0 <= alpha <= 1:
             raise OperError(
-                f"--policy {text[:40]!r}: random, in-order, laia, esd or esd:ALPHA was needed, "
-                "with ALPHA from 0 to 1, the share of samples that are assigned exactly"
+                f"--policy {text[:40]!r}: random, in-order, laia, esd, esd:ALPHA or grouped was "
+                "needed, with ALPHA from 0 to 1, the share of samples that are assigned exactly"
             )
         return cls(kind, alpha)
 
@@ -72,7 +74,10 @@ class Dispatcher:
             ties = 0.5 * random.random((samples, workers))
             return assign_in_order(ties - caches.latest_rows(batch), room)
         costs = caches.expected_costs(batch, self.seconds_per_byte)
-        return hybrid(costs, room, self.policy.alpha)
+        assignment = hybrid(costs, room, self.policy.alpha)
+        if self.policy.kind == "grouped":
+            return caches.group(batch, assignment, self.seconds_per_byte)
+        return assignment
 
 
 def capacities(samples: int, workers: int) -> Ints:

@@ -18,11 +18,13 @@
 #include "cpu/common/arguments.h"
 #include "oper/scheduler/bounded_staleness.h"
 #include "oper/scheduler/bulk_synchronous.h"
+#include "oper/scheduler/grouping.h"
 
 namespace oper {
 namespace {
 
 constexpr int64_t kMostWidths = 64;
+constexpr int64_t kMostGrouped = 65'535;  // samples of a batch: a worker's are counted in 16 bits
 
 Caches caches_of(int64_t workers, const at::Tensor& capacity, int64_t policy) {
   check_size(workers, 1, Caches::kMostWorkers, "workers");
@@ -91,13 +93,35 @@ class CacheStates : public torch::CustomClassHolder {
     return costs;
   }
 
+  // The assignment [samples] after exchanges that bring samples together that share rows.
   at::Tensor group(const at::Tensor& rows, const at::Tensor& offsets,
-                   const at::Tensor& seconds_per_byte, const at::Tensor& assignment, int64_t passes) const {
+                   const at::Tensor& seconds_per_byte, const at::Tensor& assignment) {
     const int64_t samples = check_batch(rows, offsets);
-    at::Tensor result = assignment.clone();
-    states_.group(rows.const_data_ptr<int32_t>(), offsets.const_data_ptr<int64_t>(), samples,
-       elements<double>(seconds_per_byte, states_.caches().workers(), "seconds_per_byte"), result.data_ptr<int64_t>(), passes);
-    return result;
+    check_size(samples, 0, kMostGrouped, "samples");
+    const double* const seconds =
+        elements<double>(seconds_per_byte, states_.caches().workers(), "seconds_per_byte");
+    const int64_t* const workers = elements<int64_t>(assignment, samples, "assignment");
+    for (int64_t s = 0; s < samples; ++s)
+      check_index(workers[s], states_.caches().workers(), "assignment", "workers");
+    const int32_t* const numbers = rows.const_data_ptr<int32_t>();
+    std::vector<RowCost> costs;
+    std::vector<int32_t> distinct;
+    std::vector<uint32_t> places(rows.numel());
+    place_.resize(states_.caches().rows());
+    for (int64_t n = 0; n < rows.numel(); ++n) {
+      uint32_t& place = place_[numbers[n]];
+      if (place >= distinct.size() || distinct[place] != numbers[n]) {
+        place = static_cast<uint32_t>(distinct.size());
+        distinct.push_back(numbers[n]);
+        costs.push_back(states_.row_cost(static_cast<RowNumber>(numbers[n]), seconds));
+      }
+      places[n] = place;
+    }
+    at::Tensor grouped = assignment.clone();
+    Grouping(places, offsets.const_data_ptr<int64_t>(), samples, costs, seconds,
+             states_.caches().workers())
+        .improve(grouped.data_ptr<int64_t>());
+    return grouped;
   }
 
   // What each worker transmitted, [M, fields of Transmissions].
@@ -170,6 +194,7 @@ class CacheStates : public torch::CustomClassHolder {
 
   States states_;
   std::vector<at::Tensor> waiting_;  // batches that were looked up
+  std::vector<uint32_t> place_;      // of a row among those of the batch that was last grouped
 };
 
 using BulkSynchronousCaches = CacheStates<BulkSynchronous>;
@@ -180,6 +205,7 @@ void define(torch::class_<Class>& c) {
   c.def("look_up", &Class::look_up)
       .def("latest_rows", &Class::latest_rows)
       .def("expected_costs", &Class::expected_costs)
+      .def("group", &Class::group)
       .def("train", &Class::train)
       .def("widths_of", &Class::widths_of)
       .def("flush", &Class::flush);
@@ -196,7 +222,6 @@ TORCH_LIBRARY_FRAGMENT(oper, m) {
                                                       static_cast<Pushes>(pushes));
   }));
   define(bulk);
-  bulk.def("group", &BulkSynchronousCaches::group);
   auto bounded = m.class_<BoundedStalenessCaches>("BoundedStaleness");
   bounded.def(torch::init([](int64_t workers, const at::Tensor& capacity, const at::Tensor& bytes,
                              int64_t policy, int64_t staleness, bool exact) {

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "oper/scheduler/caches.h"
+#include "oper/scheduler/grouping.h"
 #include "oper/scheduler/transmissions.h"
 
 namespace oper {
@@ -84,6 +85,16 @@ class BoundedStaleness {
           const int64_t pushed = cached && clock_of(rows[n], w).pending ? bytes.gradient : 0;
           costs[s * workers + w] += static_cast<double>(bytes.row + pushed) * seconds_per_byte[w];
         }
+  }
+
+  // What the row costs in a batch, for grouping: fetches, and pushes that are due.
+  RowCost row_cost(RowNumber row, const double* seconds_per_byte) const {
+    (void)seconds_per_byte;  // nobody pushes for another's read
+    Workers readable = 0;
+    for_each(caches_.cached(row), [&](int w) {
+      if (valid(row, w)) readable |= Workers{1} << w;
+    });
+    return {readable, static_cast<float>(bytes_[caches_.width(row)].row), 0};
   }
 
  private:

@@ -110,23 +110,13 @@ class BulkSynchronous {
     }
   }
 
-  int64_t group(const int32_t* rows, const int64_t* offsets, int64_t samples,
-                const double* seconds_per_byte, int64_t* assignment, int64_t passes) const {
-    std::vector<int32_t> distinct(rows, rows + offsets[samples]);
-    std::sort(distinct.begin(), distinct.end());
-    distinct.erase(std::unique(distinct.begin(), distinct.end()), distinct.end());
-    std::vector<int32_t> numbers(offsets[samples]);
-    for (int64_t n = 0; n < offsets[samples]; ++n)
-      numbers[n] = static_cast<int32_t>(std::lower_bound(distinct.begin(), distinct.end(), rows[n]) - distinct.begin());
-    std::vector<RowCost> costs;
-    for (const int32_t row : distinct) {
-      const State& state = states_[row];
-      const auto bytes = static_cast<double>(bytes_[caches_.width(row)].row);
-      const bool owned = state.latest && !state.tier_latest;
-      costs.push_back({state.latest, bytes, owned ? bytes * seconds_per_byte[__builtin_ctzll(state.latest)] : 0.0});
-    }
-    return Grouping(numbers.data(), offsets, samples, std::move(costs), seconds_per_byte,
-                    caches_.workers()).improve(assignment, passes);
+  // What the row costs in a batch, for grouping.
+  RowCost row_cost(RowNumber row, const double* seconds_per_byte) const {
+    const State& state = states_[row];
+    const auto bytes = static_cast<double>(bytes_[caches_.width(row)].row);
+    const bool owned = state.latest && !state.tier_latest;
+    const double push = owned ? bytes * seconds_per_byte[__builtin_ctzll(state.latest)] : 0;
+    return {state.latest, static_cast<float>(bytes), static_cast<float>(push)};
   }
 
  private:
