@@ -1,8 +1,8 @@
 """Transmissions between caches and the host tier, by dispatch and synchronisation.
 
 8 workers of 128 samples, caches of a share of all rows, ten iterations of warm-up: the real logs,
-and Criteo-Kaggle's tables × 0.02 with 400 global batches of generated samples, which fill each cache
-more than five times. Links are equal, or four of 5 and four of 0.5 Gbit/s. `saved` is against
+and Criteo-Kaggle's tables × 0.02 with 400 global batches of generated samples, which fill each
+cache more than five times. Links are equal, or four of 5 and four of 0.5 Gbit/s. `saved` is against
 random dispatch with every update pushed; `beyond` against LAIA on demand.
 
     python -m benchmarks.scheduler.transmissions [LOG …] [--cache 0.1] [--evict lru] [--json]

@@ -145,7 +145,9 @@ class BoundedStaleness {
         mine.update_push += push(row, w, mine);
         caches_.use(row, w);
       } else {
-        caches_.insert(row, w, [&](RowNumber victim) { mine.evict_push += push(victim, w, mine); });
+        caches_.insert(
+            row, w, [&](RowNumber victim) { mine.evict_push += push(victim, w, mine); },
+            [](RowNumber) {});
       }
       ++mine.miss_pull;
       mine.pull_bytes += bytes_[caches_.width(row)].row;

@@ -205,7 +205,9 @@ class BulkSynchronous {
         if (caches_.cached(row) & bit)
           caches_.use(row, w);
         else
-          caches_.insert(row, w, [&](RowNumber victim) { evict(victim, w, mine); });
+          caches_.insert(
+              row, w, [&](RowNumber victim) { evict(victim, w, mine); },
+              [&](RowNumber soon) { __builtin_prefetch(&states_[soon]); });
       }
       const int64_t lag = int64_t{state.updates} - int64_t{updates_of(row, w)};
       mine.wrong_reads += lag != 0;

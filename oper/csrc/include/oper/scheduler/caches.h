@@ -8,6 +8,7 @@
 // Address: width << 56 | anything, such as owner << 40 | slot.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -58,18 +59,17 @@ class Caches {
                std::vector<RowNumber>& rows, std::vector<int64_t>& ends) {
     ++prepared_;
     const int64_t size = offsets[samples];
+    RowNumber numbers[kAhead];  // of the addresses from n on
+    for (int64_t n = 0; n < std::min(size, kAhead); ++n) numbers[n] = number_of(addresses[n]);
     for (int64_t s = 0; s < samples; ++s) {
-      ++stamp_;
+      next_stamp();
       for (int64_t n = offsets[s]; n < offsets[s + 1]; ++n) {
-        if (n + kAhead < size) index_.prefetch(static_cast<uint64_t>(addresses[n + kAhead]));
-        const auto address = static_cast<uint64_t>(addresses[n]);
-        const auto [number, added] = index_.find_or_add(address);
-        if (added) {
-          if (number == rows_.size()) {
-            rows_.emplace_back();
-            copies_.resize(copies_.size() + workers_);
-          }
-          rows_[number] = Row{address};
+        const RowNumber number = numbers[n % kAhead];
+        if (n + 2 * kAhead < size)
+          index_.prefetch(static_cast<uint64_t>(addresses[n + 2 * kAhead]));
+        if (n + kAhead < size) {
+          numbers[n % kAhead] = number_of(addresses[n + kAhead]);
+          prefetch(numbers[n % kAhead]);
         }
         Row& row = rows_[number];
         row.prepared = prepared_;
@@ -144,11 +144,12 @@ class Caches {
     if (copy.priority(policy_) < before) on.order.add(copy.priority(policy_), row);
   }
 
-  // The worker caches the row from now on; `evicted(row)` is called for one that leaves for it.
-  template <typename F>
-  void insert(RowNumber row, int worker, const F& evicted) {
+  // The worker caches the row from now on; `evicted(row)` is called for one that leaves for it, and
+  // `soon(row)` for one that will leave after some others.
+  template <typename F, typename G>
+  void insert(RowNumber row, int worker, const F& evicted, const G& soon) {
     Shelf& on = shelf(worker, width(row));
-    if (on.held == capacity_[width(row)]) evicted(evict(worker, width(row)));
+    if (on.held == capacity_[width(row)]) evicted(evict(worker, width(row), soon));
     ++on.held;
     rows_[row].cached |= Workers{1} << worker;
     copy_of(row, worker) = Copy{};
@@ -171,7 +172,9 @@ class Caches {
     ++trained_;
     for (const RowNumber row : left_) {
       Row& record = rows_[row];
-      if (record.cached || record.prepared > trained_ || record.address == kForgotten) continue;
+      if (record.cached || record.prepared - trained_ - 1 < prepared_ - trained_ ||
+          record.address == kForgotten)
+        continue;
       forgotten(row);
       index_.remove(record.address);
       record.address = kForgotten;
@@ -188,6 +191,26 @@ class Caches {
   }
 
  private:
+  void next_stamp() {
+    if (++stamp_) return;
+    for (Row& row : rows_) row.stamp = 0;
+    stamp_ = 1;
+  }
+
+  // The number of an address, a new one if it has none.
+  RowNumber number_of(int64_t given) {
+    const auto address = static_cast<uint64_t>(given);
+    const auto [number, added] = index_.find_or_add(address);
+    if (added) {
+      if (number == rows_.size()) {
+        rows_.emplace_back();
+        copies_.resize(copies_.size() + workers_);
+      }
+      rows_[number] = Row{address};
+    }
+    return number;
+  }
+
   static constexpr uint64_t kForgotten = ~uint64_t{0};
   static constexpr uint32_t kFrequent = 16;
 
@@ -195,8 +218,8 @@ class Caches {
     uint64_t address = kForgotten;
     Workers cached = 0;
     Workers trainers = 0;   // of the batch that is trained
-    uint64_t stamp = 0;     // the last sample that was looked up with it
-    uint64_t prepared = 0;  // the last batch that was looked up with it
+    uint32_t stamp = 0;     // the last sample that was looked up with it
+    uint32_t prepared = 0;  // the last batch that was looked up with it, modulo 2^32
   };
 
   // A worker's rows of one width.
@@ -218,10 +241,16 @@ class Caches {
   }
 
   // The row that leaves the worker's cache. There is one: the batch fits.
-  RowNumber evict(int worker, int width) {
+  template <typename G>
+  RowNumber evict(int worker, int width, const G& soon) {
     Shelf& on = shelf(worker, width);
     const Workers bit = Workers{1} << worker;
     for (;;) {
+      // What leaves next was used long ago, and is in no processor's cache.
+      const RowNumber next = on.order.ahead(kAhead);
+      __builtin_prefetch(&rows_[next]);
+      __builtin_prefetch(&copy_of(next, worker));
+      soon(next);
       const LazyOrder::Entry least = on.order.pop();
       Row& row = rows_[least.row];
       if (!(row.cached & bit) || width_of(row.address) != width) continue;
@@ -259,7 +288,7 @@ class Caches {
     }
     const bool age = policy_ == Policy::kLightLfu && 2 * on.frequent > capacity_[width];
     if (!age && on.order.size() <= 2 * static_cast<size_t>(on.held) + 1024) return;
-    ++stamp_;
+    next_stamp();
     on.order.filter([&](LazyOrder::Entry& entry) {
       Row& row = rows_[entry.row];
       if (!(row.cached >> worker & 1) || width_of(row.address) != width) return false;
@@ -283,7 +312,7 @@ class Caches {
   std::vector<Shelf> shelves_;  // [M, widths]
   std::vector<uint64_t> uses_;
   std::vector<RowNumber> batch_, left_;
-  uint64_t stamp_ = 0, prepared_ = 0, trained_ = 0;
+  uint32_t stamp_ = 0, prepared_ = 0, trained_ = 0;
 };
 
 }  // namespace oper

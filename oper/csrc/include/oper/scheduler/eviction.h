@@ -62,6 +62,12 @@ class LazyOrder {
 
   size_t size() const { return entries_.size() - first_; }
 
+  // The row that comes up so many entries from now; the least one where that is not known.
+  uint32_t ahead(size_t entries) const {
+    const size_t at = ascending_ ? first_ + entries : 0;
+    return entries_[at < entries_.size() ? at : first_].row;
+  }
+
   void add(uint64_t priority, uint32_t row) {
     entries_.push_back({priority, row});
     if (!ascending_) std::push_heap(entries_.begin(), entries_.end(), std::greater<>());
