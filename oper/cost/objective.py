@@ -48,7 +48,7 @@ class Cost:
     allreduce_method: Method
     allreduce_memory_bytes: float  # of a rank
     rank_seconds: Floats  # T
-    shares_memory: bool  # whether some rows are read without their owners
+    one_memory: bool  # whether all rows are read without their owners
     communication_bytes: dict[str, float]
     extra_bytes: float
     total_bytes: float
@@ -68,15 +68,14 @@ class Cost:
 
     @property
     def dob(self) -> dict[str, float | None]:
-        """Degrees of balance, min/max: memory over capacity, E over ranks, C over ordered pairs. In
-        shared memory E is what ranks read of their own, and the rows they serve count instead."""
+        """Degrees of balance, min/max: memory over capacity, E over ranks, C over ordered pairs.
+        Where all ranks share one memory, E is what ranks read of their own, and the rows that they
+        serve count instead."""
         ranks = len(self.memory_bytes)
         pairs = self.link_seconds[~np.eye(ranks, dtype=bool)]
         return {
             "memory": degree_of_balance(self.memory_bytes / np.maximum(self.capacity_bytes, 1)),
-            "lookups": degree_of_balance(
-                self.lookups if self.shares_memory else self.lookup_seconds
-            ),
+            "lookups": degree_of_balance(self.lookups if self.one_memory else self.lookup_seconds),
             "link_cost": degree_of_balance(pairs) if len(pairs) else None,
         }
 
@@ -156,7 +155,7 @@ def evaluate(
         allreduce_method=chosen.method,
         allreduce_memory_bytes=allreduce_memory,
         rank_seconds=rank_seconds,
-        shares_memory=bool(topology.shared_pairs.any()),
+        one_memory=topology.is_one_memory,
         communication_bytes={
             "fetch": fetch,
             "gradient": gradients,
