@@ -149,9 +149,36 @@ def test_swaps_keep_the_time_of_reads_and_gradients(topology: Topology, seed: in
     assert search.seconds.max() <= before.max() * (1 + 1e-12)
 
 
-def test_one_direction_is_exact_on_one_host() -> None:
+def one_host(link_over_own: float) -> Topology:
+    """A host of 4 ranks; rows of another rank cost `link_over_own` times as much as one's own."""
+    cost = np.full((4, 4), link_over_own / 8e9)
+    np.fill_diagonal(cost, 1 / 8e9)
+    return hosts(1, 4, link_cost=cost)
+
+
+# From 1 on, where reads cost the same everywhere, over the number of ranks, where gradients do.
+LINKS_OVER_OWN = [1.0, 2.0, 3.9, 4.0, 4.1, 8.0]
+
+
+@pytest.mark.parametrize("link_over_own", LINKS_OVER_OWN)
+def test_swaps_even_out_the_time_of_ranks(link_over_own: float) -> None:
+    topology, workload = one_host(link_over_own), Workload("training", "raw", 4096)
+    accesses = [*range(900, 50, -10), 3, 2, 1]
+    classes = make_classes(accesses, [1] * 85 + [50, 80, 90], workload, 4, samples=10_000)
+    random = np.random.default_rng(3)
+    counts = np.stack([random.multinomial(n, [0.4, 0.3, 0.2, 0.1]) for n in classes.rows])
+    directions = classes.traffic(topology, workload).directions(single_owner_sets(4))
+    seconds = np.sum([(bytes @ counts) @ columns for bytes, columns in directions], axis=0)
+    before = np.ptp(seconds)
+    search = SwapSearch(counts, directions, classes.width, seconds)
+    search.run()
+    assert np.ptp(search.seconds) < 1e-2 * before
+
+
+@pytest.mark.parametrize("link_over_own", LINKS_OVER_OWN)
+def test_one_direction_is_exact_on_one_host(link_over_own: float) -> None:
     """There reads and gradients move T the same way."""
-    topology, workload = hosts(1, 4), Workload("training", "raw", 64)
+    topology, workload = one_host(link_over_own), Workload("training", "raw", 64)
     classes = make_classes([900, 30, 4], [1, 2, 3], workload, 4)
     directions = classes.traffic(topology, workload).directions(single_owner_sets(4))
     assert len(directions) == 2
