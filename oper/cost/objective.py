@@ -4,13 +4,17 @@ With M ranks, row bytes S, expected reads R and touches D by one rank per iterat
 that any rank touches the row, and L[i][j] the seconds per byte for rank i to read from rank j
 (paper §3.2, equations 1-5, with the link in equation 3 read as L[i][j]):
 
-    E[r]    = L[r][r] · Σ_k S_k R_k · (ranks that read row k from r)                (equation 2)
+    E[r]    = L[r][r] · Σ_k S_k R_k · (ranks to which r serves row k)               (equation 2)
     C[r][j] = L[r][j] · Σ_k S_k R_k · [r reads row k from j]                        (equation 3)
     T[r]    = E[r] + Σ_{j≠r} C[r][j]                                    inference
     T[r]    = the same + E'[r] + Σ_{j≠r} C'[r][j] + G[r]                training
-    E', C'  = the same two sums over rows with one owner, D_k in the place of R_k (and, in E, all
-              that is read of a rank, whoever shares its memory)
+    E', C'  = the gradients of rows with one owner: L[r][r] · Σ_k S_k D_k · M over r's rows, and C
+              with D_k in the place of R_k
     G[r]    = AllReduce of the replicas + L[r][r] · Σ_replicas S_k U_k (their optimizer step)
+
+r serves row k to the ranks that read it from r, itself among them, but not to others that share
+r's memory: these read it there without r, and pay for C alone. Gradients are added by the owner
+everywhere.
 
 A plan with a smaller max_r T[r] is better. A plan enters only through `Sums`: rows with
 the same holders and the same sources form a holder set, and all terms are linear in a set's
