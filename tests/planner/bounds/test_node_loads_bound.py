@@ -2,7 +2,7 @@
 
 import itertools
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -185,6 +185,14 @@ def test_the_note_says_what_the_bound_knows(mode: str) -> None:
         problem = hot_problem(topology, 0.0, mode)
         assert (bound_of(problem) is None) == (known == hot_rows.ALONE)
         assert hot_rows.hot_rows_bound(*limits(problem)).note == too_large(128, known)
+
+
+def test_where_replicas_decide_no_row_is_whole_on_a_node() -> None:
+    cheap: dict[str, Any] = {"allreduce_bandwidth": 1e15, "latency_seconds": 1e-12}
+    problem = hot_problem(replace(hosts(16, 8, 8.0), memory=(), **cheap), 0.02)
+    found = hot_rows.hot_rows_bound(*limits(problem))
+    assert found.seconds < (bound_of(problem) or 0.0)  # of plans without replicas
+    assert found.note == too_large(128, hot_rows.ALONE)
 
 
 def test_a_programme_that_was_stopped_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
