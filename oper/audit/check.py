@@ -112,7 +112,7 @@ def _figures(plan: Plan) -> list[Finding]:
         "communication_bytes.fetch": (traffic.fetch, stated.link_bytes.sum()),
         "communication_bytes.total": (traffic.total, parts),
     }
-    served = stated.lookups if plan.topology.shared_pairs.any() else stated.lookup_seconds
+    served = stated.lookups if plan.topology.is_one_memory else stated.lookup_seconds
     balances = _balance(memory_share), _balance(served), link_balance
     for name, said, found in zip(stated.dob._fields, stated.dob, balances, strict=True):
         equal[f"dob.{name}"] = (said, found)

@@ -32,11 +32,9 @@ class HolderSets:
     @property
     def readers(self) -> NDArray[np.int64]:
         """How many ranks read each group from each rank, [G, M]."""
-        ranks = self.source.shape[1]
-        found = np.zeros(self.source.shape, dtype=np.int64)
-        for rank in range(ranks):
-            found[:, rank] = (self.source == rank).sum(axis=1)
-        return found
+        sets, ranks = self.source.shape
+        read = np.arange(sets)[:, None] * ranks + self.source
+        return np.bincount(read.ravel(), minlength=sets * ranks).reshape(sets, ranks)
 
     def __add__(self, other: "HolderSets") -> "HolderSets":
         return HolderSets(

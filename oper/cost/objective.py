@@ -4,13 +4,17 @@ With M ranks, row bytes S, expected reads R and touches D by one rank per iterat
 that any rank touches the row, and L[i][j] the seconds per byte for rank i to read from rank j
 (paper §3.2, equations 1-5, with the link in equation 3 read as L[i][j]):
 
-    E[r]    = L[r][r] · Σ_k S_k R_k · (ranks that read row k from r)                (equation 2)
+    E[r]    = L[r][r] · Σ_k S_k R_k · (ranks to which r serves row k)               (equation 2)
     C[r][j] = L[r][j] · Σ_k S_k R_k · [r reads row k from j]                        (equation 3)
     T[r]    = E[r] + Σ_{j≠r} C[r][j]                                    inference
     T[r]    = the same + E'[r] + Σ_{j≠r} C'[r][j] + G[r]                training
-    E', C'  = the same two sums over rows with one owner, D_k in the place of R_k (and, in E, all
-              that is read of a rank, whoever shares its memory)
+    E', C'  = the gradients of rows with one owner: L[r][r] · Σ_k S_k D_k · M over r's rows, and C
+              with D_k in the place of R_k
     G[r]    = AllReduce of the replicas + L[r][r] · Σ_replicas S_k U_k (their optimizer step)
+
+r serves row k to the ranks that read it from r, itself among them, but not to others that share
+r's memory: these read it there without r, and pay for C alone. Gradients are added by the owner
+everywhere.
 
 A plan with a smaller max_r T[r] is better. A plan enters only through `Sums`: rows with
 the same holders and the same sources form a holder set, and all terms are linear in a set's
@@ -48,7 +52,7 @@ class Cost:
     allreduce_method: Method
     allreduce_memory_bytes: float  # of a rank
     rank_seconds: Floats  # T
-    shares_memory: bool  # whether some rows are read without their owners
+    one_memory: bool  # whether all rows are read without their owners
     communication_bytes: dict[str, float]
     extra_bytes: float
     total_bytes: float
@@ -68,15 +72,14 @@ class Cost:
 
     @property
     def dob(self) -> dict[str, float | None]:
-        """Degrees of balance, min/max: memory over capacity, E over ranks, C over ordered pairs. In
-        shared memory E is what ranks read of their own, and the rows they serve count instead."""
+        """Degrees of balance, min/max: memory over capacity, E over ranks, C over ordered pairs.
+        Where all ranks share one memory, E is what ranks read of their own, and the rows that they
+        serve count instead."""
         ranks = len(self.memory_bytes)
         pairs = self.link_seconds[~np.eye(ranks, dtype=bool)]
         return {
             "memory": degree_of_balance(self.memory_bytes / np.maximum(self.capacity_bytes, 1)),
-            "lookups": degree_of_balance(
-                self.lookups if self.shares_memory else self.lookup_seconds
-            ),
+            "lookups": degree_of_balance(self.lookups if self.one_memory else self.lookup_seconds),
             "link_cost": degree_of_balance(pairs) if len(pairs) else None,
         }
 
@@ -156,7 +159,7 @@ def evaluate(
         allreduce_method=chosen.method,
         allreduce_memory_bytes=allreduce_memory,
         rank_seconds=rank_seconds,
-        shares_memory=bool(topology.shared_pairs.any()),
+        one_memory=topology.is_one_memory,
         communication_bytes={
             "fetch": fetch,
             "gradient": gradients,

@@ -56,7 +56,7 @@ class Charges:
     def of_gradients(topology: Topology) -> "Charges":
         """The charges of gradients of rows with one owner, from rank i to rank j as those of a read
         of i from j; those of reads themselves where no ranks share memory."""
-        if not topology.shared_pairs.any():
+        if not topology.shares_memory:
             return Charges.of(topology)
         return Charges._made(topology, np.ones((topology.ranks, topology.ranks), dtype=bool))
 
@@ -244,8 +244,7 @@ class PairSeconds(NamedTuple):
         local, same_node, other_node = topology.seconds_by_kind()
         # A read of one's own memory costs what its owner pays elsewhere, and where memory is shared
         # it takes the place of the link.
-        shared = topology.shared_pairs.any()
-        saved = max(same_node - local, 0.0) if shared else same_node
+        saved = max(same_node - local, 0.0) if topology.shares_memory else same_node
         return PairSeconds(same_node, other_node, saved)
 
     def saved_by_further_node(self, ranks_per_node: int) -> float:

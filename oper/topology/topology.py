@@ -87,6 +87,15 @@ class Topology:
         return self.masks()["same_node"] & shared
 
     @property
+    def shares_memory(self) -> bool:
+        return bool(self.shared_pairs.any())
+
+    @property
+    def is_one_memory(self) -> bool:
+        """Whether all ranks share one memory, so that no rank's reads are served by another."""
+        return self.shares_memory and self.nodes == 1
+
+    @property
     def memory_for_plans(self) -> tuple[int, ...] | None:
         """The bytes of device memory that plans go by, [M]; None where they go by the tables'."""
         return None if self.shares_host_memory else self.device_memory_bytes

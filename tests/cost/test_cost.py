@@ -150,7 +150,10 @@ def test_readers_take_their_own_copy_then_the_nearest() -> None:
     topology = Topology.load("2x4-a100")
     holds = np.zeros((1, 8), dtype=bool)
     holds[0, [1, 6]] = True
-    assert nearest_holder_sets(holds, topology).source.tolist() == [[1, 1, 1, 1, 6, 6, 6, 6]]
+    sets = nearest_holder_sets(holds, topology)
+    assert sets.source.tolist() == [[1, 1, 1, 1, 6, 6, 6, 6]]
+    both = sets + everywhere_set(8)
+    assert both.readers.tolist() == [[0, 4, 0, 0, 0, 0, 4, 0], [1] * 8]
 
 
 def test_allreduce_bytes_follow_the_published_formulas() -> None:

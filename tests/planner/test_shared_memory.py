@@ -58,8 +58,9 @@ def test_one_host_has_no_copies_and_even_ranks(mode: str, fetch: str, ranks: int
     assert made.certificate.gap < 1e-5
     dob = cost.dob
     assert dob["lookups"] == cost.lookups.min() / cost.lookups.max()
-    if mode == "inference":
-        assert (dob["lookups"] or 0.0) > 0.98
+    # Training swaps rows of equal gradients alone, of which a rank may have none.
+    few = mode == "training" and fetch == "raw" and ranks == 8
+    assert (dob["lookups"] or 0.0) > (0.3 if few else 0.94)
     assert (dob["memory"] or 0.0) > 0.98
     # What a rank takes is what it reads itself: its own accesses, wherever the rows are.
     classes, L = made.problem.classes, made.problem.topology.link_cost[0, 0]
@@ -84,6 +85,14 @@ def test_several_hosts_have_one_copy_each() -> None:
     assert (used[:, 3:].sum(axis=1) <= 1).all()
     assert made.cost.extra_bytes > 0
     assert made.certificate.gap < 1e-3
+
+
+def test_the_balance_of_lookups_is_of_what_the_objective_has() -> None:
+    """Of several hosts E has reads of other hosts, and nothing evens out the rows served."""
+    made = planned(hosts(2, 3), "inference", 0.0)
+    E = made.cost.lookup_seconds
+    assert made.cost.dob["lookups"] == E.min() / E.max()
+    assert E.min() / E.max() != made.cost.lookups.min() / made.cost.lookups.max()
 
 
 def test_a_cheap_allreduce_still_pays_in_training() -> None:
@@ -140,9 +149,36 @@ def test_swaps_keep_the_time_of_reads_and_gradients(topology: Topology, seed: in
     assert search.seconds.max() <= before.max() * (1 + 1e-12)
 
 
-def test_one_direction_is_exact_on_one_host() -> None:
+def one_host(link_over_own: float) -> Topology:
+    """A host of 4 ranks; rows of another rank cost `link_over_own` times as much as one's own."""
+    cost = np.full((4, 4), link_over_own / 8e9)
+    np.fill_diagonal(cost, 1 / 8e9)
+    return hosts(1, 4, link_cost=cost)
+
+
+# From 1 on, where reads cost the same everywhere, over the number of ranks, where gradients do.
+LINKS_OVER_OWN = [1.0, 2.0, 3.9, 4.0, 4.1, 8.0]
+
+
+@pytest.mark.parametrize("link_over_own", LINKS_OVER_OWN)
+def test_swaps_even_out_the_time_of_ranks(link_over_own: float) -> None:
+    topology, workload = one_host(link_over_own), Workload("training", "raw", 4096)
+    accesses = [*range(900, 50, -10), 3, 2, 1]
+    classes = make_classes(accesses, [1] * 85 + [50, 80, 90], workload, 4, samples=10_000)
+    random = np.random.default_rng(3)
+    counts = np.stack([random.multinomial(n, [0.4, 0.3, 0.2, 0.1]) for n in classes.rows])
+    directions = classes.traffic(topology, workload).directions(single_owner_sets(4))
+    seconds = np.sum([(bytes @ counts) @ columns for bytes, columns in directions], axis=0)
+    before = np.ptp(seconds)
+    search = SwapSearch(counts, directions, classes.width, seconds)
+    search.run()
+    assert np.ptp(search.seconds) < 1e-2 * before
+
+
+@pytest.mark.parametrize("link_over_own", LINKS_OVER_OWN)
+def test_one_direction_is_exact_on_one_host(link_over_own: float) -> None:
     """There reads and gradients move T the same way."""
-    topology, workload = hosts(1, 4), Workload("training", "raw", 64)
+    topology, workload = one_host(link_over_own), Workload("training", "raw", 64)
     classes = make_classes([900, 30, 4], [1, 2, 3], workload, 4)
     directions = classes.traffic(topology, workload).directions(single_owner_sets(4))
     assert len(directions) == 2

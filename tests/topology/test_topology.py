@@ -320,11 +320,15 @@ def test_memory_by_node_survives_json(tmp_path: Path, memory: str | list[str]) -
     expected[0, 1] = expected[1, 0] = of_node[1] == "shared"
     assert (topology.shared_pairs == expected).all()
     assert topology.homogeneous == (of_node[0] == of_node[1])
+    assert topology.shares_memory == ("shared" in of_node)
+    assert not topology.is_one_memory  # there are two hosts
 
 
 def test_ranks_of_one_host_share_memory() -> None:
     assert Topology.load("cpu:3").shared_pairs.sum() == 6
+    assert Topology.load("cpu:3").is_one_memory
     assert not Topology.load("cpu:1").shared_pairs.any()
+    assert not Topology.load("cpu:1").is_one_memory
     assert "read each other's rows themselves" in run("show", "cpu:2")
     with pytest.raises(OperError, match="the memory of 2 nodes, and it has 1"):
         Topology("t", (0, 0), np.ones((2, 2)), 1.0, 1.0, memory=("shared", "shared"))

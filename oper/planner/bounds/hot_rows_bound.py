@@ -47,8 +47,10 @@ FEASIBILITY = 1e-9  # of constraints and reduced costs that are scaled to 1
 SAFETY = 1e-6  # of the solver's bound: above what its tolerances can add up to
 TOO_LARGE = (
     "the programme with whole hot rows was not solved, as it is too large for {ranks} ranks: hot "
-    "rows count as whole only in what they make their ranks and nodes take"
+    "rows count as whole only in what {known}"
 )
+BY_NODES = "they make their ranks and nodes take"  # `node_loads_bound.py`
+ALONE = "each of them alone makes a rank take"  # `lagrangian_bound.hot_row`
 CUT = f"the programme with whole hot rows was stopped after {NODES:,} nodes of branch and bound"
 
 
@@ -71,7 +73,8 @@ def hot_rows_bound(
     split = lower_bound(classes, topology, workload, capacity_bytes, budget_bytes)
     if not workload.training and budget_bytes >= classes.m.min():
         return split
-    least, hottest, notes = np.inf, 0, set()
+    least, hottest = np.inf, 0
+    note: str | None = None  # what was left out or cut of the method that decides
     for method in usable_methods(workload, topology.ranks, budget_bytes):
         rows = pricing_items(classes, topology, workload, method)
         head = head_classes(rows, topology, split.seconds)
@@ -83,18 +86,17 @@ def hot_rows_bound(
         if seconds >= least:  # with whole rows it takes no less
             continue
         if entries(rows, head, topology) > ENTRIES:
-            if not (rows.replicas and rows.training):
-                seconds = max(seconds, node_loads_bound(rows, topology))
-            notes.add(TOO_LARGE.format(ranks=topology.ranks))
+            by_nodes = None if rows.replicas and rows.training else node_loads_bound(rows, topology)
+            seconds = max(seconds, by_nodes or 0.0)
+            known = ALONE if by_nodes is None else BY_NODES
+            left_out: str | None = TOO_LARGE.format(ranks=topology.ranks, known=known)
         else:
             solved = _Model(rows, head, topology, capacity_bytes, budget_bytes).bound()
-            seconds = solved.seconds
-            notes |= {CUT} if solved.cut else set()
+            seconds, left_out = solved.seconds, CUT if solved.cut else None
         if seconds < least:
-            least, hottest = seconds, int(head[0])
+            least, hottest, note = seconds, int(head[0]), left_out
         if least <= split.seconds * (1 + GAP):
             break
-    note = "; ".join(sorted(notes)) or None
     # The solver may stop within GAP of the optimum: what it lifts by less is not worth a word.
     if least <= split.seconds * (1 if note else 1 + GAP):
         return replace(split, note=note)

@@ -1,6 +1,6 @@
 """A lower bound on homogeneous ranks, of any number, where rows are whole and have one owner.
 
-In: `PricingItems`, a `Topology` of N nodes of G ranks. Out: seconds.
+In: `PricingItems`, a `Topology` of N nodes of G ranks. Out: seconds, or None where it says nothing.
 
 Ranks that cannot be told apart differ only in what they own. With W_r the weight of rank r's rows,
 V_n = Σ W_r over the ranks of node n and W = Σ V_n, of which every rank reads all,
@@ -21,6 +21,10 @@ its G ranks, (a - G·b)·V_n ≤ G·D. So for each D the nodes' loads have least
 The D at which S_N exceeds W, or a node's largest load, is passed by every plan. Memory is left out,
 and a row may count in parts where the sum ends within it: both make the bound lower, never wrong.
 The work is a bisection with N steps each, whatever the number of rows.
+
+Where hosts share memory, a gradient takes its owner more than a read does (traffic.py): own, and so
+a, is larger for it, mate and far are not. A row then counts in a·W_r by both its parts, each at its
+own a, and in V_n by their sum; the step from ranks to a whole node takes the smaller a.
 """
 
 from typing import NamedTuple
@@ -28,7 +32,6 @@ from typing import NamedTuple
 import numpy as np
 
 from oper.base.arrays import Floats
-from oper.cost.read_charges import Charges
 from oper.planner.lp.pricing import PricingItems
 from oper.topology.topology import Topology
 
@@ -38,22 +41,21 @@ SAFETY = 1e-9  # relative: beyond the rounding of the sums
 
 
 class _OwnerSeconds(NamedTuple):
-    """What a byte of weight costs its owner, the ranks of the owner's node, and all others."""
+    """What a byte of each part of the traffic costs its owner, and what a byte of any part costs
+    the ranks of the owner's node, and all others."""
 
-    own: float
+    own: tuple[float, ...]
     mate: float
     far: float
 
 
-def node_loads_bound(rows: PricingItems, topology: Topology) -> float:
+def node_loads_bound(rows: PricingItems, topology: Topology) -> float | None:
     """A bound in seconds on the largest rank time of every plan in which each row has one owner;
-    0 where ranks differ, where owning a row costs a rank less than reading it from its node, or
-    where reads and gradients are charged apart."""
-    if len(rows.traffic(topology).parts) > 1:
-        return 0.0
-    cost = _owner_seconds(topology)
-    if cost is None or cost.own <= cost.mate:
-        return 0.0
+    None where ranks differ, or where owning a row costs a rank no more than reading it from its
+    node."""
+    cost = _owner_seconds(rows, topology)
+    if cost is None or min(cost.own) < cost.mate or max(cost.own) == cost.mate:
+        return None
     loads = _Loads(rows, topology, cost)
     low, high = loads.reach
     for _ in range(BISECTIONS):
@@ -62,18 +64,23 @@ def node_loads_bound(rows: PricingItems, topology: Topology) -> float:
     return max(loads.elsewhere + low - SAFETY * loads.elsewhere, 0.0)
 
 
-def _owner_seconds(topology: Topology) -> _OwnerSeconds | None:
-    """The three costs of a homogeneous topology; None where ranks can be told apart."""
+def _owner_seconds(rows: PricingItems, topology: Topology) -> _OwnerSeconds | None:
+    """The costs of a homogeneous topology; None where ranks can be told apart."""
     if not topology.homogeneous:
         return None
-    owner_seconds = Charges.of(topology).owner_seconds
-    found: list[float] = []
-    for mask in topology.masks().values():
-        kind = owner_seconds[mask]
-        if len(kind) and np.ptp(kind) > 1e-12 * kind.max():
-            return None
-        found.append(float(kind[0]) if len(kind) else found[-1])
-    return _OwnerSeconds(*found) if found[1] <= found[2] else None
+    parts = []
+    for part in rows.traffic(topology).parts:
+        found: list[float] = []
+        for mask in topology.masks().values():
+            kind = part.charges.owner_seconds[mask]
+            if len(kind) and np.ptp(kind) > 1e-12 * kind.max():
+                return None
+            found.append(float(kind[0]) if len(kind) else found[-1])
+        parts.append(found)
+    own, mates, fars = zip(*parts, strict=True)
+    # Readers pay the link for gradients as for reads, so that only `own` differs.
+    mate, far = min(mates), min(fars)
+    return _OwnerSeconds(own, mate, far) if mate <= far else None
 
 
 class _Loads:
@@ -82,16 +89,22 @@ class _Loads:
     def __init__(self, rows: PricingItems, topology: Topology, cost: _OwnerSeconds) -> None:
         ranks, self.nodes = topology.ranks, topology.nodes
         self.ranks_per_node = ranks // self.nodes
-        self.a, self.b = cost.own - cost.mate, cost.far - cost.mate
+        more = [own - cost.mate for own in cost.own]
+        self.a, self.least_a, self.b = max(more), min(more), cost.far - cost.mate
         self.weight = float(rows.rows @ rows.weight_bytes)
         self.elsewhere = cost.far * self.weight
-        order = np.argsort(-rows.weight_bytes, kind="stable")
+        # Bytes of a row as far as they take its owner more than its mates, at `a` a byte.
+        parts = rows.traffic(topology).parts
+        each = [part.bytes * (of / self.a) for part, of in zip(parts, more, strict=True)]
+        owned = np.sum(each, axis=0)
+        order = np.argsort(-owned, kind="stable")
         before = np.cumsum(rows.rows[order]) - rows.rows[order]
         order = order[before < HOT_ROWS]
         count = np.minimum(rows.rows[order], HOT_ROWS).astype(np.int64)
-        hot = np.repeat(rows.weight_bytes[order], count)[:HOT_ROWS]
+        hot = np.repeat(owned[order], count)[:HOT_ROWS]
         # Row k is the hottest beyond the `held[k]` hottest bytes; none is left in the end.
-        self.held = np.concatenate([[0.0], np.cumsum(hot)])
+        held = np.repeat(rows.weight_bytes[order], count)[:HOT_ROWS]
+        self.held = np.concatenate([[0.0], np.cumsum(held)])
         self.next = np.append(hot, 0.0)
         self.first = max(self.next[0], *_least_of_a_rank(hot, ranks))
 
@@ -102,7 +115,7 @@ class _Loads:
 
     def possible(self, over: float) -> bool:
         """Whether loads of nodes within D = `over` are not ruled out."""
-        spread = self.a - self.ranks_per_node * self.b
+        spread = self.least_a - self.ranks_per_node * self.b
         least, most = 0.0, np.inf
         if spread > 0:
             if over < 0:

@@ -37,7 +37,8 @@ class Levels:
 
 
 def single_seconds(classes: Classes, topology: Topology, workload: Workload) -> Floats:
-    """A row's part of the mean T with one owner, [C]: its owner serves M reads, M-1 travel."""
+    """A row's part of the mean T with one owner, [C]: what its owner and its readers pay for it,
+    the mean over owners (traffic.py)."""
     return classes.traffic(topology, workload).mean_owner_seconds
 
 

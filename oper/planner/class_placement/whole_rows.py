@@ -8,8 +8,8 @@ In: `PricingItems`, the items to keep whole, holder sets, the limits. Out: `Whol
     budget       Σ n[b, g] · m_b · (copies_g - 1) ≤ budget
 
 n is whole for the items asked for, which decide the ranks' loads, and any number for the others,
-which even the loads out. Solved to a limit of nodes, so that it is the same in every run. The root
-may take minutes all the same: what is not solved within a limit of seconds, far above what it
+which even the loads out. Solved to a limit of nodes, so that it is the same in every run, but for
+the root, which may take minutes: what is not solved within a limit of seconds, far above what it
 mostly takes, is not used.
 """
 

@@ -8,7 +8,7 @@ In: `Problem`, `ClassPlacement`. Out: `RowPlacement`, with its cost.
    the coldest listed rows, so that memory is even to one row of each width.
 3. One pass over the counters (`list_hot_rows.py`) finds the listed rows and what the stripes add up
 to. 4. Swaps (`swaps.py`) even out T against those true sums; and, as far as that leaves T as it is,
-the rows that ranks serve where they share memory.
+the rows that ranks serve where all share one memory.
 """
 
 from dataclasses import dataclass
@@ -134,7 +134,7 @@ def _swap_rows(problem: Problem, sets: HolderSets, counts: Ints, before: Cost) -
         even_many_ranks(search, topology)
     search.run()
     rounds = search.rounds_made
-    if before.shares_memory and problem.settings.balance == "time":
+    if before.one_memory and problem.settings.balance == "time":
         served = before.lookups + (classes.R @ (part - counts[:, movable])) @ able.readers
         rounds += even_rows_served(classes, able, directions, part, served)
     counts[:, movable] = part

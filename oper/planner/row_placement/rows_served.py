@@ -1,9 +1,11 @@
-"""Rows that ranks serve, evened out as far as that leaves T as it is (ranks that share memory).
+"""Rows that ranks serve, evened out as far as that leaves T as it is (ranks of one memory).
 
 In: rows of each class in each holder set. Out: the same after swaps. Where a read costs its reader
 the same wherever the row is, T depends on gradients alone, in inference on nothing. Rows of equal
-width and equal gradients are then interchangeable, and are swapped until all ranks serve equally
-many reads: a tie that the objective leaves open.
+width and equal gradients are then interchangeable, and are swapped while that evens out the reads
+that ranks serve: a tie that the objective leaves open. In inference all ranks come to serve equally
+many. In training a rank may own too few rows whose gradients are alike, such as those touched in
+every batch, and serve several times as many reads as another, or a fraction.
 """
 
 import numpy as np
