@@ -24,7 +24,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name, parse_wheel_filename
+from packaging.utils import canonicalize_name, parse_sdist_filename, parse_wheel_filename
+from packaging.version import Version
 
 from scripts.install import LOCKED_MACHINES, LOCKED_PYTHONS, REPOSITORY, TORCHREC
 
@@ -87,20 +88,21 @@ def hashes(package: dict[str, Any], index: str) -> list[str]:
     accept = {"Accept": "application/vnd.pypi.simple.v1+json"}
     with urllib.request.urlopen(urllib.request.Request(address, headers=accept)) as page:
         files = json.load(page)["files"]
+    wanted = Version(package["version"])  # as it is spelt in file names: 3.0.0rc1, not 3.0.0-rc1
     wheels, sources = [], []
     for file in files:
         name, digest = file["filename"], file["hashes"]["sha256"]
-        if name.endswith(".whl"):
-            try:
+        try:
+            if name.endswith(".whl"):
                 _, version, _, tags = parse_wheel_filename(name)
-            except ValueError:
-                continue  # an old one, whose name says nothing
-            if str(version) == package["version"] and any(map(is_supported, tags)):
-                wheels.append(digest)
-        elif re.sub("[-_.]+", "-", name).lower() == re.sub(
-            "[-_.]+", "-", f"{package['name']}-{package['version']}.tar.gz"
-        ):
-            sources.append(digest)
+                if version == wanted and any(map(is_supported, tags)):
+                    wheels.append(digest)
+            elif name.endswith(".tar.gz"):
+                _, version = parse_sdist_filename(name)
+                if version == wanted:
+                    sources.append(digest)
+        except ValueError:
+            continue  # an old one, whose name says nothing
     return sorted(wheels or sources)
 
 
