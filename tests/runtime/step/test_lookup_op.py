@@ -35,7 +35,7 @@ def prepared(engine: EmbeddingEngine, step: int) -> PreparedBatch:
 def arguments(engine: EmbeddingEngine, batch: PreparedBatch) -> tuple[Any, ...]:
     return (
         engine.operator.anchor, batch.addresses, batch.segment_offset, batch.offsets, batch.weights,
-        batch.features, batch.runs.tensors() if batch.runs else [], batch.out_elements,
+        batch.features, batch.rows.tensors() if batch.rows else [], batch.out_elements,
         engine.operator.number,
     )  # fmt: skip
 
@@ -84,7 +84,7 @@ def compiled_and_eager(backend: str, pooling: str, weighted: bool, rows: type = 
         results: list[torch.Tensor | None] = []
         for step in range(3):
             batch, scale = prepared(engine, step), torch.tensor(0.5, requires_grad=True)
-            assert isinstance(batch.runs, rows)
+            assert isinstance(batch.rows, rows)
             loss = run(batch, scale)
             loss.backward()
             results += [loss.detach(), scale.grad]

@@ -249,7 +249,7 @@ def prepare(engine: EmbeddingEngine, case: Case, batch: Any) -> PreparedBatch:
         return engine.prepare(batch)
     with mock.patch.object(sort, "ROWS_PER_ACCESS", 10**9):
         made = engine.prepare(batch)
-    assert isinstance(made.runs, NumberedRows if len(made.addresses) else Runs)
+    assert isinstance(made.rows, NumberedRows if len(made.addresses) else Runs)
     return made
 
 
