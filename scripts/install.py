@@ -13,6 +13,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,9 @@ from typing import NoReturn
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 OLDEST_PYTHON = (3, 11)
+# Whose files the locks list: on others pip finds files that are in no lock.
+LOCKED_PYTHONS = (11, 12, 13)  # 3.11, …
+LOCKED_MACHINES = ("x86_64", "aarch64")  # under Linux
 TORCHREC = "torchrec==1.8.0"
 
 
@@ -106,16 +110,32 @@ def install_dependencies(folder: Path, requirements: Path, torch_index: str) -> 
 
 
 def install_locked(folder: Path, lock: Path, *options: str) -> bool:
-    """Whether pip installed the files of `lock`, which lists all packages that are needed."""
+    """Whether pip installed the files of `lock`, which lists all packages that are needed. Ends the
+    set-up where a file that should be in it has another SHA-256."""
     try:
         locked = ("--no-deps", "--require-hashes", "--requirement", str(lock), *options)
         pip(folder, *locked, stderr=subprocess.PIPE)
     except subprocess.CalledProcessError as error:
-        errors = [line for line in (error.stderr or "").splitlines() if line.startswith("ERROR:")]
+        said = (error.stderr or "").splitlines()
+        if any("DO NOT MATCH THE HASHES" in line for line in said) and is_locked_platform():
+            files = [line.split("(from -r")[0].strip() for line in said if " (from -r " in line]
+            fail(
+                f"{lock.name}: the SHA-256 of {' and '.join(files)} is not among those listed: "
+                "somebody changed the file, or pip's index has another build. Nothing of it was "
+                "installed. If you trust that index, renew the locks by it: "
+                "python3 -m scripts.lock_requirements INDEX (see CONTRIBUTING.md)"
+            )
+        errors = [line for line in said if line.startswith("ERROR:")]
         reason = errors[0].removeprefix("ERROR:").strip() if errors else "pip failed"
         say(f"{lock.name} cannot be used here ({reason}): installing these versions without hashes")
         return False
     return True
+
+
+def is_locked_platform() -> bool:
+    """Whether the locks have the files of this Python and machine."""
+    locked = sys.version_info[0] == 3 and sys.version_info[1] in LOCKED_PYTHONS
+    return locked and sys.platform == "linux" and platform.machine() in LOCKED_MACHINES
 
 
 def install_unlocked(folder: Path, requirements: Path, default_torch: bool) -> None:
@@ -136,9 +156,12 @@ def install_torch(folder: Path, requirements: Path, torch_index: str) -> bool:
     # The CPU build may be in an index of its own, which is asked for torch alone: where it cannot
     # be reached, pip would wait for it once per package.
     index = ("--extra-index-url", torch_index) if torch_index else ()
-    if install_locked(folder, requirements.with_name("requirements-torch.lock"), *index):
-        return False
+    lock = requirements.with_name("requirements-torch.lock")
     torch = [line for line in pins_of(requirements) if line.startswith("torch==")]
+    if install_locked(folder, lock, *index):
+        if has_version(folder, "torch", torch[0].split(" ;")[0].removeprefix("torch==")):
+            return False
+        say(f"{lock.name} has no file for this Python: installing that version without its hash")
     if torch_index:
         pip(folder, *torch, *index)
         return False
@@ -155,6 +178,16 @@ def install_torch(folder: Path, requirements: Path, torch_index: str) -> bool:
         pip(folder, default)
         return True
     return False
+
+
+def has_version(folder: Path, package: str, version: str) -> bool:
+    """Whether a package is there: pip leaves out a line of a lock that is for another Python."""
+    has = f"import importlib.metadata as m; assert m.version({package!r}) == {version!r}"
+    try:
+        run(folder, "-c", has, stderr=subprocess.DEVNULL)
+    except subprocess.CalledProcessError:
+        return False
+    return True
 
 
 def pins_of(requirements: Path) -> list[str]:

@@ -14,6 +14,7 @@ TORCH_INDEX has, or without that with the one that pip found, which is for one P
 
 import json
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -23,12 +24,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name, parse_wheel_filename
+from packaging.utils import canonicalize_name, parse_sdist_filename, parse_wheel_filename
+from packaging.version import Version
 
-from scripts.install import REPOSITORY, TORCHREC
+from scripts.install import LOCKED_MACHINES, LOCKED_PYTHONS, REPOSITORY, TORCHREC
 
-PYTHONS = (11, 12, 13)
-MACHINES = ("x86_64", "aarch64")
 TORCH_LOCK = "requirements-torch.lock"
 _NO_OTHER = {"PIP_CONFIG_FILE": os.devnull, "PIP_EXTRA_INDEX_URL": "", "PIP_FIND_LINKS": ""}
 
@@ -44,8 +44,8 @@ def main(index: str, torch_index: str | None) -> None:
             found += resolved("--no-deps", TORCHREC)
             (torch,) = (package for package in found if package["name"] == "torch")
             found.remove(torch)
-            where = torch_index or ""
-            write(TORCH_LOCK, source, [(torch, hashes(torch, where) or [torch["sha256"]])])
+            digests = hashes(torch, torch_index) if torch_index else []
+            write(TORCH_LOCK, source, [(torch, digests) if digests else only_here(torch)])
         write(f"requirements-{variant}.lock", source, [(p, hashes(p, index)) for p in found])
 
 
@@ -72,7 +72,7 @@ def refuse_open(packages: dict[str, dict[str, Any]]) -> None:
     """Exit where another supported Python needs a package that this one does not."""
     for package in packages.values():
         for requirement in map(Requirement, package["requires"]):
-            for minor in PYTHONS:
+            for minor in LOCKED_PYTHONS:
                 marks = {"python_version": f"3.{minor}", "python_full_version": f"3.{minor}.0"}
                 marker = requirement.marker
                 needed = marker is None or any(
@@ -84,43 +84,51 @@ def refuse_open(packages: dict[str, dict[str, Any]]) -> None:
 
 def hashes(package: dict[str, Any], index: str) -> list[str]:
     """SHA-256 of the files of a package that a supported machine may install; [] if none."""
-    if not index:
-        return []
     address = f"{index.rstrip('/')}/{package['name']}/"
     accept = {"Accept": "application/vnd.pypi.simple.v1+json"}
     with urllib.request.urlopen(urllib.request.Request(address, headers=accept)) as page:
         files = json.load(page)["files"]
+    wanted = Version(package["version"])  # as it is spelt in file names: 3.0.0rc1, not 3.0.0-rc1
     wheels, sources = [], []
     for file in files:
         name, digest = file["filename"], file["hashes"]["sha256"]
-        if name.endswith(".whl"):
-            try:
+        try:
+            if name.endswith(".whl"):
                 _, version, _, tags = parse_wheel_filename(name)
-            except ValueError:
-                continue  # an old one, whose name says nothing
-            if str(version) == package["version"] and any(map(is_supported, tags)):
-                wheels.append(digest)
-        elif re.sub("[-_.]+", "-", name).lower() == re.sub(
-            "[-_.]+", "-", f"{package['name']}-{package['version']}.tar.gz"
-        ):
-            sources.append(digest)
+                if version == wanted and any(map(is_supported, tags)):
+                    wheels.append(digest)
+            elif name.endswith(".tar.gz"):
+                _, version = parse_sdist_filename(name)
+                if version == wanted:
+                    sources.append(digest)
+        except ValueError:
+            continue  # an old one, whose name says nothing
     return sorted(wheels or sources)
+
+
+def only_here(package: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The file that pip found, for the Python and machine that it is for, and its digest."""
+    here = f'python_version == "3.{sys.version_info[1]}"'
+    marker = f'{here} and platform_machine == "{platform.machine()}"'
+    return {**package, "marker": marker}, [package["sha256"]]
 
 
 def is_supported(tag: Any) -> bool:
     """Whether a wheel's tag is for a supported Python and machine."""
     on = tag.platform
-    machine = on == "any" or (on.startswith(("manylinux", "linux")) and on.endswith(MACHINES))
+    machine = on == "any" or (
+        on.startswith(("manylinux", "linux")) and on.endswith(LOCKED_MACHINES)
+    )
     if not machine:
         return False
-    if tag.interpreter in ("py3", *(f"py3{minor}" for minor in PYTHONS)):
+    if tag.interpreter in ("py3", *(f"py3{minor}" for minor in LOCKED_PYTHONS)):
         return bool(tag.abi == "none")
     if not (python := re.fullmatch(r"cp3(\d+)", tag.interpreter)):
         return False
     minor = int(python[1])
     if tag.abi in ("abi3", "none"):
-        return minor <= PYTHONS[-1]
-    return minor in PYTHONS and bool(tag.abi == tag.interpreter)
+        return minor <= LOCKED_PYTHONS[-1]
+    return minor in LOCKED_PYTHONS and bool(tag.abi == tag.interpreter)
 
 
 def write(lock: str, source: str, packages: list[tuple[dict[str, Any], list[str]]]) -> None:
@@ -133,6 +141,8 @@ def write(lock: str, source: str, packages: list[tuple[dict[str, Any], list[str]
         if not digests:
             sys.exit(f"the index has no file of {package['name']} {package['version']}")
         pin = f"{package['name']}=={package['version']}"
+        if "marker" in package:
+            pin += f" ; {package['marker']}"
         lines.append(" \\\n    ".join([pin, *(f"--hash=sha256:{digest}" for digest in digests)]))
     (REPOSITORY / lock).write_text("\n".join(lines) + "\n", encoding="utf-8")
     print(f"{lock}: {len(packages)} packages")

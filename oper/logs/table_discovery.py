@@ -93,12 +93,13 @@ def prepare(
 
     The log's missing value becomes part of the rules. `dim`, `dtype`, `optimizer` and `min_count`
     are for inferred tables. `all_columns`: nobody chose the columns of `tables` either, so that
-    OperWarning names those that are hardly features. `advance` is called with the number of
-    samples read.
+    OperWarning names those that are hardly features, unless the log's options named its columns.
+    `advance` is called with the number of samples read.
     """
     whole = log.whole()
     inferred = tables is None
     all_columns |= inferred
+    unnamed = all_columns and not log.options.columns
     if tables is not None:
         if not tables:
             raise OperError("the tables of a log: none were given; pass None to infer them")
@@ -115,13 +116,13 @@ def prepare(
             )
             for name in log.features
         ]
-    if all_columns:
+    if all_columns:  # of wrong separators, which choosing columns does not mend
         for name, doubt in log.doubts.items():
             warnings.warn(f"column {name!r}: {doubt}", OperWarning, stacklevel=2)
     tables = with_missing(tables, log.options.missing)
-    tables = _sized(whole, tables, inferred, all_columns, advance)
+    tables = _sized(whole, tables, inferred, unnamed, advance)
     contents = _vocabularies(whole, tables, advance)
-    if all_columns:
+    if unnamed:
         for name, content in contents.items():
             ids = pc.sum(content["count"]).as_py() or 0
             if len(content) > max(_MANY_VALUES, _ALL_DISTINCT * ids):
@@ -151,7 +152,7 @@ def _sized(
     log: Log,
     tables: Sequence[Table],
     inferred: bool,
-    all_columns: bool,
+    unnamed: bool,
     advance: Callable[[int], None],
 ) -> tuple[Table, ...]:
     """The tables with rows where dense ones lack them; inferred ones may need a vocabulary."""
@@ -207,10 +208,10 @@ def _sized(
             rows = max(1, largest[index] + 1)
             result[index] = replace(table, rows=rows)
             # Columns of bags are not times, nor the samples' numbers.
-            if all_columns and not log.options.columns and table.name not in log.bags:
+            if unnamed and table.name not in log.bags:
                 _refuse_huge(log.names[0], table.name, rows, samples)
             few = _SPARSE * seen[index] < rows or smallest[index] > rows // 2
-            if all_columns and rows > _MANY_ROWS and few:
+            if unnamed and rows > _MANY_ROWS and few:
                 _warn(
                     f"column {table.name!r}: its {seen[index]:,} ids go from {smallest[index]:,} "
                     f"to {largest[index]:,}, and become a table of {rows:,} rows, most of them "

@@ -10,6 +10,8 @@ from oper.base.arrays import Ints
 
 WORDS_PER_LINE = native.shared("bitmap words of a line", 7)  # behind its header
 ROWS_PER_LINE = 64 * WORDS_PER_LINE
+# Lines to look at together: a byte for each of their rows is 15 MB.
+CHUNK_LINES = 1 << 15
 # Of a header: marked rows before the line. The rest of it speeds the kernel up.
 _BEFORE_BITS = native.shared("bitmap bits of rows before", 37)
 _BEFORE_MASK = np.uint64((1 << _BEFORE_BITS) - 1)

@@ -19,14 +19,13 @@ from numpy.typing import NDArray
 from oper.base import native
 from oper.base.arrays import Ints
 from oper.base.tensors import as_int64, as_tensor
+from oper.plan.bitmap import CHUNK_LINES
 
 if TYPE_CHECKING:
     import torch
 
 
 Flags = NDArray[np.bool_]
-
-_CHUNK_LINES = 1 << 15
 
 
 class ListedIndex(NamedTuple):
@@ -68,8 +67,8 @@ def rows_of_tables(listed_offset: Ints) -> Iterator[slice]:
 def marks_of(everywhere_bitmap: NDArray[np.uint64], bitmap: NDArray[np.uint64]) -> Flags:
     """Whether each row that `bitmap` lists has a mark, [E]."""
     found = [np.empty(0, dtype=bool)]
-    for first in range(0, len(bitmap), _CHUNK_LINES):  # a byte a row, for a part of them at a time
-        lines = slice(first, first + _CHUNK_LINES)
+    for first in range(0, len(bitmap), CHUNK_LINES):  # a byte a row, for a part of them at a time
+        lines = slice(first, first + CHUNK_LINES)
         found.append(_bits(everywhere_bitmap[lines])[_bits(bitmap[lines])])
     return np.concatenate(found)
 

@@ -13,11 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.arrays import Ints
-from oper.plan.bitmap import ROWS_PER_LINE, WORDS_PER_LINE, header_of
-from oper.plan.layout import LOCAL, LONGEST_PERIOD, SLOT_BITS, Layout, RankMap
+from oper.plan.bitmap import CHUNK_LINES, ROWS_PER_LINE, WORDS_PER_LINE, header_of
+from oper.plan.layout import LOCAL, LONGEST_PERIOD, SLOT_BITS, SLOT_MASK, Layout, RankMap
 
 _CHUNK_CODES = 1 << 20  # a few arrays of 8 MiB at a time
-_CHUNK_LINES = 1 << 15
 # A rank has a row in one slot; slots that replanning left empty make some more.
 _MOST_SLOTS_A_ROW = 8
 
@@ -58,7 +57,7 @@ def validate_rank_map(found: RankMap, layout: Layout) -> None:
         field = addresses >> SLOT_BITS
         _need_all((field >= 0) & ((field < layout.ranks) | (field == LOCAL)), name, "name a rank")
         # So that no row of the group or stripe is at an address of another field.
-        slot = addresses & ((1 << SLOT_BITS) - 1)
+        slot = addresses & SLOT_MASK
         _need_all(slot < 1 << (SLOT_BITS - 1), name, "be slots of the arenas")
 
 
@@ -101,8 +100,8 @@ def _check_bitmaps(layout: Layout) -> Ints:
     frozen = layout.stripe_bitmap
     if frozen is not None:
         _check_bitmap(frozen, "stripe_bitmap", offset, layout.rows)
-        for first in range(0, len(frozen), _CHUNK_LINES):
-            part = slice(first, first + _CHUNK_LINES)
+        for first in range(0, len(frozen), CHUNK_LINES):
+            part = slice(first, first + CHUNK_LINES)
             if (frozen[part, 1:] & ~layout.bitmap[part, 1:]).any():
                 raise ValueError("stripe_bitmap: marks a row that is striped")
     return listed
@@ -111,8 +110,8 @@ def _check_bitmaps(layout: Layout) -> Ints:
 def _check_bitmap(bitmap: NDArray[Any], name: str, offset: Ints, rows: Ints) -> Ints:
     _need(bitmap, name, (np.uint64,), (int(offset[-1]), WORDS_PER_LINE + 1))
     before = np.zeros(len(bitmap) + 1, dtype=np.int64)
-    for first in range(0, len(bitmap), _CHUNK_LINES):
-        part = slice(first, first + _CHUNK_LINES)
+    for first in range(0, len(bitmap), CHUNK_LINES):
+        part = slice(first, first + CHUNK_LINES)
         counts = np.bitwise_count(bitmap[part, 1:]).astype(np.int64)
         start = before[first]
         total = start + np.cumsum(counts.sum(axis=1))
@@ -202,8 +201,8 @@ def _check_marks(layout: Layout, listed: Ints) -> int:
             raise ValueError("everywhere_bitmap: is missing, and there are rows to be marked")
         return 0
     marked = np.diff(_check_bitmap(bitmap, "everywhere_bitmap", layout.line_offset, layout.rows))
-    for first in range(0, len(bitmap), _CHUNK_LINES):
-        part = slice(first, first + _CHUNK_LINES)
+    for first in range(0, len(bitmap), CHUNK_LINES):
+        part = slice(first, first + CHUNK_LINES)
         if (bitmap[part, 1:] & ~layout.bitmap[part, 1:]).any():
             raise ValueError("everywhere_bitmap: marks a row that is not listed")
     _need(group, "everywhere_group", (np.int64,), (tables,))

@@ -7,9 +7,10 @@ TorchRec, the optimizer is the one that `apply_optimizer_in_backward` gave a tab
 else that of the sharder's fused parameters.
 """
 
-import gc
 import logging
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 from torch import nn
@@ -63,17 +64,24 @@ def check_place(module: nn.Module, path: str) -> None:
 
 
 def check_surroundings(collection: nn.Module, path: str) -> None:
-    """`check_place` for a sharder, which is given a collection and its path, but not the model.
+    """`check_place` for a sharder, which is given a collection, but not the model that it is in.
 
-    DistributedModelParallel hands over collections by the plan of TorchRec's planner, if it was
-    given none, and modules do not know what they are in: so all that map ids are looked at.
+    Modules do not know what they are in. But what goes down a model to a collection, as
+    DistributedModelParallel and TorchRec's sharders of such modules do, has the modules on its way
+    in the variables of the calls that are now under way. (The collector's list of objects would
+    not do: after `gc.freeze()` it lacks them.)
     """
-    for around in gc.get_objects():
-        if not issubclass(type(around), _MAP_IDS):
-            continue
-        for inner_path, inner in around.named_modules():
-            if inner is collection and f".{path}".endswith(f".{inner_path}"):
-                raise _maps_ids(path, around)
+    seen: set[int] = set()
+    call: FrameType | None = sys._getframe(1)
+    while call is not None:
+        for held in tuple(call.f_locals.values()):
+            if not issubclass(type(held), nn.Module) or id(held) in seen:
+                continue
+            seen.add(id(held))
+            for around in held.modules():
+                if isinstance(around, _MAP_IDS) and any(m is collection for m in around.modules()):
+                    raise _maps_ids(path or type(collection).__name__, around)
+        call = call.f_back
 
 
 def _maps_ids(path: str, around: nn.Module) -> OperError:

@@ -9,6 +9,7 @@ callers vouch for (csrc/cpu/common/arguments.h) keeps its values.
 """
 
 import argparse
+import contextlib
 import importlib.machinery
 import importlib.util
 import os
@@ -17,11 +18,15 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 MOST_SECONDS = 20  # of one call
+# A child that has begun no call for so long hangs outside of one: as it starts, makes arguments,
+# or reports a defect. AddressSanitizer's library takes most of a minute to load.
+STILL_SECONDS = 300
 _ANSWERS = (ValueError, TypeError, IndexError, RuntimeError, MemoryError, OverflowError)
 
 
@@ -54,23 +59,21 @@ def fuzz(
         log.touch()
         while True:
             done = len(log.read_text().splitlines())
-            ended = subprocess.run(
-                [sys.executable, "-m", "scripts.fuzz.operators", "--child", log,
-                 "--calls", str(calls), "--seed", str(seed), *_with(asan)],
-                env=os.environ | _sanitized(asan), capture_output=True, text=True,
-                check=False,
-            )  # fmt: skip
+            child = [sys.executable, "-m", "scripts.fuzz.operators", "--child", str(log),
+                     "--calls", str(calls), "--seed", str(seed), *_with(asan)]  # fmt: skip
+            status, errors = watched(child, os.environ | _sanitized(asan), log)
             lines = log.read_text().splitlines()
-            if ended.returncode == 0:
+            if status == 0:
                 break
             if len(lines) == done:
-                raise RuntimeError(f"the child does not start: {ended.stderr[-2000:]}")
+                raise RuntimeError(
+                    f"the child does not start, or hangs between calls: status {status} "
+                    f"{errors[-2000:]}"
+                )
             operator, number, *_ = lines[-1].split()
-            reason = [
-                text for text in ended.stderr.splitlines() if "ERROR: " in text or "#1 " in text
-            ]
+            reason = [text for text in errors.splitlines() if "ERROR: " in text or "#1 " in text]
             defects.append(
-                f"DEFECT {operator}, call {number} of seed {seed}: status {ended.returncode} "
+                f"DEFECT {operator}, call {number} of seed {seed}: status {status} "
                 f"{' '.join(reason[:2])[:300]}"
             )
             log.write_text("\n".join([*lines[:-1], f"{operator} {number} crashed", ""]))
@@ -80,6 +83,24 @@ def fuzz(
         if outcome not in ("returned", "refused", "crashed"):
             defects.append(f"DEFECT {line}, seed {seed}")
     return counts, defects
+
+
+def watched(command: list[str], environment: dict[str, str], log: Path) -> tuple[int, str]:
+    """The status and standard error of a command, which is killed if its log stands still."""
+    errors = log.with_name("errors")
+    with (
+        open(errors, "wb") as file,
+        subprocess.Popen(command, env=environment, stdout=file, stderr=file) as child,
+    ):
+        size, since = -1, 0.0
+        while child.poll() is None:
+            if log.stat().st_size != size:
+                size, since = log.stat().st_size, time.monotonic()
+            elif time.monotonic() - since > STILL_SECONDS:
+                child.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(timeout=0.5)
+    return child.returncode, errors.read_text(encoding="utf-8", errors="replace")
 
 
 def _with(asan: Path | None) -> list[str]:

@@ -4,12 +4,15 @@ import gzip
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from typer.main import get_command
 
+from oper.cli import app
 from tests.support.commands import fine, oper, refused, tree, write_log
 
 # What is refused: status 2, an error that says where and what to do, and nothing left behind
@@ -200,6 +203,19 @@ def test_usage_errors(here: Path, command: str) -> None:
 )
 def test_usage_is_of_the_command_that_was_typed(command: str, usage: str) -> None:
     assert oper(*command.split()).errors.startswith(usage)
+
+
+def test_usage_is_of_its_own_parse_whatever_was_parsed_since() -> None:
+    plan: Any = get_command(app).commands["plan"]  # type: ignore[attr-defined]
+    groups = [
+        plan.make_context("plan", line, resilient_parsing=True)
+        for line in (["--topology", "x"], ["make", "--topology", "x"], ["--topology", "x"])
+    ]
+    shown = []
+    for group in groups:
+        name, command, rest = plan.resolve_command(group, [*group._protected_args, *group.args])
+        shown.append(command.make_context(name, rest, group, resilient_parsing=True).command_path)
+    assert shown == ["plan", "plan make", "plan"]
 
 
 # Damage

@@ -1,6 +1,7 @@
 """A minute of what `make fuzz` does for longer: nothing but success, or an error of one line."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -30,6 +31,36 @@ def test_wild_arguments() -> None:
     counts, defects = operators.fuzz(calls=25)
     assert not defects, "\n".join(defects)
     assert {operator for operator, _ in counts} == set(CASES)
+
+
+HANGS = {
+    "as it starts": "import sys, time; time.sleep(600)",
+    "between calls": """
+import sys, time
+with open(sys.argv[sys.argv.index('--child') + 1], 'a', buffering=1) as log:
+    for number in range(6):
+        log.write(f'some_operator {number} returned\\n')
+        time.sleep(0.4)
+    log.write('some_operator 6 ')
+    log.flush()
+    time.sleep(600)
+""",
+}
+
+
+@pytest.mark.parametrize("hangs", HANGS)
+def test_a_child_that_hangs_is_ended(
+    hangs: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(operators, "STILL_SECONDS", 1.5)
+    log = tmp_path / "log"
+    log.touch()
+    child = [sys.executable, "-c", HANGS[hangs], "--child", str(log)]
+    began = time.monotonic()
+    assert operators.watched(child, dict(os.environ), log) == (-signal.SIGKILL, "")
+    assert time.monotonic() - began < 60
+    # One that goes on is not, however long it takes in all.
+    assert len(log.read_text().splitlines()) == (7 if hangs == "between calls" else 0)
 
 
 @pytest.mark.parametrize("seed", [0])

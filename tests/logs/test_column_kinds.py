@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -196,3 +197,25 @@ def test_huge_tables_of_columns_that_nobody_named(
     # Bags are columns of ids, and nothing else.
     pq.write_table(pa.table({"at": [[largest]]}), tmp_path / "bags")
     assert prepare(open_log(tmp_path / "bags")).tables[0].rows == largest + 1
+
+
+@pytest.mark.parametrize("rule", [(), ("--ids", "dense")])
+@pytest.mark.parametrize(
+    ("times", "words"),
+    [
+        (range(11_000_000, 11_000_100), "most of them unread"),
+        ([f"at {n}" for n in range(20_000)], "nearly all of them read once"),
+    ],
+)
+def test_columns_that_somebody_named_are_no_times(
+    tmp_path: Path, times: Sequence[Any], words: str, rule: tuple[str, ...]
+) -> None:
+    """`--columns` is the remedy that the warning names."""
+    if rule and isinstance(times[0], str):
+        rule = ("--ids", "vocab")
+    pq.write_table(pa.table({"a": [1] * len(times), "at": list(times)}), tmp_path / "log")
+    warned = oper("profile", tmp_path / "log", "-o", tmp_path / "p", *rule)
+    assert "warning: column 'at': " in warned.errors
+    assert words in warned.errors
+    said = oper("profile", tmp_path / "log", "-o", tmp_path / "q", "--columns", "a,at", *rule)
+    assert (said.status, said.errors) == (0, "")

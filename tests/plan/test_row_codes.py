@@ -36,7 +36,7 @@ def groups_by_rows(group, position, listed_offset):
 def several_chunks() -> Iterator[None]:
     """Few lines are several chunks."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_codes, "_CHUNK_LINES", 2)
+        patch.setattr(row_codes, "CHUNK_LINES", 2)
         yield
 
 

@@ -1,7 +1,11 @@
 """The set-up, by its locks and where pip's indices lack things, without installing any."""
 
+import hashlib
+import platform
 import re
 import subprocess
+import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +60,9 @@ def locked(*locks: Path) -> dict[str, list[str]]:
     """Name and version -> hashes."""
     text = "".join(lock.read_text() for lock in locks)
     entries = re.findall(
-        r"^([a-z0-9-]+==\S+) \\\n((?:    --hash=sha256:[0-9a-f]{64}[ \\]*\n)+)", text, re.M
+        r"^([a-z0-9-]+==\S+)(?: ; [^\\]+)? \\\n((?:    --hash=sha256:[0-9a-f]{64}[ \\]*\n)+)",
+        text,
+        re.M,
     )
     assert len(entries) == len(re.findall("^[a-z]", text, re.M)), "each has hashes"
     return {pin: re.findall("[0-9a-f]{64}", hashes) for pin, hashes in entries}
@@ -103,6 +109,77 @@ def test_without_hashes_where_the_indices_have_other_files(
     for lock in ("requirements-torch.lock", "requirements-cpu.lock"):
         assert f"{lock} cannot be used here (a reason)" in said
     assert said.count("without hashes") == 2
+
+
+def make_wheel(folder: Path) -> str:
+    """A package `tiny` of version 1.0, and its SHA-256."""
+    info = "tiny-1.0.dist-info"
+    wheel = folder / "tiny-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+    return hashlib.sha256(wheel.read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("platform_is_locked", [True, False])
+def test_files_of_another_hash_end_the_set_up(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    platform_is_locked: bool,
+) -> None:
+    """By pip's own words, which say what has happened."""
+
+    def run(folder: Path, *arguments: str, stderr: int | None = None) -> None:
+        options = ["--no-index", "--find-links", str(folder), "--target", str(folder / "to")]
+        asked = [sys.executable, *arguments, *options]
+        subprocess.run(asked, stderr=stderr, text=True, check=True)
+
+    monkeypatch.setattr(install, "run", run)
+    monkeypatch.setattr(install, "is_locked_platform", lambda: platform_is_locked)
+    right, lock = make_wheel(tmp_path), tmp_path / "some.lock"
+    lock.write_text(f"tiny==1.0 --hash=sha256:{right}\n")
+    assert install.install_locked(tmp_path, lock)
+    lock.write_text(f"tiny==2.0 --hash=sha256:{right}\n")
+    assert not install.install_locked(tmp_path, lock)
+    assert "some.lock cannot be used here (Could not find" in capsys.readouterr().out
+    lock.write_text(f"tiny==1.0 --hash=sha256:{'0' * 64}\n")
+    if platform_is_locked:
+        with pytest.raises(SystemExit, match=r"the SHA-256 of tiny==1\.0 from file.*whl is not"):
+            install.install_locked(tmp_path, lock)
+    else:  # whose files nobody has listed
+        assert not install.install_locked(tmp_path, lock)
+
+
+@pytest.mark.parametrize(
+    ("python", "machine", "system", "locked"),
+    [
+        ((3, 11, 4), "x86_64", "linux", True),
+        ((3, 13, 0), "aarch64", "linux", True),
+        ((3, 14, 0), "x86_64", "linux", False),
+        ((3, 12, 0), "ppc64le", "linux", False),
+        ((3, 12, 0), "x86_64", "darwin", False),
+    ],
+)
+def test_platforms_of_the_locks(
+    monkeypatch: pytest.MonkeyPatch, python: Any, machine: str, system: str, locked: bool
+) -> None:
+    monkeypatch.setattr(sys, "version_info", python)
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    assert install.is_locked_platform() == locked
+
+
+def test_torch_where_its_lock_is_for_another_python(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """pip leaves out the line, and says nothing."""
+    pip = Pip(monkeypatch, "importlib.metadata")
+    install.install_dependencies(tmp_path, CPU, "")
+    torch = pip.installed[len(LOCKED) + 1]
+    assert torch.startswith("torch==")
+    assert "without its hash" in capsys.readouterr().out
 
 
 def test_the_default_build_where_there_is_no_other(

@@ -17,6 +17,7 @@ from tests.support.runtime.engine_cases import (
     initial,
     module_tables,
     optimizer_of,
+    prepare,
     start,
     tables_of,
 )
@@ -46,7 +47,7 @@ def run_schedule(rank: int, group, case: Case, plan, schedule, rates=None, nodes
             if case.weighted:
                 batch.weights().requires_grad_()
             with engine.accumulate() if step != steps[-1] else nullcontext():
-                out = engine(batch)
+                out = engine.lookup(prepare(engine, case, batch))
                 out.backward(gradient_of(case, step, rank, out))
             weight_grads.append(batch.weights().grad if case.weighted else None)
     wanted = [RowRange(n, 0, rows) for n, rows in enumerate(case.rows)]
@@ -83,8 +84,10 @@ def assert_equals_reference(ranks, case, plan, schedule, rates=None, nodes=None)
 
 @pytest.mark.parametrize("replicated", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam"])
-def test_accumulated_gradients_are_one_step(ranks, optimizer, replicated):
-    case = Case(seed=1, ranks=3, optimizer=optimizer, weighted=optimizer == "sgd")
+@pytest.mark.parametrize("numbered", [False, True])
+def test_accumulated_gradients_are_one_step(ranks, numbered, optimizer, replicated):
+    weighted = optimizer == "sgd"
+    case = Case(seed=1, ranks=3, optimizer=optimizer, weighted=weighted, numbered=numbered)
     plan = random_plan(1, tables_of(case), 3, replicated=replicated)
     assert_equals_reference(ranks, case, plan, ((0, 1), (2,), (3, 4, 5), (6,)))
 
@@ -118,7 +121,8 @@ def test_frozen_tables_stay(ranks, optimizers, fetch):
     assert_equals_reference(ranks, case, plan, ((0,), (1, 2), (3,)))
 
 
-def test_optimizers_and_rates_of_each_table(ranks):
+@pytest.mark.parametrize("numbered", [False, True])
+def test_optimizers_and_rates_of_each_table(ranks, numbered):
     case = Case(
         seed=5,
         ranks=3,
@@ -127,6 +131,7 @@ def test_optimizers_and_rates_of_each_table(ranks):
         lrs=(0.5, 0.25, 0.125),
         dims=(8, 8, 16),
         rows=(50, 30, 70, 40, 60, 20),
+        numbered=numbered,
     )
     plan = random_plan(5, tables_of(case), 3, replicated=0.3)
     assert_equals_reference(ranks, case, plan, ((0,), (1,), (2,)))

@@ -1,5 +1,6 @@
 """The engine against the unsharded model, element by element, on ranks that are processes."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -82,10 +83,36 @@ def test_any_plan_trains_as_the_unsharded_model(
     assert_equals_unsharded(ranks, case, plan)
 
 
+numbered_cases = st.builds(
+    Case,
+    seed=st.integers(0, 1000),
+    ranks=st.integers(1, 4),
+    optimizer=st.sampled_from(["sgd", "adagrad", "rowwise_adagrad", "adam", "momentum_sgd"]),
+    optimizers=st.sampled_from([(), ("sgd", "adam"), ("none", "rowwise_adagrad", "adagrad")]),
+    pooling=st.sampled_from(["sum", "mean", "none"]),
+    weighted=st.booleans(),
+    dims=st.sampled_from([(4,), (8, 16), (12, 32)]),
+    rows=st.lists(st.integers(1, 300), min_size=1, max_size=4).map(tuple),
+    bags=st.sampled_from(["one", "many", "none"]),
+    int32=st.booleans(),
+    numbered=st.just(True),
+).map(lambda case: replace(case, weighted=case.weighted and case.pooling != "none"))
+
+
+@settings(max_examples=30)
+@given(numbered_cases, st.sampled_from([0.0, 0.3, 1.0]), st.sampled_from(["bitmap", "dense"]))
+def test_numbered_rows_train_as_the_unsharded_model(ranks, case, replicated, method):
+    plan = random_plan(
+        case.seed, tables_of(case), case.ranks, replicated=replicated, fetch="raw", method=method
+    )
+    assert_equals_unsharded(ranks, case, plan)
+
+
+@pytest.mark.parametrize("numbered", [False, True])
 @pytest.mark.parametrize("pooling", ["sum", "mean"])
 @pytest.mark.parametrize("bags", ["one", "many"])
-def test_weights_and_their_gradients(ranks, pooling, bags):
-    case = Case(seed=3, ranks=2, pooling=pooling, bags=bags, weighted=True)
+def test_weights_and_their_gradients(ranks, pooling, bags, numbered):
+    case = Case(seed=3, ranks=2, pooling=pooling, bags=bags, weighted=True, numbered=numbered)
     assert_equals_unsharded(ranks, case, random_plan(3, tables_of(case), 2))
 
 
@@ -104,10 +131,12 @@ def test_ranks_that_share_no_memory(ranks, nodes, fetch):
         assert_equals_unsharded(ranks, case, plan, nodes)
 
 
-def test_runs_are_bit_equal(ranks):
+@pytest.mark.parametrize("numbered", [(False, False), (True, True), (False, True)])
+def test_runs_are_bit_equal(ranks, numbered):
+    """Also of sorted and of numbered rows: what a row's gradients add up to is the same."""
     case = Case(seed=8, ranks=4, optimizer="adam", rows=(300, 40))
     plan = random_plan(8, tables_of(case), 4)
-    first, second = (ranks.run(4, run_case, case, plan) for _ in range(2))
+    first, second = (ranks.run(4, run_case, replace(case, numbered=are), plan) for are in numbered)
     for a, b in zip(first, second, strict=True):
         for x, y in zip(a["tables"] + a["outputs"], b["tables"] + b["outputs"], strict=True):
             assert torch.equal(x, y)

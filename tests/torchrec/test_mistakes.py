@@ -9,45 +9,21 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from torch import nn
-from torchrec import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.types import ShardingEnv
-from torchrec.modules.itep_embedding_modules import ITEPEmbeddingBagCollection
-from torchrec.modules.mc_embedding_modules import (
-    ManagedCollisionEmbeddingBagCollection,
-    ManagedCollisionEmbeddingCollection,
-)
-from torchrec.modules.mc_modules import (
-    DistanceLFU_EvictionPolicy,
-    ManagedCollisionCollection,
-    MCHManagedCollisionModule,
-)
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import oper
 from oper.base.errors import OperError
-from oper.plan.plan import Plan
-from oper.profiling.profile import Profile
 from oper.runtime.comm.node import Node
 from oper.tables.model_tables import tables_of
 from oper.tables.table import Table
 from tests.support.runtime.runtime_plans import random_plan
 from tests.support.torchrec import sharder_cases
-from tests.support.torchrec.models import BAGS, SEQUENCES, Model
+from tests.support.torchrec.models import BAGS, Model
+from tests.support.torchrec.one_rank import parallel, plan_of, profile_of
 
 BAG_SHARDER = oper.OperEmbeddingBagCollectionSharder
 SEQUENCE_SHARDER = oper.OperEmbeddingCollectionSharder
-
-
-def plan_of(model: nn.Module, ranks: int = 1) -> Plan:
-    return random_plan(0, tables_of(model), ranks)
-
-
-def parallel(model: nn.Module, **given: Any) -> DistributedModelParallel:
-    env = ShardingEnv.from_local(1, 0)
-    return DistributedModelParallel(model, env=env, init_data_parallel=False, **given)
 
 
 MISTAKES: dict[str, tuple[Callable[[Model], Any], str]] = {
@@ -98,12 +74,6 @@ MISTAKES: dict[str, tuple[Callable[[Model], Any], str]] = {
         r"no collection that the sharders take; .*bags' is already sharded, by OPER",
     ),
 }
-
-
-def profile_of(model: nn.Module) -> Profile:
-    tables = tables_of(model)
-    counts = np.ones(sum(table.rows for table in tables), np.uint32)
-    return Profile(tables, 100, counts, counts[:0], (False,) * len(tables))
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
@@ -227,71 +197,6 @@ def test_other_numbers_of_settings_and_maps() -> None:
     for table in (None, 1.0, True):
         with pytest.raises(OperError, match=r"table: is .*, and a whole number was needed"):
             oper.AddressMap.of(plan, 0).translate(table, [0])
-
-
-# Modules that map ids by themselves.
-
-
-def managed(model: Model, bags: bool) -> nn.Module:
-    configs: Any = [BAGS[0]] if bags else [SEQUENCES[1]]
-    modules: Any = {
-        config.name: MCHManagedCollisionModule(
-            zch_size=config.num_embeddings,
-            device=torch.device("cpu"),
-            input_hash_size=1000,
-            eviction_interval=2,
-            eviction_policy=DistanceLFU_EvictionPolicy(),
-        )
-        for config in configs
-    }
-    mapping = ManagedCollisionCollection(modules, configs)
-    if bags:
-        return ManagedCollisionEmbeddingBagCollection(EmbeddingBagCollection(configs), mapping)
-    return ManagedCollisionEmbeddingCollection(EmbeddingCollection(configs), mapping)
-
-
-@pytest.mark.parametrize("bags", [True, False])
-def test_modules_that_map_ids_are_refused(bags: bool, caplog: pytest.LogCaptureFixture) -> None:
-    model: Any = Model("cpu")
-    plan, profile = plan_of(model), profile_of(model)
-    path = "bags" if bags else "sequences"
-    setattr(model, path, managed(model, bags))
-    text = f"'{path}._embedding_module' is in a ManagedCollisionEmbedding(Bag)?Collection"
-    for use in (
-        lambda: oper.shard(model, plan),
-        lambda: oper.torchrec_plan(plan, model),
-        lambda: oper.OperShardingPlanner("cpu:1", profile).plan(model),
-    ):
-        with pytest.raises(OperError, match=text):
-            use()
-    # Whose tables are in no plan is left alone.
-    names = {config.name for config in (BAGS if bags else SEQUENCES)}
-    others = tuple(table for table in tables_of(Model("meta")) if table.name not in names)
-    assert path not in oper.torchrec_plan(random_plan(0, others, 1), model).plan
-
-
-@pytest.mark.parametrize("bags", [True, False])
-def test_modules_that_map_ids_are_refused_without_a_plan(bags: bool) -> None:
-    """TorchRec's own planner has put the collection inside into its plan."""
-    model: Any = Model("cpu")
-    plan = plan_of(model)
-    path = "bags" if bags else "sequences"
-    inner = model.get_submodule(path)
-    setattr(model, path, managed(model, bags))
-    with pytest.raises(OperError, match=f"'{path}._embedding_module' is in a ManagedCollision"):
-        parallel(model, sharders=[BAG_SHARDER(plan), SEQUENCE_SHARDER(plan)])
-    # One that such a module holds as well, but that is read here by itself.
-    kept = managed(model, bags)
-    kept._embedding_module = inner
-    setattr(model, path, inner)
-    parallel(model, sharders=[BAG_SHARDER(plan), SEQUENCE_SHARDER(plan)])
-
-
-def test_a_whole_model_that_maps_ids() -> None:
-    inner = EmbeddingBagCollection([BAGS[0]])
-    pruned = ITEPEmbeddingBagCollection(inner, nn.Identity())
-    with pytest.raises(OperError, match="is in a ITEPEmbeddingBagCollection"):
-        oper.shard(pruned, plan_of(inner))
 
 
 # Parameters.

@@ -1,11 +1,13 @@
 """Commands with a default sub-command: `oper plan PROFILE` beside `oper plan show PLAN`."""
 
+import copy
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
 DEFAULT = "make"
+_NOT_TYPED = "\0make"  # which nobody can type: stands for its name until the command is looked up
 
 
 class _Untyped(typer.Context):
@@ -23,11 +25,16 @@ class DefaultVerb(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in ("--help", "-h"):
-            args = [DEFAULT, *args]
-            self.commands[DEFAULT].context_class = _Untyped
-        else:
-            self.commands[DEFAULT].context_class = typer.Context
+            args = [_NOT_TYPED, *args]
         return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        if args[0] != _NOT_TYPED:
+            return super().resolve_command(ctx, args)
+        # A command of its own: that of the name is used by other parses too.
+        command = copy.copy(self.commands[DEFAULT])
+        command.context_class = _Untyped
+        return DEFAULT, command, args[1:]
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         default = self.commands[DEFAULT]

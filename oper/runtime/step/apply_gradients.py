@@ -79,8 +79,8 @@ class Gradients:
 
     def step(self, batch: PreparedBatch, grad: torch.Tensor) -> None:
         """Take the optimizer's step from the gradient of a batch's output, flat."""
-        assert batch.runs is not None
-        rows: SortedRows = batch.runs
+        assert batch.rows is not None
+        rows: SortedRows = batch.rows
         total = None
         if self._accumulating or self._held is not None:
             total = accumulate(self._held, batch, grad, self._buckets, self._scale)

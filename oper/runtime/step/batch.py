@@ -1,4 +1,4 @@
-"""A batch that is ready to be looked up: its rows' addresses, and its accesses sorted by row."""
+"""A batch that is ready to be looked up: addresses, and which accesses are of which row."""
 
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from oper.runtime.memory.sorted_accesses import BatchRows
 
 @dataclass(frozen=True)
 class PreparedBatch:
-    """N accesses of F features, and their sort (sort.py) if anything needs them sorted.
+    """N accesses of F features, and the rows they read (sort.py) if anything needs those.
 
     `offsets` is None where every bag holds one access.
     """
@@ -26,11 +26,11 @@ class PreparedBatch:
     keys: tuple[str, ...] = ()  # of the features, in the order of the values
 
     @property
-    def runs(self) -> BatchRows | None:
+    def rows(self) -> BatchRows | None:
         """The rows that are read, if they were asked for; waits until they are found."""
         return self.sort.result() if isinstance(self.sort, Future) else self.sort
 
     @property
     def sorting(self) -> bool:
-        """Whether asking for the runs would wait."""
+        """Whether asking for the rows would wait."""
         return isinstance(self.sort, Future) and not self.sort.done()

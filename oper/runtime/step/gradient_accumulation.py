@@ -27,16 +27,16 @@ def accumulate(
     scale: float,
 ) -> HeldGradients:
     """Add a batch's gradients, times `scale`, to those that are held."""
-    assert batch.runs is not None
+    assert batch.rows is not None
     grads = []
     for b, bucket in enumerate(buckets):
-        of_bucket = batch.runs.bucket(b)
+        of_bucket = batch.rows.bucket(b)
         out = torch.zeros(of_bucket.stop - of_bucket.start, bucket.dim)
         if bucket.trained:
             sum_gradients(batch, grad, b, bucket.dim, scale, out)
         grads.append(out)
-    runs = batch.runs
-    new = HeldGradients(SortedRows(runs.slots, runs.before, runs.ranks), grads)
+    rows = batch.rows
+    new = HeldGradients(SortedRows(rows.slots, rows.before, rows.ranks), grads)
     return new if held is None else _merged(held, new)
 
 
@@ -45,13 +45,13 @@ def sum_gradients(
 ) -> None:
     """Sum the gradients of each row of a bucket over its accesses in a batch, into `out`
     [rows, dim]; `grad` is that of the batch's output."""
-    runs = batch.runs
-    assert runs is not None
-    of_bucket = runs.bucket(bucket)
-    if isinstance(runs, NumberedRows):
+    rows = batch.rows
+    assert rows is not None
+    of_bucket = rows.bucket(bucket)
+    if isinstance(rows, NumberedRows):
         native.ops().add_gradients(
             grad,
-            runs.row_of,
+            rows.row_of,
             bucket,
             of_bucket.start,
             batch.offsets,
@@ -65,8 +65,8 @@ def sum_gradients(
         return
     native.ops().sum_gradients(
         grad,
-        runs.positions,
-        runs.starts,
+        rows.positions,
+        rows.starts,
         of_bucket.start,
         of_bucket.stop,
         batch.offsets,
@@ -76,7 +76,7 @@ def sum_gradients(
         dim,
         scale,
         out,
-        runs.by_bag,
+        rows.by_bag,
     )
 
 

@@ -38,7 +38,7 @@ _numbers = itertools.count()  # no number is used twice
 _library = torch.library.Library("oper", "FRAGMENT")
 _BATCH = (
     "Tensor addresses, Tensor segment_offset, Tensor? offsets, Tensor? weights, Tensor features,"
-    " Tensor[] runs, SymInt out_elements"
+    " Tensor[] rows, SymInt out_elements"
 )
 
 
@@ -122,10 +122,10 @@ def _batch(
     offsets: torch.Tensor | None,
     weights: torch.Tensor | None,
     features: torch.Tensor,
-    runs: Sequence[torch.Tensor],
+    rows: Sequence[torch.Tensor],
     out_elements: int,
 ) -> PreparedBatch:
-    sort = step.runs_of(runs, offsets, weights)
+    sort = step.rows_of(rows, offsets, weights)
     return PreparedBatch(addresses, segment_offset, offsets, weights, features, out_elements, sort)
 
 
@@ -155,10 +155,10 @@ def _backward_shape(grad: torch.Tensor, anchor: torch.Tensor, *rest: Any) -> Any
 
 
 def _setup(ctx: Any, inputs: Any, output: Any) -> None:
-    anchor, addresses, segment_offset, offsets, weights, features, runs, elements, engine = inputs
+    anchor, addresses, segment_offset, offsets, weights, features, rows, elements, engine = inputs
     ctx.optional = (offsets is not None, weights is not None)
     present = [t for t in (offsets, weights) if t is not None]
-    ctx.save_for_backward(anchor, addresses, segment_offset, features, *present, *runs)
+    ctx.save_for_backward(anchor, addresses, segment_offset, features, *present, *rows)
     ctx.elements, ctx.engine = elements, engine
 
 

@@ -93,7 +93,7 @@ class RowFetcher:
         """Copy remote rows into the buffer, where they are not read by pointer."""
         if not self.needs_runs:
             return _Fetched(batch.addresses, self._heap.bases, ())
-        runs = batch.runs
+        runs = batch.rows
         assert isinstance(runs, Runs)  # of the positions of accesses
         addresses, bases = batch.addresses.clone(), self._heap.bases.clone()
         copies: list[list[torch.Tensor]] = [[] for _ in range(len(bases))]
@@ -149,8 +149,8 @@ class RowFetcher:
 
     def _count(self, batch: PreparedBatch, counters: Counters) -> None:
         counters.add(lookups=1, accesses=len(batch.addresses))
-        runs = None if batch.sorting else batch.runs
-        if runs is None or runs.accesses < len(batch.addresses):
+        rows = None if batch.sorting else batch.rows
+        if rows is None or rows.accesses < len(batch.addresses):
             given = (batch.addresses, batch.segment_offset, batch.features)
             accesses = self._device.ops().accesses_by_rank(
                 *given, len(self._buckets), self._rank, self._ranks, self._device.stream
@@ -162,7 +162,7 @@ class RowFetcher:
         else:
             counters.add(
                 **self._by_source(
-                    runs.access_counts(), runs.row_counts() if self._distinct else None
+                    rows.access_counts(), rows.row_counts() if self._distinct else None
                 )
             )
 

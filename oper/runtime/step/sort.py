@@ -19,9 +19,9 @@ from oper.runtime.memory.sorted_accesses import BatchRows, rows_of_tensors
 
 native.ops()  # which defines the operators
 
-# Rows that a batch may name for each access, and values of a row, up to which rows are numbered:
-# there must be a mark for each of these rows, and sums of wider ones leave the caches between two
-# accesses (docs/design/numbered-rows.md).
+# Rows that a batch may name for each access, and values of a module's widest rows, up to which rows
+# are numbered: there must be a mark for each of these rows (in each bucket, for all of its width),
+# and sums of wider ones leave the caches between two accesses (docs/design/numbered-rows.md).
 ROWS_PER_ACCESS = 4
 MOST_DIM = 32
 _MOST_ROWS = 2**31 - 1  # the kernel calls them by 32 bits

@@ -54,7 +54,7 @@ class TrainingStep:
         """How many updates were made."""
         return self._gradients.steps if self._gradients else 0
 
-    def runs_of(
+    def rows_of(
         self,
         tensors: Sequence[torch.Tensor],
         offsets: torch.Tensor | None,
@@ -90,7 +90,7 @@ class TrainingStep:
             if self._checked_features is not None:
                 where = f"rank {self.rank}, step {self.steps + 1}"
                 check_finite(batch, grad, self._checked_features, where)
-            if self._gradients is not None and batch.runs is None:
+            if self._gradients is not None and batch.rows is None:
                 read = (batch.addresses, batch.segment_offset, batch.offsets, batch.weights)
                 sort = self._sorter.sort(*read, batch.features, at_once=True)
                 batch = replace(batch, sort=sort)
@@ -102,7 +102,7 @@ class TrainingStep:
             return weight_grad
 
     def _count_distinct(self, batch: PreparedBatch) -> None:
-        """Called where the runs are needed anyway: not earlier, as they may still be sorted."""
-        runs = batch.runs
-        if runs is not None and runs.accesses == len(batch.addresses):
-            self._counters.add(distinct_rows=len(runs))
+        """Called where the rows are needed anyway: not earlier, as they may still be sorted."""
+        rows = batch.rows
+        if rows is not None and rows.accesses == len(batch.addresses):
+            self._counters.add(distinct_rows=len(rows))

@@ -8,6 +8,8 @@ import torch
 
 from oper.base.errors import OperError
 from oper.runtime.engine import EmbeddingEngine
+from oper.runtime.memory.sorted_accesses import NumberedRows, Runs
+from oper.runtime.step import sort
 from oper.runtime.step.batch import PreparedBatch
 from oper.runtime.table_io import RowRange
 from tests.support.runtime.engine_cases import Case, batch_of, start, tables_of
@@ -33,7 +35,7 @@ def prepared(engine: EmbeddingEngine, step: int) -> PreparedBatch:
 def arguments(engine: EmbeddingEngine, batch: PreparedBatch) -> tuple[Any, ...]:
     return (
         engine.operator.anchor, batch.addresses, batch.segment_offset, batch.offsets, batch.weights,
-        batch.features, batch.runs.tensors() if batch.runs else [], batch.out_elements,
+        batch.features, batch.rows.tensors() if batch.rows else [], batch.out_elements,
         engine.operator.number,
     )  # fmt: skip
 
@@ -66,7 +68,7 @@ def test_opcheck(pooling, weighted):
     assert engine.steps > steps
 
 
-def compiled_and_eager(backend: str, pooling: str, weighted: bool) -> None:
+def compiled_and_eager(backend: str, pooling: str, weighted: bool, rows: type = Runs) -> None:
     """Three steps of a function that looks up and goes on, by the compiler and without."""
     found = []
     for compiled in (True, False):
@@ -82,6 +84,7 @@ def compiled_and_eager(backend: str, pooling: str, weighted: bool) -> None:
         results: list[torch.Tensor | None] = []
         for step in range(3):
             batch, scale = prepared(engine, step), torch.tensor(0.5, requires_grad=True)
+            assert isinstance(batch.rows, rows)
             loss = run(batch, scale)
             loss.backward()
             results += [loss.detach(), scale.grad]
@@ -94,6 +97,17 @@ def compiled_and_eager(backend: str, pooling: str, weighted: bool) -> None:
 @pytest.mark.parametrize(("pooling", "weighted"), POOLINGS)
 def test_compiled_functions_train_as_eager_ones(pooling, weighted):
     compiled_and_eager("aot_eager", pooling, weighted)
+
+
+@pytest.mark.parametrize(("pooling", "weighted"), POOLINGS)
+def test_compiled_functions_train_numbered_rows(pooling, weighted, monkeypatch):
+    monkeypatch.setattr(sort, "ROWS_PER_ACCESS", 10**9)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        compiled_and_eager("aot_eager", pooling, weighted, NumberedRows)
+    finally:
+        torch.set_num_threads(threads)
 
 
 @pytest.mark.slow

@@ -7,11 +7,16 @@ all ranks, and the optimizer applied to the rows that were accessed.
 import itertools
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 
 from oper.plan.plan import Plan
+from oper.runtime.engine import EmbeddingEngine
+from oper.runtime.memory.sorted_accesses import NumberedRows, Runs
+from oper.runtime.step import sort
+from oper.runtime.step.batch import PreparedBatch
 from oper.runtime.table_io import RowBlock, RowRange
 from oper.runtime.tables.optimizer_buckets import EmbeddingTable
 from oper.runtime.tables.optimizers import Optimizer
@@ -36,6 +41,7 @@ class Case:
     lr: float = 0.5
     optimizers: tuple[str, ...] = ()  # of the tables in turn, in the place of `optimizer`
     lrs: tuple[float, ...] = ()
+    numbered: bool = False  # rows are numbered, as of batches of more accesses
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -229,13 +235,22 @@ class Reference:
 
 def start(case: Case, plan: Plan, group, **options):
     """An engine whose tables have their initial values."""
-    from oper.runtime.engine import EmbeddingEngine
-
     options = {"weighted": case.weighted, "deadline_seconds": 20.0} | options
     engine = EmbeddingEngine(plan, module_tables(case), group=group, **options)
     mine = [n for n in range(len(case.rows)) if n % engine.ranks == engine.rank]
     engine.write_rows([RowBlock(n, 0, initial(case, n)) for n in mine])
     return engine
+
+
+def prepare(engine: EmbeddingEngine, case: Case, batch: Any) -> PreparedBatch:
+    """A batch whose rows are numbered if the case says so; by itself that is only so where there
+    are many accesses of few rows."""
+    if not case.numbered:
+        return engine.prepare(batch)
+    with mock.patch.object(sort, "ROWS_PER_ACCESS", 10**9):
+        made = engine.prepare(batch)
+    assert isinstance(made.rows, NumberedRows if len(made.addresses) else Runs)
+    return made
 
 
 def run_case(rank: int, group, case: Case, plan: Plan, nodes=None) -> dict:
@@ -246,7 +261,7 @@ def run_case(rank: int, group, case: Case, plan: Plan, nodes=None) -> dict:
         batch = batch_of(case, step, rank)
         if case.weighted:
             batch.weights().requires_grad_()
-        out = engine(batch)
+        out = engine.lookup(prepare(engine, case, batch))
         outputs.append(out.detach().clone())
         out.backward(gradient_of(case, step, rank, out))
         weight_grads.append(batch.weights().grad if case.weighted else None)

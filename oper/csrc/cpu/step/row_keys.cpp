@@ -10,7 +10,7 @@ OPER_SIMD void extend_by(const int64_t* addresses, int64_t size, Extent& extent)
 }
 
 // Lays out the key space as far as the largest slot of each bucket.
-void number_rows(RowKeys& keys) {
+void lay_out(RowKeys& keys) {
   const int64_t chunks = keys.chunks();
   std::vector<Extent> found(chunks * keys.buckets);
   keys.for_each_chunk([&](int64_t chunk, int64_t first, int64_t last) {
@@ -79,7 +79,7 @@ RowKeys segments_of_rows(const at::Tensor& addresses, const at::Tensor& segment_
 RowKeys row_keys(const at::Tensor& addresses, const at::Tensor& segment_offset,
                  const at::Tensor& features, int64_t rank, int64_t ranks, int64_t buckets) {
   RowKeys keys = segments_of_rows(addresses, segment_offset, features, rank, ranks, buckets);
-  number_rows(keys);
+  lay_out(keys);
   return keys;
 }
 

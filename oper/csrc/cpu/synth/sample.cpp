@@ -26,10 +26,12 @@ using at::Tensor;
 // Ranks counted as one piece of work. Part of the output: another size draws other numbers.
 constexpr int64_t kBlock = 1 << 16;
 constexpr int64_t kGrain = 1 << 14;
+// Ranks to draw from, and samples to draw: sums of two stay integers of 64 bits.
+constexpr int64_t kMostDrawn = int64_t{1} << 62;
 
 template <typename Body>
 void with_law(int64_t rows, double exponent, const Tensor& ends, const Tensor& weights, Body body) {
-  check_size(rows, 1, int64_t{1} << 62, "rows");
+  check_size(rows, 1, kMostDrawn, "rows");
   if (ends.numel() == 0) {
     TORCH_CHECK_VALUE(exponent >= 0 && exponent <= 1e3, "exponent: ", exponent,
                       ", and 0 to 1000 was needed");
@@ -68,7 +70,7 @@ Tensor draw_ranks(const Tensor& shares, int64_t rows, double exponent, const Ten
 
 Placement placement_of(int64_t rows, int64_t order, int64_t key, bool moved) {
   // Beyond what tables have: labels are drawn by places among 2^52 rows.
-  check_size(rows, 1, int64_t{1} << 62, "rows");
+  check_size(rows, 1, kMostDrawn, "rows");
   check_size(order, 0, static_cast<int64_t>(Order::kAge), "order");
   return {rows, static_cast<Order>(order), static_cast<uint64_t>(key), moved};
 }
@@ -198,7 +200,7 @@ Tensor& samples_with_row_of(Tensor& samples_with_row, const Tensor& counts, int6
                             int64_t slots, int64_t key) {
   check_same_type(samples_with_row, "samples_with_row", counts, "counts");
   check_contiguous(samples_with_row, "samples_with_row");
-  check_size(samples, 1, int64_t{1} << 62, "samples");
+  check_size(samples, 1, kMostDrawn, "samples");
   check_size(slots, 0, kMostRows, "slots");
   TORCH_CHECK_VALUE(samples_with_row.numel() == counts.numel(),
                     "samples_with_row: ", samples_with_row.numel(), " counters, and ",
