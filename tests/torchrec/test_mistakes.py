@@ -4,6 +4,7 @@ was meant; and what is said of a model is said once."""
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from decimal import Decimal
 from typing import Any, cast
 
 import numpy as np
@@ -179,15 +180,17 @@ def test_other_arguments_of_make_plan(wrong: str, tmp_path: Any, monkeypatch: An
 
 def test_other_numbers_of_settings_and_maps() -> None:
     for name in ("extra_memory", "threshold", "dob", "reserve"):
-        given: Any = {name: "1%"}
         shown = name.replace("_", " ")
-        with pytest.raises(OperError, match=f"{shown} '1%': a number was needed, such as 0.05"):
-            oper.Settings(**given)
+        for wrong in ("1%", True, float("nan")):
+            given: Any = {name: wrong}
+            with pytest.raises(OperError, match=f"{shown} .*: a finite number was needed"):
+                oper.Settings(**given)
     for name in ("threshold", "dob"):
         given = {name: None}
-        with pytest.raises(OperError, match="None: a number was needed"):
+        with pytest.raises(OperError, match="'None': a finite number was needed"):
             oper.Settings(**given)
-    assert oper.Settings(extra_memory=cast(Any, np.float32(0.5)), dob=1).extra_memory == 0.5
+    for half in (np.float32(0.5), torch.tensor(0.5), Decimal("0.5")):
+        assert oper.Settings(extra_memory=cast(Any, half), dob=1).extra_memory == 0.5
     plan = plan_of(Model("meta"))
     rank: Any
     for rank in ("0", 0.0, None):

@@ -6,13 +6,13 @@ bounding the objective need classes alone, a `ClassProblem`; placing rows needs 
 
 import math
 from dataclasses import asdict, dataclass, replace
-from numbers import Real
 from typing import Any
 
 import numpy as np
 
 from oper.base.arrays import Floats
 from oper.base.errors import OperError
+from oper.base.units import finite_number
 from oper.cost.workload import Workload
 from oper.planner.problem.classes import Classes, classify
 from oper.profiling.profile import Profile
@@ -52,12 +52,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name in ("extra_memory", "threshold", "dob", "reserve"):
-            given, may_be_none = getattr(self, name), name in ("extra_memory", "reserve")
-            if isinstance(given, Real) or (given is None and may_be_none):
-                continue
-            raise OperError(
-                f"{name.replace('_', ' ')} {given!r}: a number was needed, such as 0.05 for 5%"
-            )
+            given = getattr(self, name)
+            if given is not None or name not in ("extra_memory", "reserve"):
+                object.__setattr__(self, name, finite_number(given, name.replace("_", " ")))
         if self.extra_memory is not None and not 0 <= self.extra_memory <= 1e6:
             raise OperError(f"extra memory {self.extra_memory}: a share of at least 0 was needed")
         if not 0 < self.threshold <= 1:

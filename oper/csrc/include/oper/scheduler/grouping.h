@@ -61,7 +61,7 @@ class Grouping {
 
  private:
   static constexpr int kPasses = 2;  // a third one gains one part in a hundred
-  static constexpr size_t kTries = 8;
+  static constexpr ptrdiff_t kTries = 8;
   static constexpr int kLanes = 8;
   using Lanes = std::array<float, kLanes>;
 
@@ -134,16 +134,16 @@ class Grouping {
       auto& list = partners_[w * workers_ + from];
       while (!list.empty() && assignment[list.back().second] != w) list.pop_back();
       // Not the first alone: two samples that share rows each want to go where the other is.
-      for (size_t n = 1; n <= std::min<size_t>(list.size(), kTries); ++n) {
-        const auto& [gain, other] = list[list.size() - n];
+      const auto last = std::min<ptrdiff_t>(list.end() - list.begin(), kTries);
+      for (auto at = list.rbegin(); at != list.rbegin() + last; ++at) {
+        const auto& [gain, other] = *at;
         if (assignment[other] == w && cost[from] - cost[w] + gain > 0)
           tried_.emplace_back(cost[from] - cost[w] + gain, other);
       }
     }
-    const size_t tries = std::min<size_t>(tried_.size(), kTries);
-    std::partial_sort(tried_.begin(), tried_.begin() + static_cast<int64_t>(tries), tried_.end(),
-                      std::greater<>());
-    for (size_t n = 0; n < tries; ++n)
+    const ptrdiff_t tries = std::min<ptrdiff_t>(tried_.end() - tried_.begin(), kTries);
+    std::partial_sort(tried_.begin(), tried_.begin() + tries, tried_.end(), std::greater<>());
+    for (ptrdiff_t n = 0; n < tries; ++n)
       if (exchange_if_less(s, from, tried_[n].second, assignment)) return true;
     add(s, from);
     return false;
