@@ -34,7 +34,7 @@ LOG_SAMPLES = BATCHES * 4 * 8192  # the largest cell's
 class Cell:
     """One measurement: W ranks, values per row, samples per rank, the tables' optimizer, and
     what runs: the training step or the lookup of the collection alone, or the DLRM's step; the
-    plan's rows and how they are fetched."""
+    plan's rows and how they are fetched; whether each rank is a node, apart from the others."""
 
     world_size: int
     dim: int
@@ -45,6 +45,7 @@ class Cell:
     fetch: str = "raw"
     bag: int = 1
     ragged: bool = False
+    apart: bool = False
 
     @property
     def training(self) -> bool:
@@ -101,9 +102,11 @@ def make_plan(cell: Cell, scale: float, folder: Path) -> tuple[Path, dict[str, A
     mode = "training" if cell.training else "inference"
     # Of samples of one id each: a bag is as many.
     samples = cell.world_size * cell.batch * cell.bag
-    name = f"{mode}-{cell.fetch}-{cell.world_size}-{samples}"
+    name = f"{mode}-{cell.fetch}-{'apart-' if cell.apart else ''}{cell.world_size}-{samples}"
     plan = folder / f"plan-{name}-{profile.name.removeprefix('profile-')}"
-    topology = measure_topology(cell.world_size, 4 * cell.dim, folder)
+    topology: Any = f"{cell.world_size}x1-a100"
+    if not cell.apart:
+        topology = measure_topology(cell.world_size, 4 * cell.dim, folder)
     workload = ("--mode", mode, "--fetch", cell.fetch, "--batch-size", samples)
     said = run_oper(
         *("plan", profile, "--topology", topology, *workload),

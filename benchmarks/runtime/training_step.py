@@ -50,7 +50,7 @@ ROUNDS_OF_ALL = 2
 BEYOND_BYTES = 64_000_000  # a rank may grow by, beyond what was predicted
 
 WORLDS, DIMS = (2, 4), (16, 64)
-PARTS = ("step", "bags", "dlrm", "lookup", "memory")
+PARTS = ("step", "bags", "apart", "dlrm", "lookup", "memory")
 
 
 def cells(part: str, worlds: Sequence[int], dims: Sequence[int]) -> list[Cell]:
@@ -61,6 +61,14 @@ def cells(part: str, worlds: Sequence[int], dims: Sequence[int]) -> list[Cell]:
         return [
             Cell(w, dim, batch, bag=bag, ragged=ragged)
             for batch, bag, ragged in BAGS
+            for w in worlds
+            for dim in dims
+        ]
+    if part == "apart":
+        bags = ((8192, 1), (4096, 5), (4096, 20))
+        return [
+            Cell(w, dim, batch, fetch="distinct", bag=bag, apart=True)
+            for batch, bag in bags
             for w in worlds
             for dim in dims
         ]
@@ -77,6 +85,8 @@ def bar(cell: Cell) -> float | None:
         return 5.0
     if cell.what == "dlrm":
         return None
+    if cell.apart:
+        return 1.0
     if cell.bag > 1:
         return 3.0 if cell.dim == 64 else 2.0
     if cell.dim == 64 and cell.batch == 8192:
@@ -98,7 +108,7 @@ def measure_rank(
         return sides.make_module(tables, cell.what)
 
     models = {name: sides.torchrec_model(module(), name, cell.batch) for name in sides.SHARDINGS}
-    models["oper"] = sides.oper_model(module(), plan)
+    models["oper"] = sides.oper_model(module(), plan, cell.apart)
     gradient = sides.fixed_gradient(tables, cell)
     steps = {name: sides.step_of(model, cell, gradient) for name, model in models.items()}
     if cell.what == "step":
