@@ -27,7 +27,7 @@ from oper.synth.recipes import load_recipe
 from oper.synth.synthesizer import Synthesizer
 
 GENERATED = "generated"
-POLICIES = ("random", "laia", "esd:0", "esd", "grouped")
+POLICIES = ("random", "laia", "laia:4", "esd:0", "esd", "grouped")
 SYNCS = ("bsp", "on-demand")
 WORKERS, SAMPLES, BATCHES, DIM = 8, 128, 400, 512
 LINKS = {"equal": (100.0,), "4x5, 4x0.5": (5.0,) * 4 + (0.5,) * 4}  # Gbit/s

@@ -40,7 +40,8 @@ def simulate(
     policy: str = typer.Option(
         "random,laia,esd,grouped",
         "--policy",
-        help="Dispatch: random, in-order, laia, esd, esd:ALPHA or grouped; several by commas.",
+        help="Dispatch: random, in-order, laia, laia:TABLES, esd, esd:ALPHA or grouped; several by "
+        "commas.",
     ),
     sync: str = typer.Option(
         "bsp,on-demand",
@@ -117,7 +118,7 @@ def _print(content: dict[str, Any]) -> None:
     first = next(iter(runs.values()))["total"]
     for name, run in runs.items():
         table.add_row(
-            name,
+            name.replace("+", " "),
             f"{run['total']:,}",
             format_share(1 - run["total"] / first, 1) if first else "-",
             f"{run['miss_pull']:,}",

@@ -76,6 +76,15 @@ class LookedUp(NamedTuple):
 
     rows: torch.Tensor  # int32
     offsets: torch.Tensor  # int64 [samples + 1]
+    positions: torch.Tensor  # int64, of the rows among the addresses that were looked up
+
+    def only(self, rows: NDArray[np.bool_]) -> "LookedUp":
+        """The batch with some of its rows alone, to be scored."""
+        counted = np.zeros(len(rows) + 1, dtype=np.int64)
+        np.cumsum(rows, out=counted[1:])
+        chosen = torch.from_numpy(rows)
+        offsets = torch.from_numpy(counted[self.offsets.numpy()])
+        return LookedUp(self.rows[chosen], offsets, self.positions[chosen])
 
 
 class Caches:
@@ -113,25 +122,30 @@ class Caches:
     def look_up(self, addresses: Ints, offsets: Ints) -> LookedUp:
         """Number the rows of the next batch: sample s reads those of
         `addresses[offsets[s] : offsets[s + 1]]`, each of the form width << 56 | row."""
-        rows, ends = self._states.look_up(torch.from_numpy(addresses), torch.from_numpy(offsets))
-        return LookedUp(rows, ends)
+        found = self._states.look_up(torch.from_numpy(addresses), torch.from_numpy(offsets))
+        return LookedUp(*found)
+
+    def cached(self) -> tuple[Ints, Ints]:
+        """The addresses of the rows that are cached, and by how many workers, [R] each."""
+        addresses, copies = self._states.cached()
+        return addresses.numpy(), copies.numpy()
 
     def latest_rows(self, batch: LookedUp) -> Floats:
         """How many rows of each sample are the latest in each cache, [samples, M] (LAIA)."""
-        found: NDArray[np.float64] = self._states.latest_rows(*batch).numpy()
+        found: NDArray[np.float64] = self._states.latest_rows(*batch[:2]).numpy()
         return found
 
     def expected_costs(self, batch: LookedUp, seconds_per_byte: Floats) -> Floats:
         """Seconds of link time that each sample would cost on each worker, [samples, M] (ESD)."""
         seconds = torch.from_numpy(np.ascontiguousarray(seconds_per_byte, dtype=np.float64))
-        found: NDArray[np.float64] = self._states.expected_costs(*batch, seconds).numpy()
+        found: NDArray[np.float64] = self._states.expected_costs(*batch[:2], seconds).numpy()
         return found
 
     def group(self, batch: LookedUp, assignment: Ints, seconds_per_byte: Floats) -> Ints:
         """The assignment after samples were exchanged so that those that share rows meet; each
         worker has as many as before. Batches have at most 65,535 samples."""
         seconds = torch.from_numpy(np.ascontiguousarray(seconds_per_byte, dtype=np.float64))
-        found: Ints = self._states.group(*batch, seconds, torch.from_numpy(assignment)).numpy()
+        found: Ints = self._states.group(*batch[:2], seconds, torch.from_numpy(assignment)).numpy()
         return found
 
     def train(self, batch: LookedUp, assignment: Ints) -> NDArray[np.void]:
@@ -141,7 +155,7 @@ class Caches:
         CacheTooSmallError where a worker's rows of the batch do not fit; nothing has changed then.
         """
         try:
-            moved = self._states.train(*batch, torch.from_numpy(assignment))
+            moved = self._states.train(*batch[:2], torch.from_numpy(assignment))
         except ValueError as error:
             raise self._too_small(batch, assignment) or error from None
         return _by_name(moved)

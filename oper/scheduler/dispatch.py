@@ -6,6 +6,7 @@ makes the same assignment: random choices come from the seed and the batch's num
     random       a seeded choice (the papers' vanilla)
     in-order     sample s by worker s // m, as loaders yield them
     laia         in order, each sample to the worker with room that has most of its rows (Herald)
+    laia:K       adaptive: by the rows of the K tables alone whose cached rows are most infrequent
     esd:ALPHA    by expected cost of transmissions (ESD): the ALPHA share of samples for which the
                  choice matters most exactly, then the others in order, each to the cheapest worker
                  with room (HybridDis). esd is esd:1, the optimum of the score
@@ -13,56 +14,71 @@ makes the same assignment: random choices come from the seed and the batch's num
                  score counts a row for each of them (beyond the papers)
 """
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from oper.base import native
 from oper.base.arrays import Floats, Ints
 from oper.base.errors import OperError
 from oper.scheduler.cache import Caches, LookedUp
+from oper.scheduler.infrequency import REFRESH, Infrequency
 
+_MOST_TABLES = 1 << 24
 _KINDS = ("random", "in-order", "laia", "esd", "grouped")
 
 
 @dataclass(frozen=True)
 class Policy:
-    """A way to dispatch; `alpha` is that of esd."""
+    """A way to dispatch; `alpha` is that of esd, `tables` the number that laia looks at."""
 
     kind: str
     alpha: float = 1.0
+    tables: int | None = None
 
     @classmethod
     def parse(cls, text: str) -> "Policy":
-        """`random`, `in-order`, `laia`, `esd`, `esd:ALPHA` or `grouped`."""
-        kind, colon, share = text.partition(":")
-        try:
-            alpha = float(share) if colon else 1.0
-        except ValueError:
-            alpha = -1.0
-        if kind not in _KINDS or (colon and kind != "esd") or not 0 <= alpha <= 1:
-            raise OperError(
-                f"--policy {text[:40]!r}: random, in-order, laia, esd, esd:ALPHA or grouped was "
-                "needed, with ALPHA from 0 to 1, the share of samples that are assigned exactly"
-            )
-        return cls(kind, alpha)
+        """`random`, `in-order`, `laia`, `laia:K`, `esd`, `esd:ALPHA` or `grouped`."""
+        kind, colon, number = text.partition(":")
+        if kind in _KINDS and not colon:
+            return cls(kind)
+        if kind == "laia" and number.isdecimal() and 0 < float(number) < _MOST_TABLES:
+            return cls(kind, tables=int(number))
+        with contextlib.suppress(ValueError):
+            if kind == "esd" and 0 <= float(number) <= 1:
+                return cls(kind, alpha=float(number))
+        raise OperError(
+            f"--policy {text[:40]!r}: random, in-order, laia, laia:K, esd, esd:ALPHA or grouped "
+            "was needed, with K tables that are looked at, and ALPHA from 0 to 1, the share of "
+            "samples that are assigned exactly"
+        )
 
     def __str__(self) -> str:
-        return self.kind if self.alpha == 1 else f"{self.kind}:{self.alpha:g}"
+        number = f"{self.alpha:g}" if self.tables is None else str(self.tables)
+        return self.kind if number == "1" and self.tables is None else f"{self.kind}:{number}"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Dispatcher:
     """Assigns batches of M · m samples by a policy."""
 
     policy: Policy
     seconds_per_byte: Floats  # [M], of each worker's link to the tier
     seed: int = 0
+    infrequency: Infrequency | None = None  # for laia:K
 
-    def assign(self, caches: Caches, batch: LookedUp, number: int) -> Ints:
-        """The worker of each sample of batch `number`, [samples]; the last batch may be smaller."""
+    def __post_init__(self) -> None:
+        self._looked_at: NDArray[np.bool_] | None = None  # tables
+
+    def assign(self, caches: Caches, addresses: Ints, batch: LookedUp, number: int) -> Ints:
+        """The worker of each sample of batch `number`, [samples]; the last batch may be smaller.
+
+        `batch` is what the caches made of `addresses`.
+        """
         samples, workers = len(batch.offsets) - 1, caches.workers
         room = capacities(samples, workers)
         random = np.random.default_rng([self.seed, number])
@@ -72,12 +88,25 @@ class Dispatcher:
         if self.policy.kind == "laia":
             # Scores are whole numbers: half of one decides ties alone.
             ties = 0.5 * random.random((samples, workers))
-            return assign_in_order(ties - caches.latest_rows(batch), room)
+            scored = self._scored(caches, addresses, batch, number)
+            return assign_in_order(ties - caches.latest_rows(scored), room)
         costs = caches.expected_costs(batch, self.seconds_per_byte)
         assignment = hybrid(costs, room, self.policy.alpha)
         if self.policy.kind == "grouped":
             return caches.group(batch, assignment, self.seconds_per_byte)
         return assignment
+
+    def _scored(self, caches: Caches, addresses: Ints, batch: LookedUp, number: int) -> LookedUp:
+        """The rows of a batch that laia looks at."""
+        if self.policy.tables is None or self.infrequency is None:
+            return batch
+        rows = addresses[batch.positions.numpy()]
+        if number % REFRESH == 1 or self._looked_at is None:
+            degrees = self.infrequency.of_tables(caches)
+            self._looked_at = np.zeros(len(degrees), dtype=bool)
+            self._looked_at[np.argsort(-degrees, kind="stable")[: self.policy.tables]] = True
+        self.infrequency.count(rows, len(batch.offsets) - 1)
+        return batch.only(self._looked_at[self.infrequency.tables_of(rows)])
 
 
 def capacities(samples: int, workers: int) -> Ints:

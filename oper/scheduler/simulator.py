@@ -18,8 +18,10 @@ from oper.base.arrays import Floats, Ints
 from oper.base.errors import OperError
 from oper.scheduler.cache import WIDTH_SHIFT, Caches, CacheTooSmallError, Synchronisation
 from oper.scheduler.dispatch import Dispatcher, Policy
+from oper.scheduler.infrequency import Infrequency
 from oper.scheduler.trace import Batch, Trace
 from oper.scheduler.transmissions import Totals
+from oper.tables.table import offsets
 
 # Of a batch's time: numbers of the rows; scores and assignment; what is pushed and pulled, and the
 # caches' next state.
@@ -73,7 +75,7 @@ class Run:
         times = [time.perf_counter()]
         looked_up = self.caches.look_up(*batch)
         times.append(time.perf_counter())
-        assignment = self.dispatcher.assign(self.caches, looked_up, number)
+        assignment = self.dispatcher.assign(self.caches, batch.addresses, looked_up, number)
         times.append(time.perf_counter())
         moved = self.caches.train(looked_up, assignment)
         times.append(time.perf_counter())
@@ -158,7 +160,10 @@ def _run(
 ) -> Run:
     row_bytes, gradient_bytes = zip(*trace.widths, strict=True)
     caches = Caches(settings.workers, capacity.tolist(), row_bytes, gradient_bytes, eviction, sync)
-    dispatcher = Dispatcher(policy, settings.seconds_per_byte, settings.seed)
+    infrequency = None
+    if policy.tables is not None:
+        infrequency = Infrequency(offsets(trace.tables), settings.workers)
+    dispatcher = Dispatcher(policy, settings.seconds_per_byte, settings.seed, infrequency)
     return Run(policy, sync, eviction, caches, dispatcher, Totals(settings.workers))
 
 

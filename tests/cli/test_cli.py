@@ -43,7 +43,8 @@ COMMANDS = (
     "replan q w@1 -o new",
     "simulate log.parquet --columns C* --workers 2 --batch 8 --cache 90% --warm-up 1",
     "simulate log.parquet --columns C* --workers 4 --batch 4 --cache 90% --warm-up 1 "
-    "--policy random,esd:0.5 --sync bsp,peer,het:3,het-exact:inf --evict lru,emark --links 5,5,1,1",
+    "--policy random,laia:1,esd:0.5,grouped --sync bsp,peer,het:3,het-exact:inf "
+    "--evict lru,emark --links 5,5,1,1",
 )
 
 

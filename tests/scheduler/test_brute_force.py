@@ -37,7 +37,7 @@ def test_no_policy_transmits_less_than_the_best_of_all_assignments(workers: int)
             for name in list(totals)[1:]:
                 caches, _ = replay(workers, history)
                 dispatcher = Dispatcher(Policy(name), np.ones(workers), seed=number)
-                chosen = dispatcher.assign(caches, caches.look_up(*batch), number)
+                chosen = dispatcher.assign(caches, addresses, caches.look_up(*batch), number)
                 found = moved[[a.tolist() for a in every].index(chosen.tolist())]
                 assert found >= min(moved)
                 totals[name] += found

@@ -100,7 +100,7 @@ def test_every_rank_assigns_alike_and_as_many_to_each_worker(text: str) -> None:
         found = []
         for caches, dispatcher in ranks:
             batch = caches.look_up(addresses, offsets)
-            assignment = dispatcher.assign(caches, batch, number)
+            assignment = dispatcher.assign(caches, addresses, batch, number)
             caches.train(batch, assignment)
             found.append(assignment.tolist())
         assert found[0] == found[1]
@@ -114,7 +114,7 @@ def test_samples_that_share_rows_meet(workers: int) -> None:
     pair_of = np.random.default_rng(1).permutation(np.repeat(np.arange(2 * workers), 2))
     addresses = np.stack([pair_of, pair_of + 50], axis=1).ravel()
     batch = caches.look_up(addresses, 2 * np.arange(len(pair_of) + 1))
-    assignment = Dispatcher(Policy("grouped"), np.ones(workers)).assign(caches, batch, 0)
+    assignment = Dispatcher(Policy("grouped"), np.ones(workers)).assign(caches, addresses, batch, 0)
     assert caches.train(batch, assignment)["miss_pull"].tolist() == [4] * workers
 
 
@@ -129,8 +129,12 @@ def test_grouping_moves_what_the_state_model_says_or_less() -> None:
         for number in range(4):
             addresses = (200 * random.random(64 * 5) ** 2).astype(np.int64)
             batches = [c.look_up(addresses, 5 * np.arange(65)) for c in pair]
-            plain = Dispatcher(Policy("esd"), seconds).assign(pair[0], batches[0], number)
-            other = Dispatcher(Policy("grouped"), seconds).assign(pair[1], batches[1], number)
+            plain = Dispatcher(Policy("esd"), seconds).assign(
+                pair[0], addresses, batches[0], number
+            )
+            other = Dispatcher(Policy("grouped"), seconds).assign(
+                pair[1], addresses, batches[1], number
+            )
             if number < 3:
                 other = plain  # the states must be the same
             moved = [c.train(b, a) for c, b, a in zip(pair, batches, (plain, other), strict=True)]
@@ -146,14 +150,16 @@ def test_laia_sends_samples_to_their_rows_and_ties_anywhere() -> None:
     caches.train(caches.look_up(first, np.arange(5)), first)  # row w on worker w
     batch = caches.look_up(first[::-1].copy(), np.arange(5))
     laia = Dispatcher(Policy("laia"), np.ones(4))
-    assert laia.assign(caches, batch, 1).tolist() == [3, 2, 1, 0]
+    assert laia.assign(caches, first, batch, 1).tolist() == [3, 2, 1, 0]
     caches.train(batch, np.array([3, 2, 1, 0]))
     unknown = caches.look_up(np.arange(10, 14), np.arange(5))
-    tied = {tuple(laia.assign(caches, unknown, number)) for number in range(200)}
+    tied = {tuple(laia.assign(caches, first, unknown, number)) for number in range(200)}
     assert len(tied) == 24  # all orders come up
 
 
-@pytest.mark.parametrize("text", ["", "laia:1", "esd:", "esd:2", "esd:-0.1", "esd:nan", "greedy"])
+@pytest.mark.parametrize(
+    "text", ["", "laia:0", "laia:x", "in-order:1", "esd:", "esd:2", "esd:-0.1", "esd:nan", "greedy"]
+)
 def test_policies_that_are_none(text: str) -> None:
     with pytest.raises(OperError, match="--policy"):
         Policy.parse(text)

@@ -52,9 +52,9 @@ class CacheStates : public torch::CustomClassHolder {
       : states_(caches_of(workers, capacity, policy), bytes_of(bytes, capacity.numel()),
                 arguments...) {}
 
-  // (rows int32 [R], offsets [samples + 1]) of addresses [N] with offsets [samples + 1].
-  std::tuple<at::Tensor, at::Tensor> look_up(const at::Tensor& addresses,
-                                             const at::Tensor& offsets) {
+  // (rows int32 [R], offsets [samples + 1], positions [R]) of addresses [N] with offsets.
+  std::tuple<at::Tensor, at::Tensor, at::Tensor> look_up(const at::Tensor& addresses,
+                                                         const at::Tensor& offsets) {
     const int64_t samples = offsets.numel() - 1;
     const int64_t* const starts = elements<int64_t>(offsets, "offsets");
     check_offsets_from_zero(starts, samples, "offsets", "sample");
@@ -63,15 +63,33 @@ class CacheStates : public torch::CustomClassHolder {
       TORCH_CHECK_INDEX(width_of(static_cast<uint64_t>(given[n])) < states_.caches().widths(),
                         "addresses: ", given[n], " is of a width that the caches do not have");
     std::vector<RowNumber> rows;
-    std::vector<int64_t> ends{0};
+    std::vector<int64_t> positions, ends{0};
     rows.reserve(starts[samples]);
-    states_.look_up(given, starts, samples, rows, ends);
+    positions.reserve(starts[samples]);
+    states_.look_up(given, starts, samples, rows, positions, ends);
     at::Tensor numbers = at::empty({static_cast<int64_t>(rows.size())}, at::kInt);
     at::Tensor distinct = at::empty({samples + 1}, at::kLong);
+    at::Tensor places = at::empty({numbers.numel()}, at::kLong);
+    std::copy(positions.begin(), positions.end(), places.data_ptr<int64_t>());
     std::copy(rows.begin(), rows.end(), numbers.data_ptr<int32_t>());
     std::copy(ends.begin(), ends.end(), distinct.data_ptr<int64_t>());
     waiting_.push_back(numbers);
-    return {numbers, distinct};
+    return {numbers, distinct, places};
+  }
+
+  // (addresses [R], copies [R]): the rows that are cached, and by how many workers.
+  std::tuple<at::Tensor, at::Tensor> cached() const {
+    std::vector<int64_t> addresses, copies;
+    const Caches& caches = states_.caches();
+    caches.for_each_cached([&](RowNumber row) {
+      addresses.push_back(static_cast<int64_t>(caches.address(row)));
+      copies.push_back(__builtin_popcountll(caches.cached(row)));
+    });
+    const auto size = static_cast<int64_t>(addresses.size());
+    at::Tensor rows = at::empty({size}, at::kLong), counts = at::empty({size}, at::kLong);
+    std::copy(addresses.begin(), addresses.end(), rows.data_ptr<int64_t>());
+    std::copy(copies.begin(), copies.end(), counts.data_ptr<int64_t>());
+    return {rows, counts};
   }
 
   at::Tensor latest_rows(const at::Tensor& rows, const at::Tensor& offsets) const {
@@ -203,6 +221,7 @@ using BoundedStalenessCaches = CacheStates<BoundedStaleness>;
 template <typename Class>
 void define(torch::class_<Class>& c) {
   c.def("look_up", &Class::look_up)
+      .def("cached", &Class::cached)
       .def("latest_rows", &Class::latest_rows)
       .def("expected_costs", &Class::expected_costs)
       .def("group", &Class::group)

@@ -53,10 +53,11 @@ class Caches {
   int64_t held(int worker, int width) const { return shelf(worker, width).held; }
   int64_t capacity(int width) const { return capacity_[width]; }
 
-  // Append the distinct rows of each of the next batch's samples; `ends` gets where each sample's
-  // end in `rows`.
+  // Append the distinct rows of each of the next batch's samples, and where in `addresses` each is;
+  // `ends` gets where each sample's end in `rows`.
   void look_up(const int64_t* addresses, const int64_t* offsets, int64_t samples,
-               std::vector<RowNumber>& rows, std::vector<int64_t>& ends) {
+               std::vector<RowNumber>& rows, std::vector<int64_t>& positions,
+               std::vector<int64_t>& ends) {
     ++prepared_;
     const int64_t size = offsets[samples];
     RowNumber numbers[kAhead];  // of the addresses from n on
@@ -76,6 +77,7 @@ class Caches {
         if (row.stamp == stamp_) continue;
         row.stamp = stamp_;
         rows.push_back(number);
+        positions.push_back(n);
       }
       ends.push_back(static_cast<int64_t>(rows.size()));
     }
