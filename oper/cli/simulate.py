@@ -1,5 +1,6 @@
 """`oper simulate`: what caches of a host tier transmit, by dispatch, synchronisation, eviction."""
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,9 +80,10 @@ def simulate(
     from oper.scheduler.simulator import simulate as replay
     from oper.scheduler.trace import Trace
 
-    settings = Settings(
-        workers, batch, parse_share(cache, "--cache"), _bandwidths(links), warm_up, seed
-    )
+    share = parse_share(cache, "--cache")
+    if share == 0:
+        raise OperError(f"--cache {cache!r}: a share above 0 was needed, such as 10%")
+    settings = Settings(workers, batch, share, _bandwidths(links), warm_up, seed)
     policies = [Policy.parse(text) for text in policy.split(",")]
     syncs = [Synchronisation.parse(text) for text in sync.split(",")]
     stated = TableOptions(tables, dim, dtype, optimizer, ids, min_count)
@@ -98,11 +100,12 @@ def simulate(
 def _bandwidths(links: str) -> tuple[float, ...]:
     """Bytes per second of links in Gbit/s."""
     try:
-        return tuple(float(text) * 1e9 / 8 for text in links.split(","))
+        given = [float(text) for text in links.split(",")]
     except ValueError:
-        raise OperError(
-            f"--links {links[:60]!r}: Gbit/s by commas were needed, as 5,5,0.5"
-        ) from None
+        given = [math.nan]
+    if not all(map(math.isfinite, given)):
+        raise OperError(f"--links {links[:60]!r}: Gbit/s by commas were needed, as 5,5,0.5")
+    return tuple(number * 1e9 / 8 for number in given)
 
 
 def _print(content: dict[str, Any]) -> None:

@@ -124,10 +124,11 @@ def simulate(
             try:
                 run.step(batch, number, number >= settings.warm_up, seconds_per_byte)
             except CacheTooSmallError as error:
-                least = 1.001 * error.factor * settings.cache_share
+                share = 100 * settings.cache_share
                 raise OperError(
-                    f"--cache {settings.cache_share:.4%}: iteration {number}, {name}: {error}; "
-                    f"{least:.4%} would be enough for it, and fewer samples a worker need less"
+                    f"--cache {share:.4g}%: iteration {number}, {name}: {error}; "
+                    f"{1.001 * error.factor * share:.4g}% would be enough for it, and fewer samples "
+                    "a worker need less"
                 ) from None
         batches += 1
         report(batch.samples)

@@ -18,6 +18,9 @@ from tests.support.commands import fine, oper, refused, tree, write_log
 # What is refused: status 2, an error that says where and what to do, and nothing left behind
 
 
+SIMULATE = "simulate log.parquet --columns C*"
+
+
 @pytest.fixture
 def bad_logs(here: Path) -> None:
     lines = ["\t".join(["1", *["2"] * 13, *["0000abcd"] * 26]) for _ in range(300)]
@@ -162,6 +165,16 @@ def test_plans_that_cannot_be_made(here: Path, options: str, words: list[str]) -
         ("synth avazu --scale 0.001 --order random -o new.parquet", ["--order", "scattered"]),
         ("synth avazu --scale 0.001 --windows 2 -o new.parquet", ["--windows 2", "--counts"]),
         ("synth avazu --scale 1e9 --samples 9 -o new.parquet", ["rows", "at most"]),
+        (f"{SIMULATE} --links 5,5", ["--links: 2", "1 or 8"]),
+        (f"{SIMULATE} --links 5,0", ["--links"]),
+        (f"{SIMULATE} --links 0", ["--links", "without bandwidth"]),
+        (f"{SIMULATE} --links nan", ["--links 'nan'", "Gbit/s"]),
+        (f"{SIMULATE} --cache 0", ["--cache '0'"]),
+        (f"{SIMULATE} --cache 1%", ["--cache 1%", "would be enough"]),
+        (f"{SIMULATE} --cache 100% --warm-up 9999", ["--warm-up", "batches"]),
+        (f"{SIMULATE} --policy laia,best", ["--policy 'best'", "grouped"]),
+        (f"{SIMULATE} --sync het", ["--sync 'het'", "het:S"]),
+        (f"{SIMULATE} --evict fifo", ["--evict 'fifo'", "lru"]),
     ],
 )
 def test_other_requests_that_cannot_be_met(here: Path, command: str, words: list[str]) -> None:
