@@ -127,8 +127,8 @@ def simulate(
                 share = 100 * settings.cache_share
                 raise OperError(
                     f"--cache {share:.4g}%: iteration {number}, {name}: {error}; "
-                    f"{1.001 * error.factor * share:.4g}% would be enough for it, and fewer samples "
-                    "a worker need less"
+                    f"{1.001 * error.factor * share:.4g}% would be enough for it, and fewer "
+                    "samples a worker need less"
                 ) from None
         batches += 1
         report(batch.samples)
