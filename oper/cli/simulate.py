@@ -69,7 +69,7 @@ def simulate(
     *,
     log_options: "LogOptions",
 ) -> None:
-    """Replay a log through the caches of several workers, and count what they transmit.
+    """Replay a log through caches; count what they transmit.
 
     The defaults are Herald's settings.
     """

@@ -156,5 +156,5 @@ def test_a_sum_of_profiles_says_that_its_parts_are_unknown(here: Path) -> None:
     fine("plan", "sum", "-o", "q", "--topology", "cpu:2", "--batch-size", "64")
     said = oper("plan", "check", "q", "log.parquet")
     assert said.status == 2
-    assert "of a sum of profiles the parts are not known" in said.errors
+    assert "if its profile is a sum, the parts are not known" in said.errors
     assert said.errors.count("\n") == 1
