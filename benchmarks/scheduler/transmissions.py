@@ -17,6 +17,7 @@ from rich.console import Group
 
 from benchmarks.common import DATA, LOGS, REAL_LOGS, parser, percent, publish
 from oper.cli.shared.console import new_table
+from oper.cli.shared.formatting import format_duration
 from oper.logs import LogOptions, RowReader, open_log, prepare
 from oper.scheduler.cache import Synchronisation
 from oper.scheduler.dispatch import Policy, assign_exactly
@@ -30,7 +31,7 @@ GENERATED = "generated"
 POLICIES = ("random", "laia", "laia:4", "esd:0", "esd", "grouped")
 SYNCS = ("bsp", "on-demand")
 WORKERS, SAMPLES, BATCHES, DIM = 8, 128, 400, 512
-LINKS = {"equal": (100.0,), "4x5, 4x0.5": (5.0,) * 4 + (0.5,) * 4}  # Gbit/s
+LINKS = {"equal": (100.0,), "unequal": (5.0,) * 4 + (0.5,) * 4}  # Gbit/s
 ASSIGNED = (128, 1024)  # samples a worker, of the exact assignment alone
 
 
@@ -50,12 +51,7 @@ def traces(names: list[str], scale: float) -> Iterator[tuple[str, Trace]]:
             write_log(Synthesizer(recipe, samples), drawn)
         log = open_log(drawn, LogOptions())
         tables = tuple(feature.table for feature in recipe.features)
-        yield name_of(samples), Trace(RowReader(log, prepare(log, tables)), size)
-
-
-def name_of(samples: int) -> str:
-    """The generated log's name in tables."""
-    return f"{GENERATED}, {samples:,}"
+        yield GENERATED, Trace(RowReader(log, prepare(log, tables)), size)
 
 
 def assignment_times() -> dict[str, float]:
@@ -75,7 +71,7 @@ def assignment_times() -> dict[str, float]:
 
 def table(found: dict[str, dict[str, Any]]) -> Any:
     """A line for each log, links and combination."""
-    columns = ("total", "saved", "beyond", "link time", "hits", "wrong", "ms")
+    columns = ("total", "saved", "beyond", "link time", "wrong", "ms")
     made = new_table("", "links", "", *columns, left=3)
     for log, by_links in found.items():
         for links, content in by_links.items():
@@ -89,8 +85,7 @@ def table(found: dict[str, dict[str, Any]]) -> Any:
                     f"{run['total']:,}",
                     f"{percent(1 - run['total'] / vanilla, 1)}%",
                     f"{percent(1 - run['total'] / laia, 1)}%" if "on-demand" in name else "",
-                    f"{run['cost_seconds']:.3g} s",
-                    f"{percent(run['hit_ratio'], 1)}%",
+                    format_duration(run["cost_seconds"]),
                     str(run["wrong_reads"]),
                     f"{run['dispatch_ms']:.2f}",
                 )
