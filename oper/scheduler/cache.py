@@ -17,9 +17,11 @@ from numpy.typing import NDArray
 from oper.base import native
 from oper.base.arrays import Floats, Ints
 from oper.base.errors import OperError
+from oper.base.units import parse_share
 from oper.scheduler.transmissions import TRANSMISSIONS
 
 WIDTH_SHIFT = 56  # of the number of a row's width in its address
+ROW_MASK = (1 << WIDTH_SHIFT) - 1
 MOST_WORKERS = 64
 EVICTIONS = ("lru", "lfu", "light-lfu", "emark")  # in the kernels' order
 _PUSHES = ("bsp", "on-demand", "peer")  # in the kernels' order
@@ -32,27 +34,33 @@ class Synchronisation:
 
     `bsp`: every one after every iteration. `on-demand`: when another worker trains the row next.
     `peer`: as on demand, straight to the workers that train it and have a copy. `het` and
-    `het-exact`: at most `staleness` updates apart.
+    `het-exact`: at most `staleness` updates apart. `fae`: the share `frequent` of all rows lies on
+    all workers, and no other row is cached.
     """
 
     kind: str
     staleness: float = 0  # updates; infinite: pushed only when a row leaves its cache
+    frequent: float = 0
 
     @classmethod
     def parse(cls, text: str) -> "Synchronisation":
-        """`bsp`, `on-demand`, `peer`, or `het:S` and `het-exact:S` with S a number or inf."""
+        """`bsp`, `on-demand`, `peer`, `fae:SHARE`, `het:S` or `het-exact:S`, S a number or inf."""
         kind, colon, bound = text.partition(":")
+        if kind == "fae":
+            return cls(kind, frequent=parse_share(bound, "--sync fae"))
         if kind in _PUSHES and not colon:
             return cls(kind)
         staleness = math.inf if bound == "inf" else float(bound) if bound.isdecimal() else -1
         if kind not in ("het", "het-exact") or not (0 <= staleness < _MOST or bound == "inf"):
             raise OperError(
-                f"--sync {text[:40]!r}: bsp, on-demand, peer, het:S or het-exact:S was needed, "
-                "with S the staleness in updates, such as het-exact:10, or inf"
+                f"--sync {text[:40]!r}: bsp, on-demand, peer, fae:SHARE, het:S or het-exact:S was "
+                "needed, with S the staleness in updates, such as het-exact:10, or inf"
             )
         return cls(kind, staleness)
 
     def __str__(self) -> str:
+        if self.kind == "fae":
+            return f"fae:{100 * self.frequent:g}%"
         return f"{self.kind}:{self.staleness:g}" if self.kind.startswith("het") else self.kind
 
     @property

@@ -26,6 +26,7 @@ from oper.base import native
 from oper.base.arrays import Floats, Ints
 from oper.base.errors import OperError
 from oper.scheduler.cache import Caches, LookedUp
+from oper.scheduler.frequent_rows import FrequentRows
 from oper.scheduler.infrequency import REFRESH, Infrequency
 
 _MOST_TABLES = 1 << 24
@@ -62,6 +63,9 @@ class Policy:
         return self.kind if number == "1" and self.tables is None else f"{self.kind}:{number}"
 
 
+BLIND = ("random", "in-order")  # look at nothing that the caches hold
+
+
 @dataclass
 class Dispatcher:
     """Assigns batches of M · m samples by a policy."""
@@ -74,7 +78,9 @@ class Dispatcher:
     def __post_init__(self) -> None:
         self._looked_at: NDArray[np.bool_] | None = None  # tables
 
-    def assign(self, caches: Caches, addresses: Ints, batch: LookedUp, number: int) -> Ints:
+    def assign(
+        self, caches: Caches | FrequentRows, addresses: Ints, batch: LookedUp, number: int
+    ) -> Ints:
         """The worker of each sample of batch `number`, [samples]; the last batch may be smaller.
 
         `batch` is what the caches made of `addresses`.
@@ -82,7 +88,7 @@ class Dispatcher:
         samples, workers = len(batch.offsets) - 1, caches.workers
         room = capacities(samples, workers)
         random = np.random.default_rng([self.seed, number])
-        if self.policy.kind in ("random", "in-order"):
+        if self.policy.kind in BLIND or isinstance(caches, FrequentRows):
             in_order = np.repeat(np.arange(workers), room)
             return random.permutation(in_order) if self.policy.kind == "random" else in_order
         if self.policy.kind == "laia":

@@ -9,10 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.arrays import Floats, Ints
-from oper.scheduler.cache import WIDTH_SHIFT, Caches
+from oper.scheduler.cache import ROW_MASK, Caches
 
 REFRESH = 100  # batches, after which the tables are chosen anew
-_ROW = (1 << WIDTH_SHIFT) - 1
 
 
 class Infrequency:
@@ -25,13 +24,13 @@ class Infrequency:
 
     def count(self, addresses: Ints, samples: int) -> None:
         """Note a batch: the addresses of its samples' distinct rows."""
-        np.add.at(self._samples_with_row, addresses & _ROW, 1)
+        np.add.at(self._samples_with_row, addresses & ROW_MASK, 1)
         self._samples += samples
 
     def of_tables(self, caches: Caches) -> Floats:
         """The degree of infrequency of each table, [T]; 0 where none of its rows is cached."""
         addresses, copies = caches.cached()
-        rows = addresses & _ROW
+        rows = addresses & ROW_MASK
         table = np.searchsorted(self._first, rows, side="right") - 1
         rare = self._samples_with_row[rows] < self._samples / self._workers
         tables = len(self._first) - 1
@@ -42,4 +41,4 @@ class Infrequency:
 
     def tables_of(self, addresses: Ints) -> NDArray[np.int64]:
         """The table of each row."""
-        return np.searchsorted(self._first, addresses & _ROW, side="right") - 1
+        return np.searchsorted(self._first, addresses & ROW_MASK, side="right") - 1

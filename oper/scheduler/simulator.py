@@ -17,7 +17,8 @@ import numpy as np
 from oper.base.arrays import Floats, Ints
 from oper.base.errors import OperError
 from oper.scheduler.cache import WIDTH_SHIFT, Caches, CacheTooSmallError, Synchronisation
-from oper.scheduler.dispatch import Dispatcher, Policy
+from oper.scheduler.dispatch import BLIND, Dispatcher, Policy
+from oper.scheduler.frequent_rows import FrequentRows, most_frequent
 from oper.scheduler.infrequency import Infrequency
 from oper.scheduler.trace import Batch, Trace
 from oper.scheduler.transmissions import Totals
@@ -64,7 +65,7 @@ class Run:
     policy: Policy
     sync: Synchronisation
     eviction: str
-    caches: Caches
+    caches: Caches | FrequentRows
     dispatcher: Dispatcher
     totals: Totals
     flushed: int = 0  # updates that were left at the end
@@ -111,6 +112,12 @@ def simulate(
     OperError where the log ends within the warm-up, or a batch's rows do not fit a cache.
     """
     seconds_per_byte = settings.seconds_per_byte
+    for policy, sync in product(policies, syncs):
+        if sync.kind == "fae" and policy.kind not in BLIND:
+            raise OperError(
+                f"--policy {policy} --sync {sync}: FAE has nothing in caches by which a sample could "
+                f"be dispatched; give it --policy {' or '.join(BLIND)}"
+            )
     runs: dict[str, Run] = {}
     batches = 0
     for number, batch in enumerate(trace):
@@ -160,7 +167,14 @@ def _run(
     eviction: str,
 ) -> Run:
     row_bytes, gradient_bytes = zip(*trace.widths, strict=True)
-    caches = Caches(settings.workers, capacity.tolist(), row_bytes, gradient_bytes, eviction, sync)
+    caches: Caches | FrequentRows
+    if sync.kind == "fae":
+        frequent = most_frequent(trace, sync.frequent)
+        caches = FrequentRows(settings.workers, frequent, list(row_bytes), list(gradient_bytes))
+    else:
+        caches = Caches(
+            settings.workers, capacity.tolist(), row_bytes, gradient_bytes, eviction, sync
+        )
     infrequency = None
     if policy.tables is not None:
         infrequency = Infrequency(offsets(trace.tables), settings.workers)

@@ -62,6 +62,12 @@ class Trace:
         rows = [table.rows for table in self.tables]
         return np.bincount(of_table, rows, len(self.widths)).astype(np.int64)
 
+    def addresses_of(self, rows: Ints) -> Ints:
+        """The addresses of rows that are numbered through all tables."""
+        of_table = np.array([self.widths.index(Width.of(table)) for table in self.tables])
+        table = np.searchsorted(offsets(self.tables), rows, side="right") - 1
+        return rows | of_table[table] << WIDTH_SHIFT
+
     def __iter__(self) -> Iterator[Batch]:
         first = offsets(self.tables)
         base = {

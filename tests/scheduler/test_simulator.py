@@ -1,0 +1,100 @@
+"""The simulator: what it replays, against counts made by hand, and its baselines."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from oper.base.errors import OperError
+from oper.logs import LogOptions, RowReader, open_log, prepare
+from oper.scheduler.cache import WIDTH_SHIFT, Synchronisation
+from oper.scheduler.dispatch import Policy
+from oper.scheduler.frequent_rows import most_frequent
+from oper.scheduler.simulator import Settings, simulate
+from oper.scheduler.trace import Trace
+from oper.tables.table import Table
+
+
+def make_trace(folder: Path, columns: dict[str, Any], tables: list[Table], size: int) -> Trace:
+    pq.write_table(pa.table(columns), folder / "log.parquet")
+    log = open_log(folder / "log.parquet", LogOptions(columns=tuple(columns)))
+    return Trace(RowReader(log, prepare(log, tables)), size)
+
+
+def tables(*rows: int, dims: tuple[int, ...] = (4, 4)) -> list[Table]:
+    pairs = zip(rows, dims, strict=True)
+    return [Table(f"T{n}", r, d, optimizer="sgd") for n, (r, d) in enumerate(pairs)]
+
+
+def run(trace: Trace, policy: str, sync: str, **settings: Any) -> dict[str, Any]:
+    made = Settings(**{"workers": 2, "samples_per_worker": 2, "warm_up": 0, **settings})
+    content = simulate(trace, made, [Policy.parse(policy)], [Synchronisation.parse(sync)], ["lru"])
+    found: dict[str, Any] = content["policies"][f"{policy}+{sync}"]
+    return found
+
+
+def test_bags_and_several_widths_become_addresses(tmp_path: Path) -> None:
+    columns = {"T0": [[1, 2], [], [3]], "T1": [4, 0, 1]}
+    trace = make_trace(tmp_path, columns, tables(5, 6, dims=(4, 8)), 2)
+    narrow, wide = 0, (1 << WIDTH_SHIFT) + 5
+    first, second = trace
+    assert first.addresses.tolist() == [narrow + 1, narrow + 2, wide + 4, wide + 0]
+    assert first.offsets.tolist() == [0, 3, 4]
+    assert second.addresses.tolist() == [narrow + 3, wide + 1]
+    assert trace.rows_of_width.tolist() == [5, 6]
+    assert trace.addresses_of(np.array([0, 4, 5, 10])).tolist() == [0, 4, wide, wide + 5]
+
+
+def test_in_order_by_hand(tmp_path: Path) -> None:
+    # Two iterations of two samples a worker; rows of the second column are 10 on.
+    columns = {"T0": [0, 0, 1, 0, 0, 1, 1, 2], "T1": [0, 1, 2, 3, 0, 1, 2, 3]}
+    trace = make_trace(tmp_path, columns, tables(10, 10), 4)
+    # Worker 0 trains 0, 10, 11 and worker 1 rows 1, 0, 12, 13: row 0 is in both. Then worker 0
+    # trains 0, 10, 1, 11 and worker 1 rows 1, 12, 2, 13: row 1 has one trainer, is pushed for the
+    # other, and worker 1 still has the latest copy; row 0 was partial in both.
+    found = run(trace, "in-order", "on-demand", cache_share=1.0)
+    assert found["miss_pull"] == 3 + 4 + 2 + 1
+    assert found["update_push"] == 2 + 1
+    assert (found["reads"], found["hits"]) == (15, 5)
+    assert found["wrong_reads"] == found["evict_push"] == 0
+    assert found["barrier_cost"] == 4 + (2 + 2)
+    full = run(trace, "in-order", "bsp", cache_share=1.0)
+    assert full["update_push"] == full["reads"] == 15
+    assert full["miss_pull"] == found["miss_pull"]
+
+
+def test_links_price_bytes(tmp_path: Path) -> None:
+    columns = {"T0": [0, 1, 2, 3], "T1": [0, 1, 2, 3]}
+    trace = make_trace(tmp_path, columns, tables(10, 10), 4)
+    found = run(trace, "in-order", "bsp", cache_share=1.0, link_bandwidth=(16.0, 1.6))
+    # Each worker pulls and pushes four rows of 16 bytes.
+    assert found["cost_seconds"] == pytest.approx(8 * 16 / 16 + 8 * 16 / 1.6)
+
+
+def test_fae_by_hand(tmp_path: Path) -> None:
+    columns = {"T0": [0, 0, 1, 0, 0, 1, 1, 2], "T1": [0, 1, 2, 3, 0, 1, 2, 3]}
+    trace = make_trace(tmp_path, columns, tables(10, 10), 4)
+    assert most_frequent(trace, 0.1).tolist() == [0, 1]
+    found = run(trace, "in-order", "fae:10%")
+    # Others than rows 0 and 1: 10, 11 and 12, 13; then 10, 11 and 12, 2, 13. Two frequent rows,
+    # 2 · (2 − 1) / 2 of them sent by each worker in each iteration.
+    assert found["miss_pull"] == found["update_push"] == 4 + 5
+    assert found["peer_push"] == 2 * 2 * 2
+    assert found["pull_bytes"] == 16 * 9
+    assert found["push_bytes"] == 16 * (9 + 8)
+    assert found["wrong_reads"] == 0
+
+
+def test_fae_dispatches_by_nothing(tmp_path: Path) -> None:
+    trace = make_trace(tmp_path, {"T0": [0, 1], "T1": [0, 1]}, tables(3, 3), 4)
+    with pytest.raises(OperError, match="random or in-order"):
+        run(trace, "laia", "fae:1%")
+
+
+def test_a_ragged_end_is_trained(tmp_path: Path) -> None:
+    trace = make_trace(tmp_path, {"T0": [0, 1, 2, 3, 4], "T1": [0] * 5}, tables(9, 9), 4)
+    found = run(trace, "in-order", "bsp", cache_share=1.0)
+    assert found["reads"] == (2 + 1) * 2 + 2
