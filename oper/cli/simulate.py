@@ -47,7 +47,8 @@ def simulate(
     sync: str = typer.Option(
         "bsp,on-demand",
         "--sync",
-        help="bsp, on-demand, peer, het:S or het-exact:S (S: updates, or inf); several by commas.",
+        help="bsp, on-demand, peer, fae:SHARE, het:S or het-exact:S (S: updates, or inf); several "
+        "by commas.",
     ),
     evict: str = typer.Option(
         "lru", "--evict", help="lru, lfu, light-lfu or emark; several by commas."

@@ -1,4 +1,4 @@
-"""FAE, a baseline: the rows that are read most often lie on all workers, and no other row is cached.
+"""FAE, a baseline: the rows that are read most often lie on all workers, no other row is cached.
 
 The gradients of the frequent rows are summed by a dense AllReduce in every iteration, in which a
 worker sends 2 (M − 1) / M times as many rows as there are, whether they were trained or not. Every

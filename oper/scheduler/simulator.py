@@ -113,10 +113,11 @@ def simulate(
     """
     seconds_per_byte = settings.seconds_per_byte
     for policy, sync in product(policies, syncs):
+        _check_optimizers(trace, sync)
         if sync.kind == "fae" and policy.kind not in BLIND:
             raise OperError(
-                f"--policy {policy} --sync {sync}: FAE has nothing in caches by which a sample could "
-                f"be dispatched; give it --policy {' or '.join(BLIND)}"
+                f"--policy {policy} --sync {sync}: FAE has nothing in caches by which a sample "
+                f"could be dispatched; give it --policy {' or '.join(BLIND)}"
             )
     runs: dict[str, Run] = {}
     batches = 0
@@ -156,6 +157,17 @@ def simulate(
         "rows": int(trace.rows_of_width.sum()),
         "policies": {name: run.to_json() for name, run in runs.items()},
     }
+
+
+def _check_optimizers(trace: Trace, sync: Synchronisation) -> None:
+    """OperError where HET is to train with another optimizer than SGD."""
+    wrong = [table for table in trace.tables if table.optimizer not in ("sgd", "none")]
+    if sync.kind.startswith("het") and wrong:
+        raise OperError(
+            f"--sync {sync}: table {wrong[0].name!r} has {wrong[0].optimizer}, and HET pushes sums "
+            "of gradients, which plain SGD alone applies as if each had come in its turn; give it "
+            "--optimizer sgd, or --sync on-demand"
+        )
 
 
 def _run(

@@ -175,6 +175,9 @@ def test_plans_that_cannot_be_made(here: Path, options: str, words: list[str]) -
         (f"{SIMULATE} --policy laia,best", ["--policy 'best'", "grouped"]),
         (f"{SIMULATE} --sync het", ["--sync 'het'", "het:S"]),
         (f"{SIMULATE} --evict fifo", ["--evict 'fifo'", "lru"]),
+        (f"{SIMULATE} --policy laia --sync fae:1%", ["--policy laia", "random or in-order"]),
+        (f"{SIMULATE} --sync fae:2", ["--sync fae '2'", "fraction"]),
+        (f"{SIMULATE} --optimizer adam --sync bsp,het:1", ["adam", "plain SGD"]),
     ],
 )
 def test_other_requests_that_cannot_be_met(here: Path, command: str, words: list[str]) -> None:
