@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from oper.base import process_signals
 from oper.base.errors import OperError
 
 Value = TypeVar("Value", bound="int | str | np.dtype[Any]")
@@ -32,17 +33,19 @@ def ops() -> Any:
         OperError: the extension is not built, was built for another torch or Python, or is of
             another version than the Python code.
     """
-    import torch  # loads libtorch, which the extension is linked to
+    # Ctrl-C in the middle of an import may be caught there, or leave half a module.
+    with process_signals.held():
+        import torch  # loads libtorch, which the extension is linked to
 
-    try:
-        importlib.import_module("oper._C")
-    except ImportError as error:
-        raise OperError(
-            f"cannot load the native kernels, oper._C, under torch {torch.__version__}: {error}. "
-            "Build them with `make install` in a checkout, or with "
-            "`pip install --force-reinstall --no-deps --no-build-isolation .` where torch and "
-            "a C++17 compiler are present."
-        ) from error
+        try:
+            importlib.import_module("oper._C")
+        except ImportError as error:
+            raise OperError(
+                f"cannot load the native kernels, oper._C, under torch {torch.__version__}: "
+                f"{error}. Build them with `make install` in a checkout, or with "
+                "`pip install --force-reinstall --no-deps --no-build-isolation .` where torch and "
+                "a C++17 compiler are present."
+            ) from error
     try:
         of_kernels = dict(torch.ops.oper.declarations())
     except AttributeError:

@@ -17,9 +17,9 @@ import typer
 from typer.core import TyperGroup
 
 from oper import __version__
+from oper.base import process_signals
 from oper.base.errors import OperError, OperWarning
 from oper.cli.shared.console import warn
-from oper.files import process_signals
 
 # In the order in which they are used.
 VERBS = {

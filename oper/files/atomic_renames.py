@@ -9,7 +9,7 @@ import errno
 import os
 from pathlib import Path
 
-from oper.files import process_signals
+from oper.base import process_signals
 
 _AT_FDCWD = -100  # <fcntl.h>
 _NOREPLACE, _EXCHANGE = 1, 2  # <linux/fs.h>

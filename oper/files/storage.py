@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from oper.base import process_signals
 from oper.base.errors import OperError
-from oper.files import atomic_renames, process_signals, temporaries
+from oper.files import atomic_renames, temporaries
 from oper.files.overwrite_rules import Format, file_refusal, folder_refusal, is_wholly
 
 # What NumPy raises for a damaged header, which it reads as Python, and for one that states a shape

@@ -31,8 +31,8 @@ import torch
 from oper.audit.check import check
 from oper.audit.diff import diff
 from oper.audit.explain import explain
+from oper.base import process_signals
 from oper.cost.workload import Workload
-from oper.files import process_signals
 from oper.files.manifest import describe_files, write_manifest
 from oper.files.overwrite_rules import Format
 from oper.logs import LogOptions, open_log, prepare

@@ -61,13 +61,14 @@ def test_signals_while_a_folder_is_replaced(
     assert tree(here) == expected
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals_end_native_code(here: Path, number: signal.Signals) -> None:
     """Where Python does not come to raise anything: its temporary goes with the next command."""
     endless = "with recursive c(x) as (select 1 union all select x + 1 from c) select max(x) from c"
     script = f"""
 import sqlite3, threading
-from oper.files import process_signals, storage
+from oper.base import process_signals
+from oper.files import storage
 process_signals._GRACE_SECONDS = 0.1
 def sync(folder):
     threading.Timer(1, print, ("native",), {{"flush": True}}).start()
@@ -91,6 +92,53 @@ main()
     assert len(hidden(here)) == 1
     fine(*PLAN.split(), "new")
     assert not hidden(here)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_end_a_process_that_catches_them(number: signal.Signals) -> None:
+    """As a library may in the middle of its import."""
+    script = """
+import contextlib, time
+from oper.base import process_signals
+process_signals._GRACE_SECONDS = 0.1
+with process_signals.raised():
+    with contextlib.suppress(BaseException):
+        print("ready", flush=True)
+        time.sleep(60)
+    time.sleep(60)
+"""
+    command = [sys.executable, "-c", script]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 128 + number
+    assert errors.startswith(f"stopped by {number.name} in the middle of a step; ")
+
+
+def test_signals_wait_for_the_native_library() -> None:
+    script = """
+import importlib, signal
+from oper.base import native
+imported = []
+def load(name):
+    signal.raise_signal(signal.SIGINT)
+    imported.append(name)
+    return real(name)
+real, importlib.import_module = importlib.import_module, load
+try:
+    native.ops()
+except KeyboardInterrupt:
+    print(imported)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout == "['oper._C']\n"
 
 
 def test_ignored_signals_stay_ignored(here: Path, before: Before) -> None:
@@ -189,7 +237,7 @@ def start_long(folder: Path) -> "subprocess.Popen[str]":
     """A command in a process of its own that takes minutes, once its temporary file is there."""
     known = len(hidden(folder))
     # However busy the machine is, the command has the time to clean up.
-    script = "from oper.files import process_signals; process_signals._GRACE_SECONDS = 60.0\n"
+    script = "from oper.base import process_signals; process_signals._GRACE_SECONDS = 60.0\n"
     script += "from oper.cli import main; main()"
     command = "synth criteo-kaggle --scale 0.01 --samples 50000000 -o log.parquet"
     process = subprocess.Popen(

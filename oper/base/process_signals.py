@@ -2,8 +2,8 @@
 
 Ctrl-C raises KeyboardInterrupt by itself. SIGTERM and SIGHUP would end the process at once, without
 any clean-up, so `raised` turns them into exceptions. Python runs signal handlers only between
-bytecodes: where native code does not return within a few seconds, the process exits without
-clean-up.
+bytecodes, and what is raised in the middle of another library's import may be caught there: where
+the process has not ended a few seconds after a signal, it exits without clean-up.
 """
 
 import contextlib
@@ -29,16 +29,24 @@ class Stopped(BaseException):
 
 @contextlib.contextmanager
 def raised() -> Iterator[None]:
-    """Within the block SIGTERM and SIGHUP raise `Stopped`, unless they are ignored (nohup)."""
+    """Within the block SIGTERM and SIGHUP raise `Stopped`, unless they are ignored (nohup), and the
+    process ends some seconds after them or Ctrl-C, whatever becomes of the exception."""
 
     def stop(number: int, frame: Any) -> None:
         raise Stopped(number)
 
     with (
         _handled_by(stop, lambda current: current is signal.SIG_DFL) as numbers,
-        _exit_after_grace(numbers),
+        _exit_after_grace([*numbers, *_interrupts()]),
     ):
         yield
+
+
+def _interrupts() -> list[int]:
+    """SIGINT where it raises KeyboardInterrupt in this thread."""
+    in_main = threading.current_thread() is threading.main_thread()
+    raises = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    return [signal.SIGINT] if in_main and raises else []
 
 
 @contextlib.contextmanager
