@@ -107,7 +107,7 @@ class Dispatcher:
         if self.policy.tables is None or self.infrequency is None:
             return batch
         rows = addresses[batch.positions.numpy()]
-        if number % REFRESH == 1 or self._looked_at is None:
+        if number % REFRESH == 1 or self._looked_at is None:  # of batch 0 nothing is cached
             degrees = self.infrequency.of_tables(caches)
             self._looked_at = np.zeros(len(degrees), dtype=bool)
             self._looked_at[np.argsort(-degrees, kind="stable")[: self.policy.tables]] = True

@@ -71,8 +71,8 @@ class Run:
     flushed: int = 0  # updates that were left at the end
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_PARTS, 0.0))
 
-    def step(self, batch: Batch, number: int, warm: bool, seconds_per_byte: Floats) -> None:
-        """Dispatch and train a batch."""
+    def step(self, batch: Batch, number: int, counted: bool, seconds_per_byte: Floats) -> None:
+        """Dispatch and train a batch, which is `counted` after the warm-up."""
         times = [time.perf_counter()]
         looked_up = self.caches.look_up(*batch)
         times.append(time.perf_counter())
@@ -80,7 +80,7 @@ class Run:
         times.append(time.perf_counter())
         moved = self.caches.train(looked_up, assignment)
         times.append(time.perf_counter())
-        if warm:
+        if counted:
             self.totals.add(moved, seconds_per_byte)
             for part, spent in zip(_PARTS, np.diff(times), strict=True):
                 self.seconds[part] += float(spent)

@@ -71,24 +71,13 @@ from oper.base import process_signals
 from oper.files import storage
 process_signals._GRACE_SECONDS = 0.1
 def sync(folder):
-    threading.Timer(1, print, ("native",), {{"flush": True}}).start()
+    threading.Timer(1, print, ("there",), {{"flush": True}}).start()
     sqlite3.connect(":memory:").execute({endless!r}).fetchone()
 storage._sync_tree = sync
 from oper.cli import main
 main()
 """
-    command = [sys.executable, "-c", script, *PLAN.split(), "new"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "native\n"
-        process.send_signal(number)
-        _, errors = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == 128 + number
-    assert errors.startswith(f"stopped by {number.name} in the middle of a step; ")
-    assert errors.count("\n") == 1
+    assert_stopped(number, script, *PLAN.split(), "new")
     assert len(hidden(here)) == 1
     fine(*PLAN.split(), "new")
     assert not hidden(here)
@@ -103,21 +92,27 @@ from oper.base import process_signals
 process_signals._GRACE_SECONDS = 0.1
 with process_signals.raised():
     with contextlib.suppress(BaseException):
-        print("ready", flush=True)
+        print("there", flush=True)
         time.sleep(60)
     time.sleep(60)
 """
-    command = [sys.executable, "-c", script]
+    assert_stopped(number, script)
+
+
+def assert_stopped(number: signal.Signals, script: str, *arguments: str) -> None:
+    """A script that prints "there" ends by a signal that it does not obey, with one line."""
+    command = [sys.executable, "-c", script, *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
+        assert process.stdout.readline() == "there\n"
         process.send_signal(number)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=60)
     finally:
         process.kill()
     assert process.returncode == 128 + number
     assert errors.startswith(f"stopped by {number.name} in the middle of a step; ")
+    assert errors.count("\n") == 1
 
 
 def test_signals_wait_for_the_native_library() -> None:

@@ -200,6 +200,28 @@ def test_wild_arguments_are_refused() -> None:
     assert states.train(*batch[:2], good).shape == (2, len(TRANSMISSIONS.names or ()))
 
 
+def test_rows_of_a_batch_that_was_trained_may_be_forgotten() -> None:
+    caches = Caches(1, [1], [8], [8], "lru", Synchronisation.parse("on-demand"))
+    old = looked_up(caches, [[1]])
+    caches.train(old, np.array([0]))
+    train(caches, [[2]], [0])  # row 1 leaves the cache, and nobody else has it
+    with pytest.raises(ValueError, match="forgotten"):
+        caches.latest_rows(old)
+    with pytest.raises(ValueError, match="forgotten"):
+        caches.expected_costs(old, np.ones(1))
+    with pytest.raises(ValueError, match="forgotten"):
+        caches.group(old, np.array([0]), np.ones(1))
+
+
+@pytest.mark.parametrize("eviction", EVICTIONS)
+def test_rows_that_nobody_caches_take_no_room(eviction: str) -> None:
+    caches = Caches(2, [4], [8], [8], eviction, Synchronisation.parse("on-demand"))
+    for n in range(200):  # rows that never come again
+        train(caches, [[4 * n, 4 * n + 1], [4 * n + 2, 4 * n + 3]], [0, 1])
+    assert int(looked_up(caches, [[10_000]]).rows.max()) < 20
+    assert len(caches.cached()[0]) == 8
+
+
 def test_light_lfu_does_not_freeze() -> None:
     caches = Caches(1, [4], [8], [8], "light-lfu", Synchronisation.parse("bsp"))
     for _ in range(40):

@@ -140,7 +140,7 @@ def test_grouping_moves_what_the_state_model_says_or_less() -> None:
             moved = [c.train(b, a) for c, b, a in zip(pair, batches, (plain, other), strict=True)]
         sums = [m["pull_bytes"] @ seconds + m["push_bytes"] @ seconds for m in moved]
         fewer.append(sums[1] / sums[0])
-    assert max(fewer) <= 1  # but for what a batch leaves to the next ones, which is in the search
+    assert max(fewer) <= 1
     assert np.mean(fewer) < 0.97
 
 

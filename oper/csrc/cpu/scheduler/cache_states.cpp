@@ -66,7 +66,8 @@ class CacheStates : public torch::CustomClassHolder {
     std::vector<int64_t> positions, ends{0};
     rows.reserve(starts[samples]);
     positions.reserve(starts[samples]);
-    states_.look_up(given, starts, samples, rows, positions, ends);
+    states_.caches().look_up(given, starts, samples, rows, positions, ends);
+    states_.resize();
     at::Tensor numbers = at::empty({static_cast<int64_t>(rows.size())}, at::kInt);
     at::Tensor distinct = at::empty({samples + 1}, at::kLong);
     at::Tensor places = at::empty({numbers.numel()}, at::kLong);
@@ -184,8 +185,13 @@ class CacheStates : public torch::CustomClassHolder {
 
   void check_rows(const at::Tensor& rows) const {
     const int32_t* const numbers = elements<int32_t>(rows, "rows");
-    const int64_t known = states_.caches().rows();
-    for (int64_t n = 0; n < rows.numel(); ++n) check_index(numbers[n], known, "rows", "rows");
+    const Caches& caches = states_.caches();
+    for (int64_t n = 0; n < rows.numel(); ++n) {
+      check_index(numbers[n], caches.rows(), "rows", "rows");
+      TORCH_CHECK_VALUE(caches.known(numbers[n]),
+                        "rows: of a batch that was trained, and of which ", numbers[n],
+                        " is forgotten");
+    }
   }
 
   int64_t check_batch(const at::Tensor& rows, const at::Tensor& offsets) const {

@@ -39,10 +39,8 @@ class BulkSynchronous {
   Caches& caches() { return caches_; }
   const Caches& caches() const { return caches_; }
 
-  void look_up(const int64_t* addresses, const int64_t* offsets, int64_t samples,
-               std::vector<RowNumber>& rows, std::vector<int64_t>& positions,
-               std::vector<int64_t>& ends) {
-    caches_.look_up(addresses, offsets, samples, rows, positions, ends);
+  // Room for the rows that the caches know since a batch was looked up.
+  void resize() {
     states_.resize(caches_.rows());
     updates_.resize(static_cast<size_t>(caches_.rows()) * caches_.workers());
   }

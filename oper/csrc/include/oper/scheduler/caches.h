@@ -46,11 +46,12 @@ class Caches {
   int workers() const { return workers_; }
   int widths() const { return static_cast<int>(capacity_.size()); }
   RowNumber rows() const { return static_cast<RowNumber>(rows_.size()); }
+  // Whether a number below rows() is that of a row: those of forgotten rows are free.
+  bool known(RowNumber row) const { return rows_[row].address != kForgotten; }
   int width(RowNumber row) const { return width_of(rows_[row].address); }
   uint64_t address(RowNumber row) const { return rows_[row].address; }
   Workers cached(RowNumber row) const { return rows_[row].cached; }
   Workers trainers(RowNumber row) const { return rows_[row].trainers; }
-  int64_t held(int worker, int width) const { return shelf(worker, width).held; }
   int64_t capacity(int width) const { return capacity_[width]; }
 
   // Append the distinct rows of each of the next batch's samples, and where in `addresses` each is;
@@ -237,7 +238,6 @@ class Caches {
   };
 
   Shelf& shelf(int worker, int width) { return shelves_[worker * widths() + width]; }
-  const Shelf& shelf(int worker, int width) const { return shelves_[worker * widths() + width]; }
   Copy& copy_of(RowNumber row, int worker) {
     return copies_[static_cast<size_t>(row) * workers_ + worker];
   }

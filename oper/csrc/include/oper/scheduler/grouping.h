@@ -60,8 +60,8 @@ class Grouping {
   }
 
  private:
-  static constexpr int kPasses = 2;  // a third one gains one part in a hundred
-  static constexpr ptrdiff_t kTries = 8;
+  static constexpr int kPasses = 2;       // four gain 1 % at most
+  static constexpr ptrdiff_t kTries = 8;  // docs/design/dispatch-by-groups.md
   static constexpr int kLanes = 8;
   using Lanes = std::array<float, kLanes>;
 

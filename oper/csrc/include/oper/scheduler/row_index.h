@@ -24,12 +24,6 @@ class RowIndex {
 
   void prefetch(uint64_t address) const { __builtin_prefetch(&slots_[home(address)]); }
 
-  // The number of an address; kNone if it has none.
-  Number find(uint64_t address) const {
-    for (uint64_t at = home(address);; at = (at + 1) & mask())
-      if (slots_[at].number == kNone || slots_[at].address == address) return slots_[at].number;
-  }
-
   // The number of an address, and whether it got it now.
   std::pair<Number, bool> find_or_add(uint64_t address) {
     for (uint64_t at = home(address);; at = (at + 1) & mask()) {
