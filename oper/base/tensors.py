@@ -30,3 +30,12 @@ def as_int64(array: NDArray[Any]) -> "torch.Tensor":
 def struct_words(structs: NDArray[Any]) -> "torch.Tensor":
     """An array of structs [N] as the kernels take it, int64 [N, words of a struct]."""
     return as_tensor(structs.view(np.int64).reshape(len(structs), structs.itemsize // 8))
+
+
+def as_bytes(values: "torch.Tensor") -> "torch.Tensor":
+    """The bytes of a tensor, uint8 [n]."""
+    import torch
+
+    if not values.numel():  # whose strides may be anything
+        return torch.empty(0, dtype=torch.uint8)
+    return values.contiguous().flatten().view(torch.uint8)

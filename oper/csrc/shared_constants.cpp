@@ -11,6 +11,7 @@
 #include "oper/plan/address.h"
 #include "oper/plan/bitmap.h"
 #include "oper/plan/translate.h"
+#include "oper/scheduler/moves.h"
 #include "oper/scheduler/transmissions.h"
 #include "oper/step/feature.h"
 #include "oper/step/optimizers.h"
@@ -59,6 +60,7 @@ Declarations declarations() {
   declared.insert("struct TableMap", TableMap::fields());
   declared.insert("struct PatternStep", PatternStep::fields());
   declared.insert("struct StepSettings", StepSettings::fields());
+  declared.insert("struct Move", Move::fields());
   declared.insert("struct Transmissions", Transmissions::fields());
   add_optimizers(declared, static_cast<Optimizers*>(nullptr));
   return declared;

@@ -105,6 +105,7 @@ class Plan:
     # [T, 2] measured over expected distinct rows of a rank and of all; None: not measured.
     distinct_ratio: NDArray[np.float64] | None = None
     log_part: dict[str, Any] = field(default_factory=dict)  # that was profiled; {}: all, or unknown
+    tier: tuple[int, ...] = ()  # the numbers of the tables that are in the hosts' memory, ascending
 
     def __repr__(self) -> str:
         rows = sum(table.rows for table in self.tables)

@@ -12,7 +12,7 @@ The paper's §5, on one rank of M. An engine is made of
                 (comm/engine_lifetime.py)
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,25 +24,27 @@ from oper.base.errors import OperError
 from oper.plan.plan import Plan
 from oper.runtime.allreduce.replica_allreduce import BucketReplicas, ReplicaAllReduce
 from oper.runtime.allreduce.replica_check import UnequalReplica, unequal_replicas
-from oper.runtime.comm.all_to_all import AllToAll
 from oper.runtime.comm.engine_lifetime import EngineGuard
+from oper.runtime.comm.exchange import COUNTERS as EXCHANGE_COUNTERS
+from oper.runtime.comm.exchange import AllToAll, exchange_of
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.progress_signals import Signals
 from oper.runtime.memory import replica_addresses
+from oper.runtime.memory.batch import PreparedBatch
 from oper.runtime.memory.device import Cpu, Device
 from oper.runtime.memory.heap import Heap
 from oper.runtime.same_plan_check import check_agreement
 from oper.runtime.step.access_counters import Counters
 from oper.runtime.step.apply_gradients import COUNTERS, Gradients
-from oper.runtime.step.batch import PreparedBatch
 from oper.runtime.step.lookup_op import LookupOperator
 from oper.runtime.step.prepare_batch import BatchPreparer
 from oper.runtime.step.row_fetcher import RowFetcher
+from oper.runtime.step.row_source import MakeSource, RowSource, SourceParts
 from oper.runtime.step.sort import Sorter
 from oper.runtime.step.training_step import TrainingStep
 from oper.runtime.table_io import RowBlock, RowRange, TableIO
 from oper.runtime.tables.features import FeatureSet
-from oper.runtime.tables.optimizer_buckets import EmbeddingTable, make_buckets
+from oper.runtime.tables.optimizer_buckets import Bucket, EmbeddingTable, make_buckets
 
 BOUNDS = ("fatal", "warning", "ignore")
 
@@ -54,6 +56,7 @@ class EmbeddingEngine:
     range do: "fatal", "warning" or "ignore", the last two reading row 0, as FBGEMM does.
     `gradient_scale` multiplies all gradients: TorchRec divides by the number of ranks. `device`,
     the CPU unless given, is where rows and batches are; others are for inference within a node.
+    `make_source` makes the source of rows of the plan's tables in the tier (row_source.py).
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class EmbeddingEngine:
         gradient_scale: float | None = None,
         check_gradients: bool = False,
         device: Device | None = None,
+        make_source: MakeSource | None = None,
     ) -> None:
         self.device = device or Cpu()
         _check_settings(bounds, plan, self.device)
@@ -84,13 +88,16 @@ class EmbeddingEngine:
             check_agreement(self.node, plan, self.tables, weighted, self.gradient_scale)
             self.buckets = make_buckets(plan, self.tables)
             self.features = FeatureSet(plan, self.tables, self.buckets)
-            self.signals, self.counters = Signals(self.node, COUNTERS), Counters(self.ranks)
+            self.signals = Signals(self.node, (*COUNTERS, *EXCHANGE_COUNTERS))
+            self.counters = Counters(self.ranks)
             self.heap = Heap.of_plan(self.node, plan, self.buckets, self.device)
             all_to_all = AllToAll.of(self.node)
             stored = (self.buckets, self.heap)
             self.table_io = TableIO(plan, self.tables, *stored, self.signals, all_to_all)
+            parts = (self.node, self.signals, self.heap, self.buckets)
+            self.source = _make_source(make_source, plan, self.tables, *parts)
             self.gradients = self._make_gradients(all_to_all) if self.training else None
-            fetcher = RowFetcher(*stored, self.node, plan.workload.fetch, all_to_all)
+            fetcher = RowFetcher(*stored, self.node, plan.workload.fetch, all_to_all, self.source)
             address_map = replica_addresses.runtime_map(plan, self.rank, self.device)
         except BaseException as error:
             self.node.fail(error)
@@ -122,33 +129,24 @@ class EmbeddingEngine:
             self.gradients,
             self.counters,
             self.features.features if check_gradients else None,
+            self.source,
         )
         self.operator = LookupOperator(self.training_step, trained=self.training)
 
     def _make_gradients(self, all_to_all: AllToAll | None) -> Gradients:
-        replicas = None
-        buckets = [
-            BucketReplicas(self._replica_slots(b.tables if b.trained else ()), b.dim)
-            for b in self.buckets
-        ]
-        if any(len(bucket.slots) for bucket in buckets):
-            method = self.plan.allreduce_method
-            replicas = ReplicaAllReduce(method, self.node, self.signals, buckets)
+        in_heap = [b for b in self.buckets if not (b.tier and self.source)]
         return Gradients(
             self.buckets,
             self.heap,
             self.node,
             self.signals,
             all_to_all,
-            replicas,
+            _replica_allreduce(self.plan, self.tables, self.node, self.signals, in_heap),
             self.counters,
             self.gradient_scale,
+            self.source,
+            len(in_heap),
         )
-
-    def _replica_slots(self, tables: Iterable[int]) -> torch.Tensor:
-        """The slots of the replicas of tables of the module, which share a width."""
-        planned = (self.tables[n].index for n in tables)
-        return torch.from_numpy(replica_addresses.replica_slots(self.plan.layout, planned))
 
     # A batch.
 
@@ -216,28 +214,30 @@ class EmbeddingEngine:
     ) -> list[torch.Tensor]:
         """Rows of tables, float32 [rows, dim] each, or a state of their optimizer. To be called on
         all ranks, each with requests of its own."""
-        self._guard.check()
-        with self._guard.failing_together(everywhere=True):
+        with self._settled():
             return self.table_io.read(requests, state)
 
     def write_rows(self, blocks: Sequence[RowBlock], state: str | None = None) -> None:
         """The reverse; all copies of a row are written."""
+        with self._settled():
+            if self.source is not None:
+                self.source.forget()
+            self.table_io.write(blocks, state)
+
+    @contextmanager
+    def _settled(self) -> Iterator[None]:
         self._guard.check()
         with self._guard.failing_together(everywhere=True):
-            self.table_io.write(blocks, state)
+            if self.source is not None:
+                self.source.settle()
+            yield
 
     def unequal_replicas(self) -> list[UnequalReplica]:
         """Replicas whose copies, or their optimizer state, differ between ranks: none, unless
         something else wrote to the heap. To be called on all ranks; the parts are rows and states
         of each width in turn, slots count the width's replicas."""
         self.signals.barrier("compare replicas")
-        layout, parts = self.plan.layout, []
-        for width in range(len(layout.slots)):
-            tables = np.flatnonzero(layout.width_of_table == width)
-            slots = torch.from_numpy(replica_addresses.replica_slots(layout, tables))
-            held = (self.heap.rows(width), self.heap.state(width))
-            parts += [part[slots.to(part.device)].cpu() for part in held]
-        return unequal_replicas(parts, self.node.group)
+        return unequal_replicas(_replicas(self.plan, self.heap), self.node.group)
 
     def fail(self, error: BaseException) -> None:
         """Make all ranks that wait for this one, now or later, raise for this error: also in the
@@ -257,3 +257,49 @@ def _check_settings(bounds: str, plan: Plan, device: Device) -> None:
             f"the plan is for training, and on {device.torch_device} there is inference alone: "
             "plan with --mode inference, or train on the CPU"
         )
+
+
+def _replica_allreduce(
+    plan: Plan,
+    tables: Sequence[EmbeddingTable],
+    node: Node,
+    signals: Signals,
+    buckets: Sequence[Bucket],
+) -> ReplicaAllReduce | None:
+    """That of the buckets' trained replicas, None where there are none."""
+    found = []
+    for bucket in buckets:
+        planned = (tables[n].index for n in bucket.tables if bucket.trained)
+        slots = torch.from_numpy(replica_addresses.replica_slots(plan.layout, planned))
+        found.append(BucketReplicas(slots, bucket.dim))
+    if not any(len(bucket.slots) for bucket in found):
+        return None
+    return ReplicaAllReduce(plan.allreduce_method, node, signals, found)
+
+
+def _replicas(plan: Plan, heap: Heap) -> list[torch.Tensor]:
+    """The rows and the states of this rank's replicas, of each width in turn."""
+    layout, parts = plan.layout, []
+    for width in range(len(layout.slots)):
+        tables = np.flatnonzero(layout.width_of_table == width)
+        slots = torch.from_numpy(replica_addresses.replica_slots(layout, tables))
+        held = (heap.rows(width), heap.state(width))
+        parts += [part[slots.to(part.device)].cpu() for part in held]
+    return parts
+
+
+def _make_source(
+    make: MakeSource | None,
+    plan: Plan,
+    tables: Sequence[EmbeddingTable],
+    node: Node,
+    signals: Signals,
+    heap: Heap,
+    buckets: Sequence[Bucket],
+) -> RowSource | None:
+    """The source of the rows of the tier, None where none of its tables are trained here."""
+    first = sum(not bucket.tier for bucket in buckets)
+    if make is None or first == len(buckets):
+        return None
+    rows = [sum(plan.tables[tables[n].index].rows for n in bucket.tables) for bucket in buckets]
+    return make(SourceParts(node, exchange_of(node, signals), heap, buckets, first, rows))

@@ -17,7 +17,7 @@ from oper.base.errors import OperError
 from oper.plan.address_map import AddressMap
 from oper.plan.layout import LOCAL, SLOT_BITS, SLOT_MASK
 from oper.plan.plan import Plan
-from oper.runtime.comm.all_to_all import AllToAll
+from oper.runtime.comm.exchange import AllToAll
 from oper.runtime.comm.progress_signals import Signals
 from oper.runtime.memory.heap import Heap
 from oper.runtime.tables.kernel_structs import DTYPE_CODE, FEATURE, as_words

@@ -6,7 +6,7 @@ csrc/include/oper/scheduler/bulk_synchronous.h (Herald, App. A) and bounded_stal
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from oper.base import native
 from oper.base.arrays import Floats, Ints
 from oper.base.errors import OperError
 from oper.base.units import parse_share
+from oper.scheduler.moves import as_moves
 from oper.scheduler.transmissions import TRANSMISSIONS
 
 WIDTH_SHIFT = 56  # of the number of a row's width in its address
@@ -67,6 +68,13 @@ class Synchronisation:
     def bound(self) -> int:
         """The staleness as the kernels take it."""
         return int(min(self.staleness, _MOST))
+
+
+def split_capacity(bytes: float, row_bytes: Ints, rows: Ints, asked: Ints) -> Ints:
+    """Rows of each width in a cache of so many bytes: each width gets the share that it has of the
+    bytes that are asked for, and no more than all of its rows; all arguments but the first [W]."""
+    shares = asked * row_bytes / max(int(asked @ row_bytes), 1)
+    return np.minimum(rows, np.ceil(shares * bytes / row_bytes).astype(np.int64))
 
 
 class CacheTooSmallError(OperError):
@@ -162,8 +170,40 @@ class Caches:
 
         CacheTooSmallError where a worker's rows of the batch do not fit; nothing has changed then.
         """
+        return self._checked(self._states.train, batch, assignment)
+
+    def record_moves(self) -> None:
+        """Write down what moves from now on (`take_moves`)."""
+        self._states.record()
+
+    def take_moves(self) -> NDArray[np.void]:
+        """What moved since they were last taken, MOVES [n]."""
+        return as_moves(self._states.moves())
+
+    def read(self, batch: LookedUp, assignment: Ints) -> NDArray[np.void]:
+        """The first half of `train`: what is transmitted before the batch is trained. One that was
+        read before and not trained is over. Raises as `train` does."""
+        return self._checked(self._states.read, batch, assignment)
+
+    def update(self) -> NDArray[np.void]:
+        """The second half: the batch that was read is trained."""
+        return _by_name(self._states.update())
+
+    def settle(self, addresses: Ints) -> NDArray[np.void]:
+        """The tier gets what it lacks of these rows, and trains them by itself: no copy is the
+        latest then."""
+        return _by_name(self._states.settle(torch.from_numpy(addresses)))
+
+    def numbers(self, addresses: Ints) -> Ints:
+        """The numbers of the rows at these addresses, -1 of those that nobody caches or reads."""
+        found: Ints = self._states.numbers(torch.from_numpy(addresses)).numpy()
+        return found
+
+    def _checked(
+        self, train: Callable[..., torch.Tensor], batch: LookedUp, assignment: Ints
+    ) -> NDArray[np.void]:
         try:
-            moved = self._states.train(*batch[:2], torch.from_numpy(assignment))
+            moved = train(*batch[:2], torch.from_numpy(assignment))
         except ValueError as error:
             raise self._too_small(batch, assignment) or error from None
         return _by_name(moved)

@@ -16,7 +16,13 @@ import numpy as np
 
 from oper.base.arrays import Floats, Ints
 from oper.base.errors import OperError
-from oper.scheduler.cache import WIDTH_SHIFT, Caches, CacheTooSmallError, Synchronisation
+from oper.scheduler.cache import (
+    WIDTH_SHIFT,
+    Caches,
+    CacheTooSmallError,
+    Synchronisation,
+    split_capacity,
+)
 from oper.scheduler.dispatch import BLIND, Dispatcher, Policy
 from oper.scheduler.frequent_rows import FrequentRows, most_frequent
 from oper.scheduler.infrequency import Infrequency
@@ -200,6 +206,4 @@ def cache_rows(trace: Trace, batch: Batch, share: float) -> Ints:
     of_width = trace.rows_of_width
     row_bytes = np.array([width.row_bytes for width in trace.widths])
     asked = np.bincount(np.unique(batch.addresses) >> WIDTH_SHIFT, minlength=len(row_bytes))
-    shares = asked * row_bytes / max(int(asked @ row_bytes), 1)
-    total = share * float(of_width @ row_bytes)
-    return np.minimum(of_width, np.ceil(shares * total / row_bytes).astype(np.int64))
+    return split_capacity(share * float(of_width @ row_bytes), row_bytes, of_width, asked)

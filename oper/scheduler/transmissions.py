@@ -37,6 +37,13 @@ _PUSHES = ["update_push", "evict_push", "peer_push"]
 _SUMMED = [name for name in TRANSMISSIONS.names or () if name != "lag"]
 
 
+def add_to(total: NDArray[np.void], moved: NDArray[np.void]) -> None:
+    """Add what was transmitted to a total, TRANSMISSIONS [M] each."""
+    for name in _SUMMED:
+        total[name] += moved[name]
+    total["lag"] = np.maximum(total["lag"], moved["lag"])
+
+
 @dataclass
 class Totals:
     """Sums over iterations of what each worker transmitted.
@@ -56,9 +63,7 @@ class Totals:
 
     def add(self, moved: NDArray[np.void], seconds_per_byte: Floats) -> None:
         """Count an iteration's transmissions [M]."""
-        for name in _SUMMED:
-            self.moved[name] += moved[name]
-        self.moved["lag"] = np.maximum(self.moved["lag"], moved["lag"])
+        add_to(self.moved, moved)
         self.iterations += 1
         pushes = np.sum([moved[name] for name in _PUSHES], axis=0)
         self.barrier_cost += int(pushes.max() + moved["miss_pull"].max())

@@ -31,7 +31,7 @@ from torchrec.streamable import Multistreamable
 from oper.base.errors import OperError
 from oper.runtime import fill_tables
 from oper.runtime.engine import EmbeddingEngine
-from oper.runtime.step.batch import PreparedBatch
+from oper.runtime.memory.batch import PreparedBatch
 from oper.torchrec import module_tables
 from oper.torchrec.fused_optimizer import BucketOptimizer
 from oper.torchrec.state_dict import TableBlocks

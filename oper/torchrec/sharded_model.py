@@ -15,6 +15,7 @@ from torchrec.distributed.types import ModuleSharder, ShardingEnv
 from oper.base.errors import OperError
 from oper.plan.plan import Plan
 from oper.runtime.comm.group import Group
+from oper.runtime.engine import EmbeddingEngine
 from oper.torchrec.model_warnings import ModelWarnings
 from oper.torchrec.module_tables import first_names
 from oper.torchrec.sharded_collections import (
@@ -86,9 +87,13 @@ def counters(model: nn.Module) -> dict[str, dict[str, Any]]:
     """What this rank read, sent and updated so far, of each sharded collection by its path in the
     user's model."""
     return {
-        path: module.engine.counters.to_dict()
+        path: module.engine.counters.to_dict() | _of_caches(module.engine)
         for path, module in _sharded_collections(model).items()
     }
+
+
+def _of_caches(engine: EmbeddingEngine) -> dict[str, Any]:
+    return {} if engine.source is None else {"caches": engine.source.to_dict()}
 
 
 def table_sizes(model: nn.Module) -> dict[str, TableSize]:

@@ -32,6 +32,8 @@ from oper.base.errors import OperError
 from oper.base.units import positive_seconds
 from oper.plan.plan import Plan
 from oper.runtime.engine import EmbeddingEngine
+from oper.scheduler.training.cached_rows import source_of
+from oper.scheduler.training.settings import CacheSettings
 from oper.torchrec import module_tables
 from oper.torchrec.model_warnings import ModelWarnings
 from oper.torchrec.sharded_collections import (
@@ -54,6 +56,8 @@ class OperSharder(BaseEmbeddingSharder):
         nodes: which ranks share memory, a number for each; None finds out.
         deadline_seconds: how long a rank waits for another.
         check_gradients: look for NaN in gradients, and name the feature.
+        cache: how each rank caches the rows of tables that the plan has in the tier; None: 10 % of
+            their bytes, synchronised on demand.
         deterministic: whether equal runs must give equal bits. CPU ranks always do, as every sum
             has one order: False makes nothing faster.
     """
@@ -71,6 +75,7 @@ class OperSharder(BaseEmbeddingSharder):
         nodes: Sequence[int] | None = None,
         deadline_seconds: float = 60.0,
         check_gradients: bool = False,
+        cache: CacheSettings | None = None,
         deterministic: bool = True,
     ) -> None:
         if qcomm_codecs_registry:
@@ -80,7 +85,7 @@ class OperSharder(BaseEmbeddingSharder):
         fused_params = dict(fused_params or {})
         _check_types(fused_params)
         super().__init__(fused_params)
-        self._plan = plan
+        self._plan, self._cache = plan, cache
         self._options: dict[str, Any] = {
             "bounds": bounds or _bounds(fused_params.get("bounds_check_mode")),
             "nodes": nodes,
@@ -142,6 +147,7 @@ class OperSharder(BaseEmbeddingSharder):
             group=env.process_group,
             weighted=bags and module.is_weighted(),
             gradient_scale=None if get_gradient_division() else 1.0,
+            make_source=source_of(self._cache or CacheSettings()),
             **self._options,
         )
 

@@ -40,6 +40,11 @@ class SortedRows:
         """All rows of a bucket."""
         return self._slice(bucket, 0, 1 + self.ranks)
 
+    def first(self, buckets: int) -> "SortedRows":
+        """The rows of the first buckets."""
+        before = self.before[: buckets * (1 + self.ranks) + 1]
+        return SortedRows(self.slots[: int(before[-1])], before, self.ranks)
+
     @property
     def buckets(self) -> int:
         return (len(self.before) - 1) // (1 + self.ranks)

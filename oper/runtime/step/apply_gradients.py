@@ -20,15 +20,16 @@ import numpy as np
 import torch
 
 from oper.runtime.allreduce.replica_allreduce import ReplicaAllReduce
-from oper.runtime.comm.all_to_all import AllToAll
+from oper.runtime.comm.exchange import AllToAll
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.progress_signals import Signals
+from oper.runtime.memory.batch import PreparedBatch
 from oper.runtime.memory.gradient_mailbox import Mailboxes
 from oper.runtime.memory.heap import Heap
 from oper.runtime.memory.sorted_accesses import SortedRows
 from oper.runtime.step.access_counters import Counters
-from oper.runtime.step.batch import PreparedBatch
 from oper.runtime.step.gradient_accumulation import HeldGradients, accumulate, sum_gradients
+from oper.runtime.step.row_source import RowSource, Step
 from oper.runtime.tables.optimizer_buckets import Bucket
 from oper.runtime.tables.optimizers import update_rows
 from oper.runtime.tables.row_gradients import RowGradients
@@ -37,7 +38,8 @@ COUNTERS = ("marked", "published", "reduced", "applied")
 
 
 class Gradients:
-    """The training of one engine's buckets; `replicas` is None where there are none.
+    """The training of one engine's buckets; `replicas` is None where there are none. Rows of the
+    first `in_heap` buckets are in the heap, those of the others in `source`.
 
     `steps` counts this engine's; `optimizer_steps` too, unless it was loaded from a checkpoint.
     """
@@ -52,11 +54,14 @@ class Gradients:
         replicas: ReplicaAllReduce | None,
         counters: Counters,
         scale: float,
+        source: RowSource | None = None,
+        in_heap: int | None = None,
     ) -> None:
+        self._source, self._in_heap = source, buckets[:in_heap]
         self._buckets, self._heap, self._node, self._signals = buckets, heap, node, signals
         self._all_to_all, self._replicas = all_to_all, replicas
         self._counters, self._scale = counters, scale
-        self.mailboxes = Mailboxes(node, [bucket.dim for bucket in buckets])
+        self.mailboxes = Mailboxes(node, [bucket.dim for bucket in self._in_heap])
         self.learning_rates = [bucket.optimizer.lr for bucket in buckets]
         self.steps = self.optimizer_steps = 0
         self._accumulating = False
@@ -88,16 +93,45 @@ class Gradients:
             if self._accumulating:
                 return
             rows = total.rows
+        self._update_heap(batch, grad, rows.first(len(self._in_heap)), total)
+        if self._source is not None:
+            grads = []
+            for b in range(len(self._in_heap), len(self._buckets)):
+                of_bucket = rows.bucket(b)
+                out = torch.empty(of_bucket.stop - of_bucket.start, self._buckets[b].dim)
+                self._sum(batch, grad, b, total, out)
+                grads.append(out)
+            step = Step(self.optimizer_steps, self.learning_rates)
+            self._source.update(batch, rows, grads, step)
+
+    def _sum(
+        self,
+        batch: PreparedBatch,
+        grad: torch.Tensor,
+        b: int,
+        total: HeldGradients | None,
+        out: torch.Tensor,
+    ) -> None:
+        """The gradients of a bucket's rows, or those that were accumulated, [rows, dim]."""
+        if total is not None:
+            out.copy_(total.grads[b])
+        elif self._buckets[b].trained:
+            sum_gradients(batch, grad, b, self._buckets[b].dim, self._scale, out)
+
+    def _update_heap(
+        self,
+        batch: PreparedBatch,
+        grad: torch.Tensor,
+        rows: SortedRows,
+        total: HeldGradients | None,
+    ) -> None:
         step, replicas = self.steps + 1, [self._replica_rows(rows, b) for b in self._bucket_numbers]
         if self._replicas is not None:
             self._replicas.begin(step, [rows.slots[of_bucket] for of_bucket in replicas])
         self._signals.wait("applied", self.steps, "update its rows")
         grads = self.mailboxes.open(rows)
         for b, out in enumerate(grads):
-            if total is not None:
-                out.copy_(total.grads[b])
-            elif self._buckets[b].trained:
-                sum_gradients(batch, grad, b, self._buckets[b].dim, self._scale, out)
+            self._sum(batch, grad, b, total, out)
         if self._replicas is not None:
             # A bucket's replicas are its first rows.
             sums = [g[: r.stop - r.start] for g, r in zip(grads, replicas, strict=True)]
@@ -113,7 +147,7 @@ class Gradients:
 
     @property
     def _bucket_numbers(self) -> range:
-        return range(len(self._buckets))
+        return range(len(self._in_heap))
 
     def _replica_rows(self, rows: SortedRows, bucket: int) -> slice:
         """The replicas of a bucket whose gradients are summed: none of a frozen one."""
@@ -125,7 +159,7 @@ class Gradients:
         if self._replicas is not None:
             self._replicas.reduce(step)
         self.optimizer_steps += 1
-        parts: list[list[RowGradients]] = [[] for _ in self._buckets]
+        parts: list[list[RowGradients]] = [[] for _ in self._in_heap]
         for rank in range(self._node.ranks):
             mapped = rank in self._node.peers
             found = self.mailboxes.read(rank, self._node.rank) if mapped else received[rank]
@@ -179,5 +213,5 @@ class Gradients:
 
     def _count(self, rows: SortedRows) -> None:
         sent = rows.row_counts()[:, 1:]
-        dims = np.array([bucket.dim for bucket in self._buckets])
+        dims = np.array([bucket.dim for bucket in self._in_heap], dtype=np.int64)
         self._counters.add(gradient_rows=sent.sum(axis=0), gradient_bytes=4 * dims @ sent)

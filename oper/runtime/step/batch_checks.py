@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from oper.base.errors import OperError
-from oper.runtime.step.batch import PreparedBatch
+from oper.runtime.memory.batch import PreparedBatch
 from oper.runtime.tables.features import Feature
 from oper.runtime.tables.kernel_structs import FEATURE
 from oper.tables.table import Table

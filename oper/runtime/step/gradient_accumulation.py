@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 
 from oper.base import native
+from oper.runtime.memory.batch import PreparedBatch
 from oper.runtime.memory.sorted_accesses import NumberedRows, SortedRows
-from oper.runtime.step.batch import PreparedBatch
 from oper.runtime.tables.optimizer_buckets import Bucket
 
 

@@ -29,8 +29,8 @@ from typing import Any
 import torch
 
 from oper.base.errors import OperError
+from oper.runtime.memory.batch import PreparedBatch
 from oper.runtime.memory.sorted_accesses import SortedRows
-from oper.runtime.step.batch import PreparedBatch
 from oper.runtime.step.training_step import TrainingStep
 
 _steps: "weakref.WeakValueDictionary[int, TrainingStep]" = weakref.WeakValueDictionary()
@@ -125,6 +125,7 @@ def _batch(
     rows: Sequence[torch.Tensor],
     out_elements: int,
 ) -> PreparedBatch:
+    step.check_graphs()
     sort = step.rows_of(rows, offsets, weights)
     return PreparedBatch(addresses, segment_offset, offsets, weights, features, out_elements, sort)
 

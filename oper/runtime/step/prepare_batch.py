@@ -12,10 +12,10 @@ import torch
 
 from oper.base.errors import OperError
 from oper.plan.address_map import AddressMap
+from oper.runtime.memory.batch import PreparedBatch
 from oper.runtime.memory.device import Device
 from oper.runtime.step import batch_checks
 from oper.runtime.step.bags import bags_on_device, bags_on_host
-from oper.runtime.step.batch import PreparedBatch
 from oper.runtime.step.sort import Sorter
 from oper.runtime.tables.features import FeatureSet
 from oper.runtime.tables.optimizer_buckets import EmbeddingTable
@@ -66,8 +66,8 @@ class BatchPreparer:
         offsets = offsets if self._features.pooled else None
         weights = batch.weights().float().contiguous() if self._weighted else None
         read = (addresses, segment_offset, offsets, weights, descriptors)
-        sort = None
-        if self._sort_all or (self._trains and torch.is_grad_enabled()):
+        sort, trains = None, self._trains and torch.is_grad_enabled()
+        if self._sort_all or trains:
             sort = self._sorter.sort(*read, at_once=self._sort_all)
         return PreparedBatch(
             *read,
@@ -75,6 +75,7 @@ class BatchPreparer:
             sort,
             samples,
             keys,
+            trains,
         )
 
     def _translate(

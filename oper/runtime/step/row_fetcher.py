@@ -8,7 +8,7 @@ kernels the buffer is one more rank, number M: accesses that read it get address
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,21 +16,14 @@ import torch
 from oper.base import native
 from oper.base.arrays import Ints
 from oper.base.errors import OperError
-from oper.runtime.comm.all_to_all import AllToAll
+from oper.runtime.comm.exchange import AllToAll
 from oper.runtime.comm.node import Node
+from oper.runtime.memory.batch import PreparedBatch
 from oper.runtime.memory.heap import Heap
 from oper.runtime.memory.sorted_accesses import Runs
 from oper.runtime.step.access_counters import Counters
-from oper.runtime.step.batch import PreparedBatch
+from oper.runtime.step.row_source import Fetched, RowSource
 from oper.runtime.tables.optimizer_buckets import Bucket
-
-
-class _Fetched(NamedTuple):
-    """What the kernels read rows by: addresses, and where each rank's arenas begin."""
-
-    addresses: torch.Tensor  # int64 [N]
-    bases: torch.Tensor  # int64 [widths, ranks + 1], the buffer last
-    buffers: Sequence[torch.Tensor]  # of each width; they are kept alive here
 
 
 class RowFetcher:
@@ -43,7 +36,9 @@ class RowFetcher:
         node: Node,
         fetch: str,
         all_to_all: AllToAll | None,
+        source: RowSource | None = None,
     ) -> None:
+        self._source = source
         self._heap, self._buckets, self._node = heap, buckets, node
         self._rank, self._ranks = node.rank, node.ranks
         self._distinct, self._all_to_all = fetch == "distinct", all_to_all
@@ -64,6 +59,8 @@ class RowFetcher:
         """The output of a batch, flat float32 [out_elements]."""
         self._count(batch, counters)
         fetched = self._fetch(batch)
+        if self._source is not None and batch.trains:
+            fetched = self._source.read(batch, fetched)
         return self._device.ops().pooled_rows(
             fetched.addresses,
             batch.offsets,
@@ -79,6 +76,8 @@ class RowFetcher:
     def weight_gradients(self, batch: PreparedBatch, grad: torch.Tensor) -> torch.Tensor:
         """The gradients of a batch's weights [N], from that of its output."""
         fetched = self._fetch(batch)
+        if self._source is not None and batch.trains:
+            fetched = self._source.reread(batch, fetched)
         return native.ops().weight_gradients(
             grad,
             fetched.addresses,
@@ -89,16 +88,18 @@ class RowFetcher:
             self._rank,
         )
 
-    def _fetch(self, batch: PreparedBatch) -> _Fetched:
+    def _fetch(self, batch: PreparedBatch) -> Fetched:
         """Copy remote rows into the buffer, where they are not read by pointer."""
         if not self.needs_runs:
-            return _Fetched(batch.addresses, self._heap.bases, ())
+            return Fetched(batch.addresses, self._heap.bases)
         runs = batch.rows
         assert isinstance(runs, Runs)  # of the positions of accesses
         addresses, bases = batch.addresses.clone(), self._heap.bases.clone()
         copies: list[list[torch.Tensor]] = [[] for _ in range(len(bases))]
         size = [0] * len(bases)
         for b, bucket in enumerate(self._buckets):
+            if bucket.tier and self._source is not None and batch.trains:
+                continue
             wanted = []
             for rank in range(self._ranks):
                 rows = runs.range(b, rank)
@@ -122,7 +123,7 @@ class RowFetcher:
             copies[bucket.width] += self._copies(bucket.width, wanted)
         buffers = [torch.cat(found) if found else torch.empty(0) for found in copies]
         bases[:, self._ranks] = torch.tensor([buffer.data_ptr() for buffer in buffers])
-        return _Fetched(addresses, bases, buffers)
+        return Fetched(addresses, bases, buffers)
 
     def _copies(self, width: int, wanted: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Rows of a width as bytes, by the slots wanted of each rank."""

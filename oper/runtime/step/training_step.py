@@ -13,15 +13,17 @@ from dataclasses import replace
 
 import torch
 
+from oper.base.errors import OperError
 from oper.runtime.comm.engine_lifetime import EngineGuard
 from oper.runtime.comm.progress_signals import Signals
+from oper.runtime.memory.batch import PreparedBatch
 from oper.runtime.memory.heap import Heap
 from oper.runtime.memory.sorted_accesses import BatchRows, rows_of_tensors
 from oper.runtime.step.access_counters import Counters
 from oper.runtime.step.apply_gradients import Gradients
-from oper.runtime.step.batch import PreparedBatch
 from oper.runtime.step.batch_checks import check_finite
 from oper.runtime.step.row_fetcher import RowFetcher
+from oper.runtime.step.row_source import RowSource
 from oper.runtime.step.sort import Sorter
 from oper.runtime.tables.features import Feature
 
@@ -43,7 +45,9 @@ class TrainingStep:
         gradients: Gradients | None,
         counters: Counters,
         checked_features: Sequence[Feature] | None = None,
+        source: RowSource | None = None,
     ) -> None:
+        self._source = source
         self._guard, self._signals, self._heap, self._sorter = guard, signals, heap, sorter
         self._fetcher, self._gradients, self._counters = fetcher, gradients, counters
         self._checked_features = checked_features
@@ -53,6 +57,14 @@ class TrainingStep:
     def steps(self) -> int:
         """How many updates were made."""
         return self._gradients.steps if self._gradients else 0
+
+    def check_graphs(self) -> None:
+        """OperError where a graph cannot look the tables up."""
+        if self._source is not None:
+            raise OperError(
+                "a graph of torch.compile cannot look up tables of the tier, which are cached: "
+                "leave the lookup out of it, as the sharded modules do"
+            )
 
     def rows_of(
         self,
@@ -71,6 +83,8 @@ class TrainingStep:
         with self._guard.failing_together():
             if self._gradients is not None:
                 self._signals.wait("applied", self.steps, "update its rows")
+                if self._source is not None and not batch.trains:
+                    self._source.settle()
             else:
                 self._heap.seal()
             if self._fetcher.needs_runs:

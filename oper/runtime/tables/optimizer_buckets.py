@@ -1,7 +1,8 @@
 """The tables of one embedding module, and the buckets that its rows are sorted and updated in.
 
 A BUCKET is a set of tables of equal width, dtype, dim and optimizer: their rows lie in the same
-arenas, one under the other, and one call updates all that were touched.
+arenas, one under the other, and one call updates all that were touched. Those of the tier's tables
+that are trained come last.
 """
 
 from collections.abc import Sequence
@@ -36,6 +37,7 @@ class Bucket:
     dtype: str
     dim: int
     optimizer: Optimizer
+    tier: bool = False
 
     @property
     def trained(self) -> bool:
@@ -48,11 +50,14 @@ class Bucket:
 
 
 def make_buckets(plan: Plan, tables: Sequence[EmbeddingTable]) -> tuple[Bucket, ...]:
-    """The buckets of a module's tables, in the order of their first tables."""
-    found: dict[tuple[int, str, int, Optimizer], list[int]] = {}
+    """The buckets of a module's tables, in the order of their first tables, the tier's last."""
+    found: dict[tuple[int, str, int, Optimizer, bool], list[int]] = {}
     for number, table in enumerate(tables):
         planned = plan.tables[table.index]
         width = int(plan.layout.width_of_table[table.index])
         optimizer = table.optimizer if plan.workload.training else NO_OPTIMIZER
-        found.setdefault((width, planned.dtype, planned.dim, optimizer), []).append(number)
-    return tuple(Bucket(tuple(members), *key) for key, members in found.items())
+        tier = table.index in plan.tier and optimizer.kind != "none"
+        key = (width, planned.dtype, planned.dim, optimizer, tier)
+        found.setdefault(key, []).append(number)
+    buckets = [Bucket(tuple(members), *key) for key, members in found.items()]
+    return tuple(sorted(buckets, key=lambda bucket: bucket.tier))

@@ -14,9 +14,9 @@ import torch
 
 from oper.plan.plan import Plan
 from oper.runtime.engine import EmbeddingEngine
+from oper.runtime.memory.batch import PreparedBatch
 from oper.runtime.memory.sorted_accesses import NumberedRows, Runs
 from oper.runtime.step import sort
-from oper.runtime.step.batch import PreparedBatch
 from oper.runtime.table_io import RowBlock, RowRange
 from oper.runtime.tables.optimizer_buckets import EmbeddingTable
 from oper.runtime.tables.optimizers import Optimizer
@@ -41,6 +41,7 @@ class Case:
     lr: float = 0.5
     optimizers: tuple[str, ...] = ()  # of the tables in turn, in the place of `optimizer`
     lrs: tuple[float, ...] = ()
+    plain: bool = False  # SGD does not decay weights
     numbered: bool = False  # rows are numbered, as of batches of more accesses
 
 
@@ -78,7 +79,8 @@ def features_of(case: Case, table: int) -> tuple[str, ...]:
 def optimizer_of(case: Case, table: int) -> Optimizer:
     kinds, lrs = case.optimizers or (case.optimizer,), case.lrs or (case.lr,)
     kind = kinds[table % len(kinds)]
-    return Optimizer(kind, lr=lrs[table % len(lrs)], **SETTINGS[kind])
+    settings = SETTINGS[kind] if not case.plain else {}
+    return Optimizer(kind, lr=lrs[table % len(lrs)], **settings)
 
 
 def module_tables(case: Case) -> list[EmbeddingTable]:
@@ -200,7 +202,7 @@ class Reference:
         w, state, lr = self.tables[n], self.states[n], self.rate * optimizer.lr
         keep = touched[:, None]
         if kind in ("sgd", "momentum_sgd"):
-            grad = grad + options["weight_decay"] * w
+            grad = grad + optimizer.weight_decay * w
         if kind == "sgd":
             change = lr * grad
         elif kind == "momentum_sgd":

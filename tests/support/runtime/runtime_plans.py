@@ -24,16 +24,20 @@ def random_plan(
     mode: str = "training",
     method: str = "bitmap",
     idle: tuple[int, ...] = (),
+    tier: tuple[int, ...] = (),
 ) -> Plan:
     """A plan that replicates a share of the rows, lists others by a random owner and stripes the
     rest; `idle` ranks own nothing. In inference replicas lie on some of the ranks only. Of odd
-    seeds, rows on all ranks have marks instead of codes, as in plans."""
+    seeds, rows on all ranks have marks instead of codes, as in plans. Tables of the `tier` have no
+    replicas."""
     rng = np.random.default_rng(seed)
     owners = [r for r in range(ranks) if r not in idle]
-    sizes = sorted({(t.row_bytes, t.memory_bytes(mode)) for t in tables})
-    width_of_table = np.array([sizes.index((t.row_bytes, t.memory_bytes(mode))) for t in tables])
+    size_of = [(t.row_bytes, t.memory_bytes(mode), n in tier) for n, t in enumerate(tables)]
+    sizes = sorted(set(size_of))
+    width_of_table = np.array([sizes.index(size) for size in size_of])
     holds, source = _groups(rng, ranks, owners, mode)
-    fate = [rng.choice(3, t.rows, p=_shares(replicated, listed)) for t in tables]
+    shares = [_shares(0.0 if n in tier else replicated, listed) for n in range(len(tables))]
+    fate = [rng.choice(3, t.rows, p=p) for t, p in zip(tables, shares, strict=True)]
     group_of = []
     for f in fate:
         copied = rng.integers(len(owners), len(holds), len(f))
@@ -111,6 +115,7 @@ def random_plan(
         allreduce_method=method,  # type: ignore[arg-type]
         prediction=no_prediction(ranks),
         record=PlanningRecord(1.0, "test", "", None, Balance(1.0, 1.0, None), 0),
+        tier=tier,
     )
 
 

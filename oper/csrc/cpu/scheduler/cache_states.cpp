@@ -146,6 +146,13 @@ class CacheStates : public torch::CustomClassHolder {
   // What each worker transmitted, [M, fields of Transmissions].
   at::Tensor train(const at::Tensor& rows, const at::Tensor& offsets,
                    const at::Tensor& assignment) {
+    at::Tensor moved = read(rows, offsets, assignment);
+    moved += update();
+    return moved;
+  }
+
+  // The first half of it: what is transmitted before the batch is trained.
+  at::Tensor read(const at::Tensor& rows, const at::Tensor& offsets, const at::Tensor& assignment) {
     const int64_t samples = check_batch(rows, offsets);
     TORCH_CHECK_VALUE(!waiting_.empty() && waiting_.front().is_same(rows),
                       "rows: not those of the next batch that was looked up");
@@ -154,12 +161,60 @@ class CacheStates : public torch::CustomClassHolder {
       check_index(workers[s], states_.caches().workers(), "assignment", "workers");
     const int32_t* const numbers = rows.const_data_ptr<int32_t>();
     const int64_t* const starts = offsets.const_data_ptr<int64_t>();
+    end();
     states_.caches().begin(numbers, starts, samples, workers);
     check_fits();
-    at::Tensor moved = at::zeros({states_.caches().workers(), kTransmissionFields}, at::kLong);
-    states_.train(transmissions(moved));
+    at::Tensor moved = none_moved();
+    states_.read(transmissions(moved));
     waiting_.erase(waiting_.begin());
+    reading_ = true;
     return moved;
+  }
+
+  // The second half: the batch that was read is trained.
+  at::Tensor update() {
+    TORCH_CHECK_VALUE(reading_, "update: no batch was read since the last one");
+    reading_ = false;
+    at::Tensor moved = none_moved();
+    states_.update(transmissions(moved));
+    return moved;
+  }
+
+  // Instead of it: the batch that was read is not trained.
+  void end() {
+    if (reading_) states_.end();
+    reading_ = false;
+  }
+
+  // The tier gets what it lacks of the rows at these addresses, and trains them by itself.
+  at::Tensor settle(const at::Tensor& addresses) {
+    at::Tensor moved = none_moved();
+    const int64_t* const given = elements<int64_t>(addresses, "addresses");
+    for (int64_t n = 0; n < addresses.numel(); ++n) {
+      const RowNumber row = states_.caches().find(static_cast<uint64_t>(given[n]));
+      if (row != RowIndex::kNone) states_.settle(row, transmissions(moved));
+    }
+    return moved;
+  }
+
+  // The numbers of the rows at these addresses, -1 of those that are not known.
+  at::Tensor numbers(const at::Tensor& addresses) const {
+    const int64_t* const given = elements<int64_t>(addresses, "addresses");
+    at::Tensor found = at::empty({addresses.numel()}, at::kLong);
+    for (int64_t n = 0; n < addresses.numel(); ++n) {
+      const RowNumber row = states_.caches().find(static_cast<uint64_t>(given[n]));
+      found.data_ptr<int64_t>()[n] = row == RowIndex::kNone ? -1 : int64_t{row};
+    }
+    return found;
+  }
+
+  // Write down the moves from now on, to be taken by `moves`, [moves, fields of Move].
+  void record() { states_.moves().record(); }
+  at::Tensor moves() {
+    const std::vector<Move> taken = states_.moves().take();
+    at::Tensor found = at::empty({static_cast<int64_t>(taken.size()), kMoveFields}, at::kLong);
+    std::copy(taken.begin(), taken.end(), reinterpret_cast<Move*>(found.data_ptr<int64_t>()));
+    return found;
   }
 
   // The width of each row.
@@ -173,12 +228,16 @@ class CacheStates : public torch::CustomClassHolder {
   }
 
   at::Tensor flush() {
-    at::Tensor moved = at::zeros({states_.caches().workers(), kTransmissionFields}, at::kLong);
+    at::Tensor moved = none_moved();
     states_.flush(transmissions(moved));
     return moved;
   }
 
  private:
+  at::Tensor none_moved() const {
+    return at::zeros({states_.caches().workers(), kTransmissionFields}, at::kLong);
+  }
+
   static Transmissions* transmissions(at::Tensor& moved) {
     return reinterpret_cast<Transmissions*>(moved.data_ptr<int64_t>());
   }
@@ -218,6 +277,7 @@ class CacheStates : public torch::CustomClassHolder {
 
   States states_;
   std::vector<at::Tensor> waiting_;  // batches that were looked up
+  bool reading_ = false;             // a batch that is not trained yet
   std::vector<uint32_t> place_;      // of a row among those of the batch that was last grouped
 };
 
@@ -232,6 +292,12 @@ void define(torch::class_<Class>& c) {
       .def("expected_costs", &Class::expected_costs)
       .def("group", &Class::group)
       .def("train", &Class::train)
+      .def("read", &Class::read)
+      .def("update", &Class::update)
+      .def("settle", &Class::settle)
+      .def("numbers", &Class::numbers)
+      .def("record", &Class::record)
+      .def("moves", &Class::moves)
       .def("widths_of", &Class::widths_of)
       .def("flush", &Class::flush);
 }

@@ -18,6 +18,7 @@
 
 #include "oper/scheduler/caches.h"
 #include "oper/scheduler/grouping.h"
+#include "oper/scheduler/moves.h"
 #include "oper/scheduler/transmissions.h"
 
 namespace oper {
@@ -39,15 +40,37 @@ class BoundedStaleness {
     clocks_.resize(static_cast<size_t>(caches_.rows()) * caches_.workers());
   }
 
-  // Train the batch that the caches have begun: workers read one after the other, then all write.
-  void train(Transmissions* moved) {
+  Moves& moves() { return moves_; }
+
+  // Before the batch that the caches have begun is trained: workers read one after the other.
+  void read(Transmissions* moved) {
     const auto& batch = caches_.batch();
     for (int w = 0; w < caches_.workers(); ++w)
       for (const RowNumber row : batch)
         if (caches_.trainers(row) >> w & 1) read(row, w, moved[w]);
-    for (const RowNumber row : batch)
+  }
+
+  // The batch was trained.
+  void update(Transmissions* moved) {
+    for (const RowNumber row : caches_.batch())
       for_each(caches_.trainers(row), [&](int w) { write(row, w, moved[w]); });
+    end();
+  }
+
+  // The batch is over, and was only read if it was not trained before.
+  void end() {
     caches_.end([&](RowNumber row) { tiers_[row] = Tier{}; });
+  }
+
+  // The tier gets what it lacks of a row, and trains it by itself: no copy is valid.
+  void settle(RowNumber row, Transmissions* moved) {
+    for_each(caches_.cached(row), [&](int w) {
+      if (push(row, w, moved[w])) ++moved[w].update_push;
+      Clock& clock = clock_of(row, w);
+      clock.start = clock.now - s_ - 1;
+    });
+    ++tiers_[row].clock;
+    tiers_[row].updates = ++tiers_[row].earlier_updates;
   }
 
   void flush(Transmissions* moved) {
@@ -129,6 +152,7 @@ class BoundedStaleness {
     tier.clock = exact_ ? tier.clock + clock.pending : std::max(tier.clock, clock.now);
     tier.updates += clock.pending;
     clock.pending = 0;
+    moves_.add(MoveKind::kPushGradient, w, row, caches_.address(row));
     mine.push_bytes += bytes_[caches_.width(row)].gradient;
     return true;
   }
@@ -144,10 +168,17 @@ class BoundedStaleness {
         mine.update_push += push(row, w, mine);
         caches_.use(row, w);
       } else {
+        int64_t victim = -1;
         caches_.insert(
-            row, w, [&](RowNumber victim) { mine.evict_push += push(victim, w, mine); },
+            row, w,
+            [&](RowNumber leaving) {
+              victim = leaving;
+              mine.evict_push += push(leaving, w, mine);
+            },
             [](RowNumber) {});
+        moves_.add(MoveKind::kInsert, w, row, caches_.address(row), victim);
       }
+      moves_.add(MoveKind::kPull, w, row, caches_.address(row));
       ++mine.miss_pull;
       mine.pull_bytes += bytes_[caches_.width(row)].row;
       const Tier& tier = tiers_[row];
@@ -174,6 +205,7 @@ class BoundedStaleness {
   std::vector<RowBytes> bytes_;  // of each width
   int64_t s_;
   bool exact_;
+  Moves moves_;
   std::vector<Tier> tiers_;
   std::vector<Clock> clocks_;  // [rows, M]
 };

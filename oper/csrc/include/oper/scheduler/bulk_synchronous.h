@@ -23,6 +23,7 @@
 
 #include "oper/scheduler/caches.h"
 #include "oper/scheduler/grouping.h"
+#include "oper/scheduler/moves.h"
 #include "oper/scheduler/transmissions.h"
 
 namespace oper {
@@ -45,8 +46,11 @@ class BulkSynchronous {
     updates_.resize(static_cast<size_t>(caches_.rows()) * caches_.workers());
   }
 
-  // Train the batch that the caches have begun; `moved` [M] is added to.
-  void train(Transmissions* moved) {
+  Moves& moves() { return moves_; }
+
+  // What comes before the batch that the caches have begun is trained: what is pushed, evicted and
+  // pulled. `moved` [M] is added to.
+  void read(Transmissions* moved) {
     const auto& batch = caches_.batch();
     const size_t size = batch.size();
     for (size_t n = 0; n < size; ++n) {
@@ -57,11 +61,29 @@ class BulkSynchronous {
       if (n + Caches::kAhead < size) prefetch_copies(batch[n + Caches::kAhead]);
       pull(batch[n], moved);
     }
-    for (const RowNumber row : batch) {
+  }
+
+  // The batch was trained.
+  void update(Transmissions* moved) {
+    for (const RowNumber row : caches_.batch()) {
       update(row);
       if (pushes_ == Pushes::kFull) push_all(row, moved);
     }
+    end();
+  }
+
+  // The batch is over, and was only read if it was not trained before.
+  void end() {
     caches_.end([&](RowNumber row) { states_[row] = State{}; });
+  }
+
+  // The tier gets what it lacks of a row, and trains it by itself: no copy is the latest.
+  void settle(RowNumber row, Transmissions* moved) {
+    push_all(row, moved);
+    State& state = states_[row];
+    for_each(state.latest, [&](int w) { caches_.outdate(row, w); });
+    state.latest = 0;
+    state.tier_updates = ++state.updates;
   }
 
   // Push whatever the tier lacks, for a checkpoint or an evaluation.
@@ -142,7 +164,10 @@ class BulkSynchronous {
     State& state = states_[row];
     const RowBytes& bytes = bytes_[caches_.width(row)];
     const Workers bit = Workers{1} << worker;
-    if (state.partial & bit) {
+    const bool partial = state.partial & bit;
+    const MoveKind kind = partial ? MoveKind::kPushGradient : MoveKind::kPushRow;
+    moves_.add(kind, worker, row, caches_.address(row));
+    if (partial) {
       state.partial &= ~bit;
       ++state.tier_updates;
       state.tier_latest = state.partial == 0;
@@ -191,27 +216,39 @@ class BulkSynchronous {
         caches_.use(row, w);
       } else {
         const int64_t bytes = bytes_[caches_.width(row)].row;
+        if (caches_.cached(row) & bit)
+          caches_.use(row, w);
+        else
+          insert(row, w, mine);
         if (state.tier_latest) {
           ++mine.miss_pull;
           mine.pull_bytes += bytes;
           updates_of(row, w) = state.tier_updates;
+          moves_.add(MoveKind::kPull, w, row, caches_.address(row));
         } else {
           const int peer = __builtin_ctzll(state.latest);
           ++moved[peer].peer_push;
           moved[peer].push_bytes += bytes;
           updates_of(row, w) = updates_of(row, peer);
+          moves_.add(MoveKind::kPeer, w, row, caches_.address(row), peer);
         }
-        if (caches_.cached(row) & bit)
-          caches_.use(row, w);
-        else
-          caches_.insert(
-              row, w, [&](RowNumber victim) { evict(victim, w, mine); },
-              [&](RowNumber soon) { __builtin_prefetch(&states_[soon]); });
       }
       const int64_t lag = int64_t{state.updates} - int64_t{updates_of(row, w)};
       mine.wrong_reads += lag != 0;
       mine.lag = std::max(mine.lag, lag);
     });
+  }
+
+  void insert(RowNumber row, int worker, Transmissions& mine) {
+    int64_t victim = -1;
+    caches_.insert(
+        row, worker,
+        [&](RowNumber leaving) {
+          victim = leaving;
+          evict(leaving, worker, mine);
+        },
+        [&](RowNumber soon) { __builtin_prefetch(&states_[soon]); });
+    moves_.add(MoveKind::kInsert, worker, row, caches_.address(row), victim);
   }
 
   void evict(RowNumber row, int worker, Transmissions& mine) {
@@ -230,7 +267,10 @@ class BulkSynchronous {
     const bool sole = (trainers & (trainers - 1)) == 0;
     const Workers latest = sole ? trainers : 0;
     for_each(state.latest & ~latest, [&](int w) { caches_.outdate(row, w); });
-    if (!sole) for_each(trainers, [&](int w) { caches_.outdate(row, w); });
+    if (!sole) {
+      for_each(trainers, [&](int w) { caches_.outdate(row, w); });
+      moves_.add(MoveKind::kJoint, 0, row, caches_.address(row), __builtin_popcountll(trainers));
+    }
     for_each(trainers, [&](int w) {
       ++updates_of(row, w);
       ++state.updates;
@@ -243,6 +283,7 @@ class BulkSynchronous {
   Caches caches_;
   std::vector<RowBytes> bytes_;  // of each width
   Pushes pushes_;
+  Moves moves_;
   std::vector<State> states_;
   std::vector<uint32_t> updates_;  // [rows, M] that each copy contains
 };

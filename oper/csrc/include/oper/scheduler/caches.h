@@ -84,12 +84,20 @@ class Caches {
     }
   }
 
+  // The number of a row, RowIndex::kNone of one that is not known.
+  RowNumber find(uint64_t address) const { return index_.find(address); }
+
   // The next batch that was looked up is trained so: sample s, rows [offsets[s], offsets[s + 1]),
-  // by worker assignment[s].
+  // by worker assignment[s]. Workers come one after the other, with their samples in order: so each
+  // of them could tell its rows to the others.
   void begin(const int32_t* rows, const int64_t* offsets, int64_t samples,
              const int64_t* assignment) {
     abandon();
-    for (int64_t s = 0; s < samples; ++s)
+    std::vector<int64_t> first(workers_ + 1), by_worker(samples);
+    for (int64_t s = 0; s < samples; ++s) ++first[assignment[s] + 1];
+    for (int w = 0; w < workers_; ++w) first[w + 1] += first[w];
+    for (int64_t s = 0; s < samples; ++s) by_worker[first[assignment[s]]++] = s;
+    for (const int64_t s : by_worker)
       for (int64_t n = offsets[s]; n < offsets[s + 1]; ++n) {
         if (n + kAhead < offsets[samples]) prefetch(rows[n + kAhead]);
         Row& row = rows_[rows[n]];

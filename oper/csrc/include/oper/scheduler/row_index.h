@@ -44,6 +44,12 @@ class RowIndex {
     return {number, true};
   }
 
+  // The number of an address, kNone where it has none.
+  Number find(uint64_t address) const {
+    for (uint64_t at = home(address);; at = (at + 1) & mask())
+      if (slots_[at].number == kNone || slots_[at].address == address) return slots_[at].number;
+  }
+
   // Give the number of an address back. The address has one.
   void remove(uint64_t address) {
     uint64_t hole = home(address);

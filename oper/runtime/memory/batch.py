@@ -24,6 +24,7 @@ class PreparedBatch:
     sort: BatchRows | Future[BatchRows] | None = None
     samples: int = 0
     keys: tuple[str, ...] = ()  # of the features, in the order of the values
+    trains: bool = False  # whether there may be a backward
 
     @property
     def rows(self) -> BatchRows | None:

@@ -1,0 +1,76 @@
+"""Row sources: where a step reads rows and leaves their gradients.
+
+Rows of the plan's devices are in the heap: they are read there, and their gradients go to their
+owners by mailboxes (row_fetcher.py, apply_gradients.py). Tables that the plan keeps in the tier may
+have another source, as the scheduler's caches are one; without it they are used as if they lay on
+devices. A source has the last buckets of a module's, from `first_bucket` on.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from oper.runtime.comm.exchange import Exchange
+from oper.runtime.comm.node import Node
+from oper.runtime.memory.batch import PreparedBatch
+from oper.runtime.memory.heap import Heap
+from oper.runtime.memory.sorted_accesses import SortedRows
+from oper.runtime.tables.optimizer_buckets import Bucket
+
+
+class Fetched(NamedTuple):
+    """What the kernels read rows by: addresses, and where each rank's arenas begin."""
+
+    addresses: torch.Tensor  # int64 [N]
+    bases: torch.Tensor  # int64 [widths, ranks + 1], rows that were fetched last
+    buffers: Sequence[torch.Tensor] = ()  # of each width; they are kept alive here
+
+
+class Step(NamedTuple):
+    """An optimizer's step: its number from 1, and the learning rate of each bucket."""
+
+    number: int
+    learning_rates: Sequence[float]
+
+
+class RowSource(Protocol):
+    """The rows of a module's last buckets. All calls are collective, in one order on all ranks."""
+
+    def read(self, batch: PreparedBatch, heap: Fetched) -> Fetched:
+        """What a batch that may be trained reads, from what it would read in the heap."""
+
+    def reread(self, batch: PreparedBatch, heap: Fetched) -> Fetched:
+        """The same for a batch that was read, in its backward pass."""
+
+    def update(
+        self, batch: PreparedBatch, rows: SortedRows, grads: Sequence[torch.Tensor], step: Step
+    ) -> None:
+        """Take a step: of each of the source's buckets the gradients of `rows`, float32 [n, dim].
+
+        They are those of the batch, or of several that were accumulated."""
+
+    def settle(self) -> None:
+        """Bring the heap up to date, before rows are read there."""
+
+    def forget(self) -> None:
+        """Rows in the heap have other values now."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Counters since the start, as JSON holds them."""
+
+
+@dataclass(frozen=True)
+class SourceParts:
+    """What an engine has for the source that it makes."""
+
+    node: Node
+    exchange: Exchange
+    heap: Heap
+    buckets: Sequence[Bucket]  # all; the source's are those from `first_bucket` on
+    first_bucket: int
+    rows: Sequence[int]  # of each bucket's tables
+
+
+MakeSource = Callable[[SourceParts], RowSource]

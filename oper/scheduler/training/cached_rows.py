@@ -1,0 +1,260 @@
+"""Cached rows: a step on rows of the tier, of which each rank caches some.
+
+Every rank replays the caches of all (Herald's snapshots), so that each knows what it sends and what
+comes. A step:
+
+    read     the ranks tell each other which rows they train; updates that must be in the tier are
+             pushed to the owners of the rows, rows that a rank lacks are pulled from them, and the
+             batch reads its cache
+    update   what a rank alone trained takes its step in the cache; gradients of what several did
+             wait there until they are pushed
+
+What does not go that way (gradients that were accumulated, a backward pass after another batch was
+read) is settled: the tier gets what it lacks of the rows, and takes the step by itself.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from oper.base.arrays import Ints
+from oper.base.errors import OperError
+from oper.base.tensors import as_bytes
+from oper.plan.layout import SLOT_BITS
+from oper.runtime.comm.exchange import gather
+from oper.runtime.memory.batch import PreparedBatch
+from oper.runtime.memory.sorted_accesses import SortedRows
+from oper.runtime.step.row_source import Fetched, RowSource, SourceParts, Step
+from oper.scheduler import moves as m
+from oper.scheduler.cache import WIDTH_SHIFT, Caches, CacheTooSmallError, split_capacity
+from oper.scheduler.training.arenas import CacheArenas
+from oper.scheduler.training.batch_rows import by_sample, distinct_addresses, tier_accesses
+from oper.scheduler.training.carrier import Carrier
+from oper.scheduler.training.parcels import Parcels
+from oper.scheduler.training.settings import CacheSettings
+from oper.scheduler.training.tier_shard import TierShard
+from oper.scheduler.transmissions import TRANSMISSIONS, add_to
+
+
+def source_of(settings: CacheSettings) -> Callable[[SourceParts], RowSource]:
+    """What makes an engine's source of rows, by these settings."""
+    return lambda parts: CachedRows(parts, settings)
+
+
+class CachedRows:
+    """The cache of this rank, and its shard of the tier, for one engine."""
+
+    def __init__(self, parts: SourceParts, settings: CacheSettings) -> None:
+        self._rank, self._ranks = parts.node.rank, parts.node.ranks
+        self._exchange, self._settings = parts.exchange, settings
+        self._first, self._buckets = parts.first_bucket, parts.buckets[parts.first_bucket :]
+        self._bounded = settings.synchronisation.kind.startswith("het")
+        if self._bounded:
+            _check_plain_sgd(self._buckets, settings)
+        self._rows = np.array(parts.rows[parts.first_bucket :])
+        self._value_bytes = [parts.heap.rows(b.width).shape[1] for b in self._buckets]
+        states = [b.optimizer.state_bytes(b.dim) for b in self._buckets]
+        self._row_bytes = np.array(self._value_bytes) + np.array(states)
+        self._tier = TierShard(parts.heap, self._buckets)
+        self._caches: Caches | None = None
+        self._asked = np.zeros(len(self._buckets), dtype=np.int64)  # most rows of a batch
+        self._read: torch.Tensor | None = None  # the addresses of the batch that was read last
+        self._settled = True
+        self.transmissions = np.zeros(self._ranks, dtype=TRANSMISSIONS)
+
+    # See RowSource.
+
+    def read(self, batch: PreparedBatch, heap: Fetched) -> Fetched:
+        """Bring the rows of a batch into the cache."""
+        accesses = tier_accesses(batch, self._rank, self._first)
+        addresses, ends = by_sample(batch, accesses)
+        mine = torch.cat([torch.tensor([len(ends)]), ends, addresses])
+        everyone = gather(self._exchange, self._ranks, mine, "say what rows its batch reads")
+        parts = [_split(given) for given in everyone]
+        try:
+            self._replay(self._caches or self._make_caches(parts), parts)
+        except CacheTooSmallError:
+            # Batches ask for other buckets than they did when the cache was divided among them.
+            self.settle()
+            try:
+                self._replay(self._make_caches(parts), parts)
+            except CacheTooSmallError as error:
+                raise OperError(
+                    f"a cache of {self._settings.size} is too small: {error}; one "
+                    f"{error.factor:.2f} times as large would hold them, and smaller batches need "
+                    "less"
+                ) from None
+        self._read = batch.addresses
+        return self._in_cache(batch, heap)
+
+    def reread(self, batch: PreparedBatch, heap: Fetched) -> Fetched:
+        """Where the rows of a batch are now."""
+        if self._read is batch.addresses:
+            return self._in_cache(batch, heap)
+        self.settle()
+        return heap
+
+    def update(
+        self, batch: PreparedBatch, rows: SortedRows, grads: Sequence[torch.Tensor], step: Step
+    ) -> None:
+        """Train the rows."""
+        if self._read is not batch.addresses or rows is not batch.rows:
+            self._update_tier(rows, grads, step)
+            return
+        self._read = None
+        assert self._caches is not None
+        add_to(self.transmissions, self._caches.update())
+        moves = self._caches.take_moves()
+        self._carrier.due = moves[moves["kind"] != m.JOINT]
+        joint = moves[moves["kind"] == m.JOINT]
+        self._expect(joint, step)
+        for b, of_bucket in enumerate(grads):
+            rate = step.learning_rates[self._first + b]
+            numbers = self._caches.numbers(distinct_addresses(rows, b, self._first))
+            places = self._arenas.places(numbers)
+            alone = ~np.isin(numbers, joint["row"]) | self._bounded
+            chosen = torch.from_numpy(alone)
+            self._arenas.step(b, places[alone], of_bucket[chosen], rate, step.number)
+            if self._bounded:
+                self._arenas.add_gradients(b, places, rate * of_bucket)
+            else:
+                self._arenas.add_gradients(b, places[~alone], of_bucket[~chosen])
+
+    def settle(self) -> None:
+        """Push all that the tier lacks."""
+        if self._settled or self._caches is None:
+            return
+        add_to(self.transmissions, self._caches.flush())
+        self._carrier.carry_out(self._caches.take_moves())
+        # Nobody reads before all have written.
+        gather(self._exchange, self._ranks, torch.zeros(0, dtype=torch.int64), "flush its cache")
+        self._settled = True
+
+    def forget(self) -> None:
+        """Empty the caches, which are settled."""
+        self._caches, self._read = None, None
+
+    def to_dict(self) -> dict[str, Any]:
+        """What was transmitted since the start, of each rank: the fields of TRANSMISSIONS."""
+        names = TRANSMISSIONS.names or ()
+        return {name: self.transmissions[name].tolist() for name in names}
+
+    # Its parts.
+
+    def _make_caches(self, parts: Sequence[tuple[Ints, Ints]]) -> Caches:
+        """Empty caches, divided among the buckets by what batches ask for."""
+        distinct = np.unique(np.concatenate([addresses for _, addresses in parts]))
+        asked = np.bincount(distinct >> WIDTH_SHIFT, minlength=len(self._buckets))
+        self._asked = np.maximum(self._asked, asked)
+        size = self._settings.bytes_of(int(self._rows @ self._row_bytes))
+        capacity = split_capacity(size, self._row_bytes, self._rows, self._asked)
+        caches = Caches(
+            self._ranks,
+            capacity.tolist(),
+            self._row_bytes.tolist(),
+            [4 * b.dim for b in self._buckets],
+            self._settings.evict,
+            self._settings.synchronisation,
+        )
+        caches.record_moves()
+        self._caches = caches
+        self._arenas = CacheArenas(self._buckets, capacity, self._value_bytes)
+        parcels = Parcels(self._arenas, self._tier, self._bounded)
+        self._carrier = Carrier(self._rank, self._ranks, self._exchange, parcels)
+        return caches
+
+    def _replay(self, caches: Caches, parts: Sequence[tuple[Ints, Ints]]) -> None:
+        """Find out what the step moves, and move it. `parts` are the ranks' batches."""
+        starts = np.cumsum([0, *(len(addresses) for _, addresses in parts)])
+        ends = [offsets[1:] + start for (offsets, _), start in zip(parts, starts[:-1], strict=True)]
+        samples = [len(offsets) - 1 for offsets, _ in parts]
+        looked_up = caches.look_up(
+            np.concatenate([addresses for _, addresses in parts]),
+            np.concatenate([np.zeros(1, dtype=np.int64), *ends]),
+        )
+        moved = caches.read(looked_up, np.repeat(np.arange(self._ranks), samples))
+        self._settled = False
+        add_to(self.transmissions, moved)
+        self._carrier.carry_out(caches.take_moves())
+
+    def _expect(self, joint: NDArray[np.void], step: Step) -> None:
+        """Tell the shard which of its rows will get gradients of several ranks."""
+        if self._bounded:
+            return
+        mine = joint[m.owners(joint) == self._rank]
+        for b in range(len(self._buckets)):
+            of_bucket = mine[m.buckets(mine) == b]
+            rate = step.learning_rates[self._first + b]
+            self._tier.expect(b, m.slots(of_bucket), of_bucket["other"], step, rate)
+
+    def _in_cache(self, batch: PreparedBatch, heap: Fetched) -> Fetched:
+        """The batch's addresses in the cache, which to the kernels is one more rank's arenas."""
+        assert self._caches is not None
+        accesses = tier_accesses(batch, self._rank, self._first)
+        numbers = self._caches.numbers(accesses.addresses.numpy())
+        places = np.zeros(len(numbers), dtype=np.int64)
+        for b in range(len(self._buckets)):
+            of_bucket = (accesses.buckets == b).numpy()
+            places[of_bucket] = self._arenas.places_in_arena(b, numbers[of_bucket])
+        addresses, bases = heap.addresses.clone(), heap.bases.clone()
+        addresses[accesses.chosen] = self._ranks << SLOT_BITS | torch.from_numpy(places)
+        for width, pointer in self._arenas.pointers().items():
+            bases[width, self._ranks] = pointer
+        return Fetched(addresses, bases, heap.buffers)
+
+    def _update_tier(self, rows: SortedRows, grads: Sequence[torch.Tensor], step: Step) -> None:
+        """Take the step in the tier, with the rows' gradients of all ranks."""
+        self._read = None  # whose rows may not be the latest any more
+        buckets = range(len(self._buckets))
+        mine = [distinct_addresses(rows, b, self._first) for b in buckets]
+        sent = torch.from_numpy(np.concatenate(mine))
+        everyone = gather(self._exchange, self._ranks, sent, "say what rows it trained")
+        union = np.unique(torch.cat(everyone).numpy())
+        if self._caches is not None:
+            add_to(self.transmissions, self._caches.settle(union))
+            self._carrier.carry_out(self._caches.take_moves())
+        parts = [
+            torch.cat([as_bytes(self._owned(rows, b, grads[b], rank)) for b in buckets])
+            for rank in range(self._ranks)
+        ]
+        received = self._exchange.send(parts, "send gradients to the tier")
+        theirs = [given.numpy() for given in everyone]
+        at = [0] * self._ranks
+        for b in buckets:
+            slots, sums = [], []
+            for rank, part in enumerate(received):
+                of = theirs[rank]
+                of = of[(of >> WIDTH_SHIFT == b) & (m.owner_of(of) == self._rank)]
+                dim = self._buckets[b].dim
+                size = 4 * len(of) * dim
+                sums.append(part[at[rank] :][:size].view(torch.float32).view(len(of), dim))
+                slots.append(m.slot_of(of))
+                at[rank] += size
+            rate = step.learning_rates[self._first + b]
+            self._tier.step(b, slots, sums, rate, step.number)
+
+    def _owned(self, rows: SortedRows, b: int, grads: torch.Tensor, rank: int) -> torch.Tensor:
+        """The gradients of a bucket's rows in the shard of a rank."""
+        base, owned = rows.bucket(self._first + b).start, rows.range(self._first + b, rank)
+        return grads[owned.start - base : owned.stop - base]
+
+
+def _split(given: torch.Tensor) -> tuple[Ints, Ints]:
+    """(offsets of samples, addresses) of what a rank said of its batch."""
+    size = int(given[0])
+    numbers = given.numpy()
+    return numbers[1 : 1 + size], numbers[1 + size :]
+
+
+def _check_plain_sgd(buckets: Sequence[Any], settings: CacheSettings) -> None:
+    for bucket in buckets:
+        if bucket.optimizer.kind != "sgd" or bucket.optimizer.weight_decay:
+            decay = " with weight decay" * (bucket.optimizer.weight_decay != 0)
+            raise OperError(
+                f"sync {settings.sync!r}: tables of the tier have {bucket.optimizer.kind}{decay}, "
+                "and HET pushes sums of gradients, which plain SGD alone applies as if each had "
+                "come in its turn; take SGD, or sync='on-demand'"
+            )

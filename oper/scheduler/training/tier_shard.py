@@ -1,0 +1,117 @@
+"""The tier's shard of one rank: rows that it alone writes, and gradients that wait there.
+
+A row that several workers trained at once takes one step with the sum of their gradients, once all
+of them have been pushed; until then the sum so far waits here with the number of the step and its
+learning rate.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from oper.base.arrays import Ints
+from oper.runtime.memory.heap import Heap
+from oper.runtime.step.row_source import Step
+from oper.runtime.tables.optimizer_buckets import Bucket
+from oper.runtime.tables.optimizers import update_rows
+
+_WAITING = np.dtype([("missing", np.int64), ("number", np.int64), ("rate", np.float64)])
+
+
+class _Sums:
+    """Gradients of a bucket's rows that wait for others of the same step."""
+
+    def __init__(self, slots: int, dim: int) -> None:
+        self.index_of = np.full(slots, -1, dtype=np.int32)  # by the row's slot
+        self.grads = torch.zeros(0, dim)
+        self.waiting = np.zeros(0, dtype=_WAITING)
+        self._free = np.zeros(0, dtype=np.int64)
+
+    def expect(self, slots: Ints, workers: Ints, number: int, rate: float) -> None:
+        """Gradients of so many workers will come for each of these rows."""
+        lacking = len(slots) - len(self._free)
+        if lacking > 0:
+            known = len(self.waiting)
+            more = max(lacking, known)
+            self.grads = torch.cat([self.grads, torch.zeros(more, self.grads.shape[1])])
+            self.waiting = np.concatenate([self.waiting, np.zeros(more, dtype=_WAITING)])
+            self._free = np.concatenate([self._free, np.arange(known, known + more)])
+        at, self._free = self._free[: len(slots)], self._free[len(slots) :]
+        self.index_of[slots] = at
+        self.grads[torch.from_numpy(at)] = 0
+        self.waiting["missing"][at] = workers
+        self.waiting["number"][at], self.waiting["rate"][at] = number, rate
+
+    def add(self, slots: Ints, grads: torch.Tensor) -> Ints:
+        """Add one worker's gradients; the slots of rows for which none are missing now."""
+        at = self.index_of[slots].astype(np.int64)
+        self.grads[torch.from_numpy(at)] += grads
+        self.waiting["missing"][at] -= 1
+        return slots[self.waiting["missing"][at] == 0]
+
+    def remove(self, slots: Ints) -> None:
+        """Nothing waits for these rows any more."""
+        self._free = np.concatenate([self._free, self.index_of[slots].astype(np.int64)])
+        self.index_of[slots] = -1
+
+
+class TierShard:
+    """The rows of buckets that this rank's part of the heap has."""
+
+    def __init__(self, heap: Heap, buckets: Sequence[Bucket]) -> None:
+        self._heap, self._buckets = heap, buckets
+        self._sums = [_Sums(len(heap.rows(b.width)), b.dim) for b in buckets]
+
+    def take_rows(self, bucket: int, slots: Ints) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copies of rows and of their states, as bytes."""
+        rows, states = self._arenas(bucket)
+        at = torch.from_numpy(slots)
+        return rows[at], states[at]
+
+    def put_rows(self, bucket: int, slots: Ints, rows: torch.Tensor, states: torch.Tensor) -> None:
+        """The reverse."""
+        at = torch.from_numpy(slots)
+        for arena, given in zip(self._arenas(bucket), (rows, states), strict=True):
+            arena[at] = given
+
+    def expect(self, bucket: int, slots: Ints, workers: Ints, step: Step, rate: float) -> None:
+        """Gradients of this step will come for rows from so many workers each."""
+        self._sums[bucket].expect(slots, workers, step.number, rate)
+
+    def add_gradients(self, bucket: int, slots: Ints, grads: torch.Tensor) -> None:
+        """One worker's gradients; rows for which none are missing then take their step."""
+        sums = self._sums[bucket]
+        done = np.sort(sums.add(slots, grads))
+        at = sums.index_of[done].astype(np.int64)
+        numbers = sums.waiting["number"][at]
+        for number in np.unique(numbers):
+            now = numbers == number
+            rate = float(sums.waiting["rate"][at[now][0]])
+            grads = sums.grads[torch.from_numpy(at[now])]
+            self.step(bucket, [done[now]], [grads], rate, int(number))
+        sums.remove(done)
+
+    def subtract(self, bucket: int, slots: Ints, steps: torch.Tensor) -> None:
+        """Steps of plain SGD, learning rates included."""
+        order = np.argsort(slots)
+        self.step(bucket, [slots[order]], [steps[torch.from_numpy(order)]], 1.0, 1)
+
+    def step(
+        self,
+        bucket: int,
+        slots: Sequence[Ints],
+        grads: Sequence[torch.Tensor],
+        rate: float,
+        number: int,
+    ) -> None:
+        """Take a step with the sums of gradients, lists of ascending slots and [n, dim] each."""
+        of = self._buckets[bucket]
+        rows, states = self._heap.rows(of.width), self._heap.state(of.width)
+        given = [torch.from_numpy(s) for s in slots]
+        update_rows(of.optimizer, given, list(grads), rows, states, of.dim, of.dtype, rate, number)
+
+    def _arenas(self, bucket: int) -> tuple[torch.Tensor, torch.Tensor]:
+        of = self._buckets[bucket]
+        size = of.optimizer.state_bytes(of.dim)
+        return self._heap.rows(of.width), self._heap.state(of.width)[:, :size]

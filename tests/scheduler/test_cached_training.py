@@ -1,0 +1,208 @@
+"""Training on cached rows of the tier against the unsharded model, element by element."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from oper.plan.plan import Plan
+from oper.scheduler.training.settings import CacheSettings
+from oper.tables.table import Table
+from tests.support.runtime.engine_cases import Case, Reference, tables_of
+from tests.support.runtime.ranks import RankFailedError, Ranks
+from tests.support.runtime.runtime_plans import random_plan
+from tests.support.scheduler.cached_cases import Script, run_cached
+
+PLAIN = Script()
+TOLERANCE = {"fp32": 5e-5, "fp16": 2e-2, "bf16": 1e-1}
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    with Ranks(4) as started:
+        yield started
+
+
+def assert_equals_unsharded(
+    ranks: Ranks, case: Case, plan: Any, cache: CacheSettings, script: Script = PLAIN, nodes=None
+) -> dict[str, list[int]]:
+    found = ranks.run(case.ranks, run_cached, case, plan, cache, script, nodes)
+    reference = Reference(case)
+    near: dict[str, Any] = {"rtol": TOLERANCE[case.dtype], "atol": TOLERANCE[case.dtype]}
+    evaluated = [iter(of_rank["evaluated"]) for of_rank in found]
+    for last in range(script.accumulate - 1, case.steps, script.accumulate):
+        steps = range(last + 1 - script.accumulate, last + 1)
+        outputs, weight_grads = reference.train(*steps)
+        for n, out in enumerate(outputs):
+            step, rank = steps[n // case.ranks], n % case.ranks
+            mine = found[rank]["outputs"][step].double()
+            torch.testing.assert_close(mine, out, **near, msg=f"step {step}, rank {rank}")
+            if weight_grads[n] is not None:
+                mine = found[rank]["weight_grads"][step].double()
+                torch.testing.assert_close(mine, weight_grads[n], **near)
+        for rank in range(case.ranks * (last in script.evaluate)):
+            from tests.support.runtime.engine_cases import batch_of
+
+            out, _, _ = reference.lookup(batch_of(case, last, rank))
+            torch.testing.assert_close(next(evaluated[rank]).double(), out.detach(), **near)
+    for rank in range(case.ranks):
+        assert next(evaluated[rank], None) is None
+        for n, table in enumerate(reference.tables):
+            mine = found[rank]["tables"][n].double()
+            torch.testing.assert_close(mine, table, **near, msg=f"table {n}, rank {rank}")
+    assert all(of_rank["counted"] == found[0]["counted"] for of_rank in found)
+    return found[0]["counted"]
+
+
+def tiered(seed: int, tables: tuple[Table, ...], ranks: int, **options: Any) -> Plan:
+    """A random plan with all tables in the tier."""
+    return random_plan(seed, tables, ranks, tier=tuple(range(len(tables))), **options)
+
+
+LATE = Case(0, 2, rows=(250, 1, 400), steps=6)
+cases = st.builds(
+    Case,
+    seed=st.integers(0, 1000),
+    ranks=st.sampled_from([1, 2, 4]),
+    optimizer=st.sampled_from(
+        ["sgd", "adagrad", "rowwise_adagrad", "adam", "partial_rowwise_adam", "momentum_sgd"]
+    ),
+    optimizers=st.sampled_from([(), (), ("sgd", "adam"), ("none", "rowwise_adagrad", "adagrad")]),
+    pooling=st.sampled_from(["sum", "mean", "none"]),
+    dims=st.sampled_from([(4,), (8, 16), (64, 4)]),
+    rows=st.sampled_from([(300,), (250, 1, 400), (150, 200, 150, 400)]),
+    bags=st.sampled_from(["one", "many", "none"]),
+    steps=st.integers(3, 9),
+)
+scripts = st.builds(
+    Script,
+    evaluate=st.sampled_from([(), (1,), (0, 2)]),
+    save=st.sampled_from([(), (1,)]),
+    untrained=st.sampled_from([(), (0,), (1, 2)]),
+    ahead=st.booleans(),
+    late=st.sampled_from([(), (), (1,)]),
+)
+
+
+@settings(max_examples=60)
+@given(
+    cases,
+    st.sampled_from(["30%", "50%", "100%"]),
+    st.sampled_from(["bsp", "on-demand", "peer"]),
+    st.sampled_from(["lru", "lfu", "light-lfu", "emark"]),
+    scripts,
+    st.sampled_from([None, (0, 1), (0,)]),
+    st.booleans(),
+)
+@example(
+    Case(0, 2, rows=(250, 1, 400), steps=6),
+    "30%",
+    "on-demand",
+    "lru",
+    Script(late=(1,)),
+    None,
+    False,
+)
+def test_any_cache_trains_as_the_unsharded_model(
+    ranks, case, size, sync, evict, script, tier, numbered
+):
+    tables = range(len(case.rows)) if tier is None else tier
+    plan = random_plan(
+        case.seed, tables_of(case), case.ranks, tier=tuple(t for t in tables if t < len(case.rows))
+    )
+    assert_equals_unsharded(ranks, case, plan, CacheSettings(size, sync, evict), script)
+
+
+HOT = Case(3, 2, rows=(250, 100, 400), steps=8)  # 40 % of its accesses read row 0
+
+
+@settings(max_examples=25)
+@given(
+    cases.map(lambda case: replace(case, optimizer="sgd", optimizers=(), plain=True)),
+    st.sampled_from(["30%", "100%"]),
+    st.sampled_from(["lru", "emark"]),
+    scripts,
+)
+def test_het_exact_without_staleness_is_bulk_synchronous(ranks, case, size, evict, script):
+    plan = tiered(case.seed, tables_of(case), case.ranks)
+    cache = CacheSettings(size, "het-exact:0", evict)
+    counted = assert_equals_unsharded(ranks, case, plan, cache, script)
+    assert sum(counted["wrong_reads"]) == 0
+
+
+@pytest.mark.parametrize("sync", ["het:2", "het-exact:2", "het:inf"])
+def test_stale_reads_end_at_the_flush(ranks, sync):
+    """SGD's steps commute where gradients are given, so that all of them are in the tables at the
+    end, however late they came."""
+    case = replace(HOT, plain=True)
+    plan = tiered(3, tables_of(case), 2)
+    found = ranks.run(2, run_cached, case, plan, CacheSettings("50%", sync), PLAIN)
+    reference = Reference(case)
+    for step in range(HOT.steps):
+        reference.train(step)
+    for mine, table in zip(found[0]["tables"], reference.tables, strict=True):
+        torch.testing.assert_close(mine.double(), table, rtol=1e-4, atol=1e-4)
+    assert sum(found[0]["counted"]["wrong_reads"]) > 0
+
+
+@pytest.mark.parametrize("sync", ["bsp", "on-demand", "peer"])
+@pytest.mark.parametrize("nodes", [(0, 1), (0, 0, 1, 1)])
+def test_ranks_that_share_no_memory(ranks, sync, nodes):
+    case = replace(HOT, ranks=len(nodes), optimizer="adam")
+    plan = tiered(3, tables_of(case), case.ranks, fetch="distinct")
+    script = Script(evaluate=(2,), save=(4,))
+    assert_equals_unsharded(ranks, case, plan, CacheSettings("40%", sync), script, nodes)
+
+
+@pytest.mark.parametrize("sync", ["bsp", "on-demand"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_gradients_accumulate(ranks, sync, optimizer):
+    case = replace(HOT, optimizer=optimizer, steps=9)
+    plan = tiered(3, tables_of(case), 2)
+    script = Script(accumulate=3, evaluate=(5,))
+    assert_equals_unsharded(ranks, case, plan, CacheSettings("40%", sync), script)
+
+
+@pytest.mark.parametrize("late", [(), (1, 3)])
+@pytest.mark.parametrize("pooling", ["sum", "mean"])
+def test_weights_and_their_gradients(ranks, pooling, late):
+    case = replace(HOT, weighted=True, pooling=pooling)
+    plan = tiered(3, tables_of(case), 2)
+    assert_equals_unsharded(ranks, case, plan, CacheSettings("40%"), Script(late=late))
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_narrow_rows(ranks, dtype):
+    case = replace(HOT, dtype=dtype, lr=0.125)
+    plan = tiered(3, tables_of(case), 2)
+    assert_equals_unsharded(ranks, case, plan, CacheSettings("40%"))
+
+
+def test_replicas_and_cached_rows_side_by_side(ranks):
+    case = replace(HOT, ranks=4, optimizer="rowwise_adagrad")
+    plan = random_plan(3, tables_of(case), 4, replicated=0.3, tier=(1,))
+    assert_equals_unsharded(ranks, case, plan, CacheSettings("40%"))
+
+
+def test_rows_leave_the_cache_with_their_updates(ranks):
+    plan = tiered(3, tables_of(HOT), 2)
+    counted = assert_equals_unsharded(ranks, replace(HOT, steps=12), plan, CacheSettings("15%"))
+    assert sum(counted["evict_push"]) > 0
+    assert sum(counted["wrong_reads"]) == 0
+
+
+def test_a_cache_smaller_than_a_batch(ranks):
+    plan = tiered(3, tables_of(HOT), 2)
+    with pytest.raises(RankFailedError, match=r"a cache of 1% is too small: .* times as large"):
+        ranks.run(2, run_cached, HOT, plan, CacheSettings("1%"), PLAIN)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])  # the latter with weight decay
+def test_het_takes_plain_sgd_alone(ranks, optimizer):
+    case = replace(HOT, optimizer=optimizer)
+    plan = tiered(3, tables_of(case), 2)
+    with pytest.raises(RankFailedError, match="which plain SGD alone applies"):
+        ranks.run(2, run_cached, case, plan, CacheSettings("50%", "het:10"), PLAIN)

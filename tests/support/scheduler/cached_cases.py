@@ -1,0 +1,90 @@
+"""Training on cached rows, as ranks do it in the tests, to be compared with the unsharded model."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from oper.plan.plan import Plan
+from oper.runtime.table_io import RowBlock, RowRange
+from oper.scheduler.training.cached_rows import source_of
+from oper.scheduler.training.settings import CacheSettings
+from tests.support.runtime.engine_cases import (
+    Case,
+    batch_of,
+    gradient_of,
+    prepare,
+    start,
+)
+
+
+@dataclass(frozen=True)
+class Script:
+    """What ranks do beside plain steps."""
+
+    evaluate: tuple[int, ...] = ()  # after these steps: a look-up without gradients
+    save: tuple[int, ...] = ()  # rows are read and written back
+    untrained: tuple[int, ...] = ()  # a batch more is looked up, without a backward pass
+    ahead: bool = False  # batches are prepared one ahead
+    late: tuple[int, ...] = ()  # another batch is looked up between forward and backward
+    accumulate: int = 1  # backward passes for each step
+
+
+def run_cached(
+    rank: int,
+    group: Any,
+    case: Case,
+    plan: Plan,
+    settings: CacheSettings,
+    script: Script,
+    nodes: Any = None,
+) -> dict[str, Any]:
+    """Outputs of all steps, the tables after them, and what was transmitted."""
+    engine = start(case, plan, group, make_source=source_of(settings), nodes=nodes)
+    outputs, weight_grads, evaluated = [], [], []
+    batches = {}
+
+    def prepared(step: int) -> Any:
+        if step not in batches:
+            batches[step] = batch_of(case, step, rank)
+            if case.weighted:
+                batches[step].weights().requires_grad_()
+            ready[step] = prepare(engine, case, batches[step])
+        return ready[step]
+
+    ready: dict[int, Any] = {}
+    for step in range(case.steps):
+        given = prepared(step)
+        if script.ahead and step + 1 < case.steps:
+            prepared(step + 1)
+        out = engine.lookup(given)
+        outputs.append(out.detach().clone())
+        if step in script.late:
+            engine(batch_of(case, step + 100, rank))
+        grad = gradient_of(case, step, rank, out)
+        if (step + 1) % script.accumulate:
+            with engine.accumulate():
+                out.backward(grad)
+        else:
+            out.backward(grad)
+        weight_grads.append(batches[step].weights().grad if case.weighted else None)
+        if step in script.untrained:
+            engine(batch_of(case, step + 200, rank))
+        if step in script.evaluate:
+            with torch.no_grad():
+                evaluated.append(engine(batch_of(case, step, rank)).clone())
+        if step in script.save:
+            wanted = [RowRange(n, 0, rows) for n, rows in enumerate(case.rows)]
+            found = engine.read_rows(wanted)
+            blocks = [RowBlock(n, 0, rows) for n, rows in enumerate(found)]
+            engine.write_rows(blocks if rank == 0 else [])
+    counted = engine.source.to_dict() if engine.source else {}
+    tables = engine.read_rows([RowRange(n, 0, rows) for n, rows in enumerate(case.rows)])
+    engine.close()
+    return {
+        "outputs": outputs,
+        "weight_grads": weight_grads,
+        "evaluated": evaluated,
+        "tables": tables,
+        "counted": counted,
+    }
