@@ -140,6 +140,10 @@ class OperSharder(BaseEmbeddingSharder):
         _check_environment(env, device)
         warnings = getattr(params, "warnings", None) or ModelWarnings(env.rank == 0)
         part, tables = module_tables.match_tables(plan, module, self.fused_params, warnings)
+        if self._cache is not None and not plan.tier:
+            raise OperError(
+                "cache: the plan has no tables in the tier; leave it out, or plan with --tier"
+            )
         bags = isinstance(module, EmbeddingBagCollection)
         return EmbeddingEngine(
             part,

@@ -1,8 +1,10 @@
 """Training on cached rows of the tier against the unsharded model, element by element."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -11,7 +13,8 @@ from hypothesis import strategies as st
 from oper.plan.plan import Plan
 from oper.scheduler.training.settings import CacheSettings
 from oper.tables.table import Table
-from tests.support.runtime.engine_cases import Case, Reference, tables_of
+from tests.scheduler.state_model import StateModel
+from tests.support.runtime.engine_cases import Case, Reference, batch_of, features_of, tables_of
 from tests.support.runtime.ranks import RankFailedError, Ranks
 from tests.support.runtime.runtime_plans import random_plan
 from tests.support.scheduler.cached_cases import Script, run_cached
@@ -44,8 +47,6 @@ def assert_equals_unsharded(
                 mine = found[rank]["weight_grads"][step].double()
                 torch.testing.assert_close(mine, weight_grads[n], **near)
         for rank in range(case.ranks * (last in script.evaluate)):
-            from tests.support.runtime.engine_cases import batch_of
-
             out, _, _ = reference.lookup(batch_of(case, last, rank))
             torch.testing.assert_close(next(evaluated[rank]).double(), out.detach(), **near)
     for rank in range(case.ranks):
@@ -206,3 +207,36 @@ def test_het_takes_plain_sgd_alone(ranks, optimizer):
     plan = tiered(3, tables_of(case), 2)
     with pytest.raises(RankFailedError, match="which plain SGD alone applies"):
         ranks.run(2, run_cached, case, plan, CacheSettings("50%", "het:10"), PLAIN)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("evict", ["lru", "lfu", "emark"])
+@pytest.mark.parametrize("sync", ["bsp", "on-demand"])
+def test_what_moves_is_what_the_state_model_says(ranks, count, evict, sync):
+    """On the same trace the runtime counts what the reference of the simulator does."""
+    case = Case(5, count, dims=(8,), rows=(200, 300), steps=12, bags="many")
+    plan = tiered(5, tables_of(case), count)
+    found = ranks.run(count, run_cached, case, plan, CacheSettings("16%", sync, evict), PLAIN)
+    model = StateModel(count, math.ceil(0.16 * sum(case.rows)), sync == "on-demand", evict)
+    expected = np.zeros((count, 4), dtype=np.int64)
+    for step in range(case.steps):
+        samples, assignment = [], []
+        for rank in range(count):
+            mine = samples_of(batch_of(case, step, rank), case)
+            samples += mine
+            assignment += [rank] * len(mine)
+        expected += np.array(model.iteration(samples, assignment))
+    counted = [found[0]["counted"][n] for n in ("miss_pull", "update_push", "evict_push", "hits")]
+    assert expected.T.tolist() == counted
+    assert count == 1 or sync == "bsp" or (expected.sum(axis=0) > 0).all()
+
+
+def samples_of(batch: Any, case: Case) -> list[list[int]]:
+    """The rows of each sample of a batch, numbered through all tables."""
+    first = [sum(case.rows[:table]) for table in range(len(case.rows))]
+    bases = [first[n] for n in range(len(case.rows)) for _ in features_of(case, n)]
+    bags = [jagged.to_dense() for jagged in batch.to_dict().values()]
+    return [
+        [base + int(row) for base, of_key in zip(bases, bags, strict=True) for row in of_key[s]]
+        for s in range(batch.stride())
+    ]

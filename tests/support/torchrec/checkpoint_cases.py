@@ -26,6 +26,7 @@ from torchrec.modules.embedding_configs import DataType
 
 import oper
 from oper.base.errors import OperError
+from oper.scheduler.training.settings import CacheSettings
 from oper.tables.model_tables import tables_of
 from tests.support.runtime.runtime_plans import random_plan
 from tests.support.torchrec.models import (
@@ -245,12 +246,13 @@ def checkpoint(
     load: Path | None,
     save: Path | None = None,
     partial: bool = False,
+    cache: CacheSettings | None = None,
 ) -> dict[str, Any]:
     """Sharded by "oper" or as TorchRec does: load a checkpoint (which may lack keys if `partial`)
     or train two steps, save one, and train a step more. What was loaded or saved, and what came
     after."""
     if sharding == "oper":
-        model, _ = sharded(group, kind, device="meta")
+        model, _ = sharded(group, kind, device="meta", cache=cache)
     else:
         model = stock(kind, sharding, group)
     optimizer = all_optimizers(model)
@@ -290,7 +292,13 @@ def _load(
         model.fused_optimizer.load_state_dict(state["optim"])
 
 
-def resumed(rank: int, group: dist.ProcessGroup, folder: Path, dense: bool) -> None:
+def resumed(
+    rank: int,
+    group: dist.ProcessGroup,
+    folder: Path,
+    dense: bool,
+    cache: CacheSettings | None = None,
+) -> None:
     """Training goes on from a checkpoint, loaded in place alone, bit for bit as without it: the
     tables by themselves, and with the dense part where its buckets stay as they are."""
     ranks = dist.get_world_size(group)
@@ -298,14 +306,16 @@ def resumed(rank: int, group: dist.ProcessGroup, folder: Path, dense: bool) -> N
     def make() -> tuple[Any, Any]:
         model = Model("cpu")
         put_optimizer(model, "adam")
-        plan = random_plan(0, tables_of(model), ranks, replicated=0.3)
+        tables = tables_of(model)
+        tier = tuple(range(len(tables))) if cache else ()
+        plan = random_plan(0, tables, ranks, replicated=0.3, tier=tier)
         made = DistributedModelParallel(
             model,
             env=ShardingEnv.from_process_group(group),
             plan=oper.torchrec_plan(plan, model),
             sharders=[
-                oper.OperEmbeddingBagCollectionSharder(),
-                oper.OperEmbeddingCollectionSharder(),
+                oper.OperEmbeddingBagCollectionSharder(cache=cache),
+                oper.OperEmbeddingCollectionSharder(cache=cache),
             ],
             data_parallel_wrapper=DefaultDataParallelWrapper(
                 static_graph=False, find_unused_parameters=True

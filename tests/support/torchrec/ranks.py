@@ -19,6 +19,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import oper
 from oper.runtime.engine import EmbeddingEngine
+from oper.scheduler.training.settings import CacheSettings
 from oper.tables.model_tables import tables_of
 from tests.support.runtime.runtime_plans import random_plan
 from tests.support.torchrec.models import (
@@ -58,14 +59,19 @@ def sharded(
     copies: float = 0.3,
     device: str = "cpu",
     data_type: DataType = DataType.FP32,
+    cache: CacheSettings | None = None,
     **options: Any,
 ) -> tuple[DistributedModelParallel, CombinedOptimizer]:
-    """The model sharded over a group, with the sharders' `options`, and the optimizer of all."""
+    """The model sharded over a group, with the sharders' `options`, and the optimizer of all. With
+    a `cache` all tables are in the tier."""
     model = Model(device, data_type)
     put_optimizer(model, kind)
-    plan = random_plan(0, tables_of(model), dist.get_world_size(group), replicated=copies)
+    tables = tables_of(model)
+    tier = tuple(range(len(tables))) if cache else ()
+    plan = random_plan(0, tables, dist.get_world_size(group), replicated=copies, tier=tier)
     torch.manual_seed(3 + dist.get_rank(group))
-    made = oper.shard(model, plan, env=ShardingEnv.from_process_group(group), **options)
+    env = ShardingEnv.from_process_group(group)
+    made = oper.shard(model, plan, env=env, cache=cache, **options)
     return made, all_optimizers(made)
 
 

@@ -109,11 +109,11 @@ def mutated(mutant: str | None) -> Iterator[None]:
             yield
 
 
-def pipelined(rank: int, group: dist.ProcessGroup, name: str) -> None:
+def pipelined(rank: int, group: dist.ProcessGroup, name: str, **options: Any) -> None:
     """A pipeline of TorchRec's trains (or reads, in evaluation) as a plain loop does."""
     batches = [batch(100 * step + rank) for step in range(5)]
-    model, optimizer = sharded(group, "rowwise_adagrad")
-    plain, plain_optimizer = sharded(group, "rowwise_adagrad")
+    model, optimizer = sharded(group, "rowwise_adagrad", **options)
+    plain, plain_optimizer = sharded(group, "rowwise_adagrad", **options)
     evaluates = name.startswith("Eval")
     if evaluates:
         model.eval()
