@@ -1,0 +1,145 @@
+"""What bounded staleness (HET) costs in AUC and saves in communication, in real training.
+
+Wide & Deep, DeepFM and DCN on a labelled generated log of Criteo-Kaggle's tables, one epoch in the
+order of the log, SGD, all tables in the tier; the last samples are held out. Communication is in
+bytes of rows and gradients between caches and the tier, against a training without caches (each
+worker pulls every row of its batch and pushes every gradient) and against s = 0.
+
+    python -m benchmarks.scheduler.staleness [--models wide-deep,deepfm,dcn] [--s 0,10,100,inf]
+"""
+
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from scipy.stats import rankdata
+from torchrec.distributed.types import ShardingEnv
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.optim.optimizers import in_backward_optimizer_filter
+
+import oper
+from benchmarks.common import parser, percent, publish
+from benchmarks.runtime.ranks import run
+from benchmarks.scheduler.click_log import ClickLog
+from benchmarks.scheduler.click_models import OVER, ClickModel
+from oper.cli.shared.console import new_table
+from oper.cost.workload import Workload
+from oper.planner.problem.problem import Settings
+from oper.synth.recipes import load_recipe
+from oper.synth.row_counts import synthesize_counts
+from oper.synth.synthesizer import Synthesizer
+
+WORKERS, SAMPLES, DIM = 4, 256, 16
+SCALE, LOG_SAMPLES, HELD_OUT = 0.1, 5_242_880, 0.05
+TABLE_RATE, LAYER_RATE = 4.0, 0.1
+CACHE = "10%"
+
+
+def train(
+    rank: int, folder: Path, log: ClickLog, name: str, sync: str, evict: str
+) -> dict[str, Any]:
+    """One epoch; the held-out AUC and what was moved."""
+    arrays = log.open()
+    model = ClickModel(name, log.tables)
+    apply_optimizer_in_backward(
+        torch.optim.SGD, model.embeddings.parameters(), {"lr": TABLE_RATE}
+    )
+    env = ShardingEnv.from_process_group(dist.group.WORLD)
+    cache = oper.CacheSettings(CACHE, sync, evict)
+    sharded = oper.shard(model, folder, env=env, cache=cache)
+    layers = dict(in_backward_optimizer_filter(sharded.named_parameters())).values()
+    optimizer = torch.optim.SGD(layers, lr=LAYER_RATE)
+    size = WORKERS * SAMPLES
+    steps = int(len(arrays.labels) * (1 - HELD_OUT)) // size
+    began = time.perf_counter()
+    for step in range(steps):
+        batch = arrays.batch(step * size + rank * SAMPLES, SAMPLES)
+        optimizer.zero_grad()
+        sharded(batch.dense, batch.ids, batch.labels).backward()
+        optimizer.step()
+    seconds = (time.perf_counter() - began) / steps
+    moved = next(iter(oper.counters(sharded).values()))["caches"]
+    sharded.eval()
+    found, labels = [], []
+    with torch.no_grad():
+        first = steps * size + rank * SAMPLES
+        for at in range(first, len(arrays.labels) - SAMPLES, size):
+            batch = arrays.batch(at, SAMPLES)
+            found.append(sharded(batch.dense, batch.ids))
+            labels.append(batch.labels)
+    counts = [None] * WORKERS
+    dist.all_gather_object(counts, (torch.cat(found), torch.cat(labels)))
+    logits, clicked = (torch.cat(parts).numpy() for parts in zip(*counts, strict=True))
+    return {
+        "auc": _auc(logits, clicked),
+        "bytes": sum(moved["pull_bytes"]) + sum(moved["push_bytes"]),
+        # Every read pulled and every update pushed, of float32 rows without state.
+        "bytes_without_caches": 2 * 4 * DIM * sum(moved["reads"]),
+        "wrong_reads": sum(moved["wrong_reads"]) / sum(moved["reads"]),
+        "most_lag": max(moved["lag"]),
+        "step_ms": 1e3 * seconds,
+    }
+
+
+def _auc(scores: Any, clicked: Any) -> float:
+    """The area under the curve, by ranks."""
+    ranks, positive = rankdata(scores), clicked > 0.5
+    count = int(positive.sum())
+    total = float(ranks[positive].sum()) - count * (count + 1) / 2
+    return total / (count * (len(clicked) - count))
+
+
+def main() -> None:
+    """Measure and print."""
+    options = parser(__doc__)
+    options.add_argument("--models", default=",".join(OVER))
+    options.add_argument("--s", default="0,10,100,10000,inf")
+    options.add_argument("--protocol", default="het-exact", choices=["het", "het-exact"])
+    options.add_argument("--evict", default="lru")
+    given = options.parse_args()
+    log = ClickLog(SCALE * given.scale, round(LOG_SAMPLES * given.scale), DIM)
+    log.write()
+    found: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "plan"
+        recipe = load_recipe("criteo-kaggle", scale=log.scale, dim=DIM)
+        oper.make_plan(
+            synthesize_counts(Synthesizer(recipe, log.samples)),
+            f"cpu:{WORKERS}",
+            Workload("training", "raw", WORKERS * SAMPLES),
+            Settings(tier="all"),
+            folder,
+        )
+        for name in given.models.split(","):
+            for s in given.s.split(","):
+                arguments = (folder, log, name, f"{given.protocol}:{s}", given.evict)
+                answers = run(train, WORKERS, *arguments, deadline_seconds=3600.0)
+                found[f"{name} s={s}"] = answers[0]
+    publish(given, {"runs": found}, lambda: _table(found))
+
+
+def _table(found: dict[str, dict[str, Any]]) -> Any:
+    table = new_table(
+        "", "AUC", "against s=0", "bytes", "of no cache", "of s=0", "wrong", "lag", "ms"
+    )
+    for name, figures in found.items():
+        base = found.get(name.split("=")[0] + "=0", figures)
+        table.add_row(
+            name,
+            f"{figures['auc']:.5f}",
+            f"{100 * (figures['auc'] / base['auc'] - 1):+.3f} %",
+            f"{figures['bytes'] / 1e9:.2f} GB",
+            f"{percent(figures['bytes'] / figures['bytes_without_caches'], 1)} %",
+            f"{percent(figures['bytes'] / base['bytes'], 1)} %",
+            f"{percent(figures['wrong_reads'], 1)} %",
+            str(figures["most_lag"]),
+            f"{figures['step_ms']:.0f}",
+        )
+    return table
+
+
+if __name__ == "__main__":
+    main()
