@@ -36,13 +36,15 @@ def part_of(plan: Plan, tables: Sequence[int]) -> Plan:
     if len(chosen) == len(plan.tables):
         return plan
     layout = plan.layout
+    tier = tuple(np.flatnonzero(np.isin(chosen, plan.tier)).tolist())
     return replace(
         plan,
         tables=tuple(plan.tables[t] for t in chosen),
         layout=_layout(layout, chosen),
         counts=_counts(plan, chosen),
         distinct_ratio=None if plan.distinct_ratio is None else plan.distinct_ratio[chosen],
-        tier=tuple(np.flatnonzero(np.isin(chosen, plan.tier)).tolist()),
+        tier=tier,
+        parts=plan.parts if tier else None,
     )
 
 
