@@ -21,7 +21,7 @@ from oper.plan.prediction import Prediction
 from oper.plan.tier.join_plans import SplitPlan, join_plans
 from oper.planner.assemble_plan import assemble
 from oper.planner.bounds.tier_bound import Certified, certify_with_tier
-from oper.planner.make_placement import InfeasibleError, Planned, make_placement
+from oper.planner.make_placement import Planned, make_placement
 from oper.planner.place_in_memory import by_devices, place_in_memory
 from oper.planner.problem.problem import RESERVE, Settings
 from oper.planner.problem.profile_of_tables import profile_of_tables
@@ -137,6 +137,5 @@ def _placed_in_hosts(
             f"tier: host_memory of topology {hosts.name}: {str(error).removeprefix('capacity: ')}; "
             "or put fewer tables into the tier"
         ) from error
-    if placed.cost.extra_bytes:
-        raise InfeasibleError("tier: rows of it got copies, which is a defect of the planner")
+    assert not placed.cost.extra_bytes, "a row of the tier got copies"
     return placed

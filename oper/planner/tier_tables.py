@@ -19,7 +19,8 @@ def tier_tables(settings: Settings, tables: Sequence[Table]) -> tuple[int, ...]:
     for name in settings.tier:
         if name in number:
             continue
-        near = get_close_matches(name, number, n=3)
+        known = {one.lower(): one for one in number}
+        near = [known[one] for one in get_close_matches(name.lower(), known, n=3)]
         some = ", ".join(near or list(number)[:8])
         raise OperError(
             f"tier: table {name!r} is not in the profile; "

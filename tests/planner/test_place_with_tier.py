@@ -189,6 +189,22 @@ def test_equal_tables_of_both_memories_share_no_arena(tmp_path: Path):
     assert "tier" not in content["settings"]
 
 
+def test_rows_that_would_get_copies_on_devices_get_none_in_the_tier(tmp_path: Path):
+    counts = [np.arange(n)[::-1].astype(np.int64) ** 2 for n in (300, 40, 300)]
+    profile = make_profile(small().tables, counts)
+    workload, asked = Workload("training", "raw", 1 << 16), Settings(0.3)
+    on_devices = make_plan(profile, "2x2-a100", workload, asked, tmp_path / "devices")
+    assert on_devices.cost.extra_bytes
+    made = make_plan(profile, "2x2-a100", workload, replace(asked, tier="all"), tmp_path / "tier")
+    assert isinstance(made, PlannedWithTier)
+    assert (made.plan.layout.holds.sum(axis=1) == 1).all()
+    assert made.plan.replica_accesses == 0
+    both = replace(asked, tier=["table_0"])
+    some = make_plan(profile, "2x2-a100", workload, both, tmp_path / "both")
+    assert some.prediction.extra_memory_ratio > 0
+    assert all(finding.ok for finding in check(tmp_path / "both"))
+
+
 def test_without_a_tier_nothing_is_said_of_it(tmp_path: Path):
     make_plan(small(), "dgx-a100", WORKLOAD, Settings(), tmp_path / "plan")
     content = json.loads((tmp_path / "plan" / "plan.json").read_text())
