@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from oper.base.arrays import Floats, Ints
+from oper.base.errors import OperError
 from oper.plan.plan import ListedCounts, Plan
 from oper.plan.prediction import PartFigures, PlanParts, Prediction
 from oper.plan.tier.join_layouts import (
@@ -79,8 +80,15 @@ def join_plans(
 
 
 def split_plan(plan: Plan) -> SplitPlan:
-    """The two plans of a plan with a tier: slots as they are, figures and topologies their own."""
-    assert plan.parts is not None
+    """The two plans of a plan with a tier: slots as they are, figures and topologies their own.
+
+    OperError for a plan that was put together by hand, without figures of its two memories.
+    """
+    if plan.parts is None:
+        raise OperError(
+            "the plan has a tier and no figures of its two memories, which are needed here; make "
+            "it with oper plan --tier"
+        )
     in_tier = np.array(plan.tier, dtype=np.int64)
     others = np.setdiff1d(np.arange(len(plan.tables)), in_tier)
     settings = {name: asked for name, asked in plan.settings.items() if name != "reserve"}

@@ -17,6 +17,7 @@ from oper.cost.workload import Workload
 from oper.files.manifest import describe_files, write_manifest
 from oper.plan.layout import LOCAL, SLOT_BITS, SLOT_MASK
 from oper.plan.plan import FORMAT, MARKER, Plan, load_plan, rank_file
+from oper.plan.tier.join_plans import split_plan
 from oper.planner.make_plan import make_plan
 from oper.planner.problem.problem import Settings
 from oper.tables.table import Table
@@ -96,6 +97,8 @@ def test_tables_of_both_memories_in_one_arena_are_refused(tmp_path: Path) -> Non
     by_hand = replace(plan, certificate={}, tier=(1,))
     by_hand.save(tmp_path / "right")
     assert load_plan(tmp_path / "right").tier == (1,)
+    with pytest.raises(OperError, match="no figures of its two memories"):
+        split_plan(load_plan(tmp_path / "right"))
     replace(by_hand, tier=(2,)).save(tmp_path / "wrong")
     with pytest.raises(OperError, match="share an arena with others"):
         load_plan(tmp_path / "wrong")
