@@ -19,7 +19,7 @@ from oper.cost.workload import Workload
 from oper.plan.plan import Plan, load_plan
 from oper.plan.plan_of_some_tables import part_of
 from oper.planner.bounds.certificate import certify
-from oper.planner.bounds.tier_bound import Certified, certify_with_tier, mean_bound
+from oper.planner.bounds.tier_bound import Certified, certify_with_tier, weighted_bound
 from oper.planner.compare import compare
 from oper.planner.make_placement import InfeasibleError
 from oper.planner.make_plan import make_plan
@@ -138,9 +138,13 @@ def test_no_placement_of_both_is_below_the_bound(seed, ranks, extra):
         float(best),
     )
     assert 0 < found.bound.seconds <= best or not best
-    assert found.bound.seconds >= max(mean_bound(devices) + mean_bound(tier), 0)
-    for problem, times in ((devices, a), (tier, b)):
-        assert mean_bound(problem) <= times.mean(axis=1).min() * (1 + 1e-12)
+    even, some = np.full(ranks, 1 / ranks), random.dirichlet(np.ones(ranks))
+    means = weighted_bound(devices, even) + weighted_bound(tier, even)
+    assert found.bound.seconds >= means
+    for weights in (even, some):
+        for problem, times in ((devices, a), (tier, b)):
+            least = (times @ weights).min()
+            assert weighted_bound(problem, weights) <= least * (1 + 1e-12)
 
 
 def test_the_sum_of_two_bounds_would_be_wrong():

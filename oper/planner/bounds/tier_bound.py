@@ -7,25 +7,31 @@ in the tier. Each part can be placed whatever the other does, so that for every 
     max_r T_r ≥ max_r a_r ≥ A     and     max_r T_r ≥ max_r b_r ≥ B,
 
 with A and B the parts' own bounds. Their sum is no bound: the rank with the largest a need not be
-that with the largest b. But with M ranks
+that with the largest b. But for any weights λ ≥ 0 of the ranks with Σλ = 1
 
-    max_r T_r ≥ (1/M) Σ_r (a_r + b_r) = mean a + mean b ≥ A' + B'
+    max_r T_r ≥ Σ_r λ_r (a_r + b_r) = Σ_r λ_r a_r + Σ_r λ_r b_r ≥ A(λ) + B(λ)
 
-for any bounds A', B' on the means. The Lagrangian at equal prices λ_r = 1/M on the ranks' times is
-one of them (lagrangian_bound.py). The largest of the three is taken. Where ranks are alike and no
-single row is hot, A' is A and B' is B.
+for any bounds A(λ), B(λ) on the weighted means. The Lagrangian at the prices λ on the ranks' times
+is one of them, whatever its other prices are (lagrangian_bound.py). Tried are equal weights, which
+are best where ranks are alike, and elsewhere those that are best for either part, and their mean.
+The largest of all is taken.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
+
+from oper.base.arrays import Floats
 from oper.planner.bounds.certificate import Certificate
 from oper.planner.bounds.lagrangian_bound import (
     Bound,
+    good_prices,
     homogeneous_prices,
     lagrangian,
     usable_methods,
 )
-from oper.planner.lp.pricing import pricing_items
+from oper.planner.lp.pricing import DualPrices, PricingItems, pricing_items
 from oper.planner.problem.problem import ClassProblem
 
 
@@ -42,21 +48,55 @@ def certify_with_tier(
     """The certificate of a plan of both parts, whose slowest rank takes `objective_seconds`."""
     parts = [part for part in (devices, tier) if part is not None]
     best = max((part.certificate for part in parts), key=lambda found: found.bound.seconds)
-    means = sum(mean_bound(part.problem) for part in parts)
+    means = max(
+        sum(weighted_bound(part.problem, weights) for part in parts)
+        for weights in _weights([part.problem for part in parts])
+    )
     if means > best.bound.seconds:
         return Certificate(objective_seconds, Bound(means, None))
     bound = Bound(best.bound.seconds, None, best.bound.note)
     return Certificate(objective_seconds, bound, best.hot_row)
 
 
-def mean_bound(problem: ClassProblem) -> float:
-    """No plan within the limits has a smaller mean of the ranks' times, in seconds."""
-    topology, budget = problem.topology, problem.budget_bytes
+def weighted_bound(problem: ClassProblem, weights: Floats) -> float:
+    """No plan within the limits has a smaller mean of the ranks' times, in seconds, by weights that
+    add up to 1, [M]."""
     least = []
+    for rows, prices in _priced(problem, float(np.ptp(weights)) > 0):
+        found = DualPrices(weights, prices.capacity, prices.budget)
+        limits = (problem.capacity_bytes, problem.budget_bytes)
+        least.append(lagrangian(rows, problem.topology, found, *limits) + rows.latency)
+    return min(least)
+
+
+def _priced(problem: ClassProblem, own: bool) -> Iterator[tuple[PricingItems, DualPrices]]:
+    """The items of each AllReduce method that a plan may use, with prices for Σλ = 1: of ranks that
+    are alike, or their `own`. Prices that are not the best ones give a weaker bound, and a bound
+    still."""
+    topology, capacity, budget = problem.topology, problem.capacity_bytes, problem.budget_bytes
     for method in usable_methods(problem.workload, problem.ranks, budget):
         rows = pricing_items(problem.classes, topology, problem.workload, method)
-        # Of any ranks: prices that are not the best ones give a weaker bound, and a bound still.
-        prices = homogeneous_prices(rows, topology, problem.capacity_bytes, budget)
-        found = lagrangian(rows, topology, prices, problem.capacity_bytes, budget)
-        least.append(found + rows.latency)
-    return min(least)
+        find = good_prices if own else homogeneous_prices
+        prices = find(rows, topology, capacity, budget)
+        scale = float(prices.rank.sum())
+        if scale <= 0:
+            prices, scale = homogeneous_prices(rows, topology, capacity, budget), 1.0
+        yield rows, DualPrices(prices.rank / scale, prices.capacity / scale, prices.budget / scale)
+
+
+def _weights(problems: list[ClassProblem]) -> list[Floats]:
+    """Weights of the ranks to try, [M] each."""
+    ranks = problems[0].ranks
+    even = np.full(ranks, 1 / ranks)
+    if all(each.topology.is_homogeneous(each.capacity_bytes) for each in problems):
+        return [even]
+    # Of each part, those of the method that its bound is of.
+    best = []
+    for problem in problems:
+        limits = (problem.capacity_bytes, problem.budget_bytes)
+        _, _, weights = min(
+            (lagrangian(rows, problem.topology, prices, *limits) + rows.latency, n, prices.rank)
+            for n, (rows, prices) in enumerate(_priced(problem, True))
+        )
+        best.append(weights)
+    return [even, *best, np.asarray(np.mean(best, axis=0))]
