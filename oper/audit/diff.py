@@ -22,6 +22,7 @@ def diff(old: Plan, new: Plan) -> dict[str, Any]:
     return {
         "settings": {"old": old.settings, "new": new.settings},
         "ranks": {"old": old.ranks, "new": new.ranks},
+        "tier": {"old": old.tier_names, "new": new.tier_names},
         "figures": {
             name: {"old": value, "new": _compared(new)[name]}
             for name, value in _compared(old).items()
@@ -40,13 +41,15 @@ def _compare_rows(old: Plan, new: Plan) -> list[dict[str, Any]]:
     holds_before, holds_after = _holders(before), _holders(after)
     tables = []
     for index, table in enumerate(old.tables):
+        # All rows of a table that is in the tier of one of them alone are elsewhere.
+        moved = (index in old.tier) != (index in new.tier)
         changed = gained = lost = 0
         for one, two in zip(before.chunks(index), after.chunks(index), strict=True):
             # There are few pairs of extents: count their rows, then compare holders once a pair.
             pair = one.extent * len(holds_after) + two.extent
             numbers, rows = np.unique(pair, return_counts=True)
             held, holding = np.divmod(numbers, len(holds_after))
-            different = (holds_before[held] != holds_after[holding]).any(axis=1)
+            different = (holds_before[held] != holds_after[holding]).any(axis=1) | moved
             more = holds_after[holding].sum(axis=1) - holds_before[held].sum(axis=1)
             changed += int(rows[different].sum())
             gained += int(rows[more > 0].sum())

@@ -65,6 +65,7 @@ def explain(
             "table": table_name,
             "row": row,
             "kind": "striped",
+            "in_tier": table in plan.tier,
             "accesses": counted.exact,
             "accesses_at_least": counted.at_least,
             "accesses_at_most": counted.at_most,
@@ -81,16 +82,19 @@ def explain(
                 "proportion to the memory each had left, and need no entry in the address map"
             ),
         }
-    accesses = counted.exact
+    accesses, in_tier = counted.exact, table in plan.tier
     holders = np.flatnonzero(layout.holds[group]).tolist()
     position = int(found.position[0])
     partition = int(np.searchsorted(-plan.partition_floor, -accesses)) if accesses else None
+    if in_tier and len(plan.tier) < len(plan.tables):
+        partition = None  # the plan has those of the tables on devices
     if partition is not None and partition >= len(plan.partition_floor):
         partition = None
     return {
         "table": table_name,
         "row": row,
         "kind": "replicated" if len(holders) > 1 else "listed",
+        "in_tier": in_tier,
         "accesses": accesses,
         "accesses_at_least": counted.at_least,
         "accesses_at_most": counted.at_most,
@@ -169,6 +173,11 @@ def _why(plan: Plan, table: int, counted: _Counted, copies: int) -> str:
         everywhere += float(row.union_bytes[0]) * charges.mean_memory_seconds
         everywhere += min(float(allreduce_cost(topology, m).row_seconds(row)[0]) for m in methods)
     read = f"each rank reads it {'' if known else 'at least '}{R[0]:.3g} times an iteration"
+    if table in plan.tier:
+        return (
+            f"{read}, as far as no cache has it; a row of the tier has one owner, chosen for an "
+            "even load"
+        )
     times = f"{single * 1e9:.3g} ns of a rank's iteration with one owner, {everywhere * 1e9:.3g} ns"
     if copies == ranks:
         return f"{read}: {times} with a copy on every rank, so it is replicated"
@@ -203,6 +212,7 @@ def _copies_bytes(plan: Plan, table: int) -> int:
 
 def _room_bytes(plan: Plan) -> float:
     """Bytes for extra copies: what was asked for, within what the capacities leave."""
-    total = sum(t.rows * t.memory_bytes(plan.workload.mode) for t in plan.tables)
+    on_devices = [t for n, t in enumerate(plan.tables) if n not in plan.tier]
+    total = sum(t.rows * t.memory_bytes(plan.workload.mode) for t in on_devices)
     room = float(plan.prediction.capacity_bytes.sum() - total)
     return min(plan.settings["extra_memory"] * total, room)

@@ -16,14 +16,15 @@ class SlotMarks:
     """Which slots of the arenas hold a row, and the first thing of each kind that is wrong.
 
     astray: a row that is read where it is not held. unequal: a row on all ranks at unequal slots.
-    misplaced: a slot beyond its arena, or shared by two rows. copies: bytes beyond one copy of each
-    row.
+    misplaced: a slot beyond its arena, or shared by two rows. copied: a row of the tier on several
+    ranks. copies: bytes beyond one copy of each row.
     """
 
     plan: Plan
     astray: str | None = None
     unequal: str | None = None
     misplaced: str | None = None
+    copied: str | None = None
     copies: int = 0
     _taken: list[list[NDArray[np.bool_]]] = field(default_factory=list)
     _marked: Ints = field(init=False)
@@ -92,6 +93,11 @@ class SlotMarks:
                 f"at slots {sorted(set(slot[:, n].tolist()))}"
             )
         copies = local.sum(axis=0)
+        if table in self.plan.tier:
+            for n in np.flatnonzero(copies > 1)[:1]:
+                self.copied = self.copied or (
+                    f"{self._name(table, int(rows[n]))}: is in the tier, on {copies[n]} ranks"
+                )
         self.copies += int((copies - 1).clip(0).sum()) * self._row_memory(table)
         holder, of_row = np.nonzero(local)
         self._mark(table, rows[of_row], holder, slot[holder, of_row])

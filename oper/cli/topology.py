@@ -13,6 +13,7 @@ from oper.cli.shared.console import emit, new_console, new_table
 from oper.cli.shared.formatting import format_bytes, format_duration, plural
 from oper.cli.shared.output_options import FORCE, JSON
 from oper.files.storage import atomic_file, check_output
+from oper.topology.host_tier import host_to_dict
 from oper.topology.links import SHARED
 from oper.topology.topology import Topology
 
@@ -99,6 +100,7 @@ def _described(topology: Topology) -> dict[str, Any]:
     memory = topology.device_memory_bytes
     return {
         **topology.to_dict(),
+        **host_to_dict(topology),
         "ranks": topology.ranks,
         "nodes": topology.nodes,
         "alike": topology.homogeneous,
@@ -134,6 +136,14 @@ def _print(topology: Topology) -> None:
         each = " to ".join(format_bytes(size) for size in dict.fromkeys((sizes[0], sizes[-1])))
         use = "for warnings only" if topology.memory_for_plans is None else "what plans may use"
         out.print(f"device memory ({use}): {each} a rank")
+    if topology.host_memory_bytes is not None:
+        sizes = sorted(set(topology.host_memory_bytes))
+        each = " to ".join(format_bytes(size) for size in dict.fromkeys((sizes[0], sizes[-1])))
+        out.print(f"host memory (what a tier may use): {each} a rank")
+    if topology.host_bandwidth is not None:
+        rates = [f"{rate / GB:,.4g}" for rate in sorted(set(topology.host_bandwidth))]
+        each = " to ".join(dict.fromkeys((rates[0], rates[-1])))
+        out.print(f"device to host memory: {each} GB/s a rank")
 
 
 def _capacity(topology: Topology) -> str:

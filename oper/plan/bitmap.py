@@ -1,5 +1,6 @@
 """The bitmap of listed rows: a running count and 448 rows in each cache line."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,7 @@ from numpy.typing import NDArray
 
 from oper.base import native
 from oper.base.arrays import Ints
+from oper.base.tensors import as_int64, as_tensor
 
 WORDS_PER_LINE = native.shared("bitmap words of a line", 7)  # behind its header
 ROWS_PER_LINE = 64 * WORDS_PER_LINE
@@ -42,6 +44,19 @@ def rank_in_bitmap(
 def listed_before(bitmap: NDArray[np.uint64], lines: Any) -> Any:
     """Marked rows of all tables before these lines: int64."""
     return (bitmap[lines, 0] & _BEFORE_MASK).astype(np.int64)
+
+
+def join_lines(
+    pieces: Sequence[NDArray[np.uint64]], line_offset: Ints
+) -> tuple[NDArray[np.uint64], Ints]:
+    """Lines of one table after the other as one bitmap, with new running counts, and the number of
+    marked rows of each table, [T]; those of table t begin at `line_offset[t]`."""
+    import torch
+
+    # By torch, whose memory begins with a line of the cache, as lines of a bitmap should.
+    lines = torch.cat([as_tensor(piece.view(np.int64)) for piece in pieces])
+    ends = native.ops().number_bitmap(lines, as_int64(line_offset))
+    return lines.numpy().view(np.uint64), np.diff(ends.numpy())
 
 
 def header_of(before: Ints, counts: Ints) -> NDArray[np.uint64]:

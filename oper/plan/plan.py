@@ -21,11 +21,12 @@ from oper.cost.workload import Workload
 from oper.files import manifest, storage
 from oper.files.overwrite_rules import Format
 from oper.plan.layout import Layout, RankMap, rank_map
-from oper.plan.prediction import PlanningRecord, Prediction
+from oper.plan.prediction import PlanningRecord, PlanParts, Prediction
 from oper.plan.row_codes import marks_of, rows_of_tables
 from oper.plan.stated_figures import check_stated
 from oper.plan.validate import validate, validate_rank_map
 from oper.tables.table import Table, fingerprint, index_of
+from oper.topology.host_tier import host_to_dict
 from oper.topology.topology import Topology
 
 MARKER = "plan.json"
@@ -82,7 +83,9 @@ class Plan:
 
     `layout` and `allreduce_method` are what the runtime acts on; `prediction` and `record` are
     written under "figures" and only shown. `owner_accesses` [M] are the accesses in the profile to
-    rows that one rank alone holds, by that rank, and `replica_accesses` the rest.
+    rows that one rank alone holds, by that rank, and `replica_accesses` the rest. Tables of the
+    `tier` lie in the hosts' memory, in arenas of their own; `prediction` is of all tables together,
+    and `record` and `partitions` are of those on devices, or of the tier's where it has all.
     """
 
     tables: tuple[Table, ...]
@@ -105,7 +108,8 @@ class Plan:
     # [T, 2] measured over expected distinct rows of a rank and of all; None: not measured.
     distinct_ratio: NDArray[np.float64] | None = None
     log_part: dict[str, Any] = field(default_factory=dict)  # that was profiled; {}: all, or unknown
-    tier: tuple[int, ...] = ()  # the numbers of the tables that are in the hosts' memory, ascending
+    tier: tuple[int, ...] = ()  # the numbers of its tables, ascending
+    parts: PlanParts | None = None  # None without a tier
 
     def __repr__(self) -> str:
         rows = sum(table.rows for table in self.tables)
@@ -131,7 +135,13 @@ class Plan:
             **self.prediction.to_json(self.allreduce_method),
             "status": self.prediction.status,
             **self.record.to_json(),
+            **({} if self.parts is None else {"parts": self.parts.to_json()}),
         }
+
+    @property
+    def tier_names(self) -> list[str]:
+        """The names of the tables in the tier."""
+        return [self.tables[t].name for t in self.tier]
 
     def table_index(self, name: str) -> int:
         """The number of the table called `name`; OperError where there is none."""
@@ -195,6 +205,7 @@ class Plan:
     def _to_json(self) -> dict[str, Any]:
         layout = self.layout
         part = {"log_part": self.log_part} if self.log_part else {}
+        hosts = host_to_dict(self.topology) if self.tier else {}
         marked = layout.everywhere_bitmap is not None
         return {
             "schema": SCHEMA,
@@ -225,8 +236,9 @@ class Plan:
             "owner_accesses": self.owner_accesses.tolist(),
             "replica_accesses": self.replica_accesses,
             "arena_slots": layout.slots.tolist(),
-            "topology": self.topology.to_dict(),
+            "topology": self.topology.to_dict() | hosts,
             "tables": [table.to_dict() for table in self.tables],
+            **({"tier": self.tier_names} if self.tier else {}),
         }
 
 
@@ -304,8 +316,11 @@ def _from_json(folder: Path, content: dict[str, Any]) -> Plan:
     ratio = content["distinct_ratio"]
     topology = Topology.from_dict(content["topology"], str(folder / MARKER))
     check_stated(content, topology.ranks)
+    tables = tuple(Table.from_dict(t) for t in content["tables"])
+    number = {table.name: n for n, table in enumerate(tables)}
+    parts = content["figures"].get("parts")
     return Plan(
-        tables=tuple(Table.from_dict(t) for t in content["tables"]),
+        tables=tables,
         topology=topology,
         workload=Workload(**content["workload"]),
         layout=Layout(**arrays, orders=orders, **{name: large(name) for name in _LARGE}),
@@ -325,6 +340,8 @@ def _from_json(folder: Path, content: dict[str, Any]) -> Plan:
         settings=content["settings"],
         distinct_ratio=None if ratio is None else np.array(ratio, dtype=np.float64),
         log_part=content.get("log_part", {}),
+        tier=tuple(number[name] for name in content.get("tier", ())),
+        parts=None if parts is None else PlanParts.from_json(parts),
     )
 
 

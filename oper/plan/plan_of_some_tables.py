@@ -17,12 +17,10 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from oper.base import native
 from oper.base.arrays import Ints
-from oper.base.tensors import as_int64, as_tensor
+from oper.plan.bitmap import join_lines
 from oper.plan.layout import Layout, give_slots
 from oper.plan.plan import ListedCounts, Plan
 from oper.plan.row_codes import pack_codes, with_marks
@@ -31,18 +29,22 @@ from oper.plan.row_codes import pack_codes, with_marks
 def part_of(plan: Plan, tables: Sequence[int]) -> Plan:
     """The plan of some of a plan's tables, by number, in the plan's order.
 
-    The plan itself where that is all tables. Figures and certificate are those of the whole plan.
+    The plan itself where that is all tables. Those of its tier stay there. Figures and certificate
+    are those of the whole plan.
     """
     chosen = np.unique(np.asarray(tables, dtype=np.int64))
     if len(chosen) == len(plan.tables):
         return plan
     layout = plan.layout
+    tier = tuple(np.flatnonzero(np.isin(chosen, plan.tier)).tolist())
     return replace(
         plan,
         tables=tuple(plan.tables[t] for t in chosen),
         layout=_layout(layout, chosen),
         counts=_counts(plan, chosen),
         distinct_ratio=None if plan.distinct_ratio is None else plan.distinct_ratio[chosen],
+        tier=tier,
+        parts=plan.parts if tier else None,
     )
 
 
@@ -124,10 +126,7 @@ def _lines(
     """The chosen tables' lines of a bitmap, with new running counts, and the number of marked rows
     of each table."""
     first = layout.line_offset
-    # By torch, whose memory begins with a line of the cache, as lines of a bitmap should.
-    lines = torch.cat([as_tensor(bitmap[first[t] : first[t + 1]].view(np.int64)) for t in chosen])
-    ends = native.ops().number_bitmap(lines, as_int64(line_offset))
-    return lines.numpy().view(np.uint64), np.diff(ends.numpy())
+    return join_lines([bitmap[first[t] : first[t + 1]] for t in chosen], line_offset)
 
 
 def _stripes(layout: Layout, chosen: Ints, rows: Ints) -> Ints:

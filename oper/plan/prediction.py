@@ -3,17 +3,19 @@
 `Prediction` is of the cost model alone (§3.2), and nothing acts on it: what the runtime must do is
 in the plan itself. `PlanningRecord` says which steps made the plan. Both are written under the keys
 that `oper plan --json` has, and read back from there; keys that are not known are left out.
+A plan with a tier has figures of each of its two memories too, `PlanParts`.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from oper.base.arrays import Floats
 from oper.cost.allreduce import Method
-from oper.cost.objective import Cost
+from oper.cost.objective import Cost, degree_of_balance
 
 
 class Traffic(NamedTuple):
@@ -87,6 +89,41 @@ class Prediction:
             mailbox_bytes=round(mailbox_bytes),
         )
 
+    def with_tier(self, tier: "Prediction", one_memory: bool) -> "Prediction":
+        """The figures of an iteration that reads the tables on devices, which these are of, and
+        those of the tier: times and traffic add up, and memory stays the devices'. `one_memory`:
+        whether all ranks share one (`Cost.dob`)."""
+        added = {
+            f.name: getattr(self, f.name) + getattr(tier, f.name)
+            for f in fields(Prediction)
+            if f.name in _ADD_UP
+        }
+        links = added["link_seconds"][~np.eye(len(added["lookups"]), dtype=bool)]
+        served = added["lookups"] if one_memory else added["lookup_seconds"]
+        traffic = np.add(self.communication_bytes, tier.communication_bytes)
+        return replace(
+            self,
+            **added,
+            communication_bytes=Traffic(*traffic.tolist()),
+            dob=Balance(
+                memory=self.dob.memory,
+                lookups=degree_of_balance(served),
+                link_cost=degree_of_balance(links) if len(links) else None,
+            ),
+            objective_seconds=float(added["rank_seconds"].max()),
+            feasible=self.feasible and tier.feasible,
+        )
+
+    def of_tier_alone(self, capacity_bytes: Floats) -> "Prediction":
+        """The figures of a plan that has these rows in its tier and none on devices, which could
+        hold so much, [M]."""
+        return replace(
+            self,
+            memory_bytes=np.zeros_like(self.memory_bytes),
+            capacity_bytes=np.trunc(capacity_bytes),
+            dob=self.dob._replace(memory=1.0),
+        )
+
     @staticmethod
     def from_json(figures: Mapping[str, Any]) -> "Prediction":
         """Read back; KeyError or TypeError where a figure is missing or of another kind."""
@@ -141,6 +178,20 @@ class Prediction:
             "feasible": self.feasible,
             "mailbox_bytes": self.mailbox_bytes,
         }
+
+
+# What the rows on devices and in the tier take of an iteration together.
+_ADD_UP = (
+    "lookups",
+    "lookup_seconds",
+    "link_bytes",
+    "link_seconds",
+    "gradient_lookup_seconds",
+    "gradient_link_seconds",
+    "allreduce_seconds",
+    "rank_seconds",
+    "mailbox_bytes",
+)
 
 
 @dataclass(frozen=True)
@@ -202,6 +253,58 @@ class PlanningRecord:
             "exchanges": self.swaps,
         }
         return content | ({"replan": self.replan.to_json()} if self.replan else {})
+
+
+@dataclass(frozen=True)
+class PartFigures:
+    """The figures of the tables on devices alone, or of those in the tier."""
+
+    prediction: Prediction
+    record: PlanningRecord
+    certificate: dict[str, Any]
+    allreduce_method: Method
+    owner_accesses: NDArray[np.int64]  # [M] as in `Plan`
+
+    @staticmethod
+    def from_json(content: Mapping[str, Any]) -> "PartFigures":
+        """Read back."""
+        return PartFigures(
+            Prediction.from_json(content),
+            PlanningRecord.from_json(content),
+            content["certificate"],
+            content["allreduce_method"],
+            np.array(content["owner_accesses"], dtype=np.int64),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields of plan.json."""
+        return {
+            "certificate": self.certificate,
+            "owner_accesses": self.owner_accesses.tolist(),
+            "threshold": self.record.threshold,
+            **self.prediction.to_json(self.allreduce_method),
+            **self.record.to_json(),
+        }
+
+
+class PlanParts(NamedTuple):
+    """Figures of each memory of a plan with a tier; `devices` is None where that has all tables."""
+
+    devices: PartFigures | None
+    tier: PartFigures
+
+    @staticmethod
+    def from_json(content: Mapping[str, Any]) -> "PlanParts":
+        """Read back."""
+        devices = content.get("devices")
+        return PlanParts(
+            None if devices is None else PartFigures.from_json(devices),
+            PartFigures.from_json(content["tier"]),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields of plan.json."""
+        return {name: part.to_json() for name, part in self._asdict().items() if part is not None}
 
 
 def _known(names: tuple[str, ...], content: Mapping[str, Any]) -> list[Any]:

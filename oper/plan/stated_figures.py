@@ -122,6 +122,16 @@ def check_stated(content: Mapping[str, Any], ranks: int) -> None:
     if "full_memory_bound_seconds" in content["certificate"]:
         full: dict[str, Kind | dict[str, Kind]] = {"full_memory_bound_seconds": NUMBER}
         _check("certificate", content["certificate"], full, ranks)
+    for name, part in figures.get("parts", {}).items():
+        if name not in ("devices", "tier"):
+            raise ValueError(f"figures.parts.{name} is of no memory that a plan has")
+        _check(f"figures.parts.{name}", part, _KINDS, ranks)
+        _check(f"figures.parts.{name}", part, {"owner_accesses": VECTOR}, ranks)
+        _check(f"figures.parts.{name}.certificate", part["certificate"], _CERTIFICATE, ranks)
+        if part["allreduce_method"] not in METHODS:
+            raise ValueError(f"figures.parts.{name}.allreduce_method is none of its methods")
+        if part["greedy_dob"] is not None:
+            _check(f"figures.parts.{name}", part, _GREEDY, ranks)
     if "log_part" in content:
         _check_log_part(content["log_part"], ranks)
 

@@ -35,6 +35,7 @@ def validate(plan: Any) -> None:
     _check_arenas(layout)
     _check_codes(layout, int(listed[-1]) - _check_marks(layout, listed))
     _check_stripes(layout, striped)
+    _check_tier(plan)
     entries, tables = len(layout.codes), len(plan.tables)
     counters, counts = (np.uint32, np.uint64), plan.counts
     _need(counts.accesses, "explicit_accesses", counters, (entries,))
@@ -46,6 +47,31 @@ def validate(plan: Any) -> None:
     if plan.distinct_ratio is not None:
         _need(plan.distinct_ratio, "distinct_ratio", (np.float64,), (len(plan.tables), 2))
         _need_finite(plan.distinct_ratio, "distinct_ratio")
+
+
+def _check_tier(plan: Any) -> None:
+    """Whether the tier's tables have arenas of their own and one owner for each row."""
+    layout, tier, parts = plan.layout, plan.tier, plan.parts
+    # Plans that were put together by hand have no certificate, and no figures of parts.
+    if (parts is not None and not tier) or (parts is None and tier and plan.certificate):
+        raise ValueError("tier: figures of its parts are there without it, or it without them")
+    if not tier:
+        return
+    if list(tier) != sorted(set(tier)):
+        raise ValueError("tier: must name tables once, in their order")
+    if parts is not None and (parts.devices is None) != (len(tier) == len(plan.tables)):
+        raise ValueError("tier: figures of devices must be there if tables are")
+    if not plan.workload.training:
+        raise ValueError("tier: must be of a plan for training")
+    in_tier = np.zeros(len(plan.tables), dtype=bool)
+    in_tier[list(tier)] = True
+    widths = layout.width_of_table[in_tier]
+    if np.isin(layout.width_of_table[~in_tier], widths).any():
+        raise ValueError("width_of_table: tables of the tier share an arena with others")
+    copies = layout.holds[np.isin(layout.group_width, widths)].sum(axis=1)
+    _need_all(copies == 1, "holds of the tier's groups", "have one rank for each")
+    if plan.topology.host_memory_bytes is None or plan.topology.host_bandwidth is None:
+        raise ValueError("topology: host_memory and host_bandwidth must be there with a tier")
 
 
 def validate_rank_map(found: RankMap, layout: Layout) -> None:

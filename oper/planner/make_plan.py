@@ -1,6 +1,7 @@
 """What `oper plan` does: place all rows, assemble the plan, write its folder.
 
-In: `Profile`, `Topology`, `Workload`, `Settings`. Out: `Planned`, and the plan's folder.
+In: `Profile`, `Topology`, `Workload`, `Settings`. Out: `Planned`, and the plan's folder. Where the
+settings have a tier, its tables are placed in the hosts' memory (place_with_tier.py).
 """
 
 import time
@@ -15,6 +16,7 @@ from oper.plan.plan import FORMAT
 from oper.planner.assemble_plan import assemble
 from oper.planner.make_placement import Planned
 from oper.planner.place_in_memory import place_in_memory
+from oper.planner.place_with_tier import PlannedWithTier, place_with_tier
 from oper.planner.problem.problem import Settings
 from oper.profiling.profile import Profile
 from oper.topology.topology import Topology
@@ -56,10 +58,11 @@ def make_plan(
         topology = Topology.load(str(topology))
     native.ops()  # torch takes a second to load, which belongs to the start of Python
     began = time.perf_counter()
-    planned = place_in_memory(profile, topology, workload, settings, report)
+    place = place_with_tier if settings.tier else place_in_memory
+    planned = place(profile, topology, workload, settings, report)
     since = time.perf_counter()
     report("layout")
-    plan = assemble(planned)
+    plan = planned.plan if isinstance(planned, PlannedWithTier) else assemble(planned)
     planned.seconds["layout"] = time.perf_counter() - since
     since = time.perf_counter()
     report("writing")

@@ -13,8 +13,11 @@ share reserved for the rest of the model, and less what a step takes beside the 
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
+from oper.base.arrays import Floats
 from oper.base.errors import OperError
-from oper.base.units import parse_bytes
+from oper.base.units import GB, parse_bytes
 
 # None: the heap size. A float: one factor of total/M for all ranks. A tuple: one value a rank, an
 # int in bytes or a float as a factor.
@@ -68,6 +71,45 @@ def device_capacities(
     `step_bytes` of each for mailboxes and AllReduce. Negative where there is too little."""
     step = math.ceil(step_bytes)
     return [int(memory * (1 - reserve)) - step for memory in device_memory_bytes]
+
+
+def check_host(
+    name: str, ranks: int, memory_bytes: Sequence[int] | None, bandwidth: Sequence[float] | None
+) -> None:
+    """OperError where the hosts of topology `name` do not have one positive size and one positive,
+    finite rate for each rank, as far as they are given."""
+    for what, given in (("host memory", memory_bytes), ("host bandwidth", bandwidth)):
+        if given is None:
+            continue
+        if len(given) != ranks:
+            raise OperError(
+                f"topology {name}: the {what} of {len(given)} ranks, and it has {ranks}"
+            )
+        for rank, value in enumerate(given):
+            if not 0 < value < math.inf:
+                raise OperError(
+                    f"topology {name}: the {what} of rank {rank} is {value}, and a positive, "
+                    "finite number was needed"
+                )
+
+
+def memory_warning(
+    name: str, have_bytes: Sequence[int] | None, rows_bytes: Sequence[float] | Floats
+) -> str | None:
+    """A warning where the rows of a rank of topology `name` (bytes, [M]) exceed the memory it has,
+    [M]; else None."""
+    if have_bytes is None:
+        return None
+    have = np.array(have_bytes, dtype=np.float64)
+    over = np.asarray(rows_bytes, dtype=np.float64) - have
+    if not (over > 0).any():
+        return None
+    rank = int(over.argmax())
+    return (
+        f"rank {rank} needs {(have + over)[rank] / GB:,.1f} GB for rows and has "
+        f"{have[rank] / GB:,.1f} GB of memory ({name}): it will not fit without more "
+        "ranks, narrower rows or a host tier"
+    )
 
 
 def _parse_one(text: str) -> int | float:

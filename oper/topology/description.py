@@ -17,5 +17,7 @@ class Description(TypedDict):
     latency_seconds: float
     device_memory_bytes: tuple[int, ...] | None
     shares_host_memory: bool
+    host_memory_bytes: tuple[int, ...] | None
+    host_bandwidth: tuple[float, ...] | None
     capacity: Capacity
     memory: tuple[NodeMemory, ...]

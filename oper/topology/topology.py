@@ -16,9 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.errors import OperError
-from oper.base.units import GB
 from oper.files.yaml_file import Document
-from oper.topology.capacity import Capacity, parse_capacity, rank_capacities
+from oper.topology.capacity import (
+    Capacity,
+    check_host,
+    memory_warning,
+    parse_capacity,
+    rank_capacities,
+)
 from oper.topology.links import LINKED, SHARED, NodeMemory
 from oper.topology.presets import PRESETS, preset
 from oper.topology.topology_file import parse_topology
@@ -33,7 +38,9 @@ class Topology:
     paper's heap size. device_memory_bytes: of each rank. shares_host_memory: that is a part of this
     machine's, which is only warned of, as a plan must not depend on where it was made. memory: of
     each node, "linked" where none is given; in shared memory ranks read each other's rows
-    themselves, and elsewhere the rows' owners serve them.
+    themselves, and elsewhere the rows' owners serve them. host_memory_bytes, host_bandwidth: of
+    each rank's share of its host's memory, and of the link from its device to it, bytes/s; needed
+    for plans with a tier there (host_tier.py).
     """
 
     name: str
@@ -45,6 +52,8 @@ class Topology:
     capacity: Capacity = None
     shares_host_memory: bool = False
     memory: tuple[NodeMemory, ...] = ()
+    host_memory_bytes: tuple[int, ...] | None = None
+    host_bandwidth: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         cost = np.array(self.link_cost, dtype=np.float64)
@@ -69,6 +78,7 @@ class Topology:
                 f"topology {self.name}: the memory of {len(memory)} nodes, and it has {self.nodes}"
             )
         object.__setattr__(self, "memory", memory)
+        check_host(self.name, self.ranks, self.host_memory_bytes, self.host_bandwidth)
         cost.setflags(write=False)
         object.__setattr__(self, "link_cost", cost)
 
@@ -152,7 +162,8 @@ class Topology:
         """The content of a topology file, with exact link costs.
 
         Without device memory: `cpu:N` takes it from the machine, and a plan must not depend on the
-        machine it was made on.
+        machine it was made on. What is said of hosts is in `host_to_dict` (host_tier.py), as most
+        plans do not depend on them.
         """
         content: dict[str, Any] = {
             "name": self.name,
@@ -198,18 +209,7 @@ class Topology:
 
     def memory_warning(self, memory_bytes: Sequence[float] | NDArray[Any]) -> str | None:
         """A warning where the rows of a rank (bytes, [M]) exceed its device's memory; else None."""
-        if self.device_memory_bytes is None:
-            return None
-        have = np.array(self.device_memory_bytes, dtype=np.float64)
-        over = np.asarray(memory_bytes, dtype=np.float64) - have
-        if not (over > 0).any():
-            return None
-        rank = int(over.argmax())
-        return (
-            f"rank {rank} needs {(have + over)[rank] / GB:,.1f} GB for rows and has "
-            f"{have[rank] / GB:,.1f} GB of memory ({self.name}): it will not fit without more "
-            "ranks, narrower rows or a host tier"
-        )
+        return memory_warning(self.name, self.device_memory_bytes, memory_bytes)
 
     def masks(self) -> dict[str, NDArray[np.bool_]]:
         """Pairs (reader, source) of each kind of link (links.KINDS), bool [M, M]."""

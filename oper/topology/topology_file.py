@@ -34,6 +34,8 @@ _KEYS = (
     "latency_seconds",
     "memory",
     "device_memory",
+    "host_memory",
+    "host_bandwidth",
     "capacity",
 )
 
@@ -59,8 +61,10 @@ def parse_topology(document: Document, default_name: str) -> Description:
         link_cost=_link_cost(document, node_of),
         allreduce_bandwidth=_rate(document, ("allreduce_bandwidth",)),
         latency_seconds=latency or latency_seconds(node_of),
-        device_memory_bytes=_device_memory(document, ranks),
+        device_memory_bytes=_sizes(document, "device_memory", ranks),
         shares_host_memory=False,
+        host_memory_bytes=_sizes(document, "host_memory", ranks),
+        host_bandwidth=_host_bandwidth(document, ranks),
         capacity=_capacity(document, ranks),
         memory=_memory(document, len(set(node_of))),
     )
@@ -124,16 +128,29 @@ def _memory(document: Document, nodes: int) -> tuple[NodeMemory, ...]:
     return tuple(values)
 
 
-def _device_memory(document: Document, ranks: int) -> tuple[int, ...] | None:
-    given = document.content.get("device_memory")
+def _sizes(document: Document, key: str, ranks: int) -> tuple[int, ...] | None:
+    """The memory of each rank's device or host, one size for all or a list."""
+    given = document.content.get(key)
     if given is None:
         return None
     values = given if isinstance(given, list) else [given] * ranks
-    _check_length(document, ("device_memory",), values, ranks, "sizes, one for each rank")
+    _check_length(document, (key,), values, ranks, "sizes, one for each rank")
     return tuple(
-        parse_bytes(str(value), f"{document.where(('device_memory',))} of rank {rank}")
+        parse_bytes(str(value), f"{document.where((key,))} of rank {rank}")
         for rank, value in enumerate(values)
     )
+
+
+def _host_bandwidth(document: Document, ranks: int) -> tuple[float, ...] | None:
+    """Bytes/s between each rank's device and its host's memory, one rate for all or a list."""
+    key = "host_bandwidth"
+    given = document.content.get(key)
+    if given is None:
+        return None
+    if not isinstance(given, list):
+        return (_rate(document, (key,)),) * ranks
+    _check_length(document, (key,), given, ranks, "rates, one for each rank")
+    return tuple(_rate(document, (key, rank)) for rank in range(ranks))
 
 
 def _capacity(document: Document, ranks: int) -> Capacity:

@@ -40,6 +40,7 @@ from oper.logs.row_reader import RowReader
 from oper.plan import plan as plans
 from oper.plan.address_map import AddressMap
 from oper.plan.row_moves import RowMoves
+from oper.plan.tier.join_plans import split_plan
 from oper.planner.make_placement import make_placement
 from oper.planner.make_plan import make_plan
 from oper.planner.problem.problem import Settings
@@ -239,6 +240,8 @@ def _use_plan(folder: Path) -> None:
         AddressMap.load(folder, rank)
     _quiet("plan", "show", folder)
     _quiet("plan", "show", folder, "--json")
+    if plan.tier and plan.parts is not None:
+        split_plan(plan)
     if (folder / "moves.npy").exists():
         RowMoves.load(folder).bytes_by_link(plan.ranks)
 
@@ -336,6 +339,8 @@ def _folders(folder: Path) -> dict[str, tuple[Path, Format, Read]]:
     settings = Settings(extra_memory=0.02, threshold=0.05, dob=0.5)
     topology = Topology.load("2x2-a100")
     make_plan(profile, topology, workload, settings, folder / "plan")
+    in_tier = replace(settings, tier=[profile.tables[0].name])
+    make_plan(profile, topology, workload, in_tier, folder / "tier")
     drifted = Profile(
         profile.tables, profile.samples, profile.accesses[::-1].copy(),
         profile.samples_with_row[::-1].copy(), profile.bagged, vocabularies=prepared,
@@ -348,6 +353,7 @@ def _folders(folder: Path) -> dict[str, tuple[Path, Format, Read]]:
     return {
         "plan": (folder / "plan", plans.FORMAT, _use_plan),
         "plan of a part": (folder / "part", plans.FORMAT, lambda made: _use_part(made, log)),
+        "plan with a tier": (folder / "tier", plans.FORMAT, _use_plan),
         "replanned": (folder / "replanned", plans.FORMAT, _use_plan),
         "profile": (folder / "profile", profiles.FORMAT, _use_profile),
         "windows": (folder / "windows", profiles.FORMAT, _use_profile),
@@ -369,7 +375,8 @@ _TEXT_FILES: dict[str, tuple[str, Read]] = {
     "topology.yaml": (
         "name: x\nnode_of: [0, 0, 1, 1]\nallreduce_bandwidth: 10GB/s\nlatency_seconds: 1.0e-6\n"
         "bandwidth: {local: 1.0e+12, same_node: 240GB/s, other_node: 19GB/s}\n"
-        "capacity: [64GB, 64GB, 2.5, 3]\ndevice_memory: 80GB\n",
+        "capacity: [64GB, 64GB, 2.5, 3]\ndevice_memory: 80GB\n"
+        "host_memory: 1TB\nhost_bandwidth: [25GB/s, 25e9, 1, 2.5e10]\n",
         lambda path: Topology.load(str(path)),
     ),
     "matrix.yaml": (

@@ -22,6 +22,7 @@ LAYERS = (
     "logs",
     "profiling.windows",
     "profiling plan",
+    "plan.tier",
     "synth audit",
     "planner.problem",
     "planner.lp",

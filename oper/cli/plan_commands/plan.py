@@ -5,6 +5,7 @@ from typing import Any
 
 import typer
 
+from oper.base.errors import OperError
 from oper.base.units import parse_share
 from oper.cli.plan_commands import plan_check, plan_views
 from oper.cli.plan_commands.plan_text import curve_table, facts_table, plan_facts, rank_table
@@ -23,9 +24,11 @@ from oper.cli.shared.plan_options import (
     MODE,
     RESERVE,
     THRESHOLD,
+    TIER,
     TOPOLOGY,
     load_topology,
     parse_reserve,
+    parse_tier,
 )
 from oper.cli.shared.progress import steps
 
@@ -54,6 +57,7 @@ def make(
     dob: str = DOB,
     balance: str = BALANCE,
     capacity: str | None = CAPACITY,
+    tier: str | None = TIER,
     curve: bool = typer.Option(
         False, "--curve", help="Print what more or less memory would do to the iteration time."
     ),
@@ -81,7 +85,12 @@ def make(
         parse_share(dob, "--dob"),
         balance,
         parse_reserve(reserve, extra_memory, ranks),
+        parse_tier(tier),
     )
+    if curve and tier is not None:
+        raise OperError(
+            "--curve: is of the devices' memory, and --tier takes tables out of it; leave one out"
+        )
     fetch = fetch or usual_fetch(ranks.nodes)
     workload = Workload(mode, fetch, batch_size)  # type: ignore[arg-type]
     opened = Profile.open(profile, check=True)

@@ -18,13 +18,16 @@ _DOB_NAMES = {"memory": "memory", "lookups": "lookups", "link_cost": "links"}
 
 
 def rank_table(content: dict[str, Any]) -> Any:
-    """Memory, lookups, link bytes and seconds of each rank (the first and last of many).
+    """Memory, lookups, link bytes and seconds of each rank (the first and last of many); of a plan
+    with a tier, the memory of its device and of its host.
 
     The last time is the sum of the others: serving rows, fetching rows, and in training updating
     rows with gradients and AllReduce.
     """
     training = content["mode"] == "training"
-    headers = ["rank", "memory", "rows served", "fetched", "serving", "fetching"]
+    hosts = content["parts"]["tier"]["memory_bytes"] if "parts" in content else None
+    memory = ["memory"] if hosts is None else ["device memory", "host memory"]
+    headers = ["rank", *memory, "rows served", "fetched", "serving", "fetching"]
     table = new_table(*headers, *(["updating"] if training else []), "iteration")
     ranks = content["ranks"]
     shown = list(range(ranks))
@@ -39,6 +42,7 @@ def rank_table(content: dict[str, Any]) -> Any:
         table.add_row(
             str(rank),
             format_bytes(content["memory_bytes"][rank]),
+            *([] if hosts is None else [format_bytes(hosts[rank])]),
             format_number(content["lookups"][rank]),
             format_bytes(sum(content["link_bytes"][rank])),
             *map(format_duration, times),
@@ -72,7 +76,8 @@ def plan_facts(content: dict[str, Any]) -> list[tuple[str, str]]:
         )
     facts += [
         ("threshold", f"{100 * content['threshold']:.3g}%: {content['threshold_reason']}"),
-        ("extra memory", _extra_memory(content)),
+        *([("tier", _tier(content))] if "parts" in content else []),
+        *([("extra memory", _extra_memory(content))] if _on_devices(content) else []),
         (
             "traffic, all ranks",
             f"fetch {moved['fetch']}, gradients {moved['gradient']}, "
@@ -99,6 +104,30 @@ def plan_facts(content: dict[str, Any]) -> list[tuple[str, str]]:
     if not content["feasible"]:
         facts.append(("INFEASIBLE", "a rank holds more than its capacity"))
     return facts
+
+
+def _on_devices(content: dict[str, Any]) -> bool:
+    """Whether any tables are."""
+    return "parts" not in content or "devices" in content["parts"]
+
+
+def _tier(content: dict[str, Any]) -> str:
+    """The tables in the hosts' memory, what their reads take, and what is left for caches."""
+    names, parts = content["tier"], content["parts"]
+    tables = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+    if "devices" not in parts:
+        tables = "all tables"
+    sentence = (
+        f"{tables} in the hosts' memory: {format_duration(parts['tier']['objective_seconds'])} of "
+        "a rank's iteration, if no cache had any of their rows"
+    )
+    if content["asked"].get("reserve") is None:
+        return sentence
+    memory = zip(content["capacity_bytes"], content["memory_bytes"], strict=True)
+    free = min(capacity - held for capacity, held in memory)
+    # Of plans without tables on devices the gradients of a step are taken off already.
+    step = parts["tier"]["mailbox_bytes"] if _on_devices(content) else 0
+    return f"{sentence}; {format_bytes(max(free - step, 0))} a device are left for caches"
 
 
 def _extra_memory(content: dict[str, Any]) -> str:

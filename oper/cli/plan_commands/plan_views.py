@@ -35,6 +35,7 @@ def show(
         "explicit_rows": layout.listed,
         "address_map_bytes_per_row": layout.bitmap_bytes_per_row(),
         "partitions": loaded.partitions,
+        **({"tier": loaded.tier_names} if loaded.tier else {}),
         "topology": loaded.topology.name,
         "profile": loaded.profile,
     }
@@ -102,6 +103,8 @@ def explain(
         if content["partition"] is not None:
             facts.append(("partition", f"{content['partition']:,}, in order of accesses from 0"))
         facts.append(("kind", content["kind"]))
+        if content["in_tier"]:
+            facts.append(("memory", "the host's: the table is in the tier"))
         if content["owner"] is not None:
             facts.append(("owner", f"rank {content['owner']}"))
         else:
@@ -139,6 +142,9 @@ def diff(
             (label, f"{form(figures[name]['old'])} -> {form(figures[name]['new'])}")
             for label, (name, form) in shown.items()
         ]
+        for name, names in content["tier"].items():
+            if names:
+                facts.append((f"tier of the {name} plan", ", ".join(names)))
         out.print(facts_table(facts))
         if content["rows_changed"] is None:
             ranks = content["ranks"]

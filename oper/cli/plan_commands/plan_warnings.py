@@ -16,9 +16,17 @@ _NO_SAVING = 1e-3
 
 def warnings(planned: "Planned", profile: "Profile") -> list[str]:
     """The warnings as sentences; none where all options have an effect."""
+    from oper.planner.place_with_tier import PlannedWithTier
+
     problem = planned.problem
     workload, topology = problem.workload, problem.topology
-    found = [topology.memory_warning(planned.cost.memory_bytes)]
+    memory_bytes = planned.cost.memory_bytes
+    if isinstance(planned, PlannedWithTier) and planned.plan.parts is not None:
+        topology = planned.plan.topology
+        memory_bytes = planned.prediction.memory_bytes
+        if topology.shares_host_memory:  # devices and hosts are one memory
+            memory_bytes = memory_bytes + planned.plan.parts.tier.prediction.memory_bytes
+    found = [topology.memory_warning(memory_bytes)]
     if topology.ranks == 1:
         found.append(
             "there is one rank, which holds every row: --mode and --fetch change the figures but "

@@ -1,5 +1,8 @@
 """Options of all commands that plan: topology, workload, limits and objectives."""
 
+from collections.abc import Sequence
+from typing import Literal
+
 import typer
 
 from oper.base.errors import OperError
@@ -54,6 +57,29 @@ CAPACITY = typer.Option(
     help="Bytes per rank (64GB) or a factor of total/ranks (1.25); one value, or one a rank: "
     "64GB,32GB.",
 )
+
+
+TIER = typer.Option(
+    None,
+    "--tier",
+    metavar="all|TABLE,…",
+    help="Tables that lie in the hosts' memory, each row on one rank, for training with caches. "
+    "[default: none]",
+)
+
+
+def parse_tier(tier: str | None) -> Sequence[str] | Literal["all"]:
+    """The names of the tier's tables, or "all"."""
+    if tier is None:
+        return ()
+    names = [name.strip() for name in tier.split(",")]
+    if names == ["all"]:
+        return "all"
+    if "" in names:
+        raise OperError(
+            f"--tier {tier!r}: all, or names of tables with commas between, were needed"
+        )
+    return names
 
 
 def parse_reserve(

@@ -5,8 +5,9 @@ bounding the objective need classes alone, a `ClassProblem`; placing rows needs 
 """
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -32,7 +33,8 @@ class Settings:
     devices' memory (oper/planner/memory/), of which `reserve` is the share for the rest of the
     model, or is UNKNOWN_DEVICES where they have none. threshold: the share of all bytes or accesses
     at which a partition is closed (§4.1). dob: the degree of balance that backtracking aims at
-    (§4.2). balance: what is minimised, the slowest rank's "time" or the slowest "link".
+    (§4.2). balance: what is minimised, the slowest rank's "time" or the slowest "link". tier: the
+    names of the tables that lie in the hosts' memory, or "all".
 
     Raises OperError where a value is out of range.
     """
@@ -42,10 +44,13 @@ class Settings:
     dob: float = 0.999
     balance: str = "time"
     reserve: float | None = None  # None: RESERVE, where there is a device memory
+    tier: Sequence[str] | Literal["all"] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The fields of `asked` in `oper plan --json`; the reserve where it had an effect."""
+        """The fields of `asked` in `oper plan --json`; the reserve where it had an effect. Which
+        tables the tier has is no part of it: a plan says so itself."""
         content = asdict(self)
+        del content["tier"]
         if self.reserve is None:
             del content["reserve"]
         return content
@@ -65,6 +70,20 @@ class Settings:
             raise OperError(f"reserve {self.reserve}: a share of at least 0, below 1, was needed")
         if self.balance not in ("time", "link"):
             raise OperError(f"balance {self.balance!r}: 'time' or 'link' was needed")
+        if self.tier != "all":
+            object.__setattr__(self, "tier", _table_names(self.tier))
+
+
+def _table_names(given: Any) -> tuple[str, ...]:
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise OperError(f"tier {given!r}: a list of tables' names was needed, or 'all'")
+    names = tuple(given)
+    for name in names:
+        if not isinstance(name, str) or not name:
+            raise OperError(f"tier: {name!r} among its tables, and a table's name was needed")
+        if names.count(name) > 1:
+            raise OperError(f"tier: table {name!r} is named twice; name each once")
+    return names
 
 
 @dataclass(frozen=True)
@@ -108,6 +127,11 @@ def make_problem(
     Raises OperError where the batch has fewer samples than there are ranks, or where the capacities
     cannot hold the tables.
     """
+    if settings.tier:
+        raise OperError(
+            "tier: only a plan's folder can have one (oper plan, oper.make_plan): here all tables "
+            "are placed on devices; leave the tier out"
+        )
     if workload.batch_size < topology.ranks:
         raise OperError(
             f"batch size {workload.batch_size} for {topology.ranks} ranks: at least a sample a "

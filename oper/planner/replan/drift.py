@@ -22,12 +22,14 @@ from oper.cost.holder_sets import HolderSets
 from oper.cost.objective import Cost, degree_of_balance, evaluate
 from oper.plan.plan import Plan
 from oper.plan.row_locator import RowLocator
+from oper.plan.tier.join_plans import split_plan
 from oper.planner.assemble_plan import assemble
 from oper.planner.make_placement import make_placement
 from oper.planner.problem.class_finder import ClassFinder
 from oper.planner.problem.classes import Classes
 from oper.planner.problem.problem import ClassProblem, make_problem
-from oper.planner.replan.improve_placement import aimed_seconds, price_counts
+from oper.planner.problem.profile_of_tables import profile_of_tables
+from oper.planner.replan.improve_placement import price_counts
 from oper.planner.replan.old_plan import check_tables, settings_of
 from oper.profiling.profile import Profile
 
@@ -179,50 +181,55 @@ def drift(
     Raises OperError where plan and profile are of different tables.
     """
     check_tables(plan, profile)
-    report("the plan under the new counts")
-    settings = settings_of(plan)
-    problem = make_problem(profile, plan.topology, plan.workload, settings)
-    finder = ClassFinder(profile, problem.classes)
-    locator = RowLocator(plan)
-    now = _price_tables(problem, locator, finder)
-    report("a plan from scratch")
-    fresh = make_placement(profile, plan.topology, plan.workload, settings)
-    new = _price_tables(problem, RowLocator(assemble(fresh)), finder)
-
-    slowest = int(now.cost.rank_seconds.argmax())
-    tables = tuple(
-        TableDrift(
-            table.name,
-            float(part.rank_seconds[slowest]),
-            float(part.rank_seconds.mean()),
-            float(fresh_part.rank_seconds.mean()),
-            degree_of_balance(part.lookups),
+    parts, numbers = [plan], [list(range(len(plan.tables)))]
+    if plan.tier:  # its two memories one by one
+        others = [n for n in range(len(plan.tables)) if n not in plan.tier]
+        parts = [part for part in split_plan(plan) if part is not None]
+        numbers = [others, list(plan.tier)][-len(parts) :]
+    measured = [
+        _measure(part, profile_of_tables(profile, tables), report)
+        for part, tables in zip(parts, numbers, strict=True)
+    ]
+    now, fresh = ([getattr(each, name).cost for each in measured] for name in ("now", "fresh"))
+    rank_now, rank_fresh = _rank_seconds(now), _rank_seconds(fresh)
+    slowest = int(rank_now.argmax())
+    tables: dict[int, TableDrift] = {}
+    for each, of_part in zip(measured, numbers, strict=True):
+        in_parts = zip(
+            _parts(each.problem, each.now), _parts(each.problem, each.fresh), strict=True
         )
-        for table, part, fresh_part in zip(
-            plan.tables, _parts(problem, now), _parts(problem, new), strict=True
-        )
-    )
+        for number, (part, fresh_part) in zip(of_part, in_parts, strict=True):
+            tables[number] = TableDrift(
+                plan.tables[number].name,
+                float(part.rank_seconds[slowest]),
+                float(part.rank_seconds.mean()),
+                float(fresh_part.rank_seconds.mean()),
+                degree_of_balance(part.lookups),
+            )
     total = int(plan.owner_accesses.sum()) + plan.replica_accesses
-    listed = now.counted[:, : len(now.holder_sets)]
-    replicated = listed[:, plan.ranks :]
-    best = aimed_seconds(problem, new.cost)
+    classes = [each.problem.classes for each in measured]
+    listed = [each.now.counted[:, : len(each.now.holder_sets)] for each in measured]
+    balance = measured[0].problem.settings.balance
+    best = _aimed(balance, fresh)
     return Drift(
         then_seconds=plan.prediction.objective_seconds,
-        now_seconds=now.cost.objective_seconds,
-        fresh_seconds=new.cost.objective_seconds,
+        now_seconds=float(rank_now.max()),
+        fresh_seconds=float(rank_fresh.max()),
         rank_then=plan.prediction.rank_seconds,
-        rank_now=now.cost.rank_seconds,
-        rank_fresh=new.cost.rank_seconds,
-        tables=tables,
+        rank_now=rank_now,
+        rank_fresh=rank_fresh,
+        tables=tuple(tables[number] for number in sorted(tables)),
         listed=_hot_set(
-            problem.classes,
-            listed.sum(axis=1),
+            classes,
+            [rows.sum(axis=1) for rows in listed],
             plan.counts.total_accesses / max(total, 1),
         ),
         replicated=_hot_set(
-            problem.classes, replicated.sum(axis=1), plan.replica_accesses / max(total, 1)
+            classes,
+            [rows[:, plan.ranks :].sum(axis=1) for rows in listed],
+            plan.replica_accesses / max(total, 1),
         ),
-        worse=aimed_seconds(problem, now.cost) / best - 1 if best > 0 else 0.0,
+        worse=_aimed(balance, now) / best - 1 if best > 0 else 0.0,
         threshold=threshold,
     )
 
@@ -235,6 +242,40 @@ class _PricedPlan:
     counted: Ints
     table_sums: list[Sums]  # [T] of [K] each
     cost: Cost
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """The rows of one memory under new counts: where the plan has them, and placed from scratch."""
+
+    problem: ClassProblem
+    now: _PricedPlan
+    fresh: _PricedPlan
+
+
+def _measure(plan: Plan, profile: Profile, report: Callable[[str], None]) -> _Measured:
+    """Price a plan of one memory under the counts of its tables."""
+    report("the plan under the new counts")
+    settings = settings_of(plan)
+    problem = make_problem(profile, plan.topology, plan.workload, settings)
+    finder = ClassFinder(profile, problem.classes)
+    now = _price_tables(problem, RowLocator(plan), finder)
+    report("a plan from scratch")
+    fresh = make_placement(profile, plan.topology, plan.workload, settings)
+    return _Measured(problem, now, _price_tables(problem, RowLocator(assemble(fresh)), finder))
+
+
+def _rank_seconds(costs: list[Cost]) -> Floats:
+    """T of each rank, [M], of one memory or of both."""
+    return np.asarray(np.sum([cost.rank_seconds for cost in costs], axis=0))
+
+
+def _aimed(balance: str, costs: list[Cost]) -> float:
+    """What the plan makes small, as `aimed_seconds` of one memory."""
+    if balance == "time":
+        return float(_rank_seconds(costs).max())
+    links = np.sum([cost.link_seconds for cost in costs], axis=0)
+    return float(np.where(np.eye(len(links)), 0.0, links).max())
 
 
 def _price_tables(problem: ClassProblem, locator: RowLocator, finder: ClassFinder) -> _PricedPlan:
@@ -265,14 +306,19 @@ def _parts(problem: ClassProblem, plan: _PricedPlan) -> list[Cost]:
     return parts
 
 
-def _hot_set(classes: Classes, rows: Ints, then: float) -> HotSet:
-    """`rows` [C] of each class are in the plan's set; classes come with most accesses first."""
-    number, total = int(rows.sum()), max(classes.total_accesses, 1)
-    before = np.cumsum(classes.rows) - classes.rows
-    hottest = np.clip(number - before, 0, classes.rows)
+def _hot_set(classes: list[Classes], rows: list[Ints], then: float) -> HotSet:
+    """`rows` [C] of each class are in the plan's set, of the classes of one memory or of both."""
+    accesses, of_class = (
+        np.concatenate([getattr(each, name) for each in classes]) for name in ("accesses", "rows")
+    )
+    order = np.argsort(-accesses, kind="stable")
+    accesses, of_class, in_set = accesses[order], of_class[order], np.concatenate(rows)[order]
+    number, total = int(in_set.sum()), max(int(of_class @ accesses), 1)
+    before = np.cumsum(of_class) - of_class
+    hottest = np.clip(number - before, 0, of_class)
     return HotSet(
         number,
         then,
-        float(rows @ classes.accesses) / total,
-        float(hottest @ classes.accesses) / total,
+        float(in_set @ accesses) / total,
+        float(hottest @ accesses) / total,
     )

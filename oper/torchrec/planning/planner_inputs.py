@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch.distributed as dist
 from torchrec.distributed.planner.types import Topology as TorchRecTopology
 
 from oper.base.errors import OperError
+from oper.planner.problem.profile_of_tables import profile_of_tables
 from oper.profiling.profile import Profile
 from oper.tables.table import Table
 from oper.topology.links import LINKED, SHARED, latency_seconds, link_matrix
@@ -49,29 +48,7 @@ def profile_of(profile: Profile, tables: Sequence[Table]) -> Profile:
                 pooling=mine.pooling,
             )
         )
-    if len(chosen) == len(profile.tables):
-        return replace(profile, tables=tuple(adapted))
-    return _part(profile, chosen, adapted)
-
-
-def _part(profile: Profile, chosen: Sequence[int], tables: Sequence[Table]) -> Profile:
-    """The counts of some of a profile's tables."""
-    bagged = tuple(profile.bagged[n] for n in chosen)
-    samples_with_row = [profile.table_samples_with_row(n) for n in chosen if profile.bagged[n]]
-    measured = profile.distinct
-    per_table: dict[str, Any] = {
-        name: tuple(values[n] for n in chosen)
-        for name, values in (vars(measured) if measured else {}).items()
-        if isinstance(values, tuple)
-    }
-    return replace(
-        profile,
-        tables=tuple(tables),
-        accesses=np.concatenate([profile.table_accesses(n) for n in chosen]),
-        samples_with_row=np.concatenate([profile.samples_with_row[:0], *samples_with_row]),
-        bagged=bagged,
-        distinct=measured and replace(measured, **per_table),
-    )
+    return replace(profile_of_tables(profile, chosen), tables=tuple(adapted))
 
 
 def topology_of(given: Topology | TorchRecTopology | Path | str | None) -> Topology:

@@ -1,0 +1,260 @@
+"""Replan the rows of one memory: those of a plan without a tier, or of either part of another.
+
+In: `Plan`, a newer `Profile`, a horizon. Out: `Replanned`, with the new `Plan` and its `RowMoves`.
+With T now and T' after, in seconds of the slowest rank, and a horizon of H iterations, a change
+pays if
+
+    (T - T') · H  >  (1/M) · Σ over copies of  L[reader][nearest old holder] · m
+
+where the right side is what a rank takes on average for the copies, those from slot to slot of its
+own included, in the objective's own terms (§3.2, L and m as there). Replicas are chosen again under
+that price, imbalance is swapped away under it, and the best result is taken, or nothing
+(`improve_placement.py`). Under unchanged counts nothing moves. Which rows move and their new slots
+are decided in the package `migration`.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from oper.base.errors import OperError
+from oper.plan.layout import Layout
+from oper.plan.plan import ListedCounts, Plan
+from oper.plan.prediction import Balance, PlanningRecord, Prediction, ReplanRecord
+from oper.plan.row_locator import RowLocator
+from oper.plan.row_moves import RowMoves
+from oper.planner.assemble_plan import assemble
+from oper.planner.make_placement import Planned, make_placement
+from oper.planner.problem.class_finder import ClassFinder
+from oper.planner.problem.classes import measured_ratios
+from oper.planner.problem.problem import Problem, make_problem
+from oper.planner.replan.improve_placement import (
+    PricedCounts,
+    aimed_seconds,
+    better_counts,
+    candidate_sets,
+    price_counts,
+)
+from oper.planner.replan.migration.flows import net_flows
+from oper.planner.replan.migration.migration_cost import (
+    Migration,
+    MigrationCost,
+    compare_placements,
+    link_bytes,
+)
+from oper.planner.replan.migration.relocate import Relocation, relocate
+from oper.planner.replan.old_plan import check_tables, settings_of
+from oper.planner.row_placement.list_hot_rows import StripeOrders, scan_marked
+from oper.profiling.profile import Profile
+from oper.topology.topology import Topology
+
+
+@dataclass(frozen=True)
+class Replanned:
+    """A plan made from an older one, the moves between them, and a plan made from scratch."""
+
+    plan: Plan
+    moves: RowMoves
+    horizon: int
+    old_seconds: float  # the old plan's objective under the new counts
+    migration: Migration
+    fresh: Planned
+    fresh_migration: Migration
+    seconds: dict[str, float]
+    unmoved: Callable[[], Plan]  # the old plan, with its figures under the new counts
+
+    @property
+    def new_seconds(self) -> float:
+        """The objective of the new plan."""
+        return self.plan.prediction.objective_seconds
+
+    @property
+    def fresh_seconds(self) -> float:
+        """The objective of a plan made from scratch."""
+        return self.fresh.cost.objective_seconds
+
+    @property
+    def gain_share(self) -> float | None:
+        """The new plan's gain over that of the plan from scratch; None where that gains nothing."""
+        gain = self.old_seconds - self.fresh_seconds
+        return (self.old_seconds - self.new_seconds) / gain if gain > 0 else None
+
+    @property
+    def bytes_share(self) -> float | None:
+        """The bytes it moves over those to the plan from scratch; None where that moves none."""
+        fresh = self.fresh_migration.link_bytes
+        return self.migration.link_bytes / fresh if fresh > 0 else None
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields of `oper replan --json`, but `plan`."""
+        topology = self.plan.topology
+        return {
+            "horizon": self.horizon,
+            "old_objective_seconds": self.old_seconds,
+            "objective_seconds": self.new_seconds,
+            "fresh_objective_seconds": self.fresh_seconds,
+            "gain_share": self.gain_share,
+            "bytes_share": self.bytes_share,
+            "changed_rows": self.moves.changed_rows,
+            **self.migration.to_json(topology),
+            "fresh": self.fresh_migration.to_json(topology),
+            "certified_gap": self.plan.certificate["certified_gap"],
+            "explicit_rows": self.plan.layout.listed,
+            "address_map_bytes_per_row": self.plan.layout.bitmap_bytes_per_row(),
+            "seconds_spent": self.seconds,
+        }
+
+    def save(self, folder: Path | str, profile: Profile, overwrite: bool = False) -> None:
+        """Write the new plan with its moves; `overwrite` replaces a plan that is there."""
+        self.plan.save(folder, [profile.save_vocabularies, self.moves.save], overwrite)
+
+
+def replan_one_memory(
+    plan: Plan,
+    profile: Profile,
+    horizon: int,
+    old_digest: str,
+    report: Callable[[str], None],
+) -> Replanned:
+    """`replan` (replan.py) of a plan without a tier.
+
+    Raises OperError where plan and profile are of different tables, or `horizon` is below 1.
+    """
+    if horizon < 1:
+        raise OperError(f"horizon {horizon}: at least 1 iteration was needed")
+    check_tables(plan, profile)
+    began = time.perf_counter()
+    topology, settings = plan.topology, settings_of(plan)
+    report("the old plan under the new counts")
+    problem = make_problem(profile, topology, plan.workload, settings)
+    locator = RowLocator(plan, candidate_sets(topology, plan.workload.training))
+    finder = ClassFinder(profile, problem.classes)
+    counted = locator.count(finder)
+    migration_cost = MigrationCost.of(locator.holder_sets, locator.holder_sets, topology)
+    counts = locator.by_holder_set(counted)
+    now = PricedCounts(counts, price_counts(problem, locator.holder_sets, counts))
+
+    report("moves that pay")
+    row_memory = np.array([t.memory_bytes(plan.workload.mode) for t in plan.tables])
+    candidates: list[PricedCounts] = []
+    # Of a plan made from these very counts no row moves: planning has found what there is.
+    if plan.profile != profile.digest:
+        candidates = better_counts(problem, locator.holder_sets, now, migration_cost, horizon)
+    best, relocation = now, Relocation(locator.layout, RowMoves.none())
+    for found in candidates:
+        flows = net_flows(now.counts, found.counts, migration_cost)
+        wanted = relocate(
+            plan.tables,
+            locator,
+            finder,
+            problem.classes.width,
+            counted,
+            found.counts,
+            flows,
+            migration_cost,
+            row_memory,
+        )
+        gain = aimed_seconds(problem, now.cost) - aimed_seconds(problem, found.cost)
+        if gain * horizon > _migration(wanted.moves, topology).seconds(topology):
+            best, relocation = found, wanted
+            break
+    moves = relocation.moves
+    migration = _migration(moves, topology)
+    since = time.perf_counter()
+
+    report("a plan from scratch")
+    fresh = make_placement(profile, topology, plan.workload, settings)
+    # Placements from scratch know no other holder sets than their own.
+    fresh_locator = RowLocator(assemble(fresh))
+    rows, moved_bytes = compare_placements(locator, fresh_locator, profile, row_memory)
+    fresh_migration = Migration(
+        rows, link_bytes(moved_bytes, locator.holder_sets, fresh_locator.holder_sets, topology)
+    )
+    seconds = {"replan": since - began, "fresh": time.perf_counter() - since}
+    record = ReplanRecord(
+        old_plan=old_digest,
+        horizon=horizon,
+        old_objective_seconds=now.cost.objective_seconds,
+        changed_rows=moves.changed_rows,
+        moved_rows=migration.rows,
+        moved_bytes=migration.link_bytes,
+    )
+
+    def unmoved() -> Plan:
+        still = replace(record, changed_rows=0, moved_rows=0, moved_bytes=0.0)
+        return _assemble(plan, problem, now, now, locator.layout, fresh, still)
+
+    return Replanned(
+        _assemble(plan, problem, best, now, relocation.layout, fresh, record),
+        moves,
+        horizon,
+        now.cost.objective_seconds,
+        migration,
+        fresh,
+        fresh_migration,
+        seconds,
+        unmoved,
+    )
+
+
+def _migration(moves: RowMoves, topology: Topology) -> Migration:
+    """What the moves take."""
+    matrix = moves.bytes_by_link(topology.ranks).astype(np.float64)
+    return Migration(moves.travelling_rows, matrix)
+
+
+def _assemble(
+    old: Plan,
+    problem: Problem,
+    best: PricedCounts,
+    before: PricedCounts,
+    layout: Layout,
+    fresh: Planned,
+    record: ReplanRecord,
+) -> Plan:
+    """The plan of a layout, with its figures under the new counts; the certificate's bound is that
+    of the plan from scratch."""
+    profile, classes, ranks = problem.profile, problem.classes, problem.ranks
+    scan = scan_marked(
+        profile,
+        layout.bitmap,
+        layout.stripe_bitmap,
+        layout.line_offset,
+        layout.listed_offset,
+        StripeOrders(layout.orders, layout.pattern_of, layout.rotation, layout.ranks),
+        classes,
+    )
+    accesses = classes.accesses @ best.counts  # [K]
+    partitions = fresh.class_placement.partitions
+    return Plan(
+        tables=old.tables,
+        topology=old.topology,
+        workload=old.workload,
+        layout=layout,
+        counts=ListedCounts.of(layout, scan.listed_accesses, scan.listed_samples_with_row),
+        owner_accesses=accesses[:ranks],
+        replica_accesses=int(accesses[ranks:].sum()),
+        samples=profile.samples,
+        profile=profile.digest,
+        allreduce_method=best.cost.allreduce_method,
+        prediction=Prediction.of(best.cost, fresh.prediction.mailbox_bytes),
+        record=PlanningRecord(
+            threshold=partitions.threshold,
+            step="replan",
+            threshold_reason="of the new counts' partitions; rows were moved one by one",
+            greedy_dob=None,
+            dob_before_swaps=Balance(**before.cost.dob),
+            swaps=best.swaps,
+            replan=record,
+        ),
+        partition_floor=partitions.floor(classes.accesses),
+        certificate=fresh.certificate.of(best.cost.objective_seconds).to_json(),
+        partitions=partitions.summary(),
+        settings=old.settings,
+        distinct_ratio=measured_ratios(profile),
+        log_part=profile.log_part,
+    )

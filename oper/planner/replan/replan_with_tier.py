@@ -1,0 +1,186 @@
+"""Replan of a plan with a tier: its two memories one by one, tables staying where they are.
+
+In: `Plan` with a tier, a newer `Profile`, a horizon. Out: `Replanned`. Moves that pay for the
+slowest rank of one memory need not pay for the slowest of both together. So of the moves of both,
+of one, and of none, those are made whose gain in the whole iteration, within the horizon, exceeds
+what they take by most.
+"""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from oper.base.arrays import Ints
+from oper.plan.plan import Plan
+from oper.plan.prediction import Prediction, ReplanRecord
+from oper.plan.row_moves import RowMoves
+from oper.plan.tier.join_plans import SplitPlan, join_plans, split_plan
+from oper.planner.bounds.tier_bound import Certified, certify_with_tier
+from oper.planner.problem.profile_of_tables import profile_of_tables
+from oper.planner.replan.migration.migration_cost import Migration
+from oper.planner.replan.old_plan import check_tables
+from oper.planner.replan.replan_one_memory import Replanned, replan_one_memory
+from oper.profiling.profile import Profile
+from oper.tables.table import offsets
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplannedWithTier(Replanned):
+    """Both memories of a plan; `fresh` is of the tables on devices, or of the tier where it has
+    all. `parts` are the memories' own, of which moves may have been left out."""
+
+    parts: tuple[Replanned, ...]
+
+    @property
+    def fresh_seconds(self) -> float:
+        seconds = [part.fresh.cost.rank_seconds for part in self.parts]
+        return float(np.sum(seconds, axis=0).max())
+
+    def to_json(self) -> dict[str, Any]:
+        content = super().to_json()
+        topologies = [part.plan.topology for part in self.parts]
+        for into, name in ((content, "migration"), (content["fresh"], "fresh_migration")):
+            moved = [getattr(part, name) for part in self.parts]
+            # Each memory's copies take its own links.
+            of_parts = zip(moved, topologies, strict=True)
+            into["seconds"] = sum(each.seconds(topology) for each, topology in of_parts)
+        return content
+
+
+def replan_with_tier(
+    plan: Plan,
+    profile: Profile,
+    horizon: int,
+    old_digest: str,
+    report: Callable[[str], None],
+) -> Replanned:
+    """`replan` (replan.py) of a plan with a tier.
+
+    Raises OperError where plan and profile are of different tables, or `horizon` is below 1.
+    """
+    check_tables(plan, profile)
+    in_tier = np.array(plan.tier, dtype=np.int64)
+    numbers = [np.setdiff1d(np.arange(len(plan.tables)), in_tier), in_tier]
+    old = [part for part in split_plan(plan) if part is not None]
+    numbers = numbers[-len(old) :]
+    tried = []
+    for part, tables in zip(old, numbers, strict=True):
+        counts = profile_of_tables(profile, tables.tolist())
+        digest = counts.digest if plan.profile == profile.digest else plan.profile
+        part = replace(part, profile=digest)
+        tried.append(replan_one_memory(part, counts, horizon, old_digest, report))
+    unmoved = [part.unmoved() for part in tried]
+    balance = str(plan.settings.get("balance", "time"))
+    old_seconds = aimed_of_both([part.prediction for part in unmoved], balance)
+
+    def net_gain(moves: tuple[bool, ...]) -> float:
+        chosen = [
+            part.plan if moved else still
+            for part, still, moved in zip(tried, unmoved, moves, strict=True)
+        ]
+        gain = old_seconds - aimed_of_both([part.prediction for part in chosen], balance)
+        taken = (
+            part.migration.seconds(part.plan.topology)
+            for part, moved in zip(tried, moves, strict=True)
+            if moved
+        )
+        return gain * horizon - sum(taken)
+
+    choices = itertools.product(
+        *((False, True) if len(p.moves.entries) else (False,) for p in tried)
+    )
+    best = max(choices, key=net_gain)  # the first of equals, which moves least
+    parts = tuple(
+        part if moved else _without_moves(part, still)
+        for part, still, moved in zip(tried, unmoved, best, strict=True)
+    )
+    return _joined(plan, profile, parts, numbers, unmoved)
+
+
+def aimed_of_both(predictions: list[Prediction], balance: str) -> float:
+    """What plans of both memories make small together, as `aimed_seconds` of one."""
+    name = "link_seconds" if balance == "link" else "rank_seconds"
+    return float(np.sum([getattr(each, name) for each in predictions], axis=0).max())
+
+
+def _without_moves(part: Replanned, still: Plan) -> Replanned:
+    none = Migration(0, np.zeros_like(part.migration.bytes_by_link))
+    return replace(part, plan=still, moves=RowMoves.none(), migration=none)
+
+
+def _joined(
+    old: Plan,
+    profile: Profile,
+    parts: tuple[Replanned, ...],
+    numbers: list[Ints],
+    unmoved: list[Plan],
+) -> ReplannedWithTier:
+    """The parts, of the tables with these numbers, as one."""
+    first = parts[0]
+    moves = RowMoves(
+        np.concatenate(
+            [_whole_rows(old, part, tables) for part, tables in zip(parts, numbers, strict=True)]
+        )
+    )
+    order = np.lexsort((moves.entries["rank"], moves.entries["row"]))
+    moves = RowMoves(moves.entries[order])
+    migration = _added([part.migration for part in parts])
+    old_seconds = aimed_of_both([part.prediction for part in unmoved], "time")
+    own = first.plan.record.replan
+    assert own is not None
+    record = ReplanRecord(
+        old_plan=own.old_plan,
+        horizon=own.horizon,
+        old_objective_seconds=old_seconds,
+        changed_rows=moves.changed_rows,
+        moved_rows=migration.rows,
+        moved_bytes=migration.link_bytes,
+    )
+    certified = [Certified(part.fresh.problem, part.fresh.certificate) for part in parts]
+
+    def joined(plans: list[Plan], record: ReplanRecord) -> Plan:
+        split = SplitPlan(plans[0] if len(plans) > 1 else None, plans[-1])
+        capacity = old.prediction.capacity_bytes
+        certificate = certify_with_tier(
+            certified[0] if len(plans) > 1 else None,
+            certified[-1],
+            split.whole_prediction(capacity).objective_seconds,
+        )
+        made = join_plans(split, old.tier, old.topology, certificate.to_json(), capacity)
+        return replace(
+            made,
+            profile=profile.digest,
+            settings=old.settings,
+            record=replace(made.record, replan=record),
+        )
+
+    still = replace(record, changed_rows=0, moved_rows=0, moved_bytes=0.0)
+    return ReplannedWithTier(
+        plan=joined([part.plan for part in parts], record),
+        moves=moves,
+        horizon=first.horizon,
+        old_seconds=old_seconds,
+        migration=migration,
+        fresh=first.fresh,
+        fresh_migration=_added([part.fresh_migration for part in parts]),
+        seconds={n: sum(part.seconds[n] for part in parts) for n in first.seconds},
+        unmoved=lambda: joined(unmoved, still),
+        parts=parts,
+    )
+
+
+def _added(of_parts: list[Migration]) -> Migration:
+    links = np.sum([each.bytes_by_link for each in of_parts], axis=0)
+    return Migration(sum(each.rows for each in of_parts), links)
+
+
+def _whole_rows(old: Plan, part: Replanned, tables: Ints) -> Any:
+    """The moves of a part by the global ids of all tables."""
+    entries = part.moves.entries.copy()
+    before = offsets(part.plan.tables)
+    table = np.searchsorted(before, entries["row"], side="right") - 1
+    entries["row"] += offsets(old.tables)[tables[table]] - before[table]
+    return entries

@@ -1,0 +1,119 @@
+"""Replan and drift of plans with a tier: tables stay in their memory, and moves pay for both."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from hypothesis import given, reject, settings
+from hypothesis import strategies as st
+
+from oper.audit.check import check
+from oper.base.errors import OperError
+from oper.plan.plan import Plan, load_plan
+from oper.planner.make_placement import make_placement
+from oper.planner.place_with_tier import place_with_tier
+from oper.planner.problem.problem import Settings
+from oper.planner.replan.drift import drift
+from oper.planner.replan.replan import replan, replan_and_save
+from oper.planner.replan.replan_with_tier import ReplannedWithTier
+from oper.profiling.profile import Profile
+from tests.planner.replan.test_replan import assert_moves_are_complete
+from tests.support.examples import at_least
+from tests.support.planner.drifting import seeds
+from tests.support.planner.tiers import (
+    assert_figures_are_true,
+    drawn,
+    parts_row_by_row,
+    rank_seconds_row_by_row,
+)
+
+
+def planned(seed: int, number: int = 2) -> tuple[Plan, list[Profile]]:
+    """A plan with a tier for the first of several profiles."""
+    profiles, topology, workload, asked = drawn(seed, number)
+    try:
+        return place_with_tier(profiles[0], topology, workload, asked).plan, profiles
+    except OperError:
+        reject()
+
+
+@at_least(15)
+@given(seeds, st.sampled_from([1, 100, 10**6]))
+@settings(max_examples=25)
+def test_moves_are_complete_true_and_pay(seed, horizon):
+    plan, profiles = planned(seed, 3)
+    with TemporaryDirectory() as place:
+        folder = Path(place)
+        plan.save(folder / "0")
+        for step, profile in enumerate(profiles[1:], 1):
+            found = replan_and_save(folder / str(step - 1), profile, folder / str(step), horizon)
+            assert isinstance(found, ReplannedWithTier)
+            assert [f.wrong for f in check(folder / str(step)) if not f.ok] == []
+            assert found.plan.tier == plan.tier
+            assert_moves_are_complete(plan, found)
+            assert_figures_are_true(found.plan, profile)
+            before = rank_seconds_row_by_row(plan, profile).max()
+            assert np.isclose(found.old_seconds, before, rtol=1e-9)
+            bound = found.plan.certificate["lower_bound_seconds"]
+            assert bound <= found.new_seconds
+            assert bound <= found.fresh_seconds
+            if len(found.moves.entries):
+                gained = (found.old_seconds - found.new_seconds) * horizon
+                assert gained > found.to_json()["seconds"] > 0
+            else:
+                assert found.new_seconds == found.old_seconds
+            plan = load_plan(folder / str(step))
+
+
+@at_least(5)
+@given(seeds)
+@settings(max_examples=6)
+def test_unchanged_counts_move_nothing_and_drift_nowhere(seed):
+    plan, (profile,) = planned(seed, 1)
+    found = replan(plan, profile, 10**9)
+    assert len(found.moves.entries) == 0
+    assert np.isclose(found.new_seconds, plan.prediction.objective_seconds, rtol=1e-9)
+    measured = drift(plan, profile, 0.01)
+    assert measured.verdict == "keep"
+    assert np.allclose(measured.rank_now, plan.prediction.rank_seconds, rtol=1e-9)
+
+
+def test_some_replans_move_rows_in_both_memories():
+    moved = set()
+    for seed in range(12):
+        profiles, topology, workload, asked = drawn(seed, 2)
+        try:
+            plan = place_with_tier(profiles[0], topology, workload, asked).plan
+        except OperError:
+            continue
+        found = replan(plan, profiles[1], 10**6)
+        table = np.searchsorted(np.cumsum(plan.layout.rows), found.moves.entries["row"], "right")
+        moved |= set(np.isin(table, plan.tier).tolist())
+    assert moved == {True, False}
+
+
+@at_least(8)
+@given(seeds)
+@settings(max_examples=10)
+def test_drift_is_of_both_memories(seed):
+    plan, (_, newer) = planned(seed)
+    found = drift(plan, newer, 0.01)
+    seconds = rank_seconds_row_by_row(plan, newer)
+    assert np.allclose(found.rank_now, seconds, rtol=1e-9)
+    assert found.now_seconds == found.rank_now.max()
+    assert [table.table for table in found.tables] == [table.name for table in plan.tables]
+    fresh = np.zeros(plan.ranks)
+    for part, _ in parts_row_by_row(plan, newer):
+        asked = {k: v for k, v in part.settings.items() if k in ("extra_memory", "threshold")}
+        tables = [plan.table_index(table.name) for table in part.tables]
+        fresh += fresh_seconds(part, newer, tables, Settings(**asked))
+    assert np.allclose(found.rank_fresh, fresh, rtol=1e-9)
+    latency = seconds[found.rank_now.argmax()] - sum(t.slowest_rank_seconds for t in found.tables)
+    assert -1e-12 <= latency <= 1e-3  # of the AllReduce, in no table's part
+
+
+def fresh_seconds(part: Plan, profile: Profile, tables: list[int], asked: Settings) -> np.ndarray:
+    from oper.planner.problem.profile_of_tables import profile_of_tables
+
+    counts = profile_of_tables(profile, tables)
+    return make_placement(counts, part.topology, part.workload, asked).cost.rank_seconds

@@ -1,0 +1,296 @@
+"""Plans with a tier: limits of both memories, one address a row, true figures, bounds that hold."""
+
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+from hypothesis import given, reject, settings
+from hypothesis import strategies as st
+
+from oper.audit.check import check
+from oper.base.errors import OperError
+from oper.cost.holder_sets import everywhere_set, single_owner_sets
+from oper.cost.objective import evaluate
+from oper.cost.workload import Workload
+from oper.plan.plan import Plan, load_plan
+from oper.plan.plan_of_some_tables import part_of
+from oper.planner.bounds.certificate import certify
+from oper.planner.bounds.tier_bound import Certified, certify_with_tier, weighted_bound
+from oper.planner.compare import compare
+from oper.planner.make_placement import InfeasibleError
+from oper.planner.make_plan import make_plan
+from oper.planner.place_with_tier import PlannedWithTier, place_with_tier
+from oper.planner.problem.problem import Problem, Settings, make_problem
+from oper.planner.problem.profile_of_tables import profile_of_tables
+from oper.profiling.profile import Profile
+from oper.tables.table import Table
+from oper.topology.host_tier import tier_topology
+from oper.topology.topology import Topology
+from tests.support.examples import at_least
+from tests.support.planner.drifting import make_profile, seeds, slots_of
+from tests.support.planner.tiers import assert_figures_are_true, drawn, with_hosts
+
+
+def planned(seed: int) -> tuple[PlannedWithTier, Profile]:
+    """A plan; examples whose memory is too small for whole rows are left out."""
+    (profile,), topology, workload, asked = drawn(seed)
+    try:
+        return place_with_tier(profile, topology, workload, asked), profile
+    except OperError:
+        reject()
+
+
+@at_least(25)
+@given(seeds)
+@settings(max_examples=40)
+def test_plans_hold_what_they_promise(seed):
+    made, profile = planned(seed)
+    with TemporaryDirectory() as place:
+        folder = Path(place) / "plan"
+        made.plan.save(folder)
+        assert [f.wrong for f in check(folder) if not f.ok] == []
+        plan = load_plan(folder)
+    assert plan.tier == made.plan.tier
+    assert plan.figures_to_json() == json.loads(json.dumps(made.plan.figures_to_json()))
+    assert_one_place_a_row(plan)
+    assert_memory_is_kept(plan)
+    assert_figures_are_true(plan, profile)
+    bound = plan.certificate["lower_bound_seconds"]
+    assert bound <= plan.prediction.objective_seconds
+    assert made.certificate.objective_seconds == plan.prediction.objective_seconds
+
+
+def assert_one_place_a_row(plan: Plan) -> None:
+    """No two rows of one arena share a slot, a row of the tier is on one rank, and the tier's
+    arenas have no others' rows."""
+    slots = slots_of(plan)
+    table = np.repeat(np.arange(len(plan.tables)), plan.layout.rows)
+    in_tier = np.isin(table, plan.tier)
+    assert ((slots[in_tier] >= 0).sum(axis=1) == 1).all()
+    width = plan.layout.width_of_table[table]
+    assert not np.isin(width[in_tier], width[~in_tier]).any()
+    for w in range(len(plan.layout.slots)):
+        for rank in range(plan.ranks):
+            used = np.sort(slots[width == w, rank])
+            assert np.array_equal(used[used >= 0], np.arange(plan.layout.slots[w, rank]))
+
+
+def assert_memory_is_kept(plan: Plan) -> None:
+    memory = np.array([t.memory_bytes("training") for t in plan.tables])
+    table = np.repeat(np.arange(len(plan.tables)), plan.layout.rows)
+    held = (slots_of(plan) >= 0) * memory[table][:, None]
+    in_tier = np.isin(table, plan.tier)
+    assert (held[~in_tier].sum(axis=0) == plan.prediction.memory_bytes).all()
+    assert (plan.prediction.memory_bytes <= plan.prediction.capacity_bytes).all()
+    assert plan.parts is not None
+    assert (held[in_tier].sum(axis=0) == plan.parts.tier.prediction.memory_bytes).all()
+    assert (held[in_tier].sum(axis=0) <= np.array(plan.topology.host_memory_bytes)).all()
+
+
+# The bound, against all placements of a few rows
+
+
+def tiny(random: np.random.Generator, rows: int, topology: Topology, extra: float) -> Problem:
+    counts = random.choice([0, 1, 5, 40, 300], rows)
+    profile = make_profile((Table("t", rows, dim=4),), [counts])
+    workload = Workload("training", "raw", 64)
+    return make_problem(profile, topology, workload, Settings(extra))
+
+
+def all_times(problem: Problem) -> list[np.ndarray]:
+    """The ranks' times in every placement of single rows within the limits."""
+    ranks, classes = problem.ranks, problem.classes
+    sets = single_owner_sets(ranks) + everywhere_set(ranks)
+    found = []
+    each = np.repeat(np.arange(len(classes)), classes.rows)
+    for holders in itertools.product(range(len(sets)), repeat=len(each)):
+        counts = np.zeros((len(classes), len(sets)), dtype=np.int64)
+        np.add.at(counts, (each, np.array(holders)), 1)
+        cost = evaluate(
+            problem.topology, problem.workload, sets, classes.sums(counts), problem.capacity_bytes
+        )
+        if cost.feasible and cost.extra_bytes <= problem.budget_bytes:
+            found.append(cost.rank_seconds)
+    return found
+
+
+@at_least(25)
+@given(seeds, st.sampled_from([2, 3]), st.sampled_from([0.0, 0.7]))
+@settings(max_examples=40)
+def test_no_placement_of_both_is_below_the_bound(seed, ranks, extra):
+    random = np.random.default_rng(seed)
+    cost = random.choice([1e-9, 2e-9, 1e-8], (ranks, ranks))
+    if random.random() < 0.5:
+        cost = np.where(np.eye(ranks), 1e-9, 4e-9)
+    bare = Topology("t", (0,) * ranks, cost, 1e10, float(random.choice([0.0, 1e-7])))
+    topology = with_hosts(random, replace(bare, capacity=2.0))
+    devices = tiny(random, 4, topology, extra)
+    tier = tiny(random, 4, tier_topology(topology), 0.0)
+    a, b = np.stack(all_times(devices)), np.stack(all_times(tier))
+    best = (a[:, None] + b[None]).max(axis=2).min()
+    found = certify_with_tier(
+        Certified(devices, certify(devices, a.max(axis=1).min())),
+        Certified(tier, certify(tier, b.max(axis=1).min())),
+        float(best),
+    )
+    assert 0 < found.bound.seconds <= best or not best
+    even, some = np.full(ranks, 1 / ranks), random.dirichlet(np.ones(ranks))
+    means = weighted_bound(devices, even) + weighted_bound(tier, even)
+    assert found.bound.seconds >= means
+    for weights in (even, some):
+        for problem, times in ((devices, a), (tier, b)):
+            least = (times @ weights).min()
+            assert weighted_bound(problem, weights) <= least * (1 + 1e-12)
+
+
+def test_the_sum_of_two_bounds_would_be_wrong():
+    """A hot row on the devices and one in the tier go to different ranks."""
+    topology = Topology("t", (0, 0), np.full((2, 2), 1e-9), 1e10, 0.0, capacity=2.0)
+    topology = replace(topology, host_bandwidth=(1e9, 1e9), host_memory_bytes=(10**6,) * 2)
+    counts = [np.array([100, 0, 0, 0])] * 2
+    profile = make_profile((Table("a", 4, dim=4), Table("b", 4, dim=4)), counts)
+    workload = Workload("training", "raw", 64)
+    a = certify(make_problem(profile_of_tables(profile, [0]), topology, workload, Settings(0.0)), 1)
+    hosts = tier_topology(topology)
+    b = certify(make_problem(profile_of_tables(profile, [1]), hosts, workload, Settings(0.0)), 1)
+    sets, rows = single_owner_sets(2), np.eye(2)
+    best = np.inf
+    for first, second in itertools.product(range(2), repeat=2):
+        problem = make_problem(profile_of_tables(profile, [0]), topology, workload, Settings(0.0))
+        other = make_problem(profile_of_tables(profile, [1]), hosts, workload, Settings(0.0))
+        times = np.zeros(2)
+        for one, owner in ((problem, first), (other, second)):
+            hot = np.outer(one.classes.accesses > 0, rows[owner])
+            cold = np.outer((one.classes.accesses == 0) * one.classes.rows, rows[1 - owner])
+            sums = one.classes.sums(hot + cold)
+            times += evaluate(one.topology, workload, sets, sums, one.capacity_bytes).rank_seconds
+        best = min(best, float(times.max()))
+    assert a.bound.seconds + b.bound.seconds > best
+
+
+# What is asked, and what cannot be
+
+
+def small(rows: tuple[int, ...] = (300, 40, 300)) -> Profile:
+    tables = tuple(Table(f"table_{t}", n, dim=16) for t, n in enumerate(rows))
+    return make_profile(tables, [np.arange(n) % 50 for n in rows])
+
+
+WORKLOAD = Workload("training", "raw", 64)
+
+
+def test_equal_tables_of_both_memories_share_no_arena(tmp_path: Path):
+    make_plan(small(), "dgx-a100", WORKLOAD, Settings(tier=["table_2"]), tmp_path / "plan")
+    plan = load_plan(tmp_path / "plan")
+    assert plan.layout.width_of_table.tolist() == [0, 0, 1]
+    assert plan.tier == (2,)
+    content = json.loads((tmp_path / "plan" / "plan.json").read_text())
+    assert content["tier"] == ["table_2"]
+    assert "tier" not in content["settings"]
+
+
+def test_rows_that_would_get_copies_on_devices_get_none_in_the_tier(tmp_path: Path):
+    counts = [np.arange(n)[::-1].astype(np.int64) ** 2 for n in (300, 40, 300)]
+    profile = make_profile(small().tables, counts)
+    workload, asked = Workload("training", "raw", 1 << 16), Settings(0.3)
+    on_devices = make_plan(profile, "2x2-a100", workload, asked, tmp_path / "devices")
+    assert on_devices.cost.extra_bytes
+    made = make_plan(profile, "2x2-a100", workload, replace(asked, tier="all"), tmp_path / "tier")
+    assert isinstance(made, PlannedWithTier)
+    assert (made.plan.layout.holds.sum(axis=1) == 1).all()
+    assert made.plan.replica_accesses == 0
+    both = replace(asked, tier=["table_0"])
+    some = make_plan(profile, "2x2-a100", workload, both, tmp_path / "both")
+    assert some.prediction.extra_memory_ratio > 0
+    assert all(finding.ok for finding in check(tmp_path / "both"))
+
+
+def test_without_a_tier_nothing_is_said_of_it(tmp_path: Path):
+    make_plan(small(), "dgx-a100", WORKLOAD, Settings(), tmp_path / "plan")
+    content = json.loads((tmp_path / "plan" / "plan.json").read_text())
+    assert "tier" not in content
+    assert "parts" not in content["figures"]
+    assert not {"host_memory", "host_bandwidth"} & content["topology"].keys()
+    assert load_plan(tmp_path / "plan").parts is None
+
+
+@pytest.mark.parametrize("spec", ["dgx-a100", "cpu:2"])
+def test_all_tables(tmp_path: Path, spec: str):
+    made = make_plan(small(), spec, WORKLOAD, Settings(tier="all"), tmp_path / "plan")
+    plan = load_plan(tmp_path / "plan")
+    assert plan.tier == (0, 1, 2)
+    assert plan.parts is not None
+    assert plan.parts.devices is None
+    assert not plan.prediction.memory_bytes.any()
+    assert made.to_json()["tier"] == ["table_0", "table_1", "table_2"]
+    memory = 0.8 * 40e9 - plan.prediction.mailbox_bytes if spec == "dgx-a100" else 0.0
+    assert plan.prediction.capacity_bytes == pytest.approx(np.full(plan.ranks, memory), abs=2)
+    assert [f.wrong for f in check(tmp_path / "plan") if not f.ok] == []
+
+
+def test_a_plan_for_cpus_does_not_depend_on_the_machine(tmp_path: Path):
+    topology = Topology.load("cpu:2")
+    other = replace(topology, host_memory_bytes=(10**12,) * 2, device_memory_bytes=(10**12,) * 2)
+    for name, ranks in (("one", topology), ("other", other)):
+        make_plan(small(), ranks, WORKLOAD, Settings(tier=["table_0"]), tmp_path / name)
+    one, two = ((tmp_path / name / "plan.json").read_bytes() for name in ("one", "other"))
+    assert one == two
+
+
+def test_parts_of_a_plan_keep_its_tier(tmp_path: Path):
+    make_plan(small(), "2x2-a100", WORKLOAD, Settings(tier=["table_2"]), tmp_path / "plan")
+    plan = load_plan(tmp_path / "plan")
+    assert part_of(plan, [1, 2]).tier == (1,)
+    assert part_of(plan, [2]).tier == (0,)
+    without = part_of(plan, [0, 1])
+    assert without.tier == ()
+    assert without.parts is None
+
+
+def place(profile: Profile, topology: Topology, workload: Workload = WORKLOAD, **asked):
+    return place_with_tier(profile, topology, workload, Settings(**asked))
+
+
+@pytest.mark.parametrize(
+    ("tier", "message"),
+    [
+        (["tabel_1"], r"'tabel_1' is not in the profile; near it: table_1"),
+        (["zzz"], r"'zzz' is not in the profile; it has table_0, table_1, table_2$"),
+        (["table_1", "table_1"], r"'table_1' is named twice"),
+        ("table_1", r"tier 'table_1': a list of tables' names was needed, or 'all'"),
+        ([""], "and a table's name was needed"),
+        ([3], "and a table's name was needed"),
+    ],
+)
+def test_tiers_of_unknown_tables_are_refused(tier, message):
+    with pytest.raises(OperError, match=message):
+        place(small(), Topology.load("cpu:2"), tier=tier)
+
+
+def test_what_no_tier_can_be_planned_for_is_refused():
+    topology = Topology.load("dgx-a100")
+    inference = Workload("inference", "raw", 64)
+    with pytest.raises(OperError, match="caches of a tier are for training"):
+        place(small(), topology, inference, tier="all")
+    with pytest.raises(OperError, match=r"no host_memory .* and no host_bandwidth"):
+        place(small(), Topology("t", (0,), np.ones((1, 1)), 1.0, 0.0), tier="all")
+    with pytest.raises(OperError, match="only a plan's folder can have one"):
+        compare(small(), topology, WORKLOAD, Settings(tier="all"), ["oper"], 1.0)
+
+
+def test_hosts_that_are_too_small_say_by_how_much():
+    bytes_needed = 340 * 68
+    topology = replace(Topology.load("dgx-a100"), host_memory_bytes=(680,) * 8)
+    message = (
+        rf"tier: host_memory of .*take {bytes_needed:,} bytes .* {bytes_needed - 5440:,} too few"
+    )
+    with pytest.raises(OperError, match=message):
+        place(small(), topology, tier=["table_0", "table_1"])
+    with pytest.raises(OperError, match=r"tier: host_memory .*fits on no rank"):
+        place(small(), replace(topology, host_memory_bytes=(10,) * 8), tier="all")
+    # Tables on devices are none of the hosts' business.
+    assert not isinstance(place(small(), topology, tier=["table_1"]), InfeasibleError)
