@@ -35,7 +35,7 @@ LAYERS = (
     "runtime.memory runtime.allreduce",
     "runtime.step",
     "runtime",
-    "measure torchrec",
+    "measure torchrec scheduler.loader",
     "torchrec.planning",
     "cli.shared",
     "cli.profile_commands",
