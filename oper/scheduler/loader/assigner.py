@@ -58,7 +58,7 @@ class LocalityAssigner:
         alone = everywhere == 0
         cell = sample[alone] * self._ranks + owners(addresses[alone])
         counts = np.bincount(cell, minlength=len(lengths) * self._ranks).astype(np.int32)
-        return torch.from_numpy(counts).view(torch.uint8)
+        return torch.from_numpy(counts.view(np.uint8))
 
     def assign(self, messages: Sequence[torch.Tensor], samples: int, number: int) -> Ints:
         """The assignment with the most local reads; in ties samples stay where they are."""

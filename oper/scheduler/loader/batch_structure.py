@@ -20,7 +20,8 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from oper.base.errors import OperError
 
 _OfLeaf = Callable[[Any, str, str], Any]
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, enum.Enum)
+_JAGGED = (KeyedJaggedTensor, JaggedTensor)
+_LEAVES = (*_JAGGED, torch.Tensor, type(None), bool, int, float, complex, str, bytes, enum.Enum)
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Structure:
         description: dict[str, str] = {}
         features: dict[str, list[tuple[int, int]]] = {}
         for leaf, path, name in leaves:
-            if isinstance(leaf, KeyedJaggedTensor | JaggedTensor):
+            if isinstance(leaf, _JAGGED):
                 keys = list(leaf.keys()) if isinstance(leaf, KeyedJaggedTensor) else [name]
                 for number, key in enumerate(keys):
                     features.setdefault(key, []).append((len(parts), number))
@@ -84,7 +85,7 @@ class Structure:
         left = iter(parts)
 
         def filled(leaf: Any, path: str, name: str) -> Any:
-            if isinstance(leaf, KeyedJaggedTensor | JaggedTensor):
+            if isinstance(leaf, _JAGGED):
                 return _like(leaf, next(left), samples)
             return next(left) if _has_samples(leaf, self.samples) else leaf
 
@@ -94,7 +95,7 @@ class Structure:
 def _replace(given: Any, path: str, name: str, function: _OfLeaf) -> Any:
     """A copy of a batch in which `function` of it, its path and the path's last name stands for
     each leaf."""
-    if isinstance(given, KeyedJaggedTensor | JaggedTensor | torch.Tensor | _PLAIN):
+    if isinstance(given, _LEAVES):
         return function(given, path or "the batch", name)
     if isinstance(given, tuple | list):
         items = [_replace(item, f"{path}[{n}]", str(n), function) for n, item in enumerate(given)]
@@ -127,7 +128,7 @@ def _samples(leaves: list[tuple[Any, str, str]], batch: Any) -> int:
                 f"{path}: is a nested or sparse tensor, and a dense one was needed, or a "
                 "KeyedJaggedTensor"
             )
-        if isinstance(leaf, KeyedJaggedTensor | JaggedTensor | torch.Tensor) and not _on_cpu(leaf):
+        if isinstance(leaf, (*_JAGGED, torch.Tensor)) and not _on_cpu(leaf):
             raise OperError(
                 f"{path}: does not lie on the CPU, and ranks exchange samples in the host's "
                 "memory: let the loader yield CPU tensors, and move batches to devices afterwards"
@@ -200,9 +201,15 @@ def _constant(leaf: Any) -> str:
     """What a value is that has no samples, which must be equal on all ranks."""
     if not isinstance(leaf, torch.Tensor):
         return repr(leaf)
-    content = leaf.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-    digest = hashlib.sha256(content).hexdigest()[:12]
+    digest = hashlib.sha256(bytes_of(leaf.detach()).numpy().tobytes()).hexdigest()[:12]
     return f"tensor of shape {list(leaf.shape)}, {leaf.dtype}, without samples, content {digest}"
+
+
+def bytes_of(array: torch.Tensor) -> torch.Tensor:
+    """The content of a tensor, uint8; where it is empty its strides may be any, and not view it."""
+    if array.numel() == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    return array.contiguous().reshape(-1).view(torch.uint8)
 
 
 def first_difference(descriptions: Mapping[int, dict[str, str]]) -> str:

@@ -68,7 +68,7 @@ class CachedRowsAssigner:
     def message(self, batch: Structure) -> torch.Tensor:
         """The rows of each sample: their numbers, int64 [samples], and their addresses."""
         addresses, lengths, _ = self._rows.accesses(batch)
-        return torch.from_numpy(np.concatenate([lengths, addresses])).view(torch.uint8)
+        return torch.from_numpy(np.concatenate([lengths, addresses]).view(np.uint8))
 
     def follow(self, policy: Policy) -> None:
         """Dispatch by another α, or number of tables, from now on."""

@@ -15,7 +15,7 @@ from enum import IntEnum
 import torch
 import torch.distributed as dist
 
-from oper.base.errors import OperError
+from oper.base.errors import OperError, one_line
 from oper.runtime.comm.group import Group
 from oper.runtime.comm.lost_rank_errors import LostRankError, rank_names
 
@@ -172,14 +172,21 @@ class Peers:
 def _own_group(group: "dist.ProcessGroup", deadline_seconds: float) -> "dist.ProcessGroup":
     """A gloo group of the ranks of a group, in their order."""
     ranks = dist.get_process_group_ranks(group)
-    own = dist.new_group(
-        ranks,
-        # Ours ends first, and names who is missing.
-        timeout=timedelta(seconds=2 * deadline_seconds + 60),
-        backend="gloo",
-        # Where other ranks exist, they have no part in this.
-        use_local_synchronization=len(ranks) < dist.get_world_size(),
-        sort_ranks=False,
-    )
+    try:
+        own = dist.new_group(
+            ranks,
+            # Later than ours, which names who is missing.
+            timeout=timedelta(seconds=deadline_seconds + 60),
+            backend="gloo",
+            # Where other ranks exist, they have no part in this.
+            use_local_synchronization=len(ranks) < dist.get_world_size(),
+            sort_ranks=False,
+        )
+    except RuntimeError as error:
+        raise OperError(
+            f"rank {dist.get_rank(group)} made its DispatchingLoader, and not all other ranks of "
+            f"{len(ranks)} did so in time, or they made other process groups before it: make it on "
+            f"all ranks, and process groups on all in the same order ({one_line(error)})"
+        ) from error
     assert own is not None
     return own

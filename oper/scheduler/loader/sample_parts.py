@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from oper.scheduler.loader.batch_structure import Jagged, Part
+from oper.scheduler.loader.batch_structure import Jagged, Part, bytes_of
 
 _ALIGNMENT = 16  # bytes, of the widest type (complex128)
 
@@ -57,7 +57,7 @@ def to_bytes(parts: Sequence[Part]) -> torch.Tensor:
             arrays.append(part.weights)
     pieces = [torch.empty(0, dtype=torch.uint8)]
     for array in arrays:
-        content = array.contiguous().reshape(-1).view(torch.uint8)
+        content = bytes_of(array)
         pieces += [content, content.new_zeros(-len(content) % _ALIGNMENT)]
     return torch.cat(pieces)
 
