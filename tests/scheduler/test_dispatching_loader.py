@@ -1,6 +1,8 @@
 """DispatchingLoader on gloo ranks: what moves, what never changes, and what is refused."""
 
 import re
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -214,6 +216,51 @@ def test_training_equals_one_process(worlds: Worlds, policy: str) -> None:
 def test_one_rank_trains_what_it_loads() -> None:
     # In processes of its own: TorchRec makes process groups, here on one rank alone.
     assert mortal_ranks.run(1, cases.trained, "esd") == [0]
+
+
+@pytest.mark.parametrize(("policy", "last"), [("esd", 0.9), ("laia:2", 1)])
+def test_all_ranks_follow_rank_0s_time(worlds: Worlds, policy: str, last: float) -> None:
+    first, second = worlds.run(2, cases.paced, policy)
+    assert first == second
+    assert first[:2] == [[1.0, 0 if policy == "esd" else 2]] * 2
+    assert first[-1][0 if policy == "esd" else 1] <= last
+
+
+def test_only_the_tiers_tables_decide_where_there_is_one() -> None:
+    plan = random_plan(0, TABLES, 1)
+    object.__setattr__(plan, "tier", (1,))
+    loader = oper.DispatchingLoader(cases.own_batches(0, 1, 2), plan, policy="esd", cache="100%")
+    assert loader._dispatcher.assigner._rows.features == [("g", 1)]  # type: ignore[attr-defined]
+    assert len(list(loader)) == len(loader) == 2
+
+
+_SCRIPT = """
+import sys, torch.distributed as dist
+import oper
+from tests.support.scheduler import loader_cases as cases
+rank = int(sys.argv[1])
+dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
+loader = cases.make(rank, dist.group.WORLD, cases.own_batches(rank, 2, 30), policy="locality")
+for seen, _ in enumerate(loader):
+    if seen == 2:
+        break
+kept = iter(loader)
+next(kept)
+"""
+
+
+def test_a_script_that_ends_in_the_middle_ends_at_once_and_says_nothing(tmp_path: Path) -> None:
+    arguments = [sys.executable, "-W", "ignore", "-c", _SCRIPT]
+    started = [
+        subprocess.Popen(
+            [*arguments, str(rank), str(tmp_path / "store")], stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
+    ]
+    for process in started:
+        _, said = process.communicate(timeout=60)
+        assert process.returncode == 0
+        assert not [line for line in said.splitlines() if "is_fx_tracing" not in line]
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,8 @@ def join(pieces: Sequence[Part]) -> Part:
 
     def by_feature(columns: list[torch.Tensor]) -> torch.Tensor:
         split = [column.split(size) for column, size in zip(columns, sizes, strict=True)]
-        return torch.cat([bags for feature in zip(*split, strict=True) for bags in feature])
+        bags = [of_piece for feature in zip(*split, strict=True) for of_piece in feature]
+        return torch.cat([columns[0][:0], *bags])  # of no features too
 
     weights = [piece.weights for piece in jagged if piece.weights is not None]
     return Jagged(

@@ -214,3 +214,21 @@ def trained(rank: int, group: Any, policy: str) -> int:
     found = whole_model(model, group)
     compare(found, reference_state(reference), 1e-4)
     return loader.counters.samples_moved
+
+
+def paced(rank: int, group: Any, policy: str) -> list[list[float]]:
+    """α and K of each batch, where rank 0 has no time for the scores."""
+    heard: list[list[float]] = []
+    own = own_batches(rank, dist.get_world_size(group), 30)
+    loader = make(rank, group, own, policy=policy, deterministic=False)
+    original = loader._dispatcher.pace.hear
+
+    def hear(alpha: float, tables: int) -> Any:
+        followed = original(alpha, tables)
+        heard.append([followed.alpha, followed.tables or 0])
+        return followed
+
+    loader._dispatcher.pace.hear = hear  # type: ignore[method-assign]
+    for _ in loader:  # nothing is trained: dispatch always takes longer
+        pass
+    return heard
