@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
@@ -42,14 +41,14 @@ class Structure:
     """A batch's parts with samples, in order, and what all ranks must have in common.
 
     `description`: of each part and each other value its path in the batch, and what it is.
-    `features`: where the bags of each feature are: number of the part, and the feature's there.
+    `features`: wherever a batch has a feature, its ids and how many of them each sample has.
     """
 
     batch: Any
     samples: int
     parts: list[Part]
     description: dict[str, str]
-    features: dict[str, list[tuple[int, int]]]
+    features: dict[str, list[tuple[torch.Tensor, torch.Tensor]]]
 
     @classmethod
     def of(cls, batch: Any) -> "Structure":
@@ -59,14 +58,15 @@ class Structure:
         samples = _samples(leaves, batch)
         parts: list[Part] = []
         description: dict[str, str] = {}
-        features: dict[str, list[tuple[int, int]]] = {}
+        features: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
         for leaf, path, name in leaves:
             if isinstance(leaf, _JAGGED):
                 keys = list(leaf.keys()) if isinstance(leaf, KeyedJaggedTensor) else [name]
-                for number, key in enumerate(keys):
-                    features.setdefault(key, []).append((len(parts), number))
                 part = _jagged(leaf, len(keys), samples)
                 parts.append(part)
+                by_feature = part.values.split(part.lengths.sum(dim=1).tolist())
+                for key, ids, lengths in zip(keys, by_feature, part.lengths, strict=True):
+                    features.setdefault(key, []).append((ids, lengths))
                 description[path] = f"{type(leaf).__name__} of {', '.join(keys)}; {_types(part)}"
             elif _has_samples(leaf, samples):
                 parts.append(leaf.detach())
@@ -223,15 +223,3 @@ def first_difference(descriptions: Mapping[int, dict[str, str]]) -> str:
                     f"{its.get(path, 'nothing')}"
                 )
     return "the order of its parts"
-
-
-def ids_of(structure: Structure, feature: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The ids of a feature and their numbers in each sample [samples], wherever a batch has it."""
-    found = []
-    for number, row in structure.features.get(feature, ()):
-        part = structure.parts[number]
-        assert isinstance(part, Jagged)
-        ends = np.cumsum(part.lengths.sum(dim=1).numpy())
-        begin = int(ends[row - 1]) if row else 0
-        found.append((part.values[begin : int(ends[row])], part.lengths[row]))
-    return found

@@ -17,7 +17,7 @@ from oper.plan.address_map import LOCAL, AddressMap, unpack
 from oper.plan.layout import SLOT_BITS
 from oper.plan.plan import Plan
 from oper.scheduler.cache import WIDTH_SHIFT
-from oper.scheduler.loader.batch_structure import Structure, ids_of
+from oper.scheduler.loader.batch_structure import Structure
 from oper.tables.table import Table
 
 
@@ -57,7 +57,7 @@ class PlanRows:
         """The rows that a batch reads. OperError names a feature that it lacks."""
         ids, lengths, tables = [], [], []
         for feature, table in self.features:
-            found = ids_of(batch, feature)
+            found = batch.features.get(feature, ())
             if not found:
                 name = self.plan.tables[table].name
                 has = ", ".join(list(batch.features)[:6])
