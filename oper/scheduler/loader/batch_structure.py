@@ -1,8 +1,9 @@
 """What a batch is made of: parts that have samples, in the containers that a loader yields.
 
-Parts with samples are KeyedJaggedTensors, JaggedTensors, and tensors whose first dimension is the
-batch's samples. They may lie in tuples, NamedTuples, lists, dicts and dataclasses. All else in a
-batch (None, numbers, texts, other tensors) must be equal on all ranks, and is kept.
+Parts with samples are KeyedJaggedTensors, JaggedTensors, and tensors and arrays of numbers whose
+first dimension is the batch's samples. They may lie in tuples, NamedTuples, lists, dicts and
+dataclasses. All else in a batch (None, numbers, texts, other tensors) must be equal on all ranks,
+and is kept.
 """
 
 import copy
@@ -13,10 +14,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from oper.base.errors import OperError
+from oper.base.tensors import as_tensor
 
 _OfLeaf = Callable[[Any, str, str], Any]
 _JAGGED = (KeyedJaggedTensor, JaggedTensor)
@@ -54,7 +57,7 @@ class Structure:
     def of(cls, batch: Any) -> "Structure":
         """The structure of a batch; OperError where it has parts that cannot be dispatched."""
         leaves: list[tuple[Any, str, str]] = []
-        _replace(batch, "", "", lambda *leaf: leaves.append(leaf))
+        _replace(batch, "", "", lambda leaf, *path: leaves.append((_as_tensor(leaf), *path)))
         samples = _samples(leaves, batch)
         parts: list[Part] = []
         description: dict[str, str] = {}
@@ -87,7 +90,11 @@ class Structure:
         def filled(leaf: Any, path: str, name: str) -> Any:
             if isinstance(leaf, _JAGGED):
                 return _like(leaf, next(left), samples)
-            return next(left) if _has_samples(leaf, self.samples) else leaf
+            if not _has_samples(_as_tensor(leaf), self.samples):
+                return leaf
+            part = next(left)
+            assert isinstance(part, torch.Tensor)
+            return part.numpy() if isinstance(leaf, np.ndarray) else part
 
         return _replace(self.batch, "", "", filled)
 
@@ -95,7 +102,8 @@ class Structure:
 def _replace(given: Any, path: str, name: str, function: _OfLeaf) -> Any:
     """A copy of a batch in which `function` of it, its path and the path's last name stands for
     each leaf."""
-    if isinstance(given, _LEAVES):
+    numbers = isinstance(given, np.ndarray) and given.dtype.kind in "biufc"
+    if numbers or isinstance(given, _LEAVES):
         return function(given, path or "the batch", name)
     if isinstance(given, tuple | list):
         items = [_replace(item, f"{path}[{n}]", str(n), function) for n, item in enumerate(given)]
@@ -114,9 +122,14 @@ def _replace(given: Any, path: str, name: str, function: _OfLeaf) -> Any:
         return made
     raise OperError(
         f"{path or 'the batch'}: is a {type(given).__name__}, and KeyedJaggedTensors, "
-        "JaggedTensors or tensors were needed, in tuples, lists, dicts or dataclasses; convert it "
-        "before"
+        "JaggedTensors, tensors or arrays of numbers were needed, in tuples, lists, dicts or "
+        "dataclasses; convert it before"
     )
+
+
+def _as_tensor(leaf: Any) -> Any:
+    """A leaf, or the tensor that is the same array of numbers."""
+    return as_tensor(leaf).reshape(leaf.shape) if isinstance(leaf, np.ndarray) else leaf
 
 
 def _samples(leaves: list[tuple[Any, str, str]], batch: Any) -> int:

@@ -17,7 +17,7 @@ TABLES = (
     Table("wide", 30, 8, optimizer="rowwise_adagrad", features=("g",)),
 )
 ROWS = {"f0": 40, "f1": 40, "g": 30, "unused": 9}
-STRUCTURES = ("kjt", "tuple", "list", "dict", "jagged", "dataclass", "named", "torchrec")
+STRUCTURES = ("kjt", "tuple", "list", "dict", "jagged", "dataclass", "named", "torchrec", "numpy")
 
 
 class Named(NamedTuple):
@@ -54,6 +54,8 @@ def batch(structure: str, first: int, samples: int, bags: bool = True) -> Any:
         return Named(ids, label, "train")
     if structure == "dataclass":
         return Frozen(ids, {"mask": dense > 5, "fixed": torch.tensor([1.0, 2.0])}, label)
+    if structure == "numpy":
+        return {"ids": ids, "dense": dense.float().numpy(), "label": label.numpy()}
     return Batch(dense, ids, label)
 
 
@@ -89,7 +91,7 @@ def _columns(given: Any) -> Iterator[list[Any]]:
         yield [bag.tolist() for bag in given.to_dense()]
         if given.weights_or_none() is not None:
             yield [bag.tolist() for bag in given.to_dense_weights()]
-    elif isinstance(given, torch.Tensor):
+    elif isinstance(given, torch.Tensor | np.ndarray):
         if given.tolist() != [1.0, 2.0]:
             yield [row.tolist() for row in given]
     elif isinstance(given, dict):

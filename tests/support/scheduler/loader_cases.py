@@ -115,7 +115,7 @@ def failing(rank: int, group: Any, what: str) -> str:
     elif what == "structure" and last:
         own = [given[:2] for given in own]
     elif what == "type" and last:
-        own = [(given[0], np.zeros(SAMPLES)) for given in own]
+        own = [(given[0], np.array(["a"] * SAMPLES)) for given in own]
     elif what == "feature":
         settings["features"] = {"wide": ["h"]}
     elif what == "settings" and last:
