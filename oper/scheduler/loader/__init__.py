@@ -1,5 +1,5 @@
 """The loader that carries out a dispatch: ranks exchange the samples of each global batch.
 
 In: each rank's own loader, a plan, a policy. Out: batches with the samples that this rank trains.
-Imports: scheduler, plan, tables, runtime.comm and base.
+Imports: scheduler, plan, tables, runtime and base.
 """

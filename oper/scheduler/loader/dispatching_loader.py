@@ -22,6 +22,7 @@ from oper.base.errors import OperError
 from oper.base.units import finite_number, positive_seconds, whole_number
 from oper.plan.plan import Plan
 from oper.runtime.comm.lost_rank_errors import rank_names
+from oper.runtime.memory.replica_addresses import plan_digest
 from oper.scheduler.cache import EVICTIONS, Synchronisation
 from oper.scheduler.dispatch import BLIND, Policy
 from oper.scheduler.loader.assigner import Assigner, BlindAssigner, LocalityAssigner
@@ -94,6 +95,9 @@ class DispatchingLoader:
         costs = _seconds_per_byte(links, plan.ranks)
         deadline = positive_seconds(deadline_seconds, "deadline_seconds")
         peers = Peers(group, deadline)
+        settings = (policy, alpha, ahead, features, cache, eviction, sync, links, seed, drop_last)
+        # Before any rank checks its own, so that all raise the same error.
+        _check_equal(peers, plan, repr((deterministic, *settings)))
         if peers.ranks != plan.ranks:
             raise OperError(
                 f"the plan is for {plan.ranks} ranks, and the process group has {peers.ranks}: "
@@ -108,9 +112,6 @@ class DispatchingLoader:
         else:
             rows = PlanRows(plan, numbers, features)
             assigner = CachedRowsAssigner(rows, numbers, chosen, caches, costs, seed)
-        settings = (policy, alpha, ahead, features, cache, eviction, sync, links, seed, drop_last)
-        of_all = (plan.profile, plan.layout.slots.tolist(), deterministic, *settings)
-        _check_equal(peers, repr(of_all))
         pace = Pace(chosen or Policy("in-order"), deterministic)
         self._dispatcher = Dispatcher(peers, assigner, pace, drop_last)
         self._stages: list[Stage] = []  # the running one
@@ -201,9 +202,9 @@ def _seconds_per_byte(links: Sequence[float] | None, ranks: int) -> Floats:
     return 1 / np.array(bandwidth)
 
 
-def _check_equal(peers: Peers, settings: str) -> None:
-    """OperError on all ranks where their settings differ."""
-    digest = hashlib.sha256(settings.encode()).digest()
+def _check_equal(peers: Peers, plan: Plan, settings: str) -> None:
+    """OperError on all ranks where their plans or settings differ."""
+    digest = hashlib.sha256(plan_digest(plan) + settings.encode()).digest()
     found = peers.gather(digest, "make its DispatchingLoader")
     other = [rank for rank, given in enumerate(found) if given != found[0]]
     if other:

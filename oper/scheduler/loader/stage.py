@@ -2,7 +2,6 @@
 
 import queue
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -32,8 +31,7 @@ class Stage:
         """Want no more; whether the thread has ended within so long."""
         self._stopped.set()
         self._room.release()
-        end = time.monotonic() + seconds
-        self._thread.join(max(end - time.monotonic(), 0.0))
+        self._thread.join(seconds)
         return not self._thread.is_alive()
 
     def _run(self) -> None:

@@ -1,5 +1,6 @@
 """What ranks do in the tests of DispatchingLoader."""
 
+import contextlib
 import signal
 import threading
 import time
@@ -7,7 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import torch
 import torch.distributed as dist
+from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
 import oper
 from oper.base.errors import OperError
@@ -46,7 +49,7 @@ def own_batches(
 
 def make(rank: int, group: Any, own: Any, **settings: Any) -> oper.DispatchingLoader:
     """A loader of a group's ranks over a rank's `own` batches."""
-    plan = plan_of(dist.get_world_size(group))
+    plan = settings.pop("plan", None) or plan_of(dist.get_world_size(group))
     return oper.DispatchingLoader(own, plan, group=group, **SETTINGS | settings)
 
 
@@ -120,6 +123,10 @@ def failing(rank: int, group: Any, what: str) -> str:
         settings["features"] = {"wide": ["h"]}
     elif what == "settings" and last:
         settings["seed"] = 3
+    elif what == "plan" and last:
+        settings["plan"] = plan_of(ranks, 5)
+    elif what == "other ranks":
+        settings["plan"] = plan_of(ranks + 1)
     elif what == "small cache":
         settings["cache"] = "0.1%"
     if "dropped" in what or "middle" in what:
@@ -197,7 +204,7 @@ def dies(rank: int, group: Any, kind: str) -> Any:
     return "ended", 0.0
 
 
-def trained(rank: int, group: Any, policy: str) -> int:
+def trained(rank: int, group: Any, policy: str, pipelined: bool = False) -> int:
     """A sharded model on dispatched samples, against one process on the same global batches; the
     samples that the rank moved."""
     ranks = dist.get_world_size(group)
@@ -207,8 +214,15 @@ def trained(rank: int, group: Any, policy: str) -> int:
     plan = random_plan(0, tables_of(Model("meta")), ranks, replicated=0.3)
     own = [of_step[rank] for of_step in batches]
     loader = oper.DispatchingLoader(own, plan, policy=policy, group=group, cache="90%")
-    for inputs in loader:
-        train_step(model, optimizer, inputs)
+    if pipelined:
+        pipeline = TrainPipelineSparseDist(model, optimizer, torch.device("cpu"))
+        iterator = iter(loader)
+        with contextlib.suppress(StopIteration):
+            while True:
+                pipeline.progress(iterator)
+    else:
+        for inputs in loader:
+            train_step(model, optimizer, inputs)
     for of_step in batches:
         reference.step(of_step)
     found = whole_model(model, group)
