@@ -31,7 +31,7 @@ from oper.planner.assemble_plan import assemble
 from oper.planner.make_placement import make_placement
 from oper.profiling.counting import profile
 from oper.scheduler.dispatch import assign_blindly, assign_in_order
-from oper.scheduler.loader.assigner import LocalityAssigner
+from oper.scheduler.loader.assigner import most_local
 from oper.scheduler.loader.batch_structure import Structure
 from oper.scheduler.loader.plan_rows import PlanRows
 from oper.synth.log_writer import write_log
@@ -91,19 +91,17 @@ def batches(reader: RowReader, size: int) -> Iterator[KeyedJaggedTensor]:
 
 def local_shares(reader: RowReader, plan: oper.Plan, samples: int) -> dict[str, float]:
     """The share of local accesses by dispatch; `exact_ms` and `in_order_ms` of the assignments."""
-    assigner = LocalityAssigner(PlanRows(plan, range(len(plan.tables)), None), RANKS)
     rows = PlanRows(plan, range(len(plan.tables)), None)
     room = np.full(RANKS, samples)
     local = dict.fromkeys(("random", "in-order", "locality", "locality, in order"), 0)
     total, replicas, seconds, number = 0, 0, {"exact": 0.0, "in_order": 0.0}, 0
     for number, ids in enumerate(batches(reader, RANKS * samples), 1):
         whole = Structure.of(ids)
-        counts = assigner.message(whole).numpy().view(np.int32).reshape(-1, RANKS)
-        everywhere = int(rows.accesses(whole).everywhere.sum())
+        counts, everywhere = rows.counts(whole)
         total += ids.values().numel()
         replicas += everywhere
         start = time.process_time()
-        exact = assigner.assign([torch.from_numpy(counts.view(np.uint8).ravel())], samples, 0)
+        exact = most_local(counts)
         middle = time.process_time()
         greedy = assign_in_order(-counts.astype(np.float64), room)
         seconds["exact"] += middle - start

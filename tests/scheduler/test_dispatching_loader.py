@@ -127,18 +127,19 @@ def test_locality_serves_most_reads_from_the_own_memory(worlds: Worlds, ranks: i
     assert shares["locality"] > 1.1 * max(shares["in-order"], shares["random"])
 
 
-def test_addresses_are_one_to_one_and_the_same_on_all_ranks() -> None:
+def test_addresses_are_one_to_one_and_name_a_holder() -> None:
     plan = random_plan(3, TABLES, 4)
     rows = PlanRows(plan, [0, 1], None)
     seen = []
     for t, table in enumerate(TABLES):
         ids = torch.arange(table.rows)
-        addresses, everywhere = rows.of_rows(ids, np.array([len(ids)]), np.array([t]))
+        addresses = rows.of_rows(ids, np.array([len(ids)]), np.array([t]))
         seen += addresses.tolist()
-        for rank in range(4):
-            local = oper.AddressMap.of(plan, rank).translate(t, ids).numpy() >> 40 == (1 << 23) - 1
-            owner = (addresses >> 40) & 0xFFFF
-            assert (local == ((everywhere == 1) | (owner == rank))).all()
+        maps = [oper.AddressMap.of(plan, rank).translate(t, ids).numpy() for rank in range(4)]
+        local = np.stack(maps) >> 40 == (1 << 23) - 1
+        assert local[(addresses >> 40) & 0xFFFF, np.arange(table.rows)].all()
+        assert (addresses >> 56 == plan.layout.width_of_table[t]).all()
+        assert (addresses & (1 << 40) - 1 == maps[0] & (1 << 40) - 1).all()
     assert len(set(seen)) == sum(table.rows for table in TABLES)
 
 

@@ -22,15 +22,19 @@ FEATURES = (("f0", 0), ("f1", 0), ("g", 1))
 def test_reads_that_a_rank_alone_could_serve(ranks: int, seed: int) -> None:
     plan = random_plan(seed, TABLES, ranks, replicated=0.3)
     given = batch("tuple", 40 * seed, 30)
-    message = LocalityAssigner(PlanRows(plan, [0, 1], None), ranks).message(Structure.of(given))
+    rows = PlanRows(plan, [0, 1], None)
+    message = LocalityAssigner(rows, ranks).message(Structure.of(given))
+    replicas = 0
     counts = np.zeros((30, ranks), dtype=np.int64)
     for feature, table in FEATURES:
         for sample, ids in enumerate(given[0][feature].to_dense()):
             maps = [oper.AddressMap.of(plan, rank).translate(table, ids) for rank in range(ranks)]
             local = np.stack([(unpack(found)[0] == LOCAL).numpy() for found in maps], axis=1)
             counts[sample] += local[~local.all(axis=1)].sum(axis=0)
+            replicas += int(local.all(axis=1).sum())
     assert message.numpy().view(np.int32).reshape(30, ranks).tolist() == counts.tolist()
     assert ranks == 1 or counts.sum() > 0
+    assert rows.counts(Structure.of(given))[1] == replicas > 0
 
 
 def test_ids_that_are_no_rows_count_as_row_0() -> None:
@@ -43,7 +47,7 @@ def test_ids_that_are_no_rows_count_as_row_0() -> None:
     values[start], values[start + 1] = 40, -1
     expected[:2] = 0
     found = rows.accesses(Structure.of(given)).addresses
-    addresses, _ = rows.of_rows(expected, np.array([len(expected)]), np.array([0]))
+    addresses = rows.of_rows(expected, np.array([len(expected)]), np.array([0]))
     assert sorted(found.tolist()) == sorted(addresses.tolist())
 
 

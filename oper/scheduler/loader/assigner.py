@@ -14,7 +14,7 @@ import torch
 from oper.base.arrays import Floats, Ints
 from oper.scheduler.dispatch import Policy, assign_blindly, assign_exactly, capacities
 from oper.scheduler.loader.batch_structure import Structure
-from oper.scheduler.loader.plan_rows import PlanRows, owners
+from oper.scheduler.loader.plan_rows import PlanRows
 
 
 class Assigner(Protocol):
@@ -53,12 +53,8 @@ class LocalityAssigner:
     def message(self, batch: Structure) -> torch.Tensor:
         """The reads of each sample that each rank alone could serve from its memory, int32
         [samples, M]."""
-        addresses, lengths, everywhere = self._rows.accesses(batch)
-        sample = np.repeat(np.arange(len(lengths)), lengths)
-        alone = everywhere == 0
-        cell = sample[alone] * self._ranks + owners(addresses[alone])
-        counts = np.bincount(cell, minlength=len(lengths) * self._ranks).astype(np.int32)
-        return torch.from_numpy(counts.view(np.uint8))
+        counts, _ = self._rows.counts(batch)
+        return torch.from_numpy(counts.astype(np.int32).reshape(-1).view(np.uint8))
 
     def assign(self, messages: Sequence[torch.Tensor], samples: int, number: int) -> Ints:
         """The assignment with the most local reads; in ties samples stay where they are."""

@@ -67,7 +67,7 @@ class CachedRowsAssigner:
 
     def message(self, batch: Structure) -> torch.Tensor:
         """The rows of each sample: their numbers, int64 [samples], and their addresses."""
-        addresses, lengths, _ = self._rows.accesses(batch)
+        addresses, lengths = self._rows.accesses(batch)
         return torch.from_numpy(np.concatenate([lengths, addresses]).view(np.uint8))
 
     def follow(self, policy: Policy) -> None:
@@ -127,7 +127,7 @@ class _PlanInfrequency(Infrequency):
         for t in tables:
             for start in range(0, plan.tables[t].rows, _CHUNK):
                 ids = torch.arange(start, min(start + _CHUNK, plan.tables[t].rows))
-                addresses, _ = rows.of_rows(ids, np.array([len(ids)]), np.array([t]))
+                addresses = rows.of_rows(ids, np.array([len(ids)]), np.array([t]))
                 self._table_of[self.rows_of(addresses)] = t
 
     def rows_of(self, addresses: Ints) -> Ints:

@@ -10,12 +10,14 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from oper.base.arrays import Ints
 from oper.base.errors import OperError
 from oper.plan.address_map import LOCAL, AddressMap, unpack
 from oper.plan.layout import SLOT_BITS
 from oper.plan.plan import Plan
+from oper.runtime.memory.replica_addresses import FLAT_BYTES
 from oper.scheduler.cache import WIDTH_SHIFT
 from oper.scheduler.loader.batch_structure import Structure
 from oper.tables.table import Table
@@ -26,7 +28,6 @@ class Accesses(NamedTuple):
 
     addresses: Ints  # [N]
     lengths: Ints  # [samples]
-    everywhere: Ints  # [N] 1 where all ranks hold the row
 
 
 class PlanRows:
@@ -50,11 +51,45 @@ class PlanRows:
                 f"features {dict(features or {})!r}: none of them reads a table whose rows decide "
                 "where samples go; name the features by table"
             )
-        maps = range(min(plan.ranks, 2))
-        self._maps = [AddressMap.of(plan, rank) for rank in maps]
+        # What is LOCAL to two ranks is so to all: plans for training have no other copies.
+        ranks = range(min(plan.ranks, 2))
+        self._maps = [AddressMap.of(plan, rank).flattened(FLAT_BYTES) for rank in ranks]
 
     def accesses(self, batch: Structure) -> Accesses:
         """The rows that a batch reads. OperError names a feature that it lacks."""
+        read = self._read(batch)
+        addresses = self.of_rows(read.rows, read.sizes, read.tables)
+        return Accesses(addresses[_sample_major(read.lengths)], read.lengths.sum(axis=0))
+
+    def counts(self, batch: Structure) -> tuple[Ints, int]:
+        """How many reads of each sample each rank alone could serve from its memory, [samples, M],
+        and how many reads every rank could."""
+        read = self._read(batch)
+        owner, _, everywhere = self._located(read.rows, read.sizes, read.tables)
+        features, samples = read.lengths.shape
+        sample = np.repeat(np.tile(np.arange(samples), features), read.lengths.reshape(-1))
+        cell = (sample * self.plan.ranks + owner)[~everywhere]
+        counts = np.bincount(cell, minlength=samples * self.plan.ranks)
+        return counts.reshape(samples, self.plan.ranks), int(everywhere.sum())
+
+    def of_rows(self, rows: torch.Tensor, sizes: Ints, tables: Ints) -> Ints:
+        """The addresses of rows, of which `sizes[n]` are of table `tables[n]` each."""
+        owner, slot, _ = self._located(rows, sizes, tables)
+        width = np.repeat(self.plan.layout.width_of_table[tables], sizes)
+        return width << WIDTH_SHIFT | owner << SLOT_BITS | slot
+
+    def _located(
+        self, rows: torch.Tensor, sizes: Ints, tables: Ints
+    ) -> tuple[Ints, Ints, NDArray[np.bool_]]:
+        """The owner of each row, its slot there, and whether all ranks hold it."""
+        offsets = torch.from_numpy(np.append(0, np.cumsum(sizes)))
+        segments = torch.from_numpy(tables)
+        found = [given.translate_features(rows, offsets, segments) for given in self._maps]
+        owner, slot = (part.numpy() for part in unpack(found[0]))
+        local = [owner == LOCAL] + [(unpack(other)[0] == LOCAL).numpy() for other in found[1:]]
+        return np.where(local[0], 0, owner), slot, np.logical_and.reduce(local)
+
+    def _read(self, batch: Structure) -> "_Read":
         ids, lengths, tables = [], [], []
         for feature, table in self.features:
             found = batch.features.get(feature, ())
@@ -65,32 +100,30 @@ class PlanRows:
                     f"table {name!r}: its feature {feature!r} is not in the batch, which has "
                     f"{has}; give DispatchingLoader the model's: features={{table: [feature, …]}}"
                 )
-            rows = self.plan.tables[table].rows
             for values, of_sample in found:
-                ids.append(torch.where((values < 0) | (values >= rows), 0, values).long())
-                lengths.append(of_sample.numpy().astype(np.int64))
+                ids.append(values)
+                lengths.append(of_sample.numpy())
                 tables.append(table)
         sizes = np.array([len(values) for values in ids])
-        order = _sample_major(np.stack(lengths))
-        addresses, everywhere = self.of_rows(torch.cat(ids), sizes, np.array(tables))
-        return Accesses(addresses[order], np.stack(lengths).sum(axis=0), everywhere[order])
+        of_all = torch.cat(ids).long()
+        most = np.array([self.plan.tables[t].rows for t in tables], dtype=np.int64)
+        limit = torch.from_numpy(np.repeat(most, sizes))
+        rows = torch.where((of_all < 0) | (of_all >= limit), 0, of_all)
+        return _Read(rows, np.stack(lengths).astype(np.int64), sizes, np.array(tables))
 
-    def of_rows(self, rows: torch.Tensor, sizes: Ints, tables: Ints) -> tuple[Ints, Ints]:
-        """The addresses of rows, of which `sizes[n]` are of table `tables[n]` each, and 1 where
-        all ranks hold the row."""
-        offsets = torch.from_numpy(np.append(0, np.cumsum(sizes)))
-        segments = torch.from_numpy(tables)
-        found = [given.translate_features(rows, offsets, segments) for given in self._maps]
-        owner, slot = (part.numpy() for part in unpack(found[0]))
-        local = [(unpack(addresses)[0] == LOCAL).numpy() for addresses in found]
-        owner = np.where(local[0], 0, owner)
-        width = np.repeat(self.plan.layout.width_of_table[tables], sizes)
-        everywhere = np.logical_and.reduce(local).astype(np.int64)
-        return width << WIDTH_SHIFT | owner << SLOT_BITS | slot, everywhere
+
+class _Read(NamedTuple):
+    """Rows that a batch reads, one feature after the other: of feature f `sizes[f]` of table
+    `tables[f]`, lengths[f, s] of them by sample s."""
+
+    rows: torch.Tensor  # int64 [N]
+    lengths: Ints  # [F, samples]
+    sizes: Ints  # [F]
+    tables: Ints  # [F]
 
 
 def owners(addresses: Ints) -> Ints:
-    """The rank that holds each row, 0 for those that all hold."""
+    """The rank that holds the row of each address, 0 for those that all hold."""
     return (addresses & (1 << WIDTH_SHIFT) - 1) >> SLOT_BITS
 
 
