@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from oper.profiling.counting import profile as profile
     from oper.profiling.profile import Profile as Profile
     from oper.profiling.recorder import record as record
+    from oper.scheduler.loader.dispatching_loader import DispatchingLoader as DispatchingLoader
     from oper.scheduler.training.settings import CacheSettings as CacheSettings
     from oper.tables.table import Table as Table
     from oper.topology.topology import Topology as Topology
@@ -47,6 +48,7 @@ __version__ = "0.1.0"
 _HOME = {
     "AddressMap": "oper.plan.address_map",
     "CacheSettings": "oper.scheduler.training.settings",
+    "DispatchingLoader": "oper.scheduler.loader.dispatching_loader",
     "OperEmbeddingBagCollectionSharder": "oper.torchrec.sharders",
     "OperEmbeddingCollectionSharder": "oper.torchrec.sharders",
     "OperError": "oper.base.errors",
@@ -71,6 +73,7 @@ _HOME = {
 __all__ = [
     "AddressMap",
     "CacheSettings",
+    "DispatchingLoader",
     "OperEmbeddingBagCollectionSharder",
     "OperEmbeddingCollectionSharder",
     "OperError",

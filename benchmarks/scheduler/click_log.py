@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torchrec import KeyedJaggedTensor
 
 from benchmarks.common import DATA
-from oper.synth.recipes import load_recipe
+from oper.synth.recipes import Recipe, load_recipe
 from oper.synth.synthesizer import Synthesizer
 from oper.tables.table import Table
 
@@ -66,7 +66,7 @@ class ClickLog:
         )
 
     @property
-    def _recipe(self):  # type: ignore[no-untyped-def]
+    def _recipe(self) -> Recipe:
         return load_recipe("criteo-kaggle", scale=self.scale, dim=self.dim)
 
     @property

@@ -4,6 +4,7 @@ As HET has them: hidden layers of 256, 3 cross layers. The wide part and the fir
 linear in the embeddings.
 """
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -19,7 +20,7 @@ class _Deep(nn.Sequential):
     def __init__(self, inputs: int, layers: int, outputs: int | None) -> None:
         sizes = [inputs, *[HIDDEN] * layers]
         parts: list[nn.Module] = []
-        for size, following in zip(sizes, sizes[1:], strict=False):
+        for size, following in itertools.pairwise(sizes):
             parts += [nn.Linear(size, following), nn.ReLU()]
         super().__init__(*parts, *([nn.Linear(HIDDEN, outputs)] if outputs else []))
 

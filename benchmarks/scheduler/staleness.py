@@ -44,9 +44,7 @@ def train(
     """One epoch; the held-out AUC and what was moved."""
     arrays = log.open()
     model = ClickModel(name, log.tables)
-    apply_optimizer_in_backward(
-        torch.optim.SGD, model.embeddings.parameters(), {"lr": TABLE_RATE}
-    )
+    apply_optimizer_in_backward(torch.optim.SGD, model.embeddings.parameters(), {"lr": TABLE_RATE})
     env = ShardingEnv.from_process_group(dist.group.WORLD)
     cache = oper.CacheSettings(CACHE, sync, evict)
     sharded = oper.shard(model, folder, env=env, cache=cache)

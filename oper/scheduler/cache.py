@@ -70,13 +70,6 @@ class Synchronisation:
         return int(min(self.staleness, _MOST))
 
 
-def split_capacity(bytes: float, row_bytes: Ints, rows: Ints, asked: Ints) -> Ints:
-    """Rows of each width in a cache of so many bytes: each width gets the share that it has of the
-    bytes that are asked for, and no more than all of its rows; all arguments but the first [W]."""
-    shares = asked * row_bytes / max(int(asked @ row_bytes), 1)
-    return np.minimum(rows, np.ceil(shares * bytes / row_bytes).astype(np.int64))
-
-
 class CacheTooSmallError(OperError):
     """The rows that a worker trains in one batch do not fit its cache; caches `factor` times as
     large would hold them."""

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from oper.base import native
 from oper.base.arrays import Floats, Ints
@@ -76,7 +75,7 @@ class Dispatcher:
     infrequency: Infrequency | None = None  # for laia:K
 
     def __post_init__(self) -> None:
-        self._looked_at: NDArray[np.bool_] | None = None  # tables
+        self._ranked: Ints | None = None  # tables, the most infrequent first
 
     def assign(
         self, caches: Caches | FrequentRows, addresses: Ints, batch: LookedUp, number: int
@@ -87,10 +86,9 @@ class Dispatcher:
         """
         samples, workers = len(batch.offsets) - 1, caches.workers
         room = capacities(samples, workers)
-        random = np.random.default_rng([self.seed, number])
         if self.policy.kind in BLIND or isinstance(caches, FrequentRows):
-            in_order = np.repeat(np.arange(workers), room)
-            return random.permutation(in_order) if self.policy.kind == "random" else in_order
+            return assign_blindly(self.policy.kind, room, self.seed, number)
+        random = np.random.default_rng([self.seed, number])
         if self.policy.kind == "laia":
             # Scores are whole numbers: half of one decides ties alone.
             ties = 0.5 * random.random((samples, workers))
@@ -107,12 +105,19 @@ class Dispatcher:
         if self.policy.tables is None or self.infrequency is None:
             return batch
         rows = addresses[batch.positions.numpy()]
-        if number % REFRESH == 1 or self._looked_at is None:  # of batch 0 nothing is cached
-            degrees = self.infrequency.of_tables(caches)
-            self._looked_at = np.zeros(len(degrees), dtype=bool)
-            self._looked_at[np.argsort(-degrees, kind="stable")[: self.policy.tables]] = True
+        if number % REFRESH == 1 or self._ranked is None:  # of batch 0 nothing is cached
+            self._ranked = np.argsort(-self.infrequency.of_tables(caches), kind="stable")
+        looked_at = np.zeros(len(self._ranked), dtype=bool)
+        looked_at[self._ranked[: self.policy.tables]] = True
         self.infrequency.count(rows, len(batch.offsets) - 1)
-        return batch.only(self._looked_at[self.infrequency.tables_of(rows)])
+        return batch.only(looked_at[self.infrequency.tables_of(rows)])
+
+
+def assign_blindly(kind: str, room: Ints, seed: int, number: int) -> Ints:
+    """The worker of each sample of batch `number`, by a policy that is BLIND; room [M]."""
+    in_order = np.repeat(np.arange(len(room)), room)
+    random = np.random.default_rng([seed, number])
+    return random.permutation(in_order) if kind == "random" else in_order
 
 
 def capacities(samples: int, workers: int) -> Ints:

@@ -24,14 +24,13 @@ class Infrequency:
 
     def count(self, addresses: Ints, samples: int) -> None:
         """Note a batch: the addresses of its samples' distinct rows."""
-        np.add.at(self._samples_with_row, addresses & ROW_MASK, 1)
+        np.add.at(self._samples_with_row, self.rows_of(addresses), 1)
         self._samples += samples
 
     def of_tables(self, caches: Caches) -> Floats:
         """The degree of infrequency of each table, [T]; 0 where none of its rows is cached."""
         addresses, copies = caches.cached()
-        rows = addresses & ROW_MASK
-        table = np.searchsorted(self._first, rows, side="right") - 1
+        rows, table = self.rows_of(addresses), self.tables_of(addresses)
         rare = self._samples_with_row[rows] < self._samples / self._workers
         tables = len(self._first) - 1
         cached = np.bincount(table, copies.astype(np.float64), tables)
@@ -39,6 +38,10 @@ class Infrequency:
         degrees: Floats = infrequent / np.maximum(cached, 1.0)
         return degrees
 
+    def rows_of(self, addresses: Ints) -> Ints:
+        """The number of each row through all tables."""
+        return addresses & ROW_MASK
+
     def tables_of(self, addresses: Ints) -> NDArray[np.int64]:
         """The table of each row."""
-        return np.searchsorted(self._first, addresses & ROW_MASK, side="right") - 1
+        return np.searchsorted(self._first, self.rows_of(addresses), side="right") - 1

@@ -16,13 +16,8 @@ import numpy as np
 
 from oper.base.arrays import Floats, Ints
 from oper.base.errors import OperError
-from oper.scheduler.cache import (
-    WIDTH_SHIFT,
-    Caches,
-    CacheTooSmallError,
-    Synchronisation,
-    split_capacity,
-)
+from oper.scheduler.cache import Caches, CacheTooSmallError, Synchronisation
+from oper.scheduler.cache_capacity import rows_that_fit
 from oper.scheduler.dispatch import BLIND, Dispatcher, Policy
 from oper.scheduler.frequent_rows import FrequentRows, most_frequent
 from oper.scheduler.infrequency import Infrequency
@@ -201,9 +196,7 @@ def _run(
 
 
 def cache_rows(trace: Trace, batch: Batch, share: float) -> Ints:
-    """Rows of each width that a worker caches: of the cache's bytes each width gets what its
-    distinct rows take of a batch's, and no more than all of its rows."""
-    of_width = trace.rows_of_width
+    """Rows of each width that a worker caches: a share of all rows' bytes."""
     row_bytes = np.array([width.row_bytes for width in trace.widths])
-    asked = np.bincount(np.unique(batch.addresses) >> WIDTH_SHIFT, minlength=len(row_bytes))
-    return split_capacity(share * float(of_width @ row_bytes), row_bytes, of_width, asked)
+    total = share * float(trace.rows_of_width @ row_bytes)
+    return rows_that_fit(total, batch.addresses, trace.rows_of_width, row_bytes)

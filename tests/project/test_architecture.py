@@ -37,7 +37,7 @@ LAYERS = (
     "runtime.step",
     "runtime",
     "scheduler",
-    "scheduler.training",
+    "scheduler.training scheduler.loader",
     "measure torchrec",
     "torchrec.planning",
     "cli.shared",

@@ -29,7 +29,8 @@ from oper.runtime.memory.batch import PreparedBatch
 from oper.runtime.memory.sorted_accesses import SortedRows
 from oper.runtime.step.row_source import Fetched, RowSource, SourceParts, Step
 from oper.scheduler import moves as m
-from oper.scheduler.cache import WIDTH_SHIFT, Caches, CacheTooSmallError, split_capacity
+from oper.scheduler.cache import WIDTH_SHIFT, Caches, CacheTooSmallError
+from oper.scheduler.cache_capacity import rows_asked, split
 from oper.scheduler.training.arenas import CacheArenas
 from oper.scheduler.training.batch_rows import by_sample, distinct_addresses, tier_accesses
 from oper.scheduler.training.carrier import Carrier
@@ -146,11 +147,10 @@ class CachedRows:
 
     def _make_caches(self, parts: Sequence[tuple[Ints, Ints]]) -> Caches:
         """Empty caches, divided among the buckets by what batches ask for."""
-        distinct = np.unique(np.concatenate([addresses for _, addresses in parts]))
-        asked = np.bincount(distinct >> WIDTH_SHIFT, minlength=len(self._buckets))
-        self._asked = np.maximum(self._asked, asked)
+        addresses = np.concatenate([addresses for _, addresses in parts])
+        self._asked = np.maximum(self._asked, rows_asked(addresses, len(self._buckets)))
         size = self._settings.bytes_of(int(self._rows @ self._row_bytes))
-        capacity = split_capacity(size, self._row_bytes, self._rows, self._asked)
+        capacity = split(size, self._asked, self._rows, self._row_bytes)
         caches = Caches(
             self._ranks,
             capacity.tolist(),

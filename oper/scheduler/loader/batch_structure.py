@@ -1,0 +1,238 @@
+"""What a batch is made of: parts that have samples, in the containers that a loader yields.
+
+Parts with samples are KeyedJaggedTensors, JaggedTensors, and tensors and arrays of numbers whose
+first dimension is the batch's samples. They may lie in tuples, NamedTuples, lists, dicts and
+dataclasses. All else in a batch (None, numbers, texts, other tensors) must be equal on all ranks,
+and is kept.
+"""
+
+import copy
+import dataclasses
+import enum
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+
+from oper.base.errors import OperError
+from oper.base.tensors import as_tensor
+
+_OfLeaf = Callable[[Any, str, str], Any]
+_JAGGED = (KeyedJaggedTensor, JaggedTensor)
+_LEAVES = (*_JAGGED, torch.Tensor, type(None), bool, int, float, complex, str, bytes, enum.Enum)
+
+
+@dataclass(frozen=True)
+class Jagged:
+    """Bags of F features: those of feature f come one after the other in `values`, feature after
+    feature; sample s has lengths[f, s] of them."""
+
+    lengths: torch.Tensor  # [F, samples]
+    values: torch.Tensor  # [N, …]
+    weights: torch.Tensor | None = None  # [N, …]
+
+
+Part = Jagged | torch.Tensor  # a tensor: [samples, …]
+
+
+@dataclass(frozen=True)
+class Structure:
+    """A batch's parts with samples, in order, and what all ranks must have in common.
+
+    `description`: of each part and each other value its path in the batch, and what it is.
+    `features`: wherever a batch has a feature, its ids and how many of them each sample has.
+    """
+
+    batch: Any
+    samples: int
+    parts: list[Part]
+    description: dict[str, str]
+    features: dict[str, list[tuple[torch.Tensor, torch.Tensor]]]
+
+    @classmethod
+    def of(cls, batch: Any) -> "Structure":
+        """The structure of a batch; OperError where it has parts that cannot be dispatched."""
+        leaves: list[tuple[Any, str, str]] = []
+        _replace(batch, "", "", lambda leaf, *path: leaves.append((_as_tensor(leaf), *path)))
+        samples = _samples(leaves, batch)
+        parts: list[Part] = []
+        description: dict[str, str] = {}
+        features: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        for leaf, path, name in leaves:
+            if isinstance(leaf, _JAGGED):
+                keys = list(leaf.keys()) if isinstance(leaf, KeyedJaggedTensor) else [name]
+                part = _jagged(leaf, len(keys), samples)
+                parts.append(part)
+                by_feature = part.values.split(part.lengths.sum(dim=1).tolist())
+                for key, ids, lengths in zip(keys, by_feature, part.lengths, strict=True):
+                    features.setdefault(key, []).append((ids, lengths))
+                description[path] = f"{type(leaf).__name__} of {', '.join(keys)}; {_types(part)}"
+            elif _has_samples(leaf, samples):
+                parts.append(leaf.detach())
+                description[path] = f"samples of {_shape(leaf.shape[1:])} {leaf.dtype}"
+            else:
+                description[path] = _constant(leaf)
+        return cls(batch, samples, parts, description, features)
+
+    @property
+    def digest(self) -> bytes:
+        """Equal for batches that are made of the same."""
+        return hashlib.sha256(repr(self.description).encode()).digest()[:16]
+
+    def with_parts(self, parts: Iterable[Part], samples: int) -> Any:
+        """A batch like this one, with other samples."""
+        left = iter(parts)
+
+        def filled(leaf: Any, path: str, name: str) -> Any:
+            if isinstance(leaf, _JAGGED):
+                return _like(leaf, next(left), samples)
+            if not _has_samples(_as_tensor(leaf), self.samples):
+                return leaf
+            part = next(left)
+            assert isinstance(part, torch.Tensor)
+            return part.numpy() if isinstance(leaf, np.ndarray) else part
+
+        return _replace(self.batch, "", "", filled)
+
+
+def _replace(given: Any, path: str, name: str, function: _OfLeaf) -> Any:
+    """A copy of a batch in which `function` of it, its path and the path's last name stands for
+    each leaf."""
+    numbers = isinstance(given, np.ndarray) and given.dtype.kind in "biufc"
+    if numbers or isinstance(given, _LEAVES):
+        return function(given, path or "the batch", name)
+    if isinstance(given, tuple | list):
+        items = [_replace(item, f"{path}[{n}]", str(n), function) for n, item in enumerate(given)]
+        return type(given)(*items) if hasattr(given, "_fields") else type(given)(items)
+    if isinstance(given, dict):
+        filled = copy.copy(given)
+        for key, item in given.items():
+            filled[key] = _replace(item, f"{path}[{key!r}]", str(key), function)
+        return filled
+    if dataclasses.is_dataclass(given) and not isinstance(given, type):
+        made: Any = copy.copy(given)
+        for field in dataclasses.fields(given):
+            value = getattr(given, field.name)
+            item = _replace(value, f"{path}.{field.name}", field.name, function)
+            object.__setattr__(made, field.name, item)  # also of frozen ones
+        return made
+    raise OperError(
+        f"{path or 'the batch'}: is a {type(given).__name__}, and KeyedJaggedTensors, "
+        "JaggedTensors, tensors or arrays of numbers were needed, in tuples, lists, dicts or "
+        "dataclasses; convert it before"
+    )
+
+
+def _as_tensor(leaf: Any) -> Any:
+    """A leaf, or the tensor that is the same array of numbers."""
+    return as_tensor(leaf).reshape(leaf.shape) if isinstance(leaf, np.ndarray) else leaf
+
+
+def _samples(leaves: list[tuple[Any, str, str]], batch: Any) -> int:
+    """The samples that all jagged parts of a batch have."""
+    found: dict[int, str] = {}
+    for leaf, path, _ in leaves:
+        if isinstance(leaf, torch.Tensor) and (leaf.is_nested or leaf.layout != torch.strided):
+            raise OperError(
+                f"{path}: is a nested or sparse tensor, and a dense one was needed, or a "
+                "KeyedJaggedTensor"
+            )
+        if isinstance(leaf, (*_JAGGED, torch.Tensor)) and not _on_cpu(leaf):
+            raise OperError(
+                f"{path}: does not lie on the CPU, and ranks exchange samples in the host's "
+                "memory: let the loader yield CPU tensors, and move batches to devices afterwards"
+            )
+        if isinstance(leaf, KeyedJaggedTensor):
+            if leaf.variable_stride_per_key() or leaf.inverse_indices_or_none() is not None:
+                raise OperError(
+                    f"{path}: its features have batch sizes of their own (variable batch), and "
+                    "one number of samples for all was needed: there are no samples to move"
+                )
+            if leaf.keys():
+                found.setdefault(leaf.stride(), path)
+        elif isinstance(leaf, JaggedTensor):
+            found.setdefault(len(leaf.lengths()), path)
+    if not found:
+        raise OperError(
+            f"a batch, {type(batch).__name__}: has no KeyedJaggedTensor and no JaggedTensor, and "
+            "the ids of one at least were needed"
+        )
+    if len(found) > 1:
+        (one, first), (two, second) = list(found.items())[:2]
+        raise OperError(
+            f"{first} has {one} samples and {second} has {two}: all parts of a batch must have as "
+            "many"
+        )
+    return next(iter(found))
+
+
+def _on_cpu(leaf: Any) -> bool:
+    given = leaf if isinstance(leaf, torch.Tensor) else leaf.values()
+    return bool(given.device.type == "cpu")
+
+
+def _jagged(leaf: Any, features: int, samples: int) -> Jagged:
+    lengths = leaf.lengths().detach().reshape(features, samples)
+    weights = leaf.weights_or_none()
+    values = leaf.values().detach()
+    # Values may be padded beyond what the lengths say.
+    total = int(lengths.sum())
+    return Jagged(lengths, values[:total], None if weights is None else weights.detach()[:total])
+
+
+def _like(leaf: Any, part: Part, samples: int) -> Any:
+    assert isinstance(part, Jagged)
+    common = {"values": part.values, "weights": part.weights, "lengths": part.lengths.reshape(-1)}
+    if isinstance(leaf, KeyedJaggedTensor):
+        return KeyedJaggedTensor(keys=list(leaf.keys()), stride=samples, **common)
+    return JaggedTensor(**common)
+
+
+def _has_samples(leaf: Any, samples: int) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.dim() > 0 and len(leaf) == samples
+
+
+def _types(part: Jagged) -> str:
+    lists = {"lengths": part.lengths, "values": part.values, "weights": part.weights}
+    kinds = [
+        f"{name} {_shape(given.shape[1:]) if name != 'lengths' else ''} {given.dtype}"
+        for name, given in lists.items()
+        if given is not None
+    ]
+    return ", ".join(" ".join(kind.split()) for kind in kinds)
+
+
+def _shape(shape: Iterable[int]) -> str:
+    return "x".join(map(str, shape))
+
+
+def _constant(leaf: Any) -> str:
+    """What a value is that has no samples, which must be equal on all ranks."""
+    if not isinstance(leaf, torch.Tensor):
+        return repr(leaf)
+    digest = hashlib.sha256(bytes_of(leaf.detach()).numpy().tobytes()).hexdigest()[:12]
+    return f"tensor of shape {list(leaf.shape)}, {leaf.dtype}, without samples, content {digest}"
+
+
+def bytes_of(array: torch.Tensor) -> torch.Tensor:
+    """The content of a tensor, uint8; where it is empty its strides may be any, and not view it."""
+    if array.numel() == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    return array.contiguous().reshape(-1).view(torch.uint8)
+
+
+def first_difference(descriptions: Mapping[int, dict[str, str]]) -> str:
+    """Where the first two ranks differ whose batches are not made of the same."""
+    (one, mine), *others = descriptions.items()
+    for two, its in others:
+        for path in (*mine, *its):
+            if mine.get(path) != its.get(path):
+                return (
+                    f"{path}: rank {one} has {mine.get(path, 'nothing')}, and rank {two} "
+                    f"{its.get(path, 'nothing')}"
+                )
+    return "the order of its parts"

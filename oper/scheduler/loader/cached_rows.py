@@ -1,0 +1,143 @@
+"""Dispatch by what caches of a host tier hold: every rank replays the caches of all ranks.
+
+Their state follows from the batches and the assignments (Herald's snapshots): nothing but the rows
+of the next batch is exchanged.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from oper.base.arrays import Floats, Ints
+from oper.base.errors import OperError
+from oper.base.units import parse_bytes, parse_share
+from oper.plan.layout import SLOT_MASK
+from oper.plan.plan import Plan
+from oper.scheduler.cache import WIDTH_SHIFT, Caches, CacheTooSmallError, Synchronisation
+from oper.scheduler.cache_capacity import rows_that_fit
+from oper.scheduler.dispatch import Dispatcher, Policy
+from oper.scheduler.infrequency import Infrequency
+from oper.scheduler.loader.batch_structure import Structure
+from oper.scheduler.loader.plan_rows import PlanRows, owners
+from oper.tables.table import Table
+
+
+@dataclass(frozen=True)
+class CacheSettings:
+    """Caches of the ranks: a share of the tables' bytes ("10%") or bytes ("4GB") on each."""
+
+    size: str
+    eviction: str
+    sync: Synchronisation
+
+    def total_bytes(self, tables: Sequence[Table]) -> float:
+        """Bytes of a cache for rows of these tables."""
+        if self.size.rstrip().endswith("%"):
+            every = sum(table.rows * table.memory_bytes("training") for table in tables)
+            total = parse_share(self.size, "cache") * every
+        else:
+            total = parse_bytes(self.size, "cache")
+        if total <= 0:
+            raise OperError(f"cache {self.size!r}: more than 0 was needed, such as '10%' or '4GB'")
+        return total
+
+
+class CachedRowsAssigner:
+    """By the caches of `ranks` and their links to the tier, as `oper simulate` does.
+
+    The first batch decides how a cache's bytes are shared by rows of several widths.
+    """
+
+    def __init__(
+        self,
+        rows: PlanRows,
+        tables: Sequence[int],
+        policy: Policy,
+        settings: CacheSettings,
+        seconds_per_byte: Floats,
+        seed: int,
+    ) -> None:
+        self._rows, self._tables, self._settings = rows, tables, settings
+        self._bytes = settings.total_bytes([rows.plan.tables[t] for t in tables])
+        self._caches: Caches | None = None
+        infrequency = None if policy.tables is None else _PlanInfrequency(rows, tables)
+        self._dispatcher = Dispatcher(policy, seconds_per_byte, seed, infrequency)
+
+    def message(self, batch: Structure) -> torch.Tensor:
+        """The rows of each sample: their numbers, int64 [samples], and their addresses."""
+        addresses, lengths = self._rows.accesses(batch)
+        return torch.from_numpy(np.concatenate([lengths, addresses]).view(np.uint8))
+
+    def follow(self, policy: Policy) -> None:
+        """Dispatch by another α, or number of tables, from now on."""
+        self._dispatcher.policy = policy
+
+    def assign(self, messages: Sequence[torch.Tensor], samples: int, number: int) -> Ints:
+        """The assignment, after which the caches are those after training the batch."""
+        given = [message.numpy().view(np.int64) for message in messages]
+        addresses = np.concatenate([content[samples:] for content in given])
+        lengths = np.concatenate([content[:samples] for content in given])
+        if self._caches is None:
+            self._caches = self._make_caches(addresses)
+        batch = self._caches.look_up(addresses, np.append(0, np.cumsum(lengths)))
+        assignment = self._dispatcher.assign(self._caches, addresses, batch, number)
+        try:
+            self._caches.train(batch, assignment)
+        except CacheTooSmallError as error:
+            raise OperError(
+                f"cache {self._settings.size!r}: batch {number}: {error}; "
+                f"{1.001 * error.factor:.4g} times as much would be enough for it, and fewer "
+                "samples a rank need less"
+            ) from None
+        return assignment
+
+    def _make_caches(self, addresses: Ints) -> Caches:
+        plan = self._rows.plan
+        width_of = plan.layout.width_of_table
+        rows, row_bytes, gradient_bytes = np.zeros((3, len(plan.layout.slots)), dtype=np.int64)
+        row_bytes += 1  # of widths that none of the tables has
+        for t in self._tables:
+            table, width = plan.tables[t], width_of[t]
+            rows[width] += table.rows
+            row_bytes[width] = table.memory_bytes("training")
+            gradient_bytes[width] = table.row_bytes
+        capacity = rows_that_fit(self._bytes, addresses, rows, row_bytes)
+        settings = self._settings
+        return Caches(
+            plan.ranks,
+            capacity.tolist(),
+            row_bytes.tolist(),
+            gradient_bytes.tolist(),
+            settings.eviction,
+            settings.sync,
+        )
+
+
+class _PlanInfrequency(Infrequency):
+    """The same of rows by their addresses: slots are numbered through all arenas."""
+
+    def __init__(self, rows: PlanRows, tables: Sequence[int]) -> None:
+        plan: Plan = rows.plan
+        slots = plan.layout.slots
+        self._arena = (np.cumsum(slots) - slots.reshape(-1)).reshape(slots.shape)  # [W, M]
+        self._table_of = np.zeros(int(slots.sum()), dtype=np.int32)
+        super().__init__(np.array([0] * len(plan.tables) + [int(slots.sum())]), plan.ranks)
+        for t in tables:
+            for start in range(0, plan.tables[t].rows, _CHUNK):
+                ids = torch.arange(start, min(start + _CHUNK, plan.tables[t].rows))
+                addresses = rows.of_rows(ids, np.array([len(ids)]), np.array([t]))
+                self._table_of[self.rows_of(addresses)] = t
+
+    def rows_of(self, addresses: Ints) -> Ints:
+        """The number of each row's slot."""
+        slot = addresses & SLOT_MASK
+        return self._arena[addresses >> WIDTH_SHIFT, owners(addresses)] + slot
+
+    def tables_of(self, addresses: Ints) -> Ints:
+        """The table of each row."""
+        return self._table_of[self.rows_of(addresses)].astype(np.int64)
+
+
+_CHUNK = 1 << 22  # rows that are translated at once

@@ -1,0 +1,214 @@
+"""DispatchingLoader: wraps a rank's loader, and decides which rank trains which sample.
+
+    loader = oper.DispatchingLoader(loader, plan, policy="locality")
+    for batch in loader:  # what `loader` yields, with other samples
+        …
+
+The order of samples over iterations stays: the global batch of an iteration has the samples that
+the ranks' loaders yielded for it, and each rank trains as many of them as it yielded.
+"""
+
+import hashlib
+import time
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+
+from oper.base.arrays import Floats
+from oper.base.errors import OperError
+from oper.base.units import finite_number, positive_seconds, whole_number
+from oper.plan.plan import Plan
+from oper.runtime.comm.lost_rank_errors import rank_names
+from oper.runtime.memory.replica_addresses import plan_digest
+from oper.scheduler.cache import EVICTIONS, Synchronisation
+from oper.scheduler.dispatch import BLIND, Policy
+from oper.scheduler.loader.assigner import Assigner, BlindAssigner, LocalityAssigner
+from oper.scheduler.loader.cached_rows import CachedRowsAssigner, CacheSettings
+from oper.scheduler.loader.counters import Counters
+from oper.scheduler.loader.global_batches import Dispatcher, GlobalBatches
+from oper.scheduler.loader.pace import Pace
+from oper.scheduler.loader.peers import Peers
+from oper.scheduler.loader.plan_rows import PlanRows
+from oper.scheduler.loader.stage import Stage
+
+LOCALITY = "locality"
+_STOP_SECONDS = 1.0  # for the ranks to leave a loop together
+_EXIT_SECONDS = 5.0
+
+
+class DispatchingLoader:
+    """Dispatches the samples of all ranks' loaders; every rank of the plan makes one.
+
+    Args:
+        loader: yields this rank's batches, of equal numbers of samples on all ranks.
+        plan: for training, with the rows by which samples are dispatched.
+        policy: `locality`, or one of `oper simulate`: random, in-order, laia, laia:K, esd,
+            esd:ALPHA or grouped.
+        alpha: of `esd`, the share of samples that are assigned exactly; 1 unless given.
+        ahead: batches that are ready before they are needed.
+        group: of all the plan's ranks; torch.distributed's unless given.
+        features: those that read each table, by its name, where they are not the plan's.
+        cache: what a rank caches, "10%" of the tables' bytes or "4GB".
+        eviction, sync: of these caches.
+        links: of each rank to the tier, in any unit of bandwidth; equal unless given.
+        drop_last: leave out a last batch of which some rank has fewer samples, or none.
+        deterministic: keep α and K as they were given, whatever time that takes.
+        deadline_seconds: how long a rank waits for another before it fails.
+
+    Raises:
+        OperError: here and in the loop, on all ranks, saying what is wrong and where.
+    """
+
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        plan: Plan,
+        *,
+        policy: str = "esd",
+        alpha: float | None = None,
+        ahead: int = 2,
+        group: "dist.ProcessGroup | None" = None,
+        features: Mapping[str, Sequence[str]] | None = None,
+        cache: str = "10%",
+        eviction: str = "lru",
+        sync: str = "on-demand",
+        links: Sequence[float] | None = None,
+        seed: int = 0,
+        drop_last: bool = False,
+        deterministic: bool = False,
+        deadline_seconds: float = 60.0,
+    ) -> None:
+        self.loader = loader
+        self._ahead = whole_number(ahead, "ahead")
+        if self._ahead < 1:
+            raise OperError(f"ahead {ahead}: at least 1 batch was needed")
+        if not plan.workload.training:
+            raise OperError(
+                "DispatchingLoader was given a plan for inference, and one for training was "
+                "needed: make it with --mode training"
+            )
+        chosen = _policy(policy, alpha)
+        caches = CacheSettings(cache, _eviction(eviction), _sync(sync))
+        costs = _seconds_per_byte(links, plan.ranks)
+        deadline = positive_seconds(deadline_seconds, "deadline_seconds")
+        peers = Peers(group, deadline)
+        settings = (policy, alpha, ahead, features, cache, eviction, sync, links, seed, drop_last)
+        # Before any rank checks its own, so that all raise the same error.
+        _check_equal(peers, plan, repr((deterministic, *settings)))
+        if peers.ranks != plan.ranks:
+            raise OperError(
+                f"the plan is for {plan.ranks} ranks, and the process group has {peers.ranks}: "
+                "make a plan for as many"
+            )
+        numbers = sorted(getattr(plan, "tier", ())) or list(range(len(plan.tables)))
+        assigner: Assigner
+        if chosen is not None and chosen.kind in BLIND:
+            assigner = BlindAssigner(chosen, plan.ranks, seed)
+        elif chosen is None:
+            assigner = LocalityAssigner(PlanRows(plan, numbers, features), plan.ranks)
+        else:
+            rows = PlanRows(plan, numbers, features)
+            assigner = CachedRowsAssigner(rows, numbers, chosen, caches, costs, seed)
+        pace = Pace(chosen or Policy("in-order"), deterministic)
+        self._dispatcher = Dispatcher(peers, assigner, pace, drop_last)
+        self._stages: list[Stage] = []  # the running one
+        self._release = weakref.finalize(self, _leave, peers, self._stages)
+
+    @property
+    def counters(self) -> Counters:
+        """What this rank has moved so far, and how long that took."""
+        return self._dispatcher.counters
+
+    def __len__(self) -> int:
+        return len(self.loader)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Any]:
+        """An epoch. One at a time: it ends the one before."""
+        peers = self._dispatcher.peers
+        while self._stages:
+            if not self._stages[-1].stop(peers.deadline_seconds):
+                raise OperError(
+                    "the epoch before has not ended on all ranks: leave the loop over a "
+                    "DispatchingLoader after the same batch on all of them"
+                )
+            self._stages.pop()
+        if peers.failure is not None:
+            raise OperError(
+                f"the DispatchingLoader cannot go on after its error ({peers.failure}): start the "
+                "ranks again, or make a new one on all of them"
+            ) from peers.failure
+        # Here and not in the thread: loaders with workers of their own start them now.
+        batches = GlobalBatches(iter(self.loader), self._dispatcher)
+        self._stages.append(Stage(batches.next, self._ahead))
+        return self._epoch(self._stages[-1])
+
+    def _epoch(self, stage: Stage) -> Iterator[Any]:
+        try:
+            while (batch := stage.next()) is not None:
+                start = time.perf_counter()
+                yield batch
+                self._dispatcher.training = time.perf_counter() - start
+        finally:
+            stage.stop(_STOP_SECONDS)
+
+
+def _leave(peers: Peers, stages: list[Stage]) -> None:
+    """End what still runs when the loader is gone, or the process ends."""
+    for stage in stages:
+        if not stage.stop(_STOP_SECONDS):
+            peers.abandon()
+            stage.stop(_EXIT_SECONDS)
+
+
+def _policy(text: str, alpha: float | None) -> Policy | None:
+    """The policy of that name; None is locality."""
+    if text == LOCALITY and alpha is None:
+        return None
+    if alpha is not None:
+        if text != "esd":
+            raise OperError(f"alpha {alpha}: is of policy 'esd', and policy is {text[:40]!r}")
+        text = f"esd:{finite_number(alpha, 'alpha'):.17g}"
+    try:
+        return Policy.parse(text)
+    except OperError as error:
+        raise OperError(f"{str(error).replace('--policy', 'policy')}; or {LOCALITY}") from None
+
+
+def _sync(text: str) -> Synchronisation:
+    try:
+        parsed = Synchronisation.parse(text)
+    except OperError as error:
+        raise OperError(str(error).replace("--sync", "sync")) from None
+    if parsed.kind == "fae":
+        raise OperError(f"sync {text!r}: is without caches; one with caches was needed")
+    return parsed
+
+
+def _eviction(text: str) -> str:
+    if text not in EVICTIONS:
+        raise OperError(f"eviction {text[:40]!r}: one of {', '.join(EVICTIONS)} was needed")
+    return text
+
+
+def _seconds_per_byte(links: Sequence[float] | None, ranks: int) -> Floats:
+    bandwidth = [finite_number(link, "links") for link in links or [1.0] * ranks]
+    if len(bandwidth) != ranks or min(bandwidth) <= 0:
+        raise OperError(
+            f"links {list(links or ())}: a bandwidth above 0 was needed for each of {ranks} ranks"
+        )
+    return 1 / np.array(bandwidth)
+
+
+def _check_equal(peers: Peers, plan: Plan, settings: str) -> None:
+    """OperError on all ranks where their plans or settings differ."""
+    digest = hashlib.sha256(plan_digest(plan) + settings.encode()).digest()
+    found = peers.gather(digest, "make its DispatchingLoader")
+    other = [rank for rank, given in enumerate(found) if given != found[0]]
+    if other:
+        raise OperError(
+            f"{rank_names(other)} made the DispatchingLoader with other settings than rank 0, or "
+            "another plan: give all ranks the same plan and settings"
+        )

@@ -1,0 +1,205 @@
+"""Global batches: what all ranks' loaders yield at once, dispatched, a batch a call.
+
+A global batch is rank 0's m samples, then rank 1's, and so on. The samples that a rank is given
+keep the order that they have there. All ranks raise for what one of them finds wrong.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from oper.base.arrays import Ints
+from oper.base.errors import OperError
+from oper.runtime.comm.lost_rank_errors import LostRankError, rank_names, told
+from oper.scheduler.loader.assigner import Assigner
+from oper.scheduler.loader.batch_structure import Part, Structure, first_difference
+from oper.scheduler.loader.cached_rows import CachedRowsAssigner
+from oper.scheduler.loader.counters import Counters
+from oper.scheduler.loader.pace import Pace
+from oper.scheduler.loader.peers import Header, Peers, State
+from oper.scheduler.loader.sample_parts import choose, from_bytes, join, to_bytes
+
+
+class Dispatcher:
+    """What stays from epoch to epoch: the ranks, the assigner with its state, and the counters."""
+
+    def __init__(self, peers: Peers, assigner: Assigner, pace: Pace, drop_last: bool) -> None:
+        self.peers, self.pace, self.drop_last = peers, pace, drop_last
+        self.assigner, self.counters = assigner, Counters()
+        self.training = 0.0  # seconds that the last batch trained
+
+    def assign(self, messages: list[torch.Tensor], samples: int, word: Header) -> Ints:
+        """The rank of each sample of the next global batch; `word` is rank 0's header."""
+        policy = self.pace.hear(word.alpha, word.tables)
+        if isinstance(self.assigner, CachedRowsAssigner):
+            self.assigner.follow(policy)
+        return self.assigner.assign(messages, samples, self.counters.batches)
+
+
+class GlobalBatches:
+    """The global batches of an epoch, of which each rank calls `next` equally often."""
+
+    def __init__(self, own: Iterator[Any], dispatcher: Dispatcher) -> None:
+        self._own, self._of_all = own, dispatcher
+        self._peers, self._counters = dispatcher.peers, dispatcher.counters
+        self._samples = 0  # m; 0 before the first batch
+        self._loaded = 0
+        self._left_out = -1  # the number of the batch that was incomplete
+        self._number = 0
+        self._failure: BaseException | None = None  # of this rank's own
+
+    def next(self, stopped: bool) -> Any:
+        """This rank's part of the next global batch; None where the epoch has ended, on all ranks.
+
+        `stopped`: this rank trains no more, and says so to the others.
+        """
+        while True:
+            header, batch, message = self._load(stopped)
+            with self._counters.timed("wait"):
+                packed = self._peers.gather(header.pack(), f"load batch {self._number}")
+            headers = [Header.unpack(content) for content in packed]
+            if self._ends(headers, stopped):
+                return None
+            if self._is_complete(headers):
+                assert batch is not None
+                return self._dispatched(headers, batch, message)
+            self._left_out = self._number
+            self._number += 1
+
+    def _load(self, stopped: bool) -> tuple[Header, Structure | None, torch.Tensor]:
+        """What this rank has: its header, its batch, and what others must know of it."""
+        nothing = torch.empty(0, dtype=torch.uint8)
+        if stopped:
+            return Header(State.STOPPED, self._loaded), None, nothing
+        try:
+            with self._counters.timed("load"):
+                try:
+                    given = next(self._own)
+                except StopIteration:
+                    return Header(State.ENDED, self._loaded), None, nothing
+            self._loaded += 1
+            batch = Structure.of(given)
+            with self._counters.timed("gather"):
+                message = self._of_all.assigner.message(batch)
+        except Exception as error:
+            self._failure = error
+            text = told(self._peers.rank, error)
+            return Header(State.FAILED, self._loaded, failure=text), None, nothing
+        alpha, tables = self._of_all.pace.word
+        header = Header(
+            State.BATCH, self._loaded, batch.samples, len(message), alpha, tables, batch.digest
+        )
+        return header, batch, message
+
+    def _ends(self, headers: list[Header], stopped: bool) -> bool:
+        """Whether all ranks end here; raises where only some do."""
+        by_state: dict[State, list[int]] = {}
+        for rank, header in enumerate(headers):
+            by_state.setdefault(header.state, []).append(rank)
+        for rank in by_state.get(State.FAILED, ()):
+            raise self._failure or LostRankError(headers[rank].failure)
+        if stopped:
+            return True
+        if left := by_state.get(State.STOPPED):
+            raise LostRankError(
+                f"{rank_names(left)} left the loop over the DispatchingLoader at batch "
+                f"{self._number} or before, and other ranks go on: all ranks must leave it after "
+                "the same batch"
+            )
+        ended, going = by_state.get(State.ENDED, []), by_state.get(State.BATCH, [])
+        if not going:
+            return True
+        if self._left_out < 0 and (not ended or self._of_all.drop_last):
+            return False
+        if self._left_out >= 0:
+            raise OperError(
+                f"batch {self._left_out} was left out (drop_last), as some ranks had fewer "
+                f"samples or none, but {rank_names(going)} went on after it: only the last batch "
+                "may be incomplete; give all ranks' loaders equally many batches of equal size"
+            )
+        lengths = sorted({headers[rank].batches for rank in ended})
+        raise OperError(
+            f"the loader of {rank_names(ended)} ended after {', '.join(map(str, lengths))} "
+            f"batches, and that of {rank_names(going)} has more: give all ranks loaders of equal "
+            "length, as a DistributedSampler does, or drop_last=True if they differ in the last "
+            "batch alone"
+        )
+
+    def _is_complete(self, headers: list[Header]) -> bool:
+        """Whether all ranks have a batch of m samples; raises where that must be."""
+        if self._samples == 0:
+            self._samples = max(header.samples for header in headers)
+        wrong = [rank for rank, header in enumerate(headers) if header.samples != self._samples]
+        if self._samples and not wrong:
+            return True
+        if self._of_all.drop_last:
+            return False
+        rank = wrong[0] if wrong else 0
+        raise OperError(
+            f"batch {self._number}: rank {rank} has {headers[rank].samples} samples, and "
+            f"{self._samples or 'some'} were needed of each rank, as many as in the first batch: "
+            "make batches of equal size, or leave out a ragged last one with drop_last=True"
+        )
+
+    def _dispatched(self, headers: list[Header], batch: Structure, message: torch.Tensor) -> Any:
+        """Assign the samples, exchange them, and return those that this rank trains."""
+        if len({header.digest for header in headers}) > 1:
+            self._raise_difference(batch)
+        before = self._counters.dispatching
+        try:
+            with self._counters.timed("gather"):
+                lengths = [header.message_bytes for header in headers]
+                action = f"gather the rows of batch {self._number}"
+                messages = self._peers.gather_all(message, lengths, action)
+            with self._counters.timed("scoring"):
+                assignment = self._of_all.assign(messages, self._samples, headers[0])
+            with self._counters.timed("exchange"):
+                parts = self._exchange(batch, assignment)
+        except BaseException as error:
+            self._peers.fail(error)
+            raise
+        self._number += 1
+        self._counters.batches += 1
+        self._counters.samples += self._samples
+        self._of_all.pace.note(self._of_all.training, self._counters.dispatching - before)
+        return batch.with_parts(parts, self._samples)
+
+    def _exchange(self, batch: Structure, assignment: Ints) -> list[Part]:
+        """The parts of this rank's samples of a global batch."""
+        peers, m = self._peers, self._samples
+        of_rank = assignment.reshape(peers.ranks, m)  # of each loader's samples
+        mine = of_rank[peers.rank]
+        chosen = [
+            [choose(part, torch.from_numpy(np.flatnonzero(mine == rank))) for part in batch.parts]
+            for rank in range(peers.ranks)
+        ]
+        staying = chosen[peers.rank]
+        outgoing = [to_bytes([] if r == peers.rank else parts) for r, parts in enumerate(chosen)]
+        digest = hashlib.sha256(assignment.astype("<i8").tobytes()).digest()
+        received = peers.exchange(outgoing, digest, self._number)
+        counts = (of_rank == peers.rank).sum(axis=1).tolist()
+        pieces = [
+            staying if r == peers.rank else from_bytes(content, batch.parts, counts[r])
+            for r, content in enumerate(received)
+        ]
+        self._counters.samples_moved += int((mine != peers.rank).sum())
+        self._counters.bytes_moved += sum(map(len, outgoing))
+        return [join(part) for part in zip(*pieces, strict=True)]
+
+    def _raise_difference(self, batch: Structure) -> None:
+        """Compare what the ranks' batches are made of, which differs."""
+        mine = json.dumps(batch.description).encode()
+        action = f"compare batch {self._number}"
+        sizes = self._peers.gather(len(mine).to_bytes(8, "little"), action)
+        lengths = [int.from_bytes(size, "little") for size in sizes]
+        sent = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
+        found = self._peers.gather_all(sent, lengths, action)
+        texts = [json.loads(content.numpy().tobytes()) for content in found]
+        raise OperError(
+            f"batch {self._number}: {first_difference(dict(enumerate(texts)))}; all ranks' batches "
+            "must be made of the same, and what has no samples must be equal on all ranks"
+        )

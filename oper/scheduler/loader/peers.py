@@ -1,0 +1,192 @@
+"""The ranks that exchange samples: collectives of their own, which end in time and name who failed.
+
+For each global batch: headers, which say what each rank has; a message for the scores; the samples,
+with a digest of the assignment. They run over a gloo group that nothing else uses, so that they may
+run beside the collectives of a training step.
+"""
+
+import struct
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import IntEnum
+
+import torch
+import torch.distributed as dist
+
+from oper.base.errors import OperError, one_line
+from oper.runtime.comm.group import Group
+from oper.runtime.comm.lost_rank_errors import LostRankError, rank_names
+
+_HEADER = struct.Struct("=Bqqqdq16s600s")
+
+
+class State(IntEnum):
+    """What a rank has to offer for the next global batch."""
+
+    BATCH = 0
+    ENDED = 1  # its loader has no more
+    STOPPED = 2  # its training loop ended before
+    FAILED = 3
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a rank says before a global batch."""
+
+    state: State
+    batches: int  # that its loader has yielded so far, this one included
+    samples: int = 0
+    message_bytes: int = 0  # of what the others need for the scores
+    alpha: float = 0.0  # rank 0's word for a later batch
+    tables: int = 0
+    digest: bytes = b""  # of what the batch is made of
+    failure: str = ""
+
+    def pack(self) -> bytes:
+        """All headers have one length."""
+        text = self.failure.encode()[:600]
+        return _HEADER.pack(
+            self.state, self.batches, self.samples, self.message_bytes, self.alpha, self.tables,
+            self.digest, text,
+        )  # fmt: skip
+
+    @classmethod
+    def unpack(cls, content: bytes) -> "Header":
+        """The inverse of `pack`."""
+        state, batches, samples, message, alpha, tables, digest, text = _HEADER.unpack(content)
+        failure = text.rstrip(b"\0").decode(errors="replace")
+        return cls(State(state), batches, samples, message, alpha, tables, digest, failure)
+
+
+class _Interruptible(Group):
+    """A group whose waits end when this process does."""
+
+    def __init__(self, group: dist.ProcessGroup, deadline_seconds: float) -> None:
+        super().__init__(group, deadline_seconds)
+        self.abandoned = threading.Event()
+
+    def heartbeat(self, action: str) -> None:
+        if self.abandoned.is_set():
+            raise LostRankError(f"rank {self.rank} left: its script ended, or gave its loader up")
+        super().heartbeat(action)
+
+
+class Peers:
+    """All ranks of a process group, over a new one of their own; one rank alone without a group."""
+
+    def __init__(self, group: "dist.ProcessGroup | None", deadline_seconds: float) -> None:
+        """To be called by all ranks of `group` together."""
+        self.rank, self.ranks = 0, 1
+        self.deadline_seconds = deadline_seconds
+        self.failure: BaseException | None = None  # after which the group cannot be used
+        self._group: _Interruptible | None = None
+        if group is None and dist.is_initialized():
+            group = dist.group.WORLD
+        if group is not None and dist.get_rank(group) < 0:
+            raise OperError("this process is no member of the process group that was given")
+        if group is None or dist.get_world_size(group) == 1:
+            return
+        self._group = _Interruptible(_own_group(group, deadline_seconds), deadline_seconds)
+        self.rank, self.ranks = self._group.rank, self._group.ranks
+
+    def gather(self, message: bytes, action: str) -> list[bytes]:
+        """The message, of one length, of every rank."""
+        if self._group is None:
+            return [message]
+        sent = torch.frombuffer(bytearray(message), dtype=torch.uint8)
+        found = self.gather_all(sent, [len(message)] * self.ranks, action)
+        return [box.numpy().tobytes() for box in found]
+
+    def gather_all(
+        self, message: torch.Tensor, lengths: Sequence[int], action: str
+    ) -> list[torch.Tensor]:
+        """The messages of all ranks, uint8, of lengths that all know."""
+        if self._group is None:
+            return [message]
+        # all_to_all, not all_gather: it reaches every other rank, so that each notices a dead one.
+        return self._all_to_all(message.repeat(self.ranks), [len(message)] * self.ranks, lengths,
+                                action)  # fmt: skip
+
+    def exchange(
+        self, parts: Sequence[torch.Tensor], digest: bytes, number: int
+    ) -> list[torch.Tensor]:
+        """Send `parts[j]`, uint8, to rank j; what each rank sent here. OperError on all ranks where
+        their digests (8 bytes), of the assignment of batch `number`, differ."""
+        if self._group is None:
+            return list(parts)
+        mine = int.from_bytes(digest[:8], "big", signed=True)
+        sizes = torch.tensor([[len(part), mine] for part in parts], dtype=torch.int64)
+        received = torch.empty_like(sizes)
+        self._run(dist.all_to_all_single, received, sizes, action=f"assign batch {number}")
+        ranks_with: dict[int, list[int]] = {}
+        for rank, given in enumerate(received[:, 1].tolist()):
+            ranks_with.setdefault(given, []).append(rank)
+        if len(ranks_with) > 1:
+            groups = "; ".join(
+                f"{rank_names(ranks)}: {given & (1 << 64) - 1:016x}"
+                for given, ranks in ranks_with.items()
+            )
+            raise OperError(
+                f"batch {number}: the ranks assigned its samples differently, and the digests of "
+                f"their assignments are {groups}; give all ranks the same OPER, NumPy and machine "
+                "type, and let nothing change a DispatchingLoader's settings"
+            )
+        return self._all_to_all(
+            torch.cat(list(parts)),
+            sizes[:, 0].tolist(),
+            received[:, 0].tolist(),
+            f"exchange the samples of batch {number}",
+        )
+
+    def fail(self, error: BaseException) -> None:
+        """Let the other ranks raise for an error of this rank's that they cannot know of."""
+        self.failure = self.failure or error
+        if self._group is not None:
+            self._group.fail(error)
+
+    def abandon(self) -> None:
+        """End the wait of another thread of this process."""
+        if self._group is not None:
+            self._group.abandoned.set()
+
+    def _all_to_all(
+        self, message: torch.Tensor, sent: Sequence[int], received: Sequence[int], action: str
+    ) -> list[torch.Tensor]:
+        incoming = torch.empty(sum(received), dtype=torch.uint8)
+        self._run(
+            dist.all_to_all_single, incoming, message, list(received), list(sent), action=action
+        )
+        return list(incoming.split(list(received)))
+
+    def _run(self, *arguments: object, action: str) -> None:
+        assert self._group is not None
+        try:
+            self._group.run(*arguments, action=action)  # type: ignore[arg-type]
+        except BaseException as error:
+            self.failure = self.failure or error
+            raise
+
+
+def _own_group(group: "dist.ProcessGroup", deadline_seconds: float) -> "dist.ProcessGroup":
+    """A gloo group of the ranks of a group, in their order."""
+    ranks = dist.get_process_group_ranks(group)
+    try:
+        own = dist.new_group(
+            ranks,
+            # Later than ours, which names who is missing.
+            timeout=timedelta(seconds=deadline_seconds + 60),
+            backend="gloo",
+            # Where other ranks exist, they have no part in this.
+            use_local_synchronization=len(ranks) < dist.get_world_size(),
+            sort_ranks=False,
+        )
+    except RuntimeError as error:
+        raise OperError(
+            f"rank {dist.get_rank(group)} made its DispatchingLoader, and not all other ranks of "
+            f"{len(ranks)} did so in time, or they made other process groups before it: make it on "
+            f"all ranks, and process groups on all in the same order ({one_line(error)})"
+        ) from error
+    assert own is not None
+    return own

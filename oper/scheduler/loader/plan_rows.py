@@ -1,0 +1,141 @@
+"""The rows that a batch's samples read, by their addresses in a plan.
+
+The address of a row is here the same on all ranks: width << 56 | owner << 40 | slot, where a row
+that all ranks hold, at one slot, counts as rank 0's. Ids that are no rows read row 0; whether they
+are an error is for the tables to say when the batch trains.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from oper.base.arrays import Ints
+from oper.base.errors import OperError
+from oper.plan.address_map import LOCAL, AddressMap, unpack
+from oper.plan.layout import SLOT_BITS
+from oper.plan.plan import Plan
+from oper.runtime.memory.replica_addresses import FLAT_BYTES
+from oper.scheduler.cache import WIDTH_SHIFT
+from oper.scheduler.loader.batch_structure import Structure
+from oper.tables.table import Table
+
+
+class Accesses(NamedTuple):
+    """Accesses of a batch, sample after sample, and in a sample feature after feature."""
+
+    addresses: Ints  # [N]
+    lengths: Ints  # [samples]
+
+
+class PlanRows:
+    """The rows of some tables of a plan, which must be one for training.
+
+    `features` [table's name] are the features that read it; those of the plan's tables unless
+    given. Tables without any are left out.
+    """
+
+    def __init__(
+        self, plan: Plan, tables: Sequence[int], features: Mapping[str, Sequence[str]] | None
+    ) -> None:
+        for name in features or ():
+            plan.table_index(name)
+        self.plan = plan
+        self.features = [
+            (feature, t) for t in tables for feature in _features(plan.tables[t], features)
+        ]
+        if not self.features:
+            raise OperError(
+                f"features {dict(features or {})!r}: none of them reads a table whose rows decide "
+                "where samples go; name the features by table"
+            )
+        # What is LOCAL to two ranks is so to all: plans for training have no other copies.
+        ranks = range(min(plan.ranks, 2))
+        self._maps = [AddressMap.of(plan, rank).flattened(FLAT_BYTES) for rank in ranks]
+
+    def accesses(self, batch: Structure) -> Accesses:
+        """The rows that a batch reads. OperError names a feature that it lacks."""
+        read = self._read(batch)
+        addresses = self.of_rows(read.rows, read.sizes, read.tables)
+        return Accesses(addresses[_sample_major(read.lengths)], read.lengths.sum(axis=0))
+
+    def counts(self, batch: Structure) -> tuple[Ints, int]:
+        """How many reads of each sample each rank alone could serve from its memory, [samples, M],
+        and how many reads every rank could."""
+        read = self._read(batch)
+        owner, _, everywhere = self._located(read.rows, read.sizes, read.tables)
+        features, samples = read.lengths.shape
+        sample = np.repeat(np.tile(np.arange(samples), features), read.lengths.reshape(-1))
+        cell = (sample * self.plan.ranks + owner)[~everywhere]
+        counts = np.bincount(cell, minlength=samples * self.plan.ranks)
+        return counts.reshape(samples, self.plan.ranks), int(everywhere.sum())
+
+    def of_rows(self, rows: torch.Tensor, sizes: Ints, tables: Ints) -> Ints:
+        """The addresses of rows, of which `sizes[n]` are of table `tables[n]` each."""
+        owner, slot, _ = self._located(rows, sizes, tables)
+        width = np.repeat(self.plan.layout.width_of_table[tables], sizes)
+        return width << WIDTH_SHIFT | owner << SLOT_BITS | slot
+
+    def _located(
+        self, rows: torch.Tensor, sizes: Ints, tables: Ints
+    ) -> tuple[Ints, Ints, NDArray[np.bool_]]:
+        """The owner of each row, its slot there, and whether all ranks hold it."""
+        offsets = torch.from_numpy(np.append(0, np.cumsum(sizes)))
+        segments = torch.from_numpy(tables)
+        found = [given.translate_features(rows, offsets, segments) for given in self._maps]
+        owner, slot = (part.numpy() for part in unpack(found[0]))
+        local = [owner == LOCAL] + [(unpack(other)[0] == LOCAL).numpy() for other in found[1:]]
+        return np.where(local[0], 0, owner), slot, np.logical_and.reduce(local)
+
+    def _read(self, batch: Structure) -> "_Read":
+        ids, lengths, tables = [], [], []
+        for feature, table in self.features:
+            found = batch.features.get(feature, ())
+            if not found:
+                name = self.plan.tables[table].name
+                has = ", ".join(list(batch.features)[:6])
+                raise OperError(
+                    f"table {name!r}: its feature {feature!r} is not in the batch, which has "
+                    f"{has}; give DispatchingLoader the model's: features={{table: [feature, …]}}"
+                )
+            for values, of_sample in found:
+                ids.append(values)
+                lengths.append(of_sample.numpy())
+                tables.append(table)
+        sizes = np.array([len(values) for values in ids])
+        of_all = torch.cat(ids).long()
+        most = np.array([self.plan.tables[t].rows for t in tables], dtype=np.int64)
+        limit = torch.from_numpy(np.repeat(most, sizes))
+        rows = torch.where((of_all < 0) | (of_all >= limit), 0, of_all)
+        return _Read(rows, np.stack(lengths).astype(np.int64), sizes, np.array(tables))
+
+
+class _Read(NamedTuple):
+    """Rows that a batch reads, one feature after the other: of feature f `sizes[f]` of table
+    `tables[f]`, lengths[f, s] of them by sample s."""
+
+    rows: torch.Tensor  # int64 [N]
+    lengths: Ints  # [F, samples]
+    sizes: Ints  # [F]
+    tables: Ints  # [F]
+
+
+def owners(addresses: Ints) -> Ints:
+    """The rank that holds the row of each address, 0 for those that all hold."""
+    return (addresses & (1 << WIDTH_SHIFT) - 1) >> SLOT_BITS
+
+
+def _features(table: Table, features: Mapping[str, Sequence[str]] | None) -> Sequence[str]:
+    return table.columns if features is None else features.get(table.name, ())
+
+
+def _sample_major(lengths: Ints) -> Ints:
+    """Where the accesses of features, one feature after the other, with lengths [F, samples], are
+    when all of a sample's come together: positions [N]."""
+    flat = lengths.reshape(-1)
+    starts = (np.cumsum(flat) - flat).reshape(lengths.shape).T.reshape(-1)
+    counts = lengths.T.reshape(-1)
+    before = np.cumsum(counts) - counts
+    return np.repeat(starts - before, counts) + np.arange(int(counts.sum()))
