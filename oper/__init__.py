@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from oper.profiling.counting import profile as profile
     from oper.profiling.profile import Profile as Profile
     from oper.profiling.recorder import record as record
+    from oper.scheduler.cache_settings import CacheSettings as CacheSettings
     from oper.scheduler.loader.dispatching_loader import DispatchingLoader as DispatchingLoader
-    from oper.scheduler.training.settings import CacheSettings as CacheSettings
     from oper.tables.table import Table as Table
     from oper.topology.topology import Topology as Topology
     from oper.torchrec.planning.sharding_planner import OperShardingPlanner as OperShardingPlanner
@@ -47,7 +47,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "AddressMap": "oper.plan.address_map",
-    "CacheSettings": "oper.scheduler.training.settings",
+    "CacheSettings": "oper.scheduler.cache_settings",
     "DispatchingLoader": "oper.scheduler.loader.dispatching_loader",
     "OperEmbeddingBagCollectionSharder": "oper.torchrec.sharders",
     "OperEmbeddingCollectionSharder": "oper.torchrec.sharders",

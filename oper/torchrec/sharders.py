@@ -32,8 +32,8 @@ from oper.base.errors import OperError
 from oper.base.units import positive_seconds
 from oper.plan.plan import Plan
 from oper.runtime.engine import EmbeddingEngine
+from oper.scheduler.cache_settings import CacheSettings
 from oper.scheduler.training.cached_rows import source_of
-from oper.scheduler.training.settings import CacheSettings
 from oper.torchrec import module_tables
 from oper.torchrec.model_warnings import ModelWarnings
 from oper.torchrec.sharded_collections import (

@@ -5,43 +5,21 @@ of the next batch is exchanged.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from oper.base.arrays import Floats, Ints
 from oper.base.errors import OperError
-from oper.base.units import parse_bytes, parse_share
 from oper.plan.layout import SLOT_MASK
 from oper.plan.plan import Plan
-from oper.scheduler.cache import WIDTH_SHIFT, Caches, CacheTooSmallError, Synchronisation
+from oper.scheduler.cache import WIDTH_SHIFT, Caches, CacheTooSmallError
 from oper.scheduler.cache_capacity import rows_that_fit
+from oper.scheduler.cache_settings import CacheSettings
 from oper.scheduler.dispatch import Dispatcher, Policy
 from oper.scheduler.infrequency import Infrequency
 from oper.scheduler.loader.batch_structure import Structure
 from oper.scheduler.loader.plan_rows import PlanRows, owners
-from oper.tables.table import Table
-
-
-@dataclass(frozen=True)
-class CacheSettings:
-    """Caches of the ranks: a share of the tables' bytes ("10%") or bytes ("4GB") on each."""
-
-    size: str
-    eviction: str
-    sync: Synchronisation
-
-    def total_bytes(self, tables: Sequence[Table]) -> float:
-        """Bytes of a cache for rows of these tables."""
-        if self.size.rstrip().endswith("%"):
-            every = sum(table.rows * table.memory_bytes("training") for table in tables)
-            total = parse_share(self.size, "cache") * every
-        else:
-            total = parse_bytes(self.size, "cache")
-        if total <= 0:
-            raise OperError(f"cache {self.size!r}: more than 0 was needed, such as '10%' or '4GB'")
-        return total
 
 
 class CachedRowsAssigner:
@@ -60,7 +38,8 @@ class CachedRowsAssigner:
         seed: int,
     ) -> None:
         self._rows, self._tables, self._settings = rows, tables, settings
-        self._bytes = settings.total_bytes([rows.plan.tables[t] for t in tables])
+        cached = [rows.plan.tables[t] for t in tables]
+        self._bytes = settings.bytes_of(sum(t.rows * t.memory_bytes("training") for t in cached))
         self._caches: Caches | None = None
         infrequency = None if policy.tables is None else _PlanInfrequency(rows, tables)
         self._dispatcher = Dispatcher(policy, seconds_per_byte, seed, infrequency)
@@ -110,8 +89,8 @@ class CachedRowsAssigner:
             capacity.tolist(),
             row_bytes.tolist(),
             gradient_bytes.tolist(),
-            settings.eviction,
-            settings.sync,
+            settings.evict,
+            settings.synchronisation,
         )
 
 

@@ -23,10 +23,10 @@ from oper.base.units import finite_number, positive_seconds, whole_number
 from oper.plan.plan import Plan
 from oper.runtime.comm.lost_rank_errors import rank_names
 from oper.runtime.memory.replica_addresses import plan_digest
-from oper.scheduler.cache import EVICTIONS, Synchronisation
+from oper.scheduler.cache_settings import CacheSettings
 from oper.scheduler.dispatch import BLIND, Policy
 from oper.scheduler.loader.assigner import Assigner, BlindAssigner, LocalityAssigner
-from oper.scheduler.loader.cached_rows import CachedRowsAssigner, CacheSettings
+from oper.scheduler.loader.cached_rows import CachedRowsAssigner
 from oper.scheduler.loader.counters import Counters
 from oper.scheduler.loader.global_batches import Dispatcher, GlobalBatches
 from oper.scheduler.loader.pace import Pace
@@ -51,8 +51,7 @@ class DispatchingLoader:
         ahead: batches that are ready before they are needed.
         group: of all the plan's ranks; torch.distributed's unless given.
         features: those that read each table, by its name, where they are not the plan's.
-        cache: what a rank caches, "10%" of the tables' bytes or "4GB".
-        eviction, sync: of these caches.
+        cache: how the ranks cache rows, as it is given to `oper.shard`; its defaults unless given.
         links: of each rank to the tier, in any unit of bandwidth; equal unless given.
         drop_last: leave out a last batch of which some rank has fewer samples, or none.
         deterministic: keep α and K as they were given, whatever time that takes.
@@ -72,9 +71,7 @@ class DispatchingLoader:
         ahead: int = 2,
         group: "dist.ProcessGroup | None" = None,
         features: Mapping[str, Sequence[str]] | None = None,
-        cache: str = "10%",
-        eviction: str = "lru",
-        sync: str = "on-demand",
+        cache: CacheSettings | None = None,
         links: Sequence[float] | None = None,
         seed: int = 0,
         drop_last: bool = False,
@@ -91,11 +88,11 @@ class DispatchingLoader:
                 "needed: make it with --mode training"
             )
         chosen = _policy(policy, alpha)
-        caches = CacheSettings(cache, _eviction(eviction), _sync(sync))
+        caches = cache or CacheSettings()
         costs = _seconds_per_byte(links, plan.ranks)
         deadline = positive_seconds(deadline_seconds, "deadline_seconds")
         peers = Peers(group, deadline)
-        settings = (policy, alpha, ahead, features, cache, eviction, sync, links, seed, drop_last)
+        settings = (policy, alpha, ahead, features, caches, links, seed, drop_last)
         # Before any rank checks its own, so that all raise the same error.
         _check_equal(peers, plan, repr((deterministic, *settings)))
         if peers.ranks != plan.ranks:
@@ -175,22 +172,6 @@ def _policy(text: str, alpha: float | None) -> Policy | None:
         return Policy.parse(text)
     except OperError as error:
         raise OperError(f"{str(error).replace('--policy', 'policy')}; or {LOCALITY}") from None
-
-
-def _sync(text: str) -> Synchronisation:
-    try:
-        parsed = Synchronisation.parse(text)
-    except OperError as error:
-        raise OperError(str(error).replace("--sync", "sync")) from None
-    if parsed.kind == "fae":
-        raise OperError(f"sync {text!r}: is without caches; one with caches was needed")
-    return parsed
-
-
-def _eviction(text: str) -> str:
-    if text not in EVICTIONS:
-        raise OperError(f"eviction {text[:40]!r}: one of {', '.join(EVICTIONS)} was needed")
-    return text
 
 
 def _seconds_per_byte(links: Sequence[float] | None, ranks: int) -> Floats:

@@ -31,11 +31,11 @@ from oper.runtime.step.row_source import Fetched, RowSource, SourceParts, Step
 from oper.scheduler import moves as m
 from oper.scheduler.cache import WIDTH_SHIFT, Caches, CacheTooSmallError
 from oper.scheduler.cache_capacity import rows_asked, split
+from oper.scheduler.cache_settings import CacheSettings
 from oper.scheduler.training.arenas import CacheArenas
 from oper.scheduler.training.batch_rows import by_sample, distinct_addresses, tier_accesses
 from oper.scheduler.training.carrier import Carrier
 from oper.scheduler.training.parcels import Parcels
-from oper.scheduler.training.settings import CacheSettings
 from oper.scheduler.training.tier_shard import TierShard
 from oper.scheduler.transmissions import TRANSMISSIONS, add_to
 

@@ -7,8 +7,8 @@ import torch
 
 from oper.plan.plan import Plan
 from oper.runtime.table_io import RowBlock, RowRange
+from oper.scheduler.cache_settings import CacheSettings
 from oper.scheduler.training.cached_rows import source_of
-from oper.scheduler.training.settings import CacheSettings
 from tests.support.runtime.engine_cases import (
     Case,
     batch_of,

@@ -14,6 +14,7 @@ from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
 import oper
 from oper.base.errors import OperError
+from oper.scheduler.cache_settings import CacheSettings
 from oper.tables.model_tables import tables_of
 from tests.support.runtime.mortal_ranks import lose_this_process
 from tests.support.runtime.runtime_plans import random_plan
@@ -31,7 +32,7 @@ from tests.support.torchrec.ranks import (
 )
 
 SAMPLES = 6  # of a rank
-SETTINGS: dict[str, Any] = {"deterministic": True, "cache": "70%"}
+SETTINGS: dict[str, Any] = {"deterministic": True, "cache": CacheSettings("70%")}
 
 
 def plan_of(ranks: int, seed: int = 1) -> Any:
@@ -128,7 +129,7 @@ def failing(rank: int, group: Any, what: str) -> str:
     elif what == "other ranks":
         settings["plan"] = plan_of(ranks + 1)
     elif what == "small cache":
-        settings["cache"] = "0.1%"
+        settings["cache"] = CacheSettings("0.1%")
     if "dropped" in what or "middle" in what:
         settings["drop_last"] = True
     seen = 0
@@ -213,7 +214,9 @@ def trained(rank: int, group: Any, policy: str, pipelined: bool = False) -> int:
     reference = Reference(Model("cpu"), "rowwise_adagrad", LR, DENSE_LR)
     plan = random_plan(0, tables_of(Model("meta")), ranks, replicated=0.3)
     own = [of_step[rank] for of_step in batches]
-    loader = oper.DispatchingLoader(own, plan, policy=policy, group=group, cache="90%")
+    loader = oper.DispatchingLoader(
+        own, plan, policy=policy, group=group, cache=CacheSettings("90%")
+    )
     if pipelined:
         pipeline = TrainPipelineSparseDist(model, optimizer, torch.device("cpu"))
         iterator = iter(loader)

@@ -9,7 +9,7 @@ import pytest
 
 import oper
 from oper.base.errors import OperError
-from oper.scheduler.training.settings import CacheSettings
+from oper.scheduler.cache_settings import CacheSettings
 from tests.support.runtime import mortal_ranks
 from tests.support.runtime.ranks import RankFailedError
 from tests.support.torchrec import checkpoint_cases as checkpoints

@@ -18,6 +18,7 @@ import oper
 from oper.base.errors import OperError
 from oper.logs import LogOptions, RowReader, open_log, prepare
 from oper.scheduler.cache import Synchronisation
+from oper.scheduler.cache_settings import CacheSettings
 from oper.scheduler.dispatch import Dispatcher, Policy
 from oper.scheduler.loader.plan_rows import PlanRows
 from oper.scheduler.simulator import Settings, simulate
@@ -99,7 +100,7 @@ def test_the_assignment_is_the_simulators(worlds: Worlds, policy: str, tmp_path:
     with patch.object(Dispatcher, "assign", assign):
         simulate(trace, settings, [Policy.parse(policy)], [Synchronisation("on-demand")], ["lru"])
     results = worlds.run(
-        2, cases.dispatched, STEPS, "tuple", policy=policy, bags=False, cache="50%",
+        2, cases.dispatched, STEPS, "tuple", policy=policy, bags=False, cache=CacheSettings("50%"),
         links=[1.25e10] * 2,
     )  # fmt: skip
     assert check_samples("tuple", 2, [found for found, _ in results], False) == expected
@@ -233,7 +234,9 @@ def test_all_ranks_follow_rank_0s_time(worlds: Worlds, policy: str, last: float)
 def test_only_the_tiers_tables_decide_where_there_is_one() -> None:
     plan = random_plan(0, TABLES, 1)
     object.__setattr__(plan, "tier", (1,))
-    loader = oper.DispatchingLoader(cases.own_batches(0, 1, 2), plan, policy="esd", cache="100%")
+    loader = oper.DispatchingLoader(
+        cases.own_batches(0, 1, 2), plan, policy="esd", cache=CacheSettings("100%")
+    )
     assert loader._dispatcher.assigner._rows.features == [("g", 1)]  # type: ignore[attr-defined]
     assert len(list(loader)) == len(loader) == 2
 
@@ -274,10 +277,6 @@ def test_a_script_that_ends_in_the_middle_ends_at_once_and_says_nothing(tmp_path
         ({"policy": "laia", "alpha": 0.5}, "alpha 0.5: is of policy 'esd'"),
         ({"alpha": 2}, "policy 'esd:2'"),
         ({"ahead": 0}, "ahead 0: at least 1"),
-        ({"eviction": "fifo"}, "eviction 'fifo': one of lru"),
-        ({"sync": "never"}, "sync 'never': bsp"),
-        ({"sync": "fae:1%"}, "without caches"),
-        ({"cache": "0%"}, "cache '0%': more than 0"),
         ({"links": [1.0, 2.0]}, r"links \[1.0, 2.0\]: a bandwidth above 0"),
         ({"deadline_seconds": 0}, "deadline_seconds 0"),
         ({"features": {"other": ["f0"]}}, "table 'other': the plan has no such table"),

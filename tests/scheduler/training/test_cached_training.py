@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from oper.plan.plan import Plan
-from oper.scheduler.training.settings import CacheSettings
+from oper.scheduler.cache_settings import CacheSettings
 from oper.tables.table import Table
 from tests.scheduler.state_model import StateModel
 from tests.support.runtime.engine_cases import Case, Reference, batch_of, features_of, tables_of
