@@ -19,7 +19,7 @@ from oper.cost.workload import Workload
 from oper.plan.plan import Plan, load_plan
 from oper.plan.plan_of_some_tables import part_of
 from oper.planner.bounds.certificate import certify
-from oper.planner.bounds.tier_bound import Certified, certify_with_tier, weighted_bound
+from oper.planner.bounds.tier_bound import Certified, WeightedBounds, certify_with_tier
 from oper.planner.compare import compare
 from oper.planner.make_placement import InfeasibleError
 from oper.planner.make_plan import make_plan
@@ -139,12 +139,12 @@ def test_no_placement_of_both_is_below_the_bound(seed, ranks, extra):
     )
     assert 0 < found.bound.seconds <= best or not best
     even, some = np.full(ranks, 1 / ranks), random.dirichlet(np.ones(ranks))
-    means = weighted_bound(devices, even) + weighted_bound(tier, even)
-    assert found.bound.seconds >= means
-    for weights in (even, some):
-        for problem, times in ((devices, a), (tier, b)):
-            least = (times @ weights).min()
-            assert weighted_bound(problem, weights) <= least * (1 + 1e-12)
+    for alike in (True, False):  # of prices that are wrong for the ranks the bound is weaker
+        bounds = [WeightedBounds.of(problem, alike) for problem in (devices, tier)]
+        assert found.bound.seconds >= sum(each.at(even) for each in bounds) or not alike
+        for weights in (even, some):
+            for each, times in zip(bounds, (a, b), strict=True):
+                assert each.at(weights) <= (times @ weights).min() * (1 + 1e-12)
 
 
 def test_the_sum_of_two_bounds_would_be_wrong():

@@ -17,7 +17,7 @@ are best where ranks are alike, and elsewhere those that are best for either par
 The largest of all is taken.
 """
 
-from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -46,57 +46,66 @@ def certify_with_tier(
     devices: Certified | None, tier: Certified, objective_seconds: float
 ) -> Certificate:
     """The certificate of a plan of both parts, whose slowest rank takes `objective_seconds`."""
-    parts = [part for part in (devices, tier) if part is not None]
-    best = max((part.certificate for part in parts), key=lambda found: found.bound.seconds)
-    means = max(
-        sum(weighted_bound(part.problem, weights) for part in parts)
-        for weights in _weights([part.problem for part in parts])
-    )
-    if means > best.bound.seconds:
+    if devices is None:
+        return tier.certificate.of(objective_seconds)
+    parts = (devices, tier)
+    alike = all(p.problem.topology.is_homogeneous(p.problem.capacity_bytes) for p in parts)
+    bounds = [WeightedBounds.of(part.problem, alike) for part in parts]
+    weights = [np.full(tier.problem.ranks, 1 / tier.problem.ranks)]
+    if not alike:
+        best = [each.best_weights() for each in bounds]
+        weights += [*best, np.asarray(np.mean(best, axis=0))]
+    means = max(sum(each.at(w) for each in bounds) for w in weights)
+    largest = max((part.certificate for part in parts), key=lambda found: found.bound.seconds)
+    if means > largest.bound.seconds:
         return Certificate(objective_seconds, Bound(means, None))
-    bound = Bound(best.bound.seconds, None, best.bound.note)
-    return Certificate(objective_seconds, bound, best.hot_row)
+    # Which class its hot row is of is no news of the two problems together.
+    bound = Bound(largest.bound.seconds, None, largest.bound.note)
+    return Certificate(objective_seconds, bound, largest.hot_row)
 
 
-def weighted_bound(problem: ClassProblem, weights: Floats) -> float:
-    """No plan within the limits has a smaller mean of the ranks' times, in seconds, by weights that
-    add up to 1, [M]."""
-    least = []
-    for rows, prices in _priced(problem, float(np.ptp(weights)) > 0):
-        found = DualPrices(weights, prices.capacity, prices.budget)
+@dataclass(frozen=True)
+class WeightedBounds:
+    """Bounds on the weighted mean of the ranks' times in one part.
+
+    `methods` are the items of each AllReduce method that a plan may use, each with prices of which
+    those on capacities and budget are kept, for weights that add up to 1: prices that are not the
+    best ones give a weaker bound, and a bound still.
+    """
+
+    problem: ClassProblem
+    methods: tuple[tuple[PricingItems, tuple[DualPrices, ...]], ...]
+
+    @staticmethod
+    def of(problem: ClassProblem, alike: bool) -> "WeightedBounds":
+        """With the prices of ranks that are alike, and unless they are, with those of their own."""
+        topology, workload = problem.topology, problem.workload
         limits = (problem.capacity_bytes, problem.budget_bytes)
-        least.append(lagrangian(rows, problem.topology, found, *limits) + rows.latency)
-    return min(least)
+        methods = []
+        for method in usable_methods(workload, problem.ranks, problem.budget_bytes):
+            rows = pricing_items(problem.classes, topology, workload, method)
+            prices = [homogeneous_prices(rows, topology, *limits)]
+            own = prices[0] if alike else good_prices(rows, topology, *limits)
+            if not alike and (scale := float(own.rank.sum())) > 0:
+                fair = own.rank / scale, own.capacity / scale, own.budget / scale
+                prices.append(DualPrices(*fair))
+            methods.append((rows, tuple(prices)))
+        return WeightedBounds(problem, tuple(methods))
 
-
-def _priced(problem: ClassProblem, own: bool) -> Iterator[tuple[PricingItems, DualPrices]]:
-    """The items of each AllReduce method that a plan may use, with prices for Σλ = 1: of ranks that
-    are alike, or their `own`. Prices that are not the best ones give a weaker bound, and a bound
-    still."""
-    topology, capacity, budget = problem.topology, problem.capacity_bytes, problem.budget_bytes
-    for method in usable_methods(problem.workload, problem.ranks, budget):
-        rows = pricing_items(problem.classes, topology, problem.workload, method)
-        find = good_prices if own else homogeneous_prices
-        prices = find(rows, topology, capacity, budget)
-        scale = float(prices.rank.sum())
-        if scale <= 0:
-            prices, scale = homogeneous_prices(rows, topology, capacity, budget), 1.0
-        yield rows, DualPrices(prices.rank / scale, prices.capacity / scale, prices.budget / scale)
-
-
-def _weights(problems: list[ClassProblem]) -> list[Floats]:
-    """Weights of the ranks to try, [M] each."""
-    ranks = problems[0].ranks
-    even = np.full(ranks, 1 / ranks)
-    if all(each.topology.is_homogeneous(each.capacity_bytes) for each in problems):
-        return [even]
-    # Of each part, those of the method that its bound is of.
-    best = []
-    for problem in problems:
-        limits = (problem.capacity_bytes, problem.budget_bytes)
-        _, _, weights = min(
-            (lagrangian(rows, problem.topology, prices, *limits) + rows.latency, n, prices.rank)
-            for n, (rows, prices) in enumerate(_priced(problem, True))
+    def at(self, weights: Floats) -> float:
+        """No plan within the limits has a smaller mean, in seconds, by `weights` [M]."""
+        return min(
+            max(self._seconds(rows, weights, each) for each in prices)
+            for rows, prices in self.methods
         )
-        best.append(weights)
-    return [even, *best, np.asarray(np.mean(best, axis=0))]
+
+    def best_weights(self) -> Floats:
+        """The weights by which the part's own bound is about largest."""
+        found = [(self._seconds(rows, p[-1].rank, p[-1]), p[-1].rank) for rows, p in self.methods]
+        return min(found, key=lambda bound: bound[0])[1]
+
+    def _seconds(self, rows: PricingItems, weights: Floats, prices: DualPrices) -> float:
+        found = DualPrices(weights, prices.capacity, prices.budget)
+        problem = self.problem
+        limits = (problem.capacity_bytes, problem.budget_bytes)
+        return lagrangian(rows, problem.topology, found, *limits) + rows.latency
