@@ -181,6 +181,12 @@ def test_an_error_of_one_ranks_loader_reaches_all(worlds: Worlds) -> None:
     )
 
 
+def test_a_loaders_worker_that_dies_is_told_to_all() -> None:
+    other, own = mortal_ranks.run(2, cases.a_worker_dies)
+    assert own.startswith("RuntimeError: DataLoader worker (pid")
+    assert other.startswith("LostRankError: rank 1 failed: RuntimeError: DataLoader worker (pid")
+
+
 @pytest.mark.parametrize("policy", ["random", "laia"])
 def test_another_assignment_on_one_rank_is_found(worlds: Worlds, policy: str) -> None:
     for text in worlds.run(2, cases.one_seed_differs, policy):

@@ -21,7 +21,7 @@ from oper.base.arrays import Floats
 from oper.base.errors import OperError
 from oper.base.units import finite_number, positive_seconds, whole_number
 from oper.plan.plan import Plan
-from oper.runtime.comm.lost_rank_errors import rank_names
+from oper.runtime.comm.lost_rank_errors import rank_names, told
 from oper.runtime.memory.replica_addresses import plan_digest
 from oper.scheduler.cache import EVICTIONS, Synchronisation
 from oper.scheduler.dispatch import BLIND, Policy
@@ -151,8 +151,12 @@ class DispatchingLoader:
                 start = time.perf_counter()
                 yield batch
                 self._dispatcher.training = time.perf_counter() - start
-        finally:
+        except GeneratorExit:  # the loop was left
             stage.stop(_STOP_SECONDS)
+            raise
+        except BaseException as error:  # of this thread too: DataLoaders and Ctrl-C interrupt it
+            stage.stop(_STOP_SECONDS, told(self._dispatcher.peers.rank, error))
+            raise
 
 
 def _leave(peers: Peers, stages: list[Stage]) -> None:
