@@ -236,12 +236,14 @@ def test_all_ranks_follow_rank_0s_time(worlds: Worlds, policy: str, last: float)
     assert first[-1][0 if policy == "esd" else 1] <= last
 
 
-def test_only_the_tiers_tables_decide_where_there_is_one() -> None:
+def test_only_the_tiers_tables_are_cached_where_there_is_one() -> None:
     plan = random_plan(0, TABLES, 1)
     object.__setattr__(plan, "tier", (1,))
     loader = oper.DispatchingLoader(cases.own_batches(0, 1, 2), plan, policy="esd", cache="100%")
     assert loader._dispatcher.assigner._rows.features == [("g", 1)]  # type: ignore[attr-defined]
     assert len(list(loader)) == len(loader) == 2
+    local: Any = oper.DispatchingLoader([], plan, policy="locality")._dispatcher.assigner
+    assert local._rows.features == [("f0", 0), ("f1", 0), ("g", 1)]
 
 
 _SCRIPT = """

@@ -103,15 +103,16 @@ class DispatchingLoader:
                 f"the plan is for {plan.ranks} ranks, and the process group has {peers.ranks}: "
                 "make a plan for as many"
             )
-        numbers = sorted(getattr(plan, "tier", ())) or list(range(len(plan.tables)))
+        every = range(len(plan.tables))
+        cached = getattr(plan, "tier", ()) or every  # the tables whose rows lie in a host tier
         assigner: Assigner
         if chosen is not None and chosen.kind in BLIND:
             assigner = BlindAssigner(chosen, plan.ranks, seed)
         elif chosen is None:
-            assigner = LocalityAssigner(PlanRows(plan, numbers, features), plan.ranks)
+            assigner = LocalityAssigner(PlanRows(plan, every, features), plan.ranks)
         else:
-            rows = PlanRows(plan, numbers, features)
-            assigner = CachedRowsAssigner(rows, numbers, chosen, caches, costs, seed)
+            rows = PlanRows(plan, cached, features)
+            assigner = CachedRowsAssigner(rows, cached, chosen, caches, costs, seed)
         pace = Pace(chosen or Policy("in-order"), deterministic)
         self._dispatcher = Dispatcher(peers, assigner, pace, drop_last)
         self._stages: list[Stage] = []  # the running one
