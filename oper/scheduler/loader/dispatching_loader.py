@@ -21,7 +21,7 @@ from oper.base.arrays import Floats
 from oper.base.errors import OperError
 from oper.base.units import finite_number, positive_seconds, whole_number
 from oper.plan.plan import Plan
-from oper.runtime.comm.lost_rank_errors import rank_names
+from oper.runtime.comm.lost_rank_errors import rank_names, told
 from oper.runtime.memory.replica_addresses import plan_digest
 from oper.scheduler.cache_settings import CacheSettings
 from oper.scheduler.dispatch import BLIND, Policy
@@ -100,15 +100,16 @@ class DispatchingLoader:
                 f"the plan is for {plan.ranks} ranks, and the process group has {peers.ranks}: "
                 "make a plan for as many"
             )
-        numbers = sorted(getattr(plan, "tier", ())) or list(range(len(plan.tables)))
+        every = range(len(plan.tables))
+        cached = getattr(plan, "tier", ()) or every  # the tables whose rows lie in a host tier
         assigner: Assigner
         if chosen is not None and chosen.kind in BLIND:
             assigner = BlindAssigner(chosen, plan.ranks, seed)
         elif chosen is None:
-            assigner = LocalityAssigner(PlanRows(plan, numbers, features), plan.ranks)
+            assigner = LocalityAssigner(PlanRows(plan, every, features), plan.ranks)
         else:
-            rows = PlanRows(plan, numbers, features)
-            assigner = CachedRowsAssigner(rows, numbers, chosen, caches, costs, seed)
+            rows = PlanRows(plan, cached, features)
+            assigner = CachedRowsAssigner(rows, cached, chosen, caches, costs, seed)
         pace = Pace(chosen or Policy("in-order"), deterministic)
         self._dispatcher = Dispatcher(peers, assigner, pace, drop_last)
         self._stages: list[Stage] = []  # the running one
@@ -148,8 +149,12 @@ class DispatchingLoader:
                 start = time.perf_counter()
                 yield batch
                 self._dispatcher.training = time.perf_counter() - start
-        finally:
+        except GeneratorExit:  # the loop was left
             stage.stop(_STOP_SECONDS)
+            raise
+        except BaseException as error:  # of this thread too: DataLoaders and Ctrl-C interrupt it
+            stage.stop(_STOP_SECONDS, told(self._dispatcher.peers.rank, error))
+            raise
 
 
 def _leave(peers: Peers, stages: list[Stage]) -> None:

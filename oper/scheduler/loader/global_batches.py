@@ -52,17 +52,18 @@ class GlobalBatches:
         self._number = 0
         self._failure: BaseException | None = None  # of this rank's own
 
-    def next(self, stopped: bool) -> Any:
+    def next(self, stopped: str | None) -> Any:
         """This rank's part of the next global batch; None where the epoch has ended, on all ranks.
 
-        `stopped`: this rank trains no more, and says so to the others.
+        `stopped` is None, or this rank trains no more, and says so to the others, with the reason
+        if it has one.
         """
         while True:
             header, batch, message = self._load(stopped)
             with self._counters.timed("wait"):
                 packed = self._peers.gather(header.pack(), f"load batch {self._number}")
             headers = [Header.unpack(content) for content in packed]
-            if self._ends(headers, stopped):
+            if self._ends(headers, stopped is not None):
                 return None
             if self._is_complete(headers):
                 assert batch is not None
@@ -70,11 +71,11 @@ class GlobalBatches:
             self._left_out = self._number
             self._number += 1
 
-    def _load(self, stopped: bool) -> tuple[Header, Structure | None, torch.Tensor]:
+    def _load(self, stopped: str | None) -> tuple[Header, Structure | None, torch.Tensor]:
         """What this rank has: its header, its batch, and what others must know of it."""
         nothing = torch.empty(0, dtype=torch.uint8)
-        if stopped:
-            return Header(State.STOPPED, self._loaded), None, nothing
+        if stopped is not None:
+            return Header(State.STOPPED, self._loaded, failure=stopped), None, nothing
         try:
             with self._counters.timed("load"):
                 try:
@@ -105,8 +106,11 @@ class GlobalBatches:
         if stopped:
             return True
         if left := by_state.get(State.STOPPED):
+            reasons = [headers[rank].failure for rank in left if headers[rank].failure]
             raise LostRankError(
-                f"{rank_names(left)} left the loop over the DispatchingLoader at batch "
+                reasons[0]
+                if reasons
+                else f"{rank_names(left)} left the loop over the DispatchingLoader at batch "
                 f"{self._number} or before, and other ranks go on: all ranks must leave it after "
                 "the same batch"
             )

@@ -8,14 +8,14 @@ from typing import Any
 
 class Stage:
     """Calls `make(stopped)` in a thread, at most `ahead` results before they are asked for, until
-    it returns None or raises; `stopped` is whether no more are wanted."""
+    it returns None or raises. `stopped` is None, or else why no more are wanted."""
 
-    def __init__(self, make: Callable[[bool], Any], ahead: int) -> None:
+    def __init__(self, make: Callable[[str | None], Any], ahead: int) -> None:
         self._make, self._made = make, queue.SimpleQueue[Any]()
         # Taken before a batch is begun and not when it is ready: ranks whose loops have asked for
         # as many batches then stand at the same one, and none waits for another in a collective.
         self._room = threading.Semaphore(ahead)
-        self._stopped = threading.Event()
+        self._stopped: str | None = None
         self._thread = threading.Thread(target=self._run, name="oper dispatch", daemon=True)
         self._thread.start()
 
@@ -27,9 +27,11 @@ class Stage:
             raise made
         return made
 
-    def stop(self, seconds: float) -> bool:
-        """Want no more; whether the thread has ended within so long."""
-        self._stopped.set()
+    def stop(self, seconds: float, reason: str = "") -> bool:
+        """Want no more, for a `reason` that is told to the others, or for none; whether the thread
+        has ended within so long."""
+        if self._stopped is None:
+            self._stopped = reason
         self._room.release()
         self._thread.join(seconds)
         return not self._thread.is_alive()
@@ -38,7 +40,7 @@ class Stage:
         try:
             while True:
                 self._room.acquire()
-                made = self._make(self._stopped.is_set())
+                made = self._make(self._stopped)
                 self._made.put(made)
                 if made is None:
                     return

@@ -182,6 +182,12 @@ def test_an_error_of_one_ranks_loader_reaches_all(worlds: Worlds) -> None:
     )
 
 
+def test_a_loaders_worker_that_dies_is_told_to_all() -> None:
+    other, own = mortal_ranks.run(2, cases.a_worker_dies)
+    assert own.startswith("RuntimeError: DataLoader worker (pid")
+    assert other.startswith("LostRankError: rank 1 failed: RuntimeError: DataLoader worker (pid")
+
+
 @pytest.mark.parametrize("policy", ["random", "laia"])
 def test_another_assignment_on_one_rank_is_found(worlds: Worlds, policy: str) -> None:
     for text in worlds.run(2, cases.one_seed_differs, policy):
@@ -231,7 +237,7 @@ def test_all_ranks_follow_rank_0s_time(worlds: Worlds, policy: str, last: float)
     assert first[-1][0 if policy == "esd" else 1] <= last
 
 
-def test_only_the_tiers_tables_decide_where_there_is_one() -> None:
+def test_only_the_tiers_tables_are_cached_where_there_is_one() -> None:
     plan = random_plan(0, TABLES, 1)
     object.__setattr__(plan, "tier", (1,))
     loader = oper.DispatchingLoader(
@@ -239,6 +245,8 @@ def test_only_the_tiers_tables_decide_where_there_is_one() -> None:
     )
     assert loader._dispatcher.assigner._rows.features == [("g", 1)]  # type: ignore[attr-defined]
     assert len(list(loader)) == len(loader) == 2
+    local: Any = oper.DispatchingLoader([], plan, policy="locality")._dispatcher.assigner
+    assert local._rows.features == [("f0", 0), ("f1", 0), ("g", 1)]
 
 
 _SCRIPT = """

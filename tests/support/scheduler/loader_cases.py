@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
 import oper
@@ -249,3 +250,32 @@ def paced(rank: int, group: Any, policy: str) -> list[list[float]]:
     for _ in loader:  # nothing is trained: dispatch always takes longer
         pass
     return heard
+
+
+class DyingDataset(Dataset[Any]):
+    """Samples of which the tenth ends the process that makes it."""
+
+    def __len__(self) -> int:
+        return 8 * SAMPLES
+
+    def __getitem__(self, number: int) -> int:
+        if number == 10:
+            lose_this_process(signal.SIGKILL)
+        return number
+
+
+def a_worker_dies(rank: int, group: Any) -> str:
+    """The error where a process of one rank's loader dies."""
+    own: Any = own_batches(rank, 2, 8)
+    if rank == 1:
+        own = DataLoader(DyingDataset(), SAMPLES, num_workers=1, collate_fn=_batch_of)
+    try:
+        for _ in make(rank, group, own, policy="random"):
+            pass
+    except (OperError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "ended"
+
+
+def _batch_of(numbers: list[int]) -> Any:
+    return batch("tuple", numbers[0], len(numbers))
