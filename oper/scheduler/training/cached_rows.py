@@ -33,7 +33,12 @@ from oper.scheduler.cache import WIDTH_SHIFT, Caches, CacheTooSmallError
 from oper.scheduler.cache_capacity import rows_asked, split
 from oper.scheduler.cache_settings import CacheSettings
 from oper.scheduler.training.arenas import CacheArenas
-from oper.scheduler.training.batch_rows import by_sample, distinct_addresses, tier_accesses
+from oper.scheduler.training.batch_rows import (
+    TierAccesses,
+    by_sample,
+    distinct_addresses,
+    tier_accesses,
+)
 from oper.scheduler.training.carrier import Carrier
 from oper.scheduler.training.parcels import Parcels
 from oper.scheduler.training.tier_shard import TierShard
@@ -89,12 +94,12 @@ class CachedRows:
                     "less"
                 ) from None
         self._read = batch.addresses
-        return self._in_cache(batch, heap)
+        return self._in_cache(accesses, heap)
 
     def reread(self, batch: PreparedBatch, heap: Fetched) -> Fetched:
         """Where the rows of a batch are now."""
         if self._read is batch.addresses:
-            return self._in_cache(batch, heap)
+            return self._in_cache(tier_accesses(batch, self._rank, self._first), heap)
         self.settle()
         return heap
 
@@ -190,10 +195,9 @@ class CachedRows:
             rate = step.learning_rates[self._first + b]
             self._tier.expect(b, m.slots(of_bucket), of_bucket["other"], step, rate)
 
-    def _in_cache(self, batch: PreparedBatch, heap: Fetched) -> Fetched:
-        """The batch's addresses in the cache, which to the kernels is one more rank's arenas."""
+    def _in_cache(self, accesses: TierAccesses, heap: Fetched) -> Fetched:
+        """A batch's addresses in the cache, which to the kernels is one more rank's arenas."""
         assert self._caches is not None
-        accesses = tier_accesses(batch, self._rank, self._first)
         numbers = self._caches.numbers(accesses.addresses.numpy())
         places = np.zeros(len(numbers), dtype=np.int64)
         for b in range(len(self._buckets)):
