@@ -1,7 +1,7 @@
 """A labelled log of Criteo-Kaggle's tables, generated once, in arrays that all ranks map."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -34,7 +34,7 @@ class ClickLog:
     @property
     def tables(self) -> tuple[Table, ...]:
         """The log's tables."""
-        return tuple(feature.table for feature in self._recipe.features)
+        return tuple(feature.table for feature in self.recipe.features)
 
     def write(self) -> None:
         """Generate the arrays, unless they are there."""
@@ -46,7 +46,7 @@ class ClickLog:
         dense = np.empty((self.samples, 13), dtype=np.float32)
         labels = np.empty(self.samples, dtype=np.float32)
         first = 0
-        for batch in Synthesizer(self._recipe, self.samples).batches():
+        for batch in Synthesizer(self.recipe, self.samples).batches():
             at = slice(first, first + batch.samples)
             for t, jagged in enumerate(batch.features.values()):
                 ids[at, t] = jagged.values
@@ -66,8 +66,14 @@ class ClickLog:
         )
 
     @property
-    def _recipe(self) -> Recipe:
-        return load_recipe("criteo-kaggle", scale=self.scale, dim=self.dim)
+    def recipe(self) -> Recipe:
+        """Criteo-Kaggle's, with tables that plain SGD trains."""
+        found = load_recipe("criteo-kaggle", scale=self.scale, dim=self.dim)
+        features = [
+            replace(feature, table=replace(feature.table, optimizer="sgd"))
+            for feature in found.features
+        ]
+        return replace(found, features=tuple(features))
 
     @property
     def _name(self) -> str:

@@ -28,7 +28,6 @@ from benchmarks.scheduler.click_models import OVER, ClickModel
 from oper.cli.shared.console import new_table
 from oper.cost.workload import Workload
 from oper.planner.problem.problem import Settings
-from oper.synth.recipes import load_recipe
 from oper.synth.row_counts import synthesize_counts
 from oper.synth.synthesizer import Synthesizer
 
@@ -107,9 +106,8 @@ def main() -> None:
     found: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "plan"
-        recipe = load_recipe("criteo-kaggle", scale=log.scale, dim=DIM)
         oper.make_plan(
-            synthesize_counts(Synthesizer(recipe, log.samples)),
+            synthesize_counts(Synthesizer(log.recipe, log.samples)),
             f"cpu:{WORKERS}",
             Workload("training", "raw", WORKERS * SAMPLES),
             Settings(tier="all"),
