@@ -1,7 +1,7 @@
 """Wide & Deep, DeepFM and DCN, small, on 13 dense values and 26 categorical features.
 
-As HET has them, but for hidden layers of 64 instead of 256 values: 3 of them, 3 cross layers. The wide part and the first-order terms are
-linear in the embeddings.
+As HET has them (three hidden layers, three cross layers), but with 64 instead of 256 values in a
+hidden layer. The wide part and the first-order terms are linear in the embeddings.
 """
 
 import itertools
