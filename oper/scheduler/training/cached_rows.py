@@ -26,6 +26,7 @@ from oper.base.tensors import as_bytes
 from oper.plan.layout import SLOT_BITS
 from oper.runtime.comm.exchange import gather
 from oper.runtime.memory.batch import PreparedBatch
+from oper.runtime.memory.heap import check_memory
 from oper.runtime.memory.sorted_accesses import SortedRows
 from oper.runtime.step.row_source import Fetched, RowSource, SourceParts, Step
 from oper.scheduler import moves as m
@@ -55,7 +56,7 @@ class CachedRows:
 
     def __init__(self, parts: SourceParts, settings: CacheSettings) -> None:
         self._rank, self._ranks = parts.node.rank, parts.node.ranks
-        self._exchange, self._settings = parts.exchange, settings
+        self._exchange, self._heap, self._settings = parts.exchange, parts.heap, settings
         self._first, self._buckets = parts.first_bucket, parts.buckets[parts.first_bucket :]
         self._bounded = settings.synchronisation.kind.startswith("het")
         if self._bounded:
@@ -110,7 +111,7 @@ class CachedRows:
         if self._read is not batch.addresses or rows is not batch.rows:
             self._update_tier(rows, grads, step)
             return
-        self._read = None
+        self._read, self._settled = None, False
         assert self._caches is not None
         add_to(self.transmissions, self._caches.update())
         moves = self._caches.take_moves()
@@ -165,6 +166,8 @@ class CachedRows:
             self._settings.synchronisation,
         )
         caches.record_moves()
+        bytes = int(capacity @ (self._row_bytes + [4 * b.dim for b in self._buckets]))
+        check_memory(self._heap.node, bytes, "the cache", self._heap.device.free_memory())
         self._caches = caches
         self._arenas = CacheArenas(self._buckets, capacity, self._value_bytes)
         parcels = Parcels(self._arenas, self._tier, self._bounded)

@@ -81,6 +81,7 @@ cases = st.builds(
 scripts = st.builds(
     Script,
     evaluate=st.sampled_from([(), (1,), (0, 2)]),
+    between=st.sampled_from([(), (), (1,), (0, 2)]),
     save=st.sampled_from([(), (1,)]),
     untrained=st.sampled_from([(), (0,), (1, 2)]),
     ahead=st.booleans(),
@@ -186,6 +187,14 @@ def test_replicas_and_cached_rows_side_by_side(ranks):
     case = replace(HOT, ranks=4, optimizer="rowwise_adagrad")
     plan = random_plan(3, tables_of(case), 4, replicated=0.3, tier=(1,))
     assert_equals_unsharded(ranks, case, plan, CacheSettings("40%"))
+
+
+@pytest.mark.parametrize("sync", ["bsp", "on-demand", "peer", "het-exact:0"])
+def test_an_evaluation_between_forward_and_backward(ranks, sync):
+    case = replace(HOT, steps=2, plain=True)
+    script = Script(between=(1,), evaluate=(1,))
+    plan = tiered(3, tables_of(case), 2)
+    assert_equals_unsharded(ranks, case, plan, CacheSettings("50%", sync), script)
 
 
 def test_rows_leave_the_cache_with_their_updates(ranks):

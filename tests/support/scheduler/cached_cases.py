@@ -23,6 +23,7 @@ class Script:
     """What ranks do beside plain steps."""
 
     evaluate: tuple[int, ...] = ()  # after these steps: a look-up without gradients
+    between: tuple[int, ...] = ()  # the same between forward and backward of these
     save: tuple[int, ...] = ()  # rows are read and written back
     untrained: tuple[int, ...] = ()  # a batch more is looked up, without a backward pass
     ahead: bool = False  # batches are prepared one ahead
@@ -59,6 +60,9 @@ def run_cached(
             prepared(step + 1)
         out = engine.lookup(given)
         outputs.append(out.detach().clone())
+        if step in script.between:
+            with torch.no_grad():
+                engine(batch_of(case, step + 300, rank))
         if step in script.late:
             engine(batch_of(case, step + 100, rank))
         grad = gradient_of(case, step, rank, out)
