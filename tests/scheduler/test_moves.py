@@ -1,4 +1,4 @@
-"""The halves of a step, and the moves that are written down: what they carry is what was counted."""
+"""The halves of a step, and its moves, which carry what was counted."""
 
 import numpy as np
 import pytest
