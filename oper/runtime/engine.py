@@ -302,4 +302,5 @@ def _make_source(
     if make is None or first == len(buckets):
         return None
     rows = [sum(plan.tables[tables[n].index].rows for n in bucket.tables) for bucket in buckets]
-    return make(SourceParts(node, exchange_of(node, signals), heap, buckets, first, rows))
+    names = [plan.tables[tables[n].index].name for b in buckets[first:] for n in b.tables]
+    return make(SourceParts(node, exchange_of(node, signals), heap, buckets, first, rows, names))

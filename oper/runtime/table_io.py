@@ -187,11 +187,11 @@ class TableIO:
     def _encoded(self, bucket: Bucket, values: torch.Tensor, state: str | None) -> torch.Tensor:
         """Values as they are stored: [n, row bytes], or float32 [n, values] of a state."""
         if state is not None:
-            return values.to(torch.float32).reshape(len(values), -1)
+            return values.to(torch.float32).reshape(len(values), self._columns(bucket, state))
         if bucket.dtype == "int8":
             return native.ops().quantise_rows(values.to(torch.float32).contiguous())
         stored = values.to(TORCH_DTYPE[bucket.dtype]).contiguous()
-        return stored.view(torch.uint8).reshape(len(values), -1)
+        return stored.view(torch.uint8).reshape(len(values), self._columns(bucket, None))
 
     def _columns(self, bucket: Bucket, state: str | None) -> int:
         if state is None:

@@ -71,12 +71,12 @@ class Synchronisation:
 
 
 class CacheTooSmallError(OperError):
-    """The rows that a worker trains in one batch do not fit its cache; caches `factor` times as
-    large would hold them."""
+    """The rows that a worker trains in one batch do not fit its cache; `needed` [W] are the most
+    of each width that any worker trains."""
 
-    def __init__(self, message: str, factor: float) -> None:
+    def __init__(self, message: str, needed: Ints) -> None:
         super().__init__(message)
-        self.factor = factor
+        self.needed = needed
 
 
 class LookedUp(NamedTuple):
@@ -209,15 +209,15 @@ class Caches:
         width_of = dict(zip(batch.rows.tolist(), widths.tolist(), strict=True))
         needed = np.zeros((self.workers, len(self.capacity)), dtype=np.int64)
         np.add.at(needed, (trained[0], [width_of[row] for row in trained[1].tolist()]), 1)
-        over = needed / np.maximum(self.capacity, 1e-9)
-        worker, width = np.unravel_index(over.argmax(), over.shape)
-        if over[worker, width] <= 1:
+        worker, width = np.unravel_index((needed - self.capacity).argmax(), needed.shape)
+        rows, room = int(needed[worker, width]), int(self.capacity[width])
+        if rows <= room:
             return None
-        kind = f" of width {width}" if len(self.capacity) > 1 else ""
+        kind = " of one width" if len(self.capacity) > 1 else ""
         return CacheTooSmallError(
-            f"worker {worker} trains {needed[worker, width]:,} rows{kind} in one batch, and its "
-            f"cache holds {self.capacity[width]:,}",
-            float(over[worker, width]),
+            f"worker {worker} trains {rows:,} rows{kind} in one batch, and its cache has room for "
+            f"{room:,}{' of them' * bool(kind)}",
+            needed.max(axis=0),
         )
 
     def flush(self) -> NDArray[np.void]:

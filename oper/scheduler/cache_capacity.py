@@ -1,5 +1,7 @@
 """The capacity of a cache: how its bytes are shared by rows of several widths."""
 
+import math
+
 import numpy as np
 
 from oper.base.arrays import Ints
@@ -23,5 +25,11 @@ def split(total_bytes: float, asked: Ints, rows: Ints, row_bytes: Ints) -> Ints:
     Each width gets of the bytes what its rows take of those that a batch asks for, `asked` [W],
     and no more than all of its `rows` [W], of `row_bytes` [W] each.
     """
-    shares = asked * row_bytes / max(int(asked @ row_bytes), 1)
-    return np.minimum(rows, np.ceil(shares * total_bytes / row_bytes).astype(np.int64))
+    each = np.maximum(asked, 1)
+    return np.minimum(rows, np.ceil(each * (total_bytes / int(each @ row_bytes))).astype(np.int64))
+
+
+def least_bytes(needed: Ints, asked: Ints, row_bytes: Ints) -> int:
+    """The least bytes of a cache that `split` gives room for `needed` [W] rows of each width."""
+    each = np.maximum(asked, 1)
+    return math.ceil((needed / each).max() * int(each @ row_bytes))

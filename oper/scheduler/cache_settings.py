@@ -21,6 +21,12 @@ class CacheSettings:
     evict: str = "lru"
 
     def __post_init__(self) -> None:
+        for name, given in (("size", self.size), ("sync", self.sync), ("evict", self.evict)):
+            if not isinstance(given, str):
+                raise OperError(
+                    f"{name} is a {type(given).__name__}, and a text was needed, such as "
+                    f"{type(self).__dataclass_fields__[name].default!r}"
+                )
         if self.bytes_of(1 << 40) <= 0:
             raise OperError(f"size {self.size!r}: more than 0 was needed, such as '10%' or '4GB'")
         if self.evict not in EVICTIONS:

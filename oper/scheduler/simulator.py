@@ -17,7 +17,7 @@ import numpy as np
 from oper.base.arrays import Floats, Ints
 from oper.base.errors import OperError
 from oper.scheduler.cache import Caches, CacheTooSmallError, Synchronisation
-from oper.scheduler.cache_capacity import rows_that_fit
+from oper.scheduler.cache_capacity import least_bytes, rows_asked, rows_that_fit
 from oper.scheduler.dispatch import BLIND, Dispatcher, Policy
 from oper.scheduler.frequent_rows import FrequentRows, most_frequent
 from oper.scheduler.infrequency import Infrequency
@@ -124,6 +124,7 @@ def simulate(
     batches = 0
     for number, batch in enumerate(trace):
         if not runs:
+            first = batch
             capacity = cache_rows(trace, batch, settings.cache_share)
             choices = product(policies, syncs, evictions)
             for policy, sync, eviction in choices:
@@ -133,11 +134,11 @@ def simulate(
             try:
                 run.step(batch, number, number >= settings.warm_up, seconds_per_byte)
             except CacheTooSmallError as error:
-                share = 100 * settings.cache_share
+                least = 100 * least_share(trace, first, error.needed)
                 raise OperError(
-                    f"--cache {share:.4g}%: iteration {number}, {name}: {error}; "
-                    f"{1.001 * error.factor * share:.4g}% would be enough for it, and fewer "
-                    "samples a worker need less"
+                    f"--cache {100 * settings.cache_share:.4g}%: iteration {number}, {name}: "
+                    f"{error}; {1.001 * least:.4g}% would be enough for it, and fewer samples a "
+                    "worker need less"
                 ) from None
         batches += 1
         report(batch.samples)
@@ -200,3 +201,11 @@ def cache_rows(trace: Trace, batch: Batch, share: float) -> Ints:
     row_bytes = np.array([width.row_bytes for width in trace.widths])
     total = share * float(trace.rows_of_width @ row_bytes)
     return rows_that_fit(total, batch.addresses, trace.rows_of_width, row_bytes)
+
+
+def least_share(trace: Trace, batch: Batch, needed: Ints) -> float:
+    """The least share of all rows' bytes with which `cache_rows` gives room for `needed` rows of
+    each width, where `batch` is the first one."""
+    row_bytes = np.array([width.row_bytes for width in trace.widths])
+    asked = rows_asked(batch.addresses, len(row_bytes))
+    return least_bytes(needed, asked, row_bytes) / float(trace.rows_of_width @ row_bytes)

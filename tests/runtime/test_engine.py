@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.runtime.engine_cases import Case, Reference, run_case, tables_of
+from oper.runtime.table_io import RowBlock, RowRange
+from tests.support.runtime.engine_cases import Case, Reference, run_case, start, tables_of
 from tests.support.runtime.ranks import Ranks
 from tests.support.runtime.runtime_plans import random_plan
 
@@ -150,3 +151,13 @@ def test_counters_count_what_was_read(ranks):
         assert counted["lookups"] == counted["steps"] == case.steps
         served = np.sum(counted["accessed_rows"]) + counted["replica_accesses"]
         assert served == counted["accesses"] > 0
+
+
+@pytest.mark.parametrize("state", [None, "momentum1"])
+def test_blocks_without_rows_are_written(state):
+    case = Case(seed=1, ranks=1, optimizer="rowwise_adagrad")
+    engine = start(case, random_plan(1, tables_of(case), 1), None)
+    before = engine.read_rows([RowRange(0, 0, case.rows[0])], state)
+    values = torch.empty(0, case.dims[0]) if state is None else torch.empty(0)
+    engine.write_rows([RowBlock(0, case.rows[0], values)], state)
+    assert torch.equal(engine.read_rows([RowRange(0, 0, case.rows[0])], state)[0], before[0])

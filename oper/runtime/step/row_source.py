@@ -71,6 +71,7 @@ class SourceParts:
     buckets: Sequence[Bucket]  # all; the source's are those from `first_bucket` on
     first_bucket: int
     rows: Sequence[int]  # of each bucket's tables
+    names: Sequence[str]  # of the source's tables
 
 
 MakeSource = Callable[[SourceParts], RowSource]

@@ -14,7 +14,7 @@ from oper.base.errors import OperError
 from oper.plan.layout import SLOT_MASK
 from oper.plan.plan import Plan
 from oper.scheduler.cache import WIDTH_SHIFT, Caches, CacheTooSmallError
-from oper.scheduler.cache_capacity import rows_that_fit
+from oper.scheduler.cache_capacity import least_bytes, rows_asked, split
 from oper.scheduler.cache_settings import CacheSettings
 from oper.scheduler.dispatch import Dispatcher, Policy
 from oper.scheduler.infrequency import Infrequency
@@ -65,10 +65,10 @@ class CachedRowsAssigner:
         try:
             self._caches.train(batch, assignment)
         except CacheTooSmallError as error:
+            least = least_bytes(error.needed, self._asked, self._row_bytes)
             raise OperError(
-                f"cache {self._settings.size!r}: batch {number}: {error}; "
-                f"{1.001 * error.factor:.4g} times as much would be enough for it, and fewer "
-                "samples a rank need less"
+                f"cache {self._settings.size!r}: batch {number}: {error}; {least:,} bytes would be "
+                "enough for it, and fewer samples a rank need less"
             ) from None
         return assignment
 
@@ -82,7 +82,8 @@ class CachedRowsAssigner:
             rows[width] += table.rows
             row_bytes[width] = table.memory_bytes("training")
             gradient_bytes[width] = table.row_bytes
-        capacity = rows_that_fit(self._bytes, addresses, rows, row_bytes)
+        self._asked, self._row_bytes = rows_asked(addresses, len(rows)), row_bytes
+        capacity = split(self._bytes, self._asked, rows, row_bytes)
         settings = self._settings
         return Caches(
             plan.ranks,

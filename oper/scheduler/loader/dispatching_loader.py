@@ -87,6 +87,7 @@ class DispatchingLoader:
                 "DispatchingLoader was given a plan for inference, and one for training was "
                 "needed: make it with --mode training"
             )
+        _check_types(policy, cache, seed, features)
         chosen = _policy(policy, alpha)
         caches = cache or CacheSettings()
         costs = _seconds_per_byte(links, plan.ranks)
@@ -163,6 +164,22 @@ def _leave(peers: Peers, stages: list[Stage]) -> None:
         if not stage.stop(_STOP_SECONDS):
             peers.abandon()
             stage.stop(_EXIT_SECONDS)
+
+
+def _check_types(policy: Any, cache: Any, seed: Any, features: Any) -> None:
+    """OperError where one is not of its type."""
+    if not isinstance(policy, str):
+        raise OperError(f"policy is a {type(policy).__name__}, and a name was needed, as 'esd'")
+    if cache is not None and not isinstance(cache, CacheSettings):
+        raise OperError(
+            f"cache is a {type(cache).__name__}, and oper.CacheSettings was needed, such as "
+            "oper.CacheSettings('10%')"
+        )
+    if whole_number(seed, "seed") < 0:
+        raise OperError(f"seed {seed}: at least 0 was needed")
+    for table, names in (features or {}).items():
+        if isinstance(names, str) or not isinstance(names, Sequence):
+            raise OperError(f"features of table {table!r}: {names!r:.80}, and a list was needed")
 
 
 def _policy(text: str, alpha: float | None) -> Policy | None:

@@ -31,7 +31,7 @@ from oper.runtime.memory.sorted_accesses import SortedRows
 from oper.runtime.step.row_source import Fetched, RowSource, SourceParts, Step
 from oper.scheduler import moves as m
 from oper.scheduler.cache import WIDTH_SHIFT, Caches, CacheTooSmallError
-from oper.scheduler.cache_capacity import rows_asked, split
+from oper.scheduler.cache_capacity import least_bytes, rows_asked, split
 from oper.scheduler.cache_settings import CacheSettings
 from oper.scheduler.training.arenas import CacheArenas
 from oper.scheduler.training.batch_rows import (
@@ -61,7 +61,7 @@ class CachedRows:
         self._bounded = settings.synchronisation.kind.startswith("het")
         if self._bounded:
             _check_plain_sgd(self._buckets, settings)
-        self._rows = np.array(parts.rows[parts.first_bucket :])
+        self._rows, self._names = np.array(parts.rows[parts.first_bucket :]), parts.names
         self._value_bytes = [parts.heap.rows(b.width).shape[1] for b in self._buckets]
         states = [b.optimizer.state_bytes(b.dim) for b in self._buckets]
         self._row_bytes = np.array(self._value_bytes) + np.array(states)
@@ -89,11 +89,7 @@ class CachedRows:
             try:
                 self._replay(self._make_caches(parts), parts)
             except CacheTooSmallError as error:
-                raise OperError(
-                    f"a cache of {self._settings.size} is too small: {error}; one "
-                    f"{error.factor:.2f} times as large would hold them, and smaller batches need "
-                    "less"
-                ) from None
+                raise self._too_small(error) from None
         self._read = batch.addresses
         return self._in_cache(accesses, heap)
 
@@ -173,6 +169,16 @@ class CachedRows:
         parcels = Parcels(self._arenas, self._tier, self._bounded)
         self._carrier = Carrier(self._rank, self._ranks, self._exchange, parcels)
         return caches
+
+    def _too_small(self, error: CacheTooSmallError) -> OperError:
+        least = least_bytes(error.needed, self._asked, self._row_bytes)
+        others = f" and {len(self._names) - 1} more" * (len(self._names) > 1)
+        share = 100.1 * least / int(self._rows @ self._row_bytes)
+        return OperError(
+            f"tables {self._names[0]!r}{others}: a cache of {self._settings.size} is too small: "
+            f"{error}; {least:,} bytes, {share:.4g}% of these tables, would be enough for this "
+            "batch, and smaller ones need less"
+        )
 
     def _replay(self, caches: Caches, parts: Sequence[tuple[Ints, Ints]]) -> None:
         """Find out what the step moves, and move it. `parts` are the ranks' batches."""

@@ -158,7 +158,7 @@ FAILURES = {
     "settings": "rank 1 made the DispatchingLoader with other settings than rank 0",
     "plan": "rank 1 made the DispatchingLoader with .* another plan",
     "other ranks": "the plan is for 3 ranks, and the process group has 2",
-    "small cache": "cache '0.1%': batch 0: worker . trains .* times as much would be enough",
+    "small cache": "cache '0.1%': batch 0: worker . trains .* bytes would be enough",
 }
 
 
@@ -285,6 +285,12 @@ def test_a_script_that_ends_in_the_middle_ends_at_once_and_says_nothing(tmp_path
         ({"policy": "laia", "alpha": 0.5}, "alpha 0.5: is of policy 'esd'"),
         ({"alpha": 2}, "policy 'esd:2'"),
         ({"ahead": 0}, "ahead 0: at least 1"),
+        ({"policy": None}, "policy is a NoneType, and a name"),
+        ({"cache": "10%"}, "cache is a str, and oper.CacheSettings"),
+        ({"seed": -1}, "seed -1: at least 0"),
+        ({"seed": "x"}, "seed"),
+        ({"features": {"a": 3}}, "features of table 'a': 3, and a list"),
+        ({"features": {"a": "fa"}}, "features of table 'a': 'fa', and a list"),
         ({"links": [1.0, 2.0]}, r"links \[1.0, 2.0\]: a bandwidth above 0"),
         ({"deadline_seconds": 0}, "deadline_seconds 0"),
         ({"features": {"other": ["f0"]}}, "table 'other': the plan has no such table"),

@@ -1,6 +1,7 @@
 """Training on cached rows of the tier against the unsharded model, element by element."""
 
 import math
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -204,10 +205,18 @@ def test_rows_leave_the_cache_with_their_updates(ranks):
     assert sum(counted["wrong_reads"]) == 0
 
 
-def test_a_cache_smaller_than_a_batch(ranks):
-    plan = tiered(3, tables_of(HOT), 2)
-    with pytest.raises(RankFailedError, match=r"a cache of 1% is too small: .* times as large"):
-        ranks.run(2, run_cached, HOT, plan, CacheSettings("1%"), PLAIN)
+@pytest.mark.parametrize("size", ["0.001%", "1%", "1KB"])
+def test_a_cache_smaller_than_a_batch(ranks, size):
+    case = replace(HOT, dims=(8, 16), steps=1)
+    plan = tiered(3, tables_of(case), 2)
+    with pytest.raises(
+        RankFailedError, match=f"tables 't0' and 2 more: a cache of {size}"
+    ) as error:
+        ranks.run(2, run_cached, case, plan, CacheSettings(size), PLAIN)
+    # What it says is enough.
+    (least,) = set(re.findall(r"([\d,]+) bytes, .* would be enough", str(error.value)))
+    enough = CacheSettings(f"{least.replace(',', '')}B")
+    assert_equals_unsharded(ranks, case, plan, enough)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])  # the latter with weight decay
