@@ -55,6 +55,8 @@ class CachedRows:
     """The cache of this rank, and its shard of the tier, for one engine."""
 
     def __init__(self, parts: SourceParts, settings: CacheSettings) -> None:
+        # As every rank replays the caches of all.
+        parts.node.agree(repr(settings).encode(), "the settings of caches")
         self._rank, self._ranks = parts.node.rank, parts.node.ranks
         self._exchange, self._heap, self._settings = parts.exchange, parts.heap, settings
         self._first, self._buckets = parts.first_bucket, parts.buckets[parts.first_bucket :]

@@ -63,6 +63,18 @@ def _shard_without_a_tier(rank: int, group: Any) -> None:
     oper.shard(model, random_plan(0, tables_of(model), 2), env=env, cache=ALL)
 
 
+@pytest.mark.parametrize("other", [{"size": "50%"}, {"sync": "bsp"}, {"evict": "lfu"}])
+def test_ranks_with_unlike_caches_find_it_at_the_start(worlds, other):
+    with pytest.raises(RankFailedError, match="the settings of caches must be the same on all"):
+        worlds.run(2, _shard_with_unlike_caches, other)
+
+
+def _shard_with_unlike_caches(rank: int, group: Any, other: dict[str, str]) -> None:
+    from tests.support.torchrec.ranks import sharded
+
+    sharded(group, "sgd", cache=CacheSettings(**other) if rank else CacheSettings())
+
+
 @pytest.mark.parametrize("action", ["push rows", "send rows", "say what rows its batch reads"])
 def test_a_rank_that_dies_while_it_sends_is_named(tmp_path, action):
     outcomes = mortal_ranks.run(2, _die_in, action, tmp_path / "saved", silent=[1])
