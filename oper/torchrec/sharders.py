@@ -84,6 +84,11 @@ class OperSharder(BaseEmbeddingSharder):
             )
         fused_params = dict(fused_params or {})
         _check_types(fused_params)
+        if cache is not None and not isinstance(cache, CacheSettings):
+            raise OperError(
+                f"cache is a {type(cache).__name__}, and oper.CacheSettings was needed, such as "
+                "oper.CacheSettings('10%')"
+            )
         super().__init__(fused_params)
         self._plan, self._cache = plan, cache
         self._options: dict[str, Any] = {

@@ -55,6 +55,7 @@ class Parcels:
                 self._tier.put_rows(bucket, m.slots(of), rows, states)
             else:
                 self.arenas.put_rows(bucket, of["row"], rows, states)
+        assert not parcel.numel(), "a rank sent what this one's replay does not know of"
 
     def _groups(self, moves: NDArray[np.void]) -> Iterator[tuple[int, int, NDArray[np.void]]]:
         """(kind, bucket, its moves), in the order of parcels."""

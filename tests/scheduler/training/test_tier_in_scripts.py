@@ -51,6 +51,11 @@ def test_a_cache_is_for_plans_with_a_tier(worlds):
         worlds.run(2, _shard_without_a_tier)
 
 
+def test_a_cache_is_given_by_its_settings():
+    with pytest.raises(OperError, match="cache is a str, and oper.CacheSettings"):
+        oper.OperEmbeddingBagCollectionSharder(cache="10%")  # type: ignore[arg-type]
+
+
 def _shard_without_a_tier(rank: int, group: Any) -> None:
     from torchrec.distributed.types import ShardingEnv
 
