@@ -26,6 +26,7 @@ namespace {
 constexpr int64_t kMostWidths = 64;
 constexpr int64_t kMostGrouped = 65'535;  // samples of a batch: a worker's are counted in 16 bits
 
+template <typename Caches>
 Caches caches_of(int64_t workers, const at::Tensor& capacity, int64_t policy) {
   check_size(workers, 1, Caches::kMostWorkers, "workers");
   check_size(capacity.numel(), 1, kMostWidths, "capacity");
@@ -49,8 +50,8 @@ class CacheStates : public torch::CustomClassHolder {
   template <typename... Arguments>
   CacheStates(int64_t workers, const at::Tensor& capacity, const at::Tensor& bytes, int64_t policy,
               Arguments... arguments)
-      : states_(caches_of(workers, capacity, policy), bytes_of(bytes, capacity.numel()),
-                arguments...) {}
+      : states_(caches_of<typename States::Caches>(workers, capacity, policy),
+                bytes_of(bytes, capacity.numel()), arguments...) {}
 
   // (rows int32 [R], offsets [samples + 1], positions [R]) of addresses [N] with offsets.
   std::tuple<at::Tensor, at::Tensor, at::Tensor> look_up(const at::Tensor& addresses,
@@ -62,18 +63,16 @@ class CacheStates : public torch::CustomClassHolder {
     for (int64_t n = 0; n < starts[samples]; ++n)
       TORCH_CHECK_INDEX(width_of(static_cast<uint64_t>(given[n])) < states_.caches().widths(),
                         "addresses: ", given[n], " is of a width that the caches do not have");
-    std::vector<RowNumber> rows;
-    std::vector<int64_t> positions, ends{0};
-    rows.reserve(starts[samples]);
-    positions.reserve(starts[samples]);
-    states_.caches().look_up(given, starts, samples, rows, positions, ends);
-    states_.resize();
-    at::Tensor numbers = at::empty({static_cast<int64_t>(rows.size())}, at::kInt);
+    at::Tensor numbers = at::empty({starts[samples]}, at::kInt);
     at::Tensor distinct = at::empty({samples + 1}, at::kLong);
-    at::Tensor places = at::empty({numbers.numel()}, at::kLong);
-    std::copy(positions.begin(), positions.end(), places.data_ptr<int64_t>());
-    std::copy(rows.begin(), rows.end(), numbers.data_ptr<int32_t>());
-    std::copy(ends.begin(), ends.end(), distinct.data_ptr<int64_t>());
+    at::Tensor places = at::empty({starts[samples]}, at::kLong);
+    static_assert(sizeof(RowNumber) == sizeof(int32_t));
+    auto* const ends = distinct.data_ptr<int64_t>();
+    states_.caches().look_up(given, starts, samples,
+                             reinterpret_cast<RowNumber*>(numbers.data_ptr<int32_t>()),
+                             places.data_ptr<int64_t>(), ends);
+    numbers.resize_({ends[samples]});
+    places.resize_({ends[samples]});
     waiting_.push_back(numbers);
     return {numbers, distinct, places};
   }
@@ -81,7 +80,7 @@ class CacheStates : public torch::CustomClassHolder {
   // (addresses [R], copies [R]): the rows that are cached, and by how many workers.
   std::tuple<at::Tensor, at::Tensor> cached() const {
     std::vector<int64_t> addresses, copies;
-    const Caches& caches = states_.caches();
+    const auto& caches = states_.caches();
     caches.for_each_cached([&](RowNumber row) {
       addresses.push_back(static_cast<int64_t>(caches.address(row)));
       copies.push_back(__builtin_popcountll(caches.cached(row)));
@@ -244,7 +243,7 @@ class CacheStates : public torch::CustomClassHolder {
 
   void check_rows(const at::Tensor& rows) const {
     const int32_t* const numbers = elements<int32_t>(rows, "rows");
-    const Caches& caches = states_.caches();
+    const auto& caches = states_.caches();
     for (int64_t n = 0; n < rows.numel(); ++n) {
       check_index(numbers[n], caches.rows(), "rows", "rows");
       TORCH_CHECK_VALUE(caches.known(numbers[n]),
@@ -265,11 +264,11 @@ class CacheStates : public torch::CustomClassHolder {
 
   // ValueError where the rows that a worker trains do not fit its cache.
   void check_fits() {
-    Caches& caches = states_.caches();
+    auto& caches = states_.caches();
     const int64_t widths = caches.widths();
-    const auto needed = caches.needed();
+    const auto& needed = caches.needed();
     for (int64_t n = 0; n < static_cast<int64_t>(needed.size()); ++n) {
-      if (needed[n] <= caches.capacity(n % widths)) continue;
+      if (needed[n] <= caches.capacity(static_cast<int>(n % widths))) continue;
       caches.abandon();
       TORCH_CHECK_VALUE(false, "rows: more than a worker's cache holds");
     }
