@@ -73,7 +73,8 @@ class CacheStates : public torch::CustomClassHolder {
                              places.data_ptr<int64_t>(), ends);
     numbers.resize_({ends[samples]});
     places.resize_({ends[samples]});
-    waiting_.push_back(numbers);
+    const int32_t* const found = numbers.const_data_ptr<int32_t>();
+    waiting_.push_back({numbers, {found, found + numbers.numel()}});
     return {numbers, distinct, places};
   }
 
@@ -153,7 +154,7 @@ class CacheStates : public torch::CustomClassHolder {
   // The first half of it: what is transmitted before the batch is trained.
   at::Tensor read(const at::Tensor& rows, const at::Tensor& offsets, const at::Tensor& assignment) {
     const int64_t samples = check_batch(rows, offsets);
-    TORCH_CHECK_VALUE(!waiting_.empty() && waiting_.front().is_same(rows),
+    TORCH_CHECK_VALUE(!waiting_.empty() && waiting_.front().rows.is_same(rows),
                       "rows: not those of the next batch that was looked up");
     const int64_t* const workers = elements<int64_t>(assignment, samples, "assignment");
     for (int64_t s = 0; s < samples; ++s)
@@ -243,6 +244,11 @@ class CacheStates : public torch::CustomClassHolder {
 
   void check_rows(const at::Tensor& rows) const {
     const int32_t* const numbers = elements<int32_t>(rows, "rows");
+    // Rows of a batch that waits are known. Others are looked at one by one.
+    for (const Waiting& batch : waiting_)
+      if (batch.rows.is_same(rows) && rows.numel() == static_cast<int64_t>(batch.numbers.size()) &&
+          std::equal(batch.numbers.begin(), batch.numbers.end(), numbers))
+        return;
     const auto& caches = states_.caches();
     for (int64_t n = 0; n < rows.numel(); ++n) {
       check_index(numbers[n], caches.rows(), "rows", "rows");
@@ -274,10 +280,16 @@ class CacheStates : public torch::CustomClassHolder {
     }
   }
 
+  // A batch that was looked up: what Python got, and may have changed since, and what it was.
+  struct Waiting {
+    at::Tensor rows;
+    std::vector<int32_t> numbers;
+  };
+
   States states_;
-  std::vector<at::Tensor> waiting_;  // batches that were looked up
-  bool reading_ = false;             // a batch that is not trained yet
-  std::vector<uint32_t> place_;      // of a row among those of the batch that was last grouped
+  std::vector<Waiting> waiting_;
+  bool reading_ = false;         // a batch that is not trained yet
+  std::vector<uint32_t> place_;  // of a row among those of the batch that was last grouped
 };
 
 using BulkSynchronousCaches = CacheStates<BulkSynchronous>;

@@ -66,6 +66,7 @@ class BulkSynchronous {
         push_needed(batch[n], moved);
       }
     for (size_t n = 0; n < size; ++n) {
+      if (n + 2 * Caches::kAhead < size) caches_.prefetch(batch[n + 2 * Caches::kAhead]);
       if (n + Caches::kAhead < size) caches_.prefetch_copies(batch[n + Caches::kAhead]);
       pull(batch[n], moved);
     }
@@ -75,6 +76,7 @@ class BulkSynchronous {
   void update(Transmissions* moved) {
     const auto& batch = caches_.batch();
     for (size_t n = 0; n < batch.size(); ++n) {
+      if (n + 2 * Caches::kAhead < batch.size()) caches_.prefetch(batch[n + 2 * Caches::kAhead]);
       if (n + Caches::kAhead < batch.size()) caches_.prefetch_copies(batch[n + Caches::kAhead]);
       update(batch[n]);
       if (pushes_ == Pushes::kFull) push_all(batch[n], moved);
@@ -122,6 +124,7 @@ class BulkSynchronous {
       double everywhere = 0;
       std::fill_n(cost, workers, 0.0);
       for (int64_t n = offsets[s]; n < offsets[s + 1]; ++n) {
+        if (n + Caches::kAhead < offsets[samples]) caches_.prefetch(rows[n + Caches::kAhead]);
         const State& state = caches_.state(rows[n]);
         const RowBytes& bytes = bytes_[caches_.width(rows[n])];
         everywhere += static_cast<double>(bytes.row);

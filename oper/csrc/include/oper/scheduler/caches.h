@@ -199,6 +199,7 @@ class Caches {
     abandon();
     ++trained_;
     for (size_t n = 0; n < left_.size(); ++n) {
+      if (n + 2 * kAhead < left_.size()) prefetch(left_[n + 2 * kAhead]);
       if (n + kAhead < left_.size()) index_.prefetch(rows_[left_[n + kAhead]].address);
       Row& row = rows_[left_[n]];
       if (row.cached || row.prepared - trained_ - 1 < prepared_ - trained_ ||
