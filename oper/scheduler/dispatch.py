@@ -88,8 +88,8 @@ class Dispatcher:
         room = capacities(samples, workers)
         if self.policy.kind in BLIND or isinstance(caches, FrequentRows):
             return assign_blindly(self.policy.kind, room, self.seed, number)
-        random = np.random.default_rng([self.seed, number])
         if self.policy.kind == "laia":
+            random = np.random.default_rng([self.seed, number])
             # Scores are whole numbers: half of one decides ties alone.
             ties = 0.5 * random.random((samples, workers))
             scored = self._scored(caches, addresses, batch, number)

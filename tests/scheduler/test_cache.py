@@ -213,6 +213,32 @@ def test_rows_of_a_batch_that_was_trained_may_be_forgotten() -> None:
         caches.group(old, np.array([0]), np.ones(1))
 
 
+@pytest.mark.parametrize("eviction", ["lru", "emark"])
+@pytest.mark.parametrize("sync", ["on-demand", "het-exact:3"])
+def test_states_stay_those_of_their_rows_while_more_rows_come(eviction: str, sync: str) -> None:
+    """Arrays of rows and copies move to other memory several times meanwhile."""
+    rows, batch = 60_000, 1500
+    caches = Caches(3, [rows], [8], [8], eviction, Synchronisation.parse(sync))
+    batches = np.arange(rows).reshape(-1, 3, batch // 3).tolist()
+    for samples in batches:
+        train(caches, samples, [0, 1, 2])
+    for samples in batches:
+        moved = train(caches, samples, [0, 1, 2])
+        assert moved["hits"].tolist() == moved["reads"].tolist() == [batch // 3] * 3
+        assert moved["wrong_reads"].sum() == moved["lag"].sum() == 0
+
+
+def test_rows_that_were_changed_after_their_look_up_are_refused() -> None:
+    caches = Caches(1, [9], [8], [8], "lru", Synchronisation.parse("on-demand"))
+    batch = looked_up(caches, [[1, 2]])
+    assert caches.latest_rows(batch).tolist() == [[0]]
+    batch.rows.numpy()[0] = 1_000_000  # which torch does not see
+    with pytest.raises(IndexError):
+        caches.latest_rows(batch)
+    with pytest.raises(IndexError):
+        caches._states.train(*batch[:2], torch.tensor([0]))
+
+
 @pytest.mark.parametrize("eviction", EVICTIONS)
 def test_rows_that_nobody_caches_take_no_room(eviction: str) -> None:
     caches = Caches(2, [4], [8], [8], eviction, Synchronisation.parse("on-demand"))

@@ -26,6 +26,7 @@ namespace {
 constexpr int64_t kMostWidths = 64;
 constexpr int64_t kMostGrouped = 65'535;  // samples of a batch: a worker's are counted in 16 bits
 
+template <typename Caches>
 Caches caches_of(int64_t workers, const at::Tensor& capacity, int64_t policy) {
   check_size(workers, 1, Caches::kMostWorkers, "workers");
   check_size(capacity.numel(), 1, kMostWidths, "capacity");
@@ -49,8 +50,8 @@ class CacheStates : public torch::CustomClassHolder {
   template <typename... Arguments>
   CacheStates(int64_t workers, const at::Tensor& capacity, const at::Tensor& bytes, int64_t policy,
               Arguments... arguments)
-      : states_(caches_of(workers, capacity, policy), bytes_of(bytes, capacity.numel()),
-                arguments...) {}
+      : states_(caches_of<typename States::Caches>(workers, capacity, policy),
+                bytes_of(bytes, capacity.numel()), arguments...) {}
 
   // (rows int32 [R], offsets [samples + 1], positions [R]) of addresses [N] with offsets.
   std::tuple<at::Tensor, at::Tensor, at::Tensor> look_up(const at::Tensor& addresses,
@@ -62,26 +63,25 @@ class CacheStates : public torch::CustomClassHolder {
     for (int64_t n = 0; n < starts[samples]; ++n)
       TORCH_CHECK_INDEX(width_of(static_cast<uint64_t>(given[n])) < states_.caches().widths(),
                         "addresses: ", given[n], " is of a width that the caches do not have");
-    std::vector<RowNumber> rows;
-    std::vector<int64_t> positions, ends{0};
-    rows.reserve(starts[samples]);
-    positions.reserve(starts[samples]);
-    states_.caches().look_up(given, starts, samples, rows, positions, ends);
-    states_.resize();
-    at::Tensor numbers = at::empty({static_cast<int64_t>(rows.size())}, at::kInt);
+    at::Tensor numbers = at::empty({starts[samples]}, at::kInt);
     at::Tensor distinct = at::empty({samples + 1}, at::kLong);
-    at::Tensor places = at::empty({numbers.numel()}, at::kLong);
-    std::copy(positions.begin(), positions.end(), places.data_ptr<int64_t>());
-    std::copy(rows.begin(), rows.end(), numbers.data_ptr<int32_t>());
-    std::copy(ends.begin(), ends.end(), distinct.data_ptr<int64_t>());
-    waiting_.push_back(numbers);
+    at::Tensor places = at::empty({starts[samples]}, at::kLong);
+    static_assert(sizeof(RowNumber) == sizeof(int32_t));
+    auto* const ends = distinct.data_ptr<int64_t>();
+    states_.caches().look_up(given, starts, samples,
+                             reinterpret_cast<RowNumber*>(numbers.data_ptr<int32_t>()),
+                             places.data_ptr<int64_t>(), ends);
+    numbers.resize_({ends[samples]});
+    places.resize_({ends[samples]});
+    const int32_t* const found = numbers.const_data_ptr<int32_t>();
+    waiting_.push_back({numbers, {found, found + numbers.numel()}});
     return {numbers, distinct, places};
   }
 
   // (addresses [R], copies [R]): the rows that are cached, and by how many workers.
   std::tuple<at::Tensor, at::Tensor> cached() const {
     std::vector<int64_t> addresses, copies;
-    const Caches& caches = states_.caches();
+    const auto& caches = states_.caches();
     caches.for_each_cached([&](RowNumber row) {
       addresses.push_back(static_cast<int64_t>(caches.address(row)));
       copies.push_back(__builtin_popcountll(caches.cached(row)));
@@ -154,7 +154,7 @@ class CacheStates : public torch::CustomClassHolder {
   // The first half of it: what is transmitted before the batch is trained.
   at::Tensor read(const at::Tensor& rows, const at::Tensor& offsets, const at::Tensor& assignment) {
     const int64_t samples = check_batch(rows, offsets);
-    TORCH_CHECK_VALUE(!waiting_.empty() && waiting_.front().is_same(rows),
+    TORCH_CHECK_VALUE(!waiting_.empty() && waiting_.front().rows.is_same(rows),
                       "rows: not those of the next batch that was looked up");
     const int64_t* const workers = elements<int64_t>(assignment, samples, "assignment");
     for (int64_t s = 0; s < samples; ++s)
@@ -244,7 +244,12 @@ class CacheStates : public torch::CustomClassHolder {
 
   void check_rows(const at::Tensor& rows) const {
     const int32_t* const numbers = elements<int32_t>(rows, "rows");
-    const Caches& caches = states_.caches();
+    // Rows of a batch that waits are known. Others are looked at one by one.
+    for (const Waiting& batch : waiting_)
+      if (batch.rows.is_same(rows) && rows.numel() == static_cast<int64_t>(batch.numbers.size()) &&
+          std::equal(batch.numbers.begin(), batch.numbers.end(), numbers))
+        return;
+    const auto& caches = states_.caches();
     for (int64_t n = 0; n < rows.numel(); ++n) {
       check_index(numbers[n], caches.rows(), "rows", "rows");
       TORCH_CHECK_VALUE(caches.known(numbers[n]),
@@ -265,20 +270,26 @@ class CacheStates : public torch::CustomClassHolder {
 
   // ValueError where the rows that a worker trains do not fit its cache.
   void check_fits() {
-    Caches& caches = states_.caches();
+    auto& caches = states_.caches();
     const int64_t widths = caches.widths();
-    const auto needed = caches.needed();
+    const auto& needed = caches.needed();
     for (int64_t n = 0; n < static_cast<int64_t>(needed.size()); ++n) {
-      if (needed[n] <= caches.capacity(n % widths)) continue;
+      if (needed[n] <= caches.capacity(static_cast<int>(n % widths))) continue;
       caches.abandon();
       TORCH_CHECK_VALUE(false, "rows: more than a worker's cache holds");
     }
   }
 
+  // A batch that was looked up: what Python got, and may have changed since, and what it was.
+  struct Waiting {
+    at::Tensor rows;
+    std::vector<int32_t> numbers;
+  };
+
   States states_;
-  std::vector<at::Tensor> waiting_;  // batches that were looked up
-  bool reading_ = false;             // a batch that is not trained yet
-  std::vector<uint32_t> place_;      // of a row among those of the batch that was last grouped
+  std::vector<Waiting> waiting_;
+  bool reading_ = false;         // a batch that is not trained yet
+  std::vector<uint32_t> place_;  // of a row among those of the batch that was last grouped
 };
 
 using BulkSynchronousCaches = CacheStates<BulkSynchronous>;

@@ -49,13 +49,16 @@ class ExactAssignment {
 
   // The assignment of the least total cost; `room` [M] sums to at least the samples.
   void assign(std::vector<int64_t> room) {
+    std::vector<std::vector<int64_t>> samples_of(workers_);
     for (int64_t s = 0; s < samples_; ++s) {
       const int64_t* const cost = costs_.data() + s * workers_;
       assignment_[s] = std::min_element(cost, cost + workers_) - cost;
+      samples_of[assignment_[s]].push_back(s);
       --room[assignment_[s]];
     }
     for (int64_t from = 0; from < workers_; ++from)
-      for (int64_t to = 0; to < workers_; ++to) fill(from, to);
+      for (int64_t to = 0; to < workers_; ++to)
+        if (from != to) fill(samples_of[from], from, to);
     while (std::any_of(room.begin(), room.end(), [](int64_t n) { return n < 0; })) {
       const auto path = cheapest_path(room);
       ++room[path.front()];
@@ -73,11 +76,10 @@ class ExactAssignment {
     return costs_[sample * workers_ + to] - costs_[sample * workers_ + from];
   }
 
-  void fill(int64_t from, int64_t to) {
+  void fill(const std::vector<int64_t>& samples, int64_t from, int64_t to) {
     auto& heap = moves_[from * workers_ + to];
-    if (from == to) return;
-    for (int64_t s = 0; s < samples_; ++s)
-      if (assignment_[s] == from) heap.emplace_back(difference(s, from, to), s);
+    heap.reserve(samples.size());
+    for (const int64_t s : samples) heap.emplace_back(difference(s, from, to), s);
     std::make_heap(heap.begin(), heap.end(), std::greater<>());
   }
 

@@ -24,7 +24,21 @@
 namespace oper {
 
 class BoundedStaleness {
+  struct Clock {
+    int64_t start = 0;
+    int64_t now = 0;
+    uint32_t pending = 0;  // updates that the tier has not got
+    uint32_t updates = 0;  // updates that the copy contains
+  };
+  struct Tier {
+    int64_t clock = 0;
+    uint32_t updates = 0;          // that the tier contains
+    uint32_t earlier_updates = 0;  // by everyone
+  };
+
  public:
+  using Caches = oper::Caches<Tier, Clock>;
+
   BoundedStaleness(Caches caches, std::vector<RowBytes> bytes, int64_t staleness, bool exact)
       : caches_(std::move(caches)),
         bytes_(std::move(bytes)),
@@ -33,12 +47,6 @@ class BoundedStaleness {
 
   Caches& caches() { return caches_; }
   const Caches& caches() const { return caches_; }
-
-  // Room for the rows that the caches know since a batch was looked up.
-  void resize() {
-    tiers_.resize(caches_.rows());
-    clocks_.resize(static_cast<size_t>(caches_.rows()) * caches_.workers());
-  }
 
   Moves& moves() { return moves_; }
 
@@ -58,9 +66,7 @@ class BoundedStaleness {
   }
 
   // The batch is over, and was only read if it was not trained before.
-  void end() {
-    caches_.end([&](RowNumber row) { tiers_[row] = Tier{}; });
-  }
+  void end() { caches_.end(); }
 
   // The tier gets what it lacks of a row, and trains it by itself: no copy is valid.
   void settle(RowNumber row, Transmissions* moved) {
@@ -69,8 +75,8 @@ class BoundedStaleness {
       Clock& clock = clock_of(row, w);
       clock.start = clock.now - s_ - 1;
     });
-    ++tiers_[row].clock;
-    tiers_[row].updates = ++tiers_[row].earlier_updates;
+    ++caches_.state(row).clock;
+    caches_.state(row).updates = ++caches_.state(row).earlier_updates;
   }
 
   void flush(Transmissions* moved) {
@@ -120,34 +126,18 @@ class BoundedStaleness {
   }
 
  private:
-  struct Clock {
-    int64_t start = 0;
-    int64_t now = 0;
-    uint32_t pending = 0;  // updates that the tier has not got
-    uint32_t updates = 0;  // updates that the copy contains
-  };
-  struct Tier {
-    int64_t clock = 0;
-    uint32_t updates = 0;          // that the tier contains
-    uint32_t earlier_updates = 0;  // by everyone
-  };
-
-  Clock& clock_of(RowNumber row, int w) {
-    return clocks_[static_cast<size_t>(row) * caches_.workers() + w];
-  }
-  const Clock& clock_of(RowNumber row, int w) const {
-    return clocks_[static_cast<size_t>(row) * caches_.workers() + w];
-  }
+  Clock& clock_of(RowNumber row, int w) { return caches_.copy(row, w); }
+  const Clock& clock_of(RowNumber row, int w) const { return caches_.copy(row, w); }
 
   bool valid(RowNumber row, int w) const {
     const Clock& clock = clock_of(row, w);
-    return clock.now <= clock.start + s_ && tiers_[row].clock <= clock.now + s_;
+    return clock.now <= clock.start + s_ && caches_.state(row).clock <= clock.now + s_;
   }
 
   // Whether there was something to push.
   bool push(RowNumber row, int w, Transmissions& mine) {
     Clock& clock = clock_of(row, w);
-    Tier& tier = tiers_[row];
+    Tier& tier = caches_.state(row);
     if (clock.pending == 0) return false;
     tier.clock = exact_ ? tier.clock + clock.pending : std::max(tier.clock, clock.now);
     tier.updates += clock.pending;
@@ -169,22 +159,20 @@ class BoundedStaleness {
         caches_.use(row, w);
       } else {
         int64_t victim = -1;
-        caches_.insert(
-            row, w,
-            [&](RowNumber leaving) {
-              victim = leaving;
-              mine.evict_push += push(leaving, w, mine);
-            },
-            [](RowNumber) {});
+        caches_.insert(row, w, [&](RowNumber leaving) {
+          victim = leaving;
+          mine.evict_push += push(leaving, w, mine);
+        });
         moves_.add(MoveKind::kInsert, w, row, caches_.address(row), victim);
       }
       moves_.add(MoveKind::kPull, w, row, caches_.address(row));
       ++mine.miss_pull;
       mine.pull_bytes += bytes_[caches_.width(row)].row;
-      const Tier& tier = tiers_[row];
+      const Tier& tier = caches_.state(row);
       clock_of(row, w) = {tier.clock, tier.clock, 0, tier.updates};
     }
-    const int64_t lag = int64_t{tiers_[row].earlier_updates} - int64_t{clock_of(row, w).updates};
+    const int64_t lag =
+        int64_t{caches_.state(row).earlier_updates} - int64_t{clock_of(row, w).updates};
     mine.wrong_reads += lag != 0;
     mine.lag = std::max(mine.lag, lag);
   }
@@ -194,7 +182,7 @@ class BoundedStaleness {
     ++clock.now;
     ++clock.pending;
     ++clock.updates;
-    ++tiers_[row].earlier_updates;
+    ++caches_.state(row).earlier_updates;
     if (exact_ && clock.now > clock.start + s_) {
       mine.update_push += push(row, w, mine);
       clock.start = clock.now;
@@ -206,8 +194,6 @@ class BoundedStaleness {
   int64_t s_;
   bool exact_;
   Moves moves_;
-  std::vector<Tier> tiers_;
-  std::vector<Clock> clocks_;  // [rows, M]
 };
 
 }  // namespace oper

@@ -31,7 +31,20 @@ namespace oper {
 enum class Pushes : int64_t { kFull, kOnDemand, kPeer };
 
 class BulkSynchronous {
+  struct State {
+    Workers latest = 0;
+    Workers partial = 0;
+    uint32_t updates = 0;       // by everyone so far
+    uint32_t tier_updates = 0;  // of them, those that the tier contains
+    bool tier_latest = true;
+  };
+  struct Contained {
+    uint32_t updates = 0;  // that a copy contains
+  };
+
  public:
+  using Caches = oper::Caches<State, Contained>;
+
   BulkSynchronous(Caches caches, std::vector<RowBytes> bytes, Pushes pushes)
       : caches_(std::move(caches)),
         bytes_(std::move(bytes)),
@@ -40,12 +53,6 @@ class BulkSynchronous {
   Caches& caches() { return caches_; }
   const Caches& caches() const { return caches_; }
 
-  // Room for the rows that the caches know since a batch was looked up.
-  void resize() {
-    states_.resize(caches_.rows());
-    updates_.resize(static_cast<size_t>(caches_.rows()) * caches_.workers());
-  }
-
   Moves& moves() { return moves_; }
 
   // What comes before the batch that the caches have begun is trained: what is pushed, evicted and
@@ -53,34 +60,37 @@ class BulkSynchronous {
   void read(Transmissions* moved) {
     const auto& batch = caches_.batch();
     const size_t size = batch.size();
+    if (pushes_ != Pushes::kFull)
+      for (size_t n = 0; n < size; ++n) {
+        if (n + Caches::kAhead < size) caches_.prefetch(batch[n + Caches::kAhead]);
+        push_needed(batch[n], moved);
+      }
     for (size_t n = 0; n < size; ++n) {
-      if (n + Caches::kAhead < size) __builtin_prefetch(&states_[batch[n + Caches::kAhead]]);
-      if (pushes_ != Pushes::kFull) push_needed(batch[n], moved);
-    }
-    for (size_t n = 0; n < size; ++n) {
-      if (n + Caches::kAhead < size) prefetch_copies(batch[n + Caches::kAhead]);
+      if (n + 2 * Caches::kAhead < size) caches_.prefetch(batch[n + 2 * Caches::kAhead]);
+      if (n + Caches::kAhead < size) caches_.prefetch_copies(batch[n + Caches::kAhead]);
       pull(batch[n], moved);
     }
   }
 
   // The batch was trained.
   void update(Transmissions* moved) {
-    for (const RowNumber row : caches_.batch()) {
-      update(row);
-      if (pushes_ == Pushes::kFull) push_all(row, moved);
+    const auto& batch = caches_.batch();
+    for (size_t n = 0; n < batch.size(); ++n) {
+      if (n + 2 * Caches::kAhead < batch.size()) caches_.prefetch(batch[n + 2 * Caches::kAhead]);
+      if (n + Caches::kAhead < batch.size()) caches_.prefetch_copies(batch[n + Caches::kAhead]);
+      update(batch[n]);
+      if (pushes_ == Pushes::kFull) push_all(batch[n], moved);
     }
     end();
   }
 
   // The batch is over, and was only read if it was not trained before.
-  void end() {
-    caches_.end([&](RowNumber row) { states_[row] = State{}; });
-  }
+  void end() { caches_.end(); }
 
   // The tier gets what it lacks of a row, and trains it by itself: no copy is the latest.
   void settle(RowNumber row, Transmissions* moved) {
     push_all(row, moved);
-    State& state = states_[row];
+    State& state = caches_.state(row);
     for_each(state.latest, [&](int w) { caches_.outdate(row, w); });
     state.latest = 0;
     state.tier_updates = ++state.updates;
@@ -99,7 +109,7 @@ class BulkSynchronous {
       double* const score = scores + s * workers;
       std::fill_n(score, workers, 0.0);
       for (int64_t n = offsets[s]; n < offsets[s + 1]; ++n)
-        for_each(states_[rows[n]].latest, [&](int w) { score[w] += 1; });
+        for_each(caches_.state(rows[n]).latest, [&](int w) { score[w] += 1; });
     }
   }
 
@@ -114,7 +124,8 @@ class BulkSynchronous {
       double everywhere = 0;
       std::fill_n(cost, workers, 0.0);
       for (int64_t n = offsets[s]; n < offsets[s + 1]; ++n) {
-        const State& state = states_[rows[n]];
+        if (n + Caches::kAhead < offsets[samples]) caches_.prefetch(rows[n + Caches::kAhead]);
+        const State& state = caches_.state(rows[n]);
         const RowBytes& bytes = bytes_[caches_.width(rows[n])];
         everywhere += static_cast<double>(bytes.row);
         for_each(state.latest,
@@ -133,7 +144,7 @@ class BulkSynchronous {
 
   // What the row costs in a batch, for grouping.
   RowCost row_cost(RowNumber row, const double* seconds_per_byte) const {
-    const State& state = states_[row];
+    const State& state = caches_.state(row);
     const auto bytes = static_cast<double>(bytes_[caches_.width(row)].row);
     const bool owned = state.latest && !state.tier_latest;
     const double push = owned ? bytes * seconds_per_byte[__builtin_ctzll(state.latest)] : 0;
@@ -141,27 +152,12 @@ class BulkSynchronous {
   }
 
  private:
-  struct State {
-    Workers latest = 0;
-    Workers partial = 0;
-    uint32_t updates = 0;       // by everyone so far
-    uint32_t tier_updates = 0;  // of them, those that the tier contains
-    bool tier_latest = true;
-  };
-
-  uint32_t& updates_of(RowNumber row, int worker) {
-    return updates_[static_cast<size_t>(row) * caches_.workers() + worker];
-  }
-
-  void prefetch_copies(RowNumber row) const {
-    caches_.prefetch_copies(row);
-    __builtin_prefetch(&updates_[static_cast<size_t>(row) * caches_.workers()]);
-  }
+  uint32_t& updates_of(RowNumber row, int worker) { return caches_.copy(row, worker).updates; }
 
   // The worker's update reaches the tier. A partial copy's is its gradient, and the latest copy's
   // the row itself.
   int64_t push(RowNumber row, int worker) {
-    State& state = states_[row];
+    State& state = caches_.state(row);
     const RowBytes& bytes = bytes_[caches_.width(row)];
     const Workers bit = Workers{1} << worker;
     const bool partial = state.partial & bit;
@@ -179,7 +175,7 @@ class BulkSynchronous {
   }
 
   void push_needed(RowNumber row, Transmissions* moved) {
-    State& state = states_[row];
+    State& state = caches_.state(row);
     if (state.tier_latest) return;
     const Workers trainers = caches_.trainers(row);
     if (state.partial) {
@@ -197,7 +193,7 @@ class BulkSynchronous {
 
   // Every update of the row that the tier lacks.
   void push_all(RowNumber row, Transmissions* moved) {
-    State& state = states_[row];
+    State& state = caches_.state(row);
     if (state.tier_latest) return;
     for_each(state.partial ? state.partial : state.latest, [&](int w) {
       moved[w].push_bytes += push(row, w);
@@ -207,7 +203,7 @@ class BulkSynchronous {
 
   void pull(RowNumber row, Transmissions* moved) {
     for_each(caches_.trainers(row), [&](int w) {
-      State& state = states_[row];
+      State& state = caches_.state(row);
       const Workers bit = Workers{1} << w;
       Transmissions& mine = moved[w];
       ++mine.reads;
@@ -241,18 +237,15 @@ class BulkSynchronous {
 
   void insert(RowNumber row, int worker, Transmissions& mine) {
     int64_t victim = -1;
-    caches_.insert(
-        row, worker,
-        [&](RowNumber leaving) {
-          victim = leaving;
-          evict(leaving, worker, mine);
-        },
-        [&](RowNumber soon) { __builtin_prefetch(&states_[soon]); });
+    caches_.insert(row, worker, [&](RowNumber leaving) {
+      victim = leaving;
+      evict(leaving, worker, mine);
+    });
     moves_.add(MoveKind::kInsert, worker, row, caches_.address(row), victim);
   }
 
   void evict(RowNumber row, int worker, Transmissions& mine) {
-    State& state = states_[row];
+    State& state = caches_.state(row);
     const Workers bit = Workers{1} << worker;
     if (!state.tier_latest && ((state.latest | state.partial) & bit)) {
       mine.push_bytes += push(row, worker);
@@ -262,7 +255,7 @@ class BulkSynchronous {
   }
 
   void update(RowNumber row) {
-    State& state = states_[row];
+    State& state = caches_.state(row);
     const Workers trainers = caches_.trainers(row);
     const bool sole = (trainers & (trainers - 1)) == 0;
     const Workers latest = sole ? trainers : 0;
@@ -284,8 +277,6 @@ class BulkSynchronous {
   std::vector<RowBytes> bytes_;  // of each width
   Pushes pushes_;
   Moves moves_;
-  std::vector<State> states_;
-  std::vector<uint32_t> updates_;  // [rows, M] that each copy contains
 };
 
 }  // namespace oper

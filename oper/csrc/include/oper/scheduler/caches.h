@@ -5,6 +5,10 @@
 // later assigned: `begin` says who trains what. Rows that a worker trains in the current batch do
 // not leave its cache. A row that nobody caches and no batch reads is forgotten.
 //
+// What the synchronisation keeps of a row, RowState, and of each copy, CopyState, lies beside what
+// the caches keep: a batch touches thousands of rows that are in no processor's cache, and each
+// costs a line for the row and one for its copies.
+//
 // Address: width << 56 | anything, such as owner << 40 | slot.
 #pragma once
 
@@ -13,6 +17,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "oper/common/growing_array.h"
 #include "oper/scheduler/eviction.h"
 #include "oper/scheduler/row_index.h"
 
@@ -29,6 +34,7 @@ void for_each(Workers set, const F& f) {
   for (; set; set &= set - 1) f(__builtin_ctzll(set));
 }
 
+template <typename RowState, typename CopyState>
 class Caches {
  public:
   static constexpr int kMostWorkers = 64;
@@ -39,7 +45,8 @@ class Caches {
       : workers_(workers),
         capacity_(std::move(capacity)),
         policy_(policy) {
-    shelves_.resize(workers * capacity_.size(), Shelf(policy == Policy::kLru));
+    shelves_.resize(workers * capacity_.size());
+    needed_.resize(shelves_.size());
     uses_.resize(workers);
   }
 
@@ -54,13 +61,23 @@ class Caches {
   Workers trainers(RowNumber row) const { return rows_[row].trainers; }
   int64_t capacity(int width) const { return capacity_[width]; }
 
-  // Append the distinct rows of each of the next batch's samples, and where in `addresses` each is;
-  // `ends` gets where each sample's end in `rows`.
-  void look_up(const int64_t* addresses, const int64_t* offsets, int64_t samples,
-               std::vector<RowNumber>& rows, std::vector<int64_t>& positions,
-               std::vector<int64_t>& ends) {
+  // What the synchronisation keeps: RowState{} of a row that was not known, and CopyState{} of a
+  // copy that came into a cache.
+  RowState& state(RowNumber row) { return rows_[row].state; }
+  const RowState& state(RowNumber row) const { return rows_[row].state; }
+  CopyState& copy(RowNumber row, int worker) { return copy_of(row, worker).state; }
+  const CopyState& copy(RowNumber row, int worker) const {
+    return copies_[static_cast<size_t>(row) * workers_ + worker].state;
+  }
+
+  // The distinct rows of each of the next batch's samples, and where in `addresses` each is, both
+  // with room for all of these; `ends` [samples + 1] gets where each sample's begin and end.
+  void look_up(const int64_t* addresses, const int64_t* offsets, int64_t samples, RowNumber* rows,
+               int64_t* positions, int64_t* ends) {
     ++prepared_;
     const int64_t size = offsets[samples];
+    int64_t found = 0;
+    ends[0] = 0;
     RowNumber numbers[kAhead];  // of the addresses from n on
     for (int64_t n = 0; n < std::min(size, kAhead); ++n) numbers[n] = number_of(addresses[n]);
     for (int64_t s = 0; s < samples; ++s) {
@@ -75,12 +92,12 @@ class Caches {
         }
         Row& row = rows_[number];
         row.prepared = prepared_;
-        if (row.stamp == stamp_) continue;
+        rows[found] = number;
+        positions[found] = n;
+        found += row.stamp != stamp_;
         row.stamp = stamp_;
-        rows.push_back(number);
-        positions.push_back(n);
       }
-      ends.push_back(static_cast<int64_t>(rows.size()));
+      ends[s + 1] = found;
     }
   }
 
@@ -101,8 +118,11 @@ class Caches {
       for (int64_t n = offsets[s]; n < offsets[s + 1]; ++n) {
         if (n + kAhead < offsets[samples]) prefetch(rows[n + kAhead]);
         Row& row = rows_[rows[n]];
+        const Workers bit = Workers{1} << assignment[s];
+        if (row.trainers & bit) continue;
         if (!row.trainers) batch_.push_back(rows[n]);
-        row.trainers |= Workers{1} << assignment[s];
+        row.trainers |= bit;
+        ++needed_[assignment[s] * widths() + width_of(row.address)];
       }
   }
 
@@ -110,6 +130,7 @@ class Caches {
   void abandon() {
     for (const RowNumber row : batch_) rows_[row].trainers = 0;
     batch_.clear();
+    std::fill(needed_.begin(), needed_.end(), 0);
   }
 
   // The distinct rows of the batch that was begun, in the order of their first sample.
@@ -122,73 +143,70 @@ class Caches {
              [&](int w) { __builtin_prefetch(&copies_[static_cast<size_t>(row) * workers_ + w]); });
   }
 
-  // Rows of each width that each worker needs for the batch, [M, widths].
-  std::vector<int64_t> needed() const {
-    std::vector<int64_t> result(shelves_.size());
-    for (const RowNumber row : batch_)
-      for_each(rows_[row].trainers, [&](int w) { ++result[w * widths() + width(row)]; });
-    return result;
-  }
+  // Rows of each width that each worker needs for the batch that was begun, [M, widths].
+  const std::vector<int64_t>& needed() const { return needed_; }
 
   // The worker's copy is used; it is the latest.
   void use(RowNumber row, int worker) {
-    Copy& copy = copy_of(row, worker);
     Shelf& on = shelf(worker, width(row));
+    const uint64_t now = ++uses_[worker];
     if (policy_ == Policy::kLru) {
-      copy.last_use = ++uses_[worker];
-      on.order.add(copy.last_use, row);
+      copy_of(row, worker).last_use = static_cast<uint32_t>(now);
+      on.queue.add(static_cast<uint32_t>(now), row);
       return;
     }
-    const uint64_t before = copy.priority(policy_);
-    copy.last_use = ++uses_[worker];
-    if (policy_ == Policy::kLightLfu && copy.frequency >= kFrequent) {
-      copy.last_use = 0;  // no upkeep of what is frequent
-    } else if (++copy.frequency == kFrequent) {
+    Usage& usage = usage_of(row, worker);
+    const uint64_t before = usage.priority(policy_);
+    usage.last_use = now;
+    if (policy_ == Policy::kLightLfu && usage.frequency >= kFrequent) {
+      usage.last_use = 0;  // no upkeep of what is frequent
+    } else if (++usage.frequency == kFrequent) {
       ++on.frequent;
-      copy.last_use = policy_ == Policy::kLightLfu ? 0 : copy.last_use;
+      usage.last_use = policy_ == Policy::kLightLfu ? 0 : usage.last_use;
     }
-    if (copy.mark != on.target) {
-      copy.mark = on.target;
+    if (usage.mark != on.target) {
+      usage.mark = on.target;
       ++on.marked;
     }
-    copy.latest = true;
-    if (copy.priority(policy_) < before) on.order.add(copy.priority(policy_), row);
+    usage.latest = true;
+    if (usage.priority(policy_) < before) on.heap.add(usage.priority(policy_), row);
   }
 
-  // The worker caches the row from now on; `evicted(row)` is called for one that leaves for it, and
-  // `soon(row)` for one that will leave after some others.
-  template <typename F, typename G>
-  void insert(RowNumber row, int worker, const F& evicted, const G& soon) {
+  // The worker caches the row from now on; `evicted(row)` is called for one that leaves for it.
+  template <typename F>
+  void insert(RowNumber row, int worker, const F& evicted) {
     Shelf& on = shelf(worker, width(row));
-    if (on.held == capacity_[width(row)]) evicted(evict(worker, width(row), soon));
+    if (on.held == capacity_[width(row)]) evicted(evict(worker, width(row)));
     ++on.held;
     rows_[row].cached |= Workers{1} << worker;
     copy_of(row, worker) = Copy{};
+    if (policy_ != Policy::kLru) usage_of(row, worker) = Usage{};
     use(row, worker);
-    if (policy_ != Policy::kLru) on.order.add(copy_of(row, worker).priority(policy_), row);
+    if (policy_ != Policy::kLru) on.heap.add(usage_of(row, worker).priority(policy_), row);
   }
 
   // The worker's copy is not the latest any more.
   void outdate(RowNumber row, int worker) {
-    Copy& copy = copy_of(row, worker);
-    if (!copy.latest) return;
-    copy.latest = false;
-    if (policy_ == Policy::kEmark) shelf(worker, width(row)).order.add(copy.priority(policy_), row);
+    if (policy_ != Policy::kEmark) return;  // nobody else asks
+    Usage& usage = usage_of(row, worker);
+    if (!usage.latest) return;
+    usage.latest = false;
+    shelf(worker, width(row)).heap.add(usage.priority(policy_), row);
   }
 
-  // The batch was trained. `forgotten(row)` is called for rows whose numbers are given back.
-  template <typename F>
-  void end(const F& forgotten) {
+  // The batch was trained. Rows that nobody needs are forgotten.
+  void end() {
     abandon();
     ++trained_;
-    for (const RowNumber row : left_) {
-      Row& record = rows_[row];
-      if (record.cached || record.prepared - trained_ - 1 < prepared_ - trained_ ||
-          record.address == kForgotten)
+    for (size_t n = 0; n < left_.size(); ++n) {
+      if (n + 2 * kAhead < left_.size()) prefetch(left_[n + 2 * kAhead]);
+      if (n + kAhead < left_.size()) index_.prefetch(rows_[left_[n + kAhead]].address);
+      Row& row = rows_[left_[n]];
+      if (row.cached || row.prepared - trained_ - 1 < prepared_ - trained_ ||
+          row.address == kForgotten)
         continue;
-      forgotten(row);
-      index_.remove(record.address);
-      record.address = kForgotten;
+      index_.remove(row.address);
+      row.address = kForgotten;
     }
     left_.clear();
     for (size_t n = 0; n < shelves_.size(); ++n) keep_in_order(n);
@@ -214,8 +232,9 @@ class Caches {
     const auto [number, added] = index_.find_or_add(address);
     if (added) {
       if (number == rows_.size()) {
-        rows_.emplace_back();
-        copies_.resize(copies_.size() + workers_);
+        rows_.extend(1);
+        copies_.extend(workers_);
+        if (policy_ != Policy::kLru) usages_.resize(copies_.size());
       }
       rows_[number] = Row{address};
     }
@@ -231,14 +250,19 @@ class Caches {
     Workers trainers = 0;   // of the batch that is trained
     uint32_t stamp = 0;     // the last sample that was looked up with it
     uint32_t prepared = 0;  // the last batch that was looked up with it, modulo 2^32
+    RowState state = {};
+  };
+
+  struct Copy {
+    uint32_t last_use = 0;  // uses of the worker so far, modulo 2^32, for LRU
+    CopyState state = {};
   };
 
   // A worker's rows of one width.
   struct Shelf {
-    explicit Shelf(bool ascending) : order(ascending) {}
-
-    LazyOrder order;
-    std::vector<LazyOrder::Entry> pinned;
+    UseQueue queue;  // of LRU
+    LazyHeap heap;   // of the others
+    std::vector<LazyHeap::Entry> pinned;
     int64_t held = 0;
     int64_t frequent = 0;  // rows whose frequency has reached kFrequent
     int64_t marked = 0;    // rows whose mark is the target
@@ -250,34 +274,54 @@ class Caches {
     return copies_[static_cast<size_t>(row) * workers_ + worker];
   }
 
+  Usage& usage_of(RowNumber row, int worker) {
+    return usages_[static_cast<size_t>(row) * workers_ + worker];
+  }
+
   // The row that leaves the worker's cache. There is one: the batch fits.
-  template <typename G>
-  RowNumber evict(int worker, int width, const G& soon) {
+  RowNumber evict(int worker, int width) {
     Shelf& on = shelf(worker, width);
-    const Workers bit = Workers{1} << worker;
+    const RowNumber row = policy_ == Policy::kLru ? first_used(on, worker) : least(on, worker);
+    rows_[row].cached &= ~(Workers{1} << worker);
+    --on.held;
+    if (!rows_[row].cached) left_.push_back(row);
+    return row;
+  }
+
+  RowNumber first_used(Shelf& on, int worker) {
     for (;;) {
       // What leaves next was used long ago, and is in no processor's cache.
-      const RowNumber next = on.order.ahead(kAhead);
-      __builtin_prefetch(&rows_[next]);
+      const RowNumber next = on.queue.ahead(kAhead);
+      prefetch(next);
       __builtin_prefetch(&copy_of(next, worker));
-      soon(next);
-      const LazyOrder::Entry least = on.order.pop();
-      Row& row = rows_[least.row];
-      if (!(row.cached & bit) || width_of(row.address) != width) continue;
-      const Copy& copy = copy_of(least.row, worker);
-      const uint64_t now = copy.priority(policy_);
-      // A lower one has an entry of its own, and in a queue a higher one has.
-      if (least.priority > now || (least.priority < now && policy_ == Policy::kLru)) continue;
+      const UseQueue::Entry first = on.queue.pop();
+      if (holds(first, on, worker) && !(rows_[first.row].trainers >> worker & 1)) return first.row;
+    }
+  }
+
+  // Whether an entry is that of the row's last use. What a worker trains now has a later one to
+  // come, and is not lost where this one is.
+  bool holds(const UseQueue::Entry& entry, const Shelf& on, int worker) {
+    const Row& row = rows_[entry.row];
+    return (row.cached >> worker & 1) && &shelf(worker, width_of(row.address)) == &on &&
+           copy_of(entry.row, worker).last_use == entry.use;
+  }
+
+  RowNumber least(Shelf& on, int worker) {
+    for (;;) {
+      const LazyHeap::Entry least = on.heap.pop();
+      const Row& row = rows_[least.row];
+      if (!(row.cached >> worker & 1) || &shelf(worker, width_of(row.address)) != &on) continue;
+      const Usage& usage = usage_of(least.row, worker);
+      const uint64_t now = usage.priority(policy_);
+      if (least.priority > now) continue;  // a lower one has an entry of its own
       if (least.priority < now) {
-        on.order.add(now, least.row);
-      } else if (row.trainers & bit) {
+        on.heap.add(now, least.row);
+      } else if (row.trainers >> worker & 1) {
         on.pinned.push_back(least);
       } else {
-        row.cached &= ~bit;
-        --on.held;
-        on.frequent -= copy.frequency >= kFrequent;
-        on.marked -= copy.mark == on.target;
-        if (!row.cached) left_.push_back(least.row);
+        on.frequent -= usage.frequency >= kFrequent;
+        on.marked -= usage.mark == on.target;
         return least.row;
       }
     }
@@ -286,28 +330,35 @@ class Caches {
   // Between batches: the target of marks, the age of frequencies, and entries that are of no use.
   void keep_in_order(size_t number) {
     const int worker = static_cast<int>(number) / widths();
-    const int width = static_cast<int>(number) % widths();
     Shelf& on = shelves_[number];
-    // In a queue, pinned rows were used since, and have later entries.
-    if (policy_ != Policy::kLru)
-      for (const auto& entry : on.pinned) on.order.add(entry.priority, entry.row);
+    const size_t most = 2 * static_cast<size_t>(on.held) + 1024;
+    if (policy_ == Policy::kLru) {
+      if (on.queue.size() <= most) return;
+      on.queue.filter([&](const auto& entry) { return holds(entry, on, worker); },
+                      [&](const auto& entry) {
+                        prefetch(entry.row);
+                        __builtin_prefetch(&copy_of(entry.row, worker));
+                      });
+      return;
+    }
+    const int64_t capacity = capacity_[static_cast<int>(number) % widths()];
+    for (const auto& entry : on.pinned) on.heap.add(entry.priority, entry.row);
     on.pinned.clear();
-    if (on.held == capacity_[width] && on.marked == on.held) {
+    if (on.held == capacity && on.marked == on.held) {
       ++on.target;
       on.marked = 0;
     }
-    const bool age = policy_ == Policy::kLightLfu && 2 * on.frequent > capacity_[width];
-    if (!age && on.order.size() <= 2 * static_cast<size_t>(on.held) + 1024) return;
+    const bool age = policy_ == Policy::kLightLfu && 2 * on.frequent > capacity;
+    if (!age && on.heap.size() <= most) return;
     next_stamp();
-    on.order.filter([&](LazyOrder::Entry& entry) {
+    on.heap.filter([&](LazyHeap::Entry& entry) {
       Row& row = rows_[entry.row];
-      if (!(row.cached >> worker & 1) || width_of(row.address) != width) return false;
-      Copy& copy = copy_of(entry.row, worker);
-      if (policy_ == Policy::kLru) return entry.priority == copy.last_use;
+      if (!(row.cached >> worker & 1) || &shelf(worker, width_of(row.address)) != &on) return false;
       if (row.stamp == stamp_) return false;
       row.stamp = stamp_;
-      if (age) copy.frequency /= 2;
-      entry.priority = copy.priority(policy_);
+      Usage& usage = usage_of(entry.row, worker);
+      if (age) usage.frequency /= 2;
+      entry.priority = usage.priority(policy_);
       return true;
     });
     if (age) on.frequent = 0;
@@ -317,9 +368,11 @@ class Caches {
   std::vector<int64_t> capacity_;
   Policy policy_;
   RowIndex index_;
-  std::vector<Row> rows_;
-  std::vector<Copy> copies_;    // [rows, M]
-  std::vector<Shelf> shelves_;  // [M, widths]
+  GrowingArray<Row> rows_;
+  GrowingArray<Copy> copies_;    // [rows, M]
+  std::vector<Usage> usages_;    // [rows, M], none for LRU
+  std::vector<Shelf> shelves_;   // [M, widths]
+  std::vector<int64_t> needed_;  // [M, widths]
   std::vector<uint64_t> uses_;
   std::vector<RowNumber> batch_, left_;
   uint32_t stamp_ = 0, prepared_ = 0, trained_ = 0;

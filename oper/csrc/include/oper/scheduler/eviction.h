@@ -24,8 +24,8 @@ namespace oper {
 
 enum class Policy : int64_t { kLru, kLfu, kLightLfu, kEmark };
 
-// A worker's copy of a row, as its eviction sees it.
-struct Copy {
+// How a worker's copy of a row was used, as the policies that have a heap see it.
+struct Usage {
   uint64_t last_use = 0;   // uses of the worker so far
   uint32_t frequency = 0;  // uses since it was cached
   uint32_t mark = 0;
@@ -35,7 +35,7 @@ struct Copy {
     constexpr uint64_t kUses = (uint64_t{1} << 40) - 1;
     constexpr uint32_t kMostUses = (1 << 24) - 1;
     switch (policy) {
-      case Policy::kLru: return last_use;
+      case Policy::kLru: break;  // has a queue
       case Policy::kLfu:
       case Policy::kLightLfu:
         return uint64_t{std::min(frequency, kMostUses)} << 40 | (last_use & kUses);
@@ -48,9 +48,8 @@ struct Copy {
   }
 };
 
-// Rows with the priorities that they had when they were added, the least first. Where priorities
-// only ascend, as when a row was last used, it is a queue; else a heap.
-class LazyOrder {
+// Rows with the priorities that they had when they were added, the least first.
+class LazyHeap {
  public:
   struct Entry {
     uint64_t priority;
@@ -58,42 +57,74 @@ class LazyOrder {
     bool operator>(const Entry& other) const { return priority > other.priority; }
   };
 
-  explicit LazyOrder(bool ascending = false) : ascending_(ascending) {}
-
-  size_t size() const { return entries_.size() - first_; }
-
-  // The row that comes up so many entries from now; the least one where that is not known.
-  uint32_t ahead(size_t entries) const {
-    const size_t at = ascending_ ? first_ + entries : 0;
-    return entries_[at < entries_.size() ? at : first_].row;
-  }
+  size_t size() const { return entries_.size(); }
+  uint32_t least() const { return entries_.front().row; }
 
   void add(uint64_t priority, uint32_t row) {
     entries_.push_back({priority, row});
-    if (!ascending_) std::push_heap(entries_.begin(), entries_.end(), std::greater<>());
+    std::push_heap(entries_.begin(), entries_.end(), std::greater<>());
   }
   Entry pop() {
-    if (ascending_) return entries_[first_++];
     std::pop_heap(entries_.begin(), entries_.end(), std::greater<>());
     const Entry least = entries_.back();
     entries_.pop_back();
     return least;
   }
-  // Keep the entries for which keep(entry) is true, which may change their priorities where these
-  // do not only ascend.
+  // Keep the entries for which keep(entry) is true, which may change their priorities.
   template <typename F>
   void filter(const F& keep) {
     size_t kept = 0;
-    for (size_t n = first_; n < entries_.size(); ++n)
+    for (size_t n = 0; n < entries_.size(); ++n)
       if (keep(entries_[n])) entries_[kept++] = entries_[n];
     entries_.resize(kept);
-    first_ = 0;
-    if (!ascending_) std::make_heap(entries_.begin(), entries_.end(), std::greater<>());
+    std::make_heap(entries_.begin(), entries_.end(), std::greater<>());
   }
 
  private:
-  bool ascending_;
-  size_t first_ = 0;  // of a queue
+  std::vector<Entry> entries_;
+};
+
+// The uses of rows, the first ones first.
+class UseQueue {
+ public:
+  struct Entry {
+    uint32_t use;  // modulo 2^32
+    uint32_t row;
+  };
+
+  size_t size() const { return entries_.size() - first_; }
+
+  // The row of the entry that comes up so many entries from now, or of the next one.
+  uint32_t ahead(size_t entries) const {
+    const size_t at = first_ + entries;
+    return entries_[at < entries_.size() ? at : first_].row;
+  }
+
+  void add(uint32_t use, uint32_t row) {
+    if (entries_.size() == entries_.capacity() && 2 * first_ > entries_.size()) {
+      entries_.erase(entries_.begin(), entries_.begin() + static_cast<std::ptrdiff_t>(first_));
+      first_ = 0;
+    }
+    entries_.push_back({use, row});
+  }
+  Entry pop() { return entries_[first_++]; }
+
+  // Keep the entries for which keep(entry) is true; soon(entry) is called for each before.
+  template <typename F, typename G>
+  void filter(const F& keep, const G& soon) {
+    constexpr size_t kAhead = 16;
+    size_t kept = 0;
+    for (size_t n = first_; n < entries_.size(); ++n) {
+      if (n + kAhead < entries_.size()) soon(entries_[n + kAhead]);
+      const Entry entry = entries_[n];
+      if (keep(entry)) entries_[kept++] = entry;
+    }
+    entries_.resize(kept);
+    first_ = 0;
+  }
+
+ private:
+  size_t first_ = 0;
   std::vector<Entry> entries_;
 };
 
