@@ -160,7 +160,9 @@ def test_a_batch_that_does_not_fit_is_refused_and_changes_nothing() -> None:
     caches = Caches(2, [2], [8], [8], "lru", Synchronisation.parse("on-demand"))
     batch = looked_up(caches, [[1, 2, 3], [4]])
     for _ in range(2):
-        with pytest.raises(OperError, match=r"worker 1 trains 3 rows .* and its cache has room for 2"):
+        with pytest.raises(
+            OperError, match=r"worker 1 trains 3 rows .* and its cache has room for 2"
+        ):
             caches.train(batch, np.array([1, 0]))
     out_of_turn = looked_up(caches, [[1, 2], [4]])
     with pytest.raises(ValueError, match="not those of the next batch"):
