@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +11,11 @@ from numpy.typing import NDArray
 from torchrec import KeyedJaggedTensor
 
 from benchmarks.common import DATA
+from oper.cost.workload import Workload
+from oper.planner.make_plan import make_plan
+from oper.planner.problem.problem import Settings
 from oper.synth.recipes import Recipe, load_recipe
+from oper.synth.row_counts import synthesize_counts
 from oper.synth.synthesizer import Synthesizer
 from oper.tables.table import Table
 
@@ -54,6 +59,16 @@ class ClickLog:
             first += batch.samples
         for path, array in zip(parts.values(), (ids, dense, labels), strict=True):
             np.save(path, array)
+
+    def plan(self, folder: Path, ranks: int, batch_size: int) -> None:
+        """Make a plan that has all tables in the tier of CPU ranks."""
+        make_plan(
+            synthesize_counts(Synthesizer(self.recipe, self.samples)),
+            f"cpu:{ranks}",
+            Workload("training", "raw", batch_size),
+            Settings(tier="all"),
+            folder,
+        )
 
     def open(self) -> "Arrays":
         """The arrays, mapped."""

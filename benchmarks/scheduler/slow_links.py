@@ -30,13 +30,9 @@ from benchmarks.runtime.ranks import run
 from benchmarks.scheduler.click_log import ClickLog
 from benchmarks.scheduler.click_models import OVER, ClickModel
 from oper.cli.shared.console import new_table
-from oper.cost.workload import Workload
-from oper.planner.problem.problem import Settings
 from oper.runtime.comm.exchange import Exchange
 from oper.runtime.step.row_source import RowSource, SourceParts
 from oper.scheduler.training.cached_rows import CachedRows
-from oper.synth.row_counts import synthesize_counts
-from oper.synth.synthesizer import Synthesizer
 from oper.torchrec import sharders
 
 WORKERS, SAMPLES, DIM, SCALE = 4, 128, 128, 0.02
@@ -121,13 +117,7 @@ def main() -> None:
     found: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "plan"
-        oper.make_plan(
-            synthesize_counts(Synthesizer(log.recipe, log.samples)),
-            f"cpu:{WORKERS}",
-            Workload("training", "raw", WORKERS * SAMPLES),
-            Settings(tier="all"),
-            folder,
-        )
+        log.plan(folder, WORKERS, WORKERS * SAMPLES)
         for links, rates in LINKS.items():
             for name in given.models.split(","):
                 for way in given.policies.split(","):

@@ -26,10 +26,6 @@ from benchmarks.runtime.ranks import run
 from benchmarks.scheduler.click_log import ClickLog
 from benchmarks.scheduler.click_models import OVER, ClickModel
 from oper.cli.shared.console import new_table
-from oper.cost.workload import Workload
-from oper.planner.problem.problem import Settings
-from oper.synth.row_counts import synthesize_counts
-from oper.synth.synthesizer import Synthesizer
 
 WORKERS, SAMPLES, DIM = 4, 512, 16
 SCALE, LOG_SAMPLES, HELD_OUT = 0.1, 5_242_880, 0.05
@@ -106,13 +102,7 @@ def main() -> None:
     found: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "plan"
-        oper.make_plan(
-            synthesize_counts(Synthesizer(log.recipe, log.samples)),
-            f"cpu:{WORKERS}",
-            Workload("training", "raw", WORKERS * SAMPLES),
-            Settings(tier="all"),
-            folder,
-        )
+        log.plan(folder, WORKERS, WORKERS * SAMPLES)
         for name in given.models.split(","):
             for s in given.s.split(","):
                 arguments = (folder, log, name, f"{given.protocol}:{s}", given.evict)
