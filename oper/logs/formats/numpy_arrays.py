@@ -14,7 +14,7 @@ import lzma
 import math
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -317,7 +317,7 @@ def open_npz(
         names = [n.removesuffix(".npy") for n in archive.namelist() if n.endswith(".npy")]
     for name in (*values, *lengths):
         if name not in names:
-            raise OperError(f"{path}: has no array {name!r}; it has {', '.join(names) or 'none'}")
+            raise OperError(f"{path}: has no array {name!r}; it has {_listed(names) or 'none'}")
     if values:
         return JaggedSource(path, values, lengths)
     for form in _CRITEO_ARRAYS:
@@ -325,7 +325,7 @@ def open_npz(
             found = {_ROLES[n]: n for n in sorted(form & set(names))}
             return CriteoArraysSource(path, found, None)
     raise OperError(
-        f"{path}: holds {', '.join(names) or 'no arrays'}; name the arrays of ids and of "
+        f"{path}: holds {_listed(names) or 'no arrays'}; name the arrays of ids and of "
         "bag sizes with --values and --lengths"
     )
 
@@ -346,3 +346,8 @@ def _need_integers(name: str, stream: ArrayStream, dimensions: int) -> None:
             f"{name}: is {stream.dtype} of shape {stream.shape}, and integers in {dimensions} "
             f"dimension{'s' if dimensions > 1 else ''} were needed"
         )
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Names on one line, whatever is in them."""
+    return ", ".join(name if name.isprintable() else repr(name) for name in names)

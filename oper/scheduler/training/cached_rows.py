@@ -232,7 +232,7 @@ class CachedRows:
             add_to(self.transmissions, self._caches.settle(union))
             self._carrier.carry_out(self._caches.take_moves())
         parts = [
-            torch.cat([as_bytes(self._owned(rows, b, grads[b], rank)) for b in buckets])
+            torch.cat([as_bytes(_owned(rows, grads[b], self._first + b, rank)) for b in buckets])
             for rank in range(self._ranks)
         ]
         received = self._exchange.send(parts, "send gradients to the tier")
@@ -251,17 +251,18 @@ class CachedRows:
             rate = step.learning_rates[self._first + b]
             self._tier.step(b, slots, sums, rate, step.number)
 
-    def _owned(self, rows: SortedRows, b: int, grads: torch.Tensor, rank: int) -> torch.Tensor:
-        """The gradients of a bucket's rows in the shard of a rank."""
-        base, owned = rows.bucket(self._first + b).start, rows.range(self._first + b, rank)
-        return grads[owned.start - base : owned.stop - base]
-
 
 def _split(given: torch.Tensor) -> tuple[Ints, Ints]:
     """(offsets of samples, addresses) of what a rank said of its batch."""
     size = int(given[0])
     numbers = given.numpy()
     return numbers[1 : 1 + size], numbers[1 + size :]
+
+
+def _owned(rows: SortedRows, grads: torch.Tensor, bucket: int, rank: int) -> torch.Tensor:
+    """Of the gradients of a bucket's rows, those that the shard of a rank has."""
+    base, owned = rows.bucket(bucket).start, rows.range(bucket, rank)
+    return grads[owned.start - base : owned.stop - base]
 
 
 def _check_plain_sgd(buckets: Sequence[Any], settings: CacheSettings) -> None:
