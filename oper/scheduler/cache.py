@@ -21,8 +21,6 @@ from oper.base.units import parse_share
 from oper.scheduler.moves import as_moves
 from oper.scheduler.transmissions import TRANSMISSIONS
 
-WIDTH_SHIFT = 56  # of the number of a row's width in its address
-ROW_MASK = (1 << WIDTH_SHIFT) - 1
 MOST_WORKERS = 64
 EVICTIONS = ("lru", "lfu", "light-lfu", "emark")  # in the kernels' order
 _PUSHES = ("bsp", "on-demand", "peer")  # in the kernels' order

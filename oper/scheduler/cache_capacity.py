@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from oper.base.arrays import Ints
-from oper.scheduler.cache import WIDTH_SHIFT
+from oper.scheduler.row_addresses import width_of
 
 
 def rows_that_fit(total_bytes: float, addresses: Ints, rows: Ints, row_bytes: Ints) -> Ints:
@@ -16,7 +16,7 @@ def rows_that_fit(total_bytes: float, addresses: Ints, rows: Ints, row_bytes: In
 
 def rows_asked(addresses: Ints, widths: int) -> Ints:
     """Distinct rows of each width among a batch's addresses, [W]."""
-    return np.bincount(np.unique(addresses) >> WIDTH_SHIFT, minlength=widths)
+    return np.bincount(width_of(np.unique(addresses)), minlength=widths)
 
 
 def split(total_bytes: float, asked: Ints, rows: Ints, row_bytes: Ints) -> Ints:

@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from oper.base.arrays import Ints
-from oper.scheduler.cache import ROW_MASK, WIDTH_SHIFT, LookedUp
+from oper.scheduler.cache import LookedUp
+from oper.scheduler.row_addresses import ROW_MASK, width_of
 from oper.scheduler.trace import Trace
 from oper.scheduler.transmissions import TRANSMISSIONS
 
@@ -65,11 +66,6 @@ class FrequentRows:
 
     def _sum(self, worker: Ints, amount: Ints) -> Ints:
         return np.bincount(worker, amount, self.workers).astype(np.int64)
-
-
-def width_of(addresses: Ints) -> Ints:
-    """The number of each row's width."""
-    return addresses >> WIDTH_SHIFT
 
 
 def most_frequent(trace: Trace, share: float) -> Ints:

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.arrays import Floats, Ints
-from oper.scheduler.cache import ROW_MASK, Caches
+from oper.scheduler.cache import Caches
+from oper.scheduler.row_addresses import ROW_MASK
 
 REFRESH = 100  # batches, after which the tables are chosen anew
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from oper.base import native
 from oper.base.arrays import Ints
-from oper.plan.layout import SLOT_BITS, SLOT_MASK
+from oper.scheduler.row_addresses import owner_of, slot_of, width_of
 
 MOVES = native.shared(
     "struct Move",
@@ -26,16 +26,6 @@ def as_moves(words: torch.Tensor) -> NDArray[np.void]:
     return words.numpy().view(MOVES).reshape(-1)
 
 
-def owner_of(addresses: Ints) -> Ints:
-    """The ranks whose shards of the tier hold rows."""
-    return addresses >> SLOT_BITS & 0xFFFF
-
-
-def slot_of(addresses: Ints) -> Ints:
-    """Their slots there."""
-    return addresses & SLOT_MASK
-
-
 def owners(moves: NDArray[np.void]) -> Ints:
     """The ranks whose shards hold the rows that move."""
     return owner_of(moves["address"])
@@ -48,5 +38,4 @@ def slots(moves: NDArray[np.void]) -> Ints:
 
 def buckets(moves: NDArray[np.void]) -> Ints:
     """The buckets of the rows."""
-    found: Ints = moves["address"] >> 56
-    return found
+    return width_of(moves["address"])

@@ -12,7 +12,7 @@ import numpy as np
 
 from oper.base.arrays import Ints
 from oper.logs.row_reader import RowReader
-from oper.scheduler.cache import WIDTH_SHIFT
+from oper.scheduler.row_addresses import WIDTH_SHIFT, sample_major
 from oper.tables.table import Table, offsets
 
 
@@ -81,12 +81,6 @@ class Trace:
                 ends = np.arange(batch.samples + 1, dtype=np.int64) * len(columns)
                 yield Batch(addresses.ravel(), ends)
                 continue
-            lengths = np.stack([np.diff(rows.offsets()) for _, rows in columns], axis=1)
-            # Each feature's values go behind those of the sample's features before it.
-            starts = np.cumsum(lengths).reshape(lengths.shape) - lengths
-            addresses = np.empty(int(lengths.sum()), dtype=np.int64)
-            for f, (values, rows) in enumerate(columns):
-                of_bag = rows.offsets()[:-1]
-                at = np.repeat(starts[:, f] - of_bag, lengths[:, f]) + np.arange(len(values))
-                addresses[at] = values
-            yield Batch(addresses, np.append(0, np.cumsum(lengths.sum(axis=1))))
+            lengths = np.stack([np.diff(rows.offsets()) for _, rows in columns])
+            addresses = np.concatenate([values for values, _ in columns])[sample_major(lengths)]
+            yield Batch(addresses, np.append(0, np.cumsum(lengths.sum(axis=0))))

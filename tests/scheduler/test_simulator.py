@@ -10,9 +10,10 @@ import pytest
 
 from oper.base.errors import OperError
 from oper.logs import LogOptions, RowReader, open_log, prepare
-from oper.scheduler.cache import WIDTH_SHIFT, Synchronisation
+from oper.scheduler.cache import Synchronisation
 from oper.scheduler.dispatch import Policy
 from oper.scheduler.frequent_rows import most_frequent
+from oper.scheduler.row_addresses import WIDTH_SHIFT
 from oper.scheduler.simulator import Settings, simulate
 from oper.scheduler.trace import Trace
 from oper.tables.table import Table

@@ -2,7 +2,7 @@
 
 By locality a sample goes to the rank that holds most of the rows that it reads. That needs no
 cache: a rank holds the rows that the plan gives it, and all replicas, which therefore decide
-nothing. Assigners by caches are in cached_rows.py.
+nothing. Assigners by caches are in cache_assigner.py.
 """
 
 from collections.abc import Sequence

@@ -26,7 +26,7 @@ from oper.runtime.memory.replica_addresses import plan_digest
 from oper.scheduler.cache_settings import CacheSettings
 from oper.scheduler.dispatch import BLIND, Policy
 from oper.scheduler.loader.assigner import Assigner, BlindAssigner, LocalityAssigner
-from oper.scheduler.loader.cached_rows import CachedRowsAssigner
+from oper.scheduler.loader.cache_assigner import CachedRowsAssigner
 from oper.scheduler.loader.counters import Counters
 from oper.scheduler.loader.global_batches import Dispatcher, GlobalBatches
 from oper.scheduler.loader.pace import Pace

@@ -17,7 +17,7 @@ from oper.base.errors import OperError
 from oper.runtime.comm.lost_rank_errors import LostRankError, rank_names, told
 from oper.scheduler.loader.assigner import Assigner
 from oper.scheduler.loader.batch_structure import Part, Structure, first_difference
-from oper.scheduler.loader.cached_rows import CachedRowsAssigner
+from oper.scheduler.loader.cache_assigner import CachedRowsAssigner
 from oper.scheduler.loader.counters import Counters
 from oper.scheduler.loader.pace import Pace
 from oper.scheduler.loader.peers import Header, Peers, State

@@ -18,8 +18,8 @@ from oper.plan.address_map import LOCAL, AddressMap, unpack
 from oper.plan.layout import SLOT_BITS
 from oper.plan.plan import Plan
 from oper.runtime.memory.replica_addresses import FLAT_BYTES
-from oper.scheduler.cache import WIDTH_SHIFT
 from oper.scheduler.loader.batch_structure import Structure
+from oper.scheduler.row_addresses import WIDTH_SHIFT, sample_major
 from oper.tables.table import Table
 
 
@@ -59,7 +59,7 @@ class PlanRows:
         """The rows that a batch reads. OperError names a feature that it lacks."""
         read = self._read(batch)
         addresses = self.of_rows(read.rows, read.sizes, read.tables)
-        return Accesses(addresses[_sample_major(read.lengths)], read.lengths.sum(axis=0))
+        return Accesses(addresses[sample_major(read.lengths)], read.lengths.sum(axis=0))
 
     def counts(self, batch: Structure) -> tuple[Ints, int]:
         """How many reads of each sample each rank alone could serve from its memory, [samples, M],
@@ -122,20 +122,5 @@ class _Read(NamedTuple):
     tables: Ints  # [F]
 
 
-def owners(addresses: Ints) -> Ints:
-    """The rank that holds the row of each address, 0 for those that all hold."""
-    return (addresses & (1 << WIDTH_SHIFT) - 1) >> SLOT_BITS
-
-
 def _features(table: Table, features: Mapping[str, Sequence[str]] | None) -> Sequence[str]:
     return table.columns if features is None else features.get(table.name, ())
-
-
-def _sample_major(lengths: Ints) -> Ints:
-    """Where the accesses of features, one feature after the other, with lengths [F, samples], are
-    when all of a sample's come together: positions [N]."""
-    flat = lengths.reshape(-1)
-    starts = (np.cumsum(flat) - flat).reshape(lengths.shape).T.reshape(-1)
-    counts = lengths.T.reshape(-1)
-    before = np.cumsum(counts) - counts
-    return np.repeat(starts - before, counts) + np.arange(int(counts.sum()))

@@ -14,16 +14,17 @@ from oper.plan.layout import LOCAL, SLOT_BITS, SLOT_MASK
 from oper.runtime.memory.batch import PreparedBatch
 from oper.runtime.memory.sorted_accesses import SortedRows
 from oper.runtime.tables.kernel_structs import FEATURE
-from oper.scheduler.cache import WIDTH_SHIFT
+from oper.scheduler.row_addresses import WIDTH_SHIFT, sample_major
 
 _BUCKET = (FEATURE.names or ()).index("bucket")
 _OWN_ROWS = LOCAL - 1  # fields from here on are the reader's own
 
 
 class TierAccesses(NamedTuple):
-    """The accesses of a batch that read the tier: their places in the batch, in its order, and
-    their buckets and addresses there, [n] each."""
+    """The accesses of a batch that read the tier: which features and accesses they are, and in the
+    batch's order their buckets and addresses there, [n] each."""
 
+    features: torch.Tensor  # bool [F]
     chosen: torch.Tensor  # bool [N]
     buckets: torch.Tensor
     addresses: torch.Tensor
@@ -31,30 +32,28 @@ class TierAccesses(NamedTuple):
 
 def tier_accesses(batch: PreparedBatch, rank: int, first_bucket: int) -> TierAccesses:
     """Those of the buckets from `first_bucket` on, which count from 0 in addresses."""
-    lengths = batch.segment_offset.diff()
-    buckets = (batch.features[:, _BUCKET] - first_bucket).repeat_interleave(lengths)
+    of_feature = batch.features[:, _BUCKET] - first_bucket
+    buckets = of_feature.repeat_interleave(batch.segment_offset.diff())
     chosen = buckets >= 0
     buckets, addresses = buckets[chosen], batch.addresses[chosen]
     owners = addresses >> SLOT_BITS
     owners = torch.where(owners >= _OWN_ROWS, rank, owners)
     full = buckets << WIDTH_SHIFT | owners << SLOT_BITS | addresses & SLOT_MASK
-    return TierAccesses(chosen, buckets, full)
+    return TierAccesses(of_feature >= 0, chosen, buckets, full)
 
 
 def by_sample(batch: PreparedBatch, accesses: TierAccesses) -> tuple[torch.Tensor, torch.Tensor]:
     """The addresses sample after sample, and where each sample's begin and end, [samples + 1]."""
     features, samples = len(batch.features), batch.samples
-    numbers = torch.arange(samples).repeat(features)
     if batch.offsets is not None:
-        sample = numbers.repeat_interleave(batch.offsets.diff())
+        lengths = batch.offsets.diff().view(features, samples)
     elif len(batch.addresses) == features * samples:
-        sample = numbers
+        lengths = torch.ones(features, samples, dtype=torch.int64)
     else:  # bags are not known where nothing is pooled
-        sample, samples = torch.zeros(len(batch.addresses), dtype=torch.int64), 1
-    sample = sample[accesses.chosen]
-    order = sample.argsort(stable=True)
-    counts = torch.bincount(sample, minlength=samples)
-    ends = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
+        lengths = batch.segment_offset.diff().view(features, 1)
+    of_tier = lengths[accesses.features].numpy().astype(np.int64)
+    order = torch.from_numpy(sample_major(of_tier))
+    ends = torch.from_numpy(np.append(0, np.cumsum(of_tier.sum(axis=0))))
     return accesses.addresses[order], ends
 
 

@@ -30,9 +30,10 @@ from oper.runtime.memory.heap import check_memory
 from oper.runtime.memory.sorted_accesses import SortedRows
 from oper.runtime.step.row_source import Fetched, RowSource, SourceParts, Step
 from oper.scheduler import moves as m
-from oper.scheduler.cache import WIDTH_SHIFT, Caches, CacheTooSmallError
+from oper.scheduler.cache import Caches, CacheTooSmallError
 from oper.scheduler.cache_capacity import least_bytes, rows_asked, split
 from oper.scheduler.cache_settings import CacheSettings
+from oper.scheduler.row_addresses import owner_of, slot_of, width_of
 from oper.scheduler.training.arenas import CacheArenas
 from oper.scheduler.training.batch_rows import (
     TierAccesses,
@@ -242,11 +243,11 @@ class CachedRows:
             slots, sums = [], []
             for rank, part in enumerate(received):
                 of = theirs[rank]
-                of = of[(of >> WIDTH_SHIFT == b) & (m.owner_of(of) == self._rank)]
+                of = of[(width_of(of) == b) & (owner_of(of) == self._rank)]
                 dim = self._buckets[b].dim
                 size = 4 * len(of) * dim
                 sums.append(part[at[rank] :][:size].view(torch.float32).view(len(of), dim))
-                slots.append(m.slot_of(of))
+                slots.append(slot_of(of))
                 at[rank] += size
             rate = step.learning_rates[self._first + b]
             self._tier.step(b, slots, sums, rate, step.number)

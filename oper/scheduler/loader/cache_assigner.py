@@ -11,15 +11,15 @@ import torch
 
 from oper.base.arrays import Floats, Ints
 from oper.base.errors import OperError
-from oper.plan.layout import SLOT_MASK
 from oper.plan.plan import Plan
-from oper.scheduler.cache import WIDTH_SHIFT, Caches, CacheTooSmallError
+from oper.scheduler.cache import Caches, CacheTooSmallError
 from oper.scheduler.cache_capacity import least_bytes, rows_asked, split
 from oper.scheduler.cache_settings import CacheSettings
 from oper.scheduler.dispatch import Dispatcher, Policy
 from oper.scheduler.infrequency import Infrequency
 from oper.scheduler.loader.batch_structure import Structure
-from oper.scheduler.loader.plan_rows import PlanRows, owners
+from oper.scheduler.loader.plan_rows import PlanRows
+from oper.scheduler.row_addresses import owner_of, slot_of, width_of
 
 
 class CachedRowsAssigner:
@@ -112,8 +112,7 @@ class _PlanInfrequency(Infrequency):
 
     def rows_of(self, addresses: Ints) -> Ints:
         """The number of each row's slot."""
-        slot = addresses & SLOT_MASK
-        return self._arena[addresses >> WIDTH_SHIFT, owners(addresses)] + slot
+        return self._arena[width_of(addresses), owner_of(addresses)] + slot_of(addresses)
 
     def tables_of(self, addresses: Ints) -> Ints:
         """The table of each row."""
