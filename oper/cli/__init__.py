@@ -25,6 +25,7 @@ from oper.cli.shared.console import warn
 VERBS = {
     "synth": "synth",
     "profile": "profile_commands.profile",
+    "profiles": "profile_commands.profiles",
     "topology": "topology",
     "plan": "plan_commands.plan",
     "compare": "compare",

@@ -1,17 +1,18 @@
-"""`oper profile`: count how often each row is accessed in a log; merge and show profiles."""
+"""`oper profile`: count how often each row is accessed in a log."""
 
 import os
-import sys
+import shlex
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import typer
+from typer.core import TyperCommand
 
 from oper.base.errors import OperError
 from oper.base.units import parse_bytes, parse_seconds, parse_share
-from oper.cli.profile_commands.profile_text import content_of, left_out_line, print_profile
+from oper.cli.profile_commands.report import OUTPUT, report, say
 from oper.cli.profile_commands.table_options import (
     DIM,
     DTYPE,
@@ -21,8 +22,7 @@ from oper.cli.profile_commands.table_options import (
     TABLES,
     TableOptions,
 )
-from oper.cli.shared.console import emit, warn_of_unused
-from oper.cli.shared.default_subcommand import DEFAULT, verb
+from oper.cli.shared.console import warn_of_unused
 from oper.cli.shared.log_options import takes_log
 from oper.cli.shared.output_options import FORCE, JSON
 from oper.cli.shared.progress import progress
@@ -34,22 +34,30 @@ if TYPE_CHECKING:
     from oper.profiling.windows.equal_windows import Windows
 
 
-_OUTPUT = typer.Option(..., "-o", "--output", help="The profile folder to write.")
+_OF_PROFILES = ("show", "merge")  # which were `oper profile show` and `oper profile merge`
+
+
+class _Profile(TyperCommand):
+    """The command, which knows the sub-commands that it once had."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] in _OF_PROFILES and not Path(args[0]).exists():
+            raise OperError(
+                f"oper profile {args[0]}: no such file; to {args[0]} profiles, type "
+                f"`{shlex.join(['oper', 'profiles', *args])}`"
+            )
+        return super().parse_args(ctx, args)
 
 
 def register(app: typer.Typer) -> None:
-    """Add `oper profile` and its sub-commands."""
-    verbs = verb("Count how often each row is accessed; merge and show profiles.")
-    verbs.command(DEFAULT, hidden=True)(takes_log(make))
-    verbs.command("merge")(merge)
-    verbs.command("show")(show)
-    app.add_typer(verbs, name="profile")
+    """Add `oper profile`."""
+    app.command("profile", cls=_Profile)(takes_log(profile))
 
 
-def make(
+def profile(
     context: typer.Context,
     log: list[Path] = typer.Argument(help="Files of the log, or folders of them, in order."),
-    output: Path = _OUTPUT,
+    output: Path = OUTPUT,
     tables: str | None = TABLES,
     dim: int = DIM,
     dtype: str = DTYPE,
@@ -148,39 +156,7 @@ def make(
     else:
         spans = (windows, by_column, every)
         counted = _count(log, log_options, stated, options, output, force, spans)
-    _report(output, counted, time.perf_counter() - started, as_json)
-
-
-def merge(
-    profiles: list[str] = typer.Argument(help="Profiles of parts of one log, for the same tables."),
-    output: Path = _OUTPUT,
-    force: bool = FORCE,
-    as_json: bool = JSON,
-) -> None:
-    """Sum profiles of parts of a log."""
-    from oper.files.storage import atomic_folder
-    from oper.profiling.profile import FORMAT, Profile
-    from oper.profiling.profile import merge as add_up
-
-    started = time.perf_counter()
-    opened = [Profile.open(name, check=True) for name in profiles]
-    with atomic_folder(output, FORMAT, force) as folder:
-        merged = add_up(opened, folder)
-        merged.save_vocabularies(folder)
-        merged.write(folder)
-    _report(output, [merged], time.perf_counter() - started, as_json)
-
-
-def show(
-    profile: str = typer.Argument(help="A profile, or one of its windows: PROFILE@3."),
-    check: bool = typer.Option(False, "--check", help="Verify all checksums first."),
-    as_json: bool = JSON,
-) -> None:
-    """Print what a profile counted."""
-    from oper.profiling.profile import Profile
-
-    content = content_of(profile, Profile.open_parts(profile, check=check))
-    emit(as_json, content, lambda: print_profile(content))
+    report(output, counted, time.perf_counter() - started, as_json)
 
 
 def _count(
@@ -231,7 +207,7 @@ def _windows(
         if windows is not None:
             raise OperError("--windows and --by-column: give one of them")
         with progress("finding the windows", log.estimated_samples(), "samples") as meter:
-            return find_time_windows(log, every, most, say=_say, advance=meter.advance)
+            return find_time_windows(log, every, most, say=say, advance=meter.advance)
     if windows is None:
         return log, None
     refuse_too_many(windows, most, f"--windows {windows}")
@@ -249,20 +225,7 @@ def _left_out(log: "Log", stated: TableOptions) -> dict[str, dict[str, str]]:
     return {"left_out": left_out} if left_out else {}
 
 
-def _say(sentence: str) -> None:
-    print(sentence, file=sys.stderr)
-
-
 def _limit_bytes(given: str | None) -> int:
     from oper.profiling.row_counters import free_memory_bytes
 
     return free_memory_bytes() // 2 if given is None else parse_bytes(given, "--memory-limit")
-
-
-def _report(output: Path, counted: "list[Profile]", seconds: float, as_json: bool) -> None:
-    content = content_of(str(output), counted)
-    if content["left_out"]:
-        _say(left_out_line(content["left_out"]))
-    content["seconds"] = seconds
-    content["accesses_per_second"] = content["accesses"] / seconds
-    emit(as_json, content, lambda: print_profile(content))
