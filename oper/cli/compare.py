@@ -7,6 +7,7 @@ import typer
 
 from oper.base.errors import OperError
 from oper.base.units import parse_share
+from oper.cli.shared.command import ADVANCED, Command
 from oper.cli.shared.console import emit, new_console, new_table
 from oper.cli.shared.formatting import format_bytes, format_duration
 from oper.cli.shared.output_options import JSON
@@ -29,13 +30,22 @@ _UNITS = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0))
 _TIME_UNITS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
 
 
+_EXAMPLES = """
+oper compare profile --topology dgx-a100 --methods oper,table_wise,torchrec
+oper compare profile --topology 2x4-a100 --mode inference \\
+  --extra-memory 0,1,5% --methods oper,paper,table_wise,row_wise
+"""
+
+
 def register(app: typer.Typer) -> None:
     """Add `oper compare`."""
-    app.command("compare")(compare)
+    app.command("compare", cls=Command, epilog=_EXAMPLES)(compare)
 
 
 def compare(
-    profile: str = typer.Argument(help="A profile folder, or one of its windows: PROFILE@3."),
+    profile: str = typer.Argument(
+        metavar="PROFILE", help="A profile folder, or one of its windows: PROFILE@3."
+    ),
     topology: str = TOPOLOGY,
     mode: str = MODE,
     fetch: str | None = FETCH,
@@ -45,10 +55,15 @@ def compare(
         "--extra-memory",
         help="One or several shares: 0,1,2,5% makes a run for each. [default: what the devices "
         "hold; 5% with --capacity, on cpu:N, or without device memory]",
+        metavar="SHARES",
     ),
     reserve: str | None = RESERVE,
     threshold: str = typer.Option(
-        "0.1%", "--threshold", help="One or several shares: 5,1,0.1% makes a run for each."
+        "0.1%",
+        "--threshold",
+        help="One or several shares: 5,1,0.1% makes a run for each.",
+        metavar="SHARES",
+        rich_help_panel=ADVANCED,
     ),
     dob: str = DOB,
     balance: str = BALANCE,
@@ -57,9 +72,15 @@ def compare(
         None,
         "--methods",
         help=f"Of {', '.join(('oper', *BASELINES))}; by commas. [default: all]",
+        metavar="NAMES",
     ),
     time_limit: float = typer.Option(
-        60.0, "--time-limit", min=0.001, help="Seconds for the solver, and for TorchRec's planner."
+        60.0,
+        "--time-limit",
+        min=0.001,
+        help="Seconds for the solver, and for TorchRec's planner.",
+        metavar="SECONDS",
+        rich_help_panel=ADVANCED,
     ),
     as_json: bool = JSON,
 ) -> None:

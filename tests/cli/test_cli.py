@@ -124,7 +124,7 @@ def test_help_shows_the_options_of_default_verbs() -> None:
     assert places == sorted(places)
     assert not re.search(r"[a-z,;]\.\.\.\n", top), "a summary is cut off"
     for verb, words in (
-        ("profile", ("log...", "--output", "--columns")),
+        ("profile", ("LOG...", "--output", "--columns")),
         ("profiles", ("show", "merge")),
         ("plan", ("--topology", "--extra-memory", "explain")),
     ):

@@ -10,6 +10,7 @@ from oper.base.units import parse_share
 from oper.cli.plan_commands import plan_check, plan_views
 from oper.cli.plan_commands.plan_text import curve_table, facts_table, plan_facts, rank_table
 from oper.cli.plan_commands.plan_warnings import warnings
+from oper.cli.shared.command import Command
 from oper.cli.shared.console import emit, new_console, warn
 from oper.cli.shared.default_subcommand import DEFAULT, verb
 from oper.cli.shared.formatting import plural
@@ -32,20 +33,32 @@ from oper.cli.shared.plan_options import (
 )
 from oper.cli.shared.progress import steps
 
+_EXAMPLES = """
+oper plan profile --topology dgx-a100 --batch-size 65536 -o plan
+oper plan profile --topology dgx-a100 --extra-memory 5% -o other-plan
+oper plan profile --topology dgx-h100 --mode inference --curve
+"""
+
 
 def register(app: typer.Typer) -> None:
     """Add `oper plan` and its sub-commands."""
     verbs = verb("Plan the placement of all rows; show, explain and check plans.")
-    verbs.command(DEFAULT, hidden=True)(make)
+    verbs.command(DEFAULT, hidden=True, cls=Command, epilog=_EXAMPLES)(make)
     plan_views.add_to(verbs)
     plan_check.add_to(verbs)
     app.add_typer(verbs, name="plan")
 
 
 def make(
-    profile: str = typer.Argument(help="A profile folder, or one of its windows: PROFILE@3."),
+    profile: str = typer.Argument(
+        metavar="PROFILE", help="A profile folder, or one of its windows: PROFILE@3."
+    ),
     output: Path | None = typer.Option(
-        None, "-o", "--output", help="The plan folder to write; needed without --curve."
+        None,
+        "-o",
+        "--output",
+        help="The plan folder to write; needed without --curve.",
+        metavar="FOLDER",
     ),
     topology: str = TOPOLOGY,
     mode: str = MODE,

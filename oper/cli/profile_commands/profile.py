@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import typer
-from typer.core import TyperCommand
 
 from oper.base.errors import OperError
 from oper.base.units import parse_bytes, parse_seconds, parse_share
@@ -22,6 +21,7 @@ from oper.cli.profile_commands.table_options import (
     TABLES,
     TableOptions,
 )
+from oper.cli.shared.command import ADVANCED, WINDOWS, Command
 from oper.cli.shared.console import warn_of_unused
 from oper.cli.shared.log_options import takes_log
 from oper.cli.shared.output_options import FORCE, JSON
@@ -37,7 +37,13 @@ if TYPE_CHECKING:
 _OF_PROFILES = ("show", "merge")  # which were `oper profile show` and `oper profile merge`
 
 
-class _Profile(TyperCommand):
+_EXAMPLES = """
+oper profile clicks.parquet -o profile --columns 'C*'
+oper profile clicks.parquet -o windows --columns 'C*' --windows 4
+"""
+
+
+class _Profile(Command):
     """The command, which knows the sub-commands that it once had."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -51,12 +57,14 @@ class _Profile(TyperCommand):
 
 def register(app: typer.Typer) -> None:
     """Add `oper profile`."""
-    app.command("profile", cls=_Profile)(takes_log(profile))
+    app.command("profile", cls=_Profile, epilog=_EXAMPLES)(takes_log(profile))
 
 
 def profile(
     context: typer.Context,
-    log: list[Path] = typer.Argument(help="Files of the log, or folders of them, in order."),
+    log: list[Path] = typer.Argument(
+        metavar="LOG", help="Files of the log, or folders of them, in order."
+    ),
     output: Path = OUTPUT,
     tables: str | None = TABLES,
     dim: int = DIM,
@@ -69,36 +77,83 @@ def profile(
         "--batch-size",
         min=1,
         help="Measure the distinct rows of batches of this many samples.",
+        metavar="N",
+        rich_help_panel=ADVANCED,
     ),
-    ranks: int = typer.Option(8, "--ranks", min=1, help="Ranks that share such a batch."),
+    ranks: int = typer.Option(
+        8,
+        "--ranks",
+        min=1,
+        help="Ranks that share such a batch.",
+        metavar="N",
+        rich_help_panel=ADVANCED,
+    ),
     windows: int | None = typer.Option(
-        None, "--windows", min=1, help="One profile for each of N equal parts of the log."
+        None,
+        "--windows",
+        min=1,
+        help="One profile for each of N equal parts of the log.",
+        metavar="N",
+        rich_help_panel=WINDOWS,
     ),
     by_column: str | None = typer.Option(
-        None, "--by-column", help="One profile for each --every of this column of times."
+        None,
+        "--by-column",
+        help="One profile for each --every of this column of times.",
+        metavar="NAME",
+        rich_help_panel=WINDOWS,
     ),
-    every: str = typer.Option("1d", "--every", help="The span of a window: 12h, 1d, 1w, or 3600."),
+    every: str = typer.Option(
+        "1d",
+        "--every",
+        help="The span of a window: 12h, 1d, 1w, or 3600.",
+        metavar="SPAN",
+        rich_help_panel=WINDOWS,
+    ),
     time_unit: str | None = typer.Option(
         None,
         "--time-unit",
         metavar="s|ms|us|ns",
         help="Unit of numbers in that column since 1970. [default: guessed and reported]",
+        rich_help_panel=WINDOWS,
     ),
     max_windows: int = typer.Option(
-        1000, "--max-windows", min=1, help="Stop before counting if there would be more windows."
+        1000,
+        "--max-windows",
+        min=1,
+        help="Stop before counting if there would be more windows.",
+        metavar="N",
+        rich_help_panel=WINDOWS,
     ),
     sample: str | None = typer.Option(
-        None, "--sample", help="Count only this share of the samples: 1%."
+        None,
+        "--sample",
+        help="Count only this share of the samples: 1%.",
+        metavar="SHARE",
+        rich_help_panel=ADVANCED,
     ),
-    seed: int = typer.Option(0, "--seed", min=0, help="Seed of the choice of samples."),
+    seed: int = typer.Option(
+        0,
+        "--seed",
+        min=0,
+        help="Seed of the choice of samples.",
+        metavar="N",
+        rich_help_panel=ADVANCED,
+    ),
     memory_limit: str | None = typer.Option(
         None,
         "--memory-limit",
         help="Bytes of counters in memory; the rest are in mapped files. [default: half of the "
         "free memory]",
+        metavar="BYTES",
+        rich_help_panel=ADVANCED,
     ),
     deadline: str = typer.Option(
-        "1h", "--deadline", help="Under torchrun: how long a rank waits for the others."
+        "1h",
+        "--deadline",
+        help="Under torchrun: how long a rank waits for the others.",
+        metavar="SPAN",
+        rich_help_panel=ADVANCED,
     ),
     force: bool = FORCE,
     as_json: bool = JSON,

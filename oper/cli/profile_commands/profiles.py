@@ -7,22 +7,37 @@ import typer
 
 from oper.cli.profile_commands.profile_text import content_of, print_profile
 from oper.cli.profile_commands.report import OUTPUT, report
+from oper.cli.shared.command import Command, CommandGroup
 from oper.cli.shared.console import emit
 from oper.cli.shared.output_options import FORCE, JSON
+
+_SHOW_EXAMPLES = """
+oper profiles show profile
+oper profiles show windows@3
+"""
+_MERGE_EXAMPLES = """
+oper profiles merge windows@0 windows@1 -o first-half
+"""
 
 
 def register(app: typer.Typer) -> None:
     """Add `oper profiles show` and `oper profiles merge`."""
     verbs = typer.Typer(
-        help="Show what profiles counted; sum them.", no_args_is_help=True, rich_markup_mode=None
+        cls=CommandGroup,
+        help="Show what profiles counted; sum them.",
+        epilog=_SHOW_EXAMPLES + _MERGE_EXAMPLES,
+        no_args_is_help=True,
+        rich_markup_mode=None,
     )
-    verbs.command("show")(show)
-    verbs.command("merge")(merge)
+    verbs.command("show", cls=Command, epilog=_SHOW_EXAMPLES)(show)
+    verbs.command("merge", cls=Command, epilog=_MERGE_EXAMPLES)(merge)
     app.add_typer(verbs, name="profiles")
 
 
 def show(
-    profile: str = typer.Argument(help="A profile, or one of its windows: PROFILE@3."),
+    profile: str = typer.Argument(
+        metavar="PROFILE", help="A profile, or one of its windows: PROFILE@3."
+    ),
     check: bool = typer.Option(False, "--check", help="Verify all checksums first."),
     as_json: bool = JSON,
 ) -> None:
@@ -34,7 +49,9 @@ def show(
 
 
 def merge(
-    profiles: list[str] = typer.Argument(help="Profiles of parts of one log, for the same tables."),
+    profiles: list[str] = typer.Argument(
+        metavar="PROFILE", help="Profiles of parts of one log, for the same tables."
+    ),
     output: Path = OUTPUT,
     force: bool = FORCE,
     as_json: bool = JSON,

@@ -12,7 +12,7 @@ from oper.cli.shared.console import emit
 if TYPE_CHECKING:
     from oper.profiling.profile import Profile
 
-OUTPUT = typer.Option(..., "-o", "--output", help="The profile folder to write.")
+OUTPUT = typer.Option(..., "-o", "--output", help="The profile folder to write.", metavar="FOLDER")
 
 
 def say(sentence: str) -> None:
