@@ -85,7 +85,7 @@ def compare(
     as_json: bool = JSON,
 ) -> None:
     """Compare OPER with the paper, simple rules, TorchRec, a solver."""
-    from oper.cost.workload import Workload, usual_fetch
+    from oper.cost.workload import Workload
     from oper.planner import compare as comparison
     from oper.planner.problem.problem import Settings
     from oper.profiling.profile import Profile
@@ -99,7 +99,6 @@ def compare(
         for limit in parse_shares(threshold, "--threshold")
         for extra in shares
     ]
-    fetch = fetch or usual_fetch(ranks.nodes)
     workload = Workload(mode, fetch, batch_size)  # type: ignore[arg-type]
     opened = Profile.open(profile, check=True)
     with progress("comparing", len(swept) * len(names), "methods") as meter:

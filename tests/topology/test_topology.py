@@ -105,7 +105,7 @@ def test_other_nodes_have_the_same_share_of_the_line() -> None:
 
 @pytest.mark.parametrize("spec", ["2x9-h100", "1x16-h100"])
 def test_a_switch_joins_eight(spec: str) -> None:
-    with pytest.raises(OperError, match="at most 8; say more nodes, as [24]x8-h100"):
+    with pytest.raises(OperError, match=r"at most 8; say more nodes, as [24]x8-h100"):
         Topology.load(spec)
 
 

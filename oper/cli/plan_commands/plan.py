@@ -78,7 +78,7 @@ def make(
     as_json: bool = JSON,
 ) -> None:
     """Plan the placement of every row and certify how far it is from optimal."""
-    from oper.cost.workload import Workload, usual_fetch
+    from oper.cost.workload import Workload
     from oper.files.storage import check_output
     from oper.plan.plan import FORMAT
     from oper.planner.make_plan import make_plan
@@ -104,7 +104,6 @@ def make(
         raise OperError(
             "--curve: is of the devices' memory, and --tier takes tables out of it; leave one out"
         )
-    fetch = fetch or usual_fetch(ranks.nodes)
     workload = Workload(mode, fetch, batch_size)  # type: ignore[arg-type]
     opened = Profile.open(profile, check=True)
     with steps("planning", total=6) as report:
