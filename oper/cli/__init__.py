@@ -28,6 +28,7 @@ VERBS = {
     "topology": "topology",
     "plan": "plan_commands.plan",
     "compare": "compare",
+    "doctor": "doctor",
     "drift": "drift",
     "replan": "replan",
     "simulate": "simulate",
