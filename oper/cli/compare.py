@@ -7,7 +7,7 @@ import typer
 
 from oper.base.errors import OperError
 from oper.base.units import parse_share
-from oper.cli.shared.command import ADVANCED, Command
+from oper.cli.shared.command import ADVANCED, ConfigurableCommand
 from oper.cli.shared.console import emit, new_console, new_table
 from oper.cli.shared.formatting import format_bytes, format_duration
 from oper.cli.shared.output_options import JSON
@@ -20,6 +20,9 @@ from oper.cli.shared.plan_options import (
     MODE,
     RESERVE,
     TOPOLOGY,
+    Balance,
+    Fetch,
+    Mode,
     load_topology,
     parse_reserve,
 )
@@ -39,7 +42,7 @@ oper compare profile --topology 2x4-a100 --mode inference \\
 
 def register(app: typer.Typer) -> None:
     """Add `oper compare`."""
-    app.command("compare", cls=Command, epilog=_EXAMPLES)(compare)
+    app.command("compare", cls=ConfigurableCommand, epilog=_EXAMPLES)(compare)
 
 
 def compare(
@@ -47,8 +50,8 @@ def compare(
         metavar="PROFILE", help="A profile folder, or one of its windows: PROFILE@3."
     ),
     topology: str = TOPOLOGY,
-    mode: str = MODE,
-    fetch: str | None = FETCH,
+    mode: Mode = MODE,
+    fetch: Fetch | None = FETCH,
     batch_size: int = BATCH_SIZE,
     extra_memory: str | None = typer.Option(
         None,
@@ -66,7 +69,7 @@ def compare(
         rich_help_panel=ADVANCED,
     ),
     dob: str = DOB,
-    balance: str = BALANCE,
+    balance: Balance = BALANCE,
     capacity: str | None = CAPACITY,
     methods: str | None = typer.Option(
         None,
@@ -99,7 +102,7 @@ def compare(
         for limit in parse_shares(threshold, "--threshold")
         for extra in shares
     ]
-    workload = Workload(mode, fetch, batch_size)  # type: ignore[arg-type]
+    workload = Workload(mode, fetch, batch_size)
     opened = Profile.open(profile, check=True)
     with progress("comparing", len(swept) * len(names), "methods") as meter:
         runs = [

@@ -6,7 +6,7 @@ from typing import Any
 import typer
 
 from oper.base.units import parse_share
-from oper.cli.shared.command import Command
+from oper.cli.shared.command import ConfigurableCommand
 from oper.cli.shared.console import emit, new_console, new_table
 from oper.cli.shared.formatting import format_duration, format_share
 from oper.cli.shared.output_options import JSON
@@ -23,7 +23,7 @@ oper drift plan windows --all-windows --worse 10%
 
 def register(app: typer.Typer) -> None:
     """Add `oper drift`."""
-    app.command("drift", cls=Command, epilog=_EXAMPLES)(drift)
+    app.command("drift", cls=ConfigurableCommand, epilog=_EXAMPLES)(drift)
 
 
 def drift(
