@@ -24,8 +24,8 @@ def doctor(
     plan: Path = typer.Argument(metavar="PLAN", help="A plan folder."),
     model: str = typer.Argument(
         metavar="FILE.py:FUNCTION",
-        help="What makes the model, of no arguments or of the plan; tables may be on the meta "
-        "device.",
+        help="A Python file and the function in it that returns the model. It takes nothing, or "
+        "the plan; tables may be on the meta device.",
     ),
     topology: str | None = typer.Option(
         None,

@@ -38,7 +38,7 @@ def register(app: typer.Typer) -> None:
     """Add `oper topology show` and `oper topology measure`."""
     verbs = typer.Typer(
         cls=CommandGroup,
-        help="Ranks, nodes, capacities and link costs.",
+        help="Show or measure ranks, nodes and the links between them.",
         epilog=_SHOW_EXAMPLES + _MEASURE_EXAMPLES,
         no_args_is_help=True,
         rich_markup_mode=None,

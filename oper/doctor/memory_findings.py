@@ -61,15 +61,15 @@ def device_findings(
     needed = rows + buffers + dense
     fullest = int(needed.argmax())
     parts = (
-        f"{_gb(rows[fullest])} of rows and their state, {_gb(buffers)} of a step's buffers, "
-        f"{_gb(dense)} of the dense part"
+        f"{_size(rows[fullest])} of rows and their state, {_size(buffers)} of a step's buffers, "
+        f"{_size(dense)} of the dense part"
     )
     if plan.workload.training:
         parts += " with gradients and two states a value"
     if devices is None:
         if "shared" in plan.topology.memory:  # CPU ranks: what the host has is looked at apart
             return []
-        text = f"rank {fullest} needs {_gb(needed[fullest])}: {parts}; its device is not known"
+        text = f"rank {fullest} needs {_size(needed[fullest])}: {parts}; its device is not known"
         return [Finding("note", "device memory", text, "say what it is: --topology NAME or FILE")]
     source, have = devices
     over = needed - np.asarray(have, dtype=np.int64)
@@ -77,7 +77,7 @@ def device_findings(
     if over[worst] > 0:
         text = (
             f"{int((over > 0).sum())} of {plan.ranks} ranks do not fit; rank {worst} needs "
-            f"{_gb(needed[worst])} and has {_gb(have[worst])} ({source}): {parts}"
+            f"{_size(needed[worst])} and has {_size(have[worst])} ({source}): {parts}"
         )
         do = "plan with a larger --reserve, less --extra-memory, --tier, or for more ranks"
         return [Finding("problem", "device memory", text, do)]
@@ -85,18 +85,41 @@ def device_findings(
         Finding(
             "ok",
             "device memory",
-            f"the fullest rank, {fullest}, needs {_gb(needed[fullest])} of {_gb(have[fullest])} "
-            f"({source}), without activations: {parts}",
+            f"the fullest rank, {fullest}, needs {_size(needed[fullest])} of "
+            f"{_size(have[fullest])} ({source}), without activations: {parts}",
         )
     ]
     reserve = plan.settings.get("reserve")
     if reserve is not None and dense > reserve * min(have):
         text = (
-            f"the dense part takes {_gb(dense)}, and the plan left {reserve:.0%} of "
-            f"{_gb(min(have))} for it and its activations (--reserve)"
+            f"the dense part takes {_size(dense)}, and the plan left {reserve:.0%} of "
+            f"{_size(min(have))} for it and its activations (--reserve)"
         )
         found.append(Finding("note", "device memory", text, "plan with a larger --reserve"))
     return found
+
+
+def tier_findings(tier: Ints, hosts: tuple[str, Sequence[int]] | None) -> list[Finding]:
+    """Whether each rank's part of the tier fits its share of its host's memory; `hosts`: where the
+    sizes are from, and [M]."""
+    fullest = int(tier.argmax())
+    if tier[fullest] == 0:
+        return []
+    text = f"rank {fullest}'s part of the tier needs {_size(tier[fullest])}"
+    if hosts is None:
+        do = "say what hosts have: --topology NAME or FILE, with host_memory"
+        return [Finding("note", "tier", f"{text}; its host is not known", do)]
+    source, have = hosts
+    over = tier - np.asarray(have, dtype=np.int64)
+    worst = int(over.argmax())
+    if over[worst] > 0:
+        text = (
+            f"{int((over > 0).sum())} of {len(tier)} ranks do not fit; rank {worst}'s part needs "
+            f"{_size(tier[worst])}, and its share of its host is {_size(have[worst])} ({source})"
+        )
+        return [Finding("problem", "tier", text, "plan for more hosts, or with fewer tables in it")]
+    caches = "the caches of it on the devices come on top of what is counted there"
+    return [Finding("ok", "tier", f"{text} of {_size(have[fullest])} ({source}); {caches}")]
 
 
 def host_findings(
@@ -107,9 +130,9 @@ def host_findings(
     mine = [int(bytes[rank]) + plan.prediction.mailbox_bytes + dense for rank in ranks_here]
     tightest = min(limits, key=lambda limit: limit.free_bytes)
     text = (
-        f"{len(mine)} CPU ranks on this host need {_gb(sum(mine))} for rows, gradients and the "
-        f"dense part, and {tightest.limited_by} has {_gb(tightest.free_bytes)} free; /dev/shm and "
-        "its size do not matter, as rows lie in anonymous shared memory"
+        f"{len(mine)} CPU ranks on this host need {_size(sum(mine))} for rows, gradients and the "
+        f"dense part, and {tightest.limited_by} has {_size(tightest.free_bytes)} free; /dev/shm "
+        "and its size do not matter, as rows lie in anonymous shared memory"
     )
     if sum(mine) > tightest.free_bytes:
         do = "use fewer ranks a host, --extra-memory 0, or more hosts"
@@ -117,5 +140,5 @@ def host_findings(
     return [Finding("ok", "host memory", text)]
 
 
-def _gb(bytes: float) -> str:
+def _size(bytes: float) -> str:
     return f"{bytes / GB:,.3g} GB" if bytes >= 0.1 * GB else f"{1e3 * bytes / GB:,.3g} MB"

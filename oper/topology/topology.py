@@ -148,10 +148,10 @@ class Topology:
         is_other = not path.exists() and path.suffix not in (".yaml", ".yml", ".json")
         if is_other or path.is_dir():  # of which "" is one
             near = nearest_preset(spec)
-            hint = f"did you mean {near}? " if near else ""
+            hint = f"did you mean {near}?" if near else "`oper topology measure -o FILE` writes one"
             raise OperError(
-                f"topology {spec!r}: {hint}neither a preset ({', '.join(PRESETS)}; N nodes of G "
-                "devices) nor a file; `oper topology measure -o FILE` writes one for this machine"
+                f"topology {spec!r}: neither a preset ({', '.join(PRESETS)}; N nodes of G devices) "
+                f"nor a file; {hint}"
             )
         return cls(**parse_topology(Document.read(spec), path.stem))
 

@@ -221,6 +221,24 @@ def test_ranks_that_do_not_fit_their_devices() -> None:
     refused("doctor gpu model.py:make_dlrm --topology 2x2-a100", "4 ranks, and the plan 8")
 
 
+@pytest.mark.parametrize(("host", "status"), [("1GB", 0), ("1kB", 1)])
+@pytest.mark.usefixtures("there")
+def test_the_tier_against_the_hosts(host: str, status: int) -> None:
+    Path("hosts.yaml").write_text(
+        "node_of: [0, 0, 0, 0, 0, 0, 0, 0]\nallreduce_bandwidth: 9GB/s\ndevice_memory: 1GB\n"
+        "bandwidth: {local: 9GB/s, same_node: 5GB/s}\nhost_bandwidth: 2GB/s\n"
+        f"host_memory: {host}\n"
+    )
+    command = ("plan", "profile", "-o", "tier", "--topology", "dgx-a100", "--tier", "all")
+    fine(*command, "--batch-size", 512, "--force")
+    said = oper("doctor", "tier", "model.py:make_dlrm", "--topology", "hosts.yaml")
+    assert said.status == status, said
+    text = said.out.replace("\n", " ")
+    assert ("8 of 8 ranks do not fit" in text) == (status == 1)
+    assert "tier: " in text
+    assert "needs" in text
+
+
 @pytest.mark.usefixtures("there")
 def test_a_host_with_too_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     from oper.base.free_memory import FreeMemory
