@@ -30,6 +30,7 @@ VERBS = {
     "compare": "compare",
     "drift": "drift",
     "replan": "replan",
+    "report": "report",
     "simulate": "simulate",
 }
 

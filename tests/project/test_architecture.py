@@ -41,6 +41,8 @@ LAYERS = (
     "measure torchrec",
     "torchrec.planning",
     "cli.shared",
+    "report.charts",
+    "report",
     "cli.profile_commands",
     "cli.plan_commands",
     "cli",
