@@ -167,7 +167,7 @@ def work_chart(plan: Plan) -> Chart:
 
 def _ranks(plan: Plan) -> Section:
     charts = link_charts(plan)
-    return Section("links", "Work and links of the ranks", charts=[work_chart(plan), *charts])
+    return Section("ranks", "Work and links of the ranks", charts=[work_chart(plan), *charts])
 
 
 def _tables(plan: Plan, kinds: RowsByKind, profile: Profile | None) -> Section:

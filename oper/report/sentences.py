@@ -12,6 +12,8 @@ from oper.cli.shared.formatting import (
 from oper.plan.plan import Plan
 from oper.report.charts.comparison_bars import next_best
 
+_NOTICED = 5e-5  # a share below it prints as 0.00%
+
 
 def headline(plan: Plan, run: dict[str, Any] | None) -> list[str]:
     """Three sentences: what was placed where, what it costs beside the next best method of a
@@ -87,10 +89,11 @@ def memory_sentence(plan: Plan) -> str:
     seconds = prediction.objective_seconds
     if full is not None and seconds:
         saved = max(1 - full / seconds, 0.0)
+        shown = "noticeably" if saved < _NOTICED else f"more than {format_share(saved)}"
         return (
             f"Memory is not the limit. {sentence} With all the memory of the devices no plan takes "
-            f"more than {format_share(saved)} less time; this one uses the least memory that comes "
-            "within 1% of the fastest."
+            f"{shown} less time; this one uses the least memory that comes within 1% of the "
+            "fastest."
         )
     if asked is not None and used >= asked * 0.99 and asked > 0:
         return (

@@ -13,8 +13,6 @@ from typing import Any
 INK, GRID, ACCENT, MUTED, WARNING = (
     f"var(--{name})" for name in ("ink", "grid", "accent", "muted", "warning")
 )
-# Drawn with at most so many columns; of more ranks a column is of several.
-MOST_COLUMNS = 64
 
 _DURATIONS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))
 _BYTES = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("bytes", 1.0))
@@ -63,9 +61,9 @@ def _unit(units: tuple[tuple[str, float], ...], largest: float) -> Unit:
     return next((Unit(*unit) for unit in units if largest >= unit[1]), Unit(*units[-1]))
 
 
-def rank_columns(ranks: int) -> list[range]:
-    """The ranks of each column of a chart: one each, or as few as fit."""
-    each = -(-ranks // MOST_COLUMNS)
+def rank_columns(ranks: int, most: int) -> list[range]:
+    """The ranks of each of at most `most` columns of a chart: one each, or as few as fit."""
+    each = -(-ranks // most)
     return [range(first, min(first + each, ranks)) for first in range(0, ranks, each)]
 
 

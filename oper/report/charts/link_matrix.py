@@ -16,6 +16,7 @@ from oper.report.charts.chart import (
     spec,
 )
 
+_MOST_COLUMNS = 32  # so that even two such matrices are drawn at once
 _MOST_LINKS = 20  # in the table: those with the most
 
 
@@ -36,12 +37,14 @@ def link_charts(plan: Plan) -> list[Chart]:
     charts = [_heat_map(key, title, caption, fetched, seconds=False)]
     topology = plan.topology
     costs = topology.link_cost[~np.eye(plan.ranks, dtype=bool)]
+    slowest, fastest = (away[costs == extreme].mean() for extreme in (costs.max(), costs.min()))
     if costs.min() < costs.max():
         taken = prediction.link_seconds + prediction.gradient_link_seconds
         caption = (
-            f"The slowest link takes {costs.max() / costs.min():.3g} times as long for a byte as "
-            "the fastest: so fewer bytes go over slow links, and the times are more even than "
-            f"the bytes. The busiest takes {format_duration(taken.max())} of an iteration."
+            f"A byte takes {costs.max() / costs.min():.3g} times as long over the slowest links as "
+            f"over the fastest. The slowest carry {format_bytes(slowest)} on average, the fastest "
+            f"{format_bytes(fastest)}; the busiest takes {format_duration(taken.max())} of an "
+            "iteration."
         )
         title = "Time that each rank takes to fetch from each other"
         if plan.workload.training:
@@ -52,7 +55,7 @@ def link_charts(plan: Plan) -> list[Chart]:
 
 def _heat_map(key: str, title: str, caption: str, matrix: Floats, seconds: bool) -> Chart:
     shown = format_duration if seconds else format_bytes
-    columns = rank_columns(len(matrix))
+    columns = rank_columns(len(matrix), _MOST_COLUMNS)
     starts = [ranks[0] for ranks in columns]
     sums = np.add.reduceat(np.add.reduceat(matrix, starts, axis=0), starts, axis=1)
     names = [column_name(ranks) for ranks in columns]
@@ -78,7 +81,7 @@ def _heat_map(key: str, title: str, caption: str, matrix: Floats, seconds: bool)
             "field": "source",
             "type": "ordinal",
             "sort": names,
-            "axis": axis(f"from {noun}", labelAngle=0, labelOverlap=True),
+            "axis": axis(f"from {noun}", labelAngle=0, labelOverlap=True, labelSeparation=8),
         },
         "y": {
             "field": "reader",

@@ -34,6 +34,7 @@ COLOURS = {
 }
 # A line further above the columns than this would press them flat: the caption says it instead.
 _MOST_ABOVE = 3.0
+_MOST_COLUMNS = 64
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def _bars(
     shares = {name: values for name, values in parts.items() if values.any()} or dict(parts)
     total = np.sum(list(parts.values()), axis=0)
     unit = unit_of(max([float(total.max()), *(line.value for line in lines)]))
-    columns = rank_columns(len(total))
+    columns = rank_columns(len(total), _MOST_COLUMNS)
     values = [
         {
             "rank": column_name(ranks),
