@@ -64,6 +64,12 @@ def format_gap(value: float) -> str:
     return f"{format_digits(math.ceil(1e6 * value) / 1e4, 4)}%"
 
 
+def at_most(gap: float) -> str:
+    """A certified gap as words: 'at most 0.0123%', 'less than 0.0001%'."""
+    shown = format_gap(gap)
+    return f"less than {shown[1:]}" if shown.startswith("<") else f"at most {shown}"
+
+
 def format_share(value: float, digits: int = 2) -> str:
     """A fraction as a percentage with so many digits after the point; never -0."""
     return f"{round(100 * value, digits) + 0.0:,.{digits}f}%"
