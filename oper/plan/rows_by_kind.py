@@ -15,6 +15,7 @@ copy. Slots that no row is in, which a replan leaves in the stripes, have a kind
 so that the kinds of a rank add up to its memory.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ from oper.plan.bitmap import CHUNK_LINES, ROWS_PER_LINE, listed_before, rank_in_
 from oper.plan.layout import Layout
 from oper.plan.plan import Plan
 from oper.plan.row_codes import rows_of_tables
+from oper.tables.table import Table
 
 _CHUNK_CODES = 1 << 22  # 8 bytes each while they are counted
 _LINES_OF_LEFT_ROWS = 1 << 11  # of a bitmap; a line of 64 bytes is gathered for each row found
@@ -55,6 +57,8 @@ class RowsByKind:
     copies: Ints  # of the replicated rows, over all ranks
     ranks_with_rows: Ints  # ranks that hold any of its rows
     memory_of_row: Ints  # bytes of one copy of a row: values and optimizer state
+    # In the profile, of the replicated and listed rows; a plan has no counts of striped ones.
+    listed_accesses: Ints
     on_devices: RankBytes  # without the tables of the tier
     in_tier: RankBytes  # zeros without a tier
 
@@ -67,6 +71,31 @@ class RowsByKind:
     def bytes_of_tables(self) -> Ints:
         """Bytes of all copies of a table's rows, over all ranks, [T]."""
         return (self.copies + self.listed + self.striped) * self.memory_of_row
+
+    def to_json(self, tables: Sequence[Table]) -> dict[str, Any]:
+        """What `oper plan --json` and `oper plan show --json` have of each table and rank."""
+        columns = {
+            "rows": self.rows,
+            "memory_bytes": self.bytes_of_tables,
+            "replicated_rows": self.replicated,
+            "copies": self.copies,
+            "listed_rows": self.listed,
+            "striped_rows": self.striped,
+            "listed_accesses": self.listed_accesses,
+        }
+        values = zip(*(column.tolist() for column in columns.values()), strict=True)
+        memory = {"device": self.on_devices, "host": self.in_tier}
+        return {
+            "tables_by_kind": [
+                {"table": table.name, **dict(zip(columns, of_table, strict=True))}
+                for table, of_table in zip(tables, values, strict=True)
+            ],
+            "memory_by_kind": {
+                name: {kind: held.tolist() for kind, held in ranks._asdict().items()}
+                for name, ranks in memory.items()
+                if name == "device" or ranks.total.any()
+            },
+        }
 
 
 def rows_by_kind(plan: Plan) -> RowsByKind:
@@ -102,6 +131,7 @@ def rows_by_kind(plan: Plan) -> RowsByKind:
         copies=copies,
         ranks_with_rows=(holds | (striped > 0)).sum(axis=1),
         memory_of_row=memory_of_row,
+        listed_accesses=_listed_accesses(plan),
         on_devices=rank_bytes(~tier_tables, ~tier_widths),
         in_tier=rank_bytes(tier_tables, tier_widths),
     )
@@ -131,6 +161,13 @@ def _listed_rows(layout: Layout) -> tuple[Ints, Ints, Ints, NDArray[np.bool_]]:
         holds[t] = layout.holds[found > 0].any(axis=0)
         of_group += found
     return replicated, copies, of_group, holds
+
+
+def _listed_accesses(plan: Plan) -> Ints:
+    """Accesses of the replicated and listed rows of each table, [T]."""
+    coded = rows_of_tables(plan.layout.listed_offset - plan.layout.everywhere_offset)
+    sums = [int(plan.counts.accesses[rows].sum(dtype=np.int64)) for rows in coded]
+    return np.array(sums, dtype=np.int64) + plan.counts.everywhere_accesses
 
 
 def _striped_rows(layout: Layout) -> Ints:

@@ -60,6 +60,7 @@ def counted(plan: Plan) -> RowsByKind:
         copies=copies,
         ranks_with_rows=ranks_with_rows,
         memory_of_row=memory_of_row,
+        listed_accesses=np.zeros(tables, dtype=np.int64),
         on_devices=memory[0],
         in_tier=memory[1],
     )
@@ -149,6 +150,9 @@ def test_kinds_add_up_to_the_memory_of_the_plan(
     found = assert_counts_are_true(plan)
     assert np.array_equal(found.on_devices.total, plan.prediction.memory_bytes)
     assert not found.on_devices.unused.any()
+    for t, table in enumerate(plan.tables):
+        listed = plan.layout.locate(t, np.arange(table.rows)).group >= 0
+        assert found.listed_accesses[t] == hot(0).table_accesses(t)[listed].sum(dtype=np.int64)
     made = replan(plan, hot(1), 10**9)
     again = assert_counts_are_true(made.plan)
     assert np.array_equal(again.on_devices.total, made.plan.prediction.memory_bytes)

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import typer
 
-from oper.cli.plan_commands.plan_text import facts_table, plan_facts, rank_table
+from oper.cli.plan_commands.plan_text import facts_table, print_plan
 from oper.cli.shared.console import emit, new_console, new_table
-from oper.cli.shared.formatting import format_bytes, format_duration, plural
-from oper.cli.shared.output_options import JSON
+from oper.cli.shared.formatting import format_bytes, format_duration
+from oper.cli.shared.output_options import JSON, VERBOSE
 
 
 def add_to(verbs: typer.Typer) -> None:
@@ -19,10 +19,12 @@ def add_to(verbs: typer.Typer) -> None:
 
 def show(
     plan: Path = typer.Argument(help="A plan folder."),
+    verbose: bool = VERBOSE,
     as_json: bool = JSON,
 ) -> None:
     """Print a plan's decisions, cost and quality."""
     from oper.plan.plan import load_plan
+    from oper.plan.rows_by_kind import rows_by_kind
 
     loaded = load_plan(plan)
     layout = loaded.layout
@@ -32,6 +34,9 @@ def show(
         **loaded.certificate,
         "asked": loaded.settings,
         "tables": len(loaded.tables),
+        **rows_by_kind(loaded).to_json(loaded.tables),
+        "owner_accesses": loaded.owner_accesses.tolist(),
+        "replica_accesses": loaded.replica_accesses,
         "explicit_rows": layout.listed,
         "address_map_bytes_per_row": layout.bitmap_bytes_per_row(),
         "partitions": loaded.partitions,
@@ -40,31 +45,7 @@ def show(
         "profile": loaded.profile,
     }
 
-    def text() -> None:
-        out = new_console()
-        out.print(
-            f"{plan}: {plural(len(loaded.tables), 'table')}, "
-            f"{plural(content['rows'], 'row')} on {plural(loaded.ranks, 'rank')} "
-            f"({loaded.topology.name}), {content['mode']}, {content['fetch']} fetches, "
-            f"{plural(content['batch_size'], 'sample')} a batch"
-        )
-        out.print(rank_table(content))
-        facts = plan_facts(content)
-        if parts := loaded.partitions:
-            partitions = (
-                f"{parts['access_bounded']:,} access-bounded with "
-                f"{parts['access_bounded_accesses']:.1%} of accesses in "
-                f"{parts['access_bounded_bytes']:.1%} of bytes, {parts['memory_bounded']:,} "
-                "memory-bounded"
-            )
-            facts.append(("partitions", partitions))
-        address_map = (
-            f"{content['address_map_bytes_per_row']:.3f} bytes a row; "
-            f"{plural(layout.listed, 'row')} listed, the others striped"
-        )
-        out.print(facts_table([*facts, ("address map", address_map)]))
-
-    emit(as_json, content, text)
+    emit(as_json, content, lambda: print_plan(content, loaded.topology, verbose))
 
 
 def explain(

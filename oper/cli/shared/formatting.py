@@ -1,9 +1,25 @@
-"""Numbers as the commands print them: sizes, durations, counts, gaps."""
+"""Numbers as the commands print them: sizes, durations, counts, factors, gaps.
+
+None has an exponent, and none a sign before zero: what rounding left of a difference is 0.
+"""
 
 import math
 
 # Far below the time of a byte, and above what differences of sums of up to minutes leave.
 _ROUNDING_SECONDS = 1e-13
+_SUFFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+_LEAST = 1e-3  # of a row or a byte
+
+
+def format_digits(value: float, digits: int) -> str:
+    """A number rounded to so many significant digits: 0.00012345 -> '0.0001234', 1e20 in full."""
+    rounded = float(f"{value:.{digits}g}")
+    if not rounded:
+        return "0"
+    after_point = max(digits - 1 - math.floor(math.log10(abs(rounded))), 0)
+    text = f"{rounded:,.{after_point}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def format_number(value: float) -> str:
@@ -19,10 +35,12 @@ def format_bytes(value: float) -> str:
 
 def _scaled(value: float) -> tuple[str, str]:
     """A number with three digits, and the suffix of its power of ten."""
-    for limit, suffix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+    for limit, suffix in _SUFFIXES:
         if abs(value) >= 0.9995 * limit:  # rounds up to the limit
-            return f"{value / limit:.3g}", suffix
-    return f"{value:.3g}", ""
+            return format_digits(value / limit, 3), suffix
+    if abs(value) >= _LEAST:
+        return format_digits(value, 3), ""
+    return ("0" if abs(value) < _ROUNDING_SECONDS or value < 0 else f"<{_LEAST}"), ""
 
 
 def plural(number: int, noun: str) -> str:
@@ -30,23 +48,43 @@ def plural(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def format_factor(value: float) -> str:
+    """How many times: '1.00', '12.3', '1,235'."""
+    if value >= 99.95:
+        return f"{value:,.0f}"
+    return f"{round(value, 2) + 0.0:.2f}" if value < 9.995 else f"{value:.1f}"
+
+
 def format_gap(value: float) -> str:
     """A certified gap, a fraction, as a percentage, rounded up: 1.23e-4 -> '0.0123%'."""
+    if value < 1e-6:
+        return "<0.0001%"
     if value > 1e6:  # of no plan, and far beyond it no integer
-        return f"{100 * value:.4g}%"
-    return "<0.0001%" if value < 1e-6 else f"{math.ceil(1e6 * value) / 1e4:.4g}%"
+        return f"{format_digits(100 * value, 4)}%"
+    return f"{format_digits(math.ceil(1e6 * value) / 1e4, 4)}%"
+
+
+def at_most(gap: float) -> str:
+    """A certified gap as words: 'at most 0.0123%', 'less than 0.0001%'."""
+    shown = format_gap(gap)
+    return f"less than {shown[1:]}" if shown.startswith("<") else f"at most {shown}"
 
 
 def format_share(value: float, digits: int = 2) -> str:
     """A fraction as a percentage with so many digits after the point; never -0."""
-    return f"{round(100 * value, digits) + 0.0:.{digits}f}%"
+    return f"{round(100 * value, digits) + 0.0:,.{digits}f}%"
+
+
+def format_percent(value: float) -> str:
+    """A fraction as a percentage with three digits: 0.00025 -> '0.025%'."""
+    return f"{format_digits(100 * value, 3)}%"
 
 
 def format_duration(seconds: float) -> str:
-    """Seconds as µs, ms or s with four digits; 0 where only the rounding of sums is left."""
+    """Seconds as ns, µs, ms or s with four digits; 0 where only the rounding of sums is left."""
     if abs(seconds) < _ROUNDING_SECONDS:
         return "0 µs"
-    for limit, suffix in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
-        if abs(seconds) >= limit:
-            return f"{seconds / limit:.4g} {suffix}"
-    return f"{seconds * 1e6:.4g} µs"
+    for limit, suffix in _UNITS:
+        if abs(seconds) >= 0.99995 * limit:  # rounds up to the limit
+            return f"{format_digits(seconds / limit, 4)} {suffix}"
+    return f"{format_digits(seconds * 1e9, 4)} ns"

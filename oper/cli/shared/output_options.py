@@ -8,3 +8,4 @@ FORCE = typer.Option(
     help="Replace what is at -o: a file, or a folder in which oper wrote everything.",
 )
 JSON = typer.Option(False, "--json", help="Print one JSON object.")
+VERBOSE = typer.Option(False, "-v", "--verbose", help="Print more details.")
