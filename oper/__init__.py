@@ -2,7 +2,7 @@
 
     profile = oper.profile(batches, tables)     # KeyedJaggedTensors; or Profile.open(folder)
     topology = oper.Topology.load("dgx-a100")
-    workload = oper.Workload("training", "raw", batch_size=65536)
+    workload = oper.Workload("training", batch_size=65536)
     oper.make_plan(profile, topology, workload, oper.Settings(), "plan/")
     plan = oper.load_plan("plan/")
     addresses = oper.AddressMap.of(plan, rank=0).translate(table, ids)

@@ -14,17 +14,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
 
 from oper import __version__
 from oper.base import process_signals
 from oper.base.errors import OperError, OperWarning
+from oper.cli.shared.command import CommandGroup
 from oper.cli.shared.console import warn
 
 # In the order in which they are used.
 VERBS = {
-    "synth": "synth",
     "profile": "profile_commands.profile",
+    "profiles": "profile_commands.profiles",
     "topology": "topology",
     "plan": "plan_commands.plan",
     "compare": "compare",
@@ -32,13 +32,22 @@ VERBS = {
     "replan": "replan",
     "report": "report",
     "simulate": "simulate",
+    "synth": "synth",
 }
+
+_START = """
+oper profile clicks.parquet -o profile --columns 'C*'
+oper plan profile --topology dgx-a100 --batch-size 65536 -o plan
+oper plan show plan
+"""
 
 INTERRUPTED = 130  # the status that typer gives Ctrl-C
 
 
-class InOrder(TyperGroup):
-    """The commands in the order in which they are used."""
+class InOrder(CommandGroup):
+    """The commands in the order in which they are used, and the three to start with."""
+
+    examples_heading = "Start here"
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(VERBS)
@@ -53,6 +62,7 @@ app = typer.Typer(
     add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    epilog=_START,
 )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import typer
 
 from oper.base.units import parse_share
+from oper.cli.shared.command import Command
 from oper.cli.shared.console import emit, new_console, new_table
 from oper.cli.shared.formatting import format_duration, format_share
 from oper.cli.shared.output_options import JSON
@@ -14,18 +15,27 @@ from oper.cli.shared.progress import steps
 _MOST_TABLES = 10
 
 
+_EXAMPLES = """
+oper drift plan windows@3
+oper drift plan windows --all-windows --worse 10%
+"""
+
+
 def register(app: typer.Typer) -> None:
     """Add `oper drift`."""
-    app.command("drift")(drift)
+    app.command("drift", cls=Command, epilog=_EXAMPLES)(drift)
 
 
 def drift(
-    plan: Path = typer.Argument(help="A plan folder."),
-    profile: str = typer.Argument(help="A newer profile of its tables, or a window: PROFILE@3."),
+    plan: Path = typer.Argument(metavar="PLAN", help="A plan folder."),
+    profile: str = typer.Argument(
+        metavar="PROFILE", help="A newer profile of its tables, or a window: PROFILE@3."
+    ),
     worse: str = typer.Option(
         "5%",
         "--worse",
         help="Advise to replan if one from scratch were better by more than this.",
+        metavar="SHARE",
     ),
     all_windows: bool = typer.Option(
         False, "--all-windows", help="A line for each window of the profile, and what they cost."

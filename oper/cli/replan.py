@@ -5,6 +5,7 @@ from typing import Any
 
 import typer
 
+from oper.cli.shared.command import Command
 from oper.cli.shared.console import emit, new_console, new_table
 from oper.cli.shared.formatting import format_bytes, format_duration
 from oper.cli.shared.output_options import FORCE, JSON
@@ -13,20 +14,30 @@ from oper.cli.shared.progress import steps
 _MOST_RANKS = 8
 
 
+_EXAMPLES = """
+oper replan plan windows@3 -o plan-new --horizon 100000
+"""
+
+
 def register(app: typer.Typer) -> None:
     """Add `oper replan`."""
-    app.command("replan")(replan)
+    app.command("replan", cls=Command, epilog=_EXAMPLES)(replan)
 
 
 def replan(
-    plan: Path = typer.Argument(help="The plan folder to start from."),
-    profile: str = typer.Argument(help="A newer profile of its tables, or a window: PROFILE@3."),
-    output: Path = typer.Option(..., "-o", "--output", help="The plan folder to write."),
+    plan: Path = typer.Argument(metavar="PLAN", help="The plan folder to start from."),
+    profile: str = typer.Argument(
+        metavar="PROFILE", help="A newer profile of its tables, or a window: PROFILE@3."
+    ),
+    output: Path = typer.Option(
+        ..., "-o", "--output", help="The plan folder to write.", metavar="FOLDER"
+    ),
     horizon: int = typer.Option(
         10_000,
         "--horizon",
         min=1,
         help="Iterations within which a move must save what its bytes cost.",
+        metavar="N",
     ),
     force: bool = FORCE,
     as_json: bool = JSON,

@@ -5,35 +5,50 @@ from pathlib import Path
 import typer
 
 from oper.base.errors import OperError
+from oper.cli.shared.command import Command
 from oper.cli.shared.console import emit
 from oper.cli.shared.formatting import format_bytes
 from oper.cli.shared.output_options import FORCE, JSON
 from oper.cli.shared.progress import steps
 
+_EXAMPLES = """
+oper report plan --profile profile -o plan.html
+oper report plan other-plan -o two-plans.html
+"""
+
 
 def register(app: typer.Typer) -> None:
     """Add `oper report`."""
-    app.command("report")(report)
+    app.command("report", cls=Command, epilog=_EXAMPLES)(report)
 
 
 def report(
-    plan: list[Path] = typer.Argument(help="A plan folder, or two to put side by side."),
-    output: Path = typer.Option(..., "-o", "--output", help="The HTML file to write."),
+    plan: list[Path] = typer.Argument(
+        metavar="PLAN", help="A plan folder, or two to put side by side."
+    ),
+    output: Path = typer.Option(
+        ..., "-o", "--output", metavar="FILE", help="The HTML file to write."
+    ),
     profile: str | None = typer.Option(
         None,
         "--profile",
+        metavar="PROFILE",
         help="The profile that the plan was made from: for accesses, skew, time by kind of row, "
         "and what more memory would do.",
     ),
     compare: Path | None = typer.Option(
-        None, "--compare", help="A file with what `oper compare --json` printed."
+        None, "--compare", metavar="FILE", help="A file with what `oper compare --json` printed."
     ),
     drift: list[Path] = typer.Option(
-        [], "--drift", help="A file with what `oper drift --json` printed; several may be given."
+        [],
+        "--drift",
+        metavar="FILE",
+        help="A file with what `oper drift --json` printed; several may be given.",
     ),
     counters: Path | None = typer.Option(
         None,
         "--counters",
+        metavar="FILE",
         help="A file with what `oper.counters` counted in a run, as examples/train_dlrm.py "
         "--counters writes it.",
     ),

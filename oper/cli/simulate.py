@@ -16,6 +16,7 @@ from oper.cli.profile_commands.table_options import (
     TABLES,
     TableOptions,
 )
+from oper.cli.shared.command import ADVANCED, TABLES_GROUP, Command
 from oper.cli.shared.console import emit, new_console, new_table
 from oper.cli.shared.formatting import format_duration, format_share
 from oper.cli.shared.log_options import takes_log
@@ -26,44 +27,85 @@ if TYPE_CHECKING:
     from oper.logs import LogOptions
 
 
+_EXAMPLES = """
+oper simulate clicks.parquet --columns 'C*' --workers 4 --batch 64
+oper simulate clicks.parquet --columns 'C*' --policy random,grouped \\
+  --sync bsp,het:3 --links 5,5,5,5,1,1,1,1
+"""
+
+
 def register(app: typer.Typer) -> None:
     """Add `oper simulate`."""
-    app.command("simulate")(takes_log(simulate))
+    app.command("simulate", cls=Command, epilog=_EXAMPLES)(takes_log(simulate))
 
 
 def simulate(
-    log: list[Path] = typer.Argument(help="Files of the log, or folders of them, in order."),
-    workers: int = typer.Option(8, "--workers", min=1, max=64, help="Workers, each with a cache."),
-    batch: int = typer.Option(128, "--batch", min=1, help="Samples per worker and iteration."),
+    log: list[Path] = typer.Argument(
+        metavar="LOG", help="Files of the log, or folders of them, in order."
+    ),
+    workers: int = typer.Option(
+        8, "--workers", min=1, max=64, help="Workers, each with a cache.", metavar="N"
+    ),
+    batch: int = typer.Option(
+        128, "--batch", min=1, help="Samples per worker and iteration.", metavar="N"
+    ),
     cache: str = typer.Option(
-        "10%", "--cache", help="What a worker caches, as a share of all rows' bytes."
+        "10%",
+        "--cache",
+        help="What a worker caches, as a share of all rows' bytes.",
+        metavar="SHARE",
     ),
     policy: str = typer.Option(
         "random,laia,esd,grouped",
         "--policy",
         help="Dispatch: random, in-order, laia, laia:TABLES, esd, esd:ALPHA or grouped; several by "
         "commas.",
+        metavar="NAMES",
     ),
     sync: str = typer.Option(
         "bsp,on-demand",
         "--sync",
         help="bsp, on-demand, peer, fae:SHARE, het:S or het-exact:S (S: updates, or inf); several "
         "by commas.",
+        metavar="NAMES",
     ),
     evict: str = typer.Option(
-        "lru", "--evict", help="lru, lfu, light-lfu or emark; several by commas."
+        "lru", "--evict", help="lru, lfu, light-lfu or emark; several by commas.", metavar="NAMES"
     ),
     links: str = typer.Option(
-        "100", "--links", help="Gbit/s to the tier: one value, or one for each worker, by commas."
+        "100",
+        "--links",
+        help="Gbit/s to the tier: one value, or one for each worker, by commas.",
+        metavar="RATES",
     ),
     warm_up: int = typer.Option(
-        10, "--warm-up", min=0, help="Iterations at the start that are not counted."
+        10,
+        "--warm-up",
+        min=0,
+        help="Iterations at the start that are not counted.",
+        metavar="N",
+        rich_help_panel=ADVANCED,
     ),
-    seed: int = typer.Option(0, "--seed", min=0, help="Seed of random choices."),
+    seed: int = typer.Option(
+        0, "--seed", min=0, help="Seed of random choices.", metavar="N", rich_help_panel=ADVANCED
+    ),
     tables: str | None = TABLES,
-    dim: int = typer.Option(512, "--dim", min=1, help="Values per row, for tables without it."),
+    dim: int = typer.Option(
+        512,
+        "--dim",
+        min=1,
+        help="Values per row, for tables without it.",
+        metavar="N",
+        rich_help_panel=TABLES_GROUP,
+    ),
     dtype: str = DTYPE,
-    optimizer: str = typer.Option("sgd", *OPTIMIZER.param_decls, help=OPTIMIZER.help),
+    optimizer: str = typer.Option(
+        "sgd",
+        *OPTIMIZER.param_decls,
+        help=OPTIMIZER.help,
+        metavar=OPTIMIZER.metavar,
+        rich_help_panel=TABLES_GROUP,
+    ),
     ids: str | None = IDS,
     min_count: int = MIN_COUNT,
     as_json: bool = JSON,

@@ -154,6 +154,9 @@ def test_plans_that_cannot_be_made(here: Path, options: str, words: list[str]) -
         ("drift q absent", ["absent"]),
         ("drift q p --worse little", ["--worse 'little'"]),
         ("replan absent p -o new", ["absent"]),
+        ("profile show w@1 --check", ["`oper profiles show w@1 --check`"]),
+        ("profile merge w@0 w@1 -o new", ["`oper profiles merge w@0 w@1 -o new`"]),
+        ("profile show -o new", ["`oper profiles show -o new`"]),
         ("topology show dgx", ["'dgx'", "dgx-a100"]),
         ("topology measure -o t.yaml", ["--ranks N", "torchrun"]),
         ("synth criteo -o new.parquet", ["'criteo'", "criteo-kaggle"]),
@@ -214,7 +217,7 @@ def test_usage_errors(here: Path, command: str) -> None:
         ("plan --topolgy", "Usage: oper plan [OPTIONS] "),
         ("plan make --topolgy", "Usage: oper plan make [OPTIONS] "),
         ("profile --colums", "Usage: oper profile [OPTIONS] "),
-        ("profile show --colums", "Usage: oper profile show [OPTIONS] "),
+        ("profiles show --colums", "Usage: oper profiles show [OPTIONS] "),
     ],
 )
 def test_usage_is_of_the_command_that_was_typed(command: str, usage: str) -> None:
@@ -242,7 +245,7 @@ def test_usage_is_of_its_own_parse_whatever_was_parsed_since() -> None:
     ("folder", "commands"),
     [
         ("p", ["plan p --topology cpu:2 -o new", "drift q p", "replan q p -o new"]),
-        ("w/window-001", ["plan w --topology cpu:2 -o new", "profile merge w@0 w@1 -o sum"]),
+        ("w/window-001", ["plan w --topology cpu:2 -o new", "profiles merge w@0 w@1 -o sum"]),
         ("q", ["plan show q", "plan check q", "drift q p", "replan q p -o new", "plan diff q r"]),
     ],
 )

@@ -22,10 +22,10 @@ COMMANDS = (
     "profile log.parquet -o new --columns C*",
     "profile log.parquet -o new --columns C* --windows 3",
     "profile log.parquet -o new --columns C* --batch-size 100 --ranks 2",
-    "profile show p",
-    "profile show w",
-    "profile show w@1 --check",
-    "profile merge w@0 w@1 -o new",
+    "profiles show p",
+    "profiles show w",
+    "profiles show w@1 --check",
+    "profiles merge w@0 w@1 -o new",
     f"{SYNTH} -o new.parquet",
     f"{SYNTH} -o new --counts --windows 2",
     "topology show 4x4-a100",
@@ -124,13 +124,21 @@ def test_help_shows_the_options_of_default_verbs() -> None:
     assert places == sorted(places)
     assert not re.search(r"[a-z,;]\.\.\.\n", top), "a summary is cut off"
     for verb, words in (
-        ("profile", ("log...", "--output", "--columns", "merge")),
+        ("profile", ("LOG...", "--output", "--columns")),
+        ("profiles", ("show", "merge")),
         ("plan", ("--topology", "--extra-memory", "explain")),
     ):
         for flag in ("--help", "-h"):
             text = fine(verb, flag)
             assert all(word in text for word in words)
     assert fine("--version").startswith("oper ")
+
+
+def test_a_log_may_have_the_name_of_a_command(here: Path) -> None:
+    for name in ("show", "merge", "make"):
+        Path("log.parquet").rename(name)
+        fine("profile", name, "-o", f"of-{name}", "--columns", "C*")
+        Path(name).rename("log.parquet")
 
 
 def test_figures_for_people() -> None:
@@ -220,11 +228,11 @@ def test_extreme_counts(
 
 def test_counters_that_overflow_when_they_are_added(here: Path) -> None:
     save_profile("most", [2**61, 2**60], np.uint64, 2**61)
-    fine("profile", "show", "most")
-    refused("profile merge most most -o new", "merging", "at most")
+    fine("profiles", "show", "most")
+    refused("profiles merge most most -o new", "merging", "at most")
     save_profile("more", [2**63, 1], np.uint64, 2**62)
-    refused("profile show more", "more/accesses.npy", "at most")
+    refused("profiles show more", "more/accesses.npy", "at most")
     save_profile("full", [2**32 - 1, 7], np.uint32, 2**32 - 1)
-    merged = json.loads(fine("profile", "merge", "full", "full", "-o", "new", "--json"))
+    merged = json.loads(fine("profiles", "merge", "full", "full", "-o", "new", "--json"))
     assert merged["accesses"] == 2 * (2**32 - 1 + 7)
     assert merged["counter_bytes"] == 8

@@ -10,6 +10,7 @@ from oper.base.units import parse_share
 from oper.cli.plan_commands import plan_check, plan_views
 from oper.cli.plan_commands.plan_text import curve_table, print_plan
 from oper.cli.plan_commands.plan_warnings import warnings
+from oper.cli.shared.command import Command
 from oper.cli.shared.console import emit, new_console, warn
 from oper.cli.shared.default_subcommand import DEFAULT, verb
 from oper.cli.shared.output_options import FORCE, JSON, VERBOSE
@@ -34,20 +35,32 @@ from oper.cli.shared.progress import steps
 if TYPE_CHECKING:
     from oper.topology.topology import Topology
 
+_EXAMPLES = """
+oper plan profile --topology dgx-a100 --batch-size 65536 -o plan
+oper plan profile --topology dgx-a100 --extra-memory 5% -o other-plan
+oper plan profile --topology dgx-h100 --mode inference --curve
+"""
+
 
 def register(app: typer.Typer) -> None:
     """Add `oper plan` and its sub-commands."""
     verbs = verb("Plan the placement of all rows; show, explain and check plans.")
-    verbs.command(DEFAULT, hidden=True)(make)
+    verbs.command(DEFAULT, hidden=True, cls=Command, epilog=_EXAMPLES)(make)
     plan_views.add_to(verbs)
     plan_check.add_to(verbs)
     app.add_typer(verbs, name="plan")
 
 
 def make(
-    profile: str = typer.Argument(help="A profile folder, or one of its windows: PROFILE@3."),
+    profile: str = typer.Argument(
+        metavar="PROFILE", help="A profile folder, or one of its windows: PROFILE@3."
+    ),
     output: Path | None = typer.Option(
-        None, "-o", "--output", help="The plan folder to write; needed without --curve."
+        None,
+        "-o",
+        "--output",
+        help="The plan folder to write; needed without --curve.",
+        metavar="FOLDER",
     ),
     topology: str = TOPOLOGY,
     mode: str = MODE,
@@ -68,7 +81,7 @@ def make(
     as_json: bool = JSON,
 ) -> None:
     """Plan the placement of every row and certify how far it is from optimal."""
-    from oper.cost.workload import Workload, usual_fetch
+    from oper.cost.workload import Workload
     from oper.files.storage import check_output
     from oper.plan.plan import FORMAT
     from oper.plan.rows_by_kind import rows_by_kind
@@ -95,7 +108,6 @@ def make(
         raise OperError(
             "--curve: is of the devices' memory, and --tier takes tables out of it; leave one out"
         )
-    fetch = fetch or usual_fetch(ranks.nodes)
     workload = Workload(mode, fetch, batch_size)  # type: ignore[arg-type]
     opened = Profile.open(profile, check=True)
     with steps("planning", total=6) as report:

@@ -1,4 +1,4 @@
-"""What `oper profile` reports, as the JSON object and as text."""
+"""What `oper profile` and `oper profiles` print, as the JSON object and as text."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -4,7 +4,8 @@ import copy
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
+
+from oper.cli.shared.command import CommandGroup
 
 DEFAULT = "make"
 _NOT_TYPED = "\0make"  # which nobody can type: stands for its name until the command is looked up
@@ -20,7 +21,7 @@ class _Untyped(typer.Context):
         return self.parent.command_path
 
 
-class DefaultVerb(TyperGroup):
+class DefaultVerb(CommandGroup):
     """A group that runs its command `make` unless another one is named; its help shows both."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -39,8 +40,11 @@ class DefaultVerb(TyperGroup):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         default = self.commands[DEFAULT]
         named = type(ctx)(default, info_name=ctx.info_name, parent=ctx.parent)
-        default.format_help(named, formatter)
+        default.format_usage(named, formatter)
+        default.format_help_text(named, formatter)
+        default.format_options(named, formatter)
         self.format_commands(ctx, formatter)
+        default.format_epilog(named, formatter)
 
 
 def verb(help_text: str) -> typer.Typer:

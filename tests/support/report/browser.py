@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
-from selenium.webdriver.remote.webdriver import WebDriver
 from selenium.webdriver.support.wait import WebDriverWait
 
 LAPTOP, PHONE = 1440, 360
@@ -21,7 +20,7 @@ _SECONDS = 60.0  # a machine may be busy; nothing is timed here
 class Browser:
     """Opens files; keeps what the console said."""
 
-    def __init__(self, driver: WebDriver) -> None:
+    def __init__(self, driver: Chrome) -> None:
         self.driver = driver
 
     def open(self, page: Path, width: int = LAPTOP, dark: bool = False) -> None:
@@ -35,7 +34,7 @@ class Browser:
 
     def command(self, name: str, parameters: dict[str, Any]) -> Any:
         """Chrome's own commands, beyond what drivers have in common."""
-        return self.driver.execute_cdp_cmd(name, parameters)  # type: ignore[attr-defined]
+        return self.driver.execute_cdp_cmd(name, parameters)
 
     def run(self, script: str, *arguments: Any) -> Any:
         """What a script in the page returns."""
@@ -43,7 +42,7 @@ class Browser:
 
     def complaints(self) -> list[str]:
         """What the console said since the last time, but for remarks of level INFO."""
-        said = self.driver.get_log("browser")  # type: ignore[attr-defined]
+        said = self.driver.get_log("browser")
         return [json.dumps(line) for line in said if line["level"] != "INFO"]
 
 
