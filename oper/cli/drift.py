@@ -5,10 +5,10 @@ from typing import Any
 
 import typer
 
+from oper.base.formatting import format_duration, format_share
 from oper.base.units import parse_share
 from oper.cli.shared.command import Command
 from oper.cli.shared.console import emit, new_console, new_table
-from oper.cli.shared.formatting import format_duration, format_share
 from oper.cli.shared.output_options import JSON
 from oper.cli.shared.progress import steps
 

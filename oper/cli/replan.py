@@ -5,9 +5,9 @@ from typing import Any
 
 import typer
 
+from oper.base.formatting import format_bytes, format_duration
 from oper.cli.shared.command import Command
 from oper.cli.shared.console import emit, new_console, new_table
-from oper.cli.shared.formatting import format_bytes, format_duration
 from oper.cli.shared.output_options import FORCE, JSON
 from oper.cli.shared.progress import steps
 

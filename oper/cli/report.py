@@ -5,9 +5,9 @@ from pathlib import Path
 import typer
 
 from oper.base.errors import OperError
+from oper.base.formatting import format_bytes
 from oper.cli.shared.command import Command
 from oper.cli.shared.console import emit
-from oper.cli.shared.formatting import format_bytes
 from oper.cli.shared.output_options import FORCE, JSON
 from oper.cli.shared.progress import steps
 

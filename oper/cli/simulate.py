@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from oper.base.errors import OperError
+from oper.base.formatting import format_duration, format_share
 from oper.base.units import parse_share
 from oper.cli.profile_commands.table_options import (
     DTYPE,
@@ -18,7 +19,6 @@ from oper.cli.profile_commands.table_options import (
 )
 from oper.cli.shared.command import ADVANCED, TABLES_GROUP, Command
 from oper.cli.shared.console import emit, new_console, new_table
-from oper.cli.shared.formatting import format_duration, format_share
 from oper.cli.shared.log_options import takes_log
 from oper.cli.shared.output_options import JSON
 from oper.cli.shared.progress import progress

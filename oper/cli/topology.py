@@ -8,10 +8,10 @@ import numpy as np
 import typer
 
 from oper.base.errors import OperError
+from oper.base.formatting import format_bytes, format_duration, plural
 from oper.base.units import GB
 from oper.cli.shared.command import ADVANCED, Command, CommandGroup
 from oper.cli.shared.console import emit, new_console, new_table
-from oper.cli.shared.formatting import format_bytes, format_duration, plural
 from oper.cli.shared.output_options import FORCE, JSON
 from oper.files.storage import atomic_file, check_output
 from oper.topology.host_tier import host_to_dict

@@ -12,7 +12,7 @@ import numpy as np
 
 from oper.base.arrays import Floats
 from oper.base.errors import OperError
-from oper.cli.shared.formatting import format_bytes, format_duration, format_gap, format_share
+from oper.base.formatting import format_bytes, format_duration, format_gap, format_share
 from oper.plan.plan import Plan
 from oper.plan.rows_by_kind import RowsByKind, rows_by_kind
 from oper.planner.make_placement import make_placement

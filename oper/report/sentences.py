@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from oper.cli.shared.formatting import (
+from oper.base.formatting import (
     format_bytes,
     format_duration,
     format_gap,

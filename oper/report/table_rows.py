@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from oper.base.arrays import Ints
-from oper.cli.shared.formatting import format_bytes, format_share
+from oper.base.formatting import format_bytes, format_share
 from oper.plan.plan import Plan
 from oper.plan.rows_by_kind import RowsByKind
 from oper.profiling.profile import Profile

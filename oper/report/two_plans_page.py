@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from oper.audit.diff import diff
-from oper.cli.shared.formatting import (
+from oper.base.formatting import (
     format_bytes,
     format_duration,
     format_gap,

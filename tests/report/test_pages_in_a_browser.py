@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from oper.cli.shared.formatting import format_bytes, format_duration, format_gap
+from oper.base.formatting import format_bytes, format_duration, format_gap
 from tests.report.conftest import Reported
 from tests.support.commands import fine
 from tests.support.report.browser import LAPTOP, PHONE, Browser

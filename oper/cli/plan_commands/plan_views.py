@@ -4,10 +4,10 @@ from pathlib import Path
 
 import typer
 
+from oper.base.formatting import format_bytes, format_duration
 from oper.cli.plan_commands.plan_text import facts_table, print_plan
 from oper.cli.shared.command import Command
 from oper.cli.shared.console import emit, new_console, new_table
-from oper.cli.shared.formatting import format_bytes, format_duration
 from oper.cli.shared.output_options import JSON, VERBOSE
 
 _SHOW_EXAMPLES = """

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+from oper.base.formatting import format_number
 from oper.cli.shared.console import new_console, new_table
-from oper.cli.shared.formatting import format_number
 
 if TYPE_CHECKING:
     from oper.profiling.profile import Profile

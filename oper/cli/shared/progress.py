@@ -13,7 +13,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from oper.cli.shared.formatting import format_number
+from oper.base.formatting import format_number
 
 
 class Meter:

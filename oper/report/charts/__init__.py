@@ -1,1 +1,4 @@
-"""The charts of a report, each made from a plan's figures or a command's JSON."""
+"""The charts of a report, as data that Vega draws.
+
+In: figures of a plan or of a command's JSON. Out: `Chart`s. Imports: planner and below.
+"""

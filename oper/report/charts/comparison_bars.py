@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from oper.cli.shared.formatting import format_bytes, format_duration, format_gap
+from oper.base.formatting import format_bytes, format_duration, format_gap
 from oper.report.charts.chart import ACCENT, INK, MUTED, WARNING, Chart, axis, duration_unit, spec
 
 NAMES = {

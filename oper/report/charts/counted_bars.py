@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from oper.base.errors import OperError
-from oper.cli.shared.formatting import format_bytes
+from oper.base.formatting import format_bytes
 from oper.plan.plan import Plan
 from oper.report.charts.chart import ACCENT, MUTED, Chart, axis, bytes_unit, spec
 

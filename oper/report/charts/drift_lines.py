@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from oper.cli.shared.formatting import format_duration, format_share
+from oper.base.formatting import format_duration, format_share
 from oper.report.charts.chart import ACCENT, MUTED, Chart, axis, duration_unit, spec
 
 _NOW, _FRESH = "this plan", "a plan from scratch"

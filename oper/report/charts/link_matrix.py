@@ -3,7 +3,7 @@
 import numpy as np
 
 from oper.base.arrays import Floats
-from oper.cli.shared.formatting import format_bytes, format_duration
+from oper.base.formatting import format_bytes, format_duration
 from oper.plan.plan import Plan
 from oper.report.charts.chart import (
     Chart,

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from oper.cli.shared.formatting import format_bytes, format_duration, format_gap, format_share
+from oper.base.formatting import format_bytes, format_duration, format_gap, format_share
 from oper.planner.memory_curve import CurvePoint
 from oper.report.charts.chart import ACCENT, INK, Chart, axis, bytes_unit, duration_unit, spec
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from oper.base.arrays import Floats
-from oper.cli.shared.formatting import format_bytes, format_duration
+from oper.base.formatting import format_bytes, format_duration
 from oper.report.charts.chart import (
     INK,
     WARNING,
