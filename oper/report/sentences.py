@@ -3,9 +3,9 @@
 from typing import Any
 
 from oper.base.formatting import (
+    at_most,
     format_bytes,
     format_duration,
-    format_gap,
     format_share,
     plural,
 )
@@ -62,15 +62,9 @@ def optimality(plan: Plan) -> str:
         return "Nothing was proved about how far it is from optimal: it was put together by hand."
     gap, bound = certificate["certified_gap"], certificate["lower_bound_seconds"]
     return (
-        f"It is proved to take {_at_most(gap)} longer than the best plan possible within the same "
+        f"It is proved to take {at_most(gap)} longer than the best plan possible within the same "
         f"memory: no such plan takes less than {format_duration(bound)}."
     )
-
-
-def _at_most(gap: float) -> str:
-    """`at most 0.2%`, or `less than 0.0001%`."""
-    shown = format_gap(gap)
-    return f"less than {shown[1:]}" if shown.startswith("<") else f"at most {shown}"
 
 
 def memory_sentence(plan: Plan) -> str:

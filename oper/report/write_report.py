@@ -8,6 +8,7 @@ from oper.base.errors import OperError
 from oper.files.json_file import read_json
 from oper.files.storage import check_output
 from oper.plan.plan import Plan, load_plan
+from oper.planner.comparison import Comparison
 from oper.profiling.profile import Profile
 from oper.report.page import write_page
 from oper.report.plan_page import Material, plan_page
@@ -20,7 +21,7 @@ def write_report(
     plan: Plan,
     path: Path | str,
     profile: Profile | Path | str | None = None,
-    compare: Path | str | None = None,
+    compare: Comparison | Path | str | None = None,
     drift: Sequence[Path | str] = (),
     counters: Path | str | None = None,
     title: str = "",
@@ -28,8 +29,9 @@ def write_report(
     report: Step = lambda step: None,
 ) -> None:
     """Write the page of a plan, as `oper report` does: `profile` is the one that the plan was made
-    from; `compare` and `drift` are files with what `oper compare --json` and `oper drift --json`
-    printed, and `counters` one with a list of what `oper.counters(model)` returned on each rank.
+    from; `compare` is what `oper.compare` returned, or a file with what `oper compare --json`
+    printed; `drift` are files with what `oper drift --json` printed, and `counters` one with a list
+    of what `oper.counters(model)` returned on each rank.
 
     Raises OperError where `path` exists and `overwrite` is false, and where one of these is of
     another plan.
@@ -39,7 +41,7 @@ def write_report(
         profile = Profile.open(profile, check=True)
     material = Material(
         profile,
-        None if compare is None else _printed(compare, "runs", "oper compare --json"),
+        _comparison(compare),
         [_printed(file, "verdict", "oper drift --json") for file in drift],
         None if counters is None else _counters(counters),
     )
@@ -57,6 +59,12 @@ def write_two_plans_report(
     report("rows that moved")
     page = two_plans_page(old, new, (str(folders[0]), str(folders[1])))
     write_page(page, path, overwrite)
+
+
+def _comparison(given: Comparison | Path | str | None) -> dict[str, Any] | None:
+    if given is None or isinstance(given, Comparison):
+        return None if given is None else given.to_json()
+    return _printed(given, "runs", "oper compare --json")
 
 
 def _printed(path: Path | str, key: str, command: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from oper.base.formatting import format_bytes, format_duration, format_gap
+from oper.base.formatting import format_bytes, format_duration, format_factor, format_gap
 from oper.report.charts.chart import ACCENT, INK, MUTED, WARNING, Chart, axis, duration_unit, spec
 
 NAMES = {
@@ -16,7 +16,7 @@ NAMES = {
     "torchrec": "TorchRec's planner",
     "milp": "exact solver (MILP)",
 }
-_FITS, _TOO_LARGE, _OURS = "fits", "exceeds a rank's memory", "OPER"
+_FITS, _TOO_LARGE, _OURS = "fits", "needs more memory than allowed", "OPER"
 
 
 def next_best(run: dict[str, Any]) -> tuple[str, float] | None:
@@ -33,8 +33,8 @@ def next_best(run: dict[str, Any]) -> tuple[str, float] | None:
 
 
 def fits(entry: dict[str, Any]) -> bool:
-    """Whether a method has a placement within the ranks' memory."""
-    return bool(entry["feasible"])
+    """Whether a method has a placement within the limits of the comparison."""
+    return entry["certified_gap"] is not None
 
 
 def comparison_chart(run: dict[str, Any]) -> Chart:
@@ -132,9 +132,9 @@ def _row(name: str, entry: dict[str, Any], oper: dict[str, Any] | None) -> tuple
         return shown, "no plan", "", entry["notes"]["reason"], "", planned, ""
     ours = None if oper is None else oper["objective_seconds"]
     factor = f"{seconds / ours:.2f}" if ours else ""
-    room = (
-        "yes" if fits(entry) else f"no: {entry['capacity_factor']:.3g} times what a rank may hold"
-    )
+    room = "yes" if fits(entry) else "no: more copies than allowed"
+    if entry["capacity_factor"] > 1:
+        room = f"no: {format_factor(entry['capacity_factor'])} times what a rank may hold"
     gap = "" if entry["certified_gap"] is None else format_gap(entry["certified_gap"])
     fullest = format_bytes(max(entry["memory_bytes"]))
     return shown, format_duration(seconds), factor, room, fullest, planned, gap
