@@ -5,6 +5,7 @@ from pathlib import Path
 import typer
 
 from oper.cli.plan_commands.plan_text import facts_table, print_plan
+from oper.cli.plan_commands.row_text import print_row
 from oper.cli.shared.console import emit, new_console, new_table
 from oper.cli.shared.formatting import format_bytes, format_duration
 from oper.cli.shared.output_options import JSON, VERBOSE
@@ -55,6 +56,7 @@ def explain(
     profile: Path | None = typer.Option(
         None, "--profile", help="The profile that the plan was made from: it has every row's count."
     ),
+    verbose: bool = VERBOSE,
     as_json: bool = JSON,
 ) -> None:
     """Print where a row is and why, and how often it was accessed."""
@@ -65,37 +67,7 @@ def explain(
     counted_by = None if profile is None else Profile.open(profile)
     content = explain_row(load_plan(plan), table, row, counted_by)
 
-    def text() -> None:
-        out = new_console()
-        out.print(f"row {row:,} of table {table}")
-        accesses, most = content["accesses"], content["accesses_at_most"]
-        if accesses is not None:
-            counted = f"{accesses:,} in the profile"
-        elif content["kind"] == "replicated":
-            counted = (
-                f"at least {content['accesses_at_least']:,}, the fewest of the table's rows on all "
-                "ranks; --profile has the count"
-            )
-        else:
-            counted = "not listed in the plan" + (
-                "" if most is None else f"; at most {most:,}, the fewest of the table's listed rows"
-            )
-        facts = [("accesses", counted)]
-        if content["partition"] is not None:
-            facts.append(("partition", f"{content['partition']:,}, in order of accesses from 0"))
-        facts.append(("kind", content["kind"]))
-        if content["in_tier"]:
-            facts.append(("memory", "the host's: the table is in the tier"))
-        if content["owner"] is not None:
-            facts.append(("owner", f"rank {content['owner']}"))
-        else:
-            facts.append(("copies on", f"ranks {_ranges(content['replicas'])}"))
-        slots = ", ".join(f"{s:,} on rank {r}" for r, s in list(content["slots"].items())[:4])
-        facts.append(("slots", slots + (", …" if len(content["slots"]) > 4 else "")))
-        facts.append(("why", content["why"]))
-        out.print(facts_table(facts))
-
-    emit(as_json, content, text)
+    emit(as_json, content, lambda: print_row(content, verbose))
 
 
 def diff(
@@ -150,14 +122,3 @@ def diff(
                 out.print(f"and {len(changed) - 20} more tables; --json has them all")
 
     emit(as_json, content, text)
-
-
-def _ranges(ranks: list[int]) -> str:
-    """[0, 1, 2, 5] -> '0-2, 5'."""
-    spans: list[list[int]] = []
-    for rank in ranks:
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    return ", ".join(f"{a}-{b}" if b > a else str(a) for a, b in spans)
