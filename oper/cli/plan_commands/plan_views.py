@@ -4,10 +4,10 @@ from pathlib import Path
 
 import typer
 
-from oper.cli.plan_commands.plan_text import facts_table, print_plan
+from oper.cli.plan_commands.diff_text import print_diff
+from oper.cli.plan_commands.plan_text import print_plan
 from oper.cli.plan_commands.row_text import print_row
-from oper.cli.shared.console import emit, new_console, new_table
-from oper.cli.shared.formatting import format_bytes, format_duration
+from oper.cli.shared.console import emit
 from oper.cli.shared.output_options import JSON, VERBOSE
 
 
@@ -81,44 +81,4 @@ def diff(
 
     content = diff_plans(load_plan(old), load_plan(new))
 
-    def text() -> None:
-        out = new_console()
-        figures = content["figures"]
-        shown = {
-            "predicted iteration": ("objective_seconds", format_duration),
-            "extra memory": ("extra_memory_ratio", "{:.3%}".format),
-            "threshold": ("threshold", "{:.4%}".format),
-            "fullest rank": ("memory_bytes", format_bytes),
-            "traffic, all ranks": ("communication_bytes", format_bytes),
-        }
-        facts = [
-            (label, f"{form(figures[name]['old'])} -> {form(figures[name]['new'])}")
-            for label, (name, form) in shown.items()
-        ]
-        for name, names in content["tier"].items():
-            if names:
-                facts.append((f"tier of the {name} plan", ", ".join(names)))
-        out.print(facts_table(facts))
-        if content["rows_changed"] is None:
-            ranks = content["ranks"]
-            out.print(
-                f"the plans are for {ranks['old']:,} and {ranks['new']:,} ranks: their rows are "
-                "not compared"
-            )
-            return
-        out.print(
-            f"{content['rows_changed']:,} of {content['rows']:,} rows are held by other ranks, or "
-            f"by more or fewer ({format_bytes(content['bytes_changed'])})"
-        )
-        changed = [t for t in content["tables"] if t["rows_changed"]]
-        changed.sort(key=lambda t: -int(t["rows_changed"]))
-        if changed:
-            made = new_table("table", "rows", "changed", "more copies", "fewer copies")
-            for entry in changed[:20]:
-                names = ("rows", "rows_changed", "rows_more_copies", "rows_fewer_copies")
-                made.add_row(entry["table"], *(f"{entry[name]:,}" for name in names))
-            out.print(made)
-            if len(changed) > 20:
-                out.print(f"and {len(changed) - 20} more tables; --json has them all")
-
-    emit(as_json, content, text)
+    emit(as_json, content, lambda: print_diff(content, str(old), str(new)))
