@@ -132,6 +132,7 @@ def make(
 def _print(content: dict[str, Any], topology: "Topology", verbose: bool) -> None:
     out = new_console()
     if "curve" in content:
+        out.print("Predicted iterations by extra memory, a share of the tables' bytes for copies:")
         out.print(curve_table(content["curve"]))
     if content["plan"] is not None:
         print_plan(content, topology, verbose)

@@ -60,6 +60,8 @@ def _on_devices(content: dict[str, Any]) -> bool:
 
 
 def _traffic(content: dict[str, Any]) -> str:
+    if content["ranks"] == 1:
+        return "none: there is one rank"
     moved = {name: format_bytes(b) for name, b in content["communication_bytes"].items()}
     parts = [f"{moved['fetch']} of rows"]
     if content["mode"] == "training":
