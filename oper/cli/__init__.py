@@ -20,6 +20,7 @@ from oper.base import process_signals
 from oper.base.errors import OperError, OperWarning
 from oper.cli.shared.command import CommandGroup
 from oper.cli.shared.console import warn
+from oper.cli.shared.usage_errors import UsageError, usage_error
 
 # In the order in which they are used.
 VERBS = {
@@ -28,6 +29,7 @@ VERBS = {
     "topology": "topology",
     "plan": "plan_commands.plan",
     "compare": "compare",
+    "doctor": "doctor",
     "drift": "drift",
     "replan": "replan",
     "report": "report",
@@ -106,7 +108,14 @@ def main() -> None:
     """Run the command line; the entry point of the `oper` script."""
     try:
         with process_signals.raised(), _warnings_as_lines():
-            app(prog_name="oper")
+            status = app(prog_name="oper", standalone_mode=False)
+        sys.exit(status or 0)  # of typer.Exit, or of Ctrl-C
+    except UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            print(error.ctx.get_help(), file=sys.stderr)  # type: ignore[attr-defined]
+        else:
+            print(f"error: {usage_error(error)}", file=sys.stderr)
+        sys.exit(2)
     except OperError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -5,7 +5,7 @@ import typer
 from oper.base.errors import OperError
 from oper.base.units import parse_share
 from oper.cli.compare_text import print_runs
-from oper.cli.shared.command import ADVANCED, Command
+from oper.cli.shared.command import ADVANCED, ConfigurableCommand
 from oper.cli.shared.console import emit
 from oper.cli.shared.output_options import JSON, VERBOSE
 from oper.cli.shared.plan_options import (
@@ -17,6 +17,9 @@ from oper.cli.shared.plan_options import (
     MODE,
     RESERVE,
     TOPOLOGY,
+    Balance,
+    Fetch,
+    Mode,
     load_topology,
     parse_reserve,
 )
@@ -32,7 +35,7 @@ oper compare profile --topology 2x4-a100 --mode inference \\
 
 def register(app: typer.Typer) -> None:
     """Add `oper compare`."""
-    app.command("compare", cls=Command, epilog=_EXAMPLES)(compare)
+    app.command("compare", cls=ConfigurableCommand, epilog=_EXAMPLES)(compare)
 
 
 def compare(
@@ -40,8 +43,8 @@ def compare(
         metavar="PROFILE", help="A profile folder, or one of its windows: PROFILE@3."
     ),
     topology: str = TOPOLOGY,
-    mode: str = MODE,
-    fetch: str | None = FETCH,
+    mode: Mode = MODE,
+    fetch: Fetch | None = FETCH,
     batch_size: int = BATCH_SIZE,
     extra_memory: str | None = typer.Option(
         None,
@@ -59,7 +62,7 @@ def compare(
         rich_help_panel=ADVANCED,
     ),
     dob: str = DOB,
-    balance: str = BALANCE,
+    balance: Balance = BALANCE,
     capacity: str | None = CAPACITY,
     methods: str | None = typer.Option(
         None,
@@ -93,7 +96,7 @@ def compare(
         for limit in parse_shares(threshold, "--threshold")
         for extra in shares
     ]
-    workload = Workload(mode, fetch, batch_size)  # type: ignore[arg-type]
+    workload = Workload(mode, fetch, batch_size)
     opened = Profile.open(profile, check=True)
     with progress("comparing", len(swept) * len(names), "methods") as meter:
         runs = [

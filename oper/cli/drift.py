@@ -6,7 +6,7 @@ import typer
 
 from oper.base.units import parse_share
 from oper.cli.drift_text import print_drift, print_windows
-from oper.cli.shared.command import Command
+from oper.cli.shared.command import ConfigurableCommand
 from oper.cli.shared.console import emit
 from oper.cli.shared.output_options import JSON
 from oper.cli.shared.progress import steps
@@ -19,7 +19,7 @@ oper drift plan windows --all-windows --worse 10%
 
 def register(app: typer.Typer) -> None:
     """Add `oper drift`."""
-    app.command("drift", cls=Command, epilog=_EXAMPLES)(drift)
+    app.command("drift", cls=ConfigurableCommand, epilog=_EXAMPLES)(drift)
 
 
 def drift(

@@ -6,7 +6,7 @@ from typing import Any
 import typer
 
 from oper.base.formatting import format_bytes, format_duration, format_share, plural
-from oper.cli.shared.command import Command
+from oper.cli.shared.command import ConfigurableCommand
 from oper.cli.shared.console import emit, new_console, new_table
 from oper.cli.shared.output_options import FORCE, JSON
 from oper.cli.shared.progress import steps
@@ -21,7 +21,7 @@ oper replan plan windows@3 -o plan-new --horizon 100000
 
 def register(app: typer.Typer) -> None:
     """Add `oper replan`."""
-    app.command("replan", cls=Command, epilog=_EXAMPLES)(replan)
+    app.command("replan", cls=ConfigurableCommand, epilog=_EXAMPLES)(replan)
 
 
 def replan(
@@ -53,7 +53,7 @@ def replan(
     with steps("replan", 4) as step:
         made = replan_and_save(plan, opened, output, horizon, step, force)
     content = {"plan": str(output), "from": str(plan), "profile": profile, **made.to_json()}
-    emit(as_json, content, lambda: _print(content))
+    emit(as_json, content, lambda: _print(content), written=True)
 
 
 def _print(content: dict[str, Any]) -> None:

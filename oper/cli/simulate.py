@@ -15,9 +15,11 @@ from oper.cli.profile_commands.table_options import (
     MIN_COUNT,
     OPTIMIZER,
     TABLES,
+    Dtype,
+    Optimizer,
     TableOptions,
 )
-from oper.cli.shared.command import ADVANCED, TABLES_GROUP, Command
+from oper.cli.shared.command import ADVANCED, TABLES_GROUP, ConfigurableCommand
 from oper.cli.shared.console import emit, new_console, new_table
 from oper.cli.shared.log_options import takes_log
 from oper.cli.shared.output_options import JSON
@@ -36,7 +38,7 @@ oper simulate clicks.parquet --columns 'C*' --policy random,grouped \\
 
 def register(app: typer.Typer) -> None:
     """Add `oper simulate`."""
-    app.command("simulate", cls=Command, epilog=_EXAMPLES)(takes_log(simulate))
+    app.command("simulate", cls=ConfigurableCommand, epilog=_EXAMPLES)(takes_log(simulate))
 
 
 def simulate(
@@ -98,8 +100,8 @@ def simulate(
         metavar="N",
         rich_help_panel=TABLES_GROUP,
     ),
-    dtype: str = DTYPE,
-    optimizer: str = typer.Option(
+    dtype: Dtype = DTYPE,
+    optimizer: Optimizer = typer.Option(
         "sgd",
         *OPTIMIZER.param_decls,
         help=OPTIMIZER.help,
@@ -117,7 +119,7 @@ def simulate(
     The defaults are Herald's settings.
     """
     from oper.logs import RowReader, open_log
-    from oper.scheduler.cache import Synchronisation
+    from oper.scheduler.cache import EVICTIONS, Synchronisation
     from oper.scheduler.dispatch import Policy
     from oper.scheduler.simulator import Settings
     from oper.scheduler.simulator import simulate as replay
@@ -129,13 +131,16 @@ def simulate(
     settings = Settings(workers, batch, share, _bandwidths(links), warm_up, seed)
     policies = [Policy.parse(text) for text in policy.split(",")]
     syncs = [Synchronisation.parse(text) for text in sync.split(",")]
+    evictions = evict.split(",")
+    if unknown := [name for name in evictions if name not in EVICTIONS]:
+        raise OperError(f"--evict {unknown[0]!r}: {', '.join(EVICTIONS)} were needed, by commas")
     stated = TableOptions(tables, dim, dtype, optimizer, ids, min_count)
     opened = open_log(log, log_options)
     with progress("reading", opened.estimated_samples(), "samples") as meter:
         prepared = stated.prepare(opened, meter.advance)
     trace = Trace(RowReader(opened, prepared), settings.batch_size)
     with progress("replaying", opened.estimated_samples(), "samples") as meter:
-        content = replay(trace, settings, policies, syncs, evict.split(","), meter.advance)
+        content = replay(trace, settings, policies, syncs, evictions, meter.advance)
     content = {"log": [str(path) for path in log], **content}
     emit(as_json, content, lambda: _print(content))
 

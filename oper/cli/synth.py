@@ -1,7 +1,7 @@
 """`oper synth`: generate a log of a published workload, or only its profile."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import typer
 
@@ -71,7 +71,7 @@ def synth(
         metavar="N",
         rich_help_panel=ADVANCED,
     ),
-    order: str = typer.Option(
+    order: Literal["scattered", "frequency", "age"] = typer.Option(
         "scattered",
         "--order",
         help="Order of row ids; age is a rough one.",
@@ -102,7 +102,7 @@ def synth(
         recipe.samples if samples is None else samples,
         parse_share(drift, "--drift"),
         seed,
-        order,  # type: ignore[arg-type]
+        order,
     )
     if counts:
         _write_profile(synthesizer, output, windows, force, as_json)
@@ -135,7 +135,7 @@ def _write_log(synthesizer: Any, output: Path, force: bool, as_json: bool) -> No
         "click_rate": written.click_rate,
         "bayes_auc": written.bayes_auc,
     }
-    emit(as_json, content, text)
+    emit(as_json, content, text, written=True)
 
 
 def _write_profile(
@@ -147,7 +147,7 @@ def _write_profile(
     with progress("drawing counts", rows, "rows") as meter:
         write_profile(synthesizer, output, windows, meter.advance, force)
     content = {"profile": str(output), "windows": windows, **_content(synthesizer)}
-    emit(as_json, content, lambda: print(f"{output}: {_described(synthesizer)}"))
+    emit(as_json, content, lambda: print(f"{output}: {_described(synthesizer)}"), written=True)
 
 
 def _content(synthesizer: Any) -> dict[str, Any]:

@@ -115,7 +115,7 @@ def measure(
         _print(topology)
         print(f"\nwritten to {output}; use it as --topology {output}")
 
-    emit(as_json, {"file": str(output), **_described(topology)}, text)
+    emit(as_json, {"file": str(output), **_described(topology)}, text, written=True)
 
 
 def _described(topology: Topology) -> dict[str, Any]:

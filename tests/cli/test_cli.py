@@ -184,6 +184,49 @@ def test_options_without_effect_warn(here: Path, command: str, words: list[str])
     assert all(word in said.errors for word in words), said.errors
 
 
+QUIET_WRITES = (
+    "profile log.parquet -o new --columns C* --seed 2",
+    "profile log.parquet -o new",  # which says what it leaves out
+    "profiles merge w@0 w@1 -o new",
+    f"{SYNTH} -o new.parquet",
+    f"{SYNTH} -o new --counts --windows 2",
+    "plan p -o new --topology cpu:1",
+    "replan q w@1 -o new",
+)
+
+
+@pytest.mark.parametrize("command", QUIET_WRITES)
+@pytest.mark.parametrize("flag", ["-q", "--quiet"])
+def test_quiet_commands_that_write_print_nothing(here: Path, command: str, flag: str) -> None:
+    said = oper(*command.split(), flag)
+    assert said == (0, "", "")
+    assert list(here.glob("new*"))
+    assert fine(*command.split(), "--force"), "not quiet for the next command"
+
+
+def test_quiet_commands_print_results_and_errors(here: Path) -> None:
+    for command in ("profiles show p", "plan show q", "plan diff q r", "drift q w@1"):
+        assert fine(*command.split(), "-q") == fine(*command.split())
+    curve = "plan p --topology 2x2-a100 --curve"
+    assert fine(*curve.split(), "-q") == fine(*curve.split())
+    assert json.loads(fine("plan", "p", "-o", "new", "--topology", "cpu:2", "-q", "--json"))
+    assert oper("plan", "show", "absent", "-q").errors.startswith("error: absent")
+
+
+def test_quiet_hides_progress_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    from oper.cli.shared import progress
+    from oper.cli.shared.console import quietly
+
+    class Terminal:
+        is_terminal = True
+
+    monkeypatch.setattr(progress, "Console", lambda **_: Terminal())
+    monkeypatch.setattr(progress, "Progress", lambda *_, **__: pytest.fail("a bar was shown"))
+    with quietly(True), progress.progress("counting", 1) as meter, progress.steps("x", 1) as step:
+        meter.advance(1)
+        step("done")
+
+
 def test_no_warning_where_all_is_well(here: Path) -> None:
     assert not oper("plan", "p", "-o", "new", "--topology", "cpu:2", "--fetch", "distinct").errors
 

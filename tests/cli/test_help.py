@@ -59,13 +59,26 @@ def test_unusual_options_are_advanced() -> None:
         assert "--topology" in usual.partition("\nOptions:\n")[2]
 
 
+MODEL = """
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
+
+
+def make(plan):
+    tables = [
+        EmbeddingBagConfig(t.rows, t.dim, name=t.name, feature_names=[t.name]) for t in plan.tables
+    ]
+    return EmbeddingBagCollection(tables, device="meta")
+"""
+
+
 @pytest.fixture
 def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The working directory, with the log that the examples name."""
+    """The working directory, with the log and the model that the examples name."""
     random = np.random.default_rng(0)
     samples = 16_384  # of which the simulator needs some iterations
     columns = {f"C{n}": (random.zipf(1.2, samples) - 1) % (3000 * n) for n in (1, 2, 3)}
     pq.write_table(pa.table(columns), tmp_path / "clicks.parquet")
+    (tmp_path / "model.py").write_text(MODEL)
     monkeypatch.chdir(tmp_path)
 
 

@@ -193,7 +193,6 @@ def test_bad_ids_stop_or_are_counted(run: Any, log: Path, tmp_path: Path) -> Non
         (("--by-column", "absent"), "absent"),
         (("--by-column", "day", "--every", "x"), "--every"),
         (("--tables", "absent"), "absent"),
-        (("--dtype", "fp64"), "fp64"),
         (("--memory-limit", "some"), "--memory-limit"),
         (("--rows", "5:5"), "--rows"),
     ],

@@ -41,7 +41,7 @@ LAYERS = (
     "scheduler",
     "scheduler.training scheduler.loader",
     "measure torchrec",
-    "torchrec.planning",
+    "torchrec.planning doctor",
     "cli.shared",
     "cli.profile_commands",
     "cli.plan_commands",

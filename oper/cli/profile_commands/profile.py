@@ -5,13 +5,13 @@ import shlex
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
 from oper.base.errors import OperError
 from oper.base.units import parse_bytes, parse_seconds, parse_share
-from oper.cli.profile_commands.report import OUTPUT, report, say
+from oper.cli.profile_commands.report import OUTPUT, report
 from oper.cli.profile_commands.table_options import (
     DIM,
     DTYPE,
@@ -19,17 +19,18 @@ from oper.cli.profile_commands.table_options import (
     MIN_COUNT,
     OPTIMIZER,
     TABLES,
+    Dtype,
+    Optimizer,
     TableOptions,
 )
-from oper.cli.shared.command import ADVANCED, WINDOWS, Command
-from oper.cli.shared.console import warn_of_unused
+from oper.cli.shared.command import ADVANCED, WINDOWS, ConfigurableCommand
+from oper.cli.shared.console import say, warn_of_unused
 from oper.cli.shared.log_options import takes_log
 from oper.cli.shared.output_options import FORCE, JSON
 from oper.cli.shared.progress import progress
 
 if TYPE_CHECKING:
     from oper.logs import Log, LogOptions
-    from oper.logs.batches.reading_options import TimeUnit
     from oper.profiling.profile import Profile
     from oper.profiling.windows.equal_windows import Windows
 
@@ -43,7 +44,7 @@ oper profile clicks.parquet -o windows --columns 'C*' --windows 4
 """
 
 
-class _Profile(Command):
+class _Profile(ConfigurableCommand):
     """The command, which knows the sub-commands that it once had."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -68,8 +69,8 @@ def profile(
     output: Path = OUTPUT,
     tables: str | None = TABLES,
     dim: int = DIM,
-    dtype: str = DTYPE,
-    optimizer: str = OPTIMIZER,
+    dtype: Dtype = DTYPE,
+    optimizer: Optimizer = OPTIMIZER,
     ids: str | None = IDS,
     min_count: int = MIN_COUNT,
     batch_size: int | None = typer.Option(
@@ -110,7 +111,7 @@ def profile(
         metavar="SPAN",
         rich_help_panel=WINDOWS,
     ),
-    time_unit: str | None = typer.Option(
+    time_unit: Literal["s", "ms", "us", "ns"] | None = typer.Option(
         None,
         "--time-unit",
         metavar="s|ms|us|ns",
@@ -175,8 +176,7 @@ def profile(
     needs |= {"time_unit": "by_column", "max_windows": "by_column" if by_column else "windows"}
     warn_of_unused(context, needs)
     if by_column is not None:
-        unit = cast("TimeUnit | None", time_unit)  # which LogOptions checks
-        log_options = replace(log_options, time=by_column, time_unit=unit)
+        log_options = replace(log_options, time=by_column, time_unit=time_unit)
     stated = TableOptions(tables, dim, dtype, optimizer, ids, min_count)
     options = CountOptions(
         sampling=None if sample is None else Sampling(parse_share(sample, "--sample"), seed),

@@ -1,23 +1,17 @@
 """What a command reports of the profile that it wrote."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from oper.cli.profile_commands.profile_text import content_of, left_out_line, print_profile
-from oper.cli.shared.console import emit
+from oper.cli.shared.console import emit, say
 
 if TYPE_CHECKING:
     from oper.profiling.profile import Profile
 
 OUTPUT = typer.Option(..., "-o", "--output", help="The profile folder to write.", metavar="FOLDER")
-
-
-def say(sentence: str) -> None:
-    """Print a sentence on standard error; standard output has only the result."""
-    print(sentence, file=sys.stderr)
 
 
 def report(output: Path, counted: "list[Profile]", seconds: float, as_json: bool) -> None:
@@ -27,4 +21,4 @@ def report(output: Path, counted: "list[Profile]", seconds: float, as_json: bool
         say(left_out_line(content["left_out"]))
     content["seconds"] = seconds
     content["accesses_per_second"] = content["accesses"] / seconds
-    emit(as_json, content, lambda: print_profile(content))
+    emit(as_json, content, lambda: print_profile(content), written=True)

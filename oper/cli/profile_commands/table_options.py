@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
@@ -14,6 +14,11 @@ from oper.cli.shared.command import TABLES_GROUP
 if TYPE_CHECKING:
     from oper.logs import Log, Prepared
 
+
+Dtype = Literal["fp32", "fp16", "bf16", "int8"]
+Optimizer = Literal[
+    "none", "sgd", "momentum_sgd", "adagrad", "rowwise_adagrad", "adam", "partial_rowwise_adam"
+]
 
 TABLES = typer.Option(
     None,
@@ -73,6 +78,9 @@ class TableOptions:
     optimizer: str
     ids: str | None
     min_count: int
+
+    def __post_init__(self) -> None:
+        self._rule()
 
     def prepare(
         self, log: "Log", advance: Callable[[int], None] = lambda samples: None

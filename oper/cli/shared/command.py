@@ -4,10 +4,19 @@ Plain text of at most 80 columns, the same on a terminal and in a pipe. An optio
 that its `rich_help_panel` names, which without rich is only a name, or among the usual ones.
 """
 
+import functools
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
+import typer
 from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
+
+from oper.cli.shared import config_file
+from oper.cli.shared.console import quietly
+from oper.cli.shared.output_options import QUIET
+from oper.cli.shared.usage_errors import UsageError
 
 ADVANCED = "Advanced"  # the group of options that a first run does not need
 READING = "Reading the log"
@@ -46,8 +55,53 @@ def _argument(parameter: Any) -> str:
     return f"{parameter.metavar}{'...' if parameter.nargs == -1 else ''}"
 
 
+_CONFIG = typer.Option(
+    None,
+    "--config",
+    metavar="FILE",
+    is_eager=True,  # its values are defaults of the options that are parsed after it
+    callback=config_file.use,
+    help="Take options that are not typed from a YAML file.",
+)
+
+
+@functools.cache
+def _shared_options() -> dict[str, Any]:
+    """The options that commands have without saying so, by their names."""
+    app = typer.Typer(add_completion=False)
+
+    @app.command()
+    def shared(quiet: bool = QUIET, config: Path | None = _CONFIG) -> None:
+        pass
+
+    return {parameter.name: parameter for parameter in get_command(app).params}
+
+
 class Command(TyperCommand):
-    """A command; its epilog is its examples, as they are typed."""
+    """A command with --quiet; its epilog is its examples, as they are typed."""
+
+    has_config = False
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        shared = _shared_options()
+        self.params.append(shared["quiet"])
+        if self.has_config:
+            self.params.append(shared["config"])
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        typed = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except UsageError as error:
+            # For `usage_error`; the parser of words itself does not say of which command.
+            error.typed, error.ctx = typed, getattr(error, "ctx", None) or ctx  # type: ignore[attr-defined]
+            raise
+
+    def invoke(self, ctx: Any) -> Any:
+        ctx.params.pop("config", None)
+        with quietly(ctx.params.pop("quiet", False)):
+            return super().invoke(ctx)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         arguments = [p for p in self.get_params(ctx) if p.param_type_name == "argument"]
@@ -61,6 +115,12 @@ class Command(TyperCommand):
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         write_examples(self.epilog, formatter)
+
+
+class ConfigurableCommand(Command):
+    """A command with --config too."""
+
+    has_config = True
 
 
 class CommandGroup(TyperGroup):

@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import typer
 
@@ -99,7 +99,7 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
         ),
     ),
     "on_bad_id": (
-        str,
+        Literal["error", "skip"],
         typer.Option(
             "error",
             "--on-bad-id",

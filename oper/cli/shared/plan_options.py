@@ -11,6 +11,10 @@ from oper.cli.shared.command import ADVANCED
 from oper.topology.presets import PRESETS
 from oper.topology.topology import Topology
 
+Mode = Literal["training", "inference"]
+Fetch = Literal["raw", "distinct"]
+Balance = Literal["time", "link"]
+
 TOPOLOGY = typer.Option(
     ...,
     "--topology",
