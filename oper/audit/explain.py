@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from oper.base.errors import OperError
+from oper.base.number_text import format_digits, format_duration
 from oper.cost.allreduce import METHODS, allreduce_cost
 from oper.cost.expected_reads import expected_reads
 from oper.cost.holder_set_sums import Sums
@@ -75,11 +76,9 @@ def explain(
             "slots": {str(owner): int(found.slot[0])},
             "path": [owner] * plan.ranks,
             "why": (
-                "it stayed where the previous plan striped it: moving it would not pay"
+                "it stayed where the previous plan had it, as moving it would not pay"
                 if replanned
-                else "it is memory-bounded: its partition reaches the threshold of bytes before "
-                "that of accesses. Such rows of a table are striped over the ranks by id, in "
-                "proportion to the memory each had left, and need no entry in the address map"
+                else "cold rows are spread over the ranks in turn"
             ),
         }
     accesses, in_tier = counted.exact, table in plan.tier
@@ -151,11 +150,11 @@ def _why(plan: Plan, table: int, counted: _Counted, copies: int) -> str:
     known = counted.exact is not None
     if not known and not accesses:
         return (
-            "there was memory for copies of it on every rank; how often it was accessed is in the "
+            "there was memory for a copy of it on every rank; how often it was read is in the "
             "profile"
         )
     if not accesses:
-        return "it was never accessed: it costs only memory, and is where there was room"
+        return "it was never read: it costs only memory, and is where there was room"
     ratios = (1.0, 1.0) if plan.distinct_ratio is None else plan.distinct_ratio[table]
     counts = np.array([accesses]), np.array([samples_with_row])
     R, D, U = expected_reads(*counts, plan.samples, workload, ranks, *ratios)
@@ -172,13 +171,15 @@ def _why(plan: Plan, table: int, counted: _Counted, copies: int) -> str:
         single += float(row.gradient_bytes[0]) * Charges.of_gradients(topology).mean_owner_seconds
         everywhere += float(row.union_bytes[0]) * charges.mean_memory_seconds
         everywhere += min(float(allreduce_cost(topology, m).row_seconds(row)[0]) for m in methods)
-    read = f"each rank reads it {'' if known else 'at least '}{R[0]:.3g} times an iteration"
+    often = format_digits(float(R[0]), 3)
+    read = f"each rank reads it {'' if known else 'at least '}{often} times an iteration"
     if table in plan.tier:
         return (
             f"{read}, as far as no cache has it; a row of the tier has one owner, chosen for an "
             "even load"
         )
-    times = f"{single * 1e9:.3g} ns of a rank's iteration with one owner, {everywhere * 1e9:.3g} ns"
+    alone, copied = format_duration(single), format_duration(everywhere)
+    times = f"{alone} of a rank's iteration with one owner, {copied}"
     if copies == ranks:
         return f"{read}: {times} with a copy on every rank, so it is replicated"
     if copies > 1:

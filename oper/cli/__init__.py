@@ -32,6 +32,7 @@ VERBS = {
     "doctor": "doctor",
     "drift": "drift",
     "replan": "replan",
+    "report": "report",
     "simulate": "simulate",
     "synth": "synth",
 }

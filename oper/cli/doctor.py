@@ -4,9 +4,9 @@ from pathlib import Path
 
 import typer
 
+from oper.base.formatting import plural
 from oper.cli.shared.command import Command
 from oper.cli.shared.console import emit, new_console
-from oper.cli.shared.formatting import plural
 from oper.cli.shared.output_options import JSON
 
 _EXAMPLES = """

@@ -5,9 +5,9 @@ from typing import Any
 
 import typer
 
+from oper.base.formatting import format_bytes, format_duration, format_share, plural
 from oper.cli.shared.command import ConfigurableCommand
 from oper.cli.shared.console import emit, new_console, new_table
-from oper.cli.shared.formatting import format_bytes, format_duration
 from oper.cli.shared.output_options import FORCE, JSON
 from oper.cli.shared.progress import steps
 
@@ -58,16 +58,13 @@ def replan(
 
 def _print(content: dict[str, Any]) -> None:
     out = new_console()
-    out.print(
-        f"{content['plan']}: from {content['from']} under {content['profile']}, "
-        f"moves must pay off within {content['horizon']:,} iterations"
-    )
-    fresh = content["fresh"]
-    table = new_table("plan", "iteration", "rows moved", "bytes moved", "seconds of moving")
-    table.add_row("as it was", format_duration(content["old_objective_seconds"]), "0", "0 B", "0 s")
+    out.print(replan_sentence(content))
+    out.print()
+    table = new_table("plan", "iteration", "rows moved", "bytes moved", "time to move")
+    table.add_row("as it was", format_duration(content["old_objective_seconds"]), "0", "0 B", "-")
     for label, seconds, moved in (
         ("replanned", content["objective_seconds"], content),
-        ("from scratch", content["fresh_objective_seconds"], fresh),
+        ("from scratch", content["fresh_objective_seconds"], content["fresh"]),
     ):
         table.add_row(
             label,
@@ -78,24 +75,42 @@ def _print(content: dict[str, Any]) -> None:
         )
     out.print(table)
     if not content["changed_rows"]:
-        out.print("nothing moves: no move pays off")
         return
     if content["gain_share"] is not None and content["bytes_share"] is not None:
         out.print(
-            f"{content['gain_share']:.1%} of the gain of a plan made from scratch, "
-            f"for {content['bytes_share']:.2%} of its bytes"
+            f"{format_share(content['gain_share'], 1)} of the gain of a plan made from scratch, "
+            f"for {format_share(content['bytes_share'])} of its bytes"
         )
     out.print(
-        f"{content['changed_rows']:,} rows change holders or slots, listed in moves.npy; "
-        f"{format_bytes(content['local_bytes'])} are copied between slots of one rank"
+        f"{plural(content['changed_rows'], 'row')} in moves.npy have other holders or slots; "
+        f"{format_bytes(content['local_bytes'])} of them only change slots on their rank"
     )
     _print_links(out, content["bytes_by_link"])
+
+
+def replan_sentence(content: dict[str, Any]) -> str:
+    """What was gained, and by how much moving; or that nothing moves."""
+    before, after = (
+        format_duration(content[name]) for name in ("old_objective_seconds", "objective_seconds")
+    )
+    within = f"pays off within {content['horizon']:,} iterations (--horizon)"
+    if not content["changed_rows"]:
+        return (
+            f"{content['plan']}: nothing moves, as no move {within}; under {content['profile']} an "
+            f"iteration of {content['from']} takes {before}"
+        )
+    return (
+        f"{content['plan']}: under {content['profile']} an iteration takes {after} instead of "
+        f"{before} with {content['from']}, for moving {format_bytes(content['moved_bytes'])} once; "
+        f"each move {within}"
+    )
 
 
 def _print_links(out: Any, matrix: list[list[float]]) -> None:
     """Bytes by link; with many ranks only the links with most bytes."""
     ranks = len(matrix)
     if ranks <= _MOST_RANKS:
+        out.print("bytes sent to a rank (line) by another (column):")
         table = new_table("to \\ from", *(str(rank) for rank in range(ranks)))
         for reader, row in enumerate(matrix):
             cells = ["-" if r == reader else format_bytes(b) for r, b in enumerate(row)]
@@ -113,4 +128,4 @@ def _print_links(out: Any, matrix: list[list[float]]) -> None:
         table.add_row(str(source), str(to), format_bytes(amount))
     out.print(table)
     if len(links) > _MOST_RANKS:
-        out.print(f"and {len(links) - _MOST_RANKS} more links; --json has them all")
+        out.print(f"and {len(links) - _MOST_RANKS:,} more pairs of ranks; --json has them all")

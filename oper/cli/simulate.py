@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from oper.base.errors import OperError
+from oper.base.formatting import format_duration, format_share
 from oper.base.units import parse_share
 from oper.cli.profile_commands.table_options import (
     DTYPE,
@@ -20,7 +21,6 @@ from oper.cli.profile_commands.table_options import (
 )
 from oper.cli.shared.command import ADVANCED, TABLES_GROUP, ConfigurableCommand
 from oper.cli.shared.console import emit, new_console, new_table
-from oper.cli.shared.formatting import format_duration, format_share
 from oper.cli.shared.log_options import takes_log
 from oper.cli.shared.output_options import JSON
 from oper.cli.shared.progress import progress
@@ -163,9 +163,12 @@ def _print(content: dict[str, Any]) -> None:
         f"{content['iterations']:,} iterations after {content['warm_up']} of warm-up; each caches "
         f"{sum(content['cache_rows']):,} of {content['rows']:,} rows"
     )
-    columns = ("total", "saved", "miss pull", "update push", "evict push", "hits", "link time")
-    table = new_table("", *columns, "wrong", "ms")
     runs = content["policies"]
+    if len(runs) > 1:
+        out.print(least_sent(runs))
+    out.print()
+    columns = ("sent", "saved", "miss pull", "update push", "evict push", "hits", "link time")
+    table = new_table("dispatch, sync", *columns, "wrong", "ms")
     first = next(iter(runs.values()))["total"]
     for name, run in runs.items():
         table.add_row(
@@ -182,6 +185,19 @@ def _print(content: dict[str, Any]) -> None:
         )
     out.print(table)
     out.print(
-        "transmissions of rows; saved: against the first line; wrong: reads without an update of "
-        "an earlier iteration; ms: dispatch and replay of a batch"
+        "sent: rows and gradients between caches and the tier, which the three next to it add up "
+        "to; saved: against the first line; hits: reads that a cache served; wrong: reads without "
+        "an update of an earlier iteration; ms: to dispatch and replay a batch, here"
+    )
+
+
+def least_sent(runs: dict[str, dict[str, Any]]) -> str:
+    """Which run sends the least, and how much less than the first."""
+    (first, reference), least = next(iter(runs.items())), min(run["total"] for run in runs.values())
+    best = next(name for name, run in runs.items() if run["total"] == least)
+    if best == first or not reference["total"]:
+        return f"Least is sent by {first.replace('+', ' ')}, the first"
+    return (
+        f"Least is sent by {best.replace('+', ' ')}: "
+        f"{format_share(1 - least / reference['total'], 1)} less than by {first.replace('+', ' ')}"
     )

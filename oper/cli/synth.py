@@ -6,6 +6,7 @@ from typing import Any, Literal
 import typer
 
 from oper.base.errors import OperError
+from oper.base.formatting import format_share, plural
 from oper.base.units import parse_share
 from oper.cli.shared.command import ADVANCED, Command
 from oper.cli.shared.console import emit
@@ -121,7 +122,10 @@ def _write_log(synthesizer: Any, output: Path, force: bool, as_json: bool) -> No
 
     def text() -> None:
         print(f"{output}: {_described(synthesizer)}")
-        print(f"clicks: {written.click_rate:.2%} of the samples; Bayes AUC {written.bayes_auc:.4f}")
+        print(
+            f"clicks: {format_share(written.click_rate)} of the samples; a model that knew each "
+            f"one's probability would have an AUC of {written.bayes_auc:.4f}"
+        )
         print(f"profile it: oper profile {output} --tables {written.tables} -o PROFILE")
 
     content = {
@@ -154,4 +158,5 @@ def _content(synthesizer: Any) -> dict[str, Any]:
 def _described(synthesizer: Any) -> str:
     tables = synthesizer.recipe.tables
     rows = sum(t.rows for t in tables)
-    return f"{synthesizer.samples:,} samples of {len(tables)} tables with {rows:,} rows"
+    samples = plural(synthesizer.samples, "sample")
+    return f"{samples} of {plural(len(tables), 'table')} with {plural(rows, 'row')}"

@@ -8,10 +8,10 @@ import numpy as np
 import typer
 
 from oper.base.errors import OperError
+from oper.base.formatting import format_bytes, format_digits, format_duration, plural
 from oper.base.units import GB
 from oper.cli.shared.command import ADVANCED, Command, CommandGroup
 from oper.cli.shared.console import emit, new_console, new_table
-from oper.cli.shared.formatting import format_bytes, format_duration, plural
 from oper.cli.shared.output_options import FORCE, JSON
 from oper.files.storage import atomic_file, check_output
 from oper.topology.host_tier import host_to_dict
@@ -21,8 +21,8 @@ from oper.topology.topology import Topology
 
 _LINKS = {
     "local": "own rows",
-    "same_node": "other rank, same node",
-    "other_node": "other node",
+    "same_node": "another rank's, same node",
+    "other_node": "another node's",
 }
 
 
@@ -135,19 +135,20 @@ def _print(topology: Topology) -> None:
     out = new_console()
     out.print(
         f"{topology.name}: {plural(ranks, 'rank')} on {plural(nodes, 'node')}, "
-        f"{'homogeneous' if topology.homogeneous else 'heterogeneous'}"
+        f"{'all ranks alike' if topology.homogeneous else 'ranks differ'}"
     )
-    made = new_table("link", "pairs", "GB/s: min", "median", "max", "median s/byte")
+    made = new_table("reads of", "pairs", "GB/s: slowest", "median", "fastest")
     for kind, mask in topology.masks().items():
         costs = topology.link_cost[mask]
         if len(costs):
             rates = [1 / costs.max(), 1 / np.median(costs), 1 / costs.min()]
-            cells = [f"{rate / GB:,.4g}" for rate in rates]
-            made.add_row(_LINKS[kind], f"{len(costs):,}", *cells, f"{np.median(costs):.4g}")
-    rate = topology.allreduce_bandwidth
-    made.add_row("AllReduce (bus)", "", "", f"{rate / GB:,.4g}", "", f"{1 / rate:.4g}")
+            cells = [format_digits(rate / GB, 4) for rate in rates]
+            made.add_row(_LINKS[kind], f"{len(costs):,}", *cells)
     out.print(made)
-    out.print(f"latency of a hop: {format_duration(topology.latency_seconds)}")
+    out.print(
+        f"AllReduce: {format_digits(topology.allreduce_bandwidth / GB, 4)} GB/s (bus bandwidth), "
+        f"{format_duration(topology.latency_seconds)} a hop"
+    )
     out.print(f"capacity: {_capacity(topology)}")
     shared = topology.memory.count(SHARED)
     if shared:
@@ -163,7 +164,7 @@ def _print(topology: Topology) -> None:
         each = " to ".join(format_bytes(size) for size in dict.fromkeys((sizes[0], sizes[-1])))
         out.print(f"host memory (what a tier may use): {each} a rank")
     if topology.host_bandwidth is not None:
-        rates = [f"{rate / GB:,.4g}" for rate in sorted(set(topology.host_bandwidth))]
+        rates = [format_digits(rate / GB, 4) for rate in sorted(set(topology.host_bandwidth))]
         each = " to ".join(dict.fromkeys((rates[0], rates[-1])))
         out.print(f"device to host memory: {each} GB/s a rank")
 
@@ -172,10 +173,11 @@ def _capacity(topology: Topology) -> str:
     given = topology.to_dict().get("capacity")
     if given is None:
         if topology.memory_for_plans is not None:
-            return "of device memory; with --extra-memory, of the tables' bytes over the ranks"
-        return "the tables' bytes over the ranks, times (1 + extra memory)"
+            return "device memory less --reserve; with --extra-memory, an even share of all bytes"
+        return "an even share of the bytes of the tables and of --extra-memory"
     values = given if isinstance(given, list) else [given]
     shown = [
-        v if isinstance(v, str) else f"{v:g} × the tables' bytes over the ranks" for v in values
+        v if isinstance(v, str) else f"{format_digits(v, 6)}x an even share of the tables' bytes"
+        for v in values
     ]
     return ", ".join(dict.fromkeys(shown)) if len(set(shown)) <= 4 else f"{len(shown)} values"

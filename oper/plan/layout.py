@@ -134,6 +134,17 @@ class Layout:
         bitmaps = [b for b in every if b is not None]
         return (sum(b.nbytes for b in bitmaps) + self.codes.nbytes) / max(int(self.rows.sum()), 1)
 
+    def stripe_rows(self, tables: Ints, rows: Ints) -> Ints:
+        """How many of the first `rows[n]` striped rows of table `tables[n]` each rank has,
+        [len(tables), M]."""
+        found = -self.stripe_lead[tables]
+        for n, t in enumerate(tables):
+            pattern = self.pattern_of[t]
+            order, (_, copies) = self.orders[pattern], self._occurrences[pattern]
+            turns, rest = divmod(int(self.rotation[t] + rows[n]), len(order))
+            found[n] += turns * copies + np.bincount(order[:rest], minlength=self.ranks)
+        return found
+
     def locate(self, table: int, rows: NDArray[np.integer[Any]]) -> Located:
         """The group or owner of rows of a table, [N]; rows must be in range."""
         row = np.asarray(rows, dtype=np.int64)

@@ -12,7 +12,7 @@ from oper.base import native
 from oper.base.errors import OperError
 from oper.cost.workload import Workload
 from oper.files import storage
-from oper.plan.plan import FORMAT
+from oper.plan.plan import FORMAT, Plan
 from oper.planner.assemble_plan import assemble
 from oper.planner.make_placement import Planned
 from oper.planner.place_in_memory import place_in_memory
@@ -39,6 +39,19 @@ def make_plan(
 
     Raises OperError where the folder cannot be written, or the capacities cannot hold the tables.
     """
+    return plan_and_save(profile, topology, workload, settings, output, report, overwrite)[0]
+
+
+def plan_and_save(
+    profile: Profile | Path | str,
+    topology: Topology | Path | str,
+    workload: Workload,
+    settings: Settings,
+    output: Path | str,
+    report: Callable[[str], None] = lambda step: None,
+    overwrite: bool = False,
+) -> tuple[Planned, Plan]:
+    """As `make_plan`, and the plan that was written."""
     for name, given, kinds in (
         ("profile", profile, (Profile, Path, str)),
         ("topology", topology, (Topology, Path, str)),
@@ -69,4 +82,4 @@ def make_plan(
     plan.save(output, also=[profile.save_vocabularies], overwrite=overwrite)
     planned.seconds["writing"] = time.perf_counter() - since
     planned.seconds["total"] = time.perf_counter() - began
-    return planned
+    return planned, plan

@@ -43,7 +43,7 @@ def test_one_rank_replicates_nothing(tmp_path: Path) -> None:
 def test_rows_that_nothing_reads_say_so(tmp_path: Path) -> None:
     found = explain(planned(tmp_path / "plan", "cpu:2", INFERENCE, 0.05), "b", 29)
     assert found["accesses"] == 0
-    assert "never accessed" in found["why"]
+    assert "never read" in found["why"]
 
 
 def test_without_room_for_a_copy_no_other_row_is_said_to_have_it(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from oper import cli
 from oper.base.errors import OperError
+from oper.base.formatting import format_bytes, format_gap, format_number, plural
 from oper.base.units import parse_share
-from oper.cli.shared.formatting import format_bytes, format_gap, format_number, plural
 from oper.profiling.profile import Profile
 from oper.tables.table import Table
 from tests.support.commands import SYNTH, fine, oper, refused

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from oper.audit.explain import explain
 from oper.base.arrays import Floats, Ints
+from oper.base.number_text import format_duration
 from oper.cost.allreduce import METHODS, Method, allreduce_cost
 from oper.cost.holder_sets import (
     HolderSets,
@@ -280,9 +281,9 @@ def test_explain(mode: str, tmp_path: Path) -> None:
     )
     why = explain(load_plan(tmp_path / "plan"), "a", 3)["why"]
     c = int(np.flatnonzero(classes.accesses == accesses[3])[0])
-    said = re.search(r"times an iteration: (\S+) ns .* with one owner, (\S+) ns", why)
+    said = re.search(r"times an iteration: (\S+ \S+) of .* with one owner, (\S+ \S+) with", why)
     assert said is not None, why
-    assert said.groups() == (f"{owned[c] * 1e9:.3g}", f"{copied[c] * 1e9:.3g}")
+    assert said.groups() == (format_duration(owned[c]), format_duration(copied[c]))
 
 
 @given(placements(), seeds)

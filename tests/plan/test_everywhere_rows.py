@@ -22,7 +22,6 @@ from oper.files.manifest import describe_files, write_manifest
 from oper.plan.address_map import AddressMap
 from oper.plan.layout import LOCAL, SLOT_BITS
 from oper.plan.plan import FORMAT, MARKER, Plan, load_plan
-from oper.plan.plan_of_some_tables import part_of
 from oper.plan.row_codes import pack_positions
 from oper.plan.validate import validate
 from oper.planner.make_plan import make_plan
@@ -32,6 +31,7 @@ from oper.planner.replan.replan import replan
 from oper.profiling.profile import Profile
 from oper.tables.table import Table
 from oper.topology.topology import Topology
+from oper.torchrec.plan_of_some_tables import part_of
 from oper.torchrec.planning.planner_statistics import planner_statistics
 
 TABLES = (Table("a", 40_000, 16), Table("b", 3000, 64), Table("c", 1, 16), Table("d", 9000, 16))

@@ -154,7 +154,7 @@ def test_plans_put_together_by_hand_lack_parts_and_are_shown(saved: Path, part: 
     before = marker.read_bytes()
     try:
         write_manifest(saved, FORMAT, edited(json.loads(before), (part,), {}))
-        assert "predicted iteration" in fine("plan", "show", saved)
+        assert "Predicted iteration" in fine("plan", "show", saved)
         fine("plan", "show", saved, "--json")
         fine("plan", "check", saved)
     finally:

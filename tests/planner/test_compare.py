@@ -1,13 +1,11 @@
 """`oper compare`: the same fields for every method, tables that fit, sweeps, limits."""
 
-import io
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from oper.base.errors import OperError
@@ -110,8 +108,7 @@ def test_a_late_method_has_status_time_limit_and_no_figures() -> None:
     assert late["status"] == "time_limit"
     assert late["objective_seconds"] is None
     assert late["lower_bound_seconds"] > 0
-    rendered = render([found])
-    assert "> limit" in rendered
+    assert "took more than 0.01 s" in late["notes"]["reason"]
 
 
 def test_the_solver_places_whole_partitions_and_never_beats_the_bound() -> None:
@@ -136,44 +133,11 @@ def test_partitions_too_big_for_the_capacities_have_no_placement() -> None:
     entry = found["methods"]["milp"]
     assert entry["status"] == "infeasible"
     assert entry["objective_seconds"] is None
-    assert "no placement" in render([found])
 
 
 def test_an_unknown_method_is_named() -> None:
     with pytest.raises(OperError, match=r"tabel_wise.*table_wise"):
         run(make_profile(1), methods=("tabel_wise",))
-
-
-def render(runs: list[dict[str, Any]]) -> str:
-    written = io.StringIO()
-    out = Console(width=400, highlight=False, file=written)
-    for found in runs:
-        out.print(text.run_table(found["methods"]))
-        out.print(text.traffic_table(found["methods"]))
-    return written.getvalue()
-
-
-@pytest.mark.parametrize("mode", ["training", "inference"])
-def test_tables_are_at_most_100_columns_wide(mode: str) -> None:
-    rendered = render([run(make_profile(seed, rows=(9000, 40, 7)), mode) for seed in range(3)])
-    assert max(len(line.rstrip()) for line in rendered.splitlines()) <= 100
-    assert all(name in rendered for name in QUICK)
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
-        (0, "0"),
-        (1, "1"),
-        (0.5, ".500"),
-        (0.9996, "1"),
-        (12.34, "12.3"),
-        (99.96, "100"),
-        (123.4, "123"),
-    ],
-)
-def test_digits(value: float, shown: str) -> None:
-    assert text.digits(value) == shown
 
 
 def test_shares_with_one_percent_sign_for_all() -> None:
@@ -217,4 +181,4 @@ def test_command_prints_a_table(saved: str) -> None:
     assert max(map(len, lines)) <= 100
     first = [line.split()[0] for line in lines if line]
     assert [word for word in first if word in QUICK][: len(QUICK)] == list(QUICK)
-    assert "infeasible" not in done.stdout  # three times total/ranks holds any of these
+    assert "no: " not in done.stdout  # three times total/ranks holds any of these

@@ -17,7 +17,6 @@ from oper.cost.holder_sets import everywhere_set, single_owner_sets
 from oper.cost.objective import evaluate
 from oper.cost.workload import Workload
 from oper.plan.plan import Plan, load_plan
-from oper.plan.plan_of_some_tables import part_of
 from oper.planner.bounds.certificate import certify
 from oper.planner.bounds.tier_bound import Certified, WeightedBounds, certify_with_tier
 from oper.planner.compare import compare
@@ -30,6 +29,7 @@ from oper.profiling.profile import Profile
 from oper.tables.table import Table
 from oper.topology.host_tier import tier_topology
 from oper.topology.topology import Topology
+from oper.torchrec.plan_of_some_tables import part_of
 from tests.support.examples import at_least
 from tests.support.planner.drifting import make_profile, seeds, slots_of
 from tests.support.planner.tiers import assert_figures_are_true, drawn, with_hosts

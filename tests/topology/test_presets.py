@@ -1,4 +1,4 @@
-"""Presets: what they are, whose figures they have, and names that are near one."""
+"""Topologies by name: what the presets say, and the nearest name of one that is none."""
 
 import numpy as np
 import pytest

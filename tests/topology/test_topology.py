@@ -1,4 +1,4 @@
-"""Topologies: presets, YAML and its errors, capacities, and what is measured."""
+"""Topologies: YAML and its errors, capacities, and what is measured."""
 
 import json
 import multiprocessing

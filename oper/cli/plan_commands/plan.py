@@ -1,20 +1,19 @@
 """`oper plan`: make a plan from a profile; show, compare, explain and check plans."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from oper.base.errors import OperError
 from oper.base.units import parse_share
 from oper.cli.plan_commands import plan_check, plan_views
-from oper.cli.plan_commands.plan_text import curve_table, facts_table, plan_facts, rank_table
+from oper.cli.plan_commands.plan_text import curve_table, print_plan
 from oper.cli.plan_commands.plan_warnings import warnings
 from oper.cli.shared.command import ConfigurableCommand
 from oper.cli.shared.console import emit, new_console, warn
 from oper.cli.shared.default_subcommand import DEFAULT, verb
-from oper.cli.shared.formatting import plural
-from oper.cli.shared.output_options import FORCE, JSON
+from oper.cli.shared.output_options import FORCE, JSON, VERBOSE
 from oper.cli.shared.plan_options import (
     BALANCE,
     BATCH_SIZE,
@@ -35,6 +34,9 @@ from oper.cli.shared.plan_options import (
     parse_tier,
 )
 from oper.cli.shared.progress import steps
+
+if TYPE_CHECKING:
+    from oper.topology.topology import Topology
 
 _EXAMPLES = """
 oper plan profile --topology dgx-a100 --batch-size 65536 -o plan
@@ -78,13 +80,15 @@ def make(
         False, "--curve", help="Print what more or less memory would do to the iteration time."
     ),
     force: bool = FORCE,
+    verbose: bool = VERBOSE,
     as_json: bool = JSON,
 ) -> None:
     """Plan the placement of every row and certify how far it is from optimal."""
     from oper.cost.workload import Workload
     from oper.files.storage import check_output
     from oper.plan.plan import FORMAT
-    from oper.planner.make_plan import make_plan
+    from oper.plan.rows_by_kind import rows_by_kind
+    from oper.planner.make_plan import plan_and_save
     from oper.planner.memory_curve import memory_curve
     from oper.planner.place_in_memory import place_in_memory
     from oper.planner.problem.problem import Settings
@@ -113,29 +117,28 @@ def make(
     workload = Workload(mode, fetch, batch_size)
     opened = Profile.open(profile, check=True)
     with steps("planning", total=6) as report:
+        content: dict[str, Any] = {"plan": None if output is None else str(output)}
         if output is not None:
-            planned = make_plan(opened, ranks, workload, settings, output, report, force)
+            asked = (opened, ranks, workload, settings, output, report, force)
+            planned, plan = plan_and_save(*asked)
+            content |= planned.to_json() | rows_by_kind(plan).to_json(plan.tables)
+            content["owner_accesses"] = plan.owner_accesses.tolist()
+            content["replica_accesses"] = plan.replica_accesses
         else:
             planned = place_in_memory(opened, ranks, workload, settings, report)
-        content = {"plan": None if output is None else str(output), **planned.to_json()}
+            content |= planned.to_json()
         if curve:
             report("curve")
             content["curve"] = [point.to_json() for point in memory_curve(planned, ranks)]
     for warning in warnings(planned, opened):
         warn(warning)
-    emit(as_json, content, lambda: _print_plan(content), written=not curve)
+    emit(as_json, content, lambda: _print(content, ranks, verbose), written=not curve)
 
 
-def _print_plan(content: dict[str, Any]) -> None:
+def _print(content: dict[str, Any], topology: "Topology", verbose: bool) -> None:
     out = new_console()
     if "curve" in content:
+        out.print("Predicted iterations by extra memory, a share of the tables' bytes for copies:")
         out.print(curve_table(content["curve"]))
-    if content["plan"] is None:
-        return
-    out.print(
-        f"{content['plan']}: {plural(content['rows'], 'row')} on "
-        f"{plural(content['ranks'], 'rank')}, {content['mode']}, {content['fetch']} "
-        f"fetches, {plural(content['batch_size'], 'sample')} a batch"
-    )
-    out.print(rank_table(content))
-    out.print(facts_table(plan_facts(content)))
+    if content["plan"] is not None:
+        print_plan(content, topology, verbose)

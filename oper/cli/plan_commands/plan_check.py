@@ -61,12 +61,12 @@ def check(
 
     def text() -> None:
         out = new_console()
-        for finding in findings:
+        failed = f"{len(wrong)} of {len(findings)} invariants do not hold"
+        out.print(f"{plan}: {failed if wrong else f'all {len(findings)} invariants hold'}")
+        for finding in [*wrong, *(finding for finding in findings if finding.ok)]:
             out.print(f"{'ok   ' if finding.ok else 'WRONG'} {finding.invariant}")
             if finding.wrong:
                 out.print(f"      {finding.wrong}")
-        failed = f"{len(wrong)} of {len(findings)} invariants do not hold"
-        out.print(f"{plan}: {failed if wrong else f'all {len(findings)} invariants hold'}")
 
     emit(as_json, content, text)
     if wrong:

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import typer
 
-from oper.cli.plan_commands.plan_text import facts_table, plan_facts, rank_table
+from oper.cli.plan_commands.diff_text import print_diff
+from oper.cli.plan_commands.plan_text import print_plan
+from oper.cli.plan_commands.row_text import print_row
 from oper.cli.shared.command import Command
-from oper.cli.shared.console import emit, new_console, new_table
-from oper.cli.shared.formatting import format_bytes, format_duration, plural
-from oper.cli.shared.output_options import JSON
+from oper.cli.shared.console import emit
+from oper.cli.shared.output_options import JSON, VERBOSE
 
 _SHOW_EXAMPLES = """
 oper plan show plan
@@ -31,10 +32,12 @@ def add_to(verbs: typer.Typer) -> None:
 
 def show(
     plan: Path = typer.Argument(metavar="PLAN", help="A plan folder."),
+    verbose: bool = VERBOSE,
     as_json: bool = JSON,
 ) -> None:
     """Print a plan's decisions, cost and quality."""
     from oper.plan.plan import load_plan
+    from oper.plan.rows_by_kind import rows_by_kind
 
     loaded = load_plan(plan)
     layout = loaded.layout
@@ -44,6 +47,9 @@ def show(
         **loaded.certificate,
         "asked": loaded.settings,
         "tables": len(loaded.tables),
+        **rows_by_kind(loaded).to_json(loaded.tables),
+        "owner_accesses": loaded.owner_accesses.tolist(),
+        "replica_accesses": loaded.replica_accesses,
         "explicit_rows": layout.listed,
         "address_map_bytes_per_row": layout.bitmap_bytes_per_row(),
         "partitions": loaded.partitions,
@@ -52,31 +58,7 @@ def show(
         "profile": loaded.profile,
     }
 
-    def text() -> None:
-        out = new_console()
-        out.print(
-            f"{plan}: {plural(len(loaded.tables), 'table')}, "
-            f"{plural(content['rows'], 'row')} on {plural(loaded.ranks, 'rank')} "
-            f"({loaded.topology.name}), {content['mode']}, {content['fetch']} fetches, "
-            f"{plural(content['batch_size'], 'sample')} a batch"
-        )
-        out.print(rank_table(content))
-        facts = plan_facts(content)
-        if parts := loaded.partitions:
-            partitions = (
-                f"{parts['access_bounded']:,} access-bounded with "
-                f"{parts['access_bounded_accesses']:.1%} of accesses in "
-                f"{parts['access_bounded_bytes']:.1%} of bytes, {parts['memory_bounded']:,} "
-                "memory-bounded"
-            )
-            facts.append(("partitions", partitions))
-        address_map = (
-            f"{content['address_map_bytes_per_row']:.3f} bytes a row; "
-            f"{plural(layout.listed, 'row')} listed, the others striped"
-        )
-        out.print(facts_table([*facts, ("address map", address_map)]))
-
-    emit(as_json, content, text)
+    emit(as_json, content, lambda: print_plan(content, loaded.topology, verbose))
 
 
 def explain(
@@ -91,6 +73,7 @@ def explain(
         help="The profile that the plan was made from: it has every row's count.",
         metavar="FOLDER",
     ),
+    verbose: bool = VERBOSE,
     as_json: bool = JSON,
 ) -> None:
     """Print where a row is and why, and how often it was accessed."""
@@ -101,37 +84,7 @@ def explain(
     counted_by = None if profile is None else Profile.open(profile)
     content = explain_row(load_plan(plan), table, row, counted_by)
 
-    def text() -> None:
-        out = new_console()
-        out.print(f"row {row:,} of table {table}")
-        accesses, most = content["accesses"], content["accesses_at_most"]
-        if accesses is not None:
-            counted = f"{accesses:,} in the profile"
-        elif content["kind"] == "replicated":
-            counted = (
-                f"at least {content['accesses_at_least']:,}, the fewest of the table's rows on all "
-                "ranks; --profile has the count"
-            )
-        else:
-            counted = "not listed in the plan" + (
-                "" if most is None else f"; at most {most:,}, the fewest of the table's listed rows"
-            )
-        facts = [("accesses", counted)]
-        if content["partition"] is not None:
-            facts.append(("partition", f"{content['partition']:,}, in order of accesses from 0"))
-        facts.append(("kind", content["kind"]))
-        if content["in_tier"]:
-            facts.append(("memory", "the host's: the table is in the tier"))
-        if content["owner"] is not None:
-            facts.append(("owner", f"rank {content['owner']}"))
-        else:
-            facts.append(("copies on", f"ranks {_ranges(content['replicas'])}"))
-        slots = ", ".join(f"{s:,} on rank {r}" for r, s in list(content["slots"].items())[:4])
-        facts.append(("slots", slots + (", …" if len(content["slots"]) > 4 else "")))
-        facts.append(("why", content["why"]))
-        out.print(facts_table(facts))
-
-    emit(as_json, content, text)
+    emit(as_json, content, lambda: print_row(content, verbose))
 
 
 def diff(
@@ -145,55 +98,4 @@ def diff(
 
     content = diff_plans(load_plan(old), load_plan(new))
 
-    def text() -> None:
-        out = new_console()
-        figures = content["figures"]
-        shown = {
-            "predicted iteration": ("objective_seconds", format_duration),
-            "extra memory": ("extra_memory_ratio", "{:.3%}".format),
-            "threshold": ("threshold", "{:.4%}".format),
-            "fullest rank": ("memory_bytes", format_bytes),
-            "traffic, all ranks": ("communication_bytes", format_bytes),
-        }
-        facts = [
-            (label, f"{form(figures[name]['old'])} -> {form(figures[name]['new'])}")
-            for label, (name, form) in shown.items()
-        ]
-        for name, names in content["tier"].items():
-            if names:
-                facts.append((f"tier of the {name} plan", ", ".join(names)))
-        out.print(facts_table(facts))
-        if content["rows_changed"] is None:
-            ranks = content["ranks"]
-            out.print(
-                f"the plans are for {ranks['old']:,} and {ranks['new']:,} ranks: their rows are "
-                "not compared"
-            )
-            return
-        out.print(
-            f"{content['rows_changed']:,} of {content['rows']:,} rows are held by other ranks, or "
-            f"by more or fewer ({format_bytes(content['bytes_changed'])})"
-        )
-        changed = [t for t in content["tables"] if t["rows_changed"]]
-        changed.sort(key=lambda t: -int(t["rows_changed"]))
-        if changed:
-            made = new_table("table", "rows", "changed", "more copies", "fewer copies")
-            for entry in changed[:20]:
-                names = ("rows", "rows_changed", "rows_more_copies", "rows_fewer_copies")
-                made.add_row(entry["table"], *(f"{entry[name]:,}" for name in names))
-            out.print(made)
-            if len(changed) > 20:
-                out.print(f"and {len(changed) - 20} more tables; --json has them all")
-
-    emit(as_json, content, text)
-
-
-def _ranges(ranks: list[int]) -> str:
-    """[0, 1, 2, 5] -> '0-2, 5'."""
-    spans: list[list[int]] = []
-    for rank in ranks:
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    return ", ".join(f"{a}-{b}" if b > a else str(a) for a, b in spans)
+    emit(as_json, content, lambda: print_diff(content, str(old), str(new)))

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+from oper.base.formatting import format_digits, format_number, format_percent
 from oper.cli.shared.console import new_console, new_table
-from oper.cli.shared.formatting import format_number
 
 if TYPE_CHECKING:
     from oper.profiling.profile import Profile
@@ -97,7 +97,7 @@ def _tables(content: dict[str, Any]) -> Any:
             name,
             f"{entry['rows']:,}",
             f"{entry['accesses']:,}",
-            f"{entry['accesses'] / samples:.3g}",
+            format_digits(entry["accesses"] / samples, 3),
             f"{entry['rows_never_accessed'] / max(entry['rows'], 1):.1%}",
             f"{entry['hot_accesses_share']:.1%}",
             ids,
@@ -125,10 +125,11 @@ def _distinct_line(distinct: dict[str, Any]) -> str:
 
 
 def _sampling_lines(sampled: dict[str, Any]) -> list[str]:
+    share = format_percent(sampled["share"])
     if "hot_share" not in sampled:
-        return [f"sample              {sampled['share']:.3g} of the samples, summed over parts"]
+        return [f"sample              {share} of the samples, summed over parts"]
     return [
-        f"sample              {sampled['share']:.3g} of the samples; expected errors:",
+        f"sample              {share} of the samples; expected errors:",
         f"  hot set           {sampled['hot_rows_missed']:.2%} of the hottest "
         f"{sampled['hot_share']:.0%} of rows are missed, with "
         f"{sampled['hot_accesses_missed']:.2%} of their accesses",

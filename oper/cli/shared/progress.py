@@ -13,8 +13,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from oper.base.formatting import format_number
 from oper.cli.shared.console import is_quiet
-from oper.cli.shared.formatting import format_number
 
 
 class Meter:

@@ -94,7 +94,7 @@ def _layout(layout: Layout, chosen: Ints) -> Layout:
         layout.holds[used],
         group_rows,
         width_of_table,
-        _stripes(layout, chosen, layout.rows[chosen] - unstriped),
+        layout.stripe_rows(chosen, layout.rows[chosen] - unstriped),
     )
     return Layout(
         rows=layout.rows[chosen],
@@ -127,14 +127,3 @@ def _lines(
     of each table."""
     first = layout.line_offset
     return join_lines([bitmap[first[t] : first[t + 1]] for t in chosen], line_offset)
-
-
-def _stripes(layout: Layout, chosen: Ints, rows: Ints) -> Ints:
-    """How many of `rows[n]` striped rows of each chosen table each rank has, [len(chosen), M]."""
-    counts = -layout.stripe_lead[chosen]
-    for n, t in enumerate(chosen):
-        order = layout.orders[layout.pattern_of[t]]
-        whole, rest = divmod(int(layout.rotation[t] + rows[n]), len(order))
-        counts[n] += whole * np.bincount(order, minlength=layout.ranks)
-        counts[n] += np.bincount(order[:rest], minlength=layout.ranks)
-    return counts

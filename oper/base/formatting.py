@@ -1,0 +1,82 @@
+"""Numbers as the commands print them: sizes, durations, counts, factors, gaps.
+
+None has an exponent, and none a sign before zero: what rounding left of a difference is 0.
+"""
+
+import math
+
+from oper.base.number_text import ROUNDING_SECONDS, format_digits, format_duration
+
+__all__ = [
+    "at_most",
+    "format_bytes",
+    "format_digits",
+    "format_duration",
+    "format_factor",
+    "format_gap",
+    "format_number",
+    "format_percent",
+    "format_share",
+    "plural",
+]
+
+_SUFFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_LEAST = 1e-3  # of a row or a byte
+
+
+def format_number(value: float) -> str:
+    """1234567 -> '1.23M'."""
+    return "".join(_scaled(value))
+
+
+def format_bytes(value: float) -> str:
+    """Bytes in powers of ten: '1.23 MB'."""
+    number, suffix = _scaled(value)
+    return f"{number} {suffix}B"
+
+
+def _scaled(value: float) -> tuple[str, str]:
+    """A number with three digits, and the suffix of its power of ten."""
+    for limit, suffix in _SUFFIXES:
+        if abs(value) >= 0.9995 * limit:  # rounds up to the limit
+            return format_digits(value / limit, 3), suffix
+    if abs(value) >= _LEAST:
+        return format_digits(value, 3), ""
+    return ("0" if abs(value) < ROUNDING_SECONDS or value < 0 else f"<{_LEAST}"), ""
+
+
+def plural(number: int, noun: str) -> str:
+    """2, 'row' -> '2 rows'."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def format_factor(value: float) -> str:
+    """How many times: '1.00', '12.3', '1,235'."""
+    if value >= 99.95:
+        return f"{value:,.0f}"
+    return f"{round(value, 2) + 0.0:.2f}" if value < 9.995 else f"{value:.1f}"
+
+
+def format_gap(value: float) -> str:
+    """A certified gap, a fraction, as a percentage, rounded up: 1.23e-4 -> '0.0123%'."""
+    if value < 1e-6:
+        return "<0.0001%"
+    if value > 1e6:  # of no plan, and far beyond it no integer
+        return f"{format_digits(100 * value, 4)}%"
+    return f"{format_digits(math.ceil(1e6 * value) / 1e4, 4)}%"
+
+
+def at_most(gap: float) -> str:
+    """A certified gap as words: 'at most 0.0123%', 'less than 0.0001%'."""
+    shown = format_gap(gap)
+    return f"less than {shown[1:]}" if shown.startswith("<") else f"at most {shown}"
+
+
+def format_share(value: float, digits: int = 2) -> str:
+    """A fraction as a percentage with so many digits after the point; never -0."""
+    return f"{round(100 * value, digits) + 0.0:,.{digits}f}%"
+
+
+def format_percent(value: float) -> str:
+    """A fraction as a percentage with three digits: 0.00025 -> '0.025%'."""
+    return f"{format_digits(100 * value, 3)}%"

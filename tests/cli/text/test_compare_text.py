@@ -1,0 +1,171 @@
+"""What `oper compare` prints: the first table, the sentences around it, and the details."""
+
+import copy
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oper.cli.compare_text import print_runs, remarks, verdict
+from oper.cost.workload import Workload
+from oper.planner import compare as comparison
+from oper.planner.baselines.registry import BASELINES
+from oper.planner.problem.problem import Settings
+from oper.topology.topology import Topology
+from tests.support.planner.profiles import make_profile
+
+QUICK = ("oper", *(name for name, rule in BASELINES.items() if rule.quick is not None))
+Capture = pytest.CaptureFixture[str]
+
+
+def run(seed: int, mode: str = "training", methods: tuple[str, ...] = QUICK, extra: float = 0.05):
+    return comparison.compare(
+        make_profile(seed, rows=(9000, 40, 7)),
+        Topology.load("2x2-a100"),
+        Workload(mode, "raw", 256),  # type: ignore[arg-type]
+        Settings(extra_memory=extra, threshold=0.02),
+        methods,
+        60.0,
+    )
+
+
+@pytest.fixture(scope="module")
+def compared() -> dict[str, Any]:
+    return run(1)
+
+
+def printed(capsys: Capture, runs: list[dict[str, Any]], verbose: bool = False) -> str:
+    print_runs(runs, "profile", verbose)
+    return capsys.readouterr().out
+
+
+def row_of(text: str, method: str) -> str:
+    return next(line for line in text.splitlines() if line.startswith(f"{method} "))
+
+
+@pytest.mark.parametrize("mode", ["training", "inference"])
+@pytest.mark.parametrize("verbose", [False, True])
+def test_at_most_100_columns_and_no_joined_numbers(
+    capsys: Capture, mode: str, verbose: bool
+) -> None:
+    text = printed(capsys, [run(seed, mode) for seed in range(2)], verbose)
+    assert max(map(len, text.splitlines())) <= 100
+    assert all(name in text for name in QUICK)
+    assert not re.search(r"[\d.]/[\d.]", text), "numbers with a stroke between them"
+    assert not re.search(r"[ /]\.\d", text), "a number without its first 0"
+    assert not re.search(r"\de[-+]?\d", text)
+
+
+def test_what_was_compared_comes_first_and_the_best_last(
+    capsys: Capture, compared: dict[str, Any]
+) -> None:
+    text = printed(capsys, [compared])
+    first, verdicts = text.split("\n\n")[0], text.split("\n\n")[1]
+    for words in ("2x2-a100", "training", "raw fetches", "256 samples", "5% of extra memory"):
+        assert words in first.replace("\n", " ").replace("  ", " "), first
+    assert f"{len(QUICK)} methods" in first
+    assert "Best: " in verdicts
+    assert "Certified: oper's plan" in verdicts
+    header = next(line for line in text.splitlines() if line.startswith("method"))
+    names = ("method", "iteration", "times oper's", "fits its memory", "fullest rank", "planning")
+    assert re.split(r"\s{2,}", header) == list(names)
+
+
+def test_times_are_oper_s_and_only_misfits_have_a_factor_of_memory(
+    capsys: Capture, compared: dict[str, Any]
+) -> None:
+    found = copy.deepcopy(compared)
+    entries = found["methods"]
+    mine = entries["oper"]["objective_seconds"]
+    entries["row_wise"]["objective_seconds"] = 1.3512 * mine
+    entries["table_wise"] |= {
+        "status": "infeasible",
+        "feasible": False,
+        "capacity_factor": 2.4759,
+        "certified_gap": None,
+    }
+    entries["paper"]["certified_gap"] = None
+    text = printed(capsys, [found])
+    assert " 1.35 " in row_of(text, "row_wise")
+    assert " 1.00 " in row_of(text, "oper")
+    assert "no: 2.48x its memory" in row_of(text, "table_wise")
+    assert "no: too many copies" in row_of(text, "paper")
+    for name in set(QUICK) - {"table_wise", "paper"}:
+        assert " yes " in row_of(text, name)
+    barely = copy.deepcopy(found)
+    barely["methods"]["table_wise"]["capacity_factor"] = 1.000021
+    assert "no: 1.00002x its memory" in row_of(printed(capsys, [barely]), "table_wise")
+
+
+def test_methods_without_a_plan_say_why(capsys: Capture, compared: dict[str, Any]) -> None:
+    found = copy.deepcopy(compared)
+    late, none = ({"status": s, "notes": {"reason": f"because {s}"}} for s in ("time_limit", "x"))
+    found["methods"]["paper"] |= {"objective_seconds": None, "certified_gap": None, **late}
+    found["methods"]["row_wise"] |= {"objective_seconds": None, "certified_gap": None, **none}
+    for verbose in (False, True):
+        text = printed(capsys, [found], verbose)
+        assert "no plan in time" in row_of(text, "paper")
+        assert "no plan" in row_of(text, "row_wise")
+        assert "paper: because time_limit" in text
+        assert "row_wise: because x" in text
+
+
+def fake(seconds: float, gap: float | None = 0.0) -> dict[str, Any]:
+    return {"objective_seconds": seconds, "certified_gap": gap, "status": "ok", "notes": {}}
+
+
+@given(st.lists(st.tuples(st.floats(1e-6, 1e-3), st.booleans()), min_size=1, max_size=6))
+def test_the_best_is_the_fastest_that_fits(drawn: list[tuple[float, bool]]) -> None:
+    entries = {f"m{n}": fake(s, 0.0 if fits else None) for n, (s, fits) in enumerate(drawn)}
+    lines = verdict(entries)
+    fitting = sorted((s, n) for n, (s, fits) in enumerate(drawn) if fits)
+    if not fitting:
+        assert lines == ["No method fits: none has a plan within the limits"]
+        return
+    assert lines[0].startswith(f"Best: m{fitting[0][1]}, ")
+    if len(fitting) > 1:
+        assert f"; m{fitting[1][1]}, the next that fits, takes " in lines[0]
+        longer = fitting[1][0] / fitting[0][0] - 1
+        assert ("takes as long" in lines[0]) == (longer < 5e-5)
+    assert len(lines) == 1  # without OPER nothing is certified
+
+
+def test_oper_need_not_be_the_best() -> None:
+    lines = verdict({"oper": fake(1.1e-5, 0.02), "milp": fake(1e-5)})
+    assert (
+        lines[0] == "Best: milp, 10 µs an iteration; oper, the next that fits, takes 10.00% longer"
+    )
+    assert "at most 2% longer than the best possible" in lines[1]
+    assert "less than 0.0001% longer" in verdict({"oper": fake(1.0, 0.0)})[1]
+
+
+def test_sweeps_name_what_differs(capsys: Capture, compared: dict[str, Any]) -> None:
+    more = run(1, extra=0.1)
+    text = printed(capsys, [compared, more])
+    assert "With 5% of extra memory for copies:" in text
+    assert "With 10% of extra memory for copies:" in text
+    finer = copy.deepcopy(compared)
+    finer["settings"]["threshold"] = 0.001
+    assert "With 5% of extra memory for copies, partitions of at most 0.1%:" in printed(
+        capsys, [compared, finer]
+    )
+
+
+def test_remarks_of_torchrec_and_the_solver() -> None:
+    notes = {
+        "capacity_factor": 4.0,
+        "tables": {"row_wise": 3, "table_wise": 23},
+        "estimate_seconds": 3.79e-9,
+        "pooled_bytes": {"total": 1e6},
+    }
+    entry = {**fake(1.0), "notes": notes}
+    solver = {"solver": "HiGHS", "partitions": 12, "solver_gap": 0.001}
+    lines = remarks({"torchrec": entry, "milp": {**fake(1.0), "notes": solver}}, True)
+    assert lines[0] == (
+        "torchrec: its planner shards tables 3 row_wise, 23 table_wise, found when it was told of "
+        "4.00x the memory"
+    )
+    assert "3.79 ns" in lines[1]
+    assert "HiGHS placed 12 partitions" in lines[2]

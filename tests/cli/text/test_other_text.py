@@ -1,0 +1,113 @@
+"""What `oper replan`, `plan diff`, `plan check`, `topology show`, `simulate` and `synth` print."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+
+from oper.cli.plan_commands.diff_text import diff_sentence, print_diff
+from oper.cli.replan import replan_sentence
+from oper.cli.simulate import least_sent
+from tests.support.commands import fine
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "topology show 2x4-a100",
+        "topology show cpu:3",
+        "topology show measured.yaml",
+        "plan p --topology 2x2-a100 --mode inference --curve",
+        "synth criteo-kaggle --scale 0.0001 --samples 50 -o new.parquet",
+    ],
+)
+def test_numbers_have_no_exponents(here: Path, command: str) -> None:
+    Path("measured.yaml").write_text(
+        "node_of: [0, 1]\nbandwidth: [[1.0, 3e-7], [12345678901234.0, 2]]\n"
+        "allreduce_bandwidth: 1e-3\nlatency_seconds: 1e-12\ncapacity: [1e-7, 1234.5678]\n"
+    )
+    text = fine(*command.split())
+    assert not re.search(r"\d[eE][-+]?\d", text), text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_topologies_in_plain_words(here: Path) -> None:
+    text = fine("topology", "show", "2x4-a100")
+    assert text.startswith("2x4-a100: 8 ranks on 2 nodes, all ranks alike\n")
+    for words in ("geneous", "s/byte"):
+        assert words not in text
+
+
+def moved(**more: Any) -> dict[str, Any]:
+    return {
+        "plan": "new",
+        "from": "old",
+        "profile": "w@1",
+        "horizon": 10_000,
+        "old_objective_seconds": 2e-5,
+        "objective_seconds": 1.5e-5,
+        "moved_bytes": 2e6,
+        "changed_rows": 7,
+    } | more
+
+
+def test_replan_says_first_what_was_gained() -> None:
+    assert replan_sentence(moved()) == (
+        "new: under w@1 an iteration takes 15 µs instead of 20 µs with old, for moving 2 MB once; "
+        "each move pays off within 10,000 iterations (--horizon)"
+    )
+    assert replan_sentence(moved(changed_rows=0)) == (
+        "new: nothing moves, as no move pays off within 10,000 iterations (--horizon); under w@1 "
+        "an iteration of old takes 20 µs"
+    )
+
+
+def test_check_says_first_whether_all_holds(here: Path) -> None:
+    lines = fine("plan", "check", "q").splitlines()
+    assert lines[0] == "q: all 11 invariants hold"
+    assert len(lines) == 12
+
+
+def differing(tables: list[dict[str, Any]]) -> dict[str, Any]:
+    both = {"old": 2.0, "new": 3.0}
+    figures = ("objective_seconds", "extra_memory_ratio", "memory_bytes", "communication_bytes")
+    changed = sum(t["rows_changed"] for t in tables)
+    return {
+        "ranks": {"old": 4, "new": 4},
+        "figures": dict.fromkeys((*figures, "threshold"), both),
+        "tier": {"old": [], "new": []},
+        "rows": 1000,
+        "rows_changed": changed,
+        "bytes_changed": 64 * changed,
+        "tables": tables,
+    }
+
+
+def test_differences_first_in_a_sentence_then_of_the_figures() -> None:
+    none = differing([])
+    assert diff_sentence(none, "q", "r") == "r holds every row where q does"
+    found = diff_sentence(differing([{"rows_changed": 10}]), "q", "r")
+    assert found == "r holds 10 of 1,000 rows on other ranks than q, or on more or fewer (640 B)"
+
+
+@pytest.mark.parametrize("name", ["table_with_sixty_characters_" + 32 * "x", 20 * "表格"])
+def test_differences_of_many_tables_keep_100_columns(capsys: Capture, name: str) -> None:
+    numbers = ("rows", "rows_changed", "rows_more_copies", "rows_fewer_copies")
+    entry = dict.fromkeys(numbers, 2_500_000_000)
+    print_diff(differing([{**entry, "table": f"{name}{n}"} for n in range(856)]), "q", "r")
+    text = capsys.readouterr().out
+    assert "and 836 more tables" in text
+    assert "+50.00%" in text
+    assert max(map(cell_len, text.splitlines())) <= 100
+
+
+def test_simulations_name_what_sends_the_least() -> None:
+    runs = {"random+bsp": {"total": 100}, "laia+bsp": {"total": 80}, "esd+bsp": {"total": 90}}
+    assert least_sent(runs) == "Least is sent by laia bsp: 20.0% less than by random bsp"
+    runs["random+bsp"]["total"] = 10
+    assert least_sent(runs) == "Least is sent by random bsp, the first"
+    assert least_sent({name: {"total": 0} for name in runs}).endswith("random bsp, the first")
