@@ -87,7 +87,7 @@ def compare(
     from oper.planner.problem.problem import Settings
     from oper.profiling.profile import Profile
 
-    names = methods.split(",") if methods else comparison.installed_methods()
+    names = comparison.installed_methods() if methods is None else methods.split(",")
     ranks = load_topology(topology, capacity)
     kept = parse_reserve(reserve, extra_memory, ranks)
     shares = [None] if extra_memory is None else parse_shares(extra_memory, "--extra-memory")

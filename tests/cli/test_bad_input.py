@@ -145,6 +145,8 @@ def test_plans_that_cannot_be_made(here: Path, options: str, words: list[str]) -
         ("plan diff q absent", ["absent", "no such folder"]),
         ("plan check q absent.parquet", ["absent.parquet"]),
         ("compare p --topology cpu:2 --methods oper,magic", ["'magic'", "table_wise"]),
+        ("compare p --topology cpu:2 --methods oper,", ["method ''", "table_wise"]),
+        ("compare p --topology cpu:2 --methods=", ["method ''", "table_wise"]),
         ("compare p --topology cpu:2 --extra-memory 1,,2%", ["--extra-memory '1,,2%'"]),
         ("compare p --topology cpu:2 --extra-memory 1,2", ["--extra-memory '2'", "fraction"]),
         ("compare p --topology cpu:2 --methods oper --capacity 1kB", ["smallest number of ranks"]),
