@@ -134,8 +134,14 @@ def test_profiles_of_many_tables_keep_100_columns(capsys: Capture, name: str) ->
 
 
 def test_simulations_name_what_sends_the_least() -> None:
-    runs = {"random+bsp": {"total": 100}, "laia+bsp": {"total": 80}, "esd+bsp": {"total": 90}}
+    totals = {"random+bsp": 100, "laia+bsp": 80, "esd+bsp": 90}
+    runs = {name: {"total": total, "wrong_reads": 0} for name, total in totals.items()}
     assert least_sent(runs) == "Least is sent by laia bsp: 20.0% less than by random bsp"
+    runs["esd+bsp"] = {"total": 50, "wrong_reads": 1234}
+    assert least_sent(runs).endswith(
+        "by esd bsp: 50.0% less than by random bsp, with 1,234 wrong reads"
+    )
     runs["random+bsp"]["total"] = 10
     assert least_sent(runs) == "Least is sent by random bsp, the first"
-    assert least_sent({name: {"total": 0} for name in runs}).endswith("random bsp, the first")
+    none = {"total": 0, "wrong_reads": 0}
+    assert least_sent(dict.fromkeys(runs, none)).endswith("random bsp, the first")
