@@ -10,12 +10,12 @@ FILES = 100000
 
 BIN = $(VENV)/bin
 
-.PHONY: help install compiler test test-all lint demo bench fuzz clean
+.PHONY: help install compiler browser test test-all lint demo bench fuzz clean
 
 help:
 	@echo "make install   set-up alone: VENV=$(VENV), pinned dependencies, the extension"
 	@echo "make demo      set-up, a log, its profile, plans, how they compare, a DLRM trained on 2 ranks"
-	@echo "make test      set-up and a CUDA compiler, then the tests (linters among them)"
+	@echo "make test      set-up, a CUDA compiler and Chromium, then the tests (linters among them)"
 	@echo "make test-all  the same with the slow tests"
 	@echo "make lint      ruff, mypy, clang-format and cppcheck alone"
 	@echo "make bench     the measurements of benchmarks/README.md"
@@ -29,10 +29,13 @@ install:
 compiler: install
 	@$(PYTHON) scripts/install.py $(VENV) compiler
 
-test: install compiler
+browser: install
+	@$(PYTHON) scripts/install.py $(VENV) browser
+
+test: install compiler browser
 	$(BIN)/python -m pytest -m "not slow"
 
-test-all: install compiler
+test-all: install compiler browser
 	$(BIN)/python -m pytest
 
 lint: install

@@ -3,19 +3,23 @@
     oper synth criteo-kaggle --scale 0.01 --samples 200000 -o log.parquet
     oper profile log.parquet --tables log.tables.yaml -o profile
     oper plan profile --topology cpu:2 --batch-size 8192 -o plan
-    python examples/train_dlrm.py log.parquet plan
+    python examples/train_dlrm.py log.parquet plan --counters counters.json
+    oper report plan --profile profile --counters counters.json -o plan.html
 
 The last command starts the plan's ranks on this host; so does
 torchrun --nproc-per-node 2 examples/train_dlrm.py …
 """
 
 import argparse
+import json
 import logging
 import os
 import statistics
+import sys
 import time
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -103,6 +107,17 @@ def print_traffic(model: nn.Module, plan: oper.Plan) -> None:
         print(f"  {name:<22}{predicted / 1e3:>10.1f}{bytes_found / 1e3:>10.1f}")
 
 
+def save_counters(model: nn.Module, path: str) -> None:
+    """What each rank counted, in the ranks' order, for `oper report --counters`."""
+    every: list[dict[str, Any]] | None = None
+    if dist.get_rank() == 0:
+        every = [{}] * dist.get_world_size()
+    dist.gather_object(oper.counters(model), every)
+    if every is not None:
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(every, file)
+
+
 def quiet() -> None:
     """Hide the warnings that torch and TorchRec raise in their own calls."""
     warnings.filterwarnings("ignore", module="torch")
@@ -116,13 +131,13 @@ def main() -> None:
     )
     options.add_argument("log")
     options.add_argument("plan", help="made by `oper plan` from a profile of the log")
+    options.add_argument("--counters", help="a file for what the ranks counted, of OPER's plan")
     given = options.parse_args()
     plan = oper.load_plan(given.plan)
     if "RANK" not in os.environ:  # not under torchrun: start it, for the plan's ranks on this host
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-        torchrun.main(
-            ["--standalone", f"--nproc-per-node={plan.ranks}", __file__, given.log, given.plan]
-        )
+        started = ["--standalone", f"--nproc-per-node={plan.ranks}", __file__, *sys.argv[1:]]
+        torchrun.main(started)
         return
     quiet()
     dist.init_process_group("gloo")
@@ -136,6 +151,8 @@ def main() -> None:
             print(f"{name:<16}{milliseconds:8.2f} ms a step, log loss {loss:.4f}")
     if dist.get_rank() == 0:
         print_traffic(by_oper, plan)
+    if given.counters is not None:
+        save_counters(by_oper, given.counters)
     dist.destroy_process_group()
 
 

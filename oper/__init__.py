@@ -2,7 +2,7 @@
 
     profile = oper.profile(batches, tables)     # KeyedJaggedTensors; or Profile.open(folder)
     topology = oper.Topology.load("dgx-a100")
-    workload = oper.Workload("training", "raw", batch_size=65536)
+    workload = oper.Workload("training", batch_size=65536)
     oper.make_plan(profile, topology, workload, oper.Settings(), "plan/")
     plan = oper.load_plan("plan/")
     addresses = oper.AddressMap.of(plan, rank=0).translate(table, ids)
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from oper.plan.address_map import AddressMap as AddressMap
     from oper.plan.plan import Plan as Plan
     from oper.plan.plan import load_plan as load_plan
+    from oper.planner.comparison import compare as compare
     from oper.planner.make_plan import make_plan as make_plan
     from oper.planner.problem.problem import Settings as Settings
     from oper.profiling.counting import profile as profile
@@ -60,6 +61,7 @@ _HOME = {
     "Topology": "oper.topology.topology",
     "Workload": "oper.cost.workload",
     "accumulate": "oper.torchrec.sharded_model",
+    "compare": "oper.planner.comparison",
     "counters": "oper.torchrec.sharded_model",
     "load_plan": "oper.plan.plan",
     "make_plan": "oper.planner.make_plan",
@@ -85,6 +87,7 @@ __all__ = [
     "Topology",
     "Workload",
     "accumulate",
+    "compare",
     "counters",
     "load_plan",
     "make_plan",

@@ -2,6 +2,7 @@
 
     python3 scripts/install.py VENV auto|cpu|gpu
     python3 scripts/install.py VENV compiler        for the tests: a CUDA compiler beside it
+    python3 scripts/install.py VENV browser         for the tests: Chromium, where apt has it
 
 Each step leaves a stamp, the hash of what it was made from, and is skipped while that is unchanged.
 Only the standard library is used, as nothing else is there yet.
@@ -28,6 +29,8 @@ OLDEST_PYTHON = (3, 11)
 LOCKED_PYTHONS = (11, 12, 13)  # 3.11, …
 LOCKED_MACHINES = ("x86_64", "aarch64")  # under Linux
 TORCHREC = "torchrec==1.8.0"
+BROWSER_PACKAGES = ("--no-install-recommends", "chromium", "chromium-driver", "fonts-dejavu-core")
+APT_SECONDS = 600
 
 
 def main(folder: Path, variant: str, torch_index: str) -> None:
@@ -215,6 +218,32 @@ def install_compiler(folder: Path) -> None:
         )
 
 
+def install_browser() -> None:
+    """Chromium with its driver, of the system's packages: the tests open reports in it."""
+    missing = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
+    if not missing:
+        return
+    by_hand = "apt-get install chromium chromium-driver"
+    if shutil.which("apt-get") is None or os.geteuid() != 0:
+        say(f"no {' and no '.join(missing)}: tests of pages are skipped; on Debian: {by_hand}")
+        return
+    say("installing Chromium, in which the tests open reports")
+    for command in (["update"], ["install", "--yes", *BROWSER_PACKAGES]):
+        try:
+            subprocess.run(
+                ["apt-get", "--quiet", "--quiet", *command],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
+                timeout=APT_SECONDS,
+                check=True,
+            )
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
+            say(f"apt-get {command[0]} failed: tests of pages are skipped; by hand: {by_hand}")
+            return
+
+
 def pip(folder: Path, *arguments: str, stderr: int | None = None) -> None:
     run(folder, "-m", "pip", "install", "--quiet", *arguments, stderr=stderr)
 
@@ -269,6 +298,8 @@ if __name__ == "__main__":
     try:
         if sys.argv[2] == "compiler":
             install_compiler(Path(sys.argv[1]).absolute())
+        elif sys.argv[2] == "browser":
+            install_browser()
         else:
             main(Path(sys.argv[1]).absolute(), sys.argv[2], *sys.argv[3:] or [""])
     except subprocess.CalledProcessError as error:

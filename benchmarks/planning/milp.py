@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.common import SAMPLES_PER_RANK, parser, percent, publish, real_profiles, synthetic
+from oper.base.formatting import format_duration
 from oper.cli.shared.console import new_table
-from oper.cli.shared.formatting import format_duration
 from oper.cost.workload import Workload
 from oper.planner import compare
 from oper.planner.problem.problem import Settings

@@ -27,8 +27,8 @@ import numpy as np
 
 from benchmarks.common import DATA, SAMPLES_PER_RANK, parser, percent, publish
 from oper.base import native
+from oper.base.formatting import format_bytes
 from oper.cli.shared.console import new_table
-from oper.cli.shared.formatting import format_bytes
 from oper.cost.workload import Workload
 from oper.planner.make_plan import make_plan
 from oper.planner.problem.problem import Settings

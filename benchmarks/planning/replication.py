@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.common import SAMPLES_PER_RANK, pair_bytes, parser, publish, synthetic
+from oper.base.formatting import format_duration
 from oper.cli.shared.console import new_table
-from oper.cli.shared.formatting import format_duration
 from oper.cost.workload import Workload
 from oper.planner.make_placement import make_placement
 from oper.planner.problem.problem import Settings

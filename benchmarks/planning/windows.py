@@ -21,8 +21,8 @@ _WORKLOAD = "--topology dgx-a100 --mode inference --batch-size 131072 --extra-me
 COMMANDS = {
     "draw and write the windows": "synth criteo-kaggle --counts --scale {1} --windows {2} -o {0}/w",
     "plan for the first": f"plan {{0}}/w@0 {_WORKLOAD} -o {{0}}/plan",
-    "show their sum": "profile show {0}/w",
-    "write their sum": "profile merge {0}/w -o {0}/sum",
+    "show their sum": "profiles show {0}/w",
+    "write their sum": "profiles merge {0}/w -o {0}/sum",
     "drift in every window": "drift {0}/plan {0}/w --all-windows",
 }
 

@@ -39,8 +39,8 @@ from benchmarks.runtime.step_inputs import (
     read_batches,
     recipe_of,
 )
+from oper.base.formatting import format_bytes
 from oper.cli.shared.console import new_table
-from oper.cli.shared.formatting import format_bytes
 
 DEADLINE_SECONDS = 900.0
 STEPS = {1024: 20, 4096: 4, 8192: 8}  # timed in a row, by batch per rank

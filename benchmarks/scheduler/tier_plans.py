@@ -25,8 +25,8 @@ from benchmarks.common import (
     synthetic,
 )
 from oper.base import native
+from oper.base.formatting import format_duration
 from oper.cli.shared.console import new_table
-from oper.cli.shared.formatting import format_duration
 from oper.cost.workload import Workload, usual_fetch
 from oper.plan.plan import load_plan
 from oper.planner.make_plan import make_plan

@@ -16,8 +16,8 @@ import numpy as np
 from rich.console import Group
 
 from benchmarks.common import DATA, LOGS, REAL_LOGS, parser, percent, publish
+from oper.base.formatting import format_duration
 from oper.cli.shared.console import new_table
-from oper.cli.shared.formatting import format_duration
 from oper.logs import LogOptions, RowReader, open_log, prepare
 from oper.scheduler.cache import Synchronisation
 from oper.scheduler.dispatch import Policy, assign_exactly

@@ -14,30 +14,42 @@ from collections.abc import Iterator
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
 
 from oper import __version__
 from oper.base import process_signals
 from oper.base.errors import OperError, OperWarning
+from oper.cli.shared.command import CommandGroup
 from oper.cli.shared.console import warn
+from oper.cli.shared.usage_errors import UsageError, usage_error
 
 # In the order in which they are used.
 VERBS = {
-    "synth": "synth",
     "profile": "profile_commands.profile",
+    "profiles": "profile_commands.profiles",
     "topology": "topology",
     "plan": "plan_commands.plan",
     "compare": "compare",
+    "doctor": "doctor",
     "drift": "drift",
     "replan": "replan",
+    "report": "report",
     "simulate": "simulate",
+    "synth": "synth",
 }
+
+_START = """
+oper profile clicks.parquet -o profile --columns 'C*'
+oper plan profile --topology dgx-a100 --batch-size 65536 -o plan
+oper plan show plan
+"""
 
 INTERRUPTED = 130  # the status that typer gives Ctrl-C
 
 
-class InOrder(TyperGroup):
-    """The commands in the order in which they are used."""
+class InOrder(CommandGroup):
+    """The commands in the order in which they are used, and the three to start with."""
+
+    examples_heading = "Start here"
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(VERBS)
@@ -52,6 +64,7 @@ app = typer.Typer(
     add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    epilog=_START,
 )
 
 
@@ -95,7 +108,14 @@ def main() -> None:
     """Run the command line; the entry point of the `oper` script."""
     try:
         with process_signals.raised(), _warnings_as_lines():
-            app(prog_name="oper")
+            status = app(prog_name="oper", standalone_mode=False)
+        sys.exit(status or 0)  # of typer.Exit, or of Ctrl-C
+    except UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            print(error.ctx.get_help(), file=sys.stderr)  # type: ignore[attr-defined]
+        else:
+            print(f"error: {usage_error(error)}", file=sys.stderr)
+        sys.exit(2)
     except OperError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -5,6 +5,7 @@ import typer
 from oper.base.errors import OperError
 from oper.base.units import parse_share
 from oper.cli.compare_text import print_runs
+from oper.cli.shared.command import ADVANCED, ConfigurableCommand
 from oper.cli.shared.console import emit
 from oper.cli.shared.output_options import JSON, VERBOSE
 from oper.cli.shared.plan_options import (
@@ -16,50 +17,72 @@ from oper.cli.shared.plan_options import (
     MODE,
     RESERVE,
     TOPOLOGY,
+    Balance,
+    Fetch,
+    Mode,
     load_topology,
     parse_reserve,
 )
 from oper.cli.shared.progress import progress
 from oper.planner.baselines.registry import BASELINES
 
+_EXAMPLES = """
+oper compare profile --topology dgx-a100 --methods oper,table_wise,torchrec
+oper compare profile --topology 2x4-a100 --mode inference \\
+  --extra-memory 0,1,5% --methods oper,paper,table_wise,row_wise
+"""
+
 
 def register(app: typer.Typer) -> None:
     """Add `oper compare`."""
-    app.command("compare")(compare)
+    app.command("compare", cls=ConfigurableCommand, epilog=_EXAMPLES)(compare)
 
 
 def compare(
-    profile: str = typer.Argument(help="A profile folder, or one of its windows: PROFILE@3."),
+    profile: str = typer.Argument(
+        metavar="PROFILE", help="A profile folder, or one of its windows: PROFILE@3."
+    ),
     topology: str = TOPOLOGY,
-    mode: str = MODE,
-    fetch: str | None = FETCH,
+    mode: Mode = MODE,
+    fetch: Fetch | None = FETCH,
     batch_size: int = BATCH_SIZE,
     extra_memory: str | None = typer.Option(
         None,
         "--extra-memory",
         help="One or several shares: 0,1,2,5% makes a run for each. [default: what the devices "
         "hold; 5% with --capacity, on cpu:N, or without device memory]",
+        metavar="SHARES",
     ),
     reserve: str | None = RESERVE,
     threshold: str = typer.Option(
-        "0.1%", "--threshold", help="One or several shares: 5,1,0.1% makes a run for each."
+        "0.1%",
+        "--threshold",
+        help="One or several shares: 5,1,0.1% makes a run for each.",
+        metavar="SHARES",
+        rich_help_panel=ADVANCED,
     ),
     dob: str = DOB,
-    balance: str = BALANCE,
+    balance: Balance = BALANCE,
     capacity: str | None = CAPACITY,
     methods: str | None = typer.Option(
         None,
         "--methods",
         help=f"Of {', '.join(('oper', *BASELINES))}; by commas. [default: all]",
+        metavar="NAMES",
     ),
     time_limit: float = typer.Option(
-        60.0, "--time-limit", min=0.001, help="Seconds for the solver, and for TorchRec's planner."
+        60.0,
+        "--time-limit",
+        min=0.001,
+        help="Seconds for the solver, and for TorchRec's planner.",
+        metavar="SECONDS",
+        rich_help_panel=ADVANCED,
     ),
     verbose: bool = VERBOSE,
     as_json: bool = JSON,
 ) -> None:
     """Compare OPER with the paper, simple rules, TorchRec, a solver."""
-    from oper.cost.workload import Workload, usual_fetch
+    from oper.cost.workload import Workload
     from oper.planner import compare as comparison
     from oper.planner.problem.problem import Settings
     from oper.profiling.profile import Profile
@@ -73,8 +96,7 @@ def compare(
         for limit in parse_shares(threshold, "--threshold")
         for extra in shares
     ]
-    fetch = fetch or usual_fetch(ranks.nodes)
-    workload = Workload(mode, fetch, batch_size)  # type: ignore[arg-type]
+    workload = Workload(mode, fetch, batch_size)
     opened = Profile.open(profile, check=True)
     with progress("comparing", len(swept) * len(names), "methods") as meter:
         runs = [

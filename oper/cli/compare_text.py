@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from oper.cli.shared.console import new_console, new_table
-from oper.cli.shared.formatting import (
+from oper.base.formatting import (
     at_most,
     format_bytes,
     format_digits,
@@ -15,6 +14,7 @@ from oper.cli.shared.formatting import (
     format_share,
     plural,
 )
+from oper.cli.shared.console import new_console, new_table
 
 FETCHES = {
     "raw": "every access reads its row (raw fetches)",

@@ -6,23 +6,32 @@ import typer
 
 from oper.base.units import parse_share
 from oper.cli.drift_text import print_drift, print_windows
+from oper.cli.shared.command import ConfigurableCommand
 from oper.cli.shared.console import emit
 from oper.cli.shared.output_options import JSON
 from oper.cli.shared.progress import steps
 
+_EXAMPLES = """
+oper drift plan windows@3
+oper drift plan windows --all-windows --worse 10%
+"""
+
 
 def register(app: typer.Typer) -> None:
     """Add `oper drift`."""
-    app.command("drift")(drift)
+    app.command("drift", cls=ConfigurableCommand, epilog=_EXAMPLES)(drift)
 
 
 def drift(
-    plan: Path = typer.Argument(help="A plan folder."),
-    profile: str = typer.Argument(help="A newer profile of its tables, or a window: PROFILE@3."),
+    plan: Path = typer.Argument(metavar="PLAN", help="A plan folder."),
+    profile: str = typer.Argument(
+        metavar="PROFILE", help="A newer profile of its tables, or a window: PROFILE@3."
+    ),
     worse: str = typer.Option(
         "5%",
         "--worse",
         help="Advise to replan if one from scratch were better by more than this.",
+        metavar="SHARE",
     ),
     all_windows: bool = typer.Option(
         False, "--all-windows", help="A line for each window of the profile, and what they cost."

@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from oper.cli.shared.console import new_console, new_table
-from oper.cli.shared.formatting import (
+from oper.base.formatting import (
     format_digits,
     format_duration,
     format_percent,
     format_share,
     plural,
 )
+from oper.cli.shared.console import new_console, new_table
 
 _MOST_TABLES = 10
 _NAMED_TABLES = 3

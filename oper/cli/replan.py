@@ -5,28 +5,39 @@ from typing import Any
 
 import typer
 
+from oper.base.formatting import format_bytes, format_duration, format_share, plural
+from oper.cli.shared.command import ConfigurableCommand
 from oper.cli.shared.console import emit, new_console, new_table
-from oper.cli.shared.formatting import format_bytes, format_duration, format_share, plural
 from oper.cli.shared.output_options import FORCE, JSON
 from oper.cli.shared.progress import steps
 
 _MOST_RANKS = 8
 
 
+_EXAMPLES = """
+oper replan plan windows@3 -o plan-new --horizon 100000
+"""
+
+
 def register(app: typer.Typer) -> None:
     """Add `oper replan`."""
-    app.command("replan")(replan)
+    app.command("replan", cls=ConfigurableCommand, epilog=_EXAMPLES)(replan)
 
 
 def replan(
-    plan: Path = typer.Argument(help="The plan folder to start from."),
-    profile: str = typer.Argument(help="A newer profile of its tables, or a window: PROFILE@3."),
-    output: Path = typer.Option(..., "-o", "--output", help="The plan folder to write."),
+    plan: Path = typer.Argument(metavar="PLAN", help="The plan folder to start from."),
+    profile: str = typer.Argument(
+        metavar="PROFILE", help="A newer profile of its tables, or a window: PROFILE@3."
+    ),
+    output: Path = typer.Option(
+        ..., "-o", "--output", help="The plan folder to write.", metavar="FOLDER"
+    ),
     horizon: int = typer.Option(
         10_000,
         "--horizon",
         min=1,
         help="Iterations within which a move must save what its bytes cost.",
+        metavar="N",
     ),
     force: bool = FORCE,
     as_json: bool = JSON,
@@ -42,7 +53,7 @@ def replan(
     with steps("replan", 4) as step:
         made = replan_and_save(plan, opened, output, horizon, step, force)
     content = {"plan": str(output), "from": str(plan), "profile": profile, **made.to_json()}
-    emit(as_json, content, lambda: _print(content))
+    emit(as_json, content, lambda: _print(content), written=True)
 
 
 def _print(content: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from oper.base.errors import OperError
+from oper.base.formatting import format_duration, format_share, plural
 from oper.base.units import parse_share
 from oper.cli.profile_commands.table_options import (
     DTYPE,
@@ -14,10 +15,12 @@ from oper.cli.profile_commands.table_options import (
     MIN_COUNT,
     OPTIMIZER,
     TABLES,
+    Dtype,
+    Optimizer,
     TableOptions,
 )
+from oper.cli.shared.command import ADVANCED, TABLES_GROUP, ConfigurableCommand
 from oper.cli.shared.console import emit, new_console, new_table
-from oper.cli.shared.formatting import format_duration, format_share, plural
 from oper.cli.shared.log_options import takes_log
 from oper.cli.shared.output_options import JSON
 from oper.cli.shared.progress import progress
@@ -26,44 +29,85 @@ if TYPE_CHECKING:
     from oper.logs import LogOptions
 
 
+_EXAMPLES = """
+oper simulate clicks.parquet --columns 'C*' --workers 4 --batch 64
+oper simulate clicks.parquet --columns 'C*' --policy random,grouped \\
+  --sync bsp,het:3 --links 5,5,5,5,1,1,1,1
+"""
+
+
 def register(app: typer.Typer) -> None:
     """Add `oper simulate`."""
-    app.command("simulate")(takes_log(simulate))
+    app.command("simulate", cls=ConfigurableCommand, epilog=_EXAMPLES)(takes_log(simulate))
 
 
 def simulate(
-    log: list[Path] = typer.Argument(help="Files of the log, or folders of them, in order."),
-    workers: int = typer.Option(8, "--workers", min=1, max=64, help="Workers, each with a cache."),
-    batch: int = typer.Option(128, "--batch", min=1, help="Samples per worker and iteration."),
+    log: list[Path] = typer.Argument(
+        metavar="LOG", help="Files of the log, or folders of them, in order."
+    ),
+    workers: int = typer.Option(
+        8, "--workers", min=1, max=64, help="Workers, each with a cache.", metavar="N"
+    ),
+    batch: int = typer.Option(
+        128, "--batch", min=1, help="Samples per worker and iteration.", metavar="N"
+    ),
     cache: str = typer.Option(
-        "10%", "--cache", help="What a worker caches, as a share of all rows' bytes."
+        "10%",
+        "--cache",
+        help="What a worker caches, as a share of all rows' bytes.",
+        metavar="SHARE",
     ),
     policy: str = typer.Option(
         "random,laia,esd,grouped",
         "--policy",
         help="Dispatch: random, in-order, laia, laia:TABLES, esd, esd:ALPHA or grouped; several by "
         "commas.",
+        metavar="NAMES",
     ),
     sync: str = typer.Option(
         "bsp,on-demand",
         "--sync",
         help="bsp, on-demand, peer, fae:SHARE, het:S or het-exact:S (S: updates, or inf); several "
         "by commas.",
+        metavar="NAMES",
     ),
     evict: str = typer.Option(
-        "lru", "--evict", help="lru, lfu, light-lfu or emark; several by commas."
+        "lru", "--evict", help="lru, lfu, light-lfu or emark; several by commas.", metavar="NAMES"
     ),
     links: str = typer.Option(
-        "100", "--links", help="Gbit/s to the tier: one value, or one for each worker, by commas."
+        "100",
+        "--links",
+        help="Gbit/s to the tier: one value, or one for each worker, by commas.",
+        metavar="RATES",
     ),
     warm_up: int = typer.Option(
-        10, "--warm-up", min=0, help="Iterations at the start that are not counted."
+        10,
+        "--warm-up",
+        min=0,
+        help="Iterations at the start that are not counted.",
+        metavar="N",
+        rich_help_panel=ADVANCED,
     ),
-    seed: int = typer.Option(0, "--seed", min=0, help="Seed of random choices."),
+    seed: int = typer.Option(
+        0, "--seed", min=0, help="Seed of random choices.", metavar="N", rich_help_panel=ADVANCED
+    ),
     tables: str | None = TABLES,
-    dim: int = typer.Option(512, "--dim", min=1, help="Values per row, for tables without it."),
-    dtype: str = DTYPE,
-    optimizer: str = typer.Option("sgd", *OPTIMIZER.param_decls, help=OPTIMIZER.help),
+    dim: int = typer.Option(
+        512,
+        "--dim",
+        min=1,
+        help="Values per row, for tables without it.",
+        metavar="N",
+        rich_help_panel=TABLES_GROUP,
+    ),
+    dtype: Dtype = DTYPE,
+    optimizer: Optimizer = typer.Option(
+        "sgd",
+        *OPTIMIZER.param_decls,
+        help=OPTIMIZER.help,
+        metavar=OPTIMIZER.metavar,
+        rich_help_panel=TABLES_GROUP,
+    ),
     ids: str | None = IDS,
     min_count: int = MIN_COUNT,
     as_json: bool = JSON,
@@ -75,7 +119,7 @@ def simulate(
     The defaults are Herald's settings.
     """
     from oper.logs import RowReader, open_log
-    from oper.scheduler.cache import Synchronisation
+    from oper.scheduler.cache import EVICTIONS, Synchronisation
     from oper.scheduler.dispatch import Policy
     from oper.scheduler.simulator import Settings
     from oper.scheduler.simulator import simulate as replay
@@ -87,13 +131,16 @@ def simulate(
     settings = Settings(workers, batch, share, _bandwidths(links), warm_up, seed)
     policies = [Policy.parse(text) for text in policy.split(",")]
     syncs = [Synchronisation.parse(text) for text in sync.split(",")]
+    evictions = evict.split(",")
+    if unknown := [name for name in evictions if name not in EVICTIONS]:
+        raise OperError(f"--evict {unknown[0]!r}: {', '.join(EVICTIONS)} were needed, by commas")
     stated = TableOptions(tables, dim, dtype, optimizer, ids, min_count)
     opened = open_log(log, log_options)
     with progress("reading", opened.estimated_samples(), "samples") as meter:
         prepared = stated.prepare(opened, meter.advance)
     trace = Trace(RowReader(opened, prepared), settings.batch_size)
     with progress("replaying", opened.estimated_samples(), "samples") as meter:
-        content = replay(trace, settings, policies, syncs, evict.split(","), meter.advance)
+        content = replay(trace, settings, policies, syncs, evictions, meter.advance)
     content = {"log": [str(path) for path in log], **content}
     emit(as_json, content, lambda: _print(content))
 

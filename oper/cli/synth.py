@@ -1,55 +1,93 @@
 """`oper synth`: generate a log of a published workload, or only its profile."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import typer
 
 from oper.base.errors import OperError
+from oper.base.formatting import format_share, plural
 from oper.base.units import parse_share
+from oper.cli.shared.command import ADVANCED, Command
 from oper.cli.shared.console import emit
-from oper.cli.shared.formatting import format_share, plural
 from oper.cli.shared.output_options import FORCE, JSON
 from oper.cli.shared.progress import progress
+
+_EXAMPLES = """
+oper synth criteo-kaggle --scale 0.001 --samples 10000 -o log.parquet
+oper synth criteo-kaggle --scale 0.001 --counts --windows 4 --drift 0.3 \\
+  -o counted
+"""
 
 
 def register(app: typer.Typer) -> None:
     """Add `oper synth`."""
-    app.command("synth")(synth)
+    app.command("synth", cls=Command, epilog=_EXAMPLES)(synth)
 
 
 def synth(
     workload: str = typer.Argument(
+        metavar="WORKLOAD",
         help="criteo-kaggle, criteo-terabyte, criteo-terabyte-40m, avazu, meta-2021, syn-small or "
-        "syn-large."
+        "syn-large.",
     ),
     output: Path = typer.Option(
-        ..., "-o", "--output", help="The Parquet file, or with --counts the profile, to write."
+        ...,
+        "-o",
+        "--output",
+        help="The Parquet file, or with --counts the profile, to write.",
+        metavar="PATH",
     ),
     scale: float = typer.Option(
-        1.0, "--scale", help="Factor on rows (tables of up to 256 keep theirs) and samples."
+        1.0,
+        "--scale",
+        help="Factor on rows (tables of up to 256 keep theirs) and samples.",
+        metavar="FACTOR",
     ),
     samples: int | None = typer.Option(
         None,
         "--samples",
         help="Samples of the log. [default: the published number times the scale]",
+        metavar="N",
     ),
     zipf: float | None = typer.Option(
-        None, "--zipf", help="Exponent of every table's Zipf law, instead of the workload's own."
+        None,
+        "--zipf",
+        help="Exponent of every table's Zipf law, instead of the workload's own.",
+        metavar="EXPONENT",
+        rich_help_panel=ADVANCED,
     ),
     drift: str = typer.Option(
         "0",
         "--drift",
         help="Share of the accesses that has moved to other rows by the end of the log.",
+        metavar="SHARE",
     ),
-    seed: int = typer.Option(0, "--seed", min=0, help="Seed of the random numbers."),
-    order: str = typer.Option(
-        "scattered", "--order", help="Order of row ids: scattered, frequency or age (roughly)."
+    seed: int = typer.Option(
+        0,
+        "--seed",
+        min=0,
+        help="Seed of the random numbers.",
+        metavar="N",
+        rich_help_panel=ADVANCED,
     ),
-    dim: int | None = typer.Option(None, "--dim", min=1, help="Values per row."),
+    order: Literal["scattered", "frequency", "age"] = typer.Option(
+        "scattered",
+        "--order",
+        help="Order of row ids; age is a rough one.",
+        metavar="scattered|frequency|age",
+        rich_help_panel=ADVANCED,
+    ),
+    dim: int | None = typer.Option(
+        None, "--dim", min=1, help="Values per row.", metavar="N", rich_help_panel=ADVANCED
+    ),
     counts: bool = typer.Option(False, "--counts", help="Write only the profile, without a log."),
     windows: int = typer.Option(
-        1, "--windows", min=1, help="With --counts: one profile for each of N equal parts."
+        1,
+        "--windows",
+        min=1,
+        help="With --counts: one profile for each of N equal parts.",
+        metavar="N",
     ),
     force: bool = FORCE,
     as_json: bool = JSON,
@@ -64,7 +102,7 @@ def synth(
         recipe.samples if samples is None else samples,
         parse_share(drift, "--drift"),
         seed,
-        order,  # type: ignore[arg-type]
+        order,
     )
     if counts:
         _write_profile(synthesizer, output, windows, force, as_json)
@@ -97,7 +135,7 @@ def _write_log(synthesizer: Any, output: Path, force: bool, as_json: bool) -> No
         "click_rate": written.click_rate,
         "bayes_auc": written.bayes_auc,
     }
-    emit(as_json, content, text)
+    emit(as_json, content, text, written=True)
 
 
 def _write_profile(
@@ -109,7 +147,7 @@ def _write_profile(
     with progress("drawing counts", rows, "rows") as meter:
         write_profile(synthesizer, output, windows, meter.advance, force)
     content = {"profile": str(output), "windows": windows, **_content(synthesizer)}
-    emit(as_json, content, lambda: print(f"{output}: {_described(synthesizer)}"))
+    emit(as_json, content, lambda: print(f"{output}: {_described(synthesizer)}"), written=True)
 
 
 def _content(synthesizer: Any) -> dict[str, Any]:

@@ -8,13 +8,15 @@ import numpy as np
 import typer
 
 from oper.base.errors import OperError
+from oper.base.formatting import format_bytes, format_digits, format_duration, plural
 from oper.base.units import GB
+from oper.cli.shared.command import ADVANCED, Command, CommandGroup
 from oper.cli.shared.console import emit, new_console, new_table
-from oper.cli.shared.formatting import format_bytes, format_digits, format_duration, plural
 from oper.cli.shared.output_options import FORCE, JSON
 from oper.files.storage import atomic_file, check_output
 from oper.topology.host_tier import host_to_dict
 from oper.topology.links import SHARED
+from oper.topology.presets import PRESETS
 from oper.topology.topology import Topology
 
 _LINKS = {
@@ -24,20 +26,32 @@ _LINKS = {
 }
 
 
+_SHOW_EXAMPLES = """
+oper topology show 4x8-h100
+"""
+_MEASURE_EXAMPLES = """
+oper topology measure -o here.yaml --ranks 2
+"""
+
+
 def register(app: typer.Typer) -> None:
     """Add `oper topology show` and `oper topology measure`."""
     verbs = typer.Typer(
+        cls=CommandGroup,
         help="Ranks, nodes, capacities and link costs.",
+        epilog=_SHOW_EXAMPLES + _MEASURE_EXAMPLES,
         no_args_is_help=True,
         rich_markup_mode=None,
     )
-    verbs.command("show")(show)
-    verbs.command("measure")(measure)
+    verbs.command("show", cls=Command, epilog=_SHOW_EXAMPLES)(show)
+    verbs.command("measure", cls=Command, epilog=_MEASURE_EXAMPLES)(measure)
     app.add_typer(verbs, name="topology")
 
 
 def show(
-    spec: str = typer.Argument(help="dgx-a100, dgx-h100, 2x4-a100 (any NxG), cpu:N or a file."),
+    spec: str = typer.Argument(
+        metavar="NAME|FILE", help=f"{', '.join(PRESETS)} (N nodes of G devices), or a file."
+    ),
     as_json: bool = JSON,
 ) -> None:
     """Print ranks, nodes, capacity and links."""
@@ -46,17 +60,25 @@ def show(
 
 
 def measure(
-    output: Path = typer.Option(..., "-o", "--output", help="The YAML file to write."),
+    output: Path = typer.Option(
+        ..., "-o", "--output", help="The YAML file to write.", metavar="FILE"
+    ),
     ranks: int | None = typer.Option(
-        None, "--ranks", min=1, help="Start this many ranks on this host."
+        None, "--ranks", min=1, help="Start this many ranks on this host.", metavar="N"
     ),
     per_pair: bool = typer.Option(
         False,
         "--per-pair",
         help="Write a bandwidth for each pair of ranks, not one within and one between hosts.",
+        rich_help_panel=ADVANCED,
     ),
     row_bytes: int = typer.Option(
-        256, "--row-bytes", min=4, help="Bytes of a row; reads of short rows give fewer bytes/s."
+        256,
+        "--row-bytes",
+        min=4,
+        help="Bytes of a row; reads of short rows give fewer bytes/s.",
+        metavar="N",
+        rich_help_panel=ADVANCED,
     ),
     force: bool = FORCE,
     as_json: bool = JSON,
@@ -93,7 +115,7 @@ def measure(
         _print(topology)
         print(f"\nwritten to {output}; use it as --topology {output}")
 
-    emit(as_json, {"file": str(output), **_described(topology)}, text)
+    emit(as_json, {"file": str(output), **_described(topology)}, text, written=True)
 
 
 def _described(topology: Topology) -> dict[str, Any]:

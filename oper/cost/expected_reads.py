@@ -32,7 +32,7 @@ def expected_reads(
     union = _touched(samples_with_row, samples, workload.batch_size, workload.batch_size)
     touched = np.minimum(touched * rank_ratio, 1.0)
     union = np.clip(union * union_ratio, touched, np.minimum(1.0, touched * ranks))
-    return (reads if workload.fetch == "raw" else touched), touched, union
+    return (reads if workload.known_fetch == "raw" else touched), touched, union
 
 
 def _touched(samples_with_row: NDArray[Any], samples: int, drawn: float, batch: int) -> Floats:

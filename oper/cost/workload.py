@@ -1,6 +1,6 @@
 """What one iteration is: training or inference, how rows are fetched, and the global batch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from oper.base.errors import OperError
@@ -9,7 +9,10 @@ from oper.base.units import whole_number
 MOST_SAMPLES = 2**40  # of a batch; more than a log has, and products with counts stay finite
 
 
-def usual_fetch(nodes: int) -> Literal["raw", "distinct"]:
+Fetch = Literal["raw", "distinct"]
+
+
+def usual_fetch(nodes: int) -> Fetch:
     """How rows are fetched unless it is said: ranks of one node read every access through a
     pointer, and between nodes each row travels once a batch."""
     return "raw" if nodes == 1 else "distinct"
@@ -17,21 +20,39 @@ def usual_fetch(nodes: int) -> Literal["raw", "distinct"]:
 
 @dataclass(frozen=True)
 class Workload:
-    """What one iteration is: mode, how rows are fetched, and the global batch in samples."""
+    """What one iteration is: mode, how rows are fetched, and the global batch in samples.
+
+    Without `fetch` rows are fetched as is usual on the topology that is planned for: raw on one
+    node, distinct on several. A plan has the one that it was made for.
+    """
 
     mode: Literal["training", "inference"]
-    fetch: Literal["raw", "distinct"]
-    batch_size: int
+    fetch: Fetch | None = None
+    batch_size: int = 65_536
 
     def __post_init__(self) -> None:
         if self.mode not in ("training", "inference"):
             raise OperError(f"mode {self.mode!r}: 'training' or 'inference' was needed")
-        if self.fetch not in ("raw", "distinct"):
+        if self.fetch not in ("raw", "distinct", None):
             raise OperError(f"fetch {self.fetch!r}: 'raw' or 'distinct' was needed")
         size = whole_number(self.batch_size, "batch size")
         object.__setattr__(self, "batch_size", size)
         if not 1 <= size <= MOST_SAMPLES:
             raise OperError(f"batch size {size:,}: from 1 to {MOST_SAMPLES:,} samples were needed")
+
+    def on(self, nodes: int) -> "Workload":
+        """The same on so many nodes, with the fetch that is usual there if it has none."""
+        return self if self.fetch else replace(self, fetch=usual_fetch(nodes))
+
+    @property
+    def known_fetch(self) -> Fetch:
+        """How rows are fetched, of a workload that is on some nodes."""
+        if self.fetch is None:
+            raise OperError(
+                "workload: without fetch, it depends on the topology; give 'raw' or 'distinct', or "
+                "Workload.on(topology.nodes)"
+            )
+        return self.fetch
 
     @property
     def training(self) -> bool:

@@ -23,12 +23,13 @@ class Document:
     lines: dict[KeyPath, int] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, path: Path | str) -> "Document":
-        """Read a file; OperError where it is missing, not YAML, or repeats a key."""
+    def read(cls, path: Path | str, as_text: bool = False) -> "Document":
+        """Read a file; OperError where it is missing, not YAML, or repeats a key. `as_text`: all
+        values are texts as they are written, where YAML makes 10:20 a number of seconds."""
         path = Path(path)
         try:
             text = path.read_text(encoding="utf-8")
-            loader = yaml.SafeLoader(text)
+            loader = yaml.BaseLoader(text) if as_text else yaml.SafeLoader(text)
             node = loader.get_single_node()
             lines: dict[KeyPath, int] = {}
             content = None

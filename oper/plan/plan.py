@@ -6,6 +6,7 @@ the part of the address map that differs between ranks. There are no times and n
 that equal plans have equal bytes.
 """
 
+import importlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
@@ -16,10 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.errors import OperError
+from oper.base.formatting import format_bytes, format_duration, format_gap, format_share
+from oper.base.summary import Summarised, Summary
 from oper.cost.allreduce import Method
 from oper.cost.workload import Workload
 from oper.files import manifest, storage
 from oper.files.overwrite_rules import Format
+from oper.files.safetensors_file import load_safetensors, save_safetensors
 from oper.plan.layout import Layout, RankMap, rank_map
 from oper.plan.prediction import PlanningRecord, PlanParts, Prediction
 from oper.plan.row_codes import marks_of, rows_of_tables
@@ -78,7 +82,7 @@ class ListedCounts:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Summarised):
     """A plan for `tables` on the ranks of `topology`.
 
     `layout` and `allreduce_method` are what the runtime acts on; `prediction` and `record` are
@@ -121,6 +125,31 @@ class Plan:
     @property
     def ranks(self) -> int:
         return self.topology.ranks
+
+    def summary(self) -> Summary:
+        """What notebooks and rich show: the prediction, the certificate, and the ranks."""
+        figures, gap = self.prediction, self.certificate.get("certified_gap")
+        return Summary(
+            repr(self)[1:-1],
+            (
+                ("predicted iteration", format_duration(figures.objective_seconds)),
+                ("from optimal, at most", "not known" if gap is None else format_gap(gap)),
+                ("extra memory", format_share(figures.extra_memory_ratio)),
+            ),
+            ("rank", "memory", "iteration"),
+            [
+                (str(rank), format_bytes(held), format_duration(seconds))
+                for rank, (held, seconds) in enumerate(
+                    zip(figures.memory_bytes, figures.rank_seconds, strict=True)
+                )
+            ],
+        )
+
+    def report(self, path: Path | str, **material: Any) -> None:
+        """Write a page that explains the plan: `oper.report.write_report.write_report`, which says
+        what may be given by name."""
+        # By its name: reports stand above plans, and this is a short way there from a notebook.
+        importlib.import_module("oper.report.write_report").write_report(self, path, **material)
 
     def figures_to_json(self) -> dict[str, Any]:
         """The prediction and the planning record as plan.json and `oper plan show --json` have
@@ -184,7 +213,7 @@ class Plan:
         if self.layout.everywhere_bitmap is not None:
             arrays |= {name: getattr(self.layout, name) for name in _EVERYWHERE}
             arrays |= {name: getattr(self.counts, name) for name in _EVERYWHERE_COUNTS}
-        _save_safetensors(folder / _LAYOUT_FILE, arrays)
+        save_safetensors(folder / _LAYOUT_FILE, arrays)
         large = {name: getattr(self.layout, name) for name in _LARGE}
         large["explicit_accesses"] = self.counts.accesses
         if self.counts.samples_with_row is not self.counts.accesses:
@@ -198,7 +227,7 @@ class Plan:
             for rank in range(self.ranks):
                 mine = rank_map(self.layout, rank)
                 content = {"group_base": mine.group_base, "stripe_base": mine.stripe_base}
-                _save_safetensors(folder / rank_file(rank), content)
+                save_safetensors(folder / rank_file(rank), content)
             for job in written:
                 job.result()
 
@@ -285,7 +314,7 @@ def load_plan(folder: Path | str, tables: Sequence[Table] | None = None) -> Plan
 def load_rank_map(folder: Path | str, rank: int, layout: Layout) -> RankMap:
     """The map of one rank, from its file; OperError where it is none of this layout."""
     path = Path(folder) / rank_file(rank)
-    content = _load_safetensors(path)
+    content = load_safetensors(path)
     arrays = (content.get("group_base"), content.get("stripe_base"))
     found = RankMap(rank, *arrays)  # type: ignore[arg-type]
     try:
@@ -296,7 +325,7 @@ def load_rank_map(folder: Path | str, rank: int, layout: Layout) -> RankMap:
 
 
 def _from_json(folder: Path, content: dict[str, Any]) -> Plan:
-    arrays = _load_safetensors(folder / _LAYOUT_FILE)
+    arrays = load_safetensors(folder / _LAYOUT_FILE)
     owner_accesses = arrays.pop("owner_accesses")
     partition_floor = arrays.pop("partition_floor")
     orders = tuple(arrays.pop(name) for name in sorted(arrays) if name.startswith("order_"))
@@ -360,22 +389,3 @@ def _check_tables(folder: Path, planned: Sequence[Table], given: Sequence[Table]
                 f"{other.name!r}, {other.describe()}, was given instead; "
                 "make a plan for these tables"
             )
-
-
-def _save_safetensors(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
-    from safetensors.numpy import save
-
-    # Not save_file, which makes the file readable by its owner only.
-    path.write_bytes(save({name: np.ascontiguousarray(a) for name, a in arrays.items()}))
-
-
-def _load_safetensors(path: Path) -> dict[str, NDArray[Any]]:
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
-    try:
-        return load_file(path)
-    except FileNotFoundError as error:
-        raise OperError(f"{path}: no such file; the plan is incomplete") from error
-    except (SafetensorError, OSError, ValueError) as error:
-        raise OperError(f"{path}: is not a readable safetensors file ({error})") from error

@@ -55,6 +55,7 @@ class RowsByKind:
     listed: Ints
     striped: Ints
     copies: Ints  # of the replicated rows, over all ranks
+    ranks_with_rows: Ints  # ranks that hold any of its rows
     memory_of_row: Ints  # bytes of one copy of a row: values and optimizer state
     # In the profile, of the replicated and listed rows; a plan has no counts of striped ones.
     listed_accesses: Ints
@@ -103,7 +104,7 @@ def rows_by_kind(plan: Plan) -> RowsByKind:
     memory_of_row = np.array([t.memory_bytes(mode) for t in plan.tables], dtype=np.int64)
     memory_of_width = np.zeros(len(layout.slots), dtype=np.int64)
     memory_of_width[layout.width_of_table] = memory_of_row  # equal for the tables of a width
-    replicated, copies, of_group = _listed_rows(layout)
+    replicated, copies, of_group, holds = _listed_rows(layout)
     in_bitmap = np.diff(layout.listed_offset)
     striped = _striped_rows(layout)
 
@@ -128,6 +129,7 @@ def rows_by_kind(plan: Plan) -> RowsByKind:
         listed=in_bitmap - replicated,
         striped=layout.rows - in_bitmap,
         copies=copies,
+        ranks_with_rows=(holds | (striped > 0)).sum(axis=1),
         memory_of_row=memory_of_row,
         listed_accesses=_listed_accesses(plan),
         on_devices=rank_bytes(~tier_tables, ~tier_widths),
@@ -135,12 +137,14 @@ def rows_by_kind(plan: Plan) -> RowsByKind:
     )
 
 
-def _listed_rows(layout: Layout) -> tuple[Ints, Ints, Ints]:
-    """Replicated rows of each table and their copies, [T] each, and the rows of each group, [G]."""
+def _listed_rows(layout: Layout) -> tuple[Ints, Ints, Ints, NDArray[np.bool_]]:
+    """Replicated rows of each table and their copies, [T] each, the rows of each group, [G], and
+    which ranks hold listed rows of a table, [T, M]."""
     tables, groups = len(layout.rows), len(layout.group_width)
     holders = layout.holds.sum(axis=1)
     several = holders > 1
     replicated, copies = np.zeros((2, tables), dtype=np.int64)
+    holds = np.zeros((tables, layout.ranks), dtype=np.bool_)
     of_group = np.zeros(groups, dtype=np.int64)
     mask = layout.codes.dtype.type((1 << layout.group_bits) - 1)
     marked = np.diff(layout.everywhere_offset)
@@ -154,8 +158,9 @@ def _listed_rows(layout: Layout) -> tuple[Ints, Ints, Ints]:
             found[layout.everywhere_group[t]] += marked[t]
         replicated[t] = found[several].sum()
         copies[t] = found[several] @ holders[several]
+        holds[t] = layout.holds[found > 0].any(axis=0)
         of_group += found
-    return replicated, copies, of_group
+    return replicated, copies, of_group, holds
 
 
 def _listed_accesses(plan: Plan) -> Ints:

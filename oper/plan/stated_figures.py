@@ -45,6 +45,8 @@ MATRIX: Kind = ("a number for each pair of ranks", _is_matrix)
 _PLAN: dict[str, Kind | dict[str, Kind]] = {
     **dict.fromkeys(("samples", "replica_accesses"), NUMBER),
     **dict.fromkeys(("profile", "fingerprint", "produced_by"), TEXT),
+    # Without one of these a workload would have what is usual, and the plan was not made for that.
+    "workload": {"mode": TEXT, "fetch": TEXT, "batch_size": INTEGER},
 }
 _DOB = {"memory": MAYBE, "lookups": MAYBE, "link_cost": MAYBE}
 # A mapping is an object with these keys; further ones are left alone.

@@ -17,6 +17,8 @@ import numpy as np
 
 from oper.base.arrays import Counts, Ints
 from oper.base.errors import OperError
+from oper.base.formatting import format_bytes
+from oper.base.summary import Summarised, Summary
 from oper.profiling.counter_files import SparseCounts
 from oper.profiling.histogram import RowHistogram, histogram
 from oper.tables.table import Table
@@ -27,7 +29,7 @@ _MOST_ACCESSES = 2.0**62
 
 
 @dataclass(eq=False)
-class RowCounts:
+class RowCounts(Summarised):
     """How often each row was accessed in `samples` samples, and how many of them contain it.
 
     accesses: uint32 or uint64 [rows]. samples_with_row: the same type, only rows of tables that are
@@ -55,6 +57,17 @@ class RowCounts:
     def rows(self) -> int:
         """Rows of all tables."""
         return int(self.offsets[-1])
+
+    def summary(self) -> Summary:
+        """What notebooks and rich show: what was counted, and the tables."""
+        return Summary(
+            f"{self.rows:,} rows of {len(self.tables)} tables, counted in {self.samples:,} samples",
+            headers=("table", "rows", "dim", "bytes", "ids"),
+            rows=[
+                (t.name, f"{t.rows:,}", str(t.dim), format_bytes(t.rows * t.row_bytes), t.ids.kind)
+                for t in self.tables
+            ],
+        )
 
     def table_accesses(self, table: int) -> Counts:
         """Accesses of a table's rows."""

@@ -78,7 +78,7 @@ def record(model: Any) -> Iterator[Recorder]:
             EmbeddingCollections: unsharded, or sharded by TorchRec or OPER. Ids are rows.
 
     Yields:
-        A recorder, whose `profile()` is that of this rank's batches; `oper profile merge` adds
+        A recorder, whose `profile()` is that of this rank's batches; `oper profiles merge` adds
         those of several ranks.
 
     Raises:

@@ -97,7 +97,9 @@ class EmbeddingEngine:
             parts = (self.node, self.signals, self.heap, self.buckets)
             self.source = _make_source(make_source, plan, self.tables, *parts)
             self.gradients = self._make_gradients(all_to_all) if self.training else None
-            fetcher = RowFetcher(*stored, self.node, plan.workload.fetch, all_to_all, self.source)
+            fetcher = RowFetcher(
+                *stored, self.node, plan.workload.known_fetch, all_to_all, self.source
+            )
             address_map = replica_addresses.runtime_map(plan, self.rank, self.device)
         except BaseException as error:
             self.node.fail(error)

@@ -66,7 +66,7 @@ def collections_of(module: Any) -> Iterator[tuple[str, Any]]:
     TorchRec or OPER sharded."""
     within: list[str] = []  # parts of a collection are none of their own
     for path, inner in module.named_modules():
-        if _configs_of(inner) is not None and not any(path.startswith(f"{p}.") for p in within):
+        if configs_of(inner) is not None and not any(path.startswith(f"{p}.") for p in within):
             within.append(path)
             yield path, inner
 
@@ -78,13 +78,14 @@ def tables_of_collection(
     as its parameters no longer tell them."""
     weights = getattr(collection, "embedding_bags", None) or getattr(collection, "embeddings", {})
     tables = []
-    for config in _configs_of(collection) or ():
+    for config in configs_of(collection) or ():
         parameter = weights[config.name].weight if config.name in weights else None
         tables.append(_table_of(config, _optimizer_of(parameter, optimizer)))
     return tuple(tables)
 
 
-def _configs_of(collection: Any) -> Sequence[Any] | None:
+def configs_of(collection: Any) -> Sequence[Any] | None:
+    """The configs of a collection's tables, unsharded or not; None of another module."""
     for name in ("embedding_bag_configs", "embedding_configs"):
         # TorchRec's sharded ones have them as an attribute.
         found: Any = getattr(collection, name, None) or getattr(collection, f"_{name}", None)

@@ -1,7 +1,14 @@
-"""Topologies by name: `dgx-a100`, `NxG-a100`, `cpu:N` (sources: docs/topology.md)."""
+"""Topologies by name: one server (`dgx-h100`), a cluster (`NxG-h100`), or CPU ranks (`cpu:N`).
 
+Bandwidths are bytes/s in one direction, from published figures (sources: docs/topology.md): 0.8 of
+the peak of memories and of PCIe, the line of a link less its protocol. None was measured but the
+CPU's.
+"""
+
+import difflib
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from oper.base.errors import OperError
 from oper.base.free_memory import machine_memory_bytes
@@ -10,24 +17,54 @@ from oper.topology.capacity import MAX_RANKS
 from oper.topology.description import Description
 from oper.topology.links import LINKED, SHARED, latency_seconds, link_matrix
 
-PRESETS = ("dgx-a100", "dgx-h100", "2x4-a100", "4x4-a100", "cpu:N")  # as help and errors list them
+# As help and errors list them.
+PRESETS = ("dgx-a100", "dgx-h100", "dgx-h200", "hgx-b200", "NxG-a100", "NxG-h100", "cpu:N")
 
-# Bandwidths of the presets, bytes/s in one direction.
-A100_MEMORY_BYTES = 40 * 10**9
-A100_LOCAL = 1_244 * GB  # 0.8 × 1,555, the peak of the A100 40 GB's memory
-A100_NVSWITCH = 240 * GB  # 300 the line, less about 20 % of protocol
-A100_NVSWITCH_ALLREDUCE = 235 * GB  # NCCL's authors expect about 240 (NVIDIA/nccl #1712)
+
+class Accelerator(NamedTuple):
+    """A device of a server, with the switch that joins eight of them, and its share of the host."""
+
+    memory_bytes: int
+    local: float
+    switch: float
+    switch_allreduce: float  # bus bandwidth of eight
+    host_bandwidth: float
+    host_memory_bytes: int
+
+
+A100 = Accelerator(
+    memory_bytes=40 * 10**9,
+    local=1_244 * GB,  # 0.8 × 1,555, the peak of the A100 40 GB's memory
+    switch=240 * GB,  # 300 the line, less about 20 % of protocol
+    switch_allreduce=235 * GB,  # NCCL's authors expect about 240 (NVIDIA/nccl #1712)
+    host_bandwidth=25.2 * GB,  # 0.8 × 31.5, PCIe 4.0 x16: 16 lanes of 16 GT/s, 128 of 130 bits
+    host_memory_bytes=128 * 10**9,  # an eighth of the 1 TB of a DGX A100 with 320 GB
+)
+H100 = Accelerator(
+    memory_bytes=80 * 10**9,
+    local=2_680 * GB,  # 0.8 × 3,350, the peak of the H100's memory
+    switch=370 * GB,  # 450 the line (NVIDIA/nccl-tests #212)
+    switch_allreduce=480 * GB,  # in the switch (NVLS); a ring gets 370 (nccl-tests #212, #309)
+    host_bandwidth=50.4 * GB,  # 0.8 × 63, PCIe 5.0 x16: 16 lanes of 32 GT/s, 128 of 130 bits
+    host_memory_bytes=256 * 10**9,  # an eighth of the 2 TB of a DGX H100
+)
+H200 = H100._replace(  # the H100 with other memory: the same links, and hosts of 2 TB too
+    memory_bytes=141 * 10**9,
+    local=3_840 * GB,  # 0.8 × 4,800
+)
+B200 = H100._replace(  # PCIe 5.0 x16 and hosts of 2 TB as with the H100
+    memory_bytes=180 * 10**9,  # of 192 on the device; 1,440 GB of a DGX B200
+    local=6_400 * GB,  # 0.8 × 8,000
+    switch=720 * GB,  # 900 the line; NCCL itself counts 18 links of 40.1 (NVIDIA/nccl #1807)
+    switch_allreduce=830 * GB,  # in the switch, as a user of eight reports (NVIDIA/nccl #1807)
+)
+SERVERS = {"dgx-a100": A100, "dgx-h100": H100, "dgx-h200": H200, "hgx-b200": B200}
+
 A100_PAIR = 80 * GB  # without a switch: four links of 25 between each pair, less protocol
 A100_OTHER_NODE = 19 * GB  # 25 the line; 80 / 19 = 4.21 is the ratio of the paper's cluster
-A100_HOST = 25.2 * GB  # 0.8 × 31.5, PCIe 4.0 x16: 16 lanes of 16 GT/s, 128 of 130 bits
-A100_HOST_MEMORY_BYTES = 128 * 10**9  # an eighth of the 1 TB of a DGX A100 with 320 GB
 A100_CLUSTER_ALLREDUCE = 72 * GB  # a model: a ring over four network adapters a node
-H100_MEMORY_BYTES = 80 * 10**9
-H100_LOCAL = 2_680 * GB  # 0.8 × 3,350, the peak of the H100's memory
-H100_NVSWITCH = 370 * GB  # 450 the line (NVIDIA/nccl-tests #212)
-H100_HOST = 50.4 * GB  # 0.8 × 63, PCIe 5.0 x16: 16 lanes of 32 GT/s, 128 of 130 bits
-H100_HOST_MEMORY_BYTES = 256 * 10**9  # an eighth of the 2 TB of a DGX H100
-H100_NVSWITCH_ALLREDUCE = 480 * GB  # in the switch (NVLS); a ring gets 370 (nccl-tests #212, #309)
+H100_OTHER_NODE = 38 * GB  # 50 the line, an adapter of 400 Gb/s a device; 19 / 25 of it, as above
+H100_MOST_A_NODE = 8  # devices that one switch joins
 # Measured with what `oper topology measure` runs, 2 ranks on a 2-core AMD EPYC (Zen 4) in a cloud,
 # which other programs used too: so the CPU time of reads, and the fastest of many AllReduces.
 CPU_LOCAL = 6 * GB  # random rows of 256 bytes: 5.8-6.3, own and the other rank's alike
@@ -36,23 +73,13 @@ CPU_ALLREDUCE = 2.5 * GB  # 2.5-2.7 by the clock; 3.5-4.6 of CPU time, as ranks 
 
 def preset(spec: str) -> Description | None:
     """The preset of that name; None where there is none."""
-    if spec == "dgx-a100":
-        bandwidth = {"local": A100_LOCAL, "same_node": A100_NVSWITCH}
-        made = uniform(spec, [0] * 8, bandwidth, A100_NVSWITCH_ALLREDUCE, A100_MEMORY_BYTES)
-        return with_host(made, A100_HOST_MEMORY_BYTES, A100_HOST)
-    if spec == "dgx-h100":
-        bandwidth = {"local": H100_LOCAL, "same_node": H100_NVSWITCH}
-        made = uniform(spec, [0] * 8, bandwidth, H100_NVSWITCH_ALLREDUCE, H100_MEMORY_BYTES)
-        return with_host(made, H100_HOST_MEMORY_BYTES, H100_HOST)
-    if match := re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9})-a100", spec):
+    if device := SERVERS.get(spec):
+        bandwidth = {"local": device.local, "same_node": device.switch}
+        return _devices(spec, device, [0] * 8, bandwidth, device.switch_allreduce)
+    if match := re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9})-(a100|h100)", spec):
         nodes, per_node = int(match[1]), int(match[2])
         _check_ranks(spec, nodes * per_node)
-        bandwidth = {"local": A100_LOCAL, "same_node": A100_PAIR, "other_node": A100_OTHER_NODE}
-        # In one node the ring uses the links between pairs, and no network adapter.
-        allreduce = A100_CLUSTER_ALLREDUCE if nodes > 1 else A100_PAIR
-        node_of = [rank // per_node for rank in range(nodes * per_node)]
-        made = uniform(spec, node_of, bandwidth, allreduce, A100_MEMORY_BYTES)
-        return with_host(made, A100_HOST_MEMORY_BYTES, A100_HOST)
+        return (_a100_cluster if match[3] == "a100" else _h100_cluster)(spec, nodes, per_node)
     if match := re.fullmatch(r"cpu:([0-9]{1,9})", spec):
         ranks = int(match[1])
         _check_ranks(spec, ranks)
@@ -63,6 +90,59 @@ def preset(spec: str) -> Description | None:
         made["memory"] = (SHARED,)
         return with_host(made, memory_bytes, CPU_LOCAL)  # device and host are one
     return None
+
+
+def nearest_preset(spec: str) -> str | None:
+    """The preset that was probably meant by a name that is none; None where none is near."""
+    name = spec.lower()
+    if device := re.search("[ahb][0-9]00", name):
+        if (
+            size := re.search(r"([1-9][0-9]*)x([1-9][0-9]*)", name)
+        ) and f"NxG-{device[0]}" in PRESETS:
+            return f"{size[1]}x{size[2]}-{device[0]}"
+        for server in SERVERS:
+            if server.endswith(device[0]):
+                return server
+    near = difflib.get_close_matches(name, PRESETS, n=1)
+    return near[0] if near else None
+
+
+def _a100_cluster(spec: str, nodes: int, per_node: int) -> Description:
+    """Nodes without a switch, as the paper's."""
+    bandwidth = {"local": A100.local, "same_node": A100_PAIR, "other_node": A100_OTHER_NODE}
+    # In one node the ring uses the links between pairs, and no network adapter.
+    allreduce = A100_CLUSTER_ALLREDUCE if nodes > 1 else A100_PAIR
+    node_of = [rank // per_node for rank in range(nodes * per_node)]
+    return _devices(spec, A100, node_of, bandwidth, allreduce)
+
+
+def _h100_cluster(spec: str, nodes: int, per_node: int) -> Description:
+    """Nodes of up to eight devices on one switch, each with a network adapter of its own."""
+    if per_node > H100_MOST_A_NODE:
+        raise OperError(
+            f"topology {spec}: {per_node} H100 in a node, and a node's switch joins at most "
+            f"{H100_MOST_A_NODE}; say more nodes, as {nodes * -(-per_node // 8)}x8-h100"
+        )
+    if nodes == 1 and per_node == 8:
+        allreduce = H100.switch_allreduce
+    elif nodes == 1:
+        allreduce = H100.switch  # a ring: what the switch's sums gain was reported for eight only
+    else:
+        allreduce = min(H100.switch, per_node * H100_OTHER_NODE)  # a ring over a node's adapters
+    bandwidth = {"local": H100.local, "same_node": H100.switch, "other_node": H100_OTHER_NODE}
+    node_of = [rank // per_node for rank in range(nodes * per_node)]
+    return _devices(spec, H100, node_of, bandwidth, allreduce)
+
+
+def _devices(
+    name: str,
+    device: Accelerator,
+    node_of: Sequence[int],
+    bandwidth: dict[str, float],
+    allreduce_bandwidth: float,
+) -> Description:
+    made = uniform(name, node_of, bandwidth, allreduce_bandwidth, device.memory_bytes)
+    return with_host(made, device.host_memory_bytes, device.host_bandwidth)
 
 
 def uniform(

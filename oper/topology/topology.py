@@ -25,7 +25,7 @@ from oper.topology.capacity import (
     rank_capacities,
 )
 from oper.topology.links import LINKED, SHARED, NodeMemory
-from oper.topology.presets import PRESETS, preset
+from oper.topology.presets import PRESETS, nearest_preset, preset
 from oper.topology.topology_file import parse_topology
 
 
@@ -141,15 +141,17 @@ class Topology:
 
     @classmethod
     def load(cls, spec: str) -> "Topology":
-        """A preset's name (`dgx-a100`, `2x4-a100`, `cpu:4`) or the path of a YAML file."""
+        """A preset's name (`dgx-h100`, `2x8-h100`, `cpu:4`) or the path of a YAML file."""
         if made := preset(spec):
             return cls(**made)
         path = Path(spec)
         is_other = not path.exists() and path.suffix not in (".yaml", ".yml", ".json")
         if is_other or path.is_dir():  # of which "" is one
+            near = nearest_preset(spec)
+            hint = f"did you mean {near}? " if near else ""
             raise OperError(
-                f"topology {spec!r}: neither a preset ({', '.join(PRESETS)}; any N and G in "
-                "NxG-a100) nor a file; `oper topology measure -o FILE` writes one for this machine"
+                f"topology {spec!r}: {hint}neither a preset ({', '.join(PRESETS)}; N nodes of G "
+                "devices) nor a file; `oper topology measure -o FILE` writes one for this machine"
             )
         return cls(**parse_topology(Document.read(spec), path.stem))
 

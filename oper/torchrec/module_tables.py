@@ -27,6 +27,7 @@ from oper.plan.plan import Plan
 from oper.runtime.tables.optimizer_buckets import NO_OPTIMIZER, EmbeddingTable
 from oper.runtime.tables.optimizers import Optimizer
 from oper.tables.model_tables import tables_of
+from oper.tables.table import Table
 from oper.torchrec.model_warnings import ModelWarnings
 from oper.torchrec.plan_of_some_tables import part_of
 
@@ -137,24 +138,29 @@ def check_tables(plan: Plan, collection: Any) -> None:
     """OperError where a plan lacks a table of a collection or has one of another size or dtype, or
     a config asks for what is not supported."""
     for config, mine in zip(configs(collection), tables_of(collection), strict=True):
-        planned = plan.tables[plan.table_index(config.name)]
-        for name in _UNSUPPORTED:
-            if getattr(config, name, None):
-                raise OperError(
-                    f"table {config.name!r}: its config sets {name}, which OPER does not support; "
-                    "leave the table to a sharder of TorchRec's, or unset it"
-                )
-        serves_int8 = planned.dtype == "int8" and not plan.workload.training
-        dtype = mine.dtype if serves_int8 else planned.dtype
-        if (planned.rows, planned.dim, dtype) != (mine.rows, mine.dim, mine.dtype):
-            why = ""
-            if planned.dtype == "int8" and plan.workload.training:
-                why = " (int8 rows are not trained: for those, plan with --mode inference)"
+        check_table(plan, config, mine)
+
+
+def check_table(plan: Plan, config: Any, mine: Table) -> None:
+    """The same of one table, by its config and as `tables_of` has it."""
+    planned = plan.tables[plan.table_index(config.name)]
+    for name in _UNSUPPORTED:
+        if getattr(config, name, None):
             raise OperError(
-                f"table {mine.name!r}: the plan has {planned.rows:,} rows of dim {planned.dim}, "
-                f"{planned.dtype}, and the model {mine.rows:,} of dim {mine.dim}, {mine.dtype}; "
-                f"plan for the tables of this model{why}"
+                f"table {config.name!r}: its config sets {name}, which OPER does not support; "
+                "leave the table to a sharder of TorchRec's, or unset it"
             )
+    serves_int8 = planned.dtype == "int8" and not plan.workload.training
+    dtype = mine.dtype if serves_int8 else planned.dtype
+    if (planned.rows, planned.dim, dtype) != (mine.rows, mine.dim, mine.dtype):
+        why = ""
+        if planned.dtype == "int8" and plan.workload.training:
+            why = " (int8 rows are not trained: for those, plan with --mode inference)"
+        raise OperError(
+            f"table {mine.name!r}: the plan has {planned.rows:,} rows of dim {planned.dim}, "
+            f"{planned.dtype}, and the model {mine.rows:,} of dim {mine.dim}, {mine.dtype}; "
+            f"plan for the tables of this model{why}"
+        )
 
 
 def match_tables(

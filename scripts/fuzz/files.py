@@ -248,8 +248,8 @@ def _use_plan(folder: Path) -> None:
 
 def _use_profile(folder: Path) -> None:
     summarise(Profile.open(folder))
-    _quiet("profile", "show", folder)
-    _quiet("profile", "show", folder, "--json")
+    _quiet("profiles", "show", folder)
+    _quiet("profiles", "show", folder, "--json")
 
 
 def _use_planned(folder: Path) -> None:

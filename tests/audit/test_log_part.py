@@ -152,7 +152,7 @@ def test_plans_of_before_tell_windows_by_their_bounds() -> None:
 
 def test_a_sum_of_profiles_says_that_its_parts_are_unknown(here: Path) -> None:
     fine("profile", "log.parquet", "-o", "p", "--columns", "C*", "--windows", "3")
-    fine("profile", "merge", "p@0", "p@2", "-o", "sum")
+    fine("profiles", "merge", "p@0", "p@2", "-o", "sum")
     fine("plan", "sum", "-o", "q", "--topology", "cpu:2", "--batch-size", "64")
     said = oper("plan", "check", "q", "log.parquet")
     assert said.status == 2

@@ -10,8 +10,8 @@ import pytest
 
 from oper import cli
 from oper.base.errors import OperError
+from oper.base.formatting import format_bytes, format_gap, format_number, plural
 from oper.base.units import parse_share
-from oper.cli.shared.formatting import format_bytes, format_gap, format_number, plural
 from oper.profiling.profile import Profile
 from oper.tables.table import Table
 from tests.support.commands import SYNTH, fine, oper, refused
@@ -22,10 +22,10 @@ COMMANDS = (
     "profile log.parquet -o new --columns C*",
     "profile log.parquet -o new --columns C* --windows 3",
     "profile log.parquet -o new --columns C* --batch-size 100 --ranks 2",
-    "profile show p",
-    "profile show w",
-    "profile show w@1 --check",
-    "profile merge w@0 w@1 -o new",
+    "profiles show p",
+    "profiles show w",
+    "profiles show w@1 --check",
+    "profiles merge w@0 w@1 -o new",
     f"{SYNTH} -o new.parquet",
     f"{SYNTH} -o new --counts --windows 2",
     "topology show 4x4-a100",
@@ -124,13 +124,21 @@ def test_help_shows_the_options_of_default_verbs() -> None:
     assert places == sorted(places)
     assert not re.search(r"[a-z,;]\.\.\.\n", top), "a summary is cut off"
     for verb, words in (
-        ("profile", ("log...", "--output", "--columns", "merge")),
+        ("profile", ("LOG...", "--output", "--columns")),
+        ("profiles", ("show", "merge")),
         ("plan", ("--topology", "--extra-memory", "explain")),
     ):
         for flag in ("--help", "-h"):
             text = fine(verb, flag)
             assert all(word in text for word in words)
     assert fine("--version").startswith("oper ")
+
+
+def test_a_log_may_have_the_name_of_a_command(here: Path) -> None:
+    for name in ("show", "merge", "make"):
+        Path("log.parquet").rename(name)
+        fine("profile", name, "-o", f"of-{name}", "--columns", "C*")
+        Path(name).rename("log.parquet")
 
 
 def test_figures_for_people() -> None:
@@ -174,6 +182,49 @@ def test_options_without_effect_warn(here: Path, command: str, words: list[str])
     assert json.loads(said.out)
     assert said.errors.startswith("warning: ")
     assert all(word in said.errors for word in words), said.errors
+
+
+QUIET_WRITES = (
+    "profile log.parquet -o new --columns C* --seed 2",
+    "profile log.parquet -o new",  # which says what it leaves out
+    "profiles merge w@0 w@1 -o new",
+    f"{SYNTH} -o new.parquet",
+    f"{SYNTH} -o new --counts --windows 2",
+    "plan p -o new --topology cpu:1",
+    "replan q w@1 -o new",
+)
+
+
+@pytest.mark.parametrize("command", QUIET_WRITES)
+@pytest.mark.parametrize("flag", ["-q", "--quiet"])
+def test_quiet_commands_that_write_print_nothing(here: Path, command: str, flag: str) -> None:
+    said = oper(*command.split(), flag)
+    assert said == (0, "", "")
+    assert list(here.glob("new*"))
+    assert fine(*command.split(), "--force"), "not quiet for the next command"
+
+
+def test_quiet_commands_print_results_and_errors(here: Path) -> None:
+    for command in ("profiles show p", "plan show q", "plan diff q r", "drift q w@1"):
+        assert fine(*command.split(), "-q") == fine(*command.split())
+    curve = "plan p --topology 2x2-a100 --curve"
+    assert fine(*curve.split(), "-q") == fine(*curve.split())
+    assert json.loads(fine("plan", "p", "-o", "new", "--topology", "cpu:2", "-q", "--json"))
+    assert oper("plan", "show", "absent", "-q").errors.startswith("error: absent")
+
+
+def test_quiet_hides_progress_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    from oper.cli.shared import progress
+    from oper.cli.shared.console import quietly
+
+    class Terminal:
+        is_terminal = True
+
+    monkeypatch.setattr(progress, "Console", lambda **_: Terminal())
+    monkeypatch.setattr(progress, "Progress", lambda *_, **__: pytest.fail("a bar was shown"))
+    with quietly(True), progress.progress("counting", 1) as meter, progress.steps("x", 1) as step:
+        meter.advance(1)
+        step("done")
 
 
 def test_no_warning_where_all_is_well(here: Path) -> None:
@@ -220,11 +271,11 @@ def test_extreme_counts(
 
 def test_counters_that_overflow_when_they_are_added(here: Path) -> None:
     save_profile("most", [2**61, 2**60], np.uint64, 2**61)
-    fine("profile", "show", "most")
-    refused("profile merge most most -o new", "merging", "at most")
+    fine("profiles", "show", "most")
+    refused("profiles merge most most -o new", "merging", "at most")
     save_profile("more", [2**63, 1], np.uint64, 2**62)
-    refused("profile show more", "more/accesses.npy", "at most")
+    refused("profiles show more", "more/accesses.npy", "at most")
     save_profile("full", [2**32 - 1, 7], np.uint32, 2**32 - 1)
-    merged = json.loads(fine("profile", "merge", "full", "full", "-o", "new", "--json"))
+    merged = json.loads(fine("profiles", "merge", "full", "full", "-o", "new", "--json"))
     assert merged["accesses"] == 2 * (2**32 - 1 + 7)
     assert merged["counter_bytes"] == 8

@@ -19,7 +19,7 @@ WRITERS = {
     "windows": "profile log.parquet --columns C* --windows 2 -o",
     "mapped": "profile log.parquet --columns C* --memory-limit 0 -o",
     "vocabularies": "profile log.parquet --columns C* --ids vocab -o",
-    "merge": "profile merge w@0 w@1 -o",
+    "merge": "profiles merge w@0 w@1 -o",
     "plan": "plan p --topology cpu:2 -o",
     "replan": "replan q w@1 -o",
     "counts": f"{SYNTH} --counts -o",

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oper.base.errors import OperError
 from oper.cost.allreduce import METHODS, Method, allreduce_cost
 from oper.cost.expected_reads import expected_reads
 from oper.cost.holder_set_sums import Sums
@@ -48,6 +49,18 @@ def test_memory_of_the_allreduce(method: Method, memory_bytes: float) -> None:
     )
     cost = allreduce_cost(Topology.load("cpu:2"), method)
     assert cost.memory_bytes(sums.total(np.array([False, True])), 2) == memory_bytes
+
+
+def test_without_a_fetch_it_is_the_usual_one_of_the_nodes() -> None:
+    asked = Workload("training", batch_size=64)
+    assert asked.on(1) == Workload("training", "raw", 64)
+    assert asked.on(2) == Workload("training", "distinct", 64)
+    assert Workload("training", "raw", 64).on(2) == Workload("training", "raw", 64)
+    assert asked.fetch is None  # what `on` left as it was
+    with pytest.raises(OperError, match="without fetch"):
+        expected_reads(np.array([1]), np.array([1]), 7, asked, 2)
+    with pytest.raises(OperError, match="fetch 'every'"):
+        Workload("training", "every", 64)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("samples_with_row", [0, 1, 3, 7])

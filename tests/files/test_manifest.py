@@ -80,7 +80,7 @@ def test_a_folder_of_version_1_is_opened_with_a_warning(copied: Path) -> None:
     (copied / MARKER).write_text(json.dumps(content, indent=1) + "\n")
     with pytest.warns(OperWarning, match="is of version 1"):
         assert Profile.open(copied).digest == a_profile().digest
-    said = oper("profile", "show", copied)
+    said = oper("profiles", "show", copied)
     assert said.status == 0
     assert said.errors.startswith("warning: ")
     assert said.errors.count("\n") == 1

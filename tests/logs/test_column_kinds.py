@@ -91,7 +91,7 @@ def test_profile_names_what_it_leaves_out(tmp_path: Path) -> None:
     )
     assert json.loads(said.out)["left_out"] == reasons
     assert Profile.open(tmp_path / "p").source["left_out"] == reasons
-    shown = oper("profile", "show", tmp_path / "p", "--json")
+    shown = oper("profiles", "show", tmp_path / "p", "--json")
     assert json.loads(shown.out)["left_out"] == reasons
     chosen = oper("profile", tmp_path / "log.csv", "-o", tmp_path / "q", "--columns", "a", "--json")
     assert (chosen.errors, json.loads(chosen.out)["left_out"]) == ("", {})

@@ -29,7 +29,7 @@ def counted(plan: Plan) -> RowsByKind:
     """By the address of every row on every rank, and a look at its mark in the bitmap."""
     tables, ranks = len(plan.tables), plan.ranks
     rows = {kind: np.zeros(tables, dtype=np.int64) for kind in ("replicated", "listed", "striped")}
-    copies = np.zeros(tables, dtype=np.int64)
+    copies, ranks_with_rows = np.zeros((2, tables), dtype=np.int64)
     memory_of_row = np.array([t.memory_bytes(plan.workload.mode) for t in plan.tables])
     held = {tier: {kind: np.zeros(ranks, dtype=np.int64) for kind in rows} for tier in (0, 1)}
     for t, table in enumerate(plan.tables):
@@ -46,6 +46,7 @@ def counted(plan: Plan) -> RowsByKind:
             rows[kind][t] = here.sum()
             held[int(t in plan.tier)][kind] += local[:, here].sum(axis=1) * memory_of_row[t]
         copies[t] = local[:, several].sum()
+        ranks_with_rows[t] = local.any(axis=1).sum()
     in_tier = np.isin(plan.layout.width_of_table, plan.layout.width_of_table[list(plan.tier)])
     memory = {}
     for tier in (0, 1):
@@ -57,6 +58,7 @@ def counted(plan: Plan) -> RowsByKind:
     return RowsByKind(
         **rows,
         copies=copies,
+        ranks_with_rows=ranks_with_rows,
         memory_of_row=memory_of_row,
         listed_accesses=np.zeros(tables, dtype=np.int64),
         on_devices=memory[0],
@@ -66,7 +68,8 @@ def counted(plan: Plan) -> RowsByKind:
 
 def assert_counts_are_true(plan: Plan) -> RowsByKind:
     found, expected = rows_by_kind(plan), counted(plan)
-    for name in ("replicated", "listed", "striped", "copies", "memory_of_row"):
+    counts = ("replicated", "listed", "striped", "copies", "ranks_with_rows", "memory_of_row")
+    for name in counts:
         assert np.array_equal(getattr(found, name), getattr(expected, name)), name
     for name in ("on_devices", "in_tier"):
         for kind in RankBytes._fields:

@@ -49,6 +49,16 @@ def edited(content: dict[str, Any], path: tuple[str | int, ...], value: Any) -> 
     return made
 
 
+@pytest.mark.parametrize("key", ["mode", "fetch", "batch_size"])
+def test_a_workload_is_whole(saved: Path, key: str) -> None:
+    content = json.loads((saved / MARKER).read_text())
+    with pytest.raises(ValueError, match=key):
+        check_stated(edited(content, ("workload", key), None), 4)
+    del content["workload"][key]
+    with pytest.raises((KeyError, ValueError), match=key):
+        check_stated(content, 4)
+
+
 def test_every_value_of_another_kind_is_found(saved: Path) -> None:
     content = json.loads((saved / MARKER).read_text())
     check_stated(content, 4)

@@ -1,6 +1,7 @@
 """Whole plans: limits kept, certified, never worse than a baseline, whatever the order of ids."""
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from oper.planner.problem.problem import Settings, make_problem
 from oper.profiling.profile import Profile
 from oper.tables.table import Table
 from oper.topology.topology import Topology
+from tests.support.commands import tree
 from tests.support.examples import at_least
 from tests.support.planner.instances import topologies, workloads, zipf_counts
 
@@ -131,6 +133,20 @@ def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
     assert files == sorted(p.name for p in (tmp_path / "b").iterdir())
     for name in files:
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+@pytest.mark.parametrize(("preset", "fetch"), [("dgx-a100", "raw"), ("2x4-a100", "distinct")])
+def test_without_a_fetch_a_plan_is_that_of_the_usual_one(
+    tmp_path: Path, preset: str, fetch: Literal["raw", "distinct"]
+) -> None:
+    profile = one_table(np.arange(500) % 7 + 1)
+    for name, workload in (
+        ("asked", Workload("training", fetch, 4096)),
+        ("usual", Workload("training", batch_size=4096)),
+    ):
+        make_plan(profile, preset, workload, Settings(), tmp_path / name)
+    assert load_plan(tmp_path / "usual").workload == Workload("training", fetch, 4096)
+    assert tree(tmp_path / "usual") == tree(tmp_path / "asked")
 
 
 def test_a_plan_is_what_was_planned(tmp_path: Path) -> None:

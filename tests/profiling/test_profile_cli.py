@@ -1,4 +1,4 @@
-"""`oper profile` and its sub-commands, as a user calls them."""
+"""`oper profile` and `oper profiles`, as a user calls them."""
 
 import gzip
 import json
@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from oper.base.errors import OperError
 from oper.cli.profile_commands import profile as cli_profile
+from oper.cli.profile_commands import profiles as cli_profiles
 from oper.profiling import counting
 from oper.profiling.profile import Profile
 from oper.profiling.row_counters import RowCounters
@@ -27,9 +28,10 @@ def run() -> Any:
     app = typer.Typer()
     app.callback()(lambda: None)
     cli_profile.register(app)
+    cli_profiles.register(app)
 
-    def call(*arguments: object) -> dict[str, Any]:
-        result = CliRunner().invoke(app, ["profile", *map(str, arguments), "--json"])
+    def call(*arguments: object, command: str = "profile") -> dict[str, Any]:
+        result = CliRunner().invoke(app, [command, *map(str, arguments), "--json"])
         if isinstance(result.exception, OperError):
             raise result.exception
         assert result.exit_code == 0, (result.output, result.exception)
@@ -72,7 +74,7 @@ def test_profile_says_what_it_counted(run: Any, log: Path, tmp_path: Path) -> No
     assert [t["name"] for t in said["tables"]] == ["C1", "C2"]
     assert (said["sampled"], said["distinct"], said["skipped_ids"]) == (None, None, {})
     assert said["seconds"] > 0
-    again = run("show", tmp_path / "p", "--check")
+    again = run("show", tmp_path / "p", "--check", command="profiles")
     assert {k: said[k] for k in again} == {**again, "profile": said["profile"]}
 
 
@@ -105,7 +107,7 @@ def test_parts_merge_to_the_whole(run: Any, log: Path, tmp_path: Path) -> None:
     run(log, "-o", tmp_path / "whole", *CRITEO)
     run(log, "-o", tmp_path / "a", *CRITEO, "--rows", ":400")
     run(log, "-o", tmp_path / "b", "--missing", -1, "--rows", "400:", "--tables", tmp_path / "a")
-    run("merge", tmp_path / "a", tmp_path / "b", "-o", tmp_path / "both")
+    run("merge", tmp_path / "a", tmp_path / "b", "-o", tmp_path / "both", command="profiles")
     assert Profile.open(tmp_path / "both").digest == Profile.open(tmp_path / "whole").digest
     windows = run(log, "-o", tmp_path / "w", *CRITEO, "--windows", 4)["windows"]
     assert [w["samples"] for w in windows] == [250] * 4
@@ -138,7 +140,7 @@ def test_vocabularies_lie_beside_and_are_kept(run: Any, tmp_path: Path) -> None:
     pq.write_table(pa.table({"f": ["blue", "white"]}), tmp_path / "more.parquet")
     run(tmp_path / "more.parquet", "-o", tmp_path / "q", "--tables", tmp_path / "p")
     assert Profile.open(tmp_path / "q").accesses.tolist() == [1, 0, 1]
-    run("merge", tmp_path / "p", tmp_path / "q", "-o", tmp_path / "sum")
+    run("merge", tmp_path / "p", tmp_path / "q", "-o", tmp_path / "sum", command="profiles")
     merged = Profile.open(tmp_path / "sum")
     assert merged.accesses.tolist() == [2, 3, 3]
     assert merged.prepared().vocabularies["f"]["value"].to_pylist() == ["red", "blue"]
@@ -147,7 +149,7 @@ def test_vocabularies_lie_beside_and_are_kept(run: Any, tmp_path: Path) -> None:
     pq.write_table(pa.table({"f": ["blue", "blue", "red"]}), tmp_path / "other.parquet")
     run(tmp_path / "other.parquet", "-o", tmp_path / "r", "--tables", _tables(tmp_path, 3))
     with pytest.raises(OperError, match="merging profiles, number 2"):
-        run("merge", tmp_path / "p", tmp_path / "r", "-o", tmp_path / "bad")
+        run("merge", tmp_path / "p", tmp_path / "r", "-o", tmp_path / "bad", command="profiles")
     assert not (tmp_path / "bad").exists()
 
 
@@ -177,7 +179,7 @@ def test_bad_ids_stop_or_are_counted(run: Any, log: Path, tmp_path: Path) -> Non
     values = pq.read_table(log)["C2"].to_numpy()
     assert said["skipped_ids"] == {"C2": int((values >= 5).sum())}
     assert said["tables"][1]["accesses"] == ((values >= 0) & (values < 5)).sum()
-    assert run("show", tmp_path / "p")["skipped_ids"] == said["skipped_ids"]
+    assert run("show", tmp_path / "p", command="profiles")["skipped_ids"] == said["skipped_ids"]
 
 
 @pytest.mark.parametrize(
@@ -191,7 +193,6 @@ def test_bad_ids_stop_or_are_counted(run: Any, log: Path, tmp_path: Path) -> Non
         (("--by-column", "absent"), "absent"),
         (("--by-column", "day", "--every", "x"), "--every"),
         (("--tables", "absent"), "absent"),
-        (("--dtype", "fp64"), "fp64"),
         (("--memory-limit", "some"), "--memory-limit"),
         (("--rows", "5:5"), "--rows"),
     ],

@@ -70,7 +70,7 @@ def test_numbers_of_every_unit_make_the_same_windows(
         assert errors.startswith("ts: numbers around 1.6e")
         assert f"are read as {names[unit]} since 1970, the first one as 2020-09-13" in errors
         assert "choose another unit with --time-unit" in errors
-    shown = oper("profile", "show", tmp_path / "p").out
+    shown = oper("profiles", "show", tmp_path / "p").out
     assert "2020-09-15T00:00:00+00:00" in shown
 
 

@@ -31,6 +31,8 @@ LAYERS = (
     "planner",
     "planner.replan.migration",
     "planner.replan",
+    "report.charts",
+    "report",
     "runtime.comm",
     "runtime.tables",
     "runtime.memory runtime.allreduce",
@@ -39,7 +41,7 @@ LAYERS = (
     "scheduler",
     "scheduler.training scheduler.loader",
     "measure torchrec",
-    "torchrec.planning",
+    "torchrec.planning doctor",
     "cli.shared",
     "cli.profile_commands",
     "cli.plan_commands",
@@ -55,10 +57,17 @@ NEVER = (
     ("audit", "runtime"),
     ("runtime", "scheduler"),
     ("planner", "scheduler"),
+    ("report", "runtime"),
 )
 # Who may read what links and the AllReduce cost: the rest asks oper.cost what rows cost.
 LINK_COSTS = {"link_cost", "allreduce_bandwidth", "latency_seconds", "seconds_by_kind"}
-READS_LINK_COSTS = ("cost", "topology", "measure", "cli")  # priced, stated, measured, displayed
+READS_LINK_COSTS = (
+    "cost",
+    "topology",
+    "measure",
+    "cli",
+    "report",
+)  # priced, stated, measured, displayed
 # TorchRec's planner has bandwidths of its own, into and from which they are translated; the checker
 # of plans shares no rule with what it checks.
 TRANSLATE_OR_CHECK = {

@@ -18,7 +18,14 @@ HOSTS = {"host_memory": "128GB", "host_bandwidth": "25GB/s"}
 
 @pytest.mark.parametrize(
     ("spec", "bandwidth", "memory"),
-    [("dgx-a100", 25.2e9, 128e9), ("dgx-h100", 50.4e9, 256e9), ("2x4-a100", 25.2e9, 128e9)],
+    [
+        ("dgx-a100", 25.2e9, 128e9),
+        ("dgx-h100", 50.4e9, 256e9),
+        ("2x4-a100", 25.2e9, 128e9),
+        ("2x4-h100", 50.4e9, 256e9),
+        ("dgx-h200", 50.4e9, 256e9),
+        ("hgx-b200", 50.4e9, 256e9),
+    ],
 )
 def test_presets_have_hosts(spec: str, bandwidth: float, memory: float) -> None:
     topology = Topology.load(spec)

@@ -1,4 +1,4 @@
-"""Topologies: presets, YAML and its errors, capacities, and what is measured."""
+"""Topologies: YAML and its errors, capacities, and what is measured."""
 
 import json
 import multiprocessing
@@ -38,42 +38,6 @@ def written(folder: Path, **changes: object) -> Path:
     path = folder / "t.yaml"
     path.write_text(yaml.safe_dump(content, sort_keys=False))
     return path
-
-
-# Presets
-
-
-@pytest.mark.parametrize(
-    ("spec", "ranks", "nodes", "link", "allreduce"),
-    [
-        ("dgx-a100", 8, 1, 240e9, 235e9),
-        ("dgx-h100", 8, 1, 370e9, 480e9),
-        ("2x4-a100", 8, 2, 80e9, 72e9),
-        ("4x4-a100", 16, 4, 80e9, 72e9),
-        ("3x5-a100", 15, 3, 80e9, 72e9),
-        ("cpu:6", 6, 1, 6e9, 2.5e9),
-    ],
-)
-def test_presets(spec: str, ranks: int, nodes: int, link: float, allreduce: float) -> None:
-    topology = Topology.load(spec)
-    assert (topology.ranks, topology.nodes, topology.homogeneous) == (ranks, nodes, True)
-    assert topology.link_cost[0, 1] == pytest.approx(1 / link)
-    assert topology.allreduce_bandwidth == allreduce
-    assert topology.latency_seconds == (2e-6 if nodes == 1 else 5e-6)
-
-
-def test_links_across_nodes_have_the_papers_ratio() -> None:
-    cost = Topology.load("2x4-a100").link_cost
-    assert cost[0, 4] / cost[0, 3] == pytest.approx(4.21, abs=0.005)
-    assert (cost == cost.T).all()
-    assert cost[3, 4] == cost[0, 7]
-    assert (np.diag(cost) < cost[0, 1]).all()
-
-
-@pytest.mark.parametrize("spec", ["dgx-b200", "cpu:0", "cpu:1000000", "0x4-a100", "no/such.yaml"])
-def test_unknown_topologies_are_refused(spec: str) -> None:
-    with pytest.raises(OperError, match=spec):
-        Topology.load(spec)
 
 
 # homogeneous

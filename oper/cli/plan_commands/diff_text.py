@@ -2,15 +2,15 @@
 
 from typing import Any
 
-from oper.cli.plan_commands.plan_text import facts_table
-from oper.cli.shared.console import new_console, new_table
-from oper.cli.shared.formatting import (
+from oper.base.formatting import (
     format_bytes,
     format_duration,
     format_percent,
     format_share,
     plural,
 )
+from oper.cli.plan_commands.plan_text import facts_table
+from oper.cli.shared.console import new_console, new_table
 
 _MOST_TABLES = 20
 _FIGURES = {

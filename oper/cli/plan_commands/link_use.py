@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from oper.base.arrays import Floats
-from oper.cli.shared.formatting import format_bytes, format_factor, format_share
+from oper.base.formatting import format_bytes, format_factor, format_share
 
 if TYPE_CHECKING:
     from oper.topology.topology import Topology

@@ -10,6 +10,7 @@ from oper.base.units import parse_share
 from oper.cli.plan_commands import plan_check, plan_views
 from oper.cli.plan_commands.plan_text import curve_table, print_plan
 from oper.cli.plan_commands.plan_warnings import warnings
+from oper.cli.shared.command import ConfigurableCommand
 from oper.cli.shared.console import emit, new_console, warn
 from oper.cli.shared.default_subcommand import DEFAULT, verb
 from oper.cli.shared.output_options import FORCE, JSON, VERBOSE
@@ -25,6 +26,9 @@ from oper.cli.shared.plan_options import (
     THRESHOLD,
     TIER,
     TOPOLOGY,
+    Balance,
+    Fetch,
+    Mode,
     load_topology,
     parse_reserve,
     parse_tier,
@@ -34,30 +38,42 @@ from oper.cli.shared.progress import steps
 if TYPE_CHECKING:
     from oper.topology.topology import Topology
 
+_EXAMPLES = """
+oper plan profile --topology dgx-a100 --batch-size 65536 -o plan
+oper plan profile --topology dgx-a100 --extra-memory 5% -o other-plan
+oper plan profile --topology dgx-h100 --mode inference --curve
+"""
+
 
 def register(app: typer.Typer) -> None:
     """Add `oper plan` and its sub-commands."""
     verbs = verb("Plan the placement of all rows; show, explain and check plans.")
-    verbs.command(DEFAULT, hidden=True)(make)
+    verbs.command(DEFAULT, hidden=True, cls=ConfigurableCommand, epilog=_EXAMPLES)(make)
     plan_views.add_to(verbs)
     plan_check.add_to(verbs)
     app.add_typer(verbs, name="plan")
 
 
 def make(
-    profile: str = typer.Argument(help="A profile folder, or one of its windows: PROFILE@3."),
+    profile: str = typer.Argument(
+        metavar="PROFILE", help="A profile folder, or one of its windows: PROFILE@3."
+    ),
     output: Path | None = typer.Option(
-        None, "-o", "--output", help="The plan folder to write; needed without --curve."
+        None,
+        "-o",
+        "--output",
+        help="The plan folder to write; needed without --curve.",
+        metavar="FOLDER",
     ),
     topology: str = TOPOLOGY,
-    mode: str = MODE,
-    fetch: str | None = FETCH,
+    mode: Mode = MODE,
+    fetch: Fetch | None = FETCH,
     batch_size: int = BATCH_SIZE,
     extra_memory: str | None = EXTRA_MEMORY,
     reserve: str | None = RESERVE,
     threshold: str = THRESHOLD,
     dob: str = DOB,
-    balance: str = BALANCE,
+    balance: Balance = BALANCE,
     capacity: str | None = CAPACITY,
     tier: str | None = TIER,
     curve: bool = typer.Option(
@@ -68,7 +84,7 @@ def make(
     as_json: bool = JSON,
 ) -> None:
     """Plan the placement of every row and certify how far it is from optimal."""
-    from oper.cost.workload import Workload, usual_fetch
+    from oper.cost.workload import Workload
     from oper.files.storage import check_output
     from oper.plan.plan import FORMAT
     from oper.plan.rows_by_kind import rows_by_kind
@@ -81,7 +97,10 @@ def make(
     if output is not None:
         check_output(output, FORMAT, force)
     elif not curve:
-        raise typer.BadParameter("a folder for the plan, or --curve", param_hint="-o")
+        raise OperError(
+            "oper plan: -o FOLDER is missing; name the folder to write, or give --curve, which "
+            "prints what more or less memory would do"
+        )
     ranks = load_topology(topology, capacity)
     settings = Settings(
         None if extra_memory is None else parse_share(extra_memory, "--extra-memory"),
@@ -95,8 +114,7 @@ def make(
         raise OperError(
             "--curve: is of the devices' memory, and --tier takes tables out of it; leave one out"
         )
-    fetch = fetch or usual_fetch(ranks.nodes)
-    workload = Workload(mode, fetch, batch_size)  # type: ignore[arg-type]
+    workload = Workload(mode, fetch, batch_size)
     opened = Profile.open(profile, check=True)
     with steps("planning", total=6) as report:
         content: dict[str, Any] = {"plan": None if output is None else str(output)}
@@ -114,7 +132,7 @@ def make(
             content["curve"] = [point.to_json() for point in memory_curve(planned, ranks)]
     for warning in warnings(planned, opened):
         warn(warning)
-    emit(as_json, content, lambda: _print(content, ranks, verbose))
+    emit(as_json, content, lambda: _print(content, ranks, verbose), written=not curve)
 
 
 def _print(content: dict[str, Any], topology: "Topology", verbose: bool) -> None:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from oper.cli.shared.command import Command
 from oper.cli.shared.console import emit, new_console
 from oper.cli.shared.log_options import takes_log
 from oper.cli.shared.output_options import JSON
@@ -14,14 +15,22 @@ if TYPE_CHECKING:
     from oper.logs import LogOptions
 
 
+_EXAMPLES = """
+oper plan check plan
+oper plan check plan clicks.parquet
+"""
+
+
 def add_to(verbs: typer.Typer) -> None:
     """Add the command to `oper plan`."""
-    verbs.command("check")(takes_log(check))
+    verbs.command("check", cls=Command, epilog=_EXAMPLES)(takes_log(check))
 
 
 def check(
-    plan: Path = typer.Argument(help="A plan folder."),
-    log: list[Path] | None = typer.Argument(None, help="The log that its profile counted."),
+    plan: Path = typer.Argument(metavar="PLAN", help="A plan folder."),
+    log: list[Path] | None = typer.Argument(
+        None, metavar="LOG", help="The log that its profile counted."
+    ),
     as_json: bool = JSON,
     *,
     log_options: "LogOptions",

@@ -2,14 +2,14 @@
 
 from typing import TYPE_CHECKING, Any
 
-from oper.cli.plan_commands.link_use import link_use
-from oper.cli.shared.formatting import (
+from oper.base.formatting import (
     format_bytes,
     format_duration,
     format_percent,
     format_share,
     plural,
 )
+from oper.cli.plan_commands.link_use import link_use
 
 if TYPE_CHECKING:
     from oper.topology.topology import Topology

@@ -4,10 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table as RichTable
 
-from oper.cli.plan_commands.plan_facts import plan_facts
-from oper.cli.plan_commands.table_kinds import tables_table, tables_text
-from oper.cli.shared.console import new_console, new_table
-from oper.cli.shared.formatting import (
+from oper.base.formatting import (
     at_most,
     format_bytes,
     format_digits,
@@ -16,6 +13,9 @@ from oper.cli.shared.formatting import (
     format_number,
     plural,
 )
+from oper.cli.plan_commands.plan_facts import plan_facts
+from oper.cli.plan_commands.table_kinds import tables_table, tables_text
+from oper.cli.shared.console import new_console, new_table
 
 if TYPE_CHECKING:
     from oper.topology.topology import Topology

@@ -7,19 +7,31 @@ import typer
 from oper.cli.plan_commands.diff_text import print_diff
 from oper.cli.plan_commands.plan_text import print_plan
 from oper.cli.plan_commands.row_text import print_row
+from oper.cli.shared.command import Command
 from oper.cli.shared.console import emit
 from oper.cli.shared.output_options import JSON, VERBOSE
+
+_SHOW_EXAMPLES = """
+oper plan show plan
+"""
+_DIFF_EXAMPLES = """
+oper plan diff plan other-plan
+"""
+_EXPLAIN_EXAMPLES = """
+oper plan explain plan --table C1 --row 7
+oper plan explain plan --table C1 --row 7 --profile profile
+"""
 
 
 def add_to(verbs: typer.Typer) -> None:
     """Add the three commands to `oper plan`."""
-    verbs.command("show")(show)
-    verbs.command("diff")(diff)
-    verbs.command("explain")(explain)
+    verbs.command("show", cls=Command, epilog=_SHOW_EXAMPLES)(show)
+    verbs.command("diff", cls=Command, epilog=_DIFF_EXAMPLES)(diff)
+    verbs.command("explain", cls=Command, epilog=_EXPLAIN_EXAMPLES)(explain)
 
 
 def show(
-    plan: Path = typer.Argument(help="A plan folder."),
+    plan: Path = typer.Argument(metavar="PLAN", help="A plan folder."),
     verbose: bool = VERBOSE,
     as_json: bool = JSON,
 ) -> None:
@@ -50,11 +62,16 @@ def show(
 
 
 def explain(
-    plan: Path = typer.Argument(help="A plan folder."),
-    table: str = typer.Option(..., "--table", help="The table's name."),
-    row: int = typer.Option(..., "--row", help="The row number, after the table's id rule."),
+    plan: Path = typer.Argument(metavar="PLAN", help="A plan folder."),
+    table: str = typer.Option(..., "--table", help="The table's name.", metavar="NAME"),
+    row: int = typer.Option(
+        ..., "--row", help="The row number, after the table's id rule.", metavar="N"
+    ),
     profile: Path | None = typer.Option(
-        None, "--profile", help="The profile that the plan was made from: it has every row's count."
+        None,
+        "--profile",
+        help="The profile that the plan was made from: it has every row's count.",
+        metavar="FOLDER",
     ),
     verbose: bool = VERBOSE,
     as_json: bool = JSON,
@@ -71,8 +88,8 @@ def explain(
 
 
 def diff(
-    old: Path = typer.Argument(help="A plan folder."),
-    new: Path = typer.Argument(help="Another plan for the same tables."),
+    old: Path = typer.Argument(metavar="OLD", help="A plan folder."),
+    new: Path = typer.Argument(metavar="NEW", help="Another plan for the same tables."),
     as_json: bool = JSON,
 ) -> None:
     """Print the differences of the second plan."""

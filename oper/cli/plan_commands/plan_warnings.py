@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from oper.cli.shared.formatting import plural
+from oper.base.formatting import plural
 
 if TYPE_CHECKING:
     from oper.planner.make_placement import Planned

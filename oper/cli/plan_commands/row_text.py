@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from oper.base.formatting import plural
 from oper.cli.plan_commands.plan_text import facts_table
 from oper.cli.shared.console import new_console
-from oper.cli.shared.formatting import plural
 
 _MOST_SLOTS = 4
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from oper.base.formatting import format_bytes, format_share
 from oper.cli.shared.console import new_table
-from oper.cli.shared.formatting import format_bytes, format_share
 
 _MOST_TABLES = 14
 _SHOWN_TABLES = 12  # of more

@@ -1,1 +1,1 @@
-"""`oper profile` and its sub-commands."""
+"""`oper profile` and `oper profiles`."""

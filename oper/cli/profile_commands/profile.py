@@ -1,17 +1,17 @@
-"""`oper profile`: count how often each row is accessed in a log; merge and show profiles."""
+"""`oper profile`: count how often each row is accessed in a log."""
 
 import os
-import sys
+import shlex
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
 from oper.base.errors import OperError
 from oper.base.units import parse_bytes, parse_seconds, parse_share
-from oper.cli.profile_commands.profile_text import content_of, left_out_line, print_profile
+from oper.cli.profile_commands.report import OUTPUT, report
 from oper.cli.profile_commands.table_options import (
     DIM,
     DTYPE,
@@ -19,41 +19,58 @@ from oper.cli.profile_commands.table_options import (
     MIN_COUNT,
     OPTIMIZER,
     TABLES,
+    Dtype,
+    Optimizer,
     TableOptions,
 )
-from oper.cli.shared.console import emit, warn_of_unused
-from oper.cli.shared.default_subcommand import DEFAULT, verb
+from oper.cli.shared.command import ADVANCED, WINDOWS, ConfigurableCommand
+from oper.cli.shared.console import say, warn_of_unused
 from oper.cli.shared.log_options import takes_log
 from oper.cli.shared.output_options import FORCE, JSON
 from oper.cli.shared.progress import progress
 
 if TYPE_CHECKING:
     from oper.logs import Log, LogOptions
-    from oper.logs.batches.reading_options import TimeUnit
     from oper.profiling.profile import Profile
     from oper.profiling.windows.equal_windows import Windows
 
 
-_OUTPUT = typer.Option(..., "-o", "--output", help="The profile folder to write.")
+_OF_PROFILES = ("show", "merge")  # which were `oper profile show` and `oper profile merge`
+
+
+_EXAMPLES = """
+oper profile clicks.parquet -o profile --columns 'C*'
+oper profile clicks.parquet -o windows --columns 'C*' --windows 4
+"""
+
+
+class _Profile(ConfigurableCommand):
+    """The command, which knows the sub-commands that it once had."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] in _OF_PROFILES and not Path(args[0]).exists():
+            raise OperError(
+                f"oper profile {args[0]}: no such file; to {args[0]} profiles, type "
+                f"`{shlex.join(['oper', 'profiles', *args])}`"
+            )
+        return super().parse_args(ctx, args)
 
 
 def register(app: typer.Typer) -> None:
-    """Add `oper profile` and its sub-commands."""
-    verbs = verb("Count how often each row is accessed; merge and show profiles.")
-    verbs.command(DEFAULT, hidden=True)(takes_log(make))
-    verbs.command("merge")(merge)
-    verbs.command("show")(show)
-    app.add_typer(verbs, name="profile")
+    """Add `oper profile`."""
+    app.command("profile", cls=_Profile, epilog=_EXAMPLES)(takes_log(profile))
 
 
-def make(
+def profile(
     context: typer.Context,
-    log: list[Path] = typer.Argument(help="Files of the log, or folders of them, in order."),
-    output: Path = _OUTPUT,
+    log: list[Path] = typer.Argument(
+        metavar="LOG", help="Files of the log, or folders of them, in order."
+    ),
+    output: Path = OUTPUT,
     tables: str | None = TABLES,
     dim: int = DIM,
-    dtype: str = DTYPE,
-    optimizer: str = OPTIMIZER,
+    dtype: Dtype = DTYPE,
+    optimizer: Optimizer = OPTIMIZER,
     ids: str | None = IDS,
     min_count: int = MIN_COUNT,
     batch_size: int | None = typer.Option(
@@ -61,36 +78,83 @@ def make(
         "--batch-size",
         min=1,
         help="Measure the distinct rows of batches of this many samples.",
+        metavar="N",
+        rich_help_panel=ADVANCED,
     ),
-    ranks: int = typer.Option(8, "--ranks", min=1, help="Ranks that share such a batch."),
+    ranks: int = typer.Option(
+        8,
+        "--ranks",
+        min=1,
+        help="Ranks that share such a batch.",
+        metavar="N",
+        rich_help_panel=ADVANCED,
+    ),
     windows: int | None = typer.Option(
-        None, "--windows", min=1, help="One profile for each of N equal parts of the log."
+        None,
+        "--windows",
+        min=1,
+        help="One profile for each of N equal parts of the log.",
+        metavar="N",
+        rich_help_panel=WINDOWS,
     ),
     by_column: str | None = typer.Option(
-        None, "--by-column", help="One profile for each --every of this column of times."
+        None,
+        "--by-column",
+        help="One profile for each --every of this column of times.",
+        metavar="NAME",
+        rich_help_panel=WINDOWS,
     ),
-    every: str = typer.Option("1d", "--every", help="The span of a window: 12h, 1d, 1w, or 3600."),
-    time_unit: str | None = typer.Option(
+    every: str = typer.Option(
+        "1d",
+        "--every",
+        help="The span of a window: 12h, 1d, 1w, or 3600.",
+        metavar="SPAN",
+        rich_help_panel=WINDOWS,
+    ),
+    time_unit: Literal["s", "ms", "us", "ns"] | None = typer.Option(
         None,
         "--time-unit",
         metavar="s|ms|us|ns",
         help="Unit of numbers in that column since 1970. [default: guessed and reported]",
+        rich_help_panel=WINDOWS,
     ),
     max_windows: int = typer.Option(
-        1000, "--max-windows", min=1, help="Stop before counting if there would be more windows."
+        1000,
+        "--max-windows",
+        min=1,
+        help="Stop before counting if there would be more windows.",
+        metavar="N",
+        rich_help_panel=WINDOWS,
     ),
     sample: str | None = typer.Option(
-        None, "--sample", help="Count only this share of the samples: 1%."
+        None,
+        "--sample",
+        help="Count only this share of the samples: 1%.",
+        metavar="SHARE",
+        rich_help_panel=ADVANCED,
     ),
-    seed: int = typer.Option(0, "--seed", min=0, help="Seed of the choice of samples."),
+    seed: int = typer.Option(
+        0,
+        "--seed",
+        min=0,
+        help="Seed of the choice of samples.",
+        metavar="N",
+        rich_help_panel=ADVANCED,
+    ),
     memory_limit: str | None = typer.Option(
         None,
         "--memory-limit",
         help="Bytes of counters in memory; the rest are in mapped files. [default: half of the "
         "free memory]",
+        metavar="BYTES",
+        rich_help_panel=ADVANCED,
     ),
     deadline: str = typer.Option(
-        "1h", "--deadline", help="Under torchrun: how long a rank waits for the others."
+        "1h",
+        "--deadline",
+        help="Under torchrun: how long a rank waits for the others.",
+        metavar="SPAN",
+        rich_help_panel=ADVANCED,
     ),
     force: bool = FORCE,
     as_json: bool = JSON,
@@ -112,8 +176,7 @@ def make(
     needs |= {"time_unit": "by_column", "max_windows": "by_column" if by_column else "windows"}
     warn_of_unused(context, needs)
     if by_column is not None:
-        unit = cast("TimeUnit | None", time_unit)  # which LogOptions checks
-        log_options = replace(log_options, time=by_column, time_unit=unit)
+        log_options = replace(log_options, time=by_column, time_unit=time_unit)
     stated = TableOptions(tables, dim, dtype, optimizer, ids, min_count)
     options = CountOptions(
         sampling=None if sample is None else Sampling(parse_share(sample, "--sample"), seed),
@@ -148,39 +211,7 @@ def make(
     else:
         spans = (windows, by_column, every)
         counted = _count(log, log_options, stated, options, output, force, spans)
-    _report(output, counted, time.perf_counter() - started, as_json)
-
-
-def merge(
-    profiles: list[str] = typer.Argument(help="Profiles of parts of one log, for the same tables."),
-    output: Path = _OUTPUT,
-    force: bool = FORCE,
-    as_json: bool = JSON,
-) -> None:
-    """Sum profiles of parts of a log."""
-    from oper.files.storage import atomic_folder
-    from oper.profiling.profile import FORMAT, Profile
-    from oper.profiling.profile import merge as add_up
-
-    started = time.perf_counter()
-    opened = [Profile.open(name, check=True) for name in profiles]
-    with atomic_folder(output, FORMAT, force) as folder:
-        merged = add_up(opened, folder)
-        merged.save_vocabularies(folder)
-        merged.write(folder)
-    _report(output, [merged], time.perf_counter() - started, as_json)
-
-
-def show(
-    profile: str = typer.Argument(help="A profile, or one of its windows: PROFILE@3."),
-    check: bool = typer.Option(False, "--check", help="Verify all checksums first."),
-    as_json: bool = JSON,
-) -> None:
-    """Print what a profile counted."""
-    from oper.profiling.profile import Profile
-
-    content = content_of(profile, Profile.open_parts(profile, check=check))
-    emit(as_json, content, lambda: print_profile(content))
+    report(output, counted, time.perf_counter() - started, as_json)
 
 
 def _count(
@@ -231,7 +262,7 @@ def _windows(
         if windows is not None:
             raise OperError("--windows and --by-column: give one of them")
         with progress("finding the windows", log.estimated_samples(), "samples") as meter:
-            return find_time_windows(log, every, most, say=_say, advance=meter.advance)
+            return find_time_windows(log, every, most, say=say, advance=meter.advance)
     if windows is None:
         return log, None
     refuse_too_many(windows, most, f"--windows {windows}")
@@ -249,20 +280,7 @@ def _left_out(log: "Log", stated: TableOptions) -> dict[str, dict[str, str]]:
     return {"left_out": left_out} if left_out else {}
 
 
-def _say(sentence: str) -> None:
-    print(sentence, file=sys.stderr)
-
-
 def _limit_bytes(given: str | None) -> int:
     from oper.profiling.row_counters import free_memory_bytes
 
     return free_memory_bytes() // 2 if given is None else parse_bytes(given, "--memory-limit")
-
-
-def _report(output: Path, counted: "list[Profile]", seconds: float, as_json: bool) -> None:
-    content = content_of(str(output), counted)
-    if content["left_out"]:
-        _say(left_out_line(content["left_out"]))
-    content["seconds"] = seconds
-    content["accesses_per_second"] = content["accesses"] / seconds
-    emit(as_json, content, lambda: print_profile(content))

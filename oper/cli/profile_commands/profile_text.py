@@ -1,9 +1,9 @@
-"""What `oper profile` reports, as the JSON object and as text."""
+"""What `oper profile` and `oper profiles` print, as the JSON object and as text."""
 
 from typing import TYPE_CHECKING, Any
 
+from oper.base.formatting import format_digits, format_number, format_percent
 from oper.cli.shared.console import new_console, new_table
-from oper.cli.shared.formatting import format_digits, format_number, format_percent
 
 if TYPE_CHECKING:
     from oper.profiling.profile import Profile

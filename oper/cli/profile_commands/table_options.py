@@ -4,34 +4,68 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
 from oper.base.errors import OperError
+from oper.cli.shared.command import TABLES_GROUP
 
 if TYPE_CHECKING:
     from oper.logs import Log, Prepared
 
+
+Dtype = Literal["fp32", "fp16", "bf16", "int8"]
+Optimizer = Literal[
+    "none", "sgd", "momentum_sgd", "adagrad", "rowwise_adagrad", "adam", "partial_rowwise_adam"
+]
 
 TABLES = typer.Option(
     None,
     "--tables",
     help="A YAML or JSON file, a published data set (criteo-kaggle), or a profile whose tables "
     "and id rules to use. [default: inferred from the log]",
+    metavar="FILE|NAME",
+    rich_help_panel=TABLES_GROUP,
 )
-DIM = typer.Option(64, "--dim", min=1, help="Values per row, for tables without it.")
-DTYPE = typer.Option("fp32", "--dtype", help="fp32, fp16, bf16 or int8, for tables without it.")
+DIM = typer.Option(
+    64,
+    "--dim",
+    min=1,
+    help="Values per row, for tables without it.",
+    metavar="N",
+    rich_help_panel=TABLES_GROUP,
+)
+DTYPE = typer.Option(
+    "fp32",
+    "--dtype",
+    help="Type of values, for tables without it.",
+    metavar="fp32|fp16|bf16|int8",
+    rich_help_panel=TABLES_GROUP,
+)
 OPTIMIZER = typer.Option(
     "rowwise_adagrad",
     "--optimizer",
     help="Optimizer, whose state takes memory, for tables without it: none, sgd, "
     "momentum_sgd, adagrad, rowwise_adagrad, adam or partial_rowwise_adam.",
+    metavar="NAME",
+    rich_help_panel=TABLES_GROUP,
 )
 IDS = typer.Option(
-    None, "--ids", help="How values become rows, for tables without it: dense, hash:ROWS, vocab."
+    None,
+    "--ids",
+    help="How values become rows, for tables without it.",
+    metavar="dense|hash:ROWS|vocab",
+    rich_help_panel=TABLES_GROUP,
 )
-MIN_COUNT = typer.Option(1, "--min-count", min=1, help="Leave rarer values out of vocabularies.")
+MIN_COUNT = typer.Option(
+    1,
+    "--min-count",
+    min=1,
+    help="Leave rarer values out of vocabularies.",
+    metavar="N",
+    rich_help_panel=TABLES_GROUP,
+)
 
 
 @dataclass(frozen=True)
@@ -44,6 +78,9 @@ class TableOptions:
     optimizer: str
     ids: str | None
     min_count: int
+
+    def __post_init__(self) -> None:
+        self._rule()
 
     def prepare(
         self, log: "Log", advance: Callable[[int], None] = lambda samples: None

@@ -1,8 +1,10 @@
 """Output of commands: tables and JSON on standard output, warnings on standard error."""
 
+import contextlib
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import typer
@@ -11,6 +13,24 @@ from rich.table import Table as RichTable
 
 # Columns. The same in a pipe and on a wide terminal, so that outputs can be compared.
 WIDTH = 100
+
+_QUIET = ContextVar("quiet", default=False)
+
+
+@contextlib.contextmanager
+def quietly(quiet: bool) -> Iterator[None]:
+    """Within the block, if `quiet`, there is no progress, no warning and no text about a file that
+    was written: what --quiet asks for."""
+    token = _QUIET.set(quiet)
+    try:
+        yield
+    finally:
+        _QUIET.reset(token)
+
+
+def is_quiet() -> bool:
+    """Whether a command was asked to print its result alone."""
+    return _QUIET.get()
 
 
 def new_console() -> Console:
@@ -23,7 +43,13 @@ def new_console() -> Console:
 
 def warn(sentence: str) -> None:
     """Print a warning on standard error; standard output has only the result."""
-    print(f"warning: {sentence}", file=sys.stderr)
+    say(f"warning: {sentence}")
+
+
+def say(sentence: str) -> None:
+    """Print a sentence on standard error, unless only the result is asked for."""
+    if not is_quiet():
+        print(sentence, file=sys.stderr)
 
 
 def warn_of_unused(context: typer.Context, needs: dict[str, str]) -> None:
@@ -35,12 +61,17 @@ def warn_of_unused(context: typer.Context, needs: dict[str, str]) -> None:
             warn(f"--{name}: has no effect without --{needed.replace('_', '-')}")
 
 
-def emit(as_json: bool, content: dict[str, Any], text: Callable[[], None]) -> None:
-    """Print `content` as one JSON object on standard output, or call `text` to print a text."""
+def emit(
+    as_json: bool, content: dict[str, Any], text: Callable[[], None], written: bool = False
+) -> None:
+    """Print `content` as one JSON object on standard output, or call `text` to print a text.
+
+    `written`: whether the result is a file or folder, so that --quiet needs no text about it.
+    """
     if as_json:
         json.dump(content, sys.stdout, indent=1, allow_nan=False)
         sys.stdout.write("\n")
-    else:
+    elif not (written and is_quiet()):
         text()
 
 

@@ -1,10 +1,14 @@
 """Commands with a default sub-command: `oper plan PROFILE` beside `oper plan show PLAN`."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
+
+from oper.base.errors import OperError
+from oper.cli.shared.command import CommandGroup
+from oper.cli.shared.usage_errors import near
 
 DEFAULT = "make"
 _NOT_TYPED = "\0make"  # which nobody can type: stands for its name until the command is looked up
@@ -20,27 +24,43 @@ class _Untyped(typer.Context):
         return self.parent.command_path
 
 
-class DefaultVerb(TyperGroup):
+class DefaultVerb(CommandGroup):
     """A group that runs its command `make` unless another one is named; its help shows both."""
+
+    @property
+    def default(self) -> Any:
+        """What runs where no other command is named."""
+        return self.commands[DEFAULT]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in ("--help", "-h"):
+            self._refuse_near_names(ctx, args[0])
             args = [_NOT_TYPED, *args]
         return super().parse_args(ctx, args)
+
+    def _refuse_near_names(self, ctx: Any, word: str) -> None:
+        """OperError where a word is neither a folder nor a command, and near to a command's."""
+        names = [name for name in self.commands if name != DEFAULT]
+        hint = "" if Path(word.partition("@")[0]).exists() else near(word, names)
+        if hint and not ctx.resilient_parsing:
+            raise OperError(f"{ctx.command_path}: no folder and no command {word!r}{hint}")
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         if args[0] != _NOT_TYPED:
             return super().resolve_command(ctx, args)
         # A command of its own: that of the name is used by other parses too.
-        command = copy.copy(self.commands[DEFAULT])
+        command = copy.copy(self.default)
         command.context_class = _Untyped
         return DEFAULT, command, args[1:]
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        default = self.commands[DEFAULT]
+        default = self.default
         named = type(ctx)(default, info_name=ctx.info_name, parent=ctx.parent)
-        default.format_help(named, formatter)
+        default.format_usage(named, formatter)
+        default.format_help_text(named, formatter)
+        default.format_options(named, formatter)
         self.format_commands(ctx, formatter)
+        default.format_epilog(named, formatter)
 
 
 def verb(help_text: str) -> typer.Typer:

@@ -3,9 +3,11 @@
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import typer
+
+from oper.cli.shared.command import READING
 
 PARAMETER = "log_options"
 
@@ -13,26 +15,68 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
     "columns": (
         list[str] | None,
         typer.Option(
-            None, "--columns", metavar="NAMES", help="Columns of ids, by name or pattern: 'C*'."
+            None,
+            "--columns",
+            metavar="NAMES",
+            help="Columns of ids, by name or pattern: 'C*'.",
+            rich_help_panel=READING,
         ),
     ),
     "dense": (
         list[str] | None,
-        typer.Option(None, "--dense", metavar="NAMES", help="Columns of numbers that are not ids."),
+        typer.Option(
+            None,
+            "--dense",
+            metavar="NAMES",
+            help="Columns of numbers that are not ids.",
+            rich_help_panel=READING,
+        ),
     ),
-    "label": (str | None, typer.Option(None, "--label", help="The column of the label.")),
-    "time": (str | None, typer.Option(None, "--time", help="The column of the time.")),
+    "label": (
+        str | None,
+        typer.Option(
+            None,
+            "--label",
+            help="The column of the label.",
+            metavar="NAME",
+            rich_help_panel=READING,
+        ),
+    ),
+    "time": (
+        str | None,
+        typer.Option(
+            None, "--time", help="The column of the time.", metavar="NAME", rich_help_panel=READING
+        ),
+    ),
     "missing": (
         str | None,
-        typer.Option(None, "--missing", help="A value that means no id, besides nulls: -1."),
+        typer.Option(
+            None,
+            "--missing",
+            help="A value that means no id, besides nulls: -1.",
+            metavar="VALUE",
+            rich_help_panel=READING,
+        ),
     ),
     "rows": (
         str | None,
-        typer.Option(None, "--rows", help="A part of the log: 0:64000, or 0:80%."),
+        typer.Option(
+            None,
+            "--rows",
+            help="A part of the log: 0:64000, or 0:80%.",
+            metavar="FROM:TO",
+            rich_help_panel=READING,
+        ),
     ),
     "values": (
         list[str] | None,
-        typer.Option(None, "--values", metavar="NAMES", help="Arrays of ids in a jagged .npz."),
+        typer.Option(
+            None,
+            "--values",
+            metavar="NAMES",
+            help="Arrays of ids in a jagged .npz.",
+            rich_help_panel=READING,
+        ),
     ),
     "lengths": (
         list[str] | None,
@@ -41,19 +85,27 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
             "--lengths",
             metavar="NAMES",
             help="Arrays of bag sizes, one for each of --values.",
+            rich_help_panel=READING,
         ),
     ),
     "list_separator": (
         str | None,
-        typer.Option(None, "--list-separator", help="Separator of the ids in a CSV field."),
+        typer.Option(
+            None,
+            "--list-separator",
+            help="Separator of the ids in a CSV field.",
+            metavar="TEXT",
+            rich_help_panel=READING,
+        ),
     ),
     "on_bad_id": (
-        str,
+        Literal["error", "skip"],
         typer.Option(
             "error",
             "--on-bad-id",
             metavar="error|skip",
             help="Stop at an id that has no row, or skip and count it.",
+            rich_help_panel=READING,
         ),
     ),
 }

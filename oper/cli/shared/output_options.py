@@ -9,3 +9,6 @@ FORCE = typer.Option(
 )
 JSON = typer.Option(False, "--json", help="Print one JSON object.")
 VERBOSE = typer.Option(False, "-v", "--verbose", help="Print more details.")
+QUIET = typer.Option(
+    False, "-q", "--quiet", help="No progress and no warnings: only the result, if it is no file."
+)

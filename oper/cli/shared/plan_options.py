@@ -7,10 +7,19 @@ import typer
 
 from oper.base.errors import OperError
 from oper.base.units import parse_share
+from oper.cli.shared.command import ADVANCED
+from oper.topology.presets import PRESETS
 from oper.topology.topology import Topology
 
+Mode = Literal["training", "inference"]
+Fetch = Literal["raw", "distinct"]
+Balance = Literal["time", "link"]
+
 TOPOLOGY = typer.Option(
-    ..., "--topology", help="dgx-a100, dgx-h100, 2x4-a100 (any NxG), cpu:N, or a YAML file."
+    ...,
+    "--topology",
+    help=f"{', '.join(PRESETS)} (N nodes of G devices), or a YAML file.",
+    metavar="NAME|FILE",
 )
 MODE = typer.Option(
     "training",
@@ -24,38 +33,53 @@ FETCH = typer.Option(
     metavar="raw|distinct",
     help="Whether every access reads its row, or a rank reads each row once per batch. [default: "
     "raw where all ranks are on one node, distinct on several]",
+    rich_help_panel=ADVANCED,
 )
 BATCH_SIZE = typer.Option(
-    65_536, "--batch-size", min=1, help="Samples per iteration, over all ranks."
+    65_536, "--batch-size", min=1, help="Samples per iteration, over all ranks.", metavar="N"
 )
 EXTRA_MEMORY = typer.Option(
     None,
     "--extra-memory",
     help="Bytes of copies, as a share of the tables' bytes. [default: as few as come within 1% of "
     "all that the devices hold; 5% with --capacity, on cpu:N, or without device memory]",
+    metavar="SHARE",
 )
 RESERVE = typer.Option(
     None,
     "--reserve",
     help="Share of device memory for the dense part of the model. [default: 20%]",
+    metavar="SHARE",
+    rich_help_panel=ADVANCED,
 )
 THRESHOLD = typer.Option(
-    "0.1%", "--threshold", help="Largest partition, as a share of bytes and of accesses."
+    "0.1%",
+    "--threshold",
+    help="Largest partition, as a share of bytes and of accesses.",
+    metavar="SHARE",
+    rich_help_panel=ADVANCED,
 )
 DOB = typer.Option(
-    "99.9%", "--dob", help="Degree of balance (min/max) at which partitions are fine enough."
+    "99.9%",
+    "--dob",
+    help="Degree of balance (min/max) at which partitions are fine enough.",
+    metavar="SHARE",
+    rich_help_panel=ADVANCED,
 )
 BALANCE = typer.Option(
     "time",
     "--balance",
     metavar="time|link",
     help="Minimise the iteration time, or even out link costs.",
+    rich_help_panel=ADVANCED,
 )
 CAPACITY = typer.Option(
     None,
     "--capacity",
     help="Bytes per rank (64GB) or a factor of total/ranks (1.25); one value, or one a rank: "
     "64GB,32GB.",
+    metavar="BYTES|FACTOR",
+    rich_help_panel=ADVANCED,
 )
 
 
@@ -65,6 +89,7 @@ TIER = typer.Option(
     metavar="all|TABLE,…",
     help="Tables that lie in the hosts' memory, each row on one rank, for training with caches. "
     "[default: none]",
+    rich_help_panel=ADVANCED,
 )
 
 

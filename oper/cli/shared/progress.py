@@ -1,4 +1,4 @@
-"""Progress bars on standard error, only where that is a terminal."""
+"""Progress bars on standard error, only where that is a terminal, and not with --quiet."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -13,7 +13,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from oper.cli.shared.formatting import format_number
+from oper.base.formatting import format_number
+from oper.cli.shared.console import is_quiet
 
 
 class Meter:
@@ -27,7 +28,7 @@ class Meter:
 def progress(description: str, total: float | None, unit: str = "") -> Iterator[Meter]:
     """A bar with rate and time left on standard error; nothing where that is not a terminal."""
     errors = Console(stderr=True)
-    if not errors.is_terminal:
+    if not errors.is_terminal or is_quiet():
         yield Meter(lambda amount: None)
         return
     with Progress(
@@ -55,7 +56,7 @@ def progress(description: str, total: float | None, unit: str = "") -> Iterator[
 def steps(description: str, total: int) -> Iterator[Callable[[str], None]]:
     """A bar of `total` steps; call the result with the name of each step as it begins."""
     errors = Console(stderr=True)
-    if not errors.is_terminal:
+    if not errors.is_terminal or is_quiet():
         yield lambda step: None
         return
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn())

@@ -139,6 +139,7 @@ def make_problem(
         )
     if settings.extra_memory is None:
         settings = replace(settings, extra_memory=UNKNOWN_DEVICES)
+    workload = workload.on(topology.nodes)
     classes = classify(profile, workload, topology.ranks)
     capacity, budget = _limits(classes, topology, workload, settings)
     return Problem(

@@ -80,14 +80,7 @@ class Heap:
     ) -> "Heap":
         """The heap of a plan whose tables are in these buckets, with the state of their
         optimizers."""
-        layout = plan.layout
-        row_bytes, state_bytes = [0] * len(layout.slots), [0] * len(layout.slots)
-        for table, width in zip(plan.tables, layout.width_of_table, strict=True):
-            row_bytes[width] = table.row_bytes
-        for bucket in buckets:
-            needed = bucket.optimizer.state_bytes(bucket.dim)
-            state_bytes[bucket.width] = max(state_bytes[bucket.width], needed)
-        return cls(node, layout.slots, row_bytes, state_bytes, device)
+        return cls(node, plan.layout.slots, *slot_bytes(plan, buckets), device)
 
     def rows(self, width: int, rank: int | None = None) -> torch.Tensor:
         """Rows of a width at a rank of the node (None: this one), uint8 [slots, row_bytes]."""
@@ -125,6 +118,18 @@ class Heap:
             for segment in self._segments.values():
                 segment.protect(writable)
             self._sealed = not writable
+
+
+def slot_bytes(plan: Plan, buckets: Sequence[Bucket]) -> tuple[list[int], list[int]]:
+    """Bytes of a row and of its state in a slot of each width of a plan, [W] each."""
+    widths = len(plan.layout.slots)
+    row_bytes, state_bytes = [0] * widths, [0] * widths
+    for table, width in zip(plan.tables, plan.layout.width_of_table, strict=True):
+        row_bytes[width] = table.row_bytes
+    for bucket in buckets:
+        needed = bucket.optimizer.state_bytes(bucket.dim)
+        state_bytes[bucket.width] = max(state_bytes[bucket.width], needed)
+    return row_bytes, state_bytes
 
 
 def check_memory(node: Node, bytes: int, what: str, free: Sequence[FreeMemory]) -> None:

@@ -24,7 +24,7 @@ from torchrec.distributed.planner.types import Topology as TorchRecTopology
 from torchrec.distributed.types import ModuleSharder, ShardingPlanner
 
 from oper.base.errors import OperError
-from oper.cost.workload import Workload, usual_fetch
+from oper.cost.workload import Workload
 from oper.plan.plan import Plan
 from oper.planner.assemble_plan import assemble
 from oper.planner.place_in_memory import place_in_memory
@@ -74,7 +74,6 @@ class OperShardingPlanner(ShardingPlanner):
             )
         self._topology = topology_of(topology)
         self._profile = profile if isinstance(profile, Profile) else Profile.open(profile)
-        fetch = fetch or usual_fetch(self._topology.nodes)
         self._workload = Workload(mode, fetch, (batch_size or BATCH_SIZE) * self._topology.ranks)
         self._settings = settings or Settings()
         _warn_of_constraints(constraints or {}, ModelWarnings.of_ranks(self._topology.ranks))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from oper.cli.shared.formatting import (
+from oper.base.formatting import (
     format_bytes,
     format_digits,
     format_duration,

@@ -1,0 +1,69 @@
+"""`oper doctor`: what would not fit, before a job: plan, model, memory, ranks, versions."""
+
+from pathlib import Path
+
+import typer
+
+from oper.base.formatting import plural
+from oper.cli.shared.command import Command
+from oper.cli.shared.console import emit, new_console
+from oper.cli.shared.output_options import JSON
+
+_EXAMPLES = """
+oper doctor plan model.py:make
+oper doctor plan model.py:make --topology dgx-h100
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add `oper doctor`."""
+    app.command("doctor", cls=Command, epilog=_EXAMPLES)(doctor)
+
+
+def doctor(
+    plan: Path = typer.Argument(metavar="PLAN", help="A plan folder."),
+    model: str = typer.Argument(
+        metavar="FILE.py:FUNCTION",
+        help="What makes the model, of no arguments or of the plan; tables may be on the meta "
+        "device.",
+    ),
+    topology: str | None = typer.Option(
+        None,
+        "--topology",
+        metavar="NAME|FILE",
+        help="What the devices hold. [default: the plan's topology, if it is a preset, or the "
+        "devices here]",
+    ),
+    as_json: bool = JSON,
+) -> None:
+    """Say before a job what would not fit.
+
+    Compares the plan with the model's tables, the memory of every rank with what it needs, and
+    ranks and versions with what is here. The exit status is 1 if something does not fit.
+    """
+    from oper.doctor.examine import examine
+
+    findings = examine(plan, model, topology)
+    wrong = [finding for finding in findings if finding.level == "problem"]
+    content = {
+        "plan": str(plan),
+        "model": model,
+        "ok": not wrong,
+        "findings": [finding.to_json() for finding in findings],
+    }
+
+    def text() -> None:
+        out = new_console()
+        for finding in findings:
+            level = "WRONG" if finding.level == "problem" else finding.level
+            out.print(f"{level:<5} {finding.about}: {finding.says}")
+            if finding.do:
+                out.print(f"      to do: {finding.do}")
+        out.print(
+            f"{plan} and {model}: "
+            + (f"{plural(len(wrong), 'thing')} would not fit" if wrong else "all fits")
+        )
+
+    emit(as_json, content, text)
+    if wrong:
+        raise typer.Exit(1)

@@ -1,0 +1,136 @@
+"""Commands whose help has options in groups, and examples as they are typed at its end.
+
+Plain text of at most 80 columns, the same on a terminal and in a pipe. An option is in the group
+that its `rich_help_panel` names, which without rich is only a name, or among the usual ones.
+"""
+
+import functools
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
+
+from oper.cli.shared import config_file
+from oper.cli.shared.console import quietly
+from oper.cli.shared.output_options import QUIET
+from oper.cli.shared.usage_errors import UsageError
+
+ADVANCED = "Advanced"  # the group of options that a first run does not need
+READING = "Reading the log"
+TABLES_GROUP = "Tables"
+WINDOWS = "Windows"
+_USUAL = "Options"
+_ORDER = ("Arguments", _USUAL, READING, TABLES_GROUP)  # then the others, ADVANCED last
+
+
+def write_options(parameters: Iterable[Any], ctx: Any, formatter: Any) -> None:
+    """A section for each group, in which options stand in the order of the parameters."""
+    groups: dict[str, list[tuple[str, str]]] = {name: [] for name in _ORDER}
+    for parameter in parameters:
+        record = parameter.get_help_record(ctx)
+        if record is not None:
+            is_argument = parameter.param_type_name == "argument"
+            panel = "Arguments" if is_argument else parameter.rich_help_panel or _USUAL
+            name = _argument(parameter) if is_argument else record[0]
+            groups.setdefault(panel, []).append((name, record[1].replace(".  [", ". [")))
+    for name in sorted(groups, key=lambda name: name == ADVANCED):
+        if groups[name]:
+            with formatter.section(name):
+                formatter.write_dl(groups[name])
+
+
+def write_examples(epilog: str | None, formatter: Any, heading: str = "Examples") -> None:
+    """The lines as they are, indented; a wrapped command could not be copied."""
+    if epilog:
+        with formatter.section(heading):
+            for line in filter(str.strip, epilog.splitlines()):
+                formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
+
+
+def _argument(parameter: Any) -> str:
+    """`PLAN`, or `LOG...` where there may be several."""
+    return f"{parameter.metavar}{'...' if parameter.nargs == -1 else ''}"
+
+
+_CONFIG = typer.Option(
+    None,
+    "--config",
+    metavar="FILE",
+    is_eager=True,  # its values are defaults of the options that are parsed after it
+    callback=config_file.use,
+    help="Take options that are not typed from a YAML file.",
+)
+
+
+@functools.cache
+def _shared_options() -> dict[str, Any]:
+    """The options that commands have without saying so, by their names."""
+    app = typer.Typer(add_completion=False)
+
+    @app.command()
+    def shared(quiet: bool = QUIET, config: Path | None = _CONFIG) -> None:
+        pass
+
+    return {parameter.name: parameter for parameter in get_command(app).params}
+
+
+class Command(TyperCommand):
+    """A command with --quiet; its epilog is its examples, as they are typed."""
+
+    has_config = False
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        shared = _shared_options()
+        self.params.append(shared["quiet"])
+        if self.has_config:
+            self.params.append(shared["config"])
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        typed = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except UsageError as error:
+            # For `usage_error`; the parser of words itself does not say of which command.
+            error.typed, error.ctx = typed, getattr(error, "ctx", None) or ctx  # type: ignore[attr-defined]
+            raise
+
+    def invoke(self, ctx: Any) -> Any:
+        ctx.params.pop("config", None)
+        with quietly(ctx.params.pop("quiet", False)):
+            return super().invoke(ctx)
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        arguments = [p for p in self.get_params(ctx) if p.param_type_name == "argument"]
+        return [
+            "[OPTIONS]",
+            *(_argument(p) if p.required else f"[{_argument(p)}]" for p in arguments),
+        ]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        write_options(self.get_params(ctx), ctx, formatter)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        write_examples(self.epilog, formatter)
+
+
+class ConfigurableCommand(Command):
+    """A command with --config too."""
+
+    has_config = True
+
+
+class CommandGroup(TyperGroup):
+    """A command that has commands, which come first in its help; its epilog is examples too."""
+
+    examples_heading = "Examples"
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        self.format_commands(ctx, formatter)
+        write_options(self.get_params(ctx), ctx, formatter)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        write_examples(self.epilog, formatter, self.examples_heading)

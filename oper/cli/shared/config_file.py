@@ -1,0 +1,112 @@
+"""`--config FILE`: values of a command's options from a YAML file, for what is not typed.
+
+Keys are the options' long names, and values what would be typed. A section that has a command's
+name is for that command alone, so that one file can serve a whole project:
+
+    topology: dgx-a100          # of the command that reads the file
+    plan: {mode: training, batch-size: 65536}
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from oper.cli.shared.usage_errors import UsageError, near, needed
+from oper.files.yaml_file import Document, KeyPath
+
+SECTIONS = ("profile", "plan", "compare", "drift", "replan", "simulate")
+_NOT_IN_FILES = ("config", "help", "install_completion", "show_completion")
+_YES, _NO = ("true", "yes", "on"), ("false", "no", "off")
+
+
+def use(context: typer.Context, path: Path | None) -> Path | None:
+    """The option's callback: the file's values become defaults of the command that is parsed."""
+    if path is not None and not context.resilient_parsing:
+        context.default_map = _Config(context, Document.read(path, as_text=True)).defaults()
+    return path
+
+
+class _Config:
+    def __init__(self, context: Any, document: Document) -> None:
+        self._context, self._document = context, document
+        self._section = context.command_path.split()[1]
+        self._options = dict(_options(context.command, context))
+
+    def defaults(self) -> dict[str, Any]:
+        """Values by the parameters' names; those of the command's section come last."""
+        content = self._document.content
+        if not isinstance(content, dict):
+            self._document.fail((), "holds no options; lines as `batch-size: 65536` were needed")
+        values = self._values(content, ())
+        for name in SECTIONS:
+            given = content.get(name, {})
+            if not isinstance(given, dict):
+                self._document.fail(
+                    (name,), f"is a section, of options of `oper {name}`, and holds {given!r:.80}"
+                )
+            if name == self._section:
+                values |= self._values(given, (name,))
+        return values
+
+    def _values(self, content: dict[str, Any], keys: KeyPath) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        for key, given in content.items():
+            if not keys and key in SECTIONS:
+                continue
+            place = (*keys, key)
+            parameter = self._options.get(key.replace("_", "-"))
+            if parameter is None:
+                self._document.fail(place, self._unknown(key, keys))
+            if parameter.name in values:
+                self._document.fail(place, "is given twice, with - and with _; keep one")
+            values[parameter.name] = self._value(parameter, given, place)
+        return values
+
+    def _value(self, parameter: Any, given: Any, place: KeyPath) -> Any:
+        if isinstance(given, dict):
+            self._document.fail(place, "holds a mapping, and one value was needed")
+        items = given if isinstance(given, list) else [given]
+        if not items or not all(isinstance(item, str) and item for item in items):
+            self._document.fail(place, "has no value; give one, or leave the key out")
+        if getattr(parameter, "is_flag", False):
+            if items[0].lower() not in (*_YES, *_NO) or len(items) > 1:
+                self._document.fail(place, f"is {given!r:.80}, and true or false was needed")
+            return items[0].lower() in _YES
+        value = items if parameter.multiple else ",".join(items)
+        try:
+            parameter.process_value(self._context, value)
+        except UsageError as error:
+            takes = needed(parameter, str(getattr(error, "message", error)))
+            self._document.fail(place, f"is {given!r:.80}, and {takes} was needed")
+        return value
+
+    def _unknown(self, key: str, keys: KeyPath) -> str:
+        name = key.replace("_", "-")
+        mine = f"is no option of `oper {self._section}`"
+        if hint := near(name, [*self._options, *(() if keys else SECTIONS)]):
+            return f"{mine}{hint}"
+        root = self._context.find_root()
+        others = [
+            other
+            for other in SECTIONS
+            if other != self._section and name in dict(_options(_command(root, other), root))
+        ]
+        if others:
+            return f"{mine}, but of `oper {others[0]}`: put it into a section `{others[0]}:`"
+        return f"{mine}; `oper {self._section} --help` lists them"
+
+
+def _options(command: Any, context: Any) -> Iterator[tuple[str, Any]]:
+    for parameter in command.get_params(context):
+        if parameter.param_type_name == "option" and parameter.name not in _NOT_IN_FILES:
+            for name in parameter.opts:
+                if name.startswith("--"):
+                    yield name.removeprefix("--"), parameter
+
+
+def _command(root: Any, name: str) -> Any:
+    """The command, or what `oper NAME` runs without the name of a sub-command."""
+    command = root.command.commands[name]
+    return getattr(command, "default", command)

@@ -1,0 +1,30 @@
+"""Small arrays of a folder in one safetensors file."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oper.base.errors import OperError
+
+
+def save_safetensors(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
+    """Write arrays by name."""
+    from safetensors.numpy import save
+
+    # Not save_file, which makes the file readable by its owner only.
+    path.write_bytes(save({name: np.ascontiguousarray(a) for name, a in arrays.items()}))
+
+
+def load_safetensors(path: Path) -> dict[str, NDArray[Any]]:
+    """Read arrays by name; OperError where the file is missing or damaged."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        return load_file(path)
+    except FileNotFoundError as error:
+        raise OperError(f"{path}: no such file; its folder is incomplete") from error
+    except (SafetensorError, OSError, ValueError) as error:
+        raise OperError(f"{path}: is not a readable safetensors file ({error})") from error

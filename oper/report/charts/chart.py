@@ -1,0 +1,89 @@
+"""A chart: a Vega-Lite specification, what it says in words, and its figures as a table.
+
+The specifications are data; Vega draws them in the browser. Colours are CSS variables of the page,
+so that one drawing serves light and dark. The table has the same figures for those who cannot see
+the drawing, and for tests.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+# CSS variables of the page (page.css).
+INK, GRID, ACCENT, MUTED, WARNING = (
+    f"var(--{name})" for name in ("ink", "grid", "accent", "muted", "warning")
+)
+
+_DURATIONS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))
+_BYTES = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("bytes", 1.0))
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A figure of the page."""
+
+    key: str  # its id in the page
+    title: str
+    caption: str  # what the reader should see in it, with figures
+    spec: dict[str, Any]  # Vega-Lite
+    headers: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+
+    @property
+    def drawn(self) -> dict[str, Any]:
+        """The specification, with the words for screen readers."""
+        return {"description": f"{self.title}. {self.caption}", **self.spec}
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A unit for the values of an axis."""
+
+    name: str
+    size: float
+
+    def scaled(self, value: float) -> float:
+        """The value in this unit, with as many digits as are drawn."""
+        return float(f"{value / self.size:.5g}")
+
+
+def duration_unit(seconds: float) -> Unit:
+    """The largest unit that is no larger than the largest value of an axis."""
+    return _unit(_DURATIONS, seconds)
+
+
+def bytes_unit(largest: float) -> Unit:
+    """The same of bytes."""
+    return _unit(_BYTES, largest)
+
+
+def _unit(units: tuple[tuple[str, float], ...], largest: float) -> Unit:
+    return next((Unit(*unit) for unit in units if largest >= unit[1]), Unit(*units[-1]))
+
+
+def rank_columns(ranks: int, most: int) -> list[range]:
+    """The ranks of each of at most `most` columns of a chart: one each, or as few as fit."""
+    each = -(-ranks // most)
+    return [range(first, min(first + each, ranks)) for first in range(0, ranks, each)]
+
+
+def column_name(ranks: range) -> str:
+    """`3`, or `16-31` of several."""
+    return str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}"
+
+
+def of_columns(columns: list[range]) -> str:
+    """A sentence that says what a column is, where it is of several ranks."""
+    if len(columns[0]) == 1:
+        return ""
+    return f" A column is the mean of {len(columns[0])} ranks."
+
+
+def spec(values: Sequence[dict[str, Any]], height: int = 260, **rest: Any) -> dict[str, Any]:
+    """A specification as wide as its place in the page, of `values`."""
+    return {"data": {"values": list(values)}, "width": "container", "height": height, **rest}
+
+
+def axis(title: str | None, **rest: Any) -> dict[str, Any]:
+    """An axis with a title."""
+    return {"title": title, **rest}

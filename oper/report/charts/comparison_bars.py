@@ -1,0 +1,196 @@
+"""Methods beside each other: the predicted time of each as a bar, and over a sweep as lines."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from oper.base.formatting import format_bytes, format_duration, format_factor, format_gap
+from oper.report.charts.chart import ACCENT, INK, MUTED, WARNING, Chart, axis, duration_unit, spec
+
+NAMES = {
+    "oper": "OPER",
+    "paper": "the paper's procedure",
+    "memory_greedy": "memory-greedy",
+    "access_greedy": "access-greedy",
+    "table_wise": "table-wise",
+    "row_wise": "row-wise",
+    "torchrec": "TorchRec's planner",
+    "milp": "exact solver (MILP)",
+}
+_FITS, _TOO_LARGE, _OURS = "fits", "needs more memory than allowed", "OPER"
+
+
+def next_best(run: dict[str, Any]) -> tuple[str, float] | None:
+    """The method, other than OPER and the exact solver, with the least time of those that fit."""
+    others = [
+        (entry["objective_seconds"], name)
+        for name, entry in run["methods"].items()
+        if name not in ("oper", "milp") and entry["objective_seconds"] and fits(entry)
+    ]
+    if not others:
+        return None
+    seconds, name = min(others)
+    return NAMES.get(name, name), seconds
+
+
+def fits(entry: dict[str, Any]) -> bool:
+    """Whether a method has a placement within the limits of the comparison."""
+    return entry["certified_gap"] is not None
+
+
+def comparison_chart(run: dict[str, Any]) -> Chart:
+    """The methods of one run of `oper compare --json`."""
+    entries = run["methods"]
+    placed = {name: entry for name, entry in entries.items() if entry["objective_seconds"]}
+    slowest = max((entry["objective_seconds"] for entry in placed.values()), default=1.0)
+    unit = duration_unit(slowest)
+    values = [
+        {
+            "method": NAMES.get(name, name),
+            "value": unit.scaled(entry["objective_seconds"]),
+            "shown": format_duration(entry["objective_seconds"]),
+            "state": _OURS if name == "oper" else _FITS if fits(entry) else _TOO_LARGE,
+        }
+        for name, entry in placed.items()
+    ]
+    method = {
+        "field": "method",
+        "type": "nominal",
+        "sort": None,
+        "axis": axis(None, labelLimit=170),
+    }
+    time = {
+        "field": "value",
+        "type": "quantitative",
+        "axis": axis(f"predicted iteration, {unit.name}"),
+    }
+    bars = {
+        "mark": {"type": "bar", "tooltip": True},
+        "encoding": {
+            "y": method,
+            "x": time,
+            "color": {
+                "field": "state",
+                "type": "nominal",
+                "scale": {
+                    "domain": [_OURS, _FITS, _TOO_LARGE],
+                    "range": [ACCENT, MUTED, WARNING],
+                },
+                "legend": {"title": None, "orient": "top"},
+            },
+            "tooltip": [
+                {"field": "method", "title": "method"},
+                {"field": "shown", "title": "predicted iteration"},
+                {"field": "state", "title": "memory"},
+            ],
+        },
+    }
+    labels = {
+        "mark": {"type": "text", "align": "left", "dx": 4, "color": INK},
+        "encoding": {"y": method, "x": time, "text": {"field": "shown"}},
+    }
+    return Chart(
+        key="comparison",
+        title="OPER beside other methods",
+        caption=_caption(run),
+        spec=spec(values, height=34 * max(len(values), 2), layer=[bars, labels]),
+        headers=(
+            "method",
+            "iteration",
+            "times OPER's",
+            "fits",
+            "fullest rank",
+            "planned in",
+            "gap",
+        ),
+        rows=[_row(name, entry, entries.get("oper")) for name, entry in entries.items()],
+    )
+
+
+def _caption(run: dict[str, Any]) -> str:
+    best, oper = next_best(run), run["methods"].get("oper")
+    if best is None or oper is None or not oper["objective_seconds"]:
+        return "All methods are priced by the same cost model."
+    factor = best[1] / oper["objective_seconds"]
+    caption = (
+        f"Of the other methods that fit, {best[0]} comes next: {format_duration(best[1])}, "
+        f"{factor:.2f} times OPER's {format_duration(oper['objective_seconds'])}. All methods are "
+        "priced by the same cost model."
+    )
+    solver = run["methods"].get("milp")
+    if solver and solver["objective_seconds"]:
+        caption += (
+            f" The exact solver took {format_duration(solver['seconds']['total'])} and may use all "
+            f"the memory allowed; it comes to {format_duration(solver['objective_seconds'])}."
+        )
+    return caption
+
+
+def _row(name: str, entry: dict[str, Any], oper: dict[str, Any] | None) -> tuple[str, ...]:
+    planned, shown = format_duration(entry["seconds"]["total"]), NAMES.get(name, name)
+    seconds = entry["objective_seconds"]
+    if seconds is None:
+        return shown, "no plan", "", entry["notes"]["reason"], "", planned, ""
+    ours = None if oper is None else oper["objective_seconds"]
+    factor = f"{seconds / ours:.2f}" if ours else ""
+    room = "yes" if fits(entry) else "no: more copies than allowed"
+    if entry["capacity_factor"] > 1:
+        room = f"no: {format_factor(entry['capacity_factor'])} times what a rank may hold"
+    gap = "" if entry["certified_gap"] is None else format_gap(entry["certified_gap"])
+    fullest = format_bytes(max(entry["memory_bytes"]))
+    return shown, format_duration(seconds), factor, room, fullest, planned, gap
+
+
+def sweep_chart(runs: Sequence[dict[str, Any]]) -> Chart | None:
+    """The time of each method over the extra memory, or the threshold, of several runs; None of
+    runs that differ in neither."""
+    asked = [(run["settings"]["extra_memory"], run["settings"]["threshold"]) for run in runs]
+    which = next((n for n in (0, 1) if len({each[n] for each in asked}) > 1), None)
+    if which is None:
+        return None
+    title = ("extra memory", "threshold")[which]
+    other = "threshold" if which == 0 else "extra memory"
+    values, rows = [], []
+    times = [
+        entry["objective_seconds"]
+        for run in runs
+        for entry in run["methods"].values()
+        if entry["objective_seconds"]
+    ]
+    unit = duration_unit(max(times, default=1.0))
+    for run, shares in zip(runs, asked, strict=True):
+        for name, entry in run["methods"].items():
+            if not entry["objective_seconds"]:
+                continue
+            shown = NAMES.get(name, name), format_duration(entry["objective_seconds"])
+            share = f"{100 * shares[which]:g}%"
+            values.append(
+                {
+                    "share": shares[which],
+                    "value": unit.scaled(entry["objective_seconds"]),
+                    "method": shown[0],
+                    "shown": shown[1],
+                    "asked": share,
+                    "other": f"{other} {100 * shares[1 - which]:g}%",
+                }
+            )
+            rows.append((share, f"{100 * shares[1 - which]:g}%", *shown))
+    encoding = {
+        "x": {"field": "share", "type": "quantitative", "axis": axis(title, format="~%")},
+        "y": {"field": "value", "type": "quantitative", "axis": axis(unit.name)},
+        "color": {"field": "method", "type": "nominal", "legend": {"title": None, "orient": "top"}},
+        "detail": {"field": "other"},
+        "tooltip": [
+            {"field": "method", "title": "method"},
+            {"field": "asked", "title": title},
+            {"field": "shown", "title": "predicted iteration"},
+        ],
+    }
+    return Chart(
+        key="sweep",
+        title=f"The methods over the {title}",
+        caption=f"Every method was run with {len({each[which] for each in asked})} values of the "
+        f"{title}.",
+        spec=spec(values, mark={"type": "line", "point": True, "tooltip": True}, encoding=encoding),
+        headers=(title, other, "method", "iteration"),
+        rows=rows,
+    )

@@ -1,0 +1,100 @@
+"""The time of an iteration over the memory that a plan may use."""
+
+from collections.abc import Sequence
+
+from oper.base.formatting import format_bytes, format_duration, format_gap, format_share
+from oper.planner.memory_curve import CurvePoint
+from oper.report.charts.chart import ACCENT, INK, Chart, axis, bytes_unit, duration_unit, spec
+
+
+def memory_curve_chart(points: Sequence[CurvePoint]) -> Chart:
+    """The curve, with the plan's own point marked."""
+    time = duration_unit(max(point.objective_seconds for point in points))
+    memory = bytes_unit(max(point.memory_bytes for point in points))
+    values = [
+        {
+            "memory": memory.scaled(point.memory_bytes),
+            "time": time.scaled(point.objective_seconds),
+            "shown": format_duration(point.objective_seconds),
+            "held": format_bytes(point.memory_bytes),
+            "name": "this plan" if point.plan else "",
+        }
+        for point in points
+    ]
+    encoding = {
+        "x": {
+            "field": "memory",
+            "type": "quantitative",
+            "scale": {"type": "log", "nice": False},
+            "axis": axis(f"memory of the fullest rank, {memory.name} (logarithmic)"),
+        },
+        "y": {
+            "field": "time",
+            "type": "quantitative",
+            "axis": axis(f"predicted iteration, {time.name}"),
+        },
+        "tooltip": [
+            {"field": "held", "title": "fullest rank"},
+            {"field": "shown", "title": "predicted iteration"},
+        ],
+    }
+    line = {"mark": {"type": "line", "color": ACCENT, "point": {"color": ACCENT}, "tooltip": True}}
+    plan = {"transform": [{"filter": "datum.name != ''"}]}
+    layers = [
+        line | {"encoding": encoding},
+        plan | {"mark": {"type": "point", "size": 160, "color": INK}, "encoding": encoding},
+        plan
+        | {
+            "mark": {"type": "text", "dy": -16, "color": INK},
+            "encoding": encoding | {"text": {"field": "name"}},
+        },
+    ]
+    return Chart(
+        key="memory-curve",
+        title="What more or less memory would do",
+        caption=twice_the_memory(points),
+        spec=spec(values, layer=layers),
+        headers=("extra memory", "fullest rank", "iteration", "gap at most", ""),
+        rows=[
+            (
+                f"{100 * point.extra_memory_ratio:.4g}%",
+                format_bytes(point.memory_bytes),
+                format_duration(point.objective_seconds),
+                format_gap(point.certified_gap),
+                "this plan" if point.plan else "",
+            )
+            for point in points
+        ],
+    )
+
+
+def twice_the_memory(points: Sequence[CurvePoint]) -> str:
+    """What twice the memory of the plan would bring, as a sentence."""
+    plan = next(point for point in points if point.plan)
+    held, seconds = plan.memory_bytes, plan.objective_seconds
+    more = [point for point in points if point.memory_bytes > held]
+    if not more or not seconds:
+        return f"No plan was found that uses more than the {format_bytes(held)} of this one."
+
+    def saving(point: CurvePoint) -> str:
+        saved = format_share(max(1 - point.objective_seconds / seconds, 0.0))
+        return f"{saved} of an iteration ({format_duration(point.objective_seconds)})"
+
+    best = min(more, key=lambda point: point.objective_seconds)
+    largest = more[-1]
+    if largest.memory_bytes < 1.9 * held:
+        return (
+            "Twice the memory would not be used: plans grow to "
+            f"{format_bytes(largest.memory_bytes)} on the fullest rank, "
+            f"{largest.memory_bytes / held:.3g} times this one's, and save at most {saving(best)}."
+        )
+    twice = min(more, key=lambda point: abs(point.memory_bytes / held - 2))
+    factor = twice.memory_bytes / held
+    named = "Twice the memory" if abs(factor - 2) < 0.1 else f"{factor:.3g} times the memory"
+    sentence = f"{named} of this plan would save {saving(twice)}."
+    if best.objective_seconds < twice.objective_seconds:
+        sentence += (
+            f" The most that memory can save is {saving(best)}, with "
+            f"{format_bytes(best.memory_bytes)} on the fullest rank."
+        )
+    return sentence

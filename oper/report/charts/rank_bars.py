@@ -1,0 +1,181 @@
+"""Ranks as columns: their memory and their time, stacked."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from oper.base.arrays import Floats
+from oper.base.formatting import format_bytes, format_duration
+from oper.report.charts.chart import (
+    INK,
+    WARNING,
+    Chart,
+    Unit,
+    axis,
+    bytes_unit,
+    column_name,
+    duration_unit,
+    of_columns,
+    rank_columns,
+    spec,
+)
+
+# The parts of a stack with their CSS variables, from the ground up.
+COLOURS = {
+    "striped rows": "var(--striped)",
+    "listed rows": "var(--listed)",
+    "replicated rows": "var(--replicated)",
+    "rows in the host's memory": "var(--tier)",
+    "looking rows up": "var(--looking-up)",
+    "fetching rows": "var(--fetching)",
+    "updating rows": "var(--updating)",
+}
+# A line further above the columns than this would press them flat: the caption says it instead.
+_MOST_ABOVE = 3.0
+_MOST_COLUMNS = 64
+
+
+@dataclass(frozen=True)
+class Line:
+    """A horizontal line over the columns."""
+
+    name: str
+    value: float
+    dashed: bool = False
+
+
+def memory_chart(parts: Mapping[str, Floats], capacity: Floats) -> Chart:
+    """Bytes of rows on each rank by kind of row, [M] each, and what the ranks may hold, [M]."""
+    total = np.sum(list(parts.values()), axis=0)
+    fullest, room = int(total.argmax()), float(capacity[int((total / capacity).argmax())])
+    caption = (
+        f"The fullest rank, {fullest}, holds {format_bytes(total[fullest])}; ranks may hold "
+        f"{_span(capacity, format_bytes)}. The other ranks hold at least "
+        f"{format_bytes(total.min())}."
+    )
+    lines = [Line("capacity", room)] if room <= _MOST_ABOVE * total.max() else []
+    if not lines:
+        caption += " The capacity lies far above the drawing."
+    return _bars("memory", "Memory of each rank", caption, parts, bytes_unit, format_bytes, lines)
+
+
+def kinds_of_row_chart(parts: Mapping[str, Floats], bound: float | None) -> Chart:
+    """Seconds of each rank by kind of row, [M] each, under the bound that was proved, if any."""
+    total = np.sum(list(parts.values()), axis=0)
+    shares = {name: float(values.mean() / total.mean()) for name, values in parts.items()}
+    largest = max(shares, key=lambda name: shares[name])
+    caption = (
+        f"The slowest rank, {int(total.argmax())}, takes {format_duration(total.max())} an "
+        f"iteration, the fastest {format_duration(total.min())}. Of the mean rank's time "
+        f"{shares[largest]:.0%} goes to {largest}."
+    )
+    lines = [] if bound is None else [Line("proved bound", bound, dashed=True)]
+    if lines:
+        caption += f" No plan within the limits gets all ranks below {format_duration(bound or 0)}."
+    title = "Time of each rank by kind of row"
+    return _bars("time", title, caption, parts, duration_unit, format_duration, lines)
+
+
+def kinds_of_work_chart(parts: Mapping[str, Floats]) -> Chart:
+    """Seconds of each rank by what they go to, [M] each."""
+    total = np.sum(list(parts.values()), axis=0)
+    mean = ", ".join(f"{name} {values.mean() / total.mean():.0%}" for name, values in parts.items())
+    caption = f"Of the mean rank's time: {mean}."
+    title = "Time of each rank by work"
+    return _bars("work", title, caption, parts, duration_unit, format_duration, [])
+
+
+def _bars(
+    key: str,
+    title: str,
+    caption: str,
+    parts: Mapping[str, Floats],
+    unit_of: Callable[[float], Unit],
+    shown: Callable[[float], str],
+    lines: list[Line],
+) -> Chart:
+    """Stacked columns of `parts`, [M] each, with `lines` over them."""
+    shares = {name: values for name, values in parts.items() if values.any()} or dict(parts)
+    total = np.sum(list(parts.values()), axis=0)
+    unit = unit_of(max([float(total.max()), *(line.value for line in lines)]))
+    columns = rank_columns(len(total), _MOST_COLUMNS)
+    values = [
+        {
+            "rank": column_name(ranks),
+            "order": number,
+            "part": name,
+            "stacked": position,
+            "value": unit.scaled(float(of_part[ranks[0] : ranks[-1] + 1].mean())),
+            "shown": shown(float(of_part[ranks[0] : ranks[-1] + 1].mean())),
+        }
+        for number, ranks in enumerate(columns)
+        for position, (name, of_part) in enumerate(shares.items())
+    ]
+    several = len(columns[0]) > 1
+    bars = {
+        "mark": {"type": "bar", "tooltip": True},
+        "encoding": {
+            "x": {
+                "field": "rank",
+                "type": "ordinal",
+                "sort": {"field": "order"},
+                "axis": axis("ranks" if several else "rank", labelAngle=0, labelOverlap=True),
+            },
+            "y": {"field": "value", "type": "quantitative", "axis": axis(unit.name)},
+            "color": {
+                "field": "part",
+                "type": "nominal",
+                "scale": {
+                    "domain": [*reversed(shares)],
+                    "range": [COLOURS[name] for name in reversed(shares)],
+                },
+                "legend": {"title": None, "orient": "top"},
+            },
+            "order": {"field": "stacked"},
+            "tooltip": [
+                {"field": "rank", "title": "ranks" if several else "rank"},
+                {"field": "part", "title": "part"},
+                {"field": "shown", "title": "mean" if several else "value"},
+            ],
+        },
+    }
+    return Chart(
+        key=key,
+        title=title,
+        caption=caption + of_columns(columns),
+        spec=spec(values, layer=[bars, *(layer for line in lines for layer in _line(line, unit))]),
+        headers=("rank", *shares, "total"),
+        rows=[
+            (str(rank), *(shown(float(of_part[rank])) for of_part in shares.values()), shown(whole))
+            for rank, whole in enumerate(total.tolist())
+        ],
+    )
+
+
+def _line(line: Line, unit: Unit) -> list[dict[str, Any]]:
+    """A rule over all columns, and its name at the left."""
+    value = {"values": [{"y": unit.scaled(line.value), "name": line.name}]}
+    height = {"field": "y", "type": "quantitative"}
+    dash = {"strokeDash": [5, 4]} if line.dashed else {}
+    colour = INK if line.dashed else WARNING
+    text = {"type": "text", "align": "left", "baseline": "bottom", "dx": 4, "dy": -3, "color": INK}
+    return [
+        {
+            "data": value,
+            "mark": {"type": "rule", "color": colour, "strokeWidth": 1.5, **dash},
+            "encoding": {"y": height},
+        },
+        {
+            "data": value,
+            "mark": text,
+            "encoding": {"y": height, "x": {"value": 0}, "text": {"field": "name"}},
+        },
+    ]
+
+
+def _span(values: Floats, shown: Callable[[float], str]) -> str:
+    """`32 GB`, or `16 GB to 32 GB` where they differ."""
+    least, most = shown(float(values.min())), shown(float(values.max()))
+    return least if least == most else f"{least} to {most}"

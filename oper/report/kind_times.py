@@ -1,0 +1,116 @@
+"""The predicted time of each rank by kind of row: replicated, listed, striped.
+
+In: a plan and the profile that it was made from. T is linear in rows but for the latency of the
+AllReduce (§3.2), which only replicas need: so it is the sum of what the rows of each kind cost.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from oper.base.arrays import Floats
+from oper.base.errors import OperError
+from oper.cost.holder_set_sums import Sums
+from oper.cost.objective import evaluate
+from oper.plan.plan import Plan
+from oper.plan.row_locator import RowLocator
+from oper.plan.tier.join_plans import split_plan
+from oper.planner.problem.class_finder import ClassFinder
+from oper.planner.problem.problem import make_problem
+from oper.planner.problem.profile_of_tables import profile_of_tables
+from oper.planner.replan.old_plan import check_tables, settings_of
+from oper.profiling.profile import Profile
+
+
+@dataclass(frozen=True)
+class KindTimes:
+    """Seconds of an iteration, [M] each; they add up to each rank's T."""
+
+    replicated: Floats
+    listed: Floats
+    striped: Floats
+    tier: Floats  # of rows in the hosts' memory, whatever their kind; 0 without a tier
+
+
+def kind_times(plan: Plan, profile: Profile) -> KindTimes:
+    """The time of each rank by kind of row.
+
+    Raises OperError where the plan was not made from `profile`.
+    """
+    check_profile(plan, profile)
+    if not plan.tier:
+        replicated, listed, striped = _times(plan, profile)
+        return KindTimes(replicated, listed, striped, np.zeros(plan.ranks))
+    in_tier = list(plan.tier)
+    others = [n for n in range(len(plan.tables)) if n not in plan.tier]
+    devices, hosts = split_plan(plan)
+    on_devices = np.zeros((3, plan.ranks))
+    if devices is not None:
+        on_devices = _times(devices, profile_of_tables(profile, others))
+    replicated, listed, striped = on_devices
+    of_tier = _times(hosts, profile_of_tables(profile, in_tier)).sum(axis=0)
+    return KindTimes(replicated, listed, striped, of_tier)
+
+
+def check_profile(plan: Plan, profile: Profile) -> None:
+    """OperError where the plan was made from another profile."""
+    check_tables(plan, profile)
+    if profile.digest != plan.profile:
+        raise OperError(
+            "--profile: the plan was made from another profile of these tables; name that one, or "
+            "give what `oper drift PLAN PROFILE --json` prints for a newer one as --drift"
+        )
+
+
+def _times(plan: Plan, profile: Profile) -> Floats:
+    """Of a plan of one memory: replicated, listed, striped, [3, M]."""
+    problem = make_problem(profile, plan.topology, plan.workload, settings_of(plan))
+    locator = RowLocator(plan)
+    sums = _sums_by_column(locator, ClassFinder(profile, problem.classes), problem.classes.row_sums)
+    sets, ranks = locator.holder_sets, plan.ranks
+    column = np.arange(len(sums.rows))
+    kinds = (
+        (column >= ranks) & (column < len(sets)),
+        column < ranks,
+        column >= len(sets),
+    )
+    times = []
+    for kind in kinds:
+        of_kind = Sums(*(np.where(kind, getattr(sums, f.name), 0.0) for f in fields(Sums)))
+        cost = evaluate(
+            problem.topology,
+            problem.workload,
+            sets,
+            Sums(*(_by_holder_set(getattr(of_kind, f.name), ranks) for f in fields(Sums))),
+            problem.capacity_bytes,
+            plan.allreduce_method if of_kind.rows[ranks : len(sets)].any() else None,
+        )
+        times.append(cost.rank_seconds)
+    return np.array(times)
+
+
+def _sums_by_column(locator: RowLocator, finder: ClassFinder, row_sums: Sums) -> Sums:
+    """Sums over the rows of each count column, [K + M] each, of classes with `row_sums` [C]."""
+    columns = len(locator.holder_sets) + locator.ranks
+    found = Sums.zeros(columns)
+    for chunk_class, column in _classes_and_columns(locator, finder):
+        for field in fields(Sums):
+            weights = getattr(row_sums, field.name)[chunk_class]
+            getattr(found, field.name)[:] += np.bincount(column, weights, minlength=columns)
+    return found
+
+
+def _classes_and_columns(
+    locator: RowLocator, finder: ClassFinder
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    for table in range(len(locator.layout.rows)):
+        for chunk in locator.chunks(table):
+            yield finder.find(chunk), locator.count_column[chunk.extent]
+
+
+def _by_holder_set(values: Floats, ranks: int) -> Floats:
+    """Values [K + M] of count columns as those of holder sets, [K]: stripes go to their owners."""
+    whole = values[: len(values) - ranks].copy()
+    whole[:ranks] += values[len(values) - ranks :]
+    return whole

@@ -1,0 +1,296 @@
+"""The page of one plan: what was decided, what it costs, how good it is, and what is not in it.
+
+In: a plan and, where they are there, its profile, a comparison, drifts and counters. Out: `Page`.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from oper.base.arrays import Floats
+from oper.base.errors import OperError
+from oper.base.formatting import format_bytes, format_duration, format_gap, format_share
+from oper.plan.plan import Plan
+from oper.plan.rows_by_kind import RowsByKind, rows_by_kind
+from oper.planner.make_placement import make_placement
+from oper.planner.memory_curve import CurvePoint, memory_curve
+from oper.planner.replan.old_plan import settings_of
+from oper.profiling.profile import Profile
+from oper.report import sentences
+from oper.report.charts.chart import Chart
+from oper.report.charts.comparison_bars import comparison_chart, sweep_chart
+from oper.report.charts.counted_bars import RankCounters, counted_chart
+from oper.report.charts.drift_lines import drift_chart
+from oper.report.charts.link_matrix import link_charts
+from oper.report.charts.memory_line import memory_curve_chart
+from oper.report.charts.rank_bars import kinds_of_row_chart, kinds_of_work_chart, memory_chart
+from oper.report.charts.skew_curve import skew_chart
+from oper.report.kind_times import KindTimes, check_profile, kind_times
+from oper.report.page import Page, Section
+from oper.report.table_rows import table_list
+
+
+@dataclass(frozen=True)
+class Material:
+    """What a report is made of, beside the plan."""
+
+    profile: Profile | None = None
+    comparison: dict[str, Any] | None = None  # as `oper compare --json` prints it
+    drifts: Sequence[dict[str, Any]] = ()  # as `oper drift --json` prints them
+    counters: Sequence[RankCounters] | None = None  # `oper.counters(model)` of each rank
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What takes planning or a pass over all rows: only with a profile."""
+
+    times: KindTimes
+    curve: Sequence[CurvePoint]
+
+
+def plan_page(
+    plan: Plan, title: str, material: Material, report: Callable[[str], None] = lambda step: None
+) -> Page:
+    """The page of a plan; `report` is called with each step as it begins.
+
+    Raises OperError where the material is of another plan.
+    """
+    with _printed_by("--compare", "oper compare --json"):
+        runs = _runs_of(plan, material.comparison)
+        methods = _methods(runs)
+    with _printed_by("--drift", "oper drift --json"):
+        drifts = _drift(material.drifts)
+    with _printed_by("--counters", "oper.counters(model)"):
+        counted = _counted(plan, material.counters)
+    report("rows")
+    kinds = rows_by_kind(plan)
+    measured = None
+    if material.profile is not None:
+        check_profile(plan, material.profile)
+        report("time by kind of row")
+        times = kind_times(plan, material.profile)
+        report("memory curve")
+        measured = Measured(times, _curve(plan, material.profile))
+    report("page")
+    sections = [
+        _first_screen(plan, kinds, runs[0] if runs else None, measured),
+        _ranks(plan),
+        _tables(plan, kinds, material.profile),
+        *methods,
+        _memory(plan, measured),
+        *drifts,
+        *counted,
+        Section("proof", "How good the plan is", sentences.certificate_sentences(plan)),
+        Section("made", "How it was made", words=_made(plan)),
+        Section("left-out", "What this leaves out", points=sentences.left_out(plan)),
+        Section("words", "Words", words=WORDS),
+    ]
+    missing = _missing(material)
+    if missing:
+        sections.append(Section("more", "What more this page could show", points=missing))
+    return Page(title, "A sharding plan for embedding tables", sections)
+
+
+WORDS = (
+    ("rank", "a process with its device; it holds a part of the rows"),
+    ("iteration", "a batch through all ranks: reads of rows, and in training their updates"),
+    ("replicated row", "has a copy on several ranks, so that nobody has to fetch it from afar"),
+    ("listed row", "is on one rank that was chosen for it; the address map has an entry for it"),
+    (
+        "striped row",
+        "is on one rank too: such rows, mostly cold ones, are spread over the ranks in turn",
+    ),
+    ("extra memory", "bytes of copies beyond one of each row, as a share of one copy of all rows"),
+    ("AllReduce", "the exchange that adds up the gradients of replicated rows over the ranks"),
+    (
+        "at most so much longer than the best plan",
+        "the gap between the plan's time and a time that was proved to be out of reach",
+    ),
+)
+
+
+def _first_screen(
+    plan: Plan, kinds: RowsByKind, run: dict[str, Any] | None, measured: Measured | None
+) -> Section:
+    prediction = plan.prediction
+    tiles = [
+        ("predicted iteration", format_duration(prediction.objective_seconds)),
+        ("fullest rank", format_bytes(float(prediction.memory_bytes.max()))),
+        ("extra memory", format_share(prediction.extra_memory_ratio)),
+    ]
+    if "certified_gap" in plan.certificate:
+        tiles.insert(1, ("from optimal, at most", format_gap(plan.certificate["certified_gap"])))
+    charts = [memory_of_kinds(plan, kinds)]
+    bound = plan.certificate.get("lower_bound_seconds")
+    if measured is None:
+        charts.append(work_chart(plan))
+    else:
+        charts.append(kinds_of_row_chart(_time_parts(measured.times), bound))
+    said = sentences.headline(plan, run)
+    return Section("plan", "The plan", said, True, tiles, charts)
+
+
+def memory_of_kinds(plan: Plan, kinds: RowsByKind) -> Chart:
+    """The memory of each rank by kind of row."""
+    on_devices, in_tier = kinds.on_devices, kinds.in_tier
+    parts = {
+        "striped rows": (on_devices.striped + on_devices.unused).astype(np.float64),
+        "listed rows": on_devices.listed.astype(np.float64),
+        "replicated rows": on_devices.replicated.astype(np.float64),
+    }
+    if in_tier.total.any():
+        parts["rows in the host's memory"] = in_tier.total.astype(np.float64)
+    return memory_chart(parts, plan.prediction.capacity_bytes)
+
+
+def _time_parts(times: KindTimes) -> dict[str, Floats]:
+    return {
+        "striped rows": times.striped,
+        "listed rows": times.listed,
+        "replicated rows": times.replicated,
+        "rows in the host's memory": times.tier,
+    }
+
+
+def work_chart(plan: Plan) -> Chart:
+    """The time of each rank by what it goes to."""
+    prediction = plan.prediction
+    looked_up, fetched = prediction.lookup_seconds, prediction.link_seconds.sum(axis=1)
+    parts = {"looking rows up": looked_up, "fetching rows": fetched}
+    if plan.workload.training:
+        parts["updating rows"] = prediction.rank_seconds - looked_up - fetched
+    return kinds_of_work_chart(parts)
+
+
+def _ranks(plan: Plan) -> Section:
+    charts = link_charts(plan)
+    return Section("ranks", "Work and links of the ranks", charts=[work_chart(plan), *charts])
+
+
+def _tables(plan: Plan, kinds: RowsByKind, profile: Profile | None) -> Section:
+    listed = table_list(plan, kinds, profile)
+    skew = None if profile is None else skew_chart(profile, int(kinds.replicated.sum()))
+    charts = [] if skew is None else [skew]
+    return Section("tables", "Tables and rows", [listed.sentence], charts=charts, table=listed)
+
+
+def _methods(runs: Sequence[dict[str, Any]]) -> list[Section]:
+    if not runs:
+        return []
+    charts = [comparison_chart(runs[0])]
+    sweep = sweep_chart(runs)
+    return [Section("methods", "Other methods", charts=charts + ([] if sweep is None else [sweep]))]
+
+
+def _memory(plan: Plan, measured: Measured | None) -> Section:
+    charts = [memory_curve_chart(measured.curve)] if measured and measured.curve else []
+    return Section("memory-limit", "Memory", [sentences.memory_sentence(plan)], charts=charts)
+
+
+def _drift(drifts: Sequence[dict[str, Any]]) -> list[Section]:
+    if not drifts:
+        return []
+    charts = [drift_chart(drift, number) for number, drift in enumerate(drifts)]
+    return [Section("drift", "When the data changes", charts=charts)]
+
+
+def _counted(plan: Plan, counters: Sequence[RankCounters] | None) -> list[Section]:
+    if counters is None:
+        return []
+    return [Section("run", "After a run", charts=[counted_chart(plan, counters)])]
+
+
+def _made(plan: Plan) -> list[tuple[str, str]]:
+    record, asked = plan.record, plan.settings
+    made = [
+        (
+            "workload",
+            f"{plan.workload.mode}, {plan.workload.fetch} fetches, batches of "
+            f"{plan.workload.batch_size:,} samples over all ranks",
+        ),
+        ("profile", f"{plan.samples:,} samples, digest {plan.profile[:16]}"),
+        ("placed by", record.step),
+        (
+            "largest partition of rows",
+            f"{100 * asked.get('threshold', record.threshold):.4g}% of "
+            f"bytes and of accesses was asked, {100 * record.threshold:.4g}% used: "
+            f"{record.threshold_reason}",
+        ),
+    ]
+    if asked.get("reserve") is not None:
+        share = format_share(asked["reserve"], 0)
+        made.append(("left free on the devices", f"{share} of their memory, for the dense layers"))
+    return made
+
+
+def _curve(plan: Plan, profile: Profile) -> list[CurvePoint]:
+    """The memory curve around the plan; none of plans with a tier."""
+    if plan.tier:
+        return []
+    planned = make_placement(profile, plan.topology, plan.workload, settings_of(plan))
+    prediction, certificate = plan.prediction, plan.certificate
+    return [
+        replace(
+            point,
+            extra_memory_ratio=prediction.extra_memory_ratio,
+            memory_bytes=int(prediction.memory_bytes.max()),
+            objective_seconds=prediction.objective_seconds,
+            certified_gap=certificate.get("certified_gap", point.certified_gap),
+        )
+        if point.plan
+        else point
+        for point in memory_curve(planned, plan.topology)
+    ]
+
+
+@contextlib.contextmanager
+def _printed_by(option: str, command: str) -> Iterator[None]:
+    """OperError where content that is read within the block is not what the command printed."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise OperError(
+            f"{option}: is not what `{command}` gave ({type(error).__name__}: {error}); give what "
+            "this version of oper prints, unchanged"
+        ) from error
+
+
+def _runs_of(plan: Plan, comparison: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """The runs of a comparison, that with the extra memory nearest to the plan's first; OperError
+    where they are of another topology or workload."""
+    if comparison is None:
+        return []
+    for run in comparison["runs"]:
+        for name, mine in (
+            ("topology", plan.topology.name),
+            ("ranks", plan.ranks),
+            ("mode", plan.workload.mode),
+            ("fetch", plan.workload.fetch),
+            ("batch_size", plan.workload.batch_size),
+        ):
+            if run["settings"][name] != mine:
+                raise OperError(
+                    f"--compare: is of {name.replace('_', ' ')} {run['settings'][name]}, and the "
+                    f"plan of {mine}; compare with the plan's own options"
+                )
+    asked = plan.settings.get("extra_memory")
+    return sorted(
+        comparison["runs"], key=lambda run: abs(run["settings"]["extra_memory"] - (asked or 0.0))
+    )
+
+
+def _missing(material: Material) -> list[str]:
+    given = (
+        (
+            material.profile,
+            "--profile P: accesses of each table, their skew, the time by kind of "
+            "row, and what more memory would do",
+        ),
+        (material.comparison, "--compare FILE, from `oper compare --json`: other methods"),
+        (material.drifts, "--drift FILE, from `oper drift --json`: newer data"),
+        (material.counters, "--counters FILE, from a run: predicted beside counted traffic"),
+    )
+    return [f"oper report {option}" for value, option in given if not value]

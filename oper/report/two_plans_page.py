@@ -1,0 +1,146 @@
+"""The page of two plans: side by side, and what moved between them."""
+
+from dataclasses import replace
+from typing import Any
+
+from oper.audit.diff import diff
+from oper.base.formatting import (
+    format_bytes,
+    format_duration,
+    format_gap,
+    format_share,
+    plural,
+)
+from oper.plan.plan import Plan
+from oper.plan.rows_by_kind import rows_by_kind
+from oper.report import sentences
+from oper.report.charts.chart import Chart
+from oper.report.page import Page, Section
+from oper.report.plan_page import WORDS, memory_of_kinds, work_chart
+from oper.report.table_rows import Cell, SortableTable
+
+
+def two_plans_page(old: Plan, new: Plan, names: tuple[str, str]) -> Page:
+    """The page of two plans for the same tables, called `names`.
+
+    Raises OperError where they are for different tables.
+    """
+    changes = diff(old, new)
+    sections = [
+        Section(
+            "plans",
+            "The two plans",
+            _headline(old, new, names, changes),
+            emphasis=True,
+            charts=[
+                chart
+                for number, (plan, name) in enumerate(zip((old, new), names, strict=True))
+                for chart in _charts(plan, name, number)
+            ],
+        ),
+        Section("figures", "Figure by figure", table=_figures(old, new, names)),
+        _moved(changes, names),
+        Section("left-out", "What this leaves out", points=sentences.left_out(new)),
+        Section("words", "Words", words=WORDS),
+    ]
+    return Page(f"{names[0]} and {names[1]}", "Two sharding plans for embedding tables", sections)
+
+
+def _headline(old: Plan, new: Plan, names: tuple[str, str], changes: dict[str, Any]) -> list[str]:
+    before, after = old.prediction.objective_seconds, new.prediction.objective_seconds
+    said = [
+        f"Both plans place {plural(int(old.layout.rows.sum()), 'row')} of "
+        f"{plural(len(old.tables), 'embedding table')}: {names[0]} on "
+        f"{plural(old.ranks, 'rank')} ({old.topology.name}), {names[1]} on "
+        f"{plural(new.ranks, 'rank')} ({new.topology.name})."
+    ]
+    if old.workload != new.workload:
+        said.append(
+            f"They are for different work, so their times are not compared: {_work(old)} takes "
+            f"{format_duration(before)} an iteration, {_work(new)} {format_duration(after)}."
+        )
+    else:
+        said.append(f"{names[1]} {_longer(before, after)}. {_COUNTS[old.profile == new.profile]}")
+    if changes["rows_changed"] is None:
+        said.append("Their numbers of ranks differ, so single rows are not compared.")
+    else:
+        said.append(
+            f"{changes['rows_changed']:,} of {changes['rows']:,} rows are held by other ranks, or "
+            f"by more or fewer: {format_bytes(changes['bytes_changed'])}."
+        )
+    return said
+
+
+_COUNTS = {
+    True: "Both were priced by the same row counts.",
+    False: "Each was priced by the row counts that it was made from, which differ: `oper drift` "
+    "prices a plan by others.",
+}
+
+
+def _longer(before: float, after: float) -> str:
+    """What the second plan's time is beside the first's."""
+    times = f"{format_duration(after)} an iteration instead of {format_duration(before)}"
+    if not before or abs(after / before - 1) < 5e-5:
+        return f"is predicted to take as long: {format_duration(after)} an iteration"
+    word = "less" if after < before else "more"
+    return f"is predicted to take {format_share(abs(1 - after / before))} {word} time: {times}"
+
+
+def _work(plan: Plan) -> str:
+    workload = plan.workload
+    return f"{workload.mode}, {workload.fetch} fetches, batch {workload.batch_size:,}"
+
+
+def _charts(plan: Plan, name: str, number: int) -> list[Chart]:
+    return [
+        replace(chart, key=f"{chart.key}-{number}", title=f"{name}: {chart.title.lower()}")
+        for chart in (memory_of_kinds(plan, rows_by_kind(plan)), work_chart(plan))
+    ]
+
+
+def _figures(old: Plan, new: Plan, names: tuple[str, str]) -> SortableTable:
+    def row(name: str, values: list[Any], shown: Any) -> tuple[Cell, ...]:
+        return Cell(name), *(Cell("-" if v is None else shown(v)) for v in values)
+
+    plans = (old, new)
+    kinds = [rows_by_kind(plan) for plan in plans]
+    predictions = [plan.prediction for plan in plans]
+    moved = [prediction.communication_bytes for prediction in predictions]
+    gaps = [plan.certificate.get("certified_gap") for plan in plans]
+    rows = [
+        row("predicted iteration", [p.objective_seconds for p in predictions], format_duration),
+        row("from optimal, at most", gaps, format_gap),
+        row("fullest rank", [float(p.memory_bytes.max()) for p in predictions], format_bytes),
+        row("extra memory", [p.extra_memory_ratio for p in predictions], format_share),
+        row("rows fetched, all ranks", [m.fetch for m in moved], format_bytes),
+        row("gradients, all ranks", [m.gradient for m in moved], format_bytes),
+        row("AllReduce, all ranks", [m.allreduce for m in moved], format_bytes),
+        row("replicated rows", [int(k.replicated.sum()) for k in kinds], "{:,}".format),
+        row("listed rows", [int(k.listed.sum()) for k in kinds], "{:,}".format),
+        row("striped rows", [int(k.striped.sum()) for k in kinds], "{:,}".format),
+    ]
+    return SortableTable(("figure", *names), rows, "")
+
+
+def _moved(changes: dict[str, Any], names: tuple[str, str]) -> Section:
+    tables = [table for table in changes["tables"] if table["rows_changed"]]
+    tables.sort(key=lambda table: -int(table["rows_changed"]))
+    if not tables:
+        return Section("moved", "What moved", ["No row is held by other ranks."])
+    keys = ("rows", "rows_changed", "rows_more_copies", "rows_fewer_copies")
+    rows = [
+        (
+            Cell(table["table"]),
+            *(Cell(f"{table[key]:,}", table[key]) for key in keys),
+            Cell(format_bytes(table["bytes_changed"]), table["bytes_changed"]),
+        )
+        for table in tables
+    ]
+    headers = ("table", "rows", "held elsewhere", "more copies", "fewer copies", "bytes")
+    most = tables[0]
+    said = (
+        f"Most rows moved in {most['table']}: {most['rows_changed']:,} of {most['rows']:,}. "
+        f"{names[1]} has such a row on other ranks than {names[0]}, or on more or fewer."
+    )
+    return Section("moved", "What moved", [said], table=SortableTable(headers, rows, said))

@@ -1,0 +1,101 @@
+"""The help of every command: groups of options, 80 columns, and examples that run as they stand."""
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.main import get_command
+
+from oper.cli import VERBS, app
+from oper.cli.shared.default_subcommand import DEFAULT
+from tests.support.commands import fine, oper
+
+
+def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """(what is typed, the command), in the order of use; sub-commands follow their command."""
+    yield path, command
+    for name in getattr(command, "commands", {}) if path else VERBS:
+        if name != DEFAULT:
+            yield from commands(command.commands[name], (*path, name))
+
+
+COMMANDS = dict(commands(get_command(app)))
+
+
+def examples(path: tuple[str, ...]) -> list[str]:
+    """The commands at the end of a help text, each on one line."""
+    text = fine(*path, "--help").replace("\\\n", " ")
+    heading = "Examples:" if path else "Start here:"
+    return [line.strip() for line in text.partition(f"\n{heading}\n")[2].splitlines()]
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_a_help_text_reads_well_in_80_columns(path: tuple[str, ...], flag: str) -> None:
+    text = fine(*path, flag)
+    assert text.startswith(f"Usage: {' '.join(('oper', *path))} [OPTIONS]")
+    assert max(map(len, text.splitlines())) <= 80
+    assert "\x1b" not in text
+    assert not {"<str>", "<int", "<path>"} & set(text.split())
+    headings = [line for line in text.splitlines() if line.endswith(":") and line[:1].strip()]
+    assert headings[-1] == ("Examples:" if path else "Start here:")
+    if "Advanced:" in headings:
+        assert headings.index("Options:") < headings.index("Advanced:")
+        after = headings[headings.index("Advanced:") + 1 :]
+        assert set(after) <= {"Commands:", "Examples:"}
+
+
+def test_unusual_options_are_advanced() -> None:
+    for path in (("plan",), ("compare",)):
+        usual, _, advanced = fine(*path, "--help").partition("\nAdvanced:\n")
+        for option in ("--threshold", "--dob", "--balance", "--capacity"):
+            assert f"\n  {option} " not in usual
+            assert f"\n  {option} " in "\n" + advanced
+        assert "--topology" in usual.partition("\nOptions:\n")[2]
+
+
+MODEL = """
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
+
+
+def make(plan):
+    tables = [
+        EmbeddingBagConfig(t.rows, t.dim, name=t.name, feature_names=[t.name]) for t in plan.tables
+    ]
+    return EmbeddingBagCollection(tables, device="meta")
+"""
+
+
+@pytest.fixture
+def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The working directory, with the log and the model that the examples name."""
+    random = np.random.default_rng(0)
+    samples = 16_384  # of which the simulator needs some iterations
+    columns = {f"C{n}": (random.zipf(1.2, samples) - 1) % (3000 * n) for n in (1, 2, 3)}
+    pq.write_table(pa.table(columns), tmp_path / "clicks.parquet")
+    (tmp_path / "model.py").write_text(MODEL)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("there")
+def test_every_example_runs() -> None:
+    """In the order of use, each once: later ones read what earlier ones wrote."""
+    first = examples(())
+    assert len(first) == 3
+    lines = {line: None for path in COMMANDS if path for line in examples(path)}
+    assert set(first) <= set(lines)
+    named = {
+        path
+        for path in COMMANDS
+        for line in examples(path)
+        if line.startswith(f"oper {' '.join(path)}")
+    }
+    assert named == set(COMMANDS), "a command is in none of its own examples"
+    for line in lines:
+        said = oper(*shlex.split(line)[1:])
+        assert said.status == 0, (line, said)
