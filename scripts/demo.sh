@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The main job, end to end, on a generated log: profile, plan, compare, check; then a plan for two
-# ranks of this machine, and a small DLRM trained by it beside TorchRec's own. Writes into demo/.
+# ranks of this machine, a small DLRM trained by it beside TorchRec's own, and a page about each
+# plan. Writes into demo/.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 mkdir -p demo
@@ -13,9 +14,15 @@ workload=(--topology dgx-a100 --mode training --batch-size 131072)
 say oper synth criteo-kaggle -o demo/log.parquet --scale 0.01 --samples 200000 --seed 1 --force
 say oper profile demo/log.parquet -o demo/profile --tables demo/log.tables.yaml --force
 say oper plan demo/profile "${workload[@]}" -o demo/plan --force
-say oper compare demo/profile "${workload[@]}" \
-  --methods oper,paper,memory_greedy,access_greedy,table_wise,row_wise
+methods=oper,paper,memory_greedy,access_greedy,table_wise,row_wise
+say oper compare demo/profile "${workload[@]}" --methods "$methods"
+printf '\n$ oper compare … --json > demo/compare.json\n'
+oper compare demo/profile "${workload[@]}" --methods "$methods" --json > demo/compare.json
 say oper plan check demo/plan demo/log.parquet
 say oper plan demo/profile --topology cpu:2 --mode training --batch-size 8192 -o demo/plan-cpu --force
-say python examples/train_dlrm.py demo/log.parquet demo/plan-cpu
-printf '\nThe plan is in demo/plan: plan.json says what it decided, `oper plan show demo/plan` prints it.\n'
+say python examples/train_dlrm.py demo/log.parquet demo/plan-cpu --counters demo/counters.json
+say oper report demo/plan --profile demo/profile --compare demo/compare.json \
+  -o demo/plan.html --force
+say oper report demo/plan-cpu --profile demo/profile --counters demo/counters.json \
+  -o demo/plan-cpu.html --force
+printf '\nThe plan is in demo/plan. Open demo/plan.html in a browser: it explains the plan.\n'

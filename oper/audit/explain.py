@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from oper.base.errors import OperError
-from oper.base.number_text import format_digits, format_duration
+from oper.base.formatting import format_digits, format_duration
 from oper.cost.allreduce import METHODS, allreduce_cost
 from oper.cost.expected_reads import expected_reads
 from oper.cost.holder_set_sums import Sums

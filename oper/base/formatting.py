@@ -5,23 +5,21 @@ None has an exponent, and none a sign before zero: what rounding left of a diffe
 
 import math
 
-from oper.base.number_text import ROUNDING_SECONDS, format_digits, format_duration
-
-__all__ = [
-    "at_most",
-    "format_bytes",
-    "format_digits",
-    "format_duration",
-    "format_factor",
-    "format_gap",
-    "format_number",
-    "format_percent",
-    "format_share",
-    "plural",
-]
-
+# Far below the time of a byte, and above what differences of sums of up to minutes leave.
+_ROUNDING_SECONDS = 1e-13
+_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 _SUFFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _LEAST = 1e-3  # of a row or a byte
+
+
+def format_digits(value: float, digits: int) -> str:
+    """A number rounded to so many significant digits: 0.00012345 -> '0.0001234', 1e20 in full."""
+    rounded = float(f"{value:.{digits}g}")
+    if not rounded:
+        return "0"
+    after_point = max(digits - 1 - math.floor(math.log10(abs(rounded))), 0)
+    text = f"{rounded:,.{after_point}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def format_number(value: float) -> str:
@@ -42,7 +40,7 @@ def _scaled(value: float) -> tuple[str, str]:
             return format_digits(value / limit, 3), suffix
     if abs(value) >= _LEAST:
         return format_digits(value, 3), ""
-    return ("0" if abs(value) < ROUNDING_SECONDS or value < 0 else f"<{_LEAST}"), ""
+    return ("0" if abs(value) < _ROUNDING_SECONDS or value < 0 else f"<{_LEAST}"), ""
 
 
 def plural(number: int, noun: str) -> str:
@@ -80,3 +78,13 @@ def format_share(value: float, digits: int = 2) -> str:
 def format_percent(value: float) -> str:
     """A fraction as a percentage with three digits: 0.00025 -> '0.025%'."""
     return f"{format_digits(100 * value, 3)}%"
+
+
+def format_duration(seconds: float) -> str:
+    """Seconds as ns, µs, ms or s with four digits; 0 where only the rounding of sums is left."""
+    if abs(seconds) < _ROUNDING_SECONDS:
+        return "0 µs"
+    for limit, suffix in _UNITS:
+        if abs(seconds) >= 0.99995 * limit:  # rounds up to the limit
+            return f"{format_digits(seconds / limit, 4)} {suffix}"
+    return f"{format_digits(seconds * 1e9, 4)} ns"

@@ -86,8 +86,6 @@ def report(
                 step,
             )
     content = {"report": str(output), "bytes": output.stat().st_size}
-    emit(
-        as_json,
-        content,
-        lambda: typer.echo(f"{output}: open it in a browser ({format_bytes(content['bytes'])})"),  # type: ignore[arg-type]
-    )
+    size = format_bytes(output.stat().st_size)
+    said = f"{output}: open it in a browser ({size})"
+    emit(as_json, content, lambda: typer.echo(said), written=True)

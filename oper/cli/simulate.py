@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from oper.base.errors import OperError
-from oper.base.formatting import format_duration, format_share
+from oper.base.formatting import format_duration, format_share, plural
 from oper.base.units import parse_share
 from oper.cli.profile_commands.table_options import (
     DTYPE,
@@ -167,8 +167,8 @@ def _print(content: dict[str, Any]) -> None:
     if len(runs) > 1:
         out.print(least_sent(runs))
     out.print()
-    columns = ("sent", "saved", "miss pull", "update push", "evict push", "hits", "link time")
-    table = new_table("dispatch, sync", *columns, "wrong", "ms")
+    columns = ("sent", "saved", "miss\npull", "update\npush", "evict\npush", "hits", "link\ntime")
+    table = new_table("dispatch, sync", *columns, "wrong\nreads", "ms a\nbatch")
     first = next(iter(runs.values()))["total"]
     for name, run in runs.items():
         table.add_row(
@@ -185,19 +185,21 @@ def _print(content: dict[str, Any]) -> None:
         )
     out.print(table)
     out.print(
-        "sent: rows and gradients between caches and the tier, which the three next to it add up "
-        "to; saved: against the first line; hits: reads that a cache served; wrong: reads without "
-        "an update of an earlier iteration; ms: to dispatch and replay a batch, here"
+        "sent: rows and gradients between caches and the tier, the sum of pulls and pushes; saved: "
+        "against the first line; hits: reads that a cache served; wrong reads: without an update "
+        "of an earlier iteration; ms a batch: to dispatch and replay it here"
     )
 
 
 def least_sent(runs: dict[str, dict[str, Any]]) -> str:
-    """Which run sends the least, and how much less than the first."""
-    (first, reference), least = next(iter(runs.items())), min(run["total"] for run in runs.values())
-    best = next(name for name, run in runs.items() if run["total"] == least)
-    if best == first or not reference["total"]:
-        return f"Least is sent by {first.replace('+', ' ')}, the first"
-    return (
-        f"Least is sent by {best.replace('+', ' ')}: "
-        f"{format_share(1 - least / reference['total'], 1)} less than by {first.replace('+', ' ')}"
-    )
+    """Which run sends the least, how much less than the first, and whether its reads are right."""
+    first, reference = next(iter(runs.items()))
+    best, run = min(runs.items(), key=lambda named: named[1]["total"])
+    sentence = f"Least is sent by {best.replace('+', ' ')}"
+    if best == first:
+        sentence += ", the first"
+    else:
+        saved = format_share(1 - run["total"] / reference["total"], 1)
+        sentence += f": {saved} less than by {first.replace('+', ' ')}"
+    wrong = run["wrong_reads"]
+    return f"{sentence}, with {plural(wrong, 'wrong read')}" if wrong else sentence

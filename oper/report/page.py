@@ -13,7 +13,7 @@ from pathlib import Path
 
 from oper import __version__
 from oper.files.storage import atomic_file
-from oper.report.charts.chart import Chart
+from oper.report.charts.chart import CONFIG, Chart
 from oper.report.table_rows import SortableTable
 
 
@@ -58,6 +58,7 @@ def render(page: Page) -> str:
     return environment.from_string(_asset("page.html")).render(
         page=page,
         css=Markup(_asset("page.css")),
+        config=CONFIG,
         library=Markup(vega()),
         script=Markup(_asset("page.js")),
     )

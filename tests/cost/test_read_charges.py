@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from oper.audit.explain import explain
 from oper.base.arrays import Floats, Ints
-from oper.base.number_text import format_duration
+from oper.base.formatting import format_duration
 from oper.cost.allreduce import METHODS, Method, allreduce_cost
 from oper.cost.holder_sets import (
     HolderSets,

@@ -97,9 +97,10 @@ def copies_text(content: dict[str, Any]) -> str:
         return "none: there is one rank"
     used, asked = content["extra_memory_ratio"], content["asked"].get("extra_memory")
     taken = f"they take {format_percent(used)} of the tables' bytes" if used else "none"
-    full = content.get("full_memory_bound_seconds")
+    part = content.get("parts", {}).get("devices", content)  # of a plan with a tier
+    full = part.get("certificate", part).get("full_memory_bound_seconds")
     if full is not None:
-        objective = content["objective_seconds"]
+        objective = part["objective_seconds"]
         saved = max(1 - full / objective, 0.0) if objective else 0.0
         capacity = format_bytes(min(content["capacity_bytes"]))
         return (
@@ -137,7 +138,7 @@ def threshold_text(content: dict[str, Any]) -> str:
     elif reason.startswith("the threshold was halved"):
         why = "the least that is tried"
     else:
-        why = "though this plan's rows were not placed by it"
+        return f"{said}, but this plan's rows were not placed in partitions"
     return (
         f"{said}, {why}. Rows are placed in partitions of at most this share of all bytes and of "
         "all accesses"

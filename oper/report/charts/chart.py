@@ -14,6 +14,24 @@ INK, GRID, ACCENT, MUTED, WARNING = (
     f"var(--{name})" for name in ("ink", "grid", "accent", "muted", "warning")
 )
 
+_TEXT = {
+    "labelColor": INK,
+    "titleColor": "var(--soft)",
+    "labelFontSize": 12,
+    "titleFontSize": 12,
+    "titleFontWeight": "normal",
+}
+# Vega-Lite's configuration for all charts.
+CONFIG: dict[str, Any] = {
+    "background": None,
+    "font": "system-ui, 'Segoe UI', 'Helvetica Neue', Arial, sans-serif",
+    "view": {"stroke": None},
+    "axis": {**_TEXT, "gridColor": GRID, "domainColor": GRID, "tickColor": GRID},
+    "legend": {**_TEXT, "labelLimit": 240},
+    # A drawing has words for screen readers, its thousands of marks do not: the table has them.
+    **{mark: {"aria": False} for mark in ("bar", "line", "point", "rect", "rule", "text")},
+}
+
 _DURATIONS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))
 _BYTES = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("bytes", 1.0))
 

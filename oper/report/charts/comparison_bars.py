@@ -52,6 +52,11 @@ def comparison_chart(run: dict[str, Any]) -> Chart:
         }
         for name, entry in placed.items()
     ]
+    states = {
+        state: colour
+        for state, colour in ((_OURS, ACCENT), (_FITS, MUTED), (_TOO_LARGE, WARNING))
+        if any(value["state"] == state for value in values)
+    }
     method = {
         "field": "method",
         "type": "nominal",
@@ -71,10 +76,7 @@ def comparison_chart(run: dict[str, Any]) -> Chart:
             "color": {
                 "field": "state",
                 "type": "nominal",
-                "scale": {
-                    "domain": [_OURS, _FITS, _TOO_LARGE],
-                    "range": [ACCENT, MUTED, WARNING],
-                },
+                "scale": {"domain": [*states], "range": [*states.values()]},
                 "legend": {"title": None, "orient": "top"},
             },
             "tooltip": [

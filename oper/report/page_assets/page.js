@@ -1,17 +1,6 @@
 // Draws the figures of the page, and sorts its tables where a header is pressed.
-const text = { labelColor: "var(--ink)", titleColor: "var(--soft)", labelFontSize: 12, titleFontSize: 12, titleFontWeight: "normal" };
-// Drawings have words for screen readers, their thousands of marks do not: the table has the figures.
-const silent = Object.fromEntries(
-  ["bar", "line", "point", "rect", "rule", "text"].map((mark) => [mark, { aria: false }]),
-);
-const config = {
-  background: null,
-  font: "system-ui, 'Segoe UI', 'Helvetica Neue', Arial, sans-serif",
-  view: { stroke: null },
-  ...silent,
-  axis: { ...text, gridColor: "var(--grid)", domainColor: "var(--grid)", tickColor: "var(--grid)" },
-  legend: { ...text, labelLimit: 240, columns: window.innerWidth < 600 ? 1 : 0 },
-};
+const config = JSON.parse(document.getElementById("config").textContent);
+config.legend.columns = window.innerWidth < 600 ? 1 : 0; // all in one line where there is room
 
 async function draw(figure) {
   const spec = JSON.parse(figure.querySelector("script").textContent);

@@ -8,6 +8,7 @@ import pytest
 from rich.cells import cell_len
 
 from oper.cli.plan_commands.diff_text import diff_sentence, print_diff
+from oper.cli.profile_commands.profile_text import print_profile
 from oper.cli.replan import replan_sentence
 from oper.cli.simulate import least_sent
 from tests.support.commands import fine
@@ -105,9 +106,42 @@ def test_differences_of_many_tables_keep_100_columns(capsys: Capture, name: str)
     assert max(map(cell_len, text.splitlines())) <= 100
 
 
+@pytest.mark.parametrize("name", ["table_with_sixty_characters_" + 32 * "x", 20 * "表格"])
+def test_profiles_of_many_tables_keep_100_columns(capsys: Capture, name: str) -> None:
+    entry = {
+        "rows": 2_500_000_000,
+        "accesses": 9_999_999_999,
+        "rows_never_accessed": 0,
+        "hot_accesses_share": 1e-9,
+        "ids": "vocab",
+        "bagged": True,
+    }
+    content = {
+        **entry,
+        "profile": "p",
+        "samples": 10**13,
+        "tables": [{**entry, "name": f"{name}{n}"} for n in range(856)],
+        "counter_bytes": 8,
+        "skipped_ids": {},
+        "distinct": None,
+        "sampled": {"share": 1e-7},
+    }
+    print_profile(content)
+    text = capsys.readouterr().out
+    assert "816 more" in text
+    assert max(map(cell_len, text.splitlines())) <= 100
+    assert not re.search(r"\d[eE][-+]?\d", text), text
+
+
 def test_simulations_name_what_sends_the_least() -> None:
-    runs = {"random+bsp": {"total": 100}, "laia+bsp": {"total": 80}, "esd+bsp": {"total": 90}}
+    totals = {"random+bsp": 100, "laia+bsp": 80, "esd+bsp": 90}
+    runs = {name: {"total": total, "wrong_reads": 0} for name, total in totals.items()}
     assert least_sent(runs) == "Least is sent by laia bsp: 20.0% less than by random bsp"
+    runs["esd+bsp"] = {"total": 50, "wrong_reads": 1234}
+    assert least_sent(runs).endswith(
+        "by esd bsp: 50.0% less than by random bsp, with 1,234 wrong reads"
+    )
     runs["random+bsp"]["total"] = 10
     assert least_sent(runs) == "Least is sent by random bsp, the first"
-    assert least_sent({name: {"total": 0} for name in runs}).endswith("random bsp, the first")
+    none = {"total": 0, "wrong_reads": 0}
+    assert least_sent(dict.fromkeys(runs, none)).endswith("random bsp, the first")

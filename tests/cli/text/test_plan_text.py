@@ -165,6 +165,9 @@ def test_why_copies_take_less_than_was_allowed() -> None:
         "32 GB a rank, an iteration would be at most 1.00% shorter"
     )
     assert copies_text(asked(ranks=1)) == "none: there is one rank"
+    of_devices = {"objective_seconds": 0.5, "certificate": {"full_memory_bound_seconds": 0.4}}
+    with_tier = asked(parts={"devices": of_devices, "tier": {}})
+    assert copies_text(with_tier).endswith("an iteration would be at most 20.00% shorter")
 
 
 @pytest.mark.parametrize(
@@ -178,14 +181,14 @@ def test_why_copies_take_less_than_was_allowed() -> None:
         (0.00025, "halving the threshold no longer helped", "0.1% asked; halved to 0.025%, where "),
         (0.001, "halving the threshold no longer helped", "0.1%, as asked, as halving it did not"),
         (1e-9, f"the threshold was halved {MOST_HALVINGS} times", "0.0000001%, the least that is"),
-        (0.001, "as asked: the step that placed", "0.1%, as asked, though this plan's rows were"),
+        (0.001, "as asked: the step that placed", "0.1%, as asked, but this plan's rows were not"),
     ],
 )
 def test_thresholds_as_asked_and_as_ended(now: float, reason: str, words: str) -> None:
     wanted = {"threshold": 0.001, "dob": 0.999}
     text = threshold_text({"threshold": now, "threshold_reason": reason, "asked": wanted})
     assert words in text
-    assert "partitions of at most this share" in text
+    assert ("partitions of at most this share" in text) == ("but this plan's rows" not in text)
 
 
 def test_reasons_of_thresholds_are_those_the_planner_gives(here: Path) -> None:
