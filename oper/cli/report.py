@@ -7,7 +7,7 @@ import typer
 from oper.base.errors import OperError
 from oper.base.formatting import format_bytes
 from oper.cli.shared.command import Command
-from oper.cli.shared.console import emit
+from oper.cli.shared.console import emit, new_console
 from oper.cli.shared.output_options import FORCE, JSON
 from oper.cli.shared.progress import steps
 
@@ -61,6 +61,7 @@ def report(
 
     if len(plan) > 2:
         raise OperError(f"{len(plan)} plans: one, or two to put side by side, were needed")
+    missing: list[str] = []
     if len(plan) == 2:
         given = {"profile": profile, "compare": compare, "drift": drift, "counters": counters}
         for name, value in given.items():
@@ -74,7 +75,7 @@ def report(
     else:
         with steps("report", total=5) as step:
             step("plan")
-            write_report(
+            missing = write_report(
                 load_plan(plan[0]),
                 output,
                 profile,
@@ -87,5 +88,11 @@ def report(
             )
     content = {"report": str(output), "bytes": output.stat().st_size}
     size = format_bytes(output.stat().st_size)
-    said = f"{output}: open it in a browser ({size})"
-    emit(as_json, content, lambda: typer.echo(said), written=True)
+
+    def text() -> None:
+        out = new_console()
+        out.print(f"{output}: open it in a browser ({size})")
+        for option in missing:
+            out.print(f"it could show more with {option}")
+
+    emit(as_json, content, text, written=True)

@@ -145,11 +145,13 @@ class Plan(Summarised):
             ],
         )
 
-    def report(self, path: Path | str, **material: Any) -> None:
+    def report(self, path: Path | str, **material: Any) -> list[str]:
         """Write a page that explains the plan: `oper.report.write_report.write_report`, which says
         what may be given by name."""
         # By its name: reports stand above plans, and this is a short way there from a notebook.
-        importlib.import_module("oper.report.write_report").write_report(self, path, **material)
+        write: Any = importlib.import_module("oper.report.write_report").write_report
+        missing: list[str] = write(self, path, **material)
+        return missing
 
     def figures_to_json(self) -> dict[str, Any]:
         """The prediction and the planning record as plan.json and `oper plan show --json` have

@@ -84,31 +84,46 @@ def plan_page(
         *drifts,
         *counted,
         Section("proof", "How good the plan is", sentences.certificate_sentences(plan)),
-        Section("made", "How it was made", words=_made(plan)),
-        Section("left-out", "What this leaves out", points=sentences.left_out(plan)),
-        Section("words", "Words", words=WORDS),
+        Section("left-out", LEFT_OUT, points=sentences.left_out(plan)),
+        Section("made", "How it was made", words=sentences.making(plan)),
+        Section("words", "Glossary", words=[*WORDS, *(METHODS if runs else ())]),
     ]
-    missing = _missing(material)
-    if missing:
-        sections.append(Section("more", "What more this page could show", points=missing))
     return Page(title, "A sharding plan for embedding tables", sections)
 
 
+LEFT_OUT = "What the predicted times leave out"
 WORDS = (
     ("rank", "a process with its device; it holds a part of the rows"),
     ("iteration", "a batch through all ranks: reads of rows, and in training their updates"),
-    ("replicated row", "has a copy on several ranks, so that nobody has to fetch it from afar"),
-    ("listed row", "is on one rank that was chosen for it; the address map has an entry for it"),
+    (
+        "replicated row",
+        "has a copy on several ranks, mostly on all: they need not fetch it",
+    ),
+    ("listed row", "is on one rank, and was placed there one by one: mostly a hot row"),
     (
         "striped row",
-        "is on one rank too: such rows, mostly cold ones, are spread over the ranks in turn",
+        "is on one rank: mostly a cold row; these are dealt out to the ranks in turn",
     ),
     ("extra memory", "bytes of copies beyond one of each row, as a share of one copy of all rows"),
-    ("AllReduce", "the exchange that adds up the gradients of replicated rows over the ranks"),
+    ("looking rows up", "reading the rows that a rank holds, for itself and for others"),
+    ("fetching rows", "bringing rows of other ranks over the links"),
     (
-        "at most so much longer than the best plan",
-        "the gap between the plan's time and a time that was proved to be out of reach",
+        "updating rows",
+        "sending gradients to the rows' owners, adding them up (for replicated rows by AllReduce) "
+        "and writing the rows",
     ),
+    (
+        "above the proved bound, at most",
+        "how much longer a plan takes than a time that was proved to be out of reach for all plans "
+        "within the same memory; so the best plan is at most so much faster",
+    ),
+)
+METHODS = (
+    ("the paper's procedure", "that of OPER's paper (USENIX ATC 2024) as it was published"),
+    ("memory-greedy, access-greedy", "whole rows, each to the rank with the least memory or work"),
+    ("table-wise, row-wise", "each table on one rank; each table in equal slices on all ranks"),
+    ("TorchRec's planner", "whole tables or slices of them, as TorchRec's own planner chooses"),
+    ("exact solver (MILP)", "the placement as an integer programme, solved as far as time allows"),
 )
 
 
@@ -116,13 +131,17 @@ def _first_screen(
     plan: Plan, kinds: RowsByKind, run: dict[str, Any] | None, measured: Measured | None
 ) -> Section:
     prediction = plan.prediction
+    used = prediction.extra_memory_ratio
+    fullest = int(prediction.memory_bytes.argmax())
+    held, room = prediction.memory_bytes[fullest], prediction.capacity_bytes[fullest]
     tiles = [
-        ("predicted iteration", format_duration(prediction.objective_seconds)),
-        ("fullest rank", format_bytes(float(prediction.memory_bytes.max()))),
-        ("extra memory", format_share(prediction.extra_memory_ratio)),
+        ("iteration, moving rows alone", format_duration(prediction.objective_seconds)),
+        ("fullest rank", f"{format_bytes(float(held))} of {format_bytes(float(room))}"),
+        ("copies of rows", f"{format_share(used)} extra memory" if used else "none"),
     ]
     if "certified_gap" in plan.certificate:
-        tiles.insert(1, ("from optimal, at most", format_gap(plan.certificate["certified_gap"])))
+        gap = format_gap(plan.certificate["certified_gap"])
+        tiles.insert(1, ("above the proved bound, at most", gap))
     charts = [memory_of_kinds(plan, kinds)]
     bound = plan.certificate.get("lower_bound_seconds")
     if measured is None:
@@ -167,14 +186,16 @@ def work_chart(plan: Plan) -> Chart:
 
 def _ranks(plan: Plan) -> Section:
     charts = link_charts(plan)
-    return Section("ranks", "Work and links of the ranks", charts=[work_chart(plan), *charts])
+    said = sentences.time_sentences(plan)
+    return Section("ranks", "Work and links of the ranks", said, charts=[work_chart(plan), *charts])
 
 
 def _tables(plan: Plan, kinds: RowsByKind, profile: Profile | None) -> Section:
     listed = table_list(plan, kinds, profile)
     skew = None if profile is None else skew_chart(profile, int(kinds.replicated.sum()))
     charts = [] if skew is None else [skew]
-    return Section("tables", "Tables and rows", [listed.sentence], charts=charts, table=listed)
+    said = [listed.sentence, sentences.kinds_sentence(plan, kinds)]
+    return Section("tables", "Tables and rows", said, charts=charts, table=listed)
 
 
 def _methods(runs: Sequence[dict[str, Any]]) -> list[Section]:
@@ -186,8 +207,10 @@ def _methods(runs: Sequence[dict[str, Any]]) -> list[Section]:
 
 
 def _memory(plan: Plan, measured: Measured | None) -> Section:
-    charts = [memory_curve_chart(measured.curve)] if measured and measured.curve else []
-    return Section("memory-limit", "Memory", [sentences.memory_sentence(plan)], charts=charts)
+    curve = measured.curve if measured else None
+    chart = memory_curve_chart(curve) if curve else None
+    said = sentences.memory_sentences(plan, curve)
+    return Section("memory-limit", "Memory", said, charts=[] if chart is None else [chart])
 
 
 def _drift(drifts: Sequence[dict[str, Any]]) -> list[Section]:
@@ -201,29 +224,6 @@ def _counted(plan: Plan, counters: Sequence[RankCounters] | None) -> list[Sectio
     if counters is None:
         return []
     return [Section("run", "After a run", charts=[counted_chart(plan, counters)])]
-
-
-def _made(plan: Plan) -> list[tuple[str, str]]:
-    record, asked = plan.record, plan.settings
-    made = [
-        (
-            "workload",
-            f"{plan.workload.mode}, {plan.workload.fetch} fetches, batches of "
-            f"{plan.workload.batch_size:,} samples over all ranks",
-        ),
-        ("profile", f"{plan.samples:,} samples, digest {plan.profile[:16]}"),
-        ("placed by", record.step),
-        (
-            "largest partition of rows",
-            f"{100 * asked.get('threshold', record.threshold):.4g}% of "
-            f"bytes and of accesses was asked, {100 * record.threshold:.4g}% used: "
-            f"{record.threshold_reason}",
-        ),
-    ]
-    if asked.get("reserve") is not None:
-        share = format_share(asked["reserve"], 0)
-        made.append(("left free on the devices", f"{share} of their memory, for the dense layers"))
-    return made
 
 
 def _curve(plan: Plan, profile: Profile) -> list[CurvePoint]:
@@ -282,15 +282,16 @@ def _runs_of(plan: Plan, comparison: dict[str, Any] | None) -> list[dict[str, An
     )
 
 
-def _missing(material: Material) -> list[str]:
+def not_given(material: Material) -> list[str]:
+    """What more the page could show, and the option for it."""
     given = (
         (
             material.profile,
-            "--profile P: accesses of each table, their skew, the time by kind of "
-            "row, and what more memory would do",
+            "--profile P: accesses of each table, their skew, the time by kind of row, and what "
+            "more memory would do",
         ),
-        (material.comparison, "--compare FILE, from `oper compare --json`: other methods"),
-        (material.drifts, "--drift FILE, from `oper drift --json`: newer data"),
+        (material.comparison, "--compare FILE, from oper compare --json: other methods"),
+        (material.drifts, "--drift FILE, from oper drift --json: newer data"),
         (material.counters, "--counters FILE, from a run: predicted beside counted traffic"),
     )
-    return [f"oper report {option}" for value, option in given if not value]
+    return [option for value, option in given if not value]

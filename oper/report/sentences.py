@@ -1,18 +1,32 @@
 """What a plan's figures say, as sentences for readers who have not seen oper before."""
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+from oper.base.arrays import Floats
 from oper.base.formatting import (
-    at_most,
     format_bytes,
     format_duration,
+    format_factor,
+    format_gap,
     format_share,
     plural,
 )
 from oper.plan.plan import Plan
-from oper.report.charts.comparison_bars import next_best
+from oper.plan.rows_by_kind import RowsByKind
+from oper.planner.memory_curve import CurvePoint
+from oper.report.charts.comparison_bars import beside, next_best
 
 _NOTICED = 5e-5  # a share below it prints as 0.00%
+_EVEN = 1e-3  # ranks or links that differ by less are called even
+_PLACED_BY = {
+    "greedy": "OPER's own procedure: rows of similar frequency together, then rows swapped",
+    "programme": "a linear programme, as the ranks differ, and then rows swapped",
+    "integer programme": "an integer programme, as the problem is small",
+    "replan": "re-planning an older plan: only rows whose move pays were moved",
+}
 
 
 def headline(plan: Plan, run: dict[str, Any] | None) -> list[str]:
@@ -22,16 +36,13 @@ def headline(plan: Plan, run: dict[str, Any] | None) -> list[str]:
 
 
 def _placed(plan: Plan) -> str:
-    rows, workload = int(plan.layout.rows.sum()), plan.workload
-    on = plural(plan.ranks, "rank")
-    per_node = ""
-    if plan.topology.nodes > 1:
-        per_node = f" on {plural(plan.topology.nodes, 'node')}"
+    rows, workload, topology = int(plan.layout.rows.sum()), plan.workload, plan.topology
+    nodes = f"{plural(topology.nodes, 'node')}, " if topology.nodes > 1 else ""
     tier = f", {plural(len(plan.tier), 'table')} of them in the hosts' memory" if plan.tier else ""
     return (
         f"OPER has placed {plural(rows, 'row')} of {plural(len(plan.tables), 'embedding table')}"
-        f"{tier} on {on}{per_node} ({plan.topology.name}) for {workload.mode} with batches of "
-        f"{plural(workload.batch_size, 'sample')} over all ranks."
+        f"{tier} on {plural(plan.ranks, 'rank')} ({nodes}topology {topology.name}) for "
+        f"{workload.mode} with batches of {plural(workload.batch_size, 'sample')} over all ranks."
     )
 
 
@@ -42,17 +53,14 @@ def _predicted(plan: Plan, run: dict[str, Any] | None) -> str:
         "slowest rank"
     )
     best = None if run is None else next_best(run)
-    if best is None:
+    if best is None or run is None or not seconds:
         return f"{predicted}."
-    name, other = best
-    if not seconds or other <= seconds:
-        return (
-            f"{predicted}; {name}, compared under the same limits, takes {format_duration(other)}."
-        )
-    return (
-        f"{predicted}, {other / seconds:.2f} times faster than with the next best method that fits "
-        f"into memory, {name} ({format_duration(other)})."
-    )
+    sentence = f"{predicted}, {beside(seconds, *best)}"
+    other = run["methods"].get("torchrec")
+    if other and other["objective_seconds"] and best[0] != "TorchRec's planner":
+        factor = other["objective_seconds"] / seconds
+        sentence += f"; with TorchRec's planner it takes {format_factor(factor)} times as long"
+    return f"{sentence}."
 
 
 def optimality(plan: Plan) -> str:
@@ -60,46 +68,110 @@ def optimality(plan: Plan) -> str:
     certificate = plan.certificate
     if "certified_gap" not in certificate:
         return "Nothing was proved about how far it is from optimal: it was put together by hand."
-    gap, bound = certificate["certified_gap"], certificate["lower_bound_seconds"]
+    shown = format_gap(certificate["certified_gap"])
+    within = f"less than {shown[1:]}" if shown.startswith("<") else shown
     return (
-        f"It is proved to take {at_most(gap)} longer than the best plan possible within the same "
-        f"memory: no such plan takes less than {format_duration(bound)}."
+        f"By the same cost model it is proved optimal to within {within}: no placement of the rows "
+        f"within the same memory takes less than "
+        f"{format_duration(certificate['lower_bound_seconds'])}."
     )
 
 
-def memory_sentence(plan: Plan) -> str:
-    """Whether memory is what limits the plan."""
-    prediction = plan.prediction
-    used = prediction.extra_memory_ratio
-    asked = plan.settings.get("extra_memory")
+def memory_sentences(plan: Plan, curve: Sequence[CurvePoint] | None) -> list[str]:
+    """Whether memory is what limits the plan, why it has no more copies, and what more would do."""
+    prediction, asked = plan.prediction, plan.settings.get("extra_memory")
+    used, seconds = prediction.extra_memory_ratio, prediction.objective_seconds
     fullest = int(prediction.memory_bytes.argmax())
     held, room = float(prediction.memory_bytes[fullest]), float(prediction.capacity_bytes[fullest])
-    sentence = (
-        f"The fullest rank holds {format_bytes(held)} of the {format_bytes(room)} that it may "
-        f"({format_share(held / room if room else 0.0, 1)}); copies of rows take "
-        f"{format_share(used)} more than one copy of each row would."
+    said = f"The fullest rank holds {format_bytes(held)} of the {format_bytes(room)} that it may."
+    copies = (
+        f"Copies of rows take {format_share(used)} of the tables' bytes."
+        if used
+        else "No row has a copy." + _why_no_copy(plan)
     )
     full = plan.certificate.get("full_memory_bound_seconds")
-    seconds = prediction.objective_seconds
     if full is not None and seconds:
         saved = max(1 - full / seconds, 0.0)
-        shown = "noticeably" if saved < _NOTICED else f"more than {format_share(saved)}"
-        return (
-            f"Memory is not the limit. {sentence} With all the memory of the devices no plan takes "
-            f"{shown} less time; this one uses the least memory that comes within 1% of the "
-            "fastest."
+        more = (
+            "Even with all of that memory no plan would be faster."
+            if saved < _NOTICED
+            else f"With all of that memory no plan would save more than {format_share(saved)} of "
+            "an iteration; this one uses the least that comes within 1% of the fastest."
         )
-    if asked is not None and used >= asked * 0.99 and asked > 0:
-        return (
-            f"Memory is a limit: the plan uses all of the {100 * asked:.4g}% of extra memory that "
-            f"it was given. {sentence}"
-        )
+        return [f"Memory is not the limit. {said} {copies} {more}"]
     if asked == 0:
-        return f"Memory is a limit: no copies were allowed. {sentence}"
-    return (
-        f"Memory is not the limit: further copies would cost more than they save, or none fit. "
-        f"{sentence}"
-    )
+        return [f"Memory is a limit: no copies were allowed. {said}"]
+    if asked is not None and used >= asked * 0.99:
+        return [
+            f"Memory is a limit: of the {100 * asked:.4g}% of extra memory allowed for copies all "
+            f"is used. {said}"
+        ]
+    limit = "" if asked is None else f" {100 * asked:.4g}% were allowed."
+    if curve is None or len({point.memory_bytes for point in curve}) > 1:
+        return [f"Memory is not the limit. {said} {copies}{limit}"]
+    return [f"Memory is not the limit. {said} {copies}{limit} No plan was found that uses more."]
+
+
+def _why_no_copy(plan: Plan) -> str:
+    if plan.ranks == 1:
+        return " There is one rank."
+    if plan.workload.training:
+        return (
+            " A copy spares its readers the fetch, but its gradients have to be added up over all "
+            "ranks, which here takes as long or longer."
+        )
+    return " None would save time, or none fits."
+
+
+def time_sentences(plan: Plan) -> list[str]:
+    """How a rank's time is made up, and what goes over which links."""
+    prediction = plan.prediction
+    total = float(prediction.rank_seconds.mean())
+    if plan.ranks == 1 or not total:
+        return []
+    fetched = prediction.link_bytes[~np.eye(plan.ranks, dtype=bool)]
+    taken = prediction.link_seconds + prediction.gradient_link_seconds
+    said = [_evenness("Every rank fetches {} from every other", fetched, format_bytes)]
+    nodes = np.array(plan.topology.node_of)
+    outside = nodes[:, None] != nodes[None, :]
+    away = ~np.eye(plan.ranks, dtype=bool)
+    inside = away & ~outside
+    share = float(taken[outside].sum() / plan.ranks / total)
+    if outside.any() and inside.any():
+        what = "Rows and gradients" if plan.workload.training else "Rows"
+        said.append(
+            f"{what} of a pair of ranks take {format_duration(float(taken[inside].mean()))} within "
+            f"a node and {format_duration(float(taken[outside].mean()))} between nodes: "
+            f"{share:.0%} of a rank's time goes over links between nodes."
+        )
+    return said
+
+
+def _evenness(pattern: str, values: Floats, shown: Any) -> str:
+    """`Every … 258 kB …` where all are even, and the range where they are not."""
+    least, most = float(values.min()), float(values.max())
+    if least >= (1 - _EVEN) * most:
+        return f"{pattern.format(shown(most))}."
+    said = pattern.format(f"{shown(least)} to {shown(most)}")
+    return f"{said}, on average {shown(float(values.mean()))}."
+
+
+def kinds_sentence(plan: Plan, kinds: RowsByKind) -> str:
+    """What share of rows and of accesses each kind of row has."""
+    every = int(plan.owner_accesses.sum()) + plan.replica_accesses
+    listed = plan.counts.total_accesses - plan.replica_accesses
+    rows = max(int(kinds.rows.sum()), 1)
+    said = [
+        f"{int(of_kind.sum()):,} are {name} ({of_kind.sum() / rows:.1%}, with "
+        f"{accesses / max(every, 1):.1%} of the accesses)"
+        for name, of_kind, accesses in (
+            ("replicated", kinds.replicated, plan.replica_accesses),
+            ("listed", kinds.listed, listed),
+            ("striped", kinds.striped, every - plan.replica_accesses - listed),
+        )
+        if of_kind.any()
+    ]
+    return f"Of the {rows:,} rows {', '.join(said)}."
 
 
 def certificate_sentences(plan: Plan) -> list[str]:
@@ -109,16 +181,16 @@ def certificate_sentences(plan: Plan) -> list[str]:
     if "certified_gap" not in certificate:
         return said
     said.append(
-        "The bound is computed from the row counts, the links and the limits alone, by "
-        "Lagrangian duality, and holds for every placement of whole rows, not only for those that "
-        "OPER tries."
+        "The bound follows from how often each row is read, the speeds of the links and the memory "
+        "limits alone (by Lagrangian duality). It holds for every placement of whole rows, not "
+        "only for those that OPER tries; not for slices of rows. How well the cost model meets a "
+        "machine is another question: see what the times leave out."
     )
     full = certificate.get("full_memory_bound_seconds")
     if full is not None:
         said.append(
-            "It is for plans with the same extra memory, "
-            f"{format_share(plan.settings['extra_memory'])} of the tables' bytes. With all that "
-            f"the devices hold no plan takes less than {format_duration(full)}."
+            f"The bound is for plans whose copies take as much memory as this one's. With all the "
+            f"memory that the devices have for it, no plan takes less than {format_duration(full)}."
         )
     notes = (certificate.get(key) for key in ("hot_row", "bound_note"))
     said += [_sentence(note) for note in notes if note]
@@ -130,20 +202,78 @@ def certificate_sentences(plan: Plan) -> list[str]:
     return said
 
 
+def making(plan: Plan) -> list[tuple[str, str]]:
+    """How the plan was made, as names and sentences for a reviewer."""
+    record, asked, workload = plan.record, plan.settings, plan.workload
+    batches = plan.samples / workload.batch_size
+    part = ", of a part of the log" if plan.log_part else ""
+    fetches = {
+        "raw": "every access reads its row",
+        "distinct": "a rank reads each row once a batch",
+    }
+    made = [
+        (
+            "workload",
+            f"{workload.mode}, batches of {workload.batch_size:,} samples over all ranks; "
+            f"{fetches[str(workload.fetch)]} ({workload.fetch} fetches)",
+        ),
+        (
+            "profile",
+            f"{plan.samples:,} samples{part}, {batches:,.3g} batches; digest {plan.profile[:16]}",
+        ),
+        ("links", _link_speeds(plan)),
+        ("rows placed by", _PLACED_BY.get(record.step, record.step)),
+        (
+            "finest groups of rows",
+            f"of at most {100 * record.threshold:.4g}% of the bytes and of the accesses; "
+            f"{100 * asked.get('threshold', record.threshold):.4g}% was asked",
+        ),
+    ]
+    if asked.get("reserve") is not None:
+        share = format_share(asked["reserve"], 0)
+        made.append(("left free on the devices", f"{share} of their memory, for the dense layers"))
+    return made
+
+
+def _link_speeds(plan: Plan) -> str:
+    """Bytes a second of a rank's own rows, and of others' in the node and outside."""
+    topology = plan.topology
+    speeds = 1 / topology.link_cost
+    own = np.eye(plan.ranks, dtype=bool)
+    nodes = np.array(topology.node_of)
+    other = nodes[:, None] != nodes[None, :]
+    said = [
+        f"{name} {_range(speeds[which])} a second"
+        for name, which in (
+            ("a rank's own rows", own),
+            ("other ranks of the node", ~own & ~other),
+            ("other nodes", other),
+        )
+        if which.any()
+    ]
+    return ", ".join(said)
+
+
+def _range(values: Floats) -> str:
+    least, most = format_bytes(float(values.min())), format_bytes(float(values.max()))
+    return least if least == most else f"{least} to {most}"
+
+
 def left_out(plan: Plan) -> list[str]:
     """What the predicted times do not have in them."""
     said = [
         "Times are of moving rows and gradients alone: no launches of kernels, no dense layers, no "
         "reading of input.",
         "They follow from how often rows were read in the profiled log. Where other rows become "
-        "hot, `oper drift` says what the plan costs then.",
-        "Links have one speed each, whatever else uses them at the time, and ranks work at once "
-        "without waiting for each other.",
+        "hot, they change.",
+        "Each link has one speed, whatever else uses it at the time. Ranks work in parallel, and "
+        "none waits for another; what a rank reads from several others is added up, as if it came "
+        "one after the other.",
     ]
-    if plan.topology.name in ("dgx-a100", "dgx-h100") or "x" in plan.topology.name:
+    if not plan.topology.name.startswith("cpu:"):
         said.append(
-            "The speeds of a topology preset are published figures with a margin, not measurements "
-            "of this cluster."
+            "The speeds are those of the topology: of a preset they are published figures with a "
+            "margin, not measurements of this cluster."
         )
     if plan.tier:
         said.append(

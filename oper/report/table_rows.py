@@ -10,6 +10,9 @@ from oper.plan.plan import Plan
 from oper.plan.rows_by_kind import RowsByKind
 from oper.profiling.profile import Profile
 
+_NAMED = 5  # tables in a sentence
+_ALIKE = 0.99  # of the largest
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -26,6 +29,7 @@ class SortableTable:
     headers: tuple[str, ...]
     rows: list[tuple[Cell, ...]]
     sentence: str
+    total: tuple[str, ...] = ()  # a last row, which is not sorted
 
 
 def table_list(plan: Plan, kinds: RowsByKind, profile: Profile | None) -> SortableTable:
@@ -62,10 +66,21 @@ def table_list(plan: Plan, kinds: RowsByKind, profile: Profile | None) -> Sortab
                 Cell(_where(plan, kinds, t)),
             )
         )
-    counted_headers = [] if accesses is None else ["accesses", "of accesses"]
-    headers = ["table", "rows", "dim", "bytes", "of bytes", *counted_headers]
+    counted_headers = [] if accesses is None else ["accesses", "of all accesses"]
+    headers = ["table", "rows", "dim", "bytes", "of all bytes", *counted_headers]
     headers += ["replicated", "listed", "striped", "where"]
-    return SortableTable(tuple(headers), rows, _sentence(plan, sizes, accesses))
+    of_kinds = (kinds.replicated, kinds.listed, kinds.striped)
+    total = (
+        "all tables",
+        f"{int(kinds.rows.sum()):,}",
+        "",
+        format_bytes(int(sizes.sum())),
+        "",
+        *([] if accesses is None else [f"{int(accesses.sum()):,}", ""]),
+        *(f"{int(of_kind.sum()):,}" for of_kind in of_kinds),
+        "",
+    )
+    return SortableTable(tuple(headers), rows, _sentence(plan, sizes, accesses), total)
 
 
 def accesses_of_tables(profile: Profile) -> Ints:
@@ -78,17 +93,28 @@ def accesses_of_tables(profile: Profile) -> Ints:
 
 def _sentence(plan: Plan, sizes: Ints, accesses: Ints | None) -> str:
     """Which tables dominate."""
+    said = [] if accesses is None else [_most(plan, accesses, "accesses")]
+    return " ".join([*said, _most(plan, sizes, "bytes")])
 
-    def most(values: Ints, noun: str) -> str:
-        total = max(int(values.sum()), 1)
-        if len(values) > 1 and int(values.min()) == int(values.max()):
-            return f"All tables have as many {noun}, {values[0] / total:.1%} each."
-        order = sorted(range(len(values)), key=lambda t: (-int(values[t]), t))[:3]
-        shares = [f"{plan.tables[t].name} has {values[t] / total:.1%}" for t in order]
-        return f"Of the {noun} {', '.join(shares)}."
 
-    said = [] if accesses is None else [most(accesses, "accesses")]
-    return " ".join([*said, most(sizes, "bytes")])
+def _most(plan: Plan, values: Ints, noun: str) -> str:
+    """The tables that have most of something, or that none stands out."""
+    total, tables = max(int(values.sum()), 1), len(values)
+    order = sorted(range(tables), key=lambda t: (-int(values[t]), t))
+    largest = int(values[order[0]])
+    alike = sum(int(value) >= _ALIKE * largest for value in values)
+    if alike > _NAMED:
+        every = "All" if alike == tables else f"{alike:,} of the"
+        return (
+            f"No table dominates the {noun}: {every} {tables:,} tables have {largest / total:.1%} "
+            f"each{'' if alike == tables else ', and none has more'}."
+        )
+    named = order[: min(_NAMED, tables)]
+    together = sum(int(values[t]) for t in named) / total
+    shares = ", ".join(f"{plan.tables[t].name} {values[t] / total:.1%}" for t in named)
+    if len(named) == tables:
+        return f"Of the {noun}: {shares}."
+    return f"Of the {noun} {together:.1%} are in {len(named)} of {tables:,} tables: {shares}."
 
 
 def _where(plan: Plan, kinds: RowsByKind, t: int) -> str:

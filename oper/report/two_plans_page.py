@@ -16,7 +16,7 @@ from oper.plan.rows_by_kind import rows_by_kind
 from oper.report import sentences
 from oper.report.charts.chart import Chart
 from oper.report.page import Page, Section
-from oper.report.plan_page import WORDS, memory_of_kinds, work_chart
+from oper.report.plan_page import LEFT_OUT, WORDS, memory_of_kinds, work_chart
 from oper.report.table_rows import Cell, SortableTable
 
 
@@ -40,8 +40,8 @@ def two_plans_page(old: Plan, new: Plan, names: tuple[str, str]) -> Page:
         ),
         Section("figures", "Figure by figure", table=_figures(old, new, names)),
         _moved(changes, names),
-        Section("left-out", "What this leaves out", points=sentences.left_out(new)),
-        Section("words", "Words", words=WORDS),
+        Section("left-out", LEFT_OUT, points=sentences.left_out(new)),
+        Section("words", "Glossary", words=WORDS),
     ]
     return Page(f"{names[0]} and {names[1]}", "Two sharding plans for embedding tables", sections)
 
@@ -110,7 +110,7 @@ def _figures(old: Plan, new: Plan, names: tuple[str, str]) -> SortableTable:
     gaps = [plan.certificate.get("certified_gap") for plan in plans]
     rows = [
         row("predicted iteration", [p.objective_seconds for p in predictions], format_duration),
-        row("from optimal, at most", gaps, format_gap),
+        row("above the proved bound, at most", gaps, format_gap),
         row("fullest rank", [float(p.memory_bytes.max()) for p in predictions], format_bytes),
         row("extra memory", [p.extra_memory_ratio for p in predictions], format_share),
         row("rows fetched, all ranks", [m.fetch for m in moved], format_bytes),

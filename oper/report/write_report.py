@@ -11,7 +11,7 @@ from oper.plan.plan import Plan, load_plan
 from oper.planner.comparison import Comparison
 from oper.profiling.profile import Profile
 from oper.report.page import write_page
-from oper.report.plan_page import Material, plan_page
+from oper.report.plan_page import Material, not_given, plan_page
 from oper.report.two_plans_page import two_plans_page
 
 Step = Callable[[str], None]
@@ -27,11 +27,12 @@ def write_report(
     title: str = "",
     overwrite: bool = False,
     report: Step = lambda step: None,
-) -> None:
+) -> list[str]:
     """Write the page of a plan, as `oper report` does: `profile` is the one that the plan was made
     from; `compare` is what `oper.compare` returned, or a file with what `oper compare --json`
     printed; `drift` are files with what `oper drift --json` printed, and `counters` one with a list
-    of what `oper.counters(model)` returned on each rank.
+    of what `oper.counters(model)` returned on each rank. Returns what was not given, and what it
+    would add to the page.
 
     Raises OperError where `path` exists and `overwrite` is false, and where one of these is of
     another plan.
@@ -47,6 +48,7 @@ def write_report(
     )
     page = plan_page(plan, title or f"Plan for {plan.topology.name}", material, report)
     write_page(page, Path(path), overwrite)
+    return not_given(material)
 
 
 def write_two_plans_report(

@@ -5,12 +5,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from tests.support.commands import fine, write_log
+from tests.support.commands import fine
 from tests.support.report.browser import Browser, started
 
-WORKLOAD = ("--topology", "2x2-a100", "--mode", "training", "--batch-size", "64")
+WORKLOAD = (
+    "--topology",
+    "2x2-a100",
+    "--mode",
+    "inference",
+    "--fetch",
+    "raw",
+    "--batch-size",
+    "4096",
+)
 
 
 class Reported(NamedTuple):
@@ -56,6 +68,17 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> Reported:
         *("--drift", folder / "drift.json", "--drift", folder / "windows.json"),
     )
     return Reported(folder, page)
+
+
+def write_log(path: Path, samples: int = 30_000) -> None:
+    """Days of a log whose few hottest rows are worth a copy on every rank."""
+    random = np.random.default_rng(0)
+    columns = {
+        "C1": (random.zipf(1.2, samples) - 1) % 3000,
+        "C2": (random.zipf(1.6, samples) - 1) % 700,
+        "day": np.arange(samples) // (samples // 6) * 86_400,
+    }
+    pq.write_table(pa.table(columns), path)
 
 
 def counters(plan: Path) -> list[dict[str, object]]:

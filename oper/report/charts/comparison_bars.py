@@ -3,7 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-from oper.base.formatting import format_bytes, format_duration, format_factor, format_gap
+from oper.base.formatting import (
+    format_bytes,
+    format_duration,
+    format_factor,
+    format_gap,
+    format_share,
+)
 from oper.report.charts.chart import ACCENT, INK, MUTED, WARNING, Chart, axis, duration_unit, spec
 
 NAMES = {
@@ -16,7 +22,8 @@ NAMES = {
     "torchrec": "TorchRec's planner",
     "milp": "exact solver (MILP)",
 }
-_FITS, _TOO_LARGE, _OURS = "fits", "needs more memory than allowed", "OPER"
+_FITS, _TOO_LARGE, _OURS = "others that fit", "others that need more memory than allowed", "OPER"
+_LABELS = 1.25  # the axis is longer than the longest bar, which leaves its label room
 
 
 def next_best(run: dict[str, Any]) -> tuple[str, float] | None:
@@ -32,6 +39,22 @@ def next_best(run: dict[str, Any]) -> tuple[str, float] | None:
     return NAMES.get(name, name), seconds
 
 
+def beside(ours: float, name: str, seconds: float) -> str:
+    """How much faster `ours` is than the next best method, in words."""
+    factor = seconds / ours
+    named = f"the next best method that fits into memory, {name} ({format_duration(seconds)})"
+    if abs(factor - 1) < 0.005:
+        return f"as long, to within {_percent(factor)}, as with {named}"
+    if factor < 1:
+        return f"longer than with {named}"
+    return f"{format_factor(factor)} times faster than with {named}"
+
+
+def _percent(factor: float) -> str:
+    """How much longer, as a share: at least 0.01%."""
+    return format_share(max(abs(factor - 1), 1e-4))
+
+
 def fits(entry: dict[str, Any]) -> bool:
     """Whether a method has a placement within the limits of the comparison."""
     return entry["certified_gap"] is not None
@@ -41,6 +64,8 @@ def comparison_chart(run: dict[str, Any]) -> Chart:
     """The methods of one run of `oper compare --json`."""
     entries = run["methods"]
     placed = {name: entry for name, entry in entries.items() if entry["objective_seconds"]}
+    placed = dict(sorted(placed.items(), key=lambda item: float(item[1]["objective_seconds"])))
+    ours = entries["oper"]["objective_seconds"] if "oper" in placed else None
     slowest = max((entry["objective_seconds"] for entry in placed.values()), default=1.0)
     unit = duration_unit(slowest)
     values = [
@@ -48,6 +73,7 @@ def comparison_chart(run: dict[str, Any]) -> Chart:
             "method": NAMES.get(name, name),
             "value": unit.scaled(entry["objective_seconds"]),
             "shown": format_duration(entry["objective_seconds"]),
+            "label": _label(entry["objective_seconds"], None if name == "oper" else ours),
             "state": _OURS if name == "oper" else _FITS if fits(entry) else _TOO_LARGE,
         }
         for name, entry in placed.items()
@@ -66,7 +92,8 @@ def comparison_chart(run: dict[str, Any]) -> Chart:
     time = {
         "field": "value",
         "type": "quantitative",
-        "axis": axis(f"predicted iteration, {unit.name}"),
+        "axis": axis(f"predicted iteration, {unit.name}", tickCount=5),
+        "scale": {"domainMax": unit.scaled(_LABELS * slowest)},
     }
     bars = {
         "mark": {"type": "bar", "tooltip": True},
@@ -88,7 +115,7 @@ def comparison_chart(run: dict[str, Any]) -> Chart:
     }
     labels = {
         "mark": {"type": "text", "align": "left", "dx": 4, "color": INK},
-        "encoding": {"y": method, "x": time, "text": {"field": "shown"}},
+        "encoding": {"y": method, "x": time, "text": {"field": "label"}},
     }
     return Chart(
         key="comparison",
@@ -102,9 +129,12 @@ def comparison_chart(run: dict[str, Any]) -> Chart:
             "fits",
             "fullest rank",
             "planned in",
-            "gap",
+            "above the proved bound, at most",
         ),
-        rows=[_row(name, entry, entries.get("oper")) for name, entry in entries.items()],
+        rows=[
+            _row(name, entries[name], entries.get("oper"))
+            for name in [*placed, *(name for name in entries if name not in placed)]
+        ],
     )
 
 
@@ -112,11 +142,10 @@ def _caption(run: dict[str, Any]) -> str:
     best, oper = next_best(run), run["methods"].get("oper")
     if best is None or oper is None or not oper["objective_seconds"]:
         return "All methods are priced by the same cost model."
-    factor = best[1] / oper["objective_seconds"]
+    ours = oper["objective_seconds"]
     caption = (
-        f"Of the other methods that fit, {best[0]} comes next: {format_duration(best[1])}, "
-        f"{factor:.2f} times OPER's {format_duration(oper['objective_seconds'])}. All methods are "
-        "priced by the same cost model."
+        f"OPER's plan takes {format_duration(ours)}, {beside(ours, *best)}. All methods are priced "
+        "by the same cost model."
     )
     solver = run["methods"].get("milp")
     if solver and solver["objective_seconds"]:
@@ -125,6 +154,17 @@ def _caption(run: dict[str, Any]) -> str:
             f"the memory allowed; it comes to {format_duration(solver['objective_seconds'])}."
         )
     return caption
+
+
+def _label(seconds: float, ours: float | None) -> str:
+    """A bar's figure, and how much longer that is than OPER's."""
+    shown = format_duration(seconds)
+    if not ours:
+        return shown
+    factor = seconds / ours
+    if abs(factor - 1) < 0.005:
+        return f"{shown} ({'+' if factor >= 1 else '-'}{_percent(factor)})"
+    return f"{shown} ({format_factor(factor)} times)"
 
 
 def _row(name: str, entry: dict[str, Any], oper: dict[str, Any] | None) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ def drift_chart(drift: dict[str, Any], number: int) -> Chart:
         caption = (
             f"Under {drift['profile']} the plan takes {format_duration(seconds['now'])} an "
             f"iteration, and a plan from scratch {format_duration(seconds['fresh'])}. "
-            f"{_advice(drift['verdict'])}"
+            f"{_advice(drift)}"
         )
     else:
         points = [
@@ -47,31 +47,43 @@ def drift_chart(drift: dict[str, Any], number: int) -> Chart:
             )
             for n, window in enumerate(windows)
         ]
-        caption = (
-            f"Over the {len(windows)} windows of {drift['profile']}, not re-planning costs "
-            f"{format_duration(drift['cost_seconds'])} in all, "
-            f"{format_share(drift['cost_share'])} of what a plan from scratch for each window "
-            f"takes. {_advice(drift['verdict'])}"
-        )
+        caption = _cost_of_windows(drift)
     return Chart(
         key=f"drift-{number}",
         title=f"The plan under newer data: {drift['profile']}",
         caption=caption,
-        spec=_lines(points, as_bars=windows is None),
+        spec=_bars(points) if windows is None else _losses(windows),
         headers=("data", _NOW, _FRESH, "longer by", "verdict"),
         rows=rows,
     )
 
 
-def _advice(verdict: str) -> str:
-    return "Re-plan." if verdict == "replan" else "Keep the plan."
+def _cost_of_windows(drift: dict[str, Any]) -> str:
+    """What not re-planning costs, over all windows and in the worst one."""
+    windows = drift["windows"]
+    worst = max(range(len(windows)), key=lambda n: float(windows[n]["worse"]))
+    iterations = sum(float(window["iterations"]) for window in windows)
+    return (
+        f"Not re-planning costs {format_share(drift['cost_share'])} of the time that a plan from "
+        f"scratch for each of the {len(windows)} windows takes: "
+        f"{format_duration(drift['cost_seconds'])} over their {iterations:,.4g} iterations. It "
+        f"costs the most in @{worst}, {format_share(windows[worst]['worse'])}. {_advice(drift)}"
+    )
 
 
-def _lines(points: list[tuple[str, float, float | None]], as_bars: bool) -> dict[str, Any]:
+def _advice(drift: dict[str, Any]) -> str:
+    limit = format_share((drift["windows"][0] if "windows" in drift else drift)["threshold"])
+    if drift["verdict"] == "replan":
+        return f"That is more than the {limit} that were allowed: re-plan."
+    return f"That is within the {limit} that were allowed: keep the plan."
+
+
+def _bars(points: list[tuple[str, float, float | None]]) -> dict[str, Any]:
+    """The iteration when the plan was made and now, beside a plan from scratch."""
     unit = duration_unit(max(max(now, fresh or 0.0) for _, now, fresh in points))
     values = [
         {
-            "window": name,
+            "data": name,
             "value": unit.scaled(seconds),
             "plan": plan,
             "shown": format_duration(seconds),
@@ -81,12 +93,8 @@ def _lines(points: list[tuple[str, float, float | None]], as_bars: bool) -> dict
         if seconds is not None
     ]
     encoding = {
-        "x": {
-            "field": "window",
-            "type": "ordinal",
-            "sort": None,
-            "axis": axis(None if as_bars else "window", labelAngle=0, labelOverlap=True),
-        },
+        "x": {"field": "data", "type": "nominal", "sort": None, "axis": axis(None, labelAngle=0)},
+        "xOffset": {"field": "plan", "sort": [_NOW, _FRESH]},
         "y": {
             "field": "value",
             "type": "quantitative",
@@ -99,13 +107,44 @@ def _lines(points: list[tuple[str, float, float | None]], as_bars: bool) -> dict
             "legend": {"title": None, "orient": "top"},
         },
         "tooltip": [
-            {"field": "window", "title": "data"},
+            {"field": "data", "title": "data"},
             {"field": "plan", "title": "plan"},
             {"field": "shown", "title": "predicted iteration"},
         ],
     }
-    mark: dict[str, Any] = {"type": "line", "point": True, "tooltip": True}
-    if as_bars:
-        mark = {"type": "bar", "tooltip": True}
-        encoding["xOffset"] = {"field": "plan", "sort": [_NOW, _FRESH]}
-    return spec(values, mark=mark, encoding=encoding)
+    return spec(values, mark={"type": "bar", "tooltip": True}, encoding=encoding)
+
+
+def _losses(windows: list[dict[str, Any]]) -> dict[str, Any]:
+    """How much longer the plan takes in each window than one from scratch."""
+    values = [
+        {
+            "window": f"@{number}",
+            "value": 100 * max(window["worse"], 0.0),
+            "shown": format_share(window["worse"]),
+            "now": format_duration(window["objective_seconds"]["now"]),
+            "fresh": format_duration(window["objective_seconds"]["fresh"]),
+        }
+        for number, window in enumerate(windows)
+    ]
+    encoding = {
+        "x": {
+            "field": "window",
+            "type": "ordinal",
+            "sort": None,
+            "axis": axis("window", labelAngle=0, labelOverlap=True),
+        },
+        "y": {
+            "field": "value",
+            "type": "quantitative",
+            "axis": axis("longer than a plan from scratch, %", tickCount=5),
+        },
+        "tooltip": [
+            {"field": "window", "title": "window"},
+            {"field": "shown", "title": "longer by"},
+            {"field": "now", "title": _NOW},
+            {"field": "fresh", "title": _FRESH},
+        ],
+    }
+    bars = {"type": "bar", "tooltip": True, "color": ACCENT}
+    return spec(values, mark=bars, encoding=encoding)

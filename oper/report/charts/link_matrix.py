@@ -17,7 +17,7 @@ from oper.report.charts.chart import (
 )
 
 _MOST_COLUMNS = 32  # so that even two such matrices are drawn at once
-_MOST_LINKS = 20  # in the table: those with the most
+_MOST_LINKS = 56  # in the table: all of eight ranks, or those with the most
 
 
 def link_charts(plan: Plan) -> list[Chart]:
@@ -27,24 +27,25 @@ def link_charts(plan: Plan) -> list[Chart]:
         return []
     prediction = plan.prediction
     fetched = prediction.link_bytes
-    away = fetched[~np.eye(plan.ranks, dtype=bool)]
-    reader, source = np.unravel_index(int(fetched.argmax()), fetched.shape)
-    caption = (
-        f"A rank fetches {format_bytes(away.mean())} from another one on average; rank {reader} "
-        f"fetches the most, {format_bytes(away.max())} from rank {source}."
-    )
+    caption = "Rows alone"
+    if plan.workload.training:
+        caption += "; gradients of rows with one owner go the other way"
+    most = format_bytes(float(fetched.max()))
+    caption += f". At most {most} go from a rank to another; its own rows it need not fetch."
     key, title = "links", "Bytes that each rank fetches from each other"
     charts = [_heat_map(key, title, caption, fetched, seconds=False)]
-    topology = plan.topology
-    costs = topology.link_cost[~np.eye(plan.ranks, dtype=bool)]
-    slowest, fastest = (away[costs == extreme].mean() for extreme in (costs.max(), costs.min()))
+    away = ~np.eye(plan.ranks, dtype=bool)
+    costs = plan.topology.link_cost[away]
+    slowest, fastest = (
+        fetched[away][costs == extreme].mean() for extreme in (costs.max(), costs.min())
+    )
     if costs.min() < costs.max():
         taken = prediction.link_seconds + prediction.gradient_link_seconds
         caption = (
             f"A byte takes {costs.max() / costs.min():.3g} times as long over the slowest links as "
-            f"over the fastest. The slowest carry {format_bytes(slowest)} on average, the fastest "
-            f"{format_bytes(fastest)}; the busiest takes {format_duration(taken.max())} of an "
-            "iteration."
+            f"over the fastest. Over the slowest a rank fetches {format_bytes(slowest)} on "
+            f"average, over the fastest {format_bytes(fastest)}; the busiest takes "
+            f"{format_duration(taken.max())} of an iteration."
         )
         title = "Time that each rank takes to fetch from each other"
         if plan.workload.training:
@@ -92,7 +93,7 @@ def _heat_map(key: str, title: str, caption: str, matrix: Floats, seconds: bool)
         "color": {
             "field": "value",
             "type": "quantitative",
-            "scale": {"scheme": "viridis", "domainMin": 0},
+            "scale": {"scheme": "blues", "domainMin": 0, "nice": True},
             "legend": {"title": unit.name, "orient": "right"},
         },
         "tooltip": [
@@ -101,8 +102,12 @@ def _heat_map(key: str, title: str, caption: str, matrix: Floats, seconds: bool)
             {"field": "shown", "title": "mean of a pair" if several else "amount"},
         ],
     }
-    order = np.argsort(-matrix, axis=None, kind="stable")[:_MOST_LINKS]
+    order = np.argsort(-matrix, axis=None, kind="stable")
     most = [(int(n // len(matrix)), int(n % len(matrix))) for n in order]
+    links = [(i, j) for i, j in most if i != j]
+    amount = "time" if seconds else "bytes"
+    if len(links) > _MOST_LINKS:
+        amount += f", the {_MOST_LINKS} largest of {len(links):,}"
     of_cells = (
         of_columns(columns).replace("A column", "A cell").replace("ranks", "by as many ranks")
     )
@@ -111,6 +116,6 @@ def _heat_map(key: str, title: str, caption: str, matrix: Floats, seconds: bool)
         title=title,
         caption=caption + of_cells,
         spec=spec(values, height=320, mark={"type": "rect"}, encoding=encoding),
-        headers=("to rank", "from rank", "most: " + ("time" if seconds else "bytes")),
-        rows=[(str(i), str(j), shown(float(matrix[i, j]))) for i, j in most if i != j],
+        headers=("to rank", "from rank", amount),
+        rows=[(str(i), str(j), shown(float(matrix[i, j]))) for i, j in links[:_MOST_LINKS]],
     )

@@ -6,9 +6,13 @@ from oper.base.formatting import format_bytes, format_duration, format_gap, form
 from oper.planner.memory_curve import CurvePoint
 from oper.report.charts.chart import ACCENT, INK, Chart, axis, bytes_unit, duration_unit, spec
 
+_PROVED = "above the proved bound, at most"
 
-def memory_curve_chart(points: Sequence[CurvePoint]) -> Chart:
-    """The curve, with the plan's own point marked."""
+
+def memory_curve_chart(points: Sequence[CurvePoint]) -> Chart | None:
+    """The curve, with the plan's own point marked; None where all points hold the same memory."""
+    if len({point.memory_bytes for point in points}) < 2:
+        return None
     time = duration_unit(max(point.objective_seconds for point in points))
     memory = bytes_unit(max(point.memory_bytes for point in points))
     values = [
@@ -54,7 +58,7 @@ def memory_curve_chart(points: Sequence[CurvePoint]) -> Chart:
         title="What more or less memory would do",
         caption=twice_the_memory(points),
         spec=spec(values, layer=layers),
-        headers=("extra memory", "fullest rank", "iteration", "gap at most", ""),
+        headers=("extra memory", "fullest rank", "iteration", _PROVED, "which"),
         rows=[
             (
                 f"{100 * point.extra_memory_ratio:.4g}%",

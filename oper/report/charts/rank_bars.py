@@ -35,6 +35,7 @@ COLOURS = {
 # A line further above the columns than this would press them flat: the caption says it instead.
 _MOST_ABOVE = 3.0
 _MOST_COLUMNS = 64
+_EVEN = 1e-3  # ranks that differ by less are called alike
 
 
 @dataclass(frozen=True)
@@ -49,15 +50,12 @@ class Line:
 def memory_chart(parts: Mapping[str, Floats], capacity: Floats) -> Chart:
     """Bytes of rows on each rank by kind of row, [M] each, and what the ranks may hold, [M]."""
     total = np.sum(list(parts.values()), axis=0)
-    fullest, room = int(total.argmax()), float(capacity[int((total / capacity).argmax())])
+    room = float(capacity[int((total / capacity).argmax())])
     caption = (
-        f"The fullest rank, {fullest}, holds {format_bytes(total[fullest])}; ranks may hold "
-        f"{_span(capacity, format_bytes)}. The other ranks hold at least "
-        f"{format_bytes(total.min())}."
+        f"{_spread('holds', total, format_bytes)} A rank may hold {_span(capacity, format_bytes)}"
     )
     lines = [Line("capacity", room)] if room <= _MOST_ABOVE * total.max() else []
-    if not lines:
-        caption += " The capacity lies far above the drawing."
+    caption += "." if lines else ", which is off the scale."
     return _bars("memory", "Memory of each rank", caption, parts, bytes_unit, format_bytes, lines)
 
 
@@ -67,13 +65,10 @@ def kinds_of_row_chart(parts: Mapping[str, Floats], bound: float | None) -> Char
     shares = {name: float(values.mean() / total.mean()) for name, values in parts.items()}
     largest = max(shares, key=lambda name: shares[name])
     caption = (
-        f"The slowest rank, {int(total.argmax())}, takes {format_duration(total.max())} an "
-        f"iteration, the fastest {format_duration(total.min())}. Of the mean rank's time "
-        f"{shares[largest]:.0%} goes to {largest}."
+        f"{_spread('takes', total, format_duration)} On average {shares[largest]:.0%} of it goes "
+        f"to {largest}."
     )
     lines = [] if bound is None else [Line("proved bound", bound, dashed=True)]
-    if lines:
-        caption += f" No plan within the limits gets all ranks below {format_duration(bound or 0)}."
     title = "Time of each rank by kind of row"
     return _bars("time", title, caption, parts, duration_unit, format_duration, lines)
 
@@ -82,7 +77,7 @@ def kinds_of_work_chart(parts: Mapping[str, Floats]) -> Chart:
     """Seconds of each rank by what they go to, [M] each."""
     total = np.sum(list(parts.values()), axis=0)
     mean = ", ".join(f"{name} {values.mean() / total.mean():.0%}" for name, values in parts.items())
-    caption = f"Of the mean rank's time: {mean}."
+    caption = f"Of a rank's time, on average: {mean}."
     title = "Time of each rank by work"
     return _bars("work", title, caption, parts, duration_unit, format_duration, [])
 
@@ -146,9 +141,13 @@ def _bars(
         title=title,
         caption=caption + of_columns(columns),
         spec=spec(values, layer=[bars, *(layer for line in lines for layer in _line(line, unit))]),
-        headers=("rank", *shares, "total"),
+        headers=("rank", *reversed(shares), "total"),
         rows=[
-            (str(rank), *(shown(float(of_part[rank])) for of_part in shares.values()), shown(whole))
+            (
+                str(rank),
+                *(shown(float(shares[name][rank])) for name in reversed(shares)),
+                shown(whole),
+            )
             for rank, whole in enumerate(total.tolist())
         ],
     )
@@ -173,6 +172,17 @@ def _line(line: Line, unit: Unit) -> list[dict[str, Any]]:
             "encoding": {"y": height, "x": {"value": 0}, "text": {"field": "name"}},
         },
     ]
+
+
+def _spread(verb: str, values: Floats, shown: Callable[[float], str]) -> str:
+    """`Every rank holds 6.5 MB.`, or the most and the least."""
+    least, most = float(values.min()), float(values.max())
+    if least >= (1 - _EVEN) * most:
+        return f"Every rank {verb} {shown(most)}."
+    return (
+        f"Rank {int(values.argmax())} {verb} the most, {shown(most)}, rank "
+        f"{int(values.argmin())} the least, {shown(least)}."
+    )
 
 
 def _span(values: Floats, shown: Callable[[float], str]) -> str:

@@ -1,7 +1,5 @@
 """The skew of a log: the share of all accesses that its hottest rows take."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from oper.base.arrays import Ints
@@ -11,14 +9,6 @@ from oper.report.charts.chart import ACCENT, INK, Chart, axis, spec
 
 _POINTS = 200
 _QUOTED = (0.001, 0.01, 0.1)  # shares of rows in the table
-
-
-@dataclass(frozen=True)
-class Cut:
-    """So many rows of a plan, of the hottest, are placed in one way."""
-
-    name: str
-    rows: int
 
 
 def skew_chart(profile: Profile, replicated_rows: int) -> Chart | None:
@@ -43,7 +33,7 @@ def skew_chart(profile: Profile, replicated_rows: int) -> Chart | None:
     horizontal = {
         "field": "rows",
         "type": "quantitative",
-        "scale": {"type": "log"},
+        "scale": {"type": "log", "domain": [1 / total_rows, 1], "nice": False},
         "axis": axis("share of all rows, hottest first (logarithmic)", format="~%", tickCount=6),
     }
     vertical = {
@@ -65,7 +55,10 @@ def skew_chart(profile: Profile, replicated_rows: int) -> Chart | None:
         },
     }
     layers = [curve]
+    unread = int(rows[accesses == 0].sum())
     caption = f"The hottest 1% of the rows take {share(0.01 * total_rows):.1%} of the accesses."
+    if unread:
+        caption += f" {unread / total_rows:.1%} of the rows were not read at all in the profile."
     if replicated_rows:
         cut = {"rows": replicated_rows / total_rows, "name": f"{replicated_rows:,} replicated"}
         text = {"type": "text", "angle": 270, "baseline": "bottom", "align": "right", "dy": -4}

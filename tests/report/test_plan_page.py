@@ -1,0 +1,280 @@
+"""What the page of a plan is made of: figures that are the plan's, sentences that are true of it,
+and errors for what belongs to another plan."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oper.base.errors import OperError
+from oper.cost.workload import Workload
+from oper.plan.plan import Plan, load_plan
+from oper.planner.make_plan import make_plan
+from oper.planner.problem.problem import Settings
+from oper.profiling.profile import Profile
+from oper.report.charts.chart import Chart
+from oper.report.kind_times import kind_times
+from oper.report.page import Page
+from oper.report.plan_page import Material, plan_page
+from oper.report.write_report import write_report
+from oper.topology.topology import Topology
+from tests.report.conftest import Reported
+from tests.support.commands import fine, oper, refused
+from tests.support.planner.profiles import make_profile
+
+TOPOLOGIES = ("dgx-a100", "2x2-a100", "cpu:3", "1x1-a100", "3x2-h100")
+
+
+@pytest.fixture(scope="module")
+def plan(reported: Reported) -> Plan:
+    return load_plan(reported.file("plan"))
+
+
+@settings(max_examples=25)
+@given(
+    st.integers(0, 10_000),
+    st.sampled_from(TOPOLOGIES),
+    st.sampled_from(["training", "inference"]),
+    st.sampled_from([0.0, 0.3, 2.0]),
+)
+def test_the_time_of_all_kinds_is_the_predicted_time(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, name: str, mode: str, extra: float
+) -> None:
+    profile = make_profile(seed)
+    made = planned(tmp_path_factory.mktemp("plan"), profile, name, mode, extra)
+    times = kind_times(made, profile)
+    total = times.replicated + times.listed + times.striped + times.tier
+    np.testing.assert_allclose(total, made.prediction.rank_seconds, rtol=1e-12)
+    assert not times.tier.any()
+
+
+def planned(folder: Path, profile: Profile, name: str, mode: str, extra: float) -> Plan:
+    workload = Workload(mode, batch_size=64)  # type: ignore[arg-type]
+    asked = Settings(extra_memory=extra)
+    make_plan(profile, Topology.load(name), workload, asked, folder / "plan")
+    return load_plan(folder / "plan")
+
+
+def test_the_time_of_a_tier_is_its_parts_own(tmp_path: Path) -> None:
+    profile = make_profile(3)
+    tier = [profile.tables[0].name]
+    workload = Workload("training", batch_size=64)
+    make_plan(profile, Topology.load("dgx-a100"), workload, Settings(tier=tier), tmp_path / "p")
+    made = load_plan(tmp_path / "p")
+    times = kind_times(made, profile)
+    assert made.parts is not None
+    of_tier = made.parts.tier.prediction.rank_seconds
+    np.testing.assert_allclose(times.tier, of_tier, rtol=1e-12)
+    devices = times.replicated + times.listed + times.striped
+    np.testing.assert_allclose(devices + of_tier, made.prediction.rank_seconds, rtol=1e-12)
+    memory = chart(plan_page(made, "p", Material(profile)), "memory")
+    assert "rows in the host's memory" in memory.headers
+
+
+def chart(page: Page, key: str) -> Chart:
+    (found,) = (chart for section in page.sections for chart in section.charts if chart.key == key)
+    return found
+
+
+def words(page: Page, key: str) -> str:
+    (section,) = (section for section in page.sections if section.key == key)
+    return " ".join(section.sentences)
+
+
+@pytest.mark.parametrize("name", TOPOLOGIES)
+@pytest.mark.parametrize("mode", ["training", "inference"])
+def test_every_kind_of_plan_has_a_page(tmp_path: Path, name: str, mode: str) -> None:
+    profile = make_profile(5)
+    made = planned(tmp_path, profile, name, mode, 0.3)
+    for material in (Material(), Material(profile)):
+        page = plan_page(made, "a plan", material)
+        bars = chart(page, "memory")
+        assert len(bars.rows) == made.ranks
+        sums: dict[str, float] = {}
+        for value in bars.spec["data"]["values"]:
+            sums[value["rank"]] = sums.get(value["rank"], 0.0) + value["value"]
+        assert len(sums) == made.ranks
+        ratios = np.array([*sums.values()]) / made.prediction.memory_bytes
+        assert ratios.min() == pytest.approx(ratios.max(), rel=1e-3)
+    write_report(made, tmp_path / "page.html", profile)
+    assert (tmp_path / "page.html").stat().st_size < 5_000_000
+
+
+def test_of_many_ranks_a_column_is_of_several(tmp_path: Path) -> None:
+    profile = make_profile(5)
+    workload = Workload("training", batch_size=4096)
+    make_plan(profile, Topology.load("50x4-a100"), workload, Settings(), tmp_path / "p")
+    made = load_plan(tmp_path / "p")
+    page = plan_page(made, "many", Material())
+    bars = chart(page, "memory")
+    ranks = [value["rank"] for value in bars.spec["data"]["values"]]
+    assert len(set(ranks)) == 50
+    assert ranks[-1] == "196-199"
+    assert "A column is the mean of 4 ranks." in bars.caption
+    assert len(bars.rows) == 200
+    links = chart(page, "links").spec["data"]["values"]
+    assert len(links) <= 32 * 32
+    # The mean of a cell times its pairs is what the ranks fetch in all.
+    sizes = {name: rank_count(name) for name in {value["reader"] for value in links}}
+    total = sum(
+        value["value"]
+        * (
+            sizes[value["reader"]] * sizes[value["source"]]
+            - (value["reader"] == value["source"]) * sizes[value["reader"]]
+        )
+        for value in links
+    )
+    fetched = made.prediction.link_bytes.sum()
+    unit = round(np.log10(fetched / total))  # the axis' unit is a power of a thousand
+    assert total * 10.0**unit == pytest.approx(fetched, rel=1e-3)
+
+
+def rank_count(name: str) -> int:
+    first, _, last = name.partition("-")
+    return int(last or first) - int(first) + 1
+
+
+def test_memory_is_a_limit_where_all_of_it_is_used(plan: Plan, reported: Reported) -> None:
+    said = words(plan_page(plan, "p", Material()), "memory-limit")
+    used, asked = plan.prediction.extra_memory_ratio, plan.settings["extra_memory"]
+    assert said.startswith("Memory is a limit" if used >= 0.99 * asked else "Memory is not")
+    none = replace(plan, settings=plan.settings | {"extra_memory": 0.0})
+    assert "no copies were allowed" in words(plan_page(none, "p", Material()), "memory-limit")
+
+
+def test_a_plan_without_a_certificate_says_so(plan: Plan) -> None:
+    page = plan_page(replace(plan, certificate={}), "p", Material())
+    assert "Nothing was proved" in words(page, "plan")
+    assert "above the proved bound, at most" not in dict(page.sections[0].tiles)
+
+
+def test_what_is_missing_is_offered(reported: Reported, tmp_path: Path) -> None:
+    said = fine("report", reported.file("plan"), "-o", tmp_path / "x.html")
+    for option in ("--profile P", "--compare FILE", "--drift FILE", "--counters FILE"):
+        assert f"it could show more with {option}" in said
+    every: list[object] = ["--profile", reported.file("profile")]
+    for name in ("compare", "drift", "counters"):
+        every += [f"--{name}", reported.file(f"{name}.json")]
+    assert "more" not in fine("report", reported.file("plan"), *every, "-o", tmp_path / "y.html")
+
+
+def test_names_of_tables_are_text(tmp_path: Path) -> None:
+    name = "</script><script>alert('x')</script>"
+    profile = make_profile(1)
+    tables = (replace(profile.tables[0], name=name), *profile.tables[1:])
+    named = Profile(
+        tables,
+        profile.samples,
+        profile.accesses,
+        profile.samples_with_row,
+        profile.bagged,
+    )
+    made = planned(tmp_path, named, "dgx-a100", "training", 0.3)
+    write_report(made, tmp_path / "page.html", title=name)
+    text = (tmp_path / "page.html").read_text()
+    assert "<script>alert" not in text
+    assert "&lt;/script&gt;&lt;script&gt;alert" in text
+
+
+def test_the_counters_are_of_the_mean_rank(plan: Plan, reported: Reported) -> None:
+    counters = json.loads(reported.file("counters.json").read_text())
+    counted = chart(plan_page(plan, "p", Material(counters=counters)), "counted")
+    for row, kind in zip(counted.rows, ("fetch", "gradient", "allreduce"), strict=True):
+        if getattr(plan.prediction.communication_bytes, kind):
+            assert row[-1] == "1.100", kind
+
+
+def test_material_of_another_plan_is_refused(
+    plan: Plan, reported: Reported, tmp_path: Path
+) -> None:
+    with pytest.raises(OperError, match="made from another profile"):
+        write_report(plan, tmp_path / "x.html", f"{reported.file('days')}@0")
+    counters = json.loads(reported.file("counters.json").read_text())
+    with pytest.raises(OperError, match="counters of 3 ranks: those of the plan's 4"):
+        plan_page(plan, "p", Material(counters=counters[:3]))
+    comparison = json.loads(reported.file("compare.json").read_text())
+    for key, value in {"mode": "training", "batch_size": 1, "topology": "x", "ranks": 2}.items():
+        changed = json.loads(json.dumps(comparison))
+        changed["runs"][0]["settings"][key] = value
+        with pytest.raises(OperError, match="--compare: is of"):
+            plan_page(plan, "p", Material(comparison=changed))
+
+
+@pytest.mark.parametrize("option", ["compare", "drift", "counters"])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "{}", "[1]", '{"runs": 3, "verdict": 1}', "[{}]"]
+)
+def test_files_that_no_command_printed(
+    reported: Reported,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    option: str,
+    content: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("odd.json").write_text(content)
+    refused(
+        f"report {reported.file('plan')} --{option} odd.json -o x.html",
+        "json" if content in ("", "{") else option,
+    )
+
+
+def test_every_cut_of_a_file_is_an_error_or_a_page(reported: Reported, tmp_path: Path) -> None:
+    """Keys left out one by one: an error of one line, or a page that did not need it."""
+    page = tmp_path / "x.html"
+    for option in ("compare", "drift", "windows"):
+        content = json.loads(reported.file(f"{option}.json").read_text())
+        for path in paths(content):
+            file = tmp_path / "cut.json"
+            file.write_text(json.dumps(without(content, path)))
+            given = "drift" if option == "windows" else option
+            said = oper("report", reported.file("plan"), f"--{given}", file, "-o", page, "--force")
+            assert said.status in (0, 2), (path, said)
+            assert said.errors.count("\n") == (said.status == 2), (path, said)
+
+
+def paths(content: object, depth: int = 3) -> list[tuple[object, ...]]:
+    if depth == 0 or not isinstance(content, dict | list):
+        return []
+    keys: list[Any] = list(content) if isinstance(content, dict) else list(range(len(content)))[:1]
+    found: list[tuple[object, ...]] = []
+    for key in keys:
+        inner = content[key]
+        found += [(key,), *((key, *rest) for rest in paths(inner, depth - 1))]
+    return found
+
+
+def without(content: object, path: tuple[object, ...]) -> object:
+    copied = json.loads(json.dumps(content))
+    inner = copied
+    for key in path[:-1]:
+        inner = inner[key]
+    del inner[path[-1]]
+    return copied
+
+
+def test_bad_arguments(reported: Reported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    one = reported.file("plan")
+    refused(f"report {one} {one} {one} -o x.html", "3 plans", "one, or two")
+    refused(f"report {one} {one} --profile p -o x.html", "--profile", "one plan")
+    refused("report nothing -o x.html", "nothing")
+    Path("x.html").write_text("mine")
+    refused(f"report {one} -o x.html", "x.html", "--force")
+    refused(f"report {one} -o no/such/../../x.html", "x.html")
+    other = tmp_path / "other"
+    write = "synth criteo-kaggle --scale 0.0001 --counts --dim 16 -o profile"
+    fine(*write.split())
+    fine("plan", "profile", "--topology", "2x2-a100", "-o", other)
+    refused(f"report {one} {other} -o y.html", "different tables")
+
+
+def test_json(reported: Reported, tmp_path: Path) -> None:
+    page = tmp_path / "x.html"
+    said = json.loads(fine("report", reported.file("plan"), "-o", page, "--json"))
+    assert said == {"report": str(page), "bytes": page.stat().st_size}
