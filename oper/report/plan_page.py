@@ -192,7 +192,11 @@ def _ranks(plan: Plan) -> Section:
 
 def _tables(plan: Plan, kinds: RowsByKind, profile: Profile | None) -> Section:
     listed = table_list(plan, kinds, profile)
-    skew = None if profile is None else skew_chart(profile, int(kinds.replicated.sum()))
+    skew = (
+        None
+        if profile is None
+        else skew_chart(profile, int(kinds.replicated.sum()), int(kinds.listed.sum()))
+    )
     charts = [] if skew is None else [skew]
     said = [listed.sentence, sentences.kinds_sentence(plan, kinds)]
     return Section("tables", "Tables and rows", said, charts=charts, table=listed)

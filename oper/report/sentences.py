@@ -93,7 +93,7 @@ def memory_sentences(plan: Plan, curve: Sequence[CurvePoint] | None) -> list[str
     if full is not None and seconds:
         saved = max(1 - full / seconds, 0.0)
         more = (
-            "Even with all of that memory no plan would be faster."
+            "Twice the memory, or all that is allowed, would make no plan faster."
             if saved < _NOTICED
             else f"With all of that memory no plan would save more than {format_share(saved)} of "
             "an iteration; this one uses the least that comes within 1% of the fastest."

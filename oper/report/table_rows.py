@@ -30,6 +30,7 @@ class SortableTable:
     rows: list[tuple[Cell, ...]]
     sentence: str
     total: tuple[str, ...] = ()  # a last row, which is not sorted
+    noun: str = "tables"  # what its rows are
 
 
 def table_list(plan: Plan, kinds: RowsByKind, profile: Profile | None) -> SortableTable:

@@ -120,7 +120,7 @@ def _figures(old: Plan, new: Plan, names: tuple[str, str]) -> SortableTable:
         row("listed rows", [int(k.listed.sum()) for k in kinds], "{:,}".format),
         row("striped rows", [int(k.striped.sum()) for k in kinds], "{:,}".format),
     ]
-    return SortableTable(("figure", *names), rows, "")
+    return SortableTable(("figure", *names), rows, "", noun="figures")
 
 
 def _moved(changes: dict[str, Any], names: tuple[str, str]) -> Section:

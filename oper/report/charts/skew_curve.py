@@ -1,5 +1,7 @@
 """The skew of a log: the share of all accesses that its hottest rows take."""
 
+from typing import Any
+
 import numpy as np
 
 from oper.base.arrays import Ints
@@ -11,8 +13,9 @@ _POINTS = 200
 _QUOTED = (0.001, 0.01, 0.1)  # shares of rows in the table
 
 
-def skew_chart(profile: Profile, replicated_rows: int) -> Chart | None:
-    """The curve of all rows, with the plan's replicas marked; None where nothing was accessed."""
+def skew_chart(profile: Profile, replicated_rows: int, listed_rows: int) -> Chart | None:
+    """The curve of all rows, with as many of the hottest marked as the plan replicates, and as it
+    replicates or lists; None where nothing was accessed."""
     none = np.zeros(0, profile.accesses.dtype)
     starts = np.array([0, len(profile.accesses)], dtype=np.int64)
     _, accesses, _, rows = histogram(profile.accesses, none, starts, np.zeros(2, dtype=np.int64))
@@ -54,30 +57,21 @@ def skew_chart(profile: Profile, replicated_rows: int) -> Chart | None:
             ],
         },
     }
-    layers = [curve]
+    layers: list[dict[str, Any]] = [curve]
     unread = int(rows[accesses == 0].sum())
     caption = f"The hottest 1% of the rows take {share(0.01 * total_rows):.1%} of the accesses."
     if unread:
         caption += f" {unread / total_rows:.1%} of the rows were not read at all in the profile."
-    if replicated_rows:
-        cut = {"rows": replicated_rows / total_rows, "name": f"{replicated_rows:,} replicated"}
-        text = {"type": "text", "angle": 270, "baseline": "bottom", "align": "right", "dy": -4}
-        layers += [
-            {
-                "data": {"values": [cut]},
-                "mark": {"type": "rule", "color": "var(--replicated)", "strokeDash": [5, 4]},
-                "encoding": {"x": horizontal},
-            },
-            {
-                "data": {"values": [cut]},
-                "mark": {**text, "color": INK},
-                "encoding": {"x": horizontal, "y": {"value": 0}, "text": {"field": "name"}},
-            },
-        ]
-        caption += (
-            f" The plan replicates {replicated_rows:,} rows, {replicated_rows / total_rows:.2%} of "
-            f"all; as many of the hottest take {share(replicated_rows):.1%} of the accesses."
-        )
+    for name, number, colour in (
+        ("replicated", replicated_rows, "var(--replicated)"),
+        ("replicated or listed", replicated_rows + listed_rows, "var(--listed)"),
+    ):
+        if number and (name == "replicated" or listed_rows):
+            layers += _cut(f"{number:,} {name}", number / total_rows, colour, horizontal)
+            caption += (
+                f" The plan has {number:,} rows {name}, {number / total_rows:.2%} of all; as many "
+                f"of the hottest take {share(number):.1%} of the accesses."
+            )
     return Chart(
         key="skew",
         title="How skewed the accesses are",
@@ -86,7 +80,10 @@ def skew_chart(profile: Profile, replicated_rows: int) -> Chart | None:
         headers=("hottest rows", "of all rows", "of all accesses"),
         rows=[
             (f"{n:,.0f}", f"{n / total_rows:.3%}", f"{share(n):.2%}")
-            for n in sorted({q * total_rows for q in _QUOTED} | {float(replicated_rows)} - {0.0})
+            for n in sorted(
+                {q * total_rows for q in _QUOTED}
+                | {float(replicated_rows), float(replicated_rows + listed_rows)} - {0.0}
+            )
         ],
     )
 
@@ -95,3 +92,15 @@ def _hottest(accesses: Ints, rows: Ints, number: float) -> float:
     """Accesses of `number` of the hottest rows, of rows with `accesses` each, descending."""
     before = np.cumsum(rows) - rows
     return float(np.clip(number - before, 0, rows) @ accesses)
+
+
+def _cut(name: str, share: float, colour: str, horizontal: dict[str, Any]) -> list[dict[str, Any]]:
+    """A vertical line at a share of the rows, and its name."""
+    cut = {"values": [{"rows": share, "name": name}]}
+    text = {"type": "text", "angle": 270, "baseline": "bottom", "align": "right", "dy": -4}
+    named = {"x": horizontal, "y": {"value": 0}, "text": {"field": "name"}}
+    rule = {"type": "rule", "color": colour, "strokeDash": [5, 4]}
+    return [
+        {"data": cut, "mark": rule, "encoding": {"x": horizontal}},
+        {"data": cut, "mark": {**text, "color": INK}, "encoding": named},
+    ]
