@@ -42,7 +42,9 @@ def memory_curve(planned: Planned, topology: Topology) -> list[CurvePoint]:
     within, most = _limits(problem)
     mine = planned.problem.settings.extra_memory or 0.0
     doubled = (2.0**power for power in count())
-    shares = {share for share in _SHARES if share < most} | {most, mine}
+    used = planned.cost.extra_memory_ratio
+    # Twice the memory of this placement is what people ask for.
+    shares = {share for share in (*_SHARES, 1 + 2 * used) if share < most} | {most, mine}
     while (share := next(doubled)) < most:
         shares.add(share)
     points: list[CurvePoint] = []

@@ -86,11 +86,12 @@ def plan_page(
         Section("proof", "How good the plan is", sentences.certificate_sentences(plan)),
         Section("left-out", LEFT_OUT, points=sentences.left_out(plan)),
         Section("made", "How it was made", words=sentences.making(plan)),
-        Section("words", "Glossary", words=[*WORDS, *(METHODS if runs else ())]),
+        Section("words", "Glossary", words=_words(plan, runs)),
     ]
     return Page(title, "A sharding plan for embedding tables", sections)
 
 
+UPDATING = "updating rows"
 LEFT_OUT = "What the predicted times leave out"
 WORDS = (
     ("rank", "a process with its device; it holds a part of the rows"),
@@ -105,10 +106,14 @@ WORDS = (
         "is on one rank: mostly a cold row; these are dealt out to the ranks in turn",
     ),
     ("extra memory", "bytes of copies beyond one of each row, as a share of one copy of all rows"),
+    (
+        "raw, distinct fetches",
+        "every access reads its row; or a rank reads each row once a batch, however often named",
+    ),
     ("looking rows up", "reading the rows that a rank holds, for itself and for others"),
     ("fetching rows", "bringing rows of other ranks over the links"),
     (
-        "updating rows",
+        UPDATING,
         "sending gradients to the rows' owners, adding them up (for replicated rows by AllReduce) "
         "and writing the rows",
     ),
@@ -119,12 +124,31 @@ WORDS = (
     ),
 )
 METHODS = (
-    ("the paper's procedure", "that of OPER's paper (USENIX ATC 2024) as it was published"),
-    ("memory-greedy, access-greedy", "whole rows, each to the rank with the least memory or work"),
-    ("table-wise, row-wise", "each table on one rank; each table in equal slices on all ranks"),
-    ("TorchRec's planner", "whole tables or slices of them, as TorchRec's own planner chooses"),
-    ("exact solver (MILP)", "the placement as an integer programme, solved as far as time allows"),
+    (
+        ("paper",),
+        "the paper's procedure",
+        "that of OPER's paper (USENIX ATC 2024) as it was published",
+    ),
+    (
+        ("memory_greedy", "access_greedy"),
+        "memory-greedy, access-greedy",
+        "whole rows, each to the rank with the least memory or work",
+    ),
+    (
+        ("table_wise", "row_wise"),
+        "table-wise, row-wise",
+        "each table on one rank; the rows of each table in equal parts on all ranks",
+    ),
+    (("torchrec",), "TorchRec's planner", "tables whole, in parts or on all ranks, as it chooses"),
+    (("milp",), "exact solver (MILP)", "an integer programme, solved as far as time allows"),
 )
+
+
+def _words(plan: Plan, runs: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
+    """The words of the page: those of training and of the compared methods where they occur."""
+    known = [word for word in WORDS if plan.workload.training or word[0] != UPDATING]
+    compared = {name for run in runs for name in run["methods"]}
+    return known + [(word, said) for names, word, said in METHODS if compared & set(names)]
 
 
 def _first_screen(
@@ -162,7 +186,15 @@ def memory_of_kinds(plan: Plan, kinds: RowsByKind) -> Chart:
     }
     if in_tier.total.any():
         parts["rows in the host's memory"] = in_tier.total.astype(np.float64)
-    return memory_chart(parts, plan.prediction.capacity_bytes)
+    return memory_chart(parts, plan.prediction.capacity_bytes, _allowance(plan))
+
+
+def _allowance(plan: Plan) -> str:
+    """What decides how much a rank may hold, where that is not its device."""
+    asked = plan.settings.get("extra_memory")
+    if asked is None or plan.settings.get("reserve") is not None:
+        return ""
+    return f" by the {100 * asked:.4g}% of extra memory that was asked for"
 
 
 def _time_parts(times: KindTimes) -> dict[str, Floats]:

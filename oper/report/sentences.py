@@ -17,7 +17,7 @@ from oper.base.formatting import (
 from oper.plan.plan import Plan
 from oper.plan.rows_by_kind import RowsByKind
 from oper.planner.memory_curve import CurvePoint
-from oper.report.charts.comparison_bars import beside, next_best
+from oper.report.charts.comparison_bars import beside
 
 _NOTICED = 5e-5  # a share below it prints as 0.00%
 _EVEN = 1e-3  # ranks or links that differ by less are called even
@@ -52,12 +52,12 @@ def _predicted(plan: Plan, run: dict[str, Any] | None) -> str:
         f"Moving the rows of an iteration is predicted to take {format_duration(seconds)} on the "
         "slowest rank"
     )
-    best = None if run is None else next_best(run)
-    if best is None or run is None or not seconds:
+    compared = None if run is None else beside(run, seconds)
+    if compared is None or run is None:
         return f"{predicted}."
-    sentence = f"{predicted}, {beside(seconds, *best)}"
+    sentence = f"{predicted}, {compared}"
     other = run["methods"].get("torchrec")
-    if other and other["objective_seconds"] and best[0] != "TorchRec's planner":
+    if other and other["objective_seconds"] and "TorchRec's planner" not in compared:
         factor = other["objective_seconds"] / seconds
         sentence += f"; with TorchRec's planner it takes {format_factor(factor)} times as long"
     return f"{sentence}."
@@ -69,9 +69,8 @@ def optimality(plan: Plan) -> str:
     if "certified_gap" not in certificate:
         return "Nothing was proved about how far it is from optimal: it was put together by hand."
     shown = format_gap(certificate["certified_gap"])
-    within = f"less than {shown[1:]}" if shown.startswith("<") else shown
     return (
-        f"By the same cost model it is proved optimal to within {within}: no placement of the rows "
+        f"By the same cost model it is proved optimal to within {shown.removeprefix('<')}: no placement of the rows "
         f"within the same memory takes less than "
         f"{format_duration(certificate['lower_bound_seconds'])}."
     )
@@ -131,7 +130,10 @@ def time_sentences(plan: Plan) -> list[str]:
         return []
     fetched = prediction.link_bytes[~np.eye(plan.ranks, dtype=bool)]
     taken = prediction.link_seconds + prediction.gradient_link_seconds
-    said = [_evenness("Every rank fetches {} from every other", fetched, format_bytes)]
+    said = [
+        f"Bytes that can be read a second: {_link_speeds(plan)}.",
+        _evenness("In an iteration every rank fetches {} from every other", fetched, format_bytes),
+    ]
     nodes = np.array(plan.topology.node_of)
     outside = nodes[:, None] != nodes[None, :]
     away = ~np.eye(plan.ranks, dtype=bool)
@@ -183,8 +185,8 @@ def certificate_sentences(plan: Plan) -> list[str]:
     said.append(
         "The bound follows from how often each row is read, the speeds of the links and the memory "
         "limits alone (by Lagrangian duality). It holds for every placement of whole rows, not "
-        "only for those that OPER tries; not for slices of rows. How well the cost model meets a "
-        "machine is another question: see what the times leave out."
+        "only for those that OPER tries, but not for placements that split rows by columns. How "
+        "well the cost model meets a machine is another question: see what the times leave out."
     )
     full = certificate.get("full_memory_bound_seconds")
     if full is not None:
@@ -221,13 +223,7 @@ def making(plan: Plan) -> list[tuple[str, str]]:
             "profile",
             f"{plan.samples:,} samples{part}, {batches:,.3g} batches; digest {plan.profile[:16]}",
         ),
-        ("links", _link_speeds(plan)),
         ("rows placed by", _PLACED_BY.get(record.step, record.step)),
-        (
-            "finest groups of rows",
-            f"of at most {100 * record.threshold:.4g}% of the bytes and of the accesses; "
-            f"{100 * asked.get('threshold', record.threshold):.4g}% was asked",
-        ),
     ]
     if asked.get("reserve") is not None:
         share = format_share(asked["reserve"], 0)
@@ -243,7 +239,7 @@ def _link_speeds(plan: Plan) -> str:
     nodes = np.array(topology.node_of)
     other = nodes[:, None] != nodes[None, :]
     said = [
-        f"{name} {_range(speeds[which])} a second"
+        f"{name} {_range(speeds[which])}"
         for name, which in (
             ("a rank's own rows", own),
             ("other ranks of the node", ~own & ~other),
@@ -261,9 +257,10 @@ def _range(values: Floats) -> str:
 
 def left_out(plan: Plan) -> list[str]:
     """What the predicted times do not have in them."""
+    moved = "rows and gradients" if plan.workload.training else "rows"
     said = [
-        "Times are of moving rows and gradients alone: no launches of kernels, no dense layers, no "
-        "reading of input.",
+        f"Times are of moving {moved} alone: no launches of kernels, no dense layers, no reading "
+        "of input.",
         "They follow from how often rows were read in the profiled log. Where other rows become "
         "hot, they change.",
         "Each link has one speed, whatever else uses it at the time. Ranks work in parallel, and "

@@ -68,7 +68,7 @@ def table_list(plan: Plan, kinds: RowsByKind, profile: Profile | None) -> Sortab
             )
         )
     counted_headers = [] if accesses is None else ["accesses", "of all accesses"]
-    headers = ["table", "rows", "dim", "bytes", "of all bytes", *counted_headers]
+    headers = ["table", "rows", "dim", "bytes, with copies", "of all bytes", *counted_headers]
     headers += ["replicated", "listed", "striped", "where"]
     of_kinds = (kinds.replicated, kinds.listed, kinds.striped)
     total = (
@@ -105,7 +105,7 @@ def _most(plan: Plan, values: Ints, noun: str) -> str:
     largest = int(values[order[0]])
     alike = sum(int(value) >= _ALIKE * largest for value in values)
     if alike > _NAMED:
-        every = "All" if alike == tables else f"{alike:,} of the"
+        every = "all" if alike == tables else f"{alike:,} of the"
         return (
             f"No table dominates the {noun}: {every} {tables:,} tables have {largest / total:.1%} "
             f"each{'' if alike == tables else ', and none has more'}."

@@ -22,16 +22,17 @@ NAMES = {
     "torchrec": "TorchRec's planner",
     "milp": "exact solver (MILP)",
 }
-_FITS, _TOO_LARGE, _OURS = "others that fit", "others that need more memory than allowed", "OPER"
+_FITS, _TOO_LARGE, _OURS = "others that fit", "others, too large", "OPER"
 _LABELS = 1.25  # the axis is longer than the longest bar, which leaves its label room
 
 
-def next_best(run: dict[str, Any]) -> tuple[str, float] | None:
-    """The method, other than OPER and the exact solver, with the least time of those that fit."""
+def next_best(run: dict[str, Any], above: float = 0.0) -> tuple[str, float] | None:
+    """The method, other than OPER and the exact solver, with the least time of those that fit and
+    take longer than `above` seconds."""
     others = [
         (entry["objective_seconds"], name)
         for name, entry in run["methods"].items()
-        if name not in ("oper", "milp") and entry["objective_seconds"] and fits(entry)
+        if name not in ("oper", "milp") and fits(entry) and entry["objective_seconds"] > above
     ]
     if not others:
         return None
@@ -39,12 +40,22 @@ def next_best(run: dict[str, Any]) -> tuple[str, float] | None:
     return NAMES.get(name, name), seconds
 
 
-def beside(ours: float, name: str, seconds: float) -> str:
-    """How much faster `ours` is than the next best method, in words."""
+def beside(run: dict[str, Any], ours: float) -> str | None:
+    """How much faster `ours` is than the next best method, in words; None where none fits."""
+    best = next_best(run)
+    if best is None or not ours:
+        return None
+    name, seconds = best
     factor = seconds / ours
     named = f"the next best method that fits into memory, {name} ({format_duration(seconds)})"
     if abs(factor - 1) < 0.005:
-        return f"as long, to within {_percent(factor)}, as with {named}"
+        later = next_best(run, above=1.005 * ours)
+        after = ""
+        if later is not None:
+            times = format_factor(later[1] / ours)
+            after = f", and {times} times faster than with the best after it, {later[0]}"
+        less = "less" if factor >= 1 else "more"
+        return f"{_percent(factor)} {less} than with {named}{after}"
     if factor < 1:
         return f"longer than with {named}"
     return f"{format_factor(factor)} times faster than with {named}"
@@ -139,13 +150,14 @@ def comparison_chart(run: dict[str, Any]) -> Chart:
 
 
 def _caption(run: dict[str, Any]) -> str:
-    best, oper = next_best(run), run["methods"].get("oper")
-    if best is None or oper is None or not oper["objective_seconds"]:
+    oper = run["methods"].get("oper")
+    ours = None if oper is None else oper["objective_seconds"]
+    compared = None if ours is None else beside(run, ours)
+    if ours is None or compared is None:
         return "All methods are priced by the same cost model."
-    ours = oper["objective_seconds"]
     caption = (
-        f"OPER's plan takes {format_duration(ours)}, {beside(ours, *best)}. All methods are priced "
-        "by the same cost model."
+        f"OPER's plan takes {format_duration(ours)}, {compared}. All methods are priced by the "
+        "same cost model."
     )
     solver = run["methods"].get("milp")
     if solver and solver["objective_seconds"]:

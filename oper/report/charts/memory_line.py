@@ -6,12 +6,14 @@ from oper.base.formatting import format_bytes, format_duration, format_gap, form
 from oper.planner.memory_curve import CurvePoint
 from oper.report.charts.chart import ACCENT, INK, Chart, axis, bytes_unit, duration_unit, spec
 
+_TWICE_AT_LEAST = 1.9
 _PROVED = "above the proved bound, at most"
 
 
 def memory_curve_chart(points: Sequence[CurvePoint]) -> Chart | None:
     """The curve, with the plan's own point marked; None where all points hold the same memory."""
-    if len({point.memory_bytes for point in points}) < 2:
+    points = _distinct(points)
+    if len(points) < 2:
         return None
     time = duration_unit(max(point.objective_seconds for point in points))
     memory = bytes_unit(max(point.memory_bytes for point in points))
@@ -61,7 +63,7 @@ def memory_curve_chart(points: Sequence[CurvePoint]) -> Chart | None:
         headers=("extra memory", "fullest rank", "iteration", _PROVED, "which"),
         rows=[
             (
-                f"{100 * point.extra_memory_ratio:.4g}%",
+                format_share(point.extra_memory_ratio),
                 format_bytes(point.memory_bytes),
                 format_duration(point.objective_seconds),
                 format_gap(point.certified_gap),
@@ -70,6 +72,15 @@ def memory_curve_chart(points: Sequence[CurvePoint]) -> Chart | None:
             for point in points
         ],
     )
+
+
+def _distinct(points: Sequence[CurvePoint]) -> list[CurvePoint]:
+    """Of points that hold the same memory one each, and the plan's own."""
+    kept: dict[int, CurvePoint] = {}
+    for point in points:
+        if point.plan or point.memory_bytes not in kept:
+            kept[point.memory_bytes] = point
+    return list(kept.values())
 
 
 def twice_the_memory(points: Sequence[CurvePoint]) -> str:
@@ -82,23 +93,27 @@ def twice_the_memory(points: Sequence[CurvePoint]) -> str:
 
     def saving(point: CurvePoint) -> str:
         saved = format_share(max(1 - point.objective_seconds / seconds, 0.0))
-        return f"{saved} of an iteration ({format_duration(point.objective_seconds)})"
+        times = f"{format_duration(point.objective_seconds)} instead of {format_duration(seconds)}"
+        return f"{saved} less time an iteration, {times}"
 
-    best = min(more, key=lambda point: point.objective_seconds)
+    best = min(more, key=lambda point: (point.objective_seconds, point.memory_bytes))
     largest = more[-1]
-    if largest.memory_bytes < 1.9 * held:
+    if largest.memory_bytes < _TWICE_AT_LEAST * held:
         return (
             "Twice the memory would not be used: plans grow to "
             f"{format_bytes(largest.memory_bytes)} on the fullest rank, "
-            f"{largest.memory_bytes / held:.3g} times this one's, and save at most {saving(best)}."
+            f"{largest.memory_bytes / held:.3g} times this one's, and take at best {saving(best)}."
         )
     twice = min(more, key=lambda point: abs(point.memory_bytes / held - 2))
     factor = twice.memory_bytes / held
-    named = "Twice the memory" if abs(factor - 2) < 0.1 else f"{factor:.3g} times the memory"
-    sentence = f"{named} of this plan would save {saving(twice)}."
+    named = "Twice the memory" if abs(factor - 2) < 0.02 else f"{factor:.3g} times the memory"
+    sentence = (
+        f"{named} of this plan, {format_bytes(twice.memory_bytes)} on the fullest rank, would mean "
+        f"{saving(twice)}."
+    )
     if best.objective_seconds < twice.objective_seconds:
         sentence += (
-            f" The most that memory can save is {saving(best)}, with "
-            f"{format_bytes(best.memory_bytes)} on the fullest rank."
+            f" The fastest plan of the curve has {format_bytes(best.memory_bytes)} there: "
+            f"{saving(best)}."
         )
     return sentence

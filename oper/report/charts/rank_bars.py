@@ -47,13 +47,13 @@ class Line:
     dashed: bool = False
 
 
-def memory_chart(parts: Mapping[str, Floats], capacity: Floats) -> Chart:
-    """Bytes of rows on each rank by kind of row, [M] each, and what the ranks may hold, [M]."""
+def memory_chart(parts: Mapping[str, Floats], capacity: Floats, why: str) -> Chart:
+    """Bytes of rows on each rank by kind of row, [M] each, and what the ranks may hold, [M]; `why`
+    says where that comes from."""
     total = np.sum(list(parts.values()), axis=0)
     room = float(capacity[int((total / capacity).argmax())])
-    caption = (
-        f"{_spread('holds', total, format_bytes)} A rank may hold {_span(capacity, format_bytes)}"
-    )
+    held, allowed = _spread("holds", total, format_bytes), _span(capacity, format_bytes)
+    caption = f"{held} A rank may hold {allowed}{why}"
     lines = [Line("capacity", room)] if room <= _MOST_ABOVE * total.max() else []
     caption += "." if lines else ", which is off the scale."
     return _bars("memory", "Memory of each rank", caption, parts, bytes_unit, format_bytes, lines)
