@@ -68,11 +68,10 @@ def optimality(plan: Plan) -> str:
     certificate = plan.certificate
     if "certified_gap" not in certificate:
         return "Nothing was proved about how far it is from optimal: it was put together by hand."
-    shown = format_gap(certificate["certified_gap"])
+    within = format_gap(certificate["certified_gap"]).removeprefix("<")
     return (
-        f"By the same cost model it is proved optimal to within {shown.removeprefix('<')}: no placement of the rows "
-        f"within the same memory takes less than "
-        f"{format_duration(certificate['lower_bound_seconds'])}."
+        f"By the same cost model it is proved optimal to within {within}: no placement of the rows "
+        f"in as much memory takes less than {format_duration(certificate['lower_bound_seconds'])}."
     )
 
 
