@@ -34,6 +34,15 @@ class _Counted(NamedTuple):
         return self.at_least if self.at_least == self.at_most else None
 
 
+def check_profile(plan: Plan, profile: Profile) -> None:
+    """OperError where the plan was made from another profile."""
+    if profile.digest != plan.profile:
+        raise OperError(
+            f"the profile has the digest {profile.digest[:12]}…, and the plan was made from "
+            f"{plan.profile[:12]}…; give the profile that it was made from, or none"
+        )
+
+
 def explain(
     plan: Plan, table_name: str, row: int, profile: Profile | None = None
 ) -> dict[str, Any]:
@@ -42,11 +51,8 @@ def explain(
     With the profile that the plan was made from, the count is exact for every row. OperError where
     the plan has no such table or row, or was made from another profile.
     """
-    if profile is not None and profile.digest != plan.profile:
-        raise OperError(
-            f"the profile has the digest {profile.digest[:12]}…, and the plan was made from "
-            f"{plan.profile[:12]}…; give the profile that it was made from, or none"
-        )
+    if profile is not None:
+        check_profile(plan, profile)
     table = plan.table_index(table_name)
     rows = plan.tables[table].rows
     if not 0 <= row < rows:

@@ -72,8 +72,9 @@ class RowsByKind:
         """Bytes of all copies of a table's rows, over all ranks, [T]."""
         return (self.copies + self.listed + self.striped) * self.memory_of_row
 
-    def to_json(self, tables: Sequence[Table]) -> dict[str, Any]:
-        """What `oper plan --json` and `oper plan show --json` have of each table and rank."""
+    def to_json(self, tables: Sequence[Table], accesses: Ints | None = None) -> dict[str, Any]:
+        """What `oper plan --json` and `oper plan show --json` have of each table and rank; with the
+        tables' `accesses` [T] in the profile, where it is known."""
         columns = {
             "rows": self.rows,
             "memory_bytes": self.bytes_of_tables,
@@ -82,6 +83,7 @@ class RowsByKind:
             "listed_rows": self.listed,
             "striped_rows": self.striped,
             "listed_accesses": self.listed_accesses,
+            **({} if accesses is None else {"accesses": accesses}),
         }
         values = zip(*(column.tolist() for column in columns.values()), strict=True)
         memory = {"device": self.on_devices, "host": self.in_tier}

@@ -73,6 +73,13 @@ class RowCounts(Summarised):
         """Accesses of a table's rows."""
         return self.accesses[self.offsets[table] : self.offsets[table + 1]]
 
+    @property
+    def accesses_of_tables(self) -> Ints:
+        """Accesses of all rows of each table: int64 [T], one pass over all counters."""
+        tables = range(len(self.tables))
+        sums = [int(self.table_accesses(t).sum(dtype=np.int64)) for t in tables]
+        return np.array(sums, dtype=np.int64)
+
     def table_samples_with_row(self, table: int) -> Counts:
         """The samples that contain each of a table's rows."""
         if not self.bagged[table]:

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from oper.base.arrays import Ints
 from oper.base.formatting import format_bytes, format_share
 from oper.plan.plan import Plan
@@ -35,7 +33,7 @@ class SortableTable:
 
 def table_list(plan: Plan, kinds: RowsByKind, profile: Profile | None) -> SortableTable:
     """With accesses where there is a profile."""
-    accesses = None if profile is None else accesses_of_tables(profile)
+    accesses = None if profile is None else profile.accesses_of_tables
     sizes = kinds.bytes_of_tables
     weights = sizes if accesses is None else accesses
     order = sorted(range(len(plan.tables)), key=lambda t: (-int(weights[t]), -int(sizes[t]), t))
@@ -82,14 +80,6 @@ def table_list(plan: Plan, kinds: RowsByKind, profile: Profile | None) -> Sortab
         "",
     )
     return SortableTable(tuple(headers), rows, _sentence(plan, sizes, accesses), total)
-
-
-def accesses_of_tables(profile: Profile) -> Ints:
-    """Accesses of all rows of each table, [T]."""
-    return np.array(
-        [int(profile.table_accesses(t).sum(dtype=np.int64)) for t in range(len(profile.tables))],
-        dtype=np.int64,
-    )
 
 
 def _sentence(plan: Plan, sizes: Ints, accesses: Ints | None) -> str:

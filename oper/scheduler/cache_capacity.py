@@ -33,3 +33,24 @@ def least_bytes(needed: Ints, asked: Ints, row_bytes: Ints) -> int:
     """The least bytes of a cache that `split` gives room for `needed` [W] rows of each width."""
     each = np.maximum(asked, 1)
     return math.ceil((needed / each).max() * int(each @ row_bytes))
+
+
+class CacheDivision:
+    """How a cache of `total_bytes` is divided among rows of W widths, each of `rows` [W] of
+    `row_bytes` [W], while batches come that ask for others: anew where one does not fit.
+
+    Training and the replay of its caches in a loader divide by the same rule, so that they agree.
+    """
+
+    def __init__(self, total_bytes: float, rows: Ints, row_bytes: Ints) -> None:
+        self._bytes, self._rows, self._row_bytes = total_bytes, rows, row_bytes
+        self._asked = np.zeros(len(rows), dtype=np.int64)  # the most of the batches so far
+
+    def capacity(self, addresses: Ints) -> Ints:
+        """Rows of each width, [W], by this batch and those by which it was divided before."""
+        self._asked = np.maximum(self._asked, rows_asked(addresses, len(self._rows)))
+        return split(self._bytes, self._asked, self._rows, self._row_bytes)
+
+    def least_bytes(self, needed: Ints) -> int:
+        """The least bytes that give room for `needed` [W] rows by the last division."""
+        return least_bytes(needed, self._asked, self._row_bytes)

@@ -1,5 +1,6 @@
-"""The example as a user starts it: on a small log, from the shell, by itself and by torchrun."""
+"""The examples as a user starts them: from the shell, by themselves and by torchrun."""
 
+import json
 import os
 import re
 import subprocess
@@ -12,6 +13,7 @@ from tests.support.commands import fine
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 EXAMPLE = REPOSITORY / "examples" / "train_dlrm.py"
+THREE_COLLECTIONS = REPOSITORY / "examples" / "train_three_collections.py"
 STARTS = {
     "itself": [sys.executable],
     "torchrun": [
@@ -19,6 +21,20 @@ STARTS = {
         *("--standalone", "--nproc-per-node", "2"),
     ],
 }
+
+
+def run(start: str, *command: object) -> str:
+    """What the script printed."""
+    done = subprocess.run(
+        [*STARTS[start], *map(str, command)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},  # this checkout's, whatever is installed
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.slow
@@ -29,21 +45,35 @@ def test_a_dlrm_is_trained_by_both_plans_and_counted(tmp_path: Path, start: str)
     fine("synth", "criteo-kaggle", "-o", log, "--scale", 0.0005, "--samples", 6000)
     fine("profile", log, "-o", profile, "--tables", tables)
     fine("plan", profile, "-o", plan, "--topology", "cpu:2", "--batch-size", 500)
-    done = subprocess.run(
-        [*STARTS[start], EXAMPLE, log, plan],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},  # this checkout's, whatever is installed
-    )
-    assert done.returncode == 0, done.stderr
-    losses = re.findall(
-        r"(OPER|TorchRec's plan) +[0-9.]+ ms a step, log loss ([0-9.]+)", done.stdout
-    )
+    said = run(start, EXAMPLE, log, plan)
+    losses = re.findall(r"(OPER|TorchRec's plan) +[0-9.]+ ms a step, log loss ([0-9.]+)", said)
     assert [name for name, _ in losses] == ["OPER", "TorchRec's plan"]
     # Guessing the share of clicks alone costs 0.53.
     assert all(float(loss) < 0.6 for _, loss in losses), losses
-    traffic = re.findall(r"(fetch|gradient) +([0-9.]+) +([0-9.]+)", done.stdout)
+    traffic = re.findall(r"(fetch|gradient) +([0-9.]+) +([0-9.]+)", said)
     assert [name for name, *_ in traffic] == ["fetch", "gradient"]
     assert all(float(b) == pytest.approx(float(a), rel=0.1) for _, a, b in traffic), traffic
+
+
+@pytest.mark.parametrize(
+    "start",
+    [pytest.param(start, marks=[pytest.mark.slow] * (start != "itself")) for start in STARTS],
+)
+def test_three_collections_train_by_one_plan_as_the_unsharded_model_does(
+    tmp_path: Path, start: str
+) -> None:
+    plan = tmp_path / "plan"
+    said = run(start, THREE_COLLECTIONS, plan)
+    losses = [
+        (float(found), float(unsharded))
+        for found, unsharded in re.findall(r"loss ([0-9.]+), unsharded ([0-9.]+)", said)
+    ]
+    assert len(losses) == 7
+    assert all(found == pytest.approx(unsharded, abs=2e-5) for found, unsharded in losses), losses
+    assert losses[-1][0] < 0.55 < 0.65 < losses[0][0], losses  # guessing alone costs 0.69
+    assert "the losses of all 60 steps differ by at most" in said
+    doctor = fine("doctor", plan, f"{THREE_COLLECTIONS}:make_model", "--json")
+    findings = json.loads(doctor)["findings"]
+    assert "all 4 of the model's tables" in str(findings)
+    shown = json.loads(fine("plan", "show", plan, "--json"))
+    assert {t["table"] for t in shown["tables_by_kind"]} == {"user", "region", "item", "topic"}

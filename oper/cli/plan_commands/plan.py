@@ -121,7 +121,9 @@ def make(
         if output is not None:
             asked = (opened, ranks, workload, settings, output, report, force)
             planned, plan = plan_and_save(*asked)
-            content |= planned.to_json() | rows_by_kind(plan).to_json(plan.tables)
+            content |= planned.to_json() | rows_by_kind(plan).to_json(
+                plan.tables, opened.accesses_of_tables
+            )
             content["owner_accesses"] = plan.owner_accesses.tolist()
             content["replica_accesses"] = plan.replica_accesses
         else:

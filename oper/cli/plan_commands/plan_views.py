@@ -13,6 +13,7 @@ from oper.cli.shared.output_options import JSON, VERBOSE
 
 _SHOW_EXAMPLES = """
 oper plan show plan
+oper plan show plan --profile profile
 """
 _DIFF_EXAMPLES = """
 oper plan diff plan other-plan
@@ -32,14 +33,27 @@ def add_to(verbs: typer.Typer) -> None:
 
 def show(
     plan: Path = typer.Argument(metavar="PLAN", help="A plan folder."),
+    profile: Path | None = typer.Option(
+        None,
+        "--profile",
+        help="The profile that the plan was made from: it has the accesses of striped rows.",
+        metavar="FOLDER",
+    ),
     verbose: bool = VERBOSE,
     as_json: bool = JSON,
 ) -> None:
     """Print a plan's decisions, cost and quality."""
+    from oper.audit.explain import check_profile
     from oper.plan.plan import load_plan
     from oper.plan.rows_by_kind import rows_by_kind
+    from oper.profiling.profile import Profile
 
     loaded = load_plan(plan)
+    accesses = None
+    if profile is not None:
+        opened = Profile.open(profile)
+        check_profile(loaded, opened)
+        accesses = opened.accesses_of_tables
     layout = loaded.layout
     content = {
         "plan": str(plan),
@@ -47,7 +61,7 @@ def show(
         **loaded.certificate,
         "asked": loaded.settings,
         "tables": len(loaded.tables),
-        **rows_by_kind(loaded).to_json(loaded.tables),
+        **rows_by_kind(loaded).to_json(loaded.tables, accesses),
         "owner_accesses": loaded.owner_accesses.tolist(),
         "replica_accesses": loaded.replica_accesses,
         "explicit_rows": layout.listed,

@@ -29,9 +29,12 @@ def tables_table(content: dict[str, Any], verbose: bool) -> tuple[Any, int]:
 
 
 def _accesses(table: dict[str, Any], total: int) -> str:
-    """The table's share of all accesses, of which the plan has no counts of striped rows."""
+    """The table's share of all accesses, of which a plan without its profile has no counts of
+    striped rows."""
     if not total:
         return "-"
+    if "accesses" in table:
+        return format_share(table["accesses"] / total, 1)
     share = format_share(table["listed_accesses"] / total, 1)
     if not table["striped_rows"]:
         return share
@@ -49,8 +52,8 @@ def tables_text(content: dict[str, Any], left_out: int) -> list[str]:
     ]
     more = f"and {left_out:,} more, smaller; --json and -v have them all"
     legend = "; ".join(parts)
-    accesses = [] if not any(t["striped_rows"] for t in content["tables_by_kind"]) else [_UNCOUNTED]
-    return [*([more] if left_out else []), legend, *accesses]
+    uncounted = any(t["striped_rows"] and "accesses" not in t for t in content["tables_by_kind"])
+    return [*([more] if left_out else []), legend, *([_UNCOUNTED] if uncounted else [])]
 
 
 _KINDS = {
@@ -58,4 +61,4 @@ _KINDS = {
     "listed": "on the rank that was chosen for it",
     "striped": "over the ranks in turn, as it is seldom read",
 }
-_UNCOUNTED = "accesses: share of all; ≥: without those of striped rows, which only the profile has"
+_UNCOUNTED = "accesses: share of all; ≥: without those of striped rows, for which give --profile"

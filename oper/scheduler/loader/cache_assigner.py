@@ -13,7 +13,7 @@ from oper.base.arrays import Floats, Ints
 from oper.base.errors import OperError
 from oper.plan.plan import Plan
 from oper.scheduler.cache import Caches, CacheTooSmallError
-from oper.scheduler.cache_capacity import least_bytes, rows_asked, split
+from oper.scheduler.cache_capacity import CacheDivision
 from oper.scheduler.cache_settings import CacheSettings
 from oper.scheduler.dispatch import Dispatcher, Policy
 from oper.scheduler.infrequency import Infrequency
@@ -25,7 +25,8 @@ from oper.scheduler.row_addresses import owner_of, slot_of, width_of
 class CachedRowsAssigner:
     """By the caches of `ranks` and their links to the tier, as `oper simulate` does.
 
-    The first batch decides how a cache's bytes are shared by rows of several widths.
+    A cache is divided among rows of several widths as training divides its own: by what the first
+    batch asks for, and anew, empty, where a later one does not fit.
     """
 
     def __init__(
@@ -37,9 +38,18 @@ class CachedRowsAssigner:
         seconds_per_byte: Floats,
         seed: int,
     ) -> None:
-        self._rows, self._tables, self._settings = rows, tables, settings
+        self._rows, self._settings = rows, settings
         cached = [rows.plan.tables[t] for t in tables]
-        self._bytes = settings.bytes_of(sum(t.rows * t.memory_bytes("training") for t in cached))
+        size = settings.bytes_of(sum(t.rows * t.memory_bytes("training") for t in cached))
+        widths = len(rows.plan.layout.slots)
+        of_width, self._row_bytes, self._gradient_bytes = np.zeros((3, widths), dtype=np.int64)
+        self._row_bytes += 1  # of widths that none of the tables has
+        for t, table in zip(tables, cached, strict=True):
+            width = rows.plan.layout.width_of_table[t]
+            of_width[width] += table.rows
+            self._row_bytes[width] = table.memory_bytes("training")
+            self._gradient_bytes[width] = table.row_bytes
+        self._division = CacheDivision(size, of_width, self._row_bytes)
         self._caches: Caches | None = None
         infrequency = None if policy.tables is None else _PlanInfrequency(rows, tables)
         self._dispatcher = Dispatcher(policy, seconds_per_byte, seed, infrequency)
@@ -58,40 +68,39 @@ class CachedRowsAssigner:
         given = [message.numpy().view(np.int64) for message in messages]
         addresses = np.concatenate([content[samples:] for content in given])
         lengths = np.concatenate([content[:samples] for content in given])
+        offsets = np.append(0, np.cumsum(lengths))
         if self._caches is None:
             self._caches = self._make_caches(addresses)
-        batch = self._caches.look_up(addresses, np.append(0, np.cumsum(lengths)))
+        batch = self._caches.look_up(addresses, offsets)
         assignment = self._dispatcher.assign(self._caches, addresses, batch, number)
         try:
             self._caches.train(batch, assignment)
-        except CacheTooSmallError as error:
-            least = least_bytes(error.needed, self._asked, self._row_bytes)
-            raise OperError(
-                f"cache {self._settings.size!r}: batch {number}: {error}; {least:,} bytes would be "
-                "enough for it, and fewer samples a rank need less"
-            ) from None
+        except CacheTooSmallError:
+            # Training gets this assignment, divides its caches anew and goes on.
+            self._caches = self._make_caches(addresses)
+            try:
+                self._caches.train(self._caches.look_up(addresses, offsets), assignment)
+            except CacheTooSmallError as error:
+                raise self._too_small(error, number) from None
         return assignment
 
     def _make_caches(self, addresses: Ints) -> Caches:
-        plan = self._rows.plan
-        width_of = plan.layout.width_of_table
-        rows, row_bytes, gradient_bytes = np.zeros((3, len(plan.layout.slots)), dtype=np.int64)
-        row_bytes += 1  # of widths that none of the tables has
-        for t in self._tables:
-            table, width = plan.tables[t], width_of[t]
-            rows[width] += table.rows
-            row_bytes[width] = table.memory_bytes("training")
-            gradient_bytes[width] = table.row_bytes
-        self._asked, self._row_bytes = rows_asked(addresses, len(rows)), row_bytes
-        capacity = split(self._bytes, self._asked, rows, row_bytes)
+        """Empty caches, divided among the widths by what batches ask for."""
         settings = self._settings
         return Caches(
-            plan.ranks,
-            capacity.tolist(),
-            row_bytes.tolist(),
-            gradient_bytes.tolist(),
+            self._rows.plan.ranks,
+            self._division.capacity(addresses).tolist(),
+            self._row_bytes.tolist(),
+            self._gradient_bytes.tolist(),
             settings.evict,
             settings.synchronisation,
+        )
+
+    def _too_small(self, error: CacheTooSmallError, number: int) -> OperError:
+        least = self._division.least_bytes(error.needed)
+        return OperError(
+            f"cache {self._settings.size!r}: batch {number}: {error}; {least:,} bytes would be "
+            "enough for it, and fewer samples a rank need less"
         )
 
 

@@ -31,7 +31,7 @@ from oper.runtime.memory.sorted_accesses import SortedRows
 from oper.runtime.step.row_source import Fetched, RowSource, SourceParts, Step
 from oper.scheduler import moves as m
 from oper.scheduler.cache import Caches, CacheTooSmallError
-from oper.scheduler.cache_capacity import least_bytes, rows_asked, split
+from oper.scheduler.cache_capacity import CacheDivision
 from oper.scheduler.cache_settings import CacheSettings
 from oper.scheduler.row_addresses import owner_of, slot_of, width_of
 from oper.scheduler.training.arenas import CacheArenas
@@ -70,7 +70,8 @@ class CachedRows:
         self._row_bytes = np.array(self._value_bytes) + np.array(states)
         self._tier = TierShard(parts.heap, self._buckets)
         self._caches: Caches | None = None
-        self._asked = np.zeros(len(self._buckets), dtype=np.int64)  # most rows of a batch
+        size = settings.bytes_of(int(self._rows @ self._row_bytes))
+        self._division = CacheDivision(size, self._rows, self._row_bytes)
         self._read: torch.Tensor | None = None  # the addresses of the batch that was read last
         self._settled = True
         self.transmissions = np.zeros(self._ranks, dtype=TRANSMISSIONS)
@@ -153,9 +154,7 @@ class CachedRows:
     def _make_caches(self, parts: Sequence[tuple[Ints, Ints]]) -> Caches:
         """Empty caches, divided among the buckets by what batches ask for."""
         addresses = np.concatenate([addresses for _, addresses in parts])
-        self._asked = np.maximum(self._asked, rows_asked(addresses, len(self._buckets)))
-        size = self._settings.bytes_of(int(self._rows @ self._row_bytes))
-        capacity = split(size, self._asked, self._rows, self._row_bytes)
+        capacity = self._division.capacity(addresses)
         caches = Caches(
             self._ranks,
             capacity.tolist(),
@@ -174,7 +173,7 @@ class CachedRows:
         return caches
 
     def _too_small(self, error: CacheTooSmallError) -> OperError:
-        least = least_bytes(error.needed, self._asked, self._row_bytes)
+        least = self._division.least_bytes(error.needed)
         others = f" and {len(self._names) - 1} more" * (len(self._names) > 1)
         share = 100.1 * least / int(self._rows @ self._row_bytes)
         return OperError(

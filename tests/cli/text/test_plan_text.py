@@ -8,19 +8,23 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from oper.base.formatting import format_share
 from oper.cli.plan_commands.link_use import link_use
 from oper.cli.plan_commands.plan_facts import copies_text, threshold_text
 from oper.cli.plan_commands.plan_text import print_plan
 from oper.plan.plan import load_plan
 from oper.plan.rows_by_kind import rows_by_kind
 from oper.planner.class_placement.greedy import MOST_HALVINGS
+from oper.profiling.profile import Profile
 from oper.topology.topology import Topology
-from tests.support.commands import fine
+from tests.support.commands import fine, oper
 
 Capture = pytest.CaptureFixture[str]
 
@@ -93,6 +97,35 @@ def test_tables_show_shares_of_the_accesses(
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("C1 ") and "≥ 25.0%" in line for line in lines)
     assert any(line.startswith("C2 ") and " 50.0%" in line and "≥" not in line for line in lines)
+
+
+def test_the_profile_has_the_accesses_of_all_rows(here: Path) -> None:
+    random = np.random.default_rng(0)
+    columns = {name: (20_000 * random.random(60_000) ** 4).astype(int) for name in ("C1", "C2")}
+    pq.write_table(pa.table(columns), "large.parquet")
+    fine("profile", "large.parquet", "-o", "counts")
+    counts = Profile.open("counts")
+    accesses = [int(counts.table_accesses(t).sum()) for t in range(len(counts.tables))]
+    make = ("plan", "counts", "-o", "new", "--topology", "cpu:2", "--force")
+    made, text_made = json.loads(fine(*make, "--json")), fine(*make, "-v")
+    assert "≥" in fine("plan", "show", "new", "-v")
+    show = ("plan", "show", "new", "--profile", "counts")
+    shown, text_shown = json.loads(fine(*show, "--json")), fine(*show, "-v")
+    for content, text in ((made, text_made), (shown, text_shown)):
+        tables = content["tables_by_kind"]
+        assert [table["accesses"] for table in tables] == accesses
+        assert any(table["accesses"] > table["listed_accesses"] for table in tables)
+        assert "≥" not in text
+        for table, count in zip(tables, accesses, strict=True):
+            lines = [s for s in text.splitlines() if s.startswith(table["table"] + " ")]
+            assert [format_share(count / sum(accesses), 1) in line for line in lines] == [True]
+
+
+def test_another_profile_is_refused(here: Path, shown: dict[str, Any]) -> None:
+    fine("profile", "log.parquet", "-o", "part", "--rows", "0:50%")
+    said = oper("plan", "show", "new", "--profile", "part")
+    assert said.status == 2
+    assert "the plan was made from" in said.errors
 
 
 NAMES = {

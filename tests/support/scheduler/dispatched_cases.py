@@ -71,3 +71,47 @@ def train(
     found = engine.read_rows([RowRange(n, 0, t.rows) for n, t in enumerate(TABLES)])
     engine.close()
     return counted, found
+
+
+UNLIKE = (
+    Table("a", 300, 8, "fp32", "sgd", "sum", ("a",)),
+    Table("b", 300, 16, "fp32", "sgd", "sum", ("b",)),
+)
+ASKED = ((5, 1), (5, 1), (1, 5), (1, 4), (4, 4), (5, 1))  # rows of a and b of a sample, by step
+
+
+def unlike_batch(step: int, rank: int, asked: tuple[int, int]) -> KeyedJaggedTensor:
+    """A rank's samples, each with so many rows of the two tables."""
+    random = np.random.default_rng((step, rank))
+    counts = [SAMPLES * count for count in asked]
+    return KeyedJaggedTensor(
+        keys=["a", "b"],
+        values=torch.from_numpy(np.concatenate([random.integers(0, 300, n) for n in counts])),
+        lengths=torch.tensor(np.repeat(asked, SAMPLES), dtype=torch.int32),
+    )
+
+
+def replay(rank: int, group: Any, policy: str, cache: CacheSettings) -> list[list[Any]]:
+    """What the loader's replay and the engine cache at the end, and how their caches are divided,
+    where batches ask for tables of two widths in turn."""
+    ranks = dist.get_world_size(group)
+    plan = random_plan(4, UNLIKE, ranks, tier=(0, 1))
+    own = [unlike_batch(step, rank, asked) for step, asked in enumerate(ASKED)]
+    tables = [
+        EmbeddingTable(n, (t.name,), "sum", Optimizer("sgd", RATE)) for n, t in enumerate(UNLIKE)
+    ]
+    engine = EmbeddingEngine(plan, tables, group=group, make_source=source_of(cache))
+    loader = oper.DispatchingLoader(
+        own, plan, policy=policy, cache=cache, group=group, deterministic=True
+    )
+    for batch in loader:
+        engine(batch).sum().backward()
+    source: Any = engine.source
+    assigner: Any = loader._dispatcher.assigner
+    found = []
+    for caches in (assigner._caches, source._caches):
+        addresses, copies = caches.cached()
+        order = np.argsort(addresses)
+        found.append([caches.capacity.tolist(), addresses[order].tolist(), copies[order].tolist()])
+    engine.close()
+    return found
