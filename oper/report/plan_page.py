@@ -31,6 +31,7 @@ from oper.report.charts.skew_curve import skew_chart
 from oper.report.kind_times import KindTimes, check_profile, kind_times
 from oper.report.page import Page, Section
 from oper.report.table_rows import table_list
+from oper.report.words import words_of
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,9 @@ class Measured:
 
     times: KindTimes
     curve: Sequence[CurvePoint]
+
+
+LEFT_OUT = "What the predicted times leave out"
 
 
 def plan_page(
@@ -86,69 +90,9 @@ def plan_page(
         Section("proof", "How good the plan is", sentences.certificate_sentences(plan)),
         Section("left-out", LEFT_OUT, points=sentences.left_out(plan)),
         Section("made", "How it was made", words=sentences.making(plan)),
-        Section("words", "Glossary", words=_words(plan, runs)),
+        Section("words", "Glossary", words=words_of(plan, runs)),
     ]
     return Page(title, "A sharding plan for embedding tables", sections)
-
-
-UPDATING = "updating rows"
-LEFT_OUT = "What the predicted times leave out"
-WORDS = (
-    ("rank", "a process with its device; it holds a part of the rows"),
-    ("iteration", "a batch through all ranks: reads of rows, and in training their updates"),
-    (
-        "replicated row",
-        "has a copy on several ranks, mostly on all: they need not fetch it",
-    ),
-    ("listed row", "is on one rank, and was placed there one by one: mostly a hot row"),
-    (
-        "striped row",
-        "is on one rank: mostly a cold row; these are dealt out to the ranks in turn",
-    ),
-    ("extra memory", "bytes of copies beyond one of each row, as a share of one copy of all rows"),
-    (
-        "raw, distinct fetches",
-        "every access reads its row; or a rank reads each row once a batch, however often named",
-    ),
-    ("looking rows up", "reading the rows that a rank holds, for itself and for others"),
-    ("fetching rows", "bringing rows of other ranks over the links"),
-    (
-        UPDATING,
-        "sending gradients to the rows' owners, adding them up (for replicated rows by AllReduce) "
-        "and writing the rows",
-    ),
-    (
-        "above the proved bound, at most",
-        "how much longer a plan takes than a time that was proved to be out of reach for all plans "
-        "within the same memory; so the best plan is at most so much faster",
-    ),
-)
-METHODS = (
-    (
-        ("paper",),
-        "the paper's procedure",
-        "that of OPER's paper (USENIX ATC 2024) as it was published",
-    ),
-    (
-        ("memory_greedy", "access_greedy"),
-        "memory-greedy, access-greedy",
-        "whole rows, each to the rank with the least memory or work",
-    ),
-    (
-        ("table_wise", "row_wise"),
-        "table-wise, row-wise",
-        "each table on one rank; the rows of each table in equal parts on all ranks",
-    ),
-    (("torchrec",), "TorchRec's planner", "tables whole, in parts or on all ranks, as it chooses"),
-    (("milp",), "exact solver (MILP)", "an integer programme, solved as far as time allows"),
-)
-
-
-def _words(plan: Plan, runs: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
-    """The words of the page: those of training and of the compared methods where they occur."""
-    known = [word for word in WORDS if plan.workload.training or word[0] != UPDATING]
-    compared = {name for run in runs for name in run["methods"]}
-    return known + [(word, said) for names, word, said in METHODS if compared & set(names)]
 
 
 def _first_screen(

@@ -16,8 +16,9 @@ from oper.plan.rows_by_kind import rows_by_kind
 from oper.report import sentences
 from oper.report.charts.chart import Chart
 from oper.report.page import Page, Section
-from oper.report.plan_page import LEFT_OUT, WORDS, memory_of_kinds, work_chart
+from oper.report.plan_page import LEFT_OUT, memory_of_kinds, work_chart
 from oper.report.table_rows import Cell, SortableTable
+from oper.report.words import words_of
 
 
 def two_plans_page(old: Plan, new: Plan, names: tuple[str, str]) -> Page:
@@ -41,7 +42,7 @@ def two_plans_page(old: Plan, new: Plan, names: tuple[str, str]) -> Page:
         Section("figures", "Figure by figure", table=_figures(old, new, names)),
         _moved(changes, names),
         Section("left-out", LEFT_OUT, points=sentences.left_out(new)),
-        Section("words", "Glossary", words=WORDS),
+        Section("words", "Glossary", words=words_of(new, [])),
     ]
     return Page(f"{names[0]} and {names[1]}", "Two sharding plans for embedding tables", sections)
 

@@ -221,3 +221,55 @@ def test_an_index_that_was_named_is_the_only_one_asked(
     with pytest.raises(subprocess.CalledProcessError):
         install.install_dependencies(tmp_path, CPU, "https://torch.example")
     assert "https://torch.example" in pip.installed
+
+
+BROWSER = ("chromium", "chromedriver")
+
+
+def browser_setup(
+    monkeypatch: pytest.MonkeyPatch, there: tuple[str, ...], root: bool, fails: str = ""
+) -> list[list[str]]:
+    """The commands that the set-up runs where `there` is on the path; the one named `fails`
+    does not end well."""
+    ran = []
+
+    def run(command: list[str], **options: Any) -> None:
+        ran.append(command)
+        if fails and fails in command:
+            raise subprocess.CalledProcessError(100, command)
+
+    monkeypatch.setattr(install.shutil, "which", lambda name: name if name in there else None)
+    monkeypatch.setattr(install.os, "geteuid", lambda: 0 if root else 1000)
+    monkeypatch.setattr(install.subprocess, "run", run)
+    install.install_browser()
+    return ran
+
+
+@pytest.mark.parametrize(
+    ("there", "root", "fails", "commands", "said"),
+    [
+        (BROWSER, True, "", [], ""),
+        (("apt-get",), True, "", ["update", "install"], "installing Chromium"),
+        (("apt-get", "chromium"), True, "", ["update", "install"], "installing Chromium"),
+        (("apt-get",), True, "update", ["update"], "apt-get update failed"),
+        (("apt-get",), True, "install", ["update", "install"], "apt-get install failed"),
+        (("apt-get",), False, "", [], "no chromium and no chromedriver"),
+        (("chromium",), True, "", [], "no chromedriver: tests of pages are skipped"),
+    ],
+)
+def test_the_browser_is_installed_where_it_may_be(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    there: tuple[str, ...],
+    root: bool,
+    fails: str,
+    commands: list[str],
+    said: str,
+) -> None:
+    ran = browser_setup(monkeypatch, there, root, fails)
+    assert [next(part for part in command if part in ("update", "install")) for command in ran] == (
+        commands
+    )
+    printed = capsys.readouterr().out
+    assert said in printed
+    assert bool(printed) == bool(said)
