@@ -238,9 +238,9 @@ def browser_setup(
         if fails and fails in command:
             raise subprocess.CalledProcessError(100, command)
 
-    monkeypatch.setattr(install.shutil, "which", lambda name: name if name in there else None)
-    monkeypatch.setattr(install.os, "geteuid", lambda: 0 if root else 1000)
-    monkeypatch.setattr(install.subprocess, "run", run)
+    monkeypatch.setattr("shutil.which", lambda name: name if name in there else None)
+    monkeypatch.setattr("os.geteuid", lambda: 0 if root else 1000)
+    monkeypatch.setattr("subprocess.run", run)
     install.install_browser()
     return ran
 
