@@ -49,7 +49,9 @@ def main(page: str) -> None:
 
 
 def _part(title: str, spec: str, colours: dict[str, str]) -> dict[str, Any]:
-    part: dict[str, Any] = json.loads(_coloured(spec, colours))
+    # Charts side by side know no width of their own, which expressions in the page ask for.
+    fixed = spec.replace("width \\u003c", f"{_WIDTH} \\u003c")
+    part: dict[str, Any] = json.loads(_coloured(fixed, colours))
     part.pop("description")
     return part | {"width": _WIDTH, "title": {"text": title, "anchor": "start"}}
 

@@ -23,7 +23,8 @@ NAMES = {
     "milp": "exact solver (MILP)",
 }
 _FITS, _TOO_LARGE, _OURS = "others that fit", "others, too large", "OPER"
-_LABELS = 1.25  # the axis is longer than the longest bar, which leaves its label room
+# The axis is longer than the longest bar, which leaves its label room: on a phone a shorter label.
+_PHONE, _ROOM_ON_PHONE, _ROOM = "width < 300", 1.7, 1.25
 
 
 def next_best(run: dict[str, Any], above: float = 0.0) -> tuple[str, float] | None:
@@ -104,7 +105,12 @@ def comparison_chart(run: dict[str, Any]) -> Chart:
         "field": "value",
         "type": "quantitative",
         "axis": axis(f"predicted iteration, {unit.name}", tickCount=5),
-        "scale": {"domainMax": unit.scaled(_LABELS * slowest)},
+        "scale": {
+            "domainMax": {
+                "expr": f"{_PHONE} ? {unit.scaled(_ROOM_ON_PHONE * slowest)} : "
+                f"{unit.scaled(_ROOM * slowest)}"
+            }
+        },
     }
     bars = {
         "mark": {"type": "bar", "tooltip": True},
@@ -126,7 +132,11 @@ def comparison_chart(run: dict[str, Any]) -> Chart:
     }
     labels = {
         "mark": {"type": "text", "align": "left", "dx": 4, "color": INK},
-        "encoding": {"y": method, "x": time, "text": {"field": "label"}},
+        "encoding": {
+            "y": method,
+            "x": time,
+            "text": {"condition": {"test": _PHONE, "field": "shown"}, "field": "label"},
+        },
     }
     return Chart(
         key="comparison",

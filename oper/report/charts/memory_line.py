@@ -32,7 +32,7 @@ def memory_curve_chart(points: Sequence[CurvePoint]) -> Chart | None:
             "field": "memory",
             "type": "quantitative",
             "scale": {"type": "log", "nice": False},
-            "axis": axis(f"memory of the fullest rank, {memory.name} (logarithmic)"),
+            "axis": axis(f"memory of the fullest rank, {memory.name}", labelOverlap=True),
         },
         "y": {
             "field": "time",

@@ -37,7 +37,7 @@ def skew_chart(profile: Profile, replicated_rows: int, listed_rows: int) -> Char
         "field": "rows",
         "type": "quantitative",
         "scale": {"type": "log", "domain": [1 / total_rows, 1], "nice": False},
-        "axis": axis("share of all rows, hottest first (logarithmic)", format="~%", tickCount=6),
+        "axis": axis("share of all rows, hottest first", format="~%", tickCount=6, grid=False),
     }
     vertical = {
         "field": "accesses",
