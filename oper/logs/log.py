@@ -1,6 +1,7 @@
 """A log: its files, one after another, as one stream of batches."""
 
 import re
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -154,8 +155,10 @@ def open_log(paths: Any, options: LogOptions | None = None) -> Log:
     """
     options = options or LogOptions()
     if isinstance(paths, str | Path):
-        return Log([_open(p, options) for p in _files([Path(paths)])], options)
+        paths = [paths]
     if isinstance(paths, Sequence) and paths and all(isinstance(p, str | Path) for p in paths):
+        if "" in paths:  # to Path it is the current folder
+            raise OperError("a path of the log is empty; the current folder is '.'")
         return Log([_open(p, options) for p in _files([Path(p) for p in paths])], options)
     if not isinstance(paths, Iterable):
         raise OperError(f"a log was needed, as paths or as batches, not {type(paths).__name__}")
@@ -169,20 +172,37 @@ def _files(paths: Sequence[Path]) -> list[Path]:
     files: list[Path] = []
     for path in paths:
         if path.is_dir():
-            inside = [p for p in path.iterdir() if p.is_file() and not p.name.startswith(".")]
+            inside = [p for p in path.iterdir() if not p.is_dir() and not p.name.startswith(".")]
             inside = [p for p in inside if p.suffix not in (".json", ".md", ".yaml")]
             if not inside:
                 raise OperError(f"{path}: is a folder without files; pass the log's files")
             files += sorted(inside, key=_natural)
-        elif path.exists():
-            files.append(path)
         else:
-            raise OperError(f"{path}: no such file")
+            files.append(path)
+    for path in files:
+        _check_regular(path)
     sparse = {p for p in files if p.suffix == ".npy" and "sparse" in p.name}
     beside = {
         p.with_name(p.name.replace("sparse", role)) for p in sparse for role in ("dense", "labels")
     }
     return [p for p in files if p not in beside]
+
+
+def _check_regular(path: Path) -> None:
+    """OperError where reading the path might never end, or give other bytes the next time."""
+    if not path.exists():
+        what = "is a link to a file that is not there" if path.is_symlink() else "no such file"
+        raise OperError(f"{path}: {what}")
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode):
+        kind = next((name for name, is_kind in _SPECIAL.items() if is_kind(mode)), "a device")
+        raise OperError(
+            f"{path}: is {kind}, and a file was needed, as logs are read more than once; write its "
+            "content to a file, or leave it out"
+        )
+
+
+_SPECIAL = {"a pipe": stat.S_ISFIFO, "a socket": stat.S_ISSOCK}
 
 
 def _natural(path: Path) -> list[Any]:
@@ -195,8 +215,9 @@ def _open(path: Path, options: LogOptions) -> Source:
     from oper.logs.formats import fbgemm_requests, numpy_arrays, parquet, text
 
     try:
+        # Files of /proc say that they are empty, and to read some of them does not end.
         with open(path, "rb") as file:
-            head = file.read(8)
+            head = file.read(8) if path.stat().st_size else b""
     except OSError as error:
         raise OperError(f"{path}: cannot be read ({error.strerror})") from error
     if not head:

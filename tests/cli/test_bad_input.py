@@ -13,7 +13,7 @@ import pytest
 from typer.main import get_command
 
 from oper.cli import app
-from tests.support.commands import fine, oper, refused, write_log
+from tests.support.commands import fine, oper, refused, tree, write_log
 
 # What is refused: status 2, an error that says where and what to do, and nothing left behind
 
@@ -228,6 +228,44 @@ def test_other_requests_that_cannot_be_met(here: Path, command: str, words: list
 )
 def test_usage_errors(here: Path, command: str, words: list[str]) -> None:
     refused(command, *words)
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ("profile", "", "-o", "new"),
+        ("profile", "log.parquet", "", "-o", "new"),
+        ("profile", "log.parquet", "-o", ""),
+        ("profile", "log.parquet", "--output="),
+        ("profile", "log.parquet", "-o", "new", "--tables", ""),
+        ("profile", "log.parquet", "-o", "new", "--config", ""),
+        ("profiles", "show", ""),
+        ("profiles", "merge", "p", "", "-o", "new"),
+        ("plan", "", "--topology", "cpu:2", "-o", "new"),
+        ("plan", "p", "--topology", "", "-o", "new"),
+        ("plan", "show", ""),
+        ("plan", "diff", "q", ""),
+        ("plan", "check", "q", ""),
+        ("plan", "explain", "q", "--table", "C1", "--row", "0", "--profile", ""),
+        ("compare", "", "--topology", "cpu:2"),
+        ("doctor", "", "model.py:make"),
+        ("doctor", "q", ""),
+        ("drift", "q", ""),
+        ("replan", "", "p", "-o", "new"),
+        ("report", "q", "--drift", "", "-o", "new.html"),
+        ("simulate", ""),
+        ("synth", "avazu", "-o", ""),
+        ("topology", "show", ""),
+    ],
+)
+def test_an_empty_path_is_not_the_current_folder(here: Path, typed: tuple[str, ...]) -> None:
+    before = tree(here)
+    said = oper(*typed)
+    assert (said.status, said.out) == (2, "")
+    assert re.fullmatch(
+        r"error: \S+ '': a (name or a )?path was needed; the current folder is '\.'\n", said.errors
+    )
+    assert tree(here) == before
 
 
 @pytest.mark.parametrize("command", ["", "plan", "profiles", "topology"])

@@ -1,7 +1,9 @@
 """Damaged files and impossible requests: each error names the file, the place and the remedy."""
 
 import gzip
+import os
 import pickle
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,35 @@ def written(folder: Path, name: str, text: str) -> Path:
 @pytest.mark.parametrize("name", ["log.tsv", "log.csv", "log.parquet", "log.npz", "log.pt", "log"])
 def test_an_empty_file(tmp_path: Path, name: str) -> None:
     complaint(written(tmp_path, name, ""), name, "empty")
+
+
+def test_an_empty_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(tmp_path, "log.csv", "a,b\n1,2\n")
+    monkeypatch.chdir(tmp_path)
+    assert len(list(read(".", None))) == 1
+    for path in ("", ["log.csv", ""]):
+        complaint(path, "path", "is empty")
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("kind", ["pipe", "socket", "link"])
+def test_what_is_no_regular_file(tmp_path: Path, kind: str, inside: bool) -> None:
+    written(tmp_path, "first.csv", "a,b\n1,2\n")
+    special = tmp_path / "special"
+    if kind == "pipe":
+        os.mkfifo(special)  # nobody writes: opening it would not end
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(str(special))
+    else:
+        special.symlink_to("absent")
+    words = {"pipe": "is a pipe", "socket": "is a socket", "link": "link to a file that is not"}
+    complaint(tmp_path if inside else special, "special", words[kind])
+
+
+def test_devices_and_files_that_only_look_like_some() -> None:
+    complaint("/dev/zero", "/dev/zero", "is a device")
+    complaint("/proc/self/stat", "/proc/self/stat", "is empty")
 
 
 def test_no_samples(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
+from oper.base.errors import OperError
 from oper.cli.shared import config_file
 from oper.cli.shared.console import quietly
 from oper.cli.shared.output_options import QUIET
@@ -65,6 +66,12 @@ _CONFIG = typer.Option(
 )
 
 
+def _takes_path(parameter: Any) -> bool:
+    """Whether it is the name of a file or folder, or, as PROFILE and NAME|FILE, has one in it."""
+    is_path = parameter.type_descriptor.annotation in (Path, list[Path])
+    return is_path or "FILE" in (parameter.metavar or "")
+
+
 @functools.cache
 def _shared_options() -> dict[str, Any]:
     """The options that commands have without saying so, by their names."""
@@ -92,11 +99,26 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         typed = list(args)
         try:
+            if not ctx.resilient_parsing:
+                self._check_paths(ctx, typed)
             return super().parse_args(ctx, args)
         except UsageError as error:
             # For `usage_error`; the parser of words itself does not say of which command.
             error.typed, error.ctx = typed, getattr(error, "ctx", None) or ctx  # type: ignore[attr-defined]
             raise
+
+    def _check_paths(self, ctx: Any, typed: list[str]) -> None:
+        """OperError where an empty text was typed for a path, as `Path` takes it for the current
+        folder."""
+        given, *_ = self.make_parser(ctx).parse_args(args=list(typed))
+        for parameter in self.get_params(ctx):
+            value = given.get(parameter.name)
+            values = value if isinstance(value, list | tuple) else [value]
+            if "" in values and _takes_path(parameter):
+                argument = parameter.param_type_name == "argument"
+                name = parameter.metavar if argument else parameter.opts[-1]
+                what = "a name or a path" if "NAME" in (parameter.metavar or "") else "a path"
+                raise OperError(f"{name} '': {what} was needed; the current folder is '.'")
 
     def invoke(self, ctx: Any) -> Any:
         ctx.params.pop("config", None)
