@@ -8,8 +8,10 @@ from collections.abc import Sequence
 
 import numpy as np
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
 from oper.base.arrays import Ints
+from oper.base.errors import OperError
 from oper.base.free_memory import FreeMemory
 from oper.base.units import GB
 from oper.doctor.finding import Finding
@@ -43,7 +45,12 @@ def dense_bytes(model: nn.Module, matched: Sequence[Matched], training: bool) ->
         for weight in module_tables.parameters(found.collection).values()
     }
     total = sum(buffer.numel() * buffer.element_size() for buffer in model.buffers())
-    for parameter in model.parameters():
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, UninitializedParameter):
+            raise OperError(
+                f"model: parameter {name!r} has no shape yet, as its layer is lazy; run the model "
+                "on a batch in the function that makes it"
+            )
         if id(parameter) not in sharded:
             copies = 2 + _STATES if training and parameter.requires_grad else 1
             total += parameter.numel() * parameter.element_size() * copies

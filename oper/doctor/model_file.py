@@ -1,5 +1,6 @@
 """The user's model, from a function in a Python file: `model.py:make`."""
 
+import contextlib
 import difflib
 import importlib.util
 import inspect
@@ -12,7 +13,10 @@ from typing import Any
 from torch import nn
 
 from oper.base.errors import OperError
+from oper.base.process_signals import Stopped
 from oper.plan.plan import Plan
+
+_MOST_LETTERS = 300  # of an error of the user's, whose message may be a whole array
 
 
 def make_model(spec: str, plan: Plan) -> nn.Module:
@@ -58,14 +62,18 @@ def _loaded(path: Path) -> ModuleType:
 
 def _called(path: Path, function: Any, *arguments: Any) -> Any:
     try:
-        return function(*arguments)
-    except (Exception, SystemExit) as error:
+        # What the user's file prints is no part of the findings.
+        with contextlib.redirect_stdout(sys.stderr):
+            return function(*arguments)
+    except (KeyboardInterrupt, Stopped):
+        raise
+    except BaseException as error:
         frames = traceback.extract_tb(error.__traceback__)
         mine = [f for f in frames if Path(f.filename).resolve() == path.resolve()]
         line = mine[-1].lineno if mine else getattr(error, "lineno", None)  # of a SyntaxError
         last = traceback.format_exception_only(error)[-1].strip().splitlines()[-1]
         where = f"{path}, line {line}" if line else f"{path}"
-        raise OperError(f"{where}: {last}") from error
+        raise OperError(f"{where}: {last[:_MOST_LETTERS]}") from error
 
 
 def _takes_plan(function: Any, spec: str) -> bool:

@@ -108,6 +108,7 @@ def compare(
 def run_settings(problem: Problem) -> dict[str, Any]:
     """What a run was made with; shares are fractions, bytes per rank."""
     return {
+        "profile": problem.profile.digest,
         "topology": problem.topology.name,
         "ranks": problem.ranks,
         "mode": problem.workload.mode,

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from oper.base.errors import OperError
 from oper.base.formatting import format_bytes, format_duration, format_factor, format_gap
 from oper.base.summary import Summarised, Summary
 from oper.cost.workload import Workload
+from oper.planner.compare import METHODS, installed_methods
 from oper.planner.compare import compare as compare_methods
-from oper.planner.compare import installed_methods
 from oper.planner.problem.problem import Settings
 from oper.profiling.profile import Profile
 from oper.topology.topology import Topology
@@ -69,6 +70,8 @@ def compare(
     unknown method, or where the capacities cannot hold the tables.
     """
     chosen = installed_methods() if methods is None else methods
+    if not chosen:
+        raise OperError(f"methods: none was named; one or more of {', '.join(METHODS)} were needed")
     run = compare_methods(
         profile, topology, workload, settings or Settings(), chosen, limit_seconds
     )

@@ -52,6 +52,7 @@ class Measured:
     curve: Sequence[CurvePoint]
 
 
+_SAME = 1e-9  # of seconds that went through JSON
 LEFT_OUT = "What the predicted times leave out"
 
 
@@ -66,7 +67,7 @@ def plan_page(
         runs = _runs_of(plan, material.comparison)
         methods = _methods(runs)
     with _printed_by("--drift", "oper drift --json"):
-        drifts = _drift(material.drifts)
+        drifts = _drift(plan, material.drifts)
     with _printed_by("--counters", "oper.counters(model)"):
         counted = _counted(plan, material.counters)
     report("rows")
@@ -100,8 +101,11 @@ def _first_screen(
 ) -> Section:
     prediction = plan.prediction
     used = prediction.extra_memory_ratio
-    fullest = int(prediction.memory_bytes.argmax())
-    held, room = prediction.memory_bytes[fullest], prediction.capacity_bytes[fullest]
+    in_memory = prediction
+    if plan.parts is not None and plan.parts.devices is None:
+        in_memory = plan.parts.tier.prediction
+    fullest = int(in_memory.memory_bytes.argmax())
+    held, room = in_memory.memory_bytes[fullest], in_memory.capacity_bytes[fullest]
     tiles = [
         ("iteration, moving rows alone", format_duration(prediction.objective_seconds)),
         ("fullest rank", f"{format_bytes(float(held))} of {format_bytes(float(room))}"),
@@ -110,7 +114,7 @@ def _first_screen(
     if "certified_gap" in plan.certificate:
         gap = format_gap(plan.certificate["certified_gap"])
         tiles.insert(1, ("above the proved bound, at most", gap))
-    charts = [memory_of_kinds(plan, kinds)]
+    charts = memory_charts(plan, kinds)
     bound = plan.certificate.get("lower_bound_seconds")
     if measured is None:
         charts.append(work_chart(plan))
@@ -120,17 +124,22 @@ def _first_screen(
     return Section("plan", "The plan", said, True, tiles, charts)
 
 
-def memory_of_kinds(plan: Plan, kinds: RowsByKind) -> Chart:
-    """The memory of each rank by kind of row."""
-    on_devices, in_tier = kinds.on_devices, kinds.in_tier
-    parts = {
-        "striped rows": (on_devices.striped + on_devices.unused).astype(np.float64),
-        "listed rows": on_devices.listed.astype(np.float64),
-        "replicated rows": on_devices.replicated.astype(np.float64),
-    }
-    if in_tier.total.any():
-        parts["rows in the host's memory"] = in_tier.total.astype(np.float64)
-    return memory_chart(parts, plan.prediction.capacity_bytes, _allowance(plan))
+def memory_charts(plan: Plan, kinds: RowsByKind) -> list[Chart]:
+    """The memory of each rank's device by kind of row, and of its host's with a tier."""
+    charts = []
+    if plan.parts is None or plan.parts.devices is not None:
+        held = kinds.on_devices
+        parts = {
+            "striped rows": (held.striped + held.unused).astype(np.float64),
+            "listed rows": held.listed.astype(np.float64),
+            "replicated rows": held.replicated.astype(np.float64),
+        }
+        charts.append(memory_chart(parts, plan.prediction.capacity_bytes, _allowance(plan)))
+    if plan.parts is not None:
+        parts = {"rows in the host's memory": kinds.in_tier.total.astype(np.float64)}
+        chart = memory_chart(parts, plan.parts.tier.prediction.capacity_bytes, " on its host")
+        charts.append(replace(chart, key="host-memory", title="Memory of each rank's host"))
+    return charts
 
 
 def _allowance(plan: Plan) -> str:
@@ -193,10 +202,19 @@ def _memory(plan: Plan, measured: Measured | None) -> Section:
     return Section("memory-limit", "Memory", said, charts=[] if chart is None else [chart])
 
 
-def _drift(drifts: Sequence[dict[str, Any]]) -> list[Section]:
+def _drift(plan: Plan, drifts: Sequence[dict[str, Any]]) -> list[Section]:
     if not drifts:
         return []
-    charts = [drift_chart(drift, number) for number, drift in enumerate(drifts)]
+    charts = []
+    for number, drift in enumerate(drifts):
+        made = drift["windows"][0] if "windows" in drift else drift
+        then, mine = made["objective_seconds"]["then"], plan.prediction.objective_seconds
+        if abs(then - mine) > _SAME * mine:
+            raise OperError(
+                f"--drift: is of a plan whose iteration takes {format_duration(then)}, and this "
+                f"one's takes {format_duration(mine)}; give what `oper drift` prints for this plan"
+            )
+        charts.append(drift_chart(drift, number))
     return [Section("drift", "When the data changes", charts=charts)]
 
 
@@ -231,7 +249,7 @@ def _printed_by(option: str, command: str) -> Iterator[None]:
     """OperError where content that is read within the block is not what the command printed."""
     try:
         yield
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise OperError(
             f"{option}: is not what `{command}` gave ({type(error).__name__}: {error}); give what "
             "this version of oper prints, unchanged"
@@ -239,8 +257,8 @@ def _printed_by(option: str, command: str) -> Iterator[None]:
 
 
 def _runs_of(plan: Plan, comparison: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """The runs of a comparison, that with the extra memory nearest to the plan's first; OperError
-    where they are of another topology or workload."""
+    """The runs of a comparison, that with the extra memory (then the threshold) nearest to the
+    plan's first; OperError where they are of another topology, workload or profile."""
     if comparison is None:
         return []
     for run in comparison["runs"]:
@@ -250,16 +268,21 @@ def _runs_of(plan: Plan, comparison: dict[str, Any] | None) -> list[dict[str, An
             ("mode", plan.workload.mode),
             ("fetch", plan.workload.fetch),
             ("batch_size", plan.workload.batch_size),
+            ("profile", plan.profile),
         ):
             if run["settings"][name] != mine:
                 raise OperError(
                     f"--compare: is of {name.replace('_', ' ')} {run['settings'][name]}, and the "
                     f"plan of {mine}; compare with the plan's own options"
                 )
-    asked = plan.settings.get("extra_memory")
-    return sorted(
-        comparison["runs"], key=lambda run: abs(run["settings"]["extra_memory"] - (asked or 0.0))
-    )
+    asked = plan.settings.get("extra_memory") or 0.0
+    threshold = plan.settings.get("threshold", plan.record.threshold)
+
+    def unlike(run: dict[str, Any]) -> tuple[float, float]:
+        settings = run["settings"]
+        return abs(settings["extra_memory"] - asked), abs(settings["threshold"] - threshold)
+
+    return sorted(comparison["runs"], key=unlike)
 
 
 def not_given(material: Material) -> list[str]:

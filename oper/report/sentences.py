@@ -8,6 +8,7 @@ import numpy as np
 from oper.base.arrays import Floats
 from oper.base.formatting import (
     format_bytes,
+    format_digits,
     format_duration,
     format_factor,
     format_gap,
@@ -39,6 +40,8 @@ def _placed(plan: Plan) -> str:
     rows, workload, topology = int(plan.layout.rows.sum()), plan.workload, plan.topology
     nodes = f"{plural(topology.nodes, 'node')}, " if topology.nodes > 1 else ""
     tier = f", {plural(len(plan.tier), 'table')} of them in the hosts' memory" if plan.tier else ""
+    if len(plan.tier) == len(plan.tables):
+        tier = ", all of them in the hosts' memory,"
     return (
         f"OPER has placed {plural(rows, 'row')} of {plural(len(plan.tables), 'embedding table')}"
         f"{tier} on {plural(plan.ranks, 'rank')} ({nodes}topology {topology.name}) for "
@@ -77,7 +80,10 @@ def optimality(plan: Plan) -> str:
 
 def memory_sentences(plan: Plan, curve: Sequence[CurvePoint] | None) -> list[str]:
     """Whether memory is what limits the plan, why it has no more copies, and what more would do."""
-    prediction, asked = plan.prediction, plan.settings.get("extra_memory")
+    if plan.parts is not None and plan.parts.devices is None:
+        return ["All tables are in the hosts' memory, where each row is on one rank."]
+    figures = plan if plan.parts is None or plan.parts.devices is None else plan.parts.devices
+    prediction, asked = figures.prediction, plan.settings.get("extra_memory")
     used, seconds = prediction.extra_memory_ratio, prediction.objective_seconds
     fullest = int(prediction.memory_bytes.argmax())
     held, room = float(prediction.memory_bytes[fullest]), float(prediction.capacity_bytes[fullest])
@@ -87,8 +93,12 @@ def memory_sentences(plan: Plan, curve: Sequence[CurvePoint] | None) -> list[str
         if used
         else "No row has a copy." + _why_no_copy(plan)
     )
-    full = plan.certificate.get("full_memory_bound_seconds")
-    if full is not None and seconds:
+    if plan.ranks == 1:
+        return [f"{said} {copies}"]
+    if plan.settings.get("reserve") is not None or asked is None:
+        full = figures.certificate.get("full_memory_bound_seconds")
+        if full is None or not seconds:
+            return [f"{said} {copies}"]
         saved = max(1 - full / seconds, 0.0)
         more = (
             "Twice the memory, or all that is allowed, would make no plan faster."
@@ -97,17 +107,17 @@ def memory_sentences(plan: Plan, curve: Sequence[CurvePoint] | None) -> list[str
             "an iteration; this one uses the least that comes within 1% of the fastest."
         )
         return [f"Memory is not the limit. {said} {copies} {more}"]
+    allowed = f"{100 * asked:.4g}% of extra memory were allowed for copies, and all is used"
     if asked == 0:
-        return [f"Memory is a limit: no copies were allowed. {said}"]
-    if asked is not None and used >= asked * 0.99:
-        return [
-            f"Memory is a limit: of the {100 * asked:.4g}% of extra memory allowed for copies all "
-            f"is used. {said}"
-        ]
-    limit = "" if asked is None else f" {100 * asked:.4g}% were allowed."
-    if curve is None or len({point.memory_bytes for point in curve}) > 1:
-        return [f"Memory is not the limit. {said} {copies}{limit}"]
-    return [f"Memory is not the limit. {said} {copies}{limit} No plan was found that uses more."]
+        allowed = "no copies of rows were allowed"
+    if used < asked * 0.99:
+        share = f"{100 * asked:.4g}% of extra memory were allowed for them."
+        return [f"Memory is not the limit. {said} {copies} {share}"]
+    if curve is None:
+        return [f"{allowed[:1].upper()}{allowed[1:]}: more memory may help. {said}"]
+    if any(point.objective_seconds < (1 - _NOTICED) * seconds for point in curve):
+        return [f"Memory is a limit: {allowed}. {said}"]
+    return [f"Memory is not the limit: {allowed}, but more would not help. {said}"]
 
 
 def _why_no_copy(plan: Plan) -> str:
@@ -129,10 +139,12 @@ def time_sentences(plan: Plan) -> list[str]:
         return []
     fetched = prediction.link_bytes[~np.eye(plan.ranks, dtype=bool)]
     taken = prediction.link_seconds + prediction.gradient_link_seconds
-    said = [
-        f"Bytes that can be read a second: {_link_speeds(plan)}.",
-        _evenness("In an iteration every rank fetches {} from every other", fetched, format_bytes),
-    ]
+    said = [f"Bytes that can be read a second: {_link_speeds(plan)}."]
+    if not fetched.any():
+        return [*said, "In an iteration no rank fetches rows from another."]
+    said.append(
+        _evenness("In an iteration every rank fetches {} from every other", fetched, format_bytes)
+    )
     nodes = np.array(plan.topology.node_of)
     outside = nodes[:, None] != nodes[None, :]
     away = ~np.eye(plan.ranks, dtype=bool)
@@ -161,9 +173,9 @@ def kinds_sentence(plan: Plan, kinds: RowsByKind) -> str:
     """What share of rows and of accesses each kind of row has."""
     every = int(plan.owner_accesses.sum()) + plan.replica_accesses
     listed = plan.counts.total_accesses - plan.replica_accesses
-    rows = max(int(kinds.rows.sum()), 1)
+    rows = int(kinds.rows.sum())
     said = [
-        f"{int(of_kind.sum()):,} are {name} ({of_kind.sum() / rows:.1%}, with "
+        f"{_are(int(of_kind.sum()))} {name} ({of_kind.sum() / rows:.1%}, with "
         f"{accesses / max(every, 1):.1%} of the accesses)"
         for name, of_kind, accesses in (
             ("replicated", kinds.replicated, plan.replica_accesses),
@@ -172,7 +184,11 @@ def kinds_sentence(plan: Plan, kinds: RowsByKind) -> str:
         )
         if of_kind.any()
     ]
-    return f"Of the {rows:,} rows {', '.join(said)}."
+    return f"Of {plural(rows, 'row')} {', '.join(said)}."
+
+
+def _are(number: int) -> str:
+    return "1 is" if number == 1 else f"{number:,} are"
 
 
 def certificate_sentences(plan: Plan) -> list[str]:
@@ -220,7 +236,8 @@ def making(plan: Plan) -> list[tuple[str, str]]:
         ),
         (
             "profile",
-            f"{plan.samples:,} samples{part}, {batches:,.3g} batches; digest {plan.profile[:16]}",
+            f"{plan.samples:,} samples{part}, {format_digits(batches, 3)} batches; digest "
+            f"{plan.profile[:16]}",
         ),
         ("rows placed by", _PLACED_BY.get(record.step, record.step)),
     ]
@@ -246,6 +263,8 @@ def _link_speeds(plan: Plan) -> str:
         )
         if which.any()
     ]
+    if plan.tier and topology.host_bandwidth is not None:
+        said.append(f"tables in the hosts' memory {_range(np.array(topology.host_bandwidth))}")
     return ", ".join(said)
 
 

@@ -28,7 +28,7 @@ class SortableTable:
     rows: list[tuple[Cell, ...]]
     sentence: str
     total: tuple[str, ...] = ()  # a last row, which is not sorted
-    noun: str = "tables"  # what its rows are
+    noun: str = "table"  # what one of its rows is
 
 
 def table_list(plan: Plan, kinds: RowsByKind, profile: Profile | None) -> SortableTable:
@@ -66,7 +66,7 @@ def table_list(plan: Plan, kinds: RowsByKind, profile: Profile | None) -> Sortab
             )
         )
     counted_headers = [] if accesses is None else ["accesses", "of all accesses"]
-    headers = ["table", "rows", "dim", "bytes, with copies", "of all bytes", *counted_headers]
+    headers = ["table", "rows", "dim", "bytes", "of all bytes", *counted_headers]
     headers += ["replicated", "listed", "striped", "where"]
     of_kinds = (kinds.replicated, kinds.listed, kinds.striped)
     total = (

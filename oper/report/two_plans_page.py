@@ -16,7 +16,7 @@ from oper.plan.rows_by_kind import rows_by_kind
 from oper.report import sentences
 from oper.report.charts.chart import Chart
 from oper.report.page import Page, Section
-from oper.report.plan_page import LEFT_OUT, memory_of_kinds, work_chart
+from oper.report.plan_page import LEFT_OUT, memory_charts, work_chart
 from oper.report.table_rows import Cell, SortableTable
 from oper.report.words import words_of
 
@@ -96,7 +96,7 @@ def _work(plan: Plan) -> str:
 def _charts(plan: Plan, name: str, number: int) -> list[Chart]:
     return [
         replace(chart, key=f"{chart.key}-{number}", title=f"{name}: {chart.title.lower()}")
-        for chart in (memory_of_kinds(plan, rows_by_kind(plan)), work_chart(plan))
+        for chart in (*memory_charts(plan, rows_by_kind(plan)), work_chart(plan))
     ]
 
 
@@ -121,10 +121,13 @@ def _figures(old: Plan, new: Plan, names: tuple[str, str]) -> SortableTable:
         row("listed rows", [int(k.listed.sum()) for k in kinds], "{:,}".format),
         row("striped rows", [int(k.striped.sum()) for k in kinds], "{:,}".format),
     ]
-    return SortableTable(("figure", *names), rows, "", noun="figures")
+    return SortableTable(("figure", *names), rows, "", noun="figure")
 
 
 def _moved(changes: dict[str, Any], names: tuple[str, str]) -> Section:
+    if changes["rows_changed"] is None:
+        said = "The numbers of ranks differ, so single rows are not compared."
+        return Section("moved", "What moved", [said])
     tables = [table for table in changes["tables"] if table["rows_changed"]]
     tables.sort(key=lambda table: -int(table["rows_changed"]))
     if not tables:

@@ -7,8 +7,10 @@ from typing import Any
 from oper.base.errors import OperError
 from oper.files.json_file import read_json
 from oper.files.storage import check_output
+from oper.plan.plan import MARKER as PLAN_MARKER
 from oper.plan.plan import Plan, load_plan
 from oper.planner.comparison import Comparison
+from oper.profiling.profile import MARKER as PROFILE_MARKER
 from oper.profiling.profile import Profile
 from oper.report.page import write_page
 from oper.report.plan_page import Material, not_given, plan_page
@@ -16,13 +18,16 @@ from oper.report.two_plans_page import two_plans_page
 
 Step = Callable[[str], None]
 
+_MOST = 1e30  # of a number in a file: bytes, seconds, accesses
+_DIFFERENCES = ("worse", "worse_seconds", "cost_seconds", "cost_share", "certified_gap")
+
 
 def write_report(
     plan: Plan,
     path: Path | str,
     profile: Profile | Path | str | None = None,
     compare: Comparison | Path | str | None = None,
-    drift: Sequence[Path | str] = (),
+    drift: Path | str | Sequence[Path | str] = (),
     counters: Path | str | None = None,
     title: str = "",
     overwrite: bool = False,
@@ -37,13 +42,16 @@ def write_report(
     Raises OperError where `path` exists and `overwrite` is false, and where one of these is of
     another plan.
     """
+    drifts = [drift] if isinstance(drift, str | Path) else drift
+    given = None if isinstance(compare, Comparison) else compare
+    _refuse_inside(Path(path), [given, *drifts, counters])
     check_output(path, overwrite=overwrite)
     if profile is not None and not isinstance(profile, Profile):
         profile = Profile.open(profile, check=True)
     material = Material(
         profile,
         _comparison(compare),
-        [_printed(file, "verdict", "oper drift --json") for file in drift],
+        [_printed(file, "verdict", "oper drift --json") for file in drifts],
         None if counters is None else _counters(counters),
     )
     page = plan_page(plan, title or f"Plan for {plan.topology.name}", material, report)
@@ -55,6 +63,7 @@ def write_two_plans_report(
     folders: Sequence[Path], path: Path, overwrite: bool = False, report: Step = lambda step: None
 ) -> None:
     """Write the page of two plans side by side. OperError where they are for different tables."""
+    _refuse_inside(path, [])
     check_output(path, overwrite=overwrite)
     report("plans")
     old, new = (load_plan(folder) for folder in folders)
@@ -71,14 +80,44 @@ def _comparison(given: Comparison | Path | str | None) -> dict[str, Any] | None:
 
 def _printed(path: Path | str, key: str, command: str) -> dict[str, Any]:
     content = read_json(path)
-    if not isinstance(content, dict) or key not in content:
+    if not isinstance(content, dict) or not content.get(key):
         raise OperError(f"{path}: has no {key!r}; what `{command}` prints was needed")
+    _check_numbers(path, content)
     return content
+
+
+def _check_numbers(path: Path | str, content: Any, key: str = "") -> None:
+    """OperError where a number is not finite, or negative without being a difference."""
+    if isinstance(content, dict):
+        for name, value in content.items():
+            _check_numbers(path, value, name)
+    elif isinstance(content, list):
+        for value in content:
+            _check_numbers(path, value, key)
+    elif isinstance(content, int | float):
+        least = -_MOST if key in _DIFFERENCES else 0
+        if not least <= content <= _MOST:
+            raise OperError(f"{path}: {key} is {content}; the file was changed: write it again")
+
+
+def _refuse_inside(path: Path, inputs: Sequence[Path | str | None]) -> None:
+    """OperError where a page would replace what it is made of, or lie in a folder of oper's."""
+    target = path.resolve()
+    if any(given is not None and Path(given).resolve() == target for given in inputs):
+        raise OperError(f"{path}: is what the report is made of; choose another path")
+    for folder in target.parents:
+        for marker in (PLAN_MARKER, PROFILE_MARKER):
+            if (folder / marker).is_file():
+                raise OperError(
+                    f"{path}: lies in {folder}, which oper wrote ({marker} is in it) and would no "
+                    "longer replace; choose a path outside of it"
+                )
 
 
 def _counters(path: Path | str) -> list[dict[str, Any]]:
     content = read_json(path)
-    if not isinstance(content, list) or not all(isinstance(rank, dict) for rank in content):
+    _check_numbers(path, content)
+    if not isinstance(content, list) or not all(isinstance(r, dict) and r for r in content):
         raise OperError(
             f"{path}: a list of what `oper.counters(model)` returned on each rank was needed"
         )

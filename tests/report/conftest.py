@@ -56,8 +56,8 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> Reported:
             *("compare", folder / "profile", *WORKLOAD, "--extra-memory", "5,20%"),
             *("--methods", "oper,paper,memory_greedy,table_wise,row_wise"),
         ),
-        "drift": ("drift", folder / "day", folder / "days@2"),
-        "windows": ("drift", folder / "day", folder / "days", "--all-windows"),
+        "drift": ("drift", folder / "plan", folder / "days@2"),
+        "windows": ("drift", folder / "plan", folder / "days", "--all-windows"),
     }.items():
         (folder / f"{name}.json").write_text(fine(*command, "--json"))
     (folder / "counters.json").write_text(json.dumps(counters(folder / "plan")))

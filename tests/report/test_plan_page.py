@@ -12,18 +12,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oper.base.errors import OperError
+from oper.base.formatting import format_bytes, format_duration
 from oper.cost.workload import Workload
 from oper.plan.plan import Plan, load_plan
+from oper.plan.rows_by_kind import rows_by_kind
 from oper.planner.make_plan import make_plan
 from oper.planner.problem.problem import Settings
+from oper.planner.replan.replan import replan
 from oper.profiling.profile import Profile
 from oper.report.charts.chart import Chart
+from oper.report.charts.comparison_bars import comparison_chart
 from oper.report.kind_times import kind_times
 from oper.report.page import Page
 from oper.report.plan_page import Material, plan_page
+from oper.report.two_plans_page import two_plans_page
 from oper.report.write_report import write_report
 from oper.topology.topology import Topology
-from tests.report.conftest import Reported
+from tests.report.conftest import WORKLOAD, Reported
 from tests.support.commands import fine, oper, refused
 from tests.support.planner.profiles import make_profile
 
@@ -72,8 +77,21 @@ def test_the_time_of_a_tier_is_its_parts_own(tmp_path: Path) -> None:
     np.testing.assert_allclose(times.tier, of_tier, rtol=1e-12)
     devices = times.replicated + times.listed + times.striped
     np.testing.assert_allclose(devices + of_tier, made.prediction.rank_seconds, rtol=1e-12)
-    memory = chart(plan_page(made, "p", Material(profile)), "memory")
-    assert "rows in the host's memory" in memory.headers
+    page = plan_page(made, "p", Material(profile))
+    kinds = rows_by_kind(made)
+    for key, held in (("memory", kinds.on_devices.total), ("host-memory", kinds.in_tier.total)):
+        totals = [row[-1] for row in chart(page, key).rows]
+        assert totals == [format_bytes(int(total)) for total in held], key
+
+
+def test_a_plan_whose_tables_are_all_in_the_tier(tmp_path: Path) -> None:
+    profile = make_profile(3)
+    workload = Workload("training", batch_size=64)
+    make_plan(profile, Topology.load("cpu:2"), workload, Settings(tier="all"), tmp_path / "p")
+    page = plan_page(load_plan(tmp_path / "p"), "p", Material(profile))
+    assert [c.key for c in page.sections[0].charts] == ["host-memory", "time"]
+    assert "All tables are in the hosts' memory" in words(page, "memory-limit")
+    assert "hosts' memory" in words(page, "ranks")
 
 
 def chart(page: Page, key: str) -> Chart:
@@ -140,11 +158,30 @@ def rank_count(name: str) -> int:
 
 
 def test_memory_is_a_limit_where_all_of_it_is_used(plan: Plan, reported: Reported) -> None:
-    said = words(plan_page(plan, "p", Material()), "memory-limit")
-    used, asked = plan.prediction.extra_memory_ratio, plan.settings["extra_memory"]
-    assert said.startswith("Memory is a limit" if used >= 0.99 * asked else "Memory is not")
+    assert plan.prediction.extra_memory_ratio >= 0.99 * plan.settings["extra_memory"]
+    profile = Profile.open(reported.file("profile"))
+    said = words(plan_page(plan, "p", Material(profile)), "memory-limit")
+    assert said.startswith("Memory is a limit: 20% of extra memory were allowed")
+    unknown = words(plan_page(plan, "p", Material()), "memory-limit")
+    assert unknown.startswith("20% of extra memory were allowed for copies, and all is used: more")
     none = replace(plan, settings=plan.settings | {"extra_memory": 0.0})
-    assert "no copies were allowed" in words(plan_page(none, "p", Material()), "memory-limit")
+    said = words(plan_page(none, "p", Material()), "memory-limit")
+    assert said.startswith("No copies of rows were allowed")
+
+
+def test_memory_is_no_limit_where_the_devices_decided(tmp_path: Path) -> None:
+    """A re-planned plan keeps the extra memory that was found, which nobody asked for."""
+    profile, newer = make_profile(1), make_profile(2)
+    workload = Workload("training", batch_size=64)
+    for tier in ((), ("t0",), "all"):
+        folder = tmp_path / f"{len(tier)}"
+        asked = Settings(tier=tier)
+        make_plan(profile, Topology.load("dgx-a100"), workload, asked, folder)
+        again = replan(load_plan(folder), newer, 1000).plan
+        for made in (load_plan(folder), again):
+            said = words(plan_page(made, "p", Material()), "memory-limit")
+            assert "Memory is a limit" not in said
+            assert "allowed for copies" not in said
 
 
 def test_a_plan_without_a_certificate_says_so(plan: Plan) -> None:
@@ -278,3 +315,74 @@ def test_json(reported: Reported, tmp_path: Path) -> None:
     page = tmp_path / "x.html"
     said = json.loads(fine("report", reported.file("plan"), "-o", page, "--json"))
     assert said == {"report": str(page), "bytes": page.stat().st_size}
+
+
+def test_nothing_read_is_no_division(tmp_path: Path) -> None:
+    profile = make_profile(1)
+    silent = Profile(
+        profile.tables, 100, profile.accesses * 0, profile.samples_with_row * 0, profile.bagged
+    )
+    made = planned(tmp_path, silent, "dgx-a100", "training", 0.3)
+    write_report(made, tmp_path / "page.html", silent)
+    text = (tmp_path / "page.html").read_text()
+    drawn = text[: text.index('id="config"')]
+    assert "nan" not in drawn.lower().replace("nano", "")
+    assert "No rank reads a row." in drawn
+
+
+def test_the_first_sentences_are_of_the_run_like_the_plan(plan: Plan, reported: Reported) -> None:
+    comparison = json.loads(reported.file("compare.json").read_text())
+    wanted = next(
+        run["methods"]["paper"]["objective_seconds"]
+        for run in comparison["runs"]
+        if run["settings"]["extra_memory"] == plan.settings["extra_memory"]
+    )
+    for runs in (comparison["runs"], comparison["runs"][::-1]):
+        bars = chart(plan_page(plan, "p", Material(comparison={"runs": runs})), "comparison")
+        (paper,) = (row for row in bars.rows if row[0] == "the paper's procedure")
+        assert paper[1] == format_duration(wanted)
+    coarse = json.loads(json.dumps(comparison["runs"][1]))
+    coarse["settings"]["threshold"] = 0.5
+    both = [coarse, comparison["runs"][1]]
+    (section,) = (
+        section
+        for section in plan_page(plan, "p", Material(comparison={"runs": both})).sections
+        if section.key == "methods"
+    )
+    assert section.charts[0].rows == comparison_chart(comparison["runs"][1]).rows
+
+
+def test_a_page_never_replaces_what_it_is_made_of(reported: Reported) -> None:
+    plan, profile = reported.file("plan"), reported.file("profile")
+    drift = reported.file("drift.json")
+    before = {path: path.read_bytes() for path in (plan / "plan.json", drift)}
+    for output in (plan / "plan.json", plan / "page.html", profile / "x.html", drift):
+        said = oper("report", plan, "--drift", drift, "-o", output, "--force")
+        assert said.status == 2, output
+        assert said.errors.startswith(f"error: {output}: ")
+    assert not (profile / "x.html").exists()
+    assert before == {path: path.read_bytes() for path in before}
+
+
+def test_drift_and_comparison_of_another_plan(reported: Reported, tmp_path: Path) -> None:
+    other = tmp_path / "other.json"
+    other.write_text(fine("drift", reported.file("day"), reported.file("days@2"), "--json"))
+    said = oper("report", reported.file("plan"), "--drift", other, "-o", tmp_path / "x.html")
+    assert said.status == 2
+    assert "--drift: is of a plan whose iteration takes" in said.errors
+    other.write_text(
+        fine("compare", reported.file("days@0"), *WORKLOAD, "--methods", "oper", "--json")
+    )
+    said = oper("report", reported.file("plan"), "--compare", other, "-o", tmp_path / "x.html")
+    assert said.status == 2
+    assert "--compare: is of profile" in said.errors
+
+
+def test_two_plans_of_other_ranks_compare_no_rows(tmp_path: Path) -> None:
+    profile = make_profile(1)
+    plans = []
+    for name in ("cpu:1", "cpu:3"):
+        folder = tmp_path / name.replace(":", "")
+        plans.append(planned(folder, profile, name, "training", 0.3))
+    page = two_plans_page(plans[0], plans[1], ("one", "three"))
+    assert "numbers of ranks differ" in words(page, "moved")

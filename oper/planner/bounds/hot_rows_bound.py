@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
+from oper.base import native_output
 from oper.base.arrays import Floats
 from oper.cost.read_charges import Charges
 from oper.cost.workload import Workload
@@ -196,7 +197,8 @@ class _Model:
         for tolerance in ("primal", "dual", "mip"):
             solver.setOptionValue(f"{tolerance}_feasibility_tolerance", FEASIBILITY)
         solver.passModel(model)
-        solver.run()
+        with native_output.dropped():
+            solver.run()
         bound = solver.getInfo().mip_dual_bound
         status = solver.getModelStatus()
         if status == highspy.HighsModelStatus.kInfeasible:

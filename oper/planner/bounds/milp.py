@@ -26,6 +26,7 @@ from typing import Any, Literal
 import numpy as np
 import pulp
 
+from oper.base import native_output
 from oper.base.arrays import Floats
 from oper.cost.holder_set_sums import Sums
 from oper.cost.holder_sets import HolderSets
@@ -227,7 +228,8 @@ class _Model:
             primal_feasibility_tolerance=FEASIBILITY,
         )
         if highs.available():
-            self.problem.solve(highs)
+            with native_output.dropped():
+                self.problem.solve(highs)
             # PuLP calls a solution found at the time limit "Optimal": ask the solver itself.
             info = self.problem.solverModel.getInfo()
             bound, solver = float(info.mip_dual_bound), "HiGHS"

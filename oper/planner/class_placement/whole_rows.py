@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csc_array, csr_array, vstack
 
+from oper.base import native_output
 from oper.base.arrays import Floats
 from oper.cost.holder_sets import HolderSets
 from oper.planner.lp.pricing import PricingItems, everywhere_seconds
@@ -79,21 +80,23 @@ def place_whole(
     largest = np.concatenate([-np.ones(ranks), np.zeros(ranks + 1)])[:, None]
     total = np.where(whole, items.rows, 1.0)
     each = csr_array((np.ones(len(b)), (b, np.arange(len(b)))), shape=(len(items), len(b) + 1))
-    found = milp(
-        np.concatenate([np.zeros(len(b)), [1.0]]),
-        integrality=np.concatenate([whole[b], [False]]).astype(np.int64),
-        bounds=Bounds(0.0, np.concatenate([total[b], [np.inf]])),
-        constraints=LinearConstraint(
-            vstack([csc_array(np.concatenate([(uses * unit[:, None]).T, largest], axis=1)), each]),
-            np.concatenate([np.full(len(limit), -np.inf), total]),
-            np.concatenate([limit, total]),
-        ),
-        options={
-            "node_limit": nodes,
-            "mip_rel_gap": relative_gap,
-            "time_limit": _MOST_SECONDS,
-        },
-    )
+    rows_below = csc_array(np.concatenate([(uses * unit[:, None]).T, largest], axis=1))
+    with native_output.dropped():
+        found = milp(
+            np.concatenate([np.zeros(len(b)), [1.0]]),
+            integrality=np.concatenate([whole[b], [False]]).astype(np.int64),
+            bounds=Bounds(0.0, np.concatenate([total[b], [np.inf]])),
+            constraints=LinearConstraint(
+                vstack([rows_below, each]),
+                np.concatenate([np.full(len(limit), -np.inf), total]),
+                np.concatenate([limit, total]),
+            ),
+            options={
+                "node_limit": nodes,
+                "mip_rel_gap": relative_gap,
+                "time_limit": _MOST_SECONDS,
+            },
+        )
     if found.x is None or found.status == _OUT_OF_TIME:
         return None
     placed = np.zeros(usable.shape)

@@ -26,6 +26,11 @@ def counted_chart(plan: Plan, counters: Sequence[RankCounters]) -> Chart:
         for found in collections.values():
             steps = max(int(found["steps"] or found["lookups"]), 1)
             for kind, name in (("fetch", "fetched_bytes"), ("gradient", "gradient_bytes")):
+                if len(found[name]) != plan.ranks:
+                    raise OperError(
+                        f"--counters: {name} of rank {rank} is of {len(found[name])} ranks, and "
+                        f"the plan of {plan.ranks}; give the counters of a run by this plan"
+                    )
                 away = sum(b for other, b in enumerate(found[name]) if other != rank)
                 counted[kind] += away / steps / plan.ranks
             counted["allreduce"] += found["allreduce_bytes"] / steps / plan.ranks

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from oper.base.formatting import format_duration, format_share
+from oper.base.formatting import format_digits, format_duration, format_share, plural
 from oper.report.charts.chart import ACCENT, MUTED, Chart, axis, duration_unit, spec
 
 _NOW, _FRESH = "this plan", "a plan from scratch"
@@ -62,12 +62,12 @@ def _cost_of_windows(drift: dict[str, Any]) -> str:
     """What not re-planning costs, over all windows and in the worst one."""
     windows = drift["windows"]
     worst = max(range(len(windows)), key=lambda n: float(windows[n]["worse"]))
-    iterations = sum(float(window["iterations"]) for window in windows)
+    iterations = format_digits(sum(float(window["iterations"]) for window in windows), 4)
     return (
         f"Not re-planning costs {format_share(drift['cost_share'])} of the time that a plan from "
-        f"scratch for each of the {len(windows)} windows takes: "
-        f"{format_duration(drift['cost_seconds'])} over their {iterations:,.4g} iterations. It "
-        f"costs the most in @{worst}, {format_share(windows[worst]['worse'])}. {_advice(drift)}"
+        f"scratch for each of {plural(len(windows), 'window')} takes: "
+        f"{format_duration(drift['cost_seconds'])} over their {iterations} iterations. It costs "
+        f"the most in @{worst}, {format_share(windows[worst]['worse'])}. {_advice(drift)}"
     )
 
 

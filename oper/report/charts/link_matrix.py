@@ -3,7 +3,7 @@
 import numpy as np
 
 from oper.base.arrays import Floats
-from oper.base.formatting import format_bytes, format_duration
+from oper.base.formatting import format_bytes, format_digits, format_duration
 from oper.plan.plan import Plan
 from oper.report.charts.chart import (
     Chart,
@@ -32,6 +32,8 @@ def link_charts(plan: Plan) -> list[Chart]:
         caption += "; gradients of rows with one owner go the other way"
     most = format_bytes(float(fetched.max()))
     caption += f". At most {most} go from a rank to another; its own rows it need not fetch."
+    if not fetched.any():
+        return []
     key, title = "links", "Bytes that each rank fetches from each other"
     charts = [_heat_map(key, title, caption, fetched, seconds=False)]
     away = ~np.eye(plan.ranks, dtype=bool)
@@ -42,10 +44,10 @@ def link_charts(plan: Plan) -> list[Chart]:
     if costs.min() < costs.max():
         taken = prediction.link_seconds + prediction.gradient_link_seconds
         caption = (
-            f"A byte takes {costs.max() / costs.min():.3g} times as long over the slowest links as "
-            f"over the fastest. Over the slowest a rank fetches {format_bytes(slowest)} on "
-            f"average, over the fastest {format_bytes(fastest)}; the busiest takes "
-            f"{format_duration(taken.max())} of an iteration."
+            f"A byte takes {format_digits(float(costs.max() / costs.min()), 3)} times as long over "
+            f"the slowest links as over the fastest. Over the slowest a rank fetches "
+            f"{format_bytes(slowest)} on average, over the fastest {format_bytes(fastest)}; the "
+            f"busiest takes {format_duration(taken.max())} of an iteration."
         )
         title = "Time that each rank takes to fetch from each other"
         if plan.workload.training:
@@ -109,7 +111,7 @@ def _heat_map(key: str, title: str, caption: str, matrix: Floats, seconds: bool)
     if len(links) > _MOST_LINKS:
         amount += f", the {_MOST_LINKS} largest of {len(links):,}"
     of_cells = (
-        of_columns(columns).replace("A column", "A cell").replace("ranks", "by as many ranks")
+        of_columns(columns).replace("A column", "A cell").replace("ranks", "ranks by as many")
     )
     return Chart(
         key=key,

@@ -51,7 +51,7 @@ def memory_chart(parts: Mapping[str, Floats], capacity: Floats, why: str) -> Cha
     """Bytes of rows on each rank by kind of row, [M] each, and what the ranks may hold, [M]; `why`
     says where that comes from."""
     total = np.sum(list(parts.values()), axis=0)
-    room = float(capacity[int((total / capacity).argmax())])
+    room = float(capacity[int((total / np.maximum(capacity, 1)).argmax())])
     held, allowed = _spread("holds", total, format_bytes), _span(capacity, format_bytes)
     caption = f"{held} A rank may hold {allowed}{why}"
     lines = [Line("capacity", room)] if room <= _MOST_ABOVE * total.max() else []
@@ -62,12 +62,11 @@ def memory_chart(parts: Mapping[str, Floats], capacity: Floats, why: str) -> Cha
 def kinds_of_row_chart(parts: Mapping[str, Floats], bound: float | None) -> Chart:
     """Seconds of each rank by kind of row, [M] each, under the bound that was proved, if any."""
     total = np.sum(list(parts.values()), axis=0)
-    shares = {name: float(values.mean() / total.mean()) for name, values in parts.items()}
-    largest = max(shares, key=lambda name: shares[name])
-    caption = (
-        f"{_spread('takes', total, format_duration)} On average {shares[largest]:.0%} of it goes "
-        f"to {largest}."
-    )
+    caption = _spread("takes", total, format_duration)
+    if total.any():
+        largest = max(parts, key=lambda name: float(parts[name].sum()))
+        share = parts[largest].sum() / total.sum()
+        caption += f" On average {share:.0%} of it goes to {largest}."
     lines = [] if bound is None else [Line("proved bound", bound, dashed=True)]
     title = "Time of each rank by kind of row"
     return _bars("time", title, caption, parts, duration_unit, format_duration, lines)
@@ -76,8 +75,10 @@ def kinds_of_row_chart(parts: Mapping[str, Floats], bound: float | None) -> Char
 def kinds_of_work_chart(parts: Mapping[str, Floats]) -> Chart:
     """Seconds of each rank by what they go to, [M] each."""
     total = np.sum(list(parts.values()), axis=0)
-    mean = ", ".join(f"{name} {values.mean() / total.mean():.0%}" for name, values in parts.items())
-    caption = f"Of a rank's time, on average: {mean}."
+    shares = (f"{name} {values.sum() / total.sum():.0%}" for name, values in parts.items())
+    caption = "No rank reads a row."
+    if total.any():
+        caption = f"Of a rank's time, on average: {', '.join(shares)}."
     title = "Time of each rank by work"
     return _bars("work", title, caption, parts, duration_unit, format_duration, [])
 
@@ -177,7 +178,7 @@ def _line(line: Line, unit: Unit) -> list[dict[str, Any]]:
 def _spread(verb: str, values: Floats, shown: Callable[[float], str]) -> str:
     """`Every rank holds 6.5 MB.`, or the most and the least."""
     least, most = float(values.min()), float(values.max())
-    if least >= (1 - _EVEN) * most:
+    if least >= (1 - _EVEN) * most or shown(least) == shown(most):
         return f"Every rank {verb} {shown(most)}."
     return (
         f"Rank {int(values.argmax())} {verb} the most, {shown(most)}, rank "

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from oper.base.arrays import Ints
+from oper.base.formatting import plural
 from oper.profiling.histogram import histogram
 from oper.profiling.profile import Profile
 from oper.report.charts.chart import ACCENT, INK, Chart, axis, spec
@@ -21,7 +22,7 @@ def skew_chart(profile: Profile, replicated_rows: int, listed_rows: int) -> Char
     _, accesses, _, rows = histogram(profile.accesses, none, starts, np.zeros(2, dtype=np.int64))
     # The histogram is of one piece, all rows: descending by accesses.
     total_rows, total = int(rows.sum()), int(accesses @ rows)
-    if not total:
+    if not total or total_rows < 2:
         return None
 
     def share(number: float) -> float:
@@ -69,8 +70,8 @@ def skew_chart(profile: Profile, replicated_rows: int, listed_rows: int) -> Char
         if number and (name == "replicated" or listed_rows):
             layers += _cut(f"{number:,} {name}", number / total_rows, colour, horizontal)
             caption += (
-                f" The plan has {number:,} rows {name}, {number / total_rows:.2%} of all; as many "
-                f"of the hottest take {share(number):.1%} of the accesses."
+                f" The plan has {plural(number, 'row')} {name}, {number / total_rows:.2%} of all; "
+                f"as many of the hottest take {share(number):.1%} of the accesses."
             )
     return Chart(
         key="skew",

@@ -1,6 +1,6 @@
 // Draws the figures of the page, and sorts its tables where a header is pressed.
 const config = JSON.parse(document.getElementById("config").textContent);
-config.legend.columns = window.innerWidth < 600 ? 1 : 0; // all in one line where there is room
+config.legend.columns = window.innerWidth < 600 ? 1 : 4; // as many as fit into a line
 
 async function draw(figure) {
   const spec = JSON.parse(figure.querySelector("script").textContent);
