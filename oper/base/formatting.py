@@ -17,6 +17,8 @@ def format_digits(value: float, digits: int) -> str:
     rounded = float(f"{value:.{digits}g}")
     if not rounded:
         return "0"
+    if not math.isfinite(rounded):  # only of damaged files
+        return f"{rounded}"
     after_point = max(digits - 1 - math.floor(math.log10(abs(rounded))), 0)
     text = f"{rounded:,.{after_point}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text

@@ -99,3 +99,9 @@ def test_factors(value: float, text: str) -> None:
 )
 def test_percents(value: float, text: str) -> None:
     assert format_percent(value) == text
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan"), 1.797e308])
+def test_what_only_damaged_files_hold_is_no_crash(value: float) -> None:
+    for form in EVERY:
+        assert form(value)
