@@ -61,7 +61,7 @@ def format_gap(value: float) -> str:
     """A certified gap, a fraction, as a percentage, rounded up: 1.23e-4 -> '0.0123%'."""
     if value < 1e-6:
         return "<0.0001%"
-    if value > 1e6:  # of no plan, and far beyond it no integer
+    if not value <= 1e6:  # of no plan, and far beyond it no integer
         return f"{format_digits(100 * value, 4)}%"
     return f"{format_digits(math.ceil(1e6 * value) / 1e4, 4)}%"
 
