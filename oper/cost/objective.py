@@ -42,7 +42,7 @@ class Cost:
     """Predicted figures of a plan, per iteration. Vectors over ranks; matrices [reader, source]."""
 
     memory_bytes: Floats
-    lookups: Floats  # rows served
+    lookups: Floats  # rows that each rank looks up, for itself and for others
     lookup_seconds: Floats  # E
     link_bytes: Floats
     link_seconds: Floats  # C

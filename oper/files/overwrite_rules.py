@@ -55,6 +55,11 @@ def folder_refusal(folder: Path, kind: Format, overwrite: bool) -> str | None:
     return None if overwrite else _EXISTS
 
 
+def was_written(folder: Path, kind: Format) -> bool:
+    """Whether `folder` has the marker of a folder of this kind, which oper wrote."""
+    return (folder / kind.marker).is_file() and _listed(folder, kind) is not None
+
+
 def file_refusal(path: Path, overwrite: bool) -> str | None:
     """Why `path`, which exists, may not be replaced by a file; None where it may."""
     if path.is_dir():

@@ -51,7 +51,7 @@ class Prediction:
     extra_memory_ratio: float  # bytes of extra copies over bytes of one copy of all rows
     memory_bytes: Floats  # [M] whole bytes
     capacity_bytes: Floats  # [M] whole bytes
-    lookups: Floats  # [M] rows served
+    lookups: Floats  # [M] rows that each looks up, for itself and for others
     lookup_seconds: Floats  # [M]
     link_bytes: Floats  # [M, M]
     link_seconds: Floats  # [M, M]

@@ -6,11 +6,12 @@ from typing import Any
 
 from oper.base.errors import OperError
 from oper.files.json_file import read_json
+from oper.files.overwrite_rules import was_written
 from oper.files.storage import check_output
-from oper.plan.plan import MARKER as PLAN_MARKER
+from oper.plan.plan import FORMAT as PLAN
 from oper.plan.plan import Plan, load_plan
 from oper.planner.comparison import Comparison
-from oper.profiling.profile import MARKER as PROFILE_MARKER
+from oper.profiling.profile import FORMAT as PROFILE
 from oper.profiling.profile import Profile
 from oper.report.page import write_page
 from oper.report.plan_page import Material, not_given, plan_page
@@ -19,7 +20,11 @@ from oper.report.two_plans_page import two_plans_page
 Step = Callable[[str], None]
 
 _MOST = 1e30  # of a number in a file: bytes, seconds, accesses
-_DIFFERENCES = ("worse", "worse_seconds", "cost_seconds", "cost_share", "certified_gap")
+# Which may be negative, if only by rounding.
+_DIFFERENCES = (
+    *("worse", "worse_seconds", "cost_seconds", "cost_share"),
+    *("certified_gap", "solver_gap"),
+)
 
 
 def write_report(
@@ -106,11 +111,11 @@ def _refuse_inside(path: Path, inputs: Sequence[Path | str | None]) -> None:
     if any(given is not None and Path(given).resolve() == target for given in inputs):
         raise OperError(f"{path}: is what the report is made of; choose another path")
     for folder in target.parents:
-        for marker in (PLAN_MARKER, PROFILE_MARKER):
-            if (folder / marker).is_file():
+        for kind in (PLAN, PROFILE):
+            if was_written(folder, kind):
                 raise OperError(
-                    f"{path}: lies in {folder}, which oper wrote ({marker} is in it) and would no "
-                    "longer replace; choose a path outside of it"
+                    f"{path}: lies in {folder}, which oper wrote ({kind.marker} is in it) and "
+                    "would no longer replace; choose a path outside of it"
                 )
 
 

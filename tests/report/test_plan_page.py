@@ -21,7 +21,7 @@ from oper.planner.problem.problem import Settings
 from oper.planner.replan.replan import replan
 from oper.profiling.profile import Profile
 from oper.report.charts.chart import Chart
-from oper.report.charts.comparison_bars import comparison_chart
+from oper.report.charts.comparison_bars import beside, comparison_chart
 from oper.report.kind_times import kind_times
 from oper.report.page import Page
 from oper.report.plan_page import Material, plan_page
@@ -362,6 +362,33 @@ def test_a_page_never_replaces_what_it_is_made_of(reported: Reported) -> None:
         assert said.errors.startswith(f"error: {output}: ")
     assert not (profile / "x.html").exists()
     assert before == {path: path.read_bytes() for path in before}
+
+
+def test_a_file_that_is_called_like_a_marker_is_in_nobodys_way(
+    reported: Reported, tmp_path: Path
+) -> None:
+    (tmp_path / "plan.json").write_text('{"mine": 1}')
+    fine("report", reported.file("plan"), "-o", tmp_path / "page.html")
+
+
+def test_equal_times_are_called_equal(plan: Plan, reported: Reported) -> None:
+    (run, *_) = json.loads(reported.file("compare.json").read_text())["runs"]
+    ours = run["methods"]["oper"]["objective_seconds"]
+    for factor, said in ((1.0, "as long as with"), (1.001, "0.10% less than"), (2.0, "2.00 times")):
+        only = {name: run["methods"][name] for name in ("oper", "paper")}
+        only["paper"] |= {"objective_seconds": factor * ours, "certified_gap": 0.1}
+        compared = beside({"methods": only}, ours)
+        assert compared is not None
+        assert compared.startswith(said)
+
+
+def test_the_capacity_is_a_line_where_it_is_near(plan: Plan) -> None:
+    layers = chart(plan_page(plan, "p", Material()), "memory").spec["layer"]
+    lines = [layer["data"]["values"][0] for layer in layers if layer["mark"]["type"] == "rule"]
+    (unit,) = {axis["y"]["axis"]["title"] for axis in (layers[0]["encoding"],)}
+    size = {"kB": 1e3, "MB": 1e6}[unit]
+    assert [line["name"] for line in lines] == ["capacity"]
+    assert lines[0]["y"] * size == pytest.approx(plan.prediction.capacity_bytes.max(), rel=1e-4)
 
 
 def test_drift_and_comparison_of_another_plan(reported: Reported, tmp_path: Path) -> None:

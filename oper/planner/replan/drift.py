@@ -42,7 +42,7 @@ class TableDrift:
     slowest_rank_seconds: float  # of the slowest rank's T
     mean_seconds: float  # of the mean T over ranks
     fresh_mean_seconds: float  # the same in a plan made from scratch
-    lookups_dob: float  # min/max over ranks of its rows served
+    lookups_dob: float  # min/max over ranks of its lookups
 
     @property
     def worse_seconds(self) -> float:

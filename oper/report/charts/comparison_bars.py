@@ -24,6 +24,7 @@ NAMES = {
 }
 _FITS, _TOO_LARGE, _OURS = "others that fit", "others, too large", "OPER"
 # The axis is longer than the longest bar, which leaves its label room: on a phone a shorter label.
+_ALIKE, _CLOSE = 5e-5, 5e-3  # shares: below, times print alike; or a factor prints as 1.00
 _PHONE, _ROOM_ON_PHONE, _ROOM = "width < 300", 2.0, 1.4
 
 
@@ -49,22 +50,19 @@ def beside(run: dict[str, Any], ours: float) -> str | None:
     name, seconds = best
     factor = seconds / ours
     named = f"the next best method that fits into memory, {name} ({format_duration(seconds)})"
-    if abs(factor - 1) < 0.005:
-        later = next_best(run, above=1.005 * ours)
+    if abs(factor - 1) < _CLOSE:
+        later = next_best(run, above=(1 + _CLOSE) * ours)
         after = ""
         if later is not None:
             times = format_factor(later[1] / ours)
             after = f", and {times} times faster than with the best after it, {later[0]}"
-        less = "less" if factor >= 1 else "more"
-        return f"{_percent(factor)} {less} than with {named}{after}"
+        if abs(factor - 1) < _ALIKE:
+            return f"as long as with {named}{after}"
+        less = "less" if factor > 1 else "more"
+        return f"{format_share(abs(factor - 1))} {less} than with {named}{after}"
     if factor < 1:
         return f"longer than with {named}"
     return f"{format_factor(factor)} times faster than with {named}"
-
-
-def _percent(factor: float) -> str:
-    """How much longer, as a share: at least 0.01%."""
-    return format_share(max(abs(factor - 1), 1e-4))
 
 
 def fits(entry: dict[str, Any]) -> bool:
@@ -184,8 +182,10 @@ def _label(seconds: float, ours: float | None) -> str:
     if not ours:
         return shown
     factor = seconds / ours
-    if abs(factor - 1) < 0.005:
-        return f"{shown} ({'+' if factor >= 1 else '-'}{_percent(factor)})"
+    if abs(factor - 1) < _ALIKE:
+        return shown
+    if abs(factor - 1) < _CLOSE:
+        return f"{shown} ({'+' if factor > 1 else '-'}{format_share(abs(factor - 1))})"
     return f"{shown} ({format_factor(factor)} times)"
 
 
