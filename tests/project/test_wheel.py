@@ -40,7 +40,7 @@ def test_the_wheel(tmp_path: Path) -> None:
     # The tests without the package beside them: `oper` can only be the wheel's.
     tests = tmp_path / "tests-alone"
     tests.mkdir()
-    for part in ("tests", "scripts", "benchmarks", "examples", "pyproject.toml"):
+    for part in ("tests", "scripts", "benchmarks", "examples", "docs", "pyproject.toml"):
         (source / part).rename(tests / part)
     which = ["tests/plan", "tests/cost", "tests/topology", "tests/cli", "tests/runtime/step"]
     found = run(folder / "bin/python", "-m", "pytest", "-q", *which, cwd=tests)
