@@ -4,8 +4,8 @@ Nothing here uses the planner, the cost model or the order in which slots were a
 are translated by the maps of all ranks, as they are on disk, and the addresses are compared with
 one another and with the plan's figures.
 
-* rows: every row is read from a rank that holds it, at the slot where that rank reads it itself;
-  so every row has one owner, or replicas that all maps agree on.
+* rows: every row is read from a rank that holds it, at the slot where that rank has it; so every
+  row has one owner, or replicas that all maps agree on. In training ranks read their own replicas.
 * slots: no two rows share one, and all are within their arenas.
 * memory, figures: recomputed from slots and from one another.
 """
@@ -40,6 +40,7 @@ def check(folder: Path | str) -> list[Finding]:
     findings = [
         Finding("maps agree with the layout by its definition", _reference(plan, maps)),
         Finding("every row is read from a rank that holds it, at one slot", placed.astray),
+        Finding("in training every rank reads the replicas that it has", placed.unread),
         Finding("no two rows share a slot, and all are within the arenas", placed.clash()),
         Finding("replicas on all ranks are at equal slots", placed.unequal),
     ]

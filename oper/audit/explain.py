@@ -170,7 +170,10 @@ def _why(plan: Plan, table: int, counted: _Counted, copies: int) -> str:
     row = Sums.of_rows(row_bytes, memory_bytes, counts[0].astype(np.float64), R, D, U)
     charges = Charges.of(topology)
     single = float(row.read_bytes[0]) * charges.mean_owner_seconds
-    everywhere = float(row.read_bytes[0]) * charges.mean_memory_seconds
+    reads_copied = charges.read_seconds.min(axis=1)  # of the cheapest copy; in training its own
+    if workload.training:
+        reads_copied = charges.memory_seconds
+    everywhere = float(row.read_bytes[0]) * float(reads_copied.mean())
     if workload.training:
         method = plan.allreduce_method
         methods = METHODS[1:] if method == "none" else [method]

@@ -9,17 +9,20 @@ import numpy as np
 from oper.base.arrays import Ints
 from oper.base.tensors import as_int64
 from oper.plan.address_map import AddressMap
+from oper.plan.layout import copies_map
 from oper.plan.plan import Plan, load_rank_map
 
 _CHUNK_ADDRESSES = 1 << 18  # 2 MiB of int64, what a second-level cache holds
 
 
 class Addresses(NamedTuple):
-    """Rows of one table, int64 [N], and where each rank reads them, int64 [M, N]."""
+    """Rows of one table, int64 [N], where each rank reads them, int64 [M, N], and the same with
+    LOCAL wherever the rank has a copy, which it need not be the one to read."""
 
     table: int
     rows: Ints
     addresses: Ints
+    copies: Ints
 
 
 class RankMaps:
@@ -28,10 +31,13 @@ class RankMaps:
     def __init__(self, plan: Plan, folder: Path | str) -> None:
         self._rows = plan.layout.rows.tolist()
         self._chunk_rows = max(_CHUNK_ADDRESSES // plan.ranks, 1024)
-        self._maps = [
-            AddressMap(plan.tables, plan.layout, load_rank_map(folder, rank, plan.layout))
-            for rank in range(plan.ranks)
-        ]
+        layout = plan.layout
+        maps = [load_rank_map(folder, rank, layout) for rank in range(plan.ranks)]
+        self._maps = [AddressMap(plan.tables, layout, each) for each in maps]
+        self._maps_of_copies = {
+            rank: AddressMap(plan.tables, layout, copies_map(layout, maps[rank]))
+            for rank in np.flatnonzero(layout.unread_copies.any(axis=0)).tolist()
+        }
 
     def translate(self, rank: int, table: int, rows: Ints) -> Ints:
         """Where one rank reads rows of a table: addresses int64 [N]."""
@@ -42,8 +48,11 @@ class RankMaps:
         """The addresses of rows of a table, some of the rows at a time."""
         for first in range(0, len(rows), self._chunk_rows):
             part = rows[first : first + self._chunk_rows]
-            found = [self.translate(rank, table, part) for rank in range(len(self._maps))]
-            yield Addresses(table, part, np.stack(found))
+            found = np.stack([self.translate(rank, table, part) for rank in range(len(self._maps))])
+            copies = found.copy() if self._maps_of_copies else found
+            for rank, of_copies in self._maps_of_copies.items():
+                copies[rank] = of_copies.translate(table, as_int64(part)).numpy()
+            yield Addresses(table, part, found, copies)
 
     def all_rows(self) -> Iterator[Addresses]:
         """The addresses of all rows of all tables."""

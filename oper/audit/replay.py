@@ -28,9 +28,9 @@ def replay(folder: Path | str, rows_read: Iterable[tuple[int, Ints]]) -> list[Fi
     replicated = 0
     for table, rows in rows_read:
         for chunk in maps.chunks(table, rows):
-            local = chunk.addresses >> SLOT_BITS == LOCAL
-            single = local.sum(axis=0) == 1
-            served += np.bincount(local[:, single].argmax(axis=0), minlength=plan.ranks)
+            held = chunk.copies >> SLOT_BITS == LOCAL
+            single = held.sum(axis=0) == 1
+            served += np.bincount(held[:, single].argmax(axis=0), minlength=plan.ranks)
             replicated += int(len(single) - single.sum())
     wrong = None
     if replicated != plan.replica_accesses or (served != plan.owner_accesses).any():

@@ -15,13 +15,15 @@ from oper.plan.plan import Plan
 class SlotMarks:
     """Which slots of the arenas hold a row, and the first thing of each kind that is wrong.
 
-    astray: a row that is read where it is not held. unequal: a row on all ranks at unequal slots.
-    misplaced: a slot beyond its arena, or shared by two rows. copied: a row of the tier on several
-    ranks. copies: bytes beyond one copy of each row.
+    astray: a row that is read where it is not held. unread: in training, a replica that its rank
+    updates and does not read. unequal: a row on all ranks at unequal slots. misplaced: a slot
+    beyond its arena, or shared by two rows. copied: a row of the tier on several ranks. copies:
+    bytes beyond one copy of each row.
     """
 
     plan: Plan
     astray: str | None = None
+    unread: str | None = None
     unequal: str | None = None
     misplaced: str | None = None
     copied: str | None = None
@@ -36,16 +38,19 @@ class SlotMarks:
 
     def add(self, chunk: Addresses) -> None:
         """Mark the slots of some rows of a table."""
-        table, rows, addresses = chunk
-        local = addresses >> SLOT_BITS == LOCAL
-        owner = local.argmax(axis=0)
-        at_owner = np.take_along_axis(addresses, owner[None], axis=0)[0] & SLOT_MASK
+        table, rows, addresses, copies = chunk
+        held = copies >> SLOT_BITS == LOCAL
+        owner = held.argmax(axis=0)
+        at_owner = np.take_along_axis(copies, owner[None], axis=0)[0] & SLOT_MASK
         # Most rows have one owner that all others read from; only the rest need a closer look.
-        plain = (local | (addresses == owner << SLOT_BITS | at_owner)).all(axis=0)
-        plain &= local.sum(axis=0) == 1
+        plain = (held | (addresses == owner << SLOT_BITS | at_owner)).all(axis=0)
+        plain &= held.sum(axis=0) == 1
         self._mark(table, rows[plain], owner[plain], at_owner[plain])
         if not plain.all():
-            self._add_replicated(table, rows[~plain], addresses[:, ~plain], local[:, ~plain])
+            self._add_replicated(
+                table, rows[~plain], addresses[:, ~plain], copies[:, ~plain] & SLOT_MASK,
+                held[:, ~plain],
+            )  # fmt: skip
 
     def clash(self) -> str | None:
         """What is wrong with the slots, after all rows have been added; None if nothing is."""
@@ -71,36 +76,48 @@ class SlotMarks:
         return None
 
     def _add_replicated(
-        self, table: int, rows: Ints, addresses: Ints, local: NDArray[np.bool_]
+        self,
+        table: int,
+        rows: Ints,
+        addresses: Ints,
+        copy_slot: Ints,
+        held: NDArray[np.bool_],
     ) -> None:
-        """Other rows than those of one owner: each must be read from a holder, at its slot."""
-        ranks = np.arange(len(local))[:, None]
-        slot = addresses & SLOT_MASK
-        source = np.where(local, ranks, addresses >> SLOT_BITS)
+        """Other rows than those of one owner: each must be read from a holder, at its slot.
+        `copy_slot` [M, N] is the slot on each rank that has a copy, `held` [M, N]."""
+        ranks = np.arange(len(held))[:, None]
+        slot, field = addresses & SLOT_MASK, addresses >> SLOT_BITS
+        source = np.where(field == LOCAL, ranks, field)
         known = np.minimum(source, self.plan.ranks - 1)
-        held = np.take_along_axis(local, known, axis=0) & (known == source)
-        same = np.take_along_axis(slot, known, axis=0) == slot
-        for reader, n in np.argwhere(~(held & same))[:1]:
+        there = np.take_along_axis(held, known, axis=0) & (known == source)
+        same = np.take_along_axis(copy_slot, known, axis=0) == slot
+        for reader, n in np.argwhere(~(there & same))[:1]:
             self.astray = self.astray or (
                 f"{self._name(table, int(rows[n]))}: rank {reader} reads slot {slot[reader, n]} "
                 f"of rank {source[reader, n]}, which "
-                + ("has it at another" if held[reader, n] else "does not hold it")
+                + ("has it at another" if there[reader, n] else "does not hold it")
             )
-        everywhere = local.all(axis=0)
-        for n in np.flatnonzero(everywhere & (slot != slot[0]).any(axis=0))[:1]:
+        if self.plan.workload.training:
+            for reader, n in np.argwhere(held & (source != ranks))[:1]:
+                self.unread = self.unread or (
+                    f"{self._name(table, int(rows[n]))}: rank {reader} has a replica, and reads "
+                    f"that of rank {source[reader, n]}"
+                )
+        everywhere = held.all(axis=0)
+        for n in np.flatnonzero(everywhere & (copy_slot != copy_slot[0]).any(axis=0))[:1]:
             self.unequal = self.unequal or (
                 f"{self._name(table, int(rows[n]))}: is on all ranks, "
-                f"at slots {sorted(set(slot[:, n].tolist()))}"
+                f"at slots {sorted(set(copy_slot[:, n].tolist()))}"
             )
-        copies = local.sum(axis=0)
+        copies = held.sum(axis=0)
         if table in self.plan.tier:
             for n in np.flatnonzero(copies > 1)[:1]:
                 self.copied = self.copied or (
                     f"{self._name(table, int(rows[n]))}: is in the tier, on {copies[n]} ranks"
                 )
         self.copies += int((copies - 1).clip(0).sum()) * self._row_memory(table)
-        holder, of_row = np.nonzero(local)
-        self._mark(table, rows[of_row], holder, slot[holder, of_row])
+        holder, of_row = np.nonzero(held)
+        self._mark(table, rows[of_row], holder, copy_slot[holder, of_row])
 
     def _mark(self, table: int, rows: Ints, rank: Ints, slot: Ints) -> None:
         width = int(self.plan.layout.width_of_table[table])

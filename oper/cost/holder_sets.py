@@ -1,4 +1,8 @@
-"""Holder sets: which ranks hold a row, and from which of them each rank reads it."""
+"""Holder sets: which ranks hold a row, and from which of them each rank reads it.
+
+A holder may read another rank's copy, where its own memory is slower than the link to that rank.
+In training it never does: each rank updates its own replica, and reads it.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from oper.base.arrays import Floats
 from oper.topology.topology import Topology
 
 
@@ -56,12 +61,14 @@ def everywhere_set(ranks: int) -> HolderSets:
     return HolderSets(np.arange(ranks, dtype=np.uint16)[None], np.ones((1, ranks), dtype=bool))
 
 
-def nearest_holder_sets(holds: NDArray[np.bool_], topology: Topology) -> HolderSets:
-    """Groups of given holders, every rank reading from the cheapest (the lowest rank in ties)."""
-    price = np.where(holds[:, None, :], topology.link_cost[None], np.inf)
-    own = np.eye(topology.ranks, dtype=bool)[None] & holds[:, None, :]
-    price = np.where(own, -1.0, price)
-    return HolderSets(price.argmin(axis=2).astype(np.uint16), holds)
+def cheapest_holder_sets(holds: NDArray[np.bool_], read_prices: Floats) -> HolderSets:
+    """Groups of given holders [G, M], every rank reading from the one with the least of its
+    `read_prices` [reader, source]: in ties from its own copy, else from the lowest rank."""
+    own = np.arange(holds.shape[1])
+    price = np.where(holds[:, None, :], read_prices[None], np.inf)
+    source = price.argmin(axis=2)
+    reads_own = holds & (read_prices.diagonal() <= price.min(axis=2))
+    return HolderSets(np.where(reads_own, own, source).astype(np.uint16), holds)
 
 
 def copies_over_nodes(topology: Topology, copies: int) -> NDArray[np.bool_]:
@@ -74,9 +81,10 @@ def copies_over_nodes(topology: Topology, copies: int) -> NDArray[np.bool_]:
     return holds
 
 
-def per_node_sets(topology: Topology) -> HolderSets:
-    """Groups with one copy a node: the t-th rank of every node holds and serves its node."""
+def per_node_sets(topology: Topology, read_prices: Floats) -> HolderSets:
+    """Groups with one copy a node, held by the t-th rank of every node, which serves its node where
+    `read_prices` [reader, source] make that the cheapest."""
     node_of = np.asarray(topology.node_of)
     position = np.array([int((node_of[:r] == node_of[r]).sum()) for r in range(topology.ranks)])
     holds = np.stack([position == t for t in range(int(position.max()) + 1)])
-    return nearest_holder_sets(holds, topology)
+    return cheapest_holder_sets(holds, read_prices)

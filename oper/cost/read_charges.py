@@ -102,6 +102,17 @@ class Charges:
         paid = np.where(own, self.seconds[self.resource], 0.0)
         return self._by_pair(_added_at(self._pair, paid, self.ranks**2))
 
+    @cached_property
+    def cheaper_than_own(self) -> NDArray[np.bool_]:
+        """Where a read costs its reader less than one of its own rows, [reader, source]: from other
+        ranks a holder has no reason to read, as that takes their time and saves none of its own."""
+        return self.reader_seconds < self.reader_seconds.diagonal()[:, None]
+
+    @cached_property
+    def read_seconds(self) -> Floats:
+        """What a byte that a rank reads from any takes all ranks together, [reader, source]."""
+        return self.read_prices(np.ones(self.ranks))
+
     def read_prices(self, rank_prices: Floats, link_prices: Floats | None = None) -> Floats:
         """The price of a byte that rank i reads from rank j, [M, M], where a second of each rank's
         time has a price, [M], and one of each pair's link another on top, [M, M]."""
@@ -179,8 +190,8 @@ class Charges:
 
     def least_largest_seconds(self, readers: Ints) -> Floats:
         """What some rank pays at least for a byte of a row of which some holder serves that many
-        readers: that holder for all that use its memory, itself among them, the dearest of them for
-        its own read, and every rank for its cheapest. Of the shape of `readers`."""
+        readers: that holder for all that use its memory, the dearest of the readers for its own
+        read, and every rank for its cheapest. Of the shape of `readers`."""
         dearest = np.sort(self.reader_seconds, axis=0).min(axis=1)  # [k - 1]: of k readers of one
         memories = np.arange(self.ranks) * (self.ranks + 1)
         uses = np.bincount(self.resource, minlength=len(self.seconds))[memories]
@@ -188,7 +199,7 @@ class Charges:
         served = np.inf
         for past in np.unique(free):
             least_memory = self.memory_seconds[free == past].min()
-            served = np.minimum(served, np.maximum(readers - past, 1) * least_memory)
+            served = np.minimum(served, np.maximum(readers - past, 0) * least_memory)
         least = np.maximum(served, dearest[readers - 1])
         return np.maximum(least, self.reader_seconds.min(axis=1).max())
 

@@ -21,7 +21,16 @@ from oper.base.errors import OperError
 from oper.base.tensors import as_int64, as_tensor, struct_words
 from oper.base.units import whole_number
 from oper.plan.bitmap import listed_before
-from oper.plan.layout import LOCAL, SLOT_BITS, SLOT_MASK, Layout, RankMap, occurrences, rank_map
+from oper.plan.layout import (
+    LOCAL,
+    SLOT_BITS,
+    SLOT_MASK,
+    Layout,
+    RankMap,
+    copies_map,
+    occurrences,
+    rank_map,
+)
 from oper.plan.plan import Plan, load_plan, load_rank_map
 from oper.tables.table import Table, index_of
 
@@ -100,6 +109,13 @@ class AddressMap:
         """The map of one rank of a plan."""
         _check_rank(rank, plan.ranks)
         return cls(plan.tables, plan.layout, rank_map(plan.layout, rank))
+
+    @classmethod
+    def of_copies(cls, plan: Plan, rank: int) -> "AddressMap":
+        """The map of one rank with LOCAL for every row that it holds, also where it reads another
+        rank's copy: where its copies are."""
+        _check_rank(rank, plan.ranks)
+        return cls(plan.tables, plan.layout, copies_map(plan.layout, rank_map(plan.layout, rank)))
 
     @classmethod
     def load(cls, folder: Path | str, rank: int) -> "AddressMap":

@@ -20,7 +20,7 @@ An address is (field << 40) | slot: field is the owner's rank, or LOCAL where th
 copy it reads. `locate` is the reference in NumPy; the kernel is csrc/include/oper/plan/translate.h.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -120,6 +120,11 @@ class Layout:
             return np.zeros(len(self.rows) + 1, dtype=np.int64)
         before = listed_before(self.everywhere_bitmap, self.line_offset[:-1])
         return np.append(before, self.listed - len(self.codes))
+
+    @property
+    def unread_copies(self) -> NDArray[np.bool_]:
+        """Copies that their own rank does not read, as another's is cheaper for it, [G, M]."""
+        return self.holds & (self.source != np.arange(self.ranks))
 
     def listed_places(self) -> tuple[Ints, Ints]:
         """The group of each listed row and its position there, [E] each."""
@@ -223,6 +228,14 @@ def rank_map(layout: Layout, rank: int) -> RankMap:
         np.where(source == rank, LOCAL, source) << SLOT_BITS | slot,
         np.where(owners == rank, LOCAL, owners) << SLOT_BITS | layout.stripe_base,
     )
+
+
+def copies_map(layout: Layout, of_rank: RankMap) -> RankMap:
+    """The map of a rank with LOCAL for every row of which it has a copy, also where it reads the
+    copy of another rank, which a plan for inference may have it do."""
+    held = layout.holds[:, of_rank.rank]
+    copy = LOCAL << SLOT_BITS | layout.base[:, of_rank.rank]
+    return replace(of_rank, group_base=np.where(held, copy, of_rank.group_base))
 
 
 class ArenaSlots(NamedTuple):

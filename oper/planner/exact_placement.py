@@ -7,17 +7,18 @@ dozen of them on ranks whose links differ a hundredfold, a single row decides.
 
 from dataclasses import dataclass
 from itertools import product
-from math import comb
 
 import numpy as np
+from numpy.typing import NDArray
 
 from oper.base.arrays import Floats
 from oper.cost.holder_sets import (
     HolderSets,
+    cheapest_holder_sets,
     everywhere_set,
-    nearest_holder_sets,
     single_owner_sets,
 )
+from oper.cost.read_charges import Charges
 from oper.planner.bounds.lagrangian_bound import usable_methods
 from oper.planner.class_placement.access_partitions import partitions
 from oper.planner.class_placement.class_placement import ClassPlacement
@@ -30,6 +31,7 @@ from oper.planner.problem.problem import ClassProblem
 # to 2,000 columns, one of them took 1.0 s in place of 0.6, for a gap of 4.9e-4 in place of 2.3e-3;
 # with 2,000 nodes another took 7.3 s in place of 1.0, for 3.3e-4 in place of 1.1e-3.
 MOST_COLUMNS = 500
+MOST_RANKS = 5  # on 6 a single row can be read from its holders in 1,057 ways
 NODES = 200
 RELATIVE_GAP = 1e-5
 STEP = "integer programme"
@@ -117,25 +119,32 @@ def _holder_sets(problem: ClassProblem) -> tuple[HolderSets, bool]:
     """The holder sets that rows may be in, single owners first, and whether they are all of them.
 
     In inference all ways of reading from any holders, where they are few enough, else of reading
-    from the nearest ones.
+    from the cheapest ones.
     """
-    ranks, classes = problem.ranks, problem.classes
+    ranks, classes, charges = problem.ranks, problem.classes, Charges.of(problem.topology)
     single = single_owner_sets(ranks)
     if ranks == 1 or problem.budget_bytes < float(classes.m.min()):
         return single, True
     if problem.workload.training:
         return single + everywhere_set(ranks), True
-    ways = sum(comb(ranks, k) * k ** (ranks - k) for k in range(1, ranks + 1))
-    if ways * len(classes) > MOST_COLUMNS:
-        if len(classes) << ranks > MOST_COLUMNS:
-            return single + everywhere_set(ranks), False
-        number = np.arange(1, 1 << ranks)
-        holds = (number[:, None] >> np.arange(ranks) & 1).astype(bool)
-        return single + nearest_holder_sets(holds[holds.sum(axis=1) > 1], problem.topology), False
-    paths = np.array(list(product(range(ranks), repeat=ranks)), dtype=np.uint16)
-    # A rank that is read from is a holder, and a holder reads its own copy.
-    own = np.take_along_axis(paths, paths.astype(np.int64), axis=1) == paths
-    paths = paths[own.all(axis=1)]
-    holds = (paths[:, :, None] == np.arange(ranks)).any(axis=1)
-    several = holds.sum(axis=1) > 1
-    return single + HolderSets(paths[several], holds[several]), True
+    every = _every_way(charges.cheaper_than_own) if ranks <= MOST_RANKS else single
+    if ranks <= MOST_RANKS and len(every) * len(classes) <= MOST_COLUMNS:
+        return single + every.take(every.copies > 1), True
+    if len(classes) << ranks > MOST_COLUMNS:
+        return single + everywhere_set(ranks), False
+    number = np.arange(1, 1 << ranks)
+    holds = (number[:, None] >> np.arange(ranks) & 1).astype(bool)
+    several = holds[holds.sum(axis=1) > 1]
+    return single + cheapest_holder_sets(several, charges.read_seconds), False
+
+
+def _every_way(cheaper_than_own: NDArray[np.bool_]) -> HolderSets:
+    """All ways of reading a row from holders, those of them left out that save nobody anything: a
+    copy that no rank reads, and a holder that reads another's copy unless that is
+    `cheaper_than_own` [reader, source]."""
+    ranks = np.arange(len(cheaper_than_own))
+    source = np.array(list(product(ranks, repeat=len(ranks))), dtype=np.uint16)
+    holds = (source[:, :, None] == ranks).any(axis=1)
+    sensible = ~holds | (source == ranks) | cheaper_than_own[ranks, source]
+    kept = sensible.all(axis=1)
+    return HolderSets(source[kept], holds[kept])

@@ -23,7 +23,7 @@ from oper.planner.baselines.registry import quick_baselines
 from oper.planner.bounds.certificate import Certificate, certify
 from oper.planner.bounds.lagrangian_bound import Bound
 from oper.planner.class_placement.access_partitions import partitions
-from oper.planner.class_placement.choose_method import place_classes
+from oper.planner.class_placement.choose_method import by_programme, place_classes
 from oper.planner.class_placement.class_placement import ClassPlacement
 from oper.planner.class_placement.homogeneous import MANY_RANKS
 from oper.planner.exact_placement import place_exactly
@@ -43,7 +43,8 @@ LARGER_RESERVES = ((2e-5, 1 / 32), (2e-5, 1 / 8), (1e-3, 1.0))
 # On many ranks each takes seconds: on 1,024 in training gaps are 0.086 % without more listed rows,
 # 0.070 % with one in 32 and 0.038 % with one in eight (Kaggle sizes, benchmarks/README.md).
 MANY_RANKS_RESERVES = LARGER_RESERVES[1:]
-# The same where ranks differ: one in eight is listed from the start, and hot rows are kept whole.
+# The same where a programme places the rows: one in eight is listed from the start, and hot rows
+# are kept whole.
 WHOLE_ROWS = ((5e-4, 1 / 8), (1e-3, 1.0))
 # Relative, of the extra memory: sums of bytes over millions of rows are rounded.
 BUDGET_TOLERANCE = 1e-9
@@ -146,20 +147,20 @@ def make_placement(
 
 def place(problem: Problem, watch: "Watch") -> Planned:
     """Plan for all rows of a problem, within its limits."""
-    topology, settings = problem.topology, problem.settings
+    settings = problem.settings
     with watch("draft"):
         class_placement = place_classes(problem)
     with watch("rows"):
         placement = _Placement(class_placement, place_rows(problem, class_placement))
     with watch("bound"):
         certificate = certify(problem, placement.rows.cost.objective_seconds)
-    for gap, share in _reserves(topology):
+    for gap, share in _reserves(problem):
         good_enough = certificate.gap <= gap or settings.balance == "link"
         if good_enough and placement.rows.cost.feasible:
             break
         with watch("rows"):
             wider = class_placement
-            if not topology.homogeneous:
+            if by_programme(problem):
                 wider = place_classes(problem, share, whole=True)
             again = _Placement(wider, place_rows(problem, wider, share))
         if again.seconds < placement.seconds:
@@ -177,11 +178,11 @@ def place(problem: Problem, watch: "Watch") -> Planned:
     return Planned(problem, placement.classes, placement.rows, certificate, watch.seconds)
 
 
-def _reserves(topology: Topology) -> tuple[tuple[float, float], ...]:
+def _reserves(problem: ClassProblem) -> tuple[tuple[float, float], ...]:
     """The gaps above which more rows are listed, and shares of all rows."""
-    if not topology.homogeneous:
+    if by_programme(problem):
         return WHOLE_ROWS
-    return MANY_RANKS_RESERVES if topology.ranks > MANY_RANKS else LARGER_RESERVES
+    return MANY_RANKS_RESERVES if problem.ranks > MANY_RANKS else LARGER_RESERVES
 
 
 def _exact(

@@ -1,7 +1,7 @@
 """Reading and writing rows of tables by id, wherever they are: for initial values and checkpoints.
 
-A rank reads the copy that its own address map names. It writes all copies: rank j has one of a row
-if the row is LOCAL in the map of j. A state of an optimizer is read and written in the buckets that
+A rank reads the copy that its own address map names. It writes all copies, those too that their own
+rank does not read. A state of an optimizer is read and written in the buckets that
 have it, and in no others: tables of one module may have different optimizers, and frozen ones have
 none.
 """
@@ -57,7 +57,8 @@ class TableIO:
         self._plan, self._tables, self._buckets = plan, tables, buckets
         self._heap, self._node, self._device = heap, heap.node, heap.device
         self._signals, self._all_to_all = signals, all_to_all
-        self._maps: dict[int, AddressMap] = {}
+        self._map = AddressMap.of(plan, self._node.rank)
+        self._maps_of_copies: dict[int, AddressMap] = {}
 
     def read(self, requests: Sequence[RowRange], state: str | None) -> list[torch.Tensor]:
         """Rows of tables, float32 [rows, dim] each; or a state of the optimizer, [rows, dim] or
@@ -66,7 +67,7 @@ class TableIO:
         found: list[torch.Tensor] = [torch.empty(0)] * len(requests)
         for bucket in self._buckets_with(state, [table for table, _, _ in requests]):
             mine = [n for n, (table, _, _) in enumerate(requests) if table in bucket.tables]
-            addresses = [self._addresses(self._node.rank, *requests[n]) for n in mine]
+            addresses = [self._translate(self._map, *requests[n]) for n in mine]
             sizes = [len(part) for part in addresses]
             values = self._gather(
                 bucket, torch.cat(addresses) if addresses else torch.empty(0, dtype=torch.int64),
@@ -103,7 +104,7 @@ class TableIO:
             slots: list[torch.Tensor] = [torch.empty(0, dtype=torch.int64)]
             rows: list[torch.Tensor] = [self._empty(columns, state)]
             for (table, first, _), stored in zip(blocks, encoded, strict=True):
-                at = self._addresses(rank, table, first, len(stored))
+                at = self._translate(self._map_of_copies(rank), table, first, len(stored))
                 held = (at >> SLOT_BITS) == LOCAL
                 if rank in self._node.peers:
                     self._put(bucket, rank, at[held] & SLOT_MASK, stored[held], state)
@@ -135,11 +136,14 @@ class TableIO:
             )
         return found
 
-    def _addresses(self, rank: int, table: int, first: int, count: int) -> torch.Tensor:
-        if rank not in self._maps:
-            self._maps[rank] = AddressMap.of(self._plan, rank)
+    def _map_of_copies(self, rank: int) -> AddressMap:
+        if rank not in self._maps_of_copies:
+            self._maps_of_copies[rank] = AddressMap.of_copies(self._plan, rank)
+        return self._maps_of_copies[rank]
+
+    def _translate(self, by: AddressMap, table: int, first: int, count: int) -> torch.Tensor:
         ids = torch.arange(first, first + count)
-        return self._maps[rank].translate(self._tables[table].index, ids)
+        return by.translate(self._tables[table].index, ids)
 
     def _gather(self, bucket: Bucket, addresses: torch.Tensor, state: bool) -> torch.Tensor:
         """Values at addresses, float32 [n, dim], or the optimizer's [n, state values]."""

@@ -123,10 +123,15 @@ class Topology:
         )
 
     def is_homogeneous(self, capacity_bytes: Sequence[float] | NDArray[np.float64]) -> bool:
-        """Whether ranks with these capacities [M] cannot be told apart, and nearer rows are not
-        dearer than farther ones."""
+        """Whether ranks with these capacities [M] cannot be told apart."""
+        return self.homogeneous and bool(np.ptp(capacity_bytes) == 0)
+
+    @property
+    def near_first(self) -> bool:
+        """Whether nearer rows are no dearer than farther ones, on ranks that are homogeneous: a
+        rank's own, those of its node, those of other nodes."""
         cost = [self.link_cost[mask].max() for mask in self.masks().values() if mask.any()]
-        return self.homogeneous and bool(np.ptp(capacity_bytes) == 0) and sorted(cost) == cost
+        return sorted(cost) == cost
 
     def seconds_by_kind(self) -> tuple[float, float, float]:
         """Mean seconds per byte of a rank's own rows, of a node-mate's and of another node's;

@@ -1,5 +1,6 @@
 """The cost model against sums written out row by row, and expected values against enumeration."""
 
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -12,13 +13,15 @@ from oper.cost.allreduce import METHODS, Method, allreduce_cost
 from oper.cost.expected_reads import expected_reads
 from oper.cost.holder_set_sums import Sums
 from oper.cost.holder_sets import (
+    cheapest_holder_sets,
     everywhere_set,
-    nearest_holder_sets,
     per_node_sets,
     single_owner_sets,
 )
 from oper.cost.objective import evaluate
+from oper.cost.read_charges import Charges
 from oper.cost.workload import Workload
+from oper.topology.links import SHARED
 from oper.topology.topology import Topology
 from tests.support.planner.instances import make_classes, topologies, workloads
 
@@ -112,7 +115,7 @@ def test_cost_equals_the_sums_written_out(
     )
     sets = single_owner_sets(M) + everywhere_set(M)
     if not workload.training:
-        sets = sets + per_node_sets(topology)
+        sets = sets + per_node_sets(topology, Charges.of(topology).read_seconds)
     counts = np.stack([rng.multinomial(n, np.full(len(sets), 1 / len(sets))) for n in classes.rows])
     cost = evaluate(topology, workload, sets, classes.sums(counts), np.full(M, 1e9))
 
@@ -163,10 +166,26 @@ def test_readers_take_their_own_copy_then_the_nearest() -> None:
     topology = Topology.load("2x4-a100")
     holds = np.zeros((1, 8), dtype=bool)
     holds[0, [1, 6]] = True
-    sets = nearest_holder_sets(holds, topology)
+    sets = cheapest_holder_sets(holds, Charges.of(topology).read_seconds)
     assert sets.source.tolist() == [[1, 1, 1, 1, 6, 6, 6, 6]]
     both = sets + everywhere_set(8)
     assert both.readers.tolist() == [[0, 4, 0, 0, 0, 0, 4, 0], [1] * 8]
+
+
+def test_holders_read_a_cheaper_copy_than_their_own() -> None:
+    """Rank 1's own rows take it 9 a byte. Those of rank 0 take it 2 and rank 0 one more; where both
+    share memory rank 0 has no part in it. Rank 2 has a link as dear as its own memory."""
+    cost = np.array([[1, 2, 2], [2, 9, 9], [7, 7, 7]], dtype=float)
+    holds = np.array([[1, 1, 1], [0, 1, 1]], dtype=bool)
+    linked = Topology("linked", (0, 0, 0), cost, 1.0, 0.0)
+    prices = Charges.of(linked).read_seconds
+    assert prices.tolist() == [[1, 11, 9], [3, 9, 16], [8, 16, 7]]
+    assert cheapest_holder_sets(holds, prices).source.tolist() == [[0, 0, 2], [2, 1, 2]]
+    assert np.argwhere(Charges.of(linked).cheaper_than_own).tolist() == [[1, 0]]
+    shared = replace(linked, memory=(SHARED,))
+    prices = Charges.of(shared).read_seconds
+    assert prices.tolist() == cost.tolist()
+    assert cheapest_holder_sets(holds, prices).source.tolist() == [[0, 0, 2], [1, 1, 2]]
 
 
 def test_allreduce_bytes_follow_the_published_formulas() -> None:

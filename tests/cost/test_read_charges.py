@@ -18,7 +18,6 @@ from oper.cost.allreduce import METHODS, Method, allreduce_cost
 from oper.cost.holder_sets import (
     HolderSets,
     everywhere_set,
-    nearest_holder_sets,
     single_owner_sets,
 )
 from oper.cost.objective import evaluate
@@ -240,8 +239,6 @@ def test_replication_rule_and_bounds(
     own = owned.diagonal(axis1=1, axis2=2)
     assert (rows.traffic(topology).own_seconds <= own.min(axis=1) * (1 + 1e-12)).all()
     # A plan has rows: none of them takes less than the bound says.
-    if not workload.training:  # its bound is for holders that read their own copies
-        sets = nearest_holder_sets(sets.holds, topology)
     cost = evaluate(topology, workload, sets, classes.sums(counts), problem.capacity_bytes)
     bound, _ = hot_row(classes, topology, workload, problem.budget_bytes)
     assert cost.objective_seconds >= bound

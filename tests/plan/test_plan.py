@@ -8,20 +8,24 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from oper.audit.check import check
 from oper.audit.replay import replay
 from oper.base.errors import OperError
+from oper.cost.expected_reads import expected_reads
 from oper.cost.workload import Workload
 from oper.files import manifest
-from oper.plan.layout import Layout
+from oper.plan.address_map import AddressMap
+from oper.plan.layout import LOCAL, SLOT_BITS, Layout
 from oper.plan.plan import FORMAT, MARKER, load_plan, rank_file
 from oper.planner.make_plan import make_plan
 from oper.planner.problem.problem import Settings
 from oper.profiling.profile import Profile
 from oper.tables.table import Table
+from oper.topology.links import LINKED, SHARED
 from oper.topology.topology import Topology
 
 TABLES = (Table("a", 20_000, 16), Table("b", 500, 64), Table("c", 1, 16), Table("d", 9000, 16))
@@ -183,6 +187,50 @@ def test_plans_pass_every_check(tmp_path, seed, topology, mode, fetch, extra_mem
     )
     assert wrong(folder) == {}
     assert [f.wrong for f in replay(folder, rows_of(profile))] == [None]
+
+
+def slow_memories(memory: str) -> Topology:
+    """Three ranks of which the first two read their own rows slower than each other's."""
+    cost = np.array([[9, 2, 8], [3, 9, 8], [8, 8, 1]]) / 100e9
+    return Topology("slow memories", (0, 0, 0), cost, 72e9, 2e-6, memory=(memory,))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("memory", [LINKED, SHARED])
+@pytest.mark.parametrize("fetch", ["raw", "distinct"])
+def test_holders_read_cheaper_copies_than_their_own(tmp_path, memory, fetch):
+    profile = a_profile(1)
+    workload, asked = Workload("inference", fetch, 512), Settings(extra_memory=0.3)
+    planned = make_plan(profile, slow_memories(memory), workload, asked, tmp_path / "plan")
+    plan = load_plan(tmp_path / "plan")
+    if memory == SHARED:  # where owners serve reads, no copy there is worth the time of its owner
+        assert plan.layout.unread_copies.any()
+    assert wrong(tmp_path / "plan") == {}
+    assert [f.wrong for f in replay(tmp_path / "plan", rows_of(profile))] == [None]
+    assert 0 <= planned.certificate.gap < 0.01
+    # What readers find by their maps is what the plan was priced by.
+    reads = np.zeros((3, 3))
+    for t, table in enumerate(plan.tables):
+        counts = profile.table_accesses(t), profile.table_samples_with_row(t)
+        R, _, _ = expected_reads(*counts, profile.samples, workload, 3)
+        for rank in range(3):
+            addresses = AddressMap.of(plan, rank).translate(t, torch.arange(table.rows)).numpy()
+            field = addresses >> SLOT_BITS
+            source = np.where(field == LOCAL, rank, field)
+            reads[rank] += np.bincount(source, R * table.row_bytes, minlength=3)
+    np.fill_diagonal(reads, 0.0)
+    np.testing.assert_allclose(reads, plan.prediction.link_bytes, rtol=1e-9)
+
+
+def test_check_finds_replicas_that_training_would_not_read(tmp_path):
+    folder = save_plan(tmp_path / "plan", a_profile(0), mode="training", extra_memory=0.3)
+    layout = load_plan(folder).layout
+    assert not layout.unread_copies.any()
+    group = int(np.flatnonzero(layout.holds.all(axis=1))[0])
+    source = layout.source.copy()
+    source[group, 1] = 0
+    with_layout(folder, source=source)
+    found = wrong(folder)["in training every rank reads the replicas that it has"]
+    assert "rank 1 has a replica, and reads that of rank 0" in found
 
 
 def rows_of(profile: Profile):

@@ -1,5 +1,6 @@
 """Parts of plans: every row keeps its holders and paths, and slots are as dense as the plan's."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,12 @@ from tests.support.planner.layouts import tables_of as tables_of_layout
 from tests.support.runtime.runtime_plans import random_plan
 
 
-def addresses(plan: Plan, table: int) -> tuple[NDArray[Any], NDArray[Any]]:
+def addresses(
+    plan: Plan, table: int, map_of: Callable[[Plan, int], AddressMap] = AddressMap.of
+) -> tuple[NDArray[Any], NDArray[Any]]:
     """Field and slot of every row of a table for every rank, [M, rows] each."""
     every = torch.arange(plan.tables[table].rows)
-    found = [unpack(AddressMap.of(plan, r).translate(table, every)) for r in range(plan.ranks)]
+    found = [unpack(map_of(plan, r).translate(table, every)) for r in range(plan.ranks)]
     fields, slots = (torch.stack(parts).numpy() for parts in zip(*found, strict=True))
     return fields, slots
 
@@ -32,7 +35,7 @@ def held_slots(plan: Plan) -> list[list[NDArray[Any]]]:
         [[np.zeros(0, np.int64)] for _ in range(plan.ranks)] for _ in plan.layout.slots
     ]
     for table, width in enumerate(plan.layout.width_of_table):
-        fields, slots = addresses(plan, table)
+        fields, slots = addresses(plan, table, AddressMap.of_copies)
         for rank in range(plan.ranks):
             found[width][rank].append(slots[rank][fields[rank] == LOCAL])
     return [[np.sort(np.concatenate(parts)) for parts in of_width] for of_width in found]
@@ -97,7 +100,7 @@ def assert_replicas_first(plan: Plan) -> None:
     """Rows on all ranks have the same slots everywhere, the first ones."""
     everywhere: list[list[Any]] = [[] for _ in plan.layout.slots]
     for table, width in enumerate(plan.layout.width_of_table):
-        fields, slots = addresses(plan, table)
+        fields, slots = addresses(plan, table, AddressMap.of_copies)
         held = slots[:, (fields == LOCAL).all(axis=0)]
         assert (held == held[0]).all()
         everywhere[width].append(held[0])

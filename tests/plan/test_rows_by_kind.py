@@ -34,7 +34,7 @@ def counted(plan: Plan) -> RowsByKind:
     held = {tier: {kind: np.zeros(ranks, dtype=np.int64) for kind in rows} for tier in (0, 1)}
     for t, table in enumerate(plan.tables):
         every = np.arange(table.rows)
-        maps = [AddressMap.of(plan, rank) for rank in range(ranks)]
+        maps = [AddressMap.of_copies(plan, rank) for rank in range(ranks)]
         local = np.stack([m.translate(t, as_int64(every)) >> SLOT_BITS == LOCAL for m in maps])
         listed = plan.layout.locate(t, every).group >= 0
         several = local.sum(axis=0) > 1

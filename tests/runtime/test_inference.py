@@ -51,7 +51,7 @@ any_case = st.builds(
     dtype=st.sampled_from(["fp32", "fp16", "bf16", "int8"]),
     dims=st.sampled_from([(4,), (8, 16), (64, 7), (12, 128)]),
     rows=st.lists(st.integers(1, 300), min_size=1, max_size=4).map(tuple),
-    bags=st.sampled_from(["one", "many", "none"]),
+    bags=st.sampled_from(["one", "many", "mean one", "none"]),
     int32=st.booleans(),
     steps=st.just(2),
 )

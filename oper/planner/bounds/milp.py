@@ -4,18 +4,19 @@ In: sums of partitions and the limits. Out: `Reference`, the best placement and 
 
 For partitions p of any size, down to single rows, with read weight w_p and memory m_p:
 
-    y[p, i, j] = 1: rank i reads p from rank j;  Σ_j y[p, i, j] = 1,  y[p, i, j] ≤ y[p, j, j]
-    Σ_p m_p y[p, j, j] ≤ capacity_j,   Σ_p m_p (Σ_j y[p, j, j] - 1) ≤ budget
+    y[p, i, j] = 1: rank i reads p from rank j;  Σ_j y[p, i, j] = 1,  y[p, i, j] ≤ x[p, j]
+    Σ_p m_p x[p, j] ≤ capacity_j,   Σ_p m_p (Σ_j x[p, j] - 1) ≤ budget
     T ≥ Σ_p w_p (Σ_{j≠i} L[i][j] y[p, i, j] + L[i][i] Σ_k y[p, k, i])       for each rank i
                  (the last sum without ranks k that share memory with i, but for i itself)
     minimise T
 
-y[p, j, j] is "rank j holds p" (a holder reads its own copy). Where the budget allows no second
-copy, and in training, all ranks read from one owner x[p, j] instead; in training
-Σ_j x[p, j] + r[p] = 1 with r[p] = 1 for copies everywhere, whose AllReduce is chosen by solving
-for each method in turn. Homogeneous ranks are ordered by load, or each optimum would come in M!
-copies. PuLP passes it to HiGHS, and to its own CBC only where highspy cannot be imported: CBC tells
-PuLP no bound, so that of an unfinished search is the relaxation's. Plans never depend on either.
+x[p, j] is "rank j holds p", and y[p, j, j] is the same variable where no other rank's copy is
+cheaper to read for j. Where the budget allows no second copy, and in training, all ranks read from
+one owner, and there are no y. In training Σ_j x[p, j] + r[p] = 1 with r[p] = 1 for copies
+everywhere, whose AllReduce is chosen by solving for each method in turn. Homogeneous ranks are
+ordered by load, or each optimum would come in M! copies. PuLP passes it to HiGHS, and to its own
+CBC only where highspy cannot be imported: CBC tells PuLP no bound, so that of an unfinished search
+is the relaxation's. Plans never depend on either.
 """
 
 import time
@@ -192,15 +193,18 @@ class _Model:
             self._order(load)
 
     def _add_reads(self, p: int) -> None:
-        """y[p]: each rank reads from one holder, a holder from itself."""
+        """y[p]: each rank reads from one holder."""
         M, x = self.topology.ranks, self.holds[p]
+        # Ranks that read their own copy wherever they have one.
+        reads_own = [not others.any() for others in Charges.of(self.topology).cheaper_than_own]
         y = [
-            [x[i] if i == j else self._binary(f"y_{p}_{i}_{j}") for j in range(M)] for i in range(M)
+            [x[i] if i == j and reads_own[i] else self._binary(f"y_{p}_{i}_{j}") for j in range(M)]
+            for i in range(M)
         ]
         for i in range(M):
             self.problem += pulp.lpSum(y[i]) == 1
             for j in range(M):
-                if i != j:
+                if y[i][j] is not x[j]:
                     self.problem += y[i][j] <= x[j]
         self.reads[p] = y
 

@@ -1,4 +1,4 @@
-"""Rows of each class to holder sets: greedily on homogeneous ranks, else by a linear programme.
+"""Rows of each class to holder sets: on homogeneous ranks greedily, else by a linear programme.
 
 In: `ClassProblem`. Out: `ClassPlacement`.
 """
@@ -10,10 +10,22 @@ from oper.cost.holder_sets import HolderSets
 from oper.planner.class_placement.class_placement import ClassPlacement
 from oper.planner.class_placement.heterogeneous import place_on_heterogeneous
 from oper.planner.class_placement.homogeneous import choose_replicas, place_on_homogeneous
+from oper.planner.lp.pricing import ENUMERABLE_RANKS
 from oper.planner.problem.problem import ClassProblem
 
 # Share of all rows that are listed one by one where ranks differ: half a byte a row in the map.
 LISTED_SHARE = 1 / 8
+
+
+def by_programme(problem: ClassProblem) -> bool:
+    """Whether a linear programme places the classes: where ranks differ; and, for few ranks, where
+    rows are to be copied that are dearer to read near by than far away, as the knapsack of
+    homogeneous ranks knows only copies once a node and everywhere."""
+    topology = problem.topology
+    if not topology.homogeneous:
+        return True
+    few = topology.ranks <= ENUMERABLE_RANKS
+    return few and not problem.workload.training and not topology.near_first
 
 
 def place_classes(
@@ -21,20 +33,20 @@ def place_classes(
 ) -> ClassPlacement:
     """The class placement with the least mean time over the AllReduce methods (one in inference).
 
-    Where ranks differ, `listed_share` of all rows are listed, and with `whole` hot rows are kept
-    whole by a mixed integer programme; elsewhere the partitions decide.
+    Where a programme places them, `listed_share` of all rows are listed, and with `whole` hot rows
+    are kept whole by a mixed integer programme; elsewhere the partitions decide.
     """
-    if problem.topology.homogeneous:
-        return place_on_homogeneous(problem)
-    return place_on_heterogeneous(problem, listed_share, whole)
+    if by_programme(problem):
+        return place_on_heterogeneous(problem, listed_share, whole)
+    return place_on_homogeneous(problem)
 
 
 def place_replicas(problem: ClassProblem) -> tuple[HolderSets, Ints]:
     """The holder sets, and the rows of each class in those of several ranks, [C, G]; rows with one
     owner are left out, as only the others take part in an AllReduce."""
-    if problem.topology.homogeneous:
-        sets, replicas = choose_replicas(problem)
-        return sets.take(np.arange(problem.ranks, len(sets))), replicas
-    placement = place_on_heterogeneous(problem, LISTED_SHARE)
-    several = np.flatnonzero(placement.holder_sets.copies > 1)
-    return placement.holder_sets.take(several), placement.counts[:, several]
+    if by_programme(problem):
+        placement = place_on_heterogeneous(problem, LISTED_SHARE)
+        several = np.flatnonzero(placement.holder_sets.copies > 1)
+        return placement.holder_sets.take(several), placement.counts[:, several]
+    sets, replicas = choose_replicas(problem)
+    return sets.take(np.arange(problem.ranks, len(sets))), replicas

@@ -10,10 +10,11 @@ from oper.base.arrays import Floats, Ints
 from oper.cost.allreduce import METHODS, Method
 from oper.cost.holder_sets import (
     HolderSets,
+    cheapest_holder_sets,
     copies_over_nodes,
-    nearest_holder_sets,
     single_owner_sets,
 )
+from oper.cost.read_charges import Charges
 from oper.plan.layout import LONGEST_PERIOD
 from oper.planner.class_placement.access_partitions import Partitions, partitions
 from oper.planner.class_placement.class_placement import ClassPlacement
@@ -128,7 +129,8 @@ def _some_copies(topology: Topology, known: HolderSets) -> HolderSets:
     held = {holds.tobytes() for holds in known.holds}
     spread = [copies_over_nodes(topology, copies) for copies in range(2, topology.ranks)]
     new = [holds for holds in spread if holds.tobytes() not in held]
-    return nearest_holder_sets(np.array(new, dtype=bool).reshape(-1, topology.ranks), topology)
+    holds = np.array(new, dtype=bool).reshape(-1, topology.ranks)
+    return cheapest_holder_sets(holds, Charges.of(topology).read_seconds)
 
 
 def _within_capacity(problem: ClassProblem, memory: Floats) -> Floats:

@@ -11,13 +11,13 @@ from oper.base.arrays import Ints
 from oper.cost.allreduce import METHODS, Method, allreduce_cost
 from oper.cost.holder_sets import (
     HolderSets,
+    cheapest_holder_sets,
     copies_over_nodes,
     everywhere_set,
-    nearest_holder_sets,
     per_node_sets,
     single_owner_sets,
 )
-from oper.cost.read_charges import PairSeconds
+from oper.cost.read_charges import Charges, PairSeconds
 from oper.cost.workload import Workload
 from oper.planner.class_placement.class_placement import ClassPlacement, replica_bytes
 from oper.planner.class_placement.greedy import place_greedily
@@ -109,7 +109,7 @@ def _replica_sets(
     sets = single_owner_sets(topology.ranks)
     columns = []
     if levels.node.any():
-        per_node = per_node_sets(topology)
+        per_node = per_node_sets(topology, Charges.of(topology).read_seconds)
         sets = sets + per_node
         load = np.zeros(len(per_node))
         equal = np.full(len(per_node), 1 / len(per_node))
@@ -138,4 +138,5 @@ def _spend_rest(problem: ClassProblem, sets: HolderSets, replicas: Ints) -> tupl
     holds = copies_over_nodes(topology, copies + 1)[None]
     column = np.zeros((len(classes), 1), dtype=np.int64)
     column[row] = 1
-    return sets + nearest_holder_sets(holds, topology), np.concatenate([replicas, column], axis=1)
+    some = cheapest_holder_sets(holds, Charges.of(topology).read_seconds)
+    return sets + some, np.concatenate([replicas, column], axis=1)

@@ -99,10 +99,13 @@ def inference_levels(
 
 
 def time_ratio(topology: Topology) -> float:
-    """Gain per copy inside the nodes over gain per copy for a further node (time, inference)."""
+    """Gain per copy inside the nodes over gain per copy for a further node (time, inference); 1
+    where the first are no smaller, as where links inside nodes are the slower ones."""
     pairs = PairSeconds.of(topology)
     further_node = pairs.saved_by_further_node(topology.ranks // topology.nodes)
-    return min(pairs.saved_inside_node / further_node, 1.0)
+    if further_node <= pairs.saved_inside_node:
+        return 1.0
+    return pairs.saved_inside_node / further_node
 
 
 def link_levels(

@@ -10,8 +10,9 @@ training S·(R + D) where it has one owner) and memory m costs
     w · Σ_i min_{j∈H} K[i][j] + m · (Σ_{j∈H} μ_j + ν (|H| - 1)),
     K[i][j] = (λ_i + π_ij) L[i][j] [i≠j] + λ_j L[j][j]
 
-when the ranks H hold it. Divided by m this is a line in the row's density ρ = w/m, so the cheapest
-holder set of every class lies on the lower envelope of the lines: built once, searched by ρ.
+when the ranks H hold it and each rank, holders too, reads from the cheapest of them. Divided by m
+this is a line in the row's density ρ = w/m, so the cheapest holder set of every class lies on the
+lower envelope of the lines: built once, searched by ρ.
 In training there is one owner or a copy everywhere, M lines and one cost of its own:
 Σ_r λ_r L[r][r] · S(R + U) + AllReduce + m · (Σ_j μ_j + ν (M - 1)).
 Where ranks share memory, K of reads has no λ_j L[j][j] within their node, and that of gradients
@@ -165,21 +166,37 @@ def owner_price(rows: PricingItems, topology: Topology, prices: DualPrices) -> F
 
 
 def homogeneous_lines(topology: Topology, prices: DualPrices) -> tuple[Floats, Floats]:
-    """Slopes and intercepts [M] of 1 to M copies at equal prices on homogeneous ranks: the first
-    ones in different nodes, as far as there are nodes, the others anywhere."""
-    node_of = np.asarray(topology.node_of)
-    first = np.unique(node_of, return_index=True)[1]
-    order = np.concatenate([first, np.setdiff1d(np.arange(topology.ranks), first)])
-    nearest = np.minimum.accumulate(prices.read_prices(topology)[:, order], axis=1)
-    extra = np.arange(topology.ranks)
-    return nearest.sum(axis=0), prices.capacity * (1 + extra) + prices.budget * extra
+    """Slopes and intercepts [M] of 1 to M copies at equal prices on homogeneous ranks.
+
+    What k copies on q of the N nodes of G ranks cost depends on how many of these nodes have one
+    copy alone: as few as can be, as holders in the others may also read from each other. Where
+    nearer rows are cheaper, the first copies are all in different nodes.
+    """
+    M, N = topology.ranks, topology.nodes
+    G = M // N
+    price = prices.read_prices(topology)
+    kinds = [price[mask] for mask in topology.masks().values()]
+    own, mate, far = (float(of_kind[0]) if len(of_kind) else np.inf for of_kind in kinds)
+    k, q = np.arange(1, M + 1), np.arange(1, N + 1)[:, None]
+    elsewhere = np.where(q > 1, far, np.inf)  # from the other nodes with copies
+    alone = np.clip(2 * q - k, 0, q)
+    cost = _times(alone, np.minimum(own, elsewhere))
+    cost += _times(k - alone, np.minimum(min(own, mate), elsewhere))
+    cost += _times(G * q - k, np.minimum(mate, elsewhere))
+    cost += _times(G * (N - q), far)
+    slope = np.where((q <= k) & (k <= G * q), cost, np.inf).min(axis=0)
+    return slope, prices.capacity * k + prices.budget * (k - 1)
+
+
+def _times(ranks: NDArray[np.int64], price: Floats | float) -> Floats:
+    """What so many ranks pay; nothing where there are none, whose price may be infinite."""
+    return np.where(ranks > 0, ranks * np.where(ranks > 0, price, 0.0), 0.0)
 
 
 def subset_lines(read_prices: Floats, prices: DualPrices) -> tuple[Floats, Floats]:
     """Slopes and intercepts of all holder sets, [2^M - 1]; entry H - 1 has the ranks of H's bits.
 
-    Each table is built by doubling: the sets with highest rank k are those without it, and k. A
-    holder reads its own copy, even where another would cost less.
+    Each table is built by doubling: the sets with highest rank k are those without it, and k.
     """
     ranks = len(read_prices)
     slope = np.zeros(1 << ranks)
@@ -188,7 +205,6 @@ def subset_lines(read_prices: Floats, prices: DualPrices) -> tuple[Floats, Float
         for k in range(ranks):
             half = 1 << k
             np.minimum(nearest[:half], read_prices[reader, k], out=nearest[half : 2 * half])
-        nearest.reshape(-1, 2, 1 << reader)[:, 1] = read_prices[reader, reader]
         slope += nearest
     intercept = np.full(1 << ranks, -prices.budget)
     for k in range(ranks):

@@ -26,7 +26,13 @@ from scipy.sparse import csc_array, csr_array
 
 from oper.base.arrays import Floats
 from oper.base.errors import OperError
-from oper.cost.holder_sets import HolderSets, everywhere_set, per_node_sets, single_owner_sets
+from oper.cost.holder_sets import (
+    HolderSets,
+    cheapest_holder_sets,
+    everywhere_set,
+    per_node_sets,
+    single_owner_sets,
+)
 from oper.cost.read_charges import Charges
 from oper.planner.lp.pricing import (
     DualPrices,
@@ -137,7 +143,7 @@ class RestrictedMaster:
             self.holder_sets = self.holder_sets + everywhere_set(topology.ranks)
         # With one rank a node, a copy a node is a copy everywhere, which is there already.
         if 1 < topology.nodes < topology.ranks and rows.any_holders:
-            self.holder_sets = self.holder_sets + per_node_sets(topology)
+            self.holder_sets = self.holder_sets + per_node_sets(topology, self.charges.read_seconds)
         # On uneven nodes some sets of a copy a node have a single holder, and are there already.
         keys = _keys(self.holder_sets)
         self.holder_sets = self.holder_sets.take([keys.index(key) for key in dict.fromkeys(keys)])
@@ -204,15 +210,12 @@ class RestrictedMaster:
         return spread
 
     def placement(self) -> tuple[HolderSets, Floats]:
-        """The groups that are used and their shares of each bucket, [B, G]. Holders read their own
-        copies there, where prices may have another for less."""
+        """The groups that are used and their shares of each bucket, [B, G]."""
         fraction = np.zeros((len(self.rows), len(self.holder_sets)))
         np.add.at(fraction, (self.bucket, self.group), self.share)
         fraction /= fraction.sum(axis=1, keepdims=True)
         used = fraction.any(axis=0)
-        sets = self.holder_sets.take(used)
-        own = np.arange(self.topology.ranks, dtype=np.uint16)
-        return HolderSets(np.where(sets.holds, own, sets.source), sets.holds), fraction[:, used]
+        return self.holder_sets.take(used), fraction[:, used]
 
     @property
     def seconds(self) -> float:
@@ -249,8 +252,7 @@ class RestrictedMaster:
 
     def _add(self, holds: NDArray[np.bool_], prices: DualPrices) -> None:
         """Add the columns (bucket b, holders holds[b]), each rank reading where it costs least."""
-        cost = np.where(holds[:, None, :], prices.read_prices(self.topology)[None], np.inf)
-        found = HolderSets(cost.argmin(axis=2).astype(np.uint16), holds)
+        found = cheapest_holder_sets(holds, prices.read_prices(self.topology))
         group = np.zeros(len(holds), dtype=np.int64)
         fresh: list[int] = []
         for b, key in enumerate(_keys(found)):

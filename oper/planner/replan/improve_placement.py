@@ -15,6 +15,7 @@ from oper.base.arrays import Floats, Ints
 from oper.cost.allreduce import METHODS, Method
 from oper.cost.holder_sets import HolderSets, everywhere_set, per_node_sets
 from oper.cost.objective import Cost, evaluate
+from oper.cost.read_charges import Charges
 from oper.planner.problem.classes import Classes
 from oper.planner.problem.problem import ClassProblem
 from oper.planner.replan.migration.flows import Flows, net_flows
@@ -40,7 +41,7 @@ def candidate_sets(topology: Topology, training: bool) -> HolderSets | None:
         return None
     sets = everywhere_set(topology.ranks)
     if not training and topology.nodes > 1:
-        sets = sets + per_node_sets(topology)
+        sets = sets + per_node_sets(topology, Charges.of(topology).read_seconds)
     return sets
 
 

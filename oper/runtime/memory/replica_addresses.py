@@ -32,7 +32,9 @@ def runtime_map(plan: Plan, rank: int, device: Device) -> AddressMap:
     """The address map of one rank, replicas marked, on its device."""
     mine = rank_map(plan.layout, rank)
     local = mine.group_base & SLOT_MASK | REPLICA << SLOT_BITS
-    mine.group_base[:] = np.where(replicated(plan.layout), local, mine.group_base)
+    reads_own = mine.group_base >> SLOT_BITS == LOCAL
+    marked = replicated(plan.layout) & reads_own
+    mine.group_base[:] = np.where(marked, local, mine.group_base)
     made = AddressMap(plan.tables, plan.layout, mine).flattened(FLAT_BYTES)
     return made.to(device.torch_device)
 
@@ -57,7 +59,8 @@ def replica_slots(layout: Layout, tables: Iterable[int]) -> Ints:
 
 
 def check_trainable(plan: Plan) -> None:
-    """OperError unless every row has one owner or a copy on every rank, and can be updated."""
+    """OperError unless every row has one owner or a copy on every rank, which that rank reads, and
+    can be updated."""
     for table in plan.tables:
         if table.dtype == "int8":
             raise OperError(
@@ -65,7 +68,8 @@ def check_trainable(plan: Plan) -> None:
                 "trained; plan for fp32, fp16 or bf16, or make the plan with --mode inference"
             )
     copies = plan.layout.holds.sum(axis=1)
-    if ((copies > 1) & (copies < plan.ranks)).any():
+    some = (copies > 1) & (copies < plan.ranks)
+    if some.any() or plan.layout.unread_copies.any():
         raise OperError(NOT_FOR_TRAINING)
 
 

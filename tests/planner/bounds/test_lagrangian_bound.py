@@ -13,8 +13,14 @@ from scipy.optimize import linprog
 from oper.base.arrays import Floats
 from oper.base.errors import OperError
 from oper.cost.allreduce import Method
-from oper.cost.holder_sets import HolderSets, everywhere_set, nearest_holder_sets, single_owner_sets
+from oper.cost.holder_sets import (
+    HolderSets,
+    cheapest_holder_sets,
+    everywhere_set,
+    single_owner_sets,
+)
 from oper.cost.objective import evaluate
+from oper.cost.read_charges import Charges
 from oper.cost.workload import Workload
 from oper.planner.bounds.lagrangian_bound import (
     homogeneous_prices,
@@ -76,19 +82,18 @@ def all_sets(topology: Topology, workload: Workload, method: Method) -> HolderSe
         sets = single_owner_sets(ranks)
         return sets if method == "none" else sets + everywhere_set(ranks)
     holds = np.array([s for s in product([False, True], repeat=ranks) if any(s)])
-    return nearest_holder_sets(holds, topology)
+    return cheapest_holder_sets(holds, Charges.of(topology).read_seconds)
 
 
 def all_paths(topology: Topology, workload: Workload, method: Method) -> HolderSets:
-    """Every group, with every way of reading from its holders, as prices may favour any; a holder
-    reads its own copy, also where another costs less."""
+    """Every group, with every way of reading from its holders, as prices may favour any."""
     sets = all_sets(topology, workload, method)
     if workload.training:
         return sets
     paths, holders = [], []
     for holds in sets.holds:
         holder = np.flatnonzero(holds)
-        for path in product(*([r] if holds[r] else holder for r in range(topology.ranks))):
+        for path in product(holder, repeat=topology.ranks):
             paths.append(path)
             holders.append(holds)
     return HolderSets(np.array(paths, dtype=np.uint16), np.array(holders))

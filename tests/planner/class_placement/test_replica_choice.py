@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from oper.cost.allreduce import METHODS, Method
 from oper.cost.holder_sets import everywhere_set, per_node_sets, single_owner_sets
 from oper.cost.objective import evaluate
+from oper.cost.read_charges import Charges
 from oper.cost.workload import Workload
 from oper.planner.class_placement.replica_choice import (
     inference_levels,
@@ -28,7 +29,7 @@ def mean_seconds(
     """Mean T with single and once-a-node rows spread evenly, by the cost model itself."""
     topology, classes = problem.topology, problem.classes
     M = topology.ranks
-    per_node = per_node_sets(topology)
+    per_node = per_node_sets(topology, Charges.of(topology).read_seconds)
     sets = single_owner_sets(M) + per_node + everywhere_set(M)
     single = classes.rows - node - everywhere
     counts = np.concatenate(

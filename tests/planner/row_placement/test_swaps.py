@@ -20,7 +20,8 @@ def test_columns_are_what_a_byte_adds_to_each_rank(
 ) -> None:
     sets = single_owner_sets(topology.ranks)
     if not workload.training:
-        sets = sets + per_node_sets(topology) + everywhere_set(topology.ranks)
+        per_node = per_node_sets(topology, Charges.of(topology).read_seconds)
+        sets = sets + per_node + everywhere_set(topology.ranks)
     classes = make_classes([77, 5], [1, 1], workload, topology.ranks)
     counts = np.random.default_rng(seed).integers(0, 5, (2, len(sets)))
     cost = evaluate(topology, workload, sets, classes.sums(counts), np.full(topology.ranks, 1e9))

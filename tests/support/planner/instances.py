@@ -112,6 +112,11 @@ def topologies(draw: st.DrawFn, most_ranks: int = 4, homogeneous: bool = False) 
     memory = [draw(st.sampled_from(kinds))] * nodes
     if memory[0] == "shared" and draw(st.booleans()):  # as one host is measured
         cost[same] = 1 / 110e9
+    own = draw(st.sampled_from([1244e9, 1244e9, 200e9, 15e9]))  # slower memories than links
+    if own < 1244e9:
+        np.fill_diagonal(cost, 1 / own)
+    if draw(st.booleans()) and draw(st.booleans()):  # slower links inside nodes than between them
+        cost[same & ~np.eye(ranks, dtype=bool)] = 1 / 12e9
     capacity = None
     if not homogeneous:
         factors = draw(st.lists(st.floats(0.5, 2.0), min_size=ranks**2, max_size=ranks**2))

@@ -199,12 +199,14 @@ def own_memory() -> dict[str, int]:
 
 
 def heap_modes(engine: EmbeddingEngine) -> set[str]:
-    """How this process has mapped the arenas of all ranks: "rw-s" or "r--s"."""
+    """How this process has mapped the arenas of all ranks that have rows: "rw-s" or "r--s"."""
+    has_rows = torch.from_numpy(engine.plan.layout.slots > 0)
+    bases = engine.heap.bases[:, : engine.ranks][has_rows]
     found = set()
     for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
         place, mode, *_ = line.split()
         begin, end = (int(address, 16) for address in place.split("-"))
-        if ((engine.heap.bases >= begin) & (engine.heap.bases < end)).any():
+        if ((bases >= begin) & (bases < end)).any():
             found.add(mode)
     return found
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.arrays import Floats, Ints
-from oper.cost.holder_sets import HolderSets, nearest_holder_sets
+from oper.cost.holder_sets import HolderSets
 from oper.cost.read_charges import Charges
 from oper.plan.row_locator import RowLocator
 from oper.profiling.profile import Profile
@@ -28,8 +28,9 @@ class MigrationCost:
     @staticmethod
     def of(before: HolderSets, after: HolderSets, topology: Topology) -> "MigrationCost":
         """Between the columns of two placements."""
-        nearest = nearest_holder_sets(before.holds, topology).source.astype(np.int64)
-        link = Charges.of(topology).link_seconds[np.arange(topology.ranks), nearest]
+        links = Charges.of(topology).link_seconds  # none to a rank's own rows
+        nearest = np.where(before.holds[:, None], links, np.inf).argmin(axis=2)
+        link = links[np.arange(topology.ranks), nearest]
         return MigrationCost(nearest, link @ after.holds.T.astype(np.float64))
 
 
