@@ -232,6 +232,10 @@ def test_servers_are_told_of_tables_that_another_cannot_write_and_serve_on(ranks
 OTHER = random_plan(2, tables_of(CASE), 3)
 FOR_TWO = random_plan(1, tables_of(CASE), 2)
 SERVING = random_plan(5, tables_of(CASE), 3, mode="inference", replicated=0.9)
+# Copies on all ranks, as in training, of which one rank reads another's.
+UNREAD = random_plan(5, tables_of(CASE), 3, replicated=0.9)
+UNREAD = replace(UNREAD, layout=replace(UNREAD.layout, source=UNREAD.layout.source.copy()))
+UNREAD.layout.source[UNREAD.layout.holds.all(axis=1), 1] = 2
 
 
 @pytest.mark.parametrize(
@@ -260,6 +264,10 @@ def test_ranks_that_differ_find_it_at_the_start(ranks, second, plan, options, te
         (FOR_TWO, "the plan is for 2 ranks, and 3 are running"),
         (
             replace(SERVING, workload=Workload("training", "raw", 64)),
+            "the plan was made for inference, and the model is to be trained",
+        ),
+        (
+            replace(UNREAD, workload=Workload("training", "raw", 64)),
             "the plan was made for inference, and the model is to be trained",
         ),
     ],

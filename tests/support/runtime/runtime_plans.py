@@ -27,7 +27,8 @@ def random_plan(
     tier: tuple[int, ...] = (),
 ) -> Plan:
     """A plan that replicates a share of the rows, lists others by a random owner and stripes the
-    rest; `idle` ranks own nothing. In inference replicas lie on some of the ranks only. Of odd
+    rest; `idle` ranks own nothing. In inference replicas lie on some of the ranks only, and some
+    ranks read another's copy of what they hold. Of odd
     seeds, rows on all ranks have marks instead of codes, as in plans. Tables of the `tier` have no
     replicas."""
     rng = np.random.default_rng(seed)
@@ -161,4 +162,9 @@ def _groups(
             several.append(some)
     holds = np.concatenate([single, several])
     source = [[r if h[r] else rng.choice(np.flatnonzero(h)) for r in range(ranks)] for h in holds]
+    if mode == "inference":
+        # Some holders read another's copy, as where their own memory is slower than a link.
+        for g in range(len(single), len(holds)):
+            for r in np.flatnonzero(holds[g] & (rng.random(ranks) < 0.3)):
+                source[g][r] = rng.choice(np.flatnonzero(holds[g]))
     return holds, np.array(source, dtype=np.uint16)
