@@ -123,6 +123,7 @@ class _ShardedByRows(ShardedEmbeddingModule, FusedOptimizerModule):
     def reset_parameters(self) -> None:
         """Give all rows the initial values of their configs' `init_fn`. For all ranks to call."""
         fills = [config.init_fn for config in self._configs]
+        self._blocks.replaced(range(len(fills)))
         fill_tables.fill_tables(self._engine, fills)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
@@ -135,6 +136,45 @@ class _ShardedByRows(ShardedEmbeddingModule, FusedOptimizerModule):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise self._cannot_be("pickled")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # torch's quantisation gives every module its qconfig, and then swaps those whose types it
+        # was asked for: these would stay as they are without a word.
+        if name == "qconfig":
+            raise self._cannot_be_quantised()
+        super().__setattr__(name, value)
+
+    # TorchRec keeps the kernels of a sharded module in `_lookups`. There are none here, and
+    # EmbeddingQuantizationUtils, which would quantise them, must not pass that over. Of a sharded
+    # module only the quantisation of a FeatureProcessedEmbeddingBagCollection asks `is_weighted`.
+
+    def is_weighted(self) -> bool:
+        raise self._cannot_be_quantised()
+
+    @property
+    def _lookups(self) -> list[nn.Module]:
+        raise self._cannot_be_quantised()
+
+    @_lookups.setter
+    def _lookups(self, kernels: list[nn.Module]) -> None:
+        assert not kernels
+
+    def train(self, mode: bool = True) -> "_ShardedByRows":
+        """Set the training mode."""
+        nn.Module.train(self, mode)
+        return self
+
+    def prefetch(self, *_: Any, **__: Any) -> None:
+        """Nothing: rows are read where they lie."""
+
+    def _cannot_be_quantised(self) -> OperError:
+        names = ", ".join(config.name for config in self._configs)
+        return OperError(
+            f"{type(self).__name__} of tables {names}: cannot be quantised, as its rows lie in "
+            "memory that all ranks share; save a checkpoint, load it into the unsharded model and "
+            "quantise that, or load it into a model that is sharded by a plan for inference whose "
+            "tables are int8. Dense layers are quantised by giving the submodule that has them"
+        )
 
     def _cannot_be(self, done: str) -> OperError:
         return OperError(
