@@ -67,7 +67,7 @@ class BucketOptimizer(FusedOptimizer):
         params: Mapping[str, nn.Parameter],
         tables: Mapping[str, int],
     ) -> None:
-        self._engine, self._bucket = engine, bucket
+        self._engine, self._blocks, self._bucket = engine, blocks, bucket
         settings = engine.buckets[bucket].optimizer
         state: dict[Any, Any] = {}
         for key, parameter in params.items():
@@ -90,7 +90,7 @@ class BucketOptimizer(FusedOptimizer):
 
     def set_optimizer_step(self, step: int) -> None:
         """The number of steps taken so far, for Adam."""
-        self._engine.optimizer_steps = step
+        self._blocks.write_steps(step)
 
     def update_hyper_parameters(self, params_dict: Mapping[str, Any]) -> None:
         """Set the learning rate, `lr`."""

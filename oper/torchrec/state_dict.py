@@ -12,7 +12,7 @@ are written back. The same holds for the number of Adam's steps, one for all tab
 
 import logging
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,9 +98,7 @@ class TableBlocks:
         each rank writes what it has, or whole tensors, of which each writes its block."""
         self._warn_of_missing_steps()
         name = state.name if state else None
-        self._handed_out = [
-            block for block in self._handed_out if block.table not in values or block.state != name
-        ]
+        self.replaced(values, name)
         blocks = [
             RowBlock(table, first, part)
             for table, value in values.items()
@@ -117,10 +115,17 @@ class TableBlocks:
         self._handed_out.append(_HandedOut(table, STEPS, 0, values, values._version))
         return values
 
-    def write_steps(self, value: torch.Tensor) -> None:
+    def write_steps(self, value: torch.Tensor | int) -> None:
         """Set the number of steps of the optimizer."""
-        self._handed_out = [block for block in self._handed_out if block.state != STEPS]
+        self.replaced(range(len(self._tables)), STEPS)
         self._engine.optimizer_steps = int(value)
+
+    def replaced(self, tables: Collection[int], state: str | None = None) -> None:
+        """Tables get other values now, whatever was written into the blocks of them that were
+        handed out before."""
+        self._handed_out = [
+            block for block in self._handed_out if block.table not in tables or block.state != state
+        ]
 
     def write_back(self) -> None:
         """Write blocks that were changed since they were handed out to the tables, and forget all

@@ -60,7 +60,7 @@ cases = st.builds(
     pooling=st.sampled_from(["sum", "mean", "none"]),
     dims=st.sampled_from([(4,), (8, 16), (64, 4), (12, 128), (512, 20)]),
     rows=st.lists(st.integers(1, 300), min_size=1, max_size=4).map(tuple),
-    bags=st.sampled_from(["one", "many", "none"]),
+    bags=st.sampled_from(["one", "many", "mean one", "none"]),
     int32=st.booleans(),
 )
 
@@ -94,7 +94,7 @@ numbered_cases = st.builds(
     weighted=st.booleans(),
     dims=st.sampled_from([(4,), (8, 16), (12, 32)]),
     rows=st.lists(st.integers(1, 300), min_size=1, max_size=4).map(tuple),
-    bags=st.sampled_from(["one", "many", "none"]),
+    bags=st.sampled_from(["one", "many", "mean one", "none"]),
     int32=st.booleans(),
     numbered=st.just(True),
 ).map(lambda case: replace(case, weighted=case.weighted and case.pooling != "none"))

@@ -95,10 +95,18 @@ def test_a_read_lacks_at_most_the_bound(trace: dict[str, Any], eviction: str, s:
 
 
 def test_the_printed_protocol_reads_wrong_values_even_at_zero_staleness() -> None:
-    # One row, read by both workers in every iteration: the oracle must be able to fail.
+    # One row, trained by the workers in turn: none pushes before it reads the row again.
     caches = Caches(2, [4], [64], [64], "lru", Synchronisation.parse("het:0"))
-    wrong = sum(train(caches, [[7], [7]], [0, 1])["wrong_reads"].sum() for _ in range(20))
-    assert wrong >= 10
+    wrong = [train(caches, [[7], []], [n % 2, 1 - n % 2])["wrong_reads"].sum() for n in range(20)]
+    assert wrong == [0] + [1] * 19
+
+
+def test_pushes_of_all_workers_come_before_a_read() -> None:
+    # One row, trained by both workers in every iteration: each pushes before it reads it again.
+    caches = Caches(2, [4], [64], [64], "lru", Synchronisation.parse("het:0"))
+    moved = [train(caches, [[7], [7]], [0, 1]) for _ in range(20)]
+    assert sum(of_step["update_push"].sum() for of_step in moved) == 2 * 19
+    assert sum(of_step["wrong_reads"].sum() for of_step in moved) == 0
 
 
 @EXAMPLES

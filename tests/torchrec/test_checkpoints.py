@@ -4,6 +4,7 @@ import pytest
 from torchrec.modules.embedding_configs import DataType
 
 from tests.support.torchrec import checkpoint_cases as cases
+from tests.support.torchrec import held_state_cases as held_states
 from tests.support.torchrec.models import TABLES
 from tests.support.torchrec.ranks import compare
 
@@ -16,6 +17,14 @@ def test_state_dicts_may_be_written_in_place(worlds, others):
     for warnings in worlds.run(2, cases.written_in_place, kind):
         assert len(warnings) == 1
         assert "'wide': a state dict was written to after" in warnings[0]
+
+
+def test_a_second_state_dict_has_what_was_written_into_the_first(worlds):
+    worlds.run(2, held_states.taken_twice)
+
+
+def test_held_state_dicts_do_not_undo_what_is_loaded(worlds):
+    worlds.run(2, held_states.loaded_over)
 
 
 def test_state_dicts_of_others_are_loaded(worlds):

@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from torchrec import EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
@@ -200,6 +201,37 @@ def test_other_numbers_of_settings_and_maps() -> None:
     for table in (None, 1.0, True):
         with pytest.raises(OperError, match=r"table: is .*, and a whole number was needed"):
             oper.AddressMap.of(plan, 0).translate(table, [0])
+
+
+# Ids.
+
+
+@pytest.mark.parametrize("bounds", ["warning", "ignore"])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("keys", ["fg", "gf", "xgf"])
+@pytest.mark.parametrize("lengths", [[1, 1, 1, 1, 1, 1], [2, 0, 1, 0, 2, 1]])
+def test_ids_out_of_range_stay_in_the_users_batch(
+    bounds: str, dtype: torch.dtype, keys: str, lengths: list[int]
+) -> None:
+    configs = [
+        EmbeddingConfig(
+            name=f"table of {key}", num_embeddings=3, embedding_dim=4, feature_names=[key]
+        )
+        for key in ["f", "g"]
+    ]
+    model = EmbeddingCollection(configs)
+    rows = {key: model.embeddings[f"table of {key}"].weight.detach().clone() for key in "fg"}
+    lengths = lengths[: 2 * len(keys)]
+    ids = torch.tensor([1, 99, -3, 2, 77, 0], dtype=dtype)[: sum(lengths)]
+    features = KeyedJaggedTensor(list(keys), ids, lengths=torch.tensor(lengths))
+    before = ids.clone()
+    read: Any = oper.shard(model, plan_of(model), bounds=bounds)(features)
+    for key, of_table in rows.items():
+        in_range = [i if 0 <= i < 3 else 0 for i in features[key].values().tolist()]
+        assert torch.equal(read[key].values(), of_table[in_range])
+    torch.stack([read[key].values().sum() for key in rows]).sum().backward()
+    assert torch.equal(ids, before)
+    assert features.values() is ids
 
 
 # Parameters.

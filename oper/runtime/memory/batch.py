@@ -12,19 +12,31 @@ from oper.runtime.memory.sorted_accesses import BatchRows
 class PreparedBatch:
     """N accesses of F features, and the rows they read (sort.py) if anything needs those.
 
-    `offsets` is None where every bag holds one access.
+    `offsets` are those of what is pooled: None where every access is put out by itself, be it that
+    each sample has one, or that the module pools nothing. Which accesses are whose sample's say
+    `bags`, None where each sample has one of every feature. A graph's batch has no samples.
     """
 
     addresses: torch.Tensor  # int64 [N]
     segment_offset: torch.Tensor  # int64 [F + 1]
-    offsets: torch.Tensor | None  # [bags + 1]
+    offsets: torch.Tensor | None  # [F · samples + 1]
     weights: torch.Tensor | None  # float32 [N]
     features: torch.Tensor  # int64 [F, FEATURE_WORDS]
     out_elements: int
     sort: BatchRows | Future[BatchRows] | None = None
     samples: int = 0
+    bags: torch.Tensor | None = None  # [F · samples + 1]
     keys: tuple[str, ...] = ()  # of the features, in the order of the values
     trains: bool = False  # whether there may be a backward
+
+    @property
+    def lengths(self) -> torch.Tensor:
+        """How many accesses of each feature each sample has, [F, samples]."""
+        assert self.keys, "a graph's batch has no samples"
+        shape = (len(self.features), self.samples)
+        if self.bags is None:
+            return torch.ones(1, 1, dtype=torch.int64).expand(shape)
+        return self.bags.diff().view(shape)
 
     @property
     def rows(self) -> BatchRows | None:

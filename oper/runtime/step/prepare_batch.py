@@ -58,12 +58,12 @@ class BatchPreparer:
         bags = bags_on_host if self._device.kind == "cpu" else bags_on_device
         batch, one_each, segment_offset = bags(batch, order)
         keys, values, samples = tuple(batch.keys()), batch.values(), int(batch.stride())
-        offsets = None if one_each else batch.offsets().contiguous()
+        of_samples = None if one_each else batch.offsets().contiguous()
         addresses = self._translate(keys, values, segment_offset)
         descriptors, elements = self._features.describe(
             keys, samples, segment_offset, trained_only=not self._sort_all
         )
-        offsets = offsets if self._features.pooled else None
+        offsets = of_samples if self._features.pooled else None
         weights = batch.weights().float().contiguous() if self._weighted else None
         read = (addresses, segment_offset, offsets, weights, descriptors)
         sort, trains = None, self._trains and torch.is_grad_enabled()
@@ -74,6 +74,7 @@ class BatchPreparer:
             elements,
             sort,
             samples,
+            of_samples,
             keys,
             trains,
         )

@@ -1,9 +1,10 @@
 """What a batch is made of: parts that have samples, in the containers that a loader yields.
 
-Parts with samples are KeyedJaggedTensors, JaggedTensors, and tensors and arrays of numbers whose
-first dimension is the batch's samples. They may lie in tuples, NamedTuples, lists, dicts and
-dataclasses. All else in a batch (None, numbers, texts, other tensors) must be equal on all ranks,
-and is kept.
+Parts with samples are KeyedJaggedTensors, JaggedTensors, and tensors and arrays of numbers, whose
+first dimension must be the batch's samples. They may lie in tuples, NamedTuples, lists, dicts and
+dataclasses. All else in a batch (None, numbers, texts, tensors of no dimension) must be equal on
+all ranks, and is kept. A tensor that has as many rows as there are samples might be something else;
+what else has a first dimension is therefore refused, and not told apart by its size.
 """
 
 import copy
@@ -71,7 +72,8 @@ class Structure:
                 for key, ids, lengths in zip(keys, by_feature, part.lengths, strict=True):
                     features.setdefault(key, []).append((ids, lengths))
                 description[path] = f"{type(leaf).__name__} of {', '.join(keys)}; {_types(part)}"
-            elif _has_samples(leaf, samples):
+            elif _has_samples(leaf):
+                _check_samples(leaf, path, samples)
                 parts.append(leaf.detach())
                 description[path] = f"samples of {_shape(leaf.shape[1:])} {leaf.dtype}"
             else:
@@ -90,7 +92,7 @@ class Structure:
         def filled(leaf: Any, path: str, name: str) -> Any:
             if isinstance(leaf, _JAGGED):
                 return _like(leaf, next(left), samples)
-            if not _has_samples(_as_tensor(leaf), self.samples):
+            if not _has_samples(_as_tensor(leaf)):
                 return leaf
             part = next(left)
             assert isinstance(part, torch.Tensor)
@@ -192,8 +194,17 @@ def _like(leaf: Any, part: Part, samples: int) -> Any:
     return JaggedTensor(**common)
 
 
-def _has_samples(leaf: Any, samples: int) -> bool:
-    return isinstance(leaf, torch.Tensor) and leaf.dim() > 0 and len(leaf) == samples
+def _has_samples(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.dim() > 0
+
+
+def _check_samples(leaf: torch.Tensor, path: str, samples: int) -> None:
+    if len(leaf) != samples:
+        raise OperError(
+            f"{path}: is a tensor of shape {list(leaf.shape)}, and the batch has {samples} "
+            "samples, which its first dimension was needed to be; give what is no sample's as a "
+            "number or a tuple of numbers, or keep it out of the loader"
+        )
 
 
 def _types(part: Jagged) -> str:
@@ -212,10 +223,7 @@ def _shape(shape: Iterable[int]) -> str:
 
 def _constant(leaf: Any) -> str:
     """What a value is that has no samples, which must be equal on all ranks."""
-    if not isinstance(leaf, torch.Tensor):
-        return repr(leaf)
-    digest = hashlib.sha256(bytes_of(leaf.detach()).numpy().tobytes()).hexdigest()[:12]
-    return f"tensor of shape {list(leaf.shape)}, {leaf.dtype}, without samples, content {digest}"
+    return f"{leaf.dtype} {leaf.item()!r}" if isinstance(leaf, torch.Tensor) else repr(leaf)
 
 
 def bytes_of(array: torch.Tensor) -> torch.Tensor:

@@ -44,14 +44,7 @@ def tier_accesses(batch: PreparedBatch, rank: int, first_bucket: int) -> TierAcc
 
 def by_sample(batch: PreparedBatch, accesses: TierAccesses) -> tuple[torch.Tensor, torch.Tensor]:
     """The addresses sample after sample, and where each sample's begin and end, [samples + 1]."""
-    features, samples = len(batch.features), batch.samples
-    if batch.offsets is not None:
-        lengths = batch.offsets.diff().view(features, samples)
-    elif len(batch.addresses) == features * samples:
-        lengths = torch.ones(features, samples, dtype=torch.int64)
-    else:  # bags are not known where nothing is pooled
-        lengths = batch.segment_offset.diff().view(features, 1)
-    of_tier = lengths[accesses.features].numpy().astype(np.int64)
+    of_tier = batch.lengths[accesses.features].numpy().astype(np.int64)
     order = torch.from_numpy(sample_major(of_tier))
     ends = torch.from_numpy(np.append(0, np.cumsum(of_tier.sum(axis=0))))
     return accesses.addresses[order], ends

@@ -16,7 +16,10 @@ from oper.runtime.step.row_source import Step
 from oper.runtime.tables.optimizer_buckets import Bucket
 from oper.runtime.tables.optimizers import update_rows
 
-_WAITING = np.dtype([("missing", np.int64), ("number", np.int64), ("rate", np.float64)])
+# `step` tells steps apart, which their numbers do not: a checkpoint may set those back.
+_WAITING = np.dtype(
+    [("missing", np.int64), ("step", np.int64), ("number", np.int64), ("rate", np.float64)]
+)
 
 
 class _Sums:
@@ -26,10 +29,11 @@ class _Sums:
         self.index_of = np.full(slots, -1, dtype=np.int32)  # by the row's slot
         self.grads = torch.zeros(0, dim)
         self.waiting = np.zeros(0, dtype=_WAITING)
+        self._steps = 0
         self._free = np.zeros(0, dtype=np.int64)
 
     def expect(self, slots: Ints, workers: Ints, number: int, rate: float) -> None:
-        """Gradients of so many workers will come for each of these rows."""
+        """Gradients of one step, of so many workers, will come for each of these rows."""
         lacking = len(slots) - len(self._free)
         if lacking > 0:
             known = len(self.waiting)
@@ -40,7 +44,8 @@ class _Sums:
         at, self._free = self._free[: len(slots)], self._free[len(slots) :]
         self.index_of[slots] = at
         self.grads[torch.from_numpy(at)] = 0
-        self.waiting["missing"][at] = workers
+        self._steps += 1
+        self.waiting["missing"][at], self.waiting["step"][at] = workers, self._steps
         self.waiting["number"][at], self.waiting["rate"][at] = number, rate
 
     def add(self, slots: Ints, grads: torch.Tensor) -> Ints:
@@ -84,12 +89,12 @@ class TierShard:
         sums = self._sums[bucket]
         done = np.sort(sums.add(slots, grads))
         at = sums.index_of[done].astype(np.int64)
-        numbers = sums.waiting["number"][at]
-        for number in np.unique(numbers):
-            now = numbers == number
-            rate = float(sums.waiting["rate"][at[now][0]])
+        steps = sums.waiting["step"][at]
+        for step in np.unique(steps):
+            now = steps == step
             grads = sums.grads[torch.from_numpy(at[now])]
-            self.step(bucket, [done[now]], [grads], rate, int(number))
+            of_step = sums.waiting[at[now][0]]
+            self.step(bucket, [done[now]], [grads], float(of_step["rate"]), int(of_step["number"]))
         sums.remove(done)
 
     def subtract(self, bucket: int, slots: Ints, steps: torch.Tensor) -> None:

@@ -153,6 +153,7 @@ FAILURES = {
     "two fewer, dropped": "batch 2 was left out .* rank 0 went on after it",
     "text": r"\[1\]: rank 0 has 'of rank 0', and rank 1 'of rank 1'",
     "structure": r"\[2\]: rank 0 has samples of  ?torch.float64, and rank 1 nothing",
+    "no samples": r"\[1\]: is a tensor of shape \[2\], and the batch has 6 samples",
     "type": r"\[1\]: is a ndarray, and KeyedJaggedTensors",
     "feature": "table 'wide': its feature 'h' is not in the batch, which has g, f1, f0, unused",
     "settings": "rank 1 made the DispatchingLoader with other settings than rank 0",

@@ -37,8 +37,19 @@ def assert_equals_unsharded(
     reference = Reference(case)
     near: dict[str, Any] = {"rtol": TOLERANCE[case.dtype], "atol": TOLERANCE[case.dtype]}
     evaluated = [iter(of_rank["evaluated"]) for of_rank in found]
-    for last in range(script.accumulate - 1, case.steps, script.accumulate):
-        steps = range(last + 1 - script.accumulate, last + 1)
+
+    def compare_evaluations(step: int) -> None:
+        for rank in range(case.ranks * (step in script.evaluate)):
+            out, _, _ = reference.lookup(batch_of(case, step, rank))
+            torch.testing.assert_close(next(evaluated[rank]).double(), out.detach(), **near)
+
+    for steps in script.updates(case.steps):
+        *held, last = steps
+        for step in held:
+            compare_evaluations(step)
+        reference.rate = script.rate(last)
+        if set(script.recount).intersection(steps):
+            reference.step_count = 0
         outputs, weight_grads = reference.train(*steps)
         for n, out in enumerate(outputs):
             step, rank = steps[n // case.ranks], n % case.ranks
@@ -47,9 +58,7 @@ def assert_equals_unsharded(
             if weight_grads[n] is not None:
                 mine = found[rank]["weight_grads"][step].double()
                 torch.testing.assert_close(mine, weight_grads[n], **near)
-        for rank in range(case.ranks * (last in script.evaluate)):
-            out, _, _ = reference.lookup(batch_of(case, last, rank))
-            torch.testing.assert_close(next(evaluated[rank]).double(), out.detach(), **near)
+        compare_evaluations(last)
     for rank in range(case.ranks):
         assert next(evaluated[rank], None) is None
         for n, table in enumerate(reference.tables):
@@ -76,9 +85,10 @@ cases = st.builds(
     pooling=st.sampled_from(["sum", "mean", "none"]),
     dims=st.sampled_from([(4,), (8, 16), (64, 4)]),
     rows=st.sampled_from([(300,), (250, 1, 400), (150, 200, 150, 400)]),
-    bags=st.sampled_from(["one", "many", "none"]),
+    bags=st.sampled_from(["one", "many", "mean one", "none"]),
     steps=st.integers(3, 9),
 )
+RATES = (1.0, 0.25, 1.5, 0.5, 0.125)
 scripts = st.builds(
     Script,
     evaluate=st.sampled_from([(), (1,), (0, 2)]),
@@ -87,6 +97,9 @@ scripts = st.builds(
     untrained=st.sampled_from([(), (0,), (1, 2)]),
     ahead=st.booleans(),
     late=st.sampled_from([(), (), (1,)]),
+    held=st.sampled_from([(), (), (1,), (0, 1)]),
+    rates=st.sampled_from([(1.0,), RATES]),
+    recount=st.sampled_from([(), (), (2,), (1, 3)]),
 )
 
 
@@ -97,8 +110,7 @@ scripts = st.builds(
     st.sampled_from(["bsp", "on-demand", "peer"]),
     st.sampled_from(["lru", "lfu", "light-lfu", "emark"]),
     scripts,
-    st.sampled_from([None, (0, 1), (0,)]),
-    st.booleans(),
+    st.sampled_from([None, (0, 1), (1,), (0,)]),
 )
 @example(
     Case(0, 2, rows=(250, 1, 400), steps=6),
@@ -107,16 +119,26 @@ scripts = st.builds(
     "lru",
     Script(late=(1,)),
     None,
-    False,
 )
-def test_any_cache_trains_as_the_unsharded_model(
-    ranks, case, size, sync, evict, script, tier, numbered
-):
+def test_any_cache_trains_as_the_unsharded_model(ranks, case, size, sync, evict, script, tier):
     tables = range(len(case.rows)) if tier is None else tier
     plan = random_plan(
         case.seed, tables_of(case), case.ranks, tier=tuple(t for t in tables if t < len(case.rows))
     )
     assert_equals_unsharded(ranks, case, plan, CacheSettings(size, sync, evict), script)
+
+
+@settings(max_examples=30)
+@given(
+    cases.map(lambda case: replace(case, pooling="none", bags="mean one")),
+    st.sampled_from(["on-demand", "bsp", "peer"]),
+    st.sampled_from([(0,), (1,), (0, 2)]),
+)
+def test_sequences_of_which_some_tables_are_in_the_tier(ranks, case, sync, tier):
+    """As many ids as features times samples, of any lengths, and other tables in memory."""
+    case = replace(case, rows=(250, 90, 400))
+    plan = random_plan(case.seed, tables_of(case), case.ranks, tier=tier)
+    assert_equals_unsharded(ranks, case, plan, CacheSettings("60%", sync))
 
 
 HOT = Case(3, 2, rows=(250, 100, 400), steps=8)  # 40 % of its accesses read row 0
@@ -165,8 +187,27 @@ def test_ranks_that_share_no_memory(ranks, sync, nodes):
 def test_gradients_accumulate(ranks, sync, optimizer):
     case = replace(HOT, optimizer=optimizer, steps=9)
     plan = tiered(3, tables_of(case), 2)
-    script = Script(accumulate=3, evaluate=(5,))
+    script = Script(held=(0, 1, 3, 4, 6, 7), evaluate=(4, 5))
     assert_equals_unsharded(ranks, case, plan, CacheSettings("40%", sync), script)
+
+
+@pytest.mark.parametrize("sync", ["bsp", "on-demand", "peer", "het-exact:0"])
+@pytest.mark.parametrize(
+    "optimizer",
+    ["sgd", "momentum_sgd", "adagrad", "rowwise_adagrad", "adam", "partial_rowwise_adam"],
+)
+@pytest.mark.parametrize("held", [(), (2, 3, 6, 9)])
+def test_a_row_steps_at_the_rate_of_its_step(ranks, sync, optimizer, held):
+    """However late its gradients come together, when other rows step at other rates; also where
+    the steps are counted anew."""
+    if sync.startswith("het") and optimizer != "sgd":
+        pytest.skip("HET is for plain SGD")
+    case = replace(HOT, ranks=4, optimizer=optimizer, steps=12, lrs=(0.5, 0.25, 0.375))
+    case = replace(case, plain=sync.startswith("het"))
+    plan = tiered(3, tables_of(case), 4)
+    for recount in ((), (4, 8)):
+        script = Script(held=held, rates=RATES, recount=recount)
+        assert_equals_unsharded(ranks, case, plan, CacheSettings("60%", sync), script)
 
 
 @pytest.mark.parametrize("late", [(), (1, 3)])
@@ -230,9 +271,10 @@ def test_het_takes_plain_sgd_alone(ranks, optimizer):
 @pytest.mark.parametrize("count", [1, 2, 4])
 @pytest.mark.parametrize("evict", ["lru", "lfu", "emark"])
 @pytest.mark.parametrize("sync", ["bsp", "on-demand"])
-def test_what_moves_is_what_the_state_model_says(ranks, count, evict, sync):
+@pytest.mark.parametrize("pooling", ["sum", "none"])
+def test_what_moves_is_what_the_state_model_says(ranks, count, evict, sync, pooling):
     """On the same trace the runtime counts what the reference of the simulator does."""
-    case = Case(5, count, dims=(8,), rows=(200, 300), steps=12, bags="many")
+    case = Case(5, count, dims=(8,), rows=(200, 300), steps=12, bags="many", pooling=pooling)
     plan = tiered(5, tables_of(case), count)
     found = ranks.run(count, run_cached, case, plan, CacheSettings("16%", sync, evict), PLAIN)
     model = StateModel(count, math.ceil(0.16 * sum(case.rows)), sync == "on-demand", evict)

@@ -5,6 +5,7 @@ all ranks, and the optimizer applied to the rows that were accessed.
 """
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -35,7 +36,8 @@ class Case:
     dtype: str = "fp32"
     dims: tuple[int, ...] = (8, 16)
     rows: tuple[int, ...] = (50, 1, 200)
-    bags: str = "many"  # "one" id each, "many", "none": empty batches on odd ranks
+    # "one" id each, "many", "mean one": as many ids as bags, "none": empty batches on odd ranks
+    bags: str = "many"
     int32: bool = False
     steps: int = 3
     lr: float = 0.5
@@ -113,8 +115,7 @@ def batch_parts(case: Case, step: int, rank: int) -> dict[str, Any]:
     keys = [f for n in range(len(case.rows)) for f in features_of(case, n)]
     of_key = [n for n in range(len(case.rows)) for _ in features_of(case, n)]
     lengths, values = [], []
-    for table in of_key:
-        size = np.ones(samples, int) if case.bags == "one" else rng.integers(0, 5, samples)
+    for table, size in zip(of_key, _bag_sizes(case, rng, len(keys), samples), strict=True):
         lengths.append(size)
         hot = rng.random(size.sum()) < 0.4
         ids = rng.integers(0, case.rows[table], size.sum())
@@ -126,6 +127,18 @@ def batch_parts(case: Case, step: int, rank: int) -> dict[str, Any]:
     # Loaders give one or the other.
     sizes = {"offsets": ends} if step % 2 else {"lengths": counts}
     return {"keys": keys, "values": ids, "weights": weights, "stride": samples, **sizes}
+
+
+def _bag_sizes(
+    case: Case, rng: np.random.Generator, features: int, samples: int
+) -> Iterator[np.ndarray]:
+    """Ids in each bag of one feature after the other, [samples]."""
+    if case.bags == "mean one":
+        bag_of = rng.integers(0, max(features * samples, 1), features * samples)
+        yield from np.bincount(bag_of, minlength=len(bag_of)).reshape(features, samples)
+        return
+    for _ in range(features):
+        yield np.ones(samples, int) if case.bags == "one" else rng.integers(0, 5, samples)
 
 
 def gradient_of(case: Case, step: int, rank: int, like: torch.Tensor) -> torch.Tensor:

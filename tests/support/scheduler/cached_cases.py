@@ -1,5 +1,6 @@
 """Training on cached rows, as ranks do it in the tests, to be compared with the unsharded model."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +29,21 @@ class Script:
     untrained: tuple[int, ...] = ()  # a batch more is looked up, without a backward pass
     ahead: bool = False  # batches are prepared one ahead
     late: tuple[int, ...] = ()  # another batch is looked up between forward and backward
-    accumulate: int = 1  # backward passes for each step
+    held: tuple[int, ...] = ()  # the gradients of these are added to those of the next
+    rates: tuple[float, ...] = (1.0,)  # by which learning rates are multiplied, in turn
+    recount: tuple[int, ...] = ()  # before these the number of the optimizers' steps is set to 0
+
+    def rate(self, step: int) -> float:
+        return self.rates[step % len(self.rates)]
+
+    def updates(self, steps: int) -> Iterator[list[int]]:
+        """The steps of each update."""
+        of_update: list[int] = []
+        for step in range(steps):
+            of_update.append(step)
+            if step not in self.held:
+                yield of_update
+                of_update = []
 
 
 def run_cached(
@@ -55,6 +70,9 @@ def run_cached(
 
     ready: dict[int, Any] = {}
     for step in range(case.steps):
+        engine.learning_rates[:] = [script.rate(step) * b.optimizer.lr for b in engine.buckets]
+        if step in script.recount:
+            engine.optimizer_steps = 0
         given = prepared(step)
         if script.ahead and step + 1 < case.steps:
             prepared(step + 1)
@@ -66,7 +84,7 @@ def run_cached(
         if step in script.late:
             engine(batch_of(case, step + 100, rank))
         grad = gradient_of(case, step, rank, out)
-        if (step + 1) % script.accumulate:
+        if step in script.held:
             with engine.accumulate():
                 out.backward(grad)
         else:

@@ -53,7 +53,7 @@ def batch(structure: str, first: int, samples: int, bags: bool = True) -> Any:
     if structure == "named":
         return Named(ids, label, "train")
     if structure == "dataclass":
-        return Frozen(ids, {"mask": dense > 5, "fixed": torch.tensor([1.0, 2.0])}, label)
+        return Frozen(ids, {"mask": dense > 5, "fixed": torch.tensor(1.5), "two": (1.0, 2)}, label)
     if structure == "numpy":
         return {"ids": ids, "dense": dense.float().numpy(), "label": label.numpy()}
     return Batch(dense, ids, label)
@@ -92,7 +92,7 @@ def _columns(given: Any) -> Iterator[list[Any]]:
         if given.weights_or_none() is not None:
             yield [bag.tolist() for bag in given.to_dense_weights()]
     elif isinstance(given, torch.Tensor | np.ndarray):
-        if given.tolist() != [1.0, 2.0]:
+        if given.ndim:
             yield [row.tolist() for row in given]
     elif isinstance(given, dict):
         for item in given.values():

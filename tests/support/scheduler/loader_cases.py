@@ -121,6 +121,8 @@ def failing(rank: int, group: Any, what: str) -> str:
         own = [given[:2] for given in own]
     elif what == "type" and last:
         own = [(given[0], np.array(["a"] * SAMPLES)) for given in own]
+    elif what == "no samples" and last:
+        own = [(given[0], torch.ones(2)) for given in own]
     elif what == "feature":
         settings["features"] = {"wide": ["h"]}
     elif what == "settings" and last:

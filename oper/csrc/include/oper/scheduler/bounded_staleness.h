@@ -10,6 +10,10 @@
 // next reads: then a read lacks at most (M + 1) s updates, and with s = 0 none.
 //
 // Pushed is a sum of gradients, which only plain SGD applies as if each had come in its turn.
+//
+// Workers look at the clocks one after the other, and what they then ask for is carried out
+// together: the pushes of all of them reach the tier before anything is pulled. Beside the clocks,
+// which decide what moves, go the counts of updates that each copy and the tier really contain.
 #pragma once
 
 #include <algorithm>
@@ -29,6 +33,7 @@ class BoundedStaleness {
     int64_t now = 0;
     uint32_t pending = 0;  // updates that the tier has not got
     uint32_t updates = 0;  // updates that the copy contains
+    bool pulled = false;   // for the batch that is read
   };
   struct Tier {
     int64_t clock = 0;
@@ -56,6 +61,8 @@ class BoundedStaleness {
     for (int w = 0; w < caches_.workers(); ++w)
       for (const RowNumber row : batch)
         if (caches_.trainers(row) >> w & 1) read(row, w, moved[w]);
+    for (const RowNumber row : batch)
+      for_each(caches_.trainers(row), [&](int w) { count_lag(row, w, moved[w]); });
   }
 
   // The batch was trained.
@@ -168,11 +175,18 @@ class BoundedStaleness {
       moves_.add(MoveKind::kPull, w, row, caches_.address(row));
       ++mine.miss_pull;
       mine.pull_bytes += bytes_[caches_.width(row)].row;
-      const Tier& tier = caches_.state(row);
-      clock_of(row, w) = {tier.clock, tier.clock, 0, tier.updates};
+      const int64_t now = caches_.state(row).clock;
+      clock_of(row, w) = {now, now, 0, 0, true};
     }
-    const int64_t lag =
-        int64_t{caches_.state(row).earlier_updates} - int64_t{clock_of(row, w).updates};
+  }
+
+  // Once everything that is pushed for the batch has reached the tier.
+  void count_lag(RowNumber row, int w, Transmissions& mine) {
+    Clock& clock = clock_of(row, w);
+    const Tier& tier = caches_.state(row);
+    if (clock.pulled) clock.updates = tier.updates;
+    clock.pulled = false;
+    const int64_t lag = int64_t{tier.earlier_updates} - int64_t{clock.updates};
     mine.wrong_reads += lag != 0;
     mine.lag = std::max(mine.lag, lag);
   }
