@@ -325,4 +325,4 @@ def test_a_log_that_the_plan_is_not_of(here: Path) -> None:
     said = oper("plan", "check", "q", "other.parquet")
     assert said.status == 1
     assert "WRONG a replay of the log" in said.out
-    assert "1 of 12 invariants do not hold" in said.out
+    assert "1 of 13 invariants do not hold" in said.out

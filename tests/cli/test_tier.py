@@ -22,8 +22,8 @@ def test_every_command_reads_a_plan_with_a_tier(here: Path) -> None:
     assert content["tier"] == ["C1"]
     assert set(content["parts"]) == {"devices", "tier"}
     assert content["memory_bytes"] == content["parts"]["devices"]["memory_bytes"]
-    assert "all 16 invariants hold" in fine("plan", "check", "new")
-    assert "all 17 invariants hold" in fine("plan", "check", "new", "log.parquet")
+    assert "all 17 invariants hold" in fine("plan", "check", "new")
+    assert "all 18 invariants hold" in fine("plan", "check", "new", "log.parquet")
     explained = fine("plan", "explain", "new", "--table", "C1", "--row", "0")
     assert "in its host's memory (the table is in the tier)" in " ".join(explained.split())
     other = fine("plan", "explain", "new", "--table", "C2", "--row", "0", "--profile", "p")
@@ -39,7 +39,7 @@ def test_every_command_reads_a_plan_with_a_tier(here: Path) -> None:
     assert table["rows_changed"] == table["rows"]
     fine("drift", "new", "p")
     fine("replan", "new", "w@1", "-o", "again", "--horizon", "1000000")
-    assert "all 16 invariants hold" in fine("plan", "check", "again")
+    assert "all 17 invariants hold" in fine("plan", "check", "again")
     assert json.loads(fine("plan", "show", "again", "--json"))["tier"] == ["C1"]
     assert "nothing moves" in fine("replan", "new", "p", "-o", "same")
 
@@ -51,7 +51,7 @@ def test_all_tables(here: Path) -> None:
     fine("plan", "check", "new")
     fine("drift", "new", "w@1")
     fine("replan", "new", "w@1", "-o", "again")
-    assert "all 16 invariants hold" in fine("plan", "check", "again")
+    assert "all 17 invariants hold" in fine("plan", "check", "again")
 
 
 def test_json_of_a_new_plan_says_what_its_tier_is(here: Path) -> None:

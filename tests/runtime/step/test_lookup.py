@@ -172,6 +172,29 @@ def test_what_cannot_be_read_is_refused():
         ops.pooled_rows(addresses, offsets, torch.ones(2).int(), features, bases, rank, *rest)
 
 
+@pytest.mark.parametrize("dim", [5, 16])
+@pytest.mark.parametrize("bagged", [True, False])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_a_row_that_is_not_mapped_is_named_wherever_it_is_met(dim, bagged, weighted):
+    longest = 3 if bagged else None
+    rng = np.random.default_rng(4)
+    case = random_case(rng, [dim, 8], ["fp32"] * 2, bags=[200, 90], longest=longest)
+    addresses, offsets, _, features, bases, rank = case.arguments()
+    weights = torch.ones(len(addresses)) if weighted else None
+    rest = (case.out_elements, torch.float32)
+    for n in (0, 40, 130, len(addresses) - 1):
+        wrong = addresses.clone()
+        wrong[n] = wrong[n] % (1 << SLOT_BITS) | 3 << SLOT_BITS
+        named = rf"access {n} reads field 3, which has no rows of width [01] here"
+        with pytest.raises(IndexError, match=named):
+            ops.pooled_rows(wrong, offsets, weights, features, bases, rank, *rest)
+        if weighted:
+            grad = torch.ones(case.out_elements)
+            with pytest.raises(IndexError, match=named):
+                ops.weight_gradients(grad, wrong, offsets, weights, features, bases, rank)
+    ops.pooled_rows(addresses, offsets, weights, features, bases, rank, *rest)
+
+
 def test_operators_are_as_torch_wants_them():
     case = random_case(np.random.default_rng(5), [16, 8], ["fp32", "int8"], bags=[4, 4, 4])
     check = torch.library.opcheck

@@ -67,6 +67,7 @@ void for_each_slice(const Batch& batch, const F& f) {
     for (int64_t tile = begin; tile < end; ++tile)
       for (int64_t n = 0; n < batch.feature_count; ++n) f(Slice(batch, n, tile, tiles), stream);
     finish_stream();
+    stream.check();
   });
 }
 

@@ -1,7 +1,8 @@
 // Functions compiled for several generations of a processor, the best of which is taken when the
 // library is loaded. Their loops are plain, and become vectors of each generation's width; none may
 // contract a product and a sum into one rounding (-ffp-contract=off in setup.py), so that results
-// are equal on all machines.
+// are equal on all machines. Nothing may be thrown through them: GCC takes what picks a clone for a
+// function that throws nothing, and ends the process.
 #pragma once
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__)

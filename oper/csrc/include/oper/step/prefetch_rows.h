@@ -3,7 +3,8 @@
 // Work is cut into tiles, each of a few bags of all features, so that parts of the output that lie
 // together are written together. Rows come in no order, and each would be waited for: where they
 // lie is found in blocks of kBlock, and with each row that is read the one kBlock rows further on
-// is fetched, across bags, features and tiles.
+// is fetched, across bags, features and tiles. A row that is not mapped is read as zeros and told
+// afterwards (`check`), as nothing may be thrown through what reads them (simd.h).
 #pragma once
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "oper/common/simd.h"
 #include "oper/plan/address.h"
@@ -118,6 +120,15 @@ class RowStream {
     return rows;
   }
 
+  // Throws where one of the rows so far is not mapped.
+  void check() const {
+    if (unmapped_ >= 0)
+      throw std::out_of_range("addresses: access " + std::to_string(unmapped_) + " reads field " +
+                              std::to_string(field_of(batch_.addresses[unmapped_])) +
+                              ", which has no rows of width " + std::to_string(unmapped_width_) +
+                              " here");
+  }
+
  private:
   // Rows of one size; null after the last, so that fetching them does no harm.
   struct Block {
@@ -153,8 +164,10 @@ class RowStream {
     const uint8_t** const rows = next_->rows + next_->count;
     for (int64_t n = 0; n < size; ++n) {
       const uint8_t* const arena = bases.arena(width, addresses[n]);
-      if (__builtin_expect(arena == nullptr, 0)) not_mapped(access_ + n);
-      rows[n] = arena + slot_of(addresses[n]) * row_bytes;
+      if (__builtin_expect(arena == nullptr, 0))
+        rows[n] = not_mapped(access_ + n);
+      else
+        rows[n] = arena + slot_of(addresses[n]) * row_bytes;
     }
     access_ += size;
     next_->count += size;
@@ -173,11 +186,15 @@ class RowStream {
     return false;
   }
 
-  [[noreturn]] void not_mapped(int64_t access) const {
-    throw std::out_of_range("addresses: access " + std::to_string(access) + " reads field " +
-                            std::to_string(field_of(batch_.addresses[access])) +
-                            ", which has no rows of width " + std::to_string(feature_->width) +
-                            " here");
+  __attribute__((noinline)) const uint8_t* not_mapped(int64_t access) {
+    if (unmapped_ < 0) {
+      unmapped_ = access, unmapped_width_ = feature_->width;
+      int64_t most = 0;
+      for (int64_t f = 0; f < batch_.feature_count; ++f)
+        most = std::max(most, batch_.features[f].row_bytes);
+      zeros_.resize(most);
+    }
+    return zeros_.data();
   }
 
   const Batch& batch_;
@@ -187,6 +204,8 @@ class RowStream {
   int64_t tile_, last_, tiles_, slice_ = 0;  // of the rows to be found next
   const Feature* feature_ = nullptr;
   int64_t access_ = 0, end_ = 0;
+  int64_t unmapped_ = -1, unmapped_width_ = 0;  // the first access of a row that is not mapped
+  std::vector<uint8_t> zeros_;
 };
 
 }  // namespace oper
