@@ -186,7 +186,7 @@ class Liveness:
             processes = self._group.processes if self._group else {}
             raise LostRankError(did_not_come(late, deadline.seconds, self._rank, action, processes))
         if late and self._group is not None and 1 + len(self._sockets) < self._group.ranks:
-            self._group.heartbeat(action)  # other nodes may wait for this rank
+            self._group.heartbeat(action, deadline.left())  # other nodes may wait for this rank
 
     def _process_of(self, rank: int) -> int | None:
         """The process that holds a rank's lock, 0 where it cannot be known; None: the rank is not
