@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.state_dict_saver import save
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 
 import oper
@@ -54,7 +54,7 @@ def main() -> None:
         model(KeyedJaggedTensor(["f"], ids, lengths=lengths)).square().mean().backward()
         step += 1
         if step % 3 == 0:
-            dcp.save({"model": model.state_dict()}, checkpoint_id=folder / "checkpoint")
+            save({"model": model.state_dict()}, checkpoint_id=folder / "checkpoint")
         if step == 3 and dist.get_rank() == victim:
             (folder / "process").write_text(str(os.getpid()))
             kill = (os.getpid(), signal.SIGKILL)
