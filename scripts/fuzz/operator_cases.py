@@ -380,6 +380,9 @@ CASES: dict[str, Callable[[], list[Argument]]] = {
     "samples_with_row_of": lambda: _list(_counters(50), _counters(50), 100, 2, 7),
     "wait_signals": lambda: _list(_signals(), 0, _vouched(5)),
     "post_signal": lambda: _list(_signals(), 1, 0),
+    "leave_lock": lambda: _list(_vouched(_descriptor()), "Trank 0 was ended by SIGTERM"),
+    "watch_lock": lambda: _list(_vouched(_descriptor()), "rank 1 died"),
+    "forget_lock": lambda: _list(_descriptor()),
     "map_segment": lambda: _list(_vouched(_descriptor()), 4096),
     "huge_pages": lambda: _list(torch.zeros(5000, dtype=torch.uint8)),
     "protect": lambda: _list(

@@ -348,7 +348,8 @@ def stopped():
 def test_a_rank_that_stops_is_named_at_the_deadline(phase, nodes, stopped):
     for text, seconds in stopped[phase, nodes]:
         assert text.startswith("rank 1 did not come within 3 s, while rank ")
-        assert text.endswith("is stopped)") == (phase != "join" and nodes != (0, 1, 0))
+        if nodes != (0, 1, 1):  # there rank 2 can see it and rank 0 cannot, and either may be first
+            assert text.endswith("is stopped)") == (phase != "join" and nodes is None)
         assert seconds < 30
 
 

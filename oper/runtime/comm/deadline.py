@@ -17,7 +17,11 @@ class Deadline:
 
     def ended(self) -> bool:
         """Whether it has passed. To be called between the slices of the wait."""
+        return self.left() <= 0
+
+    def left(self) -> float:
+        """The seconds that are left, negative once it has passed. To be called as `ended` is."""
         now = time.monotonic()
         self._waited += min(now - self._asked, _MAX_SLICE_SECONDS)
         self._asked = now
-        return self._waited >= self.seconds
+        return self.seconds - self._waited

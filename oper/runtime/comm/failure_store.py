@@ -15,7 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 _ANSWER_SECONDS = 3.0  # a store that takes longer is lost, with the rank that serves it
-_PASS_ON_SECONDS = 0.5
+_LEAST_SECONDS = 0.5  # for an answer, at a deadline too
 _made: Counter[str] = Counter()  # how many of each group
 
 
@@ -43,38 +43,40 @@ class FailureStore:
                 store.set(f"{self._prefix}/failure", text)
                 store.check([f"{self._prefix}/failure"])  # once this is answered, it is there
 
-        self._ask(write, _PASS_ON_SECONDS if passed_on else _ANSWER_SECONDS)
+        self._ask(write, _LEAST_SECONDS if passed_on else _ANSWER_SECONDS)
 
     def failure(self) -> str:
         """Why a rank has failed; "" if none has."""
         return self._ask(lambda store: self._read(store, "failure")) or ""
 
-    def heartbeat(self, action: str) -> str:
-        """Say that this rank lives and waits for others to do something; returns `failure()`."""
+    def heartbeat(self, action: str, left: float) -> str:
+        """Say that this rank lives and waits for others to do something, for `left` seconds more;
+        returns `failure()`."""
         self._beats += 1
 
         def write(store: Any) -> str:
             store.set(f"{self._prefix}/waiting/{self._rank}", f"{self._beats} {action}")
             return self._read(store, "failure")
 
-        return self._ask(write) or ""
+        return self._ask(write, left) or ""
 
-    def heartbeats(self) -> dict[int, str]:
+    def heartbeats(self, left: float) -> dict[int, str] | None:
         """The last heartbeat of each rank that gave one: its number, and what the rank waited
-        for."""
+        for. None if the store does not answer; `left` is as in `heartbeat`."""
 
         def read(store: Any) -> dict[int, str]:
             found = {rank: self._read(store, f"waiting/{rank}") for rank in range(self._ranks)}
             return {rank: beat for rank, beat in found.items() if beat}
 
-        return self._ask(read) or {}
+        return self._ask(read, left)
 
     def _read(self, store: Any, name: str) -> str:
         key = f"{self._prefix}/{name}"
         return store.get(key).decode(errors="replace") if store.check([key]) else ""
 
     def _ask(self, question: Callable[[Any], Any], seconds: float = _ANSWER_SECONDS) -> Any:
-        """The store's answer, over a connection of our own; None if it has none.
+        """The store's answer, over a connection of our own; None if it has none in these seconds,
+        of which _LEAST_SECONDS are given and _ANSWER_SECONDS are enough.
 
         A store whose host is stopped does not answer, and its calls cannot be interrupted: a thread
         makes them, and is abandoned then. Not a threading.Thread, whose `start` waits without end
@@ -82,8 +84,8 @@ class FailureStore:
         an answer would be there, this one asks.
         """
         answers = []
-
         began = threading.Event()
+        seconds = min(max(seconds, _LEAST_SECONDS), _ANSWER_SECONDS)
 
         def ask(answered: threading.Event) -> None:
             began.set()

@@ -25,6 +25,7 @@ from oper.runtime.comm.lost_rank_errors import (
     LostRankError,
     did_not_come,
     died,
+    is_stopped,
     pronoun,
     rank_names,
     told,
@@ -32,6 +33,7 @@ from oper.runtime.comm.lost_rank_errors import (
 
 SLICE_SECONDS = 0.1  # of a wait, between which other ranks and this process's signals are checked
 _HEARTBEAT_SECONDS = 0.5  # between heartbeats
+_COMPARE_SECONDS = 1.0  # before the deadline: each rank that waits gives heartbeats from then on
 _NO_STORE = (
     "the process group's store, which rank 0 serves where no launcher does, does not answer either"
 )
@@ -72,14 +74,17 @@ class Group:
         used after that, or after a KeyboardInterrupt.
         """
         began, deadline = time.monotonic(), Deadline(self.deadline_seconds)
+        first: dict[int, str] | None = None
         try:
             work = collective(*arguments, group=self._group, async_op=True, **options)
             while not _ended(work, SLICE_SECONDS):
-                if deadline.ended():
-                    self._give_up(work, action)
-                    return
+                left = deadline.left()
+                if first is None and left <= _COMPARE_SECONDS:
+                    first = self._failures.heartbeats(left)
+                if left <= -_HEARTBEAT_SECONDS:  # who came at the deadline has given one too
+                    _raise(self._late(first, action))
                 if time.monotonic() - began >= _HEARTBEAT_SECONDS:
-                    self.heartbeat(action)
+                    self.heartbeat(action, left)
         except RuntimeError as error:  # of the transport
             lost = self._lost(action, error)
             self.fail(lost)
@@ -107,34 +112,34 @@ class Group:
         """Ask this of ranks that are lost, before the store is asked, which may be lost too."""
         self._seen = weakref.ref(seen)
 
-    def heartbeat(self, action: str) -> None:
-        """Tell the others that this rank waits, and raise LostRankError if one has failed; both
-        at most twice a second."""
+    def heartbeat(self, action: str, left: float) -> None:
+        """Tell the others that this rank waits, for `left` seconds more, and raise LostRankError if
+        one has failed; both at most twice a second."""
         if time.monotonic() - self._last_heartbeat >= _HEARTBEAT_SECONDS:
             self._last_heartbeat = time.monotonic()
-            _raise(self._failures.heartbeat(action))
+            _raise(self._failures.heartbeat(action, left))
 
     def check(self) -> None:
         """LostRankError if a rank has failed."""
         _raise(self._failures.failure())
 
-    def _give_up(self, work: Any, action: str) -> None:
-        """Raise at the deadline, and name the ranks that are not waiting themselves; unless the
-        work ends while that is found out."""
-        first = self._failures.heartbeats()
-        for _ in range(3):  # in one of which every rank that waits gives a heartbeat
-            if _ended(work, _HEARTBEAT_SECONDS):
-                return
-            self.heartbeat(action)
-        last = self._failures.heartbeats()
+    def _late(self, first: dict[int, str] | None, action: str) -> str:
+        """Which ranks are not waiting themselves: they have given no heartbeat since the `first`
+        were read."""
+        last = self._failures.heartbeats(0.0)
         others = [r for r in range(self.ranks) if r != self.rank]
-        late = [r for r in others if first.get(r) == last.get(r)]
-        if late:
-            text = did_not_come(late, self.deadline_seconds, self.rank, action, self.processes)
-            _raise(f"{text}; {_NO_STORE}" if self._failures.lost else text)
+
+        def text(late: list[int]) -> str:
+            return did_not_come(late, self.deadline_seconds, self.rank, action, self.processes)
+
+        if first is None or last is None:  # then who is stopped, if that can be seen
+            stopped = [r for r in others if is_stopped(self.processes.get(r))]
+            return f"{text(stopped or others)}; {_NO_STORE}"
+        if late := [r for r in others if first.get(r) == last.get(r)]:
+            return text(late)
         reasons = {r: beat.partition(" ")[2] for r, beat in sorted(last.items())}
         waits = "; ".join(f"rank {r} for others to {what}" for r, what in reasons.items())
-        _raise(
+        return (
             f"all ranks wait, and not for the same ({waits}): they must call what all ranks take "
             "part in alike and in the same order"
         )

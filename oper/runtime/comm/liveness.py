@@ -5,8 +5,9 @@ Such a lock is not inherited over a fork and ends with the process, however it e
 as long as its lock is held. What is in the file are its last words: why it failed, or that it left
 by itself. Who died has said nothing.
 
-A thread looks at all locks twice a second, as a rank may wait in what is not OPER's and knows of
-no deaths (DistributedDataParallel, checkpoints): it logs an error that names the rank.
+A rank may wait in what is not OPER's and knows of no deaths (DistributedDataParallel, checkpoints).
+So a thread looks at all locks twice a second, and the process once more as it ends: they log an
+error that names the rank. Where SIGTERM ends the process, csrc/cpu/comm/last_words.cpp does.
 """
 
 import _thread
@@ -24,16 +25,18 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Sequence
 
+from oper.base import native
 from oper.base.errors import OperError
 from oper.runtime.comm.deadline import Deadline
-from oper.runtime.comm.group import Group
+from oper.runtime.comm.group import SLICE_SECONDS, Group
 from oper.runtime.comm.lost_rank_errors import LostRankError, did_not_come, died, left, told
 
 _log = logging.getLogger(__name__)
 
 # struct flock: type, whence, start, length, process
 _LOCK = struct.Struct("@hhqqi0q")
-_FAILED, _LEFT = b"F", b"L"  # the first byte of last words; of a failure its text follows
+# The first byte of last words; the text of a failure, or that of SIGTERM, follows.
+_FAILED, _LEFT, _TERMINATED = b"F", b"L", b"T"
 _WORDS_BYTES = 1024
 _WATCH_SECONDS = 0.5  # between two looks at all locks
 
@@ -93,23 +96,41 @@ class Liveness:
         dead = [rank for rank, said in words.items() if not said]
         if dead:
             return died(dead, self._rank, action)
+        for said in words.values():  # after those that died, for which a launcher ends the others
+            if said[:1] == _TERMINATED:
+                return said[1:].decode(errors="replace")
         return left(gone, self._rank, action) if gone else ""
 
-    def deaths(self) -> list[tuple[int, int, str]]:
-        """The ranks of this node that have ended, and not by themselves: their processes, and why
-        they failed, "" if they died. For another thread than that of the node."""
-        found = []
+    def prepare_last_words(self) -> None:
+        """What is said where SIGTERM ends this process: who died until then, and to the others
+        that this rank was ended so."""
+        assert self._lock is not None
+        self._processes = self.processes()
+        words = _TERMINATED.decode() + f"rank {self._rank} was ended by SIGTERM"
+        native.ops().leave_lock(self._lock, words)
+        for rank, lock in self._locks.items():
+            native.ops().watch_lock(lock, self._death(rank) + "\n")
+
+    def deaths(self) -> dict[str, int]:
+        """Of each rank of this node that has ended, and not by itself, that it died, or why it
+        failed, with its lock; first those that died. For any thread."""
+        dead: dict[str, int] = {}
+        failed: dict[str, int] = {}
+        if os.getpid() != self._process:
+            return {}  # a forked child is no rank
         with self._locks_guard, contextlib.suppress(OSError):
             for rank, lock in list(self._locks.items()):
-                process = self._process_of(rank)
-                if process is not None:
-                    self._processes[rank] = process
+                if self._process_of(rank) is not None:
                     continue
                 said = os.pread(lock, 1 + _WORDS_BYTES, 0)
-                if said[:1] != _LEFT:
-                    why = said[1:].decode(errors="replace")
-                    found.append((rank, self._processes.get(rank, 0), why))
-        return found
+                if not said:
+                    dead[self._death(rank)] = lock
+                elif said[:1] != _LEFT:
+                    failed[said[1:].decode(errors="replace")] = lock
+        return dead | failed
+
+    def _death(self, rank: int) -> str:
+        return f"rank {rank} (process {self._processes.get(rank, 0)}) died: see its last output"
 
     def fail(self, error: BaseException) -> None:
         """Let the other ranks know why this one ends: those of other nodes too."""
@@ -123,6 +144,8 @@ class Liveness:
         """The locks' descriptors are about to be closed, and their numbers used for other files."""
         if os.getpid() == self._process:  # the guard may have been held where a child was forked
             with self._locks_guard:
+                for lock in filter(None, [self._lock, *self._locks.values()]):
+                    native.ops().forget_lock(lock)
                 self.closed, self._locks = True, {}
 
     def watch_socket(self, rank: int, address: str) -> None:
@@ -163,7 +186,7 @@ class Liveness:
             processes = self._group.processes if self._group else {}
             raise LostRankError(did_not_come(late, deadline.seconds, self._rank, action, processes))
         if late and self._group is not None and 1 + len(self._sockets) < self._group.ranks:
-            self._group.heartbeat(action)  # other nodes may wait for this rank
+            self._group.heartbeat(action, deadline.left())  # other nodes may wait for this rank
 
     def _process_of(self, rank: int) -> int | None:
         """The process that holds a rank's lock, 0 where it cannot be known; None: the rank is not
@@ -186,6 +209,7 @@ _nodes: "weakref.WeakSet[Liveness]" = weakref.WeakSet()
 _ends_in: set[int] = set()  # this process, once its end is heard of; a forked child is another
 _watched: "weakref.WeakSet[Liveness]" = weakref.WeakSet()
 _watches_in: set[int] = set()
+_logged: set[str] = set()  # deaths
 
 
 def _leave_at_exit(liveness: Liveness) -> None:
@@ -201,15 +225,22 @@ def _end() -> None:
     error = sys.exc_info()[1]
     if error is None and not hasattr(sys, "ps1"):  # there it may be of any earlier line
         error = getattr(sys, "last_value", None)
+    failed = error is not None and not (isinstance(error, SystemExit) and not error.code)
+    lost = isinstance(error, LostRankError)  # whose text says it
+    if not lost and not _log_deaths() and failed and _watched:
+        time.sleep(SLICE_SECONDS)  # a process that ends closes its connections before its lock
+        _log_deaths()
     for liveness in list(_nodes):
-        if error is None or (isinstance(error, SystemExit) and not error.code):
+        if error is None or not failed:
             liveness.leave()
-        else:
-            liveness.fail(error)
+        else:  # because of a rank that died, if one has
+            deaths = [] if lost else list(liveness.deaths())
+            liveness.fail(LostRankError(deaths[0]) if deaths else error)
 
 
 def watch_for_deaths(liveness: Liveness) -> None:
     """Log an error on this rank when a rank of the node has died, whatever this rank does then."""
+    liveness.prepare_last_words()
     _watched.add(liveness)
     if os.getpid() not in _watches_in:
         # Not a threading.Thread, whose `start` may wait without end where memory is short.
@@ -219,15 +250,20 @@ def watch_for_deaths(liveness: Liveness) -> None:
 
 
 def _watch() -> None:
-    said = set()
     while True:
         time.sleep(_WATCH_SECONDS)
-        deaths = [death for liveness in list(_watched) for death in liveness.deaths()]
-        for rank, process, why in deaths:
-            if (rank, process) not in said:
-                said.add((rank, process))
-                _log.error(
-                    "%s; what is not OPER's and waits for it here, as DistributedDataParallel or a "
-                    "checkpoint, may do so until its own timeout",
-                    why or f"rank {rank} (process {process}) died: see its last output",
-                )
+        _log_deaths(
+            "; what is not OPER's and waits for it here, as DistributedDataParallel or a "
+            "checkpoint, may do so until its own timeout"
+        )
+
+
+def _log_deaths(advice: str = "") -> bool:
+    """Log each death, once; whether there is any."""
+    found = [death for liveness in list(_watched) for death in liveness.deaths().items()]
+    for text, lock in found:
+        if text not in _logged:
+            _log.error("%s%s", text, advice)
+            _logged.add(text)  # after it, as this thread may be halted where the process ends
+        native.ops().forget_lock(lock)
+    return bool(found)

@@ -42,14 +42,18 @@ def did_not_come(
     late: Collection[int], seconds: float, rank: int, action: str, processes: Mapping[int, int]
 ) -> str:
     """The text that ranks did not come in time, and the states of their processes, where these can
-    be seen."""
-    states = {r: _state(processes[r]) for r in late if r in processes}
-    seen = ", ".join(f"rank {r}, process {processes[r]}, is {state}" for r, state in states.items())
+    be seen; others that are stopped, and would be late next, are named with them."""
+    stopped = {r: is_stopped(process) for r, process in processes.items()}
+    seen = ", ".join(
+        f"rank {r}, process {processes[r]}, is {'stopped' if stopped[r] else 'alive'}"
+        for r in sorted(stopped)
+        if stopped[r] or r in late
+    )
     text = (
         f"{rank_names(late)} did not come within {seconds:g} s, while rank {rank} waited for "
         f"{pronoun(late)} to {action}" + (f" ({seen})" if seen else "")
     )
-    if "stopped" in states.values():
+    if any(stopped.values()):
         return text
     return (
         f"{text}: all ranks must take equally many steps and the same calls; where one only needs "
@@ -63,12 +67,12 @@ def rank_names(ranks: Collection[int]) -> str:
     return f"rank {numbers}" if len(ranks) == 1 else f"ranks {numbers}"
 
 
-def _state(process: int) -> str:
+def is_stopped(process: int | None) -> bool:
+    """Whether a process is seen to be stopped; None is one that cannot be seen."""
     with contextlib.suppress(OSError):
         status = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
-        if status.rpartition(")")[2].split()[0] in "Tt":
-            return "stopped"
-    return "alive"
+        return status.rpartition(")")[2].split()[0] in "Tt"
+    return False
 
 
 def pronoun(ranks: Collection[int]) -> str:

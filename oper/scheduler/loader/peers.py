@@ -67,10 +67,10 @@ class _Interruptible(Group):
         super().__init__(group, deadline_seconds)
         self.abandoned = threading.Event()
 
-    def heartbeat(self, action: str) -> None:
+    def heartbeat(self, action: str, left: float) -> None:
         if self.abandoned.is_set():
             raise LostRankError(f"rank {self.rank} left: its script ended, or gave its loader up")
-        super().heartbeat(action)
+        super().heartbeat(action, left)
 
 
 class Peers:

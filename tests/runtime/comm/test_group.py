@@ -82,7 +82,7 @@ def _wait_for_different_things(rank: int, process_group: Any) -> str:
         if rank:
             group.run(dist.all_to_all_single, torch.empty(2), torch.ones(2), action="exchange rows")
         for _ in range(100):  # as in a wait for signals
-            group.heartbeat("say hello")
+            group.heartbeat("say hello", 1.0)
             time.sleep(0.1)
 
     with pytest.raises(LostRankError) as error:
@@ -118,6 +118,40 @@ def test_a_store_that_does_not_answer() -> None:
         assert message.startswith("ranks ")
         assert "did not come within 1 s" in message
         assert "store, which rank 0 serves where no launcher does, does not answer" in message
+
+
+def _stop_one_after_another(rank: int, process_group: Any, loses_store: bool) -> tuple[str, float]:
+    group = Group(process_group, deadline_seconds=3.0)
+    if rank == 1:
+        mortal_ranks.lose_this_process(signal.SIGSTOP)
+    if rank == 2:
+        threading.Timer(1.5, mortal_ranks.lose_this_process, [signal.SIGSTOP]).start()
+    if loses_store:
+        store, began = group._failures._store, time.monotonic()
+
+        class Stops:
+            """A store whose host stops just before the deadline."""
+
+            def clone(self) -> Any:
+                time.sleep(20 if time.monotonic() > began + 2.3 else 0)
+                return store.clone()
+
+        group._failures._store = Stops()
+    began = time.monotonic()
+    with pytest.raises(LostRankError) as error:
+        group.gather(b"it", "join")
+    return str(error.value), time.monotonic() - began
+
+
+@pytest.mark.parametrize("loses_store", [False, True])
+def test_all_that_stopped_are_named_at_once_and_in_time(loses_store: bool) -> None:
+    outcomes = mortal_ranks.run(4, _stop_one_after_another, loses_store, silent=[1, 2])
+    for message, seconds in outcomes[::3]:
+        if loses_store:
+            assert "1, 2" in message.split(" did not come within 3 s")[0]
+        else:
+            assert message.startswith("ranks 1, 2 did not come within 3 s")
+        assert seconds < 4.5  # on a busy machine; 6.5 where each question to the store may take 3
 
 
 def test_time_in_which_a_process_is_paused_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@
 // * add_gradients: rows of the accesses of features with gradients, from first_row on and within
 //   `out`. number_rows vouches.
 // * map_segment, protect: a descriptor and memory of a segment. SharedSegment vouches.
+// * leave_lock, watch_lock: descriptors of ranks' locks. Liveness vouches.
 //
 // Operators on devices cannot read what lies on the device without a wait: there the contents of
 // all tensors on the device are vouched for, by the same callers.

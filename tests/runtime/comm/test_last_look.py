@@ -1,0 +1,139 @@
+"""The last look at the other ranks: scripts that end in collectives which are not OPER's, by an
+exception or by a launcher's SIGTERM, name the rank that died, and none that ended otherwise."""
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+# It looks twice a second otherwise: here only as it ends.
+SCRIPT = """
+import os, signal, sys, time
+import torch
+import torch.distributed as dist
+from oper.runtime.comm import liveness
+from oper.runtime.comm.node import Node
+
+liveness._WATCH_SECONDS = 1000
+rank, ranks, does = int(sys.argv[1]), int(sys.argv[2]), sys.argv[4]
+if does == "handles":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+dist.init_process_group("gloo", init_method="file://" + sys.argv[3], rank=rank, world_size=ranks)
+nodes = [Node.join(dist.group.WORLD) for _ in range(2)]
+print("joined", flush=True)
+if does == "forks":
+    child = os.fork() if rank == 0 else 0
+    if child > 0:
+        sys.stdin.readline()
+        os.kill(child, signal.SIGTERM)
+        os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) + 100)
+    time.sleep(60)
+if does != "ends" and (rank == 1 or does in ("computes", "handles")):
+    time.sleep(60)
+if does == "catches":
+    try:
+        dist.all_reduce(torch.ones(1))
+    except RuntimeError:
+        sys.exit(1)
+if does == "receives" and rank == 0:
+    dist.recv(torch.ones(1), src=ranks - 1)
+if does != "ends":
+    dist.all_reduce(torch.ones(1))
+"""
+
+
+class _Rank:
+    def __init__(self, *arguments: object) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, *map(str, arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def end(self, number: int = 0) -> str:
+        """Send it a signal, if there is one; what it said when it has ended."""
+        if number:
+            self.process.send_signal(number)
+        return self.process.communicate(timeout=30)[1]
+
+
+@contextmanager
+def _ranks(count: int, store: Path, does: str) -> Iterator[list[_Rank]]:
+    """Ranks that have joined and are in a collective, or do what `does` says."""
+    ranks = [_Rank(rank, count, store, does) for rank in range(count)]
+    try:
+        for rank in ranks:
+            assert rank.process.stdout is not None
+            assert rank.process.stdout.readline() == "joined\n"
+        yield ranks
+    finally:
+        for rank in ranks:
+            rank.process.kill()
+            rank.process.communicate()
+
+
+def _deaths(errors: str) -> list[str]:
+    return re.findall(r".*died.*\n", errors)
+
+
+def _named(rank: int, ranks: list[_Rank]) -> list[str]:
+    text = f"rank {rank} (process {ranks[rank].process.pid}) died: see its last output\n"
+    return [text]
+
+
+@pytest.mark.parametrize("does", ["reduces", "catches"])
+def test_an_exception_out_of_a_collective(tmp_path: Path, does: str) -> None:
+    with _ranks(3, tmp_path / "store", does) as ranks:
+        ranks[1].end(signal.SIGKILL)
+        for rank in (0, 2):
+            assert _deaths(ranks[rank].end()) == _named(1, ranks)
+            assert ranks[rank].process.returncode == 1
+
+
+@pytest.mark.parametrize("does", ["receives", "computes"])
+def test_sigterm_of_a_launcher(tmp_path: Path, does: str) -> None:
+    with _ranks(3, tmp_path / "store", does) as ranks:
+        ranks[1].end(signal.SIGKILL)
+        for rank in (0, 2):
+            assert _deaths(ranks[rank].end(signal.SIGTERM)) == _named(1, ranks)
+            if does == "computes":
+                assert ranks[rank].process.returncode == -signal.SIGTERM
+
+
+def test_ranks_that_sigterm_ends_are_not_said_to_have_died(tmp_path: Path) -> None:
+    with _ranks(3, tmp_path / "store", "computes") as ranks:
+        for rank in ranks:
+            assert rank.end(signal.SIGTERM) == ""
+            assert rank.process.returncode == -signal.SIGTERM
+
+
+def test_who_was_ended_by_sigterm_is_told_by_who_was_not(tmp_path: Path) -> None:
+    with _ranks(2, tmp_path / "store", "reduces") as ranks:
+        ranks[1].process.send_signal(signal.SIGTERM)
+        assert "rank 1 was ended by SIGTERM\n" in ranks[0].end()
+
+
+def test_ranks_that_end_in_order_are_not_named(tmp_path: Path) -> None:
+    with _ranks(3, tmp_path / "store", "ends") as ranks:
+        assert [(rank.end(), rank.process.returncode) for rank in ranks] == [("", 0)] * 3
+
+
+def test_a_handler_of_the_script_is_left_alone(tmp_path: Path) -> None:
+    with _ranks(2, tmp_path / "store", "handles") as ranks:
+        ranks[1].end(signal.SIGKILL)
+        assert _deaths(ranks[0].end(signal.SIGTERM)) == _named(1, ranks)
+        assert ranks[0].process.returncode == 7
+
+
+def test_a_forked_child_says_nothing(tmp_path: Path) -> None:
+    with _ranks(2, tmp_path / "store", "forks") as ranks:
+        ranks[1].end(signal.SIGKILL)
+        assert ranks[0].process.communicate("\n", timeout=30)[1] == ""
+        assert ranks[0].process.returncode == 100 - signal.SIGTERM
