@@ -49,7 +49,7 @@ class Document:
             raise OperError(f"{path}: is not YAML ({reason})") from error
         except RecursionError as error:
             raise OperError(f"{path}: is nested more deeply than any file of this kind") from error
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
             # Of a scalar that is not of the type that its form or its tag states.
             raise OperError(
                 f"{path}: has a value that cannot be read ({type(error).__name__}: "
