@@ -338,6 +338,17 @@ def test_a_rank_that_does_not_come_is_named(sent: signal.Signals, named: str) ->
     assert set(multiprocessing.active_children()) <= before
 
 
+def test_more_ranks_than_cores_can_run_are_refused() -> None:
+    with pytest.raises(OperError, match=r"100,000 ranks on .* at most"):
+        measure_local(100_000)
+
+
+def test_a_rank_ends_with_its_parent_from_its_first_moment() -> None:
+    """Before torch is imported, which takes seconds."""
+    code = "import sys, oper.measure.local_rank; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 @pytest.mark.slow
 def test_measure_under_torchrun_on_two_nodes(tmp_path: Path) -> None:
     with socket.socket() as probe:
