@@ -24,6 +24,7 @@ from oper.topology.capacity import (
     parse_capacity,
     rank_capacities,
 )
+from oper.topology.limits import BANDWIDTH, LATENCY, LINK_COST
 from oper.topology.links import LINKED, SHARED, NodeMemory
 from oper.topology.presets import PRESETS, nearest_preset, preset
 from oper.topology.topology_file import parse_topology
@@ -62,12 +63,22 @@ class Topology:
                 f"topology {self.name}: link costs of shape {cost.shape}, and {self.ranks} ranks "
                 f"need {self.ranks} × {self.ranks}"
             )
-        bad = np.argwhere(~((cost > 0) & (cost < np.inf)))
+        bad = np.argwhere(~((cost >= LINK_COST.least) & (cost <= LINK_COST.most)))
         if len(bad):
             reader, source = bad[0]
             raise OperError(
                 f"topology {self.name}: the link cost of rank {reader} reading from rank {source} "
-                f"is {cost[reader, source]}, and every link needs a positive, finite cost"
+                f"is {cost[reader, source]}, and {LINK_COST.needed()}"
+            )
+        if not BANDWIDTH.holds(self.allreduce_bandwidth):
+            raise OperError(
+                f"topology {self.name}: the bandwidth of the AllReduce is "
+                f"{self.allreduce_bandwidth}, and {BANDWIDTH.needed()}"
+            )
+        if self.latency_seconds != 0 and not LATENCY.holds(self.latency_seconds):
+            raise OperError(
+                f"topology {self.name}: the latency is {self.latency_seconds}, and 0, or "
+                f"{LATENCY.needed()}"
             )
         # Nodes are numbered without gaps, whatever a file calls them.
         order = sorted(set(self.node_of))
