@@ -66,7 +66,8 @@ def compare(
 ) -> Comparison:
     """Compare OPER with `methods`, or all that are installed, on one profile; nothing is written.
 
-    TorchRec's planner and the exact solver get `limit_seconds` each. Raises OperError for an
+    TorchRec's planner and the exact solver, with building its programme, get `limit_seconds` each.
+    Raises OperError for an
     unknown method, or where the capacities cannot hold the tables.
     """
     chosen = installed_methods() if methods is None else methods
