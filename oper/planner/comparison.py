@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from oper.base.argument_types import check_type
 from oper.base.errors import OperError
 from oper.base.formatting import format_bytes, format_duration, format_factor, format_gap
 from oper.base.summary import Summarised, Summary
@@ -70,10 +71,13 @@ def compare(
     Raises OperError for an
     unknown method, or where the capacities cannot hold the tables.
     """
+    settings = Settings() if settings is None else settings
+    check_type("compare", "profile", profile, Profile)
+    check_type("compare", "topology", topology, Topology)
+    check_type("compare", "workload", workload, Workload)
+    check_type("compare", "settings", settings, Settings)
     chosen = installed_methods() if methods is None else methods
     if not chosen:
         raise OperError(f"methods: none was named; one or more of {', '.join(METHODS)} were needed")
-    run = compare_methods(
-        profile, topology, workload, settings or Settings(), chosen, limit_seconds
-    )
+    run = compare_methods(profile, topology, workload, settings, chosen, limit_seconds)
     return Comparison(run)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from oper.base.argument_types import check_type
 from oper.base.errors import OperError
 from oper.files.yaml_file import Document
 from oper.topology.capacity import (
@@ -156,8 +157,10 @@ class Topology:
         return found[0], found[1], found[2]
 
     @classmethod
-    def load(cls, spec: str) -> "Topology":
+    def load(cls, spec: Path | str) -> "Topology":
         """A preset's name (`dgx-h100`, `2x8-h100`, `cpu:4`) or the path of a YAML file."""
+        check_type("Topology.load", "spec", spec, Path, str)
+        spec = str(spec)
         if made := preset(spec):
             return cls(**made)
         path = Path(spec)
