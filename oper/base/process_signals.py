@@ -4,9 +4,12 @@ Ctrl-C raises KeyboardInterrupt by itself. SIGTERM and SIGHUP would end the proc
 any clean-up, so `raised` turns them into exceptions. Python runs signal handlers only between
 bytecodes, and what is raised in the middle of another library's import may be caught there: where
 the process has not ended a few seconds after a signal, it exits without clean-up.
+
+A process that another one starts outlives it, unless it asks to `end_with` it.
 """
 
 import contextlib
+import ctypes
 import os
 import signal
 import sys
@@ -17,6 +20,7 @@ from typing import Any
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Less than the 10 s that `docker stop` and the 30 s that torchrun wait before they send SIGKILL.
 _GRACE_SECONDS = 5.0
+_PR_SET_PDEATHSIG = 1
 
 
 class Stopped(BaseException):
@@ -59,6 +63,14 @@ def held() -> Iterator[None]:
     finally:
         if arrived:
             signal.raise_signal(arrived[0])
+
+
+def end_with(parent: int | None) -> None:
+    """Have Linux kill this process as soon as the process `parent`, which started it, is gone, even
+    by kill -9."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it was gone before
+        os._exit(1)
 
 
 @contextlib.contextmanager

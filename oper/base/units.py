@@ -8,6 +8,7 @@ from typing import Any
 from oper.base.errors import OperError
 
 GB = 1e9
+MOST_BYTES = 1 << 60  # of a size: a million terabytes, of which eight are counted in 64 bits
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
@@ -56,7 +57,10 @@ def parse_bytes(text: str, name: str) -> int:
         raise OperError(f"{name} {text!r}: a size was needed, such as 64GB or 512MiB")
     number, unit = match[1], _UNITS[match[2].upper()]
     # Whole numbers stay integers: a float holds bytes exactly only up to 2^53.
-    return int(number) * unit if number.isdigit() else int(float(number) * unit)
+    size = int(number) * unit if number.isdigit() else int(float(number) * unit)
+    if size > MOST_BYTES:
+        raise OperError(f"{name} {text!r}: at most {MOST_BYTES:,} bytes were expected")
+    return size
 
 
 def parse_seconds(text: str, name: str) -> float:

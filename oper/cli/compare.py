@@ -74,7 +74,7 @@ def compare(
         60.0,
         "--time-limit",
         min=0.001,
-        help="Seconds for the solver, and for TorchRec's planner.",
+        help="Seconds for the solver, building its programme included, and for TorchRec's planner.",
         metavar="SECONDS",
         rich_help_panel=ADVANCED,
     ),

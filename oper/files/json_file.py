@@ -5,11 +5,13 @@ numbers of thousands of digits, and ends the recursion of deep documents with a 
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from oper.base.errors import OperError
+from oper.files.input_files import JSON, Kind, read_text
 
 MOST_DIGITS = 40  # of an integer: more than any id, count or number of bytes has
 
@@ -41,15 +43,11 @@ def _indented(content: Any, line: str) -> Iterator[str]:
     yield line + last
 
 
-def read_json(path: Path | str) -> Any:
+def read_json(path: Path | str, kind: Kind = JSON) -> Any:
     """Read a JSON file; OperError names the file, and line and column of a syntax error."""
-    path = Path(path)
+    text = read_text(path, kind)
     try:
-        return parse_json(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise OperError(f"{path}: no such file") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise OperError(f"{path}: cannot be read as text ({error})") from error
+        return parse_json(text)
     except json.JSONDecodeError as error:
         raise OperError(
             f"{path}, line {error.lineno}, column {error.colno}: is not JSON ({error.msg}); "
@@ -70,8 +68,7 @@ def parse_json(text: str) -> Any:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     content = dict(pairs)
     if len(content) < len(pairs):
-        names = [name for name, _ in pairs]
-        repeated = next(name for name in names if names.count(name) > 1)
+        [(repeated, _)] = Counter(name for name, _ in pairs).most_common(1)
         raise ValueError(f"has the key {repeated[:80]!r} twice in one object")
     return content
 

@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from oper.base.errors import OperError, OperWarning
+from oper.files.input_files import LISTED, MARKER, open_file
 from oper.files.json_file import read_json, write_json
 from oper.files.overwrite_rules import Format
 
@@ -25,7 +26,7 @@ _UNDIGESTED_VERSION = 1  # whose markers have no digest of themselves
 
 def sha256(path: Path | str) -> str:
     """Hex SHA-256 of a file's bytes."""
-    with open(path, "rb") as file:
+    with open_file(path, LISTED) as file:
         digest = hashlib.sha256()
         while block := file.read(_HASH_BLOCK_BYTES):
             digest.update(block)
@@ -62,7 +63,7 @@ def open_folder(path: Path | str, kind: Format) -> dict[str, Any]:
     if not (path / marker).is_file():
         found = ", ".join(sorted(p.name for p in path.iterdir())[:5]) or "nothing"
         raise OperError(f"{path}: holds no {marker} (but {found}); is it the right folder?")
-    content = read_json(path / marker)
+    content = read_json(path / marker, MARKER)
     if not isinstance(content, dict) or content.get("schema") != schema:
         given = content.get("schema") if isinstance(content, dict) else type(content).__name__
         raise OperError(f"{path / marker}: schema {str(given)[:80]!r}, and {schema!r} was needed")

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.errors import OperError
+from oper.files.input_files import LISTED, read_bytes
 
 
 def save_safetensors(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
@@ -20,11 +21,9 @@ def save_safetensors(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
 def load_safetensors(path: Path) -> dict[str, NDArray[Any]]:
     """Read arrays by name; OperError where the file is missing or damaged."""
     from safetensors import SafetensorError
-    from safetensors.numpy import load_file
+    from safetensors.numpy import load
 
     try:
-        return load_file(path)
-    except FileNotFoundError as error:
-        raise OperError(f"{path}: no such file; its folder is incomplete") from error
-    except (SafetensorError, OSError, ValueError) as error:
+        return load(read_bytes(path, LISTED))
+    except (SafetensorError, ValueError) as error:
         raise OperError(f"{path}: is not a readable safetensors file ({error})") from error

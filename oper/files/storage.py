@@ -14,6 +14,7 @@ import os
 import tokenize
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from oper.base import process_signals
 from oper.base.errors import OperError
 from oper.files import atomic_renames, temporaries
+from oper.files.input_files import LISTED, open_file
 from oper.files.overwrite_rules import Format, file_refusal, folder_refusal, is_wholly
 
 # What NumPy raises for a damaged header, which it reads as Python, and for one that states a shape
@@ -37,6 +39,10 @@ HEADER_ERRORS = (
     OverflowError,
     RecursionError,
 )
+_HEADERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
 _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 
 
@@ -127,17 +133,25 @@ def load_array(path: Path | str, mmap: bool = True) -> NDArray[Any]:
 
     OperError where the file is missing, truncated or not a .npy array.
     """
-    path = Path(path)
     try:
-        if path.stat().st_size == 0:
-            raise ValueError("it is empty")
-        return np.load(path, mmap_mode="r" if mmap else None, allow_pickle=False)
-    except FileNotFoundError as error:
-        raise OperError(f"{path}: no such file; the folder is incomplete") from error
+        with open_file(path, LISTED) as file:
+            return _mapped(file) if mmap else np.lib.format.read_array(file, allow_pickle=False)
     except (*HEADER_ERRORS, OSError) as error:
         raise OperError(
             f"{path}: is not a readable .npy array ({error}); write or copy it again"
         ) from error
+
+
+def _mapped(file: BufferedReader) -> NDArray[Any]:
+    """The array of an open .npy file, memory-mapped, as NumPy maps only what it opens itself."""
+    read_header = _HEADERS.get(np.lib.format.read_magic(file))
+    if read_header is None:
+        raise ValueError("it has a version of the format that oper does not read")
+    shape, is_fortran, dtype = read_header(file)
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects")
+    order: Any = "F" if is_fortran else "C"
+    return np.memmap(file, dtype, "r", offset=file.tell(), shape=shape, order=order)
 
 
 @contextlib.contextmanager

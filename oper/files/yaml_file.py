@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 import yaml
 
 from oper.base.errors import OperError
+from oper.files.input_files import YAML, read_text
 from oper.files.json_file import MOST_DIGITS
 
 _MOST_ALIASED = 100_000  # values that aliases add to a document, as it is held without them
@@ -27,8 +28,8 @@ class Document:
         """Read a file; OperError where it is missing, not YAML, or repeats a key. `as_text`: all
         values are texts as they are written, where YAML makes 10:20 a number of seconds."""
         path = Path(path)
+        text = read_text(path, YAML)
         try:
-            text = path.read_text(encoding="utf-8")
             loader = yaml.BaseLoader(text) if as_text else yaml.SafeLoader(text)
             node = loader.get_single_node()
             lines: dict[KeyPath, int] = {}
@@ -37,10 +38,6 @@ class Document:
                 _check_size(node, path)
                 _collect_lines(node, (), lines, path)
                 content = loader.construct_document(node)
-        except FileNotFoundError as error:
-            raise OperError(f"{path}: no such file") from error
-        except (OSError, UnicodeDecodeError) as error:
-            raise OperError(f"{path}: cannot be read as text ({error})") from error
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark
             keys = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -52,7 +49,7 @@ class Document:
             raise OperError(f"{path}: is not YAML ({reason})") from error
         except RecursionError as error:
             raise OperError(f"{path}: is nested more deeply than any file of this kind") from error
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
             # Of a scalar that is not of the type that its form or its tag states.
             raise OperError(
                 f"{path}: has a value that cannot be read ({type(error).__name__}: "

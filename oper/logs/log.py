@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from oper.base.errors import OperError
+from oper.files.input_files import LOG, open_file, special_kind
 from oper.logs.batches.batch import Batch
 from oper.logs.batches.columns import Column, Source, choose, left_out
 from oper.logs.batches.reading_options import LogOptions, TimeUnit
@@ -195,14 +196,10 @@ def _check_regular(path: Path) -> None:
         raise OperError(f"{path}: {what}")
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode):
-        kind = next((name for name, is_kind in _SPECIAL.items() if is_kind(mode)), "a device")
         raise OperError(
-            f"{path}: is {kind}, and a file was needed, as logs are read more than once; write its "
-            "content to a file, or leave it out"
+            f"{path}: is {special_kind(mode)}, and a file was needed, as logs are read more than "
+            "once; write its content to a file, or leave it out"
         )
-
-
-_SPECIAL = {"a pipe": stat.S_ISFIFO, "a socket": stat.S_ISSOCK}
 
 
 def _natural(path: Path) -> list[Any]:
@@ -216,7 +213,7 @@ def _open(path: Path, options: LogOptions) -> Source:
 
     try:
         # Files of /proc say that they are empty, and to read some of them does not end.
-        with open(path, "rb") as file:
+        with open_file(path, LOG) as file:
             head = file.read(8) if path.stat().st_size else b""
     except OSError as error:
         raise OperError(f"{path}: cannot be read ({error.strerror})") from error

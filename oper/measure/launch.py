@@ -5,25 +5,20 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import signal
-import socket
-import sys
-import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from oper.base.errors import OperError
+from oper.base.formatting import plural
+from oper.measure.local_rank import Store, local_store, run_local_rank
 from oper.measure.measure_ranks import ARENA_BYTES, DEADLINE_SECONDS, ROW_BYTES, measure_ranks
 from oper.measure.measurement import Measurement
 
-Store = Any  # a torch.distributed store, whose types torch does not export
-
-_LOOPBACK = "127.0.0.1"
+_MOST_A_CORE = 8  # ranks: with more, what is measured is how they wait for each other
 START_SECONDS = 10.0  # for each rank to import torch, on cores that all ranks share
 
 
@@ -35,15 +30,23 @@ def measure_local(
 ) -> Measurement:
     """Measure `ranks` processes that are started here for it, on this host.
 
-    Raises OperError, with all ranks ended, where one fails or does not come in time.
+    Raises OperError where there are more ranks than this machine's cores can run side by side, or,
+    with all ranks ended, where one fails or does not come in time.
     """
-    store = _local_store(0, deadline_seconds, is_master=True)
+    cores = len(os.sched_getaffinity(0))
+    if ranks > _MOST_A_CORE * cores:
+        raise OperError(
+            f"measuring: {ranks:,} ranks on {plural(cores, 'core')}, and at most "
+            f"{_MOST_A_CORE * cores:,} were needed, {_MOST_A_CORE} a core; measure fewer, as more "
+            "would wait for each other"
+        )
+    store = local_store(0, deadline_seconds, is_master=True)
     arguments = (ranks, store.port, deadline_seconds, arena_bytes, row_bytes)
     # A fresh interpreter each, as a fork would share torch's threads and locks.
     context = multiprocessing.get_context("spawn")
     processes = [
         context.Process(
-            target=_run_local_rank, args=(rank, *arguments), name=f"rank {rank}", daemon=True
+            target=run_local_rank, args=(rank, *arguments), name=f"rank {rank}", daemon=True
         )
         for rank in range(ranks)
     ]
@@ -91,51 +94,6 @@ def _start(processes: Sequence[Any]) -> None:
             process.start()
     finally:
         signal.signal(signal.SIGINT, handler)
-
-
-def _run_local_rank(
-    rank: int, ranks: int, port: int, deadline_seconds: float, arena_bytes: int, row_bytes: int
-) -> None:
-    """One rank that `measure_local` starts; it says in the store what it found, or what failed."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    # gloo's own variable: without it gloo asks for the host's name, which containers may not know.
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    store = _local_store(port, deadline_seconds, is_master=False)
-    try:
-        measured = measure_ranks(store, rank, ranks, 0, deadline_seconds, arena_bytes, row_bytes)
-    except OperError as error:
-        store.set(f"failure {rank}", str(error))
-        sys.exit(1)
-    if rank == 0:
-        store.set("measurement", json.dumps(asdict(measured)))
-
-
-def _end_with_parent() -> None:
-    """End this rank at once where the process that started it is gone, even by kill -9."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-    os._exit(1)
-
-
-def _local_store(port: int, deadline_seconds: float, is_master: bool) -> Store:
-    """The store of local ranks: the parent's, on a free port if `port` is 0.
-
-    It is on the loopback interface alone: left to itself torch listens on all of them.
-    """
-    listening = None
-    if is_master:
-        listening = socket.create_server((_LOOPBACK, port))
-        port = listening.getsockname()[1]
-    return dist.TCPStore(  # type: ignore[attr-defined]
-        _LOOPBACK,
-        port,
-        is_master=is_master,
-        wait_for_workers=False,
-        timeout=timedelta(seconds=deadline_seconds),
-        # The store closes it.
-        master_listen_fd=None if listening is None else listening.detach(),
-    )
 
 
 def _failure(store: Store, rank: int, exit_code: int) -> str:

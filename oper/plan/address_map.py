@@ -17,6 +17,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from oper.base import native
+from oper.base.argument_types import check_type
 from oper.base.errors import OperError
 from oper.base.tensors import as_int64, as_tensor, struct_words
 from oper.base.units import whole_number
@@ -106,7 +107,8 @@ class AddressMap:
 
     @classmethod
     def of(cls, plan: Plan, rank: int) -> "AddressMap":
-        """The map of one rank of a plan."""
+        """The map of one rank of a plan; `load` takes its folder."""
+        check_type("AddressMap.of", "plan", plan, Plan)
         _check_rank(rank, plan.ranks)
         return cls(plan.tables, plan.layout, rank_map(plan.layout, rank))
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from oper.base.argument_types import check_type
 from oper.base.errors import OperError
 from oper.base.formatting import format_bytes, format_duration, format_gap, format_share
 from oper.base.summary import Summarised, Summary
@@ -284,6 +285,7 @@ def load_plan(folder: Path | str, tables: Sequence[Table] | None = None) -> Plan
     OperError where the folder is not a plan of this version, is incomplete or damaged, or is for
     other tables than `tables`, where those are given.
     """
+    check_type("load_plan", "folder", folder, Path, str)
     folder = Path(folder)
     content = manifest.open_folder(folder, FORMAT)
     try:

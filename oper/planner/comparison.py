@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from oper.base.argument_types import check_type
 from oper.base.errors import OperError
 from oper.base.formatting import format_bytes, format_duration, format_factor, format_gap
 from oper.base.summary import Summarised, Summary
@@ -66,13 +67,17 @@ def compare(
 ) -> Comparison:
     """Compare OPER with `methods`, or all that are installed, on one profile; nothing is written.
 
-    TorchRec's planner and the exact solver get `limit_seconds` each. Raises OperError for an
+    TorchRec's planner and the exact solver, with building its programme, get `limit_seconds` each.
+    Raises OperError for an
     unknown method, or where the capacities cannot hold the tables.
     """
+    settings = Settings() if settings is None else settings
+    check_type("compare", "profile", profile, Profile)
+    check_type("compare", "topology", topology, Topology)
+    check_type("compare", "workload", workload, Workload)
+    check_type("compare", "settings", settings, Settings)
     chosen = installed_methods() if methods is None else methods
     if not chosen:
         raise OperError(f"methods: none was named; one or more of {', '.join(METHODS)} were needed")
-    run = compare_methods(
-        profile, topology, workload, settings or Settings(), chosen, limit_seconds
-    )
+    run = compare_methods(profile, topology, workload, settings, chosen, limit_seconds)
     return Comparison(run)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from oper.base import native
-from oper.base.errors import OperError
+from oper.base.argument_types import check_type
 from oper.cost.workload import Workload
 from oper.files import storage
 from oper.plan.plan import FORMAT, Plan
@@ -52,23 +52,16 @@ def plan_and_save(
     overwrite: bool = False,
 ) -> tuple[Planned, Plan]:
     """As `make_plan`, and the plan that was written."""
-    for name, given, kinds in (
-        ("profile", profile, (Profile, Path, str)),
-        ("topology", topology, (Topology, Path, str)),
-        ("workload", workload, (Workload,)),
-        ("settings", settings, (Settings,)),
-        ("output", output, (Path, str)),
-    ):
-        if not isinstance(given, kinds):
-            raise OperError(
-                f"make_plan: {name} is a {type(given).__name__}, and a "
-                f"{' or '.join(kind.__name__ for kind in kinds)} was needed"
-            )
+    check_type("make_plan", "profile", profile, Profile, Path, str)
+    check_type("make_plan", "topology", topology, Topology, Path, str)
+    check_type("make_plan", "workload", workload, Workload)
+    check_type("make_plan", "settings", settings, Settings)
+    check_type("make_plan", "output", output, Path, str)
     storage.check_output(output, FORMAT, overwrite)
     if not isinstance(profile, Profile):
         profile = Profile.open(profile)
     if not isinstance(topology, Topology):
-        topology = Topology.load(str(topology))
+        topology = Topology.load(topology)
     native.ops()  # torch takes a second to load, which belongs to the start of Python
     began = time.perf_counter()
     place = place_with_tier if settings.tier else place_in_memory

@@ -13,7 +13,9 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
+from torch import nn
 
+from oper.base.argument_types import check_type
 from oper.base.errors import OperError
 from oper.logs.batches.batch import Batch, Location
 from oper.logs.formats.keyed_jagged import jagged, keyed_jagged_tensors, samples_of
@@ -85,6 +87,7 @@ def record(model: Any) -> Iterator[Recorder]:
         OperError: the model has no collection, or two of its tables have one name. An id that is
             not a row of its table is an error where it is read.
     """
+    check_type("record", "model", model, nn.Module)
     recorder = Recorder(model)
     with recorder.watch():
         yield recorder

@@ -10,6 +10,7 @@ set by name, or from a log itself (`oper.logs.table_discovery`).
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
@@ -162,7 +163,7 @@ def check_names(tables: Sequence[Table], where: str) -> None:
     """OperError where two tables have one name, by which models, logs and plans tell them apart."""
     names = [table.name for table in tables]
     if len(set(names)) < len(names):
-        repeated = next(name for name in names if names.count(name) > 1)
+        [(repeated, _)] = Counter(names).most_common(1)
         raise OperError(
             f"{where}: two tables are called {repeated!r}; give each table a name of its own"
         )

@@ -18,6 +18,7 @@ import numpy as np
 from oper.base.arrays import Floats
 from oper.base.errors import OperError
 from oper.base.units import GB, parse_bytes
+from oper.topology.limits import BANDWIDTH, MEMORY
 
 # None: the heap size. A float: one factor of total/M for all ranks. A tuple: one value a rank, an
 # int in bytes or a float as a factor.
@@ -76,9 +77,12 @@ def device_capacities(
 def check_host(
     name: str, ranks: int, memory_bytes: Sequence[int] | None, bandwidth: Sequence[float] | None
 ) -> None:
-    """OperError where the hosts of topology `name` do not have one positive size and one positive,
-    finite rate for each rank, as far as they are given."""
-    for what, given in (("host memory", memory_bytes), ("host bandwidth", bandwidth)):
+    """OperError where the hosts of topology `name` do not have one size and one rate for each rank,
+    within limits, as far as they are given."""
+    for what, given, limits in (
+        ("host memory", memory_bytes, MEMORY),
+        ("host bandwidth", bandwidth, BANDWIDTH),
+    ):
         if given is None:
             continue
         if len(given) != ranks:
@@ -86,10 +90,9 @@ def check_host(
                 f"topology {name}: the {what} of {len(given)} ranks, and it has {ranks}"
             )
         for rank, value in enumerate(given):
-            if not 0 < value < math.inf:
+            if not limits.holds(value):
                 raise OperError(
-                    f"topology {name}: the {what} of rank {rank} is {value}, and a positive, "
-                    "finite number was needed"
+                    f"topology {name}: the {what} of rank {rank} is {value}, and {limits.needed()}"
                 )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from oper.base.argument_types import check_type
 from oper.base.errors import OperError
 from oper.files.yaml_file import Document
 from oper.topology.capacity import (
@@ -24,6 +25,7 @@ from oper.topology.capacity import (
     parse_capacity,
     rank_capacities,
 )
+from oper.topology.limits import BANDWIDTH, LATENCY, LINK_COST
 from oper.topology.links import LINKED, SHARED, NodeMemory
 from oper.topology.presets import PRESETS, nearest_preset, preset
 from oper.topology.topology_file import parse_topology
@@ -62,12 +64,22 @@ class Topology:
                 f"topology {self.name}: link costs of shape {cost.shape}, and {self.ranks} ranks "
                 f"need {self.ranks} × {self.ranks}"
             )
-        bad = np.argwhere(~((cost > 0) & (cost < np.inf)))
+        bad = np.argwhere(~((cost >= LINK_COST.least) & (cost <= LINK_COST.most)))
         if len(bad):
             reader, source = bad[0]
             raise OperError(
                 f"topology {self.name}: the link cost of rank {reader} reading from rank {source} "
-                f"is {cost[reader, source]}, and every link needs a positive, finite cost"
+                f"is {cost[reader, source]}, and {LINK_COST.needed()}"
+            )
+        if not BANDWIDTH.holds(self.allreduce_bandwidth):
+            raise OperError(
+                f"topology {self.name}: the bandwidth of the AllReduce is "
+                f"{self.allreduce_bandwidth}, and {BANDWIDTH.needed()}"
+            )
+        if self.latency_seconds != 0 and not LATENCY.holds(self.latency_seconds):
+            raise OperError(
+                f"topology {self.name}: the latency is {self.latency_seconds}, and 0, or "
+                f"{LATENCY.needed()}"
             )
         # Nodes are numbered without gaps, whatever a file calls them.
         order = sorted(set(self.node_of))
@@ -145,8 +157,10 @@ class Topology:
         return found[0], found[1], found[2]
 
     @classmethod
-    def load(cls, spec: str) -> "Topology":
+    def load(cls, spec: Path | str) -> "Topology":
         """A preset's name (`dgx-h100`, `2x8-h100`, `cpu:4`) or the path of a YAML file."""
+        check_type("Topology.load", "spec", spec, Path, str)
+        spec = str(spec)
         if made := preset(spec):
             return cls(**made)
         path = Path(spec)

@@ -16,6 +16,7 @@ from oper.base.units import parse_bytes
 from oper.files.yaml_file import Document, KeyPath
 from oper.topology.capacity import MAX_RANKS, Capacity, parse_capacity
 from oper.topology.description import Description
+from oper.topology.limits import BANDWIDTH, LATENCY, LINK_COST, Range
 from oper.topology.links import (
     KINDS,
     LINKED,
@@ -54,7 +55,7 @@ def parse_topology(document: Document, default_name: str) -> Description:
     ranks = len(node_of)
     latency = content.get("latency_seconds")
     if latency is not None:
-        latency = _positive(document, ("latency_seconds",), latency, "seconds")
+        latency = _number(document, ("latency_seconds",), latency, LATENCY)
     return Description(
         name=str(content.get("name", default_name)),
         node_of=node_of,
@@ -93,7 +94,7 @@ def _link_cost(document: Document, node_of: tuple[int, ...]) -> NDArray[np.float
     def cost(*keys: str | int) -> float:
         if key == "bandwidth":
             return 1 / _rate(document, (key, *keys))
-        return _positive(document, (key, *keys), _at(document, (key, *keys)), "seconds per byte")
+        return _number(document, (key, *keys), _at(document, (key, *keys)), LINK_COST)
 
     if isinstance(content[key], dict):
         _check_keys(document, (key,), KINDS)
@@ -184,20 +185,20 @@ def _rate(document: Document, keys: KeyPath) -> float:
     given = _at(document, keys)
     if isinstance(given, str) and given.strip().endswith("/s"):
         given = parse_bytes(given.strip().removesuffix("/s"), document.where(keys))
-    return _positive(document, keys, given, "bytes per second, such as 240e9 or 240GB/s")
+    return _number(document, keys, given, BANDWIDTH)
 
 
-def _positive(document: Document, keys: KeyPath, given: Any, what: str) -> float:
+def _number(document: Document, keys: KeyPath, given: Any, limits: Range) -> float:
     if given is None:
-        document.fail(keys, f"is missing, and {what} were needed")
+        document.fail(keys, f"is missing, and {limits.needed()}")
     try:
         # A string too: YAML 1.1 reads 1e9 as a string, and only 1.0e+9 as a number. `yes` is true.
         is_number = isinstance(given, int | float | str) and not isinstance(given, bool)
         value = float(given) if is_number else math.nan
     except (ValueError, OverflowError):
         value = math.nan
-    if not 0 < value < math.inf or not 0 < 1 / value < math.inf:
-        document.fail(keys, f"is {given!r:.80}, and a positive number of {what} was needed")
+    if not limits.holds(value):
+        document.fail(keys, f"is {given!r:.80}, and {limits.needed()}")
     return value
 
 

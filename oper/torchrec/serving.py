@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torchrec.distributed.types import LazyAwaitable
 
+from oper.base.argument_types import check_type
 from oper.base.errors import OperError
 
 
@@ -46,6 +47,7 @@ def serve(
     Raises:
         OperError: there are no more requests than `warm_up`, and whatever the model raises.
     """
+    check_type("serve", "model", model, Callable)  # type: ignore[arg-type]
     seconds, out, begun = [], None, time.perf_counter()
     with torch.no_grad():
         for number, request in enumerate(requests):

@@ -12,6 +12,7 @@ from torch import nn
 from torchrec.distributed.model_parallel import DistributedModelParallel, get_unwrapped_module
 from torchrec.distributed.types import ModuleSharder, ShardingEnv
 
+from oper.base.argument_types import check_type
 from oper.base.errors import OperError
 from oper.plan.plan import Plan
 from oper.runtime.comm.group import Group
@@ -45,6 +46,7 @@ def shard(
     is none. `options` are the sharders'. Raises OperError where the plan is not for this model,
     or for another number of ranks.
     """
+    check_type("shard", "module", module, nn.Module)
     known = {p.name for p in signature(OperSharder).parameters.values() if p.kind == p.KEYWORD_ONLY}
     if unknown := options.keys() - known:
         raise OperError(
@@ -123,9 +125,10 @@ def _all_ranks(env: ShardingEnv, deadline_seconds: float) -> Iterator[None]:
 
 
 def _sharded_collections(model: nn.Module) -> dict[str, Any]:
+    modules = get_unwrapped_module(model).named_modules() if isinstance(model, nn.Module) else ()
     found = {
         path: module
-        for path, module in get_unwrapped_module(model).named_modules()
+        for path, module in modules
         if isinstance(module, OperShardedEmbeddingBagCollection | OperShardedEmbeddingCollection)
     }
     if not found:

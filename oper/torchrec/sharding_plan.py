@@ -21,6 +21,7 @@ from torchrec.distributed.types import (
     ShardingType,
 )
 
+from oper.base.argument_types import check_type
 from oper.base.errors import OperError
 from oper.plan.plan import Plan, load_plan
 from oper.torchrec import module_tables
@@ -74,6 +75,7 @@ def torchrec_plan(plan: Plan | Path | str, module: nn.Module) -> OperShardingPla
     It has all collections of `module`, and for each table the blocks of rows that its state dict
     will have. Raises OperError where `plan` is not for these tables.
     """
+    check_type("torchrec_plan", "module", module, nn.Module)
     plan = plan_of(plan)
     return planned_module(plan, module, ModelWarnings.of_ranks(plan.ranks))
 

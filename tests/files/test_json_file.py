@@ -1,13 +1,15 @@
 """JSON is written for people too: what holds objects on lines of its own, and numbers on one."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oper.files.json_file import read_json, write_json
+from oper.files.json_file import parse_json, read_json, write_json
 
 VALUES = st.recursive(
     st.none()
@@ -44,3 +46,11 @@ def test_objects_are_indented_and_numbers_are_not(tmp_path: Path) -> None:
         ' "matrix": [[1, 2], [3]]',
         "}",
     ]
+
+
+def test_a_key_twice_among_many_is_found_at_once() -> None:
+    keys = [*(f'"{number}": 0' for number in range(100_000)), '"99999": 1']
+    begun = time.process_time()
+    with pytest.raises(ValueError, match="'99999' twice"):
+        parse_json("{" + ", ".join(keys) + "}")
+    assert time.process_time() - begun < 5

@@ -186,6 +186,16 @@ def square(reader: int, source: int, value: object) -> list[list[object]]:
         ({"bandwidth": [*SQUARE[:3], SQUARE[3][:2]]}, ["bandwidth[3]", "has 2, and 4 links"]),
         ({"bandwidth": None}, ["either bandwidth or link_cost"]),
         ({"link_cost": SQUARE}, ["either bandwidth or link_cost"]),
+        (
+            {"link_cost": {"local": 1.0, "same_node": 1e308, "other_node": 1.0}, "bandwidth": None},
+            ["link_cost.same_node", "is 1e+308", "1e-18 to 1000"],
+        ),
+        ({"bandwidth": square(1, 0, 1e19)}, ["bandwidth[1][0]", "is 1e+19", "0.001 to 1e+18"]),
+        ({"bandwidth": square(1, 0, 1e-4)}, ["bandwidth[1][0]", "is 0.0001"]),
+        ({"allreduce_bandwidth": 1e300}, ["allreduce_bandwidth", "is 1e+300"]),
+        ({"latency_seconds": 11}, ["latency_seconds", "is 11", "1e-12 to 10"]),
+        ({"device_memory": "9999999TB"}, ["device_memory", "1,152,921,504,606,846,976 bytes"]),
+        ({"capacity": "9999999TB"}, ["capacity", "at most"]),
         ({"node_of": [0, 0, 1, "b"]}, ["node_of[3]", "is 'b'"]),
         ({"node_of": 4}, ["node_of", "the node of each"]),
         ({"node_of": None}, ["has no node_of"]),
@@ -210,6 +220,22 @@ def test_a_bad_file_is_refused_where_it_is_bad(
         Topology.load(str(path))
     for word in [str(path), *words]:
         assert word in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"link_cost": np.full((2, 2), 1e308)}, "rank 0 reading from rank 0 is 1e.308.* 1e-18 to"),
+        ({"link_cost": np.zeros((2, 2))}, "is 0.0, and a positive number of seconds per byte"),
+        ({"allreduce_bandwidth": np.nan}, "the AllReduce is nan"),
+        ({"latency_seconds": -1.0}, "the latency is -1.0, and 0, or"),
+    ],
+)
+def test_numbers_of_no_machine_are_refused(changes: dict[str, object], words: str) -> None:
+    given = {"link_cost": np.ones((2, 2)), "allreduce_bandwidth": 1e9, "latency_seconds": 0.0}
+    Topology("t", (0, 0), **given)  # type: ignore[arg-type]
+    with pytest.raises(OperError, match=words):
+        Topology("t", (0, 0), **given | changes)  # type: ignore[arg-type]
 
 
 def test_errors_name_the_line(tmp_path: Path) -> None:
@@ -336,6 +362,17 @@ def test_a_rank_that_does_not_come_is_named(sent: signal.Signals, named: str) ->
     with pytest.raises(OperError, match=named):
         measure_local(2, deadline_seconds=2.0, arena_bytes=1 << 20)
     assert set(multiprocessing.active_children()) <= before
+
+
+def test_more_ranks_than_cores_can_run_are_refused() -> None:
+    with pytest.raises(OperError, match=r"100,000 ranks on .* at most"):
+        measure_local(100_000)
+
+
+def test_a_rank_ends_with_its_parent_from_its_first_moment() -> None:
+    """Before torch is imported, which takes seconds."""
+    code = "import sys, oper.measure.local_rank; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @pytest.mark.slow

@@ -179,6 +179,27 @@ def test_other_arguments_of_make_plan(wrong: str, tmp_path: Any, monkeypatch: An
     assert not list(tmp_path.iterdir())
 
 
+WRONG_TYPES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "compare: profile is a str, and a Profile": (oper.compare, ("p", "cpu:2", WORKLOAD)),
+    "AddressMap.of: plan is a str, and a Plan": (oper.AddressMap.of, ("plan", 0)),
+    "load_plan: folder is a int, and a Path": (oper.load_plan, (1,)),
+    "Topology.load: spec is a int, and a Path": (oper.Topology.load, (1,)),
+    "record: model is a str, and a Module": (lambda model: oper.record(model).__enter__(), ("m",)),
+    "shard: module is a str, and a Module": (oper.shard, ("model.py", "plan")),
+    "torchrec_plan: module is a str, and a Mod": (oper.torchrec_plan, ("plan", "model.py")),
+    "serve: model is a str, and a Callable": (oper.serve, ("model.py", [])),
+    "str: has no collection that OPER sharded": (oper.counters, ("model.py",)),
+    "DispatchingLoader: plan is a str": (oper.DispatchingLoader, ([], "plan")),
+}
+
+
+@pytest.mark.parametrize("words", WRONG_TYPES)
+def test_paths_and_others_instead_of_what_they_name(words: str) -> None:
+    function, arguments = WRONG_TYPES[words]
+    with pytest.raises(OperError, match=words):
+        function(*arguments)
+
+
 def test_other_numbers_of_settings_and_maps() -> None:
     for name in ("extra_memory", "threshold", "dob", "reserve"):
         shown = name.replace("_", " ")

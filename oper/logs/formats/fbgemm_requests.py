@@ -17,6 +17,7 @@ import numpy as np
 
 from oper.base.arrays import Ints
 from oper.base.errors import OperError, one_line
+from oper.files.input_files import LOG, open_file
 from oper.logs.batches.batch import Batch, Jagged, Location
 from oper.logs.batches.columns import Column, KnownSize, Selection
 from oper.logs.formats.unpacking import open_unpacked
@@ -105,7 +106,7 @@ def _unpickle(path: Path) -> Any:
     try:
         with contextlib.ExitStack() as stack:
             plain = path
-            with open(path, "rb") as file:
+            with open_file(path, LOG) as file:
                 compressed = file.read(2) == b"\x1f\x8b"
             if compressed:
                 temporary = stack.enter_context(tempfile.NamedTemporaryFile(suffix=".pt"))
@@ -113,7 +114,7 @@ def _unpickle(path: Path) -> Any:
                     shutil.copyfileobj(packed, temporary, 1 << 22)
                 temporary.flush()
                 plain = Path(temporary.name)
-            with open(plain, "rb") as file:
+            with open_file(plain, LOG) as file:
                 is_zip = file.read(2) == b"PK"
             if is_zip:
                 _check_members(path, plain)

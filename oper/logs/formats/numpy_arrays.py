@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.errors import OperError, one_line
+from oper.files.input_files import LOG, open_file
 from oper.files.storage import HEADER_ERRORS
 from oper.logs.batches.batch import Batch, Jagged, Location
 from oper.logs.batches.columns import Column, KnownSize, Selection
@@ -129,10 +130,11 @@ class _Arrays:
             streams = []
             archive = None if self._members else stack.enter_context(open_archive(self._path))
             for name in names:
+                file: IO[bytes]
                 if archive is None:
                     assert self._members is not None
                     path = self._members[name]
-                    label, file, size = str(path), open_file(path), path.stat().st_size
+                    label, file, size = str(path), open_file(path, LOG), path.stat().st_size
                 else:
                     label = f"{self._path}, array {name!r}"
                     with _reading(label):
@@ -157,14 +159,6 @@ def open_archive(path: Path) -> zipfile.ZipFile:
         archive.close()
         raise
     return archive
-
-
-def open_file(path: Path) -> IO[bytes]:
-    """A file's bytes; OperError where it cannot be opened."""
-    try:
-        return open(path, "rb")
-    except OSError as error:
-        raise OperError(f"{path}: cannot be opened ({error.strerror})") from error
 
 
 class JaggedSource(KnownSize):

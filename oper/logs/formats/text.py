@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
 from oper.base.errors import OperError
+from oper.files.input_files import LOG, open_file
 from oper.logs.batches.batch import Batch, Location
 from oper.logs.batches.columns import Column, Selection
 from oper.logs.formats.csv_columns import csv_columns
@@ -187,7 +188,7 @@ class TextSource:
     def estimate(self) -> int | None:
         """About how many lines, by the length and the compression of the first ones."""
         try:
-            with open(self._path, "rb") as file:
+            with open_file(self._path, LOG) as file:
                 packed = file.peek(2)[:2] == b"\x1f\x8b"
                 head = (gzip.GzipFile(fileobj=file) if packed else file).read(_PEEK_BYTES)
                 share = file.tell() / os.fstat(file.fileno()).st_size

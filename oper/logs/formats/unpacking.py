@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from oper.base.errors import OperError
+from oper.files.input_files import LOG, open_file
 
 MOST_BYTES = 1 << 30
 MOST_RATIO = 250
@@ -21,9 +22,9 @@ MOST_RATIO = 250
 
 def open_unpacked(path: Path) -> io.BufferedIOBase:
     """A file's bytes, decompressed where it is gzip."""
-    with open(path, "rb") as file:
+    with open_file(path, LOG) as file:
         compressed = file.read(2) == b"\x1f\x8b"
-    return _Bounded(path) if compressed else open(path, "rb")
+    return _Bounded(path) if compressed else open_file(path, LOG)
 
 
 def check_ratio(path: Path, unpacked: int) -> None:

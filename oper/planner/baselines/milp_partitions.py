@@ -13,7 +13,8 @@ from oper.planner.problem.problem import ClassProblem
 
 
 def milp(problem: ClassProblem, limit_seconds: float) -> Baseline:
-    """The best placement of whole partitions that the solver finds in `limit_seconds`.
+    """The best placement of whole partitions that the solver finds in `limit_seconds`, building its
+    programme included.
 
     Raises NoPlacementError where it finds none, or where whole partitions do not fit.
     """

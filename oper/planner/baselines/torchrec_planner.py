@@ -20,6 +20,7 @@ hit_k the part of L that is in rank k's rows, for each reader and each other ran
 """
 
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -122,7 +123,7 @@ def ask(question: dict[str, Any], limit_seconds: float) -> dict[str, Any]:
     try:
         child = subprocess.run(
             command,
-            input=json.dumps(question),
+            input=json.dumps(question | {"parent": os.getpid()}),
             capture_output=True,
             text=True,
             timeout=limit_seconds,

@@ -35,6 +35,8 @@ from torchrec.distributed.planner.types import (
 )
 from torchrec.modules.embedding_configs import DataType
 
+from oper.base import process_signals
+
 LARGEST_FACTOR = 1024.0
 PRECISION = 1.05
 
@@ -195,6 +197,7 @@ def least_factor(
 def main() -> None:
     logging.disable(logging.CRITICAL)
     request = json.load(sys.stdin)
+    process_signals.end_with(request["parent"])
     json.dump(least_factor(lambda factor: plan_once(request, factor)), sys.stdout)
 
 

@@ -20,6 +20,7 @@ is the relaxation's. Plans never depend on either.
 """
 
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
@@ -44,6 +45,7 @@ from oper.topology.topology import Topology
 
 Status = Literal["optimal", "time_limit", "infeasible"]
 RELATIVE_GAP = 1e-4  # at which an optimum counts as found: HiGHS's own default
+_BUILDING = 0.5  # of the time: PuLP takes as long again to hand a programme to the solver
 FEASIBILITY = 1e-9  # of constraints, scaled to 1 a rank: less than a byte in a gigabyte
 
 
@@ -83,7 +85,11 @@ def solve(
     relative_gap: float = RELATIVE_GAP,
 ) -> Reference:
     """Place the partitions whose `sums` [P] are given within `capacity_bytes` [M] and
-    `budget_bytes` of extra copies, so that the largest rank time is least."""
+    `budget_bytes` of extra copies, so that the largest rank time is least.
+
+    Building the programmes is a part of the time: where one takes too much of it, nothing is found,
+    and the bound is 0.
+    """
     began = time.monotonic()
     capacity = np.asarray(capacity_bytes, dtype=np.float64)
     each = np.ones(len(sums.rows))
@@ -92,9 +98,14 @@ def solve(
     outcomes = []
     for n, method in enumerate(methods):
         rows = pricing_items_of(sums, each, topology, workload, method)
-        left = time_limit_seconds - (time.monotonic() - began)
-        model = _Model(rows, topology, capacity, budget_bytes)
-        outcomes.append(model.solve(max(left, 1.0) / (len(methods) - n), relative_gap))
+        now = time.monotonic()
+        share = (began + time_limit_seconds - now) / (len(methods) - n)
+        try:
+            model = _Model(rows, topology, capacity, budget_bytes, now + share * _BUILDING)
+        except _LateError:
+            outcomes.append(_Outcome("time_limit", None, 0.0))
+        else:
+            outcomes.append(model.solve(now + share, relative_gap))
     status: Status = "optimal"
     if any(outcome.status == "infeasible" for outcome in outcomes):
         status = "infeasible"
@@ -109,7 +120,7 @@ def solve(
         cost=None if best is None else costs[best],
         bound_seconds=min(outcome.bound_seconds for outcome in outcomes),
         seconds=time.monotonic() - began,
-        solver=outcomes[0].solver,
+        solver="HiGHS" if _has_highs() else "CBC",
     )
 
 
@@ -118,23 +129,34 @@ class _Outcome:
     status: Status
     holder_sets: HolderSets | None
     bound_seconds: float
-    solver: str
+
+
+class _LateError(Exception):
+    """A programme was not built in time."""
 
 
 class _Model:
-    """The programme for one AllReduce method. Seconds and bytes are scaled to about 1 a rank."""
+    """The programme for one AllReduce method. Seconds and bytes are scaled to about 1 a rank.
+
+    Raises _LateError where it is not built by the time `built_by` (of `time.monotonic`).
+    """
 
     def __init__(
-        self, rows: PricingItems, topology: Topology, capacity_bytes: Floats, budget_bytes: float
+        self,
+        rows: PricingItems,
+        topology: Topology,
+        capacity_bytes: Floats,
+        budget_bytes: float,
+        built_by: float,
     ) -> None:
-        self.rows, self.topology = rows, topology
+        self.rows, self.topology, self._built_by = rows, topology, built_by
         M, P = topology.ranks, range(len(rows))
         charges = Charges.of(topology)
         self.second = charges.mean_seconds * float(rows.weight_bytes.sum()) or 1.0
         byte = rows.total_bytes / M
         weight, memory = rows.weight_bytes / self.second, rows.memory_bytes / byte
         traffic = rows.traffic(topology)
-        owned = [traffic.owner_seconds(p) / self.second for p in P]
+        owned = [traffic.owner_seconds(p) / self.second for p in self._in_time(P)]
         spare = budget_bytes if rows.replicas else 0.0
         price = rows.memory_bytes * (1 if rows.any_holders else M - 1)
         self.copied = np.flatnonzero(price <= spare).tolist() if M > 1 else []
@@ -142,10 +164,10 @@ class _Model:
         self.problem = pulp.LpProblem("placement", pulp.LpMinimize)
         largest = self.problem.add_variable("T", lowBound=0)
         self.problem += largest
-        self.holds = [[self._binary(f"x_{p}_{j}") for j in range(M)] for p in P]
+        self.holds = [[self._binary(f"x_{p}_{j}") for j in range(M)] for p in self._in_time(P)]
         self.reads: dict[int, list[list[Any]]] = {}  # inference: y[p][i][j] of the copied
         self.everywhere: dict[int, Any] = {}  # training: r[p]
-        for p in self.copied:
+        for p in self._in_time(self.copied):
             if rows.any_holders:
                 self._add_reads(p)
             else:
@@ -164,7 +186,7 @@ class _Model:
         for i in range(M):
             served, fetched, held = [], [], []
             paid = np.flatnonzero(payer == i)
-            for p in P:
+            for p in self._in_time(P):
                 x = self.holds[p]
                 y = self.reads.get(p)
                 held.append(memory[p] * x[i])
@@ -208,6 +230,13 @@ class _Model:
                     self.problem += y[i][j] <= x[j]
         self.reads[p] = y
 
+    def _in_time(self, items: Iterable[int]) -> Iterator[int]:
+        """The items, as long as there is time to build."""
+        for item in items:
+            if time.monotonic() > self._built_by:
+                raise _LateError
+            yield item
+
     def _binary(self, name: str) -> Any:
         return self.problem.add_variable(name, cat=pulp.LpBinary)
 
@@ -216,41 +245,41 @@ class _Model:
         node_of = np.asarray(self.topology.node_of)
         nodes = [np.flatnonzero(node_of == node).tolist() for node in np.unique(node_of)]
         for members in nodes:
-            for first, second in pairwise(members):
+            for first, second in pairwise(self._in_time(members)):
                 self.problem += load[first] >= load[second]
         sums = [pulp.lpSum(load[r] for r in members) for members in nodes]
         for before, after in pairwise(sums):
             self.problem += before >= after
 
-    def solve(self, time_limit_seconds: float, relative_gap: float) -> _Outcome:
-        highs = pulp.HiGHS(
+    def solve(self, solved_by: float, relative_gap: float) -> _Outcome:
+        highs = _Highs(
+            solved_by,
             msg=False,
-            timeLimit=time_limit_seconds,
             gapRel=relative_gap,
             gapAbs=0.0,
             mip_feasibility_tolerance=FEASIBILITY,
             primal_feasibility_tolerance=FEASIBILITY,
         )
-        if highs.available():
+        has_highs = _has_highs()
+        if has_highs:
             with native_output.dropped():
                 self.problem.solve(highs)
             # PuLP calls a solution found at the time limit "Optimal": ask the solver itself.
             info = self.problem.solverModel.getInfo()
-            bound, solver = float(info.mip_dual_bound), "HiGHS"
+            bound = float(info.mip_dual_bound)
         else:
-            self.problem.solve(_cbc(time_limit_seconds, relative_gap))
-            bound, solver = -np.inf, "CBC"
+            self.problem.solve(_cbc(solved_by, relative_gap))
         optimal = self.problem.sol_status == pulp.LpSolutionOptimal
         found = self.problem.sol_status in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible)
         if self.problem.status in (pulp.LpStatusInfeasible, pulp.LpStatusUnbounded):
-            return _Outcome("infeasible", None, np.inf, solver)
-        if found and solver == "HiGHS":
+            return _Outcome("infeasible", None, np.inf)
+        if found and has_highs:
             found = info.primal_solution_status == 2  # kSolutionStatusFeasible
         sets = self._holder_sets() if found else None
-        if solver == "CBC":
+        if not has_highs:
             bound = self._bound_beside_cbc(optimal, relative_gap)
         status: Status = "optimal" if optimal else "time_limit"
-        return _Outcome(status, sets, max(bound, 0.0) * self.second, solver)
+        return _Outcome(status, sets, max(bound, 0.0) * self.second)
 
     def _bound_beside_cbc(self, optimal: bool, relative_gap: float) -> float:
         """CBC tells PuLP no bound: its gap, where it proved the optimum, or the relaxation's."""
@@ -273,8 +302,29 @@ class _Model:
         return HolderSets(source.astype(np.uint16), holds)
 
 
-def _cbc(time_limit_seconds: float, relative_gap: float) -> Any:
-    return pulp.PULP_CBC_CMD(msg=False, timeLimit=time_limit_seconds, gapRel=relative_gap)
+class _Highs(pulp.HiGHS):  # type: ignore[misc]
+    """HiGHS with a time by which it ends, as handing it a large programme takes a while too."""
+
+    def __init__(self, solved_by: float, **options: Any) -> None:
+        super().__init__(**options)
+        self._solved_by = solved_by
+
+    def callSolver(self, lp: Any) -> None:  # noqa: N802 - PuLP calls it
+        lp.solverModel.setOptionValue("time_limit", _left(self._solved_by))
+        super().callSolver(lp)
+
+
+def _has_highs() -> bool:
+    return bool(pulp.HiGHS(msg=False).available())
+
+
+def _cbc(solved_by: float, relative_gap: float) -> Any:
+    return pulp.PULP_CBC_CMD(msg=False, timeLimit=_left(solved_by), gapRel=relative_gap)
+
+
+def _left(end: float) -> float:
+    """The seconds until a time; a hundredth where it is over, as solvers take 0 for no limit."""
+    return max(end - time.monotonic(), 0.01)
 
 
 def _value(variable: Any) -> float:

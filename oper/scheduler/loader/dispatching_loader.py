@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 
+from oper.base.argument_types import check_type
 from oper.base.arrays import Floats
 from oper.base.errors import OperError
 from oper.base.units import finite_number, positive_seconds, whole_number
@@ -78,6 +79,7 @@ class DispatchingLoader:
         deterministic: bool = False,
         deadline_seconds: float = 60.0,
     ) -> None:
+        check_type("DispatchingLoader", "plan", plan, Plan)
         self.loader = loader
         self._ahead = whole_number(ahead, "ahead")
         if self._ahead < 1:

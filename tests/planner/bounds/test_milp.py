@@ -1,6 +1,8 @@
 """The mixed integer reference against enumeration, and between the bound and any placement."""
 
+import time
 from itertools import product
+from typing import Literal
 
 import numpy as np
 import pulp
@@ -153,6 +155,23 @@ def test_a_time_limit_is_reported_with_a_valid_bound() -> None:
     assert reference.status == "time_limit"
     assert 0 <= reference.bound_seconds <= reference.objective_seconds
     assert reference.gap > 0
+
+
+@pytest.mark.parametrize("mode", ["training", "inference"])
+def test_building_the_programme_is_a_part_of_the_time(
+    mode: Literal["training", "inference"],
+) -> None:
+    """On 64 ranks it takes many seconds."""
+    topology, workload = Topology.load("8x8-a100"), Workload(mode, "raw", 6400)
+    accesses = list(range(1, 201))
+    classes = make_classes(accesses, [1] * 200, workload, 64)
+    problem = make_problem(classes, topology, workload, 1.0)
+    limits = (problem.capacity_bytes, problem.budget_bytes)
+    begun = time.monotonic()
+    reference = milp.solve(classes.sums(np.eye(200)), topology, workload, *limits, 0.5)
+    assert time.monotonic() - begun < 4
+    assert (reference.status, reference.holder_sets) == ("time_limit", None)
+    assert reference.bound_seconds == 0
 
 
 @pytest.mark.parametrize("mode", ["training", "inference"])

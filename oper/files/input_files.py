@@ -1,0 +1,93 @@
+"""Opening files that a user names: regular files of a size that such a file can have.
+
+All modules open them here (`tests/project/test_input_files.py`). A path may lead to a device that
+never ends or to a pipe that nobody writes to. So the file is opened without waiting for a writer,
+and what was opened is looked at: another look at the path might find another file.
+"""
+
+import os
+import stat
+from io import BufferedReader
+from pathlib import Path
+from typing import NamedTuple
+
+from oper.base.errors import OperError
+
+
+class Kind(NamedTuple):
+    """What a file is read as, and the most bytes that one of this kind has."""
+
+    name: str
+    most_bytes: int | None  # None: it is mapped or read in parts, and its size is checked otherwise
+
+
+# The reader of YAML takes up to 400 bytes of memory and 9 µs for a byte. A topology with a
+# bandwidth for each pair of 900 ranks has 8 MiB.
+YAML = Kind("a YAML file", 8 << 20)
+JSON = Kind("a JSON file", 64 << 20)  # what commands print, counters of 4,096 ranks
+# Three matrices of the most ranks (MAX_RANKS) in JSON have 1.2 GB.
+MARKER = Kind("the marker of a plan or profile", 2 << 30)
+LISTED = Kind("a file of a plan or profile", None)  # its marker says how many bytes it has
+LOG = Kind("a log", None)
+
+_SPECIAL = {"a pipe": stat.S_ISFIFO, "a socket": stat.S_ISSOCK}
+
+
+def open_file(path: Path | str, kind: Kind) -> BufferedReader:
+    """Open a regular file to read its bytes.
+
+    OperError where there is none, it cannot be opened, or it has more bytes than its kind has.
+    """
+    file = _opened(path, kind)
+    status = os.fstat(file.fileno())
+    problem = None
+    if not stat.S_ISREG(status.st_mode):
+        problem = f"is {special_kind(status.st_mode)}, and {kind.name} was needed"
+    elif kind.most_bytes is not None and status.st_size > kind.most_bytes:
+        problem = (
+            f"has {status.st_size:,} bytes, and {kind.name}, of at most {kind.most_bytes:,}, was "
+            "needed; is it the right file?"
+        )
+    if problem:
+        file.close()
+        raise OperError(f"{path}: {problem}")
+    return file
+
+
+def read_bytes(path: Path | str, kind: Kind) -> bytes:
+    """All bytes of a regular file; OperError as `open_file`."""
+    with open_file(path, kind) as file:
+        try:
+            # Not to the end: files of /proc say that they are empty, and some never end.
+            return file.read(os.fstat(file.fileno()).st_size)
+        except OSError as error:
+            raise OperError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def read_text(path: Path | str, kind: Kind) -> str:
+    """The text of a regular file in UTF-8; OperError as `open_file`, or where it is no text."""
+    try:
+        return read_bytes(path, kind).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise OperError(
+            f"{path}: cannot be read as text ({error}), and {kind.name} was needed"
+        ) from error
+
+
+def special_kind(mode: int) -> str:
+    """What a file is that is neither regular nor a folder: a pipe, a socket or a device."""
+    return next((name for name, is_kind in _SPECIAL.items() if is_kind(mode)), "a device")
+
+
+def _opened(path: Path | str, kind: Kind) -> BufferedReader:
+    try:
+        return open(path, "rb", opener=_open_at_once)
+    except FileNotFoundError as error:
+        raise OperError(f"{path}: no such file; {kind.name} was needed") from error
+    except (OSError, ValueError) as error:  # ValueError: of a path with a null character
+        reason = getattr(error, "strerror", None) or error
+        raise OperError(f"{path}: cannot be opened ({reason}); {kind.name} was needed") from error
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY, 0o600)

@@ -1,0 +1,64 @@
+"""A process that `measure_local` starts: one rank, which ends with the process that started it.
+
+This module imports torch only when the rank runs: until then, for the seconds that the import
+takes, nothing would end the process.
+"""
+
+import json
+import multiprocessing
+import os
+import socket
+import sys
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Any
+
+from oper.base import process_signals
+from oper.base.errors import OperError
+
+Store = Any  # a torch.distributed store, whose types torch does not export
+
+_LOOPBACK = "127.0.0.1"
+
+
+def run_local_rank(
+    rank: int, ranks: int, port: int, deadline_seconds: float, arena_bytes: int, row_bytes: int
+) -> None:
+    """Measure as this rank, and say in the store what was found, or what failed."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "it is started as a process of its own"
+    process_signals.end_with(parent.pid)
+    from oper.measure.measure_ranks import measure_ranks
+
+    # gloo's own variable: without it gloo asks for the host's name, which containers may not know.
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    store = local_store(port, deadline_seconds, is_master=False)
+    try:
+        measured = measure_ranks(store, rank, ranks, 0, deadline_seconds, arena_bytes, row_bytes)
+    except OperError as error:
+        store.set(f"failure {rank}", str(error))
+        sys.exit(1)
+    if rank == 0:
+        store.set("measurement", json.dumps(asdict(measured)))
+
+
+def local_store(port: int, deadline_seconds: float, is_master: bool) -> Store:
+    """The store of local ranks: the parent's, on a free port if `port` is 0.
+
+    It is on the loopback interface alone: left to itself torch listens on all of them.
+    """
+    import torch.distributed as dist
+
+    listening = None
+    if is_master:
+        listening = socket.create_server((_LOOPBACK, port))
+        port = listening.getsockname()[1]
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        _LOOPBACK,
+        port,
+        is_master=is_master,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=deadline_seconds),
+        # The store closes it.
+        master_listen_fd=None if listening is None else listening.detach(),
+    )

@@ -1,0 +1,30 @@
+"""The numbers that a topology may have: far beyond any machine's on both sides.
+
+Within them the sums and programmes of planning are finite: with costs of 1e150 seconds a byte they
+are not, and with a hop of 1e12 seconds a solver's tolerance is longer than all reads.
+"""
+
+from typing import NamedTuple
+
+from oper.base.units import MOST_BYTES
+
+
+class Range(NamedTuple):
+    """From `least` to `most`, both included, of a unit as errors name it."""
+
+    least: float
+    most: float
+    unit: str
+
+    def holds(self, value: float) -> bool:
+        return self.least <= value <= self.most
+
+    def needed(self) -> str:
+        """What an error says was needed."""
+        return f"a positive number of {self.unit}, {self.least:g} to {self.most:g}, was needed"
+
+
+LINK_COST = Range(1e-18, 1e3, "seconds per byte")
+BANDWIDTH = Range(1e-3, 1e18, "bytes per second, such as 240e9 or 240GB/s")
+LATENCY = Range(1e-12, 10.0, "seconds")
+MEMORY = Range(1, MOST_BYTES, "bytes")
