@@ -54,6 +54,7 @@ def atomic_folder(path: Path | str, kind: Format, overwrite: bool = False) -> It
     with _written(path, target, folder=True) as temporary:
         yield temporary.path
         _sync_tree(temporary.path)
+        temporary.take_mode()
         with process_signals.held():
             try:
                 _place_folder(temporary, target, kind, overwrite)
@@ -103,8 +104,8 @@ def atomic_file(path: Path | str, overwrite: bool = False) -> Iterator[Path]:
     target = _followed(path)
     with _written(path, target, folder=False) as temporary:
         yield temporary.path
-        temporary.path.chmod(0o644)
         _sync_file(temporary.path)
+        temporary.take_mode()
         if overwrite:
             os.replace(temporary.path, target)
         else:
