@@ -16,7 +16,7 @@ from typing import Any
 import typer
 
 from oper import __version__
-from oper.base import process_signals
+from oper.base import open_files, process_signals
 from oper.base.errors import OperError, OperWarning
 from oper.cli.shared.command import CommandGroup
 from oper.cli.shared.console import warn
@@ -120,9 +120,12 @@ def main() -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
+        if open_files.are_too_many(error):
+            print(f"error: {error.strerror}; {open_files.REMEDY}", file=sys.stderr)
+        elif error.errno == errno.ENAMETOOLONG:
+            print(f"error: {str(error.filename)[:80]}…: {error.strerror}", file=sys.stderr)
+        else:
             raise
-        print(f"error: {str(error.filename)[:80]}…: {error.strerror}", file=sys.stderr)
         sys.exit(2)
     except process_signals.Stopped as stopped:
         # Standard error may be closed: SIGHUP means that the terminal is gone.

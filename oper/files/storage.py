@@ -12,6 +12,7 @@ import errno
 import itertools
 import os
 import tokenize
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,8 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from oper.base import process_signals
-from oper.base.errors import OperError
+from oper.base import open_files, process_signals
+from oper.base.errors import OperError, OperWarning
 from oper.files import atomic_renames, temporaries
 from oper.files.overwrite_rules import Format, file_refusal, folder_refusal, is_wholly
 
@@ -37,6 +38,9 @@ HEADER_ERRORS = (
     OverflowError,
     RecursionError,
 )
+# Open files that are kept for the clean-up, which needs some where no more can be opened: one for
+# each level of a folder, and one to list it.
+_TO_REMOVE = 8
 _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 
 
@@ -145,7 +149,10 @@ def load_array(path: Path | str, mmap: bool = True) -> NDArray[Any]:
 def _written(path: Path, target: Path, folder: bool) -> Iterator[temporaries.Temporary]:
     """A temporary folder or file beside `target`, removed at the end if it still exists."""
     temporary = None
+    spare: list[int] = []
     try:
+        while len(spare) < _TO_REMOVE:
+            spare.append(os.open(os.devnull, os.O_RDONLY))
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = temporaries.Temporary(target, folder)
         yield temporary
@@ -154,8 +161,14 @@ def _written(path: Path, target: Path, folder: bool) -> Iterator[temporaries.Tem
     finally:
         # A second Ctrl-C must not interrupt the clean-up.
         with process_signals.held():
-            if temporary is not None:
-                temporary.close()
+            for handle in spare:
+                os.close(handle)
+            if temporary is not None and not temporary.close():
+                warnings.warn(
+                    f"{temporary.path}: was left behind: it could not be removed; remove it",
+                    OperWarning,
+                    stacklevel=2,
+                )
 
 
 def _followed(path: Path) -> Path:
@@ -284,7 +297,8 @@ def _sync_directory(path: Path) -> None:
 def _write_error(path: Path, error: OSError) -> OperError:
     # Where a disk is full, NumPy reports only how many items it wrote, without an errno.
     reason = error.strerror or f"a file was not written whole: {error}"
+    remedy = "free space or choose another path, and run it again"
     return OperError(
-        f"{path}: cannot be written ({reason}); nothing was left behind: "
-        "free space or choose another path, and run it again"
+        f"{path}: cannot be written ({reason}): "
+        f"{open_files.REMEDY if open_files.are_too_many(error) else remedy}"
     )

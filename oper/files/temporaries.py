@@ -41,12 +41,21 @@ class Temporary:
                 os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode))
             # Another command may remove it between creation and lock: then create it again.
             with contextlib.suppress(FileNotFoundError, BlockingIOError):
-                self._handle = _open(self.path)
+                self._handle = self._opened()
                 with contextlib.suppress(BlockingIOError):
                     _lock(self._handle)
                     if self._exists():
                         return
                 os.close(self._handle)
+
+    def _opened(self) -> int:
+        try:
+            return _open(self.path)
+        except OSError:
+            # Neither needs a free descriptor.
+            with contextlib.suppress(OSError):
+                (self.path.rmdir if self.path.is_dir() else self.path.unlink)()
+            raise
 
     def take_mode(self) -> None:
         """Give it the mode of what it is to replace, if there was something."""
@@ -59,12 +68,17 @@ class Temporary:
         self.path.rename(path)
         self.path = path
 
-    def close(self) -> None:
-        """Remove it, unless it has been renamed to its destination, and release the lock."""
+    def close(self) -> bool:
+        """Remove it, unless it has been renamed to its destination, and release the lock.
+
+        False where it could not be removed.
+        """
         # After an exchange of names, the hidden name belongs to the old content.
         if self._exists():
             remove(self.path)
+        left = self._exists()
         os.close(self._handle)
+        return not left
 
     def _exists(self) -> bool:
         mine = os.fstat(self._handle)
@@ -94,7 +108,8 @@ def remove(path: Path) -> None:
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ def shell(command: str, **more: str) -> tuple[int, str]:
         text=True,
         timeout=120,
         check=False,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])} | more,
+        env=os.environ | more,
     )
     return done.returncode, done.stderr
 
