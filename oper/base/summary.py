@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from oper.base.printable import printable
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -52,14 +54,17 @@ class Summary:
         from rich.table import Table
         from rich.text import Text
 
-        parts: list[RenderableType] = [Text(self.title, style="bold")]
-        parts += [Text(f"{name}: {text}") for name, text in self.facts]
+        def plain(text: str) -> Text:
+            return Text(printable(text))
+
+        parts: list[RenderableType] = [Text(printable(self.title), style="bold")]
+        parts += [plain(f"{name}: {text}") for name, text in self.facts]
         if self.headers:
             table = Table(box=None, pad_edge=False)
             for number, header in enumerate(self.headers):
-                table.add_column(Text(header), justify="right" if number else "left")
+                table.add_column(plain(header), justify="right" if number else "left")
             for row in self.rows[:_MOST_ROWS]:
-                table.add_row(*map(Text, row))
+                table.add_row(*map(plain, row))
             parts.append(table)
         if self.left_out:
             parts.append(Text(self.left_out))

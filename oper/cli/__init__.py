@@ -16,10 +16,10 @@ from typing import Any
 import typer
 
 from oper import __version__
-from oper.base import process_signals
+from oper.base import open_files, process_signals
 from oper.base.errors import OperError, OperWarning
 from oper.cli.shared.command import CommandGroup
-from oper.cli.shared.console import warn
+from oper.cli.shared.console import complain, warn
 from oper.cli.shared.usage_errors import UsageError, usage_error
 
 # In the order in which they are used.
@@ -114,15 +114,18 @@ def main() -> None:
         if type(error).__name__ == "NoArgsIsHelpError":
             print(error.ctx.get_help(), file=sys.stderr)  # type: ignore[attr-defined]
         else:
-            print(f"error: {usage_error(error)}", file=sys.stderr)
+            complain(str(usage_error(error)))
         sys.exit(2)
     except OperError as error:
-        print(f"error: {error}", file=sys.stderr)
+        complain(str(error))
         sys.exit(2)
     except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
+        if open_files.are_too_many(error):
+            complain(f"{error.strerror}; {open_files.REMEDY}")
+        elif error.errno == errno.ENAMETOOLONG:
+            complain(f"{str(error.filename)[:80]}…: {error.strerror}")
+        else:
             raise
-        print(f"error: {str(error.filename)[:80]}…: {error.strerror}", file=sys.stderr)
         sys.exit(2)
     except process_signals.Stopped as stopped:
         # Standard error may be closed: SIGHUP means that the terminal is gone.

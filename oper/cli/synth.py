@@ -9,7 +9,7 @@ from oper.base.errors import OperError
 from oper.base.formatting import format_share, plural
 from oper.base.units import parse_share
 from oper.cli.shared.command import ADVANCED, Command
-from oper.cli.shared.console import emit
+from oper.cli.shared.console import emit, tell
 from oper.cli.shared.output_options import FORCE, JSON
 from oper.cli.shared.progress import progress
 
@@ -121,12 +121,12 @@ def _write_log(synthesizer: Any, output: Path, force: bool, as_json: bool) -> No
         written = write_log(synthesizer, output, meter.advance, force)
 
     def text() -> None:
-        print(f"{output}: {_described(synthesizer)}")
-        print(
+        tell(f"{output}: {_described(synthesizer)}")
+        tell(
             f"clicks: {format_share(written.click_rate)} of the samples; a model that knew each "
             f"one's probability would have an AUC of {written.bayes_auc:.4f}"
         )
-        print(f"profile it: oper profile {output} --tables {written.tables} -o PROFILE")
+        tell(f"profile it: oper profile {output} --tables {written.tables} -o PROFILE")
 
     content = {
         "log": str(output),
@@ -147,7 +147,7 @@ def _write_profile(
     with progress("drawing counts", rows, "rows") as meter:
         write_profile(synthesizer, output, windows, meter.advance, force)
     content = {"profile": str(output), "windows": windows, **_content(synthesizer)}
-    emit(as_json, content, lambda: print(f"{output}: {_described(synthesizer)}"), written=True)
+    emit(as_json, content, lambda: tell(f"{output}: {_described(synthesizer)}"), written=True)
 
 
 def _content(synthesizer: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from oper.base.errors import OperError
 from oper.base.formatting import format_bytes, format_digits, format_duration, plural
 from oper.base.units import GB
 from oper.cli.shared.command import ADVANCED, Command, CommandGroup
-from oper.cli.shared.console import emit, new_console, new_table
+from oper.cli.shared.console import emit, new_console, new_table, tell
 from oper.cli.shared.output_options import FORCE, JSON
 from oper.files.storage import atomic_file, check_output
 from oper.topology.host_tier import host_to_dict
@@ -113,7 +113,7 @@ def measure(
 
     def text() -> None:
         _print(topology)
-        print(f"\nwritten to {output}; use it as --topology {output}")
+        tell(f"\nwritten to {output}; use it as --topology {output}")
 
     emit(as_json, {"file": str(output), **_described(topology)}, text, written=True)
 

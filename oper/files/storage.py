@@ -12,6 +12,7 @@ import errno
 import itertools
 import os
 import tokenize
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from io import BufferedReader
@@ -21,8 +22,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from oper.base import process_signals
-from oper.base.errors import OperError
+from oper.base import open_files, process_signals
+from oper.base.errors import OperError, OperWarning
 from oper.files import atomic_renames, temporaries
 from oper.files.input_files import LISTED, open_file
 from oper.files.overwrite_rules import Format, file_refusal, folder_refusal, is_wholly
@@ -43,6 +44,9 @@ _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
+# Open files that are kept for the clean-up, which needs some where no more can be opened: one for
+# each level of a folder, and one to list it.
+_TO_REMOVE = 8
 _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 
 
@@ -60,6 +64,7 @@ def atomic_folder(path: Path | str, kind: Format, overwrite: bool = False) -> It
     with _written(path, target, folder=True) as temporary:
         yield temporary.path
         _sync_tree(temporary.path)
+        temporary.take_mode()
         with process_signals.held():
             try:
                 _place_folder(temporary, target, kind, overwrite)
@@ -109,8 +114,8 @@ def atomic_file(path: Path | str, overwrite: bool = False) -> Iterator[Path]:
     target = _followed(path)
     with _written(path, target, folder=False) as temporary:
         yield temporary.path
-        temporary.path.chmod(0o644)
         _sync_file(temporary.path)
+        temporary.take_mode()
         if overwrite:
             os.replace(temporary.path, target)
         else:
@@ -158,7 +163,10 @@ def _mapped(file: BufferedReader) -> NDArray[Any]:
 def _written(path: Path, target: Path, folder: bool) -> Iterator[temporaries.Temporary]:
     """A temporary folder or file beside `target`, removed at the end if it still exists."""
     temporary = None
+    spare: list[int] = []
     try:
+        while len(spare) < _TO_REMOVE:
+            spare.append(os.open(os.devnull, os.O_RDONLY))
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = temporaries.Temporary(target, folder)
         yield temporary
@@ -167,8 +175,14 @@ def _written(path: Path, target: Path, folder: bool) -> Iterator[temporaries.Tem
     finally:
         # A second Ctrl-C must not interrupt the clean-up.
         with process_signals.held():
-            if temporary is not None:
-                temporary.close()
+            for handle in spare:
+                os.close(handle)
+            if temporary is not None and not temporary.close():
+                warnings.warn(
+                    f"{temporary.path}: was left behind: it could not be removed; remove it",
+                    OperWarning,
+                    stacklevel=2,
+                )
 
 
 def _followed(path: Path) -> Path:
@@ -297,7 +311,8 @@ def _sync_directory(path: Path) -> None:
 def _write_error(path: Path, error: OSError) -> OperError:
     # Where a disk is full, NumPy reports only how many items it wrote, without an errno.
     reason = error.strerror or f"a file was not written whole: {error}"
+    remedy = "free space or choose another path, and run it again"
     return OperError(
-        f"{path}: cannot be written ({reason}); nothing was left behind: "
-        "free space or choose another path, and run it again"
+        f"{path}: cannot be written ({reason}): "
+        f"{open_files.REMEDY if open_files.are_too_many(error) else remedy}"
     )

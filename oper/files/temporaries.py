@@ -15,6 +15,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,25 +24,43 @@ UNFINISHED, OLD = "oper-tmp", "oper-old"
 
 
 class Temporary:
-    """A new folder or file beside `destination`, held by this process until it is closed."""
+    """A new folder or file beside `destination`, held by this process until it is closed.
+
+    Others may read as much of it as of what is at `destination`, or as the umask leaves them.
+    """
 
     def __init__(self, destination: Path, folder: bool) -> None:
         self._destination = destination
+        self._mode = _mode(destination)
         while True:
             self.path = hidden_name(destination, UNFINISHED)
             if folder:
-                self.path.mkdir()
-                self.path.chmod(0o755)
+                self.path.mkdir(0o777 if self._mode is None else self._mode | stat.S_IRWXU)
             else:
-                os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+                mode = 0o666 if self._mode is None else self._mode | stat.S_IRUSR | stat.S_IWUSR
+                os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode))
             # Another command may remove it between creation and lock: then create it again.
             with contextlib.suppress(FileNotFoundError, BlockingIOError):
-                self._handle = _open(self.path)
+                self._handle = self._opened()
                 with contextlib.suppress(BlockingIOError):
                     _lock(self._handle)
                     if self._exists():
                         return
                 os.close(self._handle)
+
+    def _opened(self) -> int:
+        try:
+            return _open(self.path)
+        except OSError:
+            # Neither needs a free descriptor.
+            with contextlib.suppress(OSError):
+                (self.path.rmdir if self.path.is_dir() else self.path.unlink)()
+            raise
+
+    def take_mode(self) -> None:
+        """Give it the mode of what it is to replace, if there was something."""
+        if self._mode is not None:
+            self.path.chmod(self._mode)
 
     def rename(self, kind: str) -> None:
         """Give it a hidden name of another kind."""
@@ -49,12 +68,17 @@ class Temporary:
         self.path.rename(path)
         self.path = path
 
-    def close(self) -> None:
-        """Remove it, unless it has been renamed to its destination, and release the lock."""
+    def close(self) -> bool:
+        """Remove it, unless it has been renamed to its destination, and release the lock.
+
+        False where it could not be removed.
+        """
         # After an exchange of names, the hidden name belongs to the old content.
         if self._exists():
             remove(self.path)
+        left = self._exists()
         os.close(self._handle)
+        return not left
 
     def _exists(self) -> bool:
         mine = os.fstat(self._handle)
@@ -63,6 +87,14 @@ class Temporary:
         except FileNotFoundError:
             return False
         return (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino)
+
+
+def _mode(path: Path) -> int | None:
+    """The permissions of a file or folder; None where there is none."""
+    try:
+        return stat.S_IMODE(path.stat().st_mode)
+    except FileNotFoundError:
+        return None
 
 
 def hidden_name(destination: Path, kind: str) -> Path:
@@ -76,7 +108,8 @@ def remove(path: Path) -> None:
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 @contextlib.contextmanager

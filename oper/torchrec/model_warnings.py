@@ -8,6 +8,8 @@ from collections.abc import Hashable
 
 import torch.distributed as dist
 
+from oper.base.printable import printable
+
 
 class ModelWarnings:
     """What is said of one model, if this rank is the one that says it."""
@@ -25,5 +27,5 @@ class ModelWarnings:
     def warn(self, log: logging.Logger, about: Hashable, text: str) -> None:
         """Log a warning, unless one about the same was logged."""
         if about not in self._said and self._speaks:
-            log.warning("%s", text)
+            log.warning("%s", printable(text))
         self._said.add(about)

@@ -56,6 +56,24 @@ def test_logs_are_written_to_files(here: Path) -> None:
     refused(f"{SYNTH} -o log.parquet/x.parquet", "log.parquet", "another path")
 
 
+@pytest.mark.parametrize("command", ["report q", "topology measure --ranks 2"])
+@pytest.mark.parametrize("place", ["new/", "log.parquet/"])
+def test_files_are_not_written_to_names_of_folders(here: Path, command: str, place: str) -> None:
+    refused(f"{command} --force -o {place}", f"'{place}': a file was to be written", "another path")
+
+
+@pytest.mark.parametrize(
+    "command", ["report q", "topology measure --ranks 2", "plan p", "replan q p"]
+)
+def test_devices_and_pipes_are_not_written_to(here: Path, command: str) -> None:
+    os.mkfifo("pipe")
+    topology = " --topology cpu:2" if command == "plan p" else ""
+    for place in ("/dev/null", "pipe"):
+        said = oper(*f"{command}{topology} --force -o {place}".split())
+        assert said.status == 2
+        assert said.errors.startswith(f"error: {place}: exists and is not a ")
+
+
 # A full disk and Ctrl-C in the middle of a write
 
 

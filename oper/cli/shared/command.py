@@ -108,12 +108,18 @@ class Command(TyperCommand):
             raise
 
     def _check_paths(self, ctx: Any, typed: list[str]) -> None:
-        """OperError where an empty text was typed for a path, as `Path` takes it for the current
-        folder."""
+        """OperError where `Path` would forget what was typed: an empty text, which it takes for the
+        current folder, and the / at the end of a file's name."""
         given, *_ = self.make_parser(ctx).parse_args(args=list(typed))
         for parameter in self.get_params(ctx):
             value = given.get(parameter.name)
             values = value if isinstance(value, list | tuple) else [value]
+            is_file = parameter.name == "output" and parameter.metavar == "FILE"
+            if is_file and value and value.endswith("/"):
+                raise OperError(
+                    f"--output {value!r}: a file was to be written, and what ends in / is a "
+                    "folder; choose another path"
+                )
             if "" in values and _takes_path(parameter):
                 argument = parameter.param_type_name == "argument"
                 name = parameter.metavar if argument else parameter.opts[-1]

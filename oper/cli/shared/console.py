@@ -1,4 +1,8 @@
-"""Output of commands: tables and JSON on standard output, warnings on standard error."""
+"""Output of commands: tables and JSON on standard output, warnings and errors on standard error.
+
+Names come from logs and may hold anything. Here is where they become printable, before the width
+of a table is measured; JSON escapes by itself.
+"""
 
 import contextlib
 import json
@@ -10,6 +14,9 @@ from typing import Any
 import typer
 from rich.console import Console
 from rich.table import Table as RichTable
+from rich.text import Text
+
+from oper.base.printable import printable
 
 # Columns. The same in a pipe and on a wide terminal, so that outputs can be compared.
 WIDTH = 100
@@ -33,12 +40,24 @@ def is_quiet() -> bool:
     return _QUIET.get()
 
 
+class _PlainConsole(Console):
+    def render_str(self, text: str, **options: Any) -> Text:  # what rich does with all text
+        return super().render_str(printable(text, kept="\n"), **options)
+
+
+class _PlainTable(RichTable):
+    def add_row(self, *cells: Any, **options: Any) -> None:
+        """A row, in which a line end is a name's own, unlike in a header."""
+        texts = (printable(cell) if isinstance(cell, str) else cell for cell in cells)
+        super().add_row(*texts, **options)
+
+
 def new_console() -> Console:
     """A console for standard output, at most 100 columns wide."""
     real = Console()
     width = min(real.width, WIDTH) if real.is_terminal else WIDTH
     # No markup: a name from a log may look like a[b].
-    return Console(width=width, highlight=False, markup=False, emoji=False)
+    return _PlainConsole(width=width, highlight=False, markup=False, emoji=False)
 
 
 def warn(sentence: str) -> None:
@@ -49,7 +68,21 @@ def warn(sentence: str) -> None:
 def say(sentence: str) -> None:
     """Print a sentence on standard error, unless only the result is asked for."""
     if not is_quiet():
-        print(sentence, file=sys.stderr)
+        _print_error_line(sentence)
+
+
+def complain(sentence: str) -> None:
+    """Print why a command fails on standard error, as one line."""
+    _print_error_line(f"error: {sentence}")
+
+
+def _print_error_line(sentence: str) -> None:
+    print(printable(sentence), file=sys.stderr)
+
+
+def tell(sentence: str) -> None:
+    """Print a sentence on standard output as one line, however long, which can be copied."""
+    new_console().print(sentence, soft_wrap=True)
 
 
 def warn_of_unused(context: typer.Context, needs: dict[str, str]) -> None:
@@ -77,7 +110,7 @@ def emit(
 
 def new_table(*headers: str, title: str | None = None, left: int = 1) -> RichTable:
     """A table with its first `left` columns left-aligned and the others right-aligned."""
-    made = RichTable(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 1))
+    made = _PlainTable(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 1))
     for index, header in enumerate(headers):
         justify = "left" if index < left else "right"
         made.add_column(header, justify=justify, no_wrap=index >= left)  # type: ignore[arg-type]

@@ -1,0 +1,34 @@
+"""Limits on how many files may be open at once: of a process (`ulimit -n`) and of the machine."""
+
+import errno
+import os
+import sys
+
+# What imports and commands hold open at once, and some more.
+_NEEDED = 32
+
+REMEDY = "allow more open files, as by `ulimit -n 1024`, and run it again"
+
+
+def are_too_many(error: OSError) -> bool:
+    """Whether a file could not be opened because too many are."""
+    return error.errno in (errno.EMFILE, errno.ENFILE)
+
+
+def check() -> None:
+    """Exit with status 2 and a line on standard error where hardly any file can be opened: modules
+    could then not be imported, and a failed import may say anything."""
+    opened: list[int] = []
+    try:
+        while len(opened) < _NEEDED:
+            opened.append(os.dup(2))
+    except OSError as error:
+        print(
+            f"error: {error.strerror}: {_NEEDED} beside those that are open were needed, and "
+            f"{len(opened)} could be opened; {REMEDY}",
+            file=sys.stderr,
+        )
+        sys.exit(2)
+    finally:
+        for number in opened:
+            os.close(number)

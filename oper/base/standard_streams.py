@@ -1,0 +1,87 @@
+"""Standard output and standard error of a command that may find them full, closed or left.
+
+What cannot be written to standard output ends the command: with status 2 and a line on standard
+error, or quietly, as other programs end, where the reader of a pipe has gone. What cannot be
+written to standard error is dropped, since there is nowhere left to say so.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, TextIO, cast
+
+PIPE_LEFT = 128 + signal.SIGPIPE
+
+
+@contextlib.contextmanager
+def guarded() -> Iterator[None]:
+    """Within the block, and at its end for what is still held back, failures to write standard
+    output raise SystemExit with 2 or PIPE_LEFT, and those of standard error are passed over."""
+    _take_closed()
+    before = sys.stdout, sys.stderr
+    sys.stdout = cast(TextIO, _Guarded(sys.stdout or _opened(1), _cannot_write))
+    sys.stderr = cast(TextIO, _Guarded(sys.stderr or _opened(2), lambda error: None))
+    try:
+        yield
+    finally:
+        try:
+            sys.stdout.flush()
+        finally:
+            sys.stdout, sys.stderr = before
+
+
+class _Guarded:
+    """A text stream that is closed at the first failure to write, so that nothing is tried again
+    as the interpreter ends; `failed` is called with the failure."""
+
+    def __init__(self, stream: TextIO, failed: Callable[[OSError], None]) -> None:
+        self._stream, self._failed = stream, failed
+        if hasattr(stream, "reconfigure"):  # a character that the encoding has not is no failure
+            stream.reconfigure(errors="backslashreplace")
+
+    def write(self, text: str) -> int:
+        self._try(self._stream.write, text)
+        return len(text)
+
+    def flush(self) -> None:
+        self._try(self._stream.flush)
+
+    def _try(self, act: Callable[..., object], *arguments: str) -> None:
+        if self._stream.closed:
+            return
+        try:
+            act(*arguments)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self._stream.close()
+            self._failed(error)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _cannot_write(error: OSError) -> None:
+    if isinstance(error, BrokenPipeError):
+        sys.exit(PIPE_LEFT)
+    print(
+        f"error: standard output: cannot be written ({error.strerror}); free space or send it "
+        "elsewhere, and run it again",
+        file=sys.stderr,
+    )
+    sys.exit(2)
+
+
+def _take_closed() -> None:
+    """Give closed standard descriptors something that fails as they do. Otherwise the next file
+    that is opened gets the number, and what native code prints goes into it."""
+    for number, wrong_way in enumerate((os.O_WRONLY, os.O_RDONLY, os.O_RDONLY)):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, wrong_way)  # takes the lowest free number
+
+
+def _opened(number: int) -> TextIO:
+    return open(number, "w", encoding="utf-8", closefd=False)
