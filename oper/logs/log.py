@@ -133,6 +133,8 @@ class Log:
                 first = max(0, start - position)
                 last = batch.samples if stop is None else min(batch.samples, stop - position)
                 position += batch.samples
+                if ids_only:  # batches in memory may have a label that no column names
+                    batch = replace(batch, label=None, dense=None)
                 if first < last:
                     yield batch.slice(first, last)
                 if stop is not None and position >= stop:
