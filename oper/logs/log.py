@@ -4,6 +4,7 @@ import re
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ class Log:
 
     def _check_missing(self, missing: str | None) -> None:
         """OperError where the value that means "no id" cannot be in any column of ids."""
-        texts = any(c.texts for s in self._sources for c in s.columns if c.name in self.features)
+        texts = any(c.texts for s in self._sources for c in s.columns if c.name in self._columns)
         if missing is not None and not texts and not re.fullmatch("-?[0-9]{1,20}", missing):
             raise OperError(
                 f"--missing {missing[:80]!r}: the columns of ids hold whole numbers, so none of "
@@ -54,12 +55,12 @@ class Log:
         """The names of the files."""
         return tuple(s.name for s in self._sources)
 
-    @property
+    @cached_property
     def bags(self) -> frozenset[str]:
         """The features that may have several ids in a sample."""
         return frozenset(n for n, c in self._columns.items() if c.bags)
 
-    @property
+    @cached_property
     def raw(self) -> frozenset[str]:
         """The features whose integers are raw values, not row ids."""
         return frozenset(n for n, c in self._columns.items() if c.raw)

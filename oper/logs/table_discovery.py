@@ -66,9 +66,10 @@ def matched(log: Log, tables: Sequence[Table]) -> tuple[tuple[int, str, str], ..
     OperError where the log has no column for a feature.
     """
     result = []
+    features = dict.fromkeys(log.features)  # found at once, however many there are
     for index, table in enumerate(tables):
         for feature in table.columns:
-            column = match_feature(feature, log.features)
+            column = match_feature(feature, features)
             if column is None:
                 raise OperError(
                     f"{log.names[0]}: has no ids {feature!r}, which index table {table.name!r}; it "

@@ -168,14 +168,15 @@ def vocabulary_of(content: Any) -> Vocabulary:
 def file_names(tables: Sequence[str]) -> dict[str, str]:
     """Table name -> file name of its vocabulary: the same, made safe for a file system."""
     result: dict[str, str] = {}
+    taken: set[str] = set()
     for name in tables:
         safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in name).lstrip(".") or "_"
-        taken = set(result.values())
         number = 1
         candidate = f"{safe}.parquet"
         while candidate in taken:
             number += 1
             candidate = f"{safe}~{number}.parquet"
+        taken.add(candidate)
         result[name] = candidate
     return result
 

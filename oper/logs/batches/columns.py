@@ -2,13 +2,15 @@
 
 import fnmatch
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from oper.base.errors import OperError
 from oper.logs.batches.batch import Batch
 from oper.logs.batches.reading_options import LogOptions, TimeUnit
+
+_PLAIN = re.compile(r"[^*?\[]*")  # a name that is no pattern
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ def left_out(source: Source, options: LogOptions, selection: Selection) -> dict[
     return reasons
 
 
-def match_feature(wanted: str, names: Sequence[str]) -> str | None:
+def match_feature(wanted: str, names: Collection[str]) -> str | None:
     """The column of a table's feature, by its name or by the other name of Criteo's columns.
 
     Criteo's categories are C1 … C26 in its files, and cat_0 … cat_25 in TorchRec.
@@ -144,8 +146,11 @@ def _match(
     source: Source, names: Sequence[str], patterns: Sequence[str], option: str
 ) -> tuple[str, ...]:
     chosen: dict[str, None] = {}
+    known = set(names)
     for pattern in patterns:
-        found = [n for n in names if n == pattern or fnmatch.fnmatchcase(n, pattern)]
+        found = [pattern] if pattern in known else []
+        if not _PLAIN.fullmatch(pattern):
+            found += [n for n in names if fnmatch.fnmatchcase(n, pattern)]
         if not found:
             raise OperError(
                 f"{option} {pattern!r}: matches no column of {source.name}; {_list(names)}"

@@ -14,6 +14,7 @@ import gzip
 import os
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,6 +132,7 @@ class Chunk:
 
     def complaint(self, form: Form, numbers: Sequence[str]) -> OperError | None:
         """The error of the first line that is not a valid sample; None where all are."""
+        position = {name: i for i, name in enumerate(form.names)}
         for number, line in self.lines():
             where = f"{self.path}, line {number}"
             try:
@@ -151,7 +153,7 @@ class Chunk:
                     "remove the line"
                 )
             for name in numbers:
-                value = fields[form.names.index(name)]
+                value = fields[position[name]]
                 if value and not _is_number(value):
                     return OperError(
                         f"{where}: column {name!r} is {value!r}, and a number was needed; correct "
@@ -334,10 +336,10 @@ def open_csv(path: Path, separator: str | None, no_header: bool = False) -> Text
             "names of columns were needed; if it is a sample, pass --no-header (from Python: "
             "options=LogOptions(no_header=True)), else give the columns names with letters"
         )
-    repeated = [n for n in names if names.count(n) > 1]
-    if repeated:
+    repeated = next((name for name, number in Counter(names).items() if number > 1), None)
+    if repeated is not None:
         raise OperError(
-            f"{path}, line 1: two columns are called {repeated[0]!r}; rename one, or pass "
+            f"{path}, line 1: two columns are called {repeated!r}; rename one, or pass "
             "--no-header if it is a sample"
         )
     return TextSource(path, Form(columns, delimiter, header=not no_header, separator=separator))
