@@ -37,6 +37,7 @@ HEADER_ERRORS = (
     OverflowError,
     RecursionError,
 )
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)
 _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 
 
@@ -283,7 +284,8 @@ def _sync_directory(path: Path) -> None:
 def _write_error(path: Path, error: OSError) -> OperError:
     # Where a disk is full, NumPy reports only how many items it wrote, without an errno.
     reason = error.strerror or f"a file was not written whole: {error}"
+    space = "free space or " if error.errno in _FULL else ""
     return OperError(
         f"{path}: cannot be written ({reason}); nothing was left behind: "
-        "free space or choose another path, and run it again"
+        f"{space}choose another path, and run it again"
     )
