@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from oper.base.errors import OperError, OperWarning
+from oper.base.formatting import format_bytes
 from oper.logs.batches.columns import match_feature
 from oper.logs.log import Log
 from oper.logs.row_ids import missing_is, without
@@ -32,8 +33,10 @@ _MOST_DENSE_ROWS = 1 << 31
 # its rows would be below the smallest id.
 _MANY_VALUES, _ALL_DISTINCT = 10_000, 0.9
 _MANY_ROWS, _SPARSE = 10_000_000, 100
-# Such a table is refused if nobody named its column, from 64 MiB of counters on.
+# Such a table is refused if nobody named its column, and warned of if somebody did, from 64 MiB of
+# counters on.
 _REFUSED_ROWS = 1 << 24
+_COUNTER_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -208,9 +211,19 @@ def _sized(
             # A table whose ids never occur still gets one row.
             rows = max(1, largest[index] + 1)
             result[index] = replace(table, rows=rows)
-            # Columns of bags are not times, nor the samples' numbers.
-            if unnamed and table.name not in log.bags:
-                _refuse_huge(log.names[0], table.name, rows, samples)
+            if rows > max(_REFUSED_ROWS, _SPARSE * samples):
+                # Columns of bags are not times, nor the samples' numbers.
+                if unnamed and table.name not in log.bags:
+                    _refuse_huge(log.names[0], table.name, rows, samples)
+                warnings.warn(
+                    f"table {table.name!r}: gets {rows:,} rows, as its largest id is {rows - 1:,}, "
+                    f"and {format_bytes(_COUNTER_BYTES * rows)} of counters, and the log has "
+                    f"{samples:,} samples; if so many are not meant, correct that id, or pass "
+                    "--ids vocab, which counts only the values that occur",
+                    OperWarning,
+                    stacklevel=3,
+                )
+                continue
             few = _SPARSE * seen[index] < rows or smallest[index] > rows // 2
             if unnamed and rows > _MANY_ROWS and few:
                 _warn(
@@ -222,14 +235,14 @@ def _sized(
 
 
 def _refuse_huge(file: str, column: str, rows: int, samples: int) -> None:
-    """OperError where the table of a column that nobody chose would be far larger than the log."""
-    if rows > max(_REFUSED_ROWS, _SPARSE * samples):
-        raise OperError(
-            f"{file}: column {column!r} would be a table of {rows:,} rows, as its largest id is "
-            f"{rows - 1:,}, and the log has {samples:,} samples; if it is a time or the number of "
-            "a sample, name the columns of ids without it with --columns, and with it if its "
-            "values are row ids; --ids vocab counts only the values that occur"
-        )
+    """OperError for the table of a column that nobody chose, which would be far larger than the
+    log."""
+    raise OperError(
+        f"{file}: column {column!r} would be a table of {rows:,} rows, as its largest id is "
+        f"{rows - 1:,}, and the log has {samples:,} samples; if it is a time or the number of a "
+        "sample, name the columns of ids without it with --columns, and with it if its values are "
+        "row ids; --ids vocab counts only the values that occur"
+    )
 
 
 def _distinct(columns: Sequence[tuple[int, str, str]]) -> list[str]:
