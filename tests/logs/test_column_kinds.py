@@ -205,6 +205,25 @@ def test_huge_tables_of_columns_that_nobody_named(
         assert all("--ids vocab" in m and f"{largest + 1:,} rows" in m for m in huge)
 
 
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_a_column_without_a_name_is_left_out(tmp_path: Path, form: str) -> None:
+    write = pacsv.write_csv if form == "csv" else pq.write_table
+    write(pa.table({"": [0, 1], "user": [5, 6]}), tmp_path / "log")
+    said = oper("profile", tmp_path / "log", "-o", tmp_path / "p")
+    assert said.status == 0, said
+    assert "left out: '' (it has no name)" in said.errors
+    assert [t.name for t in Profile.open(tmp_path / "p").tables] == ["user"]
+
+
+def test_columns_of_one_name_are_refused_where_they_are_read(tmp_path: Path) -> None:
+    columns = [pa.array([1]), pa.array([2]), pa.array([3])]
+    pq.write_table(pa.table(columns, names=["a", "b", "a"]), tmp_path / "log")
+    said = oper("profile", tmp_path / "log", "-o", tmp_path / "p")
+    assert said.status == 2
+    assert "log: two columns are called 'a'; rename one" in said.errors
+    assert oper("profile", tmp_path / "log", "-o", tmp_path / "p", "--columns", "b").status == 0
+
+
 def test_rows_that_a_file_of_tables_leaves_open_are_warned_of(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": [1, 2**30]}), tmp_path / "log")
     with pytest.warns(OperWarning, match="'a': gets 1,073,741,825 rows, .* of counters"):

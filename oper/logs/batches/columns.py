@@ -2,6 +2,7 @@
 
 import fnmatch
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -94,10 +95,20 @@ def choose(source: Source, options: LogOptions) -> Selection:
         features = _match(source, names, options.columns, "--columns")
     else:
         taken = reserved | set(dense_names or ())
-        features = tuple(c.name for c in columns if c.kind == "ids" and c.name not in taken)
+        # A column without a name is what pandas writes of its index.
+        features = tuple(
+            c.name for c in columns if c.kind == "ids" and c.name and c.name not in taken
+        )
     if dense_names is None:
         taken = reserved | set(features)
         dense_names = tuple(c.name for c in columns if c.kind == "dense" and c.name not in taken)
+    wanted = {*features, *dense_names, label, time}
+    repeated = [n for n, number in Counter(names).items() if number > 1 and n in wanted]
+    if repeated:
+        raise OperError(
+            f"{source.name}: two columns are called {repeated[0]!r}; rename one, or leave them out "
+            "with --columns"
+        )
     both = sorted(set(features) & set(dense_names))
     if both:
         raise OperError(
@@ -120,7 +131,7 @@ def left_out(source: Source, options: LogOptions, selection: Selection) -> dict[
         return {}
     chosen = {*selection.features, options.label, options.time}
     chosen |= set(selection.dense) if options.dense is not None else set()
-    reasons = {c.name: c.reason for c in source.columns if c.name not in chosen}
+    reasons = {c.name: c.reason or "it has no name" for c in source.columns if c.name not in chosen}
     if selection.label in reasons:
         reasons[selection.label] = "the label"
     return reasons
