@@ -43,7 +43,7 @@ def test_a_first_line_of_values_is_refused(tmp_path: Path, first: str, delimiter
 def test_a_name_with_a_letter_makes_a_header(tmp_path: Path, first: str) -> None:
     (tmp_path / "log.csv").write_text("\n".join([first, *LINES]), encoding="utf-8")
     log = open_log(tmp_path / "log.csv")
-    assert [column.replace('"', "") for column in log.features] == first.split(",")
+    assert list(log.features) == [name for name in first.split(",") if name]
     assert log.count_samples() == 3
     assert not log.doubts
 
