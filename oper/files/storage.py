@@ -47,6 +47,7 @@ _HEADERS = {
 # Open files that are kept for the clean-up, which needs some where no more can be opened: one for
 # each level of a folder, and one to list it.
 _TO_REMOVE = 8
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)
 _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 
 
@@ -311,8 +312,9 @@ def _sync_directory(path: Path) -> None:
 def _write_error(path: Path, error: OSError) -> OperError:
     # Where a disk is full, NumPy reports only how many items it wrote, without an errno.
     reason = error.strerror or f"a file was not written whole: {error}"
-    remedy = "free space or choose another path, and run it again"
-    return OperError(
-        f"{path}: cannot be written ({reason}): "
-        f"{open_files.REMEDY if open_files.are_too_many(error) else remedy}"
-    )
+    if open_files.are_too_many(error):
+        remedy = open_files.REMEDY
+    else:
+        space = "free space or " if error.errno in _FULL else ""
+        remedy = f"{space}choose another path, and run it again"
+    return OperError(f"{path}: cannot be written ({reason}): {remedy}")

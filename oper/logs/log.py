@@ -4,6 +4,7 @@ import re
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ class Log:
 
     def _check_missing(self, missing: str | None) -> None:
         """OperError where the value that means "no id" cannot be in any column of ids."""
-        texts = any(c.texts for s in self._sources for c in s.columns if c.name in self.features)
+        texts = any(c.texts for s in self._sources for c in s.columns if c.name in self._columns)
         if missing is not None and not texts and not re.fullmatch("-?[0-9]{1,20}", missing):
             raise OperError(
                 f"--missing {missing[:80]!r}: the columns of ids hold whole numbers, so none of "
@@ -55,12 +56,12 @@ class Log:
         """The names of the files."""
         return tuple(s.name for s in self._sources)
 
-    @property
+    @cached_property
     def bags(self) -> frozenset[str]:
         """The features that may have several ids in a sample."""
         return frozenset(n for n, c in self._columns.items() if c.bags)
 
-    @property
+    @cached_property
     def raw(self) -> frozenset[str]:
         """The features whose integers are raw values, not row ids."""
         return frozenset(n for n, c in self._columns.items() if c.raw)
@@ -134,6 +135,8 @@ class Log:
                 first = max(0, start - position)
                 last = batch.samples if stop is None else min(batch.samples, stop - position)
                 position += batch.samples
+                if ids_only:  # batches in memory may have a label that no column names
+                    batch = replace(batch, label=None, dense=None)
                 if first < last:
                     yield batch.slice(first, last)
                 if stop is not None and position >= stop:
@@ -228,7 +231,7 @@ def _open(path: Path, options: LogOptions) -> Source:
         return numpy_arrays.open_npy(path)
     if head[:2] == b"PK" or name.endswith(".npz"):
         return numpy_arrays.open_npz(path, options.values, options.lengths)
-    return text.open_criteo(path) or text.open_csv(path, options.list_separator)
+    return text.open_criteo(path) or text.open_csv(path, options.list_separator, options.no_header)
 
 
 def _difference(one: Any, other: Any) -> str:

@@ -1,5 +1,6 @@
 """A log as batches of row ids, by the rules that a profile or plan carries."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -36,11 +37,12 @@ class RowReader:
             for table in with_missing(prepared.tables, log.options.missing)
         ]
         found = matched(log, prepared.tables)
-        features = [feature for _, feature, _ in found]
+        readers = Counter(feature for _, feature, _ in found)
         self._columns = {
-            feature
-            if features.count(feature) == 1
-            else f"{feature}@{prepared.tables[index].name}": (index, column)
+            feature if readers[feature] == 1 else f"{feature}@{prepared.tables[index].name}": (
+                index,
+                column,
+            )
             for index, feature, column in found
         }
 
@@ -52,11 +54,10 @@ class RowReader:
     @property
     def bagged(self) -> tuple[bool, ...]:
         """Per table, whether a sample may read several of its rows (bags, or several features)."""
-        result = []
-        for index in range(len(self.tables)):
-            columns = [column for i, column in self._columns.values() if i == index]
-            result.append(len(columns) > 1 or any(c in self._log.bags for c in columns))
-        return tuple(result)
+        columns: list[list[str]] = [[] for _ in self.tables]
+        for index, column in self._columns.values():
+            columns[index].append(column)
+        return tuple(len(of) > 1 or any(c in self._log.bags for c in of) for of in columns)
 
     @property
     def skipped(self) -> dict[str, int]:

@@ -6,7 +6,7 @@ integers get a vocabulary. Tables that are given without rows get them the same 
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from oper.base.errors import OperError, OperWarning
+from oper.base.formatting import format_bytes
 from oper.logs.batches.columns import match_feature
+from oper.logs.first_look import ALL_DISTINCT, MANY_VALUES, Look, first_look
 from oper.logs.log import Log
 from oper.logs.row_ids import missing_is, without
 from oper.logs.stray_value import StrayValue
@@ -27,13 +29,14 @@ from oper.tables.table import IdRule, Table, check_names, with_missing
 _MOST_DENSE_ROWS = 1 << 31
 
 
-# Where a column is more likely a time, a number of the sample or a hash than a feature: of so many
-# values nearly all differ, or its table would have so many more rows than there are ids, or most of
-# its rows would be below the smallest id.
-_MANY_VALUES, _ALL_DISTINCT = 10_000, 0.9
+# Where a column is more likely a time, a number of the sample or a hash than a feature: its table
+# would have so many more rows than there are ids, or most of its rows would be below the smallest
+# id. Or its beginning tells (first_look.py).
 _MANY_ROWS, _SPARSE = 10_000_000, 100
-# Such a table is refused if nobody named its column, from 64 MiB of counters on.
+# Such a table is refused if nobody named its column, and warned of if somebody did, from 64 MiB of
+# counters on.
 _REFUSED_ROWS = 1 << 24
+_COUNTER_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -66,9 +69,10 @@ def matched(log: Log, tables: Sequence[Table]) -> tuple[tuple[int, str, str], ..
     OperError where the log has no column for a feature.
     """
     result = []
+    features = dict.fromkeys(log.features)  # found at once, however many there are
     for index, table in enumerate(tables):
         for feature in table.columns:
-            column = match_feature(feature, log.features)
+            column = match_feature(feature, features)
             if column is None:
                 raise OperError(
                     f"{log.names[0]}: has no ids {feature!r}, which index table {table.name!r}; it "
@@ -93,7 +97,8 @@ def prepare(
 
     The log's missing value becomes part of the rules. `dim`, `dtype`, `optimizer` and `min_count`
     are for inferred tables. `all_columns`: nobody chose the columns of `tables` either, so that
-    OperWarning names those that are hardly features, unless the log's options named its columns.
+    OperWarning names those that are hardly features, unless the log's options named its columns:
+    with any rule of ids.
     `advance` is called with the number of samples read.
     """
     whole = log.whole()
@@ -120,16 +125,30 @@ def prepare(
         for name, doubt in log.doubts.items():
             warnings.warn(f"column {name!r}: {doubt}", OperWarning, stacklevel=2)
     tables = with_missing(tables, log.options.missing)
-    tables = _sized(whole, tables, inferred, unnamed, advance)
+    looks = first_look(whole, {t.name: t.ids.missing for t in tables}) if unnamed else {}
+    found: dict[str, str] = {}  # of each column that is hardly a feature, why
+    tables = _sized(whole, tables, inferred, looks, found, advance)
     contents = _vocabularies(whole, tables, advance)
-    if unnamed:
-        for name, content in contents.items():
-            ids = pc.sum(content["count"]).as_py() or 0
-            if len(content) > max(_MANY_VALUES, _ALL_DISTINCT * ids):
-                _warn(
-                    f"column {name!r}: {len(content):,} of its {ids:,} values are different, and "
-                    f"become a table of {len(content) + 1:,} rows, nearly all of them read once"
-                )
+    for name, content in contents.items() if unnamed else ():
+        ids = pc.sum(content["count"]).as_py() or 0
+        if len(content) > max(MANY_VALUES, ALL_DISTINCT * ids):
+            found[name] = (
+                f"{len(content):,} of its {ids:,} values are different, and become a table of "
+                f"{len(content) + 1:,} rows, nearly all of them read once"
+            )
+    hashed = {table.name for table in tables if table.ids.kind == "hash"}
+    for name, look in looks.items():
+        if look.different and name in hashed:
+            found.setdefault(name, _different(look))
+        if look.finding:
+            found.setdefault(name, look.finding)
+    for name, finding in found.items():
+        warnings.warn(
+            f"column {name!r}: {finding}; if it is a time or the number of a sample, leave it out: "
+            "name the columns of ids with --columns (from Python: options=LogOptions(columns=…))",
+            OperWarning,
+            stacklevel=2,
+        )
     return Prepared(
         tuple(
             replace(t, rows=t.rows or 1 + len(contents[t.name])) if t.name in contents else t
@@ -139,23 +158,22 @@ def prepare(
     )
 
 
-def _warn(finding: str) -> None:
-    warnings.warn(
-        f"{finding}; if it is a time or the number of a sample, leave it out: name the columns of "
-        "ids with --columns (from Python: options=LogOptions(columns=…))",
-        OperWarning,
-        stacklevel=3,
-    )
+def _different(look: Look) -> str:
+    return f"nearly all of its first {look.different:,} values are different"
 
 
 def _sized(
     log: Log,
     tables: Sequence[Table],
     inferred: bool,
-    unnamed: bool,
+    looks: Mapping[str, Look],
+    found: dict[str, str],
     advance: Callable[[int], None],
 ) -> tuple[Table, ...]:
-    """The tables with rows where dense ones lack them; inferred ones may need a vocabulary."""
+    """The tables with rows where dense ones lack them; inferred ones may need a vocabulary.
+
+    `looks` are those of columns that nobody named; why one is hardly a feature goes to `found`.
+    """
     open_tables = {i for i, t in enumerate(tables) if t.rows == 0 and t.ids.kind == "dense"}
     if not open_tables:
         return tuple(tables)
@@ -207,28 +225,41 @@ def _sized(
             # A table whose ids never occur still gets one row.
             rows = max(1, largest[index] + 1)
             result[index] = replace(table, rows=rows)
-            # Columns of bags are not times, nor the samples' numbers.
-            if unnamed and table.name not in log.bags:
-                _refuse_huge(log.names[0], table.name, rows, samples)
-            few = _SPARSE * seen[index] < rows or smallest[index] > rows // 2
-            if unnamed and rows > _MANY_ROWS and few:
-                _warn(
-                    f"column {table.name!r}: its {seen[index]:,} ids go from {smallest[index]:,} "
-                    f"to {largest[index]:,}, and become a table of {rows:,} rows, most of them "
-                    "unread"
+            if rows > max(_REFUSED_ROWS, _SPARSE * samples):
+                # Columns of bags are not times, nor the samples' numbers.
+                if table.name in looks and table.name not in log.bags:
+                    _refuse_huge(log.names[0], table.name, rows, samples)
+                warnings.warn(
+                    f"table {table.name!r}: gets {rows:,} rows, as its largest id is {rows - 1:,}, "
+                    f"and {format_bytes(_COUNTER_BYTES * rows)} of counters, and the log has "
+                    f"{samples:,} samples; if so many are not meant, correct that id, or pass "
+                    "--ids vocab, which counts only the values that occur",
+                    OperWarning,
+                    stacklevel=3,
                 )
+                continue
+            few = _SPARSE * seen[index] < rows or smallest[index] > rows // 2
+            look = looks.get(table.name)
+            if look and rows > _MANY_ROWS and few:
+                found[table.name] = (
+                    f"its {seen[index]:,} ids go from {smallest[index]:,} to {largest[index]:,}, "
+                    f"and become a table of {rows:,} rows, most of them unread"
+                )
+            # A table with fewer rows than that is read again and again later in the log.
+            elif look and look.different and rows > ALL_DISTINCT * seen[index]:
+                found[table.name] = _different(look)
     return tuple(result)
 
 
 def _refuse_huge(file: str, column: str, rows: int, samples: int) -> None:
-    """OperError where the table of a column that nobody chose would be far larger than the log."""
-    if rows > max(_REFUSED_ROWS, _SPARSE * samples):
-        raise OperError(
-            f"{file}: column {column!r} would be a table of {rows:,} rows, as its largest id is "
-            f"{rows - 1:,}, and the log has {samples:,} samples; if it is a time or the number of "
-            "a sample, name the columns of ids without it with --columns, and with it if its "
-            "values are row ids; --ids vocab counts only the values that occur"
-        )
+    """OperError for the table of a column that nobody chose, which would be far larger than the
+    log."""
+    raise OperError(
+        f"{file}: column {column!r} would be a table of {rows:,} rows, as its largest id is "
+        f"{rows - 1:,}, and the log has {samples:,} samples; if it is a time or the number of a "
+        "sample, name the columns of ids without it with --columns, and with it if its values are "
+        "row ids; --ids vocab counts only the values that occur"
+    )
 
 
 def _distinct(columns: Sequence[tuple[int, str, str]]) -> list[str]:

@@ -6,6 +6,7 @@ Parquet: `value` (int64, uint64 where the log's integers are unsigned, or text w
 one), `count`, `row`.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ from numpy.typing import NDArray
 
 from oper.base.arrays import Ints
 from oper.base.errors import OperError, one_line
-from oper.files.storage import atomic_file
 from oper.logs.batches.batch import Jagged
 from oper.logs.batches.text_numbers import decimals, hash64
+
+_MOST_NAME_BYTES = 255  # of a file, on Linux
 
 
 class Vocabulary:
@@ -168,23 +170,33 @@ def vocabulary_of(content: Any) -> Vocabulary:
 def file_names(tables: Sequence[str]) -> dict[str, str]:
     """Table name -> file name of its vocabulary: the same, made safe for a file system."""
     result: dict[str, str] = {}
+    taken: set[str] = set()
+    numbers: Counter[str] = Counter()  # of the files of names that are the same when they are safe
     for name in tables:
         safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in name).lstrip(".") or "_"
-        taken = set(result.values())
-        number = 1
-        candidate = f"{safe}.parquet"
-        while candidate in taken:
-            number += 1
-            candidate = f"{safe}~{number}.parquet"
-        result[name] = candidate
+        safe = _shortened(safe, ".parquet")
+        while name not in result:
+            numbers[safe] += 1
+            end = f"~{numbers[safe]}.parquet" if numbers[safe] > 1 else ".parquet"
+            if (candidate := _shortened(safe, end) + end) not in taken:
+                result[name] = candidate
+        taken.add(result[name])
     return result
 
 
+def _shortened(start: str, end: str) -> str:
+    """The start of a file's name, so that there is room for its end."""
+    return start.encode()[: _MOST_NAME_BYTES - len(end)].decode("utf-8", "ignore")
+
+
 def save_vocabularies(folder: Path | str, contents: dict[str, Any]) -> None:
-    """Write `vocab/TABLE.parquet` below a folder for each table that has one."""
+    """Write `vocab/TABLE.parquet` for each table that has one, below a folder that is being
+    written."""
+    inside = Path(folder) / "vocab"
+    if contents:
+        inside.mkdir(parents=True, exist_ok=True)
     for name, file in file_names(list(contents)).items():
-        with atomic_file(Path(folder) / "vocab" / file) as temporary:
-            pq.write_table(contents[name], temporary, compression="zstd")
+        pq.write_table(contents[name], inside / file, compression="zstd")
 
 
 def load_vocabularies(folder: Path | str, tables: Sequence[str]) -> dict[str, Any]:

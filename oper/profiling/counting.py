@@ -80,7 +80,7 @@ def count(
     options = options or CountOptions()
     memory = Memory(options.limit_bytes)
     tallies: dict[int, _Tally] = {}
-    for window, batch in _chosen(reader.batches(), options, advance):
+    for window, batch in _chosen(reader.batches(ids_only=True), options, advance):
         if window not in tallies:
             refuse_too_many(len(tallies) + 1, options.max_windows, "the log")
             inner = folder
@@ -216,5 +216,8 @@ def take(batch: Batch, chosen: NDArray[np.bool_]) -> Batch:
         else Jagged(ids.values[np.repeat(chosen, ids.lengths)], ids.lengths[chosen])
         for key, ids in batch.features.items()
     }
-    time = None if batch.time is None else batch.time[chosen]
-    return replace(batch, samples=int(chosen.sum()), features=features, label=None, time=time)
+    kept: dict[str, Any] = {"samples": int(chosen.sum()), "features": features}
+    for name in ("label", "dense", "time"):
+        array = getattr(batch, name)
+        kept[name] = None if array is None else array[chosen]
+    return replace(batch, **kept)

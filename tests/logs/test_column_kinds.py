@@ -18,6 +18,7 @@ from oper.base.errors import OperWarning
 from oper.cli.profile_commands.table_options import TableOptions
 from oper.logs import LogOptions, open_log, prepare
 from oper.profiling.profile import Profile
+from oper.tables.table import Table
 from tests.support.commands import oper
 from tests.support.log_contents import within_a_function
 
@@ -192,11 +193,41 @@ def test_huge_tables_of_columns_that_nobody_named(
         assert f"log: column 'at' would be a table of {largest + 1:,} rows" in said.errors
         assert "--columns" in said.errors
         assert not (tmp_path / "p").exists()
-    named = open_log(tmp_path / "log", LogOptions(columns=("at",)))
-    assert stated.prepare(named).tables[0].rows == largest + 1
     # Bags are columns of ids, and nothing else.
-    pq.write_table(pa.table({"at": [[largest]]}), tmp_path / "bags")
-    assert prepare(open_log(tmp_path / "bags")).tables[0].rows == largest + 1
+    pq.write_table(pa.table({"at": [[largest]] * samples}), tmp_path / "bags")
+    named = open_log(tmp_path / "log", LogOptions(columns=("at",)))
+    for log in (named, open_log(tmp_path / "bags")):
+        with warnings.catch_warnings(record=True) as said_of:
+            warnings.simplefilter("always")
+            assert stated.prepare(log).tables[0].rows == largest + 1
+        huge = [str(w.message) for w in said_of if "of counters" in str(w.message)]
+        assert len(huge) == (not fits)
+        assert all("--ids vocab" in m and f"{largest + 1:,} rows" in m for m in huge)
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_a_column_without_a_name_is_left_out(tmp_path: Path, form: str) -> None:
+    write = pacsv.write_csv if form == "csv" else pq.write_table
+    write(pa.table({"": [0, 1], "user": [5, 6]}), tmp_path / "log")
+    said = oper("profile", tmp_path / "log", "-o", tmp_path / "p")
+    assert said.status == 0, said
+    assert "left out: '' (it has no name)" in said.errors
+    assert [t.name for t in Profile.open(tmp_path / "p").tables] == ["user"]
+
+
+def test_columns_of_one_name_are_refused_where_they_are_read(tmp_path: Path) -> None:
+    columns = [pa.array([1]), pa.array([2]), pa.array([3])]
+    pq.write_table(pa.table(columns, names=["a", "b", "a"]), tmp_path / "log")
+    said = oper("profile", tmp_path / "log", "-o", tmp_path / "p")
+    assert said.status == 2
+    assert "log: two columns are called 'a'; rename one" in said.errors
+    assert oper("profile", tmp_path / "log", "-o", tmp_path / "p", "--columns", "b").status == 0
+
+
+def test_rows_that_a_file_of_tables_leaves_open_are_warned_of(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": [1, 2**30]}), tmp_path / "log")
+    with pytest.warns(OperWarning, match="'a': gets 1,073,741,825 rows, .* of counters"):
+        prepare(open_log(tmp_path / "log"), [Table("a", 0)])
 
 
 @pytest.mark.parametrize("rule", [(), ("--ids", "dense")])

@@ -17,12 +17,15 @@ from oper.logs.batches.text_numbers import decimals, hash64, hexadecimals
 from oper.logs.row_ids import IdMapper, without
 from oper.logs.vocabulary import (
     ValueCounter,
+    file_names,
     load_vocabularies,
     ranked,
     save_vocabularies,
     vocabulary_of,
 )
+from oper.profiling.profile import Profile
 from oper.tables.table import IdRule, Table
+from tests.support.commands import oper
 
 MASK = (1 << 64) - 1
 LOCATION = Location("log.csv", 10, "line")
@@ -250,6 +253,33 @@ def test_vocabularies_are_saved_under_safe_names(tmp_path: Path) -> None:
     (tmp_path / "vocab" / "a_b.parquet").write_bytes(b"PAR1 cut off")
     with pytest.raises(OperError, match=r"a_b\.parquet"):
         load_vocabularies(tmp_path, names)
+
+
+def test_files_of_vocabularies_have_names_of_their_own_that_file_systems_take() -> None:
+    long = [letter * 10_000 for letter in "aaжж/"] + ["a" * 10_000 + "b", "a" * 247]
+    alike = ["a/b", "a_b", "a/b~2", "a?b"]
+    short = [f"c{i}" for i in range(3)]
+    names = list(dict.fromkeys([*long, *alike, *short]))
+    made = file_names(names)
+    assert list(made) == names
+    assert len(set(made.values())) == len(names)
+    assert all(len(file.encode()) <= 255 for file in made.values())
+    assert [made[n] for n in ("a/b", "a_b", "a/b~2", "a?b")] == [
+        f"{start}.parquet" for start in ("a_b", "a_b~2", "a_b_2", "a_b~3")
+    ]
+    assert [made[n] for n in short] == [f"{n}.parquet" for n in short]
+
+
+def test_a_long_name_of_a_column(tmp_path: Path) -> None:
+    name = "n" * 10_000
+    (tmp_path / "log.csv").write_text(f"{name},b\nx,1\ny,2\n")
+    said = oper("profile", tmp_path / "log.csv", "-o", tmp_path / "p")
+    assert said.status == 0, said
+    assert Profile.open(tmp_path / "p").prepared().vocabularies[name].num_rows == 2
+    said = oper("profile", tmp_path / "log.csv", "-o", tmp_path / name)
+    assert said.status == 2
+    assert "File name too long" in said.errors
+    assert "free space" not in said.errors
 
 
 def test_a_vocabulary_that_is_not_the_tables_own() -> None:

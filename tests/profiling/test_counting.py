@@ -2,18 +2,22 @@
 
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from oper.base.errors import OperError
 from oper.base.units import parse_seconds
-from oper.logs import LogOptions, RowReader, open_log, prepare
-from oper.profiling.counting import CountOptions, count, profile, provenance
+from oper.logs import Batch, Jagged, LogOptions, RowReader, open_log, prepare
+from oper.logs.batches.batch import Location
+from oper.profiling.counting import CountOptions, count, profile, provenance, take
 from oper.profiling.distinct_rows import expected_rows
 from oper.profiling.profile import Profile, merge
 from oper.profiling.sampling import Sampling, hot_missed, poisson_mixture
@@ -338,6 +342,54 @@ def test_distinct_rows_equal_numpy(tmp_path: Path) -> None:
     assert measured.union_ratio[0] == pytest.approx(np.mean(of_all) / union_rows[0])
     with pytest.raises(OperError, match="not one full batch"):
         counted(path, log_options, CountOptions(batch_size=104, ranks=3))
+
+
+@pytest.mark.parametrize("files", ["log.parquet", "log.csv", "two files", "in memory"])
+def test_labels_and_numbers_do_not_decide_whether_a_log_can_be_counted(
+    tmp_path: Path, files: str
+) -> None:
+    """Windows end within batches of the log, and batches to measure go over several of those."""
+    random = np.random.default_rng(0)
+    columns = {"label": random.integers(0, 2, 100), "x": random.random(100)}
+    ids = {"a": random.integers(0, 9, 100)}
+    paths: object = [tmp_path / files]
+    if files == "in memory":
+        paths = [kjt_with_label_in_some(ids["a"][first : first + 7]) for first in range(0, 98, 7)]
+        ids["a"] = ids["a"][:98]
+    elif files == "log.csv":
+        pacsv.write_csv(pa.table(columns | ids), tmp_path / files)
+    else:
+        names, cuts = ["log.parquet"], [0, 100]
+        if files == "two files":
+            names, cuts = ["one.parquet", "two.parquet"], [0, 40, 100]
+        paths = [tmp_path / name for name in names]
+        for name, first, last in zip(names, cuts, cuts[1:], strict=False):
+            pq.write_table(pa.table(columns | ids).slice(first, last - first), tmp_path / name)
+    log = open_log(paths, LogOptions(batch_rows=30))
+    options = CountOptions(windows=EqualWindows(3, len(ids["a"])), batch_size=8, ranks=2)
+    parts = count(RowReader(log, prepare(log)), options)
+    for part, expected in zip(parts, np.array_split(ids["a"], 3), strict=True):
+        assert part.distinct is not None
+        np.testing.assert_array_equal(part.accesses, np.bincount(expected, minlength=9))
+
+
+def kjt_with_label_in_some(ids: NDArray[np.int64]) -> SimpleNamespace:
+    torch = pytest.importorskip("torch")
+    torchrec = pytest.importorskip("torchrec")
+    lengths = torch.ones(len(ids), dtype=torch.int32)
+    tensor = torchrec.KeyedJaggedTensor(["a"], torch.from_numpy(ids), lengths=lengths)
+    labels = torch.zeros(len(ids)) if ids[0] % 2 else None
+    return SimpleNamespace(sparse_features=tensor, labels=labels)
+
+
+def test_taking_samples_takes_all_that_belongs_to_them() -> None:
+    sample = np.arange(6, dtype=np.float32)
+    batch = Batch(6, {"a": Jagged(np.arange(6))}, Location("log"), sample, sample[:, None])
+    taken = take(batch, sample % 2 == 0)
+    assert taken.samples == 3
+    assert taken.label is not None
+    assert taken.dense is not None
+    assert taken.label.tolist() == taken.dense[:, 0].tolist() == [0, 2, 4]
 
 
 def test_provenance_names_files_not_places(tmp_path: Path) -> None:

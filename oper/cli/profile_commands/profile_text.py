@@ -53,7 +53,7 @@ def left_out_line(left_out: dict[str, str]) -> str:
     """The columns that are in no table, the first of them with each reason."""
     by_reason: dict[str, list[str]] = {}
     for column, reason in left_out.items():
-        by_reason.setdefault(reason, []).append(column)
+        by_reason.setdefault(reason, []).append(column or "''")
     parts = [f"{_some(columns)} ({reason})" for reason, columns in by_reason.items()]
     return f"left out: {_some(parts)}; name the columns of ids with --columns"
 

@@ -88,6 +88,15 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
             rich_help_panel=READING,
         ),
     ),
+    "no_header": (
+        bool,
+        typer.Option(
+            False,
+            "--no-header",
+            help="A CSV's first line is a sample; columns are column_1, column_2, …",
+            rich_help_panel=READING,
+        ),
+    ),
     "list_separator": (
         str | None,
         typer.Option(

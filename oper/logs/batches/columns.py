@@ -2,13 +2,16 @@
 
 import fnmatch
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from oper.base.errors import OperError
 from oper.logs.batches.batch import Batch
 from oper.logs.batches.reading_options import LogOptions, TimeUnit
+
+_PLAIN = re.compile(r"[^*?\[]*")  # a name that is no pattern
 
 
 @dataclass(frozen=True)
@@ -92,10 +95,20 @@ def choose(source: Source, options: LogOptions) -> Selection:
         features = _match(source, names, options.columns, "--columns")
     else:
         taken = reserved | set(dense_names or ())
-        features = tuple(c.name for c in columns if c.kind == "ids" and c.name not in taken)
+        # A column without a name is what pandas writes of its index.
+        features = tuple(
+            c.name for c in columns if c.kind == "ids" and c.name and c.name not in taken
+        )
     if dense_names is None:
         taken = reserved | set(features)
         dense_names = tuple(c.name for c in columns if c.kind == "dense" and c.name not in taken)
+    wanted = {*features, *dense_names, label, time}
+    repeated = [n for n, number in Counter(names).items() if number > 1 and n in wanted]
+    if repeated:
+        raise OperError(
+            f"{source.name}: two columns are called {repeated[0]!r}; rename one, or leave them out "
+            "with --columns"
+        )
     both = sorted(set(features) & set(dense_names))
     if both:
         raise OperError(
@@ -118,13 +131,13 @@ def left_out(source: Source, options: LogOptions, selection: Selection) -> dict[
         return {}
     chosen = {*selection.features, options.label, options.time}
     chosen |= set(selection.dense) if options.dense is not None else set()
-    reasons = {c.name: c.reason for c in source.columns if c.name not in chosen}
+    reasons = {c.name: c.reason or "it has no name" for c in source.columns if c.name not in chosen}
     if selection.label in reasons:
         reasons[selection.label] = "the label"
     return reasons
 
 
-def match_feature(wanted: str, names: Sequence[str]) -> str | None:
+def match_feature(wanted: str, names: Collection[str]) -> str | None:
     """The column of a table's feature, by its name or by the other name of Criteo's columns.
 
     Criteo's categories are C1 … C26 in its files, and cat_0 … cat_25 in TorchRec.
@@ -144,8 +157,11 @@ def _match(
     source: Source, names: Sequence[str], patterns: Sequence[str], option: str
 ) -> tuple[str, ...]:
     chosen: dict[str, None] = {}
+    known = set(names)
     for pattern in patterns:
-        found = [n for n in names if n == pattern or fnmatch.fnmatchcase(n, pattern)]
+        found = [pattern] if pattern in known else []
+        if not _PLAIN.fullmatch(pattern):
+            found += [n for n in names if fnmatch.fnmatchcase(n, pattern)]
         if not found:
             raise OperError(
                 f"{option} {pattern!r}: matches no column of {source.name}; {_list(names)}"

@@ -22,6 +22,7 @@ class LogOptions:
     missing: a value that means "no id", besides nulls and empty fields.
     rows: "FROM:TO" of all files' samples together, each a number or a percentage.
     values, lengths: names of the arrays of a jagged .npz, a pair for each feature.
+    no_header: the first line of a CSV file is a sample; its columns are column_1, column_2, …
     list_separator: what separates the ids of a bag within a field of a CSV file.
     on_bad_id: stop at an id that its table has no row for, or skip and count it.
     batch_rows: the most samples in a batch of a log.
@@ -36,6 +37,7 @@ class LogOptions:
     rows: str | None = None
     values: tuple[str, ...] = ()
     lengths: tuple[str, ...] = ()
+    no_header: bool = False
     list_separator: str | None = None
     on_bad_id: OnBadId = "error"
     batch_rows: int = 1 << 16

@@ -6,7 +6,7 @@ texts. A column that is not of ids has a reason that names the first value which
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,20 +24,57 @@ _ONE_COLUMN = (
     "is the only one; columns are separated by commas or tabs, so convert the file if it has more, "
     "separated by"
 )
+_PERHAPS_A_SAMPLE = (
+    "is named by the first line, which is like those below it; if it is a sample, not the names of "
+    "columns, pass --no-header"
+)
 _MOST_SHOWN = 80  # characters of a value in a reason
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_LETTER = re.compile(r"[^\W\d]")
 
 
 def csv_columns(
-    head: bytes, parse_options: Any, line_of: Callable[[int], int], bags: bool
+    head: bytes,
+    parse_options: Any,
+    line_of: Callable[[int], int],
+    bags: bool,
+    names: Sequence[str] = (),
 ) -> tuple[Column, ...]:
-    """The columns of a file that begins with `head`, UTF-8 with a line of names.
+    """The columns of a file that begins with `head`, UTF-8 with a line of names if none are given.
 
     `line_of` turns a sample's number into its line. pa.ArrowInvalid where Arrow cannot parse it.
     """
-    read = pacsv.ReadOptions(block_size=max(len(head), 1))
-    schema = pacsv.open_csv(
-        pa.BufferReader(head), read_options=read, parse_options=parse_options
-    ).schema
+
+    def parse(names: Sequence[str], **convert: Any) -> Any:
+        # In this thread: a command that ends at once would abort where others still parse.
+        return pacsv.read_csv(
+            pa.BufferReader(head),
+            read_options=pacsv.ReadOptions(
+                use_threads=False, block_size=max(len(head), 1), column_names=names
+            ),
+            parse_options=parse_options,
+            convert_options=pacsv.ConvertOptions(**convert),
+        )
+
+    schema = parse(names).schema
+    columns = _columns(schema, parse, names, line_of, bags)
+    at = next((i for i, c in enumerate(columns) if c.kind == "ids"), None)
+    if names or at is None or columns[at].doubt:
+        return tuple(columns)
+    # The line of names as values, under names by which nobody asks for them.
+    if _names_are_alike(schema, parse([str(i) for i in range(len(schema))]).schema):
+        columns[at] = replace(columns[at], doubt=_PERHAPS_A_SAMPLE)
+    return tuple(columns)
+
+
+def _columns(
+    schema: Any,
+    parse: Callable[..., Any],
+    names: Sequence[str],
+    line_of: Callable[[int], int],
+    bags: bool,
+) -> list[Column]:
+    """The columns of `schema`, for which `parse` reads the beginning again where it must."""
     # Only the beginning is looked at: later fields of any column may be texts.
     columns = [replace(column_of(field, bags), texts=True) for field in schema]
     if len(columns) == 1 and (found := re.search(r"[;|\t]", columns[0].name)):
@@ -45,25 +82,42 @@ def csv_columns(
     numbers = [c.name for c in columns if c.kind == "dense"]
     texts = [] if bags else [f.name for f in schema if is_text(f.type)]
     if not (numbers or texts) or len({c.name for c in columns}) < len(columns):
-        return tuple(columns)
-    table = pacsv.read_csv(
-        pa.BufferReader(head),
-        read_options=read,
-        parse_options=parse_options,
-        convert_options=pacsv.ConvertOptions(
-            column_types=dict.fromkeys([*numbers, *texts], pa.string()),
-            include_columns=[*numbers, *texts],
-            strings_can_be_null=True,
-        ),
+        return columns
+    table = parse(
+        names,
+        column_types=dict.fromkeys([*numbers, *texts], pa.string()),
+        include_columns=[*numbers, *texts],
+        strings_can_be_null=True,
     )
     odd = {name: _first_that_is_no_id(table[name].combine_chunks()) for name in numbers}
     doubts = {name: _looks_like_bags(table[name].combine_chunks()) for name in texts}
-    return tuple(
+    return [
         _judged(c, odd[c.name], line_of)
         if c.name in odd
         else replace(c, doubt=c.doubt or doubts.get(c.name, ""))
         for c in columns
-    )
+    ]
+
+
+def are_values(names: Sequence[str]) -> bool:
+    """Whether the fields of a file's first line are rather values than names: numbers, dates and
+    others without a letter, and empty ones."""
+    given = [name.strip() for name in names if name.strip()]
+    return bool(given) and all(_NUMBER.fullmatch(n) or not _LETTER.search(n) for n in given)
+
+
+def _names_are_alike(without: Any, with_names: Any) -> bool:
+    """Whether the first line, of names, is like those below: where these have no texts, it has none
+    either, and somewhere it is not empty.
+
+    These are the types of the columns `without` it and `with_names` as values.
+    """
+    alike = [
+        not is_text(new.type)
+        for old, new in zip(without, with_names, strict=True)
+        if old.name and not (is_text(old.type) or pa.types.is_null(old.type))
+    ]
+    return bool(alike) and all(alike)
 
 
 def _looks_like_bags(texts: Any) -> str:

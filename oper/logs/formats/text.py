@@ -2,10 +2,11 @@
 
 Criteo's lines are label, 13 integers I1 … I13 and 26 categories C1 … C26 of 8 hexadecimal digits,
 which are 32-bit numbers; empty fields are missing. The lines of its test set have no label. A CSV
-file begins with a line of column names. A field that begins with a quote ends at the next quote
-that is not doubled, which must be on the same line: a sample is always one line, so that a stray
-quote cannot swallow the lines after it. Lines end in a line feed, with or without carriage returns
-before it; a carriage return elsewhere is an error. Empty lines are skipped.
+file begins with a line of column names, unless it is read without: then they are column_1,
+column_2, … A field that begins with a quote ends at the next quote that is not doubled, which must
+be on the same line: a sample is always one line, so that a stray quote cannot swallow the lines
+after it. Lines end in a line feed, with or without carriage returns before it; a carriage return
+elsewhere is an error. Empty lines are skipped.
 """
 
 import functools
@@ -13,6 +14,7 @@ import gzip
 import os
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +28,7 @@ from oper.base.errors import OperError
 from oper.files.input_files import LOG, open_file
 from oper.logs.batches.batch import Batch, Location
 from oper.logs.batches.columns import Column, Selection
-from oper.logs.formats.csv_columns import csv_columns
+from oper.logs.formats.csv_columns import are_values, csv_columns
 from oper.logs.formats.parquet import batch_of
 from oper.logs.formats.unpacking import open_unpacked
 
@@ -131,6 +133,7 @@ class Chunk:
 
     def complaint(self, form: Form, numbers: Sequence[str]) -> OperError | None:
         """The error of the first line that is not a valid sample; None where all are."""
+        position = {name: i for i, name in enumerate(form.names)}
         for number, line in self.lines():
             where = f"{self.path}, line {number}"
             try:
@@ -151,7 +154,7 @@ class Chunk:
                     "remove the line"
                 )
             for name in numbers:
-                value = fields[form.names.index(name)]
+                value = fields[position[name]]
                 if value and not _is_number(value):
                     return OperError(
                         f"{where}: column {name!r} is {value!r}, and a number was needed; correct "
@@ -286,8 +289,9 @@ def open_criteo(path: Path) -> TextSource | None:
     )
 
 
-def open_csv(path: Path, separator: str | None) -> TextSource:
-    """A file that begins with a line of column names, separated by commas or tabs."""
+def open_csv(path: Path, separator: str | None, no_header: bool = False) -> TextSource:
+    """A file of fields separated by commas or tabs; its first line has their names, or with
+    `no_header` is a sample like the others."""
     header = first_line(path)
     if b"\0" in header or not header.strip():
         raise OperError(
@@ -312,23 +316,34 @@ def open_csv(path: Path, separator: str | None) -> TextSource:
             "feed, with or without one before it; convert the file"
         )
     try:
-        header.decode("utf-8")
+        fields = form.fields(header.decode("utf-8")) or ()  # no quote of it stays open
+        given = [f"column_{i}" for i in range(1, len(fields) + 1)] if no_header else []
+        first = 0 if no_header else 1  # else the names are the first line
         columns = csv_columns(
             # Arrow cannot tell the handler of a line that is no UTF-8, and prints a traceback.
-            head.decode("utf-8", "replace").encode(),
+            head.decode("utf-8", "replace").encode() + b"\n",
             form.parse_options(lambda row: "skip"),
-            lambda sample: beginning.line_of(sample + 1),  # the names are its first line
+            lambda sample: beginning.line_of(sample + first),
             bags=separator is not None,
+            names=given,
         )
     except (pa.ArrowInvalid, UnicodeDecodeError) as error:
-        raise OperError(
-            f"{path}: cannot be read as text with a line of column names ({error}); is it a log?"
-        ) from error
+        what = "" if no_header else " with a line of column names"
+        raise OperError(f"{path}: cannot be read as text{what} ({error}); is it a log?") from error
     names = [c.name for c in columns]
-    repeated = [n for n in names if names.count(n) > 1]
-    if repeated:
-        raise OperError(f"{path}, line 1: two columns are called {repeated[0]!r}; rename one")
-    return TextSource(path, Form(columns, delimiter, separator=separator))
+    if not no_header and are_values(names):
+        raise OperError(
+            f"{path}: its first line, {header[:80].decode('utf-8', 'ignore')!r}, has values, and "
+            "names of columns were needed; if it is a sample, pass --no-header (from Python: "
+            "options=LogOptions(no_header=True)), else give the columns names with letters"
+        )
+    repeated = next((name for name, number in Counter(names).items() if number > 1), None)
+    if repeated is not None:
+        raise OperError(
+            f"{path}, line 1: two columns are called {repeated!r}; rename one, or pass "
+            "--no-header if it is a sample"
+        )
+    return TextSource(path, Form(columns, delimiter, header=not no_header, separator=separator))
 
 
 def first_line(path: Path) -> bytes:

@@ -1,0 +1,126 @@
+"""CSV files without a line of names: refused, or read by position where that is asked for."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from oper.logs import LogOptions, open_log, read
+from oper.profiling.profile import Profile
+from tests.support.commands import oper
+from tests.support.log_contents import everything
+
+LINES = ["1,5,7", "2,6,8", "3,5,9"]
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "1,5,7",
+        "1.5,-3,+2e3",
+        ",5,",
+        '"1","2","3"',
+        "2019-01-05,10:30,1",
+        "\ufeff1,2,3",
+        "\n\n1,2,3",
+    ],
+)
+@pytest.mark.parametrize("delimiter", [",", "\t"])
+def test_a_first_line_of_values_is_refused(tmp_path: Path, first: str, delimiter: str) -> None:
+    text = "\n".join([first, *LINES]).replace(",", delimiter)
+    (tmp_path / "log.csv").write_text(text, encoding="utf-8")
+    said = oper("profile", tmp_path / "log.csv", "-o", tmp_path / "p")
+    assert said.status == 2, said
+    assert "names of columns were needed; if it is a sample, pass --no-header" in said.errors
+    assert not (tmp_path / "p").exists()
+    by_position = LogOptions(columns=("column_3",), no_header=True)
+    assert sum(b.samples for b in open_log(tmp_path / "log.csv", by_position).batches(())) == 4
+
+
+@pytest.mark.parametrize(
+    "first", ["id,2019,2020", ",b,c", "a,1.5,-3", "1;x,2,3", "_1,_2,_3", "ж,1,2"]
+)
+def test_a_name_with_a_letter_makes_a_header(tmp_path: Path, first: str) -> None:
+    (tmp_path / "log.csv").write_text("\n".join([first, *LINES]), encoding="utf-8")
+    log = open_log(tmp_path / "log.csv")
+    assert list(log.features) == [name for name in first.split(",") if name]
+    assert log.count_samples() == 3
+    assert not log.doubts
+
+
+@pytest.mark.parametrize(
+    ("text", "doubtful"),
+    [
+        ("u7,5,6\nu8,5,7\n", True),
+        ("u7,1.5,x\nu8,2.5,y\n", True),
+        ("user,5,6\nu8,x,y\n", False),
+        ("user,item\nu8,x\n", False),
+        (",user,item\n0,u8,x\n", False),
+        ("user,n\nu8,1\n", False),
+        ("u7,5\n", False),
+    ],
+)
+def test_a_header_like_the_lines_below_is_doubted(
+    tmp_path: Path, text: str, doubtful: bool
+) -> None:
+    (tmp_path / "log.csv").write_text(text)
+    doubts = open_log(tmp_path / "log.csv").doubts
+    assert any("--no-header" in doubt for doubt in doubts.values()) == doubtful
+    assert not open_log(tmp_path / "log.csv", LogOptions(no_header=True)).doubts
+
+
+@pytest.mark.parametrize("delimiter", [",", "\t"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_columns_by_position(tmp_path: Path, delimiter: str, packed: bool) -> None:
+    paths = []
+    for number, line_end in enumerate(["\n", "\r\n"]):
+        text = line_end.join(LINES).replace(",", delimiter).encode()
+        paths.append(tmp_path / f"{number}.csv")
+        paths[-1].write_bytes(gzip.compress(text) if packed else text)
+    said = oper("profile", *paths, "-o", tmp_path / "p", "--no-header")
+    assert said.status == 0, said
+    made = Profile.open(tmp_path / "p")
+    assert made.samples == 6
+    assert [t.name for t in made.tables] == ["column_1", "column_2", "column_3"]
+    assert made.table_accesses(0).tolist() == [0, 2, 2, 2]
+    assert made.source["options"] == {"no_header": True}
+    options = LogOptions(no_header=True)
+    again = everything(read(paths, made.tables, options, folder=tmp_path / "p"))
+    assert again["column_3"] == [[7], [8], [9]] * 2
+
+
+def test_lines_are_counted_from_the_first_sample(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("1,0.5,x\n2,-3,y\n")
+    said = oper("profile", tmp_path / "log.csv", "-o", tmp_path / "p", "--no-header")
+    assert "column_2 ('0.5' in line 1 is no whole number)" in said.errors
+    said = oper(
+        *("profile", tmp_path / "log.csv", "-o", tmp_path / "q", "--no-header"),
+        *("--ids", "dense", "--columns", "column_3"),
+    )
+    assert "log.csv, line 1: column 'column_3' holds texts" in said.errors
+
+
+def test_a_plan_is_checked_with_the_log_it_was_made_for(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("\n".join(LINES * 9))
+    for command in (
+        ("profile", tmp_path / "log.csv", "-o", tmp_path / "p", "--no-header"),
+        ("plan", tmp_path / "p", "-o", tmp_path / "plan", "--topology", "dgx-a100"),
+        ("plan", "check", tmp_path / "plan", tmp_path / "log.csv", "--no-header"),
+        (
+            "simulate",
+            tmp_path / "log.csv",
+            "--no-header",
+            *["--batch", 1, "--cache", 1, "--warm-up", 1],
+        ),
+    ):
+        said = oper(*command)
+        assert said.status == 0, said
+    said = oper("plan", "check", tmp_path / "plan", tmp_path / "log.csv")
+    assert said.status == 2
+    assert "--no-header" in said.errors
+
+
+def test_a_header_alone_is_an_empty_log(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("a,b")
+    said = oper("profile", tmp_path / "log.csv", "-o", tmp_path / "p")
+    assert (said.status, "has no samples; the log is empty" in said.errors) == (2, True), said
