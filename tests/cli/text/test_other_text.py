@@ -28,7 +28,7 @@ Capture = pytest.CaptureFixture[str]
 )
 def test_numbers_have_no_exponents(here: Path, command: str) -> None:
     Path("measured.yaml").write_text(
-        "node_of: [0, 1]\nbandwidth: [[1.0, 3e-7], [12345678901234.0, 2]]\n"
+        "node_of: [0, 1]\nbandwidth: [[1.0, 0.003], [12345678901234.0, 2]]\n"
         "allreduce_bandwidth: 1e-3\nlatency_seconds: 1e-12\ncapacity: [1e-7, 1234.5678]\n"
     )
     text = fine(*command.split())
