@@ -9,7 +9,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TextIO, cast
 
 PIPE_LEFT = 128 + signal.SIGPIPE
@@ -44,6 +44,10 @@ class _Guarded:
     def write(self, text: str) -> int:
         self._try(self._stream.write, text)
         return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
 
     def flush(self) -> None:
         self._try(self._stream.flush)

@@ -22,8 +22,8 @@ class Kind(NamedTuple):
 
 
 # The reader of YAML takes up to 400 bytes of memory and 9 µs for a byte. A topology with a
-# bandwidth for each pair of 900 ranks has 8 MiB.
-YAML = Kind("a YAML file", 8 << 20)
+# bandwidth for each pair of 1,024 ranks, as `oper topology measure` writes it, has 15 MiB.
+YAML = Kind("a YAML file", 16 << 20)
 JSON = Kind("a JSON file", 64 << 20)  # what commands print, counters of 4,096 ranks
 # Three matrices of the most ranks (MAX_RANKS) in JSON have 1.2 GB.
 MARKER = Kind("the marker of a plan or profile", 2 << 30)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from oper.logs.batches.batch import Jagged
@@ -19,7 +20,7 @@ from oper.logs.row_ids import without
 # Fewer values that differ may do so by chance, and fewer hashes of 32 bits may be times close
 # together: of ten, one in 100,000.
 MANY_VALUES, ALL_DISTINCT = 10_000, 0.9
-_LEAST_TIMES, _LONGEST_SECONDS = 10, 30 * 365 * 86_400
+_LEAST_TIMES, _LONGEST_SECONDS = 10, 25 * 365 * 86_400
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,11 @@ def first_look(log: Log, missing: Mapping[str, str | None]) -> dict[str, Look]:
 def _look(ids: Jagged, bags: bool) -> Look:
     values = ids.values
     if isinstance(values, pa.DictionaryArray):
-        different = len(values.dictionary)
-        finding = _texts_of_times(values)
+        different = len(pc.unique(values.indices))  # its dictionary may have more
+        finding = "" if bags else _texts_of_times(values)
     else:
         different = len(np.unique(values))
-        finding = _times(values)
+        finding = "" if bags else _times(values)
         if not (bags or finding) and len(values) > MANY_VALUES and (values[1:] > values[:-1]).all():
             finding = f"its first {len(values):,} values count up, from sample to sample"
     many = different > max(MANY_VALUES, ALL_DISTINCT * len(values))

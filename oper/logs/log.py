@@ -231,7 +231,9 @@ def _open(path: Path, options: LogOptions) -> Source:
         return numpy_arrays.open_npy(path)
     if head[:2] == b"PK" or name.endswith(".npz"):
         return numpy_arrays.open_npz(path, options.values, options.lengths)
-    return text.open_criteo(path) or text.open_csv(path, options.list_separator, options.no_header)
+    return text.open_criteo(path) or text.open_csv(
+        path, options.list_separator, options.no_header, options.columns
+    )
 
 
 def _difference(one: Any, other: Any) -> str:

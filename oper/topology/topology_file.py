@@ -54,14 +54,14 @@ def parse_topology(document: Document, default_name: str) -> Description:
     node_of = _node_of(document)
     ranks = len(node_of)
     latency = content.get("latency_seconds")
-    if latency is not None:
+    if latency is not None and latency is not False and latency != 0:
         latency = _number(document, ("latency_seconds",), latency, LATENCY)
     return Description(
         name=str(content.get("name", default_name)),
         node_of=node_of,
         link_cost=_link_cost(document, node_of),
         allreduce_bandwidth=_rate(document, ("allreduce_bandwidth",)),
-        latency_seconds=latency or latency_seconds(node_of),
+        latency_seconds=latency_seconds(node_of) if latency is None else float(latency),
         device_memory_bytes=_sizes(document, "device_memory", ranks),
         shares_host_memory=False,
         host_memory_bytes=_sizes(document, "host_memory", ranks),

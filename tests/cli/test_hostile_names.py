@@ -68,6 +68,7 @@ def test_rich(planned: Path) -> None:
 
 def test_what_is_printable_stays() -> None:
     assert printable("µs, 日本, C\\x1b, a b") == "µs, 日本, C\\x1b, a b"
+    assert printable("می\u200cخواهم, a\u3000b\xa0c") == "می\u200cخواهم, a\u3000b\xa0c"
     assert printable("a\nb\x85\udc80", kept="\n") == "a\nb\\x85\\udc80"
 
 

@@ -62,6 +62,17 @@ def test_few_samples_with_times(tmp_path: Path, rule: tuple[str, ...]) -> None:
     assert (said.status == 2) == (rule == RULES[1])
 
 
+@pytest.mark.parametrize("rule", RULES[2:])
+def test_few_of_a_large_dictionary_and_bags_of_dates(tmp_path: Path, rule: tuple[str, ...]) -> None:
+    few = pa.DictionaryArray.from_arrays(
+        pa.array(random.integers(0, 500, SAMPLES), pa.int32()),
+        pa.array([f"n{n}" for n in range(100_000)]),
+    )
+    bags = pa.array([[f"2024-01-{d % 28 + 1:02d}", "2024-02-01"] for d in range(SAMPLES)])
+    said = profiled(tmp_path, {"few": few, "visits": bags}, rule)
+    assert (said.status, said.errors) == (0, "")
+
+
 def profiled(folder: Path, columns: dict[str, Any], more: tuple[str, ...], form: str = "") -> Any:
     write = pacsv.write_csv if form == "csv" else pq.write_table
     write(pa.table(columns), folder / "log")

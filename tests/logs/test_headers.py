@@ -124,3 +124,13 @@ def test_a_header_alone_is_an_empty_log(tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text("a,b")
     said = oper("profile", tmp_path / "log.csv", "-o", tmp_path / "p")
     assert (said.status, "has no samples; the log is empty" in said.errors) == (2, True), said
+
+
+def test_names_that_are_numbers_and_are_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("0,1,2\n" + "3,4,5\n" * 9)
+    said = oper("profile", tmp_path / "log.csv", "-o", tmp_path / "p", "--columns", "0,2")
+    assert said.status == 0, said
+    assert Profile.open(tmp_path / "p").samples == 9
+    said = oper("profile", tmp_path / "log.csv", "-o", tmp_path / "q", "--columns", "7")
+    assert said.status == 2
+    assert "--no-header" in said.errors

@@ -233,7 +233,8 @@ def test_a_bad_file_is_refused_where_it_is_bad(
 )
 def test_numbers_of_no_machine_are_refused(changes: dict[str, object], words: str) -> None:
     given = {"link_cost": np.ones((2, 2)), "allreduce_bandwidth": 1e9, "latency_seconds": 0.0}
-    Topology("t", (0, 0), **given)  # type: ignore[arg-type]
+    made = Topology("t", (0, 0), **given)  # type: ignore[arg-type]
+    assert Topology.from_dict(made.to_dict()).latency_seconds == 0
     with pytest.raises(OperError, match=words):
         Topology("t", (0, 0), **given | changes)  # type: ignore[arg-type]
 

@@ -15,7 +15,7 @@ import os
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -289,9 +289,12 @@ def open_criteo(path: Path) -> TextSource | None:
     )
 
 
-def open_csv(path: Path, separator: str | None, no_header: bool = False) -> TextSource:
+def open_csv(
+    path: Path, separator: str | None, no_header: bool = False, wanted: Collection[str] = ()
+) -> TextSource:
     """A file of fields separated by commas or tabs; its first line has their names, or with
-    `no_header` is a sample like the others."""
+    `no_header` is a sample like the others. A line of values is one of names if some of them are
+    `wanted`."""
     header = first_line(path)
     if b"\0" in header or not header.strip():
         raise OperError(
@@ -331,11 +334,12 @@ def open_csv(path: Path, separator: str | None, no_header: bool = False) -> Text
         what = "" if no_header else " with a line of column names"
         raise OperError(f"{path}: cannot be read as text{what} ({error}); is it a log?") from error
     names = [c.name for c in columns]
-    if not no_header and are_values(names):
+    if not no_header and are_values(names) and set(names).isdisjoint(wanted):
         raise OperError(
             f"{path}: its first line, {header[:80].decode('utf-8', 'ignore')!r}, has values, and "
             "names of columns were needed; if it is a sample, pass --no-header (from Python: "
-            "options=LogOptions(no_header=True)), else give the columns names with letters"
+            "options=LogOptions(no_header=True)); if these are names, choose columns by them with "
+            "--columns"
         )
     repeated = next((name for name, number in Counter(names).items() if number > 1), None)
     if repeated is not None:

@@ -74,6 +74,8 @@ class Liveness:
     def leave(self) -> None:
         """Let them know that this rank's tables are being released, by itself and in order."""
         self._say(_LEFT, "")
+        if self._lock is not None and os.getpid() == self._process:
+            native.ops().forget_lock(self._lock)
         self._lock = None
 
     def _say(self, kind: bytes, text: str) -> None:

@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,7 +34,20 @@ if does == "forks":
         os.kill(child, signal.SIGTERM)
         os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) + 100)
     time.sleep(60)
-if does != "ends" and (rank == 1 or does in ("computes", "handles")):
+if does == "stalls":
+    os.set_blocking(2, False)
+    try:
+        while os.write(2, b"." * 4096):
+            pass
+    except BlockingIOError:
+        os.set_blocking(2, True)
+if does == "leaves":
+    for number, node in enumerate(nodes):
+        reused = node.liveness._lock
+        node.liveness.leave()
+        os.dup2(os.open(f"{sys.argv[3]}-{rank}-{number}", os.O_RDWR | os.O_CREAT), reused)
+    os.kill(os.getpid(), signal.SIGTERM)
+if does != "ends" and (rank == 1 or does in ("computes", "handles", "stalls")):
     time.sleep(60)
 if does == "catches":
     try:
@@ -117,10 +131,26 @@ def test_ranks_that_sigterm_ends_are_not_said_to_have_died(tmp_path: Path) -> No
             assert rank.process.returncode == -signal.SIGTERM
 
 
+def test_last_words_are_not_written_into_files_that_reuse_a_lock_s_number(tmp_path: Path) -> None:
+    with _ranks(2, tmp_path / "store", "leaves") as ranks:
+        for rank in ranks:
+            assert rank.end() == ""
+            assert rank.process.returncode == -signal.SIGTERM
+    assert [(tmp_path / f"store-{rank}-0").read_text() for rank in range(2)] == ["", ""]
+
+
 def test_who_was_ended_by_sigterm_is_told_by_who_was_not(tmp_path: Path) -> None:
     with _ranks(2, tmp_path / "store", "reduces") as ranks:
         ranks[1].process.send_signal(signal.SIGTERM)
         assert "rank 1 was ended by SIGTERM\n" in ranks[0].end()
+
+
+def test_a_reader_of_errors_that_has_stopped_does_not_keep_a_rank(tmp_path: Path) -> None:
+    with _ranks(2, tmp_path / "store", "stalls") as ranks:
+        time.sleep(0.5)  # till its pipe is full
+        ranks[1].end(signal.SIGKILL)
+        ranks[0].process.send_signal(signal.SIGTERM)
+        assert ranks[0].process.wait(10) == -signal.SIGTERM
 
 
 def test_ranks_that_end_in_order_are_not_named(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@
 // the script's is left as it is: Python ends by itself then.
 
 #include <fcntl.h>
+#include <poll.h>
 #include <torch/library.h>
 #include <unistd.h>
 
@@ -37,6 +38,12 @@ bool held(int descriptor) {
   return fcntl(descriptor, F_GETLK, &question) != 0 || question.l_type != F_UNLCK;
 }
 
+// Not where the reader of a full pipe has stopped: there it would wait, and the process not end.
+bool say(const std::string& line) {
+  pollfd error{STDERR_FILENO, POLLOUT, 0};
+  return poll(&error, 1, 0) == 1 && write(STDERR_FILENO, line.data(), line.size()) >= 0;
+}
+
 void last_words(int signal) {
   const pid_t process = getpid();
   for (Lock* lock = locks; lock != nullptr; lock = lock->next) {
@@ -45,12 +52,13 @@ void last_words(int signal) {
     if (!lock->own && held(descriptor)) continue;
     char first;
     if (pread(descriptor, &first, 1, 0) != 0) continue;  // it said itself how it ends
-    const char* const text = lock->text.data();
-    const size_t size = lock->text.size();
-    if ((lock->own ? pwrite(descriptor, text, size, 0) : write(STDERR_FILENO, text, size)) < 0)
+    if (lock->own) {
+      static_cast<void>(pwrite(descriptor, lock->text.data(), lock->text.size(), 0) < 0);
       continue;
+    }
+    if (!say(lock->text)) continue;
     // A rank that died is said once: it has a lock for each engine.
-    for (Lock* same = lock; same != nullptr && !lock->own; same = same->next)
+    for (Lock* same = lock; same != nullptr; same = same->next)
       if (same->text == lock->text) same->watched = false;
   }
   raise(signal);  // by now the default action, which follows when this returns
@@ -61,6 +69,8 @@ void add(int64_t descriptor, bool own, std::string text) {
   lock->next = locks;
   while (!locks.compare_exchange_weak(lock->next, lock)) {
   }
+  if (getpid() == 1)
+    return;  // whom the default action does not end, as a container's first process
   struct sigaction action{};
   if (sigaction(SIGTERM, nullptr, &action) != 0 || action.sa_handler != SIG_DFL) return;
   action = {};
