@@ -62,8 +62,8 @@ def extension_arguments() -> dict:
         def build_extensions(self) -> None:
             if not self.use_ninja:
                 compile_at_once(self.compiler)
-            # Python was built with debug information, which here takes a quarter of the time. Who
-            # wants it names it in CFLAGS, which come after Python's options.
+            # Python was built with debug information, which here takes a quarter of the time:
+            # CFLAGS=-ggdb asks for it.
             if "-g" in self.compiler.compiler_so:
                 self.compiler.compiler_so.remove("-g")
             for extension in self.extensions:
