@@ -54,7 +54,7 @@ def parse_topology(document: Document, default_name: str) -> Description:
     node_of = _node_of(document)
     ranks = len(node_of)
     latency = content.get("latency_seconds")
-    if latency is not None and latency is not False and latency != 0:
+    if latency is not None and (isinstance(latency, bool) or latency != 0):
         latency = _number(document, ("latency_seconds",), latency, LATENCY)
     return Description(
         name=str(content.get("name", default_name)),
