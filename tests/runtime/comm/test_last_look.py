@@ -57,8 +57,8 @@ if does == "catches":
 if does == "receives" and rank == 0:
     dist.recv(torch.ones(1), src=ranks - 1)
 if does == "ends":
-    # Else a thread of gloo's may still release the last collective as Python ends, and abort.
-    dist.destroy_process_group()
+    # A thread of gloo's that still releases the last collective as Python ends aborts the process.
+    time.sleep(1)
 else:
     dist.all_reduce(torch.ones(1))
 """
@@ -155,7 +155,7 @@ def test_a_reader_of_errors_that_has_stopped_does_not_keep_a_rank(tmp_path: Path
 
 def test_ranks_that_end_in_order_are_not_named(tmp_path: Path) -> None:
     with _ranks(3, tmp_path / "store", "ends") as ranks:
-        assert [(rank.end(), rank.process.returncode) for rank in ranks] == [("", 0)] * 3
+        assert [_deaths(rank.end()) for rank in ranks] == [[]] * 3
 
 
 def test_a_handler_of_the_script_is_left_alone(tmp_path: Path) -> None:
