@@ -12,7 +12,7 @@ import pytest
 
 from oper.files import storage
 from tests.cli.test_writes import FOLDER_WRITERS, WRITERS
-from tests.support.commands import fine, hidden, oper, tree
+from tests.support.commands import fine, hidden, oper, shell, tree
 
 PRESS = """
 import signal, sys
@@ -51,18 +51,11 @@ def test_ctrl_c_while_modules_are_imported(here: Path, module: str) -> None:
 )
 def test_hardly_any_open_files(here: Path, command: str, limit: int) -> None:
     before = tree(here)
-    line = f'ulimit -n {limit}; "{sys.executable}" -m oper {command}'
-    done = subprocess.run(
-        ["sh", "-c", line],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: Too many open files: 32 beside those that are open ")
-    assert done.stderr.endswith("`ulimit -n 1024`, and run it again\n")
-    assert done.stderr.count("\n") == 1
+    status, errors = shell(command, first=f"ulimit -n {limit}; ")
+    assert status == 2
+    assert errors.startswith("error: Too many open files: 32 beside those that are open ")
+    assert errors.endswith("`ulimit -n 1024`, and run it again\n")
+    assert errors.count("\n") == 1
     assert tree(here) == before
 
 

@@ -7,22 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.commands import shell
+
 COMMANDS = ["topology show cpu:2", "topology show cpu:2 --json", "--version", "--help"]
 WRITES = "synth criteo-kaggle --scale 0.0001 --samples 50 -o log.parquet"
-
-
-def shell(command: str, **more: str) -> tuple[int, str]:
-    """The exit status of `oper COMMAND`, with redirections of a shell, and standard error."""
-    line = f'"{sys.executable}" -m oper {command}'
-    done = subprocess.run(
-        ["sh", "-c", line],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env=os.environ | more,
-    )
-    return done.returncode, done.stderr
 
 
 @pytest.mark.parametrize("command", COMMANDS)

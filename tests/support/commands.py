@@ -2,6 +2,8 @@
 
 import contextlib
 import io
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -43,6 +45,21 @@ def fine(*arguments: object) -> str:
     said = oper(*arguments)
     assert said.status == 0, said
     return said.out
+
+
+def shell(command: str, first: str = "", **more: str) -> tuple[int, str]:
+    """The exit status of `oper COMMAND` in a process of its own, and standard error. Redirections
+    of a shell may follow the command, and `first` is what the shell does before it."""
+    line = f'{first}"{sys.executable}" -m oper {command}'
+    done = subprocess.run(
+        ["sh", "-c", line],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=os.environ | more,
+    )
+    return done.returncode, done.stderr
 
 
 def tree(folder: Path) -> dict[str, bytes | None]:

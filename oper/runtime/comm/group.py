@@ -64,11 +64,13 @@ class Group:
         self._seen: Callable[[], Seen | None] = lambda: None  # of the ranks of this host
         self._failures = FailureStore(group)
         self._last_heartbeat = 0.0
+        self._gathered: Any = None
 
     def run(
         self, collective: Callable[..., Any], *arguments: Any, action: str, **options: Any
-    ) -> None:
-        """A collective of torch.distributed's. `action` completes "rank 0 waited for rank 2 to …".
+    ) -> Any:
+        """A collective of torch.distributed's, which it returns when it is done. `action` completes
+        "rank 0 waited for rank 2 to …".
 
         LostRankError names ranks that failed, died, or did not come. The process group cannot be
         used after that, or after a KeyboardInterrupt.
@@ -93,13 +95,17 @@ class Group:
             self.fail(error)  # before the others see that this rank disconnects
             self._abandon()
             raise
+        return work
 
     def gather(self, message: bytes, action: str) -> list[bytes]:
         """The message, of one length, of every rank."""
         mine = torch.frombuffer(bytearray(message), dtype=torch.uint8)
         boxes = torch.empty(self.ranks * len(message), dtype=torch.uint8)
         # all_to_all, not all_gather: it reaches every other rank, so that each notices a dead one.
-        self.run(dist.all_to_all_single, boxes, mine.repeat(self.ranks), action=action)
+        ended = self.run(dist.all_to_all_single, boxes, mine.repeat(self.ranks), action=action)
+        # Kept, so that it is not a thread of gloo's that frees the tensors: it would need Python,
+        # and abort a script that ends now.
+        self._gathered = ended
         return [box.numpy().tobytes() for box in boxes.split(len(message))]
 
     def fail(self, error: BaseException) -> None:
