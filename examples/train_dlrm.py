@@ -103,7 +103,7 @@ def print_traffic(model: nn.Module, plan: oper.Plan) -> None:
     }
     print(f"rank {rank}, kB of a step:   predicted   counted")
     for name, bytes_found in found.items():
-        predicted = getattr(plan.prediction.communication_bytes, name) / ranks
+        predicted = getattr(plan.cost.communication_bytes, name) / ranks
         print(f"  {name:<22}{predicted / 1e3:>10.1f}{bytes_found / 1e3:>10.1f}")
 
 
@@ -133,7 +133,7 @@ def main() -> None:
     options.add_argument("plan", help="made by `oper plan` from a profile of the log")
     options.add_argument("--counters", help="a file for what the ranks counted, of OPER's plan")
     given = options.parse_args()
-    plan = oper.load_plan(given.plan)
+    plan = oper.Plan.load(given.plan)
     if "RANK" not in os.environ:  # not under torchrun: start it, for the plan's ranks on this host
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         started = ["--standalone", f"--nproc-per-node={plan.ranks}", __file__, *sys.argv[1:]]

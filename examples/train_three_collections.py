@@ -126,7 +126,7 @@ def make_plan(ranks: int, folder: str) -> None:
     profile = oper.profile(batches, make_model())
     workload = oper.Workload("training", batch_size=ranks * SAMPLES)
     planned = oper.make_plan(
-        profile, f"cpu:{ranks}", workload, oper.Settings(), folder, overwrite=True
+        profile, f"cpu:{ranks}", workload, oper.PlanSettings(), folder, overwrite=True
     )
     gap = 100 * planned.certificate.gap
     print(f"plan for {ranks} ranks: at most {gap:.3f}% longer than the best possible")

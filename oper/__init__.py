@@ -3,8 +3,8 @@
     profile = oper.profile(batches, tables)     # KeyedJaggedTensors; or Profile.open(folder)
     topology = oper.Topology.load("dgx-a100")
     workload = oper.Workload("training", batch_size=65536)
-    oper.make_plan(profile, topology, workload, oper.Settings(), "plan/")
-    plan = oper.load_plan("plan/")
+    oper.make_plan(profile, topology, workload, oper.PlanSettings(), "plan/")
+    plan = oper.Plan.load("plan/")
     addresses = oper.AddressMap.of(plan, rank=0).translate(table, ids)
 
 Names are loaded when they are first used: torch alone takes a second.
@@ -18,10 +18,9 @@ if TYPE_CHECKING:
     from oper.cost.workload import Workload as Workload
     from oper.plan.address_map import AddressMap as AddressMap
     from oper.plan.plan import Plan as Plan
-    from oper.plan.plan import load_plan as load_plan
+    from oper.plan.settings import PlanSettings as PlanSettings
     from oper.planner.comparison import compare as compare
     from oper.planner.make_plan import make_plan as make_plan
-    from oper.planner.problem.problem import Settings as Settings
     from oper.profiling.counting import profile as profile
     from oper.profiling.profile import Profile as Profile
     from oper.profiling.recorder import record as record
@@ -56,14 +55,13 @@ _HOME = {
     "OperShardingPlanner": "oper.torchrec.planning.sharding_planner",
     "Plan": "oper.plan.plan",
     "Profile": "oper.profiling.profile",
-    "Settings": "oper.planner.problem.problem",
+    "PlanSettings": "oper.plan.settings",
     "Table": "oper.tables.table",
     "Topology": "oper.topology.topology",
     "Workload": "oper.cost.workload",
     "accumulate": "oper.torchrec.sharded_model",
     "compare": "oper.planner.comparison",
     "counters": "oper.torchrec.sharded_model",
-    "load_plan": "oper.plan.plan",
     "make_plan": "oper.planner.make_plan",
     "profile": "oper.profiling.counting",
     "record": "oper.profiling.recorder",
@@ -81,15 +79,14 @@ __all__ = [
     "OperError",
     "OperShardingPlanner",
     "Plan",
+    "PlanSettings",
     "Profile",
-    "Settings",
     "Table",
     "Topology",
     "Workload",
     "accumulate",
     "compare",
     "counters",
-    "load_plan",
     "make_plan",
     "profile",
     "record",

@@ -16,10 +16,11 @@ from typing import Any
 from benchmarks.common import SAMPLES_PER_RANK, parser, percent, publish, synthetic
 from oper.cli.shared.console import new_table
 from oper.cost.workload import Workload
+from oper.plan.settings import PlanSettings
 from oper.planner.baselines.baseline import price_baseline
 from oper.planner.baselines.oper_atc24_paper import paper
 from oper.planner.make_placement import make_placement
-from oper.planner.problem.problem import Settings, make_problem
+from oper.planner.problem.problem import make_problem
 from oper.profiling.profile import Profile
 from oper.topology.topology import Topology
 
@@ -38,7 +39,7 @@ TOPOLOGY = Topology.load("dgx-a100")
 def measure(profile: Profile, threshold: float) -> dict[str, Any]:
     """One threshold: balance and time of each procedure."""
     workload = Workload("inference", "raw", TOPOLOGY.ranks * SAMPLES_PER_RANK)
-    settings = Settings(extra_memory=0.0, threshold=threshold, dob=ANY_BALANCE)
+    settings = PlanSettings(extra_memory=0.0, threshold=threshold, dob=ANY_BALANCE)
     began = time.perf_counter()
     problem = make_problem(profile, TOPOLOGY, workload, settings)
     printed = price_baseline(problem, paper(problem))

@@ -33,8 +33,8 @@ from benchmarks.planning.random_topologies import CASES, KINDS, case
 from oper.cli.shared.console import new_table
 from oper.cli.shared.progress import progress
 from oper.cost.workload import Workload
+from oper.plan.settings import PlanSettings
 from oper.planner.make_placement import make_placement
-from oper.planner.problem.problem import Settings
 from oper.profiling.profile import Profile
 from oper.synth.synthesizer import ORDERS
 from oper.topology.topology import Topology
@@ -97,11 +97,11 @@ def plan(
         "extra_memory": extra_memory,
     }
     try:
-        planned = make_placement(profile, topology, workload, Settings(extra_memory))
+        planned = make_placement(profile, topology, workload, PlanSettings(extra_memory))
     except Exception as error:  # a plan that cannot be made is a result
         return entry | {"error": f"{type(error).__name__}: {error}"}
     return entry | {
-        "gap": planned.certificate.gap,
+        "gap": planned.certificate.certified_gap,
         "feasible": planned.cost.feasible,
         "step": planned.step,
         "hot_row": planned.certificate.hot_row is not None,

@@ -26,8 +26,8 @@ from benchmarks.common import (
 from oper.cli.shared.console import new_table
 from oper.cost.objective import Cost
 from oper.cost.workload import Workload
+from oper.plan.settings import PlanSettings
 from oper.planner.make_placement import make_placement
-from oper.planner.problem.problem import Settings
 from oper.profiling.profile import Profile
 from oper.topology.topology import Topology
 
@@ -40,7 +40,7 @@ TOPOLOGY = Topology.load("2x4-a100")
 
 def planned(profile: Profile, workload: Workload, extra_memory: float, balance: str) -> Cost:
     """What the plan costs."""
-    settings = Settings(extra_memory, balance=balance)
+    settings = PlanSettings(extra_memory, balance=balance)
     return make_placement(profile, TOPOLOGY, workload, settings).cost
 
 

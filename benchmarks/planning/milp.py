@@ -15,8 +15,8 @@ from benchmarks.common import SAMPLES_PER_RANK, parser, percent, publish, real_p
 from oper.base.formatting import format_duration
 from oper.cli.shared.console import new_table
 from oper.cost.workload import Workload
+from oper.plan.settings import PlanSettings
 from oper.planner import compare
-from oper.planner.problem.problem import Settings
 from oper.profiling.profile import Profile
 from oper.topology.topology import Topology
 
@@ -32,7 +32,7 @@ def measure(name: str, profile: Profile, limit_seconds: float) -> Iterator[dict[
     for mode, fetch in CASES:
         workload = Workload(mode, fetch, topology.ranks * samples)  # type: ignore[arg-type]
         for extra in EXTRA:
-            settings = Settings(extra, threshold=THRESHOLD)
+            settings = PlanSettings(extra, threshold=THRESHOLD)
             run = compare.compare(profile, topology, workload, settings, METHODS, limit_seconds)
             yield {"workload": name, **run}
 

@@ -30,8 +30,8 @@ from oper.base import native
 from oper.base.formatting import format_bytes
 from oper.cli.shared.console import new_table
 from oper.cost.workload import Workload
+from oper.plan.settings import PlanSettings
 from oper.planner.make_plan import make_plan
-from oper.planner.problem.problem import Settings
 from oper.profiling.distinct_rows import Distinct
 from oper.profiling.profile import Profile
 from oper.synth.recipes import load_recipe
@@ -113,11 +113,12 @@ def plan_once(folder: Path, case: Case) -> dict[str, Any]:
     native.ops()
     topology = Topology.load(case.topology)
     workload = Workload(case.mode, "raw", topology.ranks * case.samples_per_rank)  # type: ignore[arg-type]
-    settings = Settings(extra_memory=case.extra_memory)
+    settings = PlanSettings(extra_memory=case.extra_memory)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     began = time.process_time()
     with tempfile.TemporaryDirectory(dir=folder.parent) as place:
-        planned = make_plan(profile, topology, workload, settings, Path(place) / "plan")
+        planned = make_plan(profile, topology, workload, settings)
+        planned.save(Path(place) / "plan")
         cpu_seconds = time.process_time() - began
         written = sum(file.stat().st_size for file in (Path(place) / "plan").rglob("*"))
     cost, greedy = planned.cost, planned.class_placement.greedy
@@ -132,7 +133,7 @@ def plan_once(folder: Path, case: Case) -> dict[str, Any]:
         "dob": cost.dob,
         "greedy_dob": greedy and {"lookups": greedy.dob_lookups, "memory": greedy.dob_memory},
         "memory_max_over_min": float(cost.memory_bytes.max() / cost.memory_bytes.min()),
-        "certified_gap": planned.certificate.gap,
+        "certified_gap": planned.certificate.certified_gap,
         "step": planned.step,
         "feasible": cost.feasible,
     }

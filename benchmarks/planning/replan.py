@@ -26,9 +26,9 @@ from oper.cli.shared.console import new_table
 from oper.cli.shared.progress import progress
 from oper.cost.workload import Workload
 from oper.logs import LogOptions, RowReader, open_log, prepare
+from oper.plan.settings import PlanSettings
 from oper.planner.assemble_plan import assemble
 from oper.planner.make_placement import make_placement
-from oper.planner.problem.problem import Settings
 from oper.planner.replan.drift import drift
 from oper.planner.replan.replan import replan
 from oper.profiling.counting import CountOptions, count
@@ -68,7 +68,7 @@ def follow(
     windows: list[Profile],
     topology: Topology,
     workload: Workload,
-    settings: Settings,
+    settings: PlanSettings,
     horizon: int,
 ) -> dict[str, Any]:
     """Replan for each window but the first, from the plan of the one before."""
@@ -145,7 +145,7 @@ def main() -> None:
             for spec, mode in product(TOPOLOGIES, MODES):
                 topology = Topology.load(spec)
                 workload = Workload(mode, "raw", per_rank * topology.ranks)
-                settings = Settings(extra_memory=given.extra_memory)
+                settings = PlanSettings(extra_memory=given.extra_memory)
                 entry = follow(windows, topology, workload, settings, given.horizon)
                 found.append({"log": name, "topology": spec, "mode": mode, **entry})
                 meter.advance(given.windows)

@@ -17,8 +17,8 @@ from benchmarks.common import SAMPLES_PER_RANK, pair_bytes, parser, publish, syn
 from oper.base.formatting import format_duration
 from oper.cli.shared.console import new_table
 from oper.cost.workload import Workload
+from oper.plan.settings import PlanSettings
 from oper.planner.make_placement import make_placement
-from oper.planner.problem.problem import Settings
 from oper.profiling.profile import Profile
 from oper.topology.topology import Topology
 
@@ -39,7 +39,7 @@ def runs(profile: Profile) -> Iterator[dict[str, Any]]:
         for fetch in ("raw", "distinct"):
             workload = Workload(mode, fetch, TOPOLOGY.ranks * SAMPLES_PER_RANK)
             plans = [
-                make_placement(profile, TOPOLOGY, workload, Settings(extra)) for extra in EXTRA
+                make_placement(profile, TOPOLOGY, workload, PlanSettings(extra)) for extra in EXTRA
             ]
             costs = [planned.cost for planned in plans]
             objectives = [cost.objective_seconds for cost in costs]

@@ -25,8 +25,8 @@ import torch
 
 from oper.cost.workload import Workload
 from oper.plan.address_map import AddressMap
+from oper.plan.settings import PlanSettings
 from oper.planner.make_plan import make_plan
-from oper.planner.problem.problem import Settings
 from oper.profiling.profile import Profile
 from oper.synth.recipes import load_recipe
 from oper.synth.row_counts import synthesize_counts
@@ -49,9 +49,8 @@ def measure(
             profile,
             Topology.load("dgx-a100"),
             Workload(mode, "raw", 16_384 * RANKS),
-            Settings(extra_memory=extra_memory),
-            Path(folder) / "plan",
-        )
+            PlanSettings(extra_memory=extra_memory),
+        ).save(Path(folder) / "plan")
         in_folder = sum(file.stat().st_size for file in (Path(folder) / "plan").iterdir())
         compact = AddressMap.load(Path(folder) / "plan", 0)
         flat = compact.flattened()

@@ -18,9 +18,9 @@ from benchmarks.common import parser, publish, synthetic
 from oper.base.formatting import format_bytes, format_duration
 from oper.cli.shared.console import new_table
 from oper.cost.workload import Workload
-from oper.plan.plan import load_plan
+from oper.plan.plan import Plan
+from oper.plan.settings import PlanSettings
 from oper.planner.make_plan import make_plan
-from oper.planner.problem.problem import Settings
 from oper.report.write_report import write_report
 from oper.topology.topology import Topology
 from tests.support.report.browser import LAPTOP, PHONE, started
@@ -37,8 +37,8 @@ def measure(case: str, scale: float, runs: int, folder: Path) -> dict[str, Any]:
     topology = Topology.load(name)
     profile = synthetic(case, scale * factor)
     workload = Workload("training", batch_size=batch)
-    make_plan(profile, topology, workload, Settings(), folder / "plan")
-    plan, page = load_plan(folder / "plan"), folder / "plan.html"
+    make_plan(profile, topology, workload, PlanSettings()).save(folder / "plan")
+    plan, page = Plan.load(folder / "plan"), folder / "plan.html"
     began = time.perf_counter()
     write_report(plan, page, profile)
     wrote = time.perf_counter() - began

@@ -44,9 +44,9 @@ from oper.cli.shared.console import new_table
 from oper.cost.workload import Workload
 from oper.plan.address_map import AddressMap, unpack
 from oper.plan.layout import LOCAL
-from oper.plan.plan import Plan, load_plan
+from oper.plan.plan import Plan
+from oper.plan.settings import PlanSettings
 from oper.planner.make_plan import make_plan
-from oper.planner.problem.problem import Settings
 from oper.runtime.comm.shared_segment import Segment
 from oper.runtime.tables.kernel_structs import FEATURE, as_words
 from oper.synth.recipes import Law, Recipe, load_recipe
@@ -184,8 +184,10 @@ class Workplace:
         profile = synthesize_counts(synthesizer)
         workload = Workload("inference", "raw", 2 * LOOKUPS)
         place = folder / f"plan-{dim}"
-        make_plan(profile, Topology.load("cpu:2"), workload, Settings(extra_memory=0.05), place)
-        plan = load_plan(place)
+        make_plan(profile, Topology.load("cpu:2"), workload, PlanSettings(extra_memory=0.05)).save(
+            place
+        )
+        plan = Plan.load(place)
         self.address_map, self.memory = AddressMap.of(plan, 0), Memory(plan, dim)
         self.fbgemm, self.ops, self.allocator = fbgemm(rows, dim), native.ops(), Allocator()
         drawn = torch.cat(

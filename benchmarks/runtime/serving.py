@@ -37,7 +37,7 @@ from benchmarks.runtime.step_inputs import (
     recipe_of,
 )
 from oper.cli.shared.console import new_table
-from oper.plan.plan import load_plan
+from oper.plan.plan import Plan
 
 PARTS = ("latency", "links")
 WARM_UP = 2
@@ -149,7 +149,7 @@ def compare_links(fetch: str, scale: float, folder: Path) -> dict[str, Any]:
         *("plan", profile, "-o", plan, "--topology", LINKS_TOPOLOGY, *workload),
         *(*batch, "--extra-memory", "1%"),
     )
-    made = load_plan(plan)
+    made = Plan.load(plan)
     copies = made.layout.holds.sum(axis=1)
     counted = np.array(
         ranks.run(read_rank, cell.world_size, plan, cell, log, scale)
@@ -157,7 +157,7 @@ def compare_links(fetch: str, scale: float, folder: Path) -> dict[str, Any]:
     requests = counted.shape[1]
     # Each rank's part is drawn from the whole log without being put back.
     sigma = counted.std(axis=1, ddof=1) * np.sqrt((1 - 1 / cell.world_size) / requests)
-    expected = made.prediction.link_bytes / made.tables[0].row_bytes
+    expected = made.cost.link_bytes / made.tables[0].row_bytes
     return {
         **cell.describe(),
         "fetch": fetch,

@@ -28,8 +28,8 @@ from oper.cli.shared.console import new_table
 from oper.cost.holder_set_sums import Sums
 from oper.cost.objective import Cost, evaluate
 from oper.cost.workload import Workload
+from oper.plan.settings import PlanSettings
 from oper.planner.make_plan import make_plan
-from oper.planner.problem.problem import Settings
 from oper.planner.row_placement.row_placement import stripe_sums
 from oper.profiling.profile import Profile
 from oper.synth.row_counts import synthesize_counts
@@ -63,8 +63,9 @@ def plan_and_price(
     """Make the plan with so many copies in `folder`; what it costs on `topology`."""
     mode = "training" if cell.training else "inference"
     workload = Workload(mode, "raw", cell.world_size * cell.batch)  # type: ignore[arg-type]
-    settings = Settings(extra_memory=copies)
-    made = make_plan(profile, forced(topology), workload, settings, folder)
+    settings = PlanSettings(extra_memory=copies)
+    made = make_plan(profile, forced(topology), workload, settings)
+    made.save(folder)
     placement, problem = made.row_placement, made.problem
     sets = placement.holder_sets
     striped = stripe_sums(problem, placement.scan)

@@ -117,7 +117,7 @@ def torchrec_model(module: nn.Module, sharding: str, batch: int) -> nn.Module:
 def oper_model(module: nn.Module, plan: Path, apart: bool = False) -> nn.Module:
     """The module under OPER's plan; `apart`: each rank is a node, and they talk over loopback."""
     nodes = range(dist.get_world_size()) if apart else None
-    return oper.shard(module, oper.load_plan(plan), nodes=nodes)
+    return oper.shard(module, oper.Plan.load(plan), nodes=nodes)
 
 
 def step_of(model: nn.Module, cell: Cell, gradient: torch.Tensor) -> Step:

@@ -12,8 +12,8 @@ from torchrec import KeyedJaggedTensor
 
 from benchmarks.common import DATA
 from oper.cost.workload import Workload
+from oper.plan.settings import PlanSettings
 from oper.planner.make_plan import make_plan
-from oper.planner.problem.problem import Settings
 from oper.synth.recipes import Recipe, load_recipe
 from oper.synth.row_counts import synthesize_counts
 from oper.synth.synthesizer import Synthesizer
@@ -66,9 +66,8 @@ class ClickLog:
             synthesize_counts(Synthesizer(self.recipe, self.samples)),
             f"cpu:{ranks}",
             Workload("training", "raw", batch_size),
-            Settings(tier="all"),
-            folder,
-        )
+            PlanSettings(tier="all"),
+        ).save(folder)
 
     def open(self) -> "Arrays":
         """The arrays, mapped."""

@@ -78,7 +78,7 @@ def plan_of(reader: RowReader, ranks: int, samples: int, extra: float, linked: b
     workload = oper.Workload("training", "raw", ranks * samples)
     if linked:
         topology = replace(topology, memory=())
-    settings = oper.Settings(extra_memory=extra)
+    settings = oper.PlanSettings(extra_memory=extra)
     return assemble(make_placement(counted, topology, workload, settings))
 
 

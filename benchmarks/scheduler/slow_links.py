@@ -86,7 +86,7 @@ def train(
     first = [(n * WORKERS + rank) * SAMPLES for n in range(ITERATIONS)]
     own = [tuple(arrays.batch(at, SAMPLES)) for at in first]
     loader = oper.DispatchingLoader(
-        own, oper.load_plan(folder), policy=policy, cache=cache, links=links, deterministic=True
+        own, oper.Plan.load(folder), policy=policy, cache=cache, links=links, deterministic=True
     )
     times, slept = [], 0.0
     began = time.perf_counter()

@@ -28,9 +28,9 @@ from oper.base import native
 from oper.base.formatting import format_duration
 from oper.cli.shared.console import new_table
 from oper.cost.workload import Workload, usual_fetch
-from oper.plan.plan import load_plan
+from oper.plan.plan import Plan
+from oper.plan.settings import PlanSettings
 from oper.planner.make_plan import make_plan
-from oper.planner.problem.problem import Settings
 from oper.profiling.profile import Profile
 from oper.topology.topology import Topology
 
@@ -57,20 +57,20 @@ def measure(name: str, profile: Profile, spec: str, tier: str, tables: Any) -> d
     workload = Workload("training", fetch, topology.ranks * samples)
     with tempfile.TemporaryDirectory() as place:
         began = time.process_time()
-        make_plan(profile, topology, workload, Settings(tier=tables), Path(place) / "plan")
+        make_plan(profile, topology, workload, PlanSettings(tier=tables)).save(Path(place) / "plan")
         seconds = time.process_time() - began
-        plan = load_plan(Path(place) / "plan")
+        plan = Plan.load(Path(place) / "plan")
     parts = [] if plan.parts is None else [part for part in plan.parts if part is not None]
-    alone = [part.prediction.objective_seconds for part in parts]
+    alone = [part.cost.objective_seconds for part in parts]
     return {
         "workload": name,
         "topology": spec,
         "tier": tier,
         "tables_in_tier": len(plan.tier),
-        "objective_seconds": plan.prediction.objective_seconds,
-        "largest_part_seconds": max(alone, default=plan.prediction.objective_seconds),
-        "certified_gap": plan.certificate["certified_gap"],
-        "part_gaps": [part.certificate["certified_gap"] for part in parts],
+        "objective_seconds": plan.cost.objective_seconds,
+        "largest_part_seconds": max(alone, default=plan.cost.objective_seconds),
+        "certified_gap": plan.certificate.certified_gap,
+        "part_gaps": [part.certificate.certified_gap for part in parts],
         "cpu_seconds": seconds,
     }
 

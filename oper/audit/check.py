@@ -20,8 +20,10 @@ from oper.audit.finding import Finding
 from oper.audit.rank_address_maps import RankMaps
 from oper.audit.slot_occupancy import SlotMarks
 from oper.base.arrays import Ints
-from oper.plan.plan import Plan, load_plan
-from oper.plan.prediction import Prediction
+from oper.cost.objective import Cost
+from oper.plan.certificate import Certificate
+from oper.plan.memories import DEVICE, HOST
+from oper.plan.plan import Plan
 
 # Rows of each table that are compared with the layout in NumPy, which is slower than the maps by
 # orders of magnitude. They are spread over the table, as listed rows crowd in no part of it.
@@ -32,7 +34,7 @@ _CLOSE = 1e-9
 
 def check(folder: Path | str) -> list[Finding]:
     """All invariants of a plan's folder. OperError where the folder cannot be read as a plan."""
-    plan = load_plan(folder)
+    plan = Plan.load(folder)
     maps = RankMaps(plan, folder)
     placed = SlotMarks(plan)
     for chunk in maps.all_rows():
@@ -67,77 +69,73 @@ def _memory(plan: Plan, placed: SlotMarks) -> list[Finding]:
     row_memory = np.array([t.memory_bytes(plan.workload.mode) for t in plan.tables])
     width_memory = np.zeros(len(layout.slots), dtype=np.int64)
     width_memory[layout.width_of_table] = row_memory  # equal for the tables of a width
-    in_tier = np.zeros(len(plan.tables), dtype=bool)
-    in_tier[list(plan.tier)] = True
-    of_tier = np.isin(np.arange(len(layout.slots)), layout.width_of_table[in_tier])
     arenas = width_memory[:, None] * layout.slots
     findings = [Finding("every slot of the arenas holds a row", placed.unused())]
-    findings += _held("", plan.prediction, arenas[~of_tier].sum(axis=0), plan.parts is None)
-    if plan.parts is not None:
-        host = plan.parts.tier.prediction
-        findings += _held(" of the tier", host, arenas[of_tier].sum(axis=0), True)
-        shared = np.isin(layout.width_of_table[~in_tier], layout.width_of_table[in_tier])
-        wrong = "tables of both share an arena" if shared.any() else None
+    widths = []
+    for memory in plan.memories:
+        of_memory = layout.width_of_table[list(memory.tables)]
+        widths.append(of_memory)
+        held = arenas[np.isin(np.arange(len(layout.slots)), of_memory)].sum(axis=0)
+        findings += _held("" if memory.name == DEVICE else " of the tier", memory.cost, held)
+    if plan.host is not None:
+        wrong = "tables of both share an arena" if np.isin(widths[0], widths[1]).any() else None
         findings.append(Finding("the tier's arenas have none of the devices' rows", wrong))
         wrong = None
-        if (host.capacity_bytes != np.array(plan.topology.host_memory_bytes)).any():
+        if (plan.host.cost.capacity_bytes != np.array(plan.topology.host_memory_bytes)).any():
             wrong = "it has another capacity than the topology's hosts"
         findings += [
             Finding("the tier may hold what the hosts have for it", wrong),
             Finding("every row of the tier is on one rank", placed.copied),
         ]
-    total = max(int(layout.rows[~in_tier] @ row_memory[~in_tier]), 1)
-    ratio, asked = placed.copies / total, plan.settings.get("extra_memory")
-    stated, wrong = plan.prediction.extra_memory_ratio, None
+    on_devices = list(plan.memories[0].tables)
+    total = max(int(layout.rows[on_devices] @ row_memory[on_devices]), 1)
+    ratio, limits = placed.copies / total, plan.limits
+    stated, wrong = plan.cost.extra_memory_ratio, None
     if not np.isclose(ratio, stated, rtol=_CLOSE, atol=0):
         wrong = f"copies take {ratio:.6%}, and the plan says {stated:.6%}"
-    elif asked is not None and ratio > asked * (1 + _CLOSE):
-        wrong = f"copies take {ratio:.6%} of the tables' bytes, and {asked:.6%} was asked for"
-    findings.append(Finding("copies take the extra memory stated, within that asked for", wrong))
+    elif limits is not None and ratio > limits.extra_memory * (1 + _CLOSE):
+        wrong = (
+            f"copies take {ratio:.6%} of the tables' bytes, and {limits.extra_memory:.6%} was "
+            "allowed"
+        )
+    findings.append(Finding("copies take the extra memory stated, within that allowed", wrong))
     return findings
 
 
-def _held(which: str, prediction: Prediction, memory: Ints, says_feasible: bool) -> list[Finding]:
-    """Whether the ranks hold what is stated, `memory` [M], and no more than they may; whether it is
-    feasible, where that is said of this memory alone."""
-    stated, wrong = prediction.memory_bytes, None
+def _held(which: str, cost: Cost, memory: Ints) -> list[Finding]:
+    """Whether the ranks hold what is stated, `memory` [M], and no more than they may."""
+    stated, wrong = cost.memory_bytes, None
     if (memory != stated).any():
         rank = int(np.flatnonzero(memory != stated)[0])
         wrong = f"rank {rank} holds {memory[rank]:,} bytes, and the plan says {stated[rank]:,.0f}"
     findings = [Finding(f"memory{which} of each rank is the plan's", wrong)]
-    over, wrong = memory - prediction.capacity_bytes, None
-    if says_feasible and (over > 0).any() == bool(prediction.feasible):
-        wrong = f"feasible is {prediction.feasible}, and ranks exceed by {over.max():,.0f} bytes"
-    elif (over > 0).any():
+    over, wrong = memory - cost.capacity_bytes, None
+    if (over > 0).any():
         wrong = f"rank {over.argmax()} exceeds its capacity by {over.max():,.0f} bytes"
     return [*findings, Finding(f"memory{which} is within each rank's capacity", wrong)]
 
 
 def _figures(plan: Plan) -> list[Finding]:
     """Whether the figures are consistent: each is recomputed from its parts."""
-    cost, whole = plan.topology.link_cost, plan.prediction
-    one_memory = plan.topology.is_one_memory
-    if plan.parts is None:
-        unequal, below = _inconsistent(whole, plan.certificate, cost, one_memory)
-    else:
-        unequal, below = _inconsistent(whole, plan.certificate, None, one_memory)
-        # The slower of the owner's host link and the link between the ranks; its own rows pass
-        # the first alone.
+    link_cost, one_memory = plan.topology.link_cost, plan.topology.is_one_memory
+    # The slower of the owner's host link and the link between the ranks; its own rows pass the
+    # first alone.
+    costs = {DEVICE: link_cost}
+    if plan.host is not None:
         host = 1 / np.array(plan.topology.host_bandwidth)[None]
-        through = np.where(np.eye(plan.ranks, dtype=bool), host, np.maximum(host, cost))
-        parts = {"devices": (plan.parts.devices, cost), "tier": (plan.parts.tier, through)}
-        given = {name: (part, c) for name, (part, c) in parts.items() if part is not None}
-        for name, (part, costs) in given.items():
-            wrong, part_below = _inconsistent(part.prediction, part.certificate, costs, one_memory)
-            unequal += [f"{name}: {figure}" for figure in wrong]
-            below = below or part_below
-        for name in ("rank_seconds", "lookups", "link_bytes", "link_seconds", "lookup_seconds"):
-            added = sum(getattr(part.prediction, name) for part, _ in given.values())
-            if not np.allclose(getattr(whole, name), added, rtol=_CLOSE, atol=0):
-                unequal.append(f"{name} of all tables")
-        served = sum(part.owner_accesses for part, _ in given.values())
-        if (plan.owner_accesses != served).any():
-            unequal.append("owner_accesses of all tables")
+        own = np.eye(plan.ranks, dtype=bool)
+        costs[HOST] = np.where(own, host, np.maximum(host, link_cost))
+    unequal, below = [], None
+    for memory in plan.memories:
+        wrong, memory_below = _inconsistent(
+            memory.cost, memory.certificate, costs[memory.name], one_memory
+        )
+        unequal += [f"{memory.name}: {figure}" for figure in wrong]
+        below = below or memory_below
+    if plan.host is not None:
+        wrong, whole_below = _inconsistent(plan.cost, plan.certificate, None, one_memory)
+        unequal += [f"all tables: {figure}" for figure in wrong]
+        below = below or whole_below
     return [
         Finding("the figures add up", f"inconsistent: {', '.join(unequal)}" if unequal else None),
         Finding("the objective is not below its lower bound", below),
@@ -146,8 +144,8 @@ def _figures(plan: Plan) -> list[Finding]:
 
 
 def _inconsistent(
-    stated: Prediction,
-    certificate: dict[str, Any],
+    stated: Cost,
+    certificate: Certificate | None,
     link_cost: NDArray[np.float64] | None,
     one_memory: bool,
 ) -> tuple[list[str], str | None]:
@@ -163,25 +161,22 @@ def _inconsistent(
         + stated.gradient_link_seconds.sum(axis=1)
         + stated.allreduce_seconds
     )
-    parts = traffic.fetch + traffic.gradient + traffic.allreduce
     memory_share = stated.memory_bytes / np.maximum(stated.capacity_bytes, 1)
     link_balance = _balance(stated.link_seconds[away]) if ranks > 1 else None
     equal: dict[str, tuple[Any, Any]] = {
         "rank_seconds": (stated.rank_seconds, rank_seconds),
-        "objective_seconds": (stated.objective_seconds, float(stated.rank_seconds.max())),
         "communication_bytes.fetch": (traffic.fetch, stated.link_bytes.sum()),
-        "communication_bytes.total": (traffic.total, parts),
     }
     if link_cost is not None:
         equal["link_seconds"] = (stated.link_seconds, stated.link_bytes * link_cost)
     served = stated.lookups if one_memory else stated.lookup_seconds
     balances = _balance(memory_share), _balance(served), link_balance
-    for name, said, found in zip(stated.dob._fields, stated.dob, balances, strict=True):
-        equal[f"dob.{name}"] = (said, found)
-    bound = certificate.get("lower_bound_seconds")
-    if bound:
-        gap = (stated.objective_seconds - bound) / bound
-        equal["certified_gap"] = (1 + certificate["certified_gap"], 1 + gap)
+    for name, found in zip(("memory", "lookups", "link_cost"), balances, strict=True):
+        equal[f"dob.{name}"] = (getattr(stated.dob, name), found)
+    bound = None
+    if certificate is not None:
+        bound = certificate.lower_bound_seconds
+        equal["certificate"] = (stated.objective_seconds, certificate.objective_seconds)
     unequal = [
         name
         for name, (said, found) in equal.items()

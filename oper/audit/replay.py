@@ -13,7 +13,7 @@ from oper.base.arrays import Ints
 from oper.base.errors import OperError
 from oper.logs import LogOptions, Prepared, RowReader, open_log
 from oper.plan.layout import LOCAL, SLOT_BITS
-from oper.plan.plan import load_plan
+from oper.plan.plan import Plan
 
 
 def replay(folder: Path | str, rows_read: Iterable[tuple[int, Ints]]) -> list[Finding]:
@@ -22,7 +22,7 @@ def replay(folder: Path | str, rows_read: Iterable[tuple[int, Ints]]) -> list[Fi
     The reads that each owner serves must equal the plan's figures exactly, where the log is the one
     that the plan's profile counted.
     """
-    plan = load_plan(folder)
+    plan = Plan.load(folder)
     maps = RankMaps(plan, folder)
     served = np.zeros(plan.ranks, dtype=np.int64)
     replicated = 0
@@ -54,7 +54,7 @@ def rows_of_log(
     says was profiled unless `options` names rows. OperError where that has not as many samples as
     were profiled.
     """
-    plan = load_plan(folder)
+    plan = Plan.load(folder)
     part = LogPart(plan.log_part if options.rows is None else {})
     options = part.options(options)
     if not options.columns:

@@ -83,8 +83,8 @@ def compare(
 ) -> None:
     """Compare OPER with the paper, simple rules, TorchRec, a solver."""
     from oper.cost.workload import Workload
+    from oper.plan.settings import PlanSettings
     from oper.planner import compare as comparison
-    from oper.planner.problem.problem import Settings
     from oper.profiling.profile import Profile
 
     names = comparison.installed_methods() if methods is None else methods.split(",")
@@ -92,7 +92,7 @@ def compare(
     kept = parse_reserve(reserve, extra_memory, ranks)
     shares = [None] if extra_memory is None else parse_shares(extra_memory, "--extra-memory")
     swept = [
-        Settings(extra, limit, parse_share(dob, "--dob"), balance, kept)
+        PlanSettings(extra, limit, parse_share(dob, "--dob"), balance, kept)
         for limit in parse_shares(threshold, "--threshold")
         for extra in shares
     ]

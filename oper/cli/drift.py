@@ -42,12 +42,12 @@ def drift(
     as_json: bool = JSON,
 ) -> None:
     """Print the cost of a plan under newer counts; advise replanning."""
-    from oper.plan.plan import load_plan
+    from oper.plan.plan import Plan
     from oper.planner.replan import drift as planner
     from oper.profiling.profile import Profile
 
     threshold = parse_share(worse, "--worse")
-    loaded, content = load_plan(plan), {"plan": str(plan), "profile": profile}
+    loaded, content = Plan.load(plan), {"plan": str(plan), "profile": profile}
     if all_windows:
         windows = Profile.open_parts(profile, check=True)
         with steps("drift", 2 * len(windows)) as step:

@@ -56,7 +56,7 @@ def report(
     as_json: bool = JSON,
 ) -> None:
     """Write a page that explains a plan, or compares two."""
-    from oper.plan.plan import load_plan
+    from oper.plan.plan import Plan
     from oper.report.write_report import write_report, write_two_plans_report
 
     if len(plan) > 2:
@@ -76,7 +76,7 @@ def report(
         with steps("report", total=5) as step:
             step("plan")
             missing = write_report(
-                load_plan(plan[0]),
+                Plan.load(plan[0]),
                 output,
                 profile,
                 compare,

@@ -24,12 +24,13 @@ two.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from oper.base.arrays import Floats
-from oper.cost.allreduce import METHODS, Method, allreduce_cost
+from oper.base.arrays import Floats, Ints, PerPair, PerRank, WholePerRank
+from oper.cost.allreduce import METHODS, AllReduceCost, Method, allreduce_cost
 from oper.cost.holder_set_sums import Sums
 from oper.cost.holder_sets import HolderSets
 from oper.cost.read_charges import Charges
@@ -37,51 +38,148 @@ from oper.cost.workload import Workload
 from oper.topology.topology import Topology
 
 
-@dataclass
-class Cost:
-    """Predicted figures of a plan, per iteration. Vectors over ranks; matrices [reader, source]."""
+@dataclass(frozen=True)
+class Communication:
+    """Bytes between ranks in an iteration, summed over the ranks."""
 
-    memory_bytes: Floats
-    lookups: Floats  # rows that each rank looks up, for itself and for others
-    lookup_seconds: Floats  # E
-    link_bytes: Floats
-    link_seconds: Floats  # C
-    gradient_lookup_seconds: Floats  # E'
-    gradient_link_seconds: Floats  # C'
-    allreduce_seconds: Floats  # G
-    allreduce_method: Method
-    allreduce_memory_bytes: float  # of a rank
-    rank_seconds: Floats  # T
-    one_memory: bool  # whether all rows are read without their owners
-    communication_bytes: dict[str, float]
-    extra_bytes: float
-    total_bytes: float
-    capacity_bytes: Floats = field(default_factory=lambda: np.zeros(0))
+    fetch: float
+    gradient: float
+    allreduce: float
+
+    @property
+    def total(self) -> float:
+        return self.fetch + self.gradient + self.allreduce
+
+
+@dataclass(frozen=True)
+class Balance:
+    """Degrees of balance, min/max: memory over capacity over ranks, lookup seconds over ranks,
+    fetch seconds over ordered pairs of ranks (None for one rank).
+
+    Where all ranks share one memory, `lookup_seconds` are those of reads of a rank's own, and the
+    rows that each serves are compared instead.
+    """
+
+    memory: float
+    lookups: float
+    link_cost: float | None
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Predicted figures of an iteration on M ranks, which a plan's file states as they are here.
+    Matrices are [reader, source]."""
+
+    memory_bytes: WholePerRank  # of rows and optimizer state
+    capacity_bytes: WholePerRank  # for these
+    extra_bytes: float  # of all copies beyond one of each row
+    total_bytes: float  # of one copy of each row
+    lookups: PerRank  # rows that each rank looks up, for itself and for others
+    lookup_seconds: PerRank  # E
+    link_bytes: PerPair
+    link_seconds: PerPair  # C
+    gradient_lookup_seconds: PerRank  # E'
+    gradient_link_seconds: PerPair  # C'
+    allreduce_method: Method  # of the replicas' gradients
+    allreduce_seconds: PerRank  # G
+    allreduce_memory_bytes: int  # of a rank
+    rank_seconds: PerRank  # T
+    communication_bytes: Communication
+    dob: Balance
+    mailbox_bytes: int = 0  # of a rank, for the gradients of a step until the owners read them
+
+    @property
+    def ranks(self) -> int:
+        return len(self.memory_bytes)
 
     @property
     def objective_seconds(self) -> float:
+        """Seconds of the slowest rank."""
         return float(self.rank_seconds.max())
 
     @property
     def extra_memory_ratio(self) -> float:
+        """Bytes of extra copies over bytes of one copy of all rows."""
         return self.extra_bytes / self.total_bytes if self.total_bytes else 0.0
 
     @property
     def feasible(self) -> bool:
+        """Whether every rank holds at most its capacity."""
         return bool((self.memory_bytes <= self.capacity_bytes).all())
 
-    @property
-    def dob(self) -> dict[str, float | None]:
-        """Degrees of balance, min/max: memory over capacity, E over ranks, C over ordered pairs.
-        Where all ranks share one memory, E is what ranks read of their own, and the rows that they
-        serve count instead."""
-        ranks = len(self.memory_bytes)
-        pairs = self.link_seconds[~np.eye(ranks, dtype=bool)]
-        return {
-            "memory": degree_of_balance(self.memory_bytes / np.maximum(self.capacity_bytes, 1)),
-            "lookups": degree_of_balance(self.lookups if self.one_memory else self.lookup_seconds),
-            "link_cost": degree_of_balance(pairs) if len(pairs) else None,
+    @staticmethod
+    def of_no_rows(capacity_bytes: Floats) -> "Cost":
+        """The cost of a memory in which no table is, and in which so much could be, [M]."""
+        ranks = len(capacity_bytes)
+        vector, matrix = np.zeros(ranks), np.zeros((ranks, ranks))
+        return Cost(
+            memory_bytes=np.zeros(ranks, dtype=np.int64),
+            capacity_bytes=whole_bytes(capacity_bytes),
+            extra_bytes=0.0,
+            total_bytes=0.0,
+            lookups=vector,
+            lookup_seconds=vector,
+            link_bytes=matrix,
+            link_seconds=matrix,
+            gradient_lookup_seconds=vector,
+            gradient_link_seconds=matrix,
+            allreduce_method="none",
+            allreduce_seconds=vector,
+            allreduce_memory_bytes=0,
+            rank_seconds=vector,
+            communication_bytes=Communication(0.0, 0.0, 0.0),
+            dob=Balance(1.0, 1.0, 1.0 if ranks > 1 else None),
+        )
+
+    def beside(self, other: "Cost", one_memory: bool) -> "Cost":
+        """The cost of an iteration that also reads rows in another memory: times and traffic add
+        up; bytes of memory, and the AllReduce, stay those of this one. `one_memory` says whether
+        all ranks share the other memory."""
+        added: dict[str, Any] = {
+            name: getattr(self, name) + getattr(other, name) for name in _ADDED_UP
         }
+        return replace(
+            self,
+            **added,
+            communication_bytes=Communication(
+                *(
+                    getattr(self.communication_bytes, name)
+                    + getattr(other.communication_bytes, name)
+                    for name in ("fetch", "gradient", "allreduce")
+                )
+            ),
+            dob=_balance(
+                self.dob.memory,
+                added["lookups"] if one_memory else added["lookup_seconds"],
+                added["link_seconds"],
+            ),
+        )
+
+
+# What rows in two memories take of an iteration together.
+_ADDED_UP = (
+    "lookups",
+    "lookup_seconds",
+    "link_bytes",
+    "link_seconds",
+    "gradient_lookup_seconds",
+    "gradient_link_seconds",
+    "allreduce_seconds",
+    "rank_seconds",
+    "mailbox_bytes",
+)
+
+
+def whole_bytes(values: Floats) -> Ints:
+    """Bytes of memory, rounded down."""
+    return np.asarray(np.trunc(values), dtype=np.int64)
+
+
+def _balance(memory: float, served: Floats, link_seconds: Floats) -> Balance:
+    pairs = link_seconds[~np.eye(len(link_seconds), dtype=bool)]
+    return Balance(
+        memory, degree_of_balance(served), degree_of_balance(pairs) if len(pairs) else None
+    )
 
 
 def degree_of_balance(values: Floats) -> float:
@@ -130,9 +228,7 @@ def evaluate(
         gradient_bytes = np.where(away, gradient, 0.0)
         replicas = sums.total(~single)
         if replicas.rows:
-            methods = (method,) if method else METHODS[1:]
-            choices = [allreduce_cost(topology, m) for m in methods]
-            chosen = min(choices, key=lambda c: c.seconds(replicas))
+            chosen = cheapest_allreduce(topology, replicas, method)
             step_seconds = charges.memory_seconds * replicas.union_bytes
             allreduce_seconds = chosen.seconds(replicas) + step_seconds
             allreduce_memory = chosen.memory_bytes(replicas, ranks)
@@ -146,27 +242,40 @@ def evaluate(
         + charges.paid_for_links(gradient_link_seconds)
         + allreduce_seconds
     )
-    fetch, gradients = float(link_bytes.sum()), float(gradient_bytes.sum())
+    memory_bytes = sets.holds.T.astype(np.float64) @ sums.memory_bytes
+    capacity = np.asarray(capacity_bytes, dtype=np.float64)
+    lookups = traffic(sums.read_rows).sum(axis=0)
     return Cost(
-        memory_bytes=sets.holds.T.astype(np.float64) @ sums.memory_bytes,
-        lookups=traffic(sums.read_rows).sum(axis=0),
+        memory_bytes=whole_bytes(memory_bytes),
+        capacity_bytes=whole_bytes(capacity),
+        extra_bytes=float(((sets.copies - 1) * sums.memory_bytes).sum()),
+        total_bytes=float(sums.memory_bytes.sum()),
+        lookups=lookups,
         lookup_seconds=lookup_seconds,
         link_bytes=link_bytes,
         link_seconds=link_seconds,
         gradient_lookup_seconds=gradient_lookup_seconds,
         gradient_link_seconds=gradient_link_seconds,
-        allreduce_seconds=allreduce_seconds,
         allreduce_method=chosen.method,
-        allreduce_memory_bytes=allreduce_memory,
+        allreduce_seconds=allreduce_seconds,
+        allreduce_memory_bytes=round(allreduce_memory),
         rank_seconds=rank_seconds,
-        one_memory=topology.is_one_memory,
-        communication_bytes={
-            "fetch": fetch,
-            "gradient": gradients,
-            "allreduce": allreduce_bytes,
-            "total": fetch + gradients + allreduce_bytes,
-        },
-        extra_bytes=float(((sets.copies - 1) * sums.memory_bytes).sum()),
-        total_bytes=float(sums.memory_bytes.sum()),
-        capacity_bytes=np.asarray(capacity_bytes, dtype=np.float64),
+        communication_bytes=Communication(
+            float(link_bytes.sum()), float(gradient_bytes.sum()), allreduce_bytes
+        ),
+        dob=_balance(
+            degree_of_balance(memory_bytes / np.maximum(capacity, 1)),
+            lookups if topology.is_one_memory else lookup_seconds,
+            link_seconds,
+        ),
+    )
+
+
+def cheapest_allreduce(
+    topology: Topology, replicas: Sums, method: Method | None = None
+) -> AllReduceCost:
+    """The AllReduce that takes least for all replicas, summed up; or that of a given method."""
+    methods = (method,) if method else METHODS[1:]
+    return min(
+        (allreduce_cost(topology, each) for each in methods), key=lambda c: c.seconds(replicas)
     )

@@ -25,7 +25,7 @@ from oper.doctor.memory_findings import (
 )
 from oper.doctor.model_file import make_model
 from oper.doctor.table_findings import table_findings
-from oper.plan.plan import Plan, load_plan
+from oper.plan.plan import Plan
 from oper.topology.topology import Topology
 
 
@@ -35,7 +35,7 @@ def examine(folder: Path | str, model: str, topology: str | None = None) -> list
 
     Raises OperError where the plan or the model cannot be had.
     """
-    plan = load_plan(folder)
+    plan = Plan.load(folder)
     return examine_model(plan, make_model(model, plan), topology)
 
 

@@ -64,7 +64,7 @@ def device_findings(
     devices: tuple[str, Sequence[int]] | None,
 ) -> list[Finding]:
     """Whether each rank's part fits its device; `devices`: where the sizes are from, and [M]."""
-    buffers = plan.prediction.mailbox_bytes + plan.prediction.allreduce_memory_bytes
+    buffers = plan.cost.mailbox_bytes + plan.cost.allreduce_memory_bytes
     needed = rows + buffers + dense
     fullest = int(needed.argmax())
     parts = (
@@ -96,7 +96,7 @@ def device_findings(
             f"{_size(have[fullest])} ({source}), without activations: {parts}",
         )
     ]
-    reserve = plan.settings.get("reserve")
+    reserve = None if plan.limits is None else plan.limits.reserve
     if reserve is not None and dense > reserve * min(have):
         text = (
             f"the dense part takes {_size(dense)}, and the plan left {reserve:.0%} of "
@@ -134,7 +134,7 @@ def host_findings(
 ) -> list[Finding]:
     """Whether the ranks of this host fit its memory: CPU ranks' rows lie in anonymous shared
     memory, which /dev/shm does not limit."""
-    mine = [int(bytes[rank]) + plan.prediction.mailbox_bytes + dense for rank in ranks_here]
+    mine = [int(bytes[rank]) + plan.cost.mailbox_bytes + dense for rank in ranks_here]
     tightest = min(limits, key=lambda limit: limit.free_bytes)
     text = (
         f"{len(mine)} CPU ranks on this host need {_size(sum(mine))} for rows, gradients and the "

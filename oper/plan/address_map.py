@@ -32,7 +32,7 @@ from oper.plan.layout import (
     occurrences,
     rank_map,
 )
-from oper.plan.plan import Plan, load_plan, load_rank_map
+from oper.plan.plan import Plan, load_rank_map
 from oper.tables.table import Table, index_of
 
 __all__ = ["LOCAL", "AddressMap", "unpack"]
@@ -122,7 +122,7 @@ class AddressMap:
     @classmethod
     def load(cls, folder: Path | str, rank: int) -> "AddressMap":
         """The map of one rank, from its file in a plan's folder; shared arrays memory-mapped."""
-        plan = load_plan(folder)
+        plan = Plan.load(folder)
         _check_rank(rank, plan.ranks)
         found, stated = load_rank_map(folder, rank, plan.layout), rank_map(plan.layout, rank)
         for name in ("group_base", "stripe_base"):

@@ -59,6 +59,15 @@ def join_lines(
     return lines.numpy().view(np.uint64), np.diff(ends.numpy())
 
 
+def listed_before_tables(bitmap: NDArray[np.uint64], line_offset: Ints) -> Ints:
+    """Marked rows before each table, whose lines begin at `line_offset[t]`, and of all, [T + 1]."""
+    last = bitmap[-1:]
+    listed = listed_before(last, slice(None)) + np.bitwise_count(last[:, 1:]).sum(
+        axis=1, dtype=np.int64
+    )
+    return np.append(listed_before(bitmap, line_offset[:-1]), listed)
+
+
 def header_of(before: Ints, counts: Ints) -> NDArray[np.uint64]:
     """The headers of lines, uint64 [N], with `before` [N] marked rows before each line, of all
     tables, and `counts` [N, WORDS_PER_LINE] in each of its words."""

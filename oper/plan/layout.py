@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from oper.base import native
 from oper.base.arrays import Ints
-from oper.plan.bitmap import listed_before, rank_in_bitmap
+from oper.plan.bitmap import listed_before, listed_before_tables, rank_in_bitmap
 from oper.plan.row_codes import ListedIndex, group_bits, unpack_codes
 
 SLOT_BITS = native.shared("slot bits", 40)
@@ -102,11 +102,7 @@ class Layout:
     @cached_property
     def listed_offset(self) -> Ints:
         """Listed rows before each table, and of all, [T + 1]."""
-        last = self.bitmap[-1:]
-        listed = listed_before(last, slice(None)) + np.bitwise_count(last[:, 1:]).sum(
-            axis=1, dtype=np.int64
-        )
-        return np.append(listed_before(self.bitmap, self.line_offset[:-1]), listed)
+        return listed_before_tables(self.bitmap, self.line_offset)
 
     @property
     def listed(self) -> int:

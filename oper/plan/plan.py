@@ -6,47 +6,51 @@ the part of the address map that differs between ranks. There are no times and n
 that equal plans have equal bytes.
 """
 
-import importlib
+import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.argument_types import check_type
+from oper.base.arrays import Ints
 from oper.base.errors import OperError
-from oper.base.formatting import format_bytes, format_duration, format_gap, format_share
-from oper.base.summary import Summarised, Summary
 from oper.cost.allreduce import Method
+from oper.cost.objective import Cost
 from oper.cost.workload import Workload
 from oper.files import manifest, storage
 from oper.files.overwrite_rules import Format
 from oper.files.safetensors_file import load_safetensors, save_safetensors
+from oper.plan.certificate import Certificate
 from oper.plan.layout import Layout, RankMap, rank_map
-from oper.plan.prediction import PlanningRecord, PlanParts, Prediction
+from oper.plan.memories import HOST, Memory, PlanningRecord
+from oper.plan.plan_file import LogPart, RowKinds, Stated, from_json, to_json
 from oper.plan.row_codes import marks_of, rows_of_tables
-from oper.plan.stated_figures import check_stated
+from oper.plan.settings import Limits, PlanSettings
 from oper.plan.validate import validate, validate_rank_map
 from oper.tables.table import Table, fingerprint, index_of
 from oper.topology.host_tier import host_to_dict
 from oper.topology.topology import Topology
 
 MARKER = "plan.json"
-SCHEMA = "oper-plan"
-VERSION = 2
+SCHEMA = "oper.plan"
+VERSION = 3
 FORMAT = Format(MARKER, SCHEMA, VERSION)
 
 _LAYOUT_FILE = "layout.safetensors"
-_NAMES_IN_FILE = {"source": "path"}  # of the layout's arrays that are called otherwise there
-_OPTIONAL = ("stripe_bitmap", "explicit_containing", "everywhere_bitmap")
 # Of the layout: as .npy, to be memory-mapped.
 _LARGE = ("bitmap", "codes", "stripe_bitmap", "everywhere_bitmap")
+_OPTIONAL = ("stripe_bitmap", "everywhere_bitmap")
 # Only with `everywhere_bitmap`: of the layout, and of the counts.
 _EVERYWHERE = ("everywhere_group", "everywhere_first")
 _EVERYWHERE_COUNTS = ("everywhere_accesses", "everywhere_least")
+_COMPANIONS = ("vocab", "moves.npy")
+_ACCESSES, _SAMPLES_WITH_ROW = "listed_accesses", "listed_samples_with_row"
 
 
 @dataclass(frozen=True)
@@ -83,14 +87,20 @@ class ListedCounts:
 
 
 @dataclass(frozen=True)
-class Plan(Summarised):
-    """A plan for `tables` on the ranks of `topology`.
+class Plan:
+    """A plan for `tables` on the ranks of `topology`, immutable.
 
-    `layout` and `allreduce_method` are what the runtime acts on; `prediction` and `record` are
-    written under "figures" and only shown. `owner_accesses` [M] are the accesses in the profile to
-    rows that one rank alone holds, by that rank, and `replica_accesses` the rest. Tables of the
-    `tier` lie in the hosts' memory, in arenas of their own; `prediction` is of all tables together,
-    and `record` and `partitions` are of those on devices, or of the tier's where it has all.
+    `layout` and `allreduce_method` are what the runtime acts on; all else is stated in the file and
+    only shown. Each table is in one of the `memories`; where there are two, those of the second lie
+    in the hosts' memory, in arenas of their own.
+
+    profile: the digest of the profile. asked, limits: what was asked of the plan, and what it
+    keeps (None of a plan that was put together by hand). whole_certificate: of several memories
+    together. partition_floor: [P] fewest accesses of a row in each partition of listed rows of the
+    main memory, descending. distinct_ratio: [T, 2] measured over expected distinct rows of a rank
+    and of all; None: not measured. log_part: of the log that was profiled. seconds: spent on each
+    step of planning; none of a plan from a folder. companions: each writes what belongs into the
+    plan's folder beside it, such as vocabularies and moves.
     """
 
     tables: tuple[Table, ...]
@@ -98,23 +108,17 @@ class Plan(Summarised):
     workload: Workload
     layout: Layout
     counts: ListedCounts
-    owner_accesses: NDArray[np.int64]
-    replica_accesses: int
+    memories: tuple[Memory, ...]
     samples: int
-    profile: str  # digest of the profile
-    allreduce_method: Method  # of the replicas' gradients
-    prediction: Prediction
-    record: PlanningRecord
-    # [P] fewest accesses of a row in each partition of listed rows, descending.
-    partition_floor: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    certificate: dict[str, Any] = field(default_factory=dict)
-    partitions: dict[str, Any] = field(default_factory=dict)
-    settings: dict[str, Any] = field(default_factory=dict)
-    # [T, 2] measured over expected distinct rows of a rank and of all; None: not measured.
+    profile: str
+    asked: PlanSettings = field(default_factory=PlanSettings)
+    limits: Limits | None = None
+    whole_certificate: Certificate | None = None
+    partition_floor: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     distinct_ratio: NDArray[np.float64] | None = None
-    log_part: dict[str, Any] = field(default_factory=dict)  # that was profiled; {}: all, or unknown
-    tier: tuple[int, ...] = ()  # the numbers of its tables, ascending
-    parts: PlanParts | None = None  # None without a tier
+    log_part: dict[str, Any] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict, compare=False)
+    companions: tuple[Callable[[Path], None], ...] = field(default=(), compare=False, repr=False)
 
     def __repr__(self) -> str:
         rows = sum(table.rows for table in self.tables)
@@ -123,57 +127,106 @@ class Plan(Summarised):
             f"({self.topology.name}) for {self.workload.mode}>"
         )
 
+    @staticmethod
+    def load(folder: Path | str, tables: Sequence[Table] | None = None) -> "Plan":
+        """Read a plan, with its large arrays memory-mapped; verifies sizes and digests of all
+        files.
+
+        OperError where the folder is not a plan of this version, is incomplete or damaged, or is
+        for other tables than `tables`, where those are given.
+        """
+        return _load(folder, tables)
+
     @property
     def ranks(self) -> int:
         return self.topology.ranks
 
-    def summary(self) -> Summary:
-        """What notebooks and rich show: the prediction, the certificate, and the ranks."""
-        figures, gap = self.prediction, self.certificate.get("certified_gap")
-        return Summary(
-            repr(self)[1:-1],
-            (
-                ("predicted iteration", format_duration(figures.objective_seconds)),
-                ("from optimal, at most", "not known" if gap is None else format_gap(gap)),
-                ("extra memory", format_share(figures.extra_memory_ratio)),
-            ),
-            ("rank", "memory", "iteration"),
-            [
-                (str(rank), format_bytes(held), format_duration(seconds))
-                for rank, (held, seconds) in enumerate(
-                    zip(figures.memory_bytes, figures.rank_seconds, strict=True)
-                )
-            ],
-        )
+    @cached_property
+    def cost(self) -> Cost:
+        """The predicted cost of an iteration, which reads the tables of all memories: times and
+        traffic are of all, bytes of memory those of the devices."""
+        cost = self.memories[0].cost
+        for memory in self.memories[1:]:
+            cost = cost.beside(memory.cost, self.topology.is_one_memory)
+        return cost
 
-    def report(self, path: Path | str, **material: Any) -> list[str]:
-        """Write a page that explains the plan: `oper.report.write_report.write_report`, which says
-        what may be given by name."""
-        # By its name: reports stand above plans, and this is a short way there from a notebook.
-        write: Any = importlib.import_module("oper.report.write_report").write_report
-        missing: list[str] = write(self, path, **material)
-        return missing
+    @property
+    def feasible(self) -> bool:
+        """Whether every rank holds at most its capacity, in each memory."""
+        return all(memory.cost.feasible for memory in self.memories)
 
-    def figures_to_json(self) -> dict[str, Any]:
-        """The prediction and the planning record as plan.json and `oper plan show --json` have
-        them."""
+    @property
+    def main(self) -> Memory:
+        """The devices, or the hosts where these have all tables."""
+        return next((memory for memory in self.memories if memory.tables), self.memories[0])
+
+    def memory_of(self, table: int) -> Memory:
+        """The memory that a table is in."""
+        return next(memory for memory in self.memories if table in memory.tables)
+
+    @property
+    def certificate(self) -> Certificate | None:
+        """How far the plan is from the best; None of a plan that was put together by hand."""
+        return self.whole_certificate or self.main.certificate
+
+    @property
+    def record(self) -> PlanningRecord | None:
+        """How the rows were placed: those on devices, or the hosts' where these have all tables."""
+        return self.main.record
+
+    @property
+    def allreduce_method(self) -> Method:
+        """How the replicas' gradients are summed."""
+        return self.memories[0].cost.allreduce_method
+
+    @property
+    def owner_accesses(self) -> Ints:
+        """Accesses in the profile to rows that one rank alone holds, by that rank, [M]."""
+        return np.asarray(np.sum([memory.owner_accesses for memory in self.memories], axis=0))
+
+    @property
+    def replica_accesses(self) -> int:
+        """Accesses in the profile to rows that several ranks hold."""
+        return sum(memory.replica_accesses for memory in self.memories)
+
+    @property
+    def host(self) -> Memory | None:
+        """The hosts' memory, where tables lie there: the tier."""
+        return next((memory for memory in self.memories if memory.name == HOST), None)
+
+    @property
+    def tier(self) -> tuple[int, ...]:
+        """The numbers of the tables in the hosts' memory, ascending."""
+        return () if self.host is None else self.host.tables
+
+    @property
+    def tier_names(self) -> list[str]:
+        """The names of the tables in the hosts' memory."""
+        return [self.tables[t].name for t in self.tier]
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures of the plan as `oper plan --json` and `oper plan show --json` have them."""
+        certificate = {} if self.certificate is None else to_json(self.certificate)
+        record = {} if self.record is None else to_json(self.record)
+        certificate.pop("objective_seconds", None)
         return {
             "mode": self.workload.mode,
             "fetch": self.workload.fetch,
             "batch_size": self.workload.batch_size,
             "ranks": self.ranks,
             "rows": int(self.layout.rows.sum()),
-            "threshold": self.record.threshold,
-            **self.prediction.to_json(self.allreduce_method),
-            "status": self.prediction.status,
-            **self.record.to_json(),
-            **({} if self.parts is None else {"parts": self.parts.to_json()}),
+            "asked": to_json(self.asked),
+            "limits": to_json(self.limits),
+            **to_json(self.cost),
+            "feasible": self.feasible,
+            "status": "ok" if self.feasible else "infeasible",
+            **certificate,
+            **record,
+            "tier": self.tier_names,
+            "memories": [{"name": memory.name, **to_json(memory.cost)} for memory in self.memories]
+            if self.host
+            else [],
         }
-
-    @property
-    def tier_names(self) -> list[str]:
-        """The names of the tables in the tier."""
-        return [self.tables[t].name for t in self.tier]
 
     def table_index(self, name: str) -> int:
         """The number of the table called `name`; OperError where there is none."""
@@ -186,41 +239,35 @@ class Plan(Summarised):
             "needed: plan=oper.torchrec_plan(plan, model)"
         )
 
-    def save(
-        self,
-        folder: Path | str,
-        also: Sequence[Callable[[Path], None]] = (),
-        overwrite: bool = False,
-    ) -> None:
-        """Write the plan and the maps of all ranks, completely or not at all.
+    def save(self, folder: Path | str, overwrite: bool = False) -> None:
+        """Write the plan, the maps of all ranks, and its companions, completely or not at all.
 
-        Each of `also` writes more files into the folder, such as vocabularies or moves.
         `overwrite` replaces an existing plan, if its folder has no other files.
         """
         with storage.atomic_folder(folder, FORMAT, overwrite) as temporary:
             self._write_arrays(temporary)
-            for write in also:
+            for write in self.companions:
                 write(temporary)
-            content = self._to_json() | {"files": manifest.describe_files(temporary)}
-            manifest.write_manifest(temporary, FORMAT, content)
+            header = {"schema": SCHEMA, "version": VERSION}
+            files = {"files": manifest.describe_files(temporary)}
+            manifest.write_manifest(temporary, FORMAT, header | to_json(self._stated()) | files)
 
     def _write_arrays(self, folder: Path) -> None:
         arrays = {
-            _NAMES_IN_FILE.get(f.name, f.name): getattr(self.layout, f.name)
+            f.name: getattr(self.layout, f.name)
             for f in fields(Layout)
             if f.name not in (*_LARGE, "orders", *_EVERYWHERE)
         }
         arrays |= {f"order_{n:05d}": order for n, order in enumerate(self.layout.orders)}
-        arrays["owner_accesses"] = self.owner_accesses
         arrays["partition_floor"] = self.partition_floor
         if self.layout.everywhere_bitmap is not None:
             arrays |= {name: getattr(self.layout, name) for name in _EVERYWHERE}
             arrays |= {name: getattr(self.counts, name) for name in _EVERYWHERE_COUNTS}
         save_safetensors(folder / _LAYOUT_FILE, arrays)
         large = {name: getattr(self.layout, name) for name in _LARGE}
-        large["explicit_accesses"] = self.counts.accesses
+        large[_ACCESSES] = self.counts.accesses
         if self.counts.samples_with_row is not self.counts.accesses:
-            large["explicit_containing"] = self.counts.samples_with_row
+            large[_SAMPLES_WITH_ROW] = self.counts.samples_with_row
         with ThreadPoolExecutor() as pool:
             written = [
                 pool.submit(storage.save_array, folder / f"{name}.npy", array)
@@ -234,44 +281,29 @@ class Plan(Summarised):
             for job in written:
                 job.result()
 
-    def _to_json(self) -> dict[str, Any]:
+    def _stated(self) -> Stated:
         layout = self.layout
-        part = {"log_part": self.log_part} if self.log_part else {}
-        hosts = host_to_dict(self.topology) if self.tier else {}
-        marked = layout.everywhere_bitmap is not None
-        return {
-            "schema": SCHEMA,
-            "version": VERSION,
-            "produced_by": self.record.step,
-            "fingerprint": fingerprint(self.tables),
-            "profile": self.profile,
-            "samples": self.samples,
-            **part,
-            "workload": {
-                "mode": self.workload.mode,
-                "fetch": self.workload.fetch,
-                "batch_size": self.workload.batch_size,
-            },
-            "settings": self.settings,
-            "distinct_ratio": (
-                None if self.distinct_ratio is None else self.distinct_ratio.tolist()
-            ),
-            "certificate": self.certificate,
-            "figures": self.figures_to_json(),
-            "partitions": self.partitions,
-            "rows": {
-                "total": int(layout.rows.sum()),
-                "explicit": layout.listed,
-                "striped": int(layout.rows.sum()) - layout.listed,
-                **({"everywhere": layout.listed - len(layout.codes)} if marked else {}),
-            },
-            "owner_accesses": self.owner_accesses.tolist(),
-            "replica_accesses": self.replica_accesses,
-            "arena_slots": layout.slots.tolist(),
-            "topology": self.topology.to_dict() | hosts,
-            "tables": [table.to_dict() for table in self.tables],
-            **({"tier": self.tier_names} if self.tier else {}),
-        }
+        rows, listed = int(layout.rows.sum()), layout.listed
+        hosts = {} if self.host is None else host_to_dict(self.topology)
+        ratio = self.distinct_ratio
+        return Stated(
+            fingerprint=fingerprint(self.tables),
+            profile=self.profile,
+            samples=self.samples,
+            log_part=cast(LogPart, self.log_part),
+            workload=self.workload,
+            asked=self.asked,
+            limits=self.limits,
+            distinct_ratio=None
+            if ratio is None
+            else [(own, of_all) for own, of_all in ratio.tolist()],
+            certificate=self.whole_certificate,
+            memories=self.memories,
+            rows=RowKinds(rows, listed, rows - listed, listed - len(layout.codes)),
+            arena_slots=layout.slots.tolist(),
+            topology=self.topology.to_dict() | hosts,
+            tables=[table.to_dict() for table in self.tables],
+        )
 
 
 def rank_file(rank: int) -> str:
@@ -279,13 +311,8 @@ def rank_file(rank: int) -> str:
     return f"rank_{rank:05d}.safetensors"
 
 
-def load_plan(folder: Path | str, tables: Sequence[Table] | None = None) -> Plan:
-    """Read a plan, with its large arrays memory-mapped; verifies sizes and digests of all files.
-
-    OperError where the folder is not a plan of this version, is incomplete or damaged, or is for
-    other tables than `tables`, where those are given.
-    """
-    check_type("load_plan", "folder", folder, Path, str)
+def _load(folder: Path | str, tables: Sequence[Table] | None) -> Plan:
+    check_type("Plan.load", "folder", folder, Path, str)
     folder = Path(folder)
     content = manifest.open_folder(folder, FORMAT)
     try:
@@ -330,52 +357,56 @@ def load_rank_map(folder: Path | str, rank: int, layout: Layout) -> RankMap:
 
 def _from_json(folder: Path, content: dict[str, Any]) -> Plan:
     arrays = load_safetensors(folder / _LAYOUT_FILE)
-    owner_accesses = arrays.pop("owner_accesses")
     partition_floor = arrays.pop("partition_floor")
     orders = tuple(arrays.pop(name) for name in sorted(arrays) if name.startswith("order_"))
-    for name, in_file in _NAMES_IN_FILE.items():
-        arrays[name] = arrays.pop(in_file)
 
-    def large(name: str) -> Any:
+    def large(name: str, optional: bool = False) -> Any:
         file = f"{name}.npy"
-        if name in _OPTIONAL and file not in content["files"]:
+        if optional and file not in content["files"]:
             return None
         content["files"][file]  # KeyError, an error of damage, where the marker does not list it
         return storage.load_array(folder / file)
 
-    accesses, samples_with_row = large("explicit_accesses"), large("explicit_containing")
+    accesses, samples_with_row = large(_ACCESSES), large(_SAMPLES_WITH_ROW, optional=True)
     none = np.zeros(len(content["tables"]), dtype=np.int64)
     together = {name: arrays.pop(name, none) for name in _EVERYWHERE_COUNTS}
-    ratio = content["distinct_ratio"]
     topology = Topology.from_dict(content["topology"], str(folder / MARKER))
-    check_stated(content, topology.ranks)
-    tables = tuple(Table.from_dict(t) for t in content["tables"])
-    number = {table.name: n for n, table in enumerate(tables)}
-    parts = content["figures"].get("parts")
+    stated = from_json(content, topology.ranks)
+    ratio = stated.distinct_ratio
     return Plan(
-        tables=tables,
+        tables=tuple(Table.from_dict(t) for t in stated.tables),
         topology=topology,
-        workload=Workload(**content["workload"]),
-        layout=Layout(**arrays, orders=orders, **{name: large(name) for name in _LARGE}),
+        workload=stated.workload,
+        layout=Layout(
+            **arrays, orders=orders, **{name: large(name, name in _OPTIONAL) for name in _LARGE}
+        ),
         counts=ListedCounts(
             accesses, accesses if samples_with_row is None else samples_with_row, **together
         ),
-        owner_accesses=owner_accesses,
-        replica_accesses=content["replica_accesses"],
-        samples=content["samples"],
-        profile=content["profile"],
-        allreduce_method=content["figures"]["allreduce_method"],
-        prediction=Prediction.from_json(content["figures"]),
-        record=PlanningRecord.from_json(content["figures"]),
+        memories=stated.memories,
+        samples=stated.samples,
+        profile=stated.profile,
+        asked=stated.asked,
+        limits=stated.limits,
+        whole_certificate=stated.certificate,
         partition_floor=partition_floor,
-        certificate=content["certificate"],
-        partitions=content["partitions"],
-        settings=content["settings"],
         distinct_ratio=None if ratio is None else np.array(ratio, dtype=np.float64),
-        log_part=content.get("log_part", {}),
-        tier=tuple(number[name] for name in content.get("tier", ())),
-        parts=None if parts is None else PlanParts.from_json(parts),
+        log_part=dict(stated.log_part),
+        companions=tuple(_copied(folder, name) for name in _COMPANIONS if (folder / name).exists()),
     )
+
+
+def _copied(folder: Path, name: str) -> Callable[[Path], None]:
+    """Writes what a plan's folder has beside the plan into another."""
+    kept = folder / name
+
+    def write(into: Path) -> None:
+        if kept.is_dir():
+            shutil.copytree(kept, into / name)
+        else:
+            shutil.copyfile(kept, into / name)
+
+    return write
 
 
 def _check_tables(folder: Path, planned: Sequence[Table], given: Sequence[Table]) -> None:

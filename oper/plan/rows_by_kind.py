@@ -59,8 +59,7 @@ class RowsByKind:
     memory_of_row: Ints  # bytes of one copy of a row: values and optimizer state
     # In the profile, of the replicated and listed rows; a plan has no counts of striped ones.
     listed_accesses: Ints
-    on_devices: RankBytes  # without the tables of the tier
-    in_tier: RankBytes  # zeros without a tier
+    memory: dict[str, RankBytes]  # of each of the plan's memories, by its name
 
     @property
     def rows(self) -> Ints:
@@ -86,7 +85,6 @@ class RowsByKind:
             **({} if accesses is None else {"accesses": accesses}),
         }
         values = zip(*(column.tolist() for column in columns.values()), strict=True)
-        memory = {"device": self.on_devices, "host": self.in_tier}
         return {
             "tables_by_kind": [
                 {"table": table.name, **dict(zip(columns, of_table, strict=True))}
@@ -94,8 +92,7 @@ class RowsByKind:
             ],
             "memory_by_kind": {
                 name: {kind: held.tolist() for kind, held in ranks._asdict().items()}
-                for name, ranks in memory.items()
-                if name == "device" or ranks.total.any()
+                for name, ranks in self.memory.items()
             },
         }
 
@@ -110,12 +107,11 @@ def rows_by_kind(plan: Plan) -> RowsByKind:
     in_bitmap = np.diff(layout.listed_offset)
     striped = _striped_rows(layout)
 
-    tier_tables = np.isin(np.arange(len(plan.tables)), plan.tier)
-    tier_widths = np.isin(np.arange(len(layout.slots)), layout.width_of_table[tier_tables])
     several = layout.holds.sum(axis=1) > 1
     of_group = of_group * memory_of_width[layout.group_width]
 
-    def rank_bytes(tables: NDArray[np.bool_], widths: NDArray[np.bool_]) -> RankBytes:
+    def rank_bytes(tables: list[int]) -> RankBytes:
+        widths = np.isin(np.arange(len(layout.slots)), layout.width_of_table[tables])
         groups = widths[layout.group_width]
         arenas = memory_of_width[widths] @ layout.slots[widths]
         in_copies, alone = (
@@ -134,8 +130,7 @@ def rows_by_kind(plan: Plan) -> RowsByKind:
         ranks_with_rows=(holds | (striped > 0)).sum(axis=1),
         memory_of_row=memory_of_row,
         listed_accesses=_listed_accesses(plan),
-        on_devices=rank_bytes(~tier_tables, ~tier_widths),
-        in_tier=rank_bytes(tier_tables, tier_widths),
+        memory={memory.name: rank_bytes(list(memory.tables)) for memory in plan.memories},
     )
 
 

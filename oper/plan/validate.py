@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from oper.base.arrays import Ints
 from oper.plan.bitmap import CHUNK_LINES, ROWS_PER_LINE, WORDS_PER_LINE, header_of
 from oper.plan.layout import LOCAL, LONGEST_PERIOD, SLOT_BITS, SLOT_MASK, Layout, RankMap
+from oper.plan.memories import DEVICE, HOST
 
 _CHUNK_CODES = 1 << 20  # a few arrays of 8 MiB at a time
 # A rank has a row in one slot; slots that replanning left empty make some more.
@@ -35,43 +36,47 @@ def validate(plan: Any) -> None:
     _check_arenas(layout)
     _check_codes(layout, int(listed[-1]) - _check_marks(layout, listed))
     _check_stripes(layout, striped)
-    _check_tier(plan)
+    _check_memories(plan)
     entries, tables = len(layout.codes), len(plan.tables)
     counters, counts = (np.uint32, np.uint64), plan.counts
-    _need(counts.accesses, "explicit_accesses", counters, (entries,))
-    _need(counts.samples_with_row, "explicit_containing", counters, (entries,))
+    _need(counts.accesses, "listed_accesses", counters, (entries,))
+    _need(counts.samples_with_row, "listed_samples_with_row", counters, (entries,))
     _need(counts.everywhere_accesses, "everywhere_accesses", (np.int64,), (tables,))
     _need(counts.everywhere_least, "everywhere_least", (np.int64,), (tables,))
-    _need(plan.owner_accesses, "owner_accesses", (np.int64,), (ranks,))
     _need(plan.partition_floor, "partition_floor", (np.int64,), (None,))
     if plan.distinct_ratio is not None:
         _need(plan.distinct_ratio, "distinct_ratio", (np.float64,), (len(plan.tables), 2))
         _need_finite(plan.distinct_ratio, "distinct_ratio")
 
 
-def _check_tier(plan: Any) -> None:
-    """Whether the tier's tables have arenas of their own and one owner for each row."""
-    layout, tier, parts = plan.layout, plan.tier, plan.parts
-    # Plans that were put together by hand have no certificate, and no figures of parts.
-    if (parts is not None and not tier) or (parts is None and tier and plan.certificate):
-        raise ValueError("tier: figures of its parts are there without it, or it without them")
-    if not tier:
+def _check_memories(plan: Any) -> None:
+    """Whether every table is in one memory, and those in the hosts have arenas of their own and one
+    owner for each row."""
+    layout, names = plan.layout, [memory.name for memory in plan.memories]
+    if names not in ([DEVICE], [DEVICE, HOST]):
+        raise ValueError(f"memories: are {names}, and {[DEVICE]} or {[DEVICE, HOST]} was needed")
+    known = [t for memory in plan.memories for t in memory.tables]
+    if sorted(known) != list(range(len(plan.tables))):
+        raise ValueError("memories: must have every table once")
+    if any(list(memory.tables) != sorted(memory.tables) for memory in plan.memories):
+        raise ValueError("memories: must have their tables in order")
+    if plan.host is None:
         return
-    if list(tier) != sorted(set(tier)):
-        raise ValueError("tier: must name tables once, in their order")
-    if parts is not None and (parts.devices is None) != (len(tier) == len(plan.tables)):
-        raise ValueError("tier: figures of devices must be there if tables are")
+    if not plan.host.tables:
+        raise ValueError("memories: the hosts' memory has no table")
     if not plan.workload.training:
-        raise ValueError("tier: must be of a plan for training")
-    in_tier = np.zeros(len(plan.tables), dtype=bool)
-    in_tier[list(tier)] = True
-    widths = layout.width_of_table[in_tier]
-    if np.isin(layout.width_of_table[~in_tier], widths).any():
-        raise ValueError("width_of_table: tables of the tier share an arena with others")
+        raise ValueError("memories: tables in the hosts' memory must be of a plan for training")
+    in_hosts = np.zeros(len(plan.tables), dtype=bool)
+    in_hosts[list(plan.host.tables)] = True
+    widths = layout.width_of_table[in_hosts]
+    if np.isin(layout.width_of_table[~in_hosts], widths).any():
+        raise ValueError("width_of_table: tables in two memories share an arena")
     copies = layout.holds[np.isin(layout.group_width, widths)].sum(axis=1)
-    _need_all(copies == 1, "holds of the tier's groups", "have one rank for each")
+    _need_all(copies == 1, "holds of groups in the hosts' memory", "have one rank for each")
     if plan.topology.host_memory_bytes is None or plan.topology.host_bandwidth is None:
-        raise ValueError("topology: host_memory and host_bandwidth must be there with a tier")
+        raise ValueError(
+            "topology: host_memory and host_bandwidth must be there with tables in the hosts"
+        )
 
 
 def validate_rank_map(found: RankMap, layout: Layout) -> None:
@@ -94,7 +99,7 @@ def _check_small_arrays(layout: Layout, tables: int, ranks: int) -> None:
     _need(layout.slots, "slots", ints, (None, ranks))
     _need(layout.width_of_table, "width_of_table", ints, (tables,))
     _need(layout.group_width, "group_width", ints, (None,))
-    _need(layout.source, "path", (np.uint16,), pair)
+    _need(layout.source, "source", (np.uint16,), pair)
     _need(layout.holds, "holds", (np.bool_,), pair)
     _need(layout.base, "base", ints, pair)
     _need(layout.pattern_of, "pattern_of", ints, (tables,))

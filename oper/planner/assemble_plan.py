@@ -1,10 +1,13 @@
-"""From a placement to the plan that is written: layout, prediction, record, accesses by owner.
+"""From a placement to the plan that is written: layout, figures, record, accesses by owner.
 
 In: `Planned`. Out: `Plan`.
 """
 
+from dataclasses import replace
+
 import numpy as np
 
+from oper.plan.memories import DEVICE, Memory
 from oper.plan.plan import ListedCounts, Plan
 from oper.planner.make_placement import Planned
 from oper.planner.problem.classes import measured_ratios
@@ -12,8 +15,8 @@ from oper.planner.row_placement.arena_layout import lay_out
 
 
 def assemble(planned: Planned) -> Plan:
-    """The plan of a placement: every row gets its slot. No times are in it, so that the same input
-    gives the same bytes."""
+    """The plan of a placement: every row gets its slot. Nothing that is written depends on how long
+    planning took, so that equal inputs give equal bytes."""
     problem, placement = planned.problem, planned.row_placement
     classes, profile, ranks = problem.classes, problem.profile, problem.ranks
     owner = placement.holder_sets.owner
@@ -24,23 +27,30 @@ def assemble(planned: Planned) -> Plan:
     np.add.at(owner_accesses, owner[single], accesses[single])
     partitions = planned.class_placement.partitions
     layout, scan = lay_out(problem, placement), placement.scan
+    memory = Memory(
+        name=DEVICE,
+        tables=tuple(range(len(profile.tables))),
+        cost=replace(planned.cost, mailbox_bytes=round(problem.mailbox_bytes)),
+        owner_accesses=owner_accesses,
+        replica_accesses=int(accesses[~single].sum()),
+        record=planned.record,
+        certificate=planned.certificate,
+        partitions=partitions.summary(),
+    )
     return Plan(
         tables=profile.tables,
         topology=problem.topology,
         workload=problem.workload,
         layout=layout,
         counts=ListedCounts.of(layout, scan.listed_accesses, scan.listed_samples_with_row),
-        owner_accesses=owner_accesses,
-        replica_accesses=int(accesses[~single].sum()),
+        memories=(memory,),
         samples=profile.samples,
         profile=profile.digest,
-        allreduce_method=planned.cost.allreduce_method,
-        prediction=planned.prediction,
-        record=planned.record,
+        asked=problem.asked,
+        limits=problem.limits,
         partition_floor=partitions.floor(classes.accesses),
-        certificate=planned.certificate.to_json(),
-        partitions=partitions.summary(),
-        settings=problem.settings.to_json(),
         distinct_ratio=measured_ratios(profile),
         log_part=profile.log_part,
+        seconds=planned.seconds,
+        companions=(profile.save_vocabularies,),
     )

@@ -18,14 +18,16 @@ from oper.base import native
 from oper.base.errors import OperError
 from oper.cost.objective import Cost
 from oper.cost.workload import Workload
-from oper.plan.prediction import Prediction
+from oper.plan.certificate import Certificate
+from oper.plan.plan_file import to_json
+from oper.plan.settings import PlanSettings
 from oper.planner.baselines.baseline import Baseline, NoPlacementError, price_baseline
 from oper.planner.baselines.registry import BASELINES, installed_baselines, make_baseline
-from oper.planner.bounds.certificate import Certificate, certify
+from oper.planner.bounds.certificate import certify
 from oper.planner.make_placement import InfeasibleError, Planned, within_limits
 from oper.planner.memory.device_limits import DeviceLimits
 from oper.planner.place_in_memory import by_devices, place_in_memory
-from oper.planner.problem.problem import Problem, Settings, make_problem
+from oper.planner.problem.problem import Problem, make_problem
 from oper.profiling.profile import Profile
 from oper.topology.topology import Topology
 
@@ -41,7 +43,7 @@ def compare(
     profile: Profile,
     topology: Topology,
     workload: Workload,
-    settings: Settings,
+    settings: PlanSettings,
     methods: Sequence[str],
     limit_seconds: float,
     report: Callable[[str], None] = lambda method: None,
@@ -114,14 +116,25 @@ def run_settings(problem: Problem) -> dict[str, Any]:
         "mode": problem.workload.mode,
         "fetch": problem.workload.fetch,
         "batch_size": problem.workload.batch_size,
-        **problem.settings.to_json(),
+        **to_json(problem.asked),
+        "limits": to_json(problem.limits),
         "capacity_bytes": [int(capacity) for capacity in problem.capacity_bytes],
     }
 
 
 def oper_entry(planned: Planned) -> dict[str, Any]:
     """OPER's own plan."""
-    return {"plan": None, **planned.to_json(), **capacity_use(planned.cost), "notes": {}}
+    problem, certificate = planned.problem, to_json(planned.certificate)
+    del certificate["objective_seconds"]
+    return {
+        **shared_fields(problem, planned.certificate, planned.seconds),
+        **to_json(replace(planned.cost, mailbox_bytes=round(problem.mailbox_bytes))),
+        **certificate,
+        "status": "ok" if planned.cost.feasible else "infeasible",
+        **to_json(planned.record),
+        **capacity_use(planned.cost),
+        "notes": {},
+    }
 
 
 def entry(
@@ -134,11 +147,11 @@ def entry(
     cost = price_baseline(problem, baseline)
     status = baseline.notes.get("status", "ok") if cost.feasible else "infeasible"
     bounded = within_limits(problem, cost)
-    gap = certificate.of(cost.objective_seconds).gap if bounded else None
+    gap = certificate.of(cost.objective_seconds).certified_gap if bounded else None
     return {
         **shared_fields(problem, certificate, seconds),
-        "threshold": baseline.notes.get("threshold", problem.settings.threshold),
-        **Prediction.of(cost, problem.mailbox_bytes).to_json(cost.allreduce_method),
+        "threshold": baseline.notes.get("threshold", problem.asked.threshold),
+        **to_json(replace(cost, mailbox_bytes=round(problem.mailbox_bytes))),
         **capacity_use(cost),
         "certified_gap": gap,
         "status": status,
@@ -172,10 +185,10 @@ def shared_fields(
         "plan": None,
         **{name: run[name] for name in ("mode", "fetch", "batch_size", "ranks")},
         "rows": int(problem.classes.rows.sum()),
-        "threshold": problem.settings.threshold,
-        "asked": problem.settings.to_json(),
+        "threshold": problem.asked.threshold,
+        "asked": to_json(problem.asked),
         "seconds": seconds,
-        "lower_bound_seconds": certificate.bound.seconds,
+        "lower_bound_seconds": certificate.lower_bound_seconds,
     }
 
 

@@ -9,9 +9,9 @@ from oper.base.errors import OperError
 from oper.base.formatting import format_bytes, format_duration, format_factor, format_gap
 from oper.base.summary import Summarised, Summary
 from oper.cost.workload import Workload
+from oper.plan.settings import PlanSettings
 from oper.planner.compare import METHODS, installed_methods
 from oper.planner.compare import compare as compare_methods
-from oper.planner.problem.problem import Settings
 from oper.profiling.profile import Profile
 from oper.topology.topology import Topology
 
@@ -61,7 +61,7 @@ def compare(
     profile: Profile,
     topology: Topology,
     workload: Workload,
-    settings: Settings | None = None,
+    settings: PlanSettings | None = None,
     methods: Sequence[str] | None = None,
     limit_seconds: float = 60.0,
 ) -> Comparison:
@@ -71,11 +71,11 @@ def compare(
     Raises OperError for an
     unknown method, or where the capacities cannot hold the tables.
     """
-    settings = Settings() if settings is None else settings
+    settings = PlanSettings() if settings is None else settings
     check_type("compare", "profile", profile, Profile)
     check_type("compare", "topology", topology, Topology)
     check_type("compare", "workload", workload, Workload)
-    check_type("compare", "settings", settings, Settings)
+    check_type("compare", "settings", settings, PlanSettings)
     chosen = installed_methods() if methods is None else methods
     if not chosen:
         raise OperError(f"methods: none was named; one or more of {', '.join(METHODS)} were needed")

@@ -111,7 +111,7 @@ def _class_placement(problem: ClassProblem, sets: HolderSets, whole: WholeRows) 
         counts=counts,
         striped=np.zeros(len(classes), dtype=np.int64),
         shares=memory / memory.sum(),
-        partitions=partitions(classes, problem.settings.threshold),
+        partitions=partitions(classes, problem.asked.threshold),
     )
 
 

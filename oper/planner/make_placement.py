@@ -1,7 +1,7 @@
 """From a profile to a placement of every row: classes, rows, certificate, or a better baseline.
 
-In: `Profile`, `Topology`, `Workload`, `Settings`. Out: `Planned`, in memory. The steps are those of
-the paper's §4 (partition, place with backtracking, replicate), then swaps of rows, then the lower
+In: `Profile`, `Topology`, `Workload`, `PlanSettings`. Out: `Planned`. The steps are those of the
+paper's §4 (partition, place with backtracking, replicate), then swaps of rows, then the lower
 bound that certifies the result. Where the certificate leaves room for a baseline to be better, all
 quick baselines that keep the capacities are priced, and the best one, its rows swapped too, is
 taken if it wins; the plan says which step produced it.
@@ -10,26 +10,28 @@ taken if it wins; the plan says which step produced it.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from oper.base.errors import OperError
 from oper.cost.objective import Cost
 from oper.cost.workload import Workload
-from oper.plan.prediction import Balance, GreedyBalance, PlanningRecord, Prediction
+from oper.plan.certificate import Certificate
+from oper.plan.memories import GreedyBalance, PlanningRecord, ThresholdReason
+from oper.plan.settings import Limits, PlanSettings
 from oper.planner.baselines.baseline import Baseline, price_baseline
 from oper.planner.baselines.registry import quick_baselines
-from oper.planner.bounds.certificate import Certificate, certify
-from oper.planner.bounds.lagrangian_bound import Bound
+from oper.planner.bounds.certificate import certify
 from oper.planner.class_placement.access_partitions import partitions
 from oper.planner.class_placement.choose_method import by_programme, place_classes
 from oper.planner.class_placement.class_placement import ClassPlacement
 from oper.planner.class_placement.homogeneous import MANY_RANKS
 from oper.planner.exact_placement import place_exactly
-from oper.planner.problem.problem import ClassProblem, Problem, Settings, make_problem
+from oper.planner.problem.problem import ClassProblem, Problem, make_problem
 from oper.planner.row_placement.row_placement import RowPlacement, place_rows
 from oper.profiling.profile import Profile
+from oper.topology.capacity import CapacityError
 from oper.topology.topology import Topology
 
 # With a certified gap below this, no baseline can be better by more, and none is priced.
@@ -50,11 +52,14 @@ WHOLE_ROWS = ((5e-4, 1 / 8), (1e-3, 1.0))
 BUDGET_TOLERANCE = 1e-9
 # With a certified gap above this, a small problem is solved as an integer programme.
 EXACT_FROM_GAP = 1e-3
-NO_BACKTRACKING = "as asked: the step that placed the rows does not depend on it"
 
 
 class InfeasibleError(OperError):
     """No placement was found that keeps the capacities and the extra memory."""
+
+
+class OverCapacityError(InfeasibleError, CapacityError):
+    """No placement was found that keeps the capacities."""
 
 
 @dataclass(frozen=True)
@@ -80,40 +85,19 @@ class Planned:
         return self.class_placement.step
 
     @property
-    def prediction(self) -> Prediction:
-        """The predicted figures, as the plan's folder has them."""
-        return Prediction.of(self.cost, self.problem.mailbox_bytes)
-
-    @property
     def record(self) -> PlanningRecord:
         """Which steps made the placement, and what they came to."""
         greedy = self.class_placement.greedy
         return PlanningRecord(
             threshold=self.class_placement.partitions.threshold,
             step=self.step,
-            threshold_reason=greedy.reason if greedy else NO_BACKTRACKING,
+            threshold_reason=(
+                greedy.reason if greedy else ThresholdReason.NOT_PLACED_BY_PARTITIONS
+            ),
             greedy_dob=GreedyBalance(greedy.dob_memory, greedy.dob_lookups) if greedy else None,
-            dob_before_swaps=Balance(**self.row_placement.cost_before_swaps.dob),
+            dob_before_swaps=self.row_placement.cost_before_swaps.dob,
             swaps=self.row_placement.swaps,
         )
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields of `oper plan --json`, but `plan`."""
-        problem, prediction, record = self.problem, self.prediction, self.record
-        return {
-            "mode": problem.workload.mode,
-            "fetch": problem.workload.fetch,
-            "batch_size": problem.workload.batch_size,
-            "ranks": problem.ranks,
-            "rows": int(problem.classes.rows.sum()),
-            "threshold": record.threshold,
-            "asked": problem.settings.to_json(),
-            "seconds": self.seconds,
-            **prediction.to_json(self.cost.allreduce_method),
-            **self.certificate.to_json(),
-            "status": prediction.status,
-            **record.to_json(),
-        }
 
 
 class _Placement(NamedTuple):
@@ -131,23 +115,24 @@ def make_placement(
     profile: Profile,
     topology: Topology,
     workload: Workload,
-    settings: Settings,
+    asked: PlanSettings,
     report: Callable[[str], None] = lambda step: None,
+    limits: Limits | None = None,
 ) -> Planned:
-    """Plan for all rows of `profile`; `report` is called with the name of each step as it begins.
+    """Plan for all rows of `profile`, within `limits` or what is asked; `report` is called with the
+    name of each step as it begins.
 
-    Raises OperError where the capacities cannot hold the tables, InfeasibleError where no placement
-    was found that keeps all limits.
+    Raises CapacityError where the capacities cannot hold the tables, InfeasibleError where no
+    placement was found that keeps all limits.
     """
     watch = Watch(report)
     with watch("classes"):
-        problem = make_problem(profile, topology, workload, settings)
+        problem = make_problem(profile, topology, workload, asked, limits)
     return place(problem, watch)
 
 
 def place(problem: Problem, watch: "Watch") -> Planned:
     """Plan for all rows of a problem, within its limits."""
-    settings = problem.settings
     with watch("draft"):
         class_placement = place_classes(problem)
     with watch("rows"):
@@ -155,7 +140,7 @@ def place(problem: Problem, watch: "Watch") -> Planned:
     with watch("bound"):
         certificate = certify(problem, placement.rows.cost.objective_seconds)
     for gap, share in _reserves(problem):
-        good_enough = certificate.gap <= gap or settings.balance == "link"
+        good_enough = certificate.certified_gap <= gap or problem.asked.balance == "link"
         if good_enough and placement.rows.cost.feasible:
             break
         with watch("rows"):
@@ -166,12 +151,12 @@ def place(problem: Problem, watch: "Watch") -> Planned:
         if again.seconds < placement.seconds:
             placement = again
             certificate = certificate.of(again.seconds)
-    uncertain = certificate.gap > BASELINES_FROM_GAP or not placement.rows.cost.feasible
-    if uncertain and settings.balance == "time":
+    uncertain = certificate.certified_gap > BASELINES_FROM_GAP or not placement.rows.cost.feasible
+    if uncertain and problem.asked.balance == "time":
         with watch("baselines"):
             placement = better_baseline(problem, placement.seconds) or placement
         certificate = certificate.of(placement.rows.cost.objective_seconds)
-        if certificate.gap > EXACT_FROM_GAP or not placement.rows.cost.feasible:
+        if certificate.certified_gap > EXACT_FROM_GAP or not placement.rows.cost.feasible:
             with watch("integer programme"):
                 placement, certificate = _exact(problem, placement, certificate)
     check_limits(problem, placement.rows.cost)
@@ -197,8 +182,13 @@ def _exact(
         found = _Placement(exact.placement, place_rows(problem, exact.placement))
         if found.seconds < placement.seconds:
             placement = found
-    if exact.bound_seconds > certificate.bound.seconds:
-        certificate = replace(certificate, bound=Bound(exact.bound_seconds, None), hot_row=None)
+    if exact.bound_seconds > certificate.lower_bound_seconds:
+        certificate = replace(
+            certificate,
+            lower_bound_seconds=exact.bound_seconds,
+            hot_row_share=None,
+            bound_note=None,
+        )
     return placement, certificate.of(placement.rows.cost.objective_seconds)
 
 
@@ -218,8 +208,8 @@ def check_limits(problem: ClassProblem, cost: Cost) -> None:
         )
     over = cost.memory_bytes - problem.capacity_bytes
     rank = int(over.argmax())
-    raise InfeasibleError(
-        f"capacity: in the best placement found, rank {rank} would hold "
+    raise OverCapacityError(
+        f"in the best placement found, rank {rank} would hold "
         f"{cost.memory_bytes[rank]:,.0f} bytes and may hold {problem.capacity_bytes[rank]:,.0f}, "
         f"{over[rank]:,.0f} too few ({int((over > 0).sum())} of {problem.ranks} ranks exceed "
         "theirs); raise the capacity by a row of each width, or give less extra memory"
@@ -258,7 +248,7 @@ def _class_placement(problem: Problem, baseline: Baseline, cost: Cost) -> ClassP
         counts=baseline.cells.dense(len(classes), len(baseline.holder_sets)),
         striped=np.zeros(len(classes), dtype=np.int64),
         shares=cost.memory_bytes / cost.memory_bytes.sum(),
-        partitions=partitions(classes, problem.settings.threshold),
+        partitions=partitions(classes, problem.asked.threshold),
     )
 
 

@@ -40,7 +40,7 @@ def memory_curve(planned: Planned, topology: Topology) -> list[CurvePoint]:
     """The curve through a placement, for `topology` as it was given."""
     problem = replace(planned.problem, topology=topology)
     within, most = _limits(problem)
-    mine = planned.problem.settings.extra_memory or 0.0
+    mine = planned.problem.limits.extra_memory
     doubled = (2.0**power for power in count())
     used = planned.cost.extra_memory_ratio
     # Twice the memory of this placement is what people ask for.
@@ -71,13 +71,13 @@ def _is_enough(points: list[CurvePoint], problem: Problem) -> bool:
 
 def _limits(problem: Problem) -> tuple[Callable[[float], Problem], float]:
     """The problem with a share of extra memory, and the largest share."""
-    topology, settings = problem.topology, problem.settings
+    topology = problem.topology
     if topology.memory_for_plans is not None and topology.capacity is None:
         limits = DeviceLimits.of(problem)
         return limits.within, limits.most_extra
 
     def within(share: float) -> Problem:
-        return with_limits(problem, topology, replace(settings, extra_memory=share))
+        return with_limits(problem, topology, replace(problem.limits, extra_memory=share))
 
     total, most = problem.classes.total_bytes, problem.ranks - 1.0
     if topology.capacity is not None and total:
@@ -89,11 +89,11 @@ def _limits(problem: Problem) -> tuple[Callable[[float], Problem], float]:
 def _point(planned: Planned, plan: bool) -> CurvePoint:
     cost, certificate = planned.cost, planned.certificate
     return CurvePoint(
-        extra_memory=planned.problem.settings.extra_memory or 0.0,
+        extra_memory=planned.problem.limits.extra_memory,
         extra_memory_ratio=cost.extra_memory_ratio,
         memory_bytes=int(cost.memory_bytes.max()),
         objective_seconds=cost.objective_seconds,
-        lower_bound_seconds=certificate.bound.seconds,
-        certified_gap=certificate.gap,
+        lower_bound_seconds=certificate.lower_bound_seconds,
+        certified_gap=certificate.certified_gap,
         plan=plan,
     )

@@ -1,7 +1,7 @@
 """A placement in the memory that is asked for, or, where none is, in as little as is enough.
 
-In: `Profile`, `Topology`, `Workload`, `Settings`. Out: `Planned`. Where the topology says what its
-devices hold and neither a capacity nor the extra memory is given, a plan may use the devices'
+In: `Profile`, `Topology`, `Workload`, `PlanSettings`. Out: `Planned`. Where the topology says what
+its devices hold and neither a capacity nor the extra memory is given, a plan may use the devices'
 memory (memory/device_limits.py), and uses the least with which the slowest rank takes at most
 TOLERANCE longer than with all of it. That is proved, or seen from a plan with all of it.
 """
@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from oper.cost.workload import Workload
+from oper.plan.settings import PlanSettings
 from oper.planner.make_placement import (
     InfeasibleError,
     Planned,
@@ -24,7 +25,7 @@ from oper.planner.memory.least_memory import (
     least_share,
     shares_up_to,
 )
-from oper.planner.problem.problem import Settings, make_problem
+from oper.planner.problem.problem import make_problem
 from oper.profiling.profile import Profile
 from oper.topology.topology import Topology
 
@@ -32,28 +33,28 @@ from oper.topology.topology import Topology
 _MOST_PLANS = 6
 
 
-def by_devices(topology: Topology, settings: Settings) -> bool:
+def by_devices(topology: Topology, asked: PlanSettings) -> bool:
     """Whether the devices' memory decides how much a plan may use."""
     known = topology.memory_for_plans is not None and topology.capacity is None
-    return known and settings.extra_memory is None
+    return known and asked.extra_memory is None
 
 
 def place_in_memory(
     profile: Profile,
     topology: Topology,
     workload: Workload,
-    settings: Settings,
+    asked: PlanSettings,
     report: Callable[[str], None] = lambda step: None,
 ) -> Planned:
     """Plan for all rows of `profile`; `report` is called with the name of each step as it begins.
 
     Raises OperError where the ranks cannot hold the tables.
     """
-    if not by_devices(topology, settings):
-        return make_placement(profile, topology, workload, settings, report)
+    if not by_devices(topology, asked):
+        return make_placement(profile, topology, workload, asked, report)
     watch = Watch(report)
     with watch("classes"):
-        problem = make_problem(profile, topology, workload, settings)
+        problem = make_problem(profile, topology, workload, asked)
     with watch("memory"):
         limits = DeviceLimits.of(problem)
         shares = shares_up_to(limits.most_extra)
@@ -85,7 +86,7 @@ def place_in_memory(
                     planned, most = tried, middle
     if planned is None:
         raise errors[0]
-    certificate = replace(planned.certificate, full_memory_seconds=bound)
+    certificate = replace(planned.certificate, full_memory_bound_seconds=bound)
     return replace(planned, certificate=certificate)
 
 

@@ -17,7 +17,7 @@ import json
 import re
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -93,6 +93,27 @@ class Profile(RowCounts):
         """Hex SHA-256 of all that plans use: tables, samples, counters and measured ratios."""
         return _digest(
             self, {name: npy_sha256(getattr(self, at)) for name, at in self._counters().items()}
+        )
+
+    def select(self, tables: Sequence[int]) -> "Profile":
+        """The counts of the tables with these numbers, ascending, in counters of their own; the
+        profile itself where that is all tables."""
+        if len(tables) == len(self.tables):
+            return self
+        samples_with_row = [self.table_samples_with_row(n) for n in tables if self.bagged[n]]
+        measured = self.distinct
+        per_table: dict[str, Any] = {
+            name: tuple(values[n] for n in tables)
+            for name, values in (vars(measured) if measured else {}).items()
+            if isinstance(values, tuple)
+        }
+        return replace(
+            self,
+            tables=tuple(self.tables[n] for n in tables),
+            accesses=np.concatenate([self.table_accesses(n) for n in tables]),
+            samples_with_row=np.concatenate([self.samples_with_row[:0], *samples_with_row]),
+            bagged=tuple(self.bagged[n] for n in tables),
+            distinct=measured and replace(measured, **per_table),
         )
 
     def save(self, folder: Path | str, overwrite: bool = False) -> None:

@@ -13,13 +13,13 @@ from oper.base.arrays import Floats
 from oper.base.errors import OperError
 from oper.cost.holder_set_sums import Sums
 from oper.cost.objective import evaluate
+from oper.plan.memories import HOST
 from oper.plan.plan import Plan
 from oper.plan.row_locator import RowLocator
-from oper.plan.tier.join_plans import split_plan
+from oper.plan.some_tables import plans_of_memories
 from oper.planner.problem.class_finder import ClassFinder
 from oper.planner.problem.problem import make_problem
-from oper.planner.problem.profile_of_tables import profile_of_tables
-from oper.planner.replan.old_plan import check_tables, settings_of
+from oper.planner.replan.old_plan import check_tables
 from oper.profiling.profile import Profile
 
 
@@ -30,7 +30,7 @@ class KindTimes:
     replicated: Floats
     listed: Floats
     striped: Floats
-    tier: Floats  # of rows in the hosts' memory, whatever their kind; 0 without a tier
+    in_hosts: Floats  # of rows in the hosts' memory, whatever their kind
 
 
 def kind_times(plan: Plan, profile: Profile) -> KindTimes:
@@ -39,18 +39,17 @@ def kind_times(plan: Plan, profile: Profile) -> KindTimes:
     Raises OperError where the plan was not made from `profile`.
     """
     check_profile(plan, profile)
-    if not plan.tier:
-        replicated, listed, striped = _times(plan, profile)
-        return KindTimes(replicated, listed, striped, np.zeros(plan.ranks))
-    in_tier = list(plan.tier)
-    others = [n for n in range(len(plan.tables)) if n not in plan.tier]
-    devices, hosts = split_plan(plan)
     on_devices = np.zeros((3, plan.ranks))
-    if devices is not None:
-        on_devices = _times(devices, profile_of_tables(profile, others))
+    in_hosts = np.zeros(plan.ranks)
+    placed = (memory for memory in plan.memories if memory.tables)
+    for memory, part in zip(placed, plans_of_memories(plan), strict=True):
+        times = _times(part, profile.select(memory.tables))
+        if memory.name == HOST:
+            in_hosts = times.sum(axis=0)
+        else:
+            on_devices = times
     replicated, listed, striped = on_devices
-    of_tier = _times(hosts, profile_of_tables(profile, in_tier)).sum(axis=0)
-    return KindTimes(replicated, listed, striped, of_tier)
+    return KindTimes(replicated, listed, striped, in_hosts)
 
 
 def check_profile(plan: Plan, profile: Profile) -> None:
@@ -65,7 +64,7 @@ def check_profile(plan: Plan, profile: Profile) -> None:
 
 def _times(plan: Plan, profile: Profile) -> Floats:
     """Of a plan of one memory: replicated, listed, striped, [3, M]."""
-    problem = make_problem(profile, plan.topology, plan.workload, settings_of(plan))
+    problem = make_problem(profile, plan.topology, plan.workload, plan.asked, plan.limits)
     locator = RowLocator(plan)
     sums = _sums_by_column(locator, ClassFinder(profile, problem.classes), problem.classes.row_sums)
     sets, ranks = locator.holder_sets, plan.ranks

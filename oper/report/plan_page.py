@@ -10,14 +10,16 @@ from typing import Any
 
 import numpy as np
 
+from oper.analysis.plan_facts import fit
 from oper.base.arrays import Floats
 from oper.base.errors import OperError
 from oper.base.formatting import format_bytes, format_duration, format_gap, format_share
+from oper.plan.memories import DEVICE, HOST
 from oper.plan.plan import Plan
 from oper.plan.rows_by_kind import RowsByKind, rows_by_kind
-from oper.planner.make_placement import make_placement
+from oper.planner.make_placement import Watch, place
 from oper.planner.memory_curve import CurvePoint, memory_curve
-from oper.planner.replan.old_plan import settings_of
+from oper.planner.problem.problem import make_problem
 from oper.profiling.profile import Profile
 from oper.report import sentences
 from oper.report.charts.chart import Chart
@@ -99,23 +101,20 @@ def plan_page(
 def _first_screen(
     plan: Plan, kinds: RowsByKind, run: dict[str, Any] | None, measured: Measured | None
 ) -> Section:
-    prediction = plan.prediction
+    prediction = plan.cost
     used = prediction.extra_memory_ratio
-    in_memory = prediction
-    if plan.parts is not None and plan.parts.devices is None:
-        in_memory = plan.parts.tier.prediction
-    fullest = int(in_memory.memory_bytes.argmax())
-    held, room = in_memory.memory_bytes[fullest], in_memory.capacity_bytes[fullest]
+    fits = fit(plan)
     tiles = [
         ("iteration, moving rows alone", format_duration(prediction.objective_seconds)),
-        ("fullest rank", f"{format_bytes(float(held))} of {format_bytes(float(room))}"),
+        ("fullest rank", f"{format_bytes(fits.held_bytes)} of {format_bytes(fits.room_bytes)}"),
         ("copies of rows", f"{format_share(used)} extra memory" if used else "none"),
     ]
-    if "certified_gap" in plan.certificate:
-        gap = format_gap(plan.certificate["certified_gap"])
+    certificate = plan.certificate
+    if certificate is not None:
+        gap = format_gap(certificate.certified_gap)
         tiles.insert(1, ("above the proved bound, at most", gap))
     charts = memory_charts(plan, kinds)
-    bound = plan.certificate.get("lower_bound_seconds")
+    bound = None if certificate is None else certificate.lower_bound_seconds
     if measured is None:
         charts.append(work_chart(plan))
     else:
@@ -127,27 +126,29 @@ def _first_screen(
 def memory_charts(plan: Plan, kinds: RowsByKind) -> list[Chart]:
     """The memory of each rank's device by kind of row, and of its host's with a tier."""
     charts = []
-    if plan.parts is None or plan.parts.devices is not None:
-        held = kinds.on_devices
+    if plan.memories[0].tables:
+        held = kinds.memory[DEVICE]
         parts = {
             "striped rows": (held.striped + held.unused).astype(np.float64),
             "listed rows": held.listed.astype(np.float64),
             "replicated rows": held.replicated.astype(np.float64),
         }
-        charts.append(memory_chart(parts, plan.prediction.capacity_bytes, _allowance(plan)))
-    if plan.parts is not None:
-        parts = {"rows in the host's memory": kinds.in_tier.total.astype(np.float64)}
-        chart = memory_chart(parts, plan.parts.tier.prediction.capacity_bytes, " on its host")
+        charts.append(
+            memory_chart(parts, plan.cost.capacity_bytes.astype(np.float64), _allowance(plan))
+        )
+    if plan.host is not None:
+        parts = {"rows in the host's memory": kinds.memory[HOST].total.astype(np.float64)}
+        room = plan.host.cost.capacity_bytes.astype(np.float64)
+        chart = memory_chart(parts, room, " on its host")
         charts.append(replace(chart, key="host-memory", title="Memory of each rank's host"))
     return charts
 
 
 def _allowance(plan: Plan) -> str:
     """What decides how much a rank may hold, where that is not its device."""
-    asked = plan.settings.get("extra_memory")
-    if asked is None or plan.settings.get("reserve") is not None:
+    if plan.limits is None or plan.limits.by_devices:
         return ""
-    return f" by the {100 * asked:.4g}% of extra memory that was asked for"
+    return f" by the {100 * plan.limits.extra_memory:.4g}% of extra memory that was asked for"
 
 
 def _time_parts(times: KindTimes) -> dict[str, Floats]:
@@ -155,13 +156,13 @@ def _time_parts(times: KindTimes) -> dict[str, Floats]:
         "striped rows": times.striped,
         "listed rows": times.listed,
         "replicated rows": times.replicated,
-        "rows in the host's memory": times.tier,
+        "rows in the host's memory": times.in_hosts,
     }
 
 
 def work_chart(plan: Plan) -> Chart:
     """The time of each rank by what it goes to."""
-    prediction = plan.prediction
+    prediction = plan.cost
     looked_up, fetched = prediction.lookup_seconds, prediction.link_seconds.sum(axis=1)
     parts = {"looking rows up": looked_up, "fetching rows": fetched}
     if plan.workload.training:
@@ -208,7 +209,7 @@ def _drift(plan: Plan, drifts: Sequence[dict[str, Any]]) -> list[Section]:
     charts = []
     for number, drift in enumerate(drifts):
         made = drift["windows"][0] if "windows" in drift else drift
-        then, mine = made["objective_seconds"]["then"], plan.prediction.objective_seconds
+        then, mine = made["objective_seconds"]["then"], plan.cost.objective_seconds
         if abs(then - mine) > _SAME * mine:
             raise OperError(
                 f"--drift: is of a plan whose iteration takes {format_duration(then)}, and this "
@@ -228,15 +229,18 @@ def _curve(plan: Plan, profile: Profile) -> list[CurvePoint]:
     """The memory curve around the plan; none of plans with a tier."""
     if plan.tier:
         return []
-    planned = make_placement(profile, plan.topology, plan.workload, settings_of(plan))
-    prediction, certificate = plan.prediction, plan.certificate
+    problem = make_problem(profile, plan.topology, plan.workload, plan.asked, plan.limits)
+    planned = place(problem, Watch(lambda step: None))
+    prediction, certificate = plan.cost, plan.certificate
     return [
         replace(
             point,
             extra_memory_ratio=prediction.extra_memory_ratio,
             memory_bytes=int(prediction.memory_bytes.max()),
             objective_seconds=prediction.objective_seconds,
-            certified_gap=certificate.get("certified_gap", point.certified_gap),
+            certified_gap=(
+                point.certified_gap if certificate is None else certificate.certified_gap
+            ),
         )
         if point.plan
         else point
@@ -275,12 +279,12 @@ def _runs_of(plan: Plan, comparison: dict[str, Any] | None) -> list[dict[str, An
                     f"--compare: is of {name.replace('_', ' ')} {run['settings'][name]}, and the "
                     f"plan of {mine}; compare with the plan's own options"
                 )
-    asked = plan.settings.get("extra_memory") or 0.0
-    threshold = plan.settings.get("threshold", plan.record.threshold)
+    allowed = 0.0 if plan.limits is None else plan.limits.extra_memory
 
     def unlike(run: dict[str, Any]) -> tuple[float, float]:
         settings = run["settings"]
-        return abs(settings["extra_memory"] - asked), abs(settings["threshold"] - threshold)
+        extra = settings["limits"]["extra_memory"]
+        return abs(extra - allowed), abs(settings["threshold"] - plan.asked.threshold)
 
     return sorted(comparison["runs"], key=unlike)
 

@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from oper.analysis.plan_facts import CopiesLimit, copies, fit
+from oper.analysis.wording import bound_note, hot_row
 from oper.base.arrays import Floats
 from oper.base.formatting import (
     format_bytes,
@@ -50,7 +52,7 @@ def _placed(plan: Plan) -> str:
 
 
 def _predicted(plan: Plan, run: dict[str, Any] | None) -> str:
-    seconds = plan.prediction.objective_seconds
+    seconds = plan.cost.objective_seconds
     predicted = (
         f"Moving the rows of an iteration is predicted to take {format_duration(seconds)} on the "
         "slowest rank"
@@ -69,52 +71,51 @@ def _predicted(plan: Plan, run: dict[str, Any] | None) -> str:
 def optimality(plan: Plan) -> str:
     """How far from optimal the plan can be, and relative to what."""
     certificate = plan.certificate
-    if "certified_gap" not in certificate:
+    if certificate is None:
         return "Nothing was proved about how far it is from optimal: it was put together by hand."
-    within = format_gap(certificate["certified_gap"]).removeprefix("<")
+    within = format_gap(certificate.certified_gap).removeprefix("<")
     return (
         f"By the same cost model it is proved optimal to within {within}: no placement of the rows "
-        f"in as much memory takes less than {format_duration(certificate['lower_bound_seconds'])}."
+        f"in as much memory takes less than {format_duration(certificate.lower_bound_seconds)}."
     )
 
 
 def memory_sentences(plan: Plan, curve: Sequence[CurvePoint] | None) -> list[str]:
     """Whether memory is what limits the plan, why it has no more copies, and what more would do."""
-    if plan.parts is not None and plan.parts.devices is None:
+    found, fits = copies(plan), fit(plan)
+    if found.limit == CopiesLimit.IN_HOSTS:
         return ["All tables are in the hosts' memory, where each row is on one rank."]
-    figures = plan if plan.parts is None or plan.parts.devices is None else plan.parts.devices
-    prediction, asked = figures.prediction, plan.settings.get("extra_memory")
-    used, seconds = prediction.extra_memory_ratio, prediction.objective_seconds
-    fullest = int(prediction.memory_bytes.argmax())
-    held, room = float(prediction.memory_bytes[fullest]), float(prediction.capacity_bytes[fullest])
-    said = f"The fullest rank holds {format_bytes(held)} of the {format_bytes(room)} that it may."
-    copies = (
-        f"Copies of rows take {format_share(used)} of the tables' bytes."
-        if used
+    said = (
+        f"The fullest rank holds {format_bytes(fits.held_bytes)} of the "
+        f"{format_bytes(fits.room_bytes)} that it may."
+    )
+    taken = (
+        f"Copies of rows take {format_share(found.used_share)} of the tables' bytes."
+        if found.used_share
         else "No row has a copy." + _why_no_copy(plan)
     )
-    if plan.ranks == 1:
-        return [f"{said} {copies}"]
-    if plan.settings.get("reserve") is not None or asked is None:
-        full = figures.certificate.get("full_memory_bound_seconds")
-        if full is None or not seconds:
-            return [f"{said} {copies}"]
-        saved = max(1 - full / seconds, 0.0)
+    if found.limit in (CopiesLimit.ONE_RANK, CopiesLimit.NOT_KNOWN):
+        return [f"{said} {taken}"]
+    if found.limit == CopiesLimit.LEAST_MEMORY:
+        assert found.saved_share is not None
         more = (
             "Twice the memory, or all that is allowed, would make no plan faster."
-            if saved < _NOTICED
-            else f"With all of that memory no plan would save more than {format_share(saved)} of "
-            "an iteration; this one uses the least that comes within 1% of the fastest."
+            if found.saved_share < _NOTICED
+            else f"With all of that memory no plan would save more than "
+            f"{format_share(found.saved_share)} of an iteration; this one uses the least that "
+            "comes within 1% of the fastest."
         )
-        return [f"Memory is not the limit. {said} {copies} {more}"]
-    allowed = f"{100 * asked:.4g}% of extra memory were allowed for copies, and all is used"
-    if asked == 0:
+        return [f"Memory is not the limit. {said} {taken} {more}"]
+    assert found.allowed_share is not None
+    asked = f"{100 * found.allowed_share:.4g}% of extra memory were allowed for"
+    if found.limit == CopiesLimit.NONE_PAYS:
+        return [f"Memory is not the limit. {said} {taken} {asked} them."]
+    allowed = f"{asked} copies, and all is used"
+    if found.limit == CopiesLimit.NONE_ALLOWED:
         allowed = "no copies of rows were allowed"
-    if used < asked * 0.99:
-        share = f"{100 * asked:.4g}% of extra memory were allowed for them."
-        return [f"Memory is not the limit. {said} {copies} {share}"]
     if curve is None:
         return [f"{allowed[:1].upper()}{allowed[1:]}: more memory may help. {said}"]
+    seconds = plan.memories[0].cost.objective_seconds
     if any(point.objective_seconds < (1 - _NOTICED) * seconds for point in curve):
         return [f"Memory is a limit: {allowed}. {said}"]
     return [f"Memory is not the limit: {allowed}, but more would not help. {said}"]
@@ -133,7 +134,7 @@ def _why_no_copy(plan: Plan) -> str:
 
 def time_sentences(plan: Plan) -> list[str]:
     """How a rank's time is made up, and what goes over which links."""
-    prediction = plan.prediction
+    prediction = plan.cost
     total = float(prediction.rank_seconds.mean())
     if plan.ranks == 1 or not total:
         return []
@@ -195,7 +196,7 @@ def certificate_sentences(plan: Plan) -> list[str]:
     """The certificate, said in words."""
     certificate = plan.certificate
     said = [optimality(plan)]
-    if "certified_gap" not in certificate:
+    if certificate is None:
         return said
     said.append(
         "The bound follows from how often each row is read, the speeds of the links and the memory "
@@ -203,15 +204,15 @@ def certificate_sentences(plan: Plan) -> list[str]:
         "only for those that OPER tries, but not for placements that split rows by columns. How "
         "well the cost model meets a machine is another question: see what the times leave out."
     )
-    full = certificate.get("full_memory_bound_seconds")
+    full = certificate.full_memory_bound_seconds
     if full is not None:
         said.append(
             f"The bound is for plans whose copies take as much memory as this one's. With all the "
             f"memory that the devices have for it, no plan takes less than {format_duration(full)}."
         )
-    notes = (certificate.get(key) for key in ("hot_row", "bound_note"))
-    said += [_sentence(note) for note in notes if note]
-    if plan.parts is not None:
+    notes = (hot_row(certificate), bound_note(certificate))
+    said += [_sentence(note) for note in notes if note is not None]
+    if plan.host is not None and plan.memories[0].tables:
         said.append(
             "The tables on devices and in the hosts' memory are planned one after the other; the "
             "bound is for both together."
@@ -221,7 +222,7 @@ def certificate_sentences(plan: Plan) -> list[str]:
 
 def making(plan: Plan) -> list[tuple[str, str]]:
     """How the plan was made, as names and sentences for a reviewer."""
-    record, asked, workload = plan.record, plan.settings, plan.workload
+    record, workload = plan.record, plan.workload
     batches = plan.samples / workload.batch_size
     part = ", of a part of the log" if plan.log_part else ""
     fetches = {
@@ -239,10 +240,11 @@ def making(plan: Plan) -> list[tuple[str, str]]:
             f"{plan.samples:,} samples{part}, {format_digits(batches, 3)} batches; digest "
             f"{plan.profile[:16]}",
         ),
-        ("rows placed by", _PLACED_BY.get(record.step, record.step)),
     ]
-    if asked.get("reserve") is not None:
-        share = format_share(asked["reserve"], 0)
+    if record is not None:
+        made.append(("rows placed by", _PLACED_BY.get(record.step, record.step)))
+    if plan.limits is not None and plan.limits.reserve is not None:
+        share = format_share(plan.limits.reserve, 0)
         made.append(("left free on the devices", f"{share} of their memory, for the dense layers"))
     return made
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from oper.audit.diff import diff
+from oper.analysis.plan_differences import PlanDifferences, diff
 from oper.base.formatting import (
     format_bytes,
     format_duration,
@@ -47,8 +47,8 @@ def two_plans_page(old: Plan, new: Plan, names: tuple[str, str]) -> Page:
     return Page(f"{names[0]} and {names[1]}", "Two sharding plans for embedding tables", sections)
 
 
-def _headline(old: Plan, new: Plan, names: tuple[str, str], changes: dict[str, Any]) -> list[str]:
-    before, after = old.prediction.objective_seconds, new.prediction.objective_seconds
+def _headline(old: Plan, new: Plan, names: tuple[str, str], changes: PlanDifferences) -> list[str]:
+    before, after = old.cost.objective_seconds, new.cost.objective_seconds
     said = [
         f"Both plans place {plural(int(old.layout.rows.sum()), 'row')} of "
         f"{plural(len(old.tables), 'embedding table')}: {names[0]} on "
@@ -62,12 +62,12 @@ def _headline(old: Plan, new: Plan, names: tuple[str, str], changes: dict[str, A
         )
     else:
         said.append(f"{names[1]} {_longer(before, after)}. {_COUNTS[old.profile == new.profile]}")
-    if changes["rows_changed"] is None:
+    if changes.rows_changed is None or changes.bytes_changed is None:
         said.append("Their numbers of ranks differ, so single rows are not compared.")
     else:
         said.append(
-            f"{changes['rows_changed']:,} of {changes['rows']:,} rows are held by other ranks, or "
-            f"by more or fewer: {format_bytes(changes['bytes_changed'])}."
+            f"{changes.rows_changed:,} of {changes.rows:,} rows are held by other ranks, or "
+            f"by more or fewer: {format_bytes(changes.bytes_changed)}."
         )
     return said
 
@@ -106,9 +106,9 @@ def _figures(old: Plan, new: Plan, names: tuple[str, str]) -> SortableTable:
 
     plans = (old, new)
     kinds = [rows_by_kind(plan) for plan in plans]
-    predictions = [plan.prediction for plan in plans]
+    predictions = [plan.cost for plan in plans]
     moved = [prediction.communication_bytes for prediction in predictions]
-    gaps = [plan.certificate.get("certified_gap") for plan in plans]
+    gaps = [plan.certificate and plan.certificate.certified_gap for plan in plans]
     rows = [
         row("predicted iteration", [p.objective_seconds for p in predictions], format_duration),
         row("above the proved bound, at most", gaps, format_gap),
@@ -124,27 +124,34 @@ def _figures(old: Plan, new: Plan, names: tuple[str, str]) -> SortableTable:
     return SortableTable(("figure", *names), rows, "", noun="figure")
 
 
-def _moved(changes: dict[str, Any], names: tuple[str, str]) -> Section:
-    if changes["rows_changed"] is None:
+def _moved(changes: PlanDifferences, names: tuple[str, str]) -> Section:
+    if changes.tables is None:
         said = "The numbers of ranks differ, so single rows are not compared."
         return Section("moved", "What moved", [said])
-    tables = [table for table in changes["tables"] if table["rows_changed"]]
-    tables.sort(key=lambda table: -int(table["rows_changed"]))
+    tables = [table for table in changes.tables if table.rows_changed]
+    tables.sort(key=lambda table: -table.rows_changed)
     if not tables:
         return Section("moved", "What moved", ["No row is held by other ranks."])
-    keys = ("rows", "rows_changed", "rows_more_copies", "rows_fewer_copies")
     rows = [
         (
-            Cell(table["table"]),
-            *(Cell(f"{table[key]:,}", table[key]) for key in keys),
-            Cell(format_bytes(table["bytes_changed"]), table["bytes_changed"]),
+            Cell(table.table),
+            *(
+                Cell(f"{count:,}", count)
+                for count in (
+                    table.rows,
+                    table.rows_changed,
+                    table.rows_more_copies,
+                    table.rows_fewer_copies,
+                )
+            ),
+            Cell(format_bytes(table.bytes_changed), table.bytes_changed),
         )
         for table in tables
     ]
     headers = ("table", "rows", "held elsewhere", "more copies", "fewer copies", "bytes")
     most = tables[0]
     said = (
-        f"Most rows moved in {most['table']}: {most['rows_changed']:,} of {most['rows']:,}. "
+        f"Most rows moved in {most.table}: {most.rows_changed:,} of {most.rows:,}. "
         f"{names[1]} has such a row on other ranks than {names[0]}, or on more or fewer."
     )
     return Section("moved", "What moved", [said], table=SortableTable(headers, rows, said))

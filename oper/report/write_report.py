@@ -9,7 +9,7 @@ from oper.files.json_file import read_json
 from oper.files.overwrite_rules import was_written
 from oper.files.storage import check_output
 from oper.plan.plan import FORMAT as PLAN
-from oper.plan.plan import Plan, load_plan
+from oper.plan.plan import Plan
 from oper.planner.comparison import Comparison
 from oper.profiling.profile import FORMAT as PROFILE
 from oper.profiling.profile import Profile
@@ -71,7 +71,7 @@ def write_two_plans_report(
     _refuse_inside(path, [])
     check_output(path, overwrite=overwrite)
     report("plans")
-    old, new = (load_plan(folder) for folder in folders)
+    old, new = (Plan.load(folder) for folder in folders)
     report("rows that moved")
     page = two_plans_page(old, new, (str(folders[0]), str(folders[1])))
     write_page(page, path, overwrite)

@@ -20,6 +20,15 @@ from oper.base.errors import OperError
 from oper.base.units import GB, parse_bytes
 from oper.topology.limits import BANDWIDTH, MEMORY
 
+
+class CapacityError(OperError):
+    """The ranks cannot hold the tables; `reason` says why, without whose capacity it is."""
+
+    def __init__(self, reason: str, of: str = "capacity") -> None:
+        super().__init__(f"{of}: {reason}")
+        self.reason = reason
+
+
 # None: the heap size. A float: one factor of total/M for all ranks. A tuple: one value a rank, an
 # int in bytes or a float as a factor.
 Capacity = tuple[int | float, ...] | float | None
@@ -136,8 +145,8 @@ def _check_room(
 ) -> None:
     ranks, largest = len(limits), max(limits)
     if max(widths) > largest:
-        raise OperError(
-            f"capacity: a row of {max(widths):,} bytes (with its optimizer state, in training) "
+        raise CapacityError(
+            f"a row of {max(widths):,} bytes (with its optimizer state, in training) "
             f"fits on no rank, as the largest may hold {largest:,}; raise the capacity"
         )
     # Rows are not split: bytes beyond a multiple of the widths' common divisor hold no row.
@@ -163,7 +172,7 @@ def _check_room(
             )
         elif len(set(limits)) > 1:
             remedy += f", if each added rank may hold {largest:,}"
-    raise OperError(
-        f"capacity: the tables take {total_bytes:,} bytes and the {ranks} ranks can hold "
+    raise CapacityError(
+        f"the tables take {total_bytes:,} bytes and the {ranks} ranks can hold "
         f"{sum(usable):,} of them in whole rows, {missing:,} too few; {remedy}"
     )

@@ -1,6 +1,6 @@
 """The sharders of TorchRec's collections of tables.
 
-    plan = oper.load_plan("plan/")
+    plan = oper.Plan.load("plan/")
     model = DistributedModelParallel(
         dlrm,
         sharders=[oper.OperEmbeddingBagCollectionSharder(plan)],

@@ -23,7 +23,7 @@ from torchrec.distributed.types import (
 
 from oper.base.argument_types import check_type
 from oper.base.errors import OperError
-from oper.plan.plan import Plan, load_plan
+from oper.plan.plan import Plan
 from oper.torchrec import module_tables
 from oper.torchrec.model_warnings import ModelWarnings
 from oper.torchrec.state_dict import row_blocks
@@ -62,10 +62,10 @@ def plan_of(given: Any) -> Plan:
     if isinstance(given, OperShardingPlan):
         return given.oper_plan
     if isinstance(given, str | Path):
-        return load_plan(given)
+        return Plan.load(given)
     raise OperError(
         f"the plan is a {type(given).__name__}, and one of OPER's was needed, or its folder: see "
-        "oper.load_plan and oper.make_plan"
+        "oper.Plan.load and oper.make_plan"
     )
 
 

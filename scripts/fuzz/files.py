@@ -27,10 +27,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from oper.analysis.plan_differences import diff
+from oper.analysis.row_facts import explain
+from oper.plan.some_tables import split_plan
 
 from oper.audit.check import check
-from oper.audit.diff import diff
-from oper.audit.explain import explain
 from oper.base import process_signals
 from oper.cost.workload import Workload
 from oper.files.manifest import describe_files, write_manifest
@@ -40,10 +41,9 @@ from oper.logs.row_reader import RowReader
 from oper.plan import plan as plans
 from oper.plan.address_map import AddressMap
 from oper.plan.row_moves import RowMoves
-from oper.plan.tier.join_plans import split_plan
+from oper.plan.settings import PlanSettings
 from oper.planner.make_placement import make_placement
 from oper.planner.make_plan import make_plan
-from oper.planner.problem.problem import Settings
 from oper.planner.replan.replan import replan_and_save
 from oper.profiling import profile as profiles
 from oper.profiling.counting import CountOptions, count, provenance
@@ -231,7 +231,7 @@ def _use_part(folder: Path, log: Path) -> None:
 
 
 def _use_plan(folder: Path) -> None:
-    plan = plans.load_plan(folder)
+    plan = plans.Plan.load(folder)
     check(folder)
     diff(plan, plan)
     for index, table in enumerate(plan.tables):
@@ -257,7 +257,7 @@ def _use_planned(folder: Path) -> None:
     opened = Profile.open(folder)
     if opened.rows < 1_000_000:
         workload = Workload("training", "distinct", 64)
-        make_placement(opened, Topology.load("cpu:2"), workload, Settings())
+        make_placement(opened, Topology.load("cpu:2"), workload, PlanSettings())
 
 
 def _quiet(*arguments: object) -> None:
@@ -336,11 +336,11 @@ def _folders(folder: Path) -> dict[str, tuple[Path, Format, Read]]:
     shutil.copytree(folder / "profile" / "vocab", folder / "windows" / "vocab")
     write_windows(folder / "windows", [profile, profile])
     workload = Workload("training", "raw", 64)
-    settings = Settings(extra_memory=0.02, threshold=0.05, dob=0.5)
+    settings = PlanSettings(extra_memory=0.02, threshold=0.05, dob=0.5)
     topology = Topology.load("2x2-a100")
-    make_plan(profile, topology, workload, settings, folder / "plan")
+    make_plan(profile, topology, workload, settings).save(folder / "plan")
     in_tier = replace(settings, tier=[profile.tables[0].name])
-    make_plan(profile, topology, workload, in_tier, folder / "tier")
+    make_plan(profile, topology, workload, in_tier).save(folder / "tier")
     drifted = Profile(
         profile.tables, profile.samples, profile.accesses[::-1].copy(),
         profile.samples_with_row[::-1].copy(), profile.bagged, vocabularies=prepared,
@@ -349,7 +349,7 @@ def _folders(folder: Path) -> dict[str, tuple[Path, Format, Read]]:
     part = open_log(log, replace(opened.options, rows="100:", time="t", time_unit="ms"))
     asked = CountOptions(Sampling(0.5), TimeWindows("t", 1.0, "ms"), source=provenance(part))
     of_part = count(RowReader(part, prepared), asked, prepared=prepared)[2]
-    make_plan(of_part, topology, workload, settings, folder / "part")
+    make_plan(of_part, topology, workload, settings).save(folder / "part")
     return {
         "plan": (folder / "plan", plans.FORMAT, _use_plan),
         "plan of a part": (folder / "part", plans.FORMAT, lambda made: _use_part(made, log)),

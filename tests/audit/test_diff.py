@@ -4,13 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+from oper.analysis.plan_differences import diff
 
-from oper.audit.diff import diff
 from oper.base.errors import OperError
 from oper.cost.workload import Workload
-from oper.plan.plan import load_plan
+from oper.plan.plan import Plan
+from oper.plan.settings import PlanSettings
 from oper.planner.make_plan import make_plan
-from oper.planner.problem.problem import Settings
 from oper.topology.topology import Topology
 from tests.support.commands import fine
 from tests.support.planner.profiles import make_profile
@@ -19,17 +19,19 @@ from tests.support.planner.profiles import make_profile
 def made(folder: Path, preset: str, rows: tuple[int, ...] = (400, 30)) -> Path:
     workload = Workload("inference", "raw", 256)
     profile = make_profile(1, rows)
-    make_plan(profile, Topology.load(preset), workload, Settings(extra_memory=0.05), folder)
+    make_plan(profile, Topology.load(preset), workload, PlanSettings(extra_memory=0.05)).save(
+        folder
+    )
     return folder
 
 
 def test_plans_for_different_numbers_of_ranks(tmp_path: Path) -> None:
     old, new = made(tmp_path / "old", "cpu:2"), made(tmp_path / "new", "cpu:4")
-    found = diff(load_plan(old), load_plan(new))
+    found = diff(Plan.load(old), Plan.load(new))
     assert found["ranks"] == {"old": 2, "new": 4}
     assert (found["rows_changed"], found["bytes_changed"], found["tables"]) == (None, None, [])
     for side, folder in (("old", old), ("new", new)):
-        figures = load_plan(folder).prediction
+        figures = Plan.load(folder).cost
         assert found["figures"]["objective_seconds"][side] == figures.objective_seconds
         assert found["figures"]["memory_bytes"][side] == figures.memory_bytes.max()
     text = fine("plan", "diff", old, new)
@@ -37,11 +39,11 @@ def test_plans_for_different_numbers_of_ranks(tmp_path: Path) -> None:
     assert f"{old} is for 2 ranks and {new} for 4 ranks: their rows are not compared" in words
     assert "predicted iteration" in text
     assert json.loads(fine("plan", "diff", old, new, "--json")) == found
-    same = diff(load_plan(old), load_plan(old))
+    same = diff(Plan.load(old), Plan.load(old))
     assert (same["rows_changed"], len(same["tables"])) == (0, 2)
 
 
 def test_plans_for_other_tables(tmp_path: Path) -> None:
     old, new = made(tmp_path / "old", "cpu:2"), made(tmp_path / "new", "cpu:4", (400, 31))
     with pytest.raises(OperError, match="different tables"):
-        diff(load_plan(old), load_plan(new))
+        diff(Plan.load(old), Plan.load(new))

@@ -4,13 +4,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from oper.analysis.row_facts import explain
 
-from oper.audit.explain import explain
 from oper.cost.expected_reads import expected_reads
 from oper.cost.workload import Workload
-from oper.plan.plan import Plan, load_plan
+from oper.plan.plan import Plan
+from oper.plan.settings import PlanSettings
 from oper.planner.make_plan import make_plan
-from oper.planner.problem.problem import Settings
 from oper.profiling.distinct_rows import Distinct
 from oper.profiling.profile import Profile
 from oper.tables.table import Table
@@ -30,8 +30,10 @@ def planned(
     folder: Path, topology: str, workload: Workload, extra: float, profile: Profile | None = None
 ) -> Plan:
     made = a_profile() if profile is None else profile
-    make_plan(made, Topology.load(topology), workload, Settings(extra_memory=extra), folder)
-    return load_plan(folder)
+    make_plan(made, Topology.load(topology), workload, PlanSettings(extra_memory=extra)).save(
+        folder
+    )
+    return Plan.load(folder)
 
 
 def test_one_rank_replicates_nothing(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from oper.audit.log_part import LogPart
 from oper.base.errors import OperError
 from oper.logs.batches.batch import Batch, Location
 from oper.logs.batches.reading_options import TimeUnit
-from oper.plan.plan import load_plan
+from oper.plan.plan import Plan
 from oper.profiling.windows.time_windows import TimeWindows
 from tests.support.commands import fine, oper, write_log
 
@@ -75,7 +75,7 @@ def test_the_same_part_is_checked(
     here: Path, options: tuple[str, ...], window: str, words: str
 ) -> None:
     plan(options, window)
-    part = load_plan("q").log_part
+    part = Plan.load("q").log_part
     assert part
     said = json.loads(fine("plan", "check", "q", "log.parquet", "--json"))
     assert said["ok"]
@@ -112,7 +112,7 @@ def test_plans_of_whole_logs_and_of_all_windows_have_no_part(here: Path) -> None
 def test_a_replanned_plan_is_of_the_new_part(here: Path) -> None:
     plan(("--windows", "2"), "@0")
     fine("replan", "q", "p@1", "-o", "new")
-    assert load_plan("new").log_part["window"]["from_sample"] == 300
+    assert Plan.load("new").log_part["window"]["from_sample"] == 300
     fine("plan", "check", "new", "log.parquet")
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from oper.cli.shared.config_file import SECTIONS
-from oper.plan.plan import load_plan
+from oper.plan.plan import Plan
 from tests.support.commands import fine, oper, refused, tree
 
 
@@ -122,7 +122,7 @@ def test_the_file_in_the_documents_serves_three_commands(here: Path) -> None:
     Path("project.yaml").write_text(example)
     fine("profile", "log.parquet", "--config", "project.yaml", "-o", "new")
     fine("plan", "new", "--config", "project.yaml", "-o", "made")
-    plan = load_plan("made")
+    plan = Plan.load("made")
     assert (plan.topology.name, plan.workload.mode) == ("2x8-h100", "inference")
     assert plan.workload.batch_size == 65_536
     assert "table_wise" in fine("compare", "new", "--config", "project.yaml")

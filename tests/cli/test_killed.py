@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from oper.files import temporaries
-from oper.plan.plan import load_plan
+from oper.plan.plan import Plan
 from tests.support.commands import SYNTH, Before, fine, hidden, oper, tree
 
 PLAN = "plan p --topology cpu:2 -o"
@@ -194,7 +194,7 @@ def test_killed_between_two_names(here: Path, last: str) -> None:
     said = oper(*PLAN.split(), "new")
     assert said.status == 2
     assert "new: exists" in said.errors
-    load_plan("new")
+    Plan.load("new")
     assert not hidden(here)
 
 

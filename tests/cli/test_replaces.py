@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from oper.base.errors import OperError
-from oper.plan.plan import load_plan
+from oper.plan.plan import Plan
 from oper.profiling.profile import Profile
 from tests.cli.test_writes import FOLDER_WRITERS, WRITERS
 from tests.support.commands import SYNTH, Before, fine, hidden, oper, refused, tree
@@ -81,7 +81,7 @@ def test_one_kind_does_not_replace_another(here: Path) -> None:
 def test_an_empty_folder_is_filled(here: Path) -> None:
     Path("empty").mkdir()
     fine(*PLAN.split(), "empty")
-    load_plan("empty")
+    Plan.load("empty")
 
 
 def test_files_are_replaced_only_when_asked(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +97,7 @@ def test_files_are_replaced_only_when_asked(here: Path, monkeypatch: pytest.Monk
 
 
 def test_from_python(here: Path) -> None:
-    profile, plan = Profile.open("p"), load_plan("q")
+    profile, plan = Profile.open("p"), Plan.load("q")
     for save in (profile.save, plan.save):
         save("out")
         with pytest.raises(OperError, match="overwrite=True"):
@@ -134,7 +134,7 @@ def test_a_link_is_followed(here: Path, steps: str) -> None:
         fine(*SYNTH.split(), "-o", "file.parquet", *more)
         assert Path("link").is_symlink()
         assert Path("file.parquet").is_symlink()
-        load_plan("elsewhere/link")
+        Plan.load("elsewhere/link")
         assert sorted(p.name for p in Path("elsewhere").iterdir()) == ["file.parquet", "link"]
     refused(f"{PLAN} link", "link: exists")
 
@@ -191,7 +191,7 @@ def test_what_was_made_is_kept_beside_what_was_kept_before(
     said = oper(*PLAN.split(), "new")
     assert said.status == 2, said
     assert "new.kept-2" in said.errors
-    load_plan("new.kept-2")
+    Plan.load("new.kept-2")
     assert tree(Path("new.kept-1")) == {"older": b"older"}
     assert not hidden(here)
 
@@ -204,7 +204,7 @@ def test_a_folder_that_comes_at_the_last_moment(here: Path, steps: str, before: 
     said = oper(*PLAN.split(), "new", "--force")
     assert said.status == 2, said
     assert "theirs.txt" in said.errors
-    load_plan("new.kept-1")
+    Plan.load("new.kept-1")
     shutil.rmtree("new.kept-1")
     assert tree(here) == expected
 
@@ -213,14 +213,14 @@ def test_a_folder_that_goes_meanwhile(here: Path, steps: str, before: Before) ->
     fine(*PLAN.split(), "new")
     before("_exchange", lambda: shutil.rmtree("new"))
     fine(*PLAN.split(), "new", "--force")
-    load_plan("new")
+    Plan.load("new")
     assert not hidden(here)
 
 
 def test_an_empty_folder_that_comes_meanwhile_is_filled(here: Path, before: Before) -> None:
     before("_sync_tree", lambda: Path("new").mkdir())
     fine(*PLAN.split(), "new")
-    load_plan("new")
+    Plan.load("new")
 
 
 def test_a_file_that_comes_meanwhile(here: Path, steps: str, before: Before) -> None:

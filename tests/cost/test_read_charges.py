@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from oper.analysis.row_facts import explain
 
-from oper.audit.explain import explain
 from oper.base.arrays import Floats, Ints
 from oper.base.formatting import format_duration
 from oper.cost.allreduce import METHODS, Method, allreduce_cost
@@ -23,7 +23,8 @@ from oper.cost.holder_sets import (
 from oper.cost.objective import evaluate
 from oper.cost.read_charges import Charges
 from oper.cost.workload import Workload
-from oper.plan.plan import load_plan
+from oper.plan.plan import Plan
+from oper.plan.settings import PlanSettings
 from oper.planner.bounds import hot_rows_bound, milp
 from oper.planner.bounds.lagrangian_bound import hot_row
 from oper.planner.class_placement import replica_choice
@@ -37,7 +38,7 @@ from oper.planner.lp.pricing import (
 from oper.planner.lp.restricted_master import RestrictedMaster
 from oper.planner.make_plan import make_plan
 from oper.planner.problem.classes import Classes
-from oper.planner.problem.problem import ClassProblem, Settings
+from oper.planner.problem.problem import ClassProblem
 from oper.planner.replan.drift import _parts, _PricedPlan
 from oper.planner.replan.replica_changes import mean_seconds
 from oper.profiling.profile import Profile
@@ -265,7 +266,8 @@ def test_explain(mode: str, tmp_path: Path) -> None:
     topology = Topology.load("2x2-a100")
     accesses = (np.arange(50, 0, -1) * 3).astype(np.uint32)
     profile = Profile((Table("a", 50, 16),), 5000, accesses, np.zeros(0, np.uint32), (False,))
-    planned = make_plan(profile, topology, workload, Settings(extra_memory=0.0), tmp_path / "plan")
+    planned = make_plan(profile, topology, workload, PlanSettings(extra_memory=0.0))
+    planned.save(tmp_path / "plan")
     classes, M = planned.problem.classes, topology.ranks
     methods: tuple[Method, ...] = METHODS[1:] if workload.training else ("none",)
     owned = one_row_seconds(planned.problem, single_owner_sets(M), "none").mean(axis=(1, 2))
@@ -276,7 +278,7 @@ def test_explain(mode: str, tmp_path: Path) -> None:
         ],
         axis=0,
     )
-    why = explain(load_plan(tmp_path / "plan"), "a", 3)["why"]
+    why = explain(Plan.load(tmp_path / "plan"), "a", 3)["why"]
     c = int(np.flatnonzero(classes.accesses == accesses[3])[0])
     said = re.search(r"times an iteration: (\S+ \S+) of .* with one owner, (\S+ \S+) with", why)
     assert said is not None, why

@@ -15,7 +15,7 @@ from oper.files.overwrite_rules import was_written
 from oper.files.safetensors_file import load_safetensors
 from oper.files.storage import check_output, load_array
 from oper.files.yaml_file import Document
-from oper.plan.plan import FORMAT, load_plan
+from oper.plan.plan import FORMAT, Plan
 from tests.support.commands import refused
 
 READERS = [Document.read, read_json, load_safetensors, load_array]
@@ -61,7 +61,7 @@ def test_a_pipe_as_the_marker_of_a_folder(tmp_path: Path) -> None:
     with pytest.raises(OperError, match="was not written by oper"):
         check_output(tmp_path, FORMAT, overwrite=True)
     with pytest.raises(OperError, match=FORMAT.marker):
-        load_plan(tmp_path)
+        Plan.load(tmp_path)
 
 
 @pytest.mark.parametrize("order", ["C", "F"])

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from oper.analysis.row_facts import explain
 from safetensors.numpy import load_file, save_file
 
 from oper.audit.check import check
-from oper.audit.explain import explain
 from oper.audit.replay import replay
 from oper.base.errors import OperError, OperWarning
 from oper.base.tensors import as_int64, as_tensor
@@ -21,17 +21,17 @@ from oper.files.json_file import write_json
 from oper.files.manifest import describe_files, write_manifest
 from oper.plan.address_map import AddressMap
 from oper.plan.layout import LOCAL, SLOT_BITS
-from oper.plan.plan import FORMAT, MARKER, Plan, load_plan
+from oper.plan.plan import FORMAT, MARKER, Plan
 from oper.plan.row_codes import pack_positions
+from oper.plan.settings import PlanSettings
+from oper.plan.some_tables import part_of
 from oper.plan.validate import validate
 from oper.planner.make_plan import make_plan
-from oper.planner.problem.problem import Settings
 from oper.planner.replan.drift import drift
 from oper.planner.replan.replan import replan
 from oper.profiling.profile import Profile
 from oper.tables.table import Table
 from oper.topology.topology import Topology
-from oper.torchrec.plan_of_some_tables import part_of
 from oper.torchrec.planning.planner_statistics import planner_statistics
 
 TABLES = (Table("a", 40_000, 16), Table("b", 3000, 64), Table("c", 1, 16), Table("d", 9000, 16))
@@ -51,8 +51,8 @@ def a_profile(seed: int = 0, moved: float = 0.0) -> Profile:
 
 def save_plan(folder: Path, extra_memory: float, mode: str = "inference") -> Path:
     workload = Workload(mode, "raw", 512)  # type: ignore[arg-type]
-    asked = Settings(extra_memory=extra_memory, threshold=0.05, dob=0.5)
-    make_plan(a_profile(), Topology.load("1x4-a100"), workload, asked, folder)
+    asked = PlanSettings(extra_memory=extra_memory, threshold=0.05, dob=0.5)
+    make_plan(a_profile(), Topology.load("1x4-a100"), workload, asked).save(folder)
     return folder
 
 
@@ -63,7 +63,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def plan(saved: Path) -> Plan:
-    found = load_plan(saved)
+    found = Plan.load(saved)
     marked = found.layout.listed - len(found.layout.codes)
     assert 0.2 * a_profile().rows < marked < found.layout.listed
     return found
@@ -83,8 +83,8 @@ def addresses_of(plan: Plan) -> list[list[int]]:
 def test_rows_on_all_ranks_take_two_bits(tmp_path: Path, extra_memory: float) -> None:
     folder = save_plan(tmp_path / "plan", extra_memory)
     assert [f.wrong for f in check(folder) if f.wrong is not None] == []
-    layout = load_plan(folder).layout
-    fields = np.array(addresses_of(load_plan(folder))) >> SLOT_BITS
+    layout = Plan.load(folder).layout
+    fields = np.array(addresses_of(Plan.load(folder))) >> SLOT_BITS
     everywhere = int((fields == LOCAL).all(axis=0).sum())
     assert len(layout.codes) == layout.listed - everywhere
     lines = 2 * int(layout.line_offset[-1])
@@ -105,7 +105,7 @@ def test_plans_without_copies_have_no_marks(tmp_path: Path, mode: str) -> None:
 
 def as_version_1(folder: Path, profile: Profile) -> None:
     """Write a plan's folder as it was before marks: codes and counts of all listed rows."""
-    layout = load_plan(folder).layout
+    layout = Plan.load(folder).layout
     group, position = layout.listed_places()
     np.save(folder / "codes.npy", pack_positions(group, position, len(layout.group_width)))
     listed = np.concatenate(
@@ -139,7 +139,7 @@ def test_folders_of_version_1_are_read(saved: Path, plan: Plan, tmp_path: Path) 
     folder = Path(shutil.copytree(saved, tmp_path / "old"))
     as_version_1(folder, profile)
     with pytest.warns(OperWarning, match="is of version 1"):
-        old = load_plan(folder)
+        old = Plan.load(folder)
     assert old.layout.everywhere_bitmap is None
     assert len(old.layout.codes) == old.layout.listed == plan.layout.listed
     assert addresses_of(old) == addresses_of(plan)
@@ -162,7 +162,7 @@ def test_another_version_is_refused(saved: Path, tmp_path: Path) -> None:
     content = json.loads((folder / MARKER).read_text())
     write_manifest(folder, FORMAT, content | {"version": 3})
     with pytest.raises(OperError, match="version 3, and this oper reads versions 1 to 2"):
-        load_plan(folder)
+        Plan.load(folder)
 
 
 def everywhere_row(plan: Plan, table: int) -> int:
@@ -257,7 +257,7 @@ def test_statistics_count_rows_with_marks(plan: Plan) -> None:
 def test_replanned_rows_keep_their_slots_and_get_codes_where_they_must(
     saved: Path, tmp_path: Path
 ) -> None:
-    old = load_plan(saved)
+    old = Plan.load(saved)
     newer = a_profile(0, 0.02)
     made = replan(old, newer, 10**6)
     made.plan.save(tmp_path / "new", also=[made.moves.save])

@@ -20,9 +20,9 @@ from oper.cost.workload import Workload
 from oper.files import manifest
 from oper.plan.address_map import AddressMap
 from oper.plan.layout import LOCAL, SLOT_BITS, Layout
-from oper.plan.plan import FORMAT, MARKER, load_plan, rank_file
+from oper.plan.plan import FORMAT, MARKER, Plan, rank_file
+from oper.plan.settings import PlanSettings
 from oper.planner.make_plan import make_plan
-from oper.planner.problem.problem import Settings
 from oper.profiling.profile import Profile
 from oper.tables.table import Table
 from oper.topology.links import LINKED, SHARED
@@ -50,7 +50,7 @@ def save_plan(folder: Path, profile: Profile, topology: str = "2x2-a100", **aske
     asked = {"threshold": 0.05, "dob": 0.5} | asked
     workload = Workload(asked.pop("mode", "inference"), asked.pop("fetch", "raw"), 512)
     ranks = Topology.load(topology)
-    make_plan(profile, ranks, workload, Settings(**asked), folder, overwrite=True)
+    make_plan(profile, ranks, workload, PlanSettings(**asked)).save(folder, overwrite=True)
     return folder
 
 
@@ -77,7 +77,7 @@ def wrong(folder: Path) -> dict[str, str]:
 
 
 def test_a_saved_plan_is_loaded(saved):
-    plan = load_plan(saved, TABLES)
+    plan = Plan.load(saved, TABLES)
     assert plan.tables == TABLES
     assert plan.ranks == 4
     assert plan.layout.rows.tolist() == [t.rows for t in TABLES]
@@ -102,11 +102,11 @@ def test_other_files_go_along(saved, tmp_path):
     def write(folder: Path) -> None:
         (folder / "moves.txt").write_text("none")
 
-    load_plan(saved).save(tmp_path / "p", also=[write])
+    Plan.load(saved).save(tmp_path / "p", also=[write])
     assert "moves.txt" in json.loads((tmp_path / "p" / MARKER).read_text())["files"]
     (tmp_path / "p" / "moves.txt").write_text("some")
     with pytest.raises(OperError, match=r"moves\.txt: its SHA-256"):
-        load_plan(tmp_path / "p")
+        Plan.load(tmp_path / "p")
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_damaged_files_are_named(copied, name, damage):
         content[len(content) // 2] ^= 1
         file.write_bytes(content)
     with pytest.raises(OperError, match=name):
-        load_plan(copied)
+        Plan.load(copied)
 
 
 @pytest.mark.parametrize(
@@ -142,34 +142,34 @@ def test_a_changed_record_is_noticed(copied, change, message):
     change(content)
     manifest.write_manifest(copied, FORMAT, content)
     with pytest.raises(OperError, match=message):
-        load_plan(copied)
+        Plan.load(copied)
 
 
 def test_cut_off_record(copied):
     text = (copied / MARKER).read_text()
     (copied / MARKER).write_text(text[: len(text) // 2])
     with pytest.raises(OperError, match=r"plan\.json, line \d+, column \d+"):
-        load_plan(copied)
+        Plan.load(copied)
 
 
 def test_not_a_plan(tmp_path):
     with pytest.raises(OperError, match="no such folder"):
-        load_plan(tmp_path / "none")
+        Plan.load(tmp_path / "none")
     with pytest.raises(OperError, match=r"holds no plan\.json"):
-        load_plan(tmp_path)
+        Plan.load(tmp_path)
 
 
 def test_a_plan_for_other_tables(saved):
     with pytest.raises(OperError, match="4 tables, and 1 were given"):
-        load_plan(saved, TABLES[:1])
+        Plan.load(saved, TABLES[:1])
     other = (*TABLES[:2], replace(TABLES[2], dim=32), TABLES[3])
     with pytest.raises(OperError, match=r"of dim 16.* of dim 32"):
-        load_plan(saved, other)
+        Plan.load(saved, other)
 
 
 def test_unknown_table(saved):
     with pytest.raises(OperError, match="it has a, b, c, d"):
-        load_plan(saved).table_index("z")
+        Plan.load(saved).table_index("z")
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=8)
@@ -199,14 +199,15 @@ def slow_memories(memory: str) -> Topology:
 @pytest.mark.parametrize("fetch", ["raw", "distinct"])
 def test_holders_read_cheaper_copies_than_their_own(tmp_path, memory, fetch):
     profile = a_profile(1)
-    workload, asked = Workload("inference", fetch, 512), Settings(extra_memory=0.3)
-    planned = make_plan(profile, slow_memories(memory), workload, asked, tmp_path / "plan")
-    plan = load_plan(tmp_path / "plan")
+    workload, asked = Workload("inference", fetch, 512), PlanSettings(extra_memory=0.3)
+    planned = make_plan(profile, slow_memories(memory), workload, asked)
+    planned.save(tmp_path / "plan")
+    plan = Plan.load(tmp_path / "plan")
     if memory == SHARED:  # where owners serve reads, no copy there is worth the time of its owner
         assert plan.layout.unread_copies.any()
     assert wrong(tmp_path / "plan") == {}
     assert [f.wrong for f in replay(tmp_path / "plan", rows_of(profile))] == [None]
-    assert 0 <= planned.certificate.gap < 0.01
+    assert 0 <= planned.certificate.certified_gap < 0.01
     # What readers find by their maps is what the plan was priced by.
     reads = np.zeros((3, 3))
     for t, table in enumerate(plan.tables):
@@ -218,12 +219,12 @@ def test_holders_read_cheaper_copies_than_their_own(tmp_path, memory, fetch):
             source = np.where(field == LOCAL, rank, field)
             reads[rank] += np.bincount(source, R * table.row_bytes, minlength=3)
     np.fill_diagonal(reads, 0.0)
-    np.testing.assert_allclose(reads, plan.prediction.link_bytes, rtol=1e-9)
+    np.testing.assert_allclose(reads, plan.cost.link_bytes, rtol=1e-9)
 
 
 def test_check_finds_replicas_that_training_would_not_read(tmp_path):
     folder = save_plan(tmp_path / "plan", a_profile(0), mode="training", extra_memory=0.3)
-    layout = load_plan(folder).layout
+    layout = Plan.load(folder).layout
     assert not layout.unread_copies.any()
     group = int(np.flatnonzero(layout.holds.all(axis=1))[0])
     source = layout.source.copy()
@@ -248,13 +249,13 @@ def test_a_replay_of_another_log_is_told(saved):
 
 
 def with_layout(folder: Path, **changes: Any) -> None:
-    plan = load_plan(folder)
+    plan = Plan.load(folder)
     layout = Layout(**{**vars(plan.layout), **changes})
     replace(plan, layout=layout).save(folder, overwrite=True)
 
 
 def test_check_finds_shared_slots(copied):
-    layout = load_plan(copied).layout
+    layout = Plan.load(copied).layout
     base = layout.stripe_base.copy()
     base[3] -= 1  # one slot into what lies before
     with_layout(copied, stripe_base=base)
@@ -267,7 +268,7 @@ def test_check_finds_shared_slots(copied):
 
 
 def test_check_finds_slots_beyond_the_arena(copied):
-    layout = load_plan(copied).layout
+    layout = Plan.load(copied).layout
     with_layout(copied, slots=layout.slots - 1)
     with pytest.raises(OperError, match=r"plan\.json: is damaged .*arena"):
         check(copied)

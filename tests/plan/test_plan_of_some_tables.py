@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from oper.plan.address_map import AddressMap, unpack
 from oper.plan.layout import LOCAL
 from oper.plan.plan import Plan
+from oper.plan.some_tables import part_of
 from oper.tables.table import Table
-from oper.torchrec.plan_of_some_tables import part_of
 from tests.support.planner.layouts import random_layout
 from tests.support.planner.layouts import tables_of as tables_of_layout
 from tests.support.runtime.runtime_plans import random_plan

@@ -12,10 +12,10 @@ from oper.base.tensors import as_int64
 from oper.cost.workload import Workload
 from oper.plan.address_map import AddressMap
 from oper.plan.layout import LOCAL, SLOT_BITS
-from oper.plan.plan import Plan, load_plan
+from oper.plan.plan import Plan
 from oper.plan.rows_by_kind import RankBytes, RowsByKind, rows_by_kind
+from oper.plan.settings import PlanSettings
 from oper.planner.make_plan import make_plan
-from oper.planner.problem.problem import Settings
 from oper.planner.replan.replan import replan
 from oper.profiling.profile import Profile
 from oper.tables.table import Table
@@ -106,9 +106,9 @@ def test_any_plan(tables, seed, ranks, replicated, listed, mode, tier):
         seed, tables, ranks, replicated=replicated, listed=listed, mode=mode, tier=chosen
     )
     found = assert_counts_are_true(plan)
-    held = found.on_devices.total + found.in_tier.total
+    held = found.memory["device"].total + found.memory["host"].total
     assert found.bytes_of_tables.sum() == held.sum()
-    for memory in (found.on_devices, found.in_tier):
+    for memory in (found.memory["device"], found.memory["host"]):
         assert not memory.unused.any()
 
 
@@ -144,28 +144,28 @@ def test_kinds_add_up_to_the_memory_of_the_plan(
     tmp_path: Path, extra_memory: float, mode: str
 ) -> None:
     workload = Workload(mode, "raw", 512)  # type: ignore[arg-type]
-    asked = Settings(extra_memory=extra_memory, threshold=0.05, dob=0.5)
-    make_plan(hot(0), Topology.load("2x2-a100"), workload, asked, tmp_path / "plan")
-    plan = load_plan(tmp_path / "plan")
+    asked = PlanSettings(extra_memory=extra_memory, threshold=0.05, dob=0.5)
+    make_plan(hot(0), Topology.load("2x2-a100"), workload, asked).save(tmp_path / "plan")
+    plan = Plan.load(tmp_path / "plan")
     found = assert_counts_are_true(plan)
-    assert np.array_equal(found.on_devices.total, plan.prediction.memory_bytes)
-    assert not found.on_devices.unused.any()
+    assert np.array_equal(found.memory["device"].total, plan.cost.memory_bytes)
+    assert not found.memory["device"].unused.any()
     for t, table in enumerate(plan.tables):
         listed = plan.layout.locate(t, np.arange(table.rows)).group >= 0
         assert found.listed_accesses[t] == hot(0).table_accesses(t)[listed].sum(dtype=np.int64)
     made = replan(plan, hot(1), 10**9)
     again = assert_counts_are_true(made.plan)
-    assert np.array_equal(again.on_devices.total, made.plan.prediction.memory_bytes)
+    assert np.array_equal(again.memory["device"].total, made.plan.cost.memory_bytes)
     assert made.moves.entries.size
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_the_tier_is_counted_apart(tmp_path: Path, seed: int) -> None:
     (profile,), topology, workload, asked = drawn(seed)
-    make_plan(profile, topology, workload, asked, tmp_path / "plan")
-    plan = load_plan(tmp_path / "plan")
+    make_plan(profile, topology, workload, asked).save(tmp_path / "plan")
+    plan = Plan.load(tmp_path / "plan")
     assert plan.parts is not None
     found = assert_counts_are_true(plan)
-    assert np.array_equal(found.on_devices.total, plan.prediction.memory_bytes)
-    assert np.array_equal(found.in_tier.total, plan.parts.tier.prediction.memory_bytes)
+    assert np.array_equal(found.memory["device"].total, plan.cost.memory_bytes)
+    assert np.array_equal(found.memory["host"].total, plan.host.cost.memory_bytes)
     assert not found.replicated[list(plan.tier)].any()

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from oper.plan.stated_figures import check_stated
 
 from oper.base.errors import OperError
 from oper.files.manifest import write_manifest
-from oper.plan.plan import FORMAT, MARKER, load_plan
-from oper.plan.stated_figures import check_stated
+from oper.plan.plan import FORMAT, MARKER, Plan
 from tests.support.commands import fine, oper, write_log
 
 PARTS = ("figures", "certificate", "partitions", "settings")
@@ -143,7 +143,7 @@ def test_show_says_so_in_one_line(saved: Path, path: tuple[str | int, ...], valu
         assert "plan.json: is damaged" in said.errors
         assert ".".join(map(str, path[:2])) in said.errors
         with pytest.raises(OperError):
-            load_plan(saved)
+            Plan.load(saved)
     finally:
         marker.write_bytes(before)
 

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from oper.analysis.plan_differences import diff
+from oper.analysis.row_facts import explain
 
 from oper.audit.check import check
-from oper.audit.diff import diff
-from oper.audit.explain import explain
 from oper.base.errors import OperError
 from oper.files.manifest import describe_files, write_manifest
 from oper.plan.address_map import AddressMap
 from oper.plan.bitmap import header_of
 from oper.plan.layout import Layout
-from oper.plan.plan import FORMAT, MARKER, load_plan, rank_file
+from oper.plan.plan import FORMAT, MARKER, Plan, rank_file
 from tests.plan.test_plan import TABLES, a_profile, save_plan
 from tests.support.planner.layouts import random_layout
 
@@ -47,10 +47,10 @@ def stamp(folder: Path, change: Any = lambda content: None) -> None:
 
 def used(folder: Path, other: Path) -> None:
     """All that reads a plan; OperError, and nothing else, may come of it."""
-    plan = load_plan(folder)
+    plan = Plan.load(folder)
     check(folder)
-    diff(plan, load_plan(other))
-    diff(load_plan(other), plan)
+    diff(plan, Plan.load(other))
+    diff(Plan.load(other), plan)
     for table, rows in enumerate(plan.layout.rows.tolist()):
         explain(plan, plan.tables[table].name, rows - 1)
     for rank in range(plan.ranks):
@@ -58,7 +58,7 @@ def used(folder: Path, other: Path) -> None:
 
 
 def save_with(folder: Path, **changes: Any) -> None:
-    plan = load_plan(folder)
+    plan = Plan.load(folder)
     layout = Layout(**{**vars(plan.layout), **changes})
     # Saving counts the listed rows, which a bitmap that is none would not let it.
     vars(layout)["listed_offset"] = plan.layout.listed_offset
@@ -102,13 +102,13 @@ def test_a_plan_is_valid(saved: Path) -> None:
 def test_a_layout_with_an_index_of_nothing(
     copied: Path, name: str, change: Any, message: str
 ) -> None:
-    save_with(copied, **{name: change(getattr(load_plan(copied).layout, name))})
+    save_with(copied, **{name: change(getattr(Plan.load(copied).layout, name))})
     with pytest.raises(OperError, match=rf"plan\.json: is damaged \(ValueError: .*{message}"):
-        load_plan(copied)
+        Plan.load(copied)
 
 
 def test_a_row_that_is_striped_must_be_numbered_as_striped(copied: Path) -> None:
-    layout = load_plan(copied).layout
+    layout = Plan.load(copied).layout
     frozen = np.zeros_like(layout.bitmap)
     frozen[:, 1:] = ~layout.bitmap[:, 1:]
     counts = np.bitwise_count(frozen[:, 1:]).astype(np.int64)
@@ -116,7 +116,7 @@ def test_a_row_that_is_striped_must_be_numbered_as_striped(copied: Path) -> None
     frozen[:, 0] = header_of(before, counts)
     save_with(copied, stripe_bitmap=frozen)
     with pytest.raises(OperError, match="stripe_bitmap"):
-        load_plan(copied)
+        Plan.load(copied)
 
 
 @given(seed=st.integers(0, 10**6))
@@ -169,7 +169,7 @@ def test_arrays_of_another_kind(copied: Path, name: str, bad: Any) -> None:
     np.save(copied / f"{name}.npy", bad)
     stamp(copied)
     with pytest.raises(OperError, match=name):
-        load_plan(copied)
+        Plan.load(copied)
 
 
 def test_rank_maps_of_another_plan(copied: Path, tmp_path: Path) -> None:

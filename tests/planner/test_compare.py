@@ -13,11 +13,11 @@ from oper.cli import app
 from oper.cli import compare as text
 from oper.cost.holder_sets import everywhere_set
 from oper.cost.workload import Workload
+from oper.plan.settings import PlanSettings
 from oper.planner import compare as comparison
 from oper.planner.baselines.baseline import Baseline
 from oper.planner.baselines.registry import BASELINES
 from oper.planner.bounds.certificate import certify
-from oper.planner.problem.problem import Settings
 from oper.profiling.profile import Profile
 from oper.topology.topology import Topology
 from tests.support.planner.profiles import make_profile, profile_problem
@@ -44,7 +44,7 @@ def run(
         profile,
         Topology.load(topology),
         Workload(mode, "raw", 256),  # type: ignore[arg-type]
-        Settings(extra_memory=extra, threshold=0.02),
+        PlanSettings(extra_memory=extra, threshold=0.02),
         methods,
         limit_seconds,
     )
@@ -126,7 +126,7 @@ def test_partitions_too_big_for_the_capacities_have_no_placement() -> None:
         make_profile(1, rows=(900,), bags=False),
         Topology.load("cpu:3"),
         Workload("inference", "raw", 256),
-        Settings(extra_memory=0.0, threshold=0.3),
+        PlanSettings(extra_memory=0.0, threshold=0.3),
         ("milp",),
         60.0,
     )

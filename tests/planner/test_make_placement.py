@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from oper.audit.check import check
 from oper.base.errors import OperError
 from oper.cost.workload import Workload
-from oper.plan.plan import load_plan
+from oper.plan.plan import Plan
+from oper.plan.settings import PlanSettings
 from oper.planner.assemble_plan import assemble
 from oper.planner.baselines.baseline import price_baseline
 from oper.planner.baselines.registry import quick_baselines
 from oper.planner.make_placement import Planned, make_placement
 from oper.planner.make_plan import make_plan
-from oper.planner.problem.problem import Settings, make_problem
+from oper.planner.problem.problem import make_problem
 from oper.profiling.profile import Profile
 from oper.tables.table import Table
 from oper.topology.topology import Topology
@@ -58,7 +59,7 @@ def objectives(planned: Planned) -> dict[str, float]:
 def needs_room(profile: Profile, topology: Topology, workload: Workload) -> None:
     """Leave out capacities that are too small for whole rows, as the planner would say."""
     try:
-        make_problem(profile, topology, workload, Settings(extra_memory=0.05))
+        make_problem(profile, topology, workload, PlanSettings(extra_memory=0.05))
     except OperError:
         reject()
 
@@ -70,11 +71,11 @@ def test_plans_keep_limits_are_certified_and_beat_every_baseline(
     profile: Profile, topology: Topology, workload: Workload, extra_memory: float
 ) -> None:
     needs_room(profile, topology, workload)
-    planned = make_placement(profile, topology, workload, Settings(extra_memory=extra_memory))
+    planned = make_placement(profile, topology, workload, PlanSettings(extra_memory=extra_memory))
     cost = planned.cost
     assert cost.feasible
     assert cost.extra_memory_ratio <= extra_memory + 1e-12
-    assert planned.certificate.gap >= 0
+    assert planned.certificate.certified_gap >= 0
     for name, seconds in objectives(planned).items():
         assert cost.objective_seconds <= seconds * (1 + 1e-12), name
     placed = planned.row_placement.counts.sum() + planned.row_placement.scan.striped_rows.sum()
@@ -92,7 +93,7 @@ def test_plans_pass_their_check_from_disk(
 ) -> None:
     needs_room(profile, topology, workload)
     folder = tmp_path_factory.mktemp("plans") / "plan"
-    make_plan(profile, topology, workload, Settings(extra_memory=0.2), folder)
+    make_plan(profile, topology, workload, PlanSettings(extra_memory=0.2)).save(folder)
     assert [found for found in check(folder) if not found.ok] == []
 
 
@@ -113,9 +114,9 @@ def test_the_order_of_ids_does_not_matter(preset: str, mode: str, order: str) ->
         counts = np.concatenate([counts[::8], counts[np.arange(60_000) % 8 != 0]])
     workload = Workload(mode, "raw", 65_536)  # type: ignore[arg-type]
     planned = make_placement(
-        one_table(counts), Topology.load(preset), workload, Settings(extra_memory=0.05)
+        one_table(counts), Topology.load(preset), workload, PlanSettings(extra_memory=0.05)
     )
-    assert planned.certificate.gap < 1e-3
+    assert planned.certificate.certified_gap < 1e-3
     assert (planned.cost.dob["memory"] or 0) > 0.999
 
 
@@ -126,9 +127,8 @@ def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
             profile,
             Topology.load("2x4-a100"),
             Workload("inference", "raw", 4096),
-            Settings(extra_memory=0.05),
-            tmp_path / name,
-        )
+            PlanSettings(extra_memory=0.05),
+        ).save(tmp_path / name)
     files = sorted(p.name for p in (tmp_path / "a").iterdir())
     assert files == sorted(p.name for p in (tmp_path / "b").iterdir())
     for name in files:
@@ -144,18 +144,19 @@ def test_without_a_fetch_a_plan_is_that_of_the_usual_one(
         ("asked", Workload("training", fetch, 4096)),
         ("usual", Workload("training", batch_size=4096)),
     ):
-        make_plan(profile, preset, workload, Settings(), tmp_path / name)
-    assert load_plan(tmp_path / "usual").workload == Workload("training", fetch, 4096)
+        make_plan(profile, preset, workload, PlanSettings()).save(tmp_path / name)
+    assert Plan.load(tmp_path / "usual").workload == Workload("training", fetch, 4096)
     assert tree(tmp_path / "usual") == tree(tmp_path / "asked")
 
 
 def test_a_plan_is_what_was_planned(tmp_path: Path) -> None:
     profile = one_table(zipf_counts(5000, 100_000))
     topology, workload = Topology.load("dgx-a100"), Workload("inference", "raw", 4096)
-    planned = make_plan(profile, topology, workload, Settings(extra_memory=0.05), tmp_path / "plan")
-    loaded = load_plan(tmp_path / "plan")
-    assert loaded.prediction.objective_seconds == planned.cost.objective_seconds
-    assert loaded.certificate["certified_gap"] == planned.certificate.gap
+    planned = make_plan(profile, topology, workload, PlanSettings(extra_memory=0.05))
+    planned.save(tmp_path / "plan")
+    loaded = Plan.load(tmp_path / "plan")
+    assert loaded.cost.objective_seconds == planned.cost.objective_seconds
+    assert loaded.certificate.certified_gap == planned.certificate.certified_gap
     assert (loaded.layout.codes == assemble(planned).layout.codes).all()
 
 
@@ -165,10 +166,10 @@ def test_a_row_too_hot_to_split_is_named_and_bounds_the_plan() -> None:
         one_table(counts),
         Topology.load("dgx-a100"),
         Workload("inference", "raw", 65_536),
-        Settings(extra_memory=0.0),
+        PlanSettings(extra_memory=0.0),
     )
     assert planned.certificate.hot_row is not None
-    assert planned.certificate.gap < 0.01
+    assert planned.certificate.certified_gap < 0.01
 
 
 def test_capacities_that_cannot_hold_the_tables_say_how_many_ranks_would() -> None:
@@ -178,7 +179,7 @@ def test_capacities_that_cannot_hold_the_tables_say_how_many_ranks_would() -> No
             one_table(zipf_counts(400_000, 1_000_000)),
             topology,
             Workload("training", "raw", 1024),
-            Settings(extra_memory=0.05),
+            PlanSettings(extra_memory=0.05),
         )
 
 
@@ -189,12 +190,12 @@ def test_a_rank_without_room_for_a_row_is_left_empty(capacity: str, mode: str) -
         one_table(zipf_counts(700, 20_000)),
         Topology.load("cpu:4").with_capacity(capacity),
         Workload(mode, "raw", 64),  # type: ignore[arg-type]
-        Settings(extra_memory=0.05),
+        PlanSettings(extra_memory=0.05),
     )
     cost = planned.cost
     assert cost.feasible
     assert cost.memory_bytes[3] == 0
-    assert planned.certificate.gap >= 0
+    assert planned.certificate.certified_gap >= 0
 
 
 @pytest.mark.parametrize("percent", [7, 29, 57, 58])
@@ -202,7 +203,7 @@ def test_extra_memory_of_whole_rows_is_all_there_to_use(percent: int) -> None:
     # 0.29 · 100 and 0.58 · 100 are below 29 and 58 in floating point.
     profile = one_table(np.arange(100, 0, -1))
     workload = Workload("inference", "raw", 64)
-    settings = Settings(extra_memory=percent / 100)
+    settings = PlanSettings(extra_memory=percent / 100)
     problem = make_problem(profile, Topology.load("cpu:2"), workload, settings)
     assert problem.budget_bytes == percent * profile.tables[0].memory_bytes("inference")
 
@@ -213,10 +214,10 @@ def test_nothing_read_is_still_placed_evenly() -> None:
         Profile(profile.tables, 100, profile.accesses, profile.samples_with_row, profile.bagged),
         Topology.load("cpu:4"),
         Workload("training", "raw", 64),
-        Settings(extra_memory=0.05),
+        PlanSettings(extra_memory=0.05),
     )
     assert planned.cost.feasible
-    assert planned.certificate.gap == 0
+    assert planned.certificate.certified_gap == 0
 
 
 @pytest.mark.parametrize("node_of", [(0, 0, 0, 0), (0, 1, 2, 3)])
@@ -232,5 +233,5 @@ def test_unequal_links_are_certified_with_one_node_and_with_one_rank_a_node(
     topology = Topology("unequal", node_of, cost, 72e9, 2e-6)
     counts = random.permutation(zipf_counts(20_000, 800_000))
     workload = Workload("inference", "raw", 4096)
-    planned = make_placement(one_table(counts), topology, workload, Settings(extra_memory=0.05))
-    assert planned.certificate.gap < 0.01
+    planned = make_placement(one_table(counts), topology, workload, PlanSettings(extra_memory=0.05))
+    assert planned.certificate.certified_gap < 0.01

@@ -16,20 +16,20 @@ from oper.base.errors import OperError
 from oper.cost.holder_sets import everywhere_set, single_owner_sets
 from oper.cost.objective import evaluate
 from oper.cost.workload import Workload
-from oper.plan.plan import Plan, load_plan
+from oper.plan.plan import Plan
+from oper.plan.settings import PlanSettings
+from oper.plan.some_tables import part_of
 from oper.planner.bounds.certificate import certify
-from oper.planner.bounds.tier_bound import Certified, WeightedBounds, certify_with_tier
+from oper.planner.bounds.tier_bound import Certified, WeightedBounds, certify_together
 from oper.planner.compare import compare
 from oper.planner.make_placement import InfeasibleError
 from oper.planner.make_plan import make_plan
 from oper.planner.place_with_tier import PlannedWithTier, place_with_tier
-from oper.planner.problem.problem import Problem, Settings, make_problem
-from oper.planner.problem.profile_of_tables import profile_of_tables
+from oper.planner.problem.problem import Problem, make_problem
 from oper.profiling.profile import Profile
 from oper.tables.table import Table
 from oper.topology.host_tier import tier_topology
 from oper.topology.topology import Topology
-from oper.torchrec.plan_of_some_tables import part_of
 from tests.support.examples import at_least
 from tests.support.planner.drifting import make_profile, seeds, slots_of
 from tests.support.planner.tiers import assert_figures_are_true, drawn, with_hosts
@@ -53,15 +53,15 @@ def test_plans_hold_what_they_promise(seed):
         folder = Path(place) / "plan"
         made.plan.save(folder)
         assert [f.wrong for f in check(folder) if not f.ok] == []
-        plan = load_plan(folder)
+        plan = Plan.load(folder)
     assert plan.tier == made.plan.tier
     assert plan.figures_to_json() == json.loads(json.dumps(made.plan.figures_to_json()))
     assert_one_place_a_row(plan)
     assert_memory_is_kept(plan)
     assert_figures_are_true(plan, profile)
-    bound = plan.certificate["lower_bound_seconds"]
-    assert bound <= plan.prediction.objective_seconds
-    assert made.certificate.objective_seconds == plan.prediction.objective_seconds
+    bound = plan.certificate.lower_bound_seconds
+    assert bound <= plan.cost.objective_seconds
+    assert made.certificate.objective_seconds == plan.cost.objective_seconds
 
 
 def assert_one_place_a_row(plan: Plan) -> None:
@@ -84,10 +84,10 @@ def assert_memory_is_kept(plan: Plan) -> None:
     table = np.repeat(np.arange(len(plan.tables)), plan.layout.rows)
     held = (slots_of(plan) >= 0) * memory[table][:, None]
     in_tier = np.isin(table, plan.tier)
-    assert (held[~in_tier].sum(axis=0) == plan.prediction.memory_bytes).all()
-    assert (plan.prediction.memory_bytes <= plan.prediction.capacity_bytes).all()
+    assert (held[~in_tier].sum(axis=0) == plan.cost.memory_bytes).all()
+    assert (plan.cost.memory_bytes <= plan.cost.capacity_bytes).all()
     assert plan.parts is not None
-    assert (held[in_tier].sum(axis=0) == plan.parts.tier.prediction.memory_bytes).all()
+    assert (held[in_tier].sum(axis=0) == plan.host.cost.memory_bytes).all()
     assert (held[in_tier].sum(axis=0) <= np.array(plan.topology.host_memory_bytes)).all()
 
 
@@ -98,7 +98,7 @@ def tiny(random: np.random.Generator, rows: int, topology: Topology, extra: floa
     counts = random.choice([0, 1, 5, 40, 300], rows)
     profile = make_profile((Table("t", rows, dim=4),), [counts])
     workload = Workload("training", "raw", 64)
-    return make_problem(profile, topology, workload, Settings(extra))
+    return make_problem(profile, topology, workload, PlanSettings(extra))
 
 
 def all_times(problem: Problem) -> list[np.ndarray]:
@@ -132,7 +132,7 @@ def test_no_placement_of_both_is_below_the_bound(seed, ranks, extra):
     tier = tiny(random, 4, tier_topology(topology), 0.0)
     a, b = np.stack(all_times(devices)), np.stack(all_times(tier))
     best = (a[:, None] + b[None]).max(axis=2).min()
-    found = certify_with_tier(
+    found = certify_together(
         Certified(devices, certify(devices, a.max(axis=1).min())),
         Certified(tier, certify(tier, b.max(axis=1).min())),
         float(best),
@@ -154,14 +154,14 @@ def test_the_sum_of_two_bounds_would_be_wrong():
     counts = [np.array([100, 0, 0, 0])] * 2
     profile = make_profile((Table("a", 4, dim=4), Table("b", 4, dim=4)), counts)
     workload = Workload("training", "raw", 64)
-    a = certify(make_problem(profile_of_tables(profile, [0]), topology, workload, Settings(0.0)), 1)
+    a = certify(make_problem(profile.select([0]), topology, workload, PlanSettings(0.0)), 1)
     hosts = tier_topology(topology)
-    b = certify(make_problem(profile_of_tables(profile, [1]), hosts, workload, Settings(0.0)), 1)
+    b = certify(make_problem(profile.select([1]), hosts, workload, PlanSettings(0.0)), 1)
     sets, rows = single_owner_sets(2), np.eye(2)
     best = np.inf
     for first, second in itertools.product(range(2), repeat=2):
-        problem = make_problem(profile_of_tables(profile, [0]), topology, workload, Settings(0.0))
-        other = make_problem(profile_of_tables(profile, [1]), hosts, workload, Settings(0.0))
+        problem = make_problem(profile.select([0]), topology, workload, PlanSettings(0.0))
+        other = make_problem(profile.select([1]), hosts, workload, PlanSettings(0.0))
         times = np.zeros(2)
         for one, owner in ((problem, first), (other, second)):
             hot = np.outer(one.classes.accesses > 0, rows[owner])
@@ -184,8 +184,8 @@ WORKLOAD = Workload("training", "raw", 64)
 
 
 def test_equal_tables_of_both_memories_share_no_arena(tmp_path: Path):
-    make_plan(small(), "dgx-a100", WORKLOAD, Settings(tier=["table_2"]), tmp_path / "plan")
-    plan = load_plan(tmp_path / "plan")
+    make_plan(small(), "dgx-a100", WORKLOAD, PlanSettings(tier=["table_2"])).save(tmp_path / "plan")
+    plan = Plan.load(tmp_path / "plan")
     assert plan.layout.width_of_table.tolist() == [0, 0, 1]
     assert plan.tier == (2,)
     content = json.loads((tmp_path / "plan" / "plan.json").read_text())
@@ -196,39 +196,43 @@ def test_equal_tables_of_both_memories_share_no_arena(tmp_path: Path):
 def test_rows_that_would_get_copies_on_devices_get_none_in_the_tier(tmp_path: Path):
     counts = [np.arange(n)[::-1].astype(np.int64) ** 2 for n in (300, 40, 300)]
     profile = make_profile(small().tables, counts)
-    workload, asked = Workload("training", "raw", 1 << 16), Settings(0.3)
-    on_devices = make_plan(profile, "2x2-a100", workload, asked, tmp_path / "devices")
+    workload, asked = Workload("training", "raw", 1 << 16), PlanSettings(0.3)
+    on_devices = make_plan(profile, "2x2-a100", workload, asked)
+    on_devices.save(tmp_path / "devices")
     assert on_devices.cost.extra_bytes
-    made = make_plan(profile, "2x2-a100", workload, replace(asked, tier="all"), tmp_path / "tier")
+    made = make_plan(profile, "2x2-a100", workload, replace(asked, tier="all"))
+    made.save(tmp_path / "tier")
     assert isinstance(made, PlannedWithTier)
     assert (made.plan.layout.holds.sum(axis=1) == 1).all()
     assert made.plan.replica_accesses == 0
     both = replace(asked, tier=["table_0"])
-    some = make_plan(profile, "2x2-a100", workload, both, tmp_path / "both")
-    assert some.prediction.extra_memory_ratio > 0
+    some = make_plan(profile, "2x2-a100", workload, both)
+    some.save(tmp_path / "both")
+    assert some.cost.extra_memory_ratio > 0
     assert all(finding.ok for finding in check(tmp_path / "both"))
 
 
 def test_without_a_tier_nothing_is_said_of_it(tmp_path: Path):
-    make_plan(small(), "dgx-a100", WORKLOAD, Settings(), tmp_path / "plan")
+    make_plan(small(), "dgx-a100", WORKLOAD, PlanSettings()).save(tmp_path / "plan")
     content = json.loads((tmp_path / "plan" / "plan.json").read_text())
     assert "tier" not in content
     assert "parts" not in content["figures"]
     assert not {"host_memory", "host_bandwidth"} & content["topology"].keys()
-    assert load_plan(tmp_path / "plan").parts is None
+    assert Plan.load(tmp_path / "plan").parts is None
 
 
 @pytest.mark.parametrize("spec", ["dgx-a100", "cpu:2"])
 def test_all_tables(tmp_path: Path, spec: str):
-    made = make_plan(small(), spec, WORKLOAD, Settings(tier="all"), tmp_path / "plan")
-    plan = load_plan(tmp_path / "plan")
+    made = make_plan(small(), spec, WORKLOAD, PlanSettings(tier="all"))
+    made.save(tmp_path / "plan")
+    plan = Plan.load(tmp_path / "plan")
     assert plan.tier == (0, 1, 2)
     assert plan.parts is not None
     assert plan.parts.devices is None
-    assert not plan.prediction.memory_bytes.any()
+    assert not plan.cost.memory_bytes.any()
     assert made.to_json()["tier"] == ["table_0", "table_1", "table_2"]
-    memory = 0.8 * 40e9 - plan.prediction.mailbox_bytes if spec == "dgx-a100" else 0.0
-    assert plan.prediction.capacity_bytes == pytest.approx(np.full(plan.ranks, memory), abs=2)
+    memory = 0.8 * 40e9 - plan.cost.mailbox_bytes if spec == "dgx-a100" else 0.0
+    assert plan.cost.capacity_bytes == pytest.approx(np.full(plan.ranks, memory), abs=2)
     assert [f.wrong for f in check(tmp_path / "plan") if not f.ok] == []
 
 
@@ -236,14 +240,14 @@ def test_a_plan_for_cpus_does_not_depend_on_the_machine(tmp_path: Path):
     topology = Topology.load("cpu:2")
     other = replace(topology, host_memory_bytes=(10**12,) * 2, device_memory_bytes=(10**12,) * 2)
     for name, ranks in (("one", topology), ("other", other)):
-        make_plan(small(), ranks, WORKLOAD, Settings(tier=["table_0"]), tmp_path / name)
+        make_plan(small(), ranks, WORKLOAD, PlanSettings(tier=["table_0"])).save(tmp_path / name)
     one, two = ((tmp_path / name / "plan.json").read_bytes() for name in ("one", "other"))
     assert one == two
 
 
 def test_parts_of_a_plan_keep_its_tier(tmp_path: Path):
-    make_plan(small(), "2x2-a100", WORKLOAD, Settings(tier=["table_2"]), tmp_path / "plan")
-    plan = load_plan(tmp_path / "plan")
+    make_plan(small(), "2x2-a100", WORKLOAD, PlanSettings(tier=["table_2"])).save(tmp_path / "plan")
+    plan = Plan.load(tmp_path / "plan")
     assert part_of(plan, [1, 2]).tier == (1,)
     assert part_of(plan, [2]).tier == (0,)
     without = part_of(plan, [0, 1])
@@ -252,7 +256,7 @@ def test_parts_of_a_plan_keep_its_tier(tmp_path: Path):
 
 
 def place(profile: Profile, topology: Topology, workload: Workload = WORKLOAD, **asked):
-    return place_with_tier(profile, topology, workload, Settings(**asked))
+    return place_with_tier(profile, topology, workload, PlanSettings(**asked))
 
 
 @pytest.mark.parametrize(
@@ -279,7 +283,7 @@ def test_what_no_tier_can_be_planned_for_is_refused():
     with pytest.raises(OperError, match=r"no host_memory .* and no host_bandwidth"):
         place(small(), Topology("t", (0,), np.ones((1, 1)), 1.0, 0.0), tier="all")
     with pytest.raises(OperError, match="only a plan's folder can have one"):
-        compare(small(), topology, WORKLOAD, Settings(tier="all"), ["oper"], 1.0)
+        compare(small(), topology, WORKLOAD, PlanSettings(tier="all"), ["oper"], 1.0)
 
 
 def test_hosts_that_are_too_small_say_by_how_much():

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from benchmarks.planning.random_topologies import case
 from oper.base.errors import OperError
 from oper.cost.workload import Workload
+from oper.plan.settings import PlanSettings
 from oper.planner.bounds import milp
 from oper.planner.class_placement.heterogeneous import place_on_heterogeneous
 from oper.planner.lp.pricing import DualPrices, cheapest, pricing_items
@@ -18,7 +19,7 @@ from oper.planner.make_placement import (
     make_placement,
     within_limits,
 )
-from oper.planner.problem.problem import Settings, make_problem
+from oper.planner.problem.problem import make_problem
 from oper.profiling.profile import Profile
 from oper.tables.table import Table
 from oper.topology.topology import Topology
@@ -47,16 +48,16 @@ def test_plans_on_unequal_ranks_are_near_the_bound(seed: int) -> None:
         one_table(zipf_counts(20_000, 400_000)),
         made.topology,
         made.workload,
-        Settings(made.extra_memory),
+        PlanSettings(made.extra_memory),
     )
     assert keeps_limits(planned)
-    assert 0 <= planned.certificate.gap <= 2.5e-3
+    assert 0 <= planned.certificate.certified_gap <= 2.5e-3
 
 
 def test_no_row_is_kept_whole_where_all_classes_have_many() -> None:
     counts = np.repeat([3, 2], 300)
     made = case(2)
-    problem = make_problem(one_table(counts), made.topology, made.workload, Settings(0.2))
+    problem = make_problem(one_table(counts), made.topology, made.workload, PlanSettings(0.2))
     placed = place_on_heterogeneous(problem, 1.0, whole=True)
     assert placed.counts.sum() == len(counts)
 
@@ -68,10 +69,10 @@ def test_even_links_keep_capacities_and_extra_memory(seed: int) -> None:
         one_table(zipf_counts(20_000, 400_000)),
         made.topology,
         made.workload,
-        Settings(made.extra_memory, balance="link"),
+        PlanSettings(made.extra_memory, balance="link"),
     )
     assert keeps_limits(planned)
-    assert planned.certificate.gap >= 0
+    assert planned.certificate.certified_gap >= 0
 
 
 @pytest.mark.parametrize("topology", ["2x4-a100", "4x4-a100"])
@@ -83,10 +84,10 @@ def test_even_links_promote_no_more_rows_than_the_extra_memory_holds(
         one_table(zipf_counts(20_000, 400_000)),
         Topology.load(topology),
         Workload("inference", "distinct", 4096),
-        Settings(extra_memory, balance="link"),
+        PlanSettings(extra_memory, balance="link"),
     )
     assert keeps_limits(planned)
-    assert planned.certificate.gap >= 0
+    assert planned.certificate.certified_gap >= 0
 
 
 @at_least(25)
@@ -100,7 +101,7 @@ def test_small_problems_on_wildly_unequal_links_are_solved(seed: int) -> None:
     counts = random.integers(0, random.choice([3, 50, 3000]), rows)
     mode, fetch = random.choice(["training", "inference"]), random.choice(["raw", "distinct"])
     workload = Workload(str(mode), str(fetch), 64)  # type: ignore[arg-type]
-    asked = Settings(float(random.choice([0, 0.3, 1.0, 3.0])))
+    asked = PlanSettings(float(random.choice([0, 0.3, 1.0, 3.0])))
     planned = make_placement(one_table(counts), topology, workload, asked)
     problem = planned.problem
     each = np.repeat(np.eye(len(problem.classes)), problem.classes.rows, axis=1)
@@ -108,8 +109,8 @@ def test_small_problems_on_wildly_unequal_links_are_solved(seed: int) -> None:
     best = milp.solve(problem.classes.sums(each), topology, workload, *limits, 5, 1e-6)
     assume(best.status == "optimal")
     assert planned.cost.objective_seconds <= best.objective_seconds * 1.0011
-    assert planned.certificate.bound.seconds <= best.objective_seconds * (1 + 1e-6)
-    assert 0 <= planned.certificate.gap <= 1.1e-3
+    assert planned.certificate.lower_bound_seconds <= best.objective_seconds * (1 + 1e-6)
+    assert 0 <= planned.certificate.certified_gap <= 1.1e-3
 
 
 @pytest.mark.parametrize("node_of", [(0,) * 9 + (2,) * 9, (7,) * 6 + (3,) * 12])
@@ -127,7 +128,7 @@ def test_nodes_may_have_any_numbers(node_of: tuple[int, ...]) -> None:
 
 def test_limits_that_are_exceeded_are_an_error_that_says_which(monkeypatch) -> None:
     profile, workload = one_table(zipf_counts(300, 6000)), Workload("inference", "raw", 64)
-    planned = make_placement(profile, Topology.load("cpu:4"), workload, Settings())
+    planned = make_placement(profile, Topology.load("cpu:4"), workload, PlanSettings())
     check_limits(planned.problem, planned.cost)
     planned.cost.capacity_bytes = planned.cost.memory_bytes - np.array([0, 0, 7, 0])
     assert not within_limits(planned.problem, planned.cost)

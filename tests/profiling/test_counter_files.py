@@ -16,9 +16,9 @@ from oper.base.errors import OperError
 from oper.cost.workload import Workload
 from oper.files.manifest import open_folder, write_manifest
 from oper.files.storage import atomic_folder
-from oper.plan.plan import load_plan
+from oper.plan.plan import Plan
+from oper.plan.settings import PlanSettings
 from oper.planner.make_plan import make_plan
-from oper.planner.problem.problem import Settings
 from oper.planner.replan.drift import drift_by_window
 from oper.profiling import profile as profiles
 from oper.profiling.counter_arrays import new_counters
@@ -203,20 +203,20 @@ def test_summing_windows_makes_none_of_them_dense(tmp_path: Path) -> None:
 
 def test_drift_keeps_one_window_dense_at_a_time(tmp_path: Path) -> None:
     save_windows(tmp_path / "w", [window(n, True) for n in range(3)])
-    workload, settings = Workload("inference", "raw", 512), Settings(extra_memory=0.1)
+    workload, settings = Workload("inference", "raw", 512), PlanSettings(extra_memory=0.1)
     topology = Topology.load("2x2-a100")
-    make_plan(window(9, True), topology, workload, settings, tmp_path / "plan")
+    make_plan(window(9, True), topology, workload, settings).save(tmp_path / "plan")
     opened = Profile.open_parts(tmp_path / "w")
     most = []
 
     def report(step: str) -> None:
         most.append(sum("dense" in vars(one.stored("accesses")) for one in opened))
 
-    found = drift_by_window(load_plan(tmp_path / "plan"), opened, 0.05, report)
+    found = drift_by_window(Plan.load(tmp_path / "plan"), opened, 0.05, report)
     assert max(most) == 1
     assert most[-1] == 1
     assert not any("dense" in vars(one.stored("accesses")) for one in opened)
-    alone = drift_by_window(load_plan(tmp_path / "plan"), [window(n, True) for n in range(3)], 0.05)
+    alone = drift_by_window(Plan.load(tmp_path / "plan"), [window(n, True) for n in range(3)], 0.05)
     assert found.to_json() == alone.to_json()
 
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from oper.base.errors import OperError
 from oper.base.formatting import format_bytes, format_duration
 from oper.cost.workload import Workload
-from oper.plan.plan import Plan, load_plan
+from oper.plan.plan import Plan
 from oper.plan.rows_by_kind import rows_by_kind
+from oper.plan.settings import PlanSettings
 from oper.planner.make_plan import make_plan
-from oper.planner.problem.problem import Settings
 from oper.planner.replan.replan import replan
 from oper.profiling.profile import Profile
 from oper.report.charts.chart import Chart
@@ -36,7 +36,7 @@ TOPOLOGIES = ("dgx-a100", "2x2-a100", "cpu:3", "1x1-a100", "3x2-h100")
 
 @pytest.fixture(scope="module")
 def plan(reported: Reported) -> Plan:
-    return load_plan(reported.file("plan"))
+    return Plan.load(reported.file("plan"))
 
 
 @settings(max_examples=25)
@@ -53,32 +53,37 @@ def test_the_time_of_all_kinds_is_the_predicted_time(
     made = planned(tmp_path_factory.mktemp("plan"), profile, name, mode, extra)
     times = kind_times(made, profile)
     total = times.replicated + times.listed + times.striped + times.tier
-    np.testing.assert_allclose(total, made.prediction.rank_seconds, rtol=1e-12)
+    np.testing.assert_allclose(total, made.cost.rank_seconds, rtol=1e-12)
     assert not times.tier.any()
 
 
 def planned(folder: Path, profile: Profile, name: str, mode: str, extra: float) -> Plan:
     workload = Workload(mode, batch_size=64)  # type: ignore[arg-type]
-    asked = Settings(extra_memory=extra)
-    make_plan(profile, Topology.load(name), workload, asked, folder / "plan")
-    return load_plan(folder / "plan")
+    asked = PlanSettings(extra_memory=extra)
+    make_plan(profile, Topology.load(name), workload, asked).save(folder / "plan")
+    return Plan.load(folder / "plan")
 
 
 def test_the_time_of_a_tier_is_its_parts_own(tmp_path: Path) -> None:
     profile = make_profile(3)
     tier = [profile.tables[0].name]
     workload = Workload("training", batch_size=64)
-    make_plan(profile, Topology.load("dgx-a100"), workload, Settings(tier=tier), tmp_path / "p")
-    made = load_plan(tmp_path / "p")
+    make_plan(profile, Topology.load("dgx-a100"), workload, PlanSettings(tier=tier)).save(
+        tmp_path / "p"
+    )
+    made = Plan.load(tmp_path / "p")
     times = kind_times(made, profile)
     assert made.parts is not None
-    of_tier = made.parts.tier.prediction.rank_seconds
+    of_tier = made.parts.tier.cost.rank_seconds
     np.testing.assert_allclose(times.tier, of_tier, rtol=1e-12)
     devices = times.replicated + times.listed + times.striped
-    np.testing.assert_allclose(devices + of_tier, made.prediction.rank_seconds, rtol=1e-12)
+    np.testing.assert_allclose(devices + of_tier, made.cost.rank_seconds, rtol=1e-12)
     page = plan_page(made, "p", Material(profile))
     kinds = rows_by_kind(made)
-    for key, held in (("memory", kinds.on_devices.total), ("host-memory", kinds.in_tier.total)):
+    for key, held in (
+        ("memory", kinds.memory["device"].total),
+        ("host-memory", kinds.memory["host"].total),
+    ):
         totals = [row[-1] for row in chart(page, key).rows]
         assert totals == [format_bytes(int(total)) for total in held], key
 
@@ -86,8 +91,10 @@ def test_the_time_of_a_tier_is_its_parts_own(tmp_path: Path) -> None:
 def test_a_plan_whose_tables_are_all_in_the_tier(tmp_path: Path) -> None:
     profile = make_profile(3)
     workload = Workload("training", batch_size=64)
-    make_plan(profile, Topology.load("cpu:2"), workload, Settings(tier="all"), tmp_path / "p")
-    page = plan_page(load_plan(tmp_path / "p"), "p", Material(profile))
+    make_plan(profile, Topology.load("cpu:2"), workload, PlanSettings(tier="all")).save(
+        tmp_path / "p"
+    )
+    page = plan_page(Plan.load(tmp_path / "p"), "p", Material(profile))
     assert [c.key for c in page.sections[0].charts] == ["host-memory", "time"]
     assert "All tables are in the hosts' memory" in words(page, "memory-limit")
     assert "hosts' memory" in words(page, "ranks")
@@ -116,7 +123,7 @@ def test_every_kind_of_plan_has_a_page(tmp_path: Path, name: str, mode: str) -> 
         for value in bars.spec["data"]["values"]:
             sums[value["rank"]] = sums.get(value["rank"], 0.0) + value["value"]
         assert len(sums) == made.ranks
-        ratios = np.array([*sums.values()]) / made.prediction.memory_bytes
+        ratios = np.array([*sums.values()]) / made.cost.memory_bytes
         assert ratios.min() == pytest.approx(ratios.max(), rel=1e-3)
     write_report(made, tmp_path / "page.html", profile)
     assert (tmp_path / "page.html").stat().st_size < 5_000_000
@@ -125,8 +132,8 @@ def test_every_kind_of_plan_has_a_page(tmp_path: Path, name: str, mode: str) -> 
 def test_of_many_ranks_a_column_is_of_several(tmp_path: Path) -> None:
     profile = make_profile(5)
     workload = Workload("training", batch_size=4096)
-    make_plan(profile, Topology.load("50x4-a100"), workload, Settings(), tmp_path / "p")
-    made = load_plan(tmp_path / "p")
+    make_plan(profile, Topology.load("50x4-a100"), workload, PlanSettings()).save(tmp_path / "p")
+    made = Plan.load(tmp_path / "p")
     page = plan_page(made, "many", Material())
     bars = chart(page, "memory")
     ranks = [value["rank"] for value in bars.spec["data"]["values"]]
@@ -146,7 +153,7 @@ def test_of_many_ranks_a_column_is_of_several(tmp_path: Path) -> None:
         )
         for value in links
     )
-    fetched = made.prediction.link_bytes.sum()
+    fetched = made.cost.link_bytes.sum()
     unit = round(np.log10(fetched / total))  # the axis' unit is a power of a thousand
     assert total * 10.0**unit == pytest.approx(fetched, rel=1e-3)
 
@@ -157,7 +164,7 @@ def rank_count(name: str) -> int:
 
 
 def test_memory_is_a_limit_where_all_of_it_is_used(plan: Plan, reported: Reported) -> None:
-    assert plan.prediction.extra_memory_ratio >= 0.99 * plan.settings["extra_memory"]
+    assert plan.cost.extra_memory_ratio >= 0.99 * plan.settings["extra_memory"]
     profile = Profile.open(reported.file("profile"))
     said = words(plan_page(plan, "p", Material(profile)), "memory-limit")
     assert said.startswith("Memory is a limit: 20% of extra memory were allowed")
@@ -174,10 +181,10 @@ def test_memory_is_no_limit_where_the_devices_decided(tmp_path: Path) -> None:
     workload = Workload("training", batch_size=64)
     for tier in ((), ("t0",), "all"):
         folder = tmp_path / f"{len(tier)}"
-        asked = Settings(tier=tier)
-        make_plan(profile, Topology.load("dgx-a100"), workload, asked, folder)
-        again = replan(load_plan(folder), newer, 1000).plan
-        for made in (load_plan(folder), again):
+        asked = PlanSettings(tier=tier)
+        make_plan(profile, Topology.load("dgx-a100"), workload, asked).save(folder)
+        again = replan(Plan.load(folder), newer, 1000).plan
+        for made in (Plan.load(folder), again):
             said = words(plan_page(made, "p", Material()), "memory-limit")
             assert "Memory is a limit" not in said
             assert "allowed for copies" not in said
@@ -221,7 +228,7 @@ def test_the_counters_are_of_the_mean_rank(plan: Plan, reported: Reported) -> No
     counters = json.loads(reported.file("counters.json").read_text())
     counted = chart(plan_page(plan, "p", Material(counters=counters)), "counted")
     for row, kind in zip(counted.rows, ("fetch", "gradient", "allreduce"), strict=True):
-        if getattr(plan.prediction.communication_bytes, kind):
+        if getattr(plan.cost.communication_bytes, kind):
             assert row[-1] == "1.100", kind
 
 
@@ -293,7 +300,7 @@ def test_the_capacity_is_a_line_where_it_is_near(plan: Plan) -> None:
     (unit,) = {axis["y"]["axis"]["title"] for axis in (layers[0]["encoding"],)}
     size = {"kB": 1e3, "MB": 1e6}[unit]
     assert [line["name"] for line in lines] == ["capacity"]
-    assert lines[0]["y"] * size == pytest.approx(plan.prediction.capacity_bytes.max(), rel=1e-4)
+    assert lines[0]["y"] * size == pytest.approx(plan.cost.capacity_bytes.max(), rel=1e-4)
 
 
 def test_two_plans_of_other_ranks_compare_no_rows(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def test_memory_is_the_plans_and_none_of_it_is_for_gradients(ranks, optimizer):
     assert plan.layout.holds.sum(axis=1).max() > 1
     found = assert_serves_as_unsharded(ranks, case, plan)
     for rank, result in enumerate(found):
-        beyond = result["heap_bytes"] - plan.prediction.memory_bytes[rank]
+        beyond = result["heap_bytes"] - plan.cost.memory_bytes[rank]
         assert 0 <= beyond < 4096 * len(plan.layout.slots)  # whole pages for each width
         assert set(result["memory"]) <= {"heap", "signals", "alive"}
         assert result["memory"]["heap"] == sum(r["heap_bytes"] for r in found)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from oper.plan.plan import Plan, load_plan
+from oper.plan.plan import Plan
 from oper.profiling.profile import Profile
 from tests.support.commands import fine
 from tests.support.runtime.ranks import Ranks
@@ -59,7 +59,7 @@ def fine_plan(folder: Path, fetch: str) -> None:
 def counted(ranks: Ranks, folder: Path, fetch: str, whole: bool) -> tuple[Plan, dict[str, Any]]:
     """The counters of all ranks, stacked: [M] each, or [M, M], reader by source."""
     found = ranks.run(RANKS, count, folder / "log.parquet", folder / fetch, whole)
-    plan = load_plan(folder / fetch)
+    plan = Plan.load(folder / fetch)
     assert plan.replica_accesses > 0, "nothing is replicated: the test would not see replicas"
     return plan, {name: np.array([of_rank[name] for of_rank in found]) for name in found[0]}
 
@@ -96,7 +96,7 @@ def test_links_are_the_whole_logs_within_their_deviation(ranks: Ranks, folder: P
     deviation = np.sqrt(share * (1 - 1 / RANKS) * per_sample.var(axis=0, ddof=1))
     assert (deviation < 0.02 * expected).all(), "the comparison would accept anything"
     assert (np.abs(found["accessed_rows"] - expected) < 4 * deviation).all()
-    predicted = STEPS * plan.prediction.link_bytes
+    predicted = STEPS * plan.cost.link_bytes
     assert_close_off_diagonal(found["fetched_bytes"], predicted, 0.05)
 
 
@@ -127,17 +127,15 @@ def test_distinct_rows_of_a_log_in_time_order_follow_the_measured_ratio(
 def check_mailbox(plan: Plan, distinct_rows: Sequence[float]) -> None:
     """A slot and float32 gradients for each of a table's distinct rows in a rank's batch."""
     row_bytes = [8 + 4 * table.dim for table in plan.tables]
-    assert plan.prediction.mailbox_bytes == pytest.approx(
-        np.dot(distinct_rows, row_bytes), rel=0.01
-    )
+    assert plan.cost.mailbox_bytes == pytest.approx(np.dot(distinct_rows, row_bytes), rel=0.01)
 
 
 def check_expected_bytes(plan: Plan, found: dict[str, Any]) -> None:
     """Rows fetched and gradients sent, in bytes over all steps, against the plan's expectation."""
-    fetched = STEPS * plan.prediction.link_bytes
+    fetched = STEPS * plan.cost.link_bytes
     assert_close_off_diagonal(found["fetched_bytes"], fetched, 0.03)
     away = ~np.eye(RANKS, dtype=bool)
-    traffic = plan.prediction.communication_bytes
+    traffic = plan.cost.communication_bytes
     total = found["fetched_bytes"][away].sum() / STEPS
     assert total == pytest.approx(traffic.fetch, rel=0.01)
     gradients = found["gradient_bytes"][away].sum() / STEPS

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import yaml
 
-from oper.plan.plan import load_plan
+from oper.plan.plan import Plan
 from oper.topology.topology import Topology
 from tests.support.commands import fine
 
@@ -34,7 +34,7 @@ def test_held_out_auc_is_that_of_the_unsharded_model(shared_data: Path, tmp_path
         *("plan", profile, "-o", plan, "--topology", tmp_path / "linked.yaml"),
         *("--batch-size", BATCH),
     )
-    assert load_plan(plan).replica_accesses > 0
+    assert Plan.load(plan).replica_accesses > 0
 
     (whole,) = ranks.run(train_unsharded, 1, log, plan)
     unsharded = auc(*whole)

@@ -125,8 +125,10 @@ def test_names_and_folders_in_the_place_of_objects(tmp_path: Any) -> None:
         (tmp_path / "profile", "cpu:2"),
     ]
     for number, (counted, topology) in enumerate(given):
-        oper.make_plan(counted, topology, workload, oper.Settings(), tmp_path / f"{number}")
-    found = [oper.load_plan(tmp_path / f"{number}") for number in range(2)]
+        oper.make_plan(counted, topology, workload, oper.PlanSettings()).save(
+            tmp_path / f"{number}"
+        )
+    found = [oper.Plan.load(tmp_path / f"{number}") for number in range(2)]
     maps = [oper.AddressMap.of(plan, 0) for plan in found]
     ids = torch.arange(30)
     expected = maps[0].translate(1, ids)
@@ -152,19 +154,19 @@ def test_tables_are_given_to_translate_by_number_or_name() -> None:
 WORKLOAD = oper.Workload("training", "raw", batch_size=8)
 WRONG: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "swapped": (
-        lambda profile, topology: (topology, profile, WORKLOAD, oper.Settings(), "p"),
+        lambda profile, topology: (topology, profile, WORKLOAD, oper.PlanSettings(), "p"),
         "profile is a Topology, and a Profile or Path or str was needed",
     ),
     "no settings": (
         lambda profile, topology: (profile, topology, WORKLOAD, None, "p"),
-        "settings is a NoneType, and a Settings was needed",
+        "settings is a NoneType, and a PlanSettings was needed",
     ),
     "no workload": (
-        lambda profile, topology: (profile, topology, "training", oper.Settings(), "p"),
+        lambda profile, topology: (profile, topology, "training", oper.PlanSettings(), "p"),
         "workload is a str, and a Workload was needed",
     ),
     "no folder": (
-        lambda profile, topology: (profile, topology, WORKLOAD, oper.Settings(), None),
+        lambda profile, topology: (profile, topology, WORKLOAD, oper.PlanSettings(), None),
         "output is a NoneType, and a Path or str was needed",
     ),
 }
@@ -182,7 +184,7 @@ def test_other_arguments_of_make_plan(wrong: str, tmp_path: Any, monkeypatch: An
 WRONG_TYPES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "compare: profile is a str, and a Profile": (oper.compare, ("p", "cpu:2", WORKLOAD)),
     "AddressMap.of: plan is a str, and a Plan": (oper.AddressMap.of, ("plan", 0)),
-    "load_plan: folder is a int, and a Path": (oper.load_plan, (1,)),
+    "load_plan: folder is a int, and a Path": (oper.Plan.load, (1,)),
     "Topology.load: spec is a int, and a Path": (oper.Topology.load, (1,)),
     "record: model is a str, and a Module": (lambda model: oper.record(model).__enter__(), ("m",)),
     "shard: module is a str, and a Module": (oper.shard, ("model.py", "plan")),
@@ -206,13 +208,13 @@ def test_other_numbers_of_settings_and_maps() -> None:
         for wrong in ("1%", True, float("nan")):
             given: Any = {name: wrong}
             with pytest.raises(OperError, match=f"{shown} .*: a finite number was needed"):
-                oper.Settings(**given)
+                oper.PlanSettings(**given)
     for name in ("threshold", "dob"):
         given = {name: None}
         with pytest.raises(OperError, match="'None': a finite number was needed"):
-            oper.Settings(**given)
+            oper.PlanSettings(**given)
     for half in (np.float32(0.5), torch.tensor(0.5), Decimal("0.5")):
-        assert oper.Settings(extra_memory=cast(Any, half), dob=1).extra_memory == 0.5
+        assert oper.PlanSettings(extra_memory=cast(Any, half), dob=1).extra_memory == 0.5
     plan = plan_of(Model("meta"))
     rank: Any
     for rank in ("0", 0.0, None):

@@ -1,6 +1,6 @@
 """The differences of two plans, as `oper plan diff` prints them."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from oper.base.formatting import (
     format_bytes,
@@ -12,61 +12,67 @@ from oper.base.formatting import (
 from oper.cli.plan_commands.plan_text import facts_table
 from oper.cli.shared.console import new_console, new_table
 
+if TYPE_CHECKING:
+    from oper.analysis.plan_differences import PlanDifferences
+
 _MOST_TABLES = 20
-_FIGURES = {
-    "predicted iteration": ("objective_seconds", format_duration),
-    "copies, of the tables' bytes": ("extra_memory_ratio", format_percent),
-    "memory of the fullest rank": ("memory_bytes", format_bytes),
-    "traffic of all ranks": ("communication_bytes", format_bytes),
-    "threshold of partitions": ("threshold", format_percent),
-}
 
 
-def print_diff(content: dict[str, Any], old_name: str, new_name: str) -> None:
+def print_diff(found: "PlanDifferences", old_name: str, new_name: str) -> None:
     """Print how many rows are elsewhere, the figures of both plans, and the tables that changed."""
-    out = new_console()
-    out.print(diff_sentence(content, old_name, new_name))
+    out, old, new = new_console(), found.old, found.new
+    out.print(diff_sentence(found, old_name, new_name))
     out.print()
     table = new_table("", "old", "new", "change")
-    for label, (name, form) in _FIGURES.items():
-        old, new = (content["figures"][name][which] for which in ("old", "new"))
-        table.add_row(label, form(old), form(new), _change(old, new))
+    for label, form, before, after in (
+        ("predicted iteration", format_duration, old.objective_seconds, new.objective_seconds),
+        (
+            "copies, of the tables' bytes",
+            format_percent,
+            old.extra_memory_ratio,
+            new.extra_memory_ratio,
+        ),
+        ("memory of the fullest rank", format_bytes, old.memory_bytes, new.memory_bytes),
+        ("traffic of all ranks", format_bytes, old.communication_bytes, new.communication_bytes),
+        ("threshold of partitions", format_percent, old.threshold, new.threshold),
+    ):
+        if before is not None and after is not None:
+            table.add_row(label, form(before), form(after), _change(before, after))
     out.print(table)
     tiers = [
-        (f"tier of the {which} plan", ", ".join(names))
-        for which, names in content["tier"].items()
-        if names
+        (f"tier of the {which} plan", ", ".join(plan.tier))
+        for which, plan in (("old", old), ("new", new))
+        if plan.tier
     ]
     if tiers:
         out.print(facts_table(tiers))
-    changed = [t for t in content["tables"] if t["rows_changed"]]
+    changed = [t for t in found.tables or [] if t.rows_changed]
     if not changed:
         return
-    changed.sort(key=lambda t: -int(t["rows_changed"]))
+    changed.sort(key=lambda t: -t.rows_changed)
     out.print()
     made = new_table("table", "rows", "changed", "more copies", "fewer copies")
-    for entry in changed[:_MOST_TABLES]:
-        names = ("rows", "rows_changed", "rows_more_copies", "rows_fewer_copies")
-        made.add_row(entry["table"], *(f"{entry[name]:,}" for name in names))
+    for t in changed[:_MOST_TABLES]:
+        counts = (t.rows, t.rows_changed, t.rows_more_copies, t.rows_fewer_copies)
+        made.add_row(t.table, *(f"{count:,}" for count in counts))
     out.print(made)
     if len(changed) > _MOST_TABLES:
         out.print(f"and {len(changed) - _MOST_TABLES:,} more tables; --json has them all")
 
 
-def diff_sentence(content: dict[str, Any], old: str, new: str) -> str:
+def diff_sentence(found: "PlanDifferences", old: str, new: str) -> str:
     """How many rows are elsewhere, and what that does to the iteration."""
-    ranks = content["ranks"]
-    if content["rows_changed"] is None:
+    changed, changed_bytes = found.rows_changed, found.bytes_changed
+    if changed is None or changed_bytes is None:
         return (
-            f"{old} is for {plural(ranks['old'], 'rank')} and {new} for "
-            f"{plural(ranks['new'], 'rank')}: their rows are not compared"
+            f"{old} is for {plural(found.old.ranks, 'rank')} and {new} for "
+            f"{plural(found.new.ranks, 'rank')}: their rows are not compared"
         )
-    if not content["rows_changed"]:
+    if not changed:
         return f"{new} holds every row where {old} does"
     return (
-        f"{new} holds {content['rows_changed']:,} of {plural(content['rows'], 'row')} "
-        f"on other ranks than {old}, or on more or fewer "
-        f"({format_bytes(content['bytes_changed'])})"
+        f"{new} holds {changed:,} of {plural(found.rows, 'row')} on other ranks than {old}, or on "
+        f"more or fewer ({format_bytes(changed_bytes)})"
     )
 
 

@@ -1,7 +1,8 @@
 """`oper plan`: make a plan from a profile; show, compare, explain and check plans."""
 
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
@@ -9,9 +10,8 @@ from oper.base.errors import OperError
 from oper.base.units import parse_share
 from oper.cli.plan_commands import plan_check, plan_views
 from oper.cli.plan_commands.plan_text import curve_table, print_plan
-from oper.cli.plan_commands.plan_warnings import warnings
 from oper.cli.shared.command import ConfigurableCommand
-from oper.cli.shared.console import emit, new_console, warn
+from oper.cli.shared.console import emit, new_console
 from oper.cli.shared.default_subcommand import DEFAULT, verb
 from oper.cli.shared.output_options import FORCE, JSON, VERBOSE
 from oper.cli.shared.plan_options import (
@@ -34,9 +34,6 @@ from oper.cli.shared.plan_options import (
     parse_tier,
 )
 from oper.cli.shared.progress import steps
-
-if TYPE_CHECKING:
-    from oper.topology.topology import Topology
 
 _EXAMPLES = """
 oper plan profile --topology dgx-a100 --batch-size 65536 -o plan
@@ -84,14 +81,13 @@ def make(
     as_json: bool = JSON,
 ) -> None:
     """Plan the placement of every row and certify how far it is from optimal."""
+    from oper.analysis.plan_facts import PlanFigures
     from oper.cost.workload import Workload
     from oper.files.storage import check_output
     from oper.plan.plan import FORMAT
-    from oper.plan.rows_by_kind import rows_by_kind
-    from oper.planner.make_plan import plan_and_save
+    from oper.plan.settings import PlanSettings
+    from oper.planner.make_plan import plan_and_placement
     from oper.planner.memory_curve import memory_curve
-    from oper.planner.place_in_memory import place_in_memory
-    from oper.planner.problem.problem import Settings
     from oper.profiling.profile import Profile
 
     if output is not None:
@@ -102,7 +98,7 @@ def make(
             "prints what more or less memory would do"
         )
     ranks = load_topology(topology, capacity)
-    settings = Settings(
+    settings = PlanSettings(
         None if extra_memory is None else parse_share(extra_memory, "--extra-memory"),
         parse_share(threshold, "--threshold"),
         parse_share(dob, "--dob"),
@@ -117,30 +113,34 @@ def make(
     workload = Workload(mode, fetch, batch_size)
     opened = Profile.open(profile, check=True)
     with steps("planning", total=6) as report:
-        content: dict[str, Any] = {"plan": None if output is None else str(output)}
+        made, placed = plan_and_placement(opened, ranks, workload, settings, report)
         if output is not None:
-            asked = (opened, ranks, workload, settings, output, report, force)
-            planned, plan = plan_and_save(*asked)
-            content |= planned.to_json() | rows_by_kind(plan).to_json(
-                plan.tables, opened.accesses_of_tables
-            )
-            content["owner_accesses"] = plan.owner_accesses.tolist()
-            content["replica_accesses"] = plan.replica_accesses
-        else:
-            planned = place_in_memory(opened, ranks, workload, settings, report)
-            content |= planned.to_json()
+            report("writing")
+            since = time.perf_counter()
+            made.save(output, force)
+            made.seconds["writing"] = time.perf_counter() - since
+            made.seconds["total"] += made.seconds["writing"]
+        points = []
         if curve:
             report("curve")
-            content["curve"] = [point.to_json() for point in memory_curve(planned, ranks)]
-    for warning in warnings(planned, opened):
-        warn(warning)
-    emit(as_json, content, lambda: _print(content, ranks, verbose), written=not curve)
+            points = memory_curve(placed, ranks)
+    figures = PlanFigures.of(made, opened.accesses_of_tables)
+    content: dict[str, Any] = {
+        "plan": None if output is None else str(output),
+        **figures.to_json(),
+        "seconds": made.seconds,
+    }
+    if curve:
+        content["curve"] = [point.to_json() for point in points]
 
+    def text() -> None:
+        if curve:
+            out = new_console()
+            out.print(
+                "Predicted iterations by extra memory, a share of the tables' bytes for copies:"
+            )
+            out.print(curve_table(points))
+        if output is not None:
+            print_plan(figures, str(output), verbose)
 
-def _print(content: dict[str, Any], topology: "Topology", verbose: bool) -> None:
-    out = new_console()
-    if "curve" in content:
-        out.print("Predicted iterations by extra memory, a share of the tables' bytes for copies:")
-        out.print(curve_table(content["curve"]))
-    if content["plan"] is not None:
-        print_plan(content, topology, verbose)
+    emit(as_json, content, text, written=not curve)

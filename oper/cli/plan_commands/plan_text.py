@@ -1,5 +1,6 @@
 """A plan as `oper plan` and `oper plan show` print it: what it is, its ranks, its tables, why."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table as RichTable
@@ -9,92 +10,91 @@ from oper.base.formatting import (
     format_bytes,
     format_digits,
     format_duration,
+    format_factor,
     format_gap,
     format_number,
+    format_percent,
+    format_share,
     plural,
 )
-from oper.cli.plan_commands.plan_facts import plan_facts
-from oper.cli.plan_commands.table_kinds import tables_table, tables_text
 from oper.cli.shared.console import new_console, new_table
 
 if TYPE_CHECKING:
-    from oper.topology.topology import Topology
+    from oper.analysis.plan_facts import Copies, LinkUse, PlanFigures
+    from oper.plan.plan import Plan
+    from oper.planner.memory_curve import CurvePoint
 
 _MOST_RANKS = 16
 _SHOWN_RANKS = 8  # of more
+_MOST_TABLES = 14
+_SHOWN_TABLES = 12  # of more
 
 
-def print_plan(content: dict[str, Any], topology: "Topology", verbose: bool) -> None:
-    """Print the JSON object of a plan for `topology`; with `verbose` all tables, and how the plan
-    was made."""
+def print_plan(figures: "PlanFigures", name: str, verbose: bool) -> None:
+    """Print a plan called `name`; with `verbose` all tables, and how the plan was made."""
     out = new_console()
-    for sentence in headline(content, topology.name):
+    for sentence in headline(figures.plan, name):
         out.print(sentence)
     out.print()
-    print_ranks(out, content, verbose)
+    print_ranks(out, figures.plan, verbose)
     out.print()
-    shown, rest = tables_table(content, verbose)
+    shown, rest = tables_table(figures, verbose)
     out.print(shown)
-    for sentence in tables_text(content, rest):
+    for sentence in tables_text(figures, rest):
         out.print(sentence)
     out.print()
-    out.print(facts_table(plan_facts(content, topology, verbose)))
+    out.print(facts_table(plan_facts(figures.plan, verbose)))
 
 
-def headline(content: dict[str, Any], topology: str) -> list[str]:
+def headline(plan: "Plan", name: str) -> list[str]:
     """What the plan is and how good, in sentences."""
-    tables = len(content["tables_by_kind"])
+    from oper.analysis.plan_facts import fit
+
+    workload = plan.workload
     sentences = [
-        f"{content['plan']}: {plural(content['rows'], 'row')} of {plural(tables, 'table')} on "
-        f"{plural(content['ranks'], 'rank')} ({topology}), for {content['mode']} with batches of "
-        f"{plural(content['batch_size'], 'sample')}, {content['fetch']} fetches"
+        f"{name}: {plural(int(plan.layout.rows.sum()), 'row')} of "
+        f"{plural(len(plan.tables), 'table')} on {plural(plan.ranks, 'rank')} "
+        f"({plan.topology.name}), for {workload.mode} with batches of "
+        f"{plural(workload.batch_size, 'sample')}, {workload.fetch} fetches"
     ]
-    iteration = f"Predicted iteration: {format_duration(content['objective_seconds'])}"
-    if "certified_gap" in content:  # plans that were put together by hand have no certificate
-        iteration += f", {at_most(content['certified_gap'])} longer than the best possible"
+    iteration = f"Predicted iteration: {format_duration(plan.cost.objective_seconds)}"
+    if plan.certificate is not None:
+        gap = at_most(plan.certificate.certified_gap)
+        iteration += f", {gap} longer than the best possible"
     sentences.append(iteration)
-    if not content["feasible"]:
-        over = [
-            held - capacity
-            for held, capacity in zip(
-                content["memory_bytes"], content["capacity_bytes"], strict=True
-            )
-        ]
-        rank = max(range(len(over)), key=over.__getitem__)
+    found = fit(plan)
+    if not found.fits:
         sentences.append(
-            "INFEASIBLE: a rank holds more than its capacity"
-            if over[rank] <= 0
-            else f"INFEASIBLE: rank {rank} holds {format_bytes(over[rank])} more than its capacity"
+            f"INFEASIBLE: rank {found.over_rank} holds {format_bytes(found.over_bytes)} more than "
+            "its capacity"
         )
     return sentences
 
 
-def print_ranks(out: Any, content: dict[str, Any], verbose: bool) -> None:
-    """Memory, lookups, fetched bytes and seconds of each rank (of many, of the slowest); of a plan
-    with a tier, the memory of its device and of its host.
+def print_ranks(out: Any, plan: "Plan", verbose: bool) -> None:
+    """Memory, lookups, fetched bytes and seconds of each rank (of many, of the slowest); where
+    tables are in the hosts' memory, the memory of its device and of its host.
 
     The last time is the sum of the others: serving rows, fetching rows, and in training updating
     rows with gradients and AllReduce.
     """
-    training = content["mode"] == "training"
-    hosts = content["parts"]["tier"]["memory_bytes"] if "parts" in content else None
-    memory = ["memory"] if hosts is None else ["device memory", "host memory"]
+    training, cost = plan.workload.training, plan.cost
+    memory = ["memory"] if len(plan.memories) == 1 else [f"{m.name} memory" for m in plan.memories]
     headers = ["rank", *memory, "lookups", "fetched", "serving", "fetching"]
     table = new_table(*headers, *(["updating"] if training else []), "iteration")
-    totals = content["rank_seconds"]
-    shown = list(range(content["ranks"]))
+    totals = cost.rank_seconds.tolist()
+    shown = list(range(plan.ranks))
     if not verbose and len(shown) > _MOST_RANKS:
         shown = sorted(shown, key=lambda rank: -totals[rank])[:_SHOWN_RANKS]
     for rank in shown:
-        serving, total = content["lookup_seconds"][rank], totals[rank]
-        fetching = sum(content["link_seconds"][rank])
+        serving, total = float(cost.lookup_seconds[rank]), totals[rank]
+        fetching = float(cost.link_seconds[rank].sum())
         times = [serving, fetching, *([total - serving - fetching] if training else []), total]
         table.add_row(
             f"{rank:,}",
-            format_bytes(content["memory_bytes"][rank]),
-            *([] if hosts is None else [format_bytes(hosts[rank])]),
-            format_number(content["lookups"][rank]),
-            format_bytes(sum(content["link_bytes"][rank])),
+            *(format_bytes(int(held.cost.memory_bytes[rank])) for held in plan.memories),
+            format_number(float(cost.lookups[rank])),
+            format_bytes(float(cost.link_bytes[rank].sum())),
             *map(format_duration, times),
         )
     out.print(table)
@@ -107,7 +107,237 @@ def print_ranks(out: Any, content: dict[str, Any], verbose: bool) -> None:
     out.print(f"serving: reads of a rank's own rows; fetching: rows of other ranks{updating}")
 
 
-def curve_table(curve: list[dict[str, Any]]) -> Any:
+def tables_table(figures: "PlanFigures", verbose: bool) -> tuple[Any, int]:
+    """The largest tables first, and how many are left out; with `verbose` none."""
+    kinds, tables = figures.kinds, figures.plan.tables
+    sizes = kinds.bytes_of_tables
+    order = sorted(range(len(tables)), key=lambda t: -int(sizes[t]))
+    shown = order
+    if not verbose and len(order) > _MOST_TABLES:
+        shown = order[:_SHOWN_TABLES]
+    made = new_table("table", "rows", "memory", "accesses", "replicated", "listed", "striped")
+    for t in shown:
+        made.add_row(
+            tables[t].name,
+            f"{int(kinds.rows[t]):,}",
+            format_bytes(int(sizes[t])),
+            _accesses(figures, t),
+            *(f"{int(of[t]):,}" for of in (kinds.replicated, kinds.listed, kinds.striped)),
+        )
+    return made, len(order) - len(shown)
+
+
+def _accesses(figures: "PlanFigures", t: int) -> str:
+    """The table's share of all accesses, of which a plan without its profile has no counts of
+    striped rows."""
+    plan, listed = figures.plan, int(figures.kinds.listed_accesses[t])
+    total = int(plan.owner_accesses.sum()) + plan.replica_accesses
+    if not total:
+        return "-"
+    if figures.accesses is not None:
+        return format_share(int(figures.accesses[t]) / total, 1)
+    share = format_share(listed / total, 1)
+    if not figures.kinds.striped[t]:
+        return share
+    return f"≥ {share}" if listed else "-"
+
+
+def tables_text(figures: "PlanFigures", left_out: int) -> list[str]:
+    """What the table leaves out, and what its columns are."""
+    kinds = figures.kinds
+    rows = max(int(kinds.rows.sum()), 1)
+    parts = [
+        f"{name}: {what} ({format_share(int(number.sum()) / rows, 1)} of all rows)"
+        for name, what, number in (
+            ("replicated", "a copy on several ranks", kinds.replicated),
+            ("listed", "on the rank that was chosen for it", kinds.listed),
+            ("striped", "over the ranks in turn, as it is seldom read", kinds.striped),
+        )
+        if number.any()
+    ]
+    more = f"and {left_out:,} more, smaller; --json and -v have them all"
+    uncounted = figures.accesses is None and kinds.striped.any()
+    return [*([more] if left_out else []), "; ".join(parts), *([_UNCOUNTED] if uncounted else [])]
+
+
+_UNCOUNTED = "accesses: share of all; ≥: without those of striped rows, for which give --profile"
+
+
+def plan_facts(plan: "Plan", verbose: bool) -> list[tuple[str, str]]:
+    """A plan's properties as names and sentences; with `verbose` how it was made."""
+    from oper.analysis.plan_facts import copies, link_use, threshold
+    from oper.analysis.wording import bound_note, hot_row, threshold_sentence
+
+    facts, cost, certificate = [], plan.cost, plan.certificate
+    if plan.host is not None:
+        facts.append(("tier", _tier(plan)))
+    if plan.memories[0].tables:
+        facts.append(("copies", copies_text(plan, copies(plan))))
+    links = link_use(plan)
+    if links is not None:
+        facts.append(("links", links_text(links)))
+    facts.append(("traffic", _traffic(plan)))
+    if cost.mailbox_bytes:
+        step = f"{format_bytes(cost.mailbox_bytes)} a rank for gradients"
+        if cost.allreduce_memory_bytes:
+            step += f", {format_bytes(cost.allreduce_memory_bytes)} for their AllReduce"
+        facts.append(("memory of a step", f"{step}, expected"))
+    found = threshold(plan)
+    if found is not None:
+        facts.append(("threshold", threshold_sentence(found)))
+    if certificate is not None:
+        for name, said in (
+            ("what limits it", hot_row(certificate)),
+            ("the bound", bound_note(certificate)),
+        ):
+            facts += [] if said is None else [(name, said)]
+    if verbose:
+        facts += _making(plan)
+    facts.append(
+        (
+            "times",
+            "predicted, of moving rows and gradients alone: without kernel launches and dense "
+            "layers",
+        )
+    )
+    return facts
+
+
+def _traffic(plan: "Plan") -> str:
+    if plan.ranks == 1:
+        return "none: there is one rank"
+    moved = plan.cost.communication_bytes
+    parts = [f"{format_bytes(moved.fetch)} of rows"]
+    if plan.workload.training:
+        parts.append(f"{format_bytes(moved.gradient)} of gradients to owners")
+        if plan.allreduce_method != "none":
+            parts.append(
+                f"{format_bytes(moved.allreduce)} of copies' gradients (AllReduce by "
+                f"{plan.allreduce_method})"
+            )
+    return f"in an iteration, all ranks together: {', '.join(parts)}"
+
+
+def _tier(plan: "Plan") -> str:
+    """The tables in the hosts' memory, what their reads take, and what is left for caches."""
+    from oper.analysis.plan_facts import cache_room_bytes
+
+    assert plan.host is not None
+    names = plan.tier_names
+    tables = ", ".join(names[:8]) + (f" and {len(names) - 8:,} more" if len(names) > 8 else "")
+    if len(names) == len(plan.tables):
+        tables = "all tables"
+    sentence = (
+        f"{tables} in the hosts' memory: {format_duration(plan.host.cost.objective_seconds)} of "
+        "a rank's iteration, if no cache had any of their rows"
+    )
+    free = cache_room_bytes(plan)
+    if free is None:
+        return sentence
+    return f"{sentence}; {format_bytes(free)} a device are left for caches"
+
+
+def copies_text(plan: "Plan", found: "Copies") -> str:
+    """What copies take, and why no more of them."""
+    from oper.analysis.plan_facts import CopiesLimit
+
+    if found.limit == CopiesLimit.ONE_RANK:
+        return "none: there is one rank"
+    used = found.used_share
+    taken = f"they take {format_percent(used)} of the tables' bytes" if used else "none"
+    if found.limit == CopiesLimit.LEAST_MEMORY:
+        assert found.saved_share is not None
+        capacity = format_bytes(int(plan.cost.capacity_bytes.min()))
+        return (
+            f"{taken}; with all memory that plans may use, {capacity} a rank, an iteration would "
+            f"be at most {format_share(found.saved_share)} shorter"
+        )
+    if found.allowed_share is None:
+        return taken
+    if found.limit != CopiesLimit.NONE_PAYS:
+        return f"{taken}, as much as was allowed" if used else f"{taken}, as asked"
+    more = "another" if used else "one"
+    why = "save no time"
+    if plan.workload.training:
+        why = "save less in reads than its gradients cost"
+    return (
+        f"{taken}, though {format_percent(found.allowed_share)} of the tables' bytes were allowed: "
+        f"{more} would {why}, or not fit"
+    )
+
+
+def links_text(found: "LinkUse") -> str:
+    """Why links are used unevenly where that is right."""
+    from oper.analysis.plan_facts import LinkLoad
+
+    even = (
+        "what counts is their sum for each rank, and iterations are even to "
+        f"{format_share(found.even)}"
+    )
+    if found.load == LinkLoad.UNEVEN:
+        least = format_share(found.balance, 1)
+        return f"the least busy is used {least} as long as the busiest; {even}"
+    links = (
+        f"{format_share(found.slow_share, 0)} of the links are {format_factor(found.slower)} times "
+        "slower than the fastest"
+    )
+    slow, fast = format_bytes(found.slow_bytes), format_bytes(found.fast_bytes)
+    if found.load == LinkLoad.SLOW_LESS:
+        return (
+            f"{links}, so ranks read less through these: {slow} a pair of ranks, {fast} through "
+            "fast ones"
+        )
+    if found.load == LinkLoad.SLOW_MORE:
+        return (
+            f"{links}, and {slow} a pair of ranks go through these, {fast} through fast ones; "
+            f"{even}"
+        )
+    return f"{links} and carry as much as fast ones, {fast} a pair of ranks; {even}"
+
+
+def _making(plan: "Plan") -> list[tuple[str, str]]:
+    """How even the ranks are, and by which steps."""
+    dob, record, parts = plan.cost.dob, plan.record, plan.main.partitions
+    even = (
+        f"{label} {'-' if value is None else format_share(value, 3)}"
+        for label, value in (
+            ("memory", dob.memory),
+            ("lookups", dob.lookups),
+            ("links", dob.link_cost),
+        )
+    )
+    facts = [("balance, min/max", ", ".join(even))]
+    if record is not None:
+        if record.greedy_dob is not None:
+            before = record.greedy_dob
+            memory, lookups = (format_share(v, 3) for v in (before.memory, before.lookups))
+            facts.append(("before refining", f"memory {memory}, lookups {lookups}"))
+        made = f"{record.step} and {plural(record.swaps, 'round')} of swaps"
+        if plan.seconds:
+            made += f", in {format_duration(plan.seconds['total'])}"
+        facts.append(("produced by", made))
+    if parts is not None:
+        facts.append(
+            (
+                "partitions",
+                f"{parts.access_bounded:,} closed by their accesses, with "
+                f"{format_share(parts.access_bounded_accesses, 1)} of all in "
+                f"{format_share(parts.access_bounded_bytes, 1)} of the bytes; "
+                f"{parts.memory_bounded:,} closed by their bytes",
+            )
+        )
+    layout = plan.layout
+    facts.append(
+        (
+            "address map",
+            f"{layout.bitmap_bytes_per_row():.3f} bytes a row; "
+            f"{plural(layout.listed, 'row')} with an entry, the others striped",
+        )
+    )
+    return facts
+
+
+def curve_table(curve: Sequence["CurvePoint"]) -> Any:
     """Memory and time; the row of the plan itself is marked."""
     table = new_table(
         "extra memory",
@@ -118,17 +348,17 @@ def curve_table(curve: list[dict[str, Any]]) -> Any:
         "above the best\npossible",
         "",
     )
-    least = min(point["objective_seconds"] for point in curve)
+    least = min(point.objective_seconds for point in curve)
     for point in curve:
-        seconds = point["objective_seconds"]
+        seconds = point.objective_seconds
         table.add_row(
-            f"{format_digits(100 * point['extra_memory'], 4)}%",
-            f"{format_digits(100 * point['extra_memory_ratio'], 4)}%",
-            format_bytes(point["memory_bytes"]),
+            f"{format_digits(100 * point.extra_memory, 4)}%",
+            f"{format_digits(100 * point.extra_memory_ratio, 4)}%",
+            format_bytes(point.memory_bytes),
             format_duration(seconds),
             f"{seconds / least:.4f}" if least else "-",
-            format_gap(point["certified_gap"]),
-            "the plan" if point["plan"] else "",
+            format_gap(point.certified_gap),
+            "the plan" if point.plan else "",
         )
     return table
 

@@ -43,36 +43,27 @@ def show(
     as_json: bool = JSON,
 ) -> None:
     """Print a plan's decisions, cost and quality."""
-    from oper.audit.explain import check_profile
-    from oper.plan.plan import load_plan
-    from oper.plan.rows_by_kind import rows_by_kind
+    from oper.analysis.plan_facts import PlanFigures
+    from oper.analysis.row_facts import check_profile
+    from oper.plan.plan import Plan
     from oper.profiling.profile import Profile
 
-    loaded = load_plan(plan)
+    loaded = Plan.load(plan)
     accesses = None
     if profile is not None:
         opened = Profile.open(profile)
         check_profile(loaded, opened)
         accesses = opened.accesses_of_tables
-    layout = loaded.layout
+    figures = PlanFigures.of(loaded, accesses)
     content = {
         "plan": str(plan),
-        **loaded.figures_to_json(),
-        **loaded.certificate,
-        "asked": loaded.settings,
+        **figures.to_json(),
         "tables": len(loaded.tables),
-        **rows_by_kind(loaded).to_json(loaded.tables, accesses),
-        "owner_accesses": loaded.owner_accesses.tolist(),
-        "replica_accesses": loaded.replica_accesses,
-        "explicit_rows": layout.listed,
-        "address_map_bytes_per_row": layout.bitmap_bytes_per_row(),
-        "partitions": loaded.partitions,
-        **({"tier": loaded.tier_names} if loaded.tier else {}),
         "topology": loaded.topology.name,
         "profile": loaded.profile,
     }
 
-    emit(as_json, content, lambda: print_plan(content, loaded.topology, verbose))
+    emit(as_json, content, lambda: print_plan(figures, str(plan), verbose))
 
 
 def explain(
@@ -91,14 +82,14 @@ def explain(
     as_json: bool = JSON,
 ) -> None:
     """Print where a row is and why, and how often it was accessed."""
-    from oper.audit.explain import explain as explain_row
-    from oper.plan.plan import load_plan
+    from oper.analysis.row_facts import explain as explain_row
+    from oper.plan.plan import Plan
     from oper.profiling.profile import Profile
 
     counted_by = None if profile is None else Profile.open(profile)
-    content = explain_row(load_plan(plan), table, row, counted_by)
+    found = explain_row(Plan.load(plan), table, row, counted_by)
 
-    emit(as_json, content, lambda: print_row(content, verbose))
+    emit(as_json, found.to_json(), lambda: print_row(found, verbose))
 
 
 def diff(
@@ -107,9 +98,9 @@ def diff(
     as_json: bool = JSON,
 ) -> None:
     """Print the differences of the second plan."""
-    from oper.audit.diff import diff as diff_plans
-    from oper.plan.plan import load_plan
+    from oper.analysis.plan_differences import diff as diff_plans
+    from oper.plan.plan import Plan
 
-    content = diff_plans(load_plan(old), load_plan(new))
+    found = diff_plans(Plan.load(old), Plan.load(new))
 
-    emit(as_json, content, lambda: print_diff(content, str(old), str(new)))
+    emit(as_json, found.to_json(), lambda: print_diff(found, str(old), str(new)))

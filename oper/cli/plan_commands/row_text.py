@@ -1,70 +1,130 @@
 """Where a row is and why, as `oper plan explain` prints it: a sentence, the reason, the details."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
-from oper.base.formatting import plural
+from oper.base.formatting import format_digits, format_duration, plural
 from oper.cli.plan_commands.plan_text import facts_table
 from oper.cli.shared.console import new_console
+
+if TYPE_CHECKING:
+    from oper.analysis.row_facts import RowFacts
 
 _MOST_SLOTS = 4
 
 
-def print_row(content: dict[str, Any], verbose: bool) -> None:
-    """Print what `oper.audit.explain` found; with `verbose` partition and slots."""
+def print_row(row: "RowFacts", verbose: bool) -> None:
+    """Print the facts of a row; with `verbose` partition and slots."""
     out = new_console()
-    for sentence in row_sentences(content):
+    for sentence in row_sentences(row):
         out.print(sentence)
     if verbose:
-        out.print(facts_table(_details(content)))
+        out.print(facts_table(_details(row)))
 
 
-def row_sentences(content: dict[str, Any]) -> list[str]:
+def row_sentences(row: "RowFacts") -> list[str]:
     """Where the row is and how often it was read, then why."""
-    name = f"Row {content['row']:,} of table {content['table']}"
-    read = _read(content)
-    if content["kind"] == "striped":
-        kept = content["why"].startswith("it stayed")
-        why = f"{content['why']}; this one is" if not kept else f"{content['why']}: it is"
-        why = f"{why} on {_rank(content)}"
+    from oper.analysis.row_facts import RowReason
+
+    name, read = f"Row {row.row:,} of table {row.table}", _read(row)
+    if row.kind == "striped":
+        why = f"cold rows are spread over the ranks in turn; this one is on {_rank(row)}"
+        if row.why == RowReason.STAYED:
+            why = (
+                "it stayed where the previous plan had it, as moving it would not pay: it is on "
+                f"{_rank(row)}"
+            )
         return [f"{name}: {read}; {why}" if read else f"{name}: {why}"]
-    reason = f"Why: {content['why']}"
-    if content["kind"] == "replicated":
-        copies, ranks = content["replicas"], len(content["path"])
+    reason = f"Why: {_reason(row)}"
+    if row.kind == "replicated":
+        copies, ranks = row.replicas, len(row.source)
         where = "every rank" if len(copies) == ranks else f"ranks {ranges(copies)} of {ranks:,}"
         return [f"{name}: a copy on {where}; {read}", reason]
-    where = _rank(content) + ("" if content["in_tier"] else " alone")
+    where = _rank(row) + ("" if row.memory == "host" else " alone")
     return [f"{name}: on {where}; {read}", reason]
 
 
-def _read(content: dict[str, Any]) -> str:
+def _reason(row: "RowFacts") -> str:
+    """Why a listed or replicated row is where it is, with what it takes of an iteration."""
+    from oper.analysis.row_facts import RowReason
+
+    if row.cost is None:
+        return {
+            RowReason.ONE_RANK: "there is only one rank",
+            RowReason.NEVER_READ: (
+                "it was never read: it costs only memory, and is where there was room"
+            ),
+            RowReason.ROOM_EVERYWHERE: (
+                "there was memory for a copy of it on every rank; how often it was read is in the "
+                "profile"
+            ),
+        }[row.why]
+    least = "" if row.cost.exact else "at least "
+    often = format_digits(row.cost.reads, 3)
+    read = f"each rank reads it {least}{often} times an iteration"
+    alone = format_duration(row.cost.one_owner_seconds)
+    copied = format_duration(row.cost.everywhere_seconds)
+    times = f"{alone} of a rank's iteration with one owner, {copied}"
+    one_owner = "it has one owner, chosen for an even load"
+    return {
+        RowReason.EVEN_LOAD: (
+            f"{read}, as far as no cache has it; a row of the tier has one owner, chosen for an "
+            "even load"
+        ),
+        RowReason.COPIES_PAY: f"{read}: {times} with a copy on every rank, so it is replicated",
+        RowReason.SOME_COPIES_PAY: (
+            f"{read}; copies on {len(row.replicas)} ranks avoid the slower links, and more copies "
+            "would save less than other rows' copies do with that memory"
+        ),
+        RowReason.COPIES_DO_NOT_PAY: (
+            f"{read}: {times} with copies, so they do not pay; it has one owner"
+        ),
+        RowReason.LEAST_MEMORY: (
+            f"{read}: {times} with copies, but a plan takes the least memory that comes within 1% "
+            f"of the fastest, and this one does without; {one_owner}"
+        ),
+        RowReason.NO_ROOM: (
+            f"{read}: {times} with copies, but its copies alone would exceed the extra memory; "
+            f"{one_owner}"
+        ),
+        RowReason.ALLREDUCE_LATENCY: (
+            f"{read}: {times} with copies, but all such rows together would save less than the "
+            f"AllReduce's latency costs; {one_owner}"
+        ),
+        RowReason.OTHERS_SAVE_MORE: (
+            f"{read}: {times} with copies, but the extra memory is used by rows that save more per "
+            f"byte; {one_owner}"
+        ),
+    }[row.why]
+
+
+def _read(row: "RowFacts") -> str:
     """How often the row was read in the profile, as far as that is known."""
-    accesses, most = content["accesses"], content["accesses_at_most"]
-    if accesses is not None:
-        return f"read {plural(accesses, 'time')} in the profile" if accesses else "never read"
-    if content["kind"] == "replicated":
+    if row.accesses is not None:
         return (
-            f"read at least {plural(content['accesses_at_least'], 'time')} (--profile has the "
-            "count)"
+            f"read {plural(row.accesses, 'time')} in the profile" if row.accesses else "never read"
         )
+    if row.kind == "replicated":
+        return f"read at least {plural(row.accesses_at_least, 'time')} (--profile has the count)"
+    most = row.accesses_at_most
     return "" if most is None else f"read at most {plural(most, 'time')}"
 
 
-def _rank(content: dict[str, Any]) -> str:
-    rank = f"rank {content['owner']:,}"
+def _rank(row: "RowFacts") -> str:
+    rank = f"rank {row.owner:,}"
     return (
-        f"{rank}, in its host's memory (the table is in the tier)" if content["in_tier"] else rank
+        f"{rank}, in its host's memory (the table is in the tier)" if row.memory == "host" else rank
     )
 
 
-def _details(content: dict[str, Any]) -> list[tuple[str, str]]:
-    facts = [("kind", content["kind"])]
-    if content["partition"] is not None:
-        facts.append(("partition", f"{content['partition']:,}, in order of accesses from 0"))
-    slots = [f"{slot:,} on rank {rank}" for rank, slot in content["slots"].items()]
+def _details(row: "RowFacts") -> list[tuple[str, str]]:
+    facts: list[tuple[str, str]] = [("kind", row.kind)]
+    if row.partition is not None:
+        facts.append(("partition", f"{row.partition:,}, in order of accesses from 0"))
+    slots = [f"{slot:,} on rank {rank}" for rank, slot in row.slots.items()]
     more = ", …" if len(slots) > _MOST_SLOTS else ""
     facts.append(("slots", ", ".join(slots[:_MOST_SLOTS]) + more))
-    if content["kind"] == "replicated":
-        sources = ranges(sorted(set(content["path"])))
+    if row.kind == "replicated":
+        sources = ranges(sorted(set(row.source)))
         facts.append(("read from", f"ranks {sources}, each rank from the nearest"))
     return facts
 

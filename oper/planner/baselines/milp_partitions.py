@@ -18,7 +18,7 @@ def milp(problem: ClassProblem, limit_seconds: float) -> Baseline:
 
     Raises NoPlacementError where it finds none, or where whole partitions do not fit.
     """
-    parts = partitions(problem.classes, problem.settings.threshold)
+    parts = partitions(problem.classes, problem.asked.threshold)
     cells = Cells(parts.run_class, parts.run_partition, parts.run_rows)
     sums = cells.sums(problem.classes, len(parts))
     found = solve(

@@ -80,11 +80,11 @@ def partition_totals(parts: Partitions, per_row: Floats) -> Floats:
 
 def backtrack(problem: ClassProblem) -> Placed:
     """Halve the threshold until the balance is reached; the best round (§4.2)."""
-    threshold = problem.settings.threshold
+    threshold = problem.asked.threshold
     best = place(problem, partitions(problem.classes, threshold))
     for _ in range(ROUNDS):
         threshold /= 2
-        if best.balance >= problem.settings.dob or 2 * len(best.partitions) > MAX_PARTITIONS:
+        if best.balance >= problem.asked.dob or 2 * len(best.partitions) > MAX_PARTITIONS:
             break
         finer = place(problem, partitions(problem.classes, threshold))
         if finer.balance <= best.balance:

@@ -32,6 +32,7 @@ from oper.base import native_output
 from oper.base.arrays import Floats
 from oper.cost.read_charges import Charges
 from oper.cost.workload import Workload
+from oper.plan.certificate import BoundNote
 from oper.planner.bounds.lagrangian_bound import Bound, lower_bound, split_bound, usable_methods
 from oper.planner.bounds.node_loads_bound import node_loads_bound
 from oper.planner.lp.pricing import PricingItems, everywhere_seconds, pricing_items
@@ -46,13 +47,6 @@ ENTRIES = 100_000  # of the programme's matrix, nearly: up to here it takes abou
 GAP = 1e-4  # at which it may stop
 FEASIBILITY = 1e-9  # of constraints and reduced costs that are scaled to 1
 SAFETY = 1e-6  # of the solver's bound: above what its tolerances can add up to
-TOO_LARGE = (
-    "the programme with whole hot rows was not solved, as it is too large for {ranks} ranks: hot "
-    "rows count as whole only in what {known}"
-)
-BY_NODES = "they make their ranks and nodes take"  # `node_loads_bound.py`
-ALONE = "each of them alone makes a rank take"  # `lagrangian_bound.hot_row`
-CUT = f"the programme with whole hot rows was stopped after {NODES:,} nodes of branch and bound"
 
 
 class _Solved(NamedTuple):
@@ -75,7 +69,7 @@ def hot_rows_bound(
     if not workload.training and budget_bytes >= classes.m.min():
         return split
     least, hottest = np.inf, 0
-    note: str | None = None  # what was left out or cut of the method that decides
+    note: BoundNote | None = None  # what was left out or cut of the method that decides
     for method in usable_methods(workload, topology.ranks, budget_bytes):
         rows = pricing_items(classes, topology, workload, method)
         head = head_classes(rows, topology, split.seconds)
@@ -89,11 +83,12 @@ def hot_rows_bound(
         if entries(rows, head, topology) > ENTRIES:
             by_nodes = None if rows.replicas and rows.training else node_loads_bound(rows, topology)
             seconds = max(seconds, by_nodes or 0.0)
-            known = ALONE if by_nodes is None else BY_NODES
-            left_out: str | None = TOO_LARGE.format(ranks=topology.ranks, known=known)
+            left_out: BoundNote | None = (
+                BoundNote.HOT_ROWS_ALONE if by_nodes is None else BoundNote.HOT_ROWS_BY_NODES
+            )
         else:
             solved = _Model(rows, head, topology, capacity_bytes, budget_bytes).bound()
-            seconds, left_out = solved.seconds, CUT if solved.cut else None
+            seconds, left_out = solved.seconds, BoundNote.SEARCH_CUT if solved.cut else None
         if seconds < least:
             least, hottest, note = seconds, int(head[0]), left_out
         if least <= split.seconds * (1 + GAP):

@@ -25,6 +25,7 @@ from oper.base.arrays import Floats
 from oper.cost.allreduce import METHODS, Method
 from oper.cost.read_charges import Charges
 from oper.cost.workload import Workload
+from oper.plan.certificate import BoundNote
 from oper.planner.lp import restricted_master
 from oper.planner.lp.lower_envelope import Envelope
 from oper.planner.lp.pricing import (
@@ -44,12 +45,12 @@ SAFETY = 1e-9  # relative to the terms of the Lagrangian: beyond the rounding of
 @dataclass(frozen=True)
 class Bound:
     """`seconds` bounds the largest rank time from below. `hot_class` is the class of which a
-    single row is what binds, None where it is the work as a whole. `note` is a sentence, where a
+    single row is what binds, None where it is the work as a whole. `note` says that a
     better bound was left out or cut, as it would take too long."""
 
     seconds: float
     hot_class: int | None
-    note: str | None = None
+    note: BoundNote | None = None
 
 
 def lower_bound(

@@ -17,15 +17,14 @@ are best where ranks are alike, and elsewhere those that are best for either par
 The largest of all is taken.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from oper.base.arrays import Floats
-from oper.planner.bounds.certificate import Certificate
+from oper.plan.certificate import Certificate
 from oper.planner.bounds.lagrangian_bound import (
-    Bound,
     good_prices,
     homogeneous_prices,
     lagrangian,
@@ -42,7 +41,7 @@ class Certified(NamedTuple):
     certificate: Certificate
 
 
-def certify_with_tier(
+def certify_together(
     devices: Certified | None, tier: Certified, objective_seconds: float
 ) -> Certificate:
     """The certificate of a plan of both parts, whose slowest rank takes `objective_seconds`."""
@@ -56,12 +55,11 @@ def certify_with_tier(
         best = [each.best_weights() for each in bounds]
         weights += [*best, np.asarray(np.mean(best, axis=0))]
     means = max(sum(each.at(w) for each in bounds) for w in weights)
-    largest = max((part.certificate for part in parts), key=lambda found: found.bound.seconds)
-    if means > largest.bound.seconds:
-        return Certificate(objective_seconds, Bound(means, None))
-    # Which class its hot row is of is no news of the two problems together.
-    bound = Bound(largest.bound.seconds, None, largest.bound.note)
-    return Certificate(objective_seconds, bound, largest.hot_row)
+    largest = max((part.certificate for part in parts), key=lambda found: found.lower_bound_seconds)
+    if means > largest.lower_bound_seconds:
+        return Certificate(objective_seconds, means)
+    # What all the devices' memory would allow is known of their own tables alone.
+    return replace(largest.of(objective_seconds), full_memory_bound_seconds=None)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ does not depend on the number of rows.
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from oper.base import native
 from oper.base.arrays import Ints
 from oper.base.tensors import as_int64
+from oper.plan.memories import PartitionSummary
 from oper.planner.problem.classes import Classes
 
 
@@ -42,18 +42,18 @@ class Partitions:
         last = np.searchsorted(self.run_partition, np.arange(listed), side="right") - 1
         return accesses[self.run_class[last]]
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> PartitionSummary:
         """How many of each kind there are, and what the access-bounded ones hold, as shares."""
         bounded = self.access_bounded
-        return {
-            "threshold": self.threshold,
-            "access_bounded": int(bounded.sum()),
-            "memory_bounded": int((~bounded).sum()),
-            "access_bounded_bytes": float(self.bytes[bounded].sum() / max(self.bytes.sum(), 1)),
-            "access_bounded_accesses": float(
+        return PartitionSummary(
+            threshold=self.threshold,
+            access_bounded=int(bounded.sum()),
+            memory_bounded=int((~bounded).sum()),
+            access_bounded_bytes=float(self.bytes[bounded].sum() / max(self.bytes.sum(), 1)),
+            access_bounded_accesses=float(
                 self.accesses[bounded].sum() / max(self.accesses.sum(), 1)
             ),
-        }
+        )
 
     @cached_property
     def listed(self) -> NDArray[np.bool_]:

@@ -16,6 +16,7 @@ from oper.base import native
 from oper.base.arrays import Floats, Ints
 from oper.base.tensors import as_tensor
 from oper.cost.objective import degree_of_balance
+from oper.plan.memories import ThresholdReason
 from oper.planner.class_placement.access_partitions import Partitions, partitions
 from oper.planner.problem.classes import Classes
 
@@ -37,7 +38,7 @@ class Greedy:
     run_rank: Ints
     dob_lookups: float
     dob_memory: float
-    reason: str = ""
+    reason: ThresholdReason = ThresholdReason.MOST_HALVINGS
 
     def counts(self, ranks: int) -> Ints:
         """Listed rows of each class on each rank, [C, M]; the others are left to the stripes."""
@@ -65,15 +66,15 @@ def place_greedily(
         now = _place_once(classes, single, replica_bytes, shares, threshold / 2**halving)
         worse = min(now.dob_lookups, now.dob_memory)
         if worse >= target:
-            return replace(now, reason=f"both balances reached {target:.4%} before refining")
+            return replace(now, reason=ThresholdReason.BALANCED)
         if best is not None:
             gain = worse - min(best.dob_lookups, best.dob_memory)
             if gain < LEAST_GAIN:
                 better = now if gain > 0 else best
-                return replace(better, reason="halving the threshold no longer helped")
+                return replace(better, reason=ThresholdReason.NO_GAIN)
         best = now
     assert best is not None
-    return replace(best, reason=f"the threshold was halved {MOST_HALVINGS} times")
+    return best
 
 
 def _place_once(

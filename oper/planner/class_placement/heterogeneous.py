@@ -42,15 +42,13 @@ def place_on_heterogeneous(
     listed; with `whole`, hot rows are kept whole by a mixed integer programme."""
     classes, topology, workload = problem.classes, problem.topology, problem.workload
     ranks = problem.ranks
-    objective: restricted_master.Objective = (
-        "link" if problem.settings.balance == "link" else "time"
-    )
+    objective: restricted_master.Objective = "link" if problem.asked.balance == "link" else "time"
     methods: tuple[Method, ...] = METHODS if workload.training else ("none",)
     limits = (problem.topology, problem.capacity_bytes, problem.budget_bytes)
 
     # Striped rows are spread in one way, whatever their counts: the programme sees those of a width
     # as one class, and the stripes follow its shares of that.
-    parts = partitions(classes, problem.settings.threshold)
+    parts = partitions(classes, problem.asked.threshold)
     listed = _listed_classes(classes, parts, listed_share)
     number = np.arange(len(classes))
     unit = np.where(number < listed, number, listed + classes.width)

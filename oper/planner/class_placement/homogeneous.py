@@ -45,14 +45,14 @@ MANY_RANKS = 32
 def place_on_homogeneous(problem: ClassProblem) -> ClassPlacement:
     """The class placement for ranks with equal links and capacities."""
     classes, workload = problem.classes, problem.workload
-    ranks, settings = problem.ranks, problem.settings
+    ranks, asked = problem.ranks, problem.asked
     sets, replicas = choose_replicas(problem)
     single = classes.rows - replicas.sum(axis=1)
     held = replica_bytes(
         classes, sets, np.concatenate([np.zeros((len(classes), ranks), int), replicas], 1), ranks
     )
     shares = problem.shares
-    greedy = place_greedily(classes, single, held, shares, settings.threshold, settings.dob)
+    greedy = place_greedily(classes, single, held, shares, asked.threshold, asked.dob)
     placed = greedy.counts(ranks)
     listed = placed.sum(axis=1)
     traffic = classes.traffic_bytes(workload)
@@ -85,7 +85,7 @@ def _levels(problem: ClassProblem) -> Levels:
     classes, topology, workload = problem.classes, problem.topology, problem.workload
     budget = problem.budget_bytes
     if not workload.training:
-        if problem.settings.balance == "link":
+        if problem.asked.balance == "link":
             return link_levels(classes, topology, workload, budget)
         return inference_levels(classes, topology, workload, time_ratio(topology), budget)
     single = single_seconds(classes, topology, workload)

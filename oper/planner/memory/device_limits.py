@@ -12,11 +12,10 @@ thus leave less room for rows. The most extra memory is that at which both fit.
 from dataclasses import dataclass, replace
 from decimal import ROUND_DOWN, Context
 
-import numpy as np
-
 from oper.base.errors import OperError
 from oper.base.units import GB
-from oper.cost.objective import evaluate
+from oper.cost.objective import cheapest_allreduce
+from oper.plan.settings import Limits
 from oper.planner.class_placement.choose_method import place_replicas
 from oper.planner.problem.problem import RESERVE, Problem, with_limits
 from oper.topology.capacity import device_capacities
@@ -43,7 +42,7 @@ class DeviceLimits:
         Raises OperError, with the number of ranks that would be enough, where the devices cannot
         hold the tables.
         """
-        reserve = RESERVE if problem.settings.reserve is None else problem.settings.reserve
+        reserve = RESERVE if problem.asked.reserve is None else problem.asked.reserve
         limits = DeviceLimits(problem, reserve)
         limits.within(0.0)
         high = tried = round_down(min(limits._room(0.0), problem.ranks - 1.0))
@@ -71,7 +70,7 @@ class DeviceLimits:
 
     def _problem(self, extra_memory: float, allreduce_bytes: float) -> Problem:
         problem = self.problem
-        settings = replace(problem.settings, extra_memory=extra_memory, reserve=self.reserve)
+        limits = Limits(extra_memory, self.reserve)
         capacity = self._capacities(allreduce_bytes)
         least = min(problem.topology.memory_for_plans or ())
         devices = (
@@ -82,7 +81,7 @@ class DeviceLimits:
         if min(capacity) < 1:
             raise OperError(f"device memory: nothing is left for rows; {devices}")
         try:
-            return with_limits(problem, problem.topology.with_capacity_bytes(capacity), settings)
+            return with_limits(problem, problem.topology.with_capacity_bytes(capacity), limits)
         except OperError as error:
             raise OperError(f"{error}; {devices}") from error
 
@@ -108,8 +107,10 @@ class DeviceLimits:
         problem = self._problem(extra_memory, 0.0)
         sets, replicas = place_replicas(problem)
         sums = problem.classes.sums(replicas)
-        cost = evaluate(problem.topology, problem.workload, sets, sums, np.zeros(problem.ranks))
-        return cost.allreduce_memory_bytes
+        copied = sums.total(sets.copies > 1)
+        if not copied.rows:
+            return 0.0
+        return cheapest_allreduce(problem.topology, copied).memory_bytes(copied, problem.ranks)
 
 
 def round_down(share: float) -> float:

@@ -10,7 +10,7 @@ the mean T, compared with the plan from scratch, says where the placement is out
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -22,15 +22,14 @@ from oper.cost.holder_sets import HolderSets
 from oper.cost.objective import Cost, degree_of_balance, evaluate
 from oper.plan.plan import Plan
 from oper.plan.row_locator import RowLocator
-from oper.plan.tier.join_plans import split_plan
+from oper.plan.some_tables import plans_of_memories
 from oper.planner.assemble_plan import assemble
-from oper.planner.make_placement import make_placement
+from oper.planner.make_placement import Watch, place
 from oper.planner.problem.class_finder import ClassFinder
 from oper.planner.problem.classes import Classes
 from oper.planner.problem.problem import ClassProblem, make_problem
-from oper.planner.problem.profile_of_tables import profile_of_tables
 from oper.planner.replan.improve_placement import price_counts
-from oper.planner.replan.old_plan import check_tables, settings_of
+from oper.planner.replan.old_plan import check_tables
 from oper.profiling.profile import Profile
 
 
@@ -181,13 +180,9 @@ def drift(
     Raises OperError where plan and profile are of different tables.
     """
     check_tables(plan, profile)
-    parts, numbers = [plan], [list(range(len(plan.tables)))]
-    if plan.tier:  # its two memories one by one
-        others = [n for n in range(len(plan.tables)) if n not in plan.tier]
-        parts = [part for part in split_plan(plan) if part is not None]
-        numbers = [others, list(plan.tier)][-len(parts) :]
+    parts, numbers = plans_of_memories(plan), [m.tables for m in plan.memories if m.tables]
     measured = [
-        _measure(part, profile_of_tables(profile, tables), report)
+        _measure(part, profile.select(tables), report)
         for part, tables in zip(parts, numbers, strict=True)
     ]
     now, fresh = ([getattr(each, name).cost for each in measured] for name in ("now", "fresh"))
@@ -209,13 +204,13 @@ def drift(
     total = int(plan.owner_accesses.sum()) + plan.replica_accesses
     classes = [each.problem.classes for each in measured]
     listed = [each.now.counted[:, : len(each.now.holder_sets)] for each in measured]
-    balance = measured[0].problem.settings.balance
+    balance = measured[0].problem.asked.balance
     best = _aimed(balance, fresh)
     return Drift(
-        then_seconds=plan.prediction.objective_seconds,
+        then_seconds=plan.cost.objective_seconds,
         now_seconds=float(rank_now.max()),
         fresh_seconds=float(rank_fresh.max()),
-        rank_then=plan.prediction.rank_seconds,
+        rank_then=plan.cost.rank_seconds,
         rank_now=rank_now,
         rank_fresh=rank_fresh,
         tables=tuple(tables[number] for number in sorted(tables)),
@@ -256,12 +251,11 @@ class _Measured:
 def _measure(plan: Plan, profile: Profile, report: Callable[[str], None]) -> _Measured:
     """Price a plan of one memory under the counts of its tables."""
     report("the plan under the new counts")
-    settings = settings_of(plan)
-    problem = make_problem(profile, plan.topology, plan.workload, settings)
+    problem = make_problem(profile, plan.topology, plan.workload, plan.asked, plan.limits)
     finder = ClassFinder(profile, problem.classes)
     now = _price_tables(problem, RowLocator(plan), finder)
     report("a plan from scratch")
-    fresh = make_placement(profile, plan.topology, plan.workload, settings)
+    fresh = place(problem, Watch(lambda step: None))
     return _Measured(problem, now, _price_tables(problem, RowLocator(assemble(fresh)), finder))
 
 
@@ -301,7 +295,7 @@ def _parts(problem: ClassProblem, plan: _PricedPlan) -> list[Cost]:
             problem.topology, problem.workload, sets, sums, problem.capacity_bytes, method
         )
         if problem.workload.training and sums.rows[sets.copies > 1].any():
-            part.rank_seconds = part.rank_seconds - latency
+            part = replace(part, rank_seconds=part.rank_seconds - latency)
         parts.append(part)
     return parts
 

@@ -58,7 +58,7 @@ def price_counts(problem: ClassProblem, sets: HolderSets, counts: Ints) -> Cost:
 
 def aimed_seconds(problem: ClassProblem, cost: Cost) -> float:
     """What the plan makes small: the largest T, or the largest C where links are to be even."""
-    if problem.settings.balance == "link":
+    if problem.asked.balance == "link":
         return float(np.where(np.eye(problem.ranks), 0.0, cost.link_seconds).max())
     return cost.objective_seconds
 

@@ -1,21 +1,9 @@
-"""What an older plan was made for: its settings, and whether a profile is of its tables.
-
-In: `Plan`, `Profile`. Out: `Settings`, or an error.
-"""
-
-from dataclasses import fields
+"""Whether a profile is of an older plan's tables."""
 
 from oper.base.errors import OperError
 from oper.plan.plan import Plan
-from oper.planner.problem.problem import Settings
 from oper.profiling.profile import Profile
 from oper.tables.table import fingerprint
-
-
-def settings_of(plan: Plan) -> Settings:
-    """What was asked of a plan."""
-    known = {field.name for field in fields(Settings)}
-    return Settings(**{name: asked for name, asked in plan.settings.items() if name in known})
 
 
 def check_tables(plan: Plan, profile: Profile) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from oper.files import manifest, storage
-from oper.plan.plan import FORMAT, MARKER, Plan, load_plan
+from oper.plan.plan import FORMAT, MARKER, Plan
 from oper.planner.replan.replan_one_memory import Replanned, replan_one_memory
 from oper.planner.replan.replan_with_tier import replan_with_tier
 from oper.profiling.profile import Profile
@@ -44,7 +44,7 @@ def replan_and_save(
     `overwrite` replaces a plan that is there, if nothing else is in its folder.
     """
     storage.check_output(output, FORMAT, overwrite)
-    plan = load_plan(folder)
+    plan = Plan.load(folder)
     made = replan(plan, profile, horizon, manifest.sha256(Path(folder) / MARKER), report)
     report("writing")
     made.save(output, profile, overwrite)

@@ -23,12 +23,12 @@ import numpy as np
 
 from oper.base.errors import OperError
 from oper.plan.layout import Layout
+from oper.plan.memories import DEVICE, Memory, PlanningRecord, ReplanRecord, ThresholdReason
 from oper.plan.plan import ListedCounts, Plan
-from oper.plan.prediction import Balance, PlanningRecord, Prediction, ReplanRecord
 from oper.plan.row_locator import RowLocator
 from oper.plan.row_moves import RowMoves
 from oper.planner.assemble_plan import assemble
-from oper.planner.make_placement import Planned, make_placement
+from oper.planner.make_placement import Planned, Watch, place
 from oper.planner.problem.class_finder import ClassFinder
 from oper.planner.problem.classes import measured_ratios
 from oper.planner.problem.problem import Problem, make_problem
@@ -47,7 +47,7 @@ from oper.planner.replan.migration.migration_cost import (
     link_bytes,
 )
 from oper.planner.replan.migration.relocate import Relocation, relocate
-from oper.planner.replan.old_plan import check_tables, settings_of
+from oper.planner.replan.old_plan import check_tables
 from oper.planner.row_placement.list_hot_rows import StripeOrders, scan_marked
 from oper.profiling.profile import Profile
 from oper.topology.topology import Topology
@@ -70,7 +70,7 @@ class Replanned:
     @property
     def new_seconds(self) -> float:
         """The objective of the new plan."""
-        return self.plan.prediction.objective_seconds
+        return self.plan.cost.objective_seconds
 
     @property
     def fresh_seconds(self) -> float:
@@ -102,15 +102,16 @@ class Replanned:
             "changed_rows": self.moves.changed_rows,
             **self.migration.to_json(topology),
             "fresh": self.fresh_migration.to_json(topology),
-            "certified_gap": self.plan.certificate["certified_gap"],
-            "explicit_rows": self.plan.layout.listed,
+            "certified_gap": self.plan.certificate and self.plan.certificate.certified_gap,
+            "listed_rows": self.plan.layout.listed,
             "address_map_bytes_per_row": self.plan.layout.bitmap_bytes_per_row(),
             "seconds_spent": self.seconds,
         }
 
     def save(self, folder: Path | str, profile: Profile, overwrite: bool = False) -> None:
         """Write the new plan with its moves; `overwrite` replaces a plan that is there."""
-        self.plan.save(folder, [profile.save_vocabularies, self.moves.save], overwrite)
+        companions = (profile.save_vocabularies, self.moves.save)
+        replace(self.plan, companions=companions).save(folder, overwrite)
 
 
 def replan_one_memory(
@@ -128,9 +129,9 @@ def replan_one_memory(
         raise OperError(f"horizon {horizon}: at least 1 iteration was needed")
     check_tables(plan, profile)
     began = time.perf_counter()
-    topology, settings = plan.topology, settings_of(plan)
+    topology = plan.topology
     report("the old plan under the new counts")
-    problem = make_problem(profile, topology, plan.workload, settings)
+    problem = make_problem(profile, topology, plan.workload, plan.asked, plan.limits)
     locator = RowLocator(plan, candidate_sets(topology, plan.workload.training))
     finder = ClassFinder(profile, problem.classes)
     counted = locator.count(finder)
@@ -167,7 +168,7 @@ def replan_one_memory(
     since = time.perf_counter()
 
     report("a plan from scratch")
-    fresh = make_placement(profile, topology, plan.workload, settings)
+    fresh = place(problem, Watch(lambda step: None))
     # Placements from scratch know no other holder sets than their own.
     fresh_locator = RowLocator(assemble(fresh))
     rows, moved_bytes = compare_placements(locator, fresh_locator, profile, row_memory)
@@ -230,31 +231,36 @@ def _assemble(
     )
     accesses = classes.accesses @ best.counts  # [K]
     partitions = fresh.class_placement.partitions
+    memory = Memory(
+        name=DEVICE,
+        tables=tuple(range(len(old.tables))),
+        cost=replace(best.cost, mailbox_bytes=round(problem.mailbox_bytes)),
+        owner_accesses=accesses[:ranks],
+        replica_accesses=int(accesses[ranks:].sum()),
+        record=PlanningRecord(
+            threshold=partitions.threshold,
+            step="replan",
+            threshold_reason=ThresholdReason.NOT_PLACED_BY_PARTITIONS,
+            greedy_dob=None,
+            dob_before_swaps=before.cost.dob,
+            swaps=best.swaps,
+            replan=record,
+        ),
+        certificate=fresh.certificate.of(best.cost.objective_seconds),
+        partitions=partitions.summary(),
+    )
     return Plan(
         tables=old.tables,
         topology=old.topology,
         workload=old.workload,
         layout=layout,
         counts=ListedCounts.of(layout, scan.listed_accesses, scan.listed_samples_with_row),
-        owner_accesses=accesses[:ranks],
-        replica_accesses=int(accesses[ranks:].sum()),
+        memories=(memory,),
         samples=profile.samples,
         profile=profile.digest,
-        allreduce_method=best.cost.allreduce_method,
-        prediction=Prediction.of(best.cost, fresh.prediction.mailbox_bytes),
-        record=PlanningRecord(
-            threshold=partitions.threshold,
-            step="replan",
-            threshold_reason="of the new counts' partitions; rows were moved one by one",
-            greedy_dob=None,
-            dob_before_swaps=Balance(**before.cost.dob),
-            swaps=best.swaps,
-            replan=record,
-        ),
+        asked=old.asked,
+        limits=old.limits,
         partition_floor=partitions.floor(classes.accesses),
-        certificate=fresh.certificate.of(best.cost.objective_seconds).to_json(),
-        partitions=partitions.summary(),
-        settings=old.settings,
         distinct_ratio=measured_ratios(profile),
         log_part=profile.log_part,
     )

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from oper.base.arrays import Ints
+from oper.cost.objective import Cost
+from oper.plan.memories import ReplanRecord
 from oper.plan.plan import Plan
-from oper.plan.prediction import Prediction, ReplanRecord
 from oper.plan.row_moves import RowMoves
-from oper.plan.tier.join_plans import SplitPlan, join_plans, split_plan
-from oper.planner.bounds.tier_bound import Certified, certify_with_tier
-from oper.planner.problem.profile_of_tables import profile_of_tables
+from oper.plan.some_tables import join_memories, plans_of_memories
+from oper.planner.bounds.tier_bound import Certified, certify_together
 from oper.planner.replan.migration.migration_cost import Migration
 from oper.planner.replan.old_plan import check_tables
 from oper.planner.replan.replan_one_memory import Replanned, replan_one_memory
@@ -62,26 +62,24 @@ def replan_with_tier(
     Raises OperError where plan and profile are of different tables, or `horizon` is below 1.
     """
     check_tables(plan, profile)
-    in_tier = np.array(plan.tier, dtype=np.int64)
-    numbers = [np.setdiff1d(np.arange(len(plan.tables)), in_tier), in_tier]
-    old = [part for part in split_plan(plan) if part is not None]
-    numbers = numbers[-len(old) :]
+    old = plans_of_memories(plan)
+    numbers = [np.array(m.tables, dtype=np.int64) for m in plan.memories if m.tables]
     tried = []
     for part, tables in zip(old, numbers, strict=True):
-        counts = profile_of_tables(profile, tables.tolist())
+        counts = profile.select(tables.tolist())
         digest = counts.digest if plan.profile == profile.digest else plan.profile
         part = replace(part, profile=digest)
         tried.append(replan_one_memory(part, counts, horizon, old_digest, report))
     unmoved = [part.unmoved() for part in tried]
-    balance = str(plan.settings.get("balance", "time"))
-    old_seconds = aimed_of_both([part.prediction for part in unmoved], balance)
+    balance = plan.asked.balance
+    old_seconds = aimed_of_both([part.cost for part in unmoved], balance)
 
     def net_gain(moves: tuple[bool, ...]) -> float:
         chosen = [
             part.plan if moved else still
             for part, still, moved in zip(tried, unmoved, moves, strict=True)
         ]
-        gain = old_seconds - aimed_of_both([part.prediction for part in chosen], balance)
+        gain = old_seconds - aimed_of_both([part.cost for part in chosen], balance)
         taken = (
             part.migration.seconds(part.plan.topology)
             for part, moved in zip(tried, moves, strict=True)
@@ -100,10 +98,10 @@ def replan_with_tier(
     return _joined(plan, profile, parts, numbers, unmoved)
 
 
-def aimed_of_both(predictions: list[Prediction], balance: str) -> float:
+def aimed_of_both(costs: list[Cost], balance: str) -> float:
     """What plans of both memories make small together, as `aimed_seconds` of one."""
     name = "link_seconds" if balance == "link" else "rank_seconds"
-    return float(np.sum([getattr(each, name) for each in predictions], axis=0).max())
+    return float(np.sum([getattr(each, name) for each in costs], axis=0).max())
 
 
 def _without_moves(part: Replanned, still: Plan) -> Replanned:
@@ -128,7 +126,8 @@ def _joined(
     order = np.lexsort((moves.entries["rank"], moves.entries["row"]))
     moves = RowMoves(moves.entries[order])
     migration = _added([part.migration for part in parts])
-    old_seconds = aimed_of_both([part.prediction for part in unmoved], "time")
+    old_seconds = aimed_of_both([part.cost for part in unmoved], "time")
+    assert first.plan.record is not None
     own = first.plan.record.replan
     assert own is not None
     record = ReplanRecord(
@@ -142,19 +141,22 @@ def _joined(
     certified = [Certified(part.fresh.problem, part.fresh.certificate) for part in parts]
 
     def joined(plans: list[Plan], record: ReplanRecord) -> Plan:
-        split = SplitPlan(plans[0] if len(plans) > 1 else None, plans[-1])
-        capacity = old.prediction.capacity_bytes
-        certificate = certify_with_tier(
-            certified[0] if len(plans) > 1 else None,
-            certified[-1],
-            split.whole_prediction(capacity).objective_seconds,
+        devices = plans[0] if len(plans) > 1 else None
+        capacity = old.cost.capacity_bytes.astype(np.float64)
+        made = join_memories(devices, plans[-1], old.tier, old.topology, capacity)
+        certificate = certify_together(
+            certified[0] if len(plans) > 1 else None, certified[-1], made.cost.objective_seconds
         )
-        made = join_plans(split, old.tier, old.topology, certificate.to_json(), capacity)
+        main = made.main
+        assert main.record is not None
+        recorded = replace(main, record=replace(main.record, replan=record))
         return replace(
             made,
+            memories=tuple(recorded if m is main else m for m in made.memories),
             profile=profile.digest,
-            settings=old.settings,
-            record=replace(made.record, replan=record),
+            asked=old.asked,
+            limits=old.limits,
+            whole_certificate=certificate,
         )
 
     still = replace(record, changed_rows=0, moved_rows=0, moved_bytes=0.0)

@@ -122,7 +122,7 @@ def _swap_rows(problem: Problem, sets: HolderSets, counts: Ints, before: Cost) -
         movable[problem.ranks :] = False
     part = np.asfortranarray(counts[:, movable])  # the search reads holder set by holder set
     able = sets.take(movable)
-    if problem.settings.balance == "link":
+    if problem.asked.balance == "link":
         per_byte = Charges.of(topology).set_link_seconds(able)
         directions: tuple[Direction, ...] = (Direction(classes.S * classes.R, per_byte),)
         seconds = before.link_seconds.ravel()
@@ -130,11 +130,11 @@ def _swap_rows(problem: Problem, sets: HolderSets, counts: Ints, before: Cost) -
         directions = classes.traffic(topology, workload).directions(able)
         seconds = before.rank_seconds
     search = SwapSearch(part, directions, classes.width, seconds.copy())
-    if problem.settings.balance == "time":
+    if problem.asked.balance == "time":
         even_many_ranks(search, topology)
     search.run()
     rounds = search.rounds_made
-    if before.one_memory and problem.settings.balance == "time":
+    if problem.topology.is_one_memory and problem.asked.balance == "time":
         served = before.lookups + (classes.R @ (part - counts[:, movable])) @ able.readers
         rounds += even_rows_served(classes, able, directions, part, served)
     counts[:, movable] = part

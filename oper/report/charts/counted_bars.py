@@ -34,7 +34,7 @@ def counted_chart(plan: Plan, counters: Sequence[RankCounters]) -> Chart:
                 away = sum(b for other, b in enumerate(found[name]) if other != rank)
                 counted[kind] += away / steps / plan.ranks
             counted["allreduce"] += found["allreduce_bytes"] / steps / plan.ranks
-    moved = plan.prediction.communication_bytes
+    moved = plan.cost.communication_bytes
     predicted = {kind: getattr(moved, kind) / plan.ranks for kind in _KINDS}
     unit = bytes_unit(max([*counted.values(), *predicted.values()]))
     values = [

@@ -25,7 +25,7 @@ def link_charts(plan: Plan) -> list[Chart]:
     that this and the gradients take it; nothing for a single rank."""
     if plan.ranks == 1:
         return []
-    prediction = plan.prediction
+    prediction = plan.cost
     fetched = prediction.link_bytes
     caption = "Rows alone"
     if plan.workload.training:

@@ -8,7 +8,6 @@ import torch.distributed as dist
 from torchrec.distributed.planner.types import Topology as TorchRecTopology
 
 from oper.base.errors import OperError
-from oper.planner.problem.profile_of_tables import profile_of_tables
 from oper.profiling.profile import Profile
 from oper.tables.table import Table
 from oper.topology.links import LINKED, SHARED, latency_seconds, link_matrix
@@ -48,7 +47,7 @@ def profile_of(profile: Profile, tables: Sequence[Table]) -> Profile:
                 pooling=mine.pooling,
             )
         )
-    return replace(profile_of_tables(profile, chosen), tables=tuple(adapted))
+    return replace(profile.select(chosen), tables=tuple(adapted))
 
 
 def topology_of(given: Topology | TorchRecTopology | Path | str | None) -> Topology:

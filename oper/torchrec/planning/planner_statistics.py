@@ -15,9 +15,11 @@ def planner_statistics(plan: Plan, tables: Mapping[str, str], seconds: float) ->
 
     `tables` are the tables' paths in the model by their names; `seconds` the planning took.
     """
-    prediction, ranks = plan.prediction, plan.ranks
-    gap = plan.certificate.get("certified_gap")
-    proof = "" if gap is None else f", certified within {100 * gap:.3g} % of the least time"
+    prediction, ranks = plan.cost, plan.ranks
+    proof = ""
+    if plan.certificate is not None:
+        gap = 100 * plan.certificate.certified_gap
+        proof = f", certified within {gap:.3g} % of the least time"
     batch = plan.workload.batch_size
     moved = prediction.communication_bytes
     lines = ["#" * _WIDTH, *_boxed(["--- Planner Statistics ---"], center=True)]
@@ -44,7 +46,7 @@ def planner_statistics(plan: Plan, tables: Mapping[str, str], seconds: float) ->
 
 
 def _rank_table(plan: Plan) -> list[str]:
-    prediction = plan.prediction
+    prediction = plan.cost
     rows = []
     for rank in range(min(plan.ranks, _MOST_RANKS)):
         total = prediction.rank_seconds[rank]

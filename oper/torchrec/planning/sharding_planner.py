@@ -26,9 +26,9 @@ from torchrec.distributed.types import ModuleSharder, ShardingPlanner
 from oper.base.errors import OperError
 from oper.cost.workload import Workload
 from oper.plan.plan import Plan
+from oper.plan.settings import PlanSettings
 from oper.planner.assemble_plan import assemble
 from oper.planner.place_in_memory import place_in_memory
-from oper.planner.problem.problem import Settings
 from oper.profiling.profile import Profile
 from oper.tables.model_tables import tables_of
 from oper.tables.table import Table
@@ -64,7 +64,7 @@ class OperShardingPlanner(ShardingPlanner):
         *,
         batch_size: int | None = None,
         constraints: Mapping[str, ParameterConstraints] | None = None,
-        settings: Settings | None = None,
+        settings: PlanSettings | None = None,
         mode: Literal["training", "inference"] = "training",
         fetch: Literal["raw", "distinct"] | None = None,
     ) -> None:
@@ -75,7 +75,7 @@ class OperShardingPlanner(ShardingPlanner):
         self._topology = topology_of(topology)
         self._profile = profile if isinstance(profile, Profile) else Profile.open(profile)
         self._workload = Workload(mode, fetch, (batch_size or BATCH_SIZE) * self._topology.ranks)
-        self._settings = settings or Settings()
+        self._settings = settings or PlanSettings()
         _warn_of_constraints(constraints or {}, ModelWarnings.of_ranks(self._topology.ranks))
 
     def plan(
@@ -101,7 +101,7 @@ class OperShardingPlanner(ShardingPlanner):
         profile = profile_of(self._profile, tables)
         planned = place_in_memory(profile, self._topology, self._workload, self._settings)
         plan = assemble(planned)
-        if sentence := self._topology.memory_warning(plan.prediction.memory_bytes):
+        if sentence := self._topology.memory_warning(plan.cost.memory_bytes):
             raise OperError(sentence)
         for line in planner_statistics(plan, paths, time.perf_counter() - began):
             _log.info(line)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from oper.cli.compare_text import print_runs, remarks, verdict
 from oper.cost.workload import Workload
+from oper.plan.settings import PlanSettings
 from oper.planner import compare as comparison
 from oper.planner.baselines.registry import BASELINES
-from oper.planner.problem.problem import Settings
 from oper.topology.topology import Topology
 from tests.support.planner.profiles import make_profile
 
@@ -25,7 +25,7 @@ def run(seed: int, mode: str = "training", methods: tuple[str, ...] = QUICK, ext
         make_profile(seed, rows=(9000, 40, 7)),
         Topology.load("2x2-a100"),
         Workload(mode, "raw", 256),  # type: ignore[arg-type]
-        Settings(extra_memory=extra, threshold=0.02),
+        PlanSettings(extra_memory=extra, threshold=0.02),
         methods,
         60.0,
     )

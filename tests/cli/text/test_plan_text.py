@@ -13,13 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from oper.cli.plan_commands.link_use import link_use
+from oper.cli.plan_commands.plan_facts import copies_text, threshold_text
 from rich.cells import cell_len
 
 from oper.base.formatting import format_share
-from oper.cli.plan_commands.link_use import link_use
-from oper.cli.plan_commands.plan_facts import copies_text, threshold_text
 from oper.cli.plan_commands.plan_text import print_plan
-from oper.plan.plan import load_plan
+from oper.plan.plan import Plan
 from oper.plan.rows_by_kind import rows_by_kind
 from oper.planner.class_placement.greedy import MOST_HALVINGS
 from oper.profiling.profile import Profile
@@ -73,7 +73,7 @@ def test_sentences_first_then_ranks_then_tables_then_why(here: Path, command: st
 @pytest.mark.parametrize("command", ["plan p -o other --topology 2x2-a100", "plan show q"])
 def test_json_has_each_table_and_rank_by_kind(here: Path, command: str) -> None:
     content = json.loads(fine(*command.split(), "--json"))
-    plan = load_plan(content["plan"])
+    plan = Plan.load(content["plan"])
     kinds = rows_by_kind(plan)
     assert [t["table"] for t in content["tables_by_kind"]] == ["C1", "C2"]
     for kind in ("replicated", "listed", "striped"):

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from oper.plan.some_tables import split_plan
 from safetensors.numpy import load_file, save
 
 from oper.audit.check import check
@@ -16,10 +17,9 @@ from oper.base.errors import OperError
 from oper.cost.workload import Workload
 from oper.files.manifest import describe_files, write_manifest
 from oper.plan.layout import LOCAL, SLOT_BITS, SLOT_MASK
-from oper.plan.plan import FORMAT, MARKER, Plan, load_plan, rank_file
-from oper.plan.tier.join_plans import split_plan
+from oper.plan.plan import FORMAT, MARKER, Plan, rank_file
+from oper.plan.settings import PlanSettings
 from oper.planner.make_plan import make_plan
-from oper.planner.problem.problem import Settings
 from oper.tables.table import Table
 from oper.topology.topology import Topology
 from tests.support.planner.drifting import make_profile
@@ -32,8 +32,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Tables a and c have rows of equal bytes, and c is in the tier."""
     folder = tmp_path_factory.mktemp("tier") / "plan"
     profile = make_profile(TABLES, [np.arange(t.rows) % 50 for t in TABLES])
-    asked = Settings(extra_memory=0.1, tier=["c"])
-    make_plan(profile, "2x2-a100", Workload("training", "raw", 64), asked, folder)
+    asked = PlanSettings(extra_memory=0.1, tier=["c"])
+    make_plan(profile, "2x2-a100", Workload("training", "raw", 64), asked).save(folder)
     return folder
 
 
@@ -52,7 +52,7 @@ def stamp(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 
 def test_a_plan_is_valid(saved: Path) -> None:
-    assert load_plan(saved).tier == (2,)
+    assert Plan.load(saved).tier == (2,)
     assert all(finding.ok for finding in check(saved))
 
 
@@ -80,47 +80,48 @@ def test_a_plan_is_valid(saved: Path) -> None:
 def test_markers_that_cannot_be_are_refused(copied: Path, change: Any, message: str) -> None:
     if message.startswith("every row"):  # table a has rows on all ranks
         profile = make_profile(TABLES, [np.arange(t.rows)[::-1] ** 2 for t in TABLES])
-        asked = Settings(extra_memory=0.3, tier=["c"])
+        asked = PlanSettings(extra_memory=0.3, tier=["c"])
         workload = Workload("training", "raw", 2**16)
-        made = make_plan(profile, "2x2-a100", workload, asked, copied, overwrite=True)
+        made = make_plan(profile, "2x2-a100", workload, asked)
+        made.save(copied, overwrite=True)
         assert made.cost.extra_bytes
     stamp(copied, change)
     with pytest.raises(OperError, match=rf"plan\.json: is damaged .*({message})"):
-        load_plan(copied)
+        Plan.load(copied)
 
 
 def test_tables_of_both_memories_in_one_arena_are_refused(tmp_path: Path) -> None:
     profile = make_profile(TABLES, [np.arange(t.rows) % 50 for t in TABLES])
-    workload, asked = Workload("training", "raw", 64), Settings(extra_memory=0.0)
-    make_plan(profile, "2x2-a100", workload, asked, tmp_path / "plan")
-    plan = replace(load_plan(tmp_path / "plan"), topology=Topology.load("2x2-a100"))
+    workload, asked = Workload("training", "raw", 64), PlanSettings(extra_memory=0.0)
+    make_plan(profile, "2x2-a100", workload, asked).save(tmp_path / "plan")
+    plan = replace(Plan.load(tmp_path / "plan"), topology=Topology.load("2x2-a100"))
     by_hand = replace(plan, certificate={}, tier=(1,))
     by_hand.save(tmp_path / "right")
-    assert load_plan(tmp_path / "right").tier == (1,)
+    assert Plan.load(tmp_path / "right").tier == (1,)
     with pytest.raises(OperError, match="no figures of its two memories"):
-        split_plan(load_plan(tmp_path / "right"))
+        split_plan(Plan.load(tmp_path / "right"))
     replace(by_hand, tier=(2,)).save(tmp_path / "wrong")
     with pytest.raises(OperError, match="share an arena with others"):
-        load_plan(tmp_path / "wrong")
+        Plan.load(tmp_path / "wrong")
 
 
 def wrong(folder: Path, **changes: Any) -> str:
     """What is wrong with the plan after a change of its tier's prediction or of its own fields."""
-    plan: Plan = load_plan(folder)
+    plan: Plan = Plan.load(folder)
     assert plan.parts is not None
     tier = plan.parts.tier
-    of_tier = {k: v for k, v in changes.items() if hasattr(tier.prediction, k)}
+    of_tier = {k: v for k, v in changes.items() if hasattr(tier.cost, k)}
     own = {k: v for k, v in changes.items() if k not in of_tier}
-    prediction = replace(tier.prediction, **of_tier)
+    prediction = replace(tier.cost, **of_tier)
     parts = plan.parts._replace(tier=replace(tier, prediction=prediction))
     replace(plan, parts=parts, **own).save(folder, overwrite=True)
     return "; ".join(f"{f.invariant}: {f.wrong}" for f in check(folder) if not f.ok)
 
 
 def test_check_finds_wrong_figures_of_the_tier(copied: Path) -> None:
-    plan = load_plan(copied)
+    plan = Plan.load(copied)
     assert plan.parts is not None
-    tier = plan.parts.tier.prediction
+    tier = plan.host.cost
     assert "memory of the tier of each rank" in wrong(copied, memory_bytes=tier.memory_bytes + 40)
     found = wrong(copied, memory_bytes=tier.memory_bytes, capacity_bytes=tier.memory_bytes - 1)
     assert "memory of the tier is within" in found
@@ -141,7 +142,7 @@ def test_check_prices_the_tier_by_the_hosts_links(copied: Path) -> None:
 
 
 def test_check_finds_a_row_of_the_tier_in_two_maps(copied: Path) -> None:
-    plan = load_plan(copied)
+    plan = Plan.load(copied)
     (of_tier,) = np.flatnonzero(plan.layout.width_of_table == plan.layout.width_of_table[2])
     owner = int(plan.layout.addresses(int(of_tier), np.array([0]), 0)[0] >> SLOT_BITS)
     owner = 0 if owner == LOCAL else owner

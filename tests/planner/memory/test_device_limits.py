@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from oper.base.errors import OperError
 from oper.cost.workload import Workload
+from oper.plan.settings import PlanSettings
 from oper.planner.make_placement import Watch, place
 from oper.planner.memory.device_limits import DeviceLimits, round_down
 from oper.planner.memory.least_memory import shares_up_to
-from oper.planner.problem.problem import Problem, Settings, make_problem
+from oper.planner.problem.problem import Problem, make_problem
 from oper.topology.topology import Topology
 from tests.support.planner.profiles import make_profile
 
@@ -28,7 +29,9 @@ def device_problem(
         Topology.load(f"{len(memory)}x1-a100"), device_memory_bytes=memory, latency_seconds=1e-12
     )
     workload = Workload(mode, "raw", 2048)  # type: ignore[arg-type]
-    return make_problem(make_profile(seed, TABLES), topology, workload, Settings(reserve=reserve))
+    return make_problem(
+        make_profile(seed, TABLES), topology, workload, PlanSettings(reserve=reserve)
+    )
 
 
 @given(st.floats(0, 1e5, allow_subnormal=False))
@@ -72,7 +75,7 @@ def test_plans_fit_beside_the_reserve_the_mailbox_and_the_allreduce(
     event(f"{mode}, {limits.most_allreduce_bytes > 0=}")
     for extra in (limits.most_extra / 3, limits.most_extra):
         planned = place(limits.within(extra), Watch(lambda step: None))
-        figures = planned.prediction
+        figures = planned.cost
         step = figures.mailbox_bytes + figures.allreduce_memory_bytes
         assert (figures.memory_bytes + step <= np.array(memory) * (1 - kept) + 2).all()
         assert planned.cost.feasible

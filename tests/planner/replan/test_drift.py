@@ -13,9 +13,9 @@ from oper.base.errors import OperError
 from oper.cli import drift as cli
 from oper.cost.allreduce import allreduce_cost
 from oper.cost.workload import Workload
+from oper.plan.settings import PlanSettings
 from oper.planner.assemble_plan import assemble
 from oper.planner.make_placement import make_placement
-from oper.planner.problem.problem import Settings
 from oper.planner.replan.drift import drift, drift_by_window
 from oper.planner.replan.replan import replan
 from oper.tables.table import Table
@@ -38,7 +38,7 @@ def plan_and_newer(moved, mode="inference", seed=0):
             profile,
             Topology.load("2x4-a100"),
             Workload(mode, "raw", 4096),
-            Settings(extra_memory=0.02),
+            PlanSettings(extra_memory=0.02),
         )
     )
     which = np.flatnonzero(random.random(6000) < moved)
@@ -55,7 +55,7 @@ def test_costs_are_those_of_single_rows_and_tables_add_up(seed):
     cost = cost_row_by_row(plan, profile)
     assert np.allclose(found.rank_now, cost.rank_seconds, rtol=1e-9)
     assert np.isclose(found.now_seconds, cost.objective_seconds)
-    assert found.then_seconds == plan.prediction.objective_seconds
+    assert found.then_seconds == plan.cost.objective_seconds
     parts = sum(table.slowest_rank_seconds for table in found.tables)
     latency = allreduce_cost(plan.topology, cost.allreduce_method).latency
     used = latency if cost.allreduce_method != "none" else 0.0

@@ -16,15 +16,15 @@ from oper.base.tensors import as_int64
 from oper.cli import replan as cli
 from oper.cost.workload import Workload
 from oper.plan.address_map import AddressMap
-from oper.plan.plan import load_plan
+from oper.plan.plan import Plan
 from oper.plan.row_locator import RowLocator
 from oper.plan.row_moves import ENTRY, RowMoves
+from oper.plan.settings import PlanSettings
 from oper.planner.assemble_plan import assemble
 from oper.planner.make_placement import make_placement
 from oper.planner.make_plan import make_plan
 from oper.planner.problem.class_finder import ClassFinder
 from oper.planner.problem.classes import classify
-from oper.planner.problem.problem import Settings
 from oper.planner.replan.migration.flows import net_flows
 from oper.planner.replan.migration.migration_cost import MigrationCost
 from oper.planner.replan.replan import replan, replan_and_save
@@ -64,7 +64,7 @@ def drifted(seed=0, rows=(9000, 400, 1), dims=(16, 16, 16), moved=0.1, windows=2
 
 
 def plan_for(profile, topology="2x4-a100", mode="inference", extra=0.02, batch_size=512):
-    workload, asked = Workload(mode, "raw", batch_size), Settings(extra_memory=extra)
+    workload, asked = Workload(mode, "raw", batch_size), PlanSettings(extra_memory=extra)
     return assemble(make_placement(profile, Topology.load(topology), workload, asked))
 
 
@@ -112,7 +112,7 @@ def assert_figures_are_true(plan, found, profile):
     cost = cost_row_by_row(found.plan, profile)
     for name in ("rank_seconds", "link_bytes", "memory_bytes", "lookups", "lookup_seconds"):
         assert np.allclose(
-            getattr(found.plan.prediction, name), getattr(cost, name), rtol=1e-9, atol=1e-30
+            getattr(found.plan.cost, name), getattr(cost, name), rtol=1e-9, atol=1e-30
         ), name
     assert np.isclose(found.old_seconds, cost_row_by_row(plan, profile).objective_seconds)
     holders = (slots_of(found.plan) >= 0).sum(axis=1)
@@ -129,7 +129,7 @@ def test_unchanged_counts_move_nothing(seed):
     found = replan(plan, profile, 10**9)
     assert len(found.moves.entries) == 0
     assert found.plan.layout is plan.layout
-    assert np.isclose(found.new_seconds, plan.prediction.objective_seconds, rtol=1e-9)
+    assert np.isclose(found.new_seconds, plan.cost.objective_seconds, rtol=1e-9)
 
 
 def test_a_longer_horizon_moves_more_and_gains_more():
@@ -186,18 +186,14 @@ def test_folders_of_replanned_plans_pass_all_checks(tmp_path: Path, mode):
     profiles = drifted(windows=3, rows=(9000, 6000, 1), dims=(16, 8, 16))
     workload = Workload(mode, "distinct", 512)
     make_plan(
-        profiles[0],
-        Topology.load("2x2-a100"),
-        workload,
-        Settings(extra_memory=0.02),
-        tmp_path / "0",
-    )
+        profiles[0], Topology.load("2x2-a100"), workload, PlanSettings(extra_memory=0.02)
+    ).save(tmp_path / "0")
     for step, profile in enumerate(profiles[1:], start=1):
         replan_and_save(tmp_path / str(step - 1), profile, tmp_path / str(step), 10_000)
         assert [f for f in check(tmp_path / str(step)) if not f.ok] == []
-    plan, moves = load_plan(tmp_path / "2"), RowMoves.load(tmp_path / "2")
+    plan, moves = Plan.load(tmp_path / "2"), RowMoves.load(tmp_path / "2")
     assert len(moves.entries)
-    before = slots_of(load_plan(tmp_path / "1"))
+    before = slots_of(Plan.load(tmp_path / "1"))
     assert (moved_by(moves, before) == slots_of(plan)).all()
     for rank in range(plan.ranks):
         compact = AddressMap.load(tmp_path / "2", rank)

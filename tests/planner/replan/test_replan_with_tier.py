@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from oper.audit.check import check
 from oper.base.errors import OperError
-from oper.plan.plan import Plan, load_plan
+from oper.plan.plan import Plan
+from oper.plan.settings import PlanSettings
 from oper.planner.make_placement import make_placement
 from oper.planner.place_with_tier import place_with_tier
-from oper.planner.problem.problem import Settings
 from oper.planner.replan.drift import drift
 from oper.planner.replan.replan import replan, replan_and_save
 from oper.planner.replan.replan_with_tier import ReplannedWithTier
@@ -54,7 +54,7 @@ def test_moves_are_complete_true_and_pay(seed, horizon):
             assert_figures_are_true(found.plan, profile)
             before = rank_seconds_row_by_row(plan, profile).max()
             assert np.isclose(found.old_seconds, before, rtol=1e-9)
-            bound = found.plan.certificate["lower_bound_seconds"]
+            bound = found.plan.certificate.lower_bound_seconds
             assert bound <= found.new_seconds
             assert bound <= found.fresh_seconds
             if len(found.moves.entries):
@@ -62,7 +62,7 @@ def test_moves_are_complete_true_and_pay(seed, horizon):
                 assert gained > found.to_json()["seconds"] > 0
             else:
                 assert found.new_seconds == found.old_seconds
-            plan = load_plan(folder / str(step))
+            plan = Plan.load(folder / str(step))
 
 
 @at_least(5)
@@ -72,10 +72,10 @@ def test_unchanged_counts_move_nothing_and_drift_nowhere(seed):
     plan, (profile,) = planned(seed, 1)
     found = replan(plan, profile, 10**9)
     assert len(found.moves.entries) == 0
-    assert np.isclose(found.new_seconds, plan.prediction.objective_seconds, rtol=1e-9)
+    assert np.isclose(found.new_seconds, plan.cost.objective_seconds, rtol=1e-9)
     measured = drift(plan, profile, 0.01)
     assert measured.verdict == "keep"
-    assert np.allclose(measured.rank_now, plan.prediction.rank_seconds, rtol=1e-9)
+    assert np.allclose(measured.rank_now, plan.cost.rank_seconds, rtol=1e-9)
 
 
 def test_some_replans_move_rows_in_both_memories():
@@ -106,14 +106,15 @@ def test_drift_is_of_both_memories(seed):
     for part, _ in parts_row_by_row(plan, newer):
         asked = {k: v for k, v in part.settings.items() if k in ("extra_memory", "threshold")}
         tables = [plan.table_index(table.name) for table in part.tables]
-        fresh += fresh_seconds(part, newer, tables, Settings(**asked))
+        fresh += fresh_seconds(part, newer, tables, PlanSettings(**asked))
     assert np.allclose(found.rank_fresh, fresh, rtol=1e-9)
     latency = seconds[found.rank_now.argmax()] - sum(t.slowest_rank_seconds for t in found.tables)
     assert -1e-12 <= latency <= 1e-3  # of the AllReduce, in no table's part
 
 
-def fresh_seconds(part: Plan, profile: Profile, tables: list[int], asked: Settings) -> np.ndarray:
-    from oper.planner.problem.profile_of_tables import profile_of_tables
+def fresh_seconds(
+    part: Plan, profile: Profile, tables: list[int], asked: PlanSettings
+) -> np.ndarray:
 
-    counts = profile_of_tables(profile, tables)
+    counts = profile.select(tables)
     return make_placement(counts, part.topology, part.workload, asked).cost.rank_seconds

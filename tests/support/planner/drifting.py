@@ -12,10 +12,10 @@ from oper.cost.workload import Workload
 from oper.plan.layout import LOCAL, SLOT_BITS, SLOT_MASK
 from oper.plan.plan import Plan
 from oper.plan.row_moves import RowMoves
+from oper.plan.settings import PlanSettings
 from oper.planner.assemble_plan import assemble
 from oper.planner.make_placement import make_placement
 from oper.planner.problem.classes import group
-from oper.planner.problem.problem import Settings
 from oper.profiling.profile import Profile
 from oper.tables.table import Table, offsets
 from oper.topology.links import NodeMemory
@@ -89,7 +89,7 @@ def planned(seed: int, number: int = 2) -> tuple[Plan, list[Profile]]:
         ("raw", "distinct")[random.integers(2)],
         int(random.choice([64, 4096, 1 << 16])),
     )
-    settings = Settings(
+    settings = PlanSettings(
         extra_memory=float(random.choice([0.0, 0.05, 0.3])),
         threshold=float(random.choice([0.01, 0.2])),
     )
@@ -97,14 +97,14 @@ def planned(seed: int, number: int = 2) -> tuple[Plan, list[Profile]]:
 
 
 def plan_where_rows_fit(
-    profile: Profile, topology: Topology, workload: Workload, settings: Settings
+    profile: Profile, topology: Topology, workload: Workload, settings: PlanSettings
 ) -> Plan:
     """The plan. Examples are left out whose capacities are too small for whole rows."""
     try:
         plan = assemble(make_placement(profile, topology, workload, settings))
     except OperError:
         reject()
-    assume(plan.prediction.feasible)
+    assume(plan.cost.feasible)
     return plan
 
 
@@ -160,7 +160,7 @@ def assert_exact(plan: Plan) -> None:
             assert (used == np.arange(plan.layout.slots[w, r])).all()
     everywhere = slots[(slots >= 0).all(axis=1)]
     assert (everywhere == everywhere[:, :1]).all()
-    prediction = plan.prediction
+    prediction = plan.cost
     memory = np.zeros(plan.ranks)
     for t, (first, table) in enumerate(zip(offsets(plan.tables)[:-1], plan.tables, strict=True)):
         copies = (slots[first : first + table.rows] >= 0).sum(axis=0)
@@ -186,4 +186,4 @@ def cost_row_by_row(plan: Plan, profile: Profile):
     f = classes.accesses[c].astype(float)
     sums = Sums(np.ones(len(c)), m, S, f, R, S * R, S * D, S * U, (S + 4) * D)
     sets = HolderSets(sources[order].astype(np.uint16), slots[order] >= 0)
-    return evaluate(plan.topology, plan.workload, sets, sums, plan.prediction.capacity_bytes)
+    return evaluate(plan.topology, plan.workload, sets, sums, plan.cost.capacity_bytes)

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from oper.cost.expected_reads import expected_reads
 from oper.cost.workload import Workload
+from oper.plan.settings import PlanSettings
 from oper.planner.problem.classes import Classes, Width
-from oper.planner.problem.problem import ClassProblem, Settings
+from oper.planner.problem.problem import ClassProblem
 from oper.topology.links import NodeMemory
 from oper.topology.topology import Topology
 
@@ -65,7 +66,7 @@ def make_problem(
     total = classes.total_bytes
     capacity = topology.capacities(total, extra_memory, classes.width_memory).astype(np.float64)
     budget = max(min(extra_memory * total, float(capacity.sum()) - total), 0.0)
-    asked = Settings(extra_memory, **settings)
+    asked = PlanSettings(extra_memory, **settings)
     return ClassProblem(asked, classes, topology, workload, capacity, budget)
 
 

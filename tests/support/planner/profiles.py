@@ -5,7 +5,8 @@ from typing import Literal
 import numpy as np
 
 from oper.cost.workload import Workload
-from oper.planner.problem.problem import Problem, Settings, make_problem
+from oper.plan.settings import PlanSettings
+from oper.planner.problem.problem import Problem, make_problem
 from oper.profiling.profile import Profile
 from oper.tables.table import Table
 from oper.topology.topology import Topology
@@ -48,5 +49,5 @@ def profile_problem(
     threshold: float = 0.05,
 ) -> Problem:
     """The problem of a profile at a global batch of 64, raw fetches."""
-    settings = Settings(extra_memory=extra, threshold=threshold)
+    settings = PlanSettings(extra_memory=extra, threshold=threshold)
     return make_problem(profile, Topology.load(topology), Workload(mode, "raw", 64), settings)

@@ -3,12 +3,11 @@
 from dataclasses import replace
 
 import numpy as np
+from oper.plan.some_tables import split_plan
 
 from oper.cost.workload import Workload
 from oper.plan.plan import Plan
-from oper.plan.tier.join_plans import split_plan
-from oper.planner.problem.problem import Settings
-from oper.planner.problem.profile_of_tables import profile_of_tables
+from oper.plan.settings import PlanSettings
 from oper.profiling.profile import Profile
 from oper.topology.topology import Topology
 from tests.support.planner.drifting import cost_row_by_row, drifting, random_topology
@@ -24,7 +23,7 @@ def with_hosts(random: np.random.Generator, topology: Topology) -> Topology:
     )
 
 
-def drawn(seed: int, number: int = 1) -> tuple[list[Profile], Topology, Workload, Settings]:
+def drawn(seed: int, number: int = 1) -> tuple[list[Profile], Topology, Workload, PlanSettings]:
     """Profiles of a few tables whose hot rows change, a topology with hosts, and any tier."""
     random = np.random.default_rng(seed)
     profiles = drifting(random, number)
@@ -34,7 +33,7 @@ def drawn(seed: int, number: int = 1) -> tuple[list[Profile], Topology, Workload
     fetch = ("raw", "distinct")[random.integers(2)]
     workload = Workload("training", fetch, int(random.choice([64, 4096])))  # type: ignore[arg-type]
     extra = float(random.choice([0.0, 0.05, 0.3]))
-    return profiles, topology, workload, Settings(extra, threshold=0.05, tier=tier)
+    return profiles, topology, workload, PlanSettings(extra, threshold=0.05, tier=tier)
 
 
 def rank_seconds_row_by_row(plan: Plan, profile: Profile) -> np.ndarray:
@@ -50,7 +49,7 @@ def parts_row_by_row(plan: Plan, profile: Profile):
     assert (split.devices is None) == (not others)
     for part, tables in ((split.devices, others), (split.tier, list(plan.tier))):
         if part is not None:
-            yield part, cost_row_by_row(part, profile_of_tables(profile, tables))
+            yield part, cost_row_by_row(part, profile.select(tables))
 
 
 def assert_figures_are_true(plan: Plan, profile: Profile) -> None:
@@ -58,8 +57,8 @@ def assert_figures_are_true(plan: Plan, profile: Profile) -> None:
     for part, cost in parts_row_by_row(plan, profile):
         for name in ("rank_seconds", "link_bytes", "memory_bytes", "lookups"):
             expected = getattr(cost, name)
-            assert np.allclose(getattr(part.prediction, name), expected, rtol=1e-9, atol=1e-30)
+            assert np.allclose(getattr(part.cost, name), expected, rtol=1e-9, atol=1e-30)
     seconds = rank_seconds_row_by_row(plan, profile)
-    assert np.allclose(plan.prediction.rank_seconds, seconds, rtol=1e-9)
-    assert plan.prediction.objective_seconds == plan.prediction.rank_seconds.max()
+    assert np.allclose(plan.cost.rank_seconds, seconds, rtol=1e-9)
+    assert plan.cost.objective_seconds == plan.cost.rank_seconds.max()
     assert plan.owner_accesses.sum() + plan.replica_accesses == profile.accesses.sum()

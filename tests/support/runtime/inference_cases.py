@@ -18,7 +18,7 @@ import oper
 from oper.base.errors import OperError
 from oper.plan.address_map import AddressMap, unpack
 from oper.plan.layout import LOCAL
-from oper.plan.plan import Plan, load_plan
+from oper.plan.plan import Plan
 from oper.runtime.engine import EmbeddingEngine
 from oper.runtime.memory.replica_addresses import replicated
 from oper.runtime.table_io import RowBlock, RowRange
@@ -174,7 +174,7 @@ def serve_collection(rank: int, group: Any, folder: Path) -> tuple[torch.Tensor,
         EmbeddingBagConfig(
             name=t.name, num_embeddings=t.rows, embedding_dim=t.dim, feature_names=[t.name]
         )
-        for t in load_plan(folder).tables
+        for t in Plan.load(folder).tables
     ]
     torch.manual_seed(5)
     module = EmbeddingBagCollection(configs)

@@ -1,13 +1,13 @@
 """Random plans for the tests of the runtime: any placement is right, so none is planned."""
 
 import numpy as np
+from oper.plan.cost import Balance, PlanningRecord, Prediction, Traffic
 
 from oper.base import native
 from oper.base.tensors import as_int64, as_tensor
 from oper.cost.workload import Workload
 from oper.plan.layout import Layout
 from oper.plan.plan import ListedCounts, Plan
-from oper.plan.prediction import Balance, PlanningRecord, Prediction, Traffic
 from oper.plan.row_codes import marked_groups, with_marks
 from oper.tables.table import Table
 from oper.topology.topology import Topology

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from oper.logs import Batch, read
 from oper.plan.address_map import AddressMap, unpack
 from oper.plan.layout import LOCAL
-from oper.plan.plan import Plan, load_plan
+from oper.plan.plan import Plan
 
 RANKS = 3
 SAMPLES = 12_000
@@ -84,7 +84,7 @@ def count(rank: int, group: Any, log: Path, folder: Path, whole: bool) -> dict[s
 
     import oper
 
-    plan = load_plan(folder)
+    plan = Plan.load(folder)
     configs = [
         EmbeddingBagConfig(
             name=t.name,

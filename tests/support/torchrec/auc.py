@@ -20,7 +20,7 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from oper.logs import LogOptions, read
-from oper.plan.plan import Plan, load_plan
+from oper.plan.plan import Plan
 
 BATCH = 512
 # FBGEMM's eps, which is not the default of the unsharded optimizer.
@@ -73,7 +73,7 @@ def parts(
     """Ids and labels of a rank's part of each whole batch of the log."""
     share = BATCH // ranks
     options = LogOptions(missing="-1", label="label", rows=rows)
-    for batch in read(log, load_plan(folder).tables, options, folder=folder, batch_size=BATCH):
+    for batch in read(log, Plan.load(folder).tables, options, folder=folder, batch_size=BATCH):
         if batch.samples == BATCH:
             part = batch.slice(rank * share, (rank + 1) * share)
             assert part.label is not None
@@ -108,13 +108,13 @@ def auc(logits: NDArray[Any], labels: NDArray[Any]) -> float:
 
 def train_unsharded(rank: int, log: Path, folder: Path) -> tuple[NDArray[Any], NDArray[Any]]:
     """The model alone in one process."""
-    return train_and_score(make_dlrm(load_plan(folder)), log, folder, rank, ranks=1)
+    return train_and_score(make_dlrm(Plan.load(folder)), log, folder, rank, ranks=1)
 
 
 def train_under_oper(rank: int, log: Path, folder: Path) -> tuple[NDArray[Any], NDArray[Any]]:
     """One rank of the model under a plan."""
     import oper
 
-    plan = load_plan(folder)
+    plan = Plan.load(folder)
     model = oper.shard(make_dlrm(plan), plan)
     return train_and_score(model, log, folder, rank, dist.get_world_size())

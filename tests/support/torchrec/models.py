@@ -20,9 +20,9 @@ from torchrec.streamable import Pipelineable
 
 from oper.cost.workload import Workload
 from oper.plan.plan import Plan
+from oper.plan.settings import PlanSettings
 from oper.planner.assemble_plan import assemble
 from oper.planner.make_placement import make_placement
-from oper.planner.problem.problem import Settings
 from oper.profiling.profile import Profile
 from oper.tables.table import Table
 from oper.topology.topology import Topology
@@ -170,7 +170,7 @@ def plan_tables(tables: Sequence[Table], ranks: int, mode: Any = "training") -> 
     profile = Profile(tuple(tables), 10_000, counts, np.zeros(0, np.uint32), bagged)
     topology = replace(Topology.load(f"cpu:{ranks}"), memory=())
     workload = Workload(mode, "raw", 4096 * ranks)
-    settings = Settings(extra_memory=0.2, threshold=0.05, dob=0.5)
+    settings = PlanSettings(extra_memory=0.2, threshold=0.05, dob=0.5)
     plan = assemble(make_placement(profile, topology, workload, settings))
     assert ranks == 1 or plan.replica_accesses > 0
     return plan

@@ -137,7 +137,7 @@ def memory_of_parts(rank: int, group: dist.ProcessGroup) -> None:
     arenas = [
         arena for h in heaps for w in range(len(h.bases)) for arena in (h.rows(w), h.state(w))
     ]
-    assert sum(arena.numel() for arena in arenas) == plan.prediction.memory_bytes[rank]
+    assert sum(arena.numel() for arena in arenas) == plan.cost.memory_bytes[rank]
     page = 4096
     assert sum(h.bytes for h in heaps) == sum(-(-a.numel() // page) * page for a in arenas)
 

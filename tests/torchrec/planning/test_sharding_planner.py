@@ -15,7 +15,7 @@ from torchrec.distributed.types import ShardingEnv
 import oper
 from oper.base.errors import OperError
 from oper.cost.workload import Workload
-from oper.planner.problem.problem import Settings
+from oper.plan.settings import PlanSettings
 from oper.profiling.profile import Profile
 from oper.tables.model_tables import tables_of
 from oper.tables.table import Table
@@ -77,7 +77,11 @@ def test_the_sharders_optimizers_are_planned_for(model, profile):
 
 def test_plans_are_asked_for_in_the_planners_words(model, profile):
     planner = oper.OperShardingPlanner(
-        "cpu:3", profile, mode="inference", fetch="distinct", settings=Settings(extra_memory=0.5)
+        "cpu:3",
+        profile,
+        mode="inference",
+        fetch="distinct",
+        settings=PlanSettings(extra_memory=0.5),
     )
     plan = planner.plan(model).oper_plan
     assert plan.workload == Workload("inference", "distinct", 3 * 512)  # TorchRec's batch size

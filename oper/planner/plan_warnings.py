@@ -1,31 +1,22 @@
-"""Warnings of `oper plan`: options without effect, distinct rows measured for another batch."""
-
-from typing import TYPE_CHECKING
+"""Warnings of a plan: settings without effect, distinct rows measured for another batch."""
 
 from oper.base.formatting import plural
-
-if TYPE_CHECKING:
-    from oper.planner.make_placement import Planned
-    from oper.profiling.profile import Profile
-
+from oper.plan.plan import Plan
+from oper.planner.problem.problem import Problem
+from oper.profiling.profile import Profile
 
 # Of the bytes: a saving by distinct fetches that is too small to mention. Only a warning depends
 # on it.
 _NO_SAVING = 1e-3
 
 
-def warnings(planned: "Planned", profile: "Profile") -> list[str]:
-    """The warnings as sentences; none where all options have an effect."""
-    from oper.planner.place_with_tier import PlannedWithTier
-
-    problem = planned.problem
-    workload, topology = problem.workload, problem.topology
-    memory_bytes = planned.cost.memory_bytes
-    if isinstance(planned, PlannedWithTier) and planned.plan.parts is not None:
-        topology = planned.plan.topology
-        memory_bytes = planned.prediction.memory_bytes
-        if topology.shares_host_memory:  # devices and hosts are one memory
-            memory_bytes = memory_bytes + planned.plan.parts.tier.prediction.memory_bytes
+def warnings_of(plan: Plan, problem: Problem, profile: Profile) -> list[str]:
+    """The warnings as sentences; none where all settings have an effect. `problem` is that of the
+    plan's tables on devices."""
+    workload, topology = plan.workload, plan.topology
+    memory_bytes = plan.cost.memory_bytes
+    if plan.host is not None and topology.shares_host_memory:  # devices and hosts are one memory
+        memory_bytes = memory_bytes + plan.host.cost.memory_bytes
     found = [topology.memory_warning(memory_bytes)]
     if topology.ranks == 1:
         found.append(

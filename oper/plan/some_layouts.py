@@ -1,21 +1,113 @@
-"""One layout of two, and back: tables that share no arena, each with the slots it had.
+"""The layout of some of a layout's tables, and one layout of several.
 
-Arenas, groups and patterns of the first layout come before those of the second; tables, listed
-rows and lines of the bitmaps come in the order of the tables. What a group or a pattern is called
-changes thereby, and nothing else: no row moves.
+Selected tables keep the slots of their rows; `pack` then gives new ones, so that nothing else takes
+any. Joined layouts share no arena: arenas, groups and patterns of the first come before those of
+the second; tables, listed rows and lines of the bitmaps come in the order of the tables. What a
+group or a pattern is called changes thereby, and nothing else: no row moves.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.arrays import Ints
-from oper.plan.bitmap import join_lines
-from oper.plan.layout import Layout
-from oper.plan.row_codes import pack_positions, unpack_codes
+from oper.plan.bitmap import join_lines, listed_before_tables
+from oper.plan.layout import Layout, give_slots
+from oper.plan.row_codes import pack_codes, pack_positions, unpack_codes, with_marks
+
+
+def select_layout(layout: Layout, tables: Ints) -> Layout:
+    """The layout of some tables, by number and ascending, each row in the slot that it has."""
+    widths = np.unique(layout.width_of_table[tables])
+    kept = np.isin(layout.group_width, widths)
+    number = np.cumsum(kept) - 1
+    patterns = np.unique(layout.pattern_of[tables])
+    line_offset = np.append(0, np.cumsum(np.diff(layout.line_offset)[tables]))
+
+    def bitmap(values: NDArray[np.uint64] | None) -> NDArray[np.uint64] | None:
+        if values is None:
+            return None
+        first = layout.line_offset
+        return join_lines([values[first[t] : first[t + 1]] for t in tables], line_offset)[0]
+
+    listed, stripe_bitmap = bitmap(layout.bitmap), bitmap(layout.stripe_bitmap)
+    assert listed is not None
+    if stripe_bitmap is not None and np.array_equal(stripe_bitmap, listed):
+        stripe_bitmap = None
+    marks: dict[str, Any] = {}
+    group, first = layout.everywhere_group, layout.everywhere_first
+    if group is not None and first is not None and (group[tables] >= 0).any():
+        mine = group[tables]
+        marks["everywhere_bitmap"] = bitmap(layout.everywhere_bitmap)
+        marks["everywhere_group"] = np.where(mine >= 0, number[mine], -1)
+        marks["everywhere_first"] = first[tables]
+    whole = LayoutPart(layout, np.arange(len(layout.rows)))
+    coded = list(pieces_of(layout.codes, whole.coded_offset))
+    codes = np.concatenate([layout.codes[:0], *(coded[t] for t in tables)])
+    old_group, position = unpack_codes(codes, len(layout.group_width))
+    return Layout(
+        rows=layout.rows[tables],
+        width_of_table=np.searchsorted(widths, layout.width_of_table[tables]),
+        slots=layout.slots[widths],
+        group_width=np.searchsorted(widths, layout.group_width[kept]),
+        source=layout.source[kept],
+        holds=layout.holds[kept],
+        base=layout.base[kept],
+        orders=tuple(layout.orders[n] for n in patterns),
+        pattern_of=np.searchsorted(patterns, layout.pattern_of[tables]),
+        rotation=layout.rotation[tables],
+        stripe_base=layout.stripe_base[tables],
+        line_offset=line_offset,
+        bitmap=listed,
+        codes=pack_positions(number[old_group], position, int(kept.sum())),
+        stripe_bitmap=stripe_bitmap,
+        **marks,
+    )
+
+
+def pack(layout: Layout) -> Layout:
+    """The layout with new slots, in which the rows of each arena follow each other without gaps,
+    and without groups that have no row.
+
+    Every row keeps its holders and its sources. In a layout made from an older one, slots that rows
+    have left in their stripes may have been given to other rows; here they stay empty.
+    """
+    group, _ = layout.listed_places()
+    used = np.flatnonzero(np.bincount(group, minlength=len(layout.group_width)))
+    # Rows that all ranks hold have to come first, and groups of a replanned layout do not.
+    everywhere = layout.holds[used].all(axis=1)
+    used = used[np.lexsort((used, ~everywhere, layout.group_width[used]))]
+    number = np.full(len(layout.group_width) + 1, -1, dtype=np.int32)  # the last of group -1
+    number[used] = np.arange(len(used))
+    codes, group_rows = pack_codes(number[group], len(used))
+    # Rows with marks keep them, so that what is counted for the others stays theirs.
+    marked = None
+    if layout.everywhere_group is not None:
+        marked = number[layout.everywhere_group].astype(np.int64)
+    stripes = layout.bitmap if layout.stripe_bitmap is None else layout.stripe_bitmap
+    unstriped = np.diff(listed_before_tables(stripes, layout.line_offset))
+    group_width = layout.group_width[used]
+    slots, base, stripe_base = give_slots(
+        len(layout.slots),
+        group_width,
+        layout.holds[used],
+        group_rows,
+        layout.width_of_table,
+        layout.stripe_rows(np.arange(len(layout.rows)), layout.rows - unstriped),
+    )
+    return replace(
+        layout,
+        slots=slots,
+        group_width=group_width,
+        source=layout.source[used],
+        holds=layout.holds[used],
+        base=base,
+        stripe_base=stripe_base,
+        **with_marks(codes, len(used), layout.bitmap, layout.line_offset, marked)._asdict(),
+    )
 
 
 @dataclass(frozen=True)
@@ -104,62 +196,6 @@ def join_layouts(parts: Sequence[LayoutPart]) -> Layout:
         stripe_bitmap=stripe_bitmap,
         **marks,
     )
-
-
-def split_layout(layout: Layout, tables: Ints) -> LayoutPart:
-    """The part of some tables, by number and ascending, that share no arena with others.
-
-    ValueError where they do.
-    """
-    others = np.setdiff1d(np.arange(len(layout.rows)), tables)
-    widths = np.unique(layout.width_of_table[tables])
-    if np.isin(layout.width_of_table[others], widths).any():
-        raise ValueError("width_of_table: tables of the tier share an arena with others")
-    kept = np.isin(layout.group_width, widths)
-    number = np.cumsum(kept) - 1
-    patterns = np.unique(layout.pattern_of[tables])
-    line_offset = np.append(0, np.cumsum(np.diff(layout.line_offset)[tables]))
-
-    def bitmap(values: NDArray[np.uint64] | None) -> NDArray[np.uint64] | None:
-        if values is None:
-            return None
-        first = layout.line_offset
-        return join_lines([values[first[t] : first[t + 1]] for t in tables], line_offset)[0]
-
-    listed, stripe_bitmap = bitmap(layout.bitmap), bitmap(layout.stripe_bitmap)
-    assert listed is not None
-    if stripe_bitmap is not None and np.array_equal(stripe_bitmap, listed):
-        stripe_bitmap = None
-    marks: dict[str, Any] = {}
-    group, first = layout.everywhere_group, layout.everywhere_first
-    if group is not None and first is not None and (group[tables] >= 0).any():
-        mine = group[tables]
-        marks["everywhere_bitmap"] = bitmap(layout.everywhere_bitmap)
-        marks["everywhere_group"] = np.where(mine >= 0, number[mine], -1)
-        marks["everywhere_first"] = first[tables]
-    whole = LayoutPart(layout, np.arange(len(layout.rows)))
-    coded = list(pieces_of(layout.codes, whole.coded_offset))
-    codes = np.concatenate([layout.codes[:0], *(coded[t] for t in tables)])
-    old_group, position = unpack_codes(codes, len(layout.group_width))
-    part = Layout(
-        rows=layout.rows[tables],
-        width_of_table=np.searchsorted(widths, layout.width_of_table[tables]),
-        slots=layout.slots[widths],
-        group_width=np.searchsorted(widths, layout.group_width[kept]),
-        source=layout.source[kept],
-        holds=layout.holds[kept],
-        base=layout.base[kept],
-        orders=tuple(layout.orders[n] for n in patterns),
-        pattern_of=np.searchsorted(patterns, layout.pattern_of[tables]),
-        rotation=layout.rotation[tables],
-        stripe_base=layout.stripe_base[tables],
-        line_offset=line_offset,
-        bitmap=listed,
-        codes=pack_positions(number[old_group], position, int(kept.sum())),
-        stripe_bitmap=stripe_bitmap,
-        **marks,
-    )
-    return LayoutPart(part, tables)
 
 
 def _before(sizes: Any) -> Ints:

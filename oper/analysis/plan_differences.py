@@ -1,0 +1,143 @@
+"""The differences of two plans: settings, figures, and rows that are held elsewhere."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oper.base.errors import OperError
+from oper.cost.objective import Balance
+from oper.plan.plan import Plan
+from oper.plan.plan_file import to_json
+from oper.plan.row_locator import RowLocator
+from oper.plan.settings import Limits, PlanSettings
+
+
+@dataclass(frozen=True)
+class ComparedPlan:
+    """One of two plans: what it was made for, and its figures. `memory_bytes` are the fullest
+    rank's, `communication_bytes` those of all ranks in an iteration; `tier` are the tables in the
+    hosts' memory."""
+
+    ranks: int
+    asked: PlanSettings
+    limits: Limits | None
+    tier: list[str]
+    objective_seconds: float
+    extra_memory_ratio: float
+    memory_bytes: int
+    communication_bytes: float
+    threshold: float | None
+    dob: Balance
+
+
+@dataclass(frozen=True)
+class TableDifference:
+    """How many rows of a table are held by other ranks, or by more or fewer."""
+
+    table: str
+    rows: int
+    rows_changed: int
+    rows_more_copies: int
+    rows_fewer_copies: int
+    bytes_changed: int
+
+
+@dataclass(frozen=True)
+class PlanDifferences:
+    """Two plans for the same tables; `tables` is None where their numbers of ranks differ, so that
+    rows cannot be compared."""
+
+    old: ComparedPlan
+    new: ComparedPlan
+    rows: int
+    tables: list[TableDifference] | None
+
+    @property
+    def rows_changed(self) -> int | None:
+        return None if self.tables is None else sum(t.rows_changed for t in self.tables)
+
+    @property
+    def bytes_changed(self) -> int | None:
+        return None if self.tables is None else sum(t.bytes_changed for t in self.tables)
+
+    def to_json(self) -> dict[str, Any]:
+        """What `oper plan diff --json` prints."""
+        content: dict[str, Any] = to_json(self)
+        return content | {
+            "rows_changed": self.rows_changed,
+            "bytes_changed": self.bytes_changed,
+            "tables": content["tables"] or [],
+        }
+
+
+def diff(old: Plan, new: Plan) -> PlanDifferences:
+    """The differences of `new` from `old`.
+
+    Where the numbers of ranks differ, figures are compared and rows are not. OperError where the
+    plans are for different tables.
+    """
+    if [(t.name, t.rows) for t in old.tables] != [(t.name, t.rows) for t in new.tables]:
+        raise OperError("the plans are for different tables, so their rows cannot be compared")
+    tables = _compare_rows(old, new) if old.ranks == new.ranks else None
+    return PlanDifferences(
+        old=_compared(old),
+        new=_compared(new),
+        rows=sum(t.rows for t in old.tables),
+        tables=tables,
+    )
+
+
+def _compare_rows(old: Plan, new: Plan) -> list[TableDifference]:
+    """For each table, how many rows are held elsewhere."""
+    before, after = RowLocator(old), RowLocator(new)
+    holds_before, holds_after = _holders(before), _holders(after)
+    tables = []
+    for index, table in enumerate(old.tables):
+        # All rows of a table that is in another memory are elsewhere.
+        moved = old.memory_of(index).name != new.memory_of(index).name
+        changed = gained = lost = 0
+        for one, two in zip(before.chunks(index), after.chunks(index), strict=True):
+            # There are few pairs of extents: count their rows, then compare holders once a pair.
+            pair = one.extent * len(holds_after) + two.extent
+            numbers, rows = np.unique(pair, return_counts=True)
+            held, holding = np.divmod(numbers, len(holds_after))
+            different = (holds_before[held] != holds_after[holding]).any(axis=1) | moved
+            more = holds_after[holding].sum(axis=1) - holds_before[held].sum(axis=1)
+            changed += int(rows[different].sum())
+            gained += int(rows[more > 0].sum())
+            lost += int(rows[more < 0].sum())
+        tables.append(
+            TableDifference(
+                table=table.name,
+                rows=table.rows,
+                rows_changed=changed,
+                rows_more_copies=gained,
+                rows_fewer_copies=lost,
+                bytes_changed=changed * table.row_bytes,
+            )
+        )
+    return tables
+
+
+def _compared(plan: Plan) -> ComparedPlan:
+    """The figures that are compared."""
+    return ComparedPlan(
+        ranks=plan.ranks,
+        asked=plan.asked,
+        limits=plan.limits,
+        tier=plan.tier_names,
+        objective_seconds=plan.cost.objective_seconds,
+        extra_memory_ratio=plan.cost.extra_memory_ratio,
+        memory_bytes=int(plan.cost.memory_bytes.max()),
+        communication_bytes=plan.cost.communication_bytes.total,
+        threshold=None if plan.record is None else plan.record.threshold,
+        dob=plan.cost.dob,
+    )
+
+
+def _holders(locator: RowLocator) -> NDArray[np.int64]:
+    """Who holds the rows of each extent, 0 or 1, [P, M]: groups, then each rank's stripes."""
+    stripes = np.eye(locator.ranks, dtype=np.int64)
+    return np.concatenate([locator.layout.holds.astype(np.int64), stripes])

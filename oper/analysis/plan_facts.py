@@ -1,0 +1,221 @@
+"""Facts of a plan: whether it fits, why it has no more copies, what limits it, how links are used.
+
+In: `Plan`. Out: typed facts. They are put into words where they are shown.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from oper.base.arrays import Ints
+from oper.plan.memories import ThresholdReason
+from oper.plan.plan import Plan
+from oper.plan.plan_file import to_json
+from oper.plan.rows_by_kind import RowsByKind, rows_by_kind
+
+# Of the extra memory allowed: a part of it that is worth a word if it is not used.
+_UNUSED = 0.01
+# Links whose costs differ by less are as fast, and loads that differ by less are even.
+_ALIKE = 0.05
+
+
+@dataclass(frozen=True)
+class PlanFigures:
+    """A plan with the rows of each table and the bytes of each rank by kind, and the tables'
+    accesses [T] in the profile, where it is known."""
+
+    plan: Plan
+    kinds: RowsByKind
+    accesses: Ints | None = None
+
+    @staticmethod
+    def of(plan: Plan, accesses: Ints | None = None) -> "PlanFigures":
+        """The figures of a plan; counts the rows of each kind."""
+        return PlanFigures(plan, rows_by_kind(plan), accesses)
+
+    def to_json(self) -> dict[str, Any]:
+        """What `oper plan --json` and `oper plan show --json` print, but the plan's folder."""
+        plan = self.plan
+        return {
+            **plan.to_json(),
+            "partitions": to_json(plan.main.partitions),
+            "owner_accesses": plan.owner_accesses.tolist(),
+            "replica_accesses": plan.replica_accesses,
+            "listed_rows": plan.layout.listed,
+            "address_map_bytes_per_row": plan.layout.bitmap_bytes_per_row(),
+            **self.kinds.to_json(plan.tables, self.accesses),
+        }
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Whether the ranks hold their rows: `held_bytes` of `room_bytes` on the fullest rank, of the
+    devices, or of the hosts where these have all tables; `over_bytes` on the rank that exceeds its
+    capacity most, 0 where none does."""
+
+    fits: bool
+    held_bytes: int
+    room_bytes: int
+    over_bytes: int
+    over_rank: int
+
+
+def fit(plan: Plan) -> Fit:
+    """Whether a plan fits, in all memories."""
+    cost = plan.main.cost
+    fullest = int(cost.memory_bytes.argmax())
+    over = max((memory.cost for memory in plan.memories), key=lambda c: int(_over(c).max()))
+    return Fit(
+        plan.feasible,
+        int(cost.memory_bytes[fullest]),
+        int(cost.capacity_bytes[fullest]),
+        max(int(_over(over).max()), 0),
+        int(_over(over).argmax()),
+    )
+
+
+def _over(cost: Any) -> Ints:
+    return np.asarray(cost.memory_bytes - cost.capacity_bytes)
+
+
+class CopiesLimit(StrEnum):
+    """Why a plan has no more copies of rows."""
+
+    ONE_RANK = "one rank"
+    IN_HOSTS = "all tables are in the hosts' memory"  # where each row is on one rank
+    LEAST_MEMORY = "the least memory that comes close to the fastest plan"
+    NOT_KNOWN = "not known"
+    ALL_USED = "all that was allowed is used"
+    NONE_ALLOWED = "no copies were allowed"
+    NONE_PAYS = "another copy would cost more than it saves, or not fit"
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Bytes of copies, as shares of one copy of all tables on devices, and why there are no more.
+
+    saved_share: of an iteration, at most, with all the memory that plans may use; None: not known.
+    """
+
+    used_share: float
+    allowed_share: float | None
+    limit: CopiesLimit
+    saved_share: float | None = None
+
+
+def copies(plan: Plan) -> Copies:
+    """What the copies of a plan take, and why there are no more."""
+    limits, certificate = plan.limits, plan.memories[0].certificate
+    cost = plan.memories[0].cost
+    used = cost.extra_memory_ratio
+    allowed = None if limits is None or limits.by_devices else limits.extra_memory
+    if plan.ranks == 1:
+        return Copies(used, allowed, CopiesLimit.ONE_RANK)
+    if not plan.memories[0].tables:
+        return Copies(used, allowed, CopiesLimit.IN_HOSTS)
+    full = None if certificate is None else certificate.full_memory_bound_seconds
+    if full is not None:
+        seconds = cost.objective_seconds
+        saved = max(1 - full / seconds, 0.0) if seconds else 0.0
+        return Copies(used, allowed, CopiesLimit.LEAST_MEMORY, saved)
+    if allowed is None:
+        return Copies(used, allowed, CopiesLimit.NOT_KNOWN)
+    if used < allowed * (1 - _UNUSED):
+        return Copies(used, allowed, CopiesLimit.NONE_PAYS)
+    return Copies(used, allowed, CopiesLimit.ALL_USED if used else CopiesLimit.NONE_ALLOWED)
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """The share at which partitions are closed, as asked and as it ended, and why there."""
+
+    asked: float
+    used: float
+    reason: ThresholdReason
+    balance: float  # that was asked for
+
+    @property
+    def halved(self) -> bool:
+        return self.used != self.asked
+
+
+def threshold(plan: Plan) -> Threshold | None:
+    """The threshold of a plan; None of one that was put together by hand."""
+    record = plan.record
+    if record is None:
+        return None
+    return Threshold(
+        plan.asked.threshold, record.threshold, record.threshold_reason, plan.asked.dob
+    )
+
+
+def cache_room_bytes(plan: Plan) -> int | None:
+    """Bytes of the fullest device that are left for caches of rows in the hosts' memory; None where
+    there are none, or devices do not decide how much a plan may use."""
+    host = plan.host
+    if host is None or plan.limits is None or not plan.limits.by_devices:
+        return None
+    devices = plan.memories[0]
+    free = int((devices.cost.capacity_bytes - devices.cost.memory_bytes).min())
+    # Where no tables are on devices the gradients of a step are taken off already.
+    return max(free - (host.cost.mailbox_bytes if devices.tables else 0), 0)
+
+
+class LinkLoad(StrEnum):
+    """How the links of a plan are used, where they or their loads differ."""
+
+    UNEVEN = "equal links, used unevenly"
+    SLOW_LESS = "slower links carry less"
+    SLOW_MORE = "slower links carry more"
+    ALIKE = "slower links carry as much"
+
+
+@dataclass(frozen=True)
+class LinkUse:
+    """Links or loads that differ. `slow_share` of the links are `slower` times as slow as the
+    fastest; bytes are of a pair of ranks, on average; `even` is min/max of the ranks' times."""
+
+    load: LinkLoad
+    balance: float
+    even: float
+    slow_share: float = 0.0
+    slower: float = 1.0
+    fast_bytes: float = 0.0
+    slow_bytes: float = 0.0
+
+
+def link_use(plan: Plan) -> LinkUse | None:
+    """How links are used; None where there is nothing to explain, and of plans with tables in the
+    hosts' memory, whose rows come over two kinds of links."""
+    cost, topology = plan.cost, plan.topology
+    if plan.ranks == 1 or plan.host is not None:
+        return None
+    away = ~np.eye(plan.ranks, dtype=bool)
+    moved, link_cost = cost.link_bytes[away], topology.link_cost[away]
+    balance = cost.dob.link_cost
+    if not moved.any() or balance is None:
+        return None
+    fast = link_cost <= link_cost.min() * (1 + _ALIKE)
+    if fast.all() and balance > 1 - _ALIKE:
+        return None
+    most = float(cost.rank_seconds.max())
+    even = float(cost.rank_seconds.min()) / most if most else 1.0
+    if fast.all():
+        return LinkUse(LinkLoad.UNEVEN, balance, even)
+    through_fast, through_slow = float(moved[fast].mean()), float(moved[~fast].mean())
+    load = LinkLoad.ALIKE
+    if through_slow < through_fast * (1 - _ALIKE):
+        load = LinkLoad.SLOW_LESS
+    elif through_slow > through_fast * (1 + _ALIKE):
+        load = LinkLoad.SLOW_MORE
+    return LinkUse(
+        load,
+        balance,
+        even,
+        float((~fast).mean()),
+        float(link_cost[~fast].mean() / link_cost[fast].mean()),
+        through_fast,
+        through_slow,
+    )

@@ -1,0 +1,280 @@
+"""Facts of a row of a plan: where it is, how often it was read, and why it is there.
+
+Counts are those of the profile that the plan was made from. The plan has none for striped rows, but
+they are at most the smallest count among their table's listed rows; nor for rows on all ranks that
+have a mark instead of a code, but those are at least the smallest count among them in their table.
+The profile itself has all of them.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from oper.base.errors import OperError
+from oper.cost.allreduce import METHODS, allreduce_cost
+from oper.cost.expected_reads import expected_reads
+from oper.cost.holder_set_sums import Sums
+from oper.cost.read_charges import Charges
+from oper.plan.layout import Located
+from oper.plan.memories import HOST
+from oper.plan.plan import Plan
+from oper.plan.plan_file import to_json
+from oper.plan.row_codes import rows_of_tables
+from oper.profiling.profile import Profile
+
+
+class RowReason(StrEnum):
+    """Why a row is where it is."""
+
+    ONE_RANK = "there is only one rank"
+    COLD = "cold rows are spread over the ranks in turn"
+    STAYED = "it is where the previous plan had it, as moving it would not pay"
+    NEVER_READ = "it was never read, and is where there was room"
+    ROOM_EVERYWHERE = "there was memory for a copy on every rank"
+    EVEN_LOAD = "rows in the hosts' memory have one owner, chosen for an even load"
+    COPIES_PAY = "a copy on every rank takes less of an iteration"
+    SOME_COPIES_PAY = "copies on some ranks avoid the slower links"
+    COPIES_DO_NOT_PAY = "copies would take as much of an iteration, or more"
+    LEAST_MEMORY = "a plan takes the least memory that comes close to the fastest"
+    NO_ROOM = "its copies alone would exceed the extra memory"
+    ALLREDUCE_LATENCY = "all such rows together would save less than the AllReduce's latency"
+    OTHERS_SAVE_MORE = "the extra memory is used by rows that save more per byte"
+
+
+@dataclass(frozen=True)
+class RowCost:
+    """What a row takes of a rank's iteration, on average: with one owner, and with copies on every
+    rank. `reads` are those of a rank in an iteration, at least that many if not `exact`."""
+
+    reads: float
+    exact: bool
+    one_owner_seconds: float
+    everywhere_seconds: float
+
+
+@dataclass(frozen=True)
+class RowFacts:
+    """Where a row of a table is and why.
+
+    accesses: in the profile; None where the plan does not know more than the bounds beside it.
+    partition: in order of accesses, from 0; None where it is not known. owner: the one rank that
+    holds it; None of a replicated row. replicas: the ranks with a copy, of a replicated row. slots:
+    by the ranks that hold it. source: the rank that each rank reads it from, [M]. cost: None where
+    how often it is read is not known.
+    """
+
+    table: str
+    row: int
+    kind: Literal["replicated", "listed", "striped"]
+    memory: Literal["device", "host"]
+    accesses: int | None
+    accesses_at_least: int
+    accesses_at_most: int | None
+    partition: int | None
+    owner: int | None
+    replicas: list[int]
+    slots: dict[int, int]
+    source: list[int]
+    why: RowReason
+    cost: RowCost | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """What `oper plan explain --json` prints."""
+        content: dict[str, Any] = to_json(self)
+        return content | {"slots": {str(rank): slot for rank, slot in self.slots.items()}}
+
+
+class _Counted(NamedTuple):
+    """What is known of how often a row was accessed."""
+
+    at_least: int
+    at_most: int | None
+    samples_with_row: int  # at least
+
+    @property
+    def exact(self) -> int | None:
+        return self.at_least if self.at_least == self.at_most else None
+
+
+def check_profile(plan: Plan, profile: Profile) -> None:
+    """OperError where the plan was made from another profile."""
+    if profile.digest != plan.profile:
+        raise OperError(
+            f"the profile has the digest {profile.digest[:12]}…, and the plan was made from "
+            f"{plan.profile[:12]}…; give the profile that it was made from, or none"
+        )
+
+
+def explain(plan: Plan, table_name: str, row: int, profile: Profile | None = None) -> RowFacts:
+    """Count, partition, owner, replicas, sources and reason of one row.
+
+    With the profile that the plan was made from, the count is exact for every row. OperError where
+    the plan has no such table or row, or was made from another profile.
+    """
+    if profile is not None:
+        check_profile(plan, profile)
+    table = plan.table_index(table_name)
+    rows = plan.tables[table].rows
+    if not 0 <= row < rows:
+        raise OperError(
+            f"row {row} of table {table_name!r}: its rows are 0 to {rows - 1}; "
+            "a raw value becomes a row by the table's id rule, in plan.json"
+        )
+    layout, memory = plan.layout, plan.memory_of(table)
+    found = layout.locate(table, np.array([row]))
+    counted = _count(plan, table, row, found, profile)
+    group = int(found.group[0])
+    if group < 0:
+        owner = int(found.owner[0])
+        return RowFacts(
+            table=table_name,
+            row=row,
+            kind="striped",
+            memory=memory.name,
+            accesses=counted.exact,
+            accesses_at_least=counted.at_least,
+            accesses_at_most=counted.at_most,
+            partition=None,
+            owner=owner,
+            replicas=[],
+            slots={owner: int(found.slot[0])},
+            source=[owner] * plan.ranks,
+            # After a replan a striped row may be hot, and still not worth a move.
+            why=RowReason.COLD if layout.stripe_bitmap is None else RowReason.STAYED,
+        )
+    holders = np.flatnonzero(layout.holds[group]).tolist()
+    position = int(found.position[0])
+    cost = _cost(plan, table, counted)
+    return RowFacts(
+        table=table_name,
+        row=row,
+        kind="replicated" if len(holders) > 1 else "listed",
+        memory=memory.name,
+        accesses=counted.exact,
+        accesses_at_least=counted.at_least,
+        accesses_at_most=counted.at_most,
+        # The plan has the partitions of its main memory alone.
+        partition=_partition(plan, counted.exact) if memory is plan.main else None,
+        owner=holders[0] if len(holders) == 1 else None,
+        replicas=holders if len(holders) > 1 else [],
+        slots={rank: int(layout.base[group, rank]) + position for rank in holders},
+        source=layout.source[group].tolist(),
+        why=_why(plan, table, counted, len(holders), cost),
+        cost=cost,
+    )
+
+
+def _partition(plan: Plan, accesses: int | None) -> int | None:
+    """The partition of a listed row with so many accesses; None where it is in none."""
+    number = int(np.searchsorted(-plan.partition_floor, -accesses)) if accesses else None
+    return None if number is None or number >= len(plan.partition_floor) else number
+
+
+def _count(plan: Plan, table: int, row: int, found: Located, profile: Profile | None) -> _Counted:
+    """What the profile, or else the plan, knows of a row's accesses."""
+    counts, index = plan.counts, int(found.code_index[0])
+    if profile is not None:
+        accesses = int(profile.accesses[profile.offsets[table] + row])
+        return _Counted(accesses, accesses, int(profile.table_samples_with_row(table)[row]))
+    if index >= 0:
+        accesses = int(counts.accesses[index])
+        return _Counted(accesses, accesses, int(counts.samples_with_row[index]))
+    if found.group[0] < 0:
+        return _Counted(0, _coldest_listed(plan, table), 0)
+    # A row in a bag twice is in one sample: one is certain.
+    least = int(counts.everywhere_least[table])
+    return _Counted(least, None, least if _one_id_a_sample(plan) else min(least, 1))
+
+
+def _one_id_a_sample(plan: Plan) -> bool:
+    """Whether every row was accessed once by each sample with it."""
+    return plan.counts.samples_with_row is plan.counts.accesses
+
+
+def _coldest_listed(plan: Plan, table: int) -> int | None:
+    """The fewest accesses of the table's listed rows; None where it has none, or where the plan was
+    made from another, after which a striped row may be hot."""
+    layout, counts = plan.layout, plan.counts
+    if layout.stripe_bitmap is not None:
+        return None
+    coded = list(rows_of_tables(layout.listed_offset - layout.everywhere_offset))[table]
+    least = [int(counts.accesses[coded].min())] if coded.start < coded.stop else []
+    if np.diff(layout.everywhere_offset)[table]:
+        least.append(int(counts.everywhere_least[table]))
+    return min(least, default=None)
+
+
+def _cost(plan: Plan, table: int, counted: _Counted) -> RowCost | None:
+    """The row's part of the iteration with one owner, and with copies everywhere; None where there
+    is nothing to compare, as it is not read, or by one rank."""
+    accesses, samples_with_row = counted.at_least, counted.samples_with_row
+    topology, workload = plan.topology, plan.workload
+    if topology.ranks == 1 or not accesses:
+        return None
+    ratios = (1.0, 1.0) if plan.distinct_ratio is None else plan.distinct_ratio[table]
+    counts = np.array([accesses]), np.array([samples_with_row])
+    R, D, U = expected_reads(*counts, plan.samples, workload, topology.ranks, *ratios)
+    described = plan.tables[table]
+    row_bytes = np.array([float(described.row_bytes)])
+    memory_bytes = np.array([float(described.memory_bytes(workload.mode))])
+    row = Sums.of_rows(row_bytes, memory_bytes, counts[0].astype(np.float64), R, D, U)
+    charges = Charges.of(topology)
+    single = float(row.read_bytes[0]) * charges.mean_owner_seconds
+    reads_copied = charges.read_seconds.min(axis=1)  # of the cheapest copy; in training its own
+    if workload.training:
+        reads_copied = charges.memory_seconds
+    everywhere = float(row.read_bytes[0]) * float(reads_copied.mean())
+    if workload.training:
+        method = plan.allreduce_method
+        methods = METHODS[1:] if method == "none" else [method]
+        single += float(row.gradient_bytes[0]) * Charges.of_gradients(topology).mean_owner_seconds
+        everywhere += float(row.union_bytes[0]) * charges.mean_memory_seconds
+        everywhere += min(float(allreduce_cost(topology, m).row_seconds(row)[0]) for m in methods)
+    return RowCost(float(R[0]), counted.exact is not None, single, everywhere)
+
+
+def _why(plan: Plan, table: int, counted: _Counted, copies: int, cost: RowCost | None) -> RowReason:
+    """Why a listed or replicated row is where it is."""
+    if plan.ranks == 1:
+        return RowReason.ONE_RANK
+    if cost is None:
+        return RowReason.NEVER_READ if counted.exact is not None else RowReason.ROOM_EVERYWHERE
+    if plan.memory_of(table).name == HOST:
+        return RowReason.EVEN_LOAD
+    if copies == plan.ranks:
+        return RowReason.COPIES_PAY
+    if copies > 1:
+        return RowReason.SOME_COPIES_PAY
+    if cost.one_owner_seconds <= cost.everywhere_seconds:
+        return RowReason.COPIES_DO_NOT_PAY
+    if _waits_for_allreduce(plan):
+        return RowReason.ALLREDUCE_LATENCY
+    if plan.limits is not None and plan.limits.by_devices:
+        return RowReason.LEAST_MEMORY
+    if _copies_bytes(plan, table) > _room_bytes(plan):
+        return RowReason.NO_ROOM
+    return RowReason.OTHERS_SAVE_MORE
+
+
+def _waits_for_allreduce(plan: Plan) -> bool:
+    """Whether the first copy would cost the AllReduce's latency, as there is none yet, though there
+    is room for copies."""
+    limits = plan.limits
+    allowed = limits is not None and (limits.by_devices or limits.extra_memory > 0)
+    return plan.workload.training and plan.allreduce_method == "none" and allowed
+
+
+def _copies_bytes(plan: Plan, table: int) -> int:
+    """Bytes of the fewest copies that a row can get: one, and in training one on every rank."""
+    copies = plan.ranks - 1 if plan.workload.training else 1
+    return copies * plan.tables[table].memory_bytes(plan.workload.mode)
+
+
+def _room_bytes(plan: Plan) -> float:
+    """Bytes for extra copies: what was asked for, within what the capacities leave."""
+    on_devices = [plan.tables[t] for t in plan.memories[0].tables]
+    total = sum(t.rows * t.memory_bytes(plan.workload.mode) for t in on_devices)
+    room = float(plan.cost.capacity_bytes.sum() - total)
+    return room if plan.limits is None else min(plan.limits.extra_memory * total, room)

@@ -1,0 +1,37 @@
+"""Certificate: how far a plan's objective is from a lower bound on that of every plan.
+
+The gap is (objective - bound) / bound. The bounds are made in oper/planner/bounds/.
+"""
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+
+class BoundNote(StrEnum):
+    """Why the bound may be lower than it had to be, where single rows are hot."""
+
+    HOT_ROWS_ALONE = "hot rows alone"  # the programme was too large: each row by itself
+    HOT_ROWS_BY_NODES = "hot rows by nodes"  # the same: what they make ranks and nodes take
+    SEARCH_CUT = "search cut"  # branch and bound was stopped
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A plan's objective and its lower bound, both in seconds."""
+
+    objective_seconds: float
+    lower_bound_seconds: float
+    hot_row_share: float | None = None  # of all accesses: of the single row that binds, if one does
+    bound_note: BoundNote | None = None
+    # The bound for all that the devices' memory allows, where the plan was to use less of it.
+    full_memory_bound_seconds: float | None = None
+
+    @property
+    def certified_gap(self) -> float:
+        """(objective - bound) / bound; 0 where nothing is ever read."""
+        bound = self.lower_bound_seconds
+        return (self.objective_seconds - bound) / bound if bound > 0 else 0.0
+
+    def of(self, objective_seconds: float) -> "Certificate":
+        """The certificate of another plan for the same problem, by the same bound."""
+        return replace(self, objective_seconds=objective_seconds)

@@ -1,0 +1,82 @@
+"""What is asked of a plan, and the limits that follow from it where a part is left to the devices.
+
+`PlanSettings` are written as they were given: what was found instead of what nobody asked for is in
+`Limits`.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from oper.base.errors import OperError
+from oper.base.units import finite_number
+
+
+@dataclass(frozen=True)
+class PlanSettings:
+    """What is asked of a plan.
+
+    extra_memory: bytes of extra copies, as a share of one copy of all tables; None leaves it to the
+    devices' memory (oper/planner/memory/), of which `reserve` is the share for the rest of the
+    model, or to a usual share where nothing is known of their memory. threshold: the share of all
+    bytes or accesses at which a partition is closed (§4.1). dob: the degree of balance that
+    backtracking aims at (§4.2). balance: what is minimised, the slowest rank's "time" or the
+    slowest "link". tier: the names of the tables that lie in the hosts' memory, or "all".
+
+    Raises OperError where a value is out of range.
+    """
+
+    extra_memory: float | None = None
+    threshold: float = 0.001
+    dob: float = 0.999
+    balance: Literal["time", "link"] = "time"
+    reserve: float | None = None  # None: the usual one, where there is a device memory
+    tier: Sequence[str] | Literal["all"] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("extra_memory", "threshold", "dob", "reserve"):
+            given = getattr(self, name)
+            if given is not None or name not in ("extra_memory", "reserve"):
+                object.__setattr__(self, name, finite_number(given, name.replace("_", " ")))
+        if self.extra_memory is not None and not 0 <= self.extra_memory <= 1e6:
+            raise OperError(f"extra memory {self.extra_memory}: a share of at least 0 was needed")
+        if not 0 < self.threshold <= 1:
+            raise OperError(f"threshold {self.threshold}: a share above 0, at most 1, was needed")
+        if not 0 < self.dob <= 1:
+            raise OperError(f"dob {self.dob}: a share above 0, at most 1, was needed")
+        if self.reserve is not None and not 0 <= self.reserve < 1:
+            raise OperError(f"reserve {self.reserve}: a share of at least 0, below 1, was needed")
+        if self.balance not in ("time", "link"):
+            raise OperError(f"balance {self.balance!r}: 'time' or 'link' was needed")
+        if self.tier != "all":
+            object.__setattr__(self, "tier", _table_names(self.tier))
+
+
+def _table_names(given: Any) -> tuple[str, ...]:
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise OperError(f"tier {given!r}: a list of tables' names was needed, or 'all'")
+    names = tuple(given)
+    for name in names:
+        if not isinstance(name, str) or not name:
+            raise OperError(f"tier: {name!r} among its tables, and a table's name was needed")
+        if names.count(name) > 1:
+            raise OperError(f"tier: table {name!r} is named twice; name each once")
+    return names
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits that a plan keeps.
+
+    extra_memory: bytes of extra copies, as a share of one copy of all tables on devices. reserve:
+    the share of a device's memory that is left to the rest of the model; None where the devices'
+    memory does not decide how much a plan may use.
+    """
+
+    extra_memory: float
+    reserve: float | None = None
+
+    @property
+    def by_devices(self) -> bool:
+        """Whether the devices' memory decides how much a plan may use."""
+        return self.reserve is not None
