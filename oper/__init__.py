@@ -3,8 +3,8 @@
     profile = oper.profile(batches, tables)     # KeyedJaggedTensors; or Profile.open(folder)
     topology = oper.Topology.load("dgx-a100")
     workload = oper.Workload("training", batch_size=65536)
-    oper.make_plan(profile, topology, workload, oper.PlanSettings(), "plan/")
-    plan = oper.Plan.load("plan/")
+    plan = oper.make_plan(profile, topology, workload)
+    plan.save("plan")                           # later: oper.Plan.load("plan")
     addresses = oper.AddressMap.of(plan, rank=0).translate(table, ids)
 
 Names are loaded when they are first used: torch alone takes a second.
@@ -13,17 +13,26 @@ Names are loaded when they are first used: torch alone takes a second.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from oper.base.summary import summarised_by
+
 if TYPE_CHECKING:
+    from oper.analysis.plan_differences import diff as diff
+    from oper.analysis.row_facts import explain as explain
+    from oper.audit.check import check as check
     from oper.base.errors import OperError as OperError
     from oper.cost.workload import Workload as Workload
     from oper.plan.address_map import AddressMap as AddressMap
     from oper.plan.plan import Plan as Plan
     from oper.plan.settings import PlanSettings as PlanSettings
-    from oper.planner.comparison import compare as compare
+    from oper.planner.compare import compare as compare
     from oper.planner.make_plan import make_plan as make_plan
+    from oper.planner.replan.drift import drift as drift
+    from oper.planner.replan.drift import drift_by_window as drift_by_window
+    from oper.planner.replan.replan import replan as replan
     from oper.profiling.counting import profile as profile
     from oper.profiling.profile import Profile as Profile
     from oper.profiling.recorder import record as record
+    from oper.report.write_report import write_report as write_report
     from oper.scheduler.cache_settings import CacheSettings as CacheSettings
     from oper.scheduler.loader.dispatching_loader import DispatchingLoader as DispatchingLoader
     from oper.tables.table import Table as Table
@@ -60,15 +69,22 @@ _HOME = {
     "Topology": "oper.topology.topology",
     "Workload": "oper.cost.workload",
     "accumulate": "oper.torchrec.sharded_model",
-    "compare": "oper.planner.comparison",
+    "check": "oper.audit.check",
+    "compare": "oper.planner.compare",
     "counters": "oper.torchrec.sharded_model",
+    "diff": "oper.analysis.plan_differences",
+    "drift": "oper.planner.replan.drift",
+    "drift_by_window": "oper.planner.replan.drift",
+    "explain": "oper.analysis.row_facts",
     "make_plan": "oper.planner.make_plan",
     "profile": "oper.profiling.counting",
     "record": "oper.profiling.recorder",
+    "replan": "oper.planner.replan.replan",
     "serve": "oper.torchrec.serving",
     "shard": "oper.torchrec.sharded_model",
     "table_sizes": "oper.torchrec.sharded_model",
     "torchrec_plan": "oper.torchrec.sharding_plan",
+    "write_report": "oper.report.write_report",
 }
 __all__ = [
     "AddressMap",
@@ -85,16 +101,25 @@ __all__ = [
     "Topology",
     "Workload",
     "accumulate",
+    "check",
     "compare",
     "counters",
+    "diff",
+    "drift",
+    "drift_by_window",
+    "explain",
     "make_plan",
     "profile",
     "record",
+    "replan",
     "serve",
     "shard",
     "table_sizes",
     "torchrec_plan",
+    "write_report",
 ]
+
+summarised_by("oper.report.summaries")  # how objects show themselves in notebooks
 
 
 def __getattr__(name: str) -> Any:

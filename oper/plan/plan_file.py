@@ -1,31 +1,26 @@
 """plan.json: what a plan states beside its arrays, as typed objects, and as JSON.
 
 `Stated` is the file's schema: its fields are the file's keys, and msgspec derives reading, writing
-and validation from their types. What follows from other figures (`DERIVED`) is written for readers
-of the file, and compared when it is read.
+and validation from their types. What follows from other figures (`DERIVED` of their class) is
+written for readers of the file, and compared when it is read. What other commands print as JSON is
+written and read in this way too.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, TypedDict, get_args, get_type_hints
+from typing import Any, TypedDict, TypeVar, get_args, get_type_hints
 
 import msgspec
 import numpy as np
 
 from oper.base.arrays import OverRanks
 from oper.base.errors import OperError
-from oper.cost.objective import Communication, Cost
 from oper.cost.workload import Workload
 from oper.plan.certificate import Certificate
 from oper.plan.memories import Memory
 from oper.plan.settings import Limits, PlanSettings
 
-# Figures that follow from the fields of an object, by its type.
-DERIVED: dict[type, tuple[str, ...]] = {
-    Cost: ("objective_seconds", "extra_memory_ratio", "feasible"),
-    Communication: ("total",),
-    Certificate: ("certified_gap",),
-}
+_T = TypeVar("_T")
 
 Window = TypedDict(
     "Window",
@@ -105,7 +100,7 @@ def to_json(value: Any) -> Any:
     """A typed object as JSON has it, with what is derived from its fields."""
     if is_dataclass(value) and not isinstance(value, type):
         content = {f.name: to_json(getattr(value, f.name)) for f in fields(value)}
-        return content | {name: getattr(value, name) for name in DERIVED.get(type(value), ())}
+        return content | {name: to_json(getattr(value, name)) for name in _derived(value)}
     if isinstance(value, np.ndarray):
         return value.tolist()
     if isinstance(value, tuple | list):
@@ -114,14 +109,30 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(content: Mapping[str, Any], ranks: int) -> Stated:
-    """Read back; ValueError, which names the place, where a value is not what it should be."""
-    try:
-        stated = msgspec.convert(content, Stated, dec_hook=_array)
-    except (msgspec.ValidationError, OperError) as error:
-        raise ValueError(str(error)) from error
-    _check(stated, content, ranks, "$")
+    """Read plan.json back; ValueError, which names the place, where a value is not what it should
+    be."""
+    stated = typed(content, Stated, ranks)
     _check_log_part(stated.log_part)
     return stated
+
+
+def typed(content: Mapping[str, Any], kind: type[_T], ranks: int) -> _T:
+    """JSON as the dataclass that `to_json` was given, whose arrays are over so many ranks; keys
+    that are no field of it are left out.
+
+    Raises ValueError, which names the place, where a value is not what it should be.
+    """
+    try:
+        found = msgspec.convert(content, kind, dec_hook=_array)
+    except (msgspec.ValidationError, OperError) as error:
+        raise ValueError(str(error)) from error
+    _check(found, content, ranks, "$")
+    return found
+
+
+def _derived(value: Any) -> tuple[str, ...]:
+    """The names of the figures that follow from the fields of a dataclass."""
+    return getattr(type(value), "DERIVED", ())
 
 
 def _array(kind: Any, content: Any) -> Any:
@@ -159,7 +170,7 @@ def _check(value: Any, content: Any, ranks: int, place: str) -> None:
                 raise ValueError(
                     f"{list(inner.shape)} numbers, and {needed} was needed - at `{at}`"
                 )
-    for name in DERIVED.get(type(value), ()):
+    for name in _derived(value):
         found, said = getattr(value, name), content.get(name)
         if type(said) is not type(found) or said != found:
             raise ValueError(
