@@ -179,11 +179,11 @@ def _check(value: Any, content: Any, ranks: int, place: str) -> None:
 
 
 def _check_log_part(part: LogPart) -> None:
-    """Whether a window is described whole."""
-    window = part.get("window")
-    if window is None:
-        return
-    known = any(set(keys) <= window.keys() for keys in _WINDOWS)
-    share = part.get("sampled", {}).get("share", 1.0)
-    if not known or not 0 < share <= 1:
-        raise ValueError("Expected a window of samples or of times, with both ends")
+    """Whether a window is described whole, and a sample is a share of the log."""
+    window, sampled = part.get("window"), part.get("sampled")
+    if window is not None and not any(set(keys) <= window.keys() for keys in _WINDOWS):
+        raise ValueError("Expected a window of samples or of times, whole - at `$.log_part.window`")
+    if sampled is not None and not (0 < sampled["share"] <= 1 and 0 <= sampled["seed"] < 1 << 64):
+        raise ValueError(
+            "Expected a share above 0, and a seed of 64 bits - at `$.log_part.sampled`"
+        )
