@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from oper.analysis.row_facts import explain
 from safetensors.numpy import load_file, save_file
 
+from oper.analysis.row_facts import explain
 from oper.audit.check import check
 from oper.audit.replay import replay
 from oper.base.errors import OperError, OperWarning
