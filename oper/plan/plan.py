@@ -344,11 +344,12 @@ def _load(folder: Path | str, tables: Sequence[Table] | None) -> Plan:
 
 
 def _check_follows(plan: Plan, content: dict[str, Any]) -> None:
-    """ValueError where the numbers of rows and slots are not those of the layout."""
+    """ValueError where the numbers of rows and slots are not those of the layout, or tables and
+    ranks are described otherwise than they are understood."""
     stated = plan._stated()
-    for name in ("rows", "arena_slots"):
+    for name in ("rows", "arena_slots", "topology", "tables"):
         if content[name] != to_json(getattr(stated, name)):
-            raise ValueError(f"other numbers follow from the layout - at `$.{name}`")
+            raise ValueError(f"Expected what follows from the rest of the plan - at `$.{name}`")
 
 
 def load_rank_map(folder: Path | str, rank: int, layout: Layout) -> RankMap:

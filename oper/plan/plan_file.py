@@ -5,6 +5,7 @@ and validation from their types. What follows from other figures (`DERIVED`) is 
 of the file, and compared when it is read.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Annotated, Any, NotRequired, TypedDict, get_args, get_type_hints
@@ -128,26 +129,34 @@ def from_json(content: Mapping[str, Any], ranks: int) -> Stated:
     try:
         stated = msgspec.convert(content, Stated, dec_hook=_array)
         _check(stated, content, ranks, "$")
-        _check_log_part(stated.log_part)
+        _check_log_part(stated.log_part, content["log_part"])
     except (msgspec.ValidationError, OperError) as error:
         raise ValueError(str(error)) from error
+    if stated.workload.fetch is None:
+        raise ValueError("Expected how rows are fetched - at `$.workload.fetch`")
     return stated
 
 
 def _array(kind: Any, content: Any) -> Any:
-    """An array of the numbers of a list."""
+    """An array of the numbers of a list, or of a list of lists."""
     element = get_args(get_args(kind)[1])[0]
-    found = np.array(content)
-    if found.dtype.kind not in ("i" if element is np.int64 else "if") and found.size:
-        raise ValueError(f"Expected numbers as {element.__name__} has them")
-    return found.astype(element)
+    number: Any = int if element is np.int64 else float
+    of_lists = isinstance(content, list) and any(isinstance(row, list) for row in content)
+    try:
+        numbers = msgspec.convert(content, list[list[number]] if of_lists else list[number])
+        return np.array(numbers, dtype=element)
+    except (msgspec.ValidationError, OverflowError) as error:
+        needed = "integers of 64 bits" if number is int else "numbers"
+        raise ValueError(f"Expected {needed}") from error  # msgspec adds the place
 
 
 def _check(value: Any, content: Any, ranks: int, place: str) -> None:
     """Compares arrays with the number of ranks, keys with fields, and what is derived with what it
     follows from; all numbers must be finite, and integers of 64 bits."""
-    if isinstance(value, float | int) and not (np.isfinite(value) and abs(value) < 1 << 63):
+    if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{value} is no number that a plan has - at `{place}`")
+    if isinstance(value, int) and abs(value) >= 1 << 63:
+        raise ValueError(f"Expected an integer of 64 bits - at `{place}`")
     if isinstance(value, tuple | list):
         for number, item in enumerate(value):
             _check(item, content[number], ranks, f"{place}[{number}]")
@@ -184,8 +193,10 @@ def _check(value: Any, content: Any, ranks: int, place: str) -> None:
             )
 
 
-def _check_log_part(part: LogPart) -> None:
+def _check_log_part(part: LogPart, content: Any) -> None:
     """Whether a window is described whole, and all numbers are such as a part of a log has."""
+    if part != content:
+        raise ValueError("Expected no other keys - at `$.log_part`")
     sampled = part.get("sampled")
     if sampled is not None and sampled["seed"] >= 1 << 64:
         raise ValueError("Expected `int` of 64 bits - at `$.log_part.sampled.seed`")
@@ -199,9 +210,11 @@ def _check_log_part(part: LogPart) -> None:
     elif not window.keys().isdisjoint(("from", "to")):
         kind = DrawnWindow
     try:
-        msgspec.convert(window, kind)
+        known = msgspec.convert(window, kind)
     except msgspec.ValidationError as error:
         raise ValueError(f"{error} of log_part.window") from error
+    if known.keys() != window.keys():
+        raise ValueError("Expected no other keys - at `$.log_part.window`")
     for name, value in window.items():
         if isinstance(value, float) and not np.isfinite(value):
             raise ValueError(f"{value} is no bound of a window - at `$.log_part.window.{name}`")
