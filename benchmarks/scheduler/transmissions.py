@@ -21,7 +21,7 @@ from oper.cli.shared.console import new_table
 from oper.logs import LogOptions, RowReader, open_log, prepare
 from oper.scheduler.cache import Synchronisation
 from oper.scheduler.dispatch import Policy, assign_exactly
-from oper.scheduler.simulator import PlanSettings, simulate
+from oper.scheduler.simulator import Settings, simulate
 from oper.scheduler.trace import Trace
 from oper.synth.log_writer import write_log
 from oper.synth.recipes import load_recipe
@@ -103,7 +103,7 @@ def main() -> None:
     for name, trace in traces(given.names, given.scale):
         for links, gigabits in LINKS.items():
             bandwidth = tuple(1e9 / 8 * number for number in gigabits)
-            settings = PlanSettings(WORKERS, SAMPLES, given.cache, bandwidth)
+            settings = Settings(WORKERS, SAMPLES, given.cache, bandwidth)
             policies = [Policy.parse(policy) for policy in POLICIES]
             syncs = [Synchronisation.parse(sync) for sync in SYNCS]
             found.setdefault(name, {})[links] = simulate(

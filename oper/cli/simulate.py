@@ -121,14 +121,14 @@ def simulate(
     from oper.logs import RowReader, open_log
     from oper.scheduler.cache import EVICTIONS, Synchronisation
     from oper.scheduler.dispatch import Policy
-    from oper.scheduler.simulator import PlanSettings
+    from oper.scheduler.simulator import Settings
     from oper.scheduler.simulator import simulate as replay
     from oper.scheduler.trace import Trace
 
     share = parse_share(cache, "--cache")
     if share == 0:
         raise OperError(f"--cache {cache!r}: a share above 0 was needed, such as 10%")
-    settings = PlanSettings(workers, batch, share, _bandwidths(links), warm_up, seed)
+    settings = Settings(workers, batch, share, _bandwidths(links), warm_up, seed)
     policies = [Policy.parse(text) for text in policy.split(",")]
     syncs = [Synchronisation.parse(text) for text in sync.split(",")]
     evictions = evict.split(",")

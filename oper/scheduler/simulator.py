@@ -31,7 +31,7 @@ _PARTS = ("look_up", "assign", "replay")
 
 
 @dataclass(frozen=True)
-class PlanSettings:
+class Settings:
     """M workers of m samples each; caches of `cache_share` of all rows' bytes, each."""
 
     workers: int = 8
@@ -102,7 +102,7 @@ class Run:
 
 def simulate(
     trace: Trace,
-    settings: PlanSettings,
+    settings: Settings,
     policies: Sequence[Policy],
     syncs: Sequence[Synchronisation],
     evictions: Sequence[str],
@@ -174,7 +174,7 @@ def _check_optimizers(trace: Trace, sync: Synchronisation) -> None:
 
 def _run(
     trace: Trace,
-    settings: PlanSettings,
+    settings: Settings,
     capacity: Ints,
     policy: Policy,
     sync: Synchronisation,

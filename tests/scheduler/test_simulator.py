@@ -14,7 +14,7 @@ from oper.scheduler.cache import Synchronisation
 from oper.scheduler.dispatch import Policy
 from oper.scheduler.frequent_rows import most_frequent
 from oper.scheduler.row_addresses import WIDTH_SHIFT
-from oper.scheduler.simulator import PlanSettings, simulate
+from oper.scheduler.simulator import Settings, simulate
 from oper.scheduler.trace import Trace
 from oper.tables.table import Table
 
@@ -31,7 +31,7 @@ def tables(*rows: int, dims: tuple[int, ...] = (4, 4)) -> list[Table]:
 
 
 def run(trace: Trace, policy: str, sync: str, **settings: Any) -> dict[str, Any]:
-    made = PlanSettings(**{"workers": 2, "samples_per_worker": 2, "warm_up": 0, **settings})
+    made = Settings(**{"workers": 2, "samples_per_worker": 2, "warm_up": 0, **settings})
     content = simulate(trace, made, [Policy.parse(policy)], [Synchronisation.parse(sync)], ["lru"])
     found: dict[str, Any] = content["policies"][f"{policy}+{sync}"]
     return found

@@ -21,7 +21,7 @@ from oper.scheduler.cache import Synchronisation
 from oper.scheduler.cache_settings import CacheSettings
 from oper.scheduler.dispatch import Dispatcher, Policy
 from oper.scheduler.loader.plan_rows import PlanRows
-from oper.scheduler.simulator import PlanSettings, simulate
+from oper.scheduler.simulator import Settings, simulate
 from oper.scheduler.trace import Trace
 from tests.support.runtime import mortal_ranks
 from tests.support.runtime.runtime_plans import random_plan
@@ -89,7 +89,7 @@ def test_the_assignment_is_the_simulators(worlds: Worlds, policy: str, tmp_path:
     pq.write_table(log, tmp_path / "log.parquet")
     opened = open_log(tmp_path / "log.parquet", LogOptions(columns=tuple(columns)))
     trace = Trace(RowReader(opened, prepare(opened, list(TABLES))), 2 * M)
-    settings = PlanSettings(2, M, 0.5, warm_up=0)
+    settings = Settings(2, M, 0.5, warm_up=0)
     expected = []
 
     def assign(self: Dispatcher, *arguments: Any) -> Any:

@@ -13,7 +13,7 @@ from oper.logs import RowReader, open_log, prepare
 from oper.scheduler.cache import Synchronisation
 from oper.scheduler.cache_settings import CacheSettings
 from oper.scheduler.dispatch import Policy
-from oper.scheduler.simulator import PlanSettings, simulate
+from oper.scheduler.simulator import Settings, simulate
 from oper.scheduler.trace import Trace
 from tests.support.scheduler import dispatched_cases as cases
 from tests.support.torchrec.worlds import Worlds
@@ -29,7 +29,7 @@ def test_training_moves_what_the_simulator_counts(
     pq.write_table(pa.table({"a": rows[:, 0], "b": rows[:, 1]}), tmp_path / "log.parquet")
     log = open_log(tmp_path / "log.parquet")
     trace = Trace(RowReader(log, prepare(log, cases.TABLES)), ranks * cases.SAMPLES)
-    settings = PlanSettings(ranks, cases.SAMPLES, 0.2, warm_up=0)
+    settings = Settings(ranks, cases.SAMPLES, 0.2, warm_up=0)
     simulated = simulate(
         trace, settings, [Policy.parse(policy)], [Synchronisation.parse(sync)], ["lru"]
     )
