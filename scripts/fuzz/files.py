@@ -41,10 +41,10 @@ from oper.plan import plan as plans
 from oper.plan.address_map import AddressMap
 from oper.plan.row_moves import RowMoves
 from oper.plan.settings import PlanSettings
-from oper.plan.some_tables import split_plan
+from oper.plan.some_tables import plans_of_memories
 from oper.planner.make_placement import make_placement
 from oper.planner.make_plan import make_plan
-from oper.planner.replan.replan import replan_and_save
+from oper.planner.replan.replan import replan
 from oper.profiling import profile as profiles
 from oper.profiling.counting import CountOptions, count, provenance
 from oper.profiling.profile import Profile, window_name, write_windows
@@ -240,8 +240,7 @@ def _use_plan(folder: Path) -> None:
         AddressMap.load(folder, rank)
     _quiet("plan", "show", folder)
     _quiet("plan", "show", folder, "--json")
-    if plan.tier and plan.parts is not None:
-        split_plan(plan)
+    plans_of_memories(plan)
     if (folder / "moves.npy").exists():
         RowMoves.load(folder).bytes_by_link(plan.ranks)
 
@@ -345,7 +344,7 @@ def _folders(folder: Path) -> dict[str, tuple[Path, Format, Read]]:
         profile.tables, profile.samples, profile.accesses[::-1].copy(),
         profile.samples_with_row[::-1].copy(), profile.bagged, vocabularies=prepared,
     )  # fmt: skip
-    replan_and_save(folder / "plan", drifted, folder / "replanned", 10**9)
+    replan(folder / "plan", drifted, 10**9).plan.save(folder / "replanned")
     part = open_log(log, replace(opened.options, rows="100:", time="t", time_unit="ms"))
     asked = CountOptions(Sampling(0.5), TimeWindows("t", 1.0, "ms"), source=provenance(part))
     of_part = count(RowReader(part, prepared), asked, prepared=prepared)[2]

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from oper.audit.check import check
 from oper.base.errors import OperError
 from oper.plan.plan import Plan
-from oper.plan.settings import PlanSettings
 from oper.planner.make_placement import make_placement
 from oper.planner.place_with_tier import plan_with_tier
 from oper.planner.replan.drift import drift
