@@ -40,7 +40,7 @@ from oper.torchrec.sharded_collections import (
     OperShardedEmbeddingBagCollection,
     OperShardedEmbeddingCollection,
 )
-from oper.torchrec.sharding_plan import plan_of
+from oper.torchrec.sharding_plan import OperModulePlan, plan_of
 
 
 class OperSharder(BaseEmbeddingSharder):
@@ -141,7 +141,8 @@ class OperSharder(BaseEmbeddingSharder):
                 "oper.torchrec_plan or oper.OperShardingPlanner"
             )
         plan = plan_of(plan)
-        module_tables.check_surroundings(module, path)
+        if not isinstance(params, OperModulePlan):
+            module_tables.check_path(path)
         _check_environment(env, device)
         warnings = getattr(params, "warnings", None) or ModelWarnings(env.rank == 0)
         part, tables = module_tables.match_tables(plan, module, self.fused_params, warnings)
