@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from oper.scheduler.loader.dispatching_loader import DispatchingLoader as DispatchingLoader
     from oper.tables.table import Table as Table
     from oper.topology.topology import Topology as Topology
+    from oper.torchrec.latency import measure_latency as measure_latency
     from oper.torchrec.planning.sharding_planner import OperShardingPlanner as OperShardingPlanner
-    from oper.torchrec.serving import serve as serve
     from oper.torchrec.sharded_model import accumulate as accumulate
     from oper.torchrec.sharded_model import counters as counters
     from oper.torchrec.sharded_model import shard as shard
@@ -65,9 +65,9 @@ _HOME = {
     "counters": "oper.torchrec.sharded_model",
     "load_plan": "oper.plan.plan",
     "make_plan": "oper.planner.make_plan",
+    "measure_latency": "oper.torchrec.latency",
     "profile": "oper.profiling.counting",
     "record": "oper.profiling.recorder",
-    "serve": "oper.torchrec.serving",
     "shard": "oper.torchrec.sharded_model",
     "table_sizes": "oper.torchrec.sharded_model",
     "torchrec_plan": "oper.torchrec.sharding_plan",
@@ -91,9 +91,9 @@ __all__ = [
     "counters",
     "load_plan",
     "make_plan",
+    "measure_latency",
     "profile",
     "record",
-    "serve",
     "shard",
     "table_sizes",
     "torchrec_plan",

@@ -185,7 +185,7 @@ WRONG_TYPES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "record: model is a str, and a Module": (lambda model: oper.record(model).__enter__(), ("m",)),
     "shard: module is a str, and a Module": (oper.shard, ("model.py", "plan")),
     "torchrec_plan: module is a str, and a Mod": (oper.torchrec_plan, ("plan", "model.py")),
-    "serve: model is a str, and a Callable": (oper.serve, ("model.py", [])),
+    "measure_latency: model is a str, and a Callable": (oper.measure_latency, ("model.py", [])),
     "str: has no collection that OPER sharded": (oper.counters, ("model.py",)),
     "DispatchingLoader: plan is a str": (oper.DispatchingLoader, ([], "plan")),
 }
