@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from oper.profiling.recorder import record as record
     from oper.scheduler.cache_settings import CacheSettings as CacheSettings
     from oper.scheduler.loader.dispatching_loader import DispatchingLoader as DispatchingLoader
+    from oper.scheduler.simulator import SimulationSettings as SimulationSettings
+    from oper.scheduler.simulator import simulate as simulate
     from oper.tables.table import Table as Table
     from oper.topology.topology import Topology as Topology
     from oper.torchrec.latency import measure_latency as measure_latency
@@ -57,6 +59,7 @@ _HOME = {
     "Plan": "oper.plan.plan",
     "Profile": "oper.profiling.profile",
     "Settings": "oper.planner.problem.problem",
+    "SimulationSettings": "oper.scheduler.simulator",
     "Table": "oper.tables.table",
     "Topology": "oper.topology.topology",
     "Workload": "oper.cost.workload",
@@ -69,6 +72,7 @@ _HOME = {
     "profile": "oper.profiling.counting",
     "record": "oper.profiling.recorder",
     "shard": "oper.torchrec.sharded_model",
+    "simulate": "oper.scheduler.simulator",
     "table_sizes": "oper.torchrec.sharded_model",
     "torchrec_plan": "oper.torchrec.sharding_plan",
 }
@@ -83,6 +87,7 @@ __all__ = [
     "Plan",
     "Profile",
     "Settings",
+    "SimulationSettings",
     "Table",
     "Topology",
     "Workload",
@@ -95,6 +100,7 @@ __all__ = [
     "profile",
     "record",
     "shard",
+    "simulate",
     "table_sizes",
     "torchrec_plan",
 ]

@@ -3,14 +3,10 @@
 One transmission is one row, or its gradient, one way. A row counts once for a worker and iteration.
 """
 
-from dataclasses import dataclass, field
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
 from oper.base import native
-from oper.base.arrays import Floats
 
 # Of each worker, as csrc/include/oper/scheduler/transmissions.h.
 TRANSMISSIONS = native.shared(
@@ -33,7 +29,7 @@ TRANSMISSIONS = native.shared(
         ]
     ),
 )
-_PUSHES = ["update_push", "evict_push", "peer_push"]
+PUSHES = ["update_push", "evict_push", "peer_push"]
 _SUMMED = [name for name in TRANSMISSIONS.names or () if name != "lag"]
 
 
@@ -42,47 +38,3 @@ def add_to(total: NDArray[np.void], moved: NDArray[np.void]) -> None:
     for name in _SUMMED:
         total[name] += moved[name]
     total["lag"] = np.maximum(total["lag"], moved["lag"])
-
-
-@dataclass
-class Totals:
-    """Sums over iterations of what each worker transmitted.
-
-    `barrier_cost`: rows, the largest push and the largest pull of each iteration (Herald).
-    `cost_seconds`: link time, of all workers together (ESD).
-    """
-
-    workers: int
-    moved: NDArray[np.void] = field(init=False)  # TRANSMISSIONS [M]
-    iterations: int = 0
-    barrier_cost: int = 0
-    cost_seconds: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.moved = np.zeros(self.workers, dtype=TRANSMISSIONS)
-
-    def add(self, moved: NDArray[np.void], seconds_per_byte: Floats) -> None:
-        """Count an iteration's transmissions [M]."""
-        add_to(self.moved, moved)
-        self.iterations += 1
-        pushes = np.sum([moved[name] for name in _PUSHES], axis=0)
-        self.barrier_cost += int(pushes.max() + moved["miss_pull"].max())
-        moved_bytes = moved["pull_bytes"] + moved["push_bytes"]
-        self.cost_seconds += float(moved_bytes @ seconds_per_byte)
-
-    @property
-    def total(self) -> int:
-        """All transmissions."""
-        return sum(int(self.moved[name].sum()) for name in ("miss_pull", *_PUSHES))
-
-    def to_json(self) -> dict[str, Any]:
-        """All figures by name."""
-        sums = {name: int(self.moved[name].sum()) for name in _SUMMED}
-        return {
-            **sums,
-            "most_lag": int(self.moved["lag"].max()),
-            "total": self.total,
-            "cost_seconds": self.cost_seconds,
-            "barrier_cost": self.barrier_cost,
-            "hit_ratio": sums["hits"] / sums["reads"] if sums["reads"] else None,
-        }
