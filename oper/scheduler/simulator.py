@@ -23,17 +23,18 @@ from oper.logs.batches.reading_options import LogOptions
 from oper.logs.log import open_log
 from oper.logs.row_reader import RowReader
 from oper.profiling.counting import prepared_for
+from oper.scheduler.adaptive_laia import Infrequency
 from oper.scheduler.cache import (
-    EVICTIONS,
     MOST_WORKERS,
     Caches,
     CacheTooSmallError,
-    Synchronisation,
+    least_bytes,
+    rows_asked,
+    rows_that_fit,
 )
-from oper.scheduler.cache_capacity import least_bytes, rows_asked, rows_that_fit
+from oper.scheduler.cache_settings import EVICTIONS, Synchronisation
 from oper.scheduler.dispatch import BLIND, Dispatcher, Policy
-from oper.scheduler.frequent_rows import FrequentRows, most_frequent
-from oper.scheduler.infrequency import Infrequency
+from oper.scheduler.fae import FrequentRows, most_frequent
 from oper.scheduler.trace import Batch, Trace
 from oper.scheduler.transmissions import PUSHES, TRANSMISSIONS, add_to
 from oper.tables.table import offsets

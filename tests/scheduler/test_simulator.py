@@ -16,7 +16,7 @@ from oper.base.units import parse_share
 from oper.cli.simulate import simulate as simulate_command
 from oper.logs import LogOptions, RowReader, open_log, prepare
 from oper.scheduler import simulator
-from oper.scheduler.frequent_rows import most_frequent
+from oper.scheduler.fae import most_frequent
 from oper.scheduler.row_addresses import WIDTH_SHIFT
 from oper.scheduler.simulator import Methods, SimulatedRun, SimulationSettings, replay
 from oper.scheduler.trace import Trace

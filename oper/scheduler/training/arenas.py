@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from oper.base.arrays import Ints
 from oper.runtime.tables.optimizer_buckets import Bucket
 from oper.runtime.tables.optimizers import update_rows
-from oper.scheduler import moves as m
+from oper.scheduler import transmissions as m
 
 
 class CacheArenas:

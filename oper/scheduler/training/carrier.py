@@ -4,14 +4,76 @@ First everything that is pushed goes to the owners of the rows, then what is pul
 or from other caches. Every rank knows from the moves what it sends to whom and what comes.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from oper.base.arrays import Ints
+from oper.base.tensors import as_bytes
 from oper.runtime.comm.exchange import Exchange
-from oper.scheduler import moves as m
-from oper.scheduler.training.parcels import Parcels
+from oper.scheduler import transmissions as m
+from oper.scheduler.training.arenas import CacheArenas
+from oper.scheduler.training.tier_shard import TierShard
+
+_KINDS = (m.PUSH_ROW, m.PUSH_GRADIENT, m.PULL, m.PEER)  # in the order of parcels
+
+
+class Parcels:
+    """Packs and unpacks, as bytes, what moves between a rank's cache and its shard, and those of
+    others.
+
+    Both ends know the moves and their order. A parcel holds, of each kind of move and of it each
+    bucket, the rows' values and then their states, or gradients; nothing else. `bounded`: gradients
+    that are pushed are sums of SGD's steps.
+    """
+
+    def __init__(self, arenas: CacheArenas, tier: TierShard, bounded: bool) -> None:
+        self.arenas, self._tier, self._bounded = arenas, tier, bounded
+
+    def pack(self, moves: NDArray[np.void]) -> torch.Tensor:
+        """What this rank sends in these moves, uint8 [bytes]."""
+        parts = [torch.empty(0, dtype=torch.uint8)]
+        for kind, bucket, of in self._groups(moves):
+            if kind == m.PUSH_GRADIENT:
+                parts.append(as_bytes(self.arenas.take_gradients(bucket, of["row"])))
+            elif kind == m.PULL:
+                parts += map(as_bytes, self._tier.take_rows(bucket, m.slots(of)))
+            else:
+                parts += map(as_bytes, self.arenas.take_rows(bucket, of["row"]))
+        return torch.cat(parts)
+
+    def unpack(self, moves: NDArray[np.void], parcel: torch.Tensor) -> None:
+        """Put what came into its places."""
+        for kind, bucket, of in self._groups(moves):
+            description = self.arenas.buckets[bucket]
+            if kind == m.PUSH_GRADIENT:
+                taken, parcel = _cut(parcel, len(of), 4 * description.dim)
+                grads = taken.view(torch.float32)
+                add = self._tier.subtract if self._bounded else self._tier.add_gradients
+                add(bucket, m.slots(of), grads)
+                continue
+            rows, parcel = _cut(parcel, len(of), self.arenas.value_bytes(bucket))
+            state_bytes = description.optimizer.state_bytes(description.dim)
+            states, parcel = _cut(parcel, len(of), state_bytes)
+            if kind == m.PUSH_ROW:
+                self._tier.put_rows(bucket, m.slots(of), rows, states)
+            else:
+                self.arenas.put_rows(bucket, of["row"], rows, states)
+        assert not parcel.numel(), "a rank sent what this one's replay does not know of"
+
+    def _groups(self, moves: NDArray[np.void]) -> Iterator[tuple[int, int, NDArray[np.void]]]:
+        """(kind, bucket, its moves), in the order of parcels."""
+        for kind in _KINDS:
+            of_kind = moves[moves["kind"] == kind]
+            if not len(of_kind):
+                continue
+            buckets = m.buckets(of_kind)
+            for bucket in range(len(self.arenas.buckets)):
+                found = of_kind[buckets == bucket]
+                if len(found):
+                    yield kind, bucket, found
 
 
 class Carrier:
@@ -54,3 +116,9 @@ class Carrier:
         mine, by = moves[target == self._rank], source[target == self._rank]
         for rank, part in enumerate(received):
             self._parcels.unpack(mine[by == rank], part)
+
+
+def _cut(parcel: torch.Tensor, rows: int, bytes: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first rows of so many bytes each, [rows, bytes], and what follows them."""
+    size = rows * bytes
+    return parcel[:size].clone().view(rows, bytes), parcel[size:]

@@ -243,9 +243,9 @@ def test_only_the_tiers_tables_are_cached_where_there_is_one() -> None:
     loader = oper.DispatchingLoader(
         cases.own_batches(0, 1, 2), plan, policy="esd", cache=CacheSettings("100%")
     )
-    assert loader._dispatcher.assigner._rows.features == [("g", 1)]  # type: ignore[attr-defined]
+    assert loader._state.assigner._rows.features == [("g", 1)]  # type: ignore[attr-defined]
     assert len(list(loader)) == len(loader) == 2
-    local: Any = oper.DispatchingLoader([], plan, policy="locality")._dispatcher.assigner
+    local: Any = oper.DispatchingLoader([], plan, policy="locality")._state.assigner
     assert local._rows.features == [("f0", 0), ("f1", 0), ("g", 1)]
 
 

@@ -107,7 +107,7 @@ def replay(rank: int, group: Any, policy: str, cache: CacheSettings) -> list[lis
     for batch in loader:
         engine(batch).sum().backward()
     source: Any = engine.source
-    assigner: Any = loader._dispatcher.assigner
+    assigner: Any = loader._state.assigner
     found = []
     for caches in (assigner._caches, source._caches):
         addresses, copies = caches.cached()
