@@ -39,8 +39,8 @@ from oper.scheduler import transmissions as m
 from oper.scheduler.cache import CacheDivision, Caches, CacheTooSmallError
 from oper.scheduler.cache_settings import CacheSettings
 from oper.scheduler.row_addresses import WIDTH_SHIFT, owner_of, sample_major, slot_of, width_of
-from oper.scheduler.training.arenas import CacheArenas
-from oper.scheduler.training.carrier import Carrier, Parcels
+from oper.scheduler.training.cache_arenas import CacheArenas
+from oper.scheduler.training.row_transfers import Parcels, RowTransfers
 from oper.scheduler.training.tier_shard import TierShard
 from oper.scheduler.transmissions import TRANSMISSIONS, add_to
 
@@ -126,7 +126,7 @@ class CachedRows:
         assert self._caches is not None
         add_to(self.transmissions, self._caches.update())
         moves = self._caches.take_moves()
-        self._carrier.due = moves[moves["kind"] != m.JOINT]
+        self._transfers.due = moves[moves["kind"] != m.JOINT]
         joint = moves[moves["kind"] == m.JOINT]
         self._expect(joint, step)
         for b, of_bucket in enumerate(grads):
@@ -146,7 +146,7 @@ class CachedRows:
         if self._settled or self._caches is None:
             return
         add_to(self.transmissions, self._caches.flush())
-        self._carrier.carry_out(self._caches.take_moves())
+        self._transfers.carry_out(self._caches.take_moves())
         # Nobody reads before all have written.
         gather(self._exchange, self._ranks, torch.zeros(0, dtype=torch.int64), "flush its cache")
         self._settled = True
@@ -180,7 +180,7 @@ class CachedRows:
         self._caches = caches
         self._arenas = CacheArenas(self._buckets, capacity, self._value_bytes)
         parcels = Parcels(self._arenas, self._tier, self._bounded)
-        self._carrier = Carrier(self._rank, self._ranks, self._exchange, parcels)
+        self._transfers = RowTransfers(self._rank, self._ranks, self._exchange, parcels)
         return caches
 
     def _too_small(self, error: CacheTooSmallError) -> OperError:
@@ -205,7 +205,7 @@ class CachedRows:
         moved = caches.read(looked_up, np.repeat(np.arange(self._ranks), samples))
         self._settled = False
         add_to(self.transmissions, moved)
-        self._carrier.carry_out(caches.take_moves())
+        self._transfers.carry_out(caches.take_moves())
 
     def _expect(self, joint: NDArray[np.void], step: Step) -> None:
         """Tell the shard which of its rows will get gradients of several ranks."""
@@ -241,7 +241,7 @@ class CachedRows:
         union = np.unique(torch.cat(everyone).numpy())
         if self._caches is not None:
             add_to(self.transmissions, self._caches.settle(union))
-            self._carrier.carry_out(self._caches.take_moves())
+            self._transfers.carry_out(self._caches.take_moves())
         parts = [
             torch.cat([as_bytes(_owned(rows, grads[b], self._first + b, rank)) for b in buckets])
             for rank in range(self._ranks)

@@ -1,4 +1,4 @@
-"""Carrier: the moves of a step between all ranks' caches and the tier, carried out.
+"""Transfers of rows and gradients between all ranks' caches and the tier: the moves of a step.
 
 First everything that is pushed goes to the owners of the rows, then what is pulled comes from them,
 or from other caches. Every rank knows from the moves what it sends to whom and what comes.
@@ -14,7 +14,7 @@ from oper.base.arrays import Ints
 from oper.base.tensors import as_bytes
 from oper.runtime.comm.exchange import Exchange
 from oper.scheduler import transmissions as m
-from oper.scheduler.training.arenas import CacheArenas
+from oper.scheduler.training.cache_arenas import CacheArenas
 from oper.scheduler.training.tier_shard import TierShard
 
 _KINDS = (m.PUSH_ROW, m.PUSH_GRADIENT, m.PULL, m.PEER)  # in the order of parcels
@@ -76,7 +76,7 @@ class Parcels:
                     yield kind, bucket, found
 
 
-class Carrier:
+class RowTransfers:
     """Carries moves out for one rank. `due` are moves of the last step that come before the next
     ones."""
 
