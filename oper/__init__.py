@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from oper.profiling.counting import profile as profile
     from oper.profiling.profile import Profile as Profile
     from oper.profiling.recorder import record as record
+    from oper.runtime.engine import EmbeddingEngine as EmbeddingEngine
+    from oper.runtime.memory.device import Cuda as Cuda
+    from oper.runtime.tables.optimizer_buckets import EmbeddingTable as EmbeddingTable
     from oper.scheduler.cache_settings import CacheSettings as CacheSettings
     from oper.scheduler.loader.dispatching_loader import DispatchingLoader as DispatchingLoader
     from oper.scheduler.simulator import SimulationSettings as SimulationSettings
@@ -51,7 +54,10 @@ __version__ = "0.1.0"
 _HOME = {
     "AddressMap": "oper.plan.address_map",
     "CacheSettings": "oper.scheduler.cache_settings",
+    "Cuda": "oper.runtime.memory.device",
     "DispatchingLoader": "oper.scheduler.loader.dispatching_loader",
+    "EmbeddingEngine": "oper.runtime.engine",
+    "EmbeddingTable": "oper.runtime.tables.optimizer_buckets",
     "OperEmbeddingBagCollectionSharder": "oper.torchrec.sharders",
     "OperEmbeddingCollectionSharder": "oper.torchrec.sharders",
     "OperError": "oper.base.errors",
@@ -79,7 +85,10 @@ _HOME = {
 __all__ = [
     "AddressMap",
     "CacheSettings",
+    "Cuda",
     "DispatchingLoader",
+    "EmbeddingEngine",
+    "EmbeddingTable",
     "OperEmbeddingBagCollectionSharder",
     "OperEmbeddingCollectionSharder",
     "OperError",

@@ -123,7 +123,7 @@ class Caches:
         self._states.record()
 
     def take_moves(self) -> NDArray[np.void]:
-        """What moved since they were last taken, MOVES [n]."""
+        """Take the moves that were written down since they were last taken, MOVES [n]."""
         return as_moves(self._states.moves())
 
     def read(self, batch: LookedUp, assignment: Ints) -> NDArray[np.void]:
@@ -132,7 +132,7 @@ class Caches:
         return self._checked(self._states.read, batch, assignment)
 
     def update(self) -> NDArray[np.void]:
-        """The second half: the batch that was read is trained."""
+        """The second half of `train`: the batch that was read is trained."""
         return _by_name(self._states.update())
 
     def settle(self, addresses: Ints) -> NDArray[np.void]:
@@ -179,7 +179,7 @@ class Caches:
 
 
 def _by_name(moved: torch.Tensor) -> NDArray[np.void]:
-    """[M, fields] as TRANSMISSIONS [M]."""
+    """Name the columns of a kernel's answer: [M, fields] becomes TRANSMISSIONS [M]."""
     return moved.numpy().view(TRANSMISSIONS).ravel()
 
 

@@ -13,7 +13,7 @@ from oper.base import native
 from oper.base.arrays import Ints
 from oper.scheduler.row_addresses import owner_of, slot_of, width_of
 
-# Of each worker, as csrc/include/oper/scheduler/transmissions.h.
+# What each worker transmitted, as in csrc/include/oper/scheduler/transmissions.h.
 TRANSMISSIONS = native.shared(
     "struct Transmissions",
     np.dtype(
@@ -49,13 +49,14 @@ MOVES = native.shared(
     "struct Move",
     np.dtype([(name, np.int64) for name in ("kind", "worker", "row", "address", "other")]),
 )
-# Kinds: a copy or a waiting gradient to the tier; the tier's row, or that of worker `other`, to the
-# worker; a place in its cache, that of row `other` or a free one; a row trained by `other` workers.
+# The kinds of moves. A copy (PUSH_ROW) or a waiting gradient goes to the tier. The tier's row
+# (PULL), or that of worker `other` (PEER), comes to the worker. A row gets a place in its cache
+# (INSERT): that of row `other`, or a free one. A row was trained by `other` workers (JOINT).
 PUSH_ROW, PUSH_GRADIENT, PULL, PEER, INSERT, JOINT = range(6)
 
 
 def as_moves(words: torch.Tensor) -> NDArray[np.void]:
-    """int64 [n, fields] as MOVES [n]."""
+    """Name the columns of a kernel's answer: int64 [n, fields] becomes MOVES [n]."""
     return words.numpy().view(MOVES).reshape(-1)
 
 
@@ -65,7 +66,7 @@ def owners(moves: NDArray[np.void]) -> Ints:
 
 
 def slots(moves: NDArray[np.void]) -> Ints:
-    """Their slots there."""
+    """The slots of the rows that move, in those shards."""
     return slot_of(moves["address"])
 
 

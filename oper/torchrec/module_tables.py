@@ -31,7 +31,7 @@ from oper.torchrec.plan_of_some_tables import part_of
 
 _log = logging.getLogger(__name__)
 
-# What a config may ask for that no row of ours can give.
+# Settings of TorchRec's configs that no row of ours can follow.
 _UNSUPPORTED = ("use_virtual_table", "enable_embedding_update", "num_embeddings_post_pruning")
 
 # Modules that map ids to rows by what this rank has seen so far. Sharding the collection inside
@@ -47,7 +47,7 @@ _ATTRIBUTES = ("_embedding_module", "_embedding_bag_collection", "_embedding_col
 def collections(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """The collections of a model that a sharder of ours takes, by their path.
 
-    By their exact type, as TorchRec's DistributedModelParallel looks for a sharder.
+    Their type is matched exactly, as TorchRec's DistributedModelParallel looks for a sharder.
     """
     for path, inner in module.named_modules():
         if type(inner) in (EmbeddingBagCollection, EmbeddingCollection):
@@ -88,7 +88,8 @@ def _maps_ids(path: str, around: nn.Module) -> OperError:
 
 
 def already_sharded(module: nn.Module) -> str:
-    """What an error about a model without collections adds where they are sharded; "" elsewhere."""
+    """A sentence for an error about a model without collections, where they are sharded already; ""
+    elsewhere."""
     for path, inner in module.named_modules():
         if isinstance(inner, ShardedModule):
             by = "OPER" if type(inner).__module__.startswith("oper.") else "TorchRec"

@@ -99,7 +99,7 @@ class OperSharder(BaseEmbeddingSharder):
         }
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
-        """What TorchRec's own planner may put into a plan; this sharder does not read it."""
+        """The sharding types that TorchRec's own planner may put into a plan; they are not read."""
         return [ShardingType.ROW_WISE.value]
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
@@ -123,12 +123,12 @@ class OperSharder(BaseEmbeddingSharder):
 
     @property
     def module_type(self) -> type[nn.Module]:
-        """What DistributedModelParallel is to hand to this sharder."""
+        """The class of the collections that DistributedModelParallel is to hand to this sharder."""
         return self._unsharded
 
     @property
     def sharded_module_type(self) -> type[nn.Module]:
-        """What comes back."""
+        """The class of the collections that `shard` returns."""
         return self._sharded
 
     def _engine(

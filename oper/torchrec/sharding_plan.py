@@ -72,7 +72,7 @@ def torchrec_plan(plan: Plan | Path | str, module: nn.Module) -> OperShardingPla
 
 
 def planned_module(plan: Plan, module: nn.Module, warnings: ModelWarnings) -> OperShardingPlan:
-    """What `torchrec_plan` returns; `warnings` are those of the model."""
+    """Make the plan that `torchrec_plan` returns; `warnings` are those of the model."""
     planned = {table.name for table in plan.tables}
     matched, names_of_model, unplanned = [], set(), []
     for path, collection in module_tables.collections(module):

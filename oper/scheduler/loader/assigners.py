@@ -46,23 +46,23 @@ class Assigner(Protocol):
 
 
 class BlindAssigner:
-    """By a policy that looks at nothing, among `ranks`."""
+    """Assigns samples to `ranks` by a policy that looks at nothing."""
 
     def __init__(self, policy: Policy, ranks: int, seed: int) -> None:
         self._policy, self._ranks, self._seed = policy, ranks, seed
 
     def message(self, batch: Structure) -> torch.Tensor:
-        """Nothing."""
+        """An empty message: the policy looks at no rows."""
         return torch.empty(0, dtype=torch.uint8)
 
     def assign(self, messages: Sequence[torch.Tensor], samples: int, number: int) -> Ints:
-        """As `Assigner`."""
+        """The rank of each sample of global batch `number`."""
         room = capacities(samples * self._ranks, self._ranks)
         return assign_blindly(self._policy.kind, room, self._seed, number)
 
 
 class LocalityAssigner:
-    """By the rows of a plan's own placement on `ranks`."""
+    """Assigns samples to the `ranks` that hold most of their rows by a plan's placement."""
 
     def __init__(self, rows: PlanRows, ranks: int) -> None:
         self._rows, self._ranks = rows, ranks
@@ -85,12 +85,14 @@ def most_local(counts: Ints) -> Ints:
     costs: Floats = -counts.astype(np.float64)
     room = np.full(ranks, samples // ranks, dtype=np.int64)
     at_home = np.repeat(np.arange(ranks), room)
-    costs[np.arange(samples), at_home] -= 0.5 / (samples + 1)  # of all together less than one read
+    costs[np.arange(samples), at_home] -= 0.5 / (
+        samples + 1
+    )  # all of them together are less than one read
     return assign_exactly(costs, room)
 
 
 class CachedRowsAssigner:
-    """By the caches of `ranks` and their links to the tier, as `oper simulate` does.
+    """Assigns samples by the ranks' caches and their links to the tier, as `oper simulate` does.
 
     A cache is divided among rows of several widths as training divides its own: by what the first
     batch asks for, and anew, empty, where a later one does not fit.
@@ -110,7 +112,7 @@ class CachedRowsAssigner:
         size = settings.bytes_of(sum(t.rows * t.memory_bytes("training") for t in cached))
         widths = len(rows.plan.layout.slots)
         of_width, self._row_bytes, self._gradient_bytes = np.zeros((3, widths), dtype=np.int64)
-        self._row_bytes += 1  # of widths that none of the tables has
+        self._row_bytes += 1  # widths that none of the tables has must not divide by 0
         for t, table in zip(tables, cached, strict=True):
             width = rows.plan.layout.width_of_table[t]
             of_width[width] += table.rows
@@ -172,7 +174,7 @@ class CachedRowsAssigner:
 
 
 class _PlanInfrequency(Infrequency):
-    """The same of rows by their addresses: slots are numbered through all arenas."""
+    """The infrequency of a plan's rows: they are counted by slots, numbered through all arenas."""
 
     def __init__(self, rows: PlanRows, tables: Sequence[int]) -> None:
         plan: Plan = rows.plan

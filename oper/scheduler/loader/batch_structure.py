@@ -84,7 +84,7 @@ class Structure:
 
     @property
     def digest(self) -> bytes:
-        """Equal for batches that are made of the same."""
+        """A digest that is equal for batches that are made of the same."""
         return hashlib.sha256(repr(self.description).encode()).digest()[:16]
 
     def with_parts(self, parts: Iterable[Part], samples: int) -> Any:
@@ -122,7 +122,7 @@ def _replace(given: Any, path: str, name: str, function: _OfLeaf) -> Any:
         for field in dataclasses.fields(given):
             value = getattr(given, field.name)
             item = _replace(value, f"{path}.{field.name}", field.name, function)
-            object.__setattr__(made, field.name, item)  # also of frozen ones
+            object.__setattr__(made, field.name, item)  # frozen ones refuse setattr
         return made
     raise OperError(
         f"{path or 'the batch'}: is a {type(given).__name__}, and KeyedJaggedTensors, "
@@ -224,7 +224,7 @@ def _shape(shape: Iterable[int]) -> str:
 
 
 def _constant(leaf: Any) -> str:
-    """What a value is that has no samples, which must be equal on all ranks."""
+    """Describe a value that has no samples, which must be equal on all ranks."""
     return f"{leaf.dtype} {leaf.item()!r}" if isinstance(leaf, torch.Tensor) else repr(leaf)
 
 
@@ -266,7 +266,7 @@ def join(pieces: Sequence[Part]) -> Part:
     def by_feature(columns: list[torch.Tensor]) -> torch.Tensor:
         split = [column.split(size) for column, size in zip(columns, sizes, strict=True)]
         bags = [of_piece for feature in zip(*split, strict=True) for of_piece in feature]
-        return torch.cat([columns[0][:0], *bags])  # of no features too
+        return torch.cat([columns[0][:0], *bags])  # a batch may have no features
 
     weights = [piece.weights for piece in jagged if piece.weights is not None]
     return Jagged(
@@ -294,7 +294,8 @@ def to_bytes(parts: Sequence[Part]) -> torch.Tensor:
 
 
 def from_bytes(content: torch.Tensor, like: Sequence[Part], samples: int) -> list[Part]:
-    """The inverse of `to_bytes`, of so many samples; `like` are parts that are made of the same."""
+    """Read `samples` samples from what `to_bytes` made; `like` are parts that are made of the
+    same."""
     position = 0
 
     def next_array(rows: int, model: torch.Tensor) -> torch.Tensor:

@@ -40,7 +40,7 @@ from oper.scheduler.loader.peers import Peers
 from oper.scheduler.loader.plan_rows import PlanRows
 
 LOCALITY = "locality"
-_STOP_SECONDS = 1.0  # for the ranks to leave a loop together
+_STOP_SECONDS = 1.0  # time for the ranks to leave a loop together
 _EXIT_SECONDS = 5.0
 
 
@@ -53,8 +53,9 @@ class _Stage:
 
     def __init__(self, make: Callable[[str | None], Any], ahead: int) -> None:
         self._make, self._made = make, queue.SimpleQueue[Any]()
-        # Taken before a batch is begun and not when it is ready: ranks whose loops have asked for
-        # as many batches then stand at the same one, and none waits for another in a collective.
+        # Room is taken before a batch is begun and not when it is ready: ranks whose loops have
+        # asked for as many batches then stand at the same one, and none waits for another in a
+        # collective.
         self._room = threading.Semaphore(ahead)
         self._stopped: str | None = None
         self._thread = threading.Thread(target=self._run, name="oper dispatch", daemon=True)
@@ -145,7 +146,8 @@ class DispatchingLoader:
         deadline = positive_seconds(deadline_seconds, "deadline_seconds")
         peers = Peers(group, deadline)
         settings = (policy, alpha, ahead, features, caches, links, seed, drop_last)
-        # Before any rank checks its own, so that all raise the same error.
+        # The ranks' settings are compared before any rank checks its own, so that all raise the
+        # same error.
         _check_equal(peers, plan, repr((deterministic, *settings)))
         if peers.ranks != plan.ranks:
             raise OperError(
@@ -176,7 +178,7 @@ class DispatchingLoader:
         return len(self.loader)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Any]:
-        """An epoch. One at a time: it ends the one before."""
+        """Begin an epoch, and end the one before: there is one at a time."""
         peers = self._state.peers
         while self._stages:
             if not self._stages[-1].stop(peers.deadline_seconds):
@@ -190,7 +192,7 @@ class DispatchingLoader:
                 f"the DispatchingLoader cannot go on after its error ({peers.failure}): start the "
                 "ranks again, or make a new one on all of them"
             ) from peers.failure
-        # Here and not in the thread: loaders with workers of their own start them now.
+        # The iterator is made here and not in the thread: loaders with workers start them now.
         batches = GlobalBatches(iter(self.loader), self._state)
         self._stages.append(_Stage(batches.next, self._ahead))
         return self._epoch(self._stages[-1])
@@ -204,7 +206,7 @@ class DispatchingLoader:
         except GeneratorExit:  # the loop was left
             stage.stop(_STOP_SECONDS)
             raise
-        except BaseException as error:  # of this thread too: DataLoaders and Ctrl-C interrupt it
+        except BaseException as error:  # DataLoaders and Ctrl-C interrupt this thread too
             stage.stop(_STOP_SECONDS, told(self._state.peers.rank, error))
             raise
 
@@ -218,7 +220,7 @@ def _leave(peers: Peers, stages: list[_Stage]) -> None:
 
 
 def _check_types(policy: Any, cache: Any, seed: Any, features: Any) -> None:
-    """OperError where one is not of its type."""
+    """OperError where an argument of DispatchingLoader is not of its type."""
     if not isinstance(policy, str):
         raise OperError(f"policy is a {type(policy).__name__}, and a name was needed, as 'esd'")
     if cache is not None and not isinstance(cache, CacheSettings):

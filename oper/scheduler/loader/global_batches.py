@@ -35,15 +35,15 @@ PARTS = ("load", "wait", "gather", "scoring", "exchange")
 
 @dataclass
 class Counters:
-    """Of the global batches that were dispatched so far.
+    """What one rank has moved in the global batches so far, and how long it took.
 
     Seconds: `load` in the rank's own loader, `wait` for the other ranks' batches, `gather` of what
     scores need, `scoring` with the assignment, `exchange` of the samples.
     """
 
     batches: int = 0
-    samples: int = 0  # that this rank was given to train
-    samples_moved: int = 0  # of its own loader's, to other ranks
+    samples: int = 0  # those that this rank was given to train
+    samples_moved: int = 0  # those of its own loader that went to other ranks
     bytes_moved: int = 0
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
 
@@ -58,7 +58,7 @@ class Counters:
 
     @property
     def dispatching(self) -> float:
-        """Seconds of all that dispatch adds."""
+        """Seconds of all that dispatch adds to loading."""
         return sum(self.seconds[part] for part in ("gather", "scoring", "exchange"))
 
     def to_dict(self) -> dict[str, Any]:

@@ -59,7 +59,7 @@ class _TierAccesses(NamedTuple):
 
 
 def source_of(settings: CacheSettings) -> Callable[[SourceParts], RowSource]:
-    """What makes an engine's source of rows, by these settings."""
+    """A function that makes an engine's source of rows, by these settings."""
     return lambda parts: CachedRows(parts, settings)
 
 
@@ -67,7 +67,7 @@ class CachedRows:
     """The cache of this rank, and its shard of the tier, for one engine."""
 
     def __init__(self, parts: SourceParts, settings: CacheSettings) -> None:
-        # As every rank replays the caches of all.
+        # Every rank replays the caches of all, and needs the same settings for it.
         parts.node.agree(repr(settings).encode(), "the settings of caches")
         self._rank, self._ranks = parts.node.rank, parts.node.ranks
         self._exchange, self._heap, self._settings = parts.exchange, parts.heap, settings
@@ -87,7 +87,7 @@ class CachedRows:
         self._settled = True
         self.transmissions = np.zeros(self._ranks, dtype=TRANSMISSIONS)
 
-    # See RowSource.
+    # The methods of RowSource, which says what they are for.
 
     def read(self, batch: PreparedBatch, heap: Fetched) -> Fetched:
         """Bring the rows of a batch into the cache."""
@@ -147,7 +147,7 @@ class CachedRows:
             return
         add_to(self.transmissions, self._caches.flush())
         self._transfers.carry_out(self._caches.take_moves())
-        # Nobody reads before all have written.
+        # Nobody may read before all have written.
         gather(self._exchange, self._ranks, torch.zeros(0, dtype=torch.int64), "flush its cache")
         self._settled = True
 
@@ -156,11 +156,11 @@ class CachedRows:
         self._caches, self._read = None, None
 
     def to_dict(self) -> dict[str, Any]:
-        """What was transmitted since the start, of each rank: the fields of TRANSMISSIONS."""
+        """The transmissions of each rank since the start: the fields of TRANSMISSIONS."""
         names = TRANSMISSIONS.names or ()
         return {name: self.transmissions[name].tolist() for name in names}
 
-    # Its parts.
+    # What those methods are made of.
 
     def _make_caches(self, parts: Sequence[tuple[Ints, Ints]]) -> Caches:
         """Empty caches, divided among the buckets by what batches ask for."""
@@ -233,7 +233,7 @@ class CachedRows:
 
     def _update_tier(self, rows: SortedRows, grads: Sequence[torch.Tensor], step: Step) -> None:
         """Take the step in the tier, with the rows' gradients of all ranks."""
-        self._read = None  # whose rows may not be the latest any more
+        self._read = None  # its rows may not be the latest any more
         buckets = range(len(self._buckets))
         mine = [_distinct_addresses(rows, b, self._first) for b in buckets]
         sent = torch.from_numpy(np.concatenate(mine))
@@ -271,7 +271,7 @@ def _split(given: torch.Tensor) -> tuple[Ints, Ints]:
 
 
 def _owned(rows: SortedRows, grads: torch.Tensor, bucket: int, rank: int) -> torch.Tensor:
-    """Of the gradients of a bucket's rows, those that the shard of a rank has."""
+    """The gradients of those rows of a bucket that the shard of a rank has."""
     base, owned = rows.bucket(bucket).start, rows.range(bucket, rank)
     return grads[owned.start - base : owned.stop - base]
 
@@ -288,7 +288,7 @@ def _check_plain_sgd(buckets: Sequence[Any], settings: CacheSettings) -> None:
 
 
 def _tier_accesses(batch: PreparedBatch, rank: int, first_bucket: int) -> _TierAccesses:
-    """Those of the buckets from `first_bucket` on, which count from 0 in addresses."""
+    """The accesses of the buckets from `first_bucket` on, which count from 0 in addresses."""
     of_feature = batch.features[:, _BUCKET] - first_bucket
     buckets = of_feature.repeat_interleave(batch.segment_offset.diff())
     chosen = buckets >= 0

@@ -33,7 +33,7 @@ class Parcels:
         self.arenas, self._tier, self._bounded = arenas, tier, bounded
 
     def pack(self, moves: NDArray[np.void]) -> torch.Tensor:
-        """What this rank sends in these moves, uint8 [bytes]."""
+        """The bytes that this rank sends in these moves, uint8."""
         parts = [torch.empty(0, dtype=torch.uint8)]
         for kind, bucket, of in self._groups(moves):
             if kind == m.PUSH_GRADIENT:
@@ -105,7 +105,8 @@ class RowTransfers:
     def _send(
         self, moves: NDArray[np.void], source: Ints, target: Ints, action: str
     ) -> list[torch.Tensor]:
-        """What came from each rank, of moves from one rank to one each."""
+        """Send what moves; returns what came from each rank. Each move has one source and one
+        target."""
         mine, to = moves[source == self._rank], target[source == self._rank]
         parts = [self._parcels.pack(mine[to == rank]) for rank in range(self._ranks)]
         return self._exchange.send(parts, action)

@@ -189,7 +189,7 @@ def _warn_of_constraints(
                 "leave the table to TorchRec's sharders"
             )
         if named:
-            # Of all tables together: scripts give most of them the same.
+            # One warning is for all tables together: scripts give most of them the same.
             warnings.warn(
                 _log,
                 tuple(named),
