@@ -61,11 +61,16 @@ ON_DEMAND = Synchronisation("on-demand")
 
 @dataclass(frozen=True)
 class CacheSettings:
-    """`size` of a rank's cache: a share of the bytes of the tables that are cached, "10%", or
-    bytes, "4GB"; states of their optimizers included. `sync`: when updates reach the tier, as
-    `oper simulate --sync` has it, but for fae. `evict`: what leaves a cache, as `--evict`.
+    """How each rank caches the rows of tables that a plan has in the tier.
 
-    OperError where one is not of these.
+    Args:
+        size: of a rank's cache: a share of the bytes of the tables that are cached, "10%", as
+            TorchRec's cache load factor is, or bytes, "4GB"; states of their optimizers included.
+        sync: when updates reach the tier, as `oper simulate --sync` has it, but for fae.
+        evict: what leaves a full cache, as in `oper simulate --evict`; FBGEMM's cache algorithm.
+
+    Raises:
+        OperError: one is not of these.
     """
 
     size: str = "10%"
