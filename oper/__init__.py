@@ -24,12 +24,17 @@ if TYPE_CHECKING:
     from oper.profiling.counting import profile as profile
     from oper.profiling.profile import Profile as Profile
     from oper.profiling.recorder import record as record
+    from oper.runtime.engine import EmbeddingEngine as EmbeddingEngine
+    from oper.runtime.memory.device import Cuda as Cuda
+    from oper.runtime.tables.optimizer_buckets import EmbeddingTable as EmbeddingTable
     from oper.scheduler.cache_settings import CacheSettings as CacheSettings
     from oper.scheduler.loader.dispatching_loader import DispatchingLoader as DispatchingLoader
+    from oper.scheduler.simulator import SimulationSettings as SimulationSettings
+    from oper.scheduler.simulator import simulate as simulate
     from oper.tables.table import Table as Table
     from oper.topology.topology import Topology as Topology
+    from oper.torchrec.latency import measure_latency as measure_latency
     from oper.torchrec.planning.sharding_planner import OperShardingPlanner as OperShardingPlanner
-    from oper.torchrec.serving import serve as serve
     from oper.torchrec.sharded_model import accumulate as accumulate
     from oper.torchrec.sharded_model import counters as counters
     from oper.torchrec.sharded_model import shard as shard
@@ -48,7 +53,10 @@ __version__ = "0.1.0"
 _HOME = {
     "AddressMap": "oper.plan.address_map",
     "CacheSettings": "oper.scheduler.cache_settings",
+    "Cuda": "oper.runtime.memory.device",
     "DispatchingLoader": "oper.scheduler.loader.dispatching_loader",
+    "EmbeddingEngine": "oper.runtime.engine",
+    "EmbeddingTable": "oper.runtime.tables.optimizer_buckets",
     "OperEmbeddingBagCollectionSharder": "oper.torchrec.sharders",
     "OperEmbeddingCollectionSharder": "oper.torchrec.sharders",
     "OperError": "oper.base.errors",
@@ -56,6 +64,7 @@ _HOME = {
     "Plan": "oper.plan.plan",
     "Profile": "oper.profiling.profile",
     "PlanSettings": "oper.plan.settings",
+    "SimulationSettings": "oper.scheduler.simulator",
     "Table": "oper.tables.table",
     "Topology": "oper.topology.topology",
     "Workload": "oper.cost.workload",
@@ -63,17 +72,21 @@ _HOME = {
     "compare": "oper.planner.comparison",
     "counters": "oper.torchrec.sharded_model",
     "make_plan": "oper.planner.make_plan",
+    "measure_latency": "oper.torchrec.latency",
     "profile": "oper.profiling.counting",
     "record": "oper.profiling.recorder",
-    "serve": "oper.torchrec.serving",
     "shard": "oper.torchrec.sharded_model",
+    "simulate": "oper.scheduler.simulator",
     "table_sizes": "oper.torchrec.sharded_model",
     "torchrec_plan": "oper.torchrec.sharding_plan",
 }
 __all__ = [
     "AddressMap",
     "CacheSettings",
+    "Cuda",
     "DispatchingLoader",
+    "EmbeddingEngine",
+    "EmbeddingTable",
     "OperEmbeddingBagCollectionSharder",
     "OperEmbeddingCollectionSharder",
     "OperError",
@@ -81,6 +94,7 @@ __all__ = [
     "Plan",
     "PlanSettings",
     "Profile",
+    "SimulationSettings",
     "Table",
     "Topology",
     "Workload",
@@ -88,10 +102,11 @@ __all__ = [
     "compare",
     "counters",
     "make_plan",
+    "measure_latency",
     "profile",
     "record",
-    "serve",
     "shard",
+    "simulate",
     "table_sizes",
     "torchrec_plan",
 ]

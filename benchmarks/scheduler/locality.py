@@ -31,7 +31,7 @@ from oper.planner.assemble_plan import assemble
 from oper.planner.make_placement import make_placement
 from oper.profiling.counting import profile
 from oper.scheduler.dispatch import assign_blindly, assign_in_order
-from oper.scheduler.loader.assigner import most_local
+from oper.scheduler.loader.assigners import most_local
 from oper.scheduler.loader.batch_structure import Structure
 from oper.scheduler.loader.plan_rows import PlanRows
 from oper.synth.log_writer import write_log

@@ -43,6 +43,11 @@ oper plan profile --topology dgx-a100 --batch-size 65536 -o plan
 oper plan show plan
 """
 
+_PAPERS = (
+    "docs/architecture.md says where in the source the methods of OPER, HET, Herald (LAIA), ESD "
+    "and FAE are."
+)
+
 INTERRUPTED = 130  # the status that typer gives Ctrl-C
 
 
@@ -53,6 +58,11 @@ class InOrder(CommandGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(VERBS)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        super().format_epilog(ctx, formatter)
+        formatter.write_paragraph()
+        formatter.write_text(_PAPERS)
 
 
 app = typer.Typer(

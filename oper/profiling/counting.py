@@ -131,16 +131,21 @@ def profile(
         OperError: the log is empty or damaged, or an id is not a row of its table.
     """
     opened = open_log(log, options)
-    if isinstance(tables, Profile):
-        prepared = tables.prepared()
-    elif isinstance(tables, str | Path):
-        prepared = prepare(opened, load_tables(tables))
-    elif hasattr(tables, "modules"):
-        prepared = prepare(opened, tables_of(tables))
-    else:
-        prepared = prepare(opened, None if tables is None else tables_of_list(tables))
+    prepared = prepared_for(opened, tables)
     counted = CountOptions(batch_size=batch_size, ranks=ranks)
     return count(RowReader(opened, prepared), counted, prepared=prepared)[0]
+
+
+def prepared_for(log: Log, tables: Any, **inferred: Any) -> Prepared:
+    """The tables that `profile` counts on an open log, whatever they are given as; `inferred` are
+    `dim` and the like of `prepare`, for those that the log alone describes."""
+    if isinstance(tables, Profile):
+        return tables.prepared()
+    if isinstance(tables, str | Path):
+        return prepare(log, load_tables(tables))
+    if hasattr(tables, "modules"):
+        return prepare(log, tables_of(tables))
+    return prepare(log, None if tables is None else tables_of_list(tables), **inferred)
 
 
 def provenance(log: Log) -> dict[str, Any]:

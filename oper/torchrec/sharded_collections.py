@@ -46,23 +46,23 @@ class TableSize(NamedTuple):
 
     @property
     def parameters(self) -> int:
-        """Values in it, as `numel` of an unsharded table's weight."""
+        """The table's values: `numel` of the weight of an unsharded one."""
         return self.rows * self.dim
 
 
 @dataclass
 class BatchContext(Multistreamable):
-    """What `output_dist` needs of a batch beside its rows."""
+    """The parts of a batch that `output_dist` needs beside its rows."""
 
     features: KeyedJaggedTensor | None = None
     batch: PreparedBatch | None = None
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Nothing is on another stream."""
+        """Do nothing: no tensor is on another stream."""
 
 
 class _ShardedByRows(ShardedEmbeddingModule, FusedOptimizerModule):
-    """What both collections share. `module` is the unsharded one.
+    """The part that both collections share. `module` is the unsharded one.
 
     A module on the meta device gets initial rows by its configs' `init_fn`, the same for any plan
     and number of ranks; a module with weights keeps those of rank 0.
@@ -97,7 +97,7 @@ class _ShardedByRows(ShardedEmbeddingModule, FusedOptimizerModule):
         """The context of a batch."""
         return BatchContext()
 
-    @torch.compiler.disable  # what reads ids and rows is no graph; the layers around it are
+    @torch.compiler.disable  # reading ids and rows is no graph; the layers around it are
     def forward(self, features: Any) -> LazyAwaitable[Any]:
         """A batch from ids to rows, without the waits that pipelines put between its stages."""
         ctx = self.create_context()
@@ -165,7 +165,7 @@ class _ShardedByRows(ShardedEmbeddingModule, FusedOptimizerModule):
         return self
 
     def prefetch(self, *_: Any, **__: Any) -> None:
-        """Nothing: rows are read where they lie."""
+        """Do nothing: rows are read where they lie."""
 
     def _cannot_be_quantised(self) -> OperError:
         names = ", ".join(config.name for config in self._configs)
@@ -183,7 +183,7 @@ class _ShardedByRows(ShardedEmbeddingModule, FusedOptimizerModule):
         )
 
     def _add_parameter(self, config: Any) -> nn.Parameter:
-        # Of the table's width, as optimizers take means over rows.
+        # It has the table's width, as optimizers take means over rows.
         parameter = nn.Parameter(torch.empty(0, config.embedding_dim))
         holder = nn.Module()
         holder.register_parameter("weight", parameter)
@@ -276,7 +276,7 @@ class OperShardedEmbeddingBagCollection(_ShardedByRows):
 
     @property
     def unsharded_module_type(self) -> type[nn.Module]:
-        """What it stands for."""
+        """The unsharded collection, which this one stands for."""
         return EmbeddingBagCollection
 
 
@@ -322,7 +322,7 @@ class OperShardedEmbeddingCollection(_ShardedByRows):
 
     @property
     def unsharded_module_type(self) -> type[nn.Module]:
-        """What it stands for."""
+        """The unsharded collection, which this one stands for."""
         return EmbeddingCollection
 
 

@@ -59,7 +59,7 @@ def shard(
             else ShardingEnv.from_local(1, 0)
         )
     with _all_ranks(env, options.get("deadline_seconds", 60.0)):
-        # First, as they check their options, which takes no time.
+        # The sharders are made first: they check their options, which takes no time.
         sharders: list[ModuleSharder[Any]] = [
             OperEmbeddingBagCollectionSharder(None, fused_params, **options),
             OperEmbeddingCollectionSharder(None, fused_params, **options),
@@ -86,8 +86,8 @@ def accumulate(model: nn.Module) -> Iterator[None]:
 
 
 def counters(model: nn.Module) -> dict[str, dict[str, Any]]:
-    """What this rank read, sent and updated so far, of each sharded collection by its path in the
-    user's model."""
+    """Counts of what this rank read, sent and updated so far, for each sharded collection by its
+    path in the user's model."""
     return {
         path: module.engine.counters.to_dict() | _of_caches(module.engine)
         for path, module in _sharded_collections(model).items()

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oper.base.errors import OperError
-from oper.scheduler.cache import EVICTIONS, Caches, Synchronisation
+from oper.scheduler.cache import Caches
+from oper.scheduler.cache_settings import EVICTIONS, Synchronisation
 from oper.scheduler.row_addresses import WIDTH_SHIFT
 from oper.scheduler.transmissions import TRANSMISSIONS
 from tests.scheduler.state_model import StateModel

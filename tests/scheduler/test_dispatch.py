@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
 from oper.base.errors import OperError
-from oper.scheduler.cache import Caches, Synchronisation
+from oper.scheduler.cache import Caches
+from oper.scheduler.cache_settings import Synchronisation
 from oper.scheduler.dispatch import (
     Dispatcher,
     Policy,

@@ -21,7 +21,7 @@ def worlds():
 
 
 def assert_equal(found: Profile, expected: Profile) -> None:
-    """The same counts by table, in whatever order the tables are."""
+    """Two profiles have equal counts for each table, in whatever order the tables are."""
     assert found.samples == expected.samples
     names = [table.name for table in expected.tables]
     for number, table in enumerate(found.tables):

@@ -51,7 +51,7 @@ class PlanRows:
                 f"features {dict(features or {})!r}: none of them reads a table whose rows decide "
                 "where samples go; name the features by table"
             )
-        # What is LOCAL to two ranks is so to all: plans for training have no other copies.
+        # What is LOCAL to two ranks is LOCAL to all: plans for training have no other copies.
         ranks = range(min(plan.ranks, 2))
         self._maps = [AddressMap.of(plan, rank).flattened(FLAT_BYTES) for rank in ranks]
 

@@ -50,7 +50,8 @@ class OperShardingPlanner(ShardingPlanner):
         topology: OPER's Topology, its name or file (`cpu:4`), or TorchRec's; None: the ranks of the
             default process group, on CPUs of one host.
         profile: a profile or its folder; it must have all tables of the model, by name and rows.
-        batch_size: samples per iteration of one rank, as in TorchRec; 512 if not given.
+        batch_size: samples per iteration of one rank, which is what TorchRec's planners take; 512
+            if not given. `Workload` and `oper plan --batch-size` have those of all ranks together.
         constraints: TorchRec's, by table; they say nothing that a profile does not, or that
             OPER could keep, and a warning says so.
         mode, fetch: see Workload; fetch is raw on one node and distinct on several, unless given.
@@ -188,7 +189,7 @@ def _warn_of_constraints(
                 "leave the table to TorchRec's sharders"
             )
         if named:
-            # Of all tables together: scripts give most of them the same.
+            # One warning is for all tables together: scripts give most of them the same.
             warnings.warn(
                 _log,
                 tuple(named),

@@ -1,6 +1,7 @@
 """What `oper replan`, `plan diff`, `plan check`, `topology show`, `simulate` and `synth` print."""
 
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ from oper.cli.plan_commands.diff_text import diff_sentence, print_diff
 from oper.cli.profile_commands.profile_text import print_profile
 from oper.cli.replan import replan_sentence
 from oper.cli.simulate import least_sent
+from oper.scheduler.simulator import BatchTime, SimulatedRun, Simulation, SimulationSettings
 from tests.support.commands import fine
 
 Capture = pytest.CaptureFixture[str]
+COUNTS = [field.name for field in fields(SimulatedRun)][3:-1]
 
 
 @pytest.mark.parametrize(
@@ -134,14 +137,24 @@ def test_profiles_of_many_tables_keep_100_columns(capsys: Capture, name: str) ->
 
 
 def test_simulations_name_what_sends_the_least() -> None:
-    totals = {"random+bsp": 100, "laia+bsp": 80, "esd+bsp": 90}
-    runs = {name: {"total": total, "wrong_reads": 0} for name, total in totals.items()}
-    assert least_sent(runs) == "Least is sent by laia bsp: 20.0% less than by random bsp"
-    runs["esd+bsp"] = {"total": 50, "wrong_reads": 1234}
-    assert least_sent(runs).endswith(
+    def simulation(totals: dict[str, tuple[int, int]]) -> Simulation:
+        none = dict.fromkeys(COUNTS, 0)
+        runs = {}
+        for name, (total, wrong) in totals.items():
+            counts: Any = {**none, "miss_pull": total, "wrong_reads": wrong}
+            policy, sync = name.split("+")
+            runs[name] = SimulatedRun(policy, sync, "lru", **counts, dispatch=BatchTime(0, 0, 0))
+        return Simulation(SimulationSettings(), 1, (1,), 1, runs)
+
+    totals = {"random+bsp": (100, 0), "laia+bsp": (80, 0), "esd+bsp": (90, 0)}
+    assert (
+        least_sent(simulation(totals)) == "Least is sent by laia bsp: 20.0% less than by random bsp"
+    )
+    totals["esd+bsp"] = (50, 1234)
+    assert least_sent(simulation(totals)).endswith(
         "by esd bsp: 50.0% less than by random bsp, with 1,234 wrong reads"
     )
-    runs["random+bsp"]["total"] = 10
-    assert least_sent(runs) == "Least is sent by random bsp, the first"
-    none = {"total": 0, "wrong_reads": 0}
-    assert least_sent(dict.fromkeys(runs, none)).endswith("random bsp, the first")
+    totals["random+bsp"] = (10, 0)
+    assert least_sent(simulation(totals)) == "Least is sent by random bsp, the first"
+    nothing = dict.fromkeys(totals, (0, 0))
+    assert least_sent(simulation(nothing)).endswith("random bsp, the first")

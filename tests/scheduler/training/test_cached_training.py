@@ -135,7 +135,8 @@ def test_any_cache_trains_as_the_unsharded_model(ranks, case, size, sync, evict,
     st.sampled_from([(0,), (1,), (0, 2)]),
 )
 def test_sequences_of_which_some_tables_are_in_the_tier(ranks, case, sync, tier):
-    """As many ids as features times samples, of any lengths, and other tables in memory."""
+    """A batch has as many ids as features times samples, of any lengths, and other tables are in
+    memory."""
     case = replace(case, rows=(250, 90, 400))
     plan = random_plan(case.seed, tables_of(case), case.ranks, tier=tier)
     assert_equals_unsharded(ranks, case, plan, CacheSettings("60%", sync))

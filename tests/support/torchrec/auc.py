@@ -59,7 +59,7 @@ class Dlrm(nn.Module):
 
 
 def make_dlrm(plan: Plan) -> Dlrm:
-    """The same weights in every process."""
+    """Make a model whose weights are equal in every process."""
     torch.manual_seed(0)
     model = Dlrm(plan)
     tables = model.embeddings.parameters()

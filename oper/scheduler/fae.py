@@ -38,7 +38,8 @@ class FrequentRows:
         return LookedUp(rows, torch.from_numpy(offsets), rows.long())
 
     def train(self, batch: LookedUp, assignment: Ints) -> NDArray[np.void]:
-        """What each worker transmitted, TRANSMISSIONS [M]."""
+        """Train the batch that was looked up first; what each worker transmitted, TRANSMISSIONS
+        [M]."""
         addresses = self._waiting.pop(0)
         worker = np.repeat(assignment, np.diff(batch.offsets.numpy()))
         order = np.lexsort((addresses, worker))
@@ -73,7 +74,8 @@ def most_frequent(trace: Trace, share: float) -> Ints:
     counts = np.zeros(int(trace.rows_of_width.sum()), dtype=np.uint32)
     for batch in trace:
         np.add.at(counts, batch.addresses & ROW_MASK, 1)
-    # A stable order of the most frequent alone: of millions of rows most are read once.
+    # Only the most frequent are put in order, and stably: of millions of rows most are read
+    # once.
     wanted = round(share * len(counts))
     least = np.partition(counts, -wanted)[-wanted] if wanted else 0
     above, equal = np.flatnonzero(counts > least), np.flatnonzero(counts == least)

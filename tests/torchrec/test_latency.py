@@ -12,7 +12,7 @@ from oper.base.errors import OperError
 from oper.runtime.engine import EmbeddingEngine
 from oper.runtime.table_io import RowBlock
 from oper.tables.model_tables import tables_of
-from oper.torchrec.serving import serve
+from oper.torchrec.latency import measure_latency
 from tests.support.runtime.engine_cases import Case, batch_of, initial, module_tables
 from tests.support.runtime.engine_cases import tables_of as tables_of_case
 from tests.support.runtime.runtime_plans import random_plan
@@ -35,7 +35,9 @@ def engine_of(mode: str) -> tuple[EmbeddingEngine, Case]:
 @pytest.mark.parametrize("mode", ["training", "inference"])
 def test_an_engine_serves(mode: str) -> None:
     engine, case = engine_of(mode)
-    latencies, last = serve(engine, (batch_of(case, step, 0) for step in range(9)), warm_up=2)
+    latencies, last = measure_latency(
+        engine, (batch_of(case, step, 0) for step in range(9)), warm_up=2
+    )
     assert len(latencies.seconds) == 7
     assert engine.counters.totals["lookups"] == 9
     assert engine.counters.totals["steps"] == 0
@@ -56,7 +58,7 @@ def test_a_collection_serves(kind: str, what: str) -> None:
     sharded = oper.shard(unsharded, plan)
     model = {"sharded": sharded, "collection": sharded.module, "unsharded": unsharded}[what]
     requests = [batch(step).ids for step in range(5)]
-    _, last = oper.serve(model, requests, warm_up=0)
+    _, last = oper.measure_latency(model, requests, warm_up=0)
     expected = unsharded(requests[-1])
     if kind == "bags":
         torch.testing.assert_close(last.values(), expected.values())
@@ -69,7 +71,7 @@ def test_a_collection_serves(kind: str, what: str) -> None:
 def test_what_cannot_be_served_is_said() -> None:
     engine, case = engine_of("inference")
     with pytest.raises(OperError, match="3 requests, and more than the 3 of the warm-up"):
-        serve(engine, [batch_of(case, step, 0) for step in range(3)])
+        measure_latency(engine, [batch_of(case, step, 0) for step in range(3)])
     wrong = KeyedJaggedTensor(["f9"], torch.tensor([1]), lengths=torch.tensor([1]))
     with pytest.raises(OperError, match="'f0': the batch does not hold it"):
-        serve(engine, [batch_of(case, 0, 0), wrong], warm_up=0)
+        measure_latency(engine, [batch_of(case, 0, 0), wrong], warm_up=0)

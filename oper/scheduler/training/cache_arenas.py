@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from oper.base.arrays import Ints
 from oper.runtime.tables.optimizer_buckets import Bucket
 from oper.runtime.tables.optimizers import update_rows
-from oper.scheduler import moves as m
+from oper.scheduler import transmissions as m
 
 
 class CacheArenas:
@@ -41,12 +41,12 @@ class CacheArenas:
 
     @property
     def bytes(self) -> int:
-        """Of rows, states and gradients."""
+        """Bytes of rows, states and gradients."""
         parts = (*self._rows.values(), *self._states, *self._grads)
         return sum(part.numel() * part.element_size() for part in parts)
 
     def value_bytes(self, bucket: int) -> int:
-        """Of a row of a bucket, without its state."""
+        """Bytes of a row of a bucket, without its state."""
         return self._rows[self.buckets[bucket].width].shape[1]
 
     def pointers(self) -> dict[int, int]:
@@ -58,7 +58,7 @@ class CacheArenas:
         return self._place_of[numbers]
 
     def places_in_arena(self, bucket: int, numbers: Ints) -> Ints:
-        """The same in the arena of the bucket's width."""
+        """Places of a bucket's rows in the arena of its width, by the rows' numbers."""
         return self._place_of[numbers] + self._first[bucket]
 
     def insert(self, inserted: NDArray[np.void]) -> None:
@@ -70,7 +70,7 @@ class CacheArenas:
             grown = np.full(2 * most + 2, -1, dtype=np.int64)
             grown[: len(self._place_of)] = self._place_of
             self._place_of = grown
-        # Who leaves is not in the batch, so that no place is given twice here.
+        # A row that leaves is not in the batch, so that no place is given twice here.
         replaced = inserted["other"] >= 0
         places = self._place_of[inserted["other"]]
         for b in range(len(self.buckets)):
@@ -89,7 +89,7 @@ class CacheArenas:
     def put_rows(
         self, bucket: int, numbers: Ints, rows: torch.Tensor, states: torch.Tensor
     ) -> None:
-        """The reverse."""
+        """Write rows and their states, given as bytes, into the rows' places."""
         places = torch.from_numpy(self._place_of[numbers])
         width = self.buckets[bucket].width
         self._rows[width][places + self._first[bucket]] = rows

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from oper.scheduler.cache import Caches, Synchronisation
+from oper.scheduler.adaptive_laia import Infrequency
+from oper.scheduler.cache import Caches
+from oper.scheduler.cache_settings import Synchronisation
 from oper.scheduler.dispatch import Dispatcher, Policy
-from oper.scheduler.infrequency import Infrequency
 
 WORKERS = 2
 

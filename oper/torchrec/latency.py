@@ -1,6 +1,6 @@
-"""Serving: answer requests one after another, and say how long each took.
+"""Latencies of a model: requests are answered one after another, and each is timed.
 
-latencies, last = oper.serve(model, requests)
+latencies, last = oper.measure_latency(model, requests)
 """
 
 import time
@@ -30,10 +30,11 @@ class Latencies:
         return {"requests": len(self.seconds), **found, "requests_per_second": self.per_second}
 
 
-def serve(
+def measure_latency(
     model: Callable[[Any], Any], requests: Iterable[Any], warm_up: int = 3
 ) -> tuple[Latencies, Any]:
-    """Answer every request by `model(request)` without gradients, all of it: translation included.
+    """Time each answer of `model(request)`, without gradients. All of it counts: the translation of
+    ids to addresses, the lookup, and the wait for its result.
 
     Args:
         model: a collection of tables sharded by OPER or by TorchRec, a whole model, or an engine.
@@ -47,7 +48,7 @@ def serve(
     Raises:
         OperError: there are no more requests than `warm_up`, and whatever the model raises.
     """
-    check_type("serve", "model", model, Callable)  # type: ignore[arg-type]
+    check_type("measure_latency", "model", model, Callable)  # type: ignore[arg-type]
     seconds, out, begun = [], None, time.perf_counter()
     with torch.no_grad():
         for number, request in enumerate(requests):
