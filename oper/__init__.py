@@ -1,6 +1,6 @@
 """OPER: row-level sharding of embedding tables, planned from how often each row is accessed.
 
-    profile = oper.profile(batches, tables)     # KeyedJaggedTensors; or Profile.open(folder)
+    profile = oper.profile(batches, tables)     # KeyedJaggedTensors; or Profile.load(folder)
     topology = oper.Topology.load("dgx-a100")
     workload = oper.Workload("training", batch_size=65536)
     oper.make_plan(profile, topology, workload, oper.Settings(), "plan/")

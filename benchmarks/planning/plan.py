@@ -106,7 +106,7 @@ def with_many_classes(profile: Profile) -> Profile:
 
 def plan_once(folder: Path, case: Case) -> dict[str, Any]:
     """One run, in a process of its own."""
-    profile = Profile.open(folder)
+    profile = Profile.load(folder)
     if case.many_classes:
         profile = with_many_classes(profile)
     int(profile.accesses.max())  # touches every page

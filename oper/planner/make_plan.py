@@ -59,7 +59,7 @@ def plan_and_save(
     check_type("make_plan", "output", output, Path, str)
     storage.check_output(output, FORMAT, overwrite)
     if not isinstance(profile, Profile):
-        profile = Profile.open(profile)
+        profile = Profile.load(profile)
     if not isinstance(topology, Topology):
         topology = Topology.load(topology)
     native.ops()  # torch takes a second to load, which belongs to the start of Python

@@ -148,14 +148,14 @@ class Profile(RowCounts):
         write_manifest(folder, FORMAT, content)
 
     @classmethod
-    def open(cls, spec: Path | str, mmap: bool = True, check: bool = True) -> "Profile":
-        """Open a profile: `PROFILE`, which is the sum where it has windows, or `PROFILE@3`.
+    def load(cls, spec: Path | str, mmap: bool = True, check: bool = True) -> "Profile":
+        """Load a profile: `PROFILE`, which is the sum where it has windows, or `PROFILE@3`.
 
         `mmap` leaves the counters on the disk until they are read; `check` verifies the digests of
         all files, and without it only their sizes and the marker's own digest are.
         OperError where the folder is not a profile, is damaged or incomplete.
         """
-        opened = cls.open_parts(spec, mmap, check)
+        opened = cls.load_windows(spec, mmap, check)
         whole = opened[0] if len(opened) == 1 else merge(opened)
         # Windows of one folder are of one log, and together all that was counted of it.
         first, *others = ({k: p.log_part.get(k) for k in ("rows", "sampled")} for p in opened)
@@ -165,8 +165,8 @@ class Profile(RowCounts):
         return whole
 
     @classmethod
-    def open_parts(cls, spec: Path | str, mmap: bool = True, check: bool = True) -> "list[Profile]":
-        """The windows that `open` would sum, or the profile itself where it has none."""
+    def load_windows(cls, spec: Path | str, mmap: bool = True, check: bool = True) -> "list[Profile]":
+        """The windows that `load` would sum, or the profile itself where it has none."""
         folder, window = _split(str(spec))
         content = open_folder(folder, FORMAT)
         if "windows" not in content:

@@ -247,14 +247,14 @@ def _use_plan(folder: Path) -> None:
 
 
 def _use_profile(folder: Path) -> None:
-    summarise(Profile.open(folder))
+    summarise(Profile.load(folder))
     _quiet("profiles", "show", folder)
     _quiet("profiles", "show", folder, "--json")
 
 
 def _use_planned(folder: Path) -> None:
     """A plan of the profile, which prices every class of its rows."""
-    opened = Profile.open(folder)
+    opened = Profile.load(folder)
     if opened.rows < 1_000_000:
         workload = Workload("training", "distinct", 64)
         make_placement(opened, Topology.load("cpu:2"), workload, Settings())

@@ -275,7 +275,7 @@ def test_a_long_name_of_a_column(tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text(f"{name},b\nx,1\ny,2\n")
     said = oper("profile", tmp_path / "log.csv", "-o", tmp_path / "p")
     assert said.status == 0, said
-    assert Profile.open(tmp_path / "p").prepared().vocabularies[name].num_rows == 2
+    assert Profile.load(tmp_path / "p").prepared().vocabularies[name].num_rows == 2
     said = oper("profile", tmp_path / "log.csv", "-o", tmp_path / name)
     assert said.status == 2
     assert "File name too long" in said.errors

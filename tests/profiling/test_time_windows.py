@@ -77,7 +77,7 @@ def test_numbers_of_every_unit_make_the_same_windows(
 def test_what_was_guessed_is_kept(tmp_path: Path) -> None:
     log = write(tmp_path / "log.parquet", spread() * 1000)
     said_of(log, "-o", tmp_path / "p")
-    for part in Profile.open_parts(str(tmp_path / "p")):
+    for part in Profile.load_windows(str(tmp_path / "p")):
         assert part.source["options"]["time_unit"] == "ms"
 
 

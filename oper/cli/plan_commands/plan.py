@@ -115,7 +115,7 @@ def make(
             "--curve: is of the devices' memory, and --tier takes tables out of it; leave one out"
         )
     workload = Workload(mode, fetch, batch_size)
-    opened = Profile.open(profile, check=True)
+    opened = Profile.load(profile, check=True)
     with steps("planning", total=6) as report:
         content: dict[str, Any] = {"plan": None if output is None else str(output)}
         if output is not None:

@@ -51,7 +51,7 @@ def show(
     loaded = load_plan(plan)
     accesses = None
     if profile is not None:
-        opened = Profile.open(profile)
+        opened = Profile.load(profile)
         check_profile(loaded, opened)
         accesses = opened.accesses_of_tables
     layout = loaded.layout
@@ -95,7 +95,7 @@ def explain(
     from oper.plan.plan import load_plan
     from oper.profiling.profile import Profile
 
-    counted_by = None if profile is None else Profile.open(profile)
+    counted_by = None if profile is None else Profile.load(profile)
     content = explain_row(load_plan(plan), table, row, counted_by)
 
     emit(as_json, content, lambda: print_row(content, verbose))

@@ -44,7 +44,7 @@ def show(
     """Print what a profile counted."""
     from oper.profiling.profile import Profile
 
-    content = content_of(profile, Profile.open_parts(profile, check=check))
+    content = content_of(profile, Profile.load_windows(profile, check=check))
     emit(as_json, content, lambda: print_profile(content))
 
 
@@ -62,7 +62,7 @@ def merge(
     from oper.profiling.profile import merge as add_up
 
     started = time.perf_counter()
-    opened = [Profile.open(name, check=True) for name in profiles]
+    opened = [Profile.load(name, check=True) for name in profiles]
     with atomic_folder(output, FORMAT, force) as folder:
         merged = add_up(opened, folder)
         merged.save_vocabularies(folder)

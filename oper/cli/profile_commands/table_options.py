@@ -90,7 +90,7 @@ class TableOptions:
         from oper.profiling.profile import MARKER, Profile
 
         if self.tables is not None and (Path(self.tables.partition("@")[0]) / MARKER).is_file():
-            return Profile.open(self.tables).prepared()
+            return Profile.load(self.tables).prepared()
         return prepare(
             log,
             self._stated(log),

@@ -73,7 +73,7 @@ class OperShardingPlanner(ShardingPlanner):
                 "OperShardingPlanner: no profile; count one with `oper profile` or oper.profile"
             )
         self._topology = topology_of(topology)
-        self._profile = profile if isinstance(profile, Profile) else Profile.open(profile)
+        self._profile = profile if isinstance(profile, Profile) else Profile.load(profile)
         self._workload = Workload(mode, fetch, (batch_size or BATCH_SIZE) * self._topology.ranks)
         self._settings = settings or Settings()
         _warn_of_constraints(constraints or {}, ModelWarnings.of_ranks(self._topology.ranks))
