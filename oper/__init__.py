@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from oper.torchrec.sharded_model import accumulate as accumulate
     from oper.torchrec.sharded_model import counters as counters
     from oper.torchrec.sharded_model import shard as shard
-    from oper.torchrec.sharded_model import table_sizes as table_sizes
     from oper.torchrec.sharders import (
         OperEmbeddingBagCollectionSharder as OperEmbeddingBagCollectionSharder,
     )
@@ -69,7 +68,6 @@ _HOME = {
     "record": "oper.profiling.recorder",
     "serve": "oper.torchrec.serving",
     "shard": "oper.torchrec.sharded_model",
-    "table_sizes": "oper.torchrec.sharded_model",
     "torchrec_plan": "oper.torchrec.sharding_plan",
 }
 __all__ = [
@@ -95,7 +93,6 @@ __all__ = [
     "record",
     "serve",
     "shard",
-    "table_sizes",
     "torchrec_plan",
 ]
 

@@ -15,8 +15,7 @@ from oper.base.errors import OperError
 from oper.doctor.finding import Finding
 from oper.plan.plan import Plan
 from oper.runtime.tables.optimizer_buckets import EmbeddingTable
-from oper.tables.model_tables import collections_of, configs_of, tables_of_collection
-from oper.tables.table import Table
+from oper.tables.table import Table, collections_of, configs_of, tables_of_collection
 from oper.torchrec import module_tables
 from oper.torchrec.model_warnings import ModelWarnings
 from oper.torchrec.sharding_plan import planned_module

@@ -24,7 +24,7 @@ from oper.profiling.profile import Profile, window_name
 from oper.profiling.row_counters import Memory, RowCounters
 from oper.profiling.sampling import RankShares, Sampling, sampling_error
 from oper.profiling.windows.equal_windows import MAX_WINDOWS, EqualWindows, Windows, refuse_too_many
-from oper.tables.model_tables import tables_of, tables_of_list
+from oper.tables.table import tables_of, tables_of_list
 from oper.tables.table_file import load_tables
 from oper.topology.capacity import MAX_RANKS
 

@@ -165,7 +165,9 @@ class Profile(RowCounts):
         return whole
 
     @classmethod
-    def load_windows(cls, spec: Path | str, mmap: bool = True, check: bool = True) -> "list[Profile]":
+    def load_windows(
+        cls, spec: Path | str, mmap: bool = True, check: bool = True
+    ) -> "list[Profile]":
         """The windows that `load` would sum, or the profile itself where it has none."""
         folder, window = _split(str(spec))
         content = open_folder(folder, FORMAT)

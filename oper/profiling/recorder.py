@@ -21,7 +21,7 @@ from oper.logs.batches.batch import Batch, Location
 from oper.logs.formats.keyed_jagged import jagged, keyed_jagged_tensors, samples_of
 from oper.profiling.profile import Profile
 from oper.profiling.row_counters import RowCounters
-from oper.tables.model_tables import collections_of, tables_of, tables_of_collection
+from oper.tables.table import collections_of, tables_of, tables_of_collection
 
 
 class Recorder:

@@ -26,8 +26,7 @@ from oper.base.errors import OperError
 from oper.plan.plan import Plan
 from oper.runtime.tables.optimizer_buckets import NO_OPTIMIZER, EmbeddingTable
 from oper.runtime.tables.optimizers import Optimizer
-from oper.tables.model_tables import tables_of
-from oper.tables.table import Table
+from oper.tables.table import Table, tables_of
 from oper.torchrec.model_warnings import ModelWarnings
 from oper.torchrec.plan_of_some_tables import part_of
 

@@ -20,7 +20,6 @@ OTHERS = {
     "oper.runtime.comm.lost_rank_errors": "the kernel's figures",
     "oper.runtime.comm.node": "the kernel's figures",
     "oper.synth.recipes": "a part of the package",
-    "oper.tables.published": "a part of the package",
 }
 
 

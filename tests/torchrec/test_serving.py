@@ -11,7 +11,7 @@ import oper
 from oper.base.errors import OperError
 from oper.runtime.engine import EmbeddingEngine
 from oper.runtime.table_io import RowBlock
-from oper.tables.model_tables import tables_of
+from oper.tables.table import tables_of
 from oper.torchrec.serving import serve
 from tests.support.runtime.engine_cases import Case, batch_of, initial, module_tables
 from tests.support.runtime.engine_cases import tables_of as tables_of_case

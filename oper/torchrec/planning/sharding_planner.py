@@ -30,8 +30,7 @@ from oper.planner.assemble_plan import assemble
 from oper.planner.place_in_memory import place_in_memory
 from oper.planner.problem.problem import Settings
 from oper.profiling.profile import Profile
-from oper.tables.model_tables import tables_of
-from oper.tables.table import Table
+from oper.tables.table import Table, tables_of
 from oper.topology.topology import Topology
 from oper.torchrec import module_tables
 from oper.torchrec.model_warnings import ModelWarnings
