@@ -20,8 +20,8 @@ from oper.files.json_file import write_json
 from oper.logs import LogOptions
 from oper.profiling.counting import profile
 from oper.profiling.profile import Profile
+from oper.synth.profile_writer import synthesize_counts
 from oper.synth.recipes import load_recipe
-from oper.synth.row_counts import synthesize_counts
 from oper.synth.synthesizer import Order, Synthesizer
 from oper.topology.topology import Topology
 

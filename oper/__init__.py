@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from oper.base.errors import OperError as OperError
     from oper.cost.workload import Workload as Workload
+    from oper.diagnosis.doctor import doctor as doctor
     from oper.plan.address_map import AddressMap as AddressMap
     from oper.plan.plan import Plan as Plan
     from oper.plan.plan import load_plan as load_plan
@@ -62,6 +63,7 @@ _HOME = {
     "accumulate": "oper.torchrec.sharded_model",
     "compare": "oper.planner.comparison",
     "counters": "oper.torchrec.sharded_model",
+    "doctor": "oper.diagnosis.doctor",
     "load_plan": "oper.plan.plan",
     "make_plan": "oper.planner.make_plan",
     "profile": "oper.profiling.counting",
@@ -87,6 +89,7 @@ __all__ = [
     "accumulate",
     "compare",
     "counters",
+    "doctor",
     "load_plan",
     "make_plan",
     "profile",

@@ -34,8 +34,8 @@ from oper.planner.make_plan import make_plan
 from oper.planner.problem.problem import Settings
 from oper.profiling.distinct_rows import Distinct
 from oper.profiling.profile import Profile
+from oper.synth.profile_writer import write_profile
 from oper.synth.recipes import load_recipe
-from oper.synth.row_counts import write_profile
 from oper.synth.synthesizer import Synthesizer
 from oper.topology.topology import Topology
 

@@ -33,9 +33,9 @@ from oper.planner.replan.drift import drift
 from oper.planner.replan.replan import replan
 from oper.profiling.counting import CountOptions, count
 from oper.profiling.profile import Profile
-from oper.profiling.windows.equal_windows import EqualWindows
+from oper.profiling.windows import EqualWindows
+from oper.synth.profile_writer import synthesize_counts
 from oper.synth.recipes import load_recipe
-from oper.synth.row_counts import synthesize_counts
 from oper.synth.synthesizer import Synthesizer
 from oper.topology.topology import Topology
 

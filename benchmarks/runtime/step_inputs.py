@@ -18,8 +18,8 @@ import numpy as np
 
 from benchmarks.common import DATA
 from oper.synth.log_writer import write_log
+from oper.synth.profile_writer import write_profile
 from oper.synth.recipes import Recipe, load_recipe
-from oper.synth.row_counts import write_profile
 from oper.synth.synthesizer import Synthesizer
 from oper.tables.table import Table
 

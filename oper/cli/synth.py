@@ -141,7 +141,7 @@ def _write_log(synthesizer: Any, output: Path, force: bool, as_json: bool) -> No
 def _write_profile(
     synthesizer: Any, output: Path, windows: int, force: bool, as_json: bool
 ) -> None:
-    from oper.synth.row_counts import write_profile
+    from oper.synth.profile_writer import write_profile
 
     rows = windows * sum(t.rows for t in synthesizer.recipe.tables)
     with progress("drawing counts", rows, "rows") as meter:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from oper.base.arrays import Ints
 from oper.base.errors import OperError
 from oper.logs.batches.batch import Jagged, Location
-from oper.logs.batches.reading_options import OnBadId
+from oper.logs.batches.log_options import OnBadId
 from oper.logs.batches.text_numbers import decimals, hash64
 from oper.logs.vocabulary import Vocabulary
 from oper.tables.table import Table

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from oper.logs.batches.batch import Batch, Jagged, concatenate
-from oper.logs.batches.reading_options import LogOptions
+from oper.logs.batches.log_options import LogOptions
 from oper.logs.log import Log, open_log
 from oper.logs.row_ids import IdMapper
 from oper.logs.table_discovery import Prepared, matched, prepare

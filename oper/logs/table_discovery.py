@@ -18,10 +18,9 @@ import pyarrow.compute as pc
 from oper.base.errors import OperError, OperWarning
 from oper.base.formatting import format_bytes
 from oper.logs.batches.columns import match_feature
-from oper.logs.first_look import ALL_DISTINCT, MANY_VALUES, Look, first_look
 from oper.logs.log import Log
 from oper.logs.row_ids import missing_is, without
-from oper.logs.stray_value import StrayValue
+from oper.logs.suspicious_columns import ALL_DISTINCT, MANY_VALUES, Look, StrayValue, first_look
 from oper.logs.vocabulary import ValueCounter, load_vocabularies, ranked, save_vocabularies
 from oper.tables.table import IdRule, Table, check_names, with_missing
 
@@ -31,7 +30,7 @@ _MOST_DENSE_ROWS = 1 << 31
 
 # Where a column is more likely a time, a number of the sample or a hash than a feature: its table
 # would have so many more rows than there are ids, or most of its rows would be below the smallest
-# id. Or its beginning tells (first_look.py).
+# id. Or its beginning tells (suspicious_columns.py).
 _MANY_ROWS, _SPARSE = 10_000_000, 100
 # Such a table is refused if nobody named its column, and warned of if somebody did, from 64 MiB of
 # counters on.

@@ -15,15 +15,15 @@ from numpy.typing import NDArray
 from oper.base.errors import OperError
 from oper.cost.workload import Workload
 from oper.logs.batches.batch import Batch, Jagged
-from oper.logs.batches.reading_options import LogOptions
+from oper.logs.batches.log_options import LogOptions
 from oper.logs.log import Log, open_log
 from oper.logs.row_reader import RowReader
 from oper.logs.table_discovery import Prepared, prepare
+from oper.profiling.count_batches import Memory, RowCounters
 from oper.profiling.distinct_rows import DistinctSums
 from oper.profiling.profile import Profile, window_name
-from oper.profiling.row_counters import Memory, RowCounters
 from oper.profiling.sampling import RankShares, Sampling, sampling_error
-from oper.profiling.windows.equal_windows import MAX_WINDOWS, EqualWindows, Windows, refuse_too_many
+from oper.profiling.windows import MAX_WINDOWS, EqualWindows, Windows, refuse_too_many
 from oper.tables.table import tables_of, tables_of_list
 from oper.tables.table_file import load_tables
 from oper.topology.capacity import MAX_RANKS

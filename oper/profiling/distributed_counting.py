@@ -23,11 +23,11 @@ from oper.base.arrays import Counts
 from oper.base.errors import OperError
 from oper.files.storage import atomic_folder, check_output, scratch_folder
 from oper.logs import Log, LogOptions, Prepared, RowReader, open_log
-from oper.profiling.counter_arrays import samples_with_row_offsets
+from oper.profiling.count_batches import Memory
 from oper.profiling.counting import CountOptions, count, provenance
 from oper.profiling.distinct_rows import DistinctSums
 from oper.profiling.profile import FORMAT, Profile
-from oper.profiling.row_counters import Memory
+from oper.profiling.row_counts import samples_with_row_offsets
 
 _CHUNK_ROWS = 1 << 23  # 64 MiB of int64 at a time, little beside the counters
 

@@ -29,12 +29,6 @@ from oper.files.manifest import describe_files, open_folder, verify_files, write
 from oper.files.overwrite_rules import Format
 from oper.files.storage import atomic_folder
 from oper.logs.table_discovery import Prepared
-from oper.profiling.counter_arrays import (
-    RowCounts,
-    check_total,
-    new_counters,
-    samples_with_row_offsets,
-)
 from oper.profiling.counter_files import (
     SparseCounts,
     add_counters,
@@ -44,6 +38,12 @@ from oper.profiling.counter_files import (
     save_counters,
 )
 from oper.profiling.distinct_rows import Distinct, DistinctSums
+from oper.profiling.row_counts import (
+    RowCounts,
+    check_total,
+    new_counters,
+    samples_with_row_offsets,
+)
 from oper.tables.table import Table, check_known, fingerprint
 
 MARKER = "profile.json"

@@ -19,8 +19,8 @@ from oper.base.argument_types import check_type
 from oper.base.errors import OperError
 from oper.logs.batches.batch import Batch, Location
 from oper.logs.formats.keyed_jagged import jagged, keyed_jagged_tensors, samples_of
+from oper.profiling.count_batches import RowCounters
 from oper.profiling.profile import Profile
-from oper.profiling.row_counters import RowCounters
 from oper.tables.table import collections_of, tables_of, tables_of_collection
 
 

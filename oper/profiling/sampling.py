@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from oper.base.arrays import Floats, Ints
 from oper.base.errors import OperError
 from oper.logs.batches.batch import Batch
-from oper.profiling.counter_arrays import RowCounts
-from oper.profiling.table_summary import HOT_SHARE
+from oper.profiling.access_summary import HOT_SHARE
+from oper.profiling.row_counts import RowCounts
 
 # SplitMix64's increment (2^64 over the golden ratio).
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)

@@ -46,11 +46,11 @@ from oper.planner.make_plan import make_plan
 from oper.planner.problem.problem import Settings
 from oper.planner.replan.replan import replan_and_save
 from oper.profiling import profile as profiles
+from oper.profiling.access_summary import summarise
 from oper.profiling.counting import CountOptions, count, provenance
 from oper.profiling.profile import Profile, window_name, write_windows
 from oper.profiling.sampling import Sampling
-from oper.profiling.table_summary import summarise
-from oper.profiling.windows.time_windows import TimeWindows
+from oper.profiling.windows import TimeWindows
 from oper.tables.table import IdRule, Table
 from oper.tables.table_file import load_tables
 from oper.topology.topology import Topology

@@ -21,7 +21,6 @@ from oper.planner.make_plan import make_plan
 from oper.planner.problem.problem import Settings
 from oper.planner.replan.drift import drift_by_window
 from oper.profiling import profile as profiles
-from oper.profiling.counter_arrays import new_counters
 from oper.profiling.counter_files import (
     BLOCK_ROWS,
     SparseCounts,
@@ -30,6 +29,7 @@ from oper.profiling.counter_files import (
     save_counters,
 )
 from oper.profiling.profile import Profile, merge, window_name, write_windows
+from oper.profiling.row_counts import new_counters
 from oper.tables.table import Table
 from oper.topology.topology import Topology
 from tests.support.commands import fine

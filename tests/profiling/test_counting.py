@@ -21,8 +21,7 @@ from oper.profiling.counting import CountOptions, count, profile, provenance, ta
 from oper.profiling.distinct_rows import expected_rows
 from oper.profiling.profile import Profile, merge
 from oper.profiling.sampling import Sampling, hot_missed, poisson_mixture
-from oper.profiling.windows.equal_windows import EqualWindows
-from oper.profiling.windows.time_windows import TimeWindows
+from oper.profiling.windows import EqualWindows, TimeWindows
 from oper.tables.table import Table
 
 JAGGED = LogOptions(values=("item",), lengths=("lengths",))

@@ -15,9 +15,9 @@ from oper.base.errors import OperError
 from oper.files.manifest import write_manifest
 from oper.files.storage import atomic_folder
 from oper.profiling import profile as profiles
-from oper.profiling.counter_arrays import new_counters
 from oper.profiling.distinct_rows import Distinct
 from oper.profiling.profile import Profile, merge, window_name, write_windows
+from oper.profiling.row_counts import new_counters
 from oper.tables.table import Table
 from tests.support.planner.profiles import make_profile
 

@@ -13,12 +13,11 @@ import pytest
 
 from oper.base.errors import OperError
 from oper.logs import LogOptions, RowReader, open_log, prepare
-from oper.logs.batches.reading_options import TimeUnit
+from oper.logs.batches.log_options import TimeUnit
 from oper.logs.batches.timestamps import PER_SECOND, date_text
 from oper.profiling.counting import CountOptions, count
 from oper.profiling.profile import Profile
-from oper.profiling.windows.equal_windows import EqualWindows
-from oper.profiling.windows.time_windows import TimeWindows, find_time_windows
+from oper.profiling.windows import EqualWindows, TimeWindows, find_time_windows
 from tests.support.commands import oper, tree
 
 DAY = 86_400

@@ -19,6 +19,7 @@ from oper.logs.batches.batch import Batch
 from oper.profiling.profile import Profile
 from oper.synth.label_model import BayesAuc
 from oper.synth.log_writer import write_log
+from oper.synth.profile_writer import synthesize_counts, write_profile
 from oper.synth.recipes import (
     CoAccess,
     Feature,
@@ -26,7 +27,6 @@ from oper.synth.recipes import (
     Recipe,
     load_recipe,
 )
-from oper.synth.row_counts import synthesize_counts, write_profile
 from oper.synth.synthesizer import ORDERS, Synthesizer
 from oper.tables.table import Table
 from oper.tables.table_file import load_tables

@@ -32,7 +32,7 @@ from oper.cli.shared.progress import progress
 if TYPE_CHECKING:
     from oper.logs import Log, LogOptions
     from oper.profiling.profile import Profile
-    from oper.profiling.windows.equal_windows import Windows
+    from oper.profiling.windows import Windows
 
 
 _OF_PROFILES = ("show", "merge")  # which were `oper profile show` and `oper profile merge`
@@ -255,8 +255,7 @@ def _windows(
     log: "Log", most: int, windows: int | None, by_column: str | None, every: str
 ) -> "tuple[Log, Windows | None]":
     """The log as its windows need it, and the windows that the options ask for."""
-    from oper.profiling.windows.equal_windows import EqualWindows, refuse_too_many
-    from oper.profiling.windows.time_windows import find_time_windows
+    from oper.profiling.windows import EqualWindows, find_time_windows, refuse_too_many
 
     if by_column is not None:
         if windows is not None:
@@ -281,6 +280,6 @@ def _left_out(log: "Log", stated: TableOptions) -> dict[str, dict[str, str]]:
 
 
 def _limit_bytes(given: str | None) -> int:
-    from oper.profiling.row_counters import free_memory_bytes
+    from oper.profiling.count_batches import free_memory_bytes
 
     return free_memory_bytes() // 2 if given is None else parse_bytes(given, "--memory-limit")

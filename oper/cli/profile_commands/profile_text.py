@@ -15,8 +15,8 @@ _MOST_NAMES = 20
 
 def content_of(name: str, profiles: "list[Profile]") -> dict[str, Any]:
     """The JSON object of one profile, or of the windows of one folder."""
+    from oper.profiling.access_summary import summarise
     from oper.profiling.profile import merge
-    from oper.profiling.table_summary import summarise
 
     profile = profiles[0] if len(profiles) == 1 else merge(profiles)
     whole, tables = summarise(profile)

@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 
 from oper.base.errors import OperError
 from oper.logs.batches.batch import Batch
-from oper.logs.batches.reading_options import LogOptions, TimeUnit
+from oper.logs.batches.log_options import LogOptions, TimeUnit
 
 _PLAIN = re.compile(r"[^*?\[]*")  # a name that is no pattern
 

@@ -14,7 +14,7 @@ HOT_SHARE = 0.01
 
 
 @dataclass(frozen=True)
-class TableSummary:
+class AccessSummary:
     """One table, or all of them under the name "all"."""
 
     name: str
@@ -29,7 +29,7 @@ class TableSummary:
         return asdict(self)
 
 
-def summarise(profile: Profile) -> tuple[TableSummary, list[TableSummary]]:
+def summarise(profile: Profile) -> tuple[AccessSummary, list[AccessSummary]]:
     """All tables together, and each. One pass over the counters."""
     table, accesses, _, rows = histogram(
         profile.accesses,
@@ -50,12 +50,12 @@ def summarise(profile: Profile) -> tuple[TableSummary, list[TableSummary]]:
 
 def _summary(
     name: str, accesses: NDArray[np.int64], rows: NDArray[np.int64], bagged: bool
-) -> TableSummary:
+) -> AccessSummary:
     """Summarise `rows[n]` rows with `accesses[n]` each, accesses descending."""
     total, number = int(accesses @ rows), int(rows.sum())
     before = np.cumsum(rows) - rows
     hot = np.clip(HOT_SHARE * number - before, 0, rows)
-    return TableSummary(
+    return AccessSummary(
         name,
         number,
         total,
