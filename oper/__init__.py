@@ -17,13 +17,14 @@ if TYPE_CHECKING:
     from oper.base.errors import OperError as OperError
     from oper.cost.workload import Workload as Workload
     from oper.diagnosis.doctor import doctor as doctor
+    from oper.logs.row_reader import read as read
     from oper.plan.address_map import AddressMap as AddressMap
     from oper.plan.plan import Plan as Plan
     from oper.plan.plan import load_plan as load_plan
     from oper.planner.comparison import compare as compare
     from oper.planner.make_plan import make_plan as make_plan
     from oper.planner.problem.problem import Settings as Settings
-    from oper.profiling.counting import profile as profile
+    from oper.profiling.make_profile import profile as profile
     from oper.profiling.profile import Profile as Profile
     from oper.profiling.recorder import record as record
     from oper.scheduler.cache_settings import CacheSettings as CacheSettings
@@ -66,7 +67,8 @@ _HOME = {
     "doctor": "oper.diagnosis.doctor",
     "load_plan": "oper.plan.plan",
     "make_plan": "oper.planner.make_plan",
-    "profile": "oper.profiling.counting",
+    "profile": "oper.profiling.make_profile",
+    "read": "oper.logs.row_reader",
     "record": "oper.profiling.recorder",
     "serve": "oper.torchrec.serving",
     "shard": "oper.torchrec.sharded_model",
@@ -93,6 +95,7 @@ __all__ = [
     "load_plan",
     "make_plan",
     "profile",
+    "read",
     "record",
     "serve",
     "shard",

@@ -150,9 +150,7 @@ def read_batches(
     log: Path, tables: Sequence[Table], rank: int, ranks: int, batch: int, count: int = BATCHES
 ) -> Any:
     """A rank's part of each of `count` global batches of one id a bag, as KeyedJaggedTensors."""
-    from oper.logs import LogOptions
     from oper.logs.row_reader import read
 
-    options = LogOptions(rows=f"0:{count * ranks * batch}")
-    parts = read(log, tables, options, batch_size=batch)
+    parts = read(log, tables, batch_size=batch, rows=f"0:{count * ranks * batch}")
     return [part.to_kjt() for index, part in enumerate(parts) if index % ranks == rank]

@@ -93,7 +93,7 @@ class IdMapper:
             remedy = "give the table `ids: hash` or `ids: vocab`"
         return (
             f"{where}: column {column!r} is {shown:.200}; {needed} was needed: {remedy}, "
-            'or skip such ids with --on-bad-id skip (from Python: LogOptions(on_bad_id="skip"))'
+            'or skip such ids with --on-bad-id skip (from Python: on_bad_id="skip")'
         )
 
     def _hash(self, values: Any) -> Ints:
@@ -125,7 +125,7 @@ class IdMapper:
 
 def missing_is(value: Any) -> str:
     """What to do about a value that means "no id", for errors."""
-    return f"pass --missing {value} (from Python: options=LogOptions(missing='{value}'))"
+    return f"pass --missing {value} (from Python: missing='{value}')"
 
 
 def without(raw: Jagged, missing: str | None) -> Jagged:

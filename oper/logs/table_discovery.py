@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from oper.base.defaults import DIM, DTYPE, OPTIMIZER
 from oper.base.errors import OperError, OperWarning
 from oper.base.formatting import format_bytes
 from oper.logs.batches.columns import match_feature
@@ -85,9 +86,9 @@ def prepare(
     log: Log,
     tables: Sequence[Table] | None = None,
     *,
-    dim: int = 64,
-    dtype: str = "fp32",
-    optimizer: str = "rowwise_adagrad",
+    dim: int = DIM,
+    dtype: str = DTYPE,
+    optimizer: str = OPTIMIZER,
     min_count: int = 1,
     all_columns: bool = False,
     advance: Callable[[int], None] = lambda samples: None,
@@ -144,7 +145,7 @@ def prepare(
     for name, finding in found.items():
         warnings.warn(
             f"column {name!r}: {finding}; if it is a time or the number of a sample, leave it out: "
-            "name the columns of ids with --columns (from Python: options=LogOptions(columns=…))",
+            "name the columns of ids with --columns (from Python: columns=…)",
             OperWarning,
             stacklevel=2,
         )

@@ -44,6 +44,7 @@ from oper.profiling.row_counts import (
     new_counters,
     samples_with_row_offsets,
 )
+from oper.profiling.sampling import Sampled
 from oper.tables.table import Table, check_known, fingerprint
 
 MARKER = "profile.json"
@@ -100,6 +101,22 @@ class Profile(RowCounts):
         with atomic_folder(folder, FORMAT, overwrite) as temporary:
             self.save_vocabularies(temporary)
             self.write(temporary)
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Why columns of the log are in no table, by name; {} where its columns were chosen."""
+        return dict(self.source.get("left_out", {}))
+
+    @property
+    def skipped_ids(self) -> dict[str, int]:
+        """How many ids were left out as no rows, by table; only tables with any."""
+        return dict(self.source.get("skipped_ids", {}))
+
+    @property
+    def sampled(self) -> Sampled | None:
+        """Which share of the samples was counted, and the error of that; None for all of them."""
+        content = self.source.get("sampled")
+        return None if content is None else Sampled.from_dict(content)
 
     @property
     def log_part(self) -> dict[str, Any]:

@@ -14,19 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.arrays import Ints
-from oper.base.errors import OperError
+from oper.base.defaults import MAX_WINDOWS
+from oper.base.errors import OperError, OperNotice
 from oper.base.units import parse_seconds
 from oper.logs.batches.batch import Batch
 from oper.logs.batches.log_options import TimeUnit
 from oper.logs.batches.timestamps import PER_SECOND, UNIT_NAMES, are_dates, date_text, guess_unit
 from oper.logs.log import Log
 
-Say = Callable[[str], None]
 Times = NDArray[np.float64]
-
-# Above any use that we know (a day a window is three years); while the log is counted each has
-# counters of all rows, so a wrong unit of time would fill the disk. --max-windows allows more.
-MAX_WINDOWS = 1000
 
 
 class Windows(Protocol):
@@ -118,14 +114,13 @@ def find_time_windows(
     every: str,
     max_windows: int = MAX_WINDOWS,
     *,
-    say: Say = warnings.warn,
     advance: Callable[[int], None] = lambda samples: None,
 ) -> tuple[Log, TimeWindows]:
     """The windows of a log by its `options.time`, and the log with the unit of that column.
 
     `every` is a span such as 1d, or a number: of seconds, or in the column's own unit where its
-    numbers are not times. The unit of numbers is `options.time_unit`, or guessed and reported
-    through `say`.
+    numbers are not times. The unit of numbers is `options.time_unit`, or guessed and told by an
+    OperNotice. `advance` is called with the number of samples read.
     """
     column, stated = log.options.time, log.options.time_unit
     if column is None:
@@ -141,9 +136,9 @@ def find_time_windows(
             numbers = batch.plain_time
             unit: TimeUnit | None = stated or "s"
             if numbers and stated is None:
-                unit = _guessed(batch, times, column, every, say)
+                unit = _guessed(batch, times, column, every)
             elif not numbers and stated is not None:
-                say(f"--time-unit {stated}: has no effect, as column {column!r} holds times")
+                _tell(f"--time-unit {stated}: has no effect, as column {column!r} holds times")
                 unit = "s"
             windows = TimeWindows(column, span, unit or "s", plain=unit is None)
         if batch.plain_time != numbers:
@@ -181,12 +176,12 @@ def checked_times(batch: Batch, column: str) -> NDArray[np.float64]:
     return times
 
 
-def _guessed(batch: Batch, times: Times, column: str, every: str, say: Say) -> TimeUnit | None:
+def _guessed(batch: Batch, times: Times, column: str, every: str) -> TimeUnit | None:
     """The unit of a log's first numbers; None where they are not times and `every` is a number."""
     unit = guess_unit(times)
     if unit is not None:
         first = float(times[0])
-        say(
+        _tell(
             f"{column}: numbers around {_short(first)} are read as {UNIT_NAMES[unit]} since 1970, "
             f"the first one as {date_text(first / PER_SECOND[unit])}; choose another unit with "
             "--time-unit"
@@ -240,3 +235,7 @@ def _short(number: float) -> str:
 
 def _is_number(every: str) -> bool:
     return every.strip()[-1:].isdigit()
+
+
+def _tell(sentence: str) -> None:
+    warnings.warn(sentence, OperNotice, stacklevel=2)

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base import native
+from oper.base.defaults import DIM, DTYPE, OPTIMIZER
 from oper.base.errors import OperError
 from oper.base.units import whole_number
 
@@ -84,9 +85,9 @@ class Table:
 
     name: str
     rows: int
-    dim: int = 64
-    dtype: str = "fp32"
-    optimizer: str = "rowwise_adagrad"
+    dim: int = DIM
+    dtype: str = DTYPE
+    optimizer: str = OPTIMIZER
     pooling: str = "sum"
     features: tuple[str, ...] = ()
     ids: IdRule = IdRule()
@@ -154,7 +155,7 @@ class Table:
         )
 
     @classmethod
-    def of_model(cls, model: Any, *, optimizer: str = "rowwise_adagrad") -> "dict[str, Table]":
+    def of_model(cls, model: Any, *, optimizer: str = OPTIMIZER) -> "dict[str, Table]":
         """The tables of a model, by the names of their parameters in its `named_parameters()`.
 
         Args:
@@ -253,7 +254,7 @@ def with_missing(tables: Sequence[Table], missing: str | None) -> tuple[Table, .
     )
 
 
-def tables_of(module: Any, *, optimizer: str = "rowwise_adagrad") -> tuple[Table, ...]:
+def tables_of(module: Any, *, optimizer: str = OPTIMIZER) -> tuple[Table, ...]:
     """The tables of every TorchRec embedding (bag) collection in a `torch.nn.Module`.
 
     Sizes, dtype, pooling and features are taken from the configs; the optimizer is the one that
@@ -291,7 +292,7 @@ def tables_of_list(given: Any) -> tuple[Table, ...]:
         if isinstance(item, Table):
             tables.append(item)
         elif all(hasattr(item, name) for name in _CONFIG):
-            tables.append(_table_of(item, "rowwise_adagrad"))
+            tables.append(_table_of(item, OPTIMIZER))
         else:
             raise OperError(f"tables[{number}] is a {type(item).__name__}, {needed}")
     return tuple(tables)
@@ -307,9 +308,7 @@ def collections_of(module: Any) -> Iterator[tuple[str, Any]]:
             yield path, inner
 
 
-def tables_of_collection(
-    collection: Any, *, optimizer: str = "rowwise_adagrad"
-) -> tuple[Table, ...]:
+def tables_of_collection(collection: Any, *, optimizer: str = OPTIMIZER) -> tuple[Table, ...]:
     """The tables of one collection, by the rules of `tables_of`. All tables of a sharded collection
     get `optimizer`, as its parameters no longer tell theirs."""
     weights, tables = _weights(collection), []

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from oper.base.defaults import DIM, DTYPE, OPTIMIZER
 from oper.base.errors import OperError
 from oper.files.json_file import read_json
 from oper.files.yaml_file import Document, KeyPath
@@ -16,9 +17,9 @@ from oper.tables.table import CHOICES, IdKind, IdRule, Table
 def load_tables(
     spec: Path | str,
     *,
-    dim: int = 64,
-    dtype: str = "fp32",
-    optimizer: str = "rowwise_adagrad",
+    dim: int = DIM,
+    dtype: str = DTYPE,
+    optimizer: str = OPTIMIZER,
     ids: IdKind = "dense",
 ) -> tuple[Table, ...]:
     """The tables of a YAML or JSON file, or of a published data set by name.

@@ -46,9 +46,9 @@ from oper.planner.make_plan import make_plan
 from oper.planner.problem.problem import Settings
 from oper.planner.replan.replan import replan_and_save
 from oper.profiling import profile as profiles
-from oper.profiling.access_summary import summarise
 from oper.profiling.counting import CountOptions, count, provenance
 from oper.profiling.profile import Profile, window_name, write_windows
+from oper.profiling.profile_summary import summarise
 from oper.profiling.sampling import Sampling
 from oper.profiling.windows import TimeWindows
 from oper.tables.table import IdRule, Table
@@ -159,7 +159,7 @@ def _count(path: Path, ids: Any, skip: bool) -> None:
         tables = tuple(Table(name, rows, 4, ids=IdRule(ids)) for name in log.features)
     prepared = prepare(log, tables)
     if sum(table.rows for table in prepared.tables) < 50_000_000:
-        summarise(count(RowReader(log, prepared), prepared=prepared)[0])
+        summarise(count(RowReader(log, prepared), prepared=prepared))
 
 
 def _damaged_folder(
@@ -247,7 +247,7 @@ def _use_plan(folder: Path) -> None:
 
 
 def _use_profile(folder: Path) -> None:
-    summarise(Profile.load(folder))
+    summarise([Profile.load(folder)])
     _quiet("profiles", "show", folder)
     _quiet("profiles", "show", folder, "--json")
 

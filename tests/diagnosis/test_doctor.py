@@ -173,7 +173,7 @@ def test_another_optimizer_is_a_note_and_is_counted() -> None:
     found = doctor(plan, other)
     assert problems(found) == []
     assert any(
-        "the plan was made for sgd, and adam is what trains" in f.says for f in findings.findings
+        "the plan was made for sgd, and adam is what trains" in f.says for f in found.findings
     )
     (sgd, _), (adam, _) = (row_bytes(plan, table_findings(plan, m)[1]) for m in (model, other))
     assert (adam == 3 * sgd).all()  # two states of a value each
@@ -187,8 +187,8 @@ def test_modules_that_no_sharder_takes() -> None:
     model = dlrm()
     configs = model.tables.embedding_bag_configs()  # type: ignore[union-attr, operator]
     tailored = nn.Sequential(Tailored(tables=list(configs), device=torch.device("meta")))
-    found = problems(doctor(small_plan(), tailored))
-    assert any("a Tailored" in says and about == "modules" for about, says in found)
+    wrong = problems(doctor(small_plan(), tailored))
+    assert any("a Tailored" in says and about == "modules" for about, says in wrong)
     model.add_module("positions", nn.Embedding(10, 4))
     found = doctor(small_plan(), model)
     assert problems(found) == []

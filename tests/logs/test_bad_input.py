@@ -27,7 +27,7 @@ JAGGED = LogOptions(values=("item",), lengths=("lengths",))
 def complaint(path: Any, *words: str, options: LogOptions | None = None, tables: Any = ()) -> None:
     """Reading must fail with an OperError that has all the words."""
     with pytest.raises(OperError) as raised:
-        for _ in read(path, tables or None, options):
+        for _ in read(path, tables or None, **vars(options or LogOptions())):
             pass
     for word in words:
         assert word in str(raised.value), str(raised.value)
@@ -253,7 +253,9 @@ def test_damaged_files(
     said, samples = "", 0
     try:
         log_options = options if path.suffix == ".npz" else None
-        samples = sum(batch.samples for batch in read(path, None, log_options))
+        samples = sum(
+            batch.samples for batch in read(path, None, **vars(log_options or LogOptions()))
+        )
     except OperError as error:
         said = str(error)
     assert path.name in said if said else samples == SAMPLES[make]

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oper.base.errors import OperWarning
-from oper.cli.profile_commands.table_options import TableOptions
 from oper.logs import LogOptions, open_log, prepare
 from oper.profiling.profile import Profile
+from oper.profiling.table_options import TableOptions
 from oper.tables.table import Table
 from tests.support.commands import oper
 from tests.support.log_contents import within_a_function

@@ -85,7 +85,7 @@ def test_columns_by_position(tmp_path: Path, delimiter: str, packed: bool) -> No
     assert made.table_accesses(0).tolist() == [0, 2, 2, 2]
     assert made.source["options"] == {"no_header": True}
     options = LogOptions(no_header=True)
-    again = everything(read(paths, made.tables, options, folder=tmp_path / "p"))
+    again = everything(read(paths, made.tables, folder=tmp_path / "p", **vars(options)))
     assert again["column_3"] == [[7], [8], [9]] * 2
 
 

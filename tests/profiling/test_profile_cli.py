@@ -300,18 +300,20 @@ LATE = """
 import os, sys, time
 from pathlib import Path
 from oper.base.errors import OperError
-from oper.logs import LogOptions, prepare
-from oper.profiling.counting import CountOptions
-from oper.profiling.distributed_counting import count_under_torchrun
+from oper.profiling.make_profile import profile
+from oper.profiling.table_options import TableOptions
 
-def tables(log):
+prepare = TableOptions.prepare
+
+def late(*arguments):
     time.sleep(6 * int(os.environ["RANK"]))
-    return prepare(log)
+    return prepare(*arguments)
 
+TableOptions.prepare = late
 folder = Path(sys.argv[1])
-options = LogOptions(values=("item",), lengths=("lengths",))
+arrays = {"values": "item", "lengths": "lengths"}
 try:
-    count_under_torchrun([folder / "log"], options, tables, CountOptions(), folder / "p", 2)
+    profile(folder / "log", None, folder / "p", under_torchrun=True, deadline=2, **arrays)
 except OperError as error:
     print(os.environ["RANK"], error, flush=True)
     sys.exit(2)

@@ -177,8 +177,8 @@ def test_the_look_is_before_the_count(tmp_path: Path, monkeypatch: pytest.Monkey
     def never(*arguments: object, **options: object) -> None:
         raise AssertionError("the log was counted, or its tables were sought")
 
-    monkeypatch.setattr("oper.profiling.counting.count", never)
-    monkeypatch.setattr("oper.cli.profile_commands.table_options.TableOptions.prepare", never)
+    monkeypatch.setattr("oper.profiling.make_profile.count", never)
+    monkeypatch.setattr("oper.profiling.table_options.TableOptions.prepare", never)
     log = write(tmp_path / "log.parquet", GOOD)
     arguments = ("--by-column", "ts", "--every", "1s", "--max-windows", "5", "--columns", "f")
     said = oper("profile", log, "-o", tmp_path / "p", *arguments)

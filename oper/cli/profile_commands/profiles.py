@@ -5,8 +5,7 @@ from pathlib import Path
 
 import typer
 
-from oper.cli.profile_commands.profile_text import content_of, print_profile
-from oper.cli.profile_commands.report import OUTPUT, report
+from oper.cli.profile_commands.profile_text import OUTPUT, print_profile, report_written
 from oper.cli.shared.command import Command, CommandGroup
 from oper.cli.shared.console import emit
 from oper.cli.shared.output_options import FORCE, JSON
@@ -43,9 +42,11 @@ def show(
 ) -> None:
     """Print what a profile counted."""
     from oper.profiling.profile import Profile
+    from oper.profiling.profile_summary import summarise
 
-    content = content_of(profile, Profile.load_windows(profile, check=check))
-    emit(as_json, content, lambda: print_profile(content))
+    summary = summarise(Profile.load_windows(profile, check=check))
+    content = {"profile": profile, **summary.to_dict()}
+    emit(as_json, content, lambda: print_profile(profile, summary))
 
 
 def merge(
@@ -67,4 +68,4 @@ def merge(
         merged = add_up(opened, folder)
         merged.save_vocabularies(folder)
         merged.write(folder)
-    report(output, [merged], time.perf_counter() - started, as_json)
+    report_written(output, [merged], time.perf_counter() - started, as_json)

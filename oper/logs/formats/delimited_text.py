@@ -338,7 +338,7 @@ def open_csv(
         raise OperError(
             f"{path}: its first line, {header[:80].decode('utf-8', 'ignore')!r}, has values, and "
             "names of columns were needed; if it is a sample, pass --no-header (from Python: "
-            "options=LogOptions(no_header=True)); if these are names, choose columns by them with "
+            "no_header=True); if these are names, choose columns by them with "
             "--columns"
         )
     repeated = next((name for name, number in Counter(names).items() if number > 1), None)
