@@ -11,7 +11,7 @@ from oper.base.errors import OperError
 from oper.diagnosis.finding import Finding
 from oper.plan.plan import Plan
 
-# What oper is tested with, by the first parts of the version. pyproject.toml says the same.
+# What oper is tested with, by the first parts of the version, as in pyproject.toml.
 TESTED = {
     "torch": ("2.11", "2.12", "2.13"),
     "torchrec": ("1.8",),

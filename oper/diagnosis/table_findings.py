@@ -54,7 +54,7 @@ def table_findings(plan: Plan, model: nn.Module) -> tuple[list[Finding], list[Ma
     for path, collection in taken:
         names = [config.name for config in module_tables.configs(collection)]
         if planned.isdisjoint(names):
-            continue  # which `planned_module` says
+            continue  # `planned_module` says so, below.
         in_plan.append((path, collection))
         found = list(_of_collection(plan, model, path, collection))
         findings += found

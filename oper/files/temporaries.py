@@ -39,7 +39,7 @@ class Temporary:
             else:
                 mode = 0o666 if self._mode is None else self._mode | stat.S_IRUSR | stat.S_IWUSR
                 os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode))
-            # Another command may remove it between creation and lock: then create it again.
+            # Another command may remove it between creation and lock: then it is created again.
             with contextlib.suppress(FileNotFoundError, BlockingIOError):
                 self._handle = self._opened()
                 with contextlib.suppress(BlockingIOError):
@@ -52,7 +52,7 @@ class Temporary:
         try:
             return _open(self.path)
         except OSError:
-            # Neither needs a free descriptor.
+            # Neither removal needs a free descriptor.
             with contextlib.suppress(OSError):
                 (self.path.rmdir if self.path.is_dir() else self.path.unlink)()
             raise

@@ -99,13 +99,13 @@ class Log:
         return max(0, min(total, total if stop is None else stop) - start)
 
     def whole(self) -> "Log":
-        """The same log without a selection of rows."""
+        """This log without a selection of rows."""
         if self.options.rows is None:
             return self
         return Log(self._sources, replace(self.options, rows=None))
 
     def in_unit(self, unit: TimeUnit | None) -> "Log":
-        """The same log with the numbers of its time column in another unit."""
+        """This log, with the numbers of its time column read in another unit."""
         return Log(self._sources, replace(self.options, time_unit=unit))
 
     def batches(
@@ -135,7 +135,7 @@ class Log:
                 first = max(0, start - position)
                 last = batch.samples if stop is None else min(batch.samples, stop - position)
                 position += batch.samples
-                if ids_only:  # batches in memory may have a label that no column names
+                if ids_only:  # Batches in memory may have a label that no column names.
                     batch = replace(batch, label=None, dense=None)
                 if first < last:
                     yield batch.slice(first, last)
@@ -161,7 +161,7 @@ def open_log(paths: Any, options: LogOptions | None = None) -> Log:
     if isinstance(paths, str | Path):
         paths = [paths]
     if isinstance(paths, Sequence) and paths and all(isinstance(p, str | Path) for p in paths):
-        if "" in paths:  # to Path it is the current folder
+        if "" in paths:  # Path takes an empty text for the current folder.
             raise OperError("a path of the log is empty; the current folder is '.'")
         return Log([_open(p, options) for p in _files([Path(p) for p in paths])], options)
     if not isinstance(paths, Iterable):

@@ -110,7 +110,8 @@ class IdMapper:
     def _look_up(self, values: Any) -> Ints:
         assert self._vocabulary is not None
         if not isinstance(values, pa.DictionaryArray):
-            # Distinct values only: a binary search costs more than the hash that finds them.
+            # Only distinct values are looked up, as a binary search costs more than the hash that
+            # finds them.
             coded = pa.array(values).dictionary_encode()
             return self._vocabulary.rows_of_integers(coded.dictionary.to_numpy())[
                 coded.indices.to_numpy()

@@ -24,7 +24,9 @@ from oper.logs.row_ids import without
 # together: of ten, one in 100,000.
 MANY_VALUES, ALL_DISTINCT = 10_000, 0.9
 _LEAST_TIMES, _LONGEST_SECONDS = 10, 25 * 365 * 86_400
-_STRAY = 0.9  # of the values up to the first batch with another one, that are row ids
+# A column has a stray value if such a share of its values is row ids, up to the first batch with
+# another one.
+_STRAY = 0.9
 
 
 @dataclass(frozen=True)

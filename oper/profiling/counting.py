@@ -55,7 +55,7 @@ class CountOptions:
         if not 1 <= self.ranks <= MAX_RANKS:
             raise OperError(f"--ranks {self.ranks}: 1 to {MAX_RANKS:,} ranks were needed")
         if self.batch_size is not None:
-            Workload("inference", "distinct", self.batch_size)  # OperError where it is none
+            Workload("inference", "distinct", self.batch_size)  # It refuses what is no batch size.
         if self.sampling and self.batch_size:
             raise OperError(
                 "--sample with --batch-size: batches of a sample are not batches of the log; "
@@ -84,7 +84,7 @@ def count(
             refuse_too_many(len(tallies) + 1, options.max_windows, "the log")
             inner = folder
             if folder is not None and options.windows:
-                # Named by order of appearance until the order of the windows is known.
+                # It is named by order of appearance until the order of the windows is known.
                 inner = folder / f"counted-{len(tallies)}"
             tallies[window] = _Tally(reader, options, memory, inner)
         tallies[window].add(batch)
@@ -161,7 +161,8 @@ def _chosen(
     batches: Iterable[Batch], options: CountOptions, advance: Advance
 ) -> Iterator[tuple[int, Batch]]:
     """The batches, cut where a window ends, each with its window; sampled where that is asked."""
-    position = 0  # in the log, of the batch's first sample: it decides the window and the sample
+    # The place of the batch's first sample in the log decides its window and whether it is counted.
+    position = 0
     for batch in batches:
         chosen = np.ones(batch.samples, dtype=bool)
         if options.sampling:

@@ -47,7 +47,7 @@ def count_under_torchrun(
     OperError where there are fewer files than ranks, a rank is lost or late, or `output` is taken.
     """
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if rank == 0:  # the other ranks write nothing
+    if rank == 0:  # The other ranks write nothing.
         check_output(output, FORMAT, overwrite)
     log = open_log(paths, log_options)
     if len(log.names) < ranks:
@@ -144,7 +144,7 @@ def _sum(part: Profile, folder: Path | None, memory: Memory) -> Profile | None:
         [part.samples, int(part.accesses.max()), *(skipped.get(t.name, 0) for t in part.tables)]
     )
     _reduce(totals, totals)
-    # Bounds every counter of the sum: the sum of the ranks' largest ones.
+    # The sum of the ranks' largest counters bounds every counter of the sum.
     dtype = np.uint32 if totals[1] <= np.iinfo(np.uint32).max else np.uint64
     starts = samples_with_row_offsets(part.tables, bagged)
     accesses: Any = np.zeros(0, dtype)

@@ -25,7 +25,7 @@ from oper.profiling.windows import EqualWindows, Windows, find_time_windows, ref
 # the stage runs; what it yields is called with the number of samples that were read since.
 Progress = Callable[[str, int | None], AbstractContextManager[Advance]]
 
-_MOST_NAMES = 20  # of columns that are left out, in a notice
+_MOST_NAMES = 20  # A notice names so many columns that are left out.
 
 
 @contextmanager
@@ -177,7 +177,7 @@ def profile(
             )
         if output is None:
             raise OperError("under torchrun: output is None, and the folder to write was needed")
-        # Here, as it imports torch.distributed.
+        # It is imported here because it imports torch.distributed.
         from oper.profiling.distributed_counting import count_under_torchrun
 
         summed = count_under_torchrun(log, read, stated, asked, Path(output), seconds, overwrite)

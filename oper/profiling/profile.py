@@ -62,7 +62,7 @@ class Profile(RowCounts):
 
     distinct: Distinct | None = None
     source: dict[str, Any] = field(default_factory=dict)
-    # The folder that has `vocab/` for tables with a vocabulary, or the vocabularies in memory.
+    # Vocabularies of tables that have one are in `vocab/` of this folder, or in memory.
     vocabulary_folder: Path | None = None
     vocabularies: Prepared | None = None
 
@@ -259,7 +259,7 @@ def merge(profiles: Sequence[Profile], folder: Path | None = None) -> Profile:
     stored = [p.stored("accesses") for p in profiles]
     check_total("merging profiles", *stored)
     bagged = tuple(any(flags) for flags in zip(*(p.bagged for p in profiles), strict=True))
-    # Bounds every counter of the sum: the sum of the profiles' largest ones.
+    # The sum of the profiles' largest counters bounds every counter of the sum.
     bound = sum(int(counters.max(initial=0)) for counters in stored)
     dtype = np.uint32 if bound <= np.iinfo(np.uint32).max else np.uint64
     starts = samples_with_row_offsets(first.tables, bagged)

@@ -28,7 +28,7 @@ class Recorder:
     """The counters of a model's collections on this rank; made by `record`."""
 
     def __init__(self, model: Any) -> None:
-        tables_of(model)  # which refuses models without tables, and tables of one name
+        tables_of(model)  # It refuses models without tables, and tables of one name.
         self._recordings = {path: _Recording(path, c) for path, c in collections_of(model)}
 
     def watch(self) -> ExitStack:

@@ -31,9 +31,11 @@ from oper.profiling.row_counts import RowCounts
 HOT_SHARE = 0.01
 # SplitMix64's increment (2^64 over the golden ratio).
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_GRID = 200  # values of λ; twice as many change the estimates by less than their own error
-_ROUNDS = 300  # of expectation maximisation, whose steps are then far below that error
-_DRAWN_ROWS = 1_000_000  # ten thousand hot ones: 1 % error
+# Twice as many values of λ change the estimates by less than their own error.
+_GRID = 200
+# After so many rounds the steps of expectation maximisation are far below that error.
+_ROUNDS = 300
+_DRAWN_ROWS = 1_000_000  # Ten thousand of them are hot, which leaves an error of 1 %.
 
 
 @dataclass(frozen=True)

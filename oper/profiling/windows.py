@@ -127,7 +127,9 @@ def find_time_windows(
         raise OperError("LogOptions(time=None): the name of a column of times was needed")
     span = parse_seconds(every, "--every")
     windows: TimeWindows | None = None
-    numbers = False  # rather than timestamps, dates and texts of them
+    numbers = (
+        False  # whether the column has numbers, rather than timestamps, dates or texts of them
+    )
     seen: set[float] = set()
     low, high = np.inf, -np.inf
     for batch in log.in_unit(None).batches((), ids_only=True):

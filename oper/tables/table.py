@@ -39,7 +39,7 @@ _OPTIMIZER_STATE = {
     "partial_rowwise_adam": (1, 1),
 }
 _STATE_BYTES = 4
-_MOST_ROWS = 2**40  # an address has 40 bits for the slot (oper/plan/layout.py)
+_MOST_ROWS = 2**40  # An address has 40 bits for the slot (oper/plan/layout.py).
 _MOST_DIM = 2**20  # hundreds of times the widest rows that models have
 # The names of TorchRec for dtypes, and of the classes of its optimizers.
 _TORCHREC_DTYPES = {"FP32": "fp32", "FP16": "fp16", "BF16": "bf16", "INT8": "int8"}
@@ -301,7 +301,7 @@ def tables_of_list(given: Any) -> tuple[Table, ...]:
 def collections_of(module: Any) -> Iterator[tuple[str, Any]]:
     """The embedding (bag) collections of a module by their path, unsharded ones and those that
     TorchRec or OPER sharded."""
-    within: list[str] = []  # parts of a collection are none of their own
+    within: list[str] = []  # Parts of a collection are no collections of their own.
     for path, inner in module.named_modules():
         if configs_of(inner) is not None and not any(path.startswith(f"{p}.") for p in within):
             within.append(path)
@@ -326,7 +326,7 @@ def _weights(collection: Any) -> Any:
 def configs_of(collection: Any) -> Sequence[Any] | None:
     """The configs of a collection's tables, unsharded or not; None of another module."""
     for name in ("embedding_bag_configs", "embedding_configs"):
-        # TorchRec's sharded ones have them as an attribute.
+        # Collections that TorchRec sharded have the configs as an attribute.
         found: Any = getattr(collection, name, None) or getattr(collection, f"_{name}", None)
         if found is not None:
             return list(found() if callable(found) else found)

@@ -167,8 +167,9 @@ def test_other_ranks_return_nothing(log: str, tmp_path: Path) -> None:
     script = tmp_path / "count.py"
     script.write_text(
         "import json, os, oper\n"
-        "found = oper.profile(['part0.parquet', 'part1.parquet'], output='both', columns='basket',\n"
-        "                     under_torchrun=True, deadline=60)\n"
+        "parts, columns = ['part0.parquet', 'part1.parquet'], 'basket'\n"
+        "options = dict(columns=columns, under_torchrun=True, deadline=60)\n"
+        "found = oper.profile(parts, output='both', **options)\n"
         "print(json.dumps([int(os.environ['RANK']), found and found.digest]))\n"
     )
     done = subprocess.run(

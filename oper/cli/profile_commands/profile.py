@@ -32,7 +32,8 @@ from oper.cli.shared.progress import progress
 if TYPE_CHECKING:
     from oper.logs import LogKeywords
 
-_OF_PROFILES = ("show", "merge")  # which were `oper profile show` and `oper profile merge`
+# These sub-commands of `oper profiles` were once `oper profile show` and `oper profile merge`.
+_OF_PROFILES = ("show", "merge")
 
 
 _EXAMPLES = """
@@ -165,7 +166,7 @@ def profile(
     from oper.base import native
     from oper.profiling.make_profile import profile as count
 
-    native.ops()  # loads torch, which takes a second that is not part of the measured time
+    native.ops()  # It loads torch, which takes a second that is not part of the measured time.
     started = time.perf_counter()
     needs = {"every": "by_column", "ranks": "batch_size", "seed": "sample"}
     needs |= {"time_unit": "by_column", "max_windows": "by_column" if by_column else "windows"}
@@ -195,7 +196,7 @@ def profile(
         progress=_bar,
         **reading,
     )
-    if counted is not None:  # rank 0 reports for all
+    if counted is not None:  # Rank 0 reports for all ranks.
         profiles = counted if isinstance(counted, list) else [counted]
         report_written(output, profiles, time.perf_counter() - started, as_json)
 

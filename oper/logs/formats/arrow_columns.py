@@ -13,7 +13,7 @@ from oper.logs.batches.batch import Jagged, Location
 from oper.logs.batches.text_numbers import all_decimals, decimals, hexadecimals
 from oper.logs.batches.timestamps import is_text
 
-# Of an id, as of a field in Python's CSV reader: hashing longer ones would take seconds each.
+# An id may be as long as a field in Python's CSV reader: hashing a longer one would take seconds.
 _MOST_TEXT_BYTES = 131_072
 
 
@@ -81,7 +81,7 @@ def _texts(
     lengths: NDArray[np.int32] | None,
 ) -> Jagged:
     """Ids of texts: integers where all texts are, else a dictionary."""
-    if not hexadecimal:  # from a text file, whose empty fields are null already
+    if not hexadecimal:  # Hexadecimal digits are from text files, whose empty fields are null.
         sizes = pc.binary_length(column)
         if pc.min(sizes).as_py() == 0:
             column = pc.if_else(pc.equal(sizes, 0), None, column)

@@ -38,8 +38,8 @@ _ROLES = {
     "y": "labels",
 }
 
-# Raised for a damaged header, member or archive: a flipped bit may select an encryption or
-# compression that zipfile does not have.
+# What NumPy and zipfile raise for a damaged header, member or archive: a flipped bit may select an
+# encryption or compression that zipfile does not have.
 _DAMAGE = (
     *HEADER_ERRORS,
     OSError,
@@ -49,7 +49,8 @@ _DAMAGE = (
     zipfile.BadZipFile,
 )
 _MOST_FEATURES = 1 << 16
-_READ_BYTES = 1 << 28  # of an array at a time; a batch of more samples is cut
+# At most so much of an array is read at a time; a batch of more samples is cut.
+_READ_BYTES = 1 << 28
 
 
 class ArrayStream:
@@ -78,7 +79,7 @@ class ArrayStream:
             raise OperError(
                 f"{name}: is {self.dtype} of shape {self.shape}, and an array of numbers was needed"
             )
-        # Before anything of the size that the header states is asked for.
+        # This is checked before memory of the size that the header states is asked for.
         stated = file.tell() + math.prod(self.shape) * self.dtype.itemsize
         if stated > size:
             raise OperError(

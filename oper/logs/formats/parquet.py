@@ -14,7 +14,7 @@ from oper.logs.batches.columns import Column, KnownSize, Selection
 from oper.logs.batches.timestamps import is_text, times_of
 from oper.logs.formats.arrow_columns import floats_of, ids_of
 
-# Arrow's own errors, and what a damaged schema or size of a page comes to in Python.
+# Arrow raises its own errors, and these where a schema or the size of a page is damaged.
 _DAMAGE = (OSError, ValueError, KeyError, MemoryError, OverflowError, pa.ArrowException)
 
 
