@@ -104,6 +104,11 @@ class Recipe:
         return tuple(f.table for f in self.features)
 
     @property
+    def rows(self) -> int:
+        """Rows of all tables."""
+        return sum(table.rows for table in self.tables)
+
+    @property
     def ids_per_sample(self) -> float:
         """Mean over samples of the ids of all features."""
         return sum(f.ids for f in self.features)

@@ -17,7 +17,7 @@ import pyarrow.csv as pacsv
 
 from oper.logs.batches.columns import Column
 from oper.logs.batches.timestamps import is_text
-from oper.logs.formats.parquet import column_of
+from oper.logs.formats.arrow_columns import column_of
 
 _LEAST, _LIMIT = -(2**63), 2**64
 _ONE_COLUMN = (
