@@ -112,6 +112,14 @@ def remove(path: Path) -> None:
             path.unlink()
 
 
+def discard(old: Path, destination: Path) -> None:
+    """Remove the old content of a destination. It is renamed first, so that no other command sees
+    a half-removed folder under a name of old content."""
+    garbage = hidden_name(destination, UNFINISHED)
+    old.rename(garbage)
+    remove(garbage)
+
+
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Lock a folder, where possible, so that no other command takes it for an abandoned one."""
@@ -157,10 +165,7 @@ def _sweep(
         elif not os.path.lexists(destination):
             path.rename(destination)
         elif dead and whole(path):
-            # Renamed first, so that no other command sees a half-removed folder under this name.
-            garbage = hidden_name(destination, UNFINISHED)
-            path.rename(garbage)
-            remove(garbage)
+            discard(path, destination)
     except BlockingIOError:
         return  # a running process holds it
     finally:

@@ -77,6 +77,16 @@ def test_a_dlrm_fits_the_plan_of_its_tables(plan: str) -> None:
     assert {f["level"] for f in content["findings"]} <= {"ok", "note"}
 
 
+@pytest.mark.usefixtures("there")
+def test_python_has_the_findings_of_the_command() -> None:
+    said = json.loads(fine("doctor", "gpu", "model.py:make_dlrm", "--json"))
+    for topology in (None, "dgx-a100", package.Topology.load("dgx-a100")):
+        found = package.doctor("gpu", "model.py:make_dlrm", topology)
+        assert {"plan": "gpu", "model": "model.py:make_dlrm", **found.to_dict()} == said
+    with pytest.raises(OperError, match="doctor: model is a .*Path, and a Module or str was needed"):
+        package.doctor("gpu", Path("model.py"))  # type: ignore[arg-type]
+
+
 def test_rows_are_counted_as_the_engine_allocates_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heap, "_ALIGNMENT", 4)  # of arenas: the room between them is no row's
     model = Model("cpu")

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from oper.base.errors import OperError, one_line
 from oper.files.input_files import LOG, open_file
-from oper.files.storage import HEADER_ERRORS
+from oper.files.storage import HEADER_ERRORS, read_npy_header
 from oper.logs.batches.batch import Batch, Jagged, Location
 from oper.logs.batches.columns import Column, KnownSize, Selection
 from oper.logs.formats.unpacking import check_archive
@@ -60,13 +60,7 @@ class ArrayStream:
         self._file = file
         self._name = name
         with _reading(name):
-            version = np.lib.format.read_magic(file)
-            read = (
-                np.lib.format.read_array_header_1_0
-                if version == (1, 0)
-                else np.lib.format.read_array_header_2_0
-            )
-            self.shape, fortran, self.dtype = read(file)
+            self.shape, fortran, self.dtype = read_npy_header(file)
         if fortran and len(self.shape) > 1:
             raise OperError(
                 f"{name}: is stored by columns; save it with numpy.ascontiguousarray first"
