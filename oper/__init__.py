@@ -1,10 +1,10 @@
 """OPER: row-level sharding of embedding tables, planned from how often each row is accessed.
 
-    profile = oper.profile(batches, tables)     # KeyedJaggedTensors; or Profile.open(folder)
+    profile = oper.profile(batches, tables)     # KeyedJaggedTensors; or Profile.load(folder)
     topology = oper.Topology.load("dgx-a100")
     workload = oper.Workload("training", batch_size=65536)
-    oper.make_plan(profile, topology, workload, oper.PlanSettings(), "plan/")
-    plan = oper.Plan.load("plan/")
+    plan = oper.make_plan(profile, topology, workload)
+    plan.save("plan/")                          # read again by Plan.load("plan/")
     addresses = oper.AddressMap.of(plan, rank=0).translate(table, ids)
 
 Names are loaded when they are first used: torch alone takes a second.
@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from oper.base.errors import OperError as OperError
     from oper.cost.workload import Workload as Workload
+    from oper.diagnosis.doctor import doctor as doctor
+    from oper.logs.row_reader import read as read
     from oper.plan.address_map import AddressMap as AddressMap
     from oper.plan.plan import Plan as Plan
     from oper.plan.settings import PlanSettings as PlanSettings
     from oper.planner.comparison import compare as compare
     from oper.planner.make_plan import make_plan as make_plan
-    from oper.profiling.counting import profile as profile
+    from oper.profiling.make_profile import profile as profile
     from oper.profiling.profile import Profile as Profile
     from oper.profiling.recorder import record as record
     from oper.runtime.engine import EmbeddingEngine as EmbeddingEngine
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
     from oper.torchrec.sharded_model import accumulate as accumulate
     from oper.torchrec.sharded_model import counters as counters
     from oper.torchrec.sharded_model import shard as shard
-    from oper.torchrec.sharded_model import table_sizes as table_sizes
     from oper.torchrec.sharders import (
         OperEmbeddingBagCollectionSharder as OperEmbeddingBagCollectionSharder,
     )
@@ -73,11 +74,12 @@ _HOME = {
     "counters": "oper.torchrec.sharded_model",
     "make_plan": "oper.planner.make_plan",
     "measure_latency": "oper.torchrec.latency",
-    "profile": "oper.profiling.counting",
+    "doctor": "oper.diagnosis.doctor",
+    "profile": "oper.profiling.make_profile",
+    "read": "oper.logs.row_reader",
     "record": "oper.profiling.recorder",
     "shard": "oper.torchrec.sharded_model",
     "simulate": "oper.scheduler.simulator",
-    "table_sizes": "oper.torchrec.sharded_model",
     "torchrec_plan": "oper.torchrec.sharding_plan",
 }
 __all__ = [
@@ -101,13 +103,14 @@ __all__ = [
     "accumulate",
     "compare",
     "counters",
+    "doctor",
     "make_plan",
     "measure_latency",
     "profile",
+    "read",
     "record",
     "shard",
     "simulate",
-    "table_sizes",
     "torchrec_plan",
 ]
 

@@ -34,8 +34,8 @@ from oper.plan.settings import PlanSettings
 from oper.planner.make_plan import make_plan
 from oper.profiling.distinct_rows import Distinct
 from oper.profiling.profile import Profile
+from oper.synth.profile_writer import write_profile
 from oper.synth.recipes import load_recipe
-from oper.synth.row_counts import write_profile
 from oper.synth.synthesizer import Synthesizer
 from oper.topology.topology import Topology
 
@@ -106,7 +106,7 @@ def with_many_classes(profile: Profile) -> Profile:
 
 def plan_once(folder: Path, case: Case) -> dict[str, Any]:
     """One run, in a process of its own."""
-    profile = Profile.open(folder)
+    profile = Profile.load(folder)
     if case.many_classes:
         profile = with_many_classes(profile)
     int(profile.accesses.max())  # touches every page

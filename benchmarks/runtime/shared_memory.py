@@ -32,7 +32,7 @@ from oper.plan.settings import PlanSettings
 from oper.planner.make_plan import make_plan
 from oper.planner.row_placement.row_placement import stripe_sums
 from oper.profiling.profile import Profile
-from oper.synth.row_counts import synthesize_counts
+from oper.synth.profile_writer import synthesize_counts
 from oper.synth.synthesizer import Synthesizer
 from oper.topology.topology import Topology
 

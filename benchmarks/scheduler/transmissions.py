@@ -39,7 +39,7 @@ def traces(names: list[str], scale: float) -> Iterator[tuple[str, Trace]]:
     size = WORKERS * SAMPLES
     for name, (path, options) in REAL_LOGS.items():
         if name in names and (LOGS / path).exists():
-            log = open_log(LOGS / path, options)
+            log = open_log(LOGS / path, LogOptions.of(options))
             yield name, Trace(RowReader(log, prepare(log, dim=DIM, optimizer="sgd")), size)
     if GENERATED in names:
         recipe = load_recipe("criteo-kaggle", scale=0.02 * scale)

@@ -17,3 +17,8 @@ def one_line(error: BaseException) -> str:
 
 class OperWarning(UserWarning):
     """What a user should know of an input that is read all the same; the command line prints it."""
+
+
+class OperNotice(OperWarning):
+    """How an input was read, where that is as it should be; the command line prints it, and calls
+    it no warning."""

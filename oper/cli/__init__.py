@@ -17,9 +17,9 @@ import typer
 
 from oper import __version__
 from oper.base import open_files, process_signals
-from oper.base.errors import OperError, OperWarning
+from oper.base.errors import OperError, OperNotice, OperWarning
 from oper.cli.shared.command import CommandGroup
-from oper.cli.shared.console import complain, warn
+from oper.cli.shared.console import complain, say, warn
 from oper.cli.shared.usage_errors import UsageError, usage_error
 
 # In the order in which they are used.
@@ -104,7 +104,9 @@ def _warnings_as_lines() -> Iterator[None]:
         others = warnings.showwarning
 
         def show(message: Any, category: type[Warning], *where: Any, **more: Any) -> None:
-            if issubclass(category, OperWarning):
+            if issubclass(category, OperNotice):
+                say(str(message))
+            elif issubclass(category, OperWarning):
                 warn(str(message))
             else:
                 others(message, category, *where, **more)

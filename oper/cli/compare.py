@@ -97,7 +97,7 @@ def compare(
         for extra in shares
     ]
     workload = Workload(mode, fetch, batch_size)
-    opened = Profile.open(profile, check=True)
+    opened = Profile.load(profile, check=True)
     with progress("comparing", len(swept) * len(names), "methods") as meter:
         runs = [
             comparison.compare(

@@ -49,12 +49,12 @@ def drift(
     threshold = parse_share(worse, "--worse")
     loaded, content = Plan.load(plan), {"plan": str(plan), "profile": profile}
     if all_windows:
-        windows = Profile.open_parts(profile, check=True)
+        windows = Profile.load_windows(profile, check=True)
         with steps("drift", 2 * len(windows)) as step:
             content |= planner.drift_by_window(loaded, windows, threshold, step).to_json()
         emit(as_json, content, lambda: print_windows(content))
     else:
-        opened = Profile.open(profile, check=True)
+        opened = Profile.load(profile, check=True)
         with steps("drift", 2) as step:
             content |= planner.drift(loaded, opened, threshold, step).to_json()
         emit(as_json, content, lambda: print_drift(content))

@@ -49,7 +49,7 @@ def replan(
     from oper.profiling.profile import Profile
 
     check_output(output, FORMAT, force)
-    opened = Profile.open(profile, check=True)
+    opened = Profile.load(profile, check=True)
     with steps("replan", 4) as step:
         made = replan_and_save(plan, opened, output, horizon, step, force)
     content = {"plan": str(output), "from": str(plan), "profile": profile, **made.to_json()}

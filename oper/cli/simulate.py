@@ -10,6 +10,7 @@ from oper.base.errors import OperError
 from oper.base.formatting import format_duration, format_share, plural
 from oper.base.units import parse_share
 from oper.cli.profile_commands.table_options import (
+    DIM,
     DTYPE,
     IDS,
     MIN_COUNT,
@@ -17,7 +18,6 @@ from oper.cli.profile_commands.table_options import (
     TABLES,
     Dtype,
     Optimizer,
-    TableOptions,
 )
 from oper.cli.shared.command import ADVANCED, TABLES_GROUP, ConfigurableCommand
 from oper.cli.shared.console import emit, new_console, new_table
@@ -26,7 +26,7 @@ from oper.cli.shared.output_options import JSON
 from oper.cli.shared.progress import progress
 
 if TYPE_CHECKING:
-    from oper.logs import LogOptions
+    from oper.logs import LogKeywords
     from oper.scheduler.simulator import Simulation
 
 
@@ -97,14 +97,7 @@ def simulate(
         0, "--seed", min=0, help="Seed of random choices.", metavar="N", rich_help_panel=ADVANCED
     ),
     tables: str | None = TABLES,
-    dim: int = typer.Option(
-        512,
-        "--dim",
-        min=1,
-        help="Values per row, for tables without it.",
-        metavar="N",
-        rich_help_panel=TABLES_GROUP,
-    ),
+    dim: int = DIM,
     dtype: Dtype = DTYPE,
     optimizer: Optimizer = typer.Option(
         "sgd",
@@ -117,13 +110,14 @@ def simulate(
     min_count: int = MIN_COUNT,
     as_json: bool = JSON,
     *,
-    log_options: "LogOptions",
+    reading: "LogKeywords",
 ) -> None:
     """Replay a log through caches; count what they transmit.
 
-    The defaults are Herald's settings.
+    The defaults are Herald's settings, but for --dim, which is 512 there.
     """
-    from oper.logs import RowReader, open_log
+    from oper.logs import LogOptions, RowReader, open_log
+    from oper.profiling.table_options import TableOptions
     from oper.scheduler.simulator import Methods, SimulationSettings, replay
     from oper.scheduler.trace import Trace
 
@@ -132,7 +126,7 @@ def simulate(
     )
     methods = Methods.parse(policy, sync, evict)
     stated = TableOptions(tables, dim, dtype, optimizer, ids, min_count)
-    opened = open_log(log, log_options)
+    opened = open_log(log, LogOptions.of(reading))
     with progress("reading", opened.estimated_samples(), "samples") as meter:
         prepared = stated.prepare(opened, meter.advance)
     trace = Trace(RowReader(opened, prepared), settings.batch_size)

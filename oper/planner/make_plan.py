@@ -60,7 +60,7 @@ def plan_and_placement(
         check_type("make_plan", "settings", settings, PlanSettings)
     asked = settings or PlanSettings()
     if not isinstance(profile, Profile):
-        profile = Profile.open(profile)
+        profile = Profile.load(profile)
     if not isinstance(topology, Topology):
         topology = Topology.load(topology)
     native.ops()  # torch takes a second to load, which belongs to the start of Python

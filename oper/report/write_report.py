@@ -52,7 +52,7 @@ def write_report(
     _refuse_inside(Path(path), [given, *drifts, counters])
     check_output(path, overwrite=overwrite)
     if profile is not None and not isinstance(profile, Profile):
-        profile = Profile.open(profile, check=True)
+        profile = Profile.load(profile, check=True)
     material = Material(
         profile,
         _comparison(compare),

@@ -25,8 +25,7 @@ from oper.plan.plan import Plan
 from oper.plan.some_tables import part_of
 from oper.runtime.tables.optimizer_buckets import NO_OPTIMIZER, EmbeddingTable
 from oper.runtime.tables.optimizers import Optimizer
-from oper.tables.model_tables import tables_of
-from oper.tables.table import Table
+from oper.tables.table import Table, tables_of
 from oper.torchrec.model_warnings import ModelWarnings
 
 _log = logging.getLogger(__name__)
@@ -168,7 +167,7 @@ def match_tables(
     """The part of a plan that a collection's engine takes, and its tables; raises as `check_tables`
     does. `warnings` are those of the model."""
     check_tables(plan, collection)
-    plan = with_new_slots(select(plan, [plan.table_index(config.name) for config in configs(collection)])
+    plan = part_of(plan, [plan.table_index(config.name) for config in configs(collection)])
     weights, found = parameters(collection), []
     for config in configs(collection):
         index = plan.table_index(config.name)

@@ -9,7 +9,7 @@ themselves are empty: rows lie in the heaps of all ranks, where the plan put the
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -32,22 +32,10 @@ from oper.base.errors import OperError
 from oper.runtime import fill_tables
 from oper.runtime.engine import EmbeddingEngine
 from oper.runtime.memory.batch import PreparedBatch
+from oper.tables.table import tables_of_collection
 from oper.torchrec import module_tables
 from oper.torchrec.fused_optimizer import BucketOptimizer
 from oper.torchrec.state_dict import TableBlocks
-
-
-class TableSize(NamedTuple):
-    """What a table of all ranks holds; `dtype` is that of the rows."""
-
-    rows: int
-    dim: int
-    dtype: str
-
-    @property
-    def parameters(self) -> int:
-        """The table's values: `numel` of the weight of an unsharded one."""
-        return self.rows * self.dim
 
 
 @dataclass
@@ -190,27 +178,10 @@ class _ShardedByRows(ShardedEmbeddingModule, FusedOptimizerModule):
         getattr(self, self._collection)[config.name] = holder
         return parameter
 
-    @property
-    def table_sizes(self) -> dict[str, TableSize]:
-        """The size of each table, by the name of its parameter here."""
-        dtypes = [bucket.dtype for bucket in self._engine.buckets]
-        of_table = {
-            table: dtypes[number]
-            for number, bucket in enumerate(self._engine.buckets)
-            for table in bucket.tables
-        }
-        return {
-            self._key(n): TableSize(config.num_embeddings, config.embedding_dim, of_table[n])
-            for n, config in enumerate(self._configs)
-        }
-
     def extra_repr(self) -> str:
         """The tables with their sizes, and the plan, as parameters are empty."""
-        engine, names = self._engine, [config.name for config in self._configs]
-        lines = [
-            f"{name}: {size.rows:,} x {size.dim} {size.dtype}"
-            for name, size in zip(names, self.table_sizes.values(), strict=True)
-        ]
+        engine, tables = self._engine, tables_of_collection(self)
+        lines = [f"{table.name}: {table.rows:,} x {table.dim} {table.dtype}" for table in tables]
         plan = f"{engine.plan!r}".strip("<>")
         return "\n".join([*lines, f"rank {engine.rank} of {engine.ranks}, {plan}"])
 

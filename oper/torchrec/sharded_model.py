@@ -22,7 +22,6 @@ from oper.torchrec.module_tables import first_names
 from oper.torchrec.sharded_collections import (
     OperShardedEmbeddingBagCollection,
     OperShardedEmbeddingCollection,
-    TableSize,
 )
 from oper.torchrec.sharders import (
     OperEmbeddingBagCollectionSharder,
@@ -96,16 +95,6 @@ def counters(model: nn.Module) -> dict[str, dict[str, Any]]:
 
 def _of_caches(engine: EmbeddingEngine) -> dict[str, Any]:
     return {} if engine.source is None else {"caches": engine.source.to_dict()}
-
-
-def table_sizes(model: nn.Module) -> dict[str, TableSize]:
-    """Rows, dim and dtype of each sharded table, by the name of its parameter in `model`'s
-    `named_parameters`: parameters are empty on each rank, as rows lie in all ranks' memory."""
-    return {
-        ".".join(filter(None, [path, name])): size
-        for path, module in _sharded_collections(model).items()
-        for name, size in module.table_sizes.items()
-    }
 
 
 @contextmanager

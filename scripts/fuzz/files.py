@@ -48,9 +48,9 @@ from oper.planner.replan.replan import replan_and_save
 from oper.profiling import profile as profiles
 from oper.profiling.counting import CountOptions, count, provenance
 from oper.profiling.profile import Profile, window_name, write_windows
+from oper.profiling.profile_summary import summarise
 from oper.profiling.sampling import Sampling
-from oper.profiling.table_summary import summarise
-from oper.profiling.windows.time_windows import TimeWindows
+from oper.profiling.windows import TimeWindows
 from oper.tables.table import IdRule, Table
 from oper.tables.table_file import load_tables
 from oper.topology.topology import Topology
@@ -159,7 +159,7 @@ def _count(path: Path, ids: Any, skip: bool) -> None:
         tables = tuple(Table(name, rows, 4, ids=IdRule(ids)) for name in log.features)
     prepared = prepare(log, tables)
     if sum(table.rows for table in prepared.tables) < 50_000_000:
-        summarise(count(RowReader(log, prepared), prepared=prepared)[0])
+        summarise(count(RowReader(log, prepared), prepared=prepared))
 
 
 def _damaged_folder(
@@ -247,14 +247,14 @@ def _use_plan(folder: Path) -> None:
 
 
 def _use_profile(folder: Path) -> None:
-    summarise(Profile.open(folder))
+    summarise([Profile.load(folder)])
     _quiet("profiles", "show", folder)
     _quiet("profiles", "show", folder, "--json")
 
 
 def _use_planned(folder: Path) -> None:
     """A plan of the profile, which prices every class of its rows."""
-    opened = Profile.open(folder)
+    opened = Profile.load(folder)
     if opened.rows < 1_000_000:
         workload = Workload("training", "distinct", 64)
         make_placement(opened, Topology.load("cpu:2"), workload, PlanSettings())

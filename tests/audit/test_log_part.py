@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from oper.audit.log_part import LogPart
 from oper.base.errors import OperError
 from oper.logs.batches.batch import Batch, Location
-from oper.logs.batches.reading_options import TimeUnit
+from oper.logs.batches.log_options import TimeUnit
 from oper.plan.plan import Plan
-from oper.profiling.windows.time_windows import TimeWindows
+from oper.profiling.windows import TimeWindows
 from tests.support.commands import fine, oper, write_log
 
 # Options of the profile, which of its windows, and what the part is called.

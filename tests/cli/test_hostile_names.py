@@ -62,7 +62,7 @@ def test_errors_and_warnings(planned: Path) -> None:
 
 def test_rich(planned: Path) -> None:
     out = io.StringIO()
-    Console(file=out, width=100).print(Profile.open("p"))
+    Console(file=out, width=100).print(Profile.load("p"))
     assert_plain(Said(0, out.getvalue(), ""))
 
 

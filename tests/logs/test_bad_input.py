@@ -27,7 +27,7 @@ JAGGED = LogOptions(values=("item",), lengths=("lengths",))
 def complaint(path: Any, *words: str, options: LogOptions | None = None, tables: Any = ()) -> None:
     """Reading must fail with an OperError that has all the words."""
     with pytest.raises(OperError) as raised:
-        for _ in read(path, tables or None, options):
+        for _ in read(path, tables or None, **vars(options or LogOptions())):
             pass
     for word in words:
         assert word in str(raised.value), str(raised.value)
@@ -107,7 +107,7 @@ def test_ragged_criteo_lines(tmp_path: Path, packed: bool, bad: int, blank: bool
 
 
 def test_ragged_lines_in_a_later_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oper.logs.formats.text._CHUNK_BYTES", 1000)
+    monkeypatch.setattr("oper.logs.formats.delimited_text._CHUNK_BYTES", 1000)
     lines = ["a,b", *(f"{i},{i}" for i in range(1000)), "1,2,3", "5,6"]
     complaint(written(tmp_path, "log.csv", "\n".join(lines)), "line 1002:", "3 fields, and 2")
     lines[1001] = "4,5"
@@ -253,7 +253,9 @@ def test_damaged_files(
     said, samples = "", 0
     try:
         log_options = options if path.suffix == ".npz" else None
-        samples = sum(batch.samples for batch in read(path, None, log_options))
+        samples = sum(
+            batch.samples for batch in read(path, None, **vars(log_options or LogOptions()))
+        )
     except OperError as error:
         said = str(error)
     assert path.name in said if said else samples == SAMPLES[make]

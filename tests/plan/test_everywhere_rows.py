@@ -233,7 +233,7 @@ def test_check_finds_counts_of_marked_rows_that_are_not_so(plan: Plan, tmp_path:
 def test_parts_of_a_plan_keep_marks_and_counts(plan: Plan) -> None:
     profile = a_profile()
     for tables in ([0, 3], [1], [2]):
-        part = with_new_slots(select(plan, tables)
+        part = part_of(plan, tables)
         counts, layout = part.counts, part.layout
         assert len(layout.codes) == len(counts.accesses) == len(counts.samples_with_row)
         for n, t in enumerate(tables):

@@ -75,7 +75,7 @@ def test_parts_of_any_plan(tables, seed, ranks, replicated, listed, mode, data):
     plan = random_plan(seed, tables, ranks, replicated=replicated, listed=listed, mode=mode)
     share = data.draw(st.lists(st.integers(0, 2), min_size=len(tables), max_size=len(tables)))
     parts = [
-        with_new_slots(select(plan, [t for t, n in enumerate(share) if n == number]) for number in set(share)
+        part_of(plan, [t for t, n in enumerate(share) if n == number]) for number in set(share)
     ]
     widths = [(t.row_bytes, t.memory_bytes(mode)) for t in tables]
     total = {width: np.zeros(ranks, dtype=np.int64) for width in widths}
@@ -117,7 +117,7 @@ def test_parts_of_plans_made_from_older_ones(seed, ranks, wide):
     names = tables_of_layout(layout)
     plan = random_plan(seed, names, ranks)
     plan = Plan(**vars(plan) | {"layout": layout})
-    part = with_new_slots(select(plan, [3, 1])
+    part = part_of(plan, [3, 1])
     assert_same_places(part, plan)
     assert_replicas_first(part)
     (of_rank,) = held_slots(part)
@@ -137,5 +137,5 @@ def test_parts_of_plans_made_from_older_ones(seed, ranks, wide):
 def test_a_plan_is_its_own_part():
     tables = (Table("a", 5, 4), Table("b", 7, 4), Table("c", 9, 8))
     plan = random_plan(0, tables, 2)
-    assert with_new_slots(select(plan, [1, 2, 0]) is plan
-    assert with_new_slots(select(plan, [2, 0]).tables == (tables[0], tables[2])
+    assert part_of(plan, [1, 2, 0]) is plan
+    assert part_of(plan, [2, 0]).tables == (tables[0], tables[2])

@@ -248,9 +248,9 @@ def test_a_plan_for_cpus_does_not_depend_on_the_machine(tmp_path: Path):
 def test_parts_of_a_plan_keep_its_tier(tmp_path: Path):
     make_plan(small(), "2x2-a100", WORKLOAD, PlanSettings(tier=["table_2"])).save(tmp_path / "plan")
     plan = Plan.load(tmp_path / "plan")
-    assert with_new_slots(select(plan, [1, 2]).tier == (1,)
-    assert with_new_slots(select(plan, [2]).tier == (0,)
-    without = with_new_slots(select(plan, [0, 1])
+    assert part_of(plan, [1, 2]).tier == (1,)
+    assert part_of(plan, [2]).tier == (0,)
+    without = part_of(plan, [0, 1])
     assert without.tier == ()
     assert without.parts is None
 

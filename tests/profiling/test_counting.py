@@ -17,12 +17,12 @@ from oper.base.errors import OperError
 from oper.base.units import parse_seconds
 from oper.logs import Batch, Jagged, LogOptions, RowReader, open_log, prepare
 from oper.logs.batches.batch import Location
-from oper.profiling.counting import CountOptions, count, profile, provenance, take
+from oper.profiling.counting import CountOptions, count, provenance, take
 from oper.profiling.distinct_rows import expected_rows
+from oper.profiling.make_profile import profile
 from oper.profiling.profile import Profile, merge
 from oper.profiling.sampling import Sampling, hot_missed, poisson_mixture
-from oper.profiling.windows.equal_windows import EqualWindows
-from oper.profiling.windows.time_windows import TimeWindows
+from oper.profiling.windows import EqualWindows, TimeWindows
 from oper.tables.table import Table
 
 JAGGED = LogOptions(values=("item",), lengths=("lengths",))

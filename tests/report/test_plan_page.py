@@ -165,7 +165,7 @@ def rank_count(name: str) -> int:
 
 def test_memory_is_a_limit_where_all_of_it_is_used(plan: Plan, reported: Reported) -> None:
     assert plan.cost.extra_memory_ratio >= 0.99 * plan.settings["extra_memory"]
-    profile = Profile.open(reported.file("profile"))
+    profile = Profile.load(reported.file("profile"))
     said = words(plan_page(plan, "p", Material(profile)), "memory-limit")
     assert said.startswith("Memory is a limit: 20% of extra memory were allowed")
     unknown = words(plan_page(plan, "p", Material()), "memory-limit")

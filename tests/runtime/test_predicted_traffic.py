@@ -80,7 +80,7 @@ def test_who_reads_from_whom_follows_from_the_profile_of_each_ranks_part(
     plan, found = counted(ranks, folder, "raw", whole=True)
     owner = np.concatenate(owners(plan))
     for rank in range(RANKS):
-        part = Profile.open(f"{folder / 'windows'}@{rank}")
+        part = Profile.load(f"{folder / 'windows'}@{rank}")
         expected = np.bincount(owner + 1, part.accesses, minlength=RANKS + 1).astype(np.int64)
         assert found["replica_accesses"][rank] == expected[0]
         assert found["accessed_rows"][rank].tolist() == expected[1:].tolist()
@@ -102,7 +102,7 @@ def test_links_are_the_whole_logs_within_their_deviation(ranks: Ranks, folder: P
 
 def test_distinct_rows_are_within_a_percent_on_a_shuffled_log(ranks: Ranks, folder: Path) -> None:
     plan, found = counted(ranks, folder, "distinct", whole=False)
-    measured = Profile.open(folder / "profile").distinct
+    measured = Profile.load(folder / "profile").distinct
     assert measured is not None
     # The profile walked the log in the same batches.
     assert found["distinct_rows"].sum() == round(STEPS * RANKS * sum(measured.rank_rows))
@@ -116,7 +116,7 @@ def test_distinct_rows_of_a_log_in_time_order_follow_the_measured_ratio(
 ) -> None:
     make(tmp_path, "distinct", drift=True)
     plan, found = counted(ranks, tmp_path, "distinct", whole=False)
-    measured = Profile.open(tmp_path / "profile").distinct
+    measured = Profile.load(tmp_path / "profile").distinct
     assert measured is not None
     assert max(measured.rank_ratio) < 0.95, "ids do not crowd together in this log"
     assert found["distinct_rows"].sum() == round(STEPS * RANKS * sum(measured.rank_rows))

@@ -23,7 +23,7 @@ from torchrec.modules.mc_modules import (
 
 import oper
 from oper.base.errors import OperError
-from oper.tables.model_tables import tables_of
+from oper.tables.table import tables_of
 from tests.support.runtime.runtime_plans import random_plan
 from tests.support.torchrec.models import BAGS, SEQUENCES, Model
 from tests.support.torchrec.one_rank import parallel, plan_of, profile_of

@@ -18,8 +18,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 import oper
 from oper.base.errors import OperError
 from oper.runtime.comm.node import Node
-from oper.tables.model_tables import tables_of
-from oper.tables.table import Table
+from oper.tables.table import Table, tables_of
 from tests.support.runtime.runtime_plans import random_plan
 from tests.support.torchrec import sharder_cases
 from tests.support.torchrec.models import BAGS, Model
@@ -263,18 +262,19 @@ def test_parameters_of_no_rows_have_sizes_beside_them() -> None:
     sizes = {name: tuple(weight.shape) for name, weight in plain.named_parameters()}
     model = oper.shard(plain, plan_of(plain))
     parameters = dict(model.named_parameters())
-    found = oper.table_sizes(model)
+    found = oper.Table.of_model(model)
+    assert found.keys() == oper.Table.of_model(plain).keys()
     assert set(found) == {name for name in sizes if "embedding" in name}
-    for name, (rows, dim, dtype) in found.items():
-        assert (rows, dim) == sizes[name]
-        assert parameters[name].shape == (0, dim)
-        assert found[name].parameters == rows * dim
-        assert dtype == "fp32"
+    for name, table in found.items():
+        assert (table.rows, table.dim) == sizes[name]
+        assert parameters[name].shape == (0, table.dim)
+        assert table.parameters == table.rows * table.dim
+        assert table.dtype == "fp32"
     shown = repr(model)
     assert "wide: 50 x 16 fp32" in shown
     assert "Plan of 131 rows of 4 tables on 1 ranks" in shown
-    with pytest.raises(OperError, match="no collection that OPER sharded"):
-        oper.table_sizes(Model("meta"))
+    with pytest.raises(OperError, match="has no TorchRec EmbeddingBagCollection"):
+        oper.Table.of_model(torch.nn.Linear(2, 2))
 
 
 def test_dense_optimizers_take_empty_parameters() -> None:

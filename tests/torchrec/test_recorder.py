@@ -49,7 +49,7 @@ def test_plans_are_made_from_it(tmp_path):
     with oper.record(model) as recorder:
         model(batch(1))
     recorder.profile().save(tmp_path / "profile")
-    profile = Profile.open(tmp_path / "profile", check=True)
+    profile = Profile.load(tmp_path / "profile", check=True)
     topology, workload = oper.Topology.load("cpu:2"), oper.Workload("training", "raw", SAMPLES)
     oper.make_plan(profile, topology, workload, oper.PlanSettings()).save(tmp_path / "plan")
     assert oper.Plan.load(tmp_path / "plan").ranks == 2

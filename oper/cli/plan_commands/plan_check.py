@@ -12,7 +12,7 @@ from oper.cli.shared.output_options import JSON
 from oper.cli.shared.progress import steps
 
 if TYPE_CHECKING:
-    from oper.logs import LogOptions
+    from oper.logs import LogKeywords
 
 
 _EXAMPLES = """
@@ -33,7 +33,7 @@ def check(
     ),
     as_json: bool = JSON,
     *,
-    log_options: "LogOptions",
+    reading: "LogKeywords",
 ) -> None:
     """Verify a plan from its files; with its log, replay that.
 
@@ -42,13 +42,14 @@ def check(
     """
     from oper.audit.check import check as check_plan
     from oper.audit.replay import replay, rows_of_log
+    from oper.logs import LogOptions
 
     with steps("checking", total=2) as report:
         report("all rows")
         findings = check_plan(plan)
         if log:
             report("replaying the log")
-            findings += replay(plan, rows_of_log(plan, log, log_options))
+            findings += replay(plan, rows_of_log(plan, log, LogOptions.of(reading)))
     wrong = [finding for finding in findings if not finding.ok]
     content = {
         "plan": str(plan),

@@ -30,8 +30,7 @@ from oper.plan.settings import PlanSettings
 from oper.planner.assemble_plan import assemble
 from oper.planner.place_in_memory import place_in_memory
 from oper.profiling.profile import Profile
-from oper.tables.model_tables import tables_of
-from oper.tables.table import Table
+from oper.tables.table import Table, tables_of
 from oper.topology.topology import Topology
 from oper.torchrec import module_tables
 from oper.torchrec.model_warnings import ModelWarnings
@@ -74,7 +73,7 @@ class OperShardingPlanner(ShardingPlanner):
                 "OperShardingPlanner: no profile; count one with `oper profile` or oper.profile"
             )
         self._topology = topology_of(topology)
-        self._profile = profile if isinstance(profile, Profile) else Profile.open(profile)
+        self._profile = profile if isinstance(profile, Profile) else Profile.load(profile)
         self._workload = Workload(mode, fetch, (batch_size or BATCH_SIZE) * self._topology.ranks)
         self._settings = settings or PlanSettings()
         _warn_of_constraints(constraints or {}, ModelWarnings.of_ranks(self._topology.ranks))

@@ -13,6 +13,8 @@ from oper.cli.profile_commands.profile_text import print_profile
 from oper.cli.replan import replan_sentence
 from oper.cli.simulate import least_sent
 from oper.scheduler.simulator import BatchTime, SimulatedRun, Simulation, SimulationSettings
+from oper.profiling.profile_summary import AccessSummary, ProfileSummary
+from oper.profiling.sampling import Sampled
 from tests.support.commands import fine
 
 Capture = pytest.CaptureFixture[str]
@@ -111,25 +113,19 @@ def test_differences_of_many_tables_keep_100_columns(capsys: Capture, name: str)
 
 @pytest.mark.parametrize("name", ["table_with_sixty_characters_" + 32 * "x", 20 * "表格"])
 def test_profiles_of_many_tables_keep_100_columns(capsys: Capture, name: str) -> None:
-    entry = {
-        "rows": 2_500_000_000,
-        "accesses": 9_999_999_999,
-        "rows_never_accessed": 0,
-        "hot_accesses_share": 1e-9,
-        "ids": "vocab",
-        "bagged": True,
-    }
-    content = {
-        **entry,
-        "profile": "p",
-        "samples": 10**13,
-        "tables": [{**entry, "name": f"{name}{n}"} for n in range(856)],
-        "counter_bytes": 8,
-        "skipped_ids": {},
-        "distinct": None,
-        "sampled": {"share": 1e-7},
-    }
-    print_profile(content)
+    def table(name: str) -> AccessSummary:
+        return AccessSummary(name, 2_500_000_000, 9_999_999_999, 0, 1e-9, True, "vocab")
+
+    summary = ProfileSummary(
+        samples=10**13,
+        whole=table("all"),
+        tables=tuple(table(f"{name}{n}") for n in range(856)),
+        counter_bytes=8,
+        left_out={},
+        skipped_ids={},
+        sampled=Sampled(1e-7),
+    )
+    print_profile("p", summary)
     text = capsys.readouterr().out
     assert "816 more" in text
     assert max(map(cell_len, text.splitlines())) <= 100

@@ -104,7 +104,7 @@ def test_the_profile_has_the_accesses_of_all_rows(here: Path) -> None:
     columns = {name: (20_000 * random.random(60_000) ** 4).astype(int) for name in ("C1", "C2")}
     pq.write_table(pa.table(columns), "large.parquet")
     fine("profile", "large.parquet", "-o", "counts")
-    counts = Profile.open("counts")
+    counts = Profile.load("counts")
     accesses = [int(counts.table_accesses(t).sum()) for t in range(len(counts.tables))]
     make = ("plan", "counts", "-o", "new", "--topology", "cpu:2", "--force")
     made, text_made = json.loads(fine(*make, "--json")), fine(*make, "-v")

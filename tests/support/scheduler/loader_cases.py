@@ -16,7 +16,7 @@ from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 import oper
 from oper.base.errors import OperError
 from oper.scheduler.cache_settings import CacheSettings
-from oper.tables.model_tables import tables_of
+from oper.tables.table import tables_of
 from tests.support.runtime.mortal_ranks import lose_this_process
 from tests.support.runtime.runtime_plans import random_plan
 from tests.support.scheduler.loader_batches import TABLES, batch, samples_of

@@ -16,7 +16,7 @@ from oper.base.errors import OperError
 from oper.base.process_signals import Stopped
 from oper.plan.plan import Plan
 
-_MOST_LETTERS = 300  # of an error of the user's, whose message may be a whole array
+_MOST_LETTERS = 300  # The message of a user's error may be a whole array.
 
 
 def make_model(spec: str, plan: Plan) -> nn.Module:
@@ -51,7 +51,7 @@ def _loaded(path: Path) -> ModuleType:
     assert spec is not None, "a .py file has a loader"
     assert spec.loader is not None, "a .py file has a loader"
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # for its dataclasses, and for what it pickles
+    sys.modules[spec.name] = module  # Its dataclasses need that, and what it pickles.
     sys.path.insert(0, str(path.resolve().parent))
     try:
         _called(path, spec.loader.exec_module, module)

@@ -1,4 +1,4 @@
-"""All findings about a plan, a model and this machine, as `oper doctor` prints them."""
+"""`oper.doctor`: all findings about a plan, a model and this machine."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,40 +7,50 @@ import numpy as np
 import torch
 from torch import nn
 
+from oper.base.argument_types import check_type
 from oper.base.errors import OperError
 from oper.base.free_memory import free_memory
-from oper.doctor.finding import Finding
-from oper.doctor.machine_findings import (
+from oper.diagnosis.finding import Diagnosis, Finding
+from oper.diagnosis.machine_findings import (
     gpu_findings,
     rank_findings,
     ranks_here,
     version_findings,
 )
-from oper.doctor.memory_findings import (
+from oper.diagnosis.memory_findings import (
     dense_bytes,
     device_findings,
     host_findings,
     row_bytes,
     tier_findings,
 )
-from oper.doctor.model_file import make_model
-from oper.doctor.table_findings import table_findings
+from oper.diagnosis.model_file import make_model
+from oper.diagnosis.table_findings import table_findings
 from oper.plan.plan import Plan
 from oper.topology.topology import Topology
 
 
-def examine(folder: Path | str, model: str, topology: str | None = None) -> list[Finding]:
-    """What fits and what does not: the plan of a folder, the model that `FILE.py:FUNCTION` makes,
-    and this machine. `topology` says what devices there are, where the plan's name does not.
+def doctor(
+    plan: Plan | Path | str,
+    model: nn.Module | str,
+    topology: Topology | Path | str | None = None,
+) -> Diagnosis:
+    """Say before a job what would not fit: tables, memory of each rank, ranks, versions.
 
-    Raises OperError where the plan or the model cannot be had.
+    Args:
+        plan: a plan, or its folder.
+        model: the unsharded model, or `FILE.py:FUNCTION` with a function that returns it, of no
+            arguments or of the plan. Its tables may be on the meta device.
+        topology: what the devices hold, as a `Topology`, the name of a preset or a file. None: the
+            plan's topology, if it is a preset, or the devices of this machine.
+
+    Raises:
+        OperError: the plan, the model or the topology cannot be had.
     """
-    plan = Plan.load(folder)
-    return examine_model(plan, make_model(model, plan), topology)
-
-
-def examine_model(plan: Plan, model: nn.Module, topology: str | None = None) -> list[Finding]:
-    """The same of a plan and a model."""
+    check_type("doctor", "plan", plan, Plan, Path, str)
+    check_type("doctor", "model", model, nn.Module, str)
+    plan = plan if isinstance(plan, Plan) else Plan.load(plan)
+    model = make_model(model, plan) if isinstance(model, str) else model
     named = _topology(plan, topology)
     findings, matched = table_findings(plan, model)
     if any(finding.level == "problem" for finding in findings):
@@ -55,17 +65,19 @@ def examine_model(plan: Plan, model: nn.Module, topology: str | None = None) -> 
             findings += host_findings(plan, mine, dense, ranks_here(plan), free_memory())
         else:
             findings += tier_findings(tier, _hosts(named))
-    return [*findings, *rank_findings(plan), *gpu_findings(plan), *version_findings()]
+    findings += [*rank_findings(plan), *gpu_findings(plan), *version_findings()]
+    return Diagnosis(tuple(findings))
 
 
-def _topology(plan: Plan, given: str | None) -> Topology | None:
+def _topology(plan: Plan, given: Topology | Path | str | None) -> Topology | None:
     """The topology that says what devices and hosts hold, which a plan does not: the given one, or
     the preset of the plan's name. None where there is none for so many ranks."""
     if given is not None:
-        topology = Topology.load(given)
+        topology = given if isinstance(given, Topology) else Topology.load(given)
+        name = topology.name if isinstance(given, Topology) else given
         if topology.ranks != plan.ranks:
             raise OperError(
-                f"--topology {given}: has {topology.ranks} ranks, and the plan {plan.ranks}"
+                f"--topology {name}: has {topology.ranks} ranks, and the plan {plan.ranks}"
             )
         return topology
     try:
@@ -86,7 +98,7 @@ def _devices(plan: Plan, named: Topology | None) -> tuple[str, Sequence[int]] | 
 
 
 def _hosts(named: Topology | None) -> tuple[str, Sequence[int]] | None:
-    """The same of each rank's share of its host's memory."""
+    """Where the sizes of the hosts' memory are from, and the bytes of each rank's share, [M]."""
     if named is None or named.host_memory_bytes is None:
         return None
     return named.name, named.host_memory_bytes

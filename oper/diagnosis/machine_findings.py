@@ -8,10 +8,10 @@ import torch
 
 from oper.base import native
 from oper.base.errors import OperError
-from oper.doctor.finding import Finding
+from oper.diagnosis.finding import Finding
 from oper.plan.plan import Plan
 
-# What oper is tested with, by the first parts of the version. pyproject.toml says the same.
+# What oper is tested with, by the first parts of the version, as in pyproject.toml.
 TESTED = {
     "torch": ("2.11", "2.12", "2.13"),
     "torchrec": ("1.8",),

@@ -17,8 +17,8 @@ import numpy as np
 from oper.base import native
 from oper.base.errors import OperError
 from oper.files.storage import atomic_folder
-from oper.profiling.counter_arrays import new_counters, samples_with_row_offsets
 from oper.profiling.profile import FORMAT, Profile, window_name, write_windows
+from oper.profiling.row_counts import new_counters, samples_with_row_offsets
 from oper.synth.synthesizer import ORDERS, Synthesizer, stream_key
 from oper.tables.table import offsets
 

@@ -14,14 +14,15 @@ from oper.base.arrays import Ints
 from oper.base.errors import OperError
 from oper.base.free_memory import FreeMemory
 from oper.base.units import GB
-from oper.doctor.finding import Finding
-from oper.doctor.table_findings import Matched
+from oper.diagnosis.finding import Finding
+from oper.diagnosis.table_findings import Matched
 from oper.plan.plan import Plan
 from oper.runtime.memory.heap import slot_bytes
 from oper.runtime.tables.optimizer_buckets import make_buckets
 from oper.torchrec import module_tables
 
-_STATES = 2  # of a dense parameter: Adam's, as no script says here what trains it
+# A dense parameter is taken to have Adam's two states, as no script says here what trains it.
+_STATES = 2
 
 
 def row_bytes(plan: Plan, matched: Sequence[Matched]) -> tuple[Ints, Ints]:
@@ -74,7 +75,7 @@ def device_findings(
     if plan.workload.training:
         parts += " with gradients and two states a value"
     if devices is None:
-        if "shared" in plan.topology.memory:  # CPU ranks: what the host has is looked at apart
+        if "shared" in plan.topology.memory:  # What the host of CPU ranks has is looked at apart.
             return []
         text = f"rank {fullest} needs {_size(needed[fullest])}: {parts}; its device is not known"
         return [Finding("note", "device memory", text, "say what it is: --topology NAME or FILE")]

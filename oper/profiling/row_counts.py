@@ -149,7 +149,9 @@ def new_counters(size: int, dtype: Any, folder: Path | None, name: str) -> Any:
 
 def check_total(where: str, *counters: Counts | SparseCounts) -> None:
     """OperError where sums over rows, which are int64, could overflow."""
-    wide = (array for array in counters if array.dtype == np.uint64)  # uint32 stay far below
+    wide = (
+        array for array in counters if array.dtype == np.uint64
+    )  # Sums of uint32 stay far below.
     total = sum(float(array.sum(dtype=np.float64)) for array in wide)
     if total > _MOST_ACCESSES:
         raise OperError(

@@ -12,11 +12,10 @@ from torch import nn
 from torchrec.distributed.types import ShardedModule
 
 from oper.base.errors import OperError
-from oper.doctor.finding import Finding
+from oper.diagnosis.finding import Finding
 from oper.plan.plan import Plan
 from oper.runtime.tables.optimizer_buckets import EmbeddingTable
-from oper.tables.model_tables import collections_of, configs_of, tables_of_collection
-from oper.tables.table import Table
+from oper.tables.table import Table, collections_of, configs_of, tables_of_collection
 from oper.torchrec import module_tables
 from oper.torchrec.model_warnings import ModelWarnings
 from oper.torchrec.sharding_plan import planned_module
@@ -55,7 +54,7 @@ def table_findings(plan: Plan, model: nn.Module) -> tuple[list[Finding], list[Ma
     for path, collection in taken:
         names = [config.name for config in module_tables.configs(collection)]
         if planned.isdisjoint(names):
-            continue  # which `planned_module` says
+            continue  # `planned_module` says so, below.
         in_plan.append((path, collection))
         found = list(_of_collection(plan, model, path, collection))
         findings += found
@@ -91,14 +90,16 @@ def _of_collection(plan: Plan, model: nn.Module, path: str, collection: Any) -> 
     except OperError as error:
         yield Finding.of_error("tables", error)
         return
+    planned = {table.name for table in plan.tables}
     for config, table in zip(module_tables.configs(collection), mine, strict=True):
+        if table.name not in planned:
+            text = f"table {table.name!r}: the plan has no such table"
+            yield Finding("problem", "tables", text, _PLAN_AGAIN)
+            continue
         try:
             module_tables.check_table(plan, config, table)
         except OperError as error:
-            # One that names all tables of the plan says less than its name does.
-            found = Finding.of_error("tables", error)
-            do = found.do if found.do and found.do.startswith("plan") else _PLAN_AGAIN
-            yield Finding("problem", "tables", found.says, do)
+            yield Finding.of_error("tables", error)
         else:
             yield from _differences(plan.tables[plan.table_index(table.name)], table)
 

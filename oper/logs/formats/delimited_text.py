@@ -28,20 +28,20 @@ from oper.base.errors import OperError
 from oper.files.input_files import LOG, open_file
 from oper.logs.batches.batch import Batch, Location
 from oper.logs.batches.columns import Column, Selection
+from oper.logs.formats.arrow_columns import batch_of
 from oper.logs.formats.csv_columns import are_values, csv_columns
-from oper.logs.formats.parquet import batch_of
 from oper.logs.formats.unpacking import open_unpacked
 
 INTEGERS = tuple(f"I{i}" for i in range(1, 14))
 CATEGORIES = tuple(f"C{i}" for i in range(1, 27))
 
-# Read at a time: enough blocks for Arrow to parse on 8 cores at once.
+# A chunk that is read at a time has enough blocks for Arrow to parse on 8 cores at once.
 _CHUNK_BYTES = 1 << 25
 _BLOCK_BYTES = 1 << 22
-_PEEK_BYTES = 1 << 20  # of the beginning, for column types: a few thousand lines
+_PEEK_BYTES = 1 << 20  # A few thousand lines tell the types of columns.
 _MOST_LINE_BYTES = 1 << 26
 _MOST_HEADER_BYTES = 1 << 20
-_MOST_BLANK_BYTES = 1 << 25  # before the first line
+_MOST_BLANK_BYTES = 1 << 25  # There may be so many empty lines before the first one.
 _SOMETHING = re.compile(rb"[^\r\n]")
 _TEXT = re.compile(rb"\S")
 _EMPTY_LINES = re.compile(rb"\n(?:\r*\n)+")
@@ -97,7 +97,7 @@ class Chunk:
     path: Path
     text: bytes
     first_line: int
-    ends: int  # line ends in it
+    ends: int  # how many line ends it has
 
     def samples(self) -> int:
         """The number of lines that are not empty."""
@@ -312,16 +312,16 @@ def open_csv(
     form = Form((), delimiter)
     beginning = Chunk(path, head, 1, head.count(b"\n"))
     if complaint := beginning.open_quote(form):
-        raise complaint  # the types of columns would be wrong
+        raise complaint  # The types of columns would be wrong.
     if b"\r" in header:
         raise OperError(
             f"{path}: has a carriage return within its first line, and lines must end in a line "
             "feed, with or without one before it; convert the file"
         )
     try:
-        fields = form.fields(header.decode("utf-8")) or ()  # no quote of it stays open
+        fields = form.fields(header.decode("utf-8")) or ()  # No quote of it stays open.
         given = [f"column_{i}" for i in range(1, len(fields) + 1)] if no_header else []
-        first = 0 if no_header else 1  # else the names are the first line
+        first = 0 if no_header else 1  # The names may be the first line.
         columns = csv_columns(
             # Arrow cannot tell the handler of a line that is no UTF-8, and prints a traceback.
             head.decode("utf-8", "replace").encode() + b"\n",
@@ -338,7 +338,7 @@ def open_csv(
         raise OperError(
             f"{path}: its first line, {header[:80].decode('utf-8', 'ignore')!r}, has values, and "
             "names of columns were needed; if it is a sample, pass --no-header (from Python: "
-            "options=LogOptions(no_header=True)); if these are names, choose columns by them with "
+            "no_header=True); if these are names, choose columns by them with "
             "--columns"
         )
     repeated = next((name for name, number in Counter(names).items() if number > 1), None)

@@ -14,7 +14,7 @@ from oper.base import native
 from oper.base.errors import OperError
 from oper.logs import Batch, Jagged
 from oper.logs.batches.batch import Location
-from oper.profiling.row_counters import Memory, RowCounters
+from oper.profiling.count_batches import Memory, RowCounters
 from oper.tables.table import Table
 
 

@@ -1,8 +1,9 @@
 """How to read a log: which columns, which rows, and which value means "no id"."""
 
 import re
-from dataclasses import dataclass
-from typing import Literal, get_args
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal, TypedDict, get_args
 
 from oper.base.errors import OperError
 from oper.base.units import whole_number
@@ -10,10 +11,31 @@ from oper.base.units import whole_number
 OnBadId = Literal["error", "skip"]
 TimeUnit = Literal["s", "ms", "us", "ns"]
 
+_SEVERAL = ("columns", "dense", "values", "lengths")  # options that take several names
+
+
+class LogKeywords(TypedDict, total=False):
+    """The keywords of all functions that read a log, with the commands' names: see `LogOptions`.
+
+    Where several names are taken, one may be a text of its own.
+    """
+
+    columns: str | Sequence[str]
+    dense: str | Sequence[str] | None
+    label: str | None
+    time: str | None
+    missing: str | int | None
+    rows: str | None
+    values: str | Sequence[str]
+    lengths: str | Sequence[str]
+    no_header: bool
+    list_separator: str | None
+    on_bad_id: OnBadId
+
 
 @dataclass(frozen=True)
 class LogOptions:
-    """The options shared by all commands that read a log.
+    """How a log is read; all commands and functions that read one share these options.
 
     columns: names and patterns of the columns that hold ids; () means all that look like ids.
     dense: names and patterns of the columns of numbers; None means all that look like floats.
@@ -56,6 +78,21 @@ class LogOptions:
             )
         if self.rows is not None:
             _bounds(self.rows)
+
+    @classmethod
+    def of(cls, keywords: Mapping[str, Any]) -> "LogOptions":
+        """The options that `LogKeywords` give. OperError names a keyword that is unknown."""
+        unknown = keywords.keys() - {option.name for option in fields(cls)}
+        if unknown:
+            known = ", ".join(option.name for option in fields(cls))
+            raise OperError(f"{min(unknown)}: is no option of reading a log; known are {known}")
+        given = dict(keywords)
+        for name in _SEVERAL:
+            if (names := given.get(name)) is not None:
+                given[name] = (names,) if isinstance(names, str) else tuple(names)
+        if given.get("missing") is not None:
+            given["missing"] = str(given["missing"])
+        return cls(**given)
 
     @property
     def rows_need_total(self) -> bool:

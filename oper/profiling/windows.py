@@ -1,28 +1,74 @@
-"""Windows by a column of times, found in one pass over that column alone.
+"""Windows of a log, each with a profile of its own: by number of samples, or by a column of times.
 
-The pass finds, before hours of counting, what would make them useless: missing times, numbers whose
-unit cannot be guessed, and far too many windows.
+Windows by times are found in one pass over their column alone. It finds, before hours of counting,
+what would make them useless: missing times, numbers whose unit cannot be guessed, and far too many
+windows.
 """
 
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.arrays import Ints
-from oper.base.errors import OperError
+from oper.base.defaults import MAX_WINDOWS
+from oper.base.errors import OperError, OperNotice
 from oper.base.units import parse_seconds
 from oper.logs.batches.batch import Batch
-from oper.logs.batches.reading_options import TimeUnit
+from oper.logs.batches.log_options import TimeUnit
 from oper.logs.batches.timestamps import PER_SECOND, UNIT_NAMES, are_dates, date_text, guess_unit
 from oper.logs.log import Log
-from oper.profiling.windows.equal_windows import MAX_WINDOWS, refuse_too_many
 
-Say = Callable[[str], None]
 Times = NDArray[np.float64]
+
+
+class Windows(Protocol):
+    """Assigns each sample to a window; windows are ordered by their numbers."""
+
+    def of(self, batch: Batch, position: int) -> Ints:
+        """The window of each sample of a batch, int64 [samples].
+
+        `position` is that of the batch's first sample in the log.
+        """
+
+    def describe(self, window: int) -> dict[str, Any]:
+        """The bounds of a window, for the profile."""
+
+
+@dataclass(frozen=True)
+class EqualWindows:
+    """`count` windows of equally many samples (up to rounding), in the order of the log."""
+
+    count: int
+    samples: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.count <= self.samples:
+            raise OperError(
+                f"--windows {self.count}: from 1 to {self.samples:,} windows were needed, as the "
+                f"log has {self.samples:,} samples"
+            )
+
+    def of(self, batch: Batch, position: int) -> Ints:
+        sample = np.arange(position, position + batch.samples, dtype=np.int64)
+        # Window w is [first(w), first(w + 1)), first(w) = ⌈w · samples / count⌉.
+        return sample * self.count // self.samples
+
+    def describe(self, window: int) -> dict[str, Any]:
+        first, last = (-(-w * self.samples // self.count) for w in (window, window + 1))
+        return {"from_sample": first, "to_sample": last}
+
+
+def refuse_too_many(windows: int, most: int, source: str, reach: str = "") -> None:
+    """OperError where there are more than `most` windows, which option `source` asks for."""
+    if windows > most:
+        raise OperError(
+            f"{source}: gives more than {most:,} windows{reach}, each with counters of all rows; "
+            "choose fewer and longer ones, or allow more with --max-windows"
+        )
 
 
 @dataclass(frozen=True)
@@ -68,21 +114,22 @@ def find_time_windows(
     every: str,
     max_windows: int = MAX_WINDOWS,
     *,
-    say: Say = warnings.warn,
     advance: Callable[[int], None] = lambda samples: None,
 ) -> tuple[Log, TimeWindows]:
     """The windows of a log by its `options.time`, and the log with the unit of that column.
 
     `every` is a span such as 1d, or a number: of seconds, or in the column's own unit where its
-    numbers are not times. The unit of numbers is `options.time_unit`, or guessed and reported
-    through `say`.
+    numbers are not times. The unit of numbers is `options.time_unit`, or guessed and told by an
+    OperNotice. `advance` is called with the number of samples read.
     """
     column, stated = log.options.time, log.options.time_unit
     if column is None:
         raise OperError("LogOptions(time=None): the name of a column of times was needed")
     span = parse_seconds(every, "--every")
     windows: TimeWindows | None = None
-    numbers = False  # rather than timestamps, dates and texts of them
+    numbers = (
+        False  # whether the column has numbers, rather than timestamps, dates or texts of them
+    )
     seen: set[float] = set()
     low, high = np.inf, -np.inf
     for batch in log.in_unit(None).batches((), ids_only=True):
@@ -91,9 +138,9 @@ def find_time_windows(
             numbers = batch.plain_time
             unit: TimeUnit | None = stated or "s"
             if numbers and stated is None:
-                unit = _guessed(batch, times, column, every, say)
+                unit = _guessed(batch, times, column, every)
             elif not numbers and stated is not None:
-                say(f"--time-unit {stated}: has no effect, as column {column!r} holds times")
+                _tell(f"--time-unit {stated}: has no effect, as column {column!r} holds times")
                 unit = "s"
             windows = TimeWindows(column, span, unit or "s", plain=unit is None)
         if batch.plain_time != numbers:
@@ -131,12 +178,12 @@ def checked_times(batch: Batch, column: str) -> NDArray[np.float64]:
     return times
 
 
-def _guessed(batch: Batch, times: Times, column: str, every: str, say: Say) -> TimeUnit | None:
+def _guessed(batch: Batch, times: Times, column: str, every: str) -> TimeUnit | None:
     """The unit of a log's first numbers; None where they are not times and `every` is a number."""
     unit = guess_unit(times)
     if unit is not None:
         first = float(times[0])
-        say(
+        _tell(
             f"{column}: numbers around {_short(first)} are read as {UNIT_NAMES[unit]} since 1970, "
             f"the first one as {date_text(first / PER_SECOND[unit])}; choose another unit with "
             "--time-unit"
@@ -190,3 +237,7 @@ def _short(number: float) -> str:
 
 def _is_number(every: str) -> bool:
     return every.strip()[-1:].isdigit()
+
+
+def _tell(sentence: str) -> None:
+    warnings.warn(sentence, OperNotice, stacklevel=2)

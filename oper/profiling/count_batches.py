@@ -19,9 +19,9 @@ from oper.base.free_memory import free_memory
 from oper.base.tensors import as_int64, as_tensor
 from oper.logs.batches.batch import Batch, Jagged
 from oper.logs.table_discovery import Prepared
-from oper.profiling.counter_arrays import new_counters, samples_with_row_offsets
 from oper.profiling.distinct_rows import tensors
 from oper.profiling.profile import Profile
+from oper.profiling.row_counts import new_counters, samples_with_row_offsets
 from oper.tables.table import Table, offsets
 
 _MOST_UINT32 = int(np.iinfo(np.uint32).max)

@@ -19,11 +19,11 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 import oper as package
 from oper.base import native
 from oper.base.errors import OperError
-from oper.doctor import machine_findings
-from oper.doctor.examine import examine_model
-from oper.doctor.finding import Finding
-from oper.doctor.memory_findings import row_bytes
-from oper.doctor.table_findings import table_findings
+from oper.diagnosis import machine_findings
+from oper.diagnosis.doctor import doctor
+from oper.diagnosis.finding import Diagnosis, Finding
+from oper.diagnosis.memory_findings import row_bytes
+from oper.diagnosis.table_findings import table_findings
 from oper.plan.plan import Plan
 from oper.runtime.memory import heap
 from tests.support.commands import fine, oper, refused
@@ -56,7 +56,8 @@ def there(_planned: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return _planned
 
 
-def problems(findings: list[Finding]) -> list[tuple[str, str]]:
+def problems(found: Diagnosis | list[Finding]) -> list[tuple[str, str]]:
+    findings = found.findings if isinstance(found, Diagnosis) else found
     return [(f.about, f.says) for f in findings if f.level == "problem"]
 
 
@@ -74,6 +75,16 @@ def test_a_dlrm_fits_the_plan_of_its_tables(plan: str) -> None:
     content = json.loads(fine("doctor", plan, "model.py:make_dlrm", "--json"))
     assert content["ok"]
     assert {f["level"] for f in content["findings"]} <= {"ok", "note"}
+
+
+@pytest.mark.usefixtures("there")
+def test_python_has_the_findings_of_the_command() -> None:
+    said = json.loads(fine("doctor", "gpu", "model.py:make_dlrm", "--json"))
+    for topology in (None, "dgx-a100", package.Topology.load("dgx-a100")):
+        found = package.doctor("gpu", "model.py:make_dlrm", topology)
+        assert {"plan": "gpu", "model": "model.py:make_dlrm", **found.to_dict()} == said
+    with pytest.raises(OperError, match="doctor: model is a .*Path, and a Module or str was needed"):
+        package.doctor("gpu", Path("model.py"))  # type: ignore[arg-type]
 
 
 def test_rows_are_counted_as_the_engine_allocates_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +127,7 @@ def change(number: int, **values: Any) -> Callable[[list[EmbeddingBagConfig]], A
 
 
 def test_the_small_model_fits() -> None:
-    assert problems(examine_model(small_plan(), dlrm())) == []
+    assert problems(doctor(small_plan(), dlrm())) == []
 
 
 @pytest.mark.parametrize(
@@ -131,7 +142,7 @@ def test_the_small_model_fits() -> None:
     ids=["rows", "dim", "dtype", "name", "unsupported"],
 )
 def test_tables_that_differ_are_problems(changed: Any, words: str) -> None:
-    found = problems(examine_model(small_plan(), dlrm(changed)))
+    found = problems(doctor(small_plan(), dlrm(changed)))
     assert len(found) == 1, found
     assert re.search(words, found[0][1]), found
 
@@ -141,7 +152,7 @@ def test_all_tables_that_differ_are_named() -> None:
         change(0, num_embeddings=41)(configs)
         change(1, num_embeddings=19)(configs)
 
-    found = problems(examine_model(small_plan(), dlrm(both)))
+    found = problems(doctor(small_plan(), dlrm(both)))
     assert len(found) == 2
     assert "'a'" in found[0][1]
     assert "'b'" in found[1][1]
@@ -157,9 +168,9 @@ def test_all_tables_that_differ_are_named() -> None:
     ids=["pooling", "features", "fewer"],
 )
 def test_what_a_plan_does_not_depend_on_is_a_note(changed: Any, words: str) -> None:
-    findings = examine_model(small_plan(), dlrm(changed))
-    assert problems(findings) == []
-    assert any(f.level == "note" and words in f.says for f in findings), findings
+    found = doctor(small_plan(), dlrm(changed))
+    assert problems(found) == []
+    assert any(f.level == "note" and words in f.says for f in found.findings), found
 
 
 def test_another_optimizer_is_a_note_and_is_counted() -> None:
@@ -169,9 +180,11 @@ def test_another_optimizer_is_a_note_and_is_counted() -> None:
     for weight in other.tables.parameters():  # type: ignore[union-attr]
         weight._optimizer_classes = [torch.optim.Adam]
     plan = small_plan()
-    findings = examine_model(plan, other)
-    assert problems(findings) == []
-    assert any("the plan was made for sgd, and adam is what trains" in f.says for f in findings)
+    found = doctor(plan, other)
+    assert problems(found) == []
+    assert any(
+        "the plan was made for sgd, and adam is what trains" in f.says for f in found.findings
+    )
     (sgd, _), (adam, _) = (row_bytes(plan, table_findings(plan, m)[1]) for m in (model, other))
     assert (adam == 3 * sgd).all()  # two states of a value each
 
@@ -184,26 +197,25 @@ def test_modules_that_no_sharder_takes() -> None:
     model = dlrm()
     configs = model.tables.embedding_bag_configs()  # type: ignore[union-attr, operator]
     tailored = nn.Sequential(Tailored(tables=list(configs), device=torch.device("meta")))
-    found = problems(examine_model(small_plan(), tailored))
-    assert any("a Tailored" in says and about == "modules" for about, says in found)
+    wrong = problems(doctor(small_plan(), tailored))
+    assert any("a Tailored" in says and about == "modules" for about, says in wrong)
     model.add_module("positions", nn.Embedding(10, 4))
-    findings = examine_model(small_plan(), model)
-    assert problems(findings) == []
+    found = doctor(small_plan(), model)
+    assert problems(found) == []
     assert any(
-        "'positions': a Embedding, of which every rank has a copy" in f.says for f in findings
+        "'positions': a Embedding, of which every rank has a copy" in f.says for f in found.findings
     )
 
 
 def test_two_tables_of_one_name() -> None:
     model = nn.ModuleList([dlrm(), dlrm()])
     assert any(
-        "both have one of that name" in says
-        for _, says in problems(examine_model(small_plan(), model))
+        "both have one of that name" in says for _, says in problems(doctor(small_plan(), model))
     )
 
 
 def test_a_model_without_tables() -> None:
-    (found,) = problems(examine_model(small_plan(), nn.Linear(2, 2)))
+    (found,) = problems(doctor(small_plan(), nn.Linear(2, 2)))
     assert "holds no EmbeddingBagCollection" in found[1]
 
 
@@ -242,9 +254,10 @@ def test_the_tier_against_the_hosts(host: str, status: int) -> None:
 @pytest.mark.usefixtures("there")
 def test_a_host_with_too_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     from oper.base.free_memory import FreeMemory
-    from oper.doctor import examine
 
-    monkeypatch.setattr(examine, "free_memory", lambda: [FreeMemory("the machine", "m", 1000)])
+    monkeypatch.setattr(
+        "oper.diagnosis.doctor.free_memory", lambda: [FreeMemory("the machine", "m", 1000)]
+    )
     said = oper("doctor", "cpu", "model.py:make_dlrm")
     assert said.status == 1
     assert "WRONG host memory: 2 CPU ranks on this host" in said.out.replace("\n", " ")
@@ -299,7 +312,7 @@ def test_other_versions_and_kernels_are_problems(monkeypatch: pytest.MonkeyPatch
     found = machine_findings.version_findings()
     assert [about for about, _ in problems(found)] == ["versions", "kernels"]
     assert "torch 2.101.0" in found[0].says
-    assert found[-1].do == "build them"
+    assert found[-1].says.endswith("; build them")
 
 
 # Files of models
