@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from oper.base.argument_types import check_type
-from oper.base.errors import OperError
+from oper.base.display import Summarised, Summary
+from oper.base.errors import OperError, check_type
 from oper.base.formatting import format_bytes, format_duration, format_gap, format_share
-from oper.base.summary import Summarised, Summary
 from oper.cost.allreduce import Method
 from oper.cost.workload import Workload
 from oper.files import manifest, storage

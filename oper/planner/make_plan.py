@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from oper.base import native
-from oper.base.argument_types import check_type
+from oper.base.errors import check_type
 from oper.cost.workload import Workload
 from oper.files import storage
 from oper.plan.plan import FORMAT, Plan

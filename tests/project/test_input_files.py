@@ -9,7 +9,6 @@ READERS |= {"np.load", "open_memmap", "yaml.safe_load"}
 # What they open, where it is not what a user names.
 OTHERS = {
     "oper.base.free_memory": "the kernel's figures",
-    "oper.base.native_output": "the null device",
     "oper.base.standard_streams": "the null device and what a descriptor leads to",
     "oper.files.input_files": "the one way",
     "oper.files.storage": "what was written, to flush it",

@@ -16,8 +16,8 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
+from oper.base.arrays import as_bytes
 from oper.base.errors import OperError
-from oper.base.tensors import as_bytes
 from oper.runtime.comm.group import Group
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.progress_signals import Signals

@@ -14,9 +14,8 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from oper.base.arrays import Ints
+from oper.base.arrays import Ints, as_int64
 from oper.base.free_memory import FreeMemory
-from oper.base.tensors import as_int64
 from oper.plan.plan import Plan
 from oper.runtime.comm.node import Node
 from oper.runtime.memory.device import Cpu, Device

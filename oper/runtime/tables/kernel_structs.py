@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from oper.base import native
-from oper.base.tensors import struct_words
+from oper.base.arrays import struct_words
 
 FEATURE = np.dtype(
     [

@@ -20,9 +20,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from oper.base.arrays import Ints
+from oper.base.arrays import Ints, as_bytes
 from oper.base.errors import OperError
-from oper.base.tensors import as_bytes
 from oper.plan.layout import SLOT_BITS
 from oper.runtime.comm.exchange import gather
 from oper.runtime.memory.batch import PreparedBatch

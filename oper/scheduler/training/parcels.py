@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from oper.base.tensors import as_bytes
+from oper.base.arrays import as_bytes
 from oper.scheduler import moves as m
 from oper.scheduler.training.arenas import CacheArenas
 from oper.scheduler.training.tier_shard import TierShard

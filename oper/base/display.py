@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from oper.base.printable import printable
+from oper.base.formatting import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
