@@ -27,9 +27,16 @@ from collections.abc import Callable, Collection, Sequence
 
 from oper.base import native
 from oper.base.errors import OperError
-from oper.runtime.comm.deadline import Deadline
-from oper.runtime.comm.group import SLICE_SECONDS, Group
-from oper.runtime.comm.lost_rank_errors import LostRankError, did_not_come, died, left, told
+from oper.runtime.comm.group import Group
+from oper.runtime.comm.lost_ranks import (
+    SLICE_SECONDS,
+    Deadline,
+    LostRankError,
+    did_not_come,
+    died,
+    left,
+    told,
+)
 
 _log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Counters of what a rank read, sent and updated: no row twice, as sorted_accesses.py has them.
+"""Counters of what a rank read, sent and updated. Of rows, those of a batch count once each.
 
 All are totals since the start or the last `reset`; vectors are indexed by rank. What is counted on
 a device is brought here when somebody looks.

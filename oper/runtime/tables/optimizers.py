@@ -341,6 +341,13 @@ def _unsupported(setting: str, value: Any, optimizer: str) -> OperError:
     )
 
 
+class RowGradients(NamedTuple):
+    """Slots, int64 [n] ascending, and the gradients of their rows, float32 [n, dim]."""
+
+    slots: torch.Tensor
+    grads: torch.Tensor
+
+
 def update_rows(
     optimizer: Optimizer,
     slots: Sequence[Tensor],

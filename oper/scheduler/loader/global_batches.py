@@ -14,7 +14,7 @@ import torch
 
 from oper.base.arrays import Ints
 from oper.base.errors import OperError
-from oper.runtime.comm.lost_rank_errors import LostRankError, rank_names, told
+from oper.runtime.comm.lost_ranks import LostRankError, rank_names, told
 from oper.scheduler.loader.assigner import Assigner
 from oper.scheduler.loader.batch_structure import Part, Structure, first_difference
 from oper.scheduler.loader.cache_assigner import CachedRowsAssigner

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 
 from oper.plan.layout import LOCAL, SLOT_BITS, SLOT_MASK
-from oper.runtime.memory.batch import PreparedBatch
-from oper.runtime.memory.sorted_accesses import SortedRows
+from oper.runtime.memory.prepared_batch import PreparedBatch, SortedRows
 from oper.runtime.tables.kernel_structs import FEATURE
 from oper.scheduler.row_addresses import WIDTH_SHIFT, sample_major
 

@@ -24,9 +24,8 @@ from oper.base.arrays import Ints, as_bytes
 from oper.base.errors import OperError
 from oper.plan.layout import SLOT_BITS
 from oper.runtime.comm.exchange import gather
-from oper.runtime.memory.batch import PreparedBatch
 from oper.runtime.memory.heap import check_memory
-from oper.runtime.memory.sorted_accesses import SortedRows
+from oper.runtime.memory.prepared_batch import PreparedBatch, SortedRows
 from oper.runtime.step.row_source import Fetched, RowSource, SourceParts, Step
 from oper.scheduler import moves as m
 from oper.scheduler.cache import Caches, CacheTooSmallError

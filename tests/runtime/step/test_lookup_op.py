@@ -8,8 +8,7 @@ import torch
 
 from oper.base.errors import OperError
 from oper.runtime.engine import EmbeddingEngine
-from oper.runtime.memory.batch import PreparedBatch
-from oper.runtime.memory.sorted_accesses import NumberedRows, Runs
+from oper.runtime.memory.prepared_batch import NumberedRows, PreparedBatch, Runs
 from oper.runtime.step import sort
 from oper.runtime.table_io import RowRange
 from tests.support.runtime.engine_cases import Case, batch_of, start, tables_of

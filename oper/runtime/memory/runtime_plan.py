@@ -1,4 +1,4 @@
-"""Addresses as the runtime reads them: a replica is told apart from a row that the reader owns.
+"""A plan as the runtime reads it: its addresses, its replicas, and whether it can be trained by.
 
 The plan's map names the reader's own copies LOCAL. Training treats them in two ways, as gradients
 of replicas go through the AllReduce: a row with copies on all ranks gets the field REPLICA here.
