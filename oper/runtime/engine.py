@@ -167,7 +167,7 @@ class EmbeddingEngine:
 
     @property
     def learning_rates(self) -> list[float]:
-        """Of each bucket, to be set."""
+        """The learning rate of each bucket, to be set."""
         return self._trained.learning_rates
 
     @contextmanager
@@ -186,8 +186,8 @@ class EmbeddingEngine:
 
     @property
     def shared_bytes(self) -> dict[str, int]:
-        """Of this rank's shared memory: its heap, and in training its mailbox and its part of the
-        replicas' AllReduce, both at the size that the largest batch so far needed."""
+        """Bytes of this rank's shared memory: its heap, and in training its mailbox and its part of
+        the replicas' AllReduce, both at the size that the largest batch so far needed."""
         return {"heap": self.heap.bytes, **(self.gradients.shared_bytes if self.gradients else {})}
 
     def read_rows(

@@ -1,7 +1,7 @@
 """Moves: what each transmission of an iteration carries, for the ranks that carry it out.
 
 All ranks have the same moves in the same order, as each replays all caches
-(csrc/include/oper/scheduler/moves.h).
+(csrc/include/oper/scheduler/transmissions.h).
 """
 
 import numpy as np

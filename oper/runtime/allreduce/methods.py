@@ -32,11 +32,11 @@ class Method(Protocol):
     Lists have an element for each bucket. Replicas are given by number within their bucket.
     """
 
-    read_bytes: int  # in this step, from memory that other ranks of the node wrote
+    read_bytes: int  # read in this step from memory that other ranks of the node wrote
 
     @property
     def shared_bytes(self) -> int:
-        """Of this rank's shared memory."""
+        """Bytes of this rank's shared memory."""
 
     def mark(self, numbers: Tensors) -> None:
         """Let the other ranks know which replicas were touched here, int64 ascending."""
@@ -85,7 +85,7 @@ class SlicedSum:
 
     @property
     def shared_bytes(self) -> int:
-        """Of the shared memory that this rank brought and all use."""
+        """Bytes of the shared memory that this rank brought and all use."""
         total = self._total_segment.bytes if self._node.rank == self._node.peers[0] else 0
         return self._segments[self._node.rank].bytes + total
 
@@ -160,7 +160,7 @@ class SlicedSum:
 
 
 class Dense:
-    """A gradient of every replica. Untouched ones are told by their padding (padded_gradients.h).
+    """A gradient of every replica. Untouched ones are told by their padding (gradient_buffers.h).
 
     `replicas` and `dims` are those of each bucket; `header_bytes` are kept free before the
     gradients.

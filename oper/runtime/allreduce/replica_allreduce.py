@@ -89,7 +89,7 @@ class ReplicaAllReduce:
 
     @property
     def shared_bytes(self) -> int:
-        """Of this rank's shared memory; it grows with what is touched in a step and is kept."""
+        """Bytes of this rank's shared memory; they grow with what is touched in a step."""
         return 0 if self._method is None else self._method.shared_bytes
 
     def begin(self, step: int, slots: Tensors) -> None:
@@ -116,7 +116,7 @@ class ReplicaAllReduce:
             self._signals.post("reduced", step)
 
     def result(self, step: int) -> list[RowGradients]:
-        """Of each bucket the slots that any rank touched, ascending, and their summed gradients;
+        """The slots of each bucket that any rank touched, ascending, and their summed gradients;
         they may lie in shared memory, and are to be used before the next `begin`."""
         if self._method is None:
             return [RowGradients(*part) for part in zip(self._slots, self._grads, strict=True)]

@@ -106,7 +106,7 @@ class Messages:
             self._socket.sendmsg([header, content], rights, 0, endpoint.address)
         except OSError as error:
             # Its queue is full, or too many descriptors are in flight: a later attempt succeeds.
-            # Or the receiver is gone, which the liveness check finds.
+            # Where the receiver is gone, the liveness check finds it.
             if error.errno in (errno.EAGAIN, errno.ETOOMANYREFS, errno.ECONNREFUSED):
                 return False
             raise

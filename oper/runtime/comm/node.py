@@ -182,7 +182,8 @@ class Node:
 
 
 def _host_digest(number: int) -> bytes:
-    """The same for ranks that can share memory: of one kernel and network namespace."""
+    """A digest that is equal on ranks that can share memory: those of one kernel and network
+    namespace."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_bytes()
     network = os.stat("/proc/self/ns/net")
     return hashlib.sha256(

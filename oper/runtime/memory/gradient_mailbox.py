@@ -31,7 +31,7 @@ class Mailboxes:
 
     @property
     def bytes(self) -> int:
-        """Of this rank's mailbox; it grows with the largest batch and is kept."""
+        """Bytes of this rank's mailbox; it grows with the largest batch and is kept."""
         return self._segments[self._rank].bytes
 
     def open(self, rows: SortedRows) -> list[torch.Tensor]:

@@ -19,8 +19,8 @@ from oper.plan.row_codes import rows_of_tables
 from oper.runtime.memory.device import Device
 
 REPLICA = native.shared("field replica", LOCAL - 1)
-# Of plain arrays for a rank's small tables: most accesses are to these, and translate in a third of
-# the time.
+# What plain arrays for a rank's small tables may take: most accesses are to these, and translate in
+# a third of the time.
 FLAT_BYTES = 1 << 21
 NOT_FOR_TRAINING = (
     "the plan was made for inference, and the model is to be trained by it; make a plan with "

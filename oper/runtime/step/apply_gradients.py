@@ -68,7 +68,7 @@ class Gradients:
 
     @property
     def shared_bytes(self) -> dict[str, int]:
-        """Of this rank's shared memory: what a step's gradients pass through."""
+        """Bytes of this rank's shared memory that a step's gradients pass through."""
         allreduce = 0 if self._replicas is None else self._replicas.shared_bytes
         return {"mailbox": self.mailboxes.bytes, "allreduce": allreduce}
 

@@ -132,7 +132,7 @@ def test_gradients_of_weights_are_those_of_autograd():
 
 @pytest.mark.parametrize("operator", [True, False])
 def test_a_second_backward_is_refused(operator):
-    """As of torch's own functions: rows would be updated twice. A graph that is kept goes on."""
+    """Rows would be updated twice. A graph that is kept goes on, as with torch's own functions."""
     engine = engine_of()
     batch = prepared(engine, 0)
 
