@@ -7,8 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from oper.base.argument_types import check_type
-from oper.base.errors import OperError
+from oper.base.errors import OperError, check_type
 from oper.base.free_memory import free_memory
 from oper.diagnosis.finding import Diagnosis, Finding
 from oper.diagnosis.machine_findings import (

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from oper.base.argument_types import check_type
-from oper.base.errors import OperError
+from oper.base.display import Summarised, Summary
+from oper.base.errors import OperError, check_type
 from oper.base.formatting import format_bytes, format_duration, format_factor, format_gap
-from oper.base.summary import Summarised, Summary
 from oper.cost.workload import Workload
 from oper.plan.settings import PlanSettings
 from oper.planner.compare import METHODS, installed_methods

@@ -11,8 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from oper.base import native
-from oper.base.argument_types import check_type
-from oper.base.errors import OperWarning
+from oper.base.errors import OperWarning, check_type
 from oper.cost.workload import Workload
 from oper.plan.plan import Plan
 from oper.plan.settings import PlanSettings

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from oper.base import native
+from oper.base.arrays import as_int64, as_tensor
 from oper.base.errors import OperError
 from oper.base.free_memory import free_memory
-from oper.base.tensors import as_int64, as_tensor
 from oper.logs.batches.batch import Batch, Jagged
 from oper.logs.table_discovery import Prepared
 from oper.profiling.distinct_rows import tensors

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from oper.base.argument_types import check_type
-from oper.base.errors import OperError
+from oper.base.errors import OperError, check_type
 from oper.logs.batches.batch import Batch, Location
 from oper.logs.formats.keyed_jagged import jagged, keyed_jagged_tensors, samples_of
 from oper.profiling.count_batches import RowCounters

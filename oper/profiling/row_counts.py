@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from oper.base.arrays import Counts, Ints
+from oper.base.display import Summarised, Summary
 from oper.base.errors import OperError
 from oper.base.formatting import format_bytes
-from oper.base.summary import Summarised, Summary
 from oper.profiling.counter_files import SparseCounts
 from oper.profiling.histogram import RowHistogram, histogram
 from oper.tables.table import Table

@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from oper.base.argument_types import check_type
 from oper.base.arrays import Floats, Ints
-from oper.base.errors import OperError
+from oper.base.errors import OperError, check_type
 from oper.base.units import finite_number, whole_number
-from oper.logs.batches.reading_options import LogOptions
+from oper.logs.batches.log_options import LogOptions
 from oper.logs.log import open_log
 from oper.logs.row_reader import RowReader
 from oper.profiling.counting import prepared_for

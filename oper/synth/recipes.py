@@ -16,8 +16,8 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
+from oper.base.arrays import as_int64, as_tensor
 from oper.base.errors import OperError
-from oper.base.tensors import as_int64, as_tensor
 from oper.tables.table import Table
 from oper.tables.table_file import load_tables
 

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torchrec.distributed.types import LazyAwaitable
 
-from oper.base.argument_types import check_type
-from oper.base.errors import OperError
+from oper.base.errors import OperError, check_type
 
 
 @dataclass(frozen=True)

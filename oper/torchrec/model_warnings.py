@@ -8,7 +8,7 @@ from collections.abc import Hashable
 
 import torch.distributed as dist
 
-from oper.base.printable import printable
+from oper.base.formatting import printable
 
 
 class ModelWarnings:

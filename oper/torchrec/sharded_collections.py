@@ -29,9 +29,9 @@ from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 from torchrec.streamable import Multistreamable
 
 from oper.base.errors import OperError
-from oper.runtime import fill_tables
+from oper.runtime import initial_values
 from oper.runtime.engine import EmbeddingEngine
-from oper.runtime.memory.batch import PreparedBatch
+from oper.runtime.memory.prepared_batch import PreparedBatch
 from oper.tables.table import tables_of_collection
 from oper.torchrec import module_tables
 from oper.torchrec.fused_optimizer import BucketOptimizer
@@ -112,7 +112,7 @@ class _ShardedByRows(ShardedEmbeddingModule, FusedOptimizerModule):
         """Give all rows the initial values of their configs' `init_fn`. For all ranks to call."""
         fills = [config.init_fn for config in self._configs]
         self._blocks.replaced(range(len(fills)))
-        fill_tables.fill_tables(self._engine, fills)
+        initial_values.fill_tables(self._engine, fills)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
         # DistributedModelParallel.copy copies models while tensors stay as they are, and so do
@@ -220,7 +220,7 @@ class _ShardedByRows(ShardedEmbeddingModule, FusedOptimizerModule):
             self.reset_parameters()
         else:
             given = [weights[config.name].detach() for config in self._configs]
-            fill_tables.copy_tables(self._engine, given)
+            initial_values.copy_tables(self._engine, given)
 
 
 class _Pooled(LazyGetItemMixin[str, torch.Tensor], LazyNoWait[KeyedTensor]):

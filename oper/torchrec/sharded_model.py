@@ -12,8 +12,7 @@ from torch import nn
 from torchrec.distributed.model_parallel import DistributedModelParallel, get_unwrapped_module
 from torchrec.distributed.types import ModuleSharder, ShardingEnv
 
-from oper.base.argument_types import check_type
-from oper.base.errors import OperError
+from oper.base.errors import OperError, check_type
 from oper.plan.plan import Plan
 from oper.runtime.comm.group import Group
 from oper.runtime.engine import EmbeddingEngine

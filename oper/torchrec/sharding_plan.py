@@ -14,8 +14,7 @@ from torchrec.distributed.types import (
     ShardingType,
 )
 
-from oper.base.argument_types import check_type
-from oper.base.errors import OperError
+from oper.base.errors import OperError, check_type
 from oper.plan.plan import Plan
 from oper.torchrec import module_tables
 from oper.torchrec.model_warnings import ModelWarnings

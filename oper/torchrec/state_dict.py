@@ -27,7 +27,7 @@ from torchrec.distributed.shards_wrapper import LocalShardsWrapper
 
 from oper.base.errors import OperError
 from oper.runtime.engine import EmbeddingEngine
-from oper.runtime.fill_tables import planned_tables
+from oper.runtime.initial_values import planned_tables
 from oper.runtime.table_io import RowBlock, RowRange
 from oper.runtime.tables.optimizer_buckets import TORCH_DTYPE
 from oper.runtime.tables.optimizers import State

@@ -27,10 +27,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+
 from oper.analysis.plan_differences import diff
 from oper.analysis.row_facts import explain
-from oper.plan.some_tables import split_plan
-
 from oper.audit.check import check
 from oper.base import process_signals
 from oper.cost.workload import Workload
@@ -42,6 +41,7 @@ from oper.plan import plan as plans
 from oper.plan.address_map import AddressMap
 from oper.plan.row_moves import RowMoves
 from oper.plan.settings import PlanSettings
+from oper.plan.some_tables import split_plan
 from oper.planner.make_placement import make_placement
 from oper.planner.make_plan import make_plan
 from oper.planner.replan.replan import replan_and_save

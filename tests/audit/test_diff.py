@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from oper.analysis.plan_differences import diff
 
+from oper.analysis.plan_differences import diff
 from oper.base.errors import OperError
 from oper.cost.workload import Workload
 from oper.plan.plan import Plan

@@ -4,8 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from oper.analysis.row_facts import explain
 
+from oper.analysis.row_facts import explain
 from oper.cost.expected_reads import expected_reads
 from oper.cost.workload import Workload
 from oper.plan.plan import Plan

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from oper.base.printable import printable
+from oper.base.formatting import printable
 from oper.profiling.profile import Profile
 from tests.support.commands import Said, fine, oper
 

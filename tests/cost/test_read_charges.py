@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from oper.analysis.row_facts import explain
 
+from oper.analysis.row_facts import explain
 from oper.base.arrays import Floats, Ints
 from oper.base.formatting import format_duration
 from oper.cost.allreduce import METHODS, Method, allreduce_cost

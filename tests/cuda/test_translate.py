@@ -21,7 +21,7 @@ def arguments(
     offsets: torch.Tensor,
     tables: torch.Tensor,
 ) -> list[Any]:
-    """Of the operator: the map and the ids in the device's memory, the segments in the host's."""
+    """The operator's arguments: map and ids in the device's memory, segments in the host's."""
     of_map = (made._maps, *made._arguments, made._flat)
     placed = [device.put(a) if isinstance(a, torch.Tensor) else a for a in of_map]
     return [device.put(values), offsets, tables, *placed]

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from oper.analysis.row_facts import explain
 from safetensors.numpy import load_file, save_file
 
+from oper.analysis.row_facts import explain
 from oper.audit.check import check
 from oper.audit.replay import replay
+from oper.base.arrays import as_int64, as_tensor
 from oper.base.errors import OperError, OperWarning
-from oper.base.tensors import as_int64, as_tensor
 from oper.cost.workload import Workload
 from oper.files.json_file import write_json
 from oper.files.manifest import describe_files, write_manifest

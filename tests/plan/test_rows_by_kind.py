@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oper.base.tensors import as_int64
+from oper.base.arrays import as_int64
 from oper.cost.workload import Workload
 from oper.plan.address_map import AddressMap
 from oper.plan.layout import LOCAL, SLOT_BITS

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from oper.analysis.plan_differences import diff
 from oper.analysis.row_facts import explain
-
 from oper.audit.check import check
 from oper.base.errors import OperError
 from oper.files.manifest import describe_files, write_manifest

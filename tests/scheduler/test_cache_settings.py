@@ -1,4 +1,4 @@
-"""PlanSettings of caches: what is refused, and what their sizes mean."""
+"""Settings of caches: what is refused, and what their sizes mean."""
 
 from typing import Any
 

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
+from oper.base.arrays import as_tensor
 from oper.base.errors import OperError
-from oper.base.tensors import as_tensor
 
 _OfLeaf = Callable[[Any, str, str], Any]
 _ALIGNMENT = 16  # bytes, of the widest type (complex128)

@@ -19,13 +19,12 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 
-from oper.base.argument_types import check_type
 from oper.base.arrays import Floats
-from oper.base.errors import OperError
+from oper.base.errors import OperError, check_type
 from oper.base.units import finite_number, positive_seconds, whole_number
 from oper.plan.plan import Plan
-from oper.runtime.comm.lost_rank_errors import rank_names, told
-from oper.runtime.memory.replica_addresses import plan_digest
+from oper.runtime.comm.lost_ranks import rank_names, told
+from oper.runtime.memory.runtime_plan import plan_digest
 from oper.scheduler.cache_settings import CacheSettings
 from oper.scheduler.dispatch import BLIND, Policy
 from oper.scheduler.loader.assigners import (

@@ -17,7 +17,7 @@ from oper.base.errors import OperError
 from oper.plan.address_map import LOCAL, AddressMap, unpack
 from oper.plan.layout import SLOT_BITS
 from oper.plan.plan import Plan
-from oper.runtime.memory.replica_addresses import FLAT_BYTES
+from oper.runtime.memory.runtime_plan import FLAT_BYTES
 from oper.scheduler.loader.batch_structure import Structure
 from oper.scheduler.row_addresses import WIDTH_SHIFT, sample_major
 from oper.tables.table import Table

@@ -25,14 +25,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from oper.base.arrays import Ints
+from oper.base.arrays import Ints, as_bytes
 from oper.base.errors import OperError
-from oper.base.tensors import as_bytes
 from oper.plan.layout import LOCAL, SLOT_BITS, SLOT_MASK
 from oper.runtime.comm.exchange import gather
-from oper.runtime.memory.batch import PreparedBatch
 from oper.runtime.memory.heap import check_memory
-from oper.runtime.memory.sorted_accesses import SortedRows
+from oper.runtime.memory.prepared_batch import PreparedBatch, SortedRows
 from oper.runtime.step.row_source import Fetched, RowSource, SourceParts, Step
 from oper.runtime.tables.kernel_structs import FEATURE
 from oper.scheduler import transmissions as m

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from oper.base.arrays import Ints
-from oper.base.tensors import as_bytes
+from oper.base.arrays import Ints, as_bytes
 from oper.runtime.comm.exchange import Exchange
 from oper.scheduler import transmissions as m
 from oper.scheduler.training.cache_arenas import CacheArenas

@@ -12,9 +12,9 @@ from oper.cli.plan_commands.diff_text import diff_sentence, print_diff
 from oper.cli.profile_commands.profile_text import print_profile
 from oper.cli.replan import replan_sentence
 from oper.cli.simulate import least_sent
-from oper.scheduler.simulator import BatchTime, SimulatedRun, Simulation, SimulationSettings
 from oper.profiling.profile_summary import AccessSummary, ProfileSummary
 from oper.profiling.sampling import Sampled
+from oper.scheduler.simulator import BatchTime, SimulatedRun, Simulation, SimulationSettings
 from tests.support.commands import fine
 
 Capture = pytest.CaptureFixture[str]

@@ -13,12 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from oper.cli.plan_commands.link_use import link_use
-from oper.cli.plan_commands.plan_facts import copies_text, threshold_text
+from oper.cli.plan_commands.plan_facts import threshold_text
 from rich.cells import cell_len
 
+from oper.analysis.plan_facts import link_use
 from oper.base.formatting import format_share
-from oper.cli.plan_commands.plan_text import print_plan
+from oper.cli.plan_commands.plan_text import copies_text, print_plan
 from oper.plan.plan import Plan
 from oper.plan.rows_by_kind import rows_by_kind
 from oper.planner.class_placement.greedy import MOST_HALVINGS

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oper.plan.tier.join_layouts import split_layout
 
 from oper.plan.address_map import AddressMap
 from oper.plan.layout import Layout, rank_map
-from oper.plan.tier.join_layouts import LayoutPart, join_layouts, split_layout
+from oper.plan.some_layouts import LayoutPart, join_layouts
 from tests.support.planner.layouts import random_layout, tables_of
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from oper.plan.some_tables import split_plan
 from safetensors.numpy import load_file, save
 
 from oper.audit.check import check
@@ -19,6 +18,7 @@ from oper.files.manifest import describe_files, write_manifest
 from oper.plan.layout import LOCAL, SLOT_BITS, SLOT_MASK
 from oper.plan.plan import FORMAT, MARKER, Plan, rank_file
 from oper.plan.settings import PlanSettings
+from oper.plan.some_tables import split_plan
 from oper.planner.make_plan import make_plan
 from oper.tables.table import Table
 from oper.topology.topology import Topology

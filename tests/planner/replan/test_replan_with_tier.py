@@ -11,8 +11,8 @@ from oper.audit.check import check
 from oper.base.errors import OperError
 from oper.plan.plan import Plan
 from oper.plan.settings import PlanSettings
+from oper.planner import place_with_tier
 from oper.planner.make_placement import make_placement
-from oper.planner.place_with_tier import place_with_tier
 from oper.planner.replan.drift import drift
 from oper.planner.replan.replan import replan, replan_and_save
 from oper.planner.replan.replan_with_tier import ReplannedWithTier

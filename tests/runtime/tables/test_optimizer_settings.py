@@ -1,4 +1,4 @@
-"""PlanSettings of optimizers as torch, TorchRec and fused parameters state them, and those refused."""
+"""Settings of optimizers as torch, TorchRec and fused parameters state them, and those refused."""
 
 import numpy as np
 import pytest

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import numpy as np
-from oper.plan.some_tables import split_plan
 
 from oper.cost.workload import Workload
 from oper.plan.plan import Plan
 from oper.plan.settings import PlanSettings
+from oper.plan.some_tables import split_plan
 from oper.profiling.profile import Profile
 from oper.topology.topology import Topology
 from tests.support.planner.drifting import cost_row_by_row, drifting, random_topology

@@ -16,7 +16,7 @@ from oper.base.errors import OperError
 from oper.base.free_memory import FreeMemory
 from oper.plan.plan import Plan
 from oper.runtime.engine import EmbeddingEngine
-from oper.runtime.fill_tables import fill_tables
+from oper.runtime.initial_values import fill_tables
 from oper.runtime.table_io import RowBlock
 from tests.support.runtime.engine_cases import Case, batch_of, gradient_of, module_tables, start
 from tests.support.runtime.mortal_ranks import lose_this_process

@@ -19,8 +19,8 @@ DEADLINE_SECONDS = 20.0
 def run(
     ranks: int, function: Callable[..., Any], *arguments: Any, silent: Collection[int] = ()
 ) -> list[Any]:
-    """Of each rank: what function(rank, group, *arguments) returned, or the OperError it raised,
-    or None if it died or is one of `silent`, which are not waited for. All are killed then.
+    """What function(rank, group, *arguments) returned on each rank, or the OperError it raised, or
+    None if it died or is one of `silent`, which are not waited for. All are killed then.
     """
     with tempfile.TemporaryDirectory() as folder:
         pipes, processes = [], []

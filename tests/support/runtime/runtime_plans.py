@@ -1,12 +1,14 @@
 """Random plans for the tests of the runtime: any placement is right, so none is planned."""
 
 import numpy as np
-from oper.plan.cost import Balance, PlanningRecord, Prediction, Traffic
+from oper.plan.cost import Balance, Prediction
 
 from oper.base import native
-from oper.base.tensors import as_int64, as_tensor
+from oper.base.arrays import as_int64, as_tensor
+from oper.cost.traffic import Traffic
 from oper.cost.workload import Workload
 from oper.plan.layout import Layout
+from oper.plan.memories import PlanningRecord
 from oper.plan.plan import ListedCounts, Plan
 from oper.plan.row_codes import marked_groups, with_marks
 from oper.tables.table import Table

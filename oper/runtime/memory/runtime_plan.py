@@ -1,4 +1,4 @@
-"""Addresses as the runtime reads them: a replica is told apart from a row that the reader owns.
+"""A plan as the runtime reads it: its addresses, its replicas, and whether it can be trained by.
 
 The plan's map names the reader's own copies LOCAL. Training treats them in two ways, as gradients
 of replicas go through the AllReduce: a row with copies on all ranks gets the field REPLICA here.
@@ -19,8 +19,8 @@ from oper.plan.row_codes import rows_of_tables
 from oper.runtime.memory.device import Device
 
 REPLICA = native.shared("field replica", LOCAL - 1)
-# Of plain arrays for a rank's small tables: most accesses are to these, and translate in a third of
-# the time.
+# What plain arrays for a rank's small tables may take: most accesses are to these, and translate in
+# a third of the time.
 FLAT_BYTES = 1 << 21
 NOT_FOR_TRAINING = (
     "the plan was made for inference, and the model is to be trained by it; make a plan with "

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torchrec import KeyedJaggedTensor
 
 from oper.base.errors import OperError
-from oper.runtime.step.bags import bags_on_device, bags_on_host
+from oper.runtime.step.prepare_batch import bags_on_device, bags_on_host
 
 
 def kjt(features: int, values: int, **parts) -> KeyedJaggedTensor:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from oper.base.printable import printable
+from oper.base.formatting import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -31,7 +31,7 @@ class Summary:
         return f"and {more:,} more" if more > 0 else ""
 
     def to_html(self) -> str:
-        """As HTML, with every text escaped."""
+        """The summary as HTML, with every text escaped."""
         escape = html.escape
         parts = [f"<p><b>{escape(self.title)}</b></p>"]
         if self.facts:
@@ -49,7 +49,7 @@ class Summary:
         return "".join(parts)
 
     def to_rich(self) -> "RenderableType":
-        """As rich prints it."""
+        """The summary as rich prints it."""
         from rich.console import Group
         from rich.table import Table
         from rich.text import Text

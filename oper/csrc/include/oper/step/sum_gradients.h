@@ -49,10 +49,10 @@ struct GradientPlaces {
   const int32_t* offsets32 = nullptr;  // of bags; one of the two unless every access is a bag
   const int64_t* offsets64 = nullptr;
 
-  // Of positions, or bags. Where no segment is empty and all have one length and stride: segment =
-  // position · reciprocal >> shift, exact as 2^shift exceeds the accesses times the length.
-  // Otherwise shift is 0, and positions are looked up by blocks of 2^block_bits, about a thousand,
-  // few of which hold the end of a segment.
+  // How a position, or a bag, leads to its segment. Where no segment is empty and all have one
+  // length and stride: segment = position · reciprocal >> shift, exact as 2^shift exceeds the
+  // accesses times the length. Otherwise shift is 0, and positions are looked up by blocks of
+  // 2^block_bits, about a thousand, few of which hold the end of a segment.
   int shift = 0;
   uint32_t reciprocal = 0;
   uint32_t stride = 0;

@@ -5,12 +5,12 @@ import sys
 
 SCRIPT = """
 import ctypes
-from oper.base import native_output
+from oper.base import standard_streams
 libc = ctypes.CDLL(None)
 print("before", flush=False)
-with native_output.dropped():
+with standard_streams.native_output_dropped():
     libc.puts(b"from C")
-    with native_output.dropped():
+    with standard_streams.native_output_dropped():
         libc.puts(b"from C, further in")
     libc.puts(b"from C again")
 libc.puts(b"C after")

@@ -2,9 +2,9 @@
 //
 // Work is cut into tiles, each of a few bags of all features, so that parts of the output that lie
 // together are written together. Rows come in no order, and each would be waited for: where they
-// lie is found in blocks of kBlock, and with each row that is read the one kBlock rows further on
-// is fetched, across bags, features and tiles. A row that is not mapped is read as zeros and told
-// afterwards (`check`), as nothing may be thrown through what reads them (simd.h).
+// lie is found in blocks of kRowsPerBlock, and with each row that is read the one kRowsPerBlock
+// rows further on is fetched, across bags, features and tiles. A row that is not mapped is read as
+// zeros and told afterwards (`check`), as nothing may be thrown through what reads them (simd.h).
 #pragma once
 
 #include <algorithm>
@@ -22,7 +22,7 @@ namespace oper {
 
 constexpr int64_t kBagsPerTile = 128;
 constexpr int64_t kAccessesPerTile = 1 << 16;
-constexpr int64_t kBlock = 32;
+constexpr int64_t kRowsPerBlock = 32;
 constexpr int64_t kFetchedBytes = 1024;  // of a row at most; the hardware sees where it goes on
 
 // The accesses of a batch, and which bags they fall into.
@@ -132,7 +132,7 @@ class RowStream {
  private:
   // Rows of one size; null after the last, so that fetching them does no harm.
   struct Block {
-    const uint8_t* rows[kBlock] = {};
+    const uint8_t* rows[kRowsPerBlock] = {};
     int64_t count = 0;
     int64_t fetched_bytes = 0;
   };
@@ -148,13 +148,13 @@ class RowStream {
   // Finds the rows after those of `now_`.
   void find_block() {
     next_->count = next_->fetched_bytes = 0;
-    while (next_->count < kBlock && (access_ < end_ || next_slice())) {
+    while (next_->count < kRowsPerBlock && (access_ < end_ || next_slice())) {
       const int64_t bytes = std::min(feature_->row_bytes, kFetchedBytes);
       if (next_->count > 0 && bytes != next_->fetched_bytes) break;
       next_->fetched_bytes = bytes;
-      find(std::min(kBlock - next_->count, end_ - access_));
+      find(std::min(kRowsPerBlock - next_->count, end_ - access_));
     }
-    std::fill(next_->rows + next_->count, next_->rows + kBlock, nullptr);
+    std::fill(next_->rows + next_->count, next_->rows + kRowsPerBlock, nullptr);
   }
 
   void find(int64_t size) {

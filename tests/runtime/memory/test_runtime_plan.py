@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from oper.plan.layout import SLOT_BITS, SLOT_MASK
 from oper.runtime.memory.device import Cpu
-from oper.runtime.memory.replica_addresses import REPLICA, replica_slots, runtime_map
+from oper.runtime.memory.runtime_plan import REPLICA, replica_slots, runtime_map
 from oper.tables.table import Table
 from tests.support.runtime.runtime_plans import random_plan
 

@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from oper.base.summary import Summary
+from oper.base.display import Summary
 
 HOSTILE = "<script>alert(1)</script> [bold]"
 

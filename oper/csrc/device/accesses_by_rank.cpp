@@ -7,7 +7,7 @@
 
 #include <algorithm>
 
-#include "cpu/step/feature_accesses.h"
+#include "cpu/step/batch_arguments.h"
 #include "device/library.h"
 
 namespace oper {
@@ -37,8 +37,9 @@ at::Tensor accesses_by_rank(const at::Tensor& addresses, const at::Tensor& segme
       a.features[n] = {of.begin(f), of.end(f), of[f].bucket};
       most = std::max(most, of.end(f) - of.begin(f));
     }
-    check_device(device_library().count_accesses(&a, count, most, reinterpret_cast<void*>(stream)),
-                 "counting accesses could not be started");
+    check_device(
+        device_library().accesses_by_rank(&a, count, most, reinterpret_cast<void*>(stream)),
+        "counting accesses could not be started");
   }
   return counts;
 }
@@ -48,7 +49,7 @@ at::Tensor accesses_by_rank(const at::Tensor& addresses, const at::Tensor& segme
 
 TORCH_LIBRARY_IMPL(oper, CUDA, m) { m.impl("accesses_by_rank", oper::accesses_by_rank); }
 
-// The same for tests, of memory that the emulator takes for a device's.
+// accesses_by_rank for tests, of memory that the emulator takes for a device's.
 TORCH_LIBRARY_FRAGMENT(oper_emulated, m) {
   m.def(
       "accesses_by_rank(Tensor addresses, Tensor segment_offset, Tensor features, int buckets,"

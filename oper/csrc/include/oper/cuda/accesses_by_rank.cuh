@@ -11,7 +11,7 @@ namespace oper {
 constexpr int kAddresses = 8;  // that a thread holds
 constexpr int kWarpThreads = 32;
 
-__global__ void __launch_bounds__(256) count_accesses(const __grid_constant__ CountArguments a) {
+__global__ void __launch_bounds__(256) accesses_by_rank(const __grid_constant__ CountArguments a) {
   const CountFeature& feature = a.features[blockIdx.y];
   const int64_t warp = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / kWarpThreads;
   const int lane = static_cast<int>(threadIdx.x) % kWarpThreads;

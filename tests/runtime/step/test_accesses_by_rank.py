@@ -6,7 +6,7 @@ import torch
 
 from oper.base import native
 from oper.plan.layout import LOCAL, SLOT_BITS
-from oper.runtime.memory.replica_addresses import REPLICA
+from oper.runtime.memory.runtime_plan import REPLICA
 from oper.runtime.tables.kernel_structs import FEATURE, as_words
 
 
