@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from oper.base.errors import OperError
@@ -29,6 +29,7 @@ from oper.report.write_report import write_report
 from oper.topology.topology import Topology
 from tests.report.conftest import Reported
 from tests.support.commands import fine
+from tests.support.examples import examples
 from tests.support.planner.profiles import make_profile
 
 TOPOLOGIES = ("dgx-a100", "2x2-a100", "cpu:3", "1x1-a100", "3x2-h100")
@@ -39,7 +40,7 @@ def plan(reported: Reported) -> Plan:
     return load_plan(reported.file("plan"))
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(
     st.integers(0, 10_000),
     st.sampled_from(TOPOLOGIES),

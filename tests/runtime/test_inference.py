@@ -5,12 +5,13 @@ import signal
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from oper.base.errors import OperError
 from oper.runtime.engine import EmbeddingEngine
 from tests.support.commands import fine, write_log
+from tests.support.examples import examples
 from tests.support.runtime import inference_cases as cases
 from tests.support.runtime import mortal_ranks
 from tests.support.runtime.engine_cases import Case, batch_of, module_tables, tables_of
@@ -57,7 +58,7 @@ any_case = st.builds(
 )
 
 
-@settings(max_examples=16)
+@examples(16)
 @given(
     any_case,
     st.sampled_from([0.0, 0.5, 1.0]),

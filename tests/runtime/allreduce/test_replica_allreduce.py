@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from oper.base import native
@@ -15,6 +15,7 @@ from oper.runtime.allreduce.replica_allreduce import BucketReplicas, ReplicaAllR
 from oper.runtime.allreduce.replica_check import UnequalReplica, unequal_replicas
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.progress_signals import Signals
+from tests.support.examples import examples
 from tests.support.runtime.ranks import Ranks
 
 METHODS = ("bitmap", "dense", "allgather")
@@ -135,13 +136,13 @@ cases = st.builds(
 )
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(cases, st.sampled_from(METHODS))
 def test_sums_of_one_node(ranks, case, method):
     assert_sums(ranks, case, method, ONE_NODE[case.ranks])
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(cases, st.sampled_from(METHODS), st.lists(st.integers(0, 3), min_size=4, max_size=4))
 def test_sums_of_any_nodes(ranks, case, method, nodes):
     assert_sums(ranks, case, method, nodes[: case.ranks])

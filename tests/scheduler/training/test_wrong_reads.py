@@ -3,10 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from oper.scheduler.cache_settings import CacheSettings
+from tests.support.examples import examples
 from tests.support.runtime.ranks import Ranks
 from tests.support.runtime.runtime_plans import random_plan
 from tests.support.scheduler.read_contents import Steps, lacking, train
@@ -44,7 +45,7 @@ def counted_and_real(ranks: Ranks, case: Steps, cache: CacheSettings):
     return (counted["wrong_reads"], counted["lag"]), lacking(case, reads)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     cases,
     st.sampled_from(["25%", "50%", "100%"]),
@@ -58,7 +59,7 @@ def test_wrong_reads_are_those_of_training(ranks, case, size, sync, evict):
     assert counted[1] == real[1] or case.late
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     cases,
     st.sampled_from(["25%", "100%"]),
