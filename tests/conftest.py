@@ -11,7 +11,7 @@ import pytest
 from tests.support.examples import QUICK_EXAMPLES
 
 if TYPE_CHECKING:
-    from tests.support.torchrec.worlds import Worlds
+    from tests.support.runtime.worlds import Worlds
 
 # A shell's background jobs ignore Ctrl-C, and so would the commands that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -46,8 +46,13 @@ def shared_data() -> Path:
 
 @pytest.fixture(scope="session")
 def worlds() -> Iterator["Worlds"]:
-    """Processes that know torchrec, for all tests of a run, as importing it takes a while."""
-    from tests.support.torchrec.worlds import Worlds
+    """Ranks for all tests of a run, in worlds of several sizes."""
+    from tests.support.runtime.worlds import Worlds
 
     with Worlds() as started:
         yield started
+
+
+@pytest.fixture(scope="session")
+def ranks(worlds: "Worlds") -> "Worlds":
+    return worlds

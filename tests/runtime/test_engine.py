@@ -12,19 +12,13 @@ from hypothesis import strategies as st
 from oper.runtime.table_io import RowBlock, RowRange
 from tests.support.examples import examples
 from tests.support.runtime.engine_cases import Case, Reference, run_case, start, tables_of
-from tests.support.runtime.ranks import Ranks
 from tests.support.runtime.runtime_plans import random_plan
+from tests.support.runtime.worlds import Worlds
 
 TOLERANCE = {"fp32": 2e-5, "fp16": 2e-2, "bf16": 1e-1}
 
 
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(4) as started:
-        yield started
-
-
-def assert_equals_unsharded(ranks: Ranks, case: Case, plan, nodes=None) -> list[dict]:
+def assert_equals_unsharded(ranks: Worlds, case: Case, plan, nodes=None) -> list[dict]:
     found = ranks.run(case.ranks, run_case, case, plan, nodes)
     reference = Reference(case)
     near: dict[str, Any] = {"rtol": TOLERANCE[case.dtype], "atol": TOLERANCE[case.dtype]}

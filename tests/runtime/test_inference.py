@@ -16,15 +16,10 @@ from tests.support.runtime import inference_cases as cases
 from tests.support.runtime import mortal_ranks
 from tests.support.runtime.engine_cases import Case, batch_of, module_tables, tables_of
 from tests.support.runtime.forkserver import context
-from tests.support.runtime.ranks import RankFailedError, Ranks
+from tests.support.runtime.ranks import RankFailedError
 from tests.support.runtime.runtime_plans import random_plan
+from tests.support.runtime.worlds import Worlds
 from tests.support.torchrec.models import plan_tables
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(4) as started:
-        yield started
 
 
 def inference_plan(case: Case, fetch: str = "raw", **options):
@@ -32,7 +27,7 @@ def inference_plan(case: Case, fetch: str = "raw", **options):
     return random_plan(case.seed, tables, case.ranks, fetch=fetch, mode="inference", **options)
 
 
-def assert_serves_as_unsharded(ranks: Ranks, case: Case, plan, nodes=None) -> list[dict]:
+def assert_serves_as_unsharded(ranks: Worlds, case: Case, plan, nodes=None) -> list[dict]:
     found = ranks.run(case.ranks, cases.serve, case, plan, nodes)
     expected = cases.Expected(case)
     for rank, mine in enumerate(found):

@@ -17,18 +17,13 @@ from oper.runtime.comm.node import Node
 from oper.runtime.comm.progress_signals import Signals
 from tests.support.examples import examples
 from tests.support.runtime.ranks import Ranks
+from tests.support.runtime.worlds import Worlds
 
 METHODS = ("bitmap", "dense", "allgather")
 COUNTERS = ("marked", "published", "reduced", "applied")
 # Ranks that share memory have equal numbers.
 ONE_NODE = {n: [0] * n for n in range(1, 5)}
 OWN_NODES = {n: list(range(n)) for n in range(1, 5)}
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(4) as started:
-        yield started
 
 
 @dataclass(frozen=True)
@@ -108,7 +103,7 @@ def run_case(rank: int, group, case: Case, method: str, nodes: list[int]):
     return results, counted
 
 
-def assert_sums(ranks: Ranks, case: Case, method: str, nodes: list[int]) -> np.ndarray:
+def assert_sums(ranks: Worlds, case: Case, method: str, nodes: list[int]) -> np.ndarray:
     """Run it, compare everything; returns the bytes, [ranks, steps, (all, network)]."""
     found = ranks.run(case.ranks, run_case, case, method, nodes)
     order = OWN_NODES[case.ranks] if method == "allgather" else nodes

@@ -17,22 +17,17 @@ from oper.tables.table import Table
 from tests.scheduler.state_model import StateModel
 from tests.support.examples import examples
 from tests.support.runtime.engine_cases import Case, Reference, batch_of, features_of, tables_of
-from tests.support.runtime.ranks import RankFailedError, Ranks
+from tests.support.runtime.ranks import RankFailedError
 from tests.support.runtime.runtime_plans import random_plan
+from tests.support.runtime.worlds import Worlds
 from tests.support.scheduler.cached_cases import Script, run_cached
 
 PLAIN = Script()
 TOLERANCE = {"fp32": 5e-5, "fp16": 2e-2, "bf16": 1e-1}
 
 
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(4) as started:
-        yield started
-
-
 def assert_equals_unsharded(
-    ranks: Ranks, case: Case, plan: Any, cache: CacheSettings, script: Script = PLAIN, nodes=None
+    ranks: Worlds, case: Case, plan: Any, cache: CacheSettings, script: Script = PLAIN, nodes=None
 ) -> dict[str, list[int]]:
     found = ranks.run(case.ranks, run_cached, case, plan, cache, script, nodes)
     reference = Reference(case)

@@ -15,8 +15,8 @@ from oper.scheduler.cache_settings import CacheSettings
 from oper.scheduler.dispatch import Policy
 from oper.scheduler.simulator import Settings, simulate
 from oper.scheduler.trace import Trace
+from tests.support.runtime.worlds import Worlds
 from tests.support.scheduler import dispatched_cases as cases
-from tests.support.torchrec.worlds import Worlds
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from oper.scheduler.cache_settings import CacheSettings
 from tests.support.examples import examples
-from tests.support.runtime.ranks import Ranks
 from tests.support.runtime.runtime_plans import random_plan
+from tests.support.runtime.worlds import Worlds
 from tests.support.scheduler.read_contents import Steps, lacking, train
 
 some_steps = st.sampled_from([(), (), (1,), (0, 3, 4)])
@@ -25,13 +25,7 @@ cases = st.builds(
 )
 
 
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(4) as started:
-        yield started
-
-
-def counted_and_real(ranks: Ranks, case: Steps, cache: CacheSettings):
+def counted_and_real(ranks: Worlds, case: Steps, cache: CacheSettings):
     plan = random_plan(case.seed, (case.table,), case.ranks, tier=(0,))
     results = ranks.run(case.ranks, train, case, plan, cache)
     counted = results[0][1]
