@@ -19,6 +19,7 @@ from oper.planner.make_plan import make_plan
 from oper.planner.problem.problem import Settings
 from oper.planner.replan.replan import replan
 from oper.profiling.profile import Profile
+from oper.report import plan_page as plan_page_module
 from oper.report.charts.chart import Chart
 from oper.report.charts.comparison_bars import beside, comparison_chart
 from oper.report.kind_times import kind_times
@@ -106,9 +107,13 @@ def words(page: Page, key: str) -> str:
 
 @pytest.mark.parametrize("name", TOPOLOGIES)
 @pytest.mark.parametrize("mode", ["training", "inference"])
-def test_every_kind_of_plan_has_a_page(tmp_path: Path, name: str, mode: str) -> None:
+def test_every_kind_of_plan_has_a_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, mode: str
+) -> None:
     profile = make_profile(5)
     made = planned(tmp_path, profile, name, mode, 0.3)
+    curve = plan_page_module._curve(made, profile)  # of both pages below, and takes the longest
+    monkeypatch.setattr(plan_page_module, "_curve", lambda *_: curve)
     for material in (Material(), Material(profile)):
         page = plan_page(made, "a plan", material)
         bars = chart(page, "memory")
