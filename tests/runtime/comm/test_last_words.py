@@ -187,9 +187,7 @@ def test_a_thread_that_never_begins_is_not_waited_for(monkeypatch: pytest.Monkey
     for _ in range(2):
         failures.fail("no addresses are left")
     assert said == {"oper/0/failure": "no addresses are left"}
-    assert (
-        time.monotonic() - began < 4
-    )  # about twice the seconds of an answer, and room
+    assert time.monotonic() - began < 4  # about twice the seconds of an answer, and room
 
 
 SCRIPT = """
