@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from oper.runtime.comm.lost_rank_errors import LostRankError
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.progress_signals import Signals
 from tests.support.runtime import mortal_ranks
+from tests.support.runtime.scripts import Script
 
 ENDS: dict[str, tuple[Any, str]] = {
     "by status 0": (SystemExit(0), "rank 1 left while rank 0 waited for it to finish: the script"),
@@ -215,18 +217,9 @@ else:
 )
 def test_scripts_that_end(tmp_path: Path, does: str, text: str) -> None:
     """Processes that are not of multiprocessing end in another way."""
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, str(rank), str(tmp_path / "store"), does],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        _, errors = ranks[0].communicate(timeout=60)
-    finally:
-        for process in ranks:
-            process.kill()
-            process.communicate()
+    with ExitStack() as started:
+        ranks = [Script(SCRIPT, rank, tmp_path / "store", does) for rank in range(2)]
+        for rank in ranks:
+            started.callback(rank.close)
+        errors = ranks[0].errors(timeout=60)
     assert f"LostRankError: {text}" in errors
