@@ -8,7 +8,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from oper.analysis.row_facts import explain
@@ -45,6 +45,7 @@ from oper.profiling.profile import Profile
 from oper.tables.table import Table
 from oper.topology.links import link_matrix
 from oper.topology.topology import Topology
+from tests.support.examples import examples
 from tests.support.planner.instances import make_classes, make_problem, topologies, workloads
 
 M_MANY = 1024
@@ -246,7 +247,7 @@ def test_replication_rule_and_bounds(
 
 
 @given(placements())
-@settings(max_examples=15)
+@examples(15)
 def test_exact_programme(drawn: tuple[ClassProblem, HolderSets, Ints, Method]) -> None:
     """What the solver minimised is what the placement that it found costs."""
     problem, _, _, _ = drawn

@@ -12,6 +12,8 @@ import pytest
 
 from scripts import build_cuda
 
+pytestmark = pytest.mark.check
+
 # Registers a thread at the most: the 65,536 of a multiprocessor over the threads that are to be on
 # it. Above, ptxas would spill, which no kernel may.
 MOST_REGISTERS = {"pool_bags": 64, "copy_rows": 40, "translate_ids": 40, "accesses_by_rank": 32}

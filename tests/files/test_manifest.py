@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from oper.base.errors import OperError, OperWarning
@@ -16,6 +16,7 @@ from oper.files.manifest import open_folder, write_manifest
 from oper.profiling.profile import FORMAT, MARKER, Profile, write_windows
 from oper.tables.table import Table
 from tests.support.commands import oper
+from tests.support.examples import examples
 
 
 def a_profile(seed: int = 0) -> Profile:
@@ -36,7 +37,7 @@ def copied(saved: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(saved, tmp_path / "p"))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+@examples(200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_flipped_bit_is_found(saved: Path, tmp_path: Path, data: st.DataObject) -> None:
     folder = tmp_path / "p"

@@ -13,13 +13,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from torchrec import KeyedJaggedTensor
 
 from oper.base.errors import OperError
 from oper.logs import LogOptions, Prepared, RowReader, open_log, prepare, read
 from oper.tables.table import IdRule, Table
+from tests.support.examples import examples
 
 JAGGED = LogOptions(values=("item",), lengths=("lengths",))
 
@@ -239,7 +240,7 @@ def test_truncated_files(tmp_path: Path, make: Callable[[Path], Path], share: fl
 
 
 @pytest.mark.parametrize("make", SAMPLES)
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=15)
+@examples(15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(position=st.floats(0, 1, exclude_max=True), flip=st.integers(1, 255))
 def test_damaged_files(
     tmp_path: Path, make: Callable[[Path], Path], position: float, flip: int

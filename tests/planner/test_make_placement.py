@@ -5,7 +5,7 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from hypothesis import given, reject, settings
+from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from oper.audit.check import check
@@ -23,7 +23,7 @@ from oper.profiling.profile import Profile
 from oper.tables.table import Table
 from oper.topology.topology import Topology
 from tests.support.commands import tree
-from tests.support.examples import at_least
+from tests.support.examples import at_least, examples
 from tests.support.planner.instances import topologies, workloads, zipf_counts
 
 
@@ -66,7 +66,7 @@ def needs_room(profile: Profile, topology: Topology, workload: Workload) -> None
 
 @at_least(60)
 @given(profiles(), topologies(), workloads, st.sampled_from([0.0, 0.05, 0.5]))
-@settings(max_examples=60)
+@examples(60)
 def test_plans_keep_limits_are_certified_and_beat_every_baseline(
     profile: Profile, topology: Topology, workload: Workload, extra_memory: float
 ) -> None:
@@ -84,7 +84,7 @@ def test_plans_keep_limits_are_certified_and_beat_every_baseline(
 
 @at_least(25)
 @given(profiles(), topologies(), workloads)
-@settings(max_examples=25)
+@examples(25)
 def test_plans_pass_their_check_from_disk(
     tmp_path_factory: pytest.TempPathFactory,
     profile: Profile,

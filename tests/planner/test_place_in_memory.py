@@ -247,9 +247,6 @@ PLAN = ("plan", "p", "--topology", "2x2-a100", "--mode", "inference")
 
 
 def test_the_curve_needs_no_folder_and_may_have_one(saved: Path) -> None:
-    text = fine(*PLAN, "--curve")
-    assert "the plan" in text
-    assert max(map(len, text.splitlines())) <= 100
     said = json.loads(fine(*PLAN, "--curve", "--json"))
     assert said["plan"] is None
     assert sum(point["plan"] for point in said["curve"]) == 1

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-from hypothesis import given, reject, settings
+from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from oper.audit.check import check
@@ -31,7 +31,7 @@ from oper.profiling.profile import Profile
 from oper.tables.table import Table
 from oper.topology.host_tier import tier_topology
 from oper.topology.topology import Topology
-from tests.support.examples import at_least
+from tests.support.examples import at_least, examples
 from tests.support.planner.drifting import make_profile, seeds, slots_of
 from tests.support.planner.tiers import assert_figures_are_true, drawn, with_hosts
 
@@ -47,7 +47,7 @@ def planned(seed: int) -> tuple[PlannedWithTier, Profile]:
 
 @at_least(25)
 @given(seeds)
-@settings(max_examples=40)
+@examples(40)
 def test_plans_hold_what_they_promise(seed):
     made, profile = planned(seed)
     with TemporaryDirectory() as place:
@@ -121,7 +121,7 @@ def all_times(problem: Problem) -> list[np.ndarray]:
 
 @at_least(25)
 @given(seeds, st.sampled_from([2, 3]), st.sampled_from([0.0, 0.7]))
-@settings(max_examples=40)
+@examples(40)
 def test_no_placement_of_both_is_below_the_bound(seed, ranks, extra):
     random = np.random.default_rng(seed)
     cost = random.choice([1e-9, 2e-9, 1e-8], (ranks, ranks))

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -24,6 +24,7 @@ from oper.profiling.profile import Profile, merge
 from oper.profiling.sampling import Sampling, hot_missed, poisson_mixture
 from oper.profiling.windows import EqualWindows, TimeWindows
 from oper.tables.table import Table
+from tests.support.examples import examples
 
 JAGGED = LogOptions(values=("item",), lengths=("lengths",))
 CRITEO = LogOptions(columns=("C*",), missing="-1")
@@ -151,7 +152,7 @@ def test_python_api_counts_keyed_jagged_tensors(tmp_path: Path) -> None:
         profile(batches, [Table("t", 1, features=("f",)), tables[1]])
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(
     lengths=st.lists(st.integers(0, 5), min_size=5, max_size=40).filter(any),
     windows=st.integers(1, 5),
@@ -178,7 +179,7 @@ def test_equal_windows_cover_the_log(
     )
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(
     samples=st.integers(20, 300),
     windows=st.integers(1, 5),

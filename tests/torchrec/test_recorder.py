@@ -9,9 +9,9 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 import oper
 from oper.base.errors import OperError
 from oper.profiling.profile import Profile
+from tests.support.runtime.worlds import Worlds
 from tests.support.torchrec import recording_cases as cases
 from tests.support.torchrec.models import SAMPLES, Model, batch
-from tests.support.torchrec.worlds import Worlds
 
 
 @pytest.fixture(scope="module")

@@ -39,6 +39,7 @@ def test_numbers_have_no_exponents(here: Path, command: str) -> None:
     text = fine(*command.split())
     assert not re.search(r"\d[eE][-+]?\d", text), text
     assert max(map(len, text.splitlines())) <= 100
+    assert ("the plan" in text) == ("--curve" in command)
 
 
 def test_topologies_in_plain_words(here: Path) -> None:

@@ -1,6 +1,7 @@
 """What `oper plan` and `oper plan show` print: sentences first, ranks, tables by kind, and why."""
 
 import copy
+import itertools
 import json
 import re
 from pathlib import Path
@@ -150,9 +151,22 @@ def enlarged(content: dict[str, Any], ranks: int, tables: int, name: Any) -> dic
     return big | {"ranks": ranks}
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(("ranks", "tables"), [(1024, 856), (4, 14), (17, 15)])
-@pytest.mark.parametrize("verbose", [False, True])
+# Of the largest plans, which take long to print, each name once.
+LARGE = {("long", True), ("wide", False), ("accents", False)}
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "tables", "verbose"),
+    [
+        pytest.param(
+            *(name, ranks, tables, verbose),
+            marks=[pytest.mark.slow] * (ranks == 1024 and (name, verbose) not in LARGE),
+        )
+        for name, (ranks, tables), verbose in itertools.product(
+            NAMES, [(1024, 856), (4, 14), (17, 15)], [False, True]
+        )
+    ],
+)
 def test_many_ranks_and_tables_and_long_names_keep_100_columns(
     shown: dict[str, Any], capsys: Capture, name: str, ranks: int, tables: int, verbose: bool
 ) -> None:

@@ -24,9 +24,9 @@ from oper.scheduler.simulator import Methods, SimulationSettings, replay
 from oper.scheduler.trace import Trace
 from tests.support.runtime import mortal_ranks
 from tests.support.runtime.runtime_plans import random_plan
+from tests.support.runtime.worlds import Worlds
 from tests.support.scheduler import loader_cases as cases
 from tests.support.scheduler.loader_batches import STRUCTURES, TABLES, batch, samples_of
-from tests.support.torchrec.worlds import Worlds
 
 STEPS, M = 4, cases.SAMPLES
 POLICIES = ("random", "in-order", "laia", "laia:1", "esd:0", "esd:0.5", "esd", "grouped")

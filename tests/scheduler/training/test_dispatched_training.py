@@ -13,8 +13,8 @@ from oper.logs import RowReader, open_log, prepare
 from oper.scheduler.cache_settings import CacheSettings
 from oper.scheduler.simulator import Methods, SimulationSettings, replay
 from oper.scheduler.trace import Trace
+from tests.support.runtime.worlds import Worlds
 from tests.support.scheduler import dispatched_cases as cases
-from tests.support.torchrec.worlds import Worlds
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

@@ -13,7 +13,7 @@ from typing import Any
 from oper.base.errors import OperError
 from tests.support.runtime.forkserver import context
 
-DEADLINE_SECONDS = 20.0
+DEADLINE_SECONDS = 60.0  # of ranks that hang; however busy the machine is, others have an outcome
 
 
 def run(

@@ -1,4 +1,7 @@
-"""Worlds of several sizes: a ShardingEnv of TorchRec's is made by all ranks that there are."""
+"""The ranks that tests of a run share: worlds of several sizes, started when they are first needed.
+
+A test whose ranks die or stop starts its own (`mortal_ranks`, or `Ranks` in a `with`).
+"""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -8,7 +11,8 @@ from tests.support.runtime.ranks import Ranks
 
 
 class Worlds(ExitStack):
-    """Worlds of two ranks and more, each started when it is first needed."""
+    """Worlds of two ranks and more. A function runs in a world of just its ranks, as new groups of
+    processes, such as TorchRec's ShardingEnv has, are made by all ranks that there are."""
 
     def __init__(self) -> None:
         super().__init__()
