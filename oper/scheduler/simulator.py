@@ -10,18 +10,19 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import product
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.arrays import Floats, Ints
+from oper.base.defaults import DIM
 from oper.base.errors import OperError, check_type
 from oper.base.units import finite_number, whole_number
-from oper.logs.batches.log_options import LogOptions
+from oper.logs.batches.log_options import LogKeywords, LogOptions
 from oper.logs.log import open_log
 from oper.logs.row_reader import RowReader
-from oper.profiling.counting import prepared_for
+from oper.profiling.table_options import TableOptions
 from oper.scheduler.adaptive_laia import Infrequency
 from oper.scheduler.cache import (
     MOST_WORKERS,
@@ -39,7 +40,6 @@ from oper.scheduler.transmissions import PUSHES, TRANSMISSIONS, add_to
 from oper.tables.table import offsets
 
 # Herald's settings: values of a row, and its optimizer, of tables that a log alone describes.
-DIM, OPTIMIZER = 512, "sgd"
 POLICIES, SYNCS, EVICT = "random,laia,esd,grouped", "bsp,on-demand", "lru"
 
 
@@ -274,7 +274,9 @@ def simulate(
     policy: str | Sequence[str] = POLICIES,
     sync: str | Sequence[str] = SYNCS,
     evict: str | Sequence[str] = EVICT,
-    options: LogOptions | None = None,
+    dim: int = DIM,
+    optimizer: str = "sgd",
+    **reading: Unpack[LogKeywords],
 ) -> Simulation:
     """Replay a log through the caches of several workers, and count what they transmit.
 
@@ -284,8 +286,7 @@ def simulate(
     Args:
         log: any iterable of TorchRec `KeyedJaggedTensor` batches, or paths of files, as for
             `oper.profile`. Samples are put together anew, to batches of `settings.batch_size`.
-        tables: as for `oper.profile`; None infers them from the log, with 512 values a row that
-            plain SGD trains.
+        tables: as for `oper.profile`; None infers them from the log.
         settings: the workers, the samples of an iteration over all of them, caches and links;
             Herald's unless given.
         policy: which worker trains which sample: random, in-order, laia, laia:TABLES, esd,
@@ -293,7 +294,8 @@ def simulate(
         sync: when updates reach the tier: bsp, on-demand, peer, fae:SHARE, het:S or het-exact:S;
             several as `policy`.
         evict: what leaves a full cache: lru, lfu, light-lfu or emark; several as `policy`.
-        options: how to read files.
+        dim, optimizer: of tables that do not state them, as for `oper.profile`.
+        reading: how to read the log, as for `oper.profile`.
 
     Returns:
         The figures of every combination of the three.
@@ -305,8 +307,8 @@ def simulate(
     settings = SimulationSettings() if settings is None else settings
     check_type("simulate", "settings", settings, SimulationSettings)
     methods = Methods.parse(policy, sync, evict)
-    opened = open_log(log, options)
-    prepared = prepared_for(opened, tables, dim=DIM, optimizer=OPTIMIZER)
+    opened = open_log(log, LogOptions.of(reading))
+    prepared = TableOptions(tables, dim, optimizer=optimizer).prepare(opened)
     return replay(Trace(RowReader(opened, prepared), settings.batch_size), settings, methods)
 
 

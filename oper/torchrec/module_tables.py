@@ -30,7 +30,7 @@ from oper.torchrec.model_warnings import ModelWarnings
 
 _log = logging.getLogger(__name__)
 
-# PlanSettings of TorchRec's configs that no row of ours can follow.
+# Settings of TorchRec's configs that no row of ours can follow.
 _UNSUPPORTED = ("use_virtual_table", "enable_embedding_update", "num_embeddings_post_pruning")
 
 # Modules that map ids to rows by what this rank has seen so far. Sharding the collection inside

@@ -15,7 +15,6 @@ from oper.base.errors import OperError
 from oper.base.units import parse_share
 from oper.cli.simulate import simulate as simulate_command
 from oper.logs import LogOptions, RowReader, open_log, prepare
-from oper.scheduler import simulator
 from oper.scheduler.fae import most_frequent
 from oper.scheduler.row_addresses import WIDTH_SHIFT
 from oper.scheduler.simulator import Methods, SimulatedRun, SimulationSettings, replay
@@ -140,12 +139,9 @@ def test_the_function_has_the_commands_defaults() -> None:
     assert float(command["links"].default.default) * 1e9 / 8 == settings.link_bandwidth
     assert command["warm_up"].default.default == settings.warm_up
     assert command["seed"].default.default == settings.seed
-    for name in ("policy", "sync", "evict"):
-        assert command[name].default.default == signature(oper.simulate).parameters[name].default
-    assert (command["dim"].default.default, command["optimizer"].default.default) == (
-        simulator.DIM,
-        simulator.OPTIMIZER,
-    )
+    public = signature(oper.simulate).parameters
+    for name in ("policy", "sync", "evict", "dim", "optimizer"):
+        assert command[name].default.default == public[name].default
 
 
 @pytest.mark.parametrize(

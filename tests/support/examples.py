@@ -11,7 +11,7 @@ QUICK_EXAMPLES = 50
 
 
 def examples(quick: int, **others: Any) -> settings:
-    """PlanSettings of a test that draws `quick` examples under the profile `quick`, and under another
+    """Settings of a test that draws `quick` examples under the profile `quick`, and under another
     one as many times more as that profile has. `others` are other settings of hypothesis."""
     number = round(quick * settings().max_examples / QUICK_EXAMPLES)
     return settings(max_examples=max(1, number), **others)

@@ -207,7 +207,7 @@ class Optimizer:
     ) -> "Optimizer":
         """The optimizer of a TorchRec sharder's `fused_params`, which are FBGEMM's settings.
 
-        PlanSettings of other things, as of caches, are passed over, and so is `stochastic_rounding`,
+        Settings of other things, as of caches, are passed over, and so is `stochastic_rounding`,
         which FBGEMM does not do on CPUs either. `warn` is told of settings without effect.
 
         Raises:
@@ -294,12 +294,12 @@ _FBGEMM_DEFAULTS: dict[str, Any] = {
     "extra_optimizer_config": None,
 }
 
-# PlanSettings that FBGEMM's other optimizers do not read, whatever their value.
+# Settings that FBGEMM's other optimizers do not read, whatever their value.
 _OF_SOME = {"eps", "momentum", "beta1", "beta2", "eta", "max_gradient"}
 
 _UNKNOWN = object()
 
-# PlanSettings of `fused_params` that are not an optimizer's: types and checks that the sharder looks
+# Settings of `fused_params` that are not an optimizer's: types and checks that the sharder looks
 # after, and what there is on GPUs only.
 OTHER_SETTINGS = {
     "output_dtype",
