@@ -24,10 +24,11 @@ class Shelves : public RowRecords<RowState, CopyState> {
   int widths() const { return static_cast<int>(capacity_.size()); }
   int64_t capacity(int width) const { return capacity_[width]; }
 
-  // RowRecords::look_up, with room for how the rows will be used.
+  // The distinct rows of each of the next batch's samples, and where in `addresses` each is, both
+  // with room for all of these; `ends` [samples + 1] gets where each sample's begin and end.
   void look_up(const int64_t* addresses, const int64_t* offsets, int64_t samples, RowNumber* rows,
                int64_t* positions, int64_t* ends) {
-    Records::look_up(addresses, offsets, samples, rows, positions, ends);
+    this->number_rows(addresses, offsets, samples, rows, positions, ends);
     if (policy_ != Policy::kLru) usages_.resize(this->copies());
   }
 

@@ -56,10 +56,29 @@ class RowRecords {
     return copies_[static_cast<size_t>(row) * workers_ + worker].state;
   }
 
-  // The distinct rows of each of the next batch's samples, and where in `addresses` each is, both
-  // with room for all of these; `ends` [samples + 1] gets where each sample's begin and end.
-  void look_up(const int64_t* addresses, const int64_t* offsets, int64_t samples, RowNumber* rows,
-               int64_t* positions, int64_t* ends) {
+  // The number of a row, RowIndex::kNone of one that is not known.
+  RowNumber find(uint64_t address) const { return index_.find(address); }
+
+  // What follows reads and writes of a row, ahead of it: first of all workers, then of trainers.
+  void prefetch(RowNumber row) const { __builtin_prefetch(&rows_[row]); }
+  void prefetch_copies(RowNumber row) const {
+    for_each(rows_[row].trainers,
+             [&](int w) { __builtin_prefetch(&copies_[static_cast<size_t>(row) * workers_ + w]); });
+  }
+
+  // f(row) for each row that a worker caches.
+  template <typename F>
+  void for_each_cached(const F& f) const {
+    for (RowNumber row = 0; row < rows(); ++row)
+      if (rows_[row].cached) f(row);
+  }
+
+ protected:
+  explicit RowRecords(int workers) : workers_(workers) {}
+
+  // What Shelves::look_up returns; room for how the rows will be used is made there.
+  void number_rows(const int64_t* addresses, const int64_t* offsets, int64_t samples,
+                   RowNumber* rows, int64_t* positions, int64_t* ends) {
     ++prepared_;
     const int64_t size = offsets[samples];
     int64_t found = 0;
@@ -86,26 +105,6 @@ class RowRecords {
       ends[s + 1] = found;
     }
   }
-
-  // The number of a row, RowIndex::kNone of one that is not known.
-  RowNumber find(uint64_t address) const { return index_.find(address); }
-
-  // What follows reads and writes of a row, ahead of it: first of all workers, then of trainers.
-  void prefetch(RowNumber row) const { __builtin_prefetch(&rows_[row]); }
-  void prefetch_copies(RowNumber row) const {
-    for_each(rows_[row].trainers,
-             [&](int w) { __builtin_prefetch(&copies_[static_cast<size_t>(row) * workers_ + w]); });
-  }
-
-  // f(row) for each row that a worker caches.
-  template <typename F>
-  void for_each_cached(const F& f) const {
-    for (RowNumber row = 0; row < rows(); ++row)
-      if (rows_[row].cached) f(row);
-  }
-
- protected:
-  explicit RowRecords(int workers) : workers_(workers) {}
 
   static constexpr uint64_t kForgotten = ~uint64_t{0};
 
