@@ -46,7 +46,7 @@ def planned(profile: Profile, workload: Workload, extra_memory: float, balance: 
 
 def gap(cost: Cost) -> float:
     """1 - min/max over ordered pairs."""
-    return 1 - (cost.dob["link_cost"] or 0.0)
+    return 1 - (cost.dob.link_cost or 0.0)
 
 
 def measure(name: str, profile: Profile, fetch: str) -> dict[str, Any]:
@@ -61,15 +61,15 @@ def measure(name: str, profile: Profile, fetch: str) -> dict[str, Any]:
         "batch_size": workload.batch_size,
         "extra_memory": list(even),
         "gaps": [gap(cost) for cost in even.values()],
-        "fetch_bytes": [cost.communication_bytes["fetch"] for cost in even.values()],
+        "fetch_bytes": [cost.communication_bytes.fetch for cost in even.values()],
         "objective_seconds": [cost.objective_seconds for cost in even.values()],
         "feasible": all(cost.feasible for cost in even.values()),
         "least_extra_memory": least,
     }
     if least is not None:
         fast = planned(profile, workload, least, "time")
-        fewest = fast.communication_bytes["fetch"]
-        entry["price_fetch"] = even[least].communication_bytes["fetch"] / fewest - 1
+        fewest = fast.communication_bytes.fetch
+        entry["price_fetch"] = even[least].communication_bytes.fetch / fewest - 1
         entry["price_time"] = even[least].objective_seconds / fast.objective_seconds - 1
     return entry
 

@@ -57,21 +57,24 @@ def open_folder(path: Path | str, kind: Format) -> dict[str, Any]:
     is of version 1, which has no digest of the marker.
     """
     path = Path(path)
-    marker, schema, version = kind
+    marker, schema = kind.marker, kind.schema
     if not path.is_dir():
         raise OperError(f"{path}: no such folder; a folder with a {marker} was needed")
     if not (path / marker).is_file():
         found = ", ".join(sorted(p.name for p in path.iterdir())[:5]) or "nothing"
         raise OperError(f"{path}: holds no {marker} (but {found}); is it the right folder?")
     content = read_json(path / marker, MARKER)
-    if not isinstance(content, dict) or content.get("schema") != schema:
+    if not kind.has_schema(content):
         given = content.get("schema") if isinstance(content, dict) else type(content).__name__
         raise OperError(f"{path / marker}: schema {str(given)[:80]!r}, and {schema!r} was needed")
     given = content.get("version")
-    if type(given) is not int or not _UNDIGESTED_VERSION <= given <= version:
+    if type(given) is not int or not kind.oldest <= given <= kind.version:
+        read = f"version {kind.version}"
+        if kind.oldest < kind.version:
+            read = f"versions {kind.oldest} to {kind.version}"
         raise OperError(
-            f"{path / marker}: version {str(given)[:80]}, and this oper reads versions "
-            f"{_UNDIGESTED_VERSION} to {version}; write the folder again with this oper"
+            f"{path / marker}: is of version {str(given)[:80]}, and this oper reads {read}; "
+            f"{kind.again}"
         )
     stated = content.pop(_OWN_DIGEST, None)
     if stated is None and given == _UNDIGESTED_VERSION:

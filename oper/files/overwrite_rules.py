@@ -20,11 +20,23 @@ FORCE = "--force (from Python: overwrite=True)"
 
 
 class Format(NamedTuple):
-    """A kind of folder: the name of its marker, and the schema and version in it."""
+    """A kind of folder: the name of its marker, and the schema and version in it.
+
+    Versions from `oldest` on are read. Folders of earlier ones may have stated `old_schema`
+    instead. `again` says how to make a folder anew whose version is not read.
+    """
 
     marker: str
     schema: str
     version: int
+    oldest: int = 1
+    old_schema: str | None = None
+    again: str = "write the folder again with this oper"
+
+    def has_schema(self, content: Any) -> bool:
+        """Whether the content of a marker is of this kind, of whatever version."""
+        given = content.get("schema") if isinstance(content, dict) else None
+        return given is not None and given in (self.schema, self.old_schema)
 
 
 def folder_refusal(folder: Path, kind: Format, overwrite: bool) -> str | None:
@@ -100,7 +112,7 @@ def _marker(folder: Path, kind: Format) -> dict[str, Any] | None:
         content = read_json(folder / kind.marker, MARKER)
     except OperError:
         return None
-    return content if isinstance(content, dict) and content.get("schema") == kind.schema else None
+    return content if kind.has_schema(content) else None
 
 
 def _of_type(content: Any, kind: type) -> Any:

@@ -39,7 +39,7 @@ from oper.topology.topology import Topology
 MARKER = "plan.json"
 SCHEMA = "oper.plan"
 VERSION = 3
-FORMAT = Format(MARKER, SCHEMA, VERSION)
+FORMAT = Format(MARKER, SCHEMA, VERSION, VERSION, "oper-plan", "plan again with this oper")
 
 _LAYOUT_FILE = "layout.safetensors"
 # Of the layout: as .npy, to be memory-mapped.
@@ -320,6 +320,7 @@ def _load(folder: Path | str, tables: Sequence[Table] | None) -> Plan:
         stated = content["fingerprint"]
         if fingerprint(plan.tables) == stated:  # else it is refused below
             validate(plan)
+            _check_follows(plan, content)
         unlisted = [rank for rank in range(plan.ranks) if rank_file(rank) not in content["files"]]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise OperError(
@@ -339,6 +340,15 @@ def _load(folder: Path | str, tables: Sequence[Table] | None) -> Plan:
     if tables is not None:
         _check_tables(folder, plan.tables, tables)
     return plan
+
+
+def _check_follows(plan: Plan, content: dict[str, Any]) -> None:
+    """ValueError where the numbers of rows and slots are not those of the layout, or tables and
+    ranks are described otherwise than they are understood."""
+    stated = plan._stated()
+    for name in ("rows", "arena_slots", "topology", "tables"):
+        if content[name] != to_json(getattr(stated, name)):
+            raise ValueError(f"Expected what follows from the rest of the plan - at `$.{name}`")
 
 
 def load_rank_map(folder: Path | str, rank: int, layout: Layout) -> RankMap:

@@ -5,9 +5,10 @@ and validation from their types. What follows from other figures (`DERIVED`) is 
 of the file, and compared when it is read.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, TypedDict, get_args, get_type_hints
+from typing import Annotated, Any, NotRequired, TypedDict, get_args, get_type_hints
 
 import msgspec
 import numpy as np
@@ -26,35 +27,45 @@ DERIVED: dict[type, tuple[str, ...]] = {
     Communication: ("total",),
     Certificate: ("certified_gap",),
 }
+_OF_FOLDER = {"schema", "version", "files"}  # keys of plan.json beside those of `Stated`
 
-Window = TypedDict(
-    "Window",
+Whole = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+
+
+class SampleWindow(TypedDict):
+    """A window of samples, by their numbers."""
+
+    from_sample: Whole
+    to_sample: Whole
+
+
+# The keys `from` and `to` are words of Python.
+DrawnWindow = TypedDict("DrawnWindow", {"from": Whole, "to": Whole})  # that `oper synth` drew
+TimeBounds = TypedDict(
+    "TimeBounds",
     {
-        "from_sample": int,
-        "to_sample": int,
         "column": str,
         "from_value": float,
         "to_value": float,
-        "every": float,
-        "number": int,
-        "from": str | int,
-        "to": str | int,
+        "from": NotRequired[str],
+        "to": NotRequired[str],
     },
-    total=False,
 )
-# What describes a window whole: of samples, of times, and of counts that `oper synth` drew.
-_WINDOWS = (
-    ("from_sample", "to_sample"),
-    ("column", "from_value", "to_value", "every", "number"),
-    ("from", "to"),
-)
+
+
+class TimeWindow(TimeBounds):
+    """A window of times; those of profiles of before have bounds alone."""
+
+    every: Positive
+    number: Whole
 
 
 class Sampled(TypedDict):
     """A share of the samples, drawn by a seed."""
 
-    share: float
-    seed: int
+    share: Annotated[float, msgspec.Meta(gt=0, le=1)]
+    seed: Annotated[int, msgspec.Meta(ge=0)]
 
 
 class LogPart(TypedDict, total=False):
@@ -62,7 +73,7 @@ class LogPart(TypedDict, total=False):
 
     rows: str
     time_unit: str
-    window: Window
+    window: dict[str, Any]
     sampled: Sampled
 
 
@@ -117,37 +128,52 @@ def from_json(content: Mapping[str, Any], ranks: int) -> Stated:
     """Read back; ValueError, which names the place, where a value is not what it should be."""
     try:
         stated = msgspec.convert(content, Stated, dec_hook=_array)
+        _check(stated, content, ranks, "$")
+        _check_log_part(stated.log_part, content["log_part"])
     except (msgspec.ValidationError, OperError) as error:
         raise ValueError(str(error)) from error
-    _check(stated, content, ranks, "$")
-    _check_log_part(stated.log_part)
+    if stated.workload.fetch is None:
+        raise ValueError("Expected how rows are fetched - at `$.workload.fetch`")
     return stated
 
 
 def _array(kind: Any, content: Any) -> Any:
-    """An array of the numbers of a list."""
+    """An array of the numbers of a list, or of a list of lists."""
     element = get_args(get_args(kind)[1])[0]
-    found = np.array(content)
-    if found.dtype.kind not in ("i" if element is np.int64 else "if") and found.size:
-        raise ValueError(f"Expected numbers as {element.__name__} has them")
-    return found.astype(element)
+    number: Any = int if element is np.int64 else float
+    of_lists = isinstance(content, list) and any(isinstance(row, list) for row in content)
+    try:
+        numbers = msgspec.convert(content, list[list[number]] if of_lists else list[number])
+        return np.array(numbers, dtype=element)
+    except (msgspec.ValidationError, OverflowError) as error:
+        needed = "integers of 64 bits" if number is int else "numbers"
+        raise ValueError(f"Expected {needed}") from error  # msgspec adds the place
 
 
 def _check(value: Any, content: Any, ranks: int, place: str) -> None:
-    """Compares arrays with the number of ranks, and what is derived with what it follows from; all
-    numbers must be finite."""
-    if isinstance(value, float) and not np.isfinite(value):
+    """Compares arrays with the number of ranks, keys with fields, and what is derived with what it
+    follows from; all numbers must be finite, and integers of 64 bits."""
+    if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{value} is no number that a plan has - at `{place}`")
+    if isinstance(value, int) and abs(value) >= 1 << 63:
+        raise ValueError(f"Expected an integer of 64 bits - at `{place}`")
     if isinstance(value, tuple | list):
         for number, item in enumerate(value):
             _check(item, content[number], ranks, f"{place}[{number}]")
     if not is_dataclass(value):
         return
+    derived = DERIVED.get(type(value), ())
+    # A key that is left out would have what is usual, and the plan was not made for that.
+    keys = {field.name for field in fields(value)} | {*derived}
+    if different := keys ^ (content.keys() - (_OF_FOLDER if place == "$" else ())):
+        name = min(different)
+        wrong = "is missing" if name in keys else "is no key of a plan"
+        raise ValueError(f"`{name}` {wrong} - at `{place}`")
     hints = get_type_hints(type(value), include_extras=True)
     for field in fields(value):
         inner, at = getattr(value, field.name), f"{place}.{field.name}"
         if not isinstance(inner, np.ndarray):
-            _check(inner, content.get(field.name), ranks, at)
+            _check(inner, content[field.name], ranks, at)
             continue
         if not np.isfinite(inner).all():
             raise ValueError(f"Expected finite numbers - at `{at}`")
@@ -159,20 +185,36 @@ def _check(value: Any, content: Any, ranks: int, place: str) -> None:
                 raise ValueError(
                     f"{list(inner.shape)} numbers, and {needed} was needed - at `{at}`"
                 )
-    for name in DERIVED.get(type(value), ()):
-        found, said = getattr(value, name), content.get(name)
+    for name in derived:
+        found, said = getattr(value, name), content[name]
         if type(said) is not type(found) or said != found:
             raise ValueError(
                 f"{str(said)[:40]}, and {found} follows from other figures - at `{place}.{name}`"
             )
 
 
-def _check_log_part(part: LogPart) -> None:
-    """Whether a window is described whole, and a sample is a share of the log."""
-    window, sampled = part.get("window"), part.get("sampled")
-    if window is not None and not any(set(keys) <= window.keys() for keys in _WINDOWS):
-        raise ValueError("Expected a window of samples or of times, whole - at `$.log_part.window`")
-    if sampled is not None and not (0 < sampled["share"] <= 1 and 0 <= sampled["seed"] < 1 << 64):
-        raise ValueError(
-            "Expected a share above 0, and a seed of 64 bits - at `$.log_part.sampled`"
-        )
+def _check_log_part(part: LogPart, content: Any) -> None:
+    """Whether a window is described whole, and all numbers are such as a part of a log has."""
+    if part != content:
+        raise ValueError("Expected no other keys - at `$.log_part`")
+    sampled = part.get("sampled")
+    if sampled is not None and sampled["seed"] >= 1 << 64:
+        raise ValueError("Expected `int` of 64 bits - at `$.log_part.sampled.seed`")
+    window = part.get("window")
+    if window is None:
+        return
+    kind: Any = SampleWindow
+    if not window.keys().isdisjoint(TimeBounds.__annotations__.keys() - {"from", "to"}):
+        exact = not window.keys().isdisjoint(("every", "number"))
+        kind = TimeWindow if exact else TimeBounds
+    elif not window.keys().isdisjoint(("from", "to")):
+        kind = DrawnWindow
+    try:
+        known = msgspec.convert(window, kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{error} of log_part.window") from error
+    if known.keys() != window.keys():
+        raise ValueError("Expected no other keys - at `$.log_part.window`")
+    for name, value in window.items():
+        if isinstance(value, float) and not np.isfinite(value):
+            raise ValueError(f"{value} is no bound of a window - at `$.log_part.window.{name}`")

@@ -115,7 +115,7 @@ def _check_small_arrays(layout: Layout, tables: int, ranks: int) -> None:
         _need_below(order, ranks, name)
     _need_below(layout.width_of_table, widths, "width_of_table")
     _need_below(layout.group_width, widths, "group_width")
-    _need_below(layout.source, ranks, "path")
+    _need_below(layout.source, ranks, "source")
     _need_below(layout.pattern_of, len(layout.orders), "pattern_of")
     period = np.array([len(order) for order in layout.orders], dtype=np.int64)
     _need_below(layout.rotation, period[layout.pattern_of], "rotation")
@@ -176,7 +176,7 @@ def _check_arenas(layout: Layout) -> None:
     _need_below(layout.slots, _MOST_SLOTS_A_ROW * rows[:, None] + 1, "slots")
     _need_all(layout.holds.any(axis=1), "holds", "have a rank for each group")
     reader = np.arange(len(layout.holds))[:, None]
-    _need_all(layout.holds[reader, layout.source], "path", "name ranks that hold the group")
+    _need_all(layout.holds[reader, layout.source], "source", "name ranks that hold the group")
     room = layout.slots[layout.group_width]
     # Half of what an address has room for: no first slot and position add up to more.
     _need_below(layout.slots, 1 << (SLOT_BITS - 1), "slots")

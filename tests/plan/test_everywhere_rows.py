@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
-from oper.analysis.row_facts import explain
+from oper.analysis.row_facts import RowReason, explain
 from oper.audit.check import check
 from oper.audit.replay import replay
 from oper.base.arrays import as_int64, as_tensor
-from oper.base.errors import OperError, OperWarning
+from oper.base.errors import OperError
+from oper.cli.plan_commands.row_text import row_sentences
 from oper.cost.workload import Workload
-from oper.files.json_file import write_json
-from oper.files.manifest import describe_files, write_manifest
+from oper.files.manifest import write_manifest
 from oper.plan.address_map import AddressMap
 from oper.plan.layout import LOCAL, SLOT_BITS
-from oper.plan.plan import FORMAT, MARKER, Plan
+from oper.plan.plan import FORMAT, MARKER, ListedCounts, Plan
 from oper.plan.row_codes import pack_positions
 from oper.plan.settings import PlanSettings
 from oper.plan.some_tables import part_of
@@ -98,16 +98,15 @@ def test_rows_on_all_ranks_take_two_bits(tmp_path: Path, extra_memory: float) ->
 def test_plans_without_copies_have_no_marks(tmp_path: Path, mode: str) -> None:
     folder = save_plan(tmp_path / "plan", 0.0, mode)
     content = json.loads((folder / MARKER).read_text())
-    assert set(content["rows"]) == {"total", "explicit", "striped"}
+    assert content["rows"]["everywhere"] == 0
     assert "everywhere_bitmap.npy" not in content["files"]
     assert not [name for name in load_file(folder / "layout.safetensors") if "everywhere" in name]
 
 
-def as_version_1(folder: Path, profile: Profile) -> None:
-    """Write a plan's folder as it was before marks: codes and counts of all listed rows."""
-    layout = Plan.load(folder).layout
+def without_marks(plan: Plan, profile: Profile) -> Plan:
+    """The plan with codes and counts of all listed rows, as where codes take fewer bytes."""
+    layout = plan.layout
     group, position = layout.listed_places()
-    np.save(folder / "codes.npy", pack_positions(group, position, len(layout.group_width)))
     listed = np.concatenate(
         [
             np.unpackbits(
@@ -120,48 +119,44 @@ def as_version_1(folder: Path, profile: Profile) -> None:
         ]
     )
     samples = np.concatenate([profile.table_samples_with_row(t) for t in range(len(TABLES))])
-    np.save(folder / "explicit_accesses.npy", profile.accesses[listed])
-    np.save(folder / "explicit_containing.npy", samples[listed])
-    (folder / "everywhere_bitmap.npy").unlink()
-    arrays = load_file(folder / "layout.safetensors")
-    kept = {name: array for name, array in arrays.items() if "everywhere" not in name}
-    save_file(kept, folder / "layout.safetensors")
-    content = json.loads((folder / MARKER).read_text())
-    (folder / MARKER).unlink()
-    content["rows"].pop("everywhere")
-    content.pop("sha256")
-    content |= {"version": 1, "files": describe_files(folder)}
-    write_json(folder / MARKER, content)
+    coded = replace(
+        layout,
+        codes=pack_positions(group, position, len(layout.group_width)),
+        everywhere_bitmap=None,
+        everywhere_group=None,
+        everywhere_first=None,
+    )
+    none = np.zeros(len(TABLES), dtype=np.int64)
+    counts = ListedCounts(profile.accesses[listed], samples[listed], none, none)
+    return replace(plan, layout=coded, counts=counts)
 
 
-def test_folders_of_version_1_are_read(saved: Path, plan: Plan, tmp_path: Path) -> None:
-    profile = a_profile()
-    folder = Path(shutil.copytree(saved, tmp_path / "old"))
-    as_version_1(folder, profile)
-    with pytest.warns(OperWarning, match="is of version 1"):
-        old = Plan.load(folder)
-    assert old.layout.everywhere_bitmap is None
-    assert len(old.layout.codes) == old.layout.listed == plan.layout.listed
-    assert addresses_of(old) == addresses_of(plan)
+def test_marks_change_no_address_and_no_figure(plan: Plan, tmp_path: Path) -> None:
+    profile, folder = a_profile(), tmp_path / "codes"
+    without_marks(plan, profile).save(folder)
+    coded = Plan.load(folder)
+    assert coded.layout.everywhere_bitmap is None
+    assert len(coded.layout.codes) == coded.layout.listed == plan.layout.listed
+    assert addresses_of(coded) == addresses_of(plan)
     assert [f.wrong for f in check(folder) if f.wrong is not None] == []
     rows = (
         (t, np.repeat(np.arange(n.rows), profile.table_accesses(t))) for t, n in enumerate(TABLES)
     )
     assert [f.wrong for f in replay(folder, rows)] == [None]
     # Its arrays are written again as they were read.
-    old.save(tmp_path / "again")
-    for file in set(folder.iterdir()) - {folder / MARKER}:
+    coded.save(tmp_path / "again")
+    for file in folder.iterdir():
         assert (tmp_path / "again" / file.name).read_bytes() == file.read_bytes(), file.name
     newer = a_profile(0, 0.1)
-    then = [drift(p, newer, 0.05).to_json() for p in (old, plan)]
+    then = [drift(p, newer, 0.05).to_json() for p in (coded, plan)]
     assert then[0] == then[1]
 
 
 def test_another_version_is_refused(saved: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(saved, tmp_path / "plan"))
     content = json.loads((folder / MARKER).read_text())
-    write_manifest(folder, FORMAT, content | {"version": 3})
-    with pytest.raises(OperError, match="version 3, and this oper reads versions 1 to 2"):
+    write_manifest(folder, FORMAT, content | {"version": 4})
+    with pytest.raises(OperError, match="of version 4, and this oper reads version 3; plan again"):
         Plan.load(folder)
 
 
@@ -183,15 +178,20 @@ def test_explain_knows_bounds_and_with_the_profile_counts(plan: Plan) -> None:
         at = plan.layout.locate(number, np.arange(table.rows))
         marked = (at.group >= 0) & (at.code_index < 0)
         least = int(profile.table_accesses(number)[marked].min())
-        assert (found["kind"], found["replicas"]) == ("replicated", [0, 1, 2, 3])
-        assert (found["accesses"], found["accesses_at_least"]) == (None, least)
-        assert found["accesses_at_most"] is None
-        assert "at least" in found["why"] or "memory for copies" in found["why"]
+        assert (found.kind, found.replicas) == ("replicated", [0, 1, 2, 3])
+        assert (found.accesses, found.accesses_at_least) == (None, least)
+        assert found.accesses_at_most is None
+        assert "at least" in " ".join(row_sentences(found))
+        if found.cost is None:
+            assert found.why == RowReason.ROOM_EVERYWHERE
+        else:
+            assert not found.cost.exact
         exact = explain(plan, table.name, row, profile)
-        assert exact["accesses"] == counted >= least
-        assert exact["accesses_at_least"] == exact["accesses_at_most"] == counted
-        assert "at least" not in exact["why"]
-        assert exact["slots"] == found["slots"]
+        assert exact.accesses == counted >= least
+        assert exact.accesses_at_least == exact.accesses_at_most == counted
+        assert exact.cost is None or exact.cost.exact
+        assert "at least" not in " ".join(row_sentences(exact))
+        assert exact.slots == found.slots
     with pytest.raises(OperError, match="the plan was made from"):
         explain(plan, "a", 0, a_profile(1))
 
@@ -260,7 +260,7 @@ def test_replanned_rows_keep_their_slots_and_get_codes_where_they_must(
     old = Plan.load(saved)
     newer = a_profile(0, 0.02)
     made = replan(old, newer, 10**6)
-    made.plan.save(tmp_path / "new", also=[made.moves.save])
+    replace(made.plan, companions=(made.moves.save,)).save(tmp_path / "new")
     assert [f.wrong for f in check(tmp_path / "new") if f.wrong is not None] == []
     moved = set(made.moves.entries["row"].tolist())
     assert moved

@@ -19,7 +19,7 @@ from oper.cost.expected_reads import expected_reads
 from oper.cost.workload import Workload
 from oper.files import manifest
 from oper.plan.address_map import AddressMap
-from oper.plan.layout import LOCAL, SLOT_BITS, Layout
+from oper.plan.layout import LOCAL, SLOT_BITS
 from oper.plan.plan import FORMAT, MARKER, Plan, rank_file
 from oper.plan.settings import PlanSettings
 from oper.planner.make_plan import make_plan
@@ -103,7 +103,7 @@ def test_other_files_go_along(saved, tmp_path):
     def write(folder: Path) -> None:
         (folder / "moves.txt").write_text("none")
 
-    Plan.load(saved).save(tmp_path / "p", also=[write])
+    replace(Plan.load(saved), companions=(write,)).save(tmp_path / "p")
     assert "moves.txt" in json.loads((tmp_path / "p" / MARKER).read_text())["files"]
     (tmp_path / "p" / "moves.txt").write_text("some")
     with pytest.raises(OperError, match=r"moves\.txt: its SHA-256"):
@@ -111,7 +111,7 @@ def test_other_files_go_along(saved, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["bitmap.npy", "codes.npy", "layout.safetensors", rank_file(0), "explicit_accesses.npy"]
+    "name", ["bitmap.npy", "codes.npy", "layout.safetensors", rank_file(0), "listed_accesses.npy"]
 )
 @pytest.mark.parametrize("damage", ["missing", "truncated", "flipped"])
 def test_damaged_files_are_named(copied, name, damage):
@@ -251,8 +251,7 @@ def test_a_replay_of_another_log_is_told(saved):
 
 def with_layout(folder: Path, **changes: Any) -> None:
     plan = Plan.load(folder)
-    layout = Layout(**{**vars(plan.layout), **changes})
-    replace(plan, layout=layout).save(folder, overwrite=True)
+    replace(plan, layout=replace(plan.layout, **changes)).save(folder, overwrite=True)
 
 
 def test_check_finds_shared_slots(copied):
@@ -283,35 +282,85 @@ def test_check_finds_rank_maps_that_disagree(copied):
     assert "maps agree with the layout by its definition" in found
 
 
+def with_cost(folder: Path, **changes: Any) -> None:
+    """Write the plan with other figures, and with what follows from them."""
+    plan = Plan.load(folder)
+    (memory,) = plan.memories
+    cost = replace(memory.cost, **changes)
+    replace(plan, memories=(replace(memory, cost=cost),)).save(folder, overwrite=True)
+
+
 @pytest.mark.parametrize(
     ("change", "invariant"),
     [
-        (lambda f: f["rank_seconds"].__setitem__(0, 1.0), "the figures add up"),
-        (lambda f: f["dob"].update(memory=0.5), "the figures add up"),
-        (lambda f: f["communication_bytes"].update(total=1.0), "the figures add up"),
+        (lambda c: {"rank_seconds": with_first(c.rank_seconds, 1.0)}, "the figures add up"),
+        (lambda c: {"dob": replace(c.dob, memory=0.5)}, "the figures add up"),
         (
-            lambda f: f["memory_bytes"].__setitem__(0, f["memory_bytes"][0] + 64),
+            lambda c: {"communication_bytes": replace(c.communication_bytes, fetch=1.0)},
+            "the figures add up",
+        ),
+        (
+            lambda c: {"memory_bytes": with_first(c.memory_bytes, c.memory_bytes[0] + 64)},
             "memory of each rank is the plan's",
         ),
         (
-            lambda f: f["capacity_bytes"].__setitem__(0, 1),
+            lambda c: {"capacity_bytes": with_first(c.capacity_bytes, 1)},
             "memory is within each rank's capacity",
         ),
         (
-            lambda f: f.update(extra_memory_ratio=0.5),
-            "copies take the extra memory stated, within that asked for",
+            lambda c: {"extra_bytes": c.total_bytes / 2},
+            "copies take the extra memory stated, within that allowed",
         ),
     ],
 )
 def test_check_finds_figures_that_are_not_so(copied, change, invariant):
-    content = json.loads((copied / MARKER).read_text())
-    change(content["figures"])
-    manifest.write_manifest(copied, FORMAT, content)
+    with_cost(copied, **change(Plan.load(copied).cost))
     assert invariant in wrong(copied)
 
 
+def with_first(values: np.ndarray, first: float) -> np.ndarray:
+    """The values but for the first."""
+    return np.append(np.array([first], dtype=values.dtype), values[1:])
+
+
 def test_check_finds_a_bound_above_the_objective(copied):
-    content = json.loads((copied / MARKER).read_text())
-    content["certificate"]["lower_bound_seconds"] *= 2
-    manifest.write_manifest(copied, FORMAT, content)
+    plan = Plan.load(copied)
+    (memory,) = plan.memories
+    twice = replace(
+        memory.certificate, lower_bound_seconds=2 * memory.certificate.lower_bound_seconds
+    )
+    replace(plan, memories=(replace(memory, certificate=twice),)).save(copied, overwrite=True)
     assert "the objective is not below its lower bound" in wrong(copied)
+
+
+def test_check_finds_a_certificate_of_another_objective(copied):
+    plan = Plan.load(copied)
+    (memory,) = plan.memories
+    other = memory.certificate.of(1.001 * memory.certificate.objective_seconds)
+    replace(plan, memories=(replace(memory, certificate=other),)).save(copied, overwrite=True)
+    assert "certificate" in wrong(copied)["the figures add up"]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_folder_of_an_older_oper_is_refused_and_may_be_replaced(copied, saved, version):
+    content = json.loads((copied / MARKER).read_text())
+    older = content | {"schema": "oper-plan", "version": version}
+    manifest.write_manifest(copied, FORMAT, older)
+    with pytest.raises(OperError) as raised:
+        Plan.load(copied)
+    assert str(raised.value) == (
+        f"{copied / MARKER}: is of version {version}, and this oper reads version 3; plan again "
+        "with this oper"
+    )
+    plan = Plan.load(saved)
+    plan.save(copied, overwrite=True)
+    assert addresses(Plan.load(copied)) == addresses(plan)
+
+
+def addresses(plan: Plan) -> list[list[int]]:
+    """The addresses of all rows on each rank."""
+    return [
+        plan.layout.addresses(t, np.arange(table.rows), rank).tolist()
+        for rank in range(plan.ranks)
+        for t, table in enumerate(plan.tables)
+    ]

@@ -12,6 +12,7 @@ from oper.base.arrays import as_int64
 from oper.cost.workload import Workload
 from oper.plan.address_map import AddressMap
 from oper.plan.layout import LOCAL, SLOT_BITS
+from oper.plan.memories import DEVICE, HOST
 from oper.plan.plan import Plan
 from oper.plan.rows_by_kind import RankBytes, RowsByKind, rows_by_kind
 from oper.plan.settings import PlanSettings
@@ -32,7 +33,10 @@ def counted(plan: Plan) -> RowsByKind:
     rows = {kind: np.zeros(tables, dtype=np.int64) for kind in ("replicated", "listed", "striped")}
     copies, ranks_with_rows = np.zeros((2, tables), dtype=np.int64)
     memory_of_row = np.array([t.memory_bytes(plan.workload.mode) for t in plan.tables])
-    held = {tier: {kind: np.zeros(ranks, dtype=np.int64) for kind in rows} for tier in (0, 1)}
+    held = {
+        memory.name: {kind: np.zeros(ranks, dtype=np.int64) for kind in rows}
+        for memory in plan.memories
+    }
     for t, table in enumerate(plan.tables):
         every = np.arange(table.rows)
         maps = [AddressMap.of_copies(plan, rank) for rank in range(ranks)]
@@ -45,25 +49,26 @@ def counted(plan: Plan) -> RowsByKind:
             ("striped", ~listed & ~several),
         ):
             rows[kind][t] = here.sum()
-            held[int(t in plan.tier)][kind] += local[:, here].sum(axis=1) * memory_of_row[t]
+            held[HOST if t in plan.tier else DEVICE][kind] += (
+                local[:, here].sum(axis=1) * memory_of_row[t]
+            )
         copies[t] = local[:, several].sum()
         ranks_with_rows[t] = local.any(axis=1).sum()
     in_tier = np.isin(plan.layout.width_of_table, plan.layout.width_of_table[list(plan.tier)])
     memory = {}
-    for tier in (0, 1):
+    for name, of_kind in held.items():
         slots = np.zeros(ranks, dtype=np.int64)
-        for width in set(plan.layout.width_of_table[in_tier == tier].tolist()):
+        for width in set(plan.layout.width_of_table[in_tier == (name == HOST)].tolist()):
             t = int(np.flatnonzero(plan.layout.width_of_table == width)[0])
             slots += plan.layout.slots[width] * memory_of_row[t]
-        memory[tier] = RankBytes(**held[tier], unused=slots - sum(held[tier].values()))
+        memory[name] = RankBytes(**of_kind, unused=slots - sum(of_kind.values()))
     return RowsByKind(
         **rows,
         copies=copies,
         ranks_with_rows=ranks_with_rows,
         memory_of_row=memory_of_row,
         listed_accesses=np.zeros(tables, dtype=np.int64),
-        on_devices=memory[0],
-        in_tier=memory[1],
+        memory=memory,
     )
 
 
@@ -72,9 +77,10 @@ def assert_counts_are_true(plan: Plan) -> RowsByKind:
     counts = ("replicated", "listed", "striped", "copies", "ranks_with_rows", "memory_of_row")
     for name in counts:
         assert np.array_equal(getattr(found, name), getattr(expected, name)), name
-    for name in ("on_devices", "in_tier"):
+    assert found.memory.keys() == expected.memory.keys()
+    for name in found.memory:
         for kind in RankBytes._fields:
-            mine, other = (getattr(getattr(f, name), kind) for f in (found, expected))
+            mine, other = (getattr(f.memory[name], kind) for f in (found, expected))
             assert np.array_equal(mine, other), (name, kind)
     assert np.array_equal(found.rows, plan.layout.rows)
     return found
@@ -107,9 +113,10 @@ def test_any_plan(tables, seed, ranks, replicated, listed, mode, tier):
         seed, tables, ranks, replicated=replicated, listed=listed, mode=mode, tier=chosen
     )
     found = assert_counts_are_true(plan)
-    held = found.memory["device"].total + found.memory["host"].total
-    assert found.bytes_of_tables.sum() == held.sum()
-    for memory in (found.memory["device"], found.memory["host"]):
+    assert found.memory.keys() == ({DEVICE, HOST} if chosen else {DEVICE})
+    held = sum(memory.total.sum() for memory in found.memory.values())
+    assert found.bytes_of_tables.sum() == held
+    for memory in found.memory.values():
         assert not memory.unused.any()
 
 
@@ -149,14 +156,14 @@ def test_kinds_add_up_to_the_memory_of_the_plan(
     make_plan(hot(0), Topology.load("2x2-a100"), workload, asked).save(tmp_path / "plan")
     plan = Plan.load(tmp_path / "plan")
     found = assert_counts_are_true(plan)
-    assert np.array_equal(found.memory["device"].total, plan.cost.memory_bytes)
-    assert not found.memory["device"].unused.any()
+    assert np.array_equal(found.memory[DEVICE].total, plan.cost.memory_bytes)
+    assert not found.memory[DEVICE].unused.any()
     for t, table in enumerate(plan.tables):
         listed = plan.layout.locate(t, np.arange(table.rows)).group >= 0
         assert found.listed_accesses[t] == hot(0).table_accesses(t)[listed].sum(dtype=np.int64)
     made = replan(plan, hot(1), 10**9)
     again = assert_counts_are_true(made.plan)
-    assert np.array_equal(again.memory["device"].total, made.plan.cost.memory_bytes)
+    assert np.array_equal(again.memory[DEVICE].total, made.plan.cost.memory_bytes)
     assert made.moves.entries.size
 
 
@@ -165,8 +172,8 @@ def test_the_tier_is_counted_apart(tmp_path: Path, seed: int) -> None:
     (profile,), topology, workload, asked = drawn(seed)
     make_plan(profile, topology, workload, asked).save(tmp_path / "plan")
     plan = Plan.load(tmp_path / "plan")
-    assert plan.parts is not None
+    assert plan.host is not None
     found = assert_counts_are_true(plan)
-    assert np.array_equal(found.memory["device"].total, plan.cost.memory_bytes)
-    assert np.array_equal(found.memory["host"].total, plan.host.cost.memory_bytes)
+    assert np.array_equal(found.memory[DEVICE].total, plan.cost.memory_bytes)
+    assert np.array_equal(found.memory[HOST].total, plan.host.cost.memory_bytes)
     assert not found.replicated[list(plan.tier)].any()

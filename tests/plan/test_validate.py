@@ -19,7 +19,6 @@ from oper.base.errors import OperError
 from oper.files.manifest import describe_files, write_manifest
 from oper.plan.address_map import AddressMap
 from oper.plan.bitmap import header_of
-from oper.plan.layout import Layout
 from oper.plan.plan import FORMAT, MARKER, Plan, rank_file
 from tests.plan.test_plan import TABLES, a_profile, save_plan
 from tests.support.examples import examples
@@ -60,7 +59,7 @@ def used(folder: Path, other: Path) -> None:
 
 def save_with(folder: Path, **changes: Any) -> None:
     plan = Plan.load(folder)
-    layout = Layout(**{**vars(plan.layout), **changes})
+    layout = replace(plan.layout, **changes)
     # Saving counts the listed rows, which a bitmap that is none would not let it.
     vars(layout)["listed_offset"] = plan.layout.listed_offset
     replace(plan, layout=layout).save(folder, overwrite=True)
@@ -86,8 +85,8 @@ def test_a_plan_is_valid(saved: Path) -> None:
         ("group_width", lambda a: a - 9, "group_width: entry -9"),
         ("pattern_of", lambda a: a + 1000, "pattern_of: entry 1000"),
         ("rotation", lambda a: a - 7_000_000, "rotation: entry -"),
-        ("source", lambda a: (a + np.uint16(1)) % 4, "path: must name ranks"),
-        ("holds", lambda a: ~a, "holds|path"),
+        ("source", lambda a: (a + np.uint16(1)) % 4, "source: must name ranks"),
+        ("holds", lambda a: ~a, "holds|source"),
         ("base", lambda a: a + 10**12, "base: must be slots"),
         ("base", lambda a: a - 10**12, "base: must be slots"),
         ("stripe_base", lambda a: a + 10**9, "stripe_base of table 0"),
@@ -129,26 +128,36 @@ def test_headers_are_those_of_the_kernel(seed: int) -> None:
     assert np.array_equal(header_of(before, counts), layout.bitmap[:, 0])
 
 
+def cost_of(content: dict[str, Any]) -> dict[str, Any]:
+    """What plan.json states of the cost of rows on the devices."""
+    found: dict[str, Any] = content["memories"][0]["cost"]
+    return found
+
+
 @pytest.mark.parametrize(
     "change",
     [
-        lambda c: c["figures"].update(lookups=[1.0]),
-        lambda c: c["figures"].update(rank_seconds=[[1.0]] * 4),
-        lambda c: c["figures"].update(link_bytes=[1.0, 2.0, 3.0, 4.0]),
-        lambda c: c["figures"].update(objective_seconds="x"),
-        lambda c: c["figures"].update(allreduce_method="mail"),
-        lambda c: c["figures"].update(feasible="no"),
-        lambda c: c["figures"].update(mailbox_bytes=None),
-        lambda c: c["figures"]["dob"].update(memory=[]),
-        lambda c: c["figures"].update(threshold="much"),
+        lambda c: cost_of(c).update(lookups=[1.0]),
+        lambda c: cost_of(c).update(rank_seconds=[[1.0]] * 4),
+        lambda c: cost_of(c).update(link_bytes=[1.0, 2.0, 3.0, 4.0]),
+        lambda c: cost_of(c).update(objective_seconds="x"),
+        lambda c: cost_of(c).update(allreduce_method="mail"),
+        lambda c: cost_of(c).update(feasible="no"),
+        lambda c: cost_of(c).update(mailbox_bytes=None),
+        lambda c: cost_of(c)["dob"].update(memory=[]),
+        lambda c: c["memories"][0]["record"].update(threshold="much"),
         lambda c: c.update(certificate=[]),
-        lambda c: c["certificate"].update(certified_gap="small"),
+        lambda c: c["memories"][0].update(certificate=[]),
+        lambda c: c["memories"][0]["certificate"].update(certified_gap="small"),
         lambda c: c.update(samples="many"),
-        lambda c: c.update(settings=3),
-        lambda c: c["settings"].update(extra_memory="5%"),
-        lambda c: c.update(partitions=None),
+        lambda c: c.update(asked=3),
+        lambda c: c.update(limits=3),
+        lambda c: c["asked"].update(extra_memory="5%"),
+        lambda c: c["limits"].update(extra_memory="5%"),
+        lambda c: c["memories"][0].update(partitions=[]),
         lambda c: c.update(distinct_ratio=[1.0]),
-        lambda c: c.update(replica_accesses=None),
+        lambda c: c["memories"][0].update(replica_accesses=None),
+        lambda c: c["memories"][0].update(owner_accesses=[1]),
         lambda c: c.update(profile=7),
         lambda c: c["topology"].update(node_of=[0]),
         lambda c: c["workload"].update(batch_size=0.5),
@@ -164,7 +173,7 @@ def test_figures_of_another_kind(copied: Path, saved: Path, change: Any) -> None
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("name", ["explicit_accesses", "codes", "bitmap"])
+@pytest.mark.parametrize("name", ["listed_accesses", "codes", "bitmap"])
 @pytest.mark.parametrize("bad", [np.zeros(3), np.zeros((0, 8), np.uint64), np.array("text")])
 def test_arrays_of_another_kind(copied: Path, name: str, bad: Any) -> None:
     np.save(copied / f"{name}.npy", bad)

@@ -117,7 +117,7 @@ def test_the_order_of_ids_does_not_matter(preset: str, mode: str, order: str) ->
         one_table(counts), Topology.load(preset), workload, PlanSettings(extra_memory=0.05)
     )
     assert planned.certificate.certified_gap < 1e-3
-    assert (planned.cost.dob["memory"] or 0) > 0.999
+    assert (planned.cost.dob.memory or 0) > 0.999
 
 
 def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:

@@ -60,11 +60,11 @@ def test_one_host_has_no_copies_and_even_ranks(mode: str, fetch: str, ranks: int
     assert cost.extra_bytes == 0
     assert made.certificate.certified_gap < 1e-5
     dob = cost.dob
-    assert dob["lookups"] == cost.lookups.min() / cost.lookups.max()
+    assert dob.lookups == cost.lookups.min() / cost.lookups.max()
     # Training swaps rows of equal gradients alone, of which a rank may have none.
     few = mode == "training" and fetch == "raw" and ranks == 8
-    assert (dob["lookups"] or 0.0) > (0.3 if few else 0.94)
-    assert (dob["memory"] or 0.0) > 0.98
+    assert (dob.lookups or 0.0) > (0.3 if few else 0.94)
+    assert (dob.memory or 0.0) > 0.98
     # What a rank takes is what it reads itself: its own accesses, wherever the rows are.
     classes, L = made.problem.classes, made.problem.topology.link_cost[0, 0]
     reads = L * float(classes.rows @ (classes.S * classes.R))
@@ -94,7 +94,7 @@ def test_the_balance_of_lookups_is_of_what_the_objective_has() -> None:
     """Of several hosts E has reads of other hosts, and nothing evens out the rows served."""
     made = planned(hosts(2, 3), "inference", 0.0)
     E = made.cost.lookup_seconds
-    assert made.cost.dob["lookups"] == E.min() / E.max()
+    assert made.cost.dob.lookups == E.min() / E.max()
     assert E.min() / E.max() != made.cost.lookups.min() / made.cost.lookups.max()
 
 

@@ -1,5 +1,7 @@
 """Plans where ranks differ: limits kept in every mode, small gaps, small problems solved."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import assume, given
@@ -22,6 +24,7 @@ from oper.planner.make_placement import (
 from oper.planner.problem.problem import make_problem
 from oper.profiling.profile import Profile
 from oper.tables.table import Table
+from oper.topology.capacity import CapacityError
 from oper.topology.topology import Topology
 from tests.support.examples import at_least, examples
 from tests.support.planner.instances import zipf_counts, zipf_problem
@@ -130,13 +133,19 @@ def test_limits_that_are_exceeded_are_an_error_that_says_which(monkeypatch) -> N
     profile, workload = one_table(zipf_counts(300, 6000)), Workload("inference", "raw", 64)
     planned = make_placement(profile, Topology.load("cpu:4"), workload, PlanSettings())
     check_limits(planned.problem, planned.cost)
-    planned.cost.capacity_bytes = planned.cost.memory_bytes - np.array([0, 0, 7, 0])
-    assert not within_limits(planned.problem, planned.cost)
-    planned.problem.capacity_bytes[:] = planned.cost.capacity_bytes
+    over = replace(planned.cost, capacity_bytes=planned.cost.memory_bytes - np.array([0, 0, 7, 0]))
+    assert not within_limits(planned.problem, over)
+    planned.problem.capacity_bytes[:] = over.capacity_bytes
     with pytest.raises(InfeasibleError, match=r"rank 2 would hold .* 7 too few .*raise the cap"):
-        check_limits(planned.problem, planned.cost)
+        check_limits(planned.problem, over)
+    with pytest.raises(CapacityError):
+        check_limits(planned.problem, over)
     assert issubclass(InfeasibleError, OperError)
-    planned.cost.capacity_bytes = planned.cost.memory_bytes
-    planned.cost.extra_bytes = planned.problem.budget_bytes + 68
-    with pytest.raises(InfeasibleError, match=r"extra memory: .*bytes of extra copies"):
-        check_limits(planned.problem, planned.cost)
+    more = replace(
+        planned.cost,
+        capacity_bytes=planned.cost.memory_bytes,
+        extra_bytes=planned.problem.budget_bytes + 68,
+    )
+    with pytest.raises(InfeasibleError, match=r"extra memory: .*bytes of extra copies") as raised:
+        check_limits(planned.problem, more)
+    assert not isinstance(raised.value, CapacityError)

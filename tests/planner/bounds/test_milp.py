@@ -127,7 +127,7 @@ def test_ordering_homogeneous_ranks_keeps_the_even_placement(preset: str) -> Non
     limits = (problem.capacity_bytes, 0.0)
     reference = milp.solve(classes.sums(np.ones((1, 8))), topology, workload, *limits, 20, EXACT)
     assert reference.cost is not None
-    assert reference.cost.dob["lookups"] == pytest.approx(1.0)
+    assert reference.cost.dob.lookups == pytest.approx(1.0)
 
 
 def _hard() -> ClassProblem:

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
+from oper.analysis import wording
 from oper.cost.holder_sets import single_owner_sets
 from oper.cost.workload import Workload
+from oper.plan.certificate import BoundNote
 from oper.planner.bounds import hot_rows_bound as hot_rows
 from oper.planner.bounds.certificate import certify
 from oper.planner.bounds.lagrangian_bound import lower_bound
@@ -162,13 +164,12 @@ def test_many_ranks_are_bounded_without_the_programme(monkeypatch: pytest.Monkey
     split = lower_bound(*limits(problem))
     certificate = certify(problem, 10 * split.seconds)
     assert certificate.lower_bound_seconds > split.seconds * 1.01
-    assert certificate.bound_note == too_large(1024, hot_rows.BY_NODES)
-    assert certificate.to_json()["bound_note"] == certificate.bound_note
-    assert "bound_note" not in certify(problem, split.seconds).to_json()
-
-
-def too_large(ranks: int, known: str) -> str:
-    return hot_rows.TOO_LARGE.format(ranks=ranks, known=known)
+    assert certificate.bound_note == BoundNote.HOT_ROWS_BY_NODES
+    said = wording.bound_note(certificate)
+    assert said is not None
+    assert "too large for so many ranks" in said
+    assert certify(problem, split.seconds).bound_note is None
+    assert wording.bound_note(certify(problem, split.seconds)) is None
 
 
 @pytest.mark.parametrize("mode", ["training", "inference"])
@@ -178,13 +179,13 @@ def test_the_note_says_what_the_bound_knows(mode: str) -> None:
     links = shared.link_cost.copy()
     links[0, 1:] *= 1.001
     for topology, known in [
-        (shared, hot_rows.BY_NODES),
-        (replace(shared, memory=()), hot_rows.BY_NODES),
-        (replace(shared, link_cost=links), hot_rows.ALONE),
+        (shared, BoundNote.HOT_ROWS_BY_NODES),
+        (replace(shared, memory=()), BoundNote.HOT_ROWS_BY_NODES),
+        (replace(shared, link_cost=links), BoundNote.HOT_ROWS_ALONE),
     ]:
         problem = hot_problem(topology, 0.0, mode)
-        assert (bound_of(problem) is None) == (known == hot_rows.ALONE)
-        assert hot_rows.hot_rows_bound(*limits(problem)).note == too_large(128, known)
+        assert (bound_of(problem) is None) == (known == BoundNote.HOT_ROWS_ALONE)
+        assert hot_rows.hot_rows_bound(*limits(problem)).note == known
 
 
 def test_where_replicas_decide_no_row_is_whole_on_a_node() -> None:
@@ -192,7 +193,7 @@ def test_where_replicas_decide_no_row_is_whole_on_a_node() -> None:
     problem = hot_problem(replace(hosts(16, 8, 8.0), memory=(), **cheap), 0.02)
     found = hot_rows.hot_rows_bound(*limits(problem))
     assert found.seconds < (bound_of(problem) or 0.0)  # of plans without replicas
-    assert found.note == too_large(128, hot_rows.ALONE)
+    assert found.note == BoundNote.HOT_ROWS_ALONE
 
 
 def test_a_programme_that_was_stopped_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,4 +201,4 @@ def test_a_programme_that_was_stopped_is_named(monkeypatch: pytest.MonkeyPatch) 
     assert hot_rows.hot_rows_bound(*limits(problem)).note is None
     monkeypatch.setattr(hot_rows, "NODES", 0)
     monkeypatch.setattr(hot_rows, "GAP", 1e-9)
-    assert hot_rows.hot_rows_bound(*limits(problem)).note == hot_rows.CUT
+    assert hot_rows.hot_rows_bound(*limits(problem)).note == BoundNote.SEARCH_CUT

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from oper.cost.holder_sets import everywhere_set, single_owner_sets
 from oper.cost.workload import Workload
-from oper.plan.settings import PlanSettings
+from oper.plan.settings import Limits, PlanSettings
 from oper.planner.problem.problem import ClassProblem
 from oper.planner.row_placement.capacity_repair import keep_capacity, memory_bytes
 from oper.topology.topology import Topology
@@ -19,7 +19,7 @@ WORKLOAD = Workload("inference", "raw", 64)
 def problem_of(accesses, rows, width, capacity) -> ClassProblem:
     classes = make_classes(accesses, rows, WORKLOAD, 4, 1000, ((16, 20), (64, 68)), width)
     capacity = np.asarray(capacity, dtype=np.float64)
-    return ClassProblem(PlanSettings(), classes, TOPOLOGY, WORKLOAD, capacity, 1e9)
+    return ClassProblem(PlanSettings(), Limits(0.0), classes, TOPOLOGY, WORKLOAD, capacity, 1e9)
 
 
 @given(st.integers(0, 2**32 - 1))
@@ -35,7 +35,7 @@ def test_rows_are_kept_and_capacities_wherever_a_row_of_each_width_is_spare(seed
     held = memory_bytes(classes, sets, counts)
     # Any shares of what is held, and room for a row of each width beside them.
     capacity = held.sum() * rng.dirichlet(np.full(4, 3.0)) + sum(classes.width_memory)
-    problem = ClassProblem(PlanSettings(), classes, TOPOLOGY, WORKLOAD, capacity, 1e9)
+    problem = ClassProblem(PlanSettings(), Limits(0.0), classes, TOPOLOGY, WORKLOAD, capacity, 1e9)
     copies = counts[:, 4].sum()
     assert keep_capacity(problem, sets, counts)
     assert (memory_bytes(classes, sets, counts) <= capacity).all()

@@ -160,13 +160,12 @@ def assert_exact(plan: Plan) -> None:
             assert (used == np.arange(plan.layout.slots[w, r])).all()
     everywhere = slots[(slots >= 0).all(axis=1)]
     assert (everywhere == everywhere[:, :1]).all()
-    prediction = plan.cost
     memory = np.zeros(plan.ranks)
     for t, (first, table) in enumerate(zip(offsets(plan.tables)[:-1], plan.tables, strict=True)):
         copies = (slots[first : first + table.rows] >= 0).sum(axis=0)
         memory += copies * plan.tables[t].memory_bytes(plan.workload.mode)
-    assert memory.tolist() == prediction.memory_bytes.tolist()
-    assert (memory <= prediction.capacity_bytes).all()
+    assert memory.tolist() == plan.cost.memory_bytes.tolist()
+    assert (memory <= plan.cost.capacity_bytes).all()
 
 
 def cost_row_by_row(plan: Plan, profile: Profile):
@@ -186,4 +185,5 @@ def cost_row_by_row(plan: Plan, profile: Profile):
     f = classes.accesses[c].astype(float)
     sums = Sums(np.ones(len(c)), m, S, f, R, S * R, S * D, S * U, (S + 4) * D)
     sets = HolderSets(sources[order].astype(np.uint16), slots[order] >= 0)
-    return evaluate(plan.topology, plan.workload, sets, sums, plan.cost.capacity_bytes)
+    capacity = plan.cost.capacity_bytes.tolist()
+    return evaluate(plan.topology, plan.workload, sets, sums, capacity)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from oper.cost.expected_reads import expected_reads
 from oper.cost.workload import Workload
-from oper.plan.settings import PlanSettings
+from oper.plan.settings import Limits, PlanSettings
 from oper.planner.problem.classes import Classes, Width
 from oper.planner.problem.problem import ClassProblem
 from oper.topology.links import NodeMemory
@@ -67,7 +67,7 @@ def make_problem(
     capacity = topology.capacities(total, extra_memory, classes.width_memory).astype(np.float64)
     budget = max(min(extra_memory * total, float(capacity.sum()) - total), 0.0)
     asked = PlanSettings(extra_memory, **settings)
-    return ClassProblem(asked, classes, topology, workload, capacity, budget)
+    return ClassProblem(asked, Limits(extra_memory), classes, topology, workload, capacity, budget)
 
 
 def zipf_counts(rows: int, accesses: int, exponent: float = 1.05) -> np.ndarray:

@@ -7,7 +7,7 @@ import numpy as np
 from oper.cost.workload import Workload
 from oper.plan.plan import Plan
 from oper.plan.settings import PlanSettings
-from oper.plan.some_tables import split_plan
+from oper.plan.some_tables import plans_of_memories
 from oper.profiling.profile import Profile
 from oper.topology.topology import Topology
 from tests.support.planner.drifting import cost_row_by_row, drifting, random_topology
@@ -45,11 +45,9 @@ def rank_seconds_row_by_row(plan: Plan, profile: Profile) -> np.ndarray:
 def parts_row_by_row(plan: Plan, profile: Profile):
     """Each memory's plan, and what its rows cost."""
     others = np.setdiff1d(np.arange(len(plan.tables)), plan.tier).tolist()
-    split = split_plan(plan)
-    assert (split.devices is None) == (not others)
-    for part, tables in ((split.devices, others), (split.tier, list(plan.tier))):
-        if part is not None:
-            yield part, cost_row_by_row(part, profile.select(tables))
+    numbers = [tables for tables in (others, list(plan.tier)) if tables]
+    for part, tables in zip(plans_of_memories(plan), numbers, strict=True):
+        yield part, cost_row_by_row(part, profile.select(tables))
 
 
 def assert_figures_are_true(plan: Plan, profile: Profile) -> None:

@@ -1,14 +1,15 @@
 """Random plans for the tests of the runtime: any placement is right, so none is planned."""
 
+from dataclasses import replace
+
 import numpy as np
-from oper.plan.cost import Balance, Prediction
 
 from oper.base import native
 from oper.base.arrays import as_int64, as_tensor
-from oper.cost.traffic import Traffic
+from oper.cost.objective import Balance, Cost
 from oper.cost.workload import Workload
 from oper.plan.layout import Layout
-from oper.plan.memories import PlanningRecord
+from oper.plan.memories import DEVICE, HOST, Memory, PlanningRecord, ThresholdReason
 from oper.plan.plan import ListedCounts, Plan
 from oper.plan.row_codes import marked_groups, with_marks
 from oper.tables.table import Table
@@ -111,39 +112,22 @@ def random_plan(
         workload=Workload(mode, fetch, 64),  # type: ignore[arg-type]
         layout=layout,
         counts=ListedCounts(nothing, nothing, *np.zeros((2, len(tables)), dtype=np.int64)),
-        owner_accesses=np.zeros(ranks, dtype=np.int64),
-        replica_accesses=0,
+        memories=_memories(len(tables), ranks, tier, method),
         samples=1,
         profile="",
-        allreduce_method=method,  # type: ignore[arg-type]
-        prediction=no_prediction(ranks),
-        record=PlanningRecord(1.0, "test", "", None, Balance(1.0, 1.0, None), 0),
-        tier=tier,
     )
 
 
-def no_prediction(ranks: int) -> Prediction:
-    """The figures of an iteration in which nothing is read."""
-    vector, matrix = np.zeros(ranks), np.zeros((ranks, ranks))
-    return Prediction(
-        extra_memory_ratio=0.0,
-        memory_bytes=vector,
-        capacity_bytes=vector,
-        lookups=vector,
-        lookup_seconds=vector,
-        link_bytes=matrix,
-        link_seconds=matrix,
-        gradient_lookup_seconds=vector,
-        gradient_link_seconds=matrix,
-        allreduce_seconds=vector,
-        allreduce_memory_bytes=0,
-        rank_seconds=vector,
-        communication_bytes=Traffic(0.0, 0.0, 0.0, 0.0),
-        dob=Balance(1.0, 1.0, None),
-        objective_seconds=0.0,
-        feasible=True,
-        mailbox_bytes=0,
-    )
+def _memories(tables: int, ranks: int, tier: tuple[int, ...], method: str) -> tuple[Memory, ...]:
+    """The memories of so many tables, of which nothing is read."""
+    nothing, none = np.zeros(ranks, dtype=np.int64), ThresholdReason.NOT_PLACED_BY_PARTITIONS
+    cost = replace(Cost.of_no_rows(np.zeros(ranks)), allreduce_method=method)  # type: ignore[arg-type]
+    record = PlanningRecord(1.0, "test", none, None, Balance(1.0, 1.0, None), 0)
+    on_devices = tuple(t for t in range(tables) if t not in tier)
+    found = [Memory(DEVICE, on_devices, cost, nothing, record=record)]
+    if tier:
+        found.append(Memory(HOST, tier, Cost.of_no_rows(np.zeros(ranks)), nothing, record=record))
+    return tuple(found)
 
 
 def _shares(replicated: float, listed: float) -> list[float]:

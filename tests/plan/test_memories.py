@@ -1,4 +1,4 @@
-"""Folders of plans with a tier that were changed: refused when they are read, or found wrong."""
+"""Plans in two memories that were changed: refused when they are read, or found wrong."""
 
 import json
 import shutil
@@ -12,13 +12,16 @@ import pytest
 from safetensors.numpy import load_file, save
 
 from oper.audit.check import check
+from oper.audit.replay import replay
 from oper.base.errors import OperError
+from oper.cost.objective import Cost
 from oper.cost.workload import Workload
 from oper.files.manifest import describe_files, write_manifest
 from oper.plan.layout import LOCAL, SLOT_BITS, SLOT_MASK
+from oper.plan.memories import HOST, Memory
 from oper.plan.plan import FORMAT, MARKER, Plan, rank_file
 from oper.plan.settings import PlanSettings
-from oper.plan.some_tables import split_plan
+from oper.plan.some_tables import plans_of_memories
 from oper.planner.make_plan import make_plan
 from oper.tables.table import Table
 from oper.topology.topology import Topology
@@ -56,25 +59,38 @@ def test_a_plan_is_valid(saved: Path) -> None:
     assert all(finding.ok for finding in check(saved))
 
 
+def memories(content: dict[str, Any], *tables: list[int]) -> None:
+    """Change the tables that plan.json states for each memory."""
+    for memory, numbers in zip(content["memories"], tables, strict=True):
+        memory["tables"] = numbers
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c: c.update(tier=["d"]), "KeyError: 'd'"),
-        (lambda c: c.update(tier="c d"), "KeyError"),
-        (lambda c: c.update(tier=["c", "c"]), "must name tables once"),
-        (lambda c: c.update(tier=["c", "b"]), "must name tables once, in their order"),
-        (lambda c: c.update(tier=["a", "b", "c"]), "figures of devices must be there if tables"),
-        (lambda c: c.pop("tier"), "figures of its parts are there without it"),
-        (lambda c: c["figures"].pop("parts"), "it without them"),
-        (lambda c: c["figures"]["parts"].pop("tier"), "KeyError: 'tier'"),
-        (lambda c: c["figures"]["parts"].pop("devices"), "figures of devices must be there"),
-        (lambda c: c["figures"]["parts"].update(disks={}), "disks is of no memory"),
-        (lambda c: c["figures"]["parts"]["tier"].update(lookups=3), "parts.tier.lookups is 3"),
-        (lambda c: c["figures"]["parts"]["tier"].update(owner_accesses=[1]), "owner_accesses"),
+        (lambda c: memories(c, [0, 1], [3]), "must have every table once"),
+        (lambda c: memories(c, [0, 1], []), "must have every table once"),
+        (lambda c: memories(c, [0, 1], "c d"), r"memories\[1\]\.tables"),
+        (lambda c: memories(c, [0, 1], [2, 2]), "must have every table once"),
+        (lambda c: memories(c, [0, 1, 2], [2]), "must have every table once"),
+        (lambda c: memories(c, [0], [2, 1]), "must have their tables in order"),
+        (lambda c: memories(c, [0, 1, 2], []), "the hosts' memory has no table"),
+        (lambda c: c["memories"].pop(), "must have every table once"),
+        (lambda c: c["memories"].pop(0), r"are \['host'\], and"),
+        (lambda c: c["memories"].reverse(), r"are \['host', 'device'\], and"),
+        (lambda c: c["memories"].append(c["memories"][1]), "are .*, and .* was needed"),
+        (lambda c: c["memories"][1].update(name="disk"), "disk"),
+        (lambda c: c.pop("memories"), "memories"),
+        (lambda c: c["memories"][1].pop("cost"), "cost"),
+        (lambda c: c["memories"][1]["cost"].update(lookups=3), r"memories\[1\]\.cost\.lookups"),
+        (lambda c: c["memories"][1].update(owner_accesses=[1]), "owner_accesses"),
         (lambda c: c["workload"].update(mode="inference"), "must be of a plan for training"),
         (lambda c: c["topology"].pop("host_memory"), "host_memory and host_bandwidth must be"),
         (lambda c: c["topology"].pop("host_bandwidth"), "host_memory and host_bandwidth must be"),
-        (lambda c: c.update(tier=["a"]), "every row on one rank|holds of the tier's groups"),
+        (
+            lambda c: memories(c, [1, 2], [0]),
+            "every row on one rank|holds of groups in the hosts' memory",
+        ),
     ],
 )
 def test_markers_that_cannot_be_are_refused(copied: Path, change: Any, message: str) -> None:
@@ -93,52 +109,74 @@ def test_markers_that_cannot_be_are_refused(copied: Path, change: Any, message: 
 def test_tables_of_both_memories_in_one_arena_are_refused(tmp_path: Path) -> None:
     profile = make_profile(TABLES, [np.arange(t.rows) % 50 for t in TABLES])
     workload, asked = Workload("training", "raw", 64), PlanSettings(extra_memory=0.0)
-    make_plan(profile, "2x2-a100", workload, asked).save(tmp_path / "plan")
-    plan = replace(Plan.load(tmp_path / "plan"), topology=Topology.load("2x2-a100"))
-    by_hand = replace(plan, certificate={}, tier=(1,))
-    by_hand.save(tmp_path / "right")
-    assert Plan.load(tmp_path / "right").tier == (1,)
-    with pytest.raises(OperError, match="no figures of its two memories"):
-        split_plan(Plan.load(tmp_path / "right"))
-    replace(by_hand, tier=(2,)).save(tmp_path / "wrong")
-    with pytest.raises(OperError, match="share an arena with others"):
+    plan = make_plan(profile, "2x2-a100", workload, asked)
+    (memory,) = plan.memories
+    by_hand = replace(plan, topology=Topology.load("2x2-a100"))
+
+    def in_hosts(number: int) -> Plan:
+        """The plan put together by hand, with a table in the hosts' memory."""
+        others = tuple(t for t in range(len(TABLES)) if t != number)
+        nothing = Cost.of_no_rows(np.zeros(4))
+        host = Memory(HOST, (number,), nothing, np.zeros(4, dtype=np.int64))
+        return replace(by_hand, memories=(replace(memory, tables=others), host))
+
+    in_hosts(1).save(tmp_path / "right")
+    right = Plan.load(tmp_path / "right")
+    assert right.tier == (1,)
+    devices, host = plans_of_memories(right)
+    assert [[t.name for t in part.tables] for part in (devices, host)] == [["a", "c"], ["b"]]
+    assert host.certificate is None
+    in_hosts(2).save(tmp_path / "wrong")
+    with pytest.raises(OperError, match="tables in two memories share an arena"):
         Plan.load(tmp_path / "wrong")
 
 
 def wrong(folder: Path, **changes: Any) -> str:
-    """What is wrong with the plan after a change of its tier's prediction or of its own fields."""
-    plan: Plan = Plan.load(folder)
-    assert plan.parts is not None
-    tier = plan.parts.tier
-    of_tier = {k: v for k, v in changes.items() if hasattr(tier.cost, k)}
-    own = {k: v for k, v in changes.items() if k not in of_tier}
-    prediction = replace(tier.cost, **of_tier)
-    parts = plan.parts._replace(tier=replace(tier, prediction=prediction))
-    replace(plan, parts=parts, **own).save(folder, overwrite=True)
+    """What is wrong with the plan after a change of the cost of its tier."""
+    plan = Plan.load(folder)
+    assert plan.host is not None
+    host = replace(plan.host, cost=replace(plan.host.cost, **changes))
+    replace(plan, memories=(plan.memories[0], host)).save(folder, overwrite=True)
     return "; ".join(f"{f.invariant}: {f.wrong}" for f in check(folder) if not f.ok)
 
 
 def test_check_finds_wrong_figures_of_the_tier(copied: Path) -> None:
     plan = Plan.load(copied)
-    assert plan.parts is not None
+    assert plan.host is not None
     tier = plan.host.cost
     assert "memory of the tier of each rank" in wrong(copied, memory_bytes=tier.memory_bytes + 40)
     found = wrong(copied, memory_bytes=tier.memory_bytes, capacity_bytes=tier.memory_bytes - 1)
     assert "memory of the tier is within" in found
     assert "the tier may hold what the hosts have" in found
-    found = wrong(copied, capacity_bytes=tier.capacity_bytes, link_seconds=2 * tier.link_seconds)
-    assert "tier: link_seconds" in found
-    assert "link_seconds of all tables" in found
-    assert "owner_accesses" in wrong(
-        copied, link_seconds=tier.link_seconds, owner_accesses=plan.owner_accesses + 1
+    found = wrong(
+        copied,
+        capacity_bytes=tier.capacity_bytes,
+        link_seconds=2 * tier.link_seconds,
+        rank_seconds=tier.rank_seconds * 3,
     )
-    assert wrong(copied, owner_accesses=plan.owner_accesses) == ""
+    assert "host: link_seconds" in found
+    assert "host: rank_seconds" in found
+    assert "host: certificate" in found
+    assert "all tables: rank_seconds" in found
+    assert "all tables: certificate" in found
+    assert wrong(copied, link_seconds=tier.link_seconds, rank_seconds=tier.rank_seconds) == ""
+
+
+def test_a_replay_finds_wrong_accesses_of_the_tiers_owners(copied: Path) -> None:
+    counts = [np.arange(t.rows) % 50 for t in TABLES]
+    rows = [(t, np.repeat(np.arange(len(of)), of)) for t, of in enumerate(counts)]
+    assert [f.wrong for f in replay(copied, rows)] == [None]
+    plan = Plan.load(copied)
+    assert plan.host is not None
+    host = replace(plan.host, owner_accesses=plan.host.owner_accesses + 1)
+    replace(plan, memories=(plan.memories[0], host)).save(copied, overwrite=True)
+    assert [f.wrong for f in replay(copied, rows)] != [None]
 
 
 def test_check_prices_the_tier_by_the_hosts_links(copied: Path) -> None:
     stamp(copied, lambda content: content["topology"].update(host_bandwidth=1e9))
     (found,) = (finding.wrong for finding in check(copied) if not finding.ok)
-    assert found == "inconsistent: tier: link_seconds"
+    assert found == "inconsistent: host: link_seconds"
 
 
 def test_check_finds_a_row_of_the_tier_in_two_maps(copied: Path) -> None:

@@ -4,14 +4,12 @@ from dataclasses import fields
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from oper.plan.tier.join_layouts import split_layout
 
 from oper.plan.address_map import AddressMap
 from oper.plan.layout import Layout, rank_map
-from oper.plan.some_layouts import LayoutPart, join_layouts
+from oper.plan.some_layouts import LayoutPart, join_layouts, select_layout
 from tests.support.examples import examples
 from tests.support.planner.layouts import random_layout, tables_of
 
@@ -58,8 +56,7 @@ def test_tables_keep_their_addresses(seed, ranks, rows, tier_rows, kind, tier_ki
                 assert np.array_equal(mine, mapped.translate(int(number), ids).numpy())
         widths = whole.width_of_table[part.tables]
         assert not np.isin(whole.width_of_table[np.setdiff1d(shuffled, part.tables)], widths).any()
-        back = split_layout(whole, part.tables).layout
-        assert_same(back, _used(part.layout))
+        assert_same(select_layout(whole, part.tables), _used(part.layout))
 
 
 def _used(layout: Layout) -> Layout:
@@ -77,7 +74,10 @@ def _used(layout: Layout) -> Layout:
     return Layout(**{f.name: getattr(layout, f.name) for f in fields(Layout)} | changes)
 
 
-def test_tables_that_share_an_arena_are_not_taken_apart():
+def test_tables_that_share_an_arena_keep_their_slots_in_it():
     layout = random_layout(np.random.default_rng(0), [5, 7], 2)
-    with pytest.raises(ValueError, match="share an arena"):
-        split_layout(layout, np.array([1]))
+    chosen = select_layout(layout, np.array([1]))
+    assert np.array_equal(chosen.slots, layout.slots)
+    for rank in range(2):
+        ids = np.arange(7)
+        assert np.array_equal(chosen.addresses(0, ids, rank), layout.addresses(1, ids, rank))
