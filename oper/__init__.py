@@ -13,7 +13,12 @@ Names are loaded when they are first used: torch alone takes a second.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from oper.base.display import summarised_by
+
 if TYPE_CHECKING:
+    from oper.analysis.plan_differences import diff as diff
+    from oper.analysis.row_facts import explain as explain
+    from oper.audit.check import check as check
     from oper.base.errors import OperError as OperError
     from oper.cost.workload import Workload as Workload
     from oper.diagnosis.doctor import doctor as doctor
@@ -21,11 +26,15 @@ if TYPE_CHECKING:
     from oper.plan.address_map import AddressMap as AddressMap
     from oper.plan.plan import Plan as Plan
     from oper.plan.settings import PlanSettings as PlanSettings
-    from oper.planner.comparison import compare as compare
+    from oper.planner.compare import compare as compare
     from oper.planner.make_plan import make_plan as make_plan
+    from oper.planner.replan.drift import drift as drift
+    from oper.planner.replan.drift import drift_by_window as drift_by_window
+    from oper.planner.replan.replan import replan as replan
     from oper.profiling.make_profile import profile as profile
     from oper.profiling.profile import Profile as Profile
     from oper.profiling.recorder import record as record
+    from oper.report.write_report import write_report as write_report
     from oper.runtime.engine import EmbeddingEngine as EmbeddingEngine
     from oper.runtime.memory.device import Cuda as Cuda
     from oper.runtime.tables.optimizer_buckets import EmbeddingTable as EmbeddingTable
@@ -70,17 +79,24 @@ _HOME = {
     "Topology": "oper.topology.topology",
     "Workload": "oper.cost.workload",
     "accumulate": "oper.torchrec.sharded_model",
-    "compare": "oper.planner.comparison",
+    "check": "oper.audit.check",
+    "compare": "oper.planner.compare",
     "counters": "oper.torchrec.sharded_model",
+    "diff": "oper.analysis.plan_differences",
+    "drift": "oper.planner.replan.drift",
+    "drift_by_window": "oper.planner.replan.drift",
+    "explain": "oper.analysis.row_facts",
     "make_plan": "oper.planner.make_plan",
     "measure_latency": "oper.torchrec.latency",
     "doctor": "oper.diagnosis.doctor",
     "profile": "oper.profiling.make_profile",
     "read": "oper.logs.row_reader",
     "record": "oper.profiling.recorder",
+    "replan": "oper.planner.replan.replan",
     "shard": "oper.torchrec.sharded_model",
     "simulate": "oper.scheduler.simulator",
     "torchrec_plan": "oper.torchrec.sharding_plan",
+    "write_report": "oper.report.write_report",
 }
 __all__ = [
     "AddressMap",
@@ -101,18 +117,27 @@ __all__ = [
     "Topology",
     "Workload",
     "accumulate",
+    "check",
     "compare",
     "counters",
+    "diff",
     "doctor",
+    "drift",
+    "drift_by_window",
+    "explain",
     "make_plan",
     "measure_latency",
     "profile",
     "read",
     "record",
+    "replan",
     "shard",
     "simulate",
     "torchrec_plan",
+    "write_report",
 ]
+
+summarised_by("oper.report.summaries")  # how objects show themselves in notebooks
 
 
 def __getattr__(name: str) -> Any:

@@ -1,14 +1,16 @@
 """The differences of two plans: settings, figures, and rows that are held elsewhere."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from oper.base.display import Summarised
 from oper.base.errors import OperError
 from oper.cost.objective import Balance
-from oper.plan.plan import Plan
+from oper.plan.plan import Plan, plan_given
 from oper.plan.plan_file import to_json
 from oper.plan.row_locator import RowLocator
 from oper.plan.settings import Limits, PlanSettings
@@ -45,7 +47,7 @@ class TableDifference:
 
 
 @dataclass(frozen=True)
-class PlanDifferences:
+class PlanDifferences(Summarised):
     """Two plans for the same tables; `tables` is None where their numbers of ranks differ, so that
     rows cannot be compared."""
 
@@ -72,12 +74,13 @@ class PlanDifferences:
         }
 
 
-def diff(old: Plan, new: Plan) -> PlanDifferences:
-    """The differences of `new` from `old`.
+def diff(old: Plan | Path | str, new: Plan | Path | str) -> PlanDifferences:
+    """The differences of the plan `new` from `old`; plans may be given by their folders.
 
     Where the numbers of ranks differ, figures are compared and rows are not. OperError where the
     plans are for different tables.
     """
+    old, new = plan_given("diff", "old", old), plan_given("diff", "new", new)
     if [(t.name, t.rows) for t in old.tables] != [(t.name, t.rows) for t in new.tables]:
         raise OperError("the plans are for different tables, so their rows cannot be compared")
     tables = _compare_rows(old, new) if old.ranks == new.ranks else None

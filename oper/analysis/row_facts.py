@@ -8,21 +8,23 @@ The profile itself has all of them.
 
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from oper.base.errors import OperError
+from oper.base.errors import OperError, check_type
+from oper.base.units import whole_number
 from oper.cost.allreduce import METHODS, allreduce_cost
 from oper.cost.expected_reads import expected_reads
 from oper.cost.holder_set_sums import Sums
 from oper.cost.read_charges import Charges
 from oper.plan.layout import Located
 from oper.plan.memories import HOST
-from oper.plan.plan import Plan
+from oper.plan.plan import Plan, plan_given
 from oper.plan.plan_file import to_json
 from oper.plan.row_codes import rows_of_tables
-from oper.profiling.profile import Profile
+from oper.profiling.profile import Profile, profile_given
 
 
 class RowReason(StrEnum):
@@ -107,12 +109,26 @@ def check_profile(plan: Plan, profile: Profile) -> None:
         )
 
 
-def explain(plan: Plan, table_name: str, row: int, profile: Profile | None = None) -> RowFacts:
-    """Count, partition, owner, replicas, sources and reason of one row.
+def explain(
+    plan: Plan | Path | str,
+    table: str,
+    row: int,
+    profile: Profile | Path | str | None = None,
+) -> RowFacts:
+    """Where a row of the table called `table` is and why: its count, partition, owner, replicas and
+    sources. `row` is its number by the table's id rule, from 0.
 
-    With the profile that the plan was made from, the count is exact for every row. OperError where
-    the plan has no such table or row, or was made from another profile.
+    Plan and profile may be given by their folders. With the profile that the plan was made from,
+    the count is exact for every row. OperError where the plan has no such table or row, or was made
+    from another profile.
     """
+    check_type("explain", "table", table, str)
+    plan, row = plan_given("explain", "plan", plan), whole_number(row, "row")
+    counted_by = None if profile is None else profile_given("explain", profile)
+    return _explain(plan, table, row, counted_by)
+
+
+def _explain(plan: Plan, table_name: str, row: int, profile: Profile | None) -> RowFacts:
     if profile is not None:
         check_profile(plan, profile)
     table = plan.table_index(table_name)

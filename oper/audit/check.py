@@ -1,4 +1,4 @@
-"""Check a plan from its files alone: rows, slots, memory, figures.
+"""Check a plan from its files alone: rows, slots, memory, figures; with its log, replay that.
 
 Nothing here uses the planner, the cost model or the order in which slots were assigned: all rows
 are translated by the maps of all ranks, as they are on disk, and the addresses are compared with
@@ -10,17 +10,21 @@ one another and with the plan's figures.
 * memory, figures: recomputed from slots and from one another.
 """
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from oper.audit.finding import Finding
+from oper.audit.finding import Finding, Findings
 from oper.audit.rank_address_maps import RankMaps
+from oper.audit.replay import replay, rows_of_log
 from oper.audit.slot_occupancy import SlotMarks
 from oper.base.arrays import Ints
+from oper.base.errors import check_type
 from oper.cost.objective import Cost
+from oper.logs import LogOptions
 from oper.plan.certificate import Certificate
 from oper.plan.memories import DEVICE, HOST
 from oper.plan.plan import Plan
@@ -32,8 +36,29 @@ _REFERENCE_ROWS = 4096
 _CLOSE = 1e-9
 
 
-def check(folder: Path | str) -> list[Finding]:
-    """All invariants of a plan's folder. OperError where the folder cannot be read as a plan."""
+def check(
+    folder: Path | str,
+    log: Path | str | Sequence[Path | str] = (),
+    options: LogOptions | None = None,
+    report: Callable[[str], None] = lambda step: None,
+) -> Findings:
+    """All invariants of the plan in a folder, proved from its files. With the files of the log that
+    its profile counted, read by `options`, the log is replayed through the address maps, and each
+    owner must serve what the plan says. `report` is called with the name of each step as it begins.
+
+    Raises OperError where the folder cannot be read as a plan, and where the log is another one.
+    """
+    check_type("check", "folder", folder, Path, str)
+    files = [Path(file) for file in ([log] if isinstance(log, Path | str) else log)]
+    report("all rows")
+    findings = _check_files(folder)
+    if files:
+        report("replaying the log")
+        findings += replay(folder, rows_of_log(folder, files, options or LogOptions()))
+    return Findings(tuple(findings))
+
+
+def _check_files(folder: Path | str) -> list[Finding]:
     plan = Plan.load(folder)
     maps = RankMaps(plan, folder)
     placed = SlotMarks(plan)

@@ -1,6 +1,10 @@
-"""What a check found: an invariant, and what is wrong with it."""
+"""What a check found: invariants, and what is wrong with them."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
+
+from oper.base.display import Summarised
 
 
 @dataclass(frozen=True)
@@ -13,3 +17,36 @@ class Finding:
     @property
     def ok(self) -> bool:
         return self.wrong is None
+
+
+@dataclass(frozen=True)
+class Findings(Summarised):
+    """What was found of each invariant of a plan, in the order in which they were checked."""
+
+    invariants: tuple[Finding, ...]
+
+    def __iter__(self) -> Iterator[Finding]:
+        return iter(self.invariants)
+
+    def __len__(self) -> int:
+        return len(self.invariants)
+
+    @property
+    def wrong(self) -> list[Finding]:
+        """The invariants that do not hold."""
+        return [finding for finding in self.invariants if not finding.ok]
+
+    @property
+    def ok(self) -> bool:
+        """Whether all invariants hold."""
+        return not self.wrong
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields of `oper plan check --json`, but `plan`."""
+        return {
+            "ok": self.ok,
+            "findings": [
+                {"invariant": finding.invariant, "ok": finding.ok, "wrong": finding.wrong}
+                for finding in self.invariants
+            ],
+        }

@@ -1,7 +1,7 @@
 """What an object says of itself in a notebook, as HTML, and to rich, as text: facts and a table."""
 
 import html
-from abc import ABC, abstractmethod
+import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -71,15 +71,29 @@ class Summary:
         return Group(*parts)
 
 
-class Summarised(ABC):
-    """An object with a summary, which notebooks and rich show."""
+class Summarised:
+    """An object that notebooks and rich show by its summary.
 
-    @abstractmethod
-    def summary(self) -> Summary:
-        """What it says of itself."""
+    Summaries are made in a module that stands above all that they speak of, and is imported when
+    the first is shown: `summarised_by` names it.
+    """
 
     def _repr_html_(self) -> str:
-        return self.summary().to_html()
+        return _summary_of(self).to_html()
 
     def __rich__(self) -> "RenderableType":
-        return self.summary().to_rich()
+        return _summary_of(self).to_rich()
+
+
+_makers: list[str] = []
+
+
+def summarised_by(module: str) -> None:
+    """Let `summary_of` of a module, by its name, make the summaries."""
+    _makers[:] = [module]
+
+
+def _summary_of(given: Summarised) -> Summary:
+    (module,) = _makers
+    found: Summary = importlib.import_module(module).summary_of(given)
+    return found

@@ -24,7 +24,7 @@ from oper.cli.shared.plan_options import (
     parse_reserve,
 )
 from oper.cli.shared.progress import progress
-from oper.planner.baselines.registry import BASELINES
+from oper.planner.baselines.registry import BASELINES, LIMIT_SECONDS
 
 _EXAMPLES = """
 oper compare profile --topology dgx-a100 --methods oper,table_wise,torchrec
@@ -71,7 +71,7 @@ def compare(
         metavar="NAMES",
     ),
     time_limit: float = typer.Option(
-        60.0,
+        LIMIT_SECONDS,
         "--time-limit",
         min=0.001,
         help="Seconds for the solver, building its programme included, and for TorchRec's planner.",
@@ -84,10 +84,11 @@ def compare(
     """Compare OPER with the paper, simple rules, TorchRec, a solver."""
     from oper.cost.workload import Workload
     from oper.plan.settings import PlanSettings
-    from oper.planner import compare as comparison
+    from oper.planner.compare import compare as compare_methods
+    from oper.planner.compare import installed_methods, runs_to_json
     from oper.profiling.profile import Profile
 
-    names = comparison.installed_methods() if methods is None else methods.split(",")
+    names = installed_methods() if methods is None else methods.split(",")
     ranks = load_topology(topology, capacity)
     kept = parse_reserve(reserve, extra_memory, ranks)
     shares = [None] if extra_memory is None else parse_shares(extra_memory, "--extra-memory")
@@ -100,12 +101,12 @@ def compare(
     opened = Profile.load(profile, check=True)
     with progress("comparing", len(swept) * len(names), "methods") as meter:
         runs = [
-            comparison.compare(
+            compare_methods(
                 opened, ranks, workload, settings, names, time_limit, lambda done: meter.advance(1)
             )
             for settings in swept
         ]
-    emit(as_json, {"runs": runs}, lambda: print_runs(runs, profile, verbose))
+    emit(as_json, runs_to_json(runs), lambda: print_runs(runs, profile, verbose))
 
 
 def parse_shares(text: str, option: str) -> list[float]:

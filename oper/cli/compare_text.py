@@ -1,6 +1,6 @@
 """A comparison as `oper compare` prints it: what was compared, how good each is, the best."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oper.base.formatting import (
     at_most,
@@ -16,6 +16,12 @@ from oper.base.formatting import (
 )
 from oper.cli.shared.console import new_console, new_table
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from oper.planner.baselines.baseline import TorchRecNotes
+    from oper.planner.compare import Comparison, MethodResult
+
 FETCHES = {
     "raw": "every access reads its row (raw fetches)",
     "distinct": "each rank reads a row once (distinct fetches)",
@@ -24,23 +30,22 @@ FETCHES = {
 _SHOWN_OVER = 1.005
 
 
-def print_runs(runs: list[dict[str, Any]], profile: str, verbose: bool) -> None:
+def print_runs(runs: "Sequence[Comparison]", profile: str, verbose: bool) -> None:
     """Print what was compared, and of each run how good each method is and which is the best; with
     `verbose` the details as well."""
     out = new_console()
     out.print(_compared(runs, profile))
-    varies = len({run["settings"]["threshold"] for run in runs}) > 1
+    varies = len({run.asked.threshold for run in runs}) > 1
     for run in runs:
-        entries = run["methods"]
         out.print()
         if len(runs) > 1:
-            out.print(f"With {_limits(run['settings'], varies)}:")
-        out.print(methods_table(entries))
-        if verbose and any(_placed(entry) for entry in entries.values()):
+            out.print(f"With {_limits(run, varies)}:")
+        out.print(methods_table(run))
+        if verbose and any(result.cost for result in run.methods.values()):
             _print_details(out, run)
-        for line in remarks(entries, verbose):
+        for line in remarks(run.methods, verbose):
             out.print(line)
-        for line in verdict(entries):
+        for line in verdict(run):
             out.print(line)
     out.print()
     out.print(
@@ -49,73 +54,66 @@ def print_runs(runs: list[dict[str, Any]], profile: str, verbose: bool) -> None:
     )
 
 
-def _compared(runs: list[dict[str, Any]], profile: str) -> str:
+def _compared(runs: "Sequence[Comparison]", profile: str) -> str:
     """What was compared, in a sentence."""
-    settings = runs[0]["settings"]
-    limits = _limits(settings, False) if len(runs) == 1 else "the limits below"
+    run = runs[0]
+    limits = _limits(run, False) if len(runs) == 1 else "the limits below"
     return (
-        f"{plural(len(runs[0]['methods']), 'method')} compared on {profile}: {settings['mode']} on "
-        f"{plural(settings['ranks'], 'rank')} ({settings['topology']}), "
-        f"{plural(settings['batch_size'], 'sample')} an iteration, {FETCHES[settings['fetch']]}, "
-        f"{limits}"
+        f"{plural(len(run.methods), 'method')} compared on {profile}: {run.workload.mode} on "
+        f"{plural(run.ranks, 'rank')} ({run.topology}), "
+        f"{plural(run.workload.batch_size, 'sample')} an iteration, "
+        f"{FETCHES[str(run.workload.fetch)]}, {limits}"
     )
 
 
-def _limits(settings: dict[str, Any], with_threshold: bool) -> str:
+def _limits(run: "Comparison", with_threshold: bool) -> str:
     """What plans may use."""
-    if "reserve" in settings:
-        held = dict.fromkeys(format_bytes(c) for c in sorted(settings["capacity_bytes"]))
+    if run.limits.by_devices:
+        held = dict.fromkeys(format_bytes(c) for c in sorted(run.capacity_bytes.tolist()))
         limits = f"{' to '.join([*held][:: max(len(held) - 1, 1)])} of memory a rank"
     else:
-        limits = f"{format_percent(settings['extra_memory'])} of extra memory for copies"
+        limits = f"{format_percent(run.limits.extra_memory)} of extra memory for copies"
     if with_threshold:
-        limits += f", partitions of at most {format_percent(settings['threshold'])}"
+        limits += f", partitions of at most {format_percent(run.asked.threshold)}"
     return limits
 
 
-def methods_table(entries: dict[str, dict[str, Any]]) -> Any:
+def methods_table(run: "Comparison") -> Any:
     """How good each method is: the first thing to look at."""
-    reference, against = _reference(entries)
+    reference, against = _reference(run)
     table = new_table(
         "method", "iteration", against, "fits its memory", "fullest rank", "planning", left=1
     )
-    for name, entry in entries.items():
-        planning = format_duration(entry["seconds"]["total"])
-        if not _placed(entry):
-            table.add_row(name, "-", "-", _fits(entry), "-", planning)
+    for name, result in run.methods.items():
+        planning = format_duration(result.seconds["total"])
+        if result.cost is None:
+            table.add_row(name, "-", "-", _fits(result), "-", planning)
             continue
-        seconds = entry["objective_seconds"]
+        seconds = result.cost.objective_seconds
         table.add_row(
             name,
             format_duration(seconds),
             _times(seconds, reference),
-            _fits(entry),
-            format_bytes(max(entry["memory_bytes"])),
-            planning + (" (limit)" if entry["status"] == "time_limit" else ""),
+            _fits(result),
+            format_bytes(int(result.cost.memory_bytes.max())),
+            planning + (" (limit)" if _stopped(result) else ""),
         )
     return table
 
 
-def _placed(entry: dict[str, Any]) -> bool:
-    return entry["objective_seconds"] is not None
+def _stopped(result: "MethodResult") -> bool:
+    from oper.planner.baselines.baseline import Status
+
+    return result.status == Status.TIME_LIMIT
 
 
-def _fitting(entries: dict[str, dict[str, Any]]) -> list[tuple[float, str]]:
-    """The methods within the limits, the fastest first; of equal ones in the order given."""
-    found = [
-        (entry["objective_seconds"], name)
-        for name, entry in entries.items()
-        if _placed(entry) and entry["certified_gap"] is not None
-    ]
-    return sorted(found, key=lambda pair: pair[0])
-
-
-def _reference(entries: dict[str, dict[str, Any]]) -> tuple[float | None, str]:
+def _reference(run: "Comparison") -> tuple[float | None, str]:
     """The iteration that others are compared with, and the heading of the column."""
-    if "oper" in entries and _placed(entries["oper"]):
-        return entries["oper"]["objective_seconds"], "times oper's"
-    fitting = _fitting(entries)
-    return (fitting[0][0] if fitting else None), "times the best"
+    oper = run.methods.get("oper")
+    if oper is not None and oper.cost is not None:
+        return oper.cost.objective_seconds, "times oper's"
+    fitting = run.fitting
+    return (run.methods[fitting[0]].objective_seconds if fitting else None), "times the best"
 
 
 def _times(seconds: float, reference: float | None) -> str:
@@ -126,88 +124,89 @@ def _times(seconds: float, reference: float | None) -> str:
     return "1.00" if seconds == reference else "-"
 
 
-def _fits(entry: dict[str, Any]) -> str:
+def _fits(result: "MethodResult") -> str:
     """Whether a placement keeps the limits; if not, by how much it exceeds the memory."""
-    if not _placed(entry):
-        return "no plan in time" if entry["status"] == "time_limit" else "no plan"
-    factor = entry["capacity_factor"]
-    if entry["status"] == "infeasible":
+    factor = result.capacity_factor
+    if result.cost is None or factor is None:
+        return "no plan in time" if _stopped(result) else "no plan"
+    if not result.cost.feasible:
         shown = format_factor(factor) if factor >= _SHOWN_OVER else format_digits(factor, 6)
         return f"no: {shown}x its memory"
-    return "yes" if entry["certified_gap"] is not None else "no: too many copies"
+    return "yes" if result.fits else "no: too many copies"
 
 
-def verdict(entries: dict[str, dict[str, Any]]) -> list[str]:
+def verdict(run: "Comparison") -> list[str]:
     """Which method is the best, by how much, and how far OPER is from optimal."""
-    fitting = _fitting(entries)
+    fitting = run.fitting
     if not fitting:
         return ["No method fits: none has a plan within the limits"]
-    seconds, best = fitting[0]
+    best, *others = fitting
+    seconds = run.methods[best].objective_seconds or 0.0
     sentence = f"Best: {best}, {format_duration(seconds)} an iteration"
-    if len(fitting) > 1:
-        after, second = fitting[1]
+    if others:
+        after, second = run.methods[others[0]].objective_seconds or 0.0, others[0]
         if not seconds or after / seconds - 1 < 5e-5:
             sentence += f"; {second}, the next that fits, takes as long"
         else:
             share = format_share(after / seconds - 1)
             sentence += f"; {second}, the next that fits, takes {share} longer"
     else:
-        sentence += "; no other method fits" if len(entries) > 1 else ""
+        sentence += "; no other method fits" if len(run.methods) > 1 else ""
     lines = [sentence]
-    oper = entries.get("oper")
-    if oper is not None and oper["certified_gap"] is not None:
+    oper = run.methods.get("oper")
+    if oper is not None and oper.certified_gap is not None:
         lines.append(
-            f"Certified: oper's plan takes {at_most(oper['certified_gap'])} longer than the best "
+            f"Certified: oper's plan takes {at_most(oper.certified_gap)} longer than the best "
             "possible within these limits"
         )
     return lines
 
 
-def remarks(entries: dict[str, dict[str, Any]], verbose: bool) -> list[str]:
+def remarks(methods: "Mapping[str, MethodResult]", verbose: bool) -> list[str]:
     """What the first table does not say: why there is no plan, what TorchRec and the solver did."""
+    from oper.planner.baselines.baseline import SolverNotes, TorchRecNotes
+
     lines = []
-    for name, entry in entries.items():
-        notes = entry["notes"]
-        if not _placed(entry):
-            lines.append(f"{name}: {notes['reason']}")
+    for name, result in methods.items():
+        cost, notes = result.cost, result.notes
+        if cost is None:
+            lines.append(f"{name}: {result.reason}")
             continue
-        if name == "torchrec":
-            lines += _torchrec_remarks(entry, verbose)
-        elif entry["certified_gap"] is None and entry["status"] != "infeasible":
+        if isinstance(notes, TorchRecNotes):
+            lines += _torchrec_remarks(notes, verbose)
+        elif cost.feasible and not result.fits:
             lines.append(
-                f"{name}: its copies take {format_share(entry['extra_memory_ratio'])} of the "
+                f"{name}: its copies take {format_share(cost.extra_memory_ratio)} of the "
                 "tables' bytes, more than was allowed"
             )
-        if name == "milp":
+        if isinstance(notes, SolverNotes):
             lines.append(
-                f"milp: {notes['solver']} placed {plural(notes['partitions'], 'partition')}, each "
+                f"{name}: {notes.solver} placed {plural(notes.partitions, 'partition')}, each "
                 "as a whole; an iteration "
-                f"takes {at_most(notes['solver_gap'])} longer than with the best such placement"
+                f"takes {at_most(notes.solver_gap)} longer than with the best such placement"
             )
     return lines
 
 
-def _torchrec_remarks(entry: dict[str, Any], verbose: bool) -> list[str]:
+def _torchrec_remarks(notes: "TorchRecNotes", verbose: bool) -> list[str]:
     """How TorchRec's planner came to its plan: it counts memory itself, and was given more of it
     until it found one."""
-    notes, given = entry["notes"], entry["notes"]["capacity_factor"]
-    tables = ", ".join(f"{n} {kind}" for kind, n in notes["tables"].items())
+    tables = ", ".join(f"{n} {kind}" for kind, n in notes.tables.items())
     found = f"torchrec: its planner shards tables {tables}"
-    if given > 1:
-        found += f", found when it was told of {format_factor(given)}x the memory"
+    if notes.capacity_factor > 1:
+        found += f", found when it was told of {format_factor(notes.capacity_factor)}x the memory"
     if not verbose:
         return [found]
     return [
         found,
         f"torchrec: by its own estimate an iteration takes "
-        f"{format_duration(notes['estimate_seconds'])}, and moves "
-        f"{format_bytes(notes['pooled_bytes']['total'])} of pooled vectors",
+        f"{format_duration(notes.estimate_seconds)}, and moves "
+        f"{format_bytes(notes.pooled_bytes.total)} of pooled vectors",
     ]
 
 
-def _print_details(out: Any, run: dict[str, Any]) -> None:
+def _print_details(out: Any, run: "Comparison") -> None:
     """The figures of the ranks: memory, lookups, links, traffic and how even they are."""
-    placed = {name: entry for name, entry in run["methods"].items() if _placed(entry)}
     most = ("most", "mean", "least")
     memory = new_table(
         "of a rank", *(f"memory:\n{m}" for m in most), *(f"lookups:\n{m}" for m in most)
@@ -219,28 +218,30 @@ def _print_details(out: Any, run: dict[str, Any]) -> None:
         "above the\nbest possible",
     )
     traffic = new_table("of all ranks", "rows", "gradients", "AllReduce", "its method", "total")
-    for name, entry in placed.items():
+    for name, result in run.methods.items():
+        cost, gap = result.cost, result.certified_gap
+        if cost is None:
+            continue
         memory.add_row(
             name,
-            *map(format_bytes, _most_mean_least(entry["memory_bytes"])),
-            *map(format_number, _most_mean_least(entry["lookups"])),
+            *map(format_bytes, _most_mean_least(cost.memory_bytes.tolist())),
+            *map(format_number, _most_mean_least(cost.lookups.tolist())),
         )
-        even = [entry["dob"][kind] for kind in ("memory", "lookups", "link_cost")]
-        gap = entry["certified_gap"]
+        even = (cost.dob.memory, cost.dob.lookups, cost.dob.link_cost)
         links.add_row(
             name,
-            *map(format_bytes, _most_mean_least(pairs(entry["link_bytes"]))),
+            *map(format_bytes, _most_mean_least(pairs(cost.link_bytes.tolist()))),
             *("-" if value is None else format_share(value) for value in even),
             "-" if gap is None else format_gap(gap),
         )
-        moved = entry["communication_bytes"]
+        moved = cost.communication_bytes
         traffic.add_row(
             name,
-            *(format_bytes(moved[kind]) for kind in ("fetch", "gradient", "allreduce")),
-            entry["allreduce_method"],
-            format_bytes(moved["total"]),
+            *map(format_bytes, (moved.fetch, moved.gradient, moved.allreduce)),
+            cost.allreduce_method,
+            format_bytes(moved.total),
         )
-    for table in (memory, links, *([traffic] if run["settings"]["mode"] == "training" else [])):
+    for table in (memory, links, *([traffic] if run.workload.training else [])):
         out.print()
         out.print(table)
     out.print()

@@ -10,6 +10,7 @@ from oper.cli.shared.command import ConfigurableCommand
 from oper.cli.shared.console import emit
 from oper.cli.shared.output_options import JSON
 from oper.cli.shared.progress import steps
+from oper.planner.replan.defaults import WORSE
 
 _EXAMPLES = """
 oper drift plan windows@3
@@ -28,7 +29,7 @@ def drift(
         metavar="PROFILE", help="A newer profile of its tables, or a window: PROFILE@3."
     ),
     worse: str = typer.Option(
-        "5%",
+        f"{100 * WORSE:g}%",
         "--worse",
         help="Advise to replan if one from scratch were better by more than this.",
         metavar="SHARE",
@@ -47,16 +48,20 @@ def drift(
     from oper.profiling.profile import Profile
 
     threshold = parse_share(worse, "--worse")
-    loaded, content = Plan.load(plan), {"plan": str(plan), "profile": profile}
+    loaded, names = Plan.load(plan), {"plan": str(plan), "profile": profile}
     if all_windows:
         windows = Profile.load_windows(profile, check=True)
         with steps("drift", 2 * len(windows)) as step:
-            content |= planner.drift_by_window(loaded, windows, threshold, step).to_json()
-        emit(as_json, content, lambda: print_windows(content))
+            of_windows = planner.drift_by_window(loaded, windows, threshold, step)
+        verdict = of_windows.verdict
+        content = names | of_windows.to_json()
+        emit(as_json, content, lambda: print_windows(of_windows, str(plan), profile))
     else:
         opened = Profile.load(profile, check=True)
         with steps("drift", 2) as step:
-            content |= planner.drift(loaded, opened, threshold, step).to_json()
-        emit(as_json, content, lambda: print_drift(content))
-    if exit_code and content["verdict"] == "replan":
+            found = planner.drift(loaded, opened, threshold, step)
+        verdict = found.verdict
+        content = names | found.to_json()
+        emit(as_json, content, lambda: print_drift(found, str(plan), profile))
+    if exit_code and verdict == "replan":
         raise typer.Exit(1)

@@ -1,7 +1,7 @@
 """`oper replan`: a new plan from an older one, moving only rows for which that pays."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -10,6 +10,10 @@ from oper.cli.shared.command import ConfigurableCommand
 from oper.cli.shared.console import emit, new_console, new_table
 from oper.cli.shared.output_options import FORCE, JSON
 from oper.cli.shared.progress import steps
+from oper.planner.replan.defaults import HORIZON
+
+if TYPE_CHECKING:
+    from oper.planner.replan.replan_one_memory import Replanned
 
 _MOST_RANKS = 8
 
@@ -33,7 +37,7 @@ def replan(
         ..., "-o", "--output", help="The plan folder to write.", metavar="FOLDER"
     ),
     horizon: int = typer.Option(
-        10_000,
+        HORIZON,
         "--horizon",
         min=1,
         help="Iterations within which a move must save what its bytes cost.",
@@ -45,63 +49,64 @@ def replan(
     """Make a new plan from an older one, moving few rows."""
     from oper.files.storage import check_output
     from oper.plan.plan import FORMAT
-    from oper.planner.replan.replan import replan_and_save
+    from oper.planner.replan.replan import replan as plan_again
     from oper.profiling.profile import Profile
 
     check_output(output, FORMAT, force)
     opened = Profile.load(profile, check=True)
     with steps("replan", 4) as step:
-        made = replan_and_save(plan, opened, output, horizon, step, force)
+        made = plan_again(plan, opened, horizon, step)
+        step("writing")
+        made.plan.save(output, force)
     content = {"plan": str(output), "from": str(plan), "profile": profile, **made.to_json()}
-    emit(as_json, content, lambda: _print(content), written=True)
+    emit(as_json, content, lambda: _print(made, str(plan), str(output), profile), written=True)
 
 
-def _print(content: dict[str, Any]) -> None:
+def _print(made: "Replanned", old: str, new: str, profile: str) -> None:
     out = new_console()
-    out.print(replan_sentence(content))
+    out.print(replan_sentence(made, old, new, profile))
     out.print()
     table = new_table("plan", "iteration", "rows moved", "bytes moved", "time to move")
-    table.add_row("as it was", format_duration(content["old_objective_seconds"]), "0", "0 B", "-")
-    for label, seconds, moved in (
-        ("replanned", content["objective_seconds"], content),
-        ("from scratch", content["fresh_objective_seconds"], content["fresh"]),
+    table.add_row("as it was", format_duration(made.old_seconds), "0", "0 B", "-")
+    for label, seconds, moved, moving_seconds in (
+        ("replanned", made.new_seconds, made.migration, made.migration_seconds),
+        ("from scratch", made.fresh_seconds, made.fresh_migration, made.fresh_migration_seconds),
     ):
         table.add_row(
             label,
             format_duration(seconds),
-            f"{moved['moved_rows']:,}",
-            format_bytes(moved["moved_bytes"]),
-            format_duration(moved["seconds"]),
+            f"{moved.rows:,}",
+            format_bytes(moved.link_bytes),
+            format_duration(moving_seconds),
         )
     out.print(table)
-    if not content["changed_rows"]:
+    changed = made.moves.changed_rows
+    if not changed:
         return
-    if content["gain_share"] is not None and content["bytes_share"] is not None:
+    if made.gain_share is not None and made.bytes_share is not None:
         out.print(
-            f"{format_share(content['gain_share'], 1)} of the gain of a plan made from scratch, "
-            f"for {format_share(content['bytes_share'])} of its bytes"
+            f"{format_share(made.gain_share, 1)} of the gain of a plan made from scratch, "
+            f"for {format_share(made.bytes_share)} of its bytes"
         )
     out.print(
-        f"{plural(content['changed_rows'], 'row')} in moves.npy have other holders or slots; "
-        f"{format_bytes(content['local_bytes'])} of them only change slots on their rank"
+        f"{plural(changed, 'row')} in moves.npy have other holders or slots; "
+        f"{format_bytes(made.migration.local_bytes)} of them only change slots on their rank"
     )
-    _print_links(out, content["bytes_by_link"])
+    _print_links(out, made.migration.bytes_by_link.tolist())
 
 
-def replan_sentence(content: dict[str, Any]) -> str:
-    """What was gained, and by how much moving; or that nothing moves."""
-    before, after = (
-        format_duration(content[name]) for name in ("old_objective_seconds", "objective_seconds")
-    )
-    within = f"pays off within {content['horizon']:,} iterations (--horizon)"
-    if not content["changed_rows"]:
+def replan_sentence(made: "Replanned", old: str, new: str, profile: str) -> str:
+    """What was gained with the plan `new`, and by how much moving; or that nothing moves."""
+    before, after = format_duration(made.old_seconds), format_duration(made.new_seconds)
+    within = f"pays off within {made.horizon:,} iterations (--horizon)"
+    if not made.moves.changed_rows:
         return (
-            f"{content['plan']}: nothing moves, as no move {within}; under {content['profile']} an "
-            f"iteration of {content['from']} takes {before}"
+            f"{new}: nothing moves, as no move {within}; under {profile} an "
+            f"iteration of {old} takes {before}"
         )
     return (
-        f"{content['plan']}: under {content['profile']} an iteration takes {after} instead of "
-        f"{before} with {content['from']}, for moving {format_bytes(content['moved_bytes'])} once; "
+        f"{new}: under {profile} an iteration takes {after} instead of "
+        f"{before} with {old}, for moving {format_bytes(made.migration.link_bytes)} once; "
         f"each move {within}"
     )
 

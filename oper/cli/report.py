@@ -63,8 +63,12 @@ def report(
         raise OperError(f"{len(plan)} plans: one, or two to put side by side, were needed")
     missing: list[str] = []
     if len(plan) == 2:
-        given = {"profile": profile, "compare": compare, "drift": drift, "counters": counters}
-        for name, value in given.items():
+        for name, value in (
+            ("profile", profile),
+            ("compare", compare),
+            ("drift", drift),
+            ("counters", counters),
+        ):
             if value:
                 raise OperError(
                     f"--{name}: is for a page of one plan, and {plan[0]} and {plan[1]} were given; "

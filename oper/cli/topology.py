@@ -170,14 +170,16 @@ def _print(topology: Topology) -> None:
 
 
 def _capacity(topology: Topology) -> str:
-    given = topology.to_dict().get("capacity")
+    given = topology.capacity
     if given is None:
         if topology.memory_for_plans is not None:
             return "device memory less --reserve; with --extra-memory, an even share of all bytes"
         return "an even share of the bytes of the tables and of --extra-memory"
-    values = given if isinstance(given, list) else [given]
-    shown = [
-        v if isinstance(v, str) else f"{format_digits(v, 6)}x an even share of the tables' bytes"
-        for v in values
-    ]
+    factor = "{}x an even share of the tables' bytes"
+    if isinstance(given, tuple):
+        shown = [
+            f"{c}B" if isinstance(c, int) else factor.format(format_digits(c, 6)) for c in given
+        ]
+    else:
+        shown = [factor.format(format_digits(given, 6))]
     return ", ".join(dict.fromkeys(shown)) if len(set(shown)) <= 4 else f"{len(shown)} values"

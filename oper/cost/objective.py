@@ -25,7 +25,7 @@ two.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -41,6 +41,8 @@ from oper.topology.topology import Topology
 @dataclass(frozen=True)
 class Communication:
     """Bytes between ranks in an iteration, summed over the ranks."""
+
+    DERIVED: ClassVar = ("total",)  # in JSON beside the fields
 
     fetch: float
     gradient: float
@@ -69,6 +71,8 @@ class Balance:
 class Cost:
     """Predicted figures of an iteration on M ranks, which a plan's file states as they are here.
     Matrices are [reader, source]."""
+
+    DERIVED: ClassVar = ("objective_seconds", "extra_memory_ratio", "feasible")  # in JSON
 
     memory_bytes: WholePerRank  # of rows and optimizer state
     capacity_bytes: WholePerRank  # for these

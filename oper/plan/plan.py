@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.arrays import Ints
+from oper.base.display import Summarised
 from oper.base.errors import OperError, check_type
 from oper.cost.allreduce import Method
 from oper.cost.objective import Cost
@@ -86,7 +87,7 @@ class ListedCounts:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Summarised):
     """A plan for `tables` on the ranks of `topology`, immutable.
 
     `layout` and `allreduce_method` are what the runtime acts on; all else is stated in the file and
@@ -303,6 +304,15 @@ class Plan:
             topology=self.topology.to_dict() | hosts,
             tables=[table.to_dict() for table in self.tables],
         )
+
+
+def plan_given(function: str, name: str, given: Plan | Path | str) -> Plan:
+    """The plan that the argument `name` of a public function is, or is the folder of.
+
+    Raises OperError where it is of another type, or the folder is none of a plan.
+    """
+    check_type(function, name, given, Plan, Path, str)
+    return given if isinstance(given, Plan) else Plan.load(given)
 
 
 def rank_file(rank: int) -> str:

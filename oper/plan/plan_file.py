@@ -1,32 +1,27 @@
 """plan.json: what a plan states beside its arrays, as typed objects, and as JSON.
 
 `Stated` is the file's schema: its fields are the file's keys, and msgspec derives reading, writing
-and validation from their types. What follows from other figures (`DERIVED`) is written for readers
-of the file, and compared when it is read.
+and validation from their types. What follows from other figures (`DERIVED` of their class) is
+written for readers of the file, and compared when it is read. What other commands print as JSON is
+written and read in this way too.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Annotated, Any, NotRequired, TypedDict, get_args, get_type_hints
+from typing import Annotated, Any, NotRequired, TypedDict, TypeVar, get_args, get_type_hints
 
 import msgspec
 import numpy as np
 
 from oper.base.arrays import OverRanks
 from oper.base.errors import OperError
-from oper.cost.objective import Communication, Cost
 from oper.cost.workload import Workload
 from oper.plan.certificate import Certificate
 from oper.plan.memories import Memory
 from oper.plan.settings import Limits, PlanSettings
 
-# Figures that follow from the fields of an object, by its type.
-DERIVED: dict[type, tuple[str, ...]] = {
-    Cost: ("objective_seconds", "extra_memory_ratio", "feasible"),
-    Communication: ("total",),
-    Certificate: ("certified_gap",),
-}
+_T = TypeVar("_T")
 _OF_FOLDER = {"schema", "version", "files"}  # keys of plan.json beside those of `Stated`
 
 Whole = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
@@ -116,7 +111,7 @@ def to_json(value: Any) -> Any:
     """A typed object as JSON has it, with what is derived from its fields."""
     if is_dataclass(value) and not isinstance(value, type):
         content = {f.name: to_json(getattr(value, f.name)) for f in fields(value)}
-        return content | {name: getattr(value, name) for name in DERIVED.get(type(value), ())}
+        return content | {name: getattr(value, name) for name in _derived(type(value))}
     if isinstance(value, np.ndarray):
         return value.tolist()
     if isinstance(value, tuple | list):
@@ -125,7 +120,8 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(content: Mapping[str, Any], ranks: int) -> Stated:
-    """Read back; ValueError, which names the place, where a value is not what it should be."""
+    """Read plan.json back; ValueError, which names the place, where a value is not what it should
+    be."""
     try:
         stated = msgspec.convert(content, Stated, dec_hook=_array)
         _check(stated, content, ranks, "$")
@@ -135,6 +131,29 @@ def from_json(content: Mapping[str, Any], ranks: int) -> Stated:
     if stated.workload.fetch is None:
         raise ValueError("Expected how rows are fetched - at `$.workload.fetch`")
     return stated
+
+
+def typed(content: Any, kind: type[_T], ranks: int) -> _T:
+    """What `to_json` made of an object of this kind, whose arrays are over so many ranks, read back
+    from among the keys of a larger JSON object.
+
+    Raises ValueError, which names the place, where a value is not what it should be.
+    """
+    own = content
+    if is_dataclass(kind) and isinstance(content, Mapping):
+        keys = {field.name for field in fields(kind)} | {*_derived(kind)}
+        own = {name: value for name, value in content.items() if name in keys}
+    try:
+        found = msgspec.convert(own, kind, dec_hook=_array)
+    except (msgspec.ValidationError, OperError) as error:
+        raise ValueError(str(error)) from error
+    _check(found, own, ranks, "$")
+    return found
+
+
+def _derived(kind: type) -> tuple[str, ...]:
+    """The names of the figures that follow from the fields of a dataclass."""
+    return getattr(kind, "DERIVED", ())
 
 
 def _array(kind: Any, content: Any) -> Any:
@@ -162,7 +181,7 @@ def _check(value: Any, content: Any, ranks: int, place: str) -> None:
             _check(item, content[number], ranks, f"{place}[{number}]")
     if not is_dataclass(value):
         return
-    derived = DERIVED.get(type(value), ())
+    derived = _derived(type(value))
     # A key that is left out would have what is usual, and the plan was not made for that.
     keys = {field.name for field in fields(value)} | {*derived}
     if different := keys ^ (content.keys() - (_OF_FOLDER if place == "$" else ())):

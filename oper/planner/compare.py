@@ -1,28 +1,48 @@
 """Comparison: every method on the same profile, topology and workload, by one cost model (§6).
 
-In: `Profile`, `Topology`, `Workload`, `Settings`, names of methods. Out: the figures of each. They
-are those of the paper's Figure 10 and Tables 2 and 3, for any profile: memory, lookups and link
-bytes of every rank, how even they are, the predicted iteration, the time to plan, and the certified
-gap. Placements are compared and nothing is written: `seconds` has no layout and no disk in it. The
-bound holds for plans within the capacities and the extra memory, so only those have a gap. Where no
-memory is asked for these are what the devices hold, of which OPER's plan uses the least that is
-nearly as good (place_in_memory.py).
+In: `Profile`, `Topology`, `Workload`, `PlanSettings`, names of methods. Out: `Comparison`. Its
+figures are those of the paper's Figure 10 and Tables 2 and 3, for any profile: memory, lookups and
+link bytes of every rank, how even they are, the predicted iteration, the time to plan, and the
+certified gap. Placements are compared and nothing is written: `seconds` has no layout and no disk
+in it. The bound holds for plans within the capacities and the extra memory, so only those have a
+certificate. Where no memory is asked for these are what the devices hold, of which OPER's plan uses
+the least that is nearly as good (place_in_memory.py).
 """
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from oper.base import native
-from oper.base.errors import OperError
+from oper.base.arrays import WholePerRank
+from oper.base.display import Summarised
+from oper.base.errors import OperError, check_type
 from oper.cost.objective import Cost
 from oper.cost.workload import Workload
 from oper.plan.certificate import Certificate
-from oper.plan.plan_file import to_json
-from oper.plan.settings import PlanSettings
-from oper.planner.baselines.baseline import Baseline, NoPlacementError, price_baseline
-from oper.planner.baselines.registry import BASELINES, installed_baselines, make_baseline
+from oper.plan.memories import PlanningRecord
+from oper.plan.plan_file import to_json, typed
+from oper.plan.settings import Limits, PlanSettings
+from oper.planner.baselines.baseline import (
+    Baseline,
+    NoPlacementError,
+    Notes,
+    PaperNotes,
+    SolverNotes,
+    Status,
+    TorchRecNotes,
+    price_baseline,
+)
+from oper.planner.baselines.registry import (
+    BASELINES,
+    LIMIT_SECONDS,
+    installed_baselines,
+    make_baseline,
+)
 from oper.planner.bounds.certificate import certify
 from oper.planner.make_placement import InfeasibleError, Planned, within_limits
 from oper.planner.memory.device_limits import DeviceLimits
@@ -32,6 +52,197 @@ from oper.profiling.profile import Profile
 from oper.topology.topology import Topology
 
 METHODS = ("oper", *BASELINES)
+_NOTES: dict[str, type[Notes]] = {
+    "paper": PaperNotes,
+    "torchrec": TorchRecNotes,
+    "milp": SolverNotes,
+}
+
+
+@dataclass(frozen=True)
+class MethodResult:
+    """What one method came to.
+
+    threshold: of its partitions, as far as it has any. seconds: spent on each step of planning, and
+    in "total". cost: None where it has no placement, and `reason` says why. certificate: None
+    unless the placement keeps the limits, for which alone the bound holds. record: how OPER's own
+    plan was made. notes: what else there is to say of some baselines.
+    """
+
+    status: Status
+    threshold: float
+    seconds: dict[str, float]
+    cost: Cost | None = None
+    certificate: Certificate | None = None
+    record: PlanningRecord | None = None
+    notes: Notes | None = None
+    reason: str | None = None
+
+    @property
+    def objective_seconds(self) -> float | None:
+        """Seconds of the slowest rank; None without a placement."""
+        return None if self.cost is None else self.cost.objective_seconds
+
+    @property
+    def certified_gap(self) -> float | None:
+        """How far it is from the best within the limits, at most; None where it exceeds them."""
+        return None if self.certificate is None else self.certificate.certified_gap
+
+    @property
+    def fits(self) -> bool:
+        """Whether it has a placement that keeps the capacities and the extra memory."""
+        return self.certificate is not None
+
+    @property
+    def capacity_factor(self) -> float | None:
+        """The fullest rank's memory over its capacity: above 1, the factor it exceeds it by."""
+        if self.cost is None:
+            return None
+        return float((self.cost.memory_bytes / self.cost.capacity_bytes).max())
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """The fields of a method in a file that are no other object's."""
+
+    status: Status
+    threshold: float
+    seconds: dict[str, float]
+    objective_seconds: float | None
+    certified_gap: float | None
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class _MadeWith:
+    """The fields of a run's settings in a file that are no other object's."""
+
+    profile: str
+    topology: str
+    ranks: int
+    limits: Limits
+    capacity_bytes: WholePerRank
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison(Summarised):
+    """What each method comes to on one profile under the same limits.
+
+    profile: its digest. rows: of all tables. asked: what was asked of the plans, and `limits` what
+    follows. lower_bound_seconds: no placement within the limits takes less. methods: in the order
+    asked for, by name.
+    """
+
+    profile: str
+    topology: str
+    ranks: int
+    rows: int
+    workload: Workload
+    asked: PlanSettings
+    limits: Limits
+    capacity_bytes: WholePerRank
+    lower_bound_seconds: float
+    methods: dict[str, MethodResult]
+
+    def __repr__(self) -> str:
+        return f"<Comparison of {', '.join(self.methods)}>"
+
+    @property
+    def fitting(self) -> list[str]:
+        """The methods within the limits, the fastest first; of equal ones in the order given."""
+        found = [
+            (result.cost.objective_seconds, name)
+            for name, result in self.methods.items()
+            if result.cost is not None and result.fits
+        ]
+        return [name for _, name in sorted(found, key=lambda pair: pair[0])]
+
+    def to_json(self) -> dict[str, Any]:
+        """A run of `oper compare --json`."""
+        workload = to_json(self.workload)
+        return {
+            "settings": {
+                "profile": self.profile,
+                "topology": self.topology,
+                "ranks": self.ranks,
+                "rows": self.rows,
+                **workload,
+                **to_json(self.asked),
+                "limits": to_json(self.limits),
+                "capacity_bytes": self.capacity_bytes.tolist(),
+            },
+            "lower_bound_seconds": self.lower_bound_seconds,
+            "methods": {
+                name: {
+                    "plan": None,
+                    **workload,
+                    "ranks": self.ranks,
+                    "rows": self.rows,
+                    "asked": to_json(self.asked),
+                    "lower_bound_seconds": self.lower_bound_seconds,
+                    **_result_to_json(result),
+                }
+                for name, result in self.methods.items()
+            },
+        }
+
+    @staticmethod
+    def from_json(content: Mapping[str, Any]) -> "Comparison":
+        """A run of `oper compare --json` read back; ValueError where it is none."""
+        try:
+            settings, methods = content["settings"], content["methods"]
+            ranks = len(settings["capacity_bytes"])
+            made = typed(settings, _MadeWith, ranks)
+            return Comparison(
+                **vars(made),
+                rows=typed(settings["rows"], int, ranks),
+                workload=typed(settings, Workload, ranks),
+                asked=typed(settings, PlanSettings, ranks),
+                lower_bound_seconds=typed(content["lower_bound_seconds"], float, ranks),
+                methods={name: _result_of(name, methods[name], ranks) for name in methods},
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+def runs_to_json(runs: Iterable[Comparison]) -> dict[str, Any]:
+    """What `oper compare --json` prints: a run for each extra memory and threshold asked for."""
+    return {"runs": [run.to_json() for run in runs]}
+
+
+def _result_to_json(result: MethodResult) -> dict[str, Any]:
+    content: dict[str, Any] = {
+        "objective_seconds": None,
+        "certified_gap": None,
+        "feasible": False,
+        "threshold": result.threshold,
+    }
+    for part in (result.cost, result.certificate, result.record):
+        content |= {} if part is None else to_json(part)
+    if result.cost is not None:
+        content["capacity_factor"] = result.capacity_factor
+    return content | {
+        "status": result.status,
+        "seconds": result.seconds,
+        "notes": {} if result.notes is None else to_json(result.notes),
+        "reason": result.reason,
+    }
+
+
+def _result_of(name: str, content: Mapping[str, Any], ranks: int) -> MethodResult:
+    outcome = typed(content, _Outcome, ranks)
+    placed = outcome.objective_seconds is not None
+    noted = _NOTES.get(name) if placed else None
+    return MethodResult(
+        status=outcome.status,
+        threshold=outcome.threshold,
+        seconds=outcome.seconds,
+        cost=typed(content, Cost, ranks) if placed else None,
+        certificate=(None if outcome.certified_gap is None else typed(content, Certificate, ranks)),
+        record=typed(content, PlanningRecord, ranks) if placed and name == "oper" else None,
+        notes=None if noted is None else typed(content["notes"], noted, ranks),
+        reason=outcome.reason,
+    )
 
 
 def installed_methods() -> tuple[str, ...]:
@@ -40,158 +251,125 @@ def installed_methods() -> tuple[str, ...]:
 
 
 def compare(
-    profile: Profile,
-    topology: Topology,
+    profile: Profile | Path | str,
+    topology: Topology | Path | str,
     workload: Workload,
-    settings: PlanSettings,
-    methods: Sequence[str],
-    limit_seconds: float,
+    settings: PlanSettings | None = None,
+    methods: Sequence[str] | None = None,
+    limit_seconds: float = LIMIT_SECONDS,
     report: Callable[[str], None] = lambda method: None,
-) -> dict[str, Any]:
-    """One run: `settings` and, under `methods`, the fields of `oper plan --json` of each.
+) -> Comparison:
+    """Compare OPER with `methods`, or all that are installed, on one profile; nothing is written.
 
-    A method without a placement (TorchRec's planner or the solver after `limit_seconds`; the solver
-    where whole partitions do not fit) has a status that says so and no figures. `report` is called
-    with each method's name when it is done.
+    A profile may be given by its folder, a topology by its name or file. TorchRec's planner and the
+    exact solver, with building its programme, get `limit_seconds` each; a method without a
+    placement (after that time, or where whole partitions do not fit) has a status and a reason, and
+    no cost. `report` is called with each method's name when it is done.
 
     Raises OperError for an unknown method, or where the capacities cannot hold the tables.
     """
-    unknown = [method for method in methods if method not in METHODS]
+    check_type("compare", "profile", profile, Profile, Path, str)
+    check_type("compare", "topology", topology, Topology, Path, str)
+    check_type("compare", "workload", workload, Workload)
+    asked = PlanSettings() if settings is None else settings
+    check_type("compare", "settings", asked, PlanSettings)
+    chosen = installed_methods() if methods is None else tuple(methods)
+    if not chosen:
+        raise OperError(f"methods: none was named; one or more of {', '.join(METHODS)} were needed")
+    unknown = [method for method in chosen if method not in METHODS]
     if unknown:
         raise OperError(f"method {unknown[0]!r}: one of {', '.join(METHODS)} was needed")
+    if not isinstance(profile, Profile):
+        profile = Profile.open(profile)
+    if not isinstance(topology, Topology):
+        topology = Topology.load(topology)
     native.ops()  # loading torch is no part of planning
     began = time.perf_counter()
-    problem = make_problem(profile, topology, workload, settings)
-    devices = by_devices(topology, settings)
+    problem = make_problem(profile, topology, workload, asked)
+    devices = by_devices(topology, asked)
     if devices:
         limits = DeviceLimits.of(problem)
         problem = limits.within(limits.most_extra)
     classes_seconds = time.perf_counter() - began
-    entries: dict[str, dict[str, Any]] = {}
+    results: dict[str, MethodResult] = {}
     certificate: Certificate | None = None
-    if "oper" in methods:
+    if "oper" in chosen:
         began = time.perf_counter()
         try:
-            planned = place_in_memory(profile, topology, workload, settings)
+            planned = place_in_memory(profile, topology, workload, asked)
         except InfeasibleError as error:
-            none = NoPlacementError("infeasible", str(error))
             certificate = certify(problem, 0.0)
-            seconds = {"total": time.perf_counter() - began}
-            entries["oper"] = empty_entry(problem, certificate, none, seconds)
+            total = time.perf_counter() - began
+            none = NoPlacementError(Status.INFEASIBLE, str(error))
+            results["oper"] = _without_placement(problem, none, {"total": total})
         else:
             planned.seconds["total"] = time.perf_counter() - began
             certificate = planned.certificate
             if devices:  # all methods are compared with the least time that the devices allow
                 certificate = certify(problem, planned.cost.objective_seconds)
-                planned = replace(planned, certificate=certificate)
-            entries["oper"] = oper_entry(planned)
+            results["oper"] = _result_of_oper(planned, certificate)
         report("oper")
     certificate = certificate or certify(problem, 0.0)
-    for method in methods:
+    for method in chosen:
         if method == "oper":
             continue
         began = time.perf_counter()
         try:
             baseline = make_baseline(method, problem, limit_seconds)
         except NoPlacementError as none:
-            seconds = {"total": time.perf_counter() - began}
-            entries[method] = empty_entry(problem, certificate, none, seconds)
+            total = time.perf_counter() - began
+            results[method] = _without_placement(problem, none, {"total": total})
         else:
             seconds = {"classes": classes_seconds, "method": time.perf_counter() - began}
             seconds["total"] = sum(seconds.values())
-            entries[method] = entry(problem, certificate, baseline, seconds)
+            results[method] = baseline_result(problem, certificate, baseline, seconds)
         report(method)
-    return {
-        "settings": run_settings(problem),
-        "methods": {method: entries[method] for method in methods},
-    }
+    return Comparison(
+        profile=profile.digest,
+        topology=topology.name,
+        ranks=problem.ranks,
+        rows=int(problem.classes.rows.sum()),
+        workload=problem.workload,
+        asked=asked,
+        limits=problem.limits,
+        capacity_bytes=problem.capacity_bytes.astype(np.int64),
+        lower_bound_seconds=certificate.lower_bound_seconds,
+        methods={method: results[method] for method in chosen},
+    )
 
 
-def run_settings(problem: Problem) -> dict[str, Any]:
-    """What a run was made with; shares are fractions, bytes per rank."""
-    return {
-        "profile": problem.profile.digest,
-        "topology": problem.topology.name,
-        "ranks": problem.ranks,
-        "mode": problem.workload.mode,
-        "fetch": problem.workload.fetch,
-        "batch_size": problem.workload.batch_size,
-        **to_json(problem.asked),
-        "limits": to_json(problem.limits),
-        "capacity_bytes": [int(capacity) for capacity in problem.capacity_bytes],
-    }
+def _result_of_oper(planned: Planned, certificate: Certificate) -> MethodResult:
+    cost = replace(planned.cost, mailbox_bytes=round(planned.problem.mailbox_bytes))
+    return MethodResult(
+        status=Status.OK if cost.feasible else Status.INFEASIBLE,
+        threshold=planned.record.threshold,
+        seconds=planned.seconds,
+        cost=cost,
+        certificate=certificate,
+        record=planned.record,
+    )
 
 
-def oper_entry(planned: Planned) -> dict[str, Any]:
-    """OPER's own plan."""
-    problem, certificate = planned.problem, to_json(planned.certificate)
-    del certificate["objective_seconds"]
-    return {
-        **shared_fields(problem, planned.certificate, planned.seconds),
-        **to_json(replace(planned.cost, mailbox_bytes=round(problem.mailbox_bytes))),
-        **certificate,
-        "status": "ok" if planned.cost.feasible else "infeasible",
-        **to_json(planned.record),
-        **capacity_use(planned.cost),
-        "notes": {},
-    }
-
-
-def entry(
-    problem: Problem,
-    certificate: Certificate,
-    baseline: Baseline,
-    seconds: dict[str, float],
-) -> dict[str, Any]:
-    """The fields of `oper plan --json` of a baseline."""
+def baseline_result(
+    problem: Problem, certificate: Certificate, baseline: Baseline, seconds: dict[str, float]
+) -> MethodResult:
+    """What a baseline's placement comes to, priced and certified as OPER's own."""
     cost = price_baseline(problem, baseline)
-    status = baseline.notes.get("status", "ok") if cost.feasible else "infeasible"
+    threshold = problem.asked.threshold
+    if isinstance(baseline.notes, PaperNotes):
+        threshold = baseline.notes.threshold
     bounded = within_limits(problem, cost)
-    gap = certificate.of(cost.objective_seconds).certified_gap if bounded else None
-    return {
-        **shared_fields(problem, certificate, seconds),
-        "threshold": baseline.notes.get("threshold", problem.asked.threshold),
-        **to_json(replace(cost, mailbox_bytes=round(problem.mailbox_bytes))),
-        **capacity_use(cost),
-        "certified_gap": gap,
-        "status": status,
-        "notes": baseline.notes,
-    }
+    return MethodResult(
+        status=baseline.status if cost.feasible else Status.INFEASIBLE,
+        threshold=threshold,
+        seconds=seconds,
+        cost=replace(cost, mailbox_bytes=round(problem.mailbox_bytes)),
+        certificate=certificate.of(cost.objective_seconds) if bounded else None,
+        notes=baseline.notes,
+    )
 
 
-def empty_entry(
-    problem: Problem,
-    certificate: Certificate,
-    none: NoPlacementError,
-    seconds: dict[str, float],
-) -> dict[str, Any]:
-    """A method without a placement: its status and the reason, no figures."""
-    return {
-        **shared_fields(problem, certificate, seconds),
-        "objective_seconds": None,
-        "certified_gap": None,
-        "feasible": False,
-        "status": none.status,
-        "notes": {"reason": str(none)},
-    }
-
-
-def shared_fields(
-    problem: Problem, certificate: Certificate, seconds: dict[str, float]
-) -> dict[str, Any]:
-    """What does not depend on the placement."""
-    run = run_settings(problem)
-    return {
-        "plan": None,
-        **{name: run[name] for name in ("mode", "fetch", "batch_size", "ranks")},
-        "rows": int(problem.classes.rows.sum()),
-        "threshold": problem.asked.threshold,
-        "asked": to_json(problem.asked),
-        "seconds": seconds,
-        "lower_bound_seconds": certificate.lower_bound_seconds,
-    }
-
-
-def capacity_use(cost: Cost) -> dict[str, float]:
-    """The fullest rank's memory over its capacity: above 1, the factor it exceeds it by."""
-    return {"capacity_factor": float((cost.memory_bytes / cost.capacity_bytes).max())}
+def _without_placement(
+    problem: Problem, none: NoPlacementError, seconds: dict[str, float]
+) -> MethodResult:
+    return MethodResult(none.status, problem.asked.threshold, seconds, reason=str(none))

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from oper.base.errors import OperError
+from oper.base.errors import OperError, check_type
 from oper.files.manifest import describe_files, open_folder, verify_files, write_manifest
 from oper.files.overwrite_rules import Format
 from oper.files.storage import atomic_folder
@@ -238,6 +238,15 @@ class Profile(RowCounts):
         if any(self.bagged):
             names["containing"] = "samples_with_row"
         return names
+
+
+def profile_given(function: str, given: Profile | Path | str) -> Profile:
+    """The profile that the argument `profile` of a public function is, or is the folder of.
+
+    Raises OperError where it is of another type, or the folder is none of a profile.
+    """
+    check_type(function, "profile", given, Profile, Path, str)
+    return given if isinstance(given, Profile) else Profile.open(given)
 
 
 def write_windows(folder: Path, windows: Sequence[Profile]) -> None:

@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 
 from oper.base.arrays import Counts, Ints
-from oper.base.display import Summarised, Summary
+from oper.base.display import Summarised
 from oper.base.errors import OperError
-from oper.base.formatting import format_bytes
 from oper.profiling.counter_files import SparseCounts
 from oper.profiling.histogram import RowHistogram, histogram
 from oper.tables.table import Table
@@ -57,17 +56,6 @@ class RowCounts(Summarised):
     def rows(self) -> int:
         """Rows of all tables."""
         return int(self.offsets[-1])
-
-    def summary(self) -> Summary:
-        """What notebooks and rich show: what was counted, and the tables."""
-        return Summary(
-            f"{self.rows:,} rows of {len(self.tables)} tables, counted in {self.samples:,} samples",
-            headers=("table", "rows", "dim", "bytes", "ids"),
-            rows=[
-                (t.name, f"{t.rows:,}", str(t.dim), format_bytes(t.rows * t.row_bytes), t.ids.kind)
-                for t in self.tables
-            ],
-        )
 
     def table_accesses(self, table: int) -> Counts:
         """Accesses of a table's rows."""

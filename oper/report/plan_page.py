@@ -3,10 +3,8 @@
 In: a plan and, where they are there, its profile, a comparison, drifts and counters. Out: `Page`.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -17,6 +15,7 @@ from oper.base.formatting import format_bytes, format_duration, format_gap, form
 from oper.plan.memories import DEVICE, HOST
 from oper.plan.plan import Plan
 from oper.plan.rows_by_kind import RowsByKind, rows_by_kind
+from oper.planner.compare import Comparison
 from oper.planner.make_placement import Watch, place
 from oper.planner.memory_curve import CurvePoint, memory_curve
 from oper.planner.problem.problem import make_problem
@@ -25,7 +24,7 @@ from oper.report import sentences
 from oper.report.charts.chart import Chart
 from oper.report.charts.comparison_bars import comparison_chart, sweep_chart
 from oper.report.charts.counted_bars import RankCounters, counted_chart
-from oper.report.charts.drift_lines import drift_chart
+from oper.report.charts.drift_lines import NamedDrift, drift_chart
 from oper.report.charts.link_matrix import link_charts
 from oper.report.charts.memory_line import memory_curve_chart
 from oper.report.charts.rank_bars import kinds_of_row_chart, kinds_of_work_chart, memory_chart
@@ -41,8 +40,8 @@ class Material:
     """What a report is made of, beside the plan."""
 
     profile: Profile | None = None
-    comparison: dict[str, Any] | None = None  # as `oper compare --json` prints it
-    drifts: Sequence[dict[str, Any]] = ()  # as `oper drift --json` prints them
+    runs: Sequence[Comparison] = ()  # of a comparison
+    drifts: Sequence[NamedDrift] = ()
     counters: Sequence[RankCounters] | None = None  # `oper.counters(model)` of each rank
 
 
@@ -65,13 +64,9 @@ def plan_page(
 
     Raises OperError where the material is of another plan.
     """
-    with _printed_by("--compare", "oper compare --json"):
-        runs = _runs_of(plan, material.comparison)
-        methods = _methods(runs)
-    with _printed_by("--drift", "oper drift --json"):
-        drifts = _drift(plan, material.drifts)
-    with _printed_by("--counters", "oper.counters(model)"):
-        counted = _counted(plan, material.counters)
+    runs = _runs_of(plan, material.runs)
+    drifts = _drift(plan, material.drifts)
+    counted = _counted(plan, material.counters)
     report("rows")
     kinds = rows_by_kind(plan)
     measured = None
@@ -86,7 +81,7 @@ def plan_page(
         _first_screen(plan, kinds, runs[0] if runs else None, measured),
         _ranks(plan),
         _tables(plan, kinds, material.profile),
-        *methods,
+        *_methods(runs),
         _memory(plan, measured),
         *drifts,
         *counted,
@@ -99,7 +94,7 @@ def plan_page(
 
 
 def _first_screen(
-    plan: Plan, kinds: RowsByKind, run: dict[str, Any] | None, measured: Measured | None
+    plan: Plan, kinds: RowsByKind, run: Comparison | None, measured: Measured | None
 ) -> Section:
     prediction = plan.cost
     used = prediction.extra_memory_ratio
@@ -188,7 +183,7 @@ def _tables(plan: Plan, kinds: RowsByKind, profile: Profile | None) -> Section:
     return Section("tables", "Tables and rows", said, charts=charts, table=listed)
 
 
-def _methods(runs: Sequence[dict[str, Any]]) -> list[Section]:
+def _methods(runs: Sequence[Comparison]) -> list[Section]:
     if not runs:
         return []
     charts = [comparison_chart(runs[0])]
@@ -203,13 +198,12 @@ def _memory(plan: Plan, measured: Measured | None) -> Section:
     return Section("memory-limit", "Memory", said, charts=[] if chart is None else [chart])
 
 
-def _drift(plan: Plan, drifts: Sequence[dict[str, Any]]) -> list[Section]:
+def _drift(plan: Plan, drifts: Sequence[NamedDrift]) -> list[Section]:
     if not drifts:
         return []
     charts = []
     for number, drift in enumerate(drifts):
-        made = drift["windows"][0] if "windows" in drift else drift
-        then, mine = made["objective_seconds"]["then"], plan.cost.objective_seconds
+        then, mine = drift.first.objective_seconds.then, plan.cost.objective_seconds
         if abs(then - mine) > _SAME * mine:
             raise OperError(
                 f"--drift: is of a plan whose iteration takes {format_duration(then)}, and this "
@@ -222,7 +216,14 @@ def _drift(plan: Plan, drifts: Sequence[dict[str, Any]]) -> list[Section]:
 def _counted(plan: Plan, counters: Sequence[RankCounters] | None) -> list[Section]:
     if counters is None:
         return []
-    return [Section("run", "After a run", charts=[counted_chart(plan, counters)])]
+    try:
+        chart = counted_chart(plan, counters)
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise OperError(
+            f"--counters: is not what `oper.counters(model)` gave ({type(error).__name__}: "
+            f"{error}); give what this version of oper prints, unchanged"
+        ) from error
+    return [Section("run", "After a run", charts=[chart])]
 
 
 def _curve(plan: Plan, profile: Profile) -> list[CurvePoint]:
@@ -248,45 +249,30 @@ def _curve(plan: Plan, profile: Profile) -> list[CurvePoint]:
     ]
 
 
-@contextlib.contextmanager
-def _printed_by(option: str, command: str) -> Iterator[None]:
-    """OperError where content that is read within the block is not what the command printed."""
-    try:
-        yield
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        raise OperError(
-            f"{option}: is not what `{command}` gave ({type(error).__name__}: {error}); give what "
-            "this version of oper prints, unchanged"
-        ) from error
-
-
-def _runs_of(plan: Plan, comparison: dict[str, Any] | None) -> list[dict[str, Any]]:
+def _runs_of(plan: Plan, runs: Sequence[Comparison]) -> list[Comparison]:
     """The runs of a comparison, that with the extra memory (then the threshold) nearest to the
     plan's first; OperError where they are of another topology, workload or profile."""
-    if comparison is None:
-        return []
-    for run in comparison["runs"]:
-        for name, mine in (
-            ("topology", plan.topology.name),
-            ("ranks", plan.ranks),
-            ("mode", plan.workload.mode),
-            ("fetch", plan.workload.fetch),
-            ("batch_size", plan.workload.batch_size),
-            ("profile", plan.profile),
+    for run in runs:
+        for name, compared, mine in (
+            ("topology", run.topology, plan.topology.name),
+            ("ranks", run.ranks, plan.ranks),
+            ("mode", run.workload.mode, plan.workload.mode),
+            ("fetch", run.workload.fetch, plan.workload.fetch),
+            ("batch size", run.workload.batch_size, plan.workload.batch_size),
+            ("profile", run.profile, plan.profile),
         ):
-            if run["settings"][name] != mine:
+            if compared != mine:
                 raise OperError(
-                    f"--compare: is of {name.replace('_', ' ')} {run['settings'][name]}, and the "
-                    f"plan of {mine}; compare with the plan's own options"
+                    f"--compare: is of {name} {compared}, and the plan of {mine}; compare with "
+                    "the plan's own options"
                 )
     allowed = 0.0 if plan.limits is None else plan.limits.extra_memory
 
-    def unlike(run: dict[str, Any]) -> tuple[float, float]:
-        settings = run["settings"]
-        extra = settings["limits"]["extra_memory"]
-        return abs(extra - allowed), abs(settings["threshold"] - plan.asked.threshold)
+    def unlike(run: Comparison) -> tuple[float, float]:
+        extra = abs(run.limits.extra_memory - allowed)
+        return extra, abs(run.asked.threshold - plan.asked.threshold)
 
-    return sorted(comparison["runs"], key=unlike)
+    return sorted(runs, key=unlike)
 
 
 def not_given(material: Material) -> list[str]:
@@ -297,7 +283,7 @@ def not_given(material: Material) -> list[str]:
             "--profile P: accesses of each table, their skew, the time by kind of row, and what "
             "more memory would do",
         ),
-        (material.comparison, "--compare FILE, from oper compare --json: other methods"),
+        (material.runs, "--compare FILE, from oper compare --json: other methods"),
         (material.drifts, "--drift FILE, from oper drift --json: newer data"),
         (material.counters, "--counters FILE, from a run: predicted beside counted traffic"),
     )

@@ -19,6 +19,7 @@ from oper.base.formatting import (
 )
 from oper.plan.plan import Plan
 from oper.plan.rows_by_kind import RowsByKind
+from oper.planner.compare import Comparison
 from oper.planner.memory_curve import CurvePoint
 from oper.report.charts.comparison_bars import beside
 
@@ -32,7 +33,7 @@ _PLACED_BY = {
 }
 
 
-def headline(plan: Plan, run: dict[str, Any] | None) -> list[str]:
+def headline(plan: Plan, run: Comparison | None) -> list[str]:
     """Three sentences: what was placed where, what it costs beside the next best method of a
     comparison, and how far it can be from optimal."""
     return [_placed(plan), _predicted(plan, run), optimality(plan)]
@@ -51,7 +52,7 @@ def _placed(plan: Plan) -> str:
     )
 
 
-def _predicted(plan: Plan, run: dict[str, Any] | None) -> str:
+def _predicted(plan: Plan, run: Comparison | None) -> str:
     seconds = plan.cost.objective_seconds
     predicted = (
         f"Moving the rows of an iteration is predicted to take {format_duration(seconds)} on the "
@@ -61,9 +62,10 @@ def _predicted(plan: Plan, run: dict[str, Any] | None) -> str:
     if compared is None or run is None:
         return f"{predicted}."
     sentence = f"{predicted}, {compared}"
-    other = run["methods"].get("torchrec")
-    if other and other["objective_seconds"] and "TorchRec's planner" not in compared:
-        factor = other["objective_seconds"] / seconds
+    other = run.methods.get("torchrec")
+    longer = None if other is None else other.objective_seconds
+    if longer and "TorchRec's planner" not in compared:
+        factor = longer / seconds
         sentence += f"; with TorchRec's planner it takes {format_factor(factor)} times as long"
     return f"{sentence}."
 

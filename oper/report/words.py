@@ -1,9 +1,9 @@
 """The words of a report, explained to those who have not seen oper before."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from oper.plan.plan import Plan
+from oper.planner.compare import Comparison
 
 UPDATING = "updating rows"
 WORDS = (
@@ -57,8 +57,8 @@ METHODS = (
 )
 
 
-def words_of(plan: Plan, runs: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
+def words_of(plan: Plan, runs: Sequence[Comparison]) -> list[tuple[str, str]]:
     """The words of the page: those of training and of the compared methods where they occur."""
     known = [word for word in WORDS if plan.workload.training or word[0] != UPDATING]
-    compared = {name for run in runs for name in run["methods"]}
+    compared = {name for run in runs for name in run.methods}
     return known + [(word, said) for names, word, said in METHODS if compared & set(names)]

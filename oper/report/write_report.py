@@ -2,21 +2,24 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from oper.base.errors import OperError
 from oper.files.json_file import read_json
 from oper.files.overwrite_rules import was_written
 from oper.files.storage import check_output
 from oper.plan.plan import FORMAT as PLAN
-from oper.plan.plan import Plan
-from oper.planner.comparison import Comparison
+from oper.plan.plan import Plan, plan_given
+from oper.planner.compare import Comparison
+from oper.planner.replan.drift import Drift, WindowDrift
 from oper.profiling.profile import FORMAT as PROFILE
-from oper.profiling.profile import Profile
+from oper.profiling.profile import Profile, profile_given
+from oper.report.charts.drift_lines import NamedDrift
 from oper.report.page import write_page
 from oper.report.plan_page import Material, not_given, plan_page
 from oper.report.two_plans_page import two_plans_page
 
+_T = TypeVar("_T")
 Step = Callable[[str], None]
 
 _MOST = 1e30  # of a number in a file: bytes, seconds, accesses
@@ -28,35 +31,35 @@ _DIFFERENCES = (
 
 
 def write_report(
-    plan: Plan,
+    plan: Plan | Path | str,
     path: Path | str,
     profile: Profile | Path | str | None = None,
-    compare: Comparison | Path | str | None = None,
+    compare: Comparison | Sequence[Comparison] | Path | str | None = None,
     drift: Path | str | Sequence[Path | str] = (),
     counters: Path | str | None = None,
     title: str = "",
     overwrite: bool = False,
     report: Step = lambda step: None,
 ) -> list[str]:
-    """Write the page of a plan, as `oper report` does: `profile` is the one that the plan was made
-    from; `compare` is what `oper.compare` returned, or a file with what `oper compare --json`
-    printed; `drift` are files with what `oper drift --json` printed, and `counters` one with a list
-    of what `oper.counters(model)` returned on each rank. Returns what was not given, and what it
-    would add to the page.
+    """Write a page that explains a plan, as `oper report` does; a plan may be given by its folder.
+
+    profile: the one that the plan was made from. compare: what `oper.compare` returned, or a file
+    with what `oper compare --json` printed. drift: files with what `oper drift --json` printed.
+    counters: a file with a list of what `oper.counters(model)` returned on each rank. Returns what
+    was not given, and what it would add to the page.
 
     Raises OperError where `path` exists and `overwrite` is false, and where one of these is of
     another plan.
     """
+    plan = plan_given("write_report", "plan", plan)
     drifts = [drift] if isinstance(drift, str | Path) else drift
-    given = None if isinstance(compare, Comparison) else compare
-    _refuse_inside(Path(path), [given, *drifts, counters])
+    compared = compare if isinstance(compare, str | Path) else None
+    _refuse_inside(Path(path), [compared, *drifts, counters])
     check_output(path, overwrite=overwrite)
-    if profile is not None and not isinstance(profile, Profile):
-        profile = Profile.load(profile, check=True)
     material = Material(
-        profile,
-        _comparison(compare),
-        [_printed(file, "verdict", "oper drift --json") for file in drifts],
+        None if profile is None else profile_given("write_report", profile),
+        _runs(compare),
+        [_drift(file) for file in drifts],
         None if counters is None else _counters(counters),
     )
     page = plan_page(plan, title or f"Plan for {plan.topology.name}", material, report)
@@ -77,18 +80,43 @@ def write_two_plans_report(
     write_page(page, path, overwrite)
 
 
-def _comparison(given: Comparison | Path | str | None) -> dict[str, Any] | None:
+def _runs(
+    given: Comparison | Sequence[Comparison] | Path | str | None,
+) -> Sequence[Comparison]:
     if given is None or isinstance(given, Comparison):
-        return None if given is None else given.to_json()
-    return _printed(given, "runs", "oper compare --json")
+        return [] if given is None else [given]
+    if not isinstance(given, str | Path):
+        return given
+
+    def read(content: dict[str, Any]) -> list[Comparison]:
+        return [Comparison.from_json(run) for run in content["runs"]]
+
+    return _printed(given, "--compare", "runs", "oper compare --json", read)
 
 
-def _printed(path: Path | str, key: str, command: str) -> dict[str, Any]:
+def _drift(path: Path | str) -> NamedDrift:
+    def read(content: dict[str, Any]) -> NamedDrift:
+        kind = WindowDrift if "windows" in content else Drift
+        return NamedDrift(str(content["profile"]), kind.from_json(content))
+
+    return _printed(path, "--drift", "verdict", "oper drift --json", read)
+
+
+def _printed(
+    path: Path | str, option: str, key: str, command: str, read: Callable[[dict[str, Any]], _T]
+) -> _T:
+    """What a command printed into a file, which must have `key`, as `read` makes it of the JSON."""
     content = read_json(path)
     if not isinstance(content, dict) or not content.get(key):
         raise OperError(f"{path}: has no {key!r}; what `{command}` prints was needed")
     _check_numbers(path, content)
-    return content
+    try:
+        return read(content)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise OperError(
+            f"{option} {path}: is not what `{command}` gave ({type(error).__name__}: {error}); "
+            "give what this version of oper prints, unchanged"
+        ) from error
 
 
 def _check_numbers(path: Path | str, content: Any, key: str = "") -> None:

@@ -17,7 +17,7 @@ from oper.cost.objective import Communication, Cost
 from oper.files.manifest import write_manifest
 from oper.plan.certificate import Certificate
 from oper.plan.plan import FORMAT, MARKER, Plan
-from oper.plan.plan_file import DERIVED, from_json
+from oper.plan.plan_file import from_json
 from oper.topology.topology import Topology
 from tests.support.commands import fine, oper, write_log
 from tests.support.planner.instances import topologies
@@ -177,7 +177,7 @@ def test_every_figure_that_follows_from_others_is_compared(
     known = {path: value for path, value in at.items() if value is not None}
     assert {type(value) for value in known.values()} == {Cost, Communication, Certificate}
     for path, value in known.items():
-        for figure in DERIVED[type(value)]:
+        for figure in type(value).DERIVED:
             right = getattr(value, figure)
             for wrong in (not right,) if isinstance(right, bool) else (right * 1.01 + 1, -1.0):
                 there = (*path, figure)

@@ -17,7 +17,7 @@ from oper.cost.workload import Workload
 from oper.planner.baselines import oper_atc24_paper as p
 from oper.planner.baselines import simple as b
 from oper.planner.baselines import torchrec_planner as trec
-from oper.planner.baselines.baseline import NoPlacementError, price_baseline
+from oper.planner.baselines.baseline import NoPlacementError, TorchRecNotes, price_baseline
 from oper.planner.class_placement.access_partitions import partitions
 from oper.planner.problem.problem import Problem
 from oper.profiling.profile import Profile
@@ -299,10 +299,10 @@ def test_torchrec_pooled_bytes_follow_the_formulas() -> None:
     batch, readers = 16, 3
     ids = readers * batch * (2 * (8 * lookups[0] + 8) + 8 * lookups[2] + 8)
     ids += readers * batch * (8 * lookups[3] + 4 * 8)
-    assert found["ids"] == pytest.approx(ids)
-    assert found["outputs"] == readers * batch * 4 * (2 * 8 + 16 + 4 * 8)
-    assert found["gradients"] == found["outputs"]
-    assert found["allreduce"] == 4 * 2 * 3 / 4 * 3 * 8 * 4
+    assert found.ids == pytest.approx(ids)
+    assert found.outputs == readers * batch * 4 * (2 * 8 + 16 + 4 * 8)
+    assert found.gradients == found.outputs
+    assert found.allreduce == 4 * 2 * 3 / 4 * 3 * 8 * 4
 
 
 def test_torchrec_plans_from_end_to_end() -> None:
@@ -311,8 +311,9 @@ def test_torchrec_plans_from_end_to_end() -> None:
     problem = profile_problem(profile, mode="training")
     found = trec.torchrec(problem, limit_seconds=120)
     assert found.sums.rows.sum() == pytest.approx(4370)
-    assert found.notes["capacity_factor"] >= 1
-    assert sum(found.notes["tables"].values()) == 4
+    assert isinstance(found.notes, TorchRecNotes)
+    assert found.notes.capacity_factor >= 1
+    assert sum(found.notes.tables.values()) == 4
 
 
 def test_torchrec_is_ended_at_the_limit() -> None:

@@ -10,14 +10,14 @@ from typer.testing import CliRunner
 
 from oper.base.errors import OperError
 from oper.cli import app
-from oper.cli import compare as text
+from oper.cli.compare import parse_shares
 from oper.cost.holder_sets import everywhere_set
 from oper.cost.workload import Workload
 from oper.plan.settings import PlanSettings
-from oper.planner import compare as comparison
-from oper.planner.baselines.baseline import Baseline
+from oper.planner.baselines.baseline import Baseline, SolverNotes, Status
 from oper.planner.baselines.registry import BASELINES
 from oper.planner.bounds.certificate import certify
+from oper.planner.compare import Comparison, baseline_result, compare
 from oper.profiling.profile import Profile
 from oper.topology.topology import Topology
 from tests.support.planner.profiles import make_profile, profile_problem
@@ -39,8 +39,8 @@ def run(
     methods: tuple[str, ...] = QUICK,
     limit_seconds: float = 60.0,
     extra: float = 0.05,
-) -> dict[str, Any]:
-    return comparison.compare(
+) -> Comparison:
+    return compare(
         profile,
         Topology.load(topology),
         Workload(mode, "raw", 256),  # type: ignore[arg-type]
@@ -57,7 +57,7 @@ def saved(tmp_path: Path) -> str:
 
 
 def test_every_method_has_the_fields_of_a_plan() -> None:
-    found = run(make_profile(1, rows=(900, 40, 7)))["methods"]
+    found = run(make_profile(1, rows=(900, 40, 7))).to_json()["methods"]
     assert tuple(found) == QUICK
     for name, entry in found.items():
         assert set(entry) >= set(FIELDS.split()), name
@@ -69,26 +69,29 @@ def test_every_method_has_the_fields_of_a_plan() -> None:
 @pytest.mark.parametrize("topology", ["cpu:4", "2x2-a100"])
 @pytest.mark.parametrize("seed", range(3))
 def test_no_feasible_method_passes_the_bound(mode: str, topology: str, seed: int) -> None:
-    found = run(make_profile(seed, rows=(900, 40, 7)), mode, topology)["methods"]
-    ours = found["oper"]["objective_seconds"]
-    with_gap = {n: entry for n, entry in found.items() if entry["certified_gap"] is not None}
-    assert set(with_gap) >= {"oper", "paper", "memory_greedy", "row_wise"}
-    for name, entry in with_gap.items():
-        assert entry["certified_gap"] >= -1e-12, name
-        assert entry["objective_seconds"] >= ours * (1 - 1e-12), name
+    found = run(make_profile(seed, rows=(900, 40, 7)), mode, topology)
+    ours = found.methods["oper"].cost
+    assert ours is not None
+    assert set(found.fitting) >= {"oper", "paper", "memory_greedy", "row_wise"}
+    for name in found.fitting:
+        result = found.methods[name]
+        assert result.cost is not None
+        assert result.certificate is not None
+        assert result.certificate.lower_bound_seconds == found.lower_bound_seconds
+        assert result.certificate.certified_gap >= -1e-12, name
+        assert result.cost.objective_seconds >= ours.objective_seconds * (1 - 1e-12), name
 
 
 def test_what_keeps_no_capacity_is_marked_and_has_no_gap() -> None:
-    found = run(make_profile(1, rows=(900, 40, 7)))["methods"]["table_wise"]
-    assert found["status"] == "infeasible"
-    assert not found["feasible"]
-    assert found["certified_gap"] is None
-    worst = max(
-        held / room
-        for held, room in zip(found["memory_bytes"], found["capacity_bytes"], strict=True)
-    )
-    assert found["capacity_factor"] == pytest.approx(worst, rel=1e-6)
-    assert found["objective_seconds"] > 0
+    found = run(make_profile(1, rows=(900, 40, 7))).methods["table_wise"]
+    assert found.status == Status.INFEASIBLE
+    assert found.cost is not None
+    assert not found.cost.feasible
+    assert found.certified_gap is None
+    held, room = found.cost.memory_bytes.tolist(), found.cost.capacity_bytes.tolist()
+    worst = max(h / r for h, r in zip(held, room, strict=True))
+    assert found.capacity_factor == pytest.approx(worst, rel=1e-6)
+    assert found.cost.objective_seconds > 0
 
 
 def test_more_copies_than_asked_for_have_no_gap() -> None:
@@ -96,43 +99,96 @@ def test_more_copies_than_asked_for_have_no_gap() -> None:
     problem = replace(problem, capacity_bytes=problem.capacity_bytes * 4)
     every_row = problem.classes.sums(problem.classes.rows[:, None])
     everywhere = Baseline("everywhere", everywhere_set(4), every_row)
-    found = comparison.entry(problem, certify(problem, 0.0), everywhere, {"total": 0.0})
-    assert found["feasible"]
-    assert found["extra_memory_ratio"] == pytest.approx(3)
-    assert found["certified_gap"] is None
+    found = baseline_result(problem, certify(problem, 0.0), everywhere, {"total": 0.0})
+    assert found.cost is not None
+    assert found.cost.feasible
+    assert found.cost.extra_memory_ratio == pytest.approx(3)
+    assert found.certified_gap is None
 
 
 def test_a_late_method_has_status_time_limit_and_no_figures() -> None:
     found = run(make_profile(1), methods=("row_wise", "torchrec"), limit_seconds=0.01)
-    late = found["methods"]["torchrec"]
-    assert late["status"] == "time_limit"
-    assert late["objective_seconds"] is None
-    assert late["lower_bound_seconds"] > 0
-    assert "took more than 0.01 s" in late["notes"]["reason"]
+    late = found.methods["torchrec"]
+    assert late.status == Status.TIME_LIMIT
+    assert late.cost is None
+    assert found.lower_bound_seconds > 0
+    assert late.reason is not None
+    assert "took more than 0.01 s" in late.reason
 
 
 def test_the_solver_places_whole_partitions_and_never_beats_the_bound() -> None:
     found = run(
         make_profile(1, rows=(300, 40, 7), bags=False), "inference", "cpu:2", ("oper", "milp")
     )
-    solved = found["methods"]["milp"]
-    assert solved["status"] == "ok"
-    assert solved["notes"]["solver_gap"] <= 1e-4
-    assert solved["certified_gap"] >= -1e-9
+    solved = found.methods["milp"]
+    assert solved.status == Status.OK
+    assert isinstance(solved.notes, SolverNotes)
+    assert solved.notes.solver_gap <= 1e-4
+    assert solved.certified_gap is not None
+    assert solved.certified_gap >= -1e-9
 
 
 def test_partitions_too_big_for_the_capacities_have_no_placement() -> None:
-    found = comparison.compare(
+    found = compare(
         make_profile(1, rows=(900,), bags=False),
         Topology.load("cpu:3"),
         Workload("inference", "raw", 256),
         PlanSettings(extra_memory=0.0, threshold=0.3),
         ("milp",),
-        60.0,
     )
-    entry = found["methods"]["milp"]
-    assert entry["status"] == "infeasible"
-    assert entry["objective_seconds"] is None
+    result = found.methods["milp"]
+    assert result.status == Status.INFEASIBLE
+    assert result.cost is None
+
+
+@pytest.mark.parametrize("devices", [True, False])
+def test_what_is_printed_is_read_back_as_it_was(devices: bool) -> None:
+    pytest.importorskip("torchrec")
+    asked = PlanSettings() if devices else PlanSettings(extra_memory=0.05, threshold=0.3)
+    found = compare(
+        make_profile(1, rows=(900, 40, 7), bags=False),
+        Topology.load("1x2-a100"),
+        Workload("training", "raw", 256),
+        asked,
+        (*QUICK, "torchrec", "milp"),
+        20.0,
+    )
+    printed = found.to_json()
+    again = Comparison.from_json(json.loads(json.dumps(printed, allow_nan=False)))
+    assert again.to_json() == printed
+    assert (again.asked, again.limits, again.workload) == (
+        found.asked,
+        found.limits,
+        found.workload,
+    )
+    for name, result in found.methods.items():
+        read = again.methods[name]
+        assert (read.status, read.certificate, read.record, read.notes, read.reason) == (
+            result.status,
+            result.certificate,
+            result.record,
+            result.notes,
+            result.reason,
+        )
+        assert (read.cost is None) == (result.cost is None)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("status", "good"),
+        ("objective_seconds", 1.0),
+        ("memory_bytes", [1, 2, 3]),
+        ("certified_gap", 0.5),
+        ("seconds", 1.0),
+        ("feasible", "yes"),
+    ],
+)
+def test_a_changed_field_is_an_error(field: str, value: object) -> None:
+    printed = run(make_profile(1), methods=("oper", "row_wise")).to_json()
+    printed["methods"]["row_wise"][field] = value
+    with pytest.raises(ValueError, match=field):
+        Comparison.from_json(printed)
 
 
 def test_an_unknown_method_is_named() -> None:
@@ -141,10 +197,10 @@ def test_an_unknown_method_is_named() -> None:
 
 
 def test_shares_with_one_percent_sign_for_all() -> None:
-    assert text.parse_shares("0,1,2%", "--extra-memory") == pytest.approx([0, 0.01, 0.02])
-    assert text.parse_shares("0.5,0.01", "--extra-memory") == pytest.approx([0.5, 0.01])
+    assert parse_shares("0,1,2%", "--extra-memory") == pytest.approx([0, 0.01, 0.02])
+    assert parse_shares("0.5,0.01", "--extra-memory") == pytest.approx([0.5, 0.01])
     with pytest.raises(OperError, match="--threshold"):
-        text.parse_shares("1,,2%", "--threshold")
+        parse_shares("1,,2%", "--threshold")
 
 
 def invoke(*arguments: str) -> Any:

@@ -41,34 +41,20 @@ def check(
     owner must serve what the plan says. The exit status is 1 if an invariant does not hold.
     """
     from oper.audit.check import check as check_plan
-    from oper.audit.replay import replay, rows_of_log
     from oper.logs import LogOptions
 
     with steps("checking", total=2) as report:
-        report("all rows")
-        findings = check_plan(plan)
-        if log:
-            report("replaying the log")
-            findings += replay(plan, rows_of_log(plan, log, LogOptions.of(reading)))
-    wrong = [finding for finding in findings if not finding.ok]
-    content = {
-        "plan": str(plan),
-        "ok": not wrong,
-        "findings": [
-            {"invariant": finding.invariant, "ok": finding.ok, "wrong": finding.wrong}
-            for finding in findings
-        ],
-    }
+        found = check_plan(plan, log or (), LogOptions.of(reading), report)
 
     def text() -> None:
         out = new_console()
-        failed = f"{len(wrong)} of {len(findings)} invariants do not hold"
-        out.print(f"{plan}: {failed if wrong else f'all {len(findings)} invariants hold'}")
-        for finding in [*wrong, *(finding for finding in findings if finding.ok)]:
+        failed = f"{len(found.wrong)} of {len(found)} invariants do not hold"
+        out.print(f"{plan}: {f'all {len(found)} invariants hold' if found.ok else failed}")
+        for finding in [*found.wrong, *(finding for finding in found if finding.ok)]:
             out.print(f"{'ok   ' if finding.ok else 'WRONG'} {finding.invariant}")
             if finding.wrong:
                 out.print(f"      {finding.wrong}")
 
-    emit(as_json, content, text)
-    if wrong:
+    emit(as_json, {"plan": str(plan), **found.to_json()}, text)
+    if not found.ok:
         raise typer.Exit(1)

@@ -3,8 +3,9 @@
 In: `Problem`, ranges of rows. Out: `Baseline`, its `Cost`.
 """
 
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,6 +58,65 @@ class Pieces:
         return np.repeat(self.rank.astype(np.uint16), np.diff(self.first))
 
 
+class Status(StrEnum):
+    """What a method came to."""
+
+    OK = "ok"
+    TIME_LIMIT = "time_limit"  # it was stopped, with the best placement until then or with none
+    INFEASIBLE = "infeasible"  # it has no placement, or one that exceeds a capacity
+
+
+@dataclass(frozen=True)
+class PaperNotes:
+    """What the paper's procedure ended with."""
+
+    threshold: float  # of its partitions, after backtracking
+    partitions: int
+    balance: float
+
+
+@dataclass(frozen=True)
+class PooledBytes:
+    """Bytes between ranks in an iteration as TorchRec moves them, summed over the ranks."""
+
+    DERIVED: ClassVar = ("total",)  # in JSON beside the fields
+
+    ids: float
+    outputs: float
+    gradients: float
+    allreduce: float
+
+    @property
+    def total(self) -> float:
+        return self.ids + self.outputs + self.gradients + self.allreduce
+
+
+@dataclass(frozen=True)
+class TorchRecNotes:
+    """What TorchRec's planner was told and said: it was given `capacity_factor` times the memory
+    until it found a plan; `tables` are the numbers of tables by kind of sharding."""
+
+    capacity_factor: float
+    estimate_seconds: float  # of an iteration, by its own cost model
+    plan_seconds: float
+    tables: dict[str, int]
+    pooled_bytes: PooledBytes
+
+
+@dataclass(frozen=True)
+class SolverNotes:
+    """What the solver of whole partitions proved of them: no placement takes less than the bound,
+    and the one found takes longer than the best by at most the share `solver_gap`."""
+
+    partitions: int
+    solver: str
+    solver_gap: float
+    solver_bound_seconds: float
+
+
+Notes = PaperNotes | TorchRecNotes | SolverNotes
+
+
 @dataclass(frozen=True)
 class Baseline:
     """A placement by another rule.
@@ -70,13 +130,14 @@ class Baseline:
     sums: Sums
     cells: Cells | None = None
     pieces: Pieces | None = None
-    notes: dict[str, Any] = field(default_factory=dict)
+    notes: Notes | None = None
+    status: Status = Status.OK
 
 
 class NoPlacementError(Exception):
-    """A method came to no placement: `status` is "time_limit" or "infeasible"."""
+    """A method came to no placement, within its time or at all."""
 
-    def __init__(self, status: Literal["time_limit", "infeasible"], reason: str) -> None:
+    def __init__(self, status: Literal[Status.TIME_LIMIT, Status.INFEASIBLE], reason: str) -> None:
         super().__init__(reason)
         self.status = status
 

@@ -4,9 +4,13 @@ In: `Problem`. Out: `Baseline`. Partitions are those of the threshold asked for;
 `bounds/milp.py`.
 """
 
-from typing import Literal
-
-from oper.planner.baselines.baseline import Baseline, Cells, NoPlacementError
+from oper.planner.baselines.baseline import (
+    Baseline,
+    Cells,
+    NoPlacementError,
+    SolverNotes,
+    Status,
+)
 from oper.planner.bounds.milp import solve
 from oper.planner.class_placement.access_partitions import partitions
 from oper.planner.problem.problem import ClassProblem
@@ -30,21 +34,14 @@ def milp(problem: ClassProblem, limit_seconds: float) -> Baseline:
         limit_seconds,
     )
     if found.holder_sets is None:
-        status: Literal["time_limit", "infeasible"] = (
-            "infeasible" if found.status == "infeasible" else "time_limit"
-        )
         reason = f"the solver found no placement of {len(parts):,} whole partitions"
-        if status == "time_limit":
-            reason += (
-                f" in {limit_seconds:g} s; a larger --time-limit gives it more, a larger "
-                "--threshold makes fewer partitions"
-            )
-        raise NoPlacementError(status, reason)
-    notes = {
-        "status": "ok" if found.status == "optimal" else found.status,
-        "partitions": len(parts),
-        "solver": found.solver,
-        "solver_gap": found.gap,
-        "solver_bound_seconds": found.bound_seconds,
-    }
-    return Baseline("milp", found.holder_sets, sums, cells, notes=notes)
+        if found.status == "infeasible":
+            raise NoPlacementError(Status.INFEASIBLE, reason)
+        reason += (
+            f" in {limit_seconds:g} s; a larger --time-limit gives it more, a larger "
+            "--threshold makes fewer partitions"
+        )
+        raise NoPlacementError(Status.TIME_LIMIT, reason)
+    status = Status.OK if found.status == "optimal" else Status(found.status)
+    notes = SolverNotes(len(parts), found.solver, found.gap, found.bound_seconds)
+    return Baseline("milp", found.holder_sets, sums, cells, notes=notes, status=status)

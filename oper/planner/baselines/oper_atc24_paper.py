@@ -28,7 +28,7 @@ from oper.cost.allreduce import published_replication_frequency
 from oper.cost.holder_sets import HolderSets, single_owner_sets
 from oper.cost.objective import degree_of_balance
 from oper.cost.read_charges import Charges
-from oper.planner.baselines.baseline import Baseline, Cells
+from oper.planner.baselines.baseline import Baseline, Cells, PaperNotes
 from oper.planner.class_placement.access_partitions import Partitions, partitions
 from oper.planner.problem.problem import ClassProblem
 
@@ -56,7 +56,7 @@ def paper(problem: ClassProblem) -> Baseline:
         source = replicate_inference(problem, parts.bytes, traffic, placed.owner)
     sets, group_of = sets_by_source(source)
     cells = Cells(parts.run_class, group_of[parts.run_partition], parts.run_rows)
-    notes = {"threshold": parts.threshold, "partitions": len(parts), "balance": placed.balance}
+    notes = PaperNotes(parts.threshold, len(parts), placed.balance)
     return Baseline("paper", sets, cells.sums(problem.classes, len(sets)), cells, notes=notes)
 
 

@@ -37,6 +37,9 @@ from oper.planner.baselines.baseline import (
     Baseline,
     Cells,
     NoPlacementError,
+    PooledBytes,
+    Status,
+    TorchRecNotes,
     count_pieces,
 )
 from oper.planner.problem.problem import Problem
@@ -72,13 +75,13 @@ def torchrec(problem: Problem, limit_seconds: float) -> Baseline:
     rows = whole_row_sums(problem, shards)
     sets = single_owner_sets(problem.ranks) + everywhere_set(problem.ranks)
     kinds = Counter(sharding for sharding, _ in {(s.sharding, s.table) for s in shards})
-    notes = {
-        "capacity_factor": answer["capacity_factor"],
-        "estimate_seconds": answer["estimate_seconds"],
-        "plan_seconds": answer["seconds"],
-        "tables": dict(sorted(kinds.items())),
-        "pooled_bytes": pooled_bytes(problem, shards, rows.accesses),
-    }
+    notes = TorchRecNotes(
+        capacity_factor=answer["capacity_factor"],
+        estimate_seconds=answer["estimate_seconds"],
+        plan_seconds=answer["seconds"],
+        tables=dict(sorted(kinds.items())),
+        pooled_bytes=pooled_bytes(problem, shards, rows.accesses),
+    )
     return Baseline("torchrec", sets, group_sums(problem, shards, rows), notes=notes)
 
 
@@ -131,7 +134,7 @@ def ask(question: dict[str, Any], limit_seconds: float) -> dict[str, Any]:
         )
     except subprocess.TimeoutExpired as late:
         reason = f"TorchRec's planner took more than {limit_seconds:g} s"
-        raise NoPlacementError("time_limit", reason) from late
+        raise NoPlacementError(Status.TIME_LIMIT, reason) from late
     if child.returncode:
         lines = child.stderr.strip().splitlines() or ["no message"]
         raise OperError(
@@ -141,7 +144,7 @@ def ask(question: dict[str, Any], limit_seconds: float) -> dict[str, Any]:
     answer: dict[str, Any] | None = json.loads(child.stdout)
     if answer is None:
         reason = "TorchRec's planner found no plan even with 1024 times the ranks' capacities"
-        raise NoPlacementError("infeasible", reason)
+        raise NoPlacementError(Status.INFEASIBLE, reason)
     return answer
 
 
@@ -210,7 +213,7 @@ def group_sums(problem: Problem, shards: list[Shard], rows: Sums) -> Sums:
     return Sums(*(total(term.name) for term in fields(Sums)))
 
 
-def pooled_bytes(problem: Problem, shards: list[Shard], hits: Floats) -> dict[str, float]:
+def pooled_bytes(problem: Problem, shards: list[Shard], hits: Floats) -> PooledBytes:
     """Bytes between ranks per iteration, summed over ranks, as TorchRec moves them; `hits` are the
     accesses in the log of each shard's rows."""
     topology, profile = problem.topology, problem.profile
@@ -234,10 +237,4 @@ def pooled_bytes(problem: Problem, shards: list[Shard], hits: Floats) -> dict[st
             outputs += others * vectors
     gradients = outputs if problem.workload.training else 0.0
     allreduce = allreduce if problem.workload.training else 0.0
-    return {
-        "ids": ids,
-        "outputs": outputs,
-        "gradients": gradients,
-        "allreduce": allreduce,
-        "total": ids + outputs + gradients + allreduce,
-    }
+    return PooledBytes(ids, outputs, gradients, allreduce)

@@ -9,18 +9,22 @@ is linear in rows but for the latency of the AllReduce, so that each table has i
 the mean T, compared with the plan from scratch, says where the placement is out of date.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from oper.base.arrays import Floats, Ints
+from oper.base.arrays import Floats, Ints, PerRank
+from oper.base.display import Summarised
+from oper.base.units import finite_number
 from oper.cost.allreduce import allreduce_cost
 from oper.cost.holder_set_sums import Sums
 from oper.cost.holder_sets import HolderSets
 from oper.cost.objective import Cost, degree_of_balance, evaluate
-from oper.plan.plan import Plan
+from oper.plan.plan import Plan, plan_given
+from oper.plan.plan_file import to_json, typed
 from oper.plan.row_locator import RowLocator
 from oper.plan.some_tables import plans_of_memories
 from oper.planner.assemble_plan import assemble
@@ -28,14 +32,17 @@ from oper.planner.make_placement import Watch, place
 from oper.planner.problem.class_finder import ClassFinder
 from oper.planner.problem.classes import Classes
 from oper.planner.problem.problem import ClassProblem, make_problem
+from oper.planner.replan.defaults import WORSE
 from oper.planner.replan.improve_placement import price_counts
 from oper.planner.replan.old_plan import check_tables
-from oper.profiling.profile import Profile
+from oper.profiling.profile import Profile, profile_given
 
 
 @dataclass(frozen=True)
 class TableDrift:
     """A table's part of T, in seconds."""
+
+    DERIVED: ClassVar = ("worse_seconds",)  # in JSON beside the fields
 
     table: str
     slowest_rank_seconds: float  # of the slowest rank's T
@@ -47,9 +54,6 @@ class TableDrift:
     def worse_seconds(self) -> float:
         """What its placement, being out of date, costs a rank on average."""
         return self.mean_seconds - self.fresh_mean_seconds
-
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "worse_seconds": self.worse_seconds}
 
 
 @dataclass(frozen=True)
@@ -64,20 +68,47 @@ class HotSet:
 
 
 @dataclass(frozen=True)
-class Drift:
-    """A plan under newer counts. Objectives and vectors over ranks in seconds."""
+class HotSets:
+    """The rows that the plan lists one by one, and those among them with copies."""
 
-    then_seconds: float  # when the plan was made
-    now_seconds: float
-    fresh_seconds: float  # of a plan made from scratch
-    rank_then: Floats
-    rank_now: Floats
-    rank_fresh: Floats
-    tables: tuple[TableDrift, ...]
     listed: HotSet
     replicated: HotSet
-    worse: float  # than the fresh plan, as a share, in what the plan was made to keep small
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Seconds of the slowest rank: when the plan was made, now, and in a plan from scratch."""
+
+    then: float
+    now: float
+    fresh: float
+
+
+@dataclass(frozen=True)
+class RankSeconds:
+    """Seconds of each rank: when the plan was made, now, and in a plan from scratch."""
+
+    then: PerRank
+    now: PerRank
+    fresh: PerRank
+
+
+@dataclass(frozen=True)
+class Drift(Summarised):
+    """A plan under newer counts.
+
+    worse: than a plan from scratch, as a share, in what the plan was made to keep small, which is
+    the time of the slowest rank or of the busiest link. threshold: what is tolerated of it.
+    """
+
+    DERIVED: ClassVar = ("verdict",)  # in JSON beside the fields
+
+    worse: float
     threshold: float
+    objective_seconds: Objective
+    rank_seconds: RankSeconds
+    hot_set: HotSets
+    tables: tuple[TableDrift, ...]
 
     @property
     def verdict(self) -> Literal["keep", "replan"]:
@@ -85,100 +116,136 @@ class Drift:
         return "replan" if self.worse > self.threshold else "keep"
 
     def to_json(self) -> dict[str, Any]:
-        """The fields of `oper drift --json`, but `plan`."""
-        return {
-            "verdict": self.verdict,
-            "worse": self.worse,
-            "threshold": self.threshold,
-            "objective_seconds": {
-                "then": self.then_seconds,
-                "now": self.now_seconds,
-                "fresh": self.fresh_seconds,
-            },
-            "rank_seconds": {
-                "then": self.rank_then.tolist(),
-                "now": self.rank_now.tolist(),
-                "fresh": self.rank_fresh.tolist(),
-            },
-            "hot_set": {"listed": asdict(self.listed), "replicated": asdict(self.replicated)},
-            "tables": [table.to_json() for table in self.tables],
-        }
+        """The fields of `oper drift --json`, but `plan` and `profile`."""
+        content: dict[str, Any] = to_json(self)
+        return content
+
+    @staticmethod
+    def from_json(content: Mapping[str, Any]) -> "Drift":
+        """What `oper drift --json` printed read back; ValueError where it is none."""
+        try:
+            ranks = len(content["rank_seconds"]["now"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{type(error).__name__}: {error}") from error
+        return typed(content, Drift, ranks)
 
 
 @dataclass(frozen=True)
-class WindowDrift:
+class Window:
+    """A plan under the counts of one window of a log."""
+
+    drift: Drift
+    samples: int
+    iterations: float  # of full batches: they may be a fraction
+
+    @property
+    def cost_seconds(self) -> float:
+        """What all iterations of the window took longer than with a plan from scratch for it."""
+        seconds = self.drift.objective_seconds
+        return self.iterations * (seconds.now - seconds.fresh)
+
+    def to_json(self) -> dict[str, Any]:
+        """One of the windows of `oper drift --all-windows --json`."""
+        own = {
+            "samples": self.samples,
+            "iterations": self.iterations,
+            "cost_seconds": self.cost_seconds,
+        }
+        return own | self.drift.to_json()
+
+
+@dataclass(frozen=True)
+class _WindowLength:
+    """The fields of a window in a file that are not its drift's."""
+
+    samples: int
+    iterations: float
+
+
+@dataclass(frozen=True)
+class WindowDrift(Summarised):
     """A plan under the counts of each window of a log, in order."""
 
-    windows: tuple[Drift, ...]
-    samples: tuple[int, ...]
-    batch_size: int
+    windows: tuple[Window, ...]
 
     @property
-    def iterations(self) -> Floats:
-        """Of each window, of full batches: they may be fractions."""
-        return np.asarray(np.array(self.samples) / self.batch_size)
+    def verdict(self) -> Literal["keep", "replan"]:
+        """Whether to replan in any window."""
+        verdicts = {window.drift.verdict for window in self.windows}
+        return "replan" if "replan" in verdicts else "keep"
 
     @property
-    def cost_seconds(self) -> Floats:
-        """What each window took longer than with a plan from scratch for it."""
-        worse = [window.now_seconds - window.fresh_seconds for window in self.windows]
-        return np.asarray(self.iterations * np.array(worse))
+    def threshold(self) -> float:
+        """What is tolerated in every window, as a share."""
+        return self.windows[0].drift.threshold
+
+    @property
+    def cost_seconds(self) -> float:
+        """What not re-planning costs in all windows."""
+        return float(np.sum([window.cost_seconds for window in self.windows]))
+
+    @property
+    def cost_share(self) -> float:
+        """The same, as a share of the time with a plan made for each window."""
+        fresh = sum(w.iterations * w.drift.objective_seconds.fresh for w in self.windows)
+        return self.cost_seconds / fresh if fresh > 0 else 0.0
 
     def to_json(self) -> dict[str, Any]:
         """The fields of `oper drift --all-windows --json`, but `plan` and `profile`."""
-        fresh = self.iterations @ np.array([window.fresh_seconds for window in self.windows])
-        cost = float(self.cost_seconds.sum())
-        verdicts = {window.verdict for window in self.windows}
-        figures = zip(
-            self.windows,
-            self.samples,
-            self.iterations.tolist(),
-            self.cost_seconds.tolist(),
-            strict=True,
-        )
         return {
-            "verdict": "replan" if "replan" in verdicts else "keep",
-            "cost_seconds": cost,
-            "cost_share": cost / float(fresh) if fresh > 0 else 0.0,
-            "windows": [
-                {
-                    "samples": samples,
-                    "iterations": iterations,
-                    "cost_seconds": cost_seconds,
-                    **window.to_json(),
-                }
-                for window, samples, iterations, cost_seconds in figures
-            ],
+            "verdict": self.verdict,
+            "cost_seconds": self.cost_seconds,
+            "cost_share": self.cost_share,
+            "windows": [window.to_json() for window in self.windows],
         }
+
+    @staticmethod
+    def from_json(content: Mapping[str, Any]) -> "WindowDrift":
+        """What `oper drift --all-windows --json` printed read back; ValueError where it is none."""
+        windows = content.get("windows")
+        if not isinstance(windows, list) or not windows:
+            raise ValueError("KeyError: 'windows'")
+        found = [(Drift.from_json(each), typed(each, _WindowLength, 1)) for each in windows]
+        return WindowDrift(
+            tuple(Window(drift, own.samples, own.iterations) for drift, own in found)
+        )
 
 
 def drift_by_window(
-    plan: Plan,
+    plan: Plan | Path | str,
     windows: Sequence[Profile],
-    threshold: float,
+    threshold: float = WORSE,
     report: Callable[[str], None] = lambda step: None,
 ) -> WindowDrift:
-    """`drift` under the counts of each window."""
+    """Price a plan under the counts of each window of a log, as `Profile.open_parts` opens them.
+
+    Arguments and errors are those of `drift`.
+    """
+    plan = plan_given("drift_by_window", "plan", plan)
     found = []
     for window in windows:
-        found.append(drift(plan, window, threshold, report))
+        under = drift(plan, window, threshold, report)
+        found.append(Window(under, window.samples, window.samples / plan.workload.batch_size))
         window.release()  # so that the memory is that of one window's counters
-    return WindowDrift(
-        tuple(found), tuple(window.samples for window in windows), plan.workload.batch_size
-    )
+    return WindowDrift(tuple(found))
 
 
 def drift(
-    plan: Plan,
-    profile: Profile,
-    threshold: float,
+    plan: Plan | Path | str,
+    profile: Profile | Path | str,
+    threshold: float = WORSE,
     report: Callable[[str], None] = lambda step: None,
 ) -> Drift:
     """Price a plan under the counts of `profile`, beside a plan made from scratch for them.
 
-    The verdict is "replan" where that is better by more than the share `threshold`.
+    Plan and profile may be given by their folders. The verdict is "replan" where the plan from
+    scratch is better by more than the share `threshold`. `report` is called with the name of each
+    step as it begins.
+
     Raises OperError where plan and profile are of different tables.
     """
+    plan, profile = plan_given("drift", "plan", plan), profile_given("drift", profile)
+    threshold = finite_number(threshold, "threshold")
     check_tables(plan, profile)
     parts, numbers = plans_of_memories(plan), [m.tables for m in plan.memories if m.tables]
     measured = [
@@ -207,25 +274,25 @@ def drift(
     balance = measured[0].problem.asked.balance
     best = _aimed(balance, fresh)
     return Drift(
-        then_seconds=plan.cost.objective_seconds,
-        now_seconds=float(rank_now.max()),
-        fresh_seconds=float(rank_fresh.max()),
-        rank_then=plan.cost.rank_seconds,
-        rank_now=rank_now,
-        rank_fresh=rank_fresh,
-        tables=tuple(tables[number] for number in sorted(tables)),
-        listed=_hot_set(
-            classes,
-            [rows.sum(axis=1) for rows in listed],
-            plan.counts.total_accesses / max(total, 1),
-        ),
-        replicated=_hot_set(
-            classes,
-            [rows[:, plan.ranks :].sum(axis=1) for rows in listed],
-            plan.replica_accesses / max(total, 1),
-        ),
         worse=_aimed(balance, now) / best - 1 if best > 0 else 0.0,
         threshold=threshold,
+        objective_seconds=Objective(
+            plan.cost.objective_seconds, float(rank_now.max()), float(rank_fresh.max())
+        ),
+        rank_seconds=RankSeconds(plan.cost.rank_seconds, rank_now, rank_fresh),
+        hot_set=HotSets(
+            listed=_hot_set(
+                classes,
+                [rows.sum(axis=1) for rows in listed],
+                plan.counts.total_accesses / max(total, 1),
+            ),
+            replicated=_hot_set(
+                classes,
+                [rows[:, plan.ranks :].sum(axis=1) for rows in listed],
+                plan.replica_accesses / max(total, 1),
+            ),
+        ),
+        tables=tuple(tables[number] for number in sorted(tables)),
     )
 
 

@@ -6,46 +6,36 @@ tables stay in the memory they are in (replan_with_tier.py).
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-from oper.files import manifest, storage
-from oper.plan.plan import FORMAT, MARKER, Plan
+from oper.base.units import whole_number
+from oper.files import manifest
+from oper.plan.plan import MARKER, Plan, plan_given
+from oper.planner.replan.defaults import HORIZON
 from oper.planner.replan.replan_one_memory import Replanned, replan_one_memory
 from oper.planner.replan.replan_with_tier import replan_with_tier
-from oper.profiling.profile import Profile
+from oper.profiling.profile import Profile, profile_given
 
 
 def replan(
-    plan: Plan,
-    profile: Profile,
-    horizon: int,
-    old_digest: str = "",
+    plan: Plan | Path | str,
+    profile: Profile | Path | str,
+    horizon: int = HORIZON,
     report: Callable[[str], None] = lambda step: None,
 ) -> Replanned:
     """Plan for the counts of `profile` by moving rows of `plan` where that pays within `horizon`
-    iterations; `old_digest` is recorded as the old plan's.
+    iterations; `replanned.plan.save(folder)` writes the new plan, with the moves and the profile's
+    vocabularies.
+
+    Plan and profile may be given by their folders; the new plan's record has the digest of an old
+    one's folder. `report` is called with the name of each step as it begins.
 
     Raises OperError where plan and profile are of different tables, or `horizon` is below 1.
     """
-    plan_again = replan_with_tier if plan.tier else replan_one_memory
-    return plan_again(plan, profile, horizon, old_digest, report)
-
-
-def replan_and_save(
-    folder: Path | str,
-    profile: Profile,
-    output: Path | str,
-    horizon: int,
-    report: Callable[[str], None] = lambda step: None,
-    overwrite: bool = False,
-) -> Replanned:
-    """`replan` for a plan's folder, written to `output` with the moves.
-
-    `overwrite` replaces a plan that is there, if nothing else is in its folder.
-    """
-    storage.check_output(output, FORMAT, overwrite)
-    plan = Plan.load(folder)
-    made = replan(plan, profile, horizon, manifest.sha256(Path(folder) / MARKER), report)
-    report("writing")
-    made.save(output, profile, overwrite)
-    return made
+    old, counts = plan_given("replan", "plan", plan), profile_given("replan", profile)
+    digest = "" if isinstance(plan, Plan) else manifest.sha256(Path(plan) / MARKER)
+    plan_again = replan_with_tier if old.tier else replan_one_memory
+    made = plan_again(old, counts, whole_number(horizon, "horizon"), digest, report)
+    companions = (counts.save_vocabularies, made.moves.save)
+    return replace(made, plan=replace(made.plan, companions=companions))

@@ -16,11 +16,11 @@ are decided in the package `migration`.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from oper.base.display import Summarised
 from oper.base.errors import OperError
 from oper.plan.layout import Layout
 from oper.plan.memories import DEVICE, Memory, PlanningRecord, ReplanRecord, ThresholdReason
@@ -54,7 +54,7 @@ from oper.topology.topology import Topology
 
 
 @dataclass(frozen=True)
-class Replanned:
+class Replanned(Summarised):
     """A plan made from an older one, the moves between them, and a plan made from scratch."""
 
     plan: Plan
@@ -78,6 +78,16 @@ class Replanned:
         return self.fresh.cost.objective_seconds
 
     @property
+    def migration_seconds(self) -> float:
+        """What a rank takes for the moves, on average."""
+        return self.migration.seconds(self.plan.topology)
+
+    @property
+    def fresh_migration_seconds(self) -> float:
+        """What a rank would take to get to the plan from scratch, on average."""
+        return self.fresh_migration.seconds(self.plan.topology)
+
+    @property
     def gain_share(self) -> float | None:
         """The new plan's gain over that of the plan from scratch; None where that gains nothing."""
         gain = self.old_seconds - self.fresh_seconds
@@ -91,7 +101,6 @@ class Replanned:
 
     def to_json(self) -> dict[str, Any]:
         """The fields of `oper replan --json`, but `plan`."""
-        topology = self.plan.topology
         return {
             "horizon": self.horizon,
             "old_objective_seconds": self.old_seconds,
@@ -100,18 +109,14 @@ class Replanned:
             "gain_share": self.gain_share,
             "bytes_share": self.bytes_share,
             "changed_rows": self.moves.changed_rows,
-            **self.migration.to_json(topology),
-            "fresh": self.fresh_migration.to_json(topology),
+            **self.migration.to_json(),
+            "seconds": self.migration_seconds,
+            "fresh": self.fresh_migration.to_json() | {"seconds": self.fresh_migration_seconds},
             "certified_gap": self.plan.certificate and self.plan.certificate.certified_gap,
             "listed_rows": self.plan.layout.listed,
             "address_map_bytes_per_row": self.plan.layout.bitmap_bytes_per_row(),
             "seconds_spent": self.seconds,
         }
-
-    def save(self, folder: Path | str, profile: Profile, overwrite: bool = False) -> None:
-        """Write the new plan with its moves; `overwrite` replaces a plan that is there."""
-        companions = (profile.save_vocabularies, self.moves.save)
-        replace(self.plan, companions=companions).save(folder, overwrite)
 
 
 def replan_one_memory(

@@ -39,15 +39,15 @@ class ReplannedWithTier(Replanned):
         seconds = [part.fresh.cost.rank_seconds for part in self.parts]
         return float(np.sum(seconds, axis=0).max())
 
-    def to_json(self) -> dict[str, Any]:
-        content = super().to_json()
-        topologies = [part.plan.topology for part in self.parts]
-        for into, name in ((content, "migration"), (content["fresh"], "fresh_migration")):
-            moved = [getattr(part, name) for part in self.parts]
-            # Each memory's copies take its own links.
-            of_parts = zip(moved, topologies, strict=True)
-            into["seconds"] = sum(each.seconds(topology) for each, topology in of_parts)
-        return content
+    # Each memory's copies take its own links.
+
+    @property
+    def migration_seconds(self) -> float:
+        return sum(part.migration_seconds for part in self.parts)
+
+    @property
+    def fresh_migration_seconds(self) -> float:
+        return sum(part.fresh_migration_seconds for part in self.parts)
 
 
 def replan_with_tier(

@@ -1,7 +1,6 @@
 """Methods beside each other: the predicted time of each as a bar, and over a sweep as lines."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from oper.base.formatting import (
     format_bytes,
@@ -10,6 +9,7 @@ from oper.base.formatting import (
     format_gap,
     format_share,
 )
+from oper.planner.compare import Comparison, MethodResult
 from oper.report.charts.chart import ACCENT, INK, MUTED, WARNING, Chart, axis, duration_unit, spec
 
 NAMES = {
@@ -28,13 +28,16 @@ _ALIKE, _CLOSE = 5e-5, 5e-3  # shares: below, times print alike; or a factor pri
 _PHONE, _ROOM_ON_PHONE, _ROOM = "width < 300", 2.0, 1.4
 
 
-def next_best(run: dict[str, Any], above: float = 0.0) -> tuple[str, float] | None:
+def next_best(run: Comparison, above: float = 0.0) -> tuple[str, float] | None:
     """The method, other than OPER and the exact solver, with the least time of those that fit and
     take longer than `above` seconds."""
     others = [
-        (entry["objective_seconds"], name)
-        for name, entry in run["methods"].items()
-        if name not in ("oper", "milp") and fits(entry) and entry["objective_seconds"] > above
+        (result.cost.objective_seconds, name)
+        for name, result in run.methods.items()
+        if name not in ("oper", "milp")
+        and result.fits
+        and result.cost is not None
+        and result.cost.objective_seconds > above
     ]
     if not others:
         return None
@@ -42,7 +45,7 @@ def next_best(run: dict[str, Any], above: float = 0.0) -> tuple[str, float] | No
     return NAMES.get(name, name), seconds
 
 
-def beside(run: dict[str, Any], ours: float) -> str | None:
+def beside(run: Comparison, ours: float) -> str | None:
     """How much faster `ours` is than the next best method, in words; None where none fits."""
     best = next_best(run)
     if best is None or not ours:
@@ -65,28 +68,24 @@ def beside(run: dict[str, Any], ours: float) -> str | None:
     return f"{format_factor(factor)} times faster than with {named}"
 
 
-def fits(entry: dict[str, Any]) -> bool:
-    """Whether a method has a placement within the limits of the comparison."""
-    return entry["certified_gap"] is not None
-
-
-def comparison_chart(run: dict[str, Any]) -> Chart:
-    """The methods of one run of `oper compare --json`."""
-    entries = run["methods"]
-    placed = {name: entry for name, entry in entries.items() if entry["objective_seconds"]}
-    placed = dict(sorted(placed.items(), key=lambda item: float(item[1]["objective_seconds"])))
-    ours = entries["oper"]["objective_seconds"] if "oper" in placed else None
-    slowest = max((entry["objective_seconds"] for entry in placed.values()), default=1.0)
+def comparison_chart(run: Comparison) -> Chart:
+    """The methods of one run of a comparison."""
+    times = {name: result.objective_seconds for name, result in run.methods.items()}
+    placed = sorted(
+        ((name, seconds) for name, seconds in times.items() if seconds), key=lambda pair: pair[1]
+    )
+    ours = times.get("oper")
+    slowest = max((seconds for _, seconds in placed), default=1.0)
     unit = duration_unit(slowest)
     values = [
         {
             "method": NAMES.get(name, name),
-            "value": unit.scaled(entry["objective_seconds"]),
-            "shown": format_duration(entry["objective_seconds"]),
-            "label": _label(entry["objective_seconds"], None if name == "oper" else ours),
-            "state": _OURS if name == "oper" else _FITS if fits(entry) else _TOO_LARGE,
+            "value": unit.scaled(seconds),
+            "shown": format_duration(seconds),
+            "label": _label(seconds, None if name == "oper" else ours),
+            "state": _OURS if name == "oper" else _FITS if run.methods[name].fits else _TOO_LARGE,
         }
-        for name, entry in placed.items()
+        for name, seconds in placed
     ]
     states = {
         state: colour
@@ -151,15 +150,15 @@ def comparison_chart(run: dict[str, Any]) -> Chart:
             "above the proved bound, at most",
         ),
         rows=[
-            _row(name, entries[name], entries.get("oper"))
-            for name in [*placed, *(name for name in entries if name not in placed)]
+            _row(name, run.methods[name], ours)
+            for name in [*(name for name, _ in placed), *(n for n in times if not times[n])]
         ],
     )
 
 
-def _caption(run: dict[str, Any]) -> str:
-    oper = run["methods"].get("oper")
-    ours = None if oper is None else oper["objective_seconds"]
+def _caption(run: Comparison) -> str:
+    oper = run.methods.get("oper")
+    ours = None if oper is None else oper.objective_seconds
     compared = None if ours is None else beside(run, ours)
     if ours is None or compared is None:
         return "All methods are priced by the same cost model."
@@ -167,11 +166,12 @@ def _caption(run: dict[str, Any]) -> str:
         f"OPER's plan takes {format_duration(ours)}, {compared}. All methods are priced by the "
         "same cost model."
     )
-    solver = run["methods"].get("milp")
-    if solver and solver["objective_seconds"]:
+    solver = run.methods.get("milp")
+    solved = None if solver is None else solver.objective_seconds
+    if solver and solved:
         caption += (
-            f" The exact solver took {format_duration(solver['seconds']['total'])} and may use all "
-            f"the memory allowed; it comes to {format_duration(solver['objective_seconds'])}."
+            f" The exact solver took {format_duration(solver.seconds['total'])} and may use all "
+            f"the memory allowed; it comes to {format_duration(solved)}."
         )
     return caption
 
@@ -189,48 +189,43 @@ def _label(seconds: float, ours: float | None) -> str:
     return f"{shown} ({format_factor(factor)} times)"
 
 
-def _row(name: str, entry: dict[str, Any], oper: dict[str, Any] | None) -> tuple[str, ...]:
-    planned, shown = format_duration(entry["seconds"]["total"]), NAMES.get(name, name)
-    seconds = entry["objective_seconds"]
-    if seconds is None:
-        return shown, "no plan", "", entry["notes"]["reason"], "", planned, ""
-    ours = None if oper is None else oper["objective_seconds"]
+def _row(name: str, result: MethodResult, ours: float | None) -> tuple[str, ...]:
+    planned, shown = format_duration(result.seconds["total"]), NAMES.get(name, name)
+    if result.cost is None or result.capacity_factor is None:
+        return shown, "no plan", "", result.reason or "", "", planned, ""
+    seconds = result.cost.objective_seconds
     factor = f"{seconds / ours:.2f}" if ours else ""
-    room = "yes" if fits(entry) else "no: more copies than allowed"
-    if entry["capacity_factor"] > 1:
-        room = f"no: {format_factor(entry['capacity_factor'])} times what a rank may hold"
-    gap = "" if entry["certified_gap"] is None else format_gap(entry["certified_gap"])
-    fullest = format_bytes(max(entry["memory_bytes"]))
+    room = "yes" if result.fits else "no: more copies than allowed"
+    if result.capacity_factor > 1:
+        room = f"no: {format_factor(result.capacity_factor)} times what a rank may hold"
+    gap = "" if result.certified_gap is None else format_gap(result.certified_gap)
+    fullest = format_bytes(int(result.cost.memory_bytes.max()))
     return shown, format_duration(seconds), factor, room, fullest, planned, gap
 
 
-def sweep_chart(runs: Sequence[dict[str, Any]]) -> Chart | None:
+def sweep_chart(runs: Sequence[Comparison]) -> Chart | None:
     """The time of each method over the extra memory, or the threshold, of several runs; None of
     runs that differ in neither."""
-    asked = [(run["settings"]["extra_memory"], run["settings"]["threshold"]) for run in runs]
+    asked = [(run.limits.extra_memory, run.asked.threshold) for run in runs]
     which = next((n for n in (0, 1) if len({each[n] for each in asked}) > 1), None)
     if which is None:
         return None
     title = ("extra memory", "threshold")[which]
     other = "threshold" if which == 0 else "extra memory"
     values, rows = [], []
-    times = [
-        entry["objective_seconds"]
-        for run in runs
-        for entry in run["methods"].values()
-        if entry["objective_seconds"]
-    ]
-    unit = duration_unit(max(times, default=1.0))
+    times = [result.objective_seconds for run in runs for result in run.methods.values()]
+    unit = duration_unit(max((seconds for seconds in times if seconds), default=1.0))
     for run, shares in zip(runs, asked, strict=True):
-        for name, entry in run["methods"].items():
-            if not entry["objective_seconds"]:
+        for name, result in run.methods.items():
+            seconds = result.objective_seconds
+            if not seconds:
                 continue
-            shown = NAMES.get(name, name), format_duration(entry["objective_seconds"])
+            shown = NAMES.get(name, name), format_duration(seconds)
             share = f"{100 * shares[which]:g}%"
             values.append(
                 {
                     "share": shares[which],
-                    "value": unit.scaled(entry["objective_seconds"]),
+                    "value": unit.scaled(seconds),
                     "method": shown[0],
                     "shown": shown[1],
                     "asked": share,

@@ -1,79 +1,90 @@
 """A plan under newer counts: what it costs, and what a plan from scratch would."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from oper.base.formatting import format_digits, format_duration, format_share, plural
+from oper.planner.replan.drift import Drift, Window, WindowDrift
 from oper.report.charts.chart import ACCENT, MUTED, Chart, axis, duration_unit, spec
 
 _NOW, _FRESH = "this plan", "a plan from scratch"
 
 
-def drift_chart(drift: dict[str, Any], number: int) -> Chart:
-    """What `oper drift --json` printed, with or without --all-windows; the `number`th of a page."""
-    windows = drift.get("windows")
-    if windows is None:
-        seconds = drift["objective_seconds"]
-        points = [
-            ("when it was made", seconds["then"], None),
-            (drift["profile"], seconds["now"], seconds["fresh"]),
-        ]
+@dataclass(frozen=True)
+class NamedDrift:
+    """The drift of a plan under newer data, or under each window of them, and what these are
+    called."""
+
+    profile: str
+    found: Drift | WindowDrift
+
+    @property
+    def first(self) -> Drift:
+        """The drift, or that in the first window."""
+        return self.found if isinstance(self.found, Drift) else self.found.windows[0].drift
+
+
+def drift_chart(drift: NamedDrift, number: int) -> Chart:
+    """The drift of a plan as the `number`th chart of its kind on a page."""
+    found = drift.found
+    if isinstance(found, Drift):
+        seconds = found.objective_seconds
+        bars = _bars(
+            [
+                ("when it was made", seconds.then, None),
+                (drift.profile, seconds.now, seconds.fresh),
+            ]
+        )
         rows = [
-            ("when it was made", format_duration(seconds["then"]), "", "", ""),
-            (
-                drift["profile"],
-                format_duration(seconds["now"]),
-                format_duration(seconds["fresh"]),
-                format_share(drift["worse"]),
-                drift["verdict"],
-            ),
+            ("when it was made", format_duration(seconds.then), "", "", ""),
+            _row(drift.profile, found),
         ]
         caption = (
-            f"Under {drift['profile']} the plan takes {format_duration(seconds['now'])} an "
-            f"iteration, and a plan from scratch {format_duration(seconds['fresh'])}. "
-            f"{_advice(drift)}"
+            f"Under {drift.profile} the plan takes {format_duration(seconds.now)} an "
+            f"iteration, and a plan from scratch {format_duration(seconds.fresh)}. "
+            f"{_advice(found)}"
         )
     else:
-        points = [
-            (f"@{n}", window["objective_seconds"]["now"], window["objective_seconds"]["fresh"])
-            for n, window in enumerate(windows)
-        ]
-        rows = [
-            (
-                f"@{n}",
-                format_duration(window["objective_seconds"]["now"]),
-                format_duration(window["objective_seconds"]["fresh"]),
-                format_share(window["worse"]),
-                window["verdict"],
-            )
-            for n, window in enumerate(windows)
-        ]
-        caption = _cost_of_windows(drift)
+        bars = _losses(found.windows)
+        rows = [_row(f"@{n}", window.drift) for n, window in enumerate(found.windows)]
+        caption = _cost_of_windows(found)
     return Chart(
         key=f"drift-{number}",
-        title=f"The plan under newer data: {drift['profile']}",
+        title=f"The plan under newer data: {drift.profile}",
         caption=caption,
-        spec=_bars(points) if windows is None else _losses(windows),
+        spec=bars,
         headers=("data", _NOW, _FRESH, "longer by", "verdict"),
         rows=rows,
     )
 
 
-def _cost_of_windows(drift: dict[str, Any]) -> str:
-    """What not re-planning costs, over all windows and in the worst one."""
-    windows = drift["windows"]
-    worst = max(range(len(windows)), key=lambda n: float(windows[n]["worse"]))
-    iterations = format_digits(sum(float(window["iterations"]) for window in windows), 4)
+def _row(name: str, drift: Drift) -> tuple[str, ...]:
     return (
-        f"Not re-planning costs {format_share(drift['cost_share'])} of the time that a plan from "
-        f"scratch for each of {plural(len(windows), 'window')} takes: "
-        f"{format_duration(drift['cost_seconds'])} over their {iterations} iterations. It costs "
-        f"the most in @{worst}, {format_share(windows[worst]['worse'])}. {_advice(drift)}"
+        name,
+        format_duration(drift.objective_seconds.now),
+        format_duration(drift.objective_seconds.fresh),
+        format_share(drift.worse),
+        drift.verdict,
     )
 
 
-def _advice(drift: dict[str, Any]) -> str:
-    limit = format_share((drift["windows"][0] if "windows" in drift else drift)["threshold"])
-    if drift["verdict"] == "replan":
+def _cost_of_windows(drift: WindowDrift) -> str:
+    """What not re-planning costs, over all windows and in the worst one."""
+    windows = drift.windows
+    worst = max(range(len(windows)), key=lambda n: windows[n].drift.worse)
+    iterations = format_digits(sum(window.iterations for window in windows), 4)
+    return (
+        f"Not re-planning costs {format_share(drift.cost_share)} of the time that a plan from "
+        f"scratch for each of {plural(len(windows), 'window')} takes: "
+        f"{format_duration(drift.cost_seconds)} over their {iterations} iterations. It costs "
+        f"the most in @{worst}, {format_share(windows[worst].drift.worse)}. {_advice(drift)}"
+    )
+
+
+def _advice(drift: Drift | WindowDrift) -> str:
+    limit = format_share(drift.threshold)
+    if drift.verdict == "replan":
         return f"That is more than the {limit} that were allowed: re-plan."
     return f"That is within the {limit} that were allowed: keep the plan."
 
@@ -115,15 +126,15 @@ def _bars(points: list[tuple[str, float, float | None]]) -> dict[str, Any]:
     return spec(values, mark={"type": "bar", "tooltip": True}, encoding=encoding)
 
 
-def _losses(windows: list[dict[str, Any]]) -> dict[str, Any]:
+def _losses(windows: Sequence[Window]) -> dict[str, Any]:
     """How much longer the plan takes in each window than one from scratch."""
     values = [
         {
             "window": f"@{number}",
-            "value": 100 * max(window["worse"], 0.0),
-            "shown": format_share(window["worse"]),
-            "now": format_duration(window["objective_seconds"]["now"]),
-            "fresh": format_duration(window["objective_seconds"]["fresh"]),
+            "value": 100 * max(window.drift.worse, 0.0),
+            "shown": format_share(window.drift.worse),
+            "now": format_duration(window.drift.objective_seconds.now),
+            "fresh": format_duration(window.drift.objective_seconds.fresh),
         }
         for number, window in enumerate(windows)
     ]

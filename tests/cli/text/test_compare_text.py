@@ -1,18 +1,21 @@
 """What `oper compare` prints: the first table, the sentences around it, and the details."""
 
-import copy
 import re
-from typing import Any
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from oper.cli.compare_text import print_runs, remarks, verdict
+from oper.cost.objective import Cost
 from oper.cost.workload import Workload
+from oper.plan.certificate import Certificate
 from oper.plan.settings import PlanSettings
-from oper.planner import compare as comparison
+from oper.planner.baselines.baseline import PooledBytes, SolverNotes, Status, TorchRecNotes
 from oper.planner.baselines.registry import BASELINES
+from oper.planner.compare import Comparison, MethodResult, compare
 from oper.topology.topology import Topology
 from tests.support.planner.profiles import make_profile
 
@@ -20,23 +23,24 @@ QUICK = ("oper", *(name for name, rule in BASELINES.items() if rule.quick is not
 Capture = pytest.CaptureFixture[str]
 
 
-def run(seed: int, mode: str = "training", methods: tuple[str, ...] = QUICK, extra: float = 0.05):
-    return comparison.compare(
+def run(
+    seed: int, mode: str = "training", methods: tuple[str, ...] = QUICK, extra: float = 0.05
+) -> Comparison:
+    return compare(
         make_profile(seed, rows=(9000, 40, 7)),
         Topology.load("2x2-a100"),
         Workload(mode, "raw", 256),  # type: ignore[arg-type]
         PlanSettings(extra_memory=extra, threshold=0.02),
         methods,
-        60.0,
     )
 
 
 @pytest.fixture(scope="module")
-def compared() -> dict[str, Any]:
+def compared() -> Comparison:
     return run(1)
 
 
-def printed(capsys: Capture, runs: list[dict[str, Any]], verbose: bool = False) -> str:
+def printed(capsys: Capture, runs: list[Comparison], verbose: bool = False) -> str:
     print_runs(runs, "profile", verbose)
     return capsys.readouterr().out
 
@@ -59,7 +63,7 @@ def test_at_most_100_columns_and_no_joined_numbers(
 
 
 def test_what_was_compared_comes_first_and_the_best_last(
-    capsys: Capture, compared: dict[str, Any]
+    capsys: Capture, compared: Comparison
 ) -> None:
     text = printed(capsys, [compared])
     first, verdicts = text.split("\n\n")[0], text.split("\n\n")[1]
@@ -74,52 +78,72 @@ def test_what_was_compared_comes_first_and_the_best_last(
 
 
 def test_times_are_oper_s_and_only_misfits_have_a_factor_of_memory(
-    capsys: Capture, compared: dict[str, Any]
+    capsys: Capture, compared: Comparison
 ) -> None:
-    found = copy.deepcopy(compared)
-    entries = found["methods"]
-    mine = entries["oper"]["objective_seconds"]
-    entries["row_wise"]["objective_seconds"] = 1.3512 * mine
-    entries["table_wise"] |= {
-        "status": "infeasible",
-        "feasible": False,
-        "capacity_factor": 2.4759,
-        "certified_gap": None,
+    def over(factor: float) -> MethodResult:
+        result = compared.methods["table_wise"]
+        assert result.cost is not None
+        held = factor * result.cost.capacity_bytes
+        cost = replace(result.cost, memory_bytes=held)
+        return replace(result, status=Status.INFEASIBLE, cost=cost, certificate=None)
+
+    mine = compared.methods["oper"].objective_seconds
+    assert mine is not None
+    methods = compared.methods | {
+        "row_wise": timed(compared.methods["row_wise"], 1.3512 * mine),
+        "table_wise": over(2.4759),
+        "paper": replace(compared.methods["paper"], certificate=None),
     }
-    entries["paper"]["certified_gap"] = None
-    text = printed(capsys, [found])
+    text = printed(capsys, [replace(compared, methods=methods)])
     assert " 1.35 " in row_of(text, "row_wise")
     assert " 1.00 " in row_of(text, "oper")
     assert "no: 2.48x its memory" in row_of(text, "table_wise")
     assert "no: too many copies" in row_of(text, "paper")
     for name in set(QUICK) - {"table_wise", "paper"}:
         assert " yes " in row_of(text, name)
-    barely = copy.deepcopy(found)
-    barely["methods"]["table_wise"]["capacity_factor"] = 1.000021
+    barely = replace(compared, methods=methods | {"table_wise": over(1.000021)})
     assert "no: 1.00002x its memory" in row_of(printed(capsys, [barely]), "table_wise")
 
 
-def test_methods_without_a_plan_say_why(capsys: Capture, compared: dict[str, Any]) -> None:
-    found = copy.deepcopy(compared)
-    late, none = ({"status": s, "notes": {"reason": f"because {s}"}} for s in ("time_limit", "x"))
-    found["methods"]["paper"] |= {"objective_seconds": None, "certified_gap": None, **late}
-    found["methods"]["row_wise"] |= {"objective_seconds": None, "certified_gap": None, **none}
+def test_methods_without_a_plan_say_why(capsys: Capture, compared: Comparison) -> None:
+    late, none = (
+        MethodResult(status, 0.02, {"total": 1.0}, reason=f"because {status}")
+        for status in (Status.TIME_LIMIT, Status.INFEASIBLE)
+    )
+    found = replace(compared, methods=compared.methods | {"paper": late, "row_wise": none})
     for verbose in (False, True):
         text = printed(capsys, [found], verbose)
         assert "no plan in time" in row_of(text, "paper")
-        assert "no plan" in row_of(text, "row_wise")
+        assert "no plan " in row_of(text, "row_wise")
+        assert "in time" not in row_of(text, "row_wise")
         assert "paper: because time_limit" in text
-        assert "row_wise: because x" in text
+        assert "row_wise: because infeasible" in text
 
 
-def fake(seconds: float, gap: float | None = 0.0) -> dict[str, Any]:
-    return {"objective_seconds": seconds, "certified_gap": gap, "status": "ok", "notes": {}}
+def timed(result: MethodResult, seconds: float) -> MethodResult:
+    """The result, as if its slowest rank took so many seconds."""
+    assert result.cost is not None
+    ranks = result.cost.ranks
+    return replace(result, cost=replace(result.cost, rank_seconds=np.full(ranks, seconds)))
+
+
+def fake(seconds: float, gap: float | None = 0.0) -> MethodResult:
+    cost = Cost.of_no_rows(np.array([1.0, 1.0]))
+    certificate = None if gap is None else Certificate(seconds, seconds / (1 + gap))
+    result = MethodResult(Status.OK, 0.02, {"total": 1.0}, cost=cost, certificate=certificate)
+    return timed(result, seconds)
+
+
+def among(compared: Comparison, **methods: MethodResult) -> Comparison:
+    return replace(compared, methods=methods)
 
 
 @given(st.lists(st.tuples(st.floats(1e-6, 1e-3), st.booleans()), min_size=1, max_size=6))
-def test_the_best_is_the_fastest_that_fits(drawn: list[tuple[float, bool]]) -> None:
-    entries = {f"m{n}": fake(s, 0.0 if fits else None) for n, (s, fits) in enumerate(drawn)}
-    lines = verdict(entries)
+def test_the_best_is_the_fastest_that_fits(
+    compared: Comparison, drawn: list[tuple[float, bool]]
+) -> None:
+    methods = {f"m{n}": fake(s, 0.0 if fits else None) for n, (s, fits) in enumerate(drawn)}
+    lines = verdict(among(compared, **methods))
     fitting = sorted((s, n) for n, (s, fits) in enumerate(drawn) if fits)
     if not fitting:
         assert lines == ["No method fits: none has a plan within the limits"]
@@ -132,40 +156,58 @@ def test_the_best_is_the_fastest_that_fits(drawn: list[tuple[float, bool]]) -> N
     assert len(lines) == 1  # without OPER nothing is certified
 
 
-def test_oper_need_not_be_the_best() -> None:
-    lines = verdict({"oper": fake(1.1e-5, 0.02), "milp": fake(1e-5)})
+def test_oper_need_not_be_the_best(compared: Comparison) -> None:
+    lines = verdict(among(compared, oper=fake(1.1e-5, 0.02), milp=fake(1e-5)))
     assert (
         lines[0] == "Best: milp, 10 µs an iteration; oper, the next that fits, takes 10.00% longer"
     )
     assert "at most 2% longer than the best possible" in lines[1]
-    assert "less than 0.0001% longer" in verdict({"oper": fake(1.0, 0.0)})[1]
+    assert "less than 0.0001% longer" in verdict(among(compared, oper=fake(1.0, 0.0)))[1]
 
 
-def test_sweeps_name_what_differs(capsys: Capture, compared: dict[str, Any]) -> None:
+def test_sweeps_name_what_differs(capsys: Capture, compared: Comparison) -> None:
     more = run(1, extra=0.1)
     text = printed(capsys, [compared, more])
     assert "With 5% of extra memory for copies:" in text
     assert "With 10% of extra memory for copies:" in text
-    finer = copy.deepcopy(compared)
-    finer["settings"]["threshold"] = 0.001
+    finer = replace(compared, asked=replace(compared.asked, threshold=0.001))
     assert "With 5% of extra memory for copies, partitions of at most 0.1%:" in printed(
         capsys, [compared, finer]
     )
 
 
 def test_remarks_of_torchrec_and_the_solver() -> None:
-    notes = {
-        "capacity_factor": 4.0,
-        "tables": {"row_wise": 3, "table_wise": 23},
-        "estimate_seconds": 3.79e-9,
-        "pooled_bytes": {"total": 1e6},
+    notes = TorchRecNotes(
+        capacity_factor=4.0,
+        estimate_seconds=3.79e-9,
+        plan_seconds=1.0,
+        tables={"row_wise": 3, "table_wise": 23},
+        pooled_bytes=PooledBytes(1e6, 0.0, 0.0, 0.0),
+    )
+    solver = SolverNotes(12, "HiGHS", 0.001, 0.9)
+    methods = {
+        "torchrec": replace(fake(1.0), notes=notes),
+        "milp": replace(fake(1.0), notes=solver),
     }
-    entry = {**fake(1.0), "notes": notes}
-    solver = {"solver": "HiGHS", "partitions": 12, "solver_gap": 0.001}
-    lines = remarks({"torchrec": entry, "milp": {**fake(1.0), "notes": solver}}, True)
+    lines = remarks(methods, True)
     assert lines[0] == (
         "torchrec: its planner shards tables 3 row_wise, 23 table_wise, found when it was told of "
         "4.00x the memory"
     )
     assert "3.79 ns" in lines[1]
+    assert "1 MB of pooled vectors" in lines[1]
     assert "HiGHS placed 12 partitions" in lines[2]
+
+
+def test_what_devices_hold_is_the_limit_only_where_no_memory_was_asked_for(
+    capsys: Capture, compared: Comparison
+) -> None:
+    held = compare(
+        make_profile(1, rows=(9000, 40, 7)),
+        Topology.load("2x2-a100"),
+        Workload("training", "raw", 256),
+        PlanSettings(),
+        ("row_wise",),
+    )
+    assert "of memory a rank" in " ".join(printed(capsys, [held]).split())
+    assert "of memory a rank" not in " ".join(printed(capsys, [compared]).split())

@@ -3,15 +3,22 @@
 import re
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.cells import cell_len
 
+from oper.analysis.plan_differences import ComparedPlan, PlanDifferences, TableDifference
 from oper.cli.plan_commands.diff_text import diff_sentence, print_diff
 from oper.cli.profile_commands.profile_text import print_profile
 from oper.cli.replan import replan_sentence
 from oper.cli.simulate import least_sent
+from oper.cost.objective import Balance
+from oper.plan.settings import PlanSettings
+from oper.planner.replan.migration.migration_cost import Migration
+from oper.planner.replan.replan_one_memory import Replanned
 from oper.profiling.profile_summary import AccessSummary, ProfileSummary
 from oper.profiling.sampling import Sampled
 from oper.scheduler.simulator import BatchTime, SimulatedRun, Simulation, SimulationSettings
@@ -49,25 +56,25 @@ def test_topologies_in_plain_words(here: Path) -> None:
         assert words not in text
 
 
-def moved(**more: Any) -> dict[str, Any]:
-    return {
-        "plan": "new",
-        "from": "old",
-        "profile": "w@1",
-        "horizon": 10_000,
-        "old_objective_seconds": 2e-5,
-        "objective_seconds": 1.5e-5,
-        "moved_bytes": 2e6,
-        "changed_rows": 7,
-    } | more
+def moved(changed: int) -> Replanned:
+    """A re-plan of that many rows, which says what a sentence needs."""
+    links = np.array([[0.0, 2e6], [0.0, 5.0]])
+    made: Any = SimpleNamespace(
+        horizon=10_000,
+        old_seconds=2e-5,
+        new_seconds=1.5e-5,
+        migration=Migration(7, links),
+        moves=SimpleNamespace(changed_rows=changed),
+    )
+    return made
 
 
 def test_replan_says_first_what_was_gained() -> None:
-    assert replan_sentence(moved()) == (
+    assert replan_sentence(moved(7), "old", "new", "w@1") == (
         "new: under w@1 an iteration takes 15 µs instead of 20 µs with old, for moving 2 MB once; "
         "each move pays off within 10,000 iterations (--horizon)"
     )
-    assert replan_sentence(moved(changed_rows=0)) == (
+    assert replan_sentence(moved(0), "old", "new", "w@1") == (
         "new: nothing moves, as no move pays off within 10,000 iterations (--horizon); under w@1 "
         "an iteration of old takes 20 µs"
     )
@@ -79,33 +86,38 @@ def test_check_says_first_whether_all_holds(here: Path) -> None:
     assert len(lines) == 13
 
 
-def differing(tables: list[dict[str, Any]]) -> dict[str, Any]:
-    both = {"old": 2.0, "new": 3.0}
-    figures = ("objective_seconds", "extra_memory_ratio", "memory_bytes", "communication_bytes")
-    changed = sum(t["rows_changed"] for t in tables)
-    return {
-        "ranks": {"old": 4, "new": 4},
-        "figures": dict.fromkeys((*figures, "threshold"), both),
-        "tier": {"old": [], "new": []},
-        "rows": 1000,
-        "rows_changed": changed,
-        "bytes_changed": 64 * changed,
-        "tables": tables,
-    }
+def differing(tables: list[TableDifference]) -> PlanDifferences:
+    def compared(figure: float) -> ComparedPlan:
+        return ComparedPlan(
+            ranks=4,
+            asked=PlanSettings(),
+            limits=None,
+            tier=[],
+            objective_seconds=figure,
+            extra_memory_ratio=figure,
+            memory_bytes=int(figure),
+            communication_bytes=figure,
+            threshold=figure,
+            dob=Balance(1.0, 1.0, 1.0),
+        )
+
+    return PlanDifferences(compared(2.0), compared(3.0), 1000, tables)
+
+
+def difference(table: str, rows: int) -> TableDifference:
+    return TableDifference(table, rows, rows, rows, rows, 64 * rows)
 
 
 def test_differences_first_in_a_sentence_then_of_the_figures() -> None:
     none = differing([])
     assert diff_sentence(none, "q", "r") == "r holds every row where q does"
-    found = diff_sentence(differing([{"rows_changed": 10}]), "q", "r")
+    found = diff_sentence(differing([difference("C1", 10)]), "q", "r")
     assert found == "r holds 10 of 1,000 rows on other ranks than q, or on more or fewer (640 B)"
 
 
 @pytest.mark.parametrize("name", ["table_with_sixty_characters_" + 32 * "x", 20 * "表格"])
 def test_differences_of_many_tables_keep_100_columns(capsys: Capture, name: str) -> None:
-    numbers = ("rows", "rows_changed", "rows_more_copies", "rows_fewer_copies")
-    entry = dict.fromkeys(numbers, 2_500_000_000)
-    print_diff(differing([{**entry, "table": f"{name}{n}"} for n in range(856)]), "q", "r")
+    print_diff(differing([difference(f"{name}{n}", 2_500_000_000) for n in range(856)]), "q", "r")
     text = capsys.readouterr().out
     assert "and 836 more tables" in text
     assert "+50.00%" in text

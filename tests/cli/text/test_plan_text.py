@@ -1,9 +1,8 @@
 """What `oper plan` and `oper plan show` print: sentences first, ranks, tables by kind, and why."""
 
-import copy
-import itertools
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,16 +13,20 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from oper.cli.plan_commands.plan_facts import threshold_text
 from rich.cells import cell_len
 
-from oper.analysis.plan_facts import link_use
+from oper.analysis.plan_facts import PlanFigures, Threshold, copies, link_use
+from oper.analysis.wording import threshold_sentence
 from oper.base.formatting import format_share
-from oper.cli.plan_commands.plan_text import copies_text, print_plan
+from oper.cli.plan_commands.plan_text import copies_text, links_text, print_plan
+from oper.cost.objective import Balance, Cost
+from oper.plan.certificate import Certificate
+from oper.plan.memories import ThresholdReason
 from oper.plan.plan import Plan
 from oper.plan.rows_by_kind import rows_by_kind
-from oper.planner.class_placement.greedy import MOST_HALVINGS
+from oper.plan.settings import Limits
 from oper.profiling.profile import Profile
+from oper.tables.table import Table
 from oper.topology.topology import Topology
 from tests.support.commands import fine, oper
 
@@ -31,7 +34,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
-def shown(here: Path) -> dict[str, Any]:
+def shown(here: Path) -> PlanFigures:
     fine(
         *[
             "plan",
@@ -46,8 +49,7 @@ def shown(here: Path) -> dict[str, Any]:
             "5%",
         ]
     )
-    found: dict[str, Any] = json.loads(fine("plan", "show", "new", "--json"))
-    return found
+    return PlanFigures.of(Plan.load("new"))
 
 
 def one_line(text: str) -> str:
@@ -88,13 +90,12 @@ def test_json_has_each_table_and_rank_by_kind(here: Path, command: str) -> None:
 
 
 def test_tables_show_shares_of_the_accesses(
-    here: Path, shown: dict[str, Any], capsys: Capture
+    here: Path, shown: PlanFigures, capsys: Capture
 ) -> None:
-    first, second = shown["tables_by_kind"]
-    first |= {"listed_accesses": 300, "striped_rows": 5}
-    second |= {"listed_accesses": 600, "striped_rows": 0}
-    shown |= {"owner_accesses": [600, 0, 0, 0], "replica_accesses": 600}
-    print_plan(shown, Topology.load("2x2-a100"), False)
+    kinds = replace(shown.kinds, listed_accesses=np.array([300, 600]), striped=np.array([5, 0]))
+    (memory,) = shown.plan.memories
+    memory = replace(memory, owner_accesses=np.array([600, 0, 0, 0]), replica_accesses=600)
+    print_plan(PlanFigures(replace(shown.plan, memories=(memory,)), kinds), "new", False)
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("C1 ") and "≥ 25.0%" in line for line in lines)
     assert any(line.startswith("C2 ") and " 50.0%" in line and "≥" not in line for line in lines)
@@ -122,7 +123,7 @@ def test_the_profile_has_the_accesses_of_all_rows(here: Path) -> None:
             assert [format_share(count / sum(accesses), 1) in line for line in lines] == [True]
 
 
-def test_another_profile_is_refused(here: Path, shown: dict[str, Any]) -> None:
+def test_another_profile_is_refused(here: Path, shown: PlanFigures) -> None:
     fine("profile", "log.parquet", "-o", "part", "--rows", "0:50%")
     said = oper("plan", "show", "new", "--profile", "part")
     assert said.status == 2
@@ -136,19 +137,37 @@ NAMES = {
 }
 
 
-def enlarged(content: dict[str, Any], ranks: int, tables: int, name: Any) -> dict[str, Any]:
-    """The same content as if it were of so many ranks and tables, with sizes of billions."""
-    big = copy.deepcopy(content)
+def enlarged(figures: PlanFigures, ranks: int, tables: int, name: Any) -> PlanFigures:
+    """The same figures as if they were of so many ranks and tables, with sizes of billions."""
     seconds = np.linspace(1e-3, 2e-3, ranks)
-    for key in ("memory_bytes", "capacity_bytes", "lookups", "rank_seconds", "lookup_seconds"):
-        big[key] = (seconds * 1e12).tolist() if "bytes" in key else seconds.tolist()
-    for key in ("link_bytes", "link_seconds"):
-        big[key] = np.ones((ranks, ranks)).tolist()
-    entry = dict.fromkeys(big["tables_by_kind"][0], 2500000000)
-    big["tables_by_kind"] = [
-        {**entry, "table": name(n), "memory_bytes": 10**12 - n} for n in range(tables)
-    ]
-    return big | {"ranks": ranks}
+    vectors: dict[str, Any] = dict.fromkeys(("lookups", "rank_seconds", "lookup_seconds"), seconds)
+    sizes: dict[str, Any] = dict.fromkeys(
+        ("memory_bytes", "capacity_bytes"), (seconds * 1e12).astype(np.int64)
+    )
+    matrices: dict[str, Any] = dict.fromkeys(
+        ("link_bytes", "link_seconds"), np.ones((ranks, ranks))
+    )
+    plan = figures.plan
+    (memory,) = plan.memories
+    memory = replace(memory, cost=replace(memory.cost, **vectors, **sizes, **matrices))
+    big = np.full(tables, 2_500_000_000)
+    return PlanFigures(
+        replace(
+            plan,
+            tables=tuple(Table(name(n), 2_500_000_000) for n in range(tables)),
+            topology=Topology.load(f"1x{ranks}-a100"),
+            memories=(memory,),
+        ),
+        replace(
+            figures.kinds,
+            replicated=big,
+            listed=big,
+            striped=big,
+            copies=big,
+            memory_of_row=np.arange(tables, 0, -1),
+            listed_accesses=big,
+        ),
+    )
 
 
 # Of the largest plans, which take long to print, each name once.
@@ -168,10 +187,9 @@ LARGE = {("long", True), ("wide", False), ("accents", False)}
     ],
 )
 def test_many_ranks_and_tables_and_long_names_keep_100_columns(
-    shown: dict[str, Any], capsys: Capture, name: str, ranks: int, tables: int, verbose: bool
+    shown: PlanFigures, capsys: Capture, name: str, ranks: int, tables: int, verbose: bool
 ) -> None:
-    content = enlarged(shown, ranks, tables, NAMES[name])
-    print_plan(content, Topology.load(f"1x{ranks}-a100"), verbose)
+    print_plan(enlarged(shown, ranks, tables, NAMES[name]), "new", verbose)
     text = capsys.readouterr().out
     assert max(map(cell_len, text.splitlines())) <= 100
     assert ("and 844 more" in text) == (tables == 856 and not verbose)
@@ -184,79 +202,98 @@ def test_many_ranks_and_tables_and_long_names_keep_100_columns(
         assert len(text.splitlines()) < 90
 
 
-def test_infeasible_plans_say_so_at_the_top(shown: dict[str, Any], capsys: Capture) -> None:
-    shown["feasible"] = False
-    shown["memory_bytes"] = [10, 10, 5_000, 10]
-    shown["capacity_bytes"] = [1_000] * 4
-    print_plan(shown, Topology.load("2x2-a100"), False)
+def test_infeasible_plans_say_so_at_the_top(shown: PlanFigures, capsys: Capture) -> None:
+    (memory,) = shown.plan.memories
+    over = replace(
+        memory.cost,
+        memory_bytes=np.array([10, 10, 5_000, 10]),
+        capacity_bytes=np.full(4, 1_000),
+    )
+    plan = replace(shown.plan, memories=(replace(memory, cost=over),))
+    print_plan(PlanFigures(plan, shown.kinds), "new", False)
     head = capsys.readouterr().out.split("\n\n")[0]
     assert "INFEASIBLE: rank 2 holds 4 kB more than its capacity" in head
 
 
-def asked(**more: Any) -> dict[str, Any]:
-    content = {"ranks": 4, "mode": "training", "extra_memory_ratio": 0.0, "objective_seconds": 1.0}
-    return content | {"asked": {"extra_memory": 0.05}, "capacity_bytes": [32e9]} | more
+def why_no_more(
+    used: float = 0.0,
+    limits: Limits | None = Limits(0.05),  # noqa: B008
+    mode: str = "training",
+    ranks: int = 4,
+    full: float | None = None,
+    seconds: float = 1.0,
+) -> str:
+    """What is said of the copies of a plan with these figures."""
+    cost = Cost.of_no_rows(np.full(ranks, 32e9))
+    cost = replace(cost, extra_bytes=used, total_bytes=1.0, rank_seconds=np.full(ranks, seconds))
+    certificate = Certificate(seconds, seconds, full_memory_bound_seconds=full)
+    plan: Any = SimpleNamespace(
+        ranks=ranks,
+        limits=limits,
+        cost=cost,
+        memories=[SimpleNamespace(cost=cost, certificate=certificate, tables=(0,))],
+        workload=SimpleNamespace(training=mode == "training"),
+    )
+    return copies_text(plan, copies(plan))
 
 
 def test_why_copies_take_less_than_was_allowed() -> None:
-    assert copies_text(asked()) == (
+    assert why_no_more() == (
         "none, though 5% of the tables' bytes were allowed: one would save less in reads than its "
         "gradients cost, or not fit"
     )
-    some = copies_text(asked(mode="inference", extra_memory_ratio=0.01))
+    some = why_no_more(mode="inference", used=0.01)
     assert some.startswith("they take 1% of the tables' bytes, though 5%")
     assert some.endswith("another would save no time, or not fit")
-    assert copies_text(asked(extra_memory_ratio=0.0499)).endswith("as much as was allowed")
-    assert copies_text(asked(asked={"extra_memory": 0.0})) == "none, as asked"
-    assert copies_text(asked(full_memory_bound_seconds=0.99)).endswith(
+    assert why_no_more(used=0.0499).endswith("as much as was allowed")
+    assert why_no_more(limits=Limits(0.0)) == "none, as asked"
+    assert why_no_more(limits=Limits(0.05, 0.2), full=0.99).endswith(
         "32 GB a rank, an iteration would be at most 1.00% shorter"
     )
-    assert copies_text(asked(ranks=1)) == "none: there is one rank"
-    of_devices = {"objective_seconds": 0.5, "certificate": {"full_memory_bound_seconds": 0.4}}
-    with_tier = asked(parts={"devices": of_devices, "tier": {}})
-    assert copies_text(with_tier).endswith("an iteration would be at most 20.00% shorter")
+    assert why_no_more(ranks=1) == "none: there is one rank"
+    assert why_no_more(limits=Limits(0.05, 0.2), seconds=0.5, full=0.4).endswith(
+        "an iteration would be at most 20.00% shorter"
+    )
 
 
 @pytest.mark.parametrize(
     ("now", "reason", "words"),
     [
+        (0.001, ThresholdReason.BALANCED, "0.1%, as asked, where the ranks were even to 99.9%"),
+        (0.00025, ThresholdReason.NO_GAIN, "0.1% asked; halved to 0.025%, where "),
+        (0.001, ThresholdReason.NO_GAIN, "0.1%, as asked, as halving it did not"),
+        (1e-9, ThresholdReason.MOST_HALVINGS, "0.0000001%, the least that is"),
         (
             0.001,
-            "both balances reached 99.9000% before refining",
-            "0.1%, as asked, where the ranks",
+            ThresholdReason.NOT_PLACED_BY_PARTITIONS,
+            "0.1%, as asked, but this plan's rows were not",
         ),
-        (0.00025, "halving the threshold no longer helped", "0.1% asked; halved to 0.025%, where "),
-        (0.001, "halving the threshold no longer helped", "0.1%, as asked, as halving it did not"),
-        (1e-9, f"the threshold was halved {MOST_HALVINGS} times", "0.0000001%, the least that is"),
-        (0.001, "as asked: the step that placed", "0.1%, as asked, but this plan's rows were not"),
     ],
 )
-def test_thresholds_as_asked_and_as_ended(now: float, reason: str, words: str) -> None:
-    wanted = {"threshold": 0.001, "dob": 0.999}
-    text = threshold_text({"threshold": now, "threshold_reason": reason, "asked": wanted})
+def test_thresholds_as_asked_and_as_ended(now: float, reason: ThresholdReason, words: str) -> None:
+    text = threshold_sentence(Threshold(asked=0.001, used=now, reason=reason, balance=0.999))
     assert words in text
     assert ("partitions of at most this share" in text) == ("but this plan's rows" not in text)
 
 
 def test_reasons_of_thresholds_are_those_the_planner_gives(here: Path) -> None:
-    """Each is one that the words above are made for."""
     found = set()
     for options in ("--threshold 50% --dob 100%", "--threshold 5% --dob 1%", "--threshold 0.01%"):
         command = f"plan p -o new --force --topology cpu:3 --mode inference {options} --json"
-        found.add(json.loads(fine(*command.split()))["threshold_reason"].split()[0])
-    assert found <= {"both", "halving", "the", "as"}
-    assert {"both", "halving"} <= found
+        found.add(ThresholdReason(json.loads(fine(*command.split()))["threshold_reason"]))
+    assert {ThresholdReason.BALANCED, ThresholdReason.NO_GAIN} <= found
 
 
 def used(link_bytes: Any, topology: Topology, balance: float = 0.2) -> str | None:
     ranks = topology.ranks
-    content = {
-        "ranks": ranks,
-        "link_bytes": np.array(link_bytes).tolist(),
-        "dob": {"link_cost": balance},
-        "rank_seconds": [1.0] * ranks,
-    }
-    return link_use(content, topology)
+    cost = SimpleNamespace(
+        link_bytes=np.array(link_bytes, dtype=np.float64),
+        dob=Balance(1.0, 1.0, balance),
+        rank_seconds=np.ones(ranks),
+    )
+    plan: Any = SimpleNamespace(ranks=ranks, host=None, topology=topology, cost=cost)
+    found = link_use(plan)
+    return None if found is None else links_text(found)
 
 
 def test_links_are_explained_where_they_differ_and_only_there() -> None:

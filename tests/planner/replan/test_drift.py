@@ -16,7 +16,7 @@ from oper.cost.workload import Workload
 from oper.plan.settings import PlanSettings
 from oper.planner.assemble_plan import assemble
 from oper.planner.make_placement import make_placement
-from oper.planner.replan.drift import drift, drift_by_window
+from oper.planner.replan.drift import Drift, drift, drift_by_window
 from oper.planner.replan.replan import replan
 from oper.tables.table import Table
 from oper.topology.topology import Topology
@@ -53,15 +53,17 @@ def test_costs_are_those_of_single_rows_and_tables_add_up(seed):
     plan, (_, profile) = planned(seed)
     found = drift(plan, profile, 0.05)
     cost = cost_row_by_row(plan, profile)
-    assert np.allclose(found.rank_now, cost.rank_seconds, rtol=1e-9)
-    assert np.isclose(found.now_seconds, cost.objective_seconds)
-    assert found.then_seconds == plan.cost.objective_seconds
+    assert np.allclose(found.rank_seconds.now, cost.rank_seconds, rtol=1e-9)
+    assert np.isclose(found.objective_seconds.now, cost.objective_seconds)
+    assert found.objective_seconds.then == plan.cost.objective_seconds
     parts = sum(table.slowest_rank_seconds for table in found.tables)
     latency = allreduce_cost(plan.topology, cost.allreduce_method).latency
     used = latency if cost.allreduce_method != "none" else 0.0
-    assert np.isclose(parts + used, found.now_seconds, rtol=1e-9)
+    assert np.isclose(parts + used, found.objective_seconds.now, rtol=1e-9)
     assert np.isclose(
-        sum(table.mean_seconds for table in found.tables) + used, found.rank_now.mean(), rtol=1e-9
+        sum(table.mean_seconds for table in found.tables) + used,
+        found.rank_seconds.now.mean(),
+        rtol=1e-9,
     )
 
 
@@ -73,23 +75,23 @@ def test_the_hot_set_is_what_the_plan_lists_and_replicates(seed):
     found = drift(plan, profile, 0.05)
     accesses = profile.accesses.astype(np.int64)
     copied = (slots_of(plan) >= 0).sum(axis=1) > 1
-    assert found.replicated.rows == copied.sum()
+    assert found.hot_set.replicated.rows == copied.sum()
     total = max(int(accesses.sum()), 1)
-    assert np.isclose(found.replicated.now, accesses[copied].sum() / total)
+    assert np.isclose(found.hot_set.replicated.now, accesses[copied].sum() / total)
     hottest = np.sort(accesses)[::-1][: int(copied.sum())].sum()
-    assert np.isclose(found.replicated.hottest_now, hottest / total)
-    for hot in (found.listed, found.replicated):
+    assert np.isclose(found.hot_set.replicated.hottest_now, hottest / total)
+    for hot in (found.hot_set.listed, found.hot_set.replicated):
         assert 0 <= hot.now <= hot.hottest_now <= 1 + 1e-12
-    assert found.listed.rows == plan.layout.listed
+    assert found.hot_set.listed.rows == plan.layout.listed
 
 
 def test_unchanged_counts_keep_the_plan():
     plan, profile = plan_and_newer(0.0)
     found = drift(plan, profile, 0.0001)
-    assert np.isclose(found.now_seconds, found.then_seconds, rtol=1e-9)
-    assert np.allclose(found.rank_now, found.rank_then, rtol=1e-9)
-    assert np.isclose(found.listed.then, found.listed.now)
-    assert np.isclose(found.replicated.then, found.replicated.now)
+    assert np.isclose(found.objective_seconds.now, found.objective_seconds.then, rtol=1e-9)
+    assert np.allclose(found.rank_seconds.now, found.rank_seconds.then, rtol=1e-9)
+    assert np.isclose(found.hot_set.listed.then, found.hot_set.listed.now)
+    assert np.isclose(found.hot_set.replicated.then, found.hot_set.replicated.now)
     assert found.verdict == "keep"
 
 
@@ -108,7 +110,28 @@ def test_replanning_makes_a_plan_that_is_kept():
     plan, profile = plan_and_newer(0.3)
     again = drift(replan(plan, profile, 10_000).plan, profile, 0.01)
     assert again.verdict == "keep"
-    assert np.isclose(again.now_seconds, again.then_seconds, rtol=1e-9)
+    assert np.isclose(again.objective_seconds.now, again.objective_seconds.then, rtol=1e-9)
+
+
+def test_what_is_printed_is_read_back_as_it_was():
+    plan, profile = plan_and_newer(0.3)
+    for found in (drift(plan, profile), drift_by_window(plan, [profile, profile])):
+        printed = found.to_json()
+        again = type(found).from_json(json.loads(json.dumps(printed, allow_nan=False)))
+        assert again.to_json() == printed
+        assert again.verdict == found.verdict
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("verdict", "replan"), ("worse", "much"), ("tables", [{}]), ("rank_seconds", {"now": [1.0]})],
+)
+def test_a_changed_field_is_an_error(field, value):
+    plan, profile = plan_and_newer(0.0)
+    printed = drift(plan, profile).to_json()
+    printed[field] = value
+    with pytest.raises(ValueError, match=field):
+        Drift.from_json(printed)
 
 
 def test_other_tables_are_refused():
@@ -121,6 +144,10 @@ def test_other_tables_are_refused():
     )
     with pytest.raises(OperError, match="'drifts' has 6,001 rows"):
         drift(plan, longer, 0.05)
+    with pytest.raises(OperError, match="drift: plan is a Profile, and a Plan or Path or str"):
+        drift(longer, longer)
+    with pytest.raises(OperError, match="threshold"):
+        drift(plan, longer, "5%")
 
 
 def test_the_command_prints_one_object_or_tables(tmp_path: Path):
@@ -156,11 +183,11 @@ def test_windows_are_priced_one_by_one(tmp_path, monkeypatch):
     alone = drift(plan, newer, 0.05)
     assert content["windows"][1]["objective_seconds"] == alone.to_json()["objective_seconds"]
     iterations = newer.samples / 4096
-    cost = iterations * (alone.now_seconds - alone.fresh_seconds)
+    cost = iterations * (alone.objective_seconds.now - alone.objective_seconds.fresh)
     assert content["windows"][1]["cost_seconds"] == pytest.approx(cost)
     assert cost > 0
-    assert content["cost_seconds"] == pytest.approx(sum(found.cost_seconds))
-    fresh = sum(i * w.fresh_seconds for i, w in zip(found.iterations, found.windows, strict=True))
+    assert content["cost_seconds"] == pytest.approx(sum(w.cost_seconds for w in found.windows))
+    fresh = sum(w.iterations * w.drift.objective_seconds.fresh for w in found.windows)
     assert content["cost_share"] == pytest.approx(content["cost_seconds"] / fresh)
 
     for number, window in enumerate((same, newer)):

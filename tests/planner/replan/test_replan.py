@@ -1,5 +1,6 @@
 """Replan: exact placements, complete moves, true costs, and no moves that do not pay."""
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from oper.planner.problem.class_finder import ClassFinder
 from oper.planner.problem.classes import classify
 from oper.planner.replan.migration.flows import net_flows
 from oper.planner.replan.migration.migration_cost import MigrationCost
-from oper.planner.replan.replan import replan, replan_and_save
+from oper.planner.replan.replan import replan
 from oper.tables.table import Table
 from oper.topology.topology import Topology
 from tests.support.examples import at_least, examples
@@ -189,7 +190,12 @@ def test_folders_of_replanned_plans_pass_all_checks(tmp_path: Path, mode):
         profiles[0], Topology.load("2x2-a100"), workload, PlanSettings(extra_memory=0.02)
     ).save(tmp_path / "0")
     for step, profile in enumerate(profiles[1:], start=1):
-        replan_and_save(tmp_path / str(step - 1), profile, tmp_path / str(step), 10_000)
+        made = replan(tmp_path / str(step - 1), profile, 10_000)
+        made.plan.save(tmp_path / str(step))
+        assert made.plan.record is not None
+        assert made.plan.record.replan is not None
+        marker = (tmp_path / str(step - 1) / "plan.json").read_bytes()
+        assert made.plan.record.replan.old_plan == hashlib.sha256(marker).hexdigest()
         assert [f for f in check(tmp_path / str(step)) if not f.ok] == []
     plan, moves = Plan.load(tmp_path / "2"), RowMoves.load(tmp_path / "2")
     assert len(moves.entries)
@@ -209,7 +215,7 @@ def test_the_same_input_gives_the_same_bytes(tmp_path: Path):
     first, second = drifted()
     plan_for(first).save(tmp_path / "old")
     for name in ("a", "b"):
-        replan_and_save(tmp_path / "old", second, tmp_path / name, 10_000)
+        replan(tmp_path / "old", second, 10_000).plan.save(tmp_path / name)
     for file in sorted((tmp_path / "a").iterdir()):
         assert file.read_bytes() == (tmp_path / "b" / file.name).read_bytes(), file.name
 
@@ -253,6 +259,12 @@ def test_other_tables_and_horizons_are_refused():
         replan(plan, other, 10)
     with pytest.raises(OperError, match="horizon 0"):
         replan(plan, second, 0)
+    with pytest.raises(OperError, match="horizon: is '1.5', and a whole number"):
+        replan(plan, second, 1.5)
+    with pytest.raises(OperError, match="replan: plan is a Profile, and a Plan or Path or str"):
+        replan(first, second)
+    with pytest.raises(OperError, match="replan: profile is a Plan, and a Profile or Path or str"):
+        replan(plan, plan)
 
 
 def test_moves_of_another_kind_are_refused(tmp_path: Path):

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from oper.audit.check import check
 from oper.base.errors import OperError
 from oper.plan.plan import Plan
-from oper.plan.settings import PlanSettings
-from oper.planner import place_with_tier
 from oper.planner.make_placement import make_placement
+from oper.planner.place_with_tier import plan_with_tier
 from oper.planner.replan.drift import drift
-from oper.planner.replan.replan import replan, replan_and_save
+from oper.planner.replan.replan import replan
 from oper.planner.replan.replan_with_tier import ReplannedWithTier
 from oper.profiling.profile import Profile
 from tests.planner.replan.test_replan import assert_moves_are_complete
@@ -32,7 +31,7 @@ def planned(seed: int, number: int = 2) -> tuple[Plan, list[Profile]]:
     """A plan with a tier for the first of several profiles."""
     profiles, topology, workload, asked = drawn(seed, number)
     try:
-        return place_with_tier(profiles[0], topology, workload, asked).plan, profiles
+        return plan_with_tier(profiles[0], topology, workload, asked)[0], profiles
     except OperError:
         reject()
 
@@ -46,7 +45,8 @@ def test_moves_are_complete_true_and_pay(seed, horizon):
         folder = Path(place)
         plan.save(folder / "0")
         for step, profile in enumerate(profiles[1:], 1):
-            found = replan_and_save(folder / str(step - 1), profile, folder / str(step), horizon)
+            found = replan(folder / str(step - 1), profile, horizon)
+            found.plan.save(folder / str(step))
             assert isinstance(found, ReplannedWithTier)
             assert [f.wrong for f in check(folder / str(step)) if not f.ok] == []
             assert found.plan.tier == plan.tier
@@ -54,12 +54,14 @@ def test_moves_are_complete_true_and_pay(seed, horizon):
             assert_figures_are_true(found.plan, profile)
             before = rank_seconds_row_by_row(plan, profile).max()
             assert np.isclose(found.old_seconds, before, rtol=1e-9)
+            assert found.plan.certificate is not None
             bound = found.plan.certificate.lower_bound_seconds
             assert bound <= found.new_seconds
             assert bound <= found.fresh_seconds
             if len(found.moves.entries):
                 gained = (found.old_seconds - found.new_seconds) * horizon
-                assert gained > found.to_json()["seconds"] > 0
+                assert gained > found.migration_seconds > 0
+                assert found.to_json()["seconds"] == found.migration_seconds
             else:
                 assert found.new_seconds == found.old_seconds
             plan = Plan.load(folder / str(step))
@@ -75,7 +77,7 @@ def test_unchanged_counts_move_nothing_and_drift_nowhere(seed):
     assert np.isclose(found.new_seconds, plan.cost.objective_seconds, rtol=1e-9)
     measured = drift(plan, profile, 0.01)
     assert measured.verdict == "keep"
-    assert np.allclose(measured.rank_now, plan.cost.rank_seconds, rtol=1e-9)
+    assert np.allclose(measured.rank_seconds.now, plan.cost.rank_seconds, rtol=1e-9)
 
 
 def test_some_replans_move_rows_in_both_memories():
@@ -83,7 +85,7 @@ def test_some_replans_move_rows_in_both_memories():
     for seed in range(12):
         profiles, topology, workload, asked = drawn(seed, 2)
         try:
-            plan = place_with_tier(profiles[0], topology, workload, asked).plan
+            plan, _ = plan_with_tier(profiles[0], topology, workload, asked)
         except OperError:
             continue
         found = replan(plan, profiles[1], 10**6)
@@ -99,22 +101,21 @@ def test_drift_is_of_both_memories(seed):
     plan, (_, newer) = planned(seed)
     found = drift(plan, newer, 0.01)
     seconds = rank_seconds_row_by_row(plan, newer)
-    assert np.allclose(found.rank_now, seconds, rtol=1e-9)
-    assert found.now_seconds == found.rank_now.max()
+    now = found.rank_seconds.now
+    assert np.allclose(now, seconds, rtol=1e-9)
+    assert found.objective_seconds.now == now.max()
     assert [table.table for table in found.tables] == [table.name for table in plan.tables]
     fresh = np.zeros(plan.ranks)
     for part, _ in parts_row_by_row(plan, newer):
-        asked = {k: v for k, v in part.settings.items() if k in ("extra_memory", "threshold")}
         tables = [plan.table_index(table.name) for table in part.tables]
-        fresh += fresh_seconds(part, newer, tables, PlanSettings(**asked))
-    assert np.allclose(found.rank_fresh, fresh, rtol=1e-9)
-    latency = seconds[found.rank_now.argmax()] - sum(t.slowest_rank_seconds for t in found.tables)
+        fresh += fresh_seconds(part, newer, tables)
+    assert np.allclose(found.rank_seconds.fresh, fresh, rtol=1e-9)
+    latency = seconds[now.argmax()] - sum(t.slowest_rank_seconds for t in found.tables)
     assert -1e-12 <= latency <= 1e-3  # of the AllReduce, in no table's part
 
 
-def fresh_seconds(
-    part: Plan, profile: Profile, tables: list[int], asked: PlanSettings
-) -> np.ndarray:
-
+def fresh_seconds(part: Plan, profile: Profile, tables: list[int]) -> np.ndarray:
     counts = profile.select(tables)
-    return make_placement(counts, part.topology, part.workload, asked).cost.rank_seconds
+    return make_placement(
+        counts, part.topology, part.workload, part.asked, limits=part.limits
+    ).cost.rank_seconds

@@ -51,14 +51,18 @@ class Migration:
         copies = self.bytes_by_link * Charges.of(topology).copy_seconds
         return float(copies.sum()) / topology.ranks
 
-    def to_json(self, topology: Topology) -> dict[str, Any]:
-        """The fields of `oper replan --json`."""
+    @property
+    def local_bytes(self) -> float:
+        """Bytes from slot to slot of a rank."""
+        return float(np.trace(self.bytes_by_link))
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields of `oper replan --json`, but `seconds`, which depend on the topology."""
         return {
             "moved_rows": self.rows,
             "moved_bytes": self.link_bytes,
-            "local_bytes": float(np.trace(self.bytes_by_link)),
+            "local_bytes": self.local_bytes,
             "bytes_by_link": self.bytes_by_link.tolist(),
-            "seconds": self.seconds(topology),
         }
 
 

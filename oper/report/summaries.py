@@ -1,0 +1,206 @@
+"""What plans, profiles and the results of commands say of themselves in notebooks and to rich.
+
+In: an object. Out: `Summary`: a title, facts and a table (oper/base/summary.py, which shows it).
+"""
+
+from functools import singledispatch
+from typing import Any
+
+from oper.analysis.plan_differences import PlanDifferences
+from oper.audit.finding import Findings
+from oper.base.display import Summary
+from oper.base.formatting import (
+    format_bytes,
+    format_duration,
+    format_factor,
+    format_gap,
+    format_share,
+    plural,
+)
+from oper.plan.plan import Plan
+from oper.planner.compare import Comparison, MethodResult
+from oper.planner.replan.drift import Drift, WindowDrift
+from oper.planner.replan.replan_one_memory import Replanned
+from oper.profiling.row_counts import RowCounts
+
+
+@singledispatch
+def summary_of(given: Any) -> Summary:
+    """What an object says of itself."""
+    return Summary(repr(given))
+
+
+@summary_of.register
+def _plan(plan: Plan) -> Summary:
+    """The prediction, the certificate, and the ranks."""
+    cost, certificate = plan.cost, plan.certificate
+    gap = "not known" if certificate is None else format_gap(certificate.certified_gap)
+    return Summary(
+        repr(plan)[1:-1],
+        (
+            ("predicted iteration", format_duration(cost.objective_seconds)),
+            ("from optimal, at most", gap),
+            ("extra memory", format_share(cost.extra_memory_ratio)),
+        ),
+        ("rank", "memory", "iteration"),
+        [
+            (str(rank), format_bytes(held), format_duration(seconds))
+            for rank, (held, seconds) in enumerate(
+                zip(cost.memory_bytes.tolist(), cost.rank_seconds.tolist(), strict=True)
+            )
+        ],
+    )
+
+
+@summary_of.register
+def _profile(counts: RowCounts) -> Summary:
+    """What was counted, and the tables."""
+    return Summary(
+        f"{counts.rows:,} rows of {len(counts.tables)} tables, counted in {counts.samples:,} "
+        "samples",
+        headers=("table", "rows", "dim", "bytes", "ids"),
+        rows=[
+            (t.name, f"{t.rows:,}", str(t.dim), format_bytes(t.rows * t.row_bytes), t.ids.kind)
+            for t in counts.tables
+        ],
+    )
+
+
+@summary_of.register
+def _comparison(comparison: Comparison) -> Summary:
+    """A line for each method."""
+    oper = comparison.methods.get("oper")
+    ours = None if oper is None else oper.objective_seconds
+    return Summary(
+        f"{len(comparison.methods)} methods on {comparison.ranks} ranks ({comparison.topology}), "
+        f"{comparison.workload.mode}, batches of {comparison.workload.batch_size:,} samples",
+        headers=("method", "iteration", "times oper's", "fits", "fullest rank", "gap"),
+        rows=[_method(name, found, ours) for name, found in comparison.methods.items()],
+    )
+
+
+def _method(name: str, found: MethodResult, ours: float | None) -> tuple[str, ...]:
+    if found.cost is None:
+        return name, "-", "-", "-", "-", found.reason or ""
+    seconds = found.cost.objective_seconds
+    return (
+        name,
+        format_duration(seconds),
+        format_factor(seconds / ours) if ours else "-",
+        "yes" if found.fits else "no",
+        format_bytes(int(found.cost.memory_bytes.max())),
+        "-" if found.certified_gap is None else format_gap(found.certified_gap),
+    )
+
+
+@summary_of.register
+def _drift(drift: Drift) -> Summary:
+    """What the plan costs then and now, the verdict, and the tables, those that lose most first."""
+    seconds = drift.objective_seconds
+    tables = sorted(drift.tables, key=lambda table: -table.worse_seconds)
+    return Summary(
+        f"Verdict: {drift.verdict}. An iteration takes {format_share(drift.worse)} longer than "
+        "with a plan made from scratch",
+        (
+            ("iteration when the plan was made", format_duration(seconds.then)),
+            ("iteration now", format_duration(seconds.now)),
+            ("iteration of a plan from scratch", format_duration(seconds.fresh)),
+        ),
+        ("table", "time lost", "now", "from scratch"),
+        [
+            (
+                table.table,
+                format_duration(table.worse_seconds),
+                format_duration(table.mean_seconds),
+                format_duration(table.fresh_mean_seconds),
+            )
+            for table in tables
+        ],
+    )
+
+
+@summary_of.register
+def _windows(drift: WindowDrift) -> Summary:
+    """What not re-planning costs, and a line for each window."""
+    return Summary(
+        f"Verdict: {drift.verdict}. Not re-planning costs {format_duration(drift.cost_seconds)}, "
+        f"{format_share(drift.cost_share)} of the time with a plan made for each window",
+        headers=("window", "samples", "iteration", "from scratch", "longer", "verdict"),
+        rows=[
+            (
+                f"@{number}",
+                f"{window.samples:,}",
+                format_duration(window.drift.objective_seconds.now),
+                format_duration(window.drift.objective_seconds.fresh),
+                format_share(window.drift.worse),
+                window.drift.verdict,
+            )
+            for number, window in enumerate(drift.windows)
+        ],
+    )
+
+
+@summary_of.register
+def _replanned(made: Replanned) -> Summary:
+    """The old plan, the new one, and one from scratch."""
+    moved = (
+        ("as it was", made.old_seconds, 0, 0.0),
+        ("replanned", made.new_seconds, made.migration.rows, made.migration.link_bytes),
+        (
+            "from scratch",
+            made.fresh_seconds,
+            made.fresh_migration.rows,
+            made.fresh_migration.link_bytes,
+        ),
+    )
+    return Summary(
+        f"{plural(made.moves.changed_rows, 'row')} moved, as far as that pays within "
+        f"{made.horizon:,} iterations",
+        headers=("plan", "iteration", "rows moved", "bytes moved"),
+        rows=[
+            (name, format_duration(seconds), f"{rows:,}", format_bytes(moved_bytes))
+            for name, seconds, rows, moved_bytes in moved
+        ],
+    )
+
+
+@summary_of.register
+def _differences(found: PlanDifferences) -> Summary:
+    """The figures of both plans; how many rows are held elsewhere."""
+    old, new = found.old, found.new
+    changed = "not compared" if found.rows_changed is None else f"{found.rows_changed:,}"
+    figures = (
+        ("ranks", f"{old.ranks:,}", f"{new.ranks:,}"),
+        (
+            "predicted iteration",
+            format_duration(old.objective_seconds),
+            format_duration(new.objective_seconds),
+        ),
+        ("fullest rank", format_bytes(old.memory_bytes), format_bytes(new.memory_bytes)),
+        (
+            "extra memory",
+            format_share(old.extra_memory_ratio),
+            format_share(new.extra_memory_ratio),
+        ),
+    )
+    return Summary(
+        f"Two plans for {plural(found.rows, 'row')}",
+        (("rows that are held elsewhere", changed),),
+        ("", "old", "new"),
+        figures,
+    )
+
+
+@summary_of.register
+def _findings(findings: Findings) -> Summary:
+    """Whether all invariants hold, and each of them."""
+    wrong = findings.wrong
+    title = f"{len(wrong)} of {len(findings)} invariants do not hold"
+    return Summary(
+        title if wrong else f"all {len(findings)} invariants hold",
+        headers=("invariant", "holds", "what is wrong"),
+        rows=[
+            (finding.invariant, "yes" if finding.ok else "no", finding.wrong or "")
+            for finding in findings
+        ],
+    )
