@@ -48,7 +48,9 @@ def counted(plan: Plan) -> RowsByKind:
             ("striped", ~listed & ~several),
         ):
             rows[kind][t] = here.sum()
-            held[HOST if t in plan.tier else DEVICE][kind] += local[:, here].sum(axis=1) * memory_of_row[t]
+            held[HOST if t in plan.tier else DEVICE][kind] += (
+                local[:, here].sum(axis=1) * memory_of_row[t]
+            )
         copies[t] = local[:, several].sum()
         ranks_with_rows[t] = local.any(axis=1).sum()
     in_tier = np.isin(plan.layout.width_of_table, plan.layout.width_of_table[list(plan.tier)])

@@ -4,13 +4,12 @@ from dataclasses import fields
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oper.plan.some_layouts import LayoutPart, join_layouts, select_layout
 
 from oper.plan.address_map import AddressMap
 from oper.plan.layout import Layout, rank_map
+from oper.plan.some_layouts import LayoutPart, join_layouts, select_layout
 from tests.support.planner.layouts import random_layout, tables_of
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from oper.base.errors import OperError
 from oper.cost.objective import Communication, Cost

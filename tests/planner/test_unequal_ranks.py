@@ -133,9 +133,7 @@ def test_limits_that_are_exceeded_are_an_error_that_says_which(monkeypatch) -> N
     profile, workload = one_table(zipf_counts(300, 6000)), Workload("inference", "raw", 64)
     planned = make_placement(profile, Topology.load("cpu:4"), workload, PlanSettings())
     check_limits(planned.problem, planned.cost)
-    over = replace(
-        planned.cost, capacity_bytes=planned.cost.memory_bytes - np.array([0, 0, 7, 0])
-    )
+    over = replace(planned.cost, capacity_bytes=planned.cost.memory_bytes - np.array([0, 0, 7, 0]))
     assert not within_limits(planned.problem, over)
     planned.problem.capacity_bytes[:] = over.capacity_bytes
     with pytest.raises(InfeasibleError, match=r"rank 2 would hold .* 7 too few .*raise the cap"):

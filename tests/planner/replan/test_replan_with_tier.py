@@ -12,7 +12,7 @@ from oper.base.errors import OperError
 from oper.plan.plan import Plan
 from oper.plan.settings import PlanSettings
 from oper.planner.make_placement import make_placement
-from oper.planner.place_with_tier import place_with_tier
+from oper.planner.place_with_tier import plan_with_tier
 from oper.planner.replan.drift import drift
 from oper.planner.replan.replan import replan, replan_and_save
 from oper.planner.replan.replan_with_tier import ReplannedWithTier
@@ -32,7 +32,7 @@ def planned(seed: int, number: int = 2) -> tuple[Plan, list[Profile]]:
     """A plan with a tier for the first of several profiles."""
     profiles, topology, workload, asked = drawn(seed, number)
     try:
-        return place_with_tier(profiles[0], topology, workload, asked).plan, profiles
+        return plan_with_tier(profiles[0], topology, workload, asked).plan, profiles
     except OperError:
         reject()
 
@@ -54,6 +54,7 @@ def test_moves_are_complete_true_and_pay(seed, horizon):
             assert_figures_are_true(found.plan, profile)
             before = rank_seconds_row_by_row(plan, profile).max()
             assert np.isclose(found.old_seconds, before, rtol=1e-9)
+            assert found.plan.certificate is not None
             bound = found.plan.certificate.lower_bound_seconds
             assert bound <= found.new_seconds
             assert bound <= found.fresh_seconds
@@ -83,7 +84,7 @@ def test_some_replans_move_rows_in_both_memories():
     for seed in range(12):
         profiles, topology, workload, asked = drawn(seed, 2)
         try:
-            plan = place_with_tier(profiles[0], topology, workload, asked).plan
+            plan = plan_with_tier(profiles[0], topology, workload, asked).plan
         except OperError:
             continue
         found = replan(plan, profiles[1], 10**6)
@@ -104,9 +105,10 @@ def test_drift_is_of_both_memories(seed):
     assert [table.table for table in found.tables] == [table.name for table in plan.tables]
     fresh = np.zeros(plan.ranks)
     for part, _ in parts_row_by_row(plan, newer):
-        asked = {k: v for k, v in part.settings.items() if k in ("extra_memory", "threshold")}
+        assert part.limits is not None
         tables = [plan.table_index(table.name) for table in part.tables]
-        fresh += fresh_seconds(part, newer, tables, PlanSettings(**asked))
+        asked = PlanSettings(part.limits.extra_memory, threshold=plan.asked.threshold)
+        fresh += fresh_seconds(part, newer, tables, asked)
     assert np.allclose(found.rank_fresh, fresh, rtol=1e-9)
     latency = seconds[found.rank_now.argmax()] - sum(t.slowest_rank_seconds for t in found.tables)
     assert -1e-12 <= latency <= 1e-3  # of the AllReduce, in no table's part
