@@ -41,7 +41,7 @@ from oper.plan import plan as plans
 from oper.plan.address_map import AddressMap
 from oper.plan.row_moves import RowMoves
 from oper.plan.settings import PlanSettings
-from oper.plan.some_tables import split_plan
+from oper.plan.some_tables import part_of, plans_of_memories
 from oper.planner.make_placement import make_placement
 from oper.planner.make_plan import make_plan
 from oper.planner.replan.replan import replan_and_save
@@ -240,8 +240,8 @@ def _use_plan(folder: Path) -> None:
         AddressMap.load(folder, rank)
     _quiet("plan", "show", folder)
     _quiet("plan", "show", folder, "--json")
-    if plan.tier and plan.parts is not None:
-        split_plan(plan)
+    plans_of_memories(plan)
+    part_of(plan, [0])
     if (folder / "moves.npy").exists():
         RowMoves.load(folder).bytes_by_link(plan.ranks)
 

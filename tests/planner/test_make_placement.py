@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
+from oper.analysis.wording import hot_row
 from oper.audit.check import check
 from oper.base.errors import OperError
 from oper.cost.workload import Workload
@@ -17,7 +18,7 @@ from oper.planner.assemble_plan import assemble
 from oper.planner.baselines.baseline import price_baseline
 from oper.planner.baselines.registry import quick_baselines
 from oper.planner.make_placement import Planned, make_placement
-from oper.planner.make_plan import make_plan
+from oper.planner.make_plan import make_plan, plan_and_placement
 from oper.planner.problem.problem import make_problem
 from oper.profiling.profile import Profile
 from oper.tables.table import Table
@@ -152,11 +153,12 @@ def test_without_a_fetch_a_plan_is_that_of_the_usual_one(
 def test_a_plan_is_what_was_planned(tmp_path: Path) -> None:
     profile = one_table(zipf_counts(5000, 100_000))
     topology, workload = Topology.load("dgx-a100"), Workload("inference", "raw", 4096)
-    planned = make_plan(profile, topology, workload, PlanSettings(extra_memory=0.05))
-    planned.save(tmp_path / "plan")
+    made, planned = plan_and_placement(profile, topology, workload, PlanSettings(extra_memory=0.05))
+    made.save(tmp_path / "plan")
     loaded = Plan.load(tmp_path / "plan")
     assert loaded.cost.objective_seconds == planned.cost.objective_seconds
-    assert loaded.certificate.certified_gap == planned.certificate.certified_gap
+    assert loaded.certificate == planned.certificate
+    assert loaded.record == planned.record
     assert (loaded.layout.codes == assemble(planned).layout.codes).all()
 
 
@@ -168,7 +170,9 @@ def test_a_row_too_hot_to_split_is_named_and_bounds_the_plan() -> None:
         Workload("inference", "raw", 65_536),
         PlanSettings(extra_memory=0.0),
     )
-    assert planned.certificate.hot_row is not None
+    share = planned.certificate.hot_row_share
+    assert share == pytest.approx(2_000_000 / 2_004_000, rel=1e-12)
+    assert f"a single row with {share:.2%} of all accesses" in str(hot_row(planned.certificate))
     assert planned.certificate.certified_gap < 0.01
 
 

@@ -125,6 +125,7 @@ def test_plans_are_near_their_bound_and_pass_the_check(
     profile = zipf_profile(900)
     made = make_plan(profile, topology, workload, PlanSettings(extra_memory=0.05))
     made.save(tmp_path / "plan")
+    assert made.certificate is not None
     assert made.certificate.certified_gap < 2e-3
     plan = Plan.load(tmp_path / "plan")
     assert plan.topology.memory == topology.memory

@@ -1,5 +1,6 @@
 """What `oper plan` and `oper plan show` print: sentences first, ranks, tables by kind, and why."""
 
+import itertools
 import json
 import re
 from dataclasses import replace
