@@ -7,21 +7,24 @@ VARIANT = auto
 TORCH_INDEX =
 # how many damaged files `make fuzz` reads
 FILES = 100000
+# how many processes run tests
+PROCESSES = 2
 
 BIN = $(VENV)/bin
 
-.PHONY: help install compiler browser test test-all lint demo bench fuzz clean
+.PHONY: help install compiler browser test check test-all lint demo bench fuzz clean
 
 help:
 	@echo "make install   set-up alone: VENV=$(VENV), pinned dependencies, the extension"
 	@echo "make demo      set-up, a log, its profile, plans, how they compare, a DLRM trained on 2 ranks"
-	@echo "make test      set-up, a CUDA compiler and Chromium, then the tests (linters among them)"
-	@echo "make test-all  the same with the slow tests"
+	@echo "make test      set-up, then the tests of what the code does"
+	@echo "make check     set-up, a CUDA compiler and Chromium, then linters, device code, pages, notebook, fuzzing"
+	@echo "make test-all  both and the slow tests, with four times the examples"
 	@echo "make lint      ruff, mypy, clang-format and cppcheck alone"
 	@echo "make bench     the measurements of benchmarks/README.md"
 	@echo "make fuzz      damaged files through every reader, wild arguments through every operator"
 	@echo "make clean     removes what was built; VENV stays"
-	@echo "variables      VENV=$(VENV) PYTHON=$(PYTHON) VARIANT=auto|cpu|gpu FILES=$(FILES)"
+	@echo "variables      VENV=$(VENV) PYTHON=$(PYTHON) VARIANT=auto|cpu|gpu FILES=$(FILES) PROCESSES=$(PROCESSES)"
 
 install:
 	@$(PYTHON) scripts/install.py $(VENV) $(VARIANT) $(TORCH_INDEX)
@@ -32,11 +35,18 @@ compiler: install
 browser: install
 	@$(PYTHON) scripts/install.py $(VENV) browser
 
-test: install compiler browser
-	$(BIN)/python -m pytest -m "not slow"
+# Each process takes a part of the tests in their order, and then some that another one has left:
+# those of a file mostly share what they start.
+PYTEST = $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist worksteal
+
+test: install
+	$(PYTEST) -m "not check and not slow"
+
+check: install compiler browser
+	$(PYTEST) -m check
 
 test-all: install compiler browser
-	$(BIN)/python -m pytest
+	$(PYTEST) --hypothesis-profile thorough
 
 lint: install
 	$(BIN)/python -m ruff check .

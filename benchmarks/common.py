@@ -17,11 +17,11 @@ import numpy as np
 from oper.cli.shared.console import emit, new_console
 from oper.cost.objective import Cost
 from oper.files.json_file import write_json
-from oper.logs import LogOptions
-from oper.profiling.counting import profile
+from oper.logs import LogKeywords
+from oper.profiling.make_profile import profile
 from oper.profiling.profile import Profile
+from oper.synth.profile_writer import synthesize_counts
 from oper.synth.recipes import load_recipe
-from oper.synth.row_counts import synthesize_counts
 from oper.synth.synthesizer import Order, Synthesizer
 from oper.topology.topology import Topology
 
@@ -31,9 +31,9 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 DATA = REPOSITORY / "benchmarks" / "data"
 LOGS = REPOSITORY.parent / "shared" / "data"
 
-_BAGS = LogOptions(values=("item",), lengths=("lengths",))
-REAL_LOGS = {
-    "criteo-80k": ("criteo_kaggle_80k/data.parquet", LogOptions(columns=("C*",), missing="-1")),
+_BAGS: LogKeywords = {"values": "item", "lengths": "lengths"}
+REAL_LOGS: dict[str, tuple[str, LogKeywords]] = {
+    "criteo-80k": ("criteo_kaggle_80k/data.parquet", {"columns": "C*", "missing": "-1"}),
     "diginetica": ("sessions5/diginetica.npz", _BAGS),
     "nowplaying": ("sessions5/nowplaying.npz", _BAGS),
     "retailrocket": ("sessions5/retailrocket.npz", _BAGS),
@@ -63,9 +63,9 @@ def synthetic(
 
 def real_profiles() -> Iterator[tuple[str, Profile]]:
     """The real logs that are there, each with its profile, in memory."""
-    for name, (path, options) in REAL_LOGS.items():
+    for name, (path, reading) in REAL_LOGS.items():
         if (LOGS / path).exists():
-            yield name, profile(LOGS / path, options=options)
+            yield name, profile(LOGS / path, **reading)
 
 
 def unequal(ranks: int, seed: int) -> Topology:

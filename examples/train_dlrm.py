@@ -34,7 +34,6 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import oper
-from oper.logs import read
 
 DENSE_FEATURES = 13
 
@@ -65,7 +64,7 @@ def batches(
 ) -> Iterator[tuple[torch.Tensor, KeyedJaggedTensor, torch.Tensor]]:
     """This rank's part of every batch: dense values, ids, labels."""
     ranks, size = dist.get_world_size(), plan.workload.batch_size // dist.get_world_size()
-    for number, batch in enumerate(read(log, plan.tables, folder=folder, batch_size=size)):
+    for number, batch in enumerate(oper.read(log, plan.tables, folder=folder, batch_size=size)):
         if number % ranks == dist.get_rank() and batch.samples == size:
             yield torch.tensor(batch.dense), batch.to_kjt(), torch.tensor(batch.label)
 

@@ -1,10 +1,10 @@
 """OPER: row-level sharding of embedding tables, planned from how often each row is accessed.
 
-    profile = oper.profile(batches, tables)     # KeyedJaggedTensors; or Profile.open(folder)
+    profile = oper.profile(batches, tables)     # KeyedJaggedTensors; or Profile.load(folder)
     topology = oper.Topology.load("dgx-a100")
     workload = oper.Workload("training", batch_size=65536)
     plan = oper.make_plan(profile, topology, workload)
-    plan.save("plan")                           # later: oper.Plan.load("plan")
+    plan.save("plan/")                          # read again by Plan.load("plan/")
     addresses = oper.AddressMap.of(plan, rank=0).translate(table, ids)
 
 Names are loaded when they are first used: torch alone takes a second.
@@ -13,7 +13,7 @@ Names are loaded when they are first used: torch alone takes a second.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from oper.base.summary import summarised_by
+from oper.base.display import summarised_by
 
 if TYPE_CHECKING:
     from oper.analysis.plan_differences import diff as diff
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from oper.audit.check import check as check
     from oper.base.errors import OperError as OperError
     from oper.cost.workload import Workload as Workload
+    from oper.diagnosis.doctor import doctor as doctor
+    from oper.logs.row_reader import read as read
     from oper.plan.address_map import AddressMap as AddressMap
     from oper.plan.plan import Plan as Plan
     from oper.plan.settings import PlanSettings as PlanSettings
@@ -29,20 +31,24 @@ if TYPE_CHECKING:
     from oper.planner.replan.drift import drift as drift
     from oper.planner.replan.drift import drift_by_window as drift_by_window
     from oper.planner.replan.replan import replan as replan
-    from oper.profiling.counting import profile as profile
+    from oper.profiling.make_profile import profile as profile
     from oper.profiling.profile import Profile as Profile
     from oper.profiling.recorder import record as record
     from oper.report.write_report import write_report as write_report
+    from oper.runtime.engine import EmbeddingEngine as EmbeddingEngine
+    from oper.runtime.memory.device import Cuda as Cuda
+    from oper.runtime.tables.optimizer_buckets import EmbeddingTable as EmbeddingTable
     from oper.scheduler.cache_settings import CacheSettings as CacheSettings
     from oper.scheduler.loader.dispatching_loader import DispatchingLoader as DispatchingLoader
+    from oper.scheduler.simulator import SimulationSettings as SimulationSettings
+    from oper.scheduler.simulator import simulate as simulate
     from oper.tables.table import Table as Table
     from oper.topology.topology import Topology as Topology
+    from oper.torchrec.latency import measure_latency as measure_latency
     from oper.torchrec.planning.sharding_planner import OperShardingPlanner as OperShardingPlanner
-    from oper.torchrec.serving import serve as serve
     from oper.torchrec.sharded_model import accumulate as accumulate
     from oper.torchrec.sharded_model import counters as counters
     from oper.torchrec.sharded_model import shard as shard
-    from oper.torchrec.sharded_model import table_sizes as table_sizes
     from oper.torchrec.sharders import (
         OperEmbeddingBagCollectionSharder as OperEmbeddingBagCollectionSharder,
     )
@@ -57,7 +63,10 @@ __version__ = "0.1.0"
 _HOME = {
     "AddressMap": "oper.plan.address_map",
     "CacheSettings": "oper.scheduler.cache_settings",
+    "Cuda": "oper.runtime.memory.device",
     "DispatchingLoader": "oper.scheduler.loader.dispatching_loader",
+    "EmbeddingEngine": "oper.runtime.engine",
+    "EmbeddingTable": "oper.runtime.tables.optimizer_buckets",
     "OperEmbeddingBagCollectionSharder": "oper.torchrec.sharders",
     "OperEmbeddingCollectionSharder": "oper.torchrec.sharders",
     "OperError": "oper.base.errors",
@@ -65,6 +74,7 @@ _HOME = {
     "Plan": "oper.plan.plan",
     "Profile": "oper.profiling.profile",
     "PlanSettings": "oper.plan.settings",
+    "SimulationSettings": "oper.scheduler.simulator",
     "Table": "oper.tables.table",
     "Topology": "oper.topology.topology",
     "Workload": "oper.cost.workload",
@@ -77,19 +87,24 @@ _HOME = {
     "drift_by_window": "oper.planner.replan.drift",
     "explain": "oper.analysis.row_facts",
     "make_plan": "oper.planner.make_plan",
-    "profile": "oper.profiling.counting",
+    "measure_latency": "oper.torchrec.latency",
+    "doctor": "oper.diagnosis.doctor",
+    "profile": "oper.profiling.make_profile",
+    "read": "oper.logs.row_reader",
     "record": "oper.profiling.recorder",
     "replan": "oper.planner.replan.replan",
-    "serve": "oper.torchrec.serving",
     "shard": "oper.torchrec.sharded_model",
-    "table_sizes": "oper.torchrec.sharded_model",
+    "simulate": "oper.scheduler.simulator",
     "torchrec_plan": "oper.torchrec.sharding_plan",
     "write_report": "oper.report.write_report",
 }
 __all__ = [
     "AddressMap",
     "CacheSettings",
+    "Cuda",
     "DispatchingLoader",
+    "EmbeddingEngine",
+    "EmbeddingTable",
     "OperEmbeddingBagCollectionSharder",
     "OperEmbeddingCollectionSharder",
     "OperError",
@@ -97,6 +112,7 @@ __all__ = [
     "Plan",
     "PlanSettings",
     "Profile",
+    "SimulationSettings",
     "Table",
     "Topology",
     "Workload",
@@ -105,16 +121,18 @@ __all__ = [
     "compare",
     "counters",
     "diff",
+    "doctor",
     "drift",
     "drift_by_window",
     "explain",
     "make_plan",
+    "measure_latency",
     "profile",
+    "read",
     "record",
     "replan",
-    "serve",
     "shard",
-    "table_sizes",
+    "simulate",
     "torchrec_plan",
     "write_report",
 ]

@@ -11,6 +11,7 @@ the paper: balance of communication and planning time, on its own log and machin
 """
 
 import time
+from dataclasses import asdict
 from typing import Any
 
 from benchmarks.common import SAMPLES_PER_RANK, parser, percent, publish, synthetic
@@ -50,9 +51,9 @@ def measure(profile: Profile, threshold: float) -> dict[str, Any]:
     greedy = planned.class_placement.greedy
     return {
         "threshold": threshold,
-        "paper": {**printed.dob, "feasible": printed.feasible, "seconds": printed_seconds},
+        "paper": {**asdict(printed.dob), "feasible": printed.feasible, "seconds": printed_seconds},
         "greedy": greedy and {"lookups": greedy.dob_lookups, "memory": greedy.dob_memory},
-        "refined": {**planned.cost.dob, "seconds": seconds},
+        "refined": {**asdict(planned.cost.dob), "seconds": seconds},
         "step": planned.step,
         "published": TABLE_3[threshold],
     }

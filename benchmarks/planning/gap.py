@@ -104,7 +104,7 @@ def plan(
         "gap": planned.certificate.certified_gap,
         "feasible": planned.cost.feasible,
         "step": planned.step,
-        "hot_row": planned.certificate.hot_row is not None,
+        "hot_row": planned.certificate.hot_row_share is not None,
         "seconds": sum(planned.seconds.values()),
     }
 

@@ -12,7 +12,7 @@ of least time.
     python -m benchmarks.planning.links [NAME …] [--scale 0.01] [--json]
 """
 
-from typing import Any
+from typing import Any, Literal
 
 from benchmarks.common import (
     REAL_LOGS,
@@ -38,7 +38,9 @@ REACHED = 0.005
 TOPOLOGY = Topology.load("2x4-a100")
 
 
-def planned(profile: Profile, workload: Workload, extra_memory: float, balance: str) -> Cost:
+def planned(
+    profile: Profile, workload: Workload, extra_memory: float, balance: Literal["time", "link"]
+) -> Cost:
     """What the plan costs."""
     settings = PlanSettings(extra_memory, balance=balance)
     return make_placement(profile, TOPOLOGY, workload, settings).cost

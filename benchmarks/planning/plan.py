@@ -31,11 +31,11 @@ from oper.base.formatting import format_bytes
 from oper.cli.shared.console import new_table
 from oper.cost.workload import Workload
 from oper.plan.settings import PlanSettings
-from oper.planner.make_plan import make_plan
+from oper.planner.make_plan import plan_and_placement
 from oper.profiling.distinct_rows import Distinct
 from oper.profiling.profile import Profile
+from oper.synth.profile_writer import write_profile
 from oper.synth.recipes import load_recipe
-from oper.synth.row_counts import write_profile
 from oper.synth.synthesizer import Synthesizer
 from oper.topology.topology import Topology
 
@@ -106,7 +106,7 @@ def with_many_classes(profile: Profile) -> Profile:
 
 def plan_once(folder: Path, case: Case) -> dict[str, Any]:
     """One run, in a process of its own."""
-    profile = Profile.open(folder)
+    profile = Profile.load(folder)
     if case.many_classes:
         profile = with_many_classes(profile)
     int(profile.accesses.max())  # touches every page
@@ -117,21 +117,21 @@ def plan_once(folder: Path, case: Case) -> dict[str, Any]:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     began = time.process_time()
     with tempfile.TemporaryDirectory(dir=folder.parent) as place:
-        planned = make_plan(profile, topology, workload, settings)
-        planned.save(Path(place) / "plan")
+        plan, planned = plan_and_placement(profile, topology, workload, settings)
+        plan.save(Path(place) / "plan")
         cpu_seconds = time.process_time() - began
         written = sum(file.stat().st_size for file in (Path(place) / "plan").rglob("*"))
-    cost, greedy = planned.cost, planned.class_placement.greedy
+    cost, greedy = plan.cost, planned.record.greedy_dob
     return {
         "rows": profile.rows,
         "classes": len(planned.problem.classes),
-        "seconds": planned.seconds,
+        "seconds": plan.seconds,
         "cpu_seconds": cpu_seconds,
         "resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "resident_bytes_before": before,
         "written_bytes": written,
-        "dob": cost.dob,
-        "greedy_dob": greedy and {"lookups": greedy.dob_lookups, "memory": greedy.dob_memory},
+        "dob": asdict(cost.dob),
+        "greedy_dob": greedy and asdict(greedy),
         "memory_max_over_min": float(cost.memory_bytes.max() / cost.memory_bytes.min()),
         "certified_gap": planned.certificate.certified_gap,
         "step": planned.step,

@@ -25,17 +25,15 @@ from benchmarks.common import (
 from oper.cli.shared.console import new_table
 from oper.cli.shared.progress import progress
 from oper.cost.workload import Workload
-from oper.logs import LogOptions, RowReader, open_log, prepare
 from oper.plan.settings import PlanSettings
 from oper.planner.assemble_plan import assemble
 from oper.planner.make_placement import make_placement
 from oper.planner.replan.drift import drift
 from oper.planner.replan.replan import replan
-from oper.profiling.counting import CountOptions, count
+from oper.profiling.make_profile import profile
 from oper.profiling.profile import Profile
-from oper.profiling.windows.equal_windows import EqualWindows
+from oper.synth.profile_writer import synthesize_counts
 from oper.synth.recipes import load_recipe
-from oper.synth.row_counts import synthesize_counts
 from oper.synth.synthesizer import Synthesizer
 from oper.topology.topology import Topology
 
@@ -45,15 +43,6 @@ SYNTHETIC = "criteo-kaggle"
 DRIFTS = (0.05, 0.3)  # of the accesses have moved at the log's end
 # Windows of the session logs are of 16 to 50 thousand sessions: a batch is to be well below that.
 SESSIONS_PER_RANK = 512
-
-
-def real_windows(path: str, options: LogOptions, number: int) -> list[Profile]:
-    """Profiles of equal parts of a log."""
-    log = open_log(LOGS / path, options)
-    prepared = prepare(log)
-    samples = log.samples or log.count_samples()
-    windows = CountOptions(windows=EqualWindows(number, samples))
-    return count(RowReader(log, prepared), windows, prepared=prepared)
 
 
 def synthetic_windows(moved: float, scale: float, number: int) -> list[Profile]:
@@ -74,8 +63,8 @@ def follow(
     """Replan for each window but the first, from the plan of the one before."""
     first = assemble(make_placement(windows[0], topology, workload, settings))
     plan, steps = first, []
-    for profile in windows[1:]:
-        made = replan(plan, profile, horizon)
+    for window in windows[1:]:
+        made = replan(plan, window, horizon)
         steps.append(made.to_json())
         plan = made.plan
 
@@ -104,9 +93,9 @@ def follow(
 
 def logs(scale: float, number: int) -> Iterator[tuple[str, list[Profile], int]]:
     """Each log's windows, and its samples per rank and iteration."""
-    for name, (path, options) in REAL_LOGS.items():
+    for name, (path, reading) in REAL_LOGS.items():
         if path.startswith("sessions5") and (LOGS / path).exists():
-            yield name, real_windows(path, options, number), SESSIONS_PER_RANK
+            yield name, profile(LOGS / path, windows=number, **reading), SESSIONS_PER_RANK
     for moved in DRIFTS:
         name = f"{SYNTHETIC} {moved:.0%}"
         yield name, synthetic_windows(moved, scale, number), SAMPLES_PER_RANK

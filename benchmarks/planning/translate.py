@@ -28,8 +28,8 @@ from oper.plan.address_map import AddressMap
 from oper.plan.settings import PlanSettings
 from oper.planner.make_plan import make_plan
 from oper.profiling.profile import Profile
+from oper.synth.profile_writer import synthesize_counts
 from oper.synth.recipes import load_recipe
-from oper.synth.row_counts import synthesize_counts
 from oper.synth.synthesizer import Synthesizer
 from oper.topology.topology import Topology
 

@@ -47,10 +47,10 @@ def measure(windows: int, scale: float, folder: Path) -> list[dict[str, Any]]:
 
 def sizes(folder: Path, windows: int) -> dict[str, Any]:
     """Bytes of the windows' counters, beside what their rows need."""
-    read = [int(np.count_nonzero(Profile.open(f"{folder}@{n}").accesses)) for n in range(windows)]
+    read = [int(np.count_nonzero(Profile.load(f"{folder}@{n}").accesses)) for n in range(windows)]
     return {
         "windows": windows,
-        "rows": Profile.open(f"{folder}@0").rows,
+        "rows": Profile.load(f"{folder}@0").rows,
         "rows_read": sum(read) / windows,
         "needed_bytes": 8 * sum(read),
         "bytes": sum(path.stat().st_size for path in folder.rglob("*.npy")),

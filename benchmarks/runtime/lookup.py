@@ -49,8 +49,8 @@ from oper.plan.settings import PlanSettings
 from oper.planner.make_plan import make_plan
 from oper.runtime.comm.shared_segment import Segment
 from oper.runtime.tables.kernel_structs import FEATURE, as_words
+from oper.synth.profile_writer import synthesize_counts
 from oper.synth.recipes import Law, Recipe, load_recipe
-from oper.synth.row_counts import synthesize_counts
 from oper.synth.synthesizer import Synthesizer
 from oper.topology.topology import Topology
 

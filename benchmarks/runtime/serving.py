@@ -1,9 +1,9 @@
 """Serving: latencies and lookups per second of plans for inference, beside TorchRec's shardings.
 
 The tables, the log and the ranks of training_step.py, gradients off, on every rank a request
-after the other (`oper.serve`): a KeyedJaggedTensor to its KeyedTensor. Plans read rows raw or
-distinct, as fp32 or int8. All sides live in the same ranks and take turns; percentiles are over
-the requests of all ranks and rounds.
+after the other (`oper.measure_latency`): a KeyedJaggedTensor to its KeyedTensor. Plans read rows
+raw or distinct, as fp32 or int8. All sides live in the same ranks and take turns; percentiles are
+over the requests of all ranks and rounds.
 
 `links` compares the rows that each of 4 ranks reads from each other with what the plan expects of
 the log's one profile: the topology has two nodes, so that some rows have a copy in each, and each
@@ -84,7 +84,7 @@ def measure_rank(
         for name, model in models.items():
             requests = sides.fresh(batches, 0, WARM_UP + len(batches))
             dist.barrier()
-            latencies, _ = oper.serve(model.eval(), requests, WARM_UP)
+            latencies, _ = oper.measure_latency(model.eval(), requests, WARM_UP)
             seconds[name] += latencies.seconds.tolist()
     return seconds
 
@@ -129,7 +129,7 @@ def read_rank(rank: int, plan: Path, cell: Cell, log: Path, scale: float) -> Any
     count = LOG_SAMPLES // (cell.world_size * cell.batch)
     for request in read_batches(log, tables, rank, cell.world_size, cell.batch, count):
         before = counters.by_rank["fetched_rows"].copy()
-        oper.serve(model, [request], warm_up=0)
+        oper.measure_latency(model, [request], warm_up=0)
         read.append(counters.by_rank["fetched_rows"] - before)
     return np.array(read)
 

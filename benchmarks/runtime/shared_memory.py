@@ -29,10 +29,10 @@ from oper.cost.holder_set_sums import Sums
 from oper.cost.objective import Cost, evaluate
 from oper.cost.workload import Workload
 from oper.plan.settings import PlanSettings
-from oper.planner.make_plan import make_plan
+from oper.planner.make_plan import plan_and_placement
 from oper.planner.row_placement.row_placement import stripe_sums
 from oper.profiling.profile import Profile
-from oper.synth.row_counts import synthesize_counts
+from oper.synth.profile_writer import synthesize_counts
 from oper.synth.synthesizer import Synthesizer
 from oper.topology.topology import Topology
 
@@ -64,8 +64,8 @@ def plan_and_price(
     mode = "training" if cell.training else "inference"
     workload = Workload(mode, "raw", cell.world_size * cell.batch)  # type: ignore[arg-type]
     settings = PlanSettings(extra_memory=copies)
-    made = make_plan(profile, forced(topology), workload, settings)
-    made.save(folder)
+    plan, made = plan_and_placement(profile, forced(topology), workload, settings)
+    plan.save(folder)
     placement, problem = made.row_placement, made.problem
     sets = placement.holder_sets
     striped = stripe_sums(problem, placement.scan)

@@ -18,8 +18,8 @@ import numpy as np
 
 from benchmarks.common import DATA
 from oper.synth.log_writer import write_log
+from oper.synth.profile_writer import write_profile
 from oper.synth.recipes import Recipe, load_recipe
-from oper.synth.row_counts import write_profile
 from oper.synth.synthesizer import Synthesizer
 from oper.tables.table import Table
 
@@ -150,9 +150,7 @@ def read_batches(
     log: Path, tables: Sequence[Table], rank: int, ranks: int, batch: int, count: int = BATCHES
 ) -> Any:
     """A rank's part of each of `count` global batches of one id a bag, as KeyedJaggedTensors."""
-    from oper.logs import LogOptions
     from oper.logs.row_reader import read
 
-    options = LogOptions(rows=f"0:{count * ranks * batch}")
-    parts = read(log, tables, options, batch_size=batch)
+    parts = read(log, tables, batch_size=batch, rows=f"0:{count * ranks * batch}")
     return [part.to_kjt() for index, part in enumerate(parts) if index % ranks == rank]

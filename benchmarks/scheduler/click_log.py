@@ -14,8 +14,8 @@ from benchmarks.common import DATA
 from oper.cost.workload import Workload
 from oper.plan.settings import PlanSettings
 from oper.planner.make_plan import make_plan
+from oper.synth.profile_writer import synthesize_counts
 from oper.synth.recipes import Recipe, load_recipe
-from oper.synth.row_counts import synthesize_counts
 from oper.synth.synthesizer import Synthesizer
 from oper.tables.table import Table
 

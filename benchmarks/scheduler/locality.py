@@ -29,9 +29,9 @@ from oper.cli.shared.console import new_table
 from oper.logs import LogOptions, RowReader, open_log, prepare
 from oper.planner.assemble_plan import assemble
 from oper.planner.make_placement import make_placement
-from oper.profiling.counting import profile
+from oper.profiling.make_profile import profile
 from oper.scheduler.dispatch import assign_blindly, assign_in_order
-from oper.scheduler.loader.assigner import most_local
+from oper.scheduler.loader.assigners import most_local
 from oper.scheduler.loader.batch_structure import Structure
 from oper.scheduler.loader.plan_rows import PlanRows
 from oper.synth.log_writer import write_log
@@ -52,7 +52,7 @@ def log_of(name: str, scale: float) -> tuple[Any, Any]:
     """A log, and its tables if they are stated."""
     if name != GENERATED:
         path, options = REAL_LOGS[name]
-        return open_log(LOGS / path, options), None
+        return open_log(LOGS / path, LogOptions.of(options)), None
     recipe = load_recipe("criteo-kaggle", scale=GENERATED_SCALE * scale)
     samples = round(GENERATED_SAMPLES * scale)
     drawn = DATA / f"criteo-kaggle-{GENERATED_SCALE * scale:g}-{samples}.parquet"

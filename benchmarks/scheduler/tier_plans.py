@@ -60,7 +60,7 @@ def measure(name: str, profile: Profile, spec: str, tier: str, tables: Any) -> d
         make_plan(profile, topology, workload, PlanSettings(tier=tables)).save(Path(place) / "plan")
         seconds = time.process_time() - began
         plan = Plan.load(Path(place) / "plan")
-    parts = [] if plan.parts is None else [part for part in plan.parts if part is not None]
+    parts = [memory for memory in plan.memories if memory.tables]
     alone = [part.cost.objective_seconds for part in parts]
     return {
         "workload": name,

@@ -19,9 +19,8 @@ from benchmarks.common import DATA, LOGS, REAL_LOGS, parser, percent, publish
 from oper.base.formatting import format_duration
 from oper.cli.shared.console import new_table
 from oper.logs import LogOptions, RowReader, open_log, prepare
-from oper.scheduler.cache import Synchronisation
-from oper.scheduler.dispatch import Policy, assign_exactly
-from oper.scheduler.simulator import Settings, simulate
+from oper.scheduler.dispatch import assign_exactly
+from oper.scheduler.simulator import Methods, Simulation, SimulationSettings, replay
 from oper.scheduler.trace import Trace
 from oper.synth.log_writer import write_log
 from oper.synth.recipes import load_recipe
@@ -40,7 +39,7 @@ def traces(names: list[str], scale: float) -> Iterator[tuple[str, Trace]]:
     size = WORKERS * SAMPLES
     for name, (path, options) in REAL_LOGS.items():
         if name in names and (LOGS / path).exists():
-            log = open_log(LOGS / path, options)
+            log = open_log(LOGS / path, LogOptions.of(options))
             yield name, Trace(RowReader(log, prepare(log, dim=DIM, optimizer="sgd")), size)
     if GENERATED in names:
         recipe = load_recipe("criteo-kaggle", scale=0.02 * scale)
@@ -69,25 +68,25 @@ def assignment_times() -> dict[str, float]:
     return found
 
 
-def table(found: dict[str, dict[str, Any]]) -> Any:
+def table(found: dict[str, dict[str, Simulation]]) -> Any:
     """A line for each log, links and combination."""
     columns = ("total", "saved", "beyond", "link time", "wrong", "ms")
     made = new_table("", "links", "", *columns, left=3)
     for log, by_links in found.items():
         for links, content in by_links.items():
-            runs = content["policies"]
-            vanilla, laia = runs["random+bsp"]["total"], runs["laia+on-demand"]["total"]
+            runs = content.runs
+            vanilla, laia = runs["random+bsp"].total, runs["laia+on-demand"].total
             for name, run in runs.items():
                 made.add_row(
                     log,
                     links,
                     name,
-                    f"{run['total']:,}",
-                    f"{percent(1 - run['total'] / vanilla, 1)}%",
-                    f"{percent(1 - run['total'] / laia, 1)}%" if "on-demand" in name else "",
-                    format_duration(run["cost_seconds"]),
-                    str(run["wrong_reads"]),
-                    f"{run['dispatch_ms']:.2f}",
+                    f"{run.total:,}",
+                    f"{percent(1 - run.total / vanilla, 1)}%",
+                    f"{percent(1 - run.total / laia, 1)}%" if "on-demand" in name else "",
+                    format_duration(run.cost_seconds),
+                    str(run.wrong_reads),
+                    f"{run.dispatch.total:.2f}",
                 )
     return made
 
@@ -99,21 +98,22 @@ def main() -> None:
     options.add_argument("--cache", type=float, default=0.1, help="share of all rows")
     options.add_argument("--evict", default="lru", help="lru, lfu, light-lfu or emark")
     given = options.parse_args()
-    found: dict[str, dict[str, Any]] = {}
+    methods = Methods.parse(POLICIES, SYNCS, given.evict)
+    found: dict[str, dict[str, Simulation]] = {}
     for name, trace in traces(given.names, given.scale):
         for links, gigabits in LINKS.items():
             bandwidth = tuple(1e9 / 8 * number for number in gigabits)
-            settings = Settings(WORKERS, SAMPLES, given.cache, bandwidth)
-            policies = [Policy.parse(policy) for policy in POLICIES]
-            syncs = [Synchronisation.parse(sync) for sync in SYNCS]
-            found.setdefault(name, {})[links] = simulate(
-                trace, settings, policies, syncs, [given.evict]
-            )
+            settings = SimulationSettings(WORKERS, WORKERS * SAMPLES, given.cache, bandwidth)
+            found.setdefault(name, {})[links] = replay(trace, settings, methods)
     times = assignment_times()
     said = ", ".join(f"{WORKERS} x {samples}: {ms:.2f} ms" for samples, ms in times.items())
+    content = {
+        name: {links: simulated.to_json() for links, simulated in of_links.items()}
+        for name, of_links in found.items()
+    }
     publish(
         given,
-        {"logs": found, "assignment_ms": times},
+        {"logs": content, "assignment_ms": times},
         lambda: Group(table(found)),
         f"exact assignment alone, random costs: {said}",
     )

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from oper.base.display import Summarised
 from oper.base.errors import OperError
-from oper.base.summary import Summarised
 from oper.cost.objective import Balance
 from oper.plan.plan import Plan, plan_given
 from oper.plan.plan_file import to_json

@@ -13,8 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from oper.base.argument_types import check_type
-from oper.base.errors import OperError
+from oper.base.errors import OperError, check_type
 from oper.base.units import whole_number
 from oper.cost.allreduce import METHODS, allreduce_cost
 from oper.cost.expected_reads import expected_reads

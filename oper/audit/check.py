@@ -21,8 +21,8 @@ from oper.audit.finding import Finding, Findings
 from oper.audit.rank_address_maps import RankMaps
 from oper.audit.replay import replay, rows_of_log
 from oper.audit.slot_occupancy import SlotMarks
-from oper.base.argument_types import check_type
 from oper.base.arrays import Ints
+from oper.base.errors import check_type
 from oper.cost.objective import Cost
 from oper.logs import LogOptions
 from oper.plan.certificate import Certificate

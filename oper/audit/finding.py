@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from oper.base.summary import Summarised
+from oper.base.display import Summarised
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from oper.logs import Batch, LogOptions
 from oper.logs.batches.timestamps import PER_SECOND
 from oper.profiling.counting import take
 from oper.profiling.sampling import Sampling
-from oper.profiling.windows.time_windows import checked_times
+from oper.profiling.windows import checked_times
 
 
 @dataclass(frozen=True)

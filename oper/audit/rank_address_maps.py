@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from oper.base.arrays import Ints
-from oper.base.tensors import as_int64
+from oper.base.arrays import Ints, as_int64
 from oper.plan.address_map import AddressMap
 from oper.plan.layout import copies_map
 from oper.plan.plan import Plan, load_rank_map

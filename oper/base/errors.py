@@ -4,6 +4,8 @@ Its message says what was given, what was needed, where, and what to do. The com
 it without a traceback and exits with status 2; any other exception is a defect of oper.
 """
 
+from typing import Any
+
 
 class OperError(Exception):
     """Bad input, an impossible request, or a failure of the machine such as a full disk."""
@@ -17,3 +19,16 @@ def one_line(error: BaseException) -> str:
 
 class OperWarning(UserWarning):
     """What a user should know of an input that is read all the same; the command line prints it."""
+
+
+class OperNotice(OperWarning):
+    """How an input was read, where that is as it should be; the command line prints it, and calls
+    it no warning."""
+
+
+def check_type(function: str, name: str, given: Any, *kinds: type) -> None:
+    """OperError where the argument `name` of a public function is of none of these types, such as a
+    path for what it names."""
+    if not isinstance(given, kinds):
+        found, needed = type(given).__name__, " or ".join(kind.__name__ for kind in kinds)
+        raise OperError(f"{function}: {name} is a {found}, and a {needed} was needed")

@@ -1,9 +1,11 @@
-"""Numbers as the commands print them: sizes, durations, counts, factors, gaps.
+"""Numbers and foreign text as the commands print them: sizes, durations, counts, factors, gaps, and
+names that nobody in this process wrote.
 
-None has an exponent, and none a sign before zero: what rounding left of a difference is 0.
+No number has an exponent, and none a sign before zero: what rounding left of a difference is 0.
 """
 
 import math
+import unicodedata
 
 # Far below the time of a byte, and above what differences of sums of up to minutes leave.
 _ROUNDING_SECONDS = 1e-13
@@ -90,3 +92,24 @@ def format_duration(seconds: float) -> str:
         if abs(seconds) >= 0.99995 * limit:  # rounds up to the limit
             return f"{format_digits(seconds / limit, 4)} {suffix}"
     return f"{format_digits(seconds * 1e9, 4)} ns"
+
+
+def printable(text: str, kept: str = "") -> str:
+    """Text such as a name in a log, made fit to print: control characters, those that reverse the
+    direction of writing, and all else that is not to be seen become `\\x1b` or `\\u202e`. Only
+    spaces of any width, what joins letters or keeps them apart, and characters of `kept` stay.
+
+    Printed as they are, they would recolour a terminal or make it do what a name says.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        character
+        if character.isprintable() or character in kept or _is_spelling(character)
+        else character.encode("unicode_escape").decode("ascii")
+        for character in text
+    )
+
+
+def _is_spelling(character: str) -> bool:
+    return unicodedata.category(character) == "Zs" or character in "\u200c\u200d"

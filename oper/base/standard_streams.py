@@ -1,14 +1,18 @@
-"""Standard output and standard error of a command that may find them full, closed or left.
+"""Standard output and standard error of a command that may find them full, closed or left, and in
+which what native code prints has no place.
 
 What cannot be written to standard output ends the command: with status 2 and a line on standard
 error, or quietly, as other programs end, where the reader of a pipe has gone. What cannot be
-written to standard error is dropped, since there is nowhere left to say so.
+written to standard error is dropped, since there is nowhere left to say so. Solvers print remarks
+of their own on standard output, also where they are told to be quiet, and a command's JSON would no
+longer be JSON: they are dropped too.
 """
 
 import contextlib
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TextIO, cast
 
@@ -89,3 +93,54 @@ def _take_closed() -> None:
 
 def _opened(number: int) -> TextIO:
     return open(number, "w", encoding="utf-8", closefd=False)
+
+
+_lock = threading.Lock()
+_inside = 0  # blocks that have begun and not ended, in any thread
+_saved = -1  # the descriptor that standard output was, while there are any
+
+
+@contextlib.contextmanager
+def native_output_dropped() -> Iterator[None]:
+    """Within the block nothing that is printed on file descriptor 1 appears."""
+    _enter()
+    try:
+        yield
+    finally:
+        _leave()
+
+
+def _enter() -> None:
+    global _inside, _saved
+    with _lock:
+        if _inside == 0:
+            _flush()
+            try:
+                _saved = os.dup(1)
+            except OSError:  # it is closed: nothing can appear
+                _saved = -1
+            else:
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, 1)
+                os.close(nowhere)
+        _inside += 1
+
+
+def _leave() -> None:
+    global _inside, _saved
+    with _lock:
+        _inside -= 1
+        if _inside == 0 and _saved >= 0:
+            _flush()
+            os.dup2(_saved, 1)
+            os.close(_saved)
+            _saved = -1
+
+
+def _flush() -> None:
+    """Write out what Python and the C library still hold back."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stdout.flush()
+    import ctypes  # not at the top: this module is imported where hardly any file may be opened
+
+    ctypes.CDLL(None).fflush(None)

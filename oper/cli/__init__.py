@@ -17,9 +17,9 @@ import typer
 
 from oper import __version__
 from oper.base import open_files, process_signals
-from oper.base.errors import OperError, OperWarning
+from oper.base.errors import OperError, OperNotice, OperWarning
 from oper.cli.shared.command import CommandGroup
-from oper.cli.shared.console import complain, warn
+from oper.cli.shared.console import complain, say, warn
 from oper.cli.shared.usage_errors import UsageError, usage_error
 
 # In the order in which they are used.
@@ -43,6 +43,11 @@ oper plan profile --topology dgx-a100 --batch-size 65536 -o plan
 oper plan show plan
 """
 
+_PAPERS = (
+    "docs/architecture.md says where in the source the methods of OPER, HET, Herald (LAIA), ESD "
+    "and FAE are."
+)
+
 INTERRUPTED = 130  # the status that typer gives Ctrl-C
 
 
@@ -53,6 +58,11 @@ class InOrder(CommandGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(VERBS)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        super().format_epilog(ctx, formatter)
+        formatter.write_paragraph()
+        formatter.write_text(_PAPERS)
 
 
 app = typer.Typer(
@@ -94,7 +104,9 @@ def _warnings_as_lines() -> Iterator[None]:
         others = warnings.showwarning
 
         def show(message: Any, category: type[Warning], *where: Any, **more: Any) -> None:
-            if issubclass(category, OperWarning):
+            if issubclass(category, OperNotice):
+                say(str(message))
+            elif issubclass(category, OperWarning):
                 warn(str(message))
             else:
                 others(message, category, *where, **more)

@@ -41,29 +41,21 @@ def doctor(
     Compares the plan with the model's tables, the memory of every rank with what it needs, and
     ranks and versions with what is here. The exit status is 1 if something does not fit.
     """
-    from oper.doctor.examine import examine
+    from oper.diagnosis.doctor import doctor as diagnose
 
-    findings = examine(plan, model, topology)
-    wrong = [finding for finding in findings if finding.level == "problem"]
-    content = {
-        "plan": str(plan),
-        "model": model,
-        "ok": not wrong,
-        "findings": [finding.to_json() for finding in findings],
-    }
+    found = diagnose(plan, model, topology)
 
     def text() -> None:
         out = new_console()
-        for finding in findings:
+        for finding in found.findings:
             level = "WRONG" if finding.level == "problem" else finding.level
             out.print(f"{level:<5} {finding.about}: {finding.says}")
             if finding.do:
                 out.print(f"      to do: {finding.do}")
-        out.print(
-            f"{plan} and {model}: "
-            + (f"{plural(len(wrong), 'thing')} would not fit" if wrong else "all fits")
-        )
+        wrong = len(found.problems)
+        verdict = f"{plural(wrong, 'thing')} would not fit" if wrong else "all fits"
+        out.print(f"{plan} and {model}: {verdict}")
 
-    emit(as_json, content, text)
-    if wrong:
+    emit(as_json, {"plan": str(plan), "model": model, **found.to_dict()}, text)
+    if found.problems:
         raise typer.Exit(1)

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import typer
 
+from oper.base.defaults import WORSE
 from oper.base.units import parse_share
 from oper.cli.drift_text import print_drift, print_windows
 from oper.cli.shared.command import ConfigurableCommand
 from oper.cli.shared.console import emit
 from oper.cli.shared.output_options import JSON
 from oper.cli.shared.progress import steps
-from oper.planner.replan.defaults import WORSE
 
 _EXAMPLES = """
 oper drift plan windows@3
@@ -50,14 +50,14 @@ def drift(
     threshold = parse_share(worse, "--worse")
     loaded, names = Plan.load(plan), {"plan": str(plan), "profile": profile}
     if all_windows:
-        windows = Profile.open_parts(profile, check=True)
+        windows = Profile.load_windows(profile, check=True)
         with steps("drift", 2 * len(windows)) as step:
             of_windows = planner.drift_by_window(loaded, windows, threshold, step)
         verdict = of_windows.verdict
         content = names | of_windows.to_json()
         emit(as_json, content, lambda: print_windows(of_windows, str(plan), profile))
     else:
-        opened = Profile.open(profile, check=True)
+        opened = Profile.load(profile, check=True)
         with steps("drift", 2) as step:
             found = planner.drift(loaded, opened, threshold, step)
         verdict = found.verdict

@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -10,6 +10,7 @@ from oper.base.errors import OperError
 from oper.base.formatting import format_duration, format_share, plural
 from oper.base.units import parse_share
 from oper.cli.profile_commands.table_options import (
+    DIM,
     DTYPE,
     IDS,
     MIN_COUNT,
@@ -17,7 +18,6 @@ from oper.cli.profile_commands.table_options import (
     TABLES,
     Dtype,
     Optimizer,
-    TableOptions,
 )
 from oper.cli.shared.command import ADVANCED, TABLES_GROUP, ConfigurableCommand
 from oper.cli.shared.console import emit, new_console, new_table
@@ -26,11 +26,12 @@ from oper.cli.shared.output_options import JSON
 from oper.cli.shared.progress import progress
 
 if TYPE_CHECKING:
-    from oper.logs import LogOptions
+    from oper.logs import LogKeywords
+    from oper.scheduler.simulator import Simulation
 
 
 _EXAMPLES = """
-oper simulate clicks.parquet --columns 'C*' --workers 4 --batch 64
+oper simulate clicks.parquet --columns 'C*' --workers 4 --batch-size 256
 oper simulate clicks.parquet --columns 'C*' --policy random,grouped \\
   --sync bsp,het:3 --links 5,5,5,5,1,1,1,1
 """
@@ -48,8 +49,12 @@ def simulate(
     workers: int = typer.Option(
         8, "--workers", min=1, max=64, help="Workers, each with a cache.", metavar="N"
     ),
-    batch: int = typer.Option(
-        128, "--batch", min=1, help="Samples per worker and iteration.", metavar="N"
+    batch_size: int = typer.Option(
+        1024,
+        "--batch-size",
+        min=1,
+        help="Samples per iteration, over all workers; a multiple of --workers.",
+        metavar="N",
     ),
     cache: str = typer.Option(
         "10%",
@@ -92,14 +97,7 @@ def simulate(
         0, "--seed", min=0, help="Seed of random choices.", metavar="N", rich_help_panel=ADVANCED
     ),
     tables: str | None = TABLES,
-    dim: int = typer.Option(
-        512,
-        "--dim",
-        min=1,
-        help="Values per row, for tables without it.",
-        metavar="N",
-        rich_help_panel=TABLES_GROUP,
-    ),
+    dim: int = DIM,
     dtype: Dtype = DTYPE,
     optimizer: Optimizer = typer.Option(
         "sgd",
@@ -112,37 +110,30 @@ def simulate(
     min_count: int = MIN_COUNT,
     as_json: bool = JSON,
     *,
-    log_options: "LogOptions",
+    reading: "LogKeywords",
 ) -> None:
     """Replay a log through caches; count what they transmit.
 
-    The defaults are Herald's settings.
+    The defaults are Herald's settings, but for --dim, which is 512 there.
     """
-    from oper.logs import RowReader, open_log
-    from oper.scheduler.cache import EVICTIONS, Synchronisation
-    from oper.scheduler.dispatch import Policy
-    from oper.scheduler.simulator import Settings
-    from oper.scheduler.simulator import simulate as replay
+    from oper.logs import LogOptions, RowReader, open_log
+    from oper.profiling.table_options import TableOptions
+    from oper.scheduler.simulator import Methods, SimulationSettings, replay
     from oper.scheduler.trace import Trace
 
-    share = parse_share(cache, "--cache")
-    if share == 0:
-        raise OperError(f"--cache {cache!r}: a share above 0 was needed, such as 10%")
-    settings = Settings(workers, batch, share, _bandwidths(links), warm_up, seed)
-    policies = [Policy.parse(text) for text in policy.split(",")]
-    syncs = [Synchronisation.parse(text) for text in sync.split(",")]
-    evictions = evict.split(",")
-    if unknown := [name for name in evictions if name not in EVICTIONS]:
-        raise OperError(f"--evict {unknown[0]!r}: {', '.join(EVICTIONS)} were needed, by commas")
+    settings = SimulationSettings(
+        workers, batch_size, parse_share(cache, "--cache"), _bandwidths(links), warm_up, seed
+    )
+    methods = Methods.parse(policy, sync, evict)
     stated = TableOptions(tables, dim, dtype, optimizer, ids, min_count)
-    opened = open_log(log, log_options)
+    opened = open_log(log, LogOptions.of(reading))
     with progress("reading", opened.estimated_samples(), "samples") as meter:
         prepared = stated.prepare(opened, meter.advance)
     trace = Trace(RowReader(opened, prepared), settings.batch_size)
     with progress("replaying", opened.estimated_samples(), "samples") as meter:
-        content = replay(trace, settings, policies, syncs, evictions, meter.advance)
-    content = {"log": [str(path) for path in log], **content}
-    emit(as_json, content, lambda: _print(content))
+        found = replay(trace, settings, methods, meter.advance)
+    content = {"log": [str(path) for path in log], **found.to_json()}
+    emit(as_json, content, lambda: _print(found))
 
 
 def _bandwidths(links: str) -> tuple[float, ...]:
@@ -156,32 +147,32 @@ def _bandwidths(links: str) -> tuple[float, ...]:
     return tuple(number * 1e9 / 8 for number in given)
 
 
-def _print(content: dict[str, Any]) -> None:
-    out = new_console()
+def _print(found: "Simulation") -> None:
+    out, settings, runs = new_console(), found.settings, found.runs
     out.print(
-        f"{content['workers']} workers of {content['samples_per_worker']:,} samples, "
-        f"{content['iterations']:,} iterations after {content['warm_up']} of warm-up; each caches "
-        f"{sum(content['cache_rows']):,} of {content['rows']:,} rows"
+        f"{settings.workers} workers, batches of {settings.batch_size:,} samples "
+        f"({settings.samples_per_worker:,} a worker), caches of {sum(found.cache_rows):,} of "
+        f"{found.rows:,} rows"
     )
-    runs = content["policies"]
+    out.print(f"{plural(found.iterations, 'iteration')} after {settings.warm_up} of warm-up")
     if len(runs) > 1:
-        out.print(least_sent(runs))
+        out.print(least_sent(found))
     out.print()
     columns = ("sent", "saved", "miss\npull", "update\npush", "evict\npush", "hits", "link\ntime")
     table = new_table("dispatch, sync", *columns, "wrong\nreads", "ms a\nbatch")
-    first = next(iter(runs.values()))["total"]
+    first = next(iter(runs.values())).total
     for name, run in runs.items():
         table.add_row(
             name.replace("+", " "),
-            f"{run['total']:,}",
-            format_share(1 - run["total"] / first, 1) if first else "-",
-            f"{run['miss_pull']:,}",
-            f"{run['update_push']:,}",
-            f"{run['evict_push']:,}",
-            format_share(run["hit_ratio"] or 0.0, 1),
-            format_duration(run["cost_seconds"]),
-            f"{run['wrong_reads']:,}",
-            f"{run['dispatch_ms']:.2f}",
+            f"{run.total:,}",
+            format_share(1 - run.total / first, 1) if first else "-",
+            f"{run.miss_pull:,}",
+            f"{run.update_push:,}",
+            f"{run.evict_push:,}",
+            format_share(run.hit_ratio or 0.0, 1),
+            format_duration(run.cost_seconds),
+            f"{run.wrong_reads:,}",
+            f"{run.dispatch.total:.2f}",
         )
     out.print(table)
     out.print(
@@ -191,15 +182,15 @@ def _print(content: dict[str, Any]) -> None:
     )
 
 
-def least_sent(runs: dict[str, dict[str, Any]]) -> str:
+def least_sent(found: "Simulation") -> str:
     """Which run sends the least, how much less than the first, and whether its reads are right."""
-    first, reference = next(iter(runs.items()))
-    best, run = min(runs.items(), key=lambda named: named[1]["total"])
+    first, reference = next(iter(found.runs.items()))
+    best, run = found.least_sent, found.runs[found.least_sent]
     sentence = f"Least is sent by {best.replace('+', ' ')}"
     if best == first:
         sentence += ", the first"
     else:
-        saved = format_share(1 - run["total"] / reference["total"], 1)
+        saved = format_share(1 - run.total / reference.total, 1)
         sentence += f": {saved} less than by {first.replace('+', ' ')}"
-    wrong = run["wrong_reads"]
+    wrong = run.wrong_reads
     return f"{sentence}, with {plural(wrong, 'wrong read')}" if wrong else sentence

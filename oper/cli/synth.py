@@ -1,7 +1,7 @@
 """`oper synth`: generate a log of a published workload, or only its profile."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
@@ -12,6 +12,9 @@ from oper.cli.shared.command import ADVANCED, Command
 from oper.cli.shared.console import emit, tell
 from oper.cli.shared.output_options import FORCE, JSON
 from oper.cli.shared.progress import progress
+
+if TYPE_CHECKING:
+    from oper.synth.synthesizer import Synthesizer
 
 _EXAMPLES = """
 oper synth criteo-kaggle --scale 0.001 --samples 10000 -o log.parquet
@@ -114,7 +117,7 @@ def synth(
         _write_log(synthesizer, output, force, as_json)
 
 
-def _write_log(synthesizer: Any, output: Path, force: bool, as_json: bool) -> None:
+def _write_log(synthesizer: "Synthesizer", output: Path, force: bool, as_json: bool) -> None:
     from oper.synth.log_writer import write_log
 
     with progress("writing", synthesizer.samples, "samples") as meter:
@@ -139,24 +142,21 @@ def _write_log(synthesizer: Any, output: Path, force: bool, as_json: bool) -> No
 
 
 def _write_profile(
-    synthesizer: Any, output: Path, windows: int, force: bool, as_json: bool
+    synthesizer: "Synthesizer", output: Path, windows: int, force: bool, as_json: bool
 ) -> None:
-    from oper.synth.row_counts import write_profile
+    from oper.synth.profile_writer import write_profile
 
-    rows = windows * sum(t.rows for t in synthesizer.recipe.tables)
-    with progress("drawing counts", rows, "rows") as meter:
+    with progress("drawing counts", windows * synthesizer.recipe.rows, "rows") as meter:
         write_profile(synthesizer, output, windows, meter.advance, force)
     content = {"profile": str(output), "windows": windows, **_content(synthesizer)}
     emit(as_json, content, lambda: tell(f"{output}: {_described(synthesizer)}"), written=True)
 
 
-def _content(synthesizer: Any) -> dict[str, Any]:
-    tables = synthesizer.recipe.tables
-    return {**synthesizer.source, "tables_count": len(tables), "rows": sum(t.rows for t in tables)}
+def _content(synthesizer: "Synthesizer") -> dict[str, Any]:
+    recipe = synthesizer.recipe
+    return {**synthesizer.source, "tables_count": len(recipe.tables), "rows": recipe.rows}
 
 
-def _described(synthesizer: Any) -> str:
-    tables = synthesizer.recipe.tables
-    rows = sum(t.rows for t in tables)
-    samples = plural(synthesizer.samples, "sample")
-    return f"{samples} of {plural(len(tables), 'table')} with {plural(rows, 'row')}"
+def _described(synthesizer: "Synthesizer") -> str:
+    recipe, samples = synthesizer.recipe, plural(synthesizer.samples, "sample")
+    return f"{samples} of {plural(len(recipe.tables), 'table')} with {plural(recipe.rows, 'row')}"

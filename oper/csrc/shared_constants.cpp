@@ -7,22 +7,22 @@
 #include <tuple>
 
 #include "oper/comm/futex.h"
-#include "oper/common/id_bijection.h"
 #include "oper/plan/address.h"
 #include "oper/plan/bitmap.h"
 #include "oper/plan/translate.h"
-#include "oper/scheduler/moves.h"
 #include "oper/scheduler/transmissions.h"
 #include "oper/step/feature.h"
 #include "oper/step/optimizers.h"
 #include "oper/step/row_formats.h"
+#include "oper/synth/id_bijection.h"
 
 namespace oper {
 namespace {
 
 using Declarations = c10::Dict<std::string, std::string>;
 
-// As STATES of oper/runtime/tables/optimizers.py, "momentum1[dim], exp_avg_sq[1]".
+// An optimizer's state as text, "momentum1[dim], exp_avg_sq[1]", as STATES of
+// oper/runtime/tables/optimizers.py gives it.
 template <typename Optimizer>
 void add_optimizer(Declarations& declared) {
   std::string parts;

@@ -18,7 +18,7 @@ class Kind(NamedTuple):
     """What a file is read as, and the most bytes that one of this kind has."""
 
     name: str
-    most_bytes: int | None  # None: it is mapped or read in parts, and its size is checked otherwise
+    most_bytes: int | None  # None: it is mapped or read in parts, and checked otherwise
 
 
 # The reader of YAML takes up to 400 bytes of memory and 9 µs for a byte. A topology with a
@@ -55,17 +55,17 @@ def open_file(path: Path | str, kind: Kind) -> BufferedReader:
 
 
 def read_bytes(path: Path | str, kind: Kind) -> bytes:
-    """All bytes of a regular file; OperError as `open_file`."""
+    """All bytes of a regular file; raises what `open_file` raises."""
     with open_file(path, kind) as file:
         try:
-            # Not to the end: files of /proc say that they are empty, and some never end.
+            # It is not read to the end: files of /proc say that they are empty, and some never end.
             return file.read(os.fstat(file.fileno()).st_size)
         except OSError as error:
             raise OperError(f"{path}: cannot be read ({error.strerror})") from error
 
 
 def read_text(path: Path | str, kind: Kind) -> str:
-    """The text of a regular file in UTF-8; OperError as `open_file`, or where it is no text."""
+    """The text of a regular file in UTF-8; raises what `open_file` raises, and where it is none."""
     try:
         return read_bytes(path, kind).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -84,7 +84,7 @@ def _opened(path: Path | str, kind: Kind) -> BufferedReader:
         return open(path, "rb", opener=_open_at_once)
     except FileNotFoundError as error:
         raise OperError(f"{path}: no such file; {kind.name} was needed") from error
-    except (OSError, ValueError) as error:  # ValueError: of a path with a null character
+    except (OSError, ValueError) as error:  # A path with a null character is a ValueError.
         reason = getattr(error, "strerror", None) or error
         raise OperError(f"{path}: cannot be opened ({reason}); {kind.name} was needed") from error
 

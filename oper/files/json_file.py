@@ -13,7 +13,7 @@ from typing import Any
 from oper.base.errors import OperError
 from oper.files.input_files import JSON, Kind, read_text
 
-MOST_DIGITS = 40  # of an integer: more than any id, count or number of bytes has
+MOST_DIGITS = 40  # No id, count or number of bytes has more.
 
 
 def write_json(path: Path | str, content: Any) -> None:

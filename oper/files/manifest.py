@@ -21,7 +21,7 @@ from oper.files.overwrite_rules import Format
 
 _HASH_BLOCK_BYTES = 1 << 22
 _OWN_DIGEST = "sha256"
-_UNDIGESTED_VERSION = 1  # whose markers have no digest of themselves
+_UNDIGESTED_VERSION = 1  # Markers of this version have no digest of themselves.
 
 
 def sha256(path: Path | str) -> str:

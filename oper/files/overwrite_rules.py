@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from oper.base.errors import OperError
-from oper.files.input_files import MARKER, read_text
-from oper.files.json_file import parse_json
+from oper.files.input_files import MARKER
+from oper.files.json_file import read_json
 
 _NAMED = 5  # foreign entries that a message names, so that it stays one or two lines
 
@@ -109,8 +109,8 @@ def _listed(folder: Path, kind: Format) -> set[str] | None:
 
 def _marker(folder: Path, kind: Format) -> dict[str, Any] | None:
     try:
-        content = parse_json(read_text(folder / kind.marker, MARKER))
-    except (OperError, ValueError):
+        content = read_json(folder / kind.marker, MARKER)
+    except OperError:
         return None
     return content if kind.has_schema(content) else None
 

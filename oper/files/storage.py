@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -148,12 +148,19 @@ def load_array(path: Path | str, mmap: bool = True) -> NDArray[Any]:
         ) from error
 
 
-def _mapped(file: BufferedReader) -> NDArray[Any]:
-    """The array of an open .npy file, memory-mapped, as NumPy maps only what it opens itself."""
+def read_npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """The shape of a .npy array, whether it is stored by columns, and its dtype; the array follows
+    in the file. Raises one of `HEADER_ERRORS` where the header is damaged."""
     read_header = _HEADERS.get(np.lib.format.read_magic(file))
     if read_header is None:
         raise ValueError("it has a version of the format that oper does not read")
     shape, is_fortran, dtype = read_header(file)
+    return shape, is_fortran, dtype
+
+
+def _mapped(file: BufferedReader) -> NDArray[Any]:
+    """The array of an open .npy file, memory-mapped, as NumPy maps only what it opens itself."""
+    shape, is_fortran, dtype = read_npy_header(file)
     if dtype.hasobject:
         raise ValueError("it holds Python objects")
     order: Any = "F" if is_fortran else "C"
@@ -225,11 +232,9 @@ def _place_folder(made: temporaries.Temporary, target: Path, kind: Format, overw
         with contextlib.suppress(FileNotFoundError), temporaries.locked(target):
             old = _exchange(made, target, kind)
             break
-    garbage = temporaries.hidden_name(target, temporaries.UNFINISHED)
     # Another command may have found and removed it already.
     with contextlib.suppress(FileNotFoundError):
-        old.rename(garbage)
-        temporaries.remove(garbage)
+        temporaries.discard(old, target)
 
 
 def _exchange(made: temporaries.Temporary, target: Path, kind: Format) -> Path:

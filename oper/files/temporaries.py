@@ -39,7 +39,7 @@ class Temporary:
             else:
                 mode = 0o666 if self._mode is None else self._mode | stat.S_IRUSR | stat.S_IWUSR
                 os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode))
-            # Another command may remove it between creation and lock: then create it again.
+            # Another command may remove it between creation and lock: then it is created again.
             with contextlib.suppress(FileNotFoundError, BlockingIOError):
                 self._handle = self._opened()
                 with contextlib.suppress(BlockingIOError):
@@ -52,7 +52,7 @@ class Temporary:
         try:
             return _open(self.path)
         except OSError:
-            # Neither needs a free descriptor.
+            # Neither removal needs a free descriptor.
             with contextlib.suppress(OSError):
                 (self.path.rmdir if self.path.is_dir() else self.path.unlink)()
             raise
@@ -112,6 +112,14 @@ def remove(path: Path) -> None:
             path.unlink()
 
 
+def discard(old: Path, destination: Path) -> None:
+    """Remove the old content of a destination. It is renamed first, so that no other command sees
+    a half-removed folder under a name of old content."""
+    garbage = hidden_name(destination, UNFINISHED)
+    old.rename(garbage)
+    remove(garbage)
+
+
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Lock a folder, where possible, so that no other command takes it for an abandoned one."""
@@ -157,10 +165,7 @@ def _sweep(
         elif not os.path.lexists(destination):
             path.rename(destination)
         elif dead and whole(path):
-            # Renamed first, so that no other command sees a half-removed folder under this name.
-            garbage = hidden_name(destination, UNFINISHED)
-            path.rename(garbage)
-            remove(garbage)
+            discard(path, destination)
     except BlockingIOError:
         return  # a running process holds it
     finally:

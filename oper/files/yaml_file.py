@@ -10,7 +10,7 @@ from oper.base.errors import OperError
 from oper.files.input_files import YAML, read_text
 from oper.files.json_file import MOST_DIGITS
 
-_MOST_ALIASED = 100_000  # values that aliases add to a document, as it is held without them
+_MOST_ALIASED = 100_000  # values that aliases add to a document when they are written out
 
 KeyPath = tuple[str | int, ...]  # keys and indices from the document's root to a value
 
@@ -50,7 +50,7 @@ class Document:
         except RecursionError as error:
             raise OperError(f"{path}: is nested more deeply than any file of this kind") from error
         except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
-            # Of a scalar that is not of the type that its form or its tag states.
+            # PyYAML raises these for a scalar that is not of the type that its form or tag states.
             raise OperError(
                 f"{path}: has a value that cannot be read ({type(error).__name__}: "
                 f"{str(error)[:80]}); correct or quote it"

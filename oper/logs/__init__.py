@@ -4,7 +4,7 @@ In: files, or batches in memory. Out: `Batch`es of row ids. Imports: base, files
 """
 
 from oper.logs.batches.batch import Batch, Jagged
-from oper.logs.batches.reading_options import LogOptions
+from oper.logs.batches.log_options import LogKeywords, LogOptions
 from oper.logs.log import Log, open_log
 from oper.logs.row_reader import RowReader, read
 from oper.logs.table_discovery import Prepared, prepare
@@ -13,6 +13,7 @@ __all__ = [
     "Batch",
     "Jagged",
     "Log",
+    "LogKeywords",
     "LogOptions",
     "Prepared",
     "RowReader",

@@ -12,7 +12,7 @@ from oper.base.errors import OperError
 from oper.files.input_files import LOG, open_file, special_kind
 from oper.logs.batches.batch import Batch
 from oper.logs.batches.columns import Column, Source, choose, left_out
-from oper.logs.batches.reading_options import LogOptions, TimeUnit
+from oper.logs.batches.log_options import LogOptions, TimeUnit
 
 
 class Log:
@@ -99,13 +99,13 @@ class Log:
         return max(0, min(total, total if stop is None else stop) - start)
 
     def whole(self) -> "Log":
-        """The same log without a selection of rows."""
+        """This log without a selection of rows."""
         if self.options.rows is None:
             return self
         return Log(self._sources, replace(self.options, rows=None))
 
     def in_unit(self, unit: TimeUnit | None) -> "Log":
-        """The same log with the numbers of its time column in another unit."""
+        """This log, with the numbers of its time column read in another unit."""
         return Log(self._sources, replace(self.options, time_unit=unit))
 
     def batches(
@@ -135,7 +135,7 @@ class Log:
                 first = max(0, start - position)
                 last = batch.samples if stop is None else min(batch.samples, stop - position)
                 position += batch.samples
-                if ids_only:  # batches in memory may have a label that no column names
+                if ids_only:  # Batches in memory may have a label that no column names.
                     batch = replace(batch, label=None, dense=None)
                 if first < last:
                     yield batch.slice(first, last)
@@ -161,7 +161,7 @@ def open_log(paths: Any, options: LogOptions | None = None) -> Log:
     if isinstance(paths, str | Path):
         paths = [paths]
     if isinstance(paths, Sequence) and paths and all(isinstance(p, str | Path) for p in paths):
-        if "" in paths:  # to Path it is the current folder
+        if "" in paths:  # Path takes an empty text for the current folder.
             raise OperError("a path of the log is empty; the current folder is '.'")
         return Log([_open(p, options) for p in _files([Path(p) for p in paths])], options)
     if not isinstance(paths, Iterable):
@@ -212,7 +212,7 @@ def _natural(path: Path) -> list[Any]:
 
 def _open(path: Path, options: LogOptions) -> Source:
     """The reader of one file, by its first bytes, and by its name where those do not tell."""
-    from oper.logs.formats import fbgemm_requests, numpy_arrays, parquet, text
+    from oper.logs.formats import delimited_text, fbgemm_requests, numpy_arrays, parquet
 
     try:
         # Files of /proc say that they are empty, and to read some of them does not end.
@@ -231,7 +231,7 @@ def _open(path: Path, options: LogOptions) -> Source:
         return numpy_arrays.open_npy(path)
     if head[:2] == b"PK" or name.endswith(".npz"):
         return numpy_arrays.open_npz(path, options.values, options.lengths)
-    return text.open_criteo(path) or text.open_csv(
+    return delimited_text.open_criteo(path) or delimited_text.open_csv(
         path, options.list_separator, options.no_header, options.columns
     )
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from oper.base.arrays import Ints
 from oper.base.errors import OperError
 from oper.logs.batches.batch import Jagged, Location
-from oper.logs.batches.reading_options import OnBadId
+from oper.logs.batches.log_options import OnBadId
 from oper.logs.batches.text_numbers import decimals, hash64
 from oper.logs.vocabulary import Vocabulary
 from oper.tables.table import Table
@@ -93,7 +93,7 @@ class IdMapper:
             remedy = "give the table `ids: hash` or `ids: vocab`"
         return (
             f"{where}: column {column!r} is {shown:.200}; {needed} was needed: {remedy}, "
-            'or skip such ids with --on-bad-id skip (from Python: LogOptions(on_bad_id="skip"))'
+            'or skip such ids with --on-bad-id skip (from Python: on_bad_id="skip")'
         )
 
     def _hash(self, values: Any) -> Ints:
@@ -110,7 +110,8 @@ class IdMapper:
     def _look_up(self, values: Any) -> Ints:
         assert self._vocabulary is not None
         if not isinstance(values, pa.DictionaryArray):
-            # Distinct values only: a binary search costs more than the hash that finds them.
+            # Only distinct values are looked up, as a binary search costs more than the hash that
+            # finds them.
             coded = pa.array(values).dictionary_encode()
             return self._vocabulary.rows_of_integers(coded.dictionary.to_numpy())[
                 coded.indices.to_numpy()
@@ -125,7 +126,7 @@ class IdMapper:
 
 def missing_is(value: Any) -> str:
     """What to do about a value that means "no id", for errors."""
-    return f"pass --missing {value} (from Python: options=LogOptions(missing='{value}'))"
+    return f"pass --missing {value} (from Python: missing='{value}')"
 
 
 def without(raw: Jagged, missing: str | None) -> Jagged:

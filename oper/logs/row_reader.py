@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from oper.logs.batches.batch import Batch, Jagged, concatenate
-from oper.logs.batches.reading_options import LogOptions
+from oper.logs.batches.log_options import LogKeywords, LogOptions
 from oper.logs.log import Log, open_log
 from oper.logs.row_ids import IdMapper
 from oper.logs.table_discovery import Prepared, matched, prepare
@@ -105,17 +105,27 @@ def _exact(batches: Iterator[Batch], batch_size: int) -> Iterator[Batch]:
 def read(
     paths: Any,
     tables: Sequence[Table] | None = None,
-    options: LogOptions | None = None,
     *,
     folder: Path | str | None = None,
     batch_size: int | None = None,
+    **reading: Unpack[LogKeywords],
 ) -> Iterator[Batch]:
     """Batches of row ids of a log, ready for training (`Batch.to_kjt`).
 
-    `tables` are those of a plan or profile, and `folder` is its folder, which vocabularies are read
-    from. Without a folder, missing numbers of rows and vocabularies are taken from the log.
+    Args:
+        paths: files of the log or folders of them, in order; or batches of `KeyedJaggedTensor`s.
+        tables: those of a plan or profile. None: one for each column of ids, as `oper profile`
+            infers them.
+        folder: that of the plan or profile, which vocabularies are read from. None: missing
+            numbers of rows and vocabularies are taken from the log.
+        batch_size: samples of each batch but the last; None: as the log is read.
+        reading: how to read the log, by the names of the commands' options: columns, rows,
+            missing, label and others.
+
+    Raises:
+        OperError: the log is empty or damaged, or an id is not a row of its table.
     """
-    log = open_log(paths, options)
+    log = open_log(paths, LogOptions.of(reading))
     prepared = (
         prepare(log, tables) if tables is None or folder is None else Prepared.load(tables, folder)
     )

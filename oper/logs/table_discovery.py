@@ -15,13 +15,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from oper.base.defaults import DIM, DTYPE, OPTIMIZER
 from oper.base.errors import OperError, OperWarning
 from oper.base.formatting import format_bytes
 from oper.logs.batches.columns import match_feature
-from oper.logs.first_look import ALL_DISTINCT, MANY_VALUES, Look, first_look
 from oper.logs.log import Log
 from oper.logs.row_ids import missing_is, without
-from oper.logs.stray_value import StrayValue
+from oper.logs.suspicious_columns import ALL_DISTINCT, MANY_VALUES, Look, StrayValue, first_look
 from oper.logs.vocabulary import ValueCounter, load_vocabularies, ranked, save_vocabularies
 from oper.tables.table import IdRule, Table, check_names, with_missing
 
@@ -29,12 +29,12 @@ from oper.tables.table import IdRule, Table, check_names, with_missing
 _MOST_DENSE_ROWS = 1 << 31
 
 
-# Where a column is more likely a time, a number of the sample or a hash than a feature: its table
-# would have so many more rows than there are ids, or most of its rows would be below the smallest
-# id. Or its beginning tells (first_look.py).
+# A column is more likely a time, a number of the sample or a hash than a feature where its table
+# would have so many more rows than there are ids, or where most of its rows would be below the
+# smallest id. Its beginning may tell as well (suspicious_columns.py).
 _MANY_ROWS, _SPARSE = 10_000_000, 100
-# Such a table is refused if nobody named its column, and warned of if somebody did, from 64 MiB of
-# counters on.
+# A table that is so much larger than the log, from 64 MiB of counters on, is refused if nobody
+# named its column, and warned of if somebody did.
 _REFUSED_ROWS = 1 << 24
 _COUNTER_BYTES = 4
 
@@ -86,9 +86,9 @@ def prepare(
     log: Log,
     tables: Sequence[Table] | None = None,
     *,
-    dim: int = 64,
-    dtype: str = "fp32",
-    optimizer: str = "rowwise_adagrad",
+    dim: int = DIM,
+    dtype: str = DTYPE,
+    optimizer: str = OPTIMIZER,
     min_count: int = 1,
     all_columns: bool = False,
     advance: Callable[[int], None] = lambda samples: None,
@@ -121,12 +121,13 @@ def prepare(
             )
             for name in log.features
         ]
-    if all_columns:  # of wrong separators, which choosing columns does not mend
+    # Doubts are of wrong separators, which choosing columns does not mend.
+    if all_columns:
         for name, doubt in log.doubts.items():
             warnings.warn(f"column {name!r}: {doubt}", OperWarning, stacklevel=2)
     tables = with_missing(tables, log.options.missing)
     looks = first_look(whole, {t.name: t.ids.missing for t in tables}) if unnamed else {}
-    found: dict[str, str] = {}  # of each column that is hardly a feature, why
+    found: dict[str, str] = {}  # why a column is hardly a feature, by its name
     tables = _sized(whole, tables, inferred, looks, found, advance)
     contents = _vocabularies(whole, tables, advance)
     for name, content in contents.items() if unnamed else ():
@@ -145,7 +146,7 @@ def prepare(
     for name, finding in found.items():
         warnings.warn(
             f"column {name!r}: {finding}; if it is a time or the number of a sample, leave it out: "
-            "name the columns of ids with --columns (from Python: options=LogOptions(columns=…))",
+            "name the columns of ids with --columns (from Python: columns=…)",
             OperWarning,
             stacklevel=2,
         )

@@ -22,7 +22,7 @@ from oper.base.errors import OperError, one_line
 from oper.logs.batches.batch import Jagged
 from oper.logs.batches.text_numbers import decimals, hash64
 
-_MOST_NAME_BYTES = 255  # of a file, on Linux
+_MOST_NAME_BYTES = 255  # Linux takes no longer names of files.
 
 
 class Vocabulary:
@@ -168,10 +168,11 @@ def vocabulary_of(content: Any) -> Vocabulary:
 
 
 def file_names(tables: Sequence[str]) -> dict[str, str]:
-    """Table name -> file name of its vocabulary: the same, made safe for a file system."""
+    """Table name -> file name of its vocabulary: that name, made safe for a file system."""
     result: dict[str, str] = {}
     taken: set[str] = set()
-    numbers: Counter[str] = Counter()  # of the files of names that are the same when they are safe
+    # How many tables so far have a name that is this one when it is made safe.
+    numbers: Counter[str] = Counter()
     for name in tables:
         safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in name).lstrip(".") or "_"
         safe = _shortened(safe, ".parquet")
@@ -206,7 +207,7 @@ def load_vocabularies(folder: Path | str, tables: Sequence[str]) -> dict[str, An
         path = Path(folder) / "vocab" / file
         try:
             content = pq.read_table(path)
-            names = content.column_names  # which damage may have made no text
+            names = content.column_names  # This fails where damage made one no text.
         except FileNotFoundError as error:
             raise OperError(
                 f"{path}: is missing; table {name!r} needs its vocabulary: copy or write it again"

@@ -20,7 +20,8 @@ from oper.runtime.comm.progress_signals import Signals
 from oper.runtime.memory.heap import Heap
 from oper.runtime.tables.kernel_structs import FEATURE, as_words
 
-# Of a repetition: 8 MiB where rows have 64 bytes, so a millisecond, well above the clock's error.
+# A repetition reads so many: 8 MiB where rows have 64 bytes, so a millisecond, well above the
+# clock's error.
 READ_ROWS = 1 << 17
 _COUNTERS = ("marked", "published", "reduced")
 

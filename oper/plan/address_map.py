@@ -17,9 +17,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from oper.base import native
-from oper.base.argument_types import check_type
-from oper.base.errors import OperError
-from oper.base.tensors import as_int64, as_tensor, struct_words
+from oper.base.arrays import as_int64, as_tensor, struct_words
+from oper.base.errors import OperError, check_type
 from oper.base.units import whole_number
 from oper.plan.bitmap import listed_before
 from oper.plan.layout import (

@@ -7,8 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base import native
-from oper.base.arrays import Ints
-from oper.base.tensors import as_int64, as_tensor
+from oper.base.arrays import Ints, as_int64, as_tensor
 
 WORDS_PER_LINE = native.shared("bitmap words of a line", 7)  # behind its header
 ROWS_PER_LINE = 64 * WORDS_PER_LINE

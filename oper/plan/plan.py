@@ -17,10 +17,9 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from oper.base.argument_types import check_type
 from oper.base.arrays import Ints
-from oper.base.errors import OperError
-from oper.base.summary import Summarised
+from oper.base.display import Summarised
+from oper.base.errors import OperError, check_type
 from oper.cost.allreduce import Method
 from oper.cost.objective import Cost
 from oper.cost.workload import Workload

@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base import native
-from oper.base.arrays import Ints
-from oper.base.tensors import as_int64, as_tensor
+from oper.base.arrays import Ints, as_int64, as_tensor
 from oper.plan.bitmap import CHUNK_LINES
 
 if TYPE_CHECKING:

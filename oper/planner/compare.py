@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from oper.base import native
-from oper.base.argument_types import check_type
 from oper.base.arrays import WholePerRank
-from oper.base.errors import OperError
-from oper.base.summary import Summarised
+from oper.base.defaults import LIMIT_SECONDS
+from oper.base.display import Summarised
+from oper.base.errors import OperError, check_type
 from oper.cost.objective import Cost
 from oper.cost.workload import Workload
 from oper.plan.certificate import Certificate
@@ -38,12 +38,7 @@ from oper.planner.baselines.baseline import (
     TorchRecNotes,
     price_baseline,
 )
-from oper.planner.baselines.registry import (
-    BASELINES,
-    LIMIT_SECONDS,
-    installed_baselines,
-    make_baseline,
-)
+from oper.planner.baselines.registry import BASELINES, installed_baselines, make_baseline
 from oper.planner.bounds.certificate import certify
 from oper.planner.make_placement import InfeasibleError, Planned, within_limits
 from oper.planner.memory.device_limits import DeviceLimits
@@ -281,7 +276,7 @@ def compare(
     if unknown:
         raise OperError(f"method {unknown[0]!r}: one of {', '.join(METHODS)} was needed")
     if not isinstance(profile, Profile):
-        profile = Profile.open(profile)
+        profile = Profile.load(profile)
     if not isinstance(topology, Topology):
         topology = Topology.load(topology)
     native.ops()  # loading torch is no part of planning

@@ -11,8 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from oper.base import native
-from oper.base.argument_types import check_type
-from oper.base.errors import OperWarning
+from oper.base.errors import OperWarning, check_type
 from oper.cost.workload import Workload
 from oper.plan.plan import Plan
 from oper.plan.settings import PlanSettings
@@ -60,7 +59,7 @@ def plan_and_placement(
         check_type("make_plan", "settings", settings, PlanSettings)
     asked = settings or PlanSettings()
     if not isinstance(profile, Profile):
-        profile = Profile.open(profile)
+        profile = Profile.load(profile)
     if not isinstance(topology, Topology):
         topology = Topology.load(topology)
     native.ops()  # torch takes a second to load, which belongs to the start of Python

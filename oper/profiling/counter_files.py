@@ -29,7 +29,7 @@ from oper.files.storage import load_array, save_array
 
 BLOCK_ROWS = 1 << 16
 _MOST_SMALL = 255
-_HEADER_BYTES = 128  # of a .npy file
+_HEADER_BYTES = 128  # what NumPy writes before an array of one dimension
 
 
 @dataclass(eq=False)
@@ -78,7 +78,7 @@ class SparseCounts:
             raise _damaged(where, "blocks do not follow each other")
         ascending = self.rows[1:] > self.rows[:-1]
         inner = starts[(starts > 0) & (starts < n)]
-        ascending[inner - 1] = True  # where another block begins
+        ascending[inner - 1] = True  # Another block begins after these.
         last = self.rows[starts[-2] :]
         if not ascending.all() or (len(last) and self.size - 1 & (BLOCK_ROWS - 1) < last[-1]):
             raise _damaged(where, "rows are not ascending")
@@ -130,7 +130,7 @@ def save_counters(
         dense_file.unlink(missing_ok=True)
         return made
     if isinstance(counters, np.memmap) and dense_file.exists():
-        counters.flush()  # the folder is new, so the counters are mapped to this file
+        counters.flush()  # The folder is new, so the counters are mapped to this file.
     else:
         save_array(dense_file, counters)
     return counters

@@ -4,7 +4,7 @@ The pass may count a sample of the log, cut it into windows with a profile each,
 distinct rows of batches.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,20 +12,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from oper.base.defaults import MAX_WINDOWS, RANKS
 from oper.base.errors import OperError
 from oper.cost.workload import Workload
 from oper.logs.batches.batch import Batch, Jagged
-from oper.logs.batches.reading_options import LogOptions
-from oper.logs.log import Log, open_log
+from oper.logs.batches.log_options import LogOptions
+from oper.logs.log import Log
 from oper.logs.row_reader import RowReader
-from oper.logs.table_discovery import Prepared, prepare
+from oper.logs.table_discovery import Prepared
+from oper.profiling.count_batches import Memory, RowCounters
 from oper.profiling.distinct_rows import DistinctSums
 from oper.profiling.profile import Profile, window_name
-from oper.profiling.row_counters import Memory, RowCounters
 from oper.profiling.sampling import RankShares, Sampling, sampling_error
-from oper.profiling.windows.equal_windows import MAX_WINDOWS, EqualWindows, Windows, refuse_too_many
-from oper.tables.model_tables import tables_of, tables_of_list
-from oper.tables.table_file import load_tables
+from oper.profiling.windows import EqualWindows, Windows, refuse_too_many
 from oper.topology.capacity import MAX_RANKS
 
 Advance = Callable[[int], None]
@@ -44,7 +43,7 @@ class CountOptions:
     sampling: Sampling | None = None
     windows: Windows | None = None
     batch_size: int | None = None
-    ranks: int = 1
+    ranks: int = RANKS
     limit_bytes: int | None = None
     source: dict[str, Any] = field(default_factory=dict)
     max_windows: int = MAX_WINDOWS
@@ -56,7 +55,7 @@ class CountOptions:
         if not 1 <= self.ranks <= MAX_RANKS:
             raise OperError(f"--ranks {self.ranks}: 1 to {MAX_RANKS:,} ranks were needed")
         if self.batch_size is not None:
-            Workload("inference", "distinct", self.batch_size)  # OperError where it is none
+            Workload("inference", "distinct", self.batch_size)  # It refuses what is no batch size.
         if self.sampling and self.batch_size:
             raise OperError(
                 "--sample with --batch-size: batches of a sample are not batches of the log; "
@@ -85,7 +84,7 @@ def count(
             refuse_too_many(len(tallies) + 1, options.max_windows, "the log")
             inner = folder
             if folder is not None and options.windows:
-                # Named by order of appearance until the order of the windows is known.
+                # It is named by order of appearance until the order of the windows is known.
                 inner = folder / f"counted-{len(tallies)}"
             tallies[window] = _Tally(reader, options, memory, inner)
         tallies[window].add(batch)
@@ -108,50 +107,20 @@ def count(
     return profiles
 
 
-def profile(
-    log: Any,
-    tables: Any = None,
-    *,
-    options: LogOptions | None = None,
-    batch_size: int | None = None,
-    ranks: int = 1,
-) -> Profile:
-    """Count how often each row is accessed in a log.
-
-    Args:
-        log: any iterable of TorchRec `KeyedJaggedTensor` batches, or paths of files.
-        tables: a list of `Table`s or of TorchRec's configs, a file of tables or a published data
-            set, a module with TorchRec embedding collections, a profile whose tables and id rules
-            to keep, or None to infer tables from the log (which reads it twice).
-        options: how to read files.
-        batch_size, ranks: if given, also measure how many distinct rows one rank, and all ranks
-            together, read for a batch of `batch_size` samples over all ranks.
-
-    Raises:
-        OperError: the log is empty or damaged, or an id is not a row of its table.
-    """
-    opened = open_log(log, options)
-    if isinstance(tables, Profile):
-        prepared = tables.prepared()
-    elif isinstance(tables, str | Path):
-        prepared = prepare(opened, load_tables(tables))
-    elif hasattr(tables, "modules"):
-        prepared = prepare(opened, tables_of(tables))
-    else:
-        prepared = prepare(opened, None if tables is None else tables_of_list(tables))
-    counted = CountOptions(batch_size=batch_size, ranks=ranks)
-    return count(RowReader(opened, prepared), counted, prepared=prepared)[0]
-
-
-def provenance(log: Log) -> dict[str, Any]:
-    """The provenance of a profile: the files' names, and options that are not the default."""
+def provenance(log: Log, left_out: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The provenance of a profile: the files' names, options that are not the default, and why
+    columns are in no table, where there are such columns."""
     default = asdict(LogOptions())
     options = {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in asdict(log.options).items()
         if value != default[name]
     }
-    return {"files": [Path(name).name for name in log.names], "options": options}
+    source: dict[str, Any] = {
+        "files": [Path(name).name for name in log.names],
+        "options": options,
+    }
+    return source | ({"left_out": dict(left_out)} if left_out else {})
 
 
 class _Tally:
@@ -192,7 +161,8 @@ def _chosen(
     batches: Iterable[Batch], options: CountOptions, advance: Advance
 ) -> Iterator[tuple[int, Batch]]:
     """The batches, cut where a window ends, each with its window; sampled where that is asked."""
-    position = 0  # in the log, of the batch's first sample: it decides the window and the sample
+    # The place of the batch's first sample in the log decides its window and whether it is counted.
+    position = 0
     for batch in batches:
         chosen = np.ones(batch.samples, dtype=bool)
         if options.sampling:

@@ -19,13 +19,12 @@ from typing import Any
 import numpy as np
 
 from oper.base import native
-from oper.base.arrays import Floats
+from oper.base.arrays import Floats, as_int64, as_tensor
 from oper.base.errors import OperError
-from oper.base.tensors import as_int64, as_tensor
 from oper.cost.expected_reads import expected_reads
 from oper.cost.workload import Workload
 from oper.logs.batches.batch import Batch, concatenate
-from oper.profiling.counter_arrays import RowCounts
+from oper.profiling.row_counts import RowCounts
 
 
 @dataclass(frozen=True)

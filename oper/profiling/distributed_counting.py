@@ -7,7 +7,7 @@ its error names the ranks that are missing.
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -23,21 +23,20 @@ from oper.base.arrays import Counts
 from oper.base.errors import OperError
 from oper.files.storage import atomic_folder, check_output, scratch_folder
 from oper.logs import Log, LogOptions, Prepared, RowReader, open_log
-from oper.profiling.counter_arrays import samples_with_row_offsets
+from oper.profiling.count_batches import Memory
 from oper.profiling.counting import CountOptions, count, provenance
 from oper.profiling.distinct_rows import DistinctSums
 from oper.profiling.profile import FORMAT, Profile
-from oper.profiling.row_counters import Memory
+from oper.profiling.row_counts import samples_with_row_offsets
+from oper.profiling.table_options import TableOptions
 
 _CHUNK_ROWS = 1 << 23  # 64 MiB of int64 at a time, little beside the counters
 
-PrepareTables = Callable[[Log], Prepared]
-
 
 def count_under_torchrun(
-    paths: Sequence[Path],
+    paths: Any,
     log_options: LogOptions,
-    prepare_tables: PrepareTables,
+    tables: TableOptions,
     options: CountOptions,
     output: Path,
     deadline_seconds: float,
@@ -48,7 +47,7 @@ def count_under_torchrun(
     OperError where there are fewer files than ranks, a rank is lost or late, or `output` is taken.
     """
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if rank == 0:  # the other ranks write nothing
+    if rank == 0:  # The other ranks write nothing.
         check_output(output, FORMAT, overwrite)
     log = open_log(paths, log_options)
     if len(log.names) < ranks:
@@ -60,9 +59,9 @@ def count_under_torchrun(
         raise OperError("--rows: works in one process only; under torchrun pass the files to count")
     mine = open_log(list(log.names[rank::ranks]), log_options)
     with _group(rank, deadline_seconds) as group:
-        prepared = prepare_tables(mine)
+        prepared = tables.prepare(mine)
         group.barrier()
-        prepared = _agreed_tables(prepared, log, prepare_tables)
+        prepared = _agreed_tables(prepared, log, tables)
         with scratch_folder(output) as folder:
             part = count(RowReader(mine, prepared), options, prepared=prepared, folder=folder)[0]
             group.barrier()
@@ -72,7 +71,7 @@ def count_under_torchrun(
             with atomic_folder(output, FORMAT, overwrite) as target:
                 whole = _sum(part, target, Memory(options.limit_bytes))
                 assert whole is not None, "rank 0 has the sum"
-                whole.source |= {**options.source, **provenance(log)}
+                whole.source |= provenance(log, tables.left_out(log))
                 prepared.save_vocabularies(target)
                 whole.write(target)
     return whole
@@ -106,17 +105,17 @@ def _group(rank: int, deadline_seconds: float) -> Iterator[_Group]:
             dist.destroy_process_group()
 
 
-def _agreed_tables(prepared: Prepared, log: Log, prepare_tables: PrepareTables) -> Prepared:
+def _agreed_tables(prepared: Prepared, log: Log, tables: TableOptions) -> Prepared:
     """Tables with rows for all ranks' ids; from the whole log where vocabularies differ."""
     digest = torch.frombuffer(bytearray(_digest(prepared)), dtype=torch.uint8)
     digests = [torch.empty_like(digest) for _ in range(dist.get_world_size())]
     dist.all_gather(digests, digest)
     if any(not torch.equal(digest, other) for other in digests):
-        return prepare_tables(log)
+        return tables.prepare(log)
     rows = torch.tensor([table.rows for table in prepared.tables])
     dist.all_reduce(rows, dist.ReduceOp.MAX)
-    tables = [replace(t, rows=r) for t, r in zip(prepared.tables, rows.tolist(), strict=True)]
-    return replace(prepared, tables=tuple(tables))
+    enough = [replace(t, rows=r) for t, r in zip(prepared.tables, rows.tolist(), strict=True)]
+    return replace(prepared, tables=tuple(enough))
 
 
 def _digest(prepared: Prepared) -> bytes:
@@ -145,7 +144,7 @@ def _sum(part: Profile, folder: Path | None, memory: Memory) -> Profile | None:
         [part.samples, int(part.accesses.max()), *(skipped.get(t.name, 0) for t in part.tables)]
     )
     _reduce(totals, totals)
-    # Bounds every counter of the sum: the sum of the ranks' largest ones.
+    # The sum of the ranks' largest counters bounds every counter of the sum.
     dtype = np.uint32 if totals[1] <= np.iinfo(np.uint32).max else np.uint64
     starts = samples_with_row_offsets(part.tables, bagged)
     accesses: Any = np.zeros(0, dtype)

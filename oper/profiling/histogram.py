@@ -5,8 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from oper.base import native
-from oper.base.arrays import Counts, Ints
-from oper.base.tensors import as_int64, as_tensor
+from oper.base.arrays import Counts, Ints, as_int64, as_tensor
 
 
 class RowHistogram(NamedTuple):

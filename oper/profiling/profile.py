@@ -24,18 +24,11 @@ from typing import Any
 
 import numpy as np
 
-from oper.base.argument_types import check_type
-from oper.base.errors import OperError
+from oper.base.errors import OperError, check_type
 from oper.files.manifest import describe_files, open_folder, verify_files, write_manifest
 from oper.files.overwrite_rules import Format
 from oper.files.storage import atomic_folder
 from oper.logs.table_discovery import Prepared
-from oper.profiling.counter_arrays import (
-    RowCounts,
-    check_total,
-    new_counters,
-    samples_with_row_offsets,
-)
 from oper.profiling.counter_files import (
     SparseCounts,
     add_counters,
@@ -45,6 +38,13 @@ from oper.profiling.counter_files import (
     save_counters,
 )
 from oper.profiling.distinct_rows import Distinct, DistinctSums
+from oper.profiling.row_counts import (
+    RowCounts,
+    check_total,
+    new_counters,
+    samples_with_row_offsets,
+)
+from oper.profiling.sampling import Sampled
 from oper.tables.table import Table, check_known, fingerprint
 
 MARKER = "profile.json"
@@ -62,7 +62,7 @@ class Profile(RowCounts):
 
     distinct: Distinct | None = None
     source: dict[str, Any] = field(default_factory=dict)
-    # The folder that has `vocab/` for tables with a vocabulary, or the vocabularies in memory.
+    # Vocabularies of tables that have one are in `vocab/` of this folder, or in memory.
     vocabulary_folder: Path | None = None
     vocabularies: Prepared | None = None
 
@@ -124,6 +124,22 @@ class Profile(RowCounts):
             self.write(temporary)
 
     @property
+    def left_out(self) -> dict[str, str]:
+        """Why columns of the log are in no table, by name; {} where its columns were chosen."""
+        return dict(self.source.get("left_out", {}))
+
+    @property
+    def skipped_ids(self) -> dict[str, int]:
+        """How many ids were left out as no rows, by table; only tables with any."""
+        return dict(self.source.get("skipped_ids", {}))
+
+    @property
+    def sampled(self) -> Sampled | None:
+        """Which share of the samples was counted, and the error of that; None for all of them."""
+        content = self.source.get("sampled")
+        return None if content is None else Sampled.from_dict(content)
+
+    @property
     def log_part(self) -> dict[str, Any]:
         """Which part of its log was counted: `rows`, `window` and `time_unit`, `sampled`, as in
         `source`; {} for all of it, and for sums of other profiles than all windows of a folder."""
@@ -170,14 +186,14 @@ class Profile(RowCounts):
         write_manifest(folder, FORMAT, content)
 
     @classmethod
-    def open(cls, spec: Path | str, mmap: bool = True, check: bool = True) -> "Profile":
-        """Open a profile: `PROFILE`, which is the sum where it has windows, or `PROFILE@3`.
+    def load(cls, spec: Path | str, mmap: bool = True, check: bool = True) -> "Profile":
+        """Load a profile: `PROFILE`, which is the sum where it has windows, or `PROFILE@3`.
 
         `mmap` leaves the counters on the disk until they are read; `check` verifies the digests of
         all files, and without it only their sizes and the marker's own digest are.
         OperError where the folder is not a profile, is damaged or incomplete.
         """
-        opened = cls.open_parts(spec, mmap, check)
+        opened = cls.load_windows(spec, mmap, check)
         whole = opened[0] if len(opened) == 1 else merge(opened)
         # Windows of one folder are of one log, and together all that was counted of it.
         first, *others = ({k: p.log_part.get(k) for k in ("rows", "sampled")} for p in opened)
@@ -187,8 +203,10 @@ class Profile(RowCounts):
         return whole
 
     @classmethod
-    def open_parts(cls, spec: Path | str, mmap: bool = True, check: bool = True) -> "list[Profile]":
-        """The windows that `open` would sum, or the profile itself where it has none."""
+    def load_windows(
+        cls, spec: Path | str, mmap: bool = True, check: bool = True
+    ) -> "list[Profile]":
+        """The windows that `load` would sum, or the profile itself where it has none."""
         folder, window = _split(str(spec))
         content = open_folder(folder, FORMAT)
         if "windows" not in content:
@@ -228,7 +246,7 @@ def profile_given(function: str, given: Profile | Path | str) -> Profile:
     Raises OperError where it is of another type, or the folder is none of a profile.
     """
     check_type(function, "profile", given, Profile, Path, str)
-    return given if isinstance(given, Profile) else Profile.open(given)
+    return given if isinstance(given, Profile) else Profile.load(given)
 
 
 def write_windows(folder: Path, windows: Sequence[Profile]) -> None:
@@ -271,7 +289,7 @@ def merge(profiles: Sequence[Profile], folder: Path | None = None) -> Profile:
     stored = [p.stored("accesses") for p in profiles]
     check_total("merging profiles", *stored)
     bagged = tuple(any(flags) for flags in zip(*(p.bagged for p in profiles), strict=True))
-    # Bounds every counter of the sum: the sum of the profiles' largest ones.
+    # The sum of the profiles' largest counters bounds every counter of the sum.
     bound = sum(int(counters.max(initial=0)) for counters in stored)
     dtype = np.uint32 if bound <= np.iinfo(np.uint32).max else np.uint64
     starts = samples_with_row_offsets(first.tables, bagged)

@@ -15,20 +15,19 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from oper.base.argument_types import check_type
-from oper.base.errors import OperError
+from oper.base.errors import OperError, check_type
 from oper.logs.batches.batch import Batch, Location
 from oper.logs.formats.keyed_jagged import jagged, keyed_jagged_tensors, samples_of
+from oper.profiling.count_batches import RowCounters
 from oper.profiling.profile import Profile
-from oper.profiling.row_counters import RowCounters
-from oper.tables.model_tables import collections_of, tables_of, tables_of_collection
+from oper.tables.table import collections_of, tables_of, tables_of_collection
 
 
 class Recorder:
     """The counters of a model's collections on this rank; made by `record`."""
 
     def __init__(self, model: Any) -> None:
-        tables_of(model)  # which refuses models without tables, and tables of one name
+        tables_of(model)  # It refuses models without tables, and tables of one name.
         self._recordings = {path: _Recording(path, c) for path, c in collections_of(model)}
 
     def watch(self) -> ExitStack:

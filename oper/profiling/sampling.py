@@ -25,14 +25,17 @@ from numpy.typing import NDArray
 from oper.base.arrays import Floats, Ints
 from oper.base.errors import OperError
 from oper.logs.batches.batch import Batch
-from oper.profiling.counter_arrays import RowCounts
-from oper.profiling.table_summary import HOT_SHARE
+from oper.profiling.row_counts import RowCounts
 
+# The "hottest 1 %" of rows, as reports call them: a round number, no plan depends on it.
+HOT_SHARE = 0.01
 # SplitMix64's increment (2^64 over the golden ratio).
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_GRID = 200  # values of λ; twice as many change the estimates by less than their own error
-_ROUNDS = 300  # of expectation maximisation, whose steps are then far below that error
-_DRAWN_ROWS = 1_000_000  # ten thousand hot ones: 1 % error
+# Twice as many values of λ change the estimates by less than their own error.
+_GRID = 200
+# After so many rounds the steps of expectation maximisation are far below that error.
+_ROUNDS = 300
+_DRAWN_ROWS = 1_000_000  # Ten thousand of them are hot, which leaves an error of 1 %.
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,24 @@ class SamplingError:
     def to_dict(self) -> dict[str, Any]:
         """The errors as the profile and `oper profile --json` hold them."""
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Which share of a log's samples was counted, and the error of that; None in sums of profiles,
+    of which each has its own."""
+
+    share: float
+    error: SamplingError | None = None
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> "Sampled":
+        """The inverse of `to_dict`."""
+        return cls(content["share"], SamplingError(**content) if "hot_share" in content else None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The sample as `oper profile --json` prints it."""
+        return {"share": self.share} if self.error is None else self.error.to_dict()
 
 
 def sampling_error(counts: RowCounts, sampling: Sampling, shares: RankShares) -> SamplingError:

@@ -1,6 +1,6 @@
 """What plans, profiles and the results of commands say of themselves in notebooks and to rich.
 
-In: an object. Out: `Summary`: a title, facts and a table (oper/base/summary.py, which shows it).
+In: an object. Out: `Summary`: a title, facts and a table (oper/base/display.py, which shows it).
 """
 
 from functools import singledispatch
@@ -8,6 +8,7 @@ from typing import Any
 
 from oper.analysis.plan_differences import PlanDifferences
 from oper.audit.finding import Findings
+from oper.base.display import Summary
 from oper.base.formatting import (
     format_bytes,
     format_duration,
@@ -16,12 +17,11 @@ from oper.base.formatting import (
     format_share,
     plural,
 )
-from oper.base.summary import Summary
 from oper.plan.plan import Plan
 from oper.planner.compare import Comparison, MethodResult
 from oper.planner.replan.drift import Drift, WindowDrift
 from oper.planner.replan.replan_one_memory import Replanned
-from oper.profiling.counter_arrays import RowCounts
+from oper.profiling.row_counts import RowCounts
 
 
 @singledispatch

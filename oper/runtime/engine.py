@@ -29,17 +29,16 @@ from oper.runtime.comm.exchange import COUNTERS as EXCHANGE_COUNTERS
 from oper.runtime.comm.exchange import AllToAll, exchange_of
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.progress_signals import Signals
-from oper.runtime.memory import replica_addresses
-from oper.runtime.memory.batch import PreparedBatch
+from oper.runtime.memory import runtime_plan
 from oper.runtime.memory.device import Cpu, Device
-from oper.runtime.memory.heap import Heap
-from oper.runtime.same_plan_check import check_agreement
+from oper.runtime.memory.heap import Heap, TableMemory
+from oper.runtime.memory.prepared_batch import PreparedBatch
 from oper.runtime.step.access_counters import Counters
 from oper.runtime.step.apply_gradients import COUNTERS, Gradients
 from oper.runtime.step.lookup_op import LookupOperator
 from oper.runtime.step.prepare_batch import BatchPreparer
 from oper.runtime.step.row_fetcher import RowFetcher
-from oper.runtime.step.row_source import MakeSource, RowSource, SourceParts
+from oper.runtime.step.row_source import MakeSource, RowSource, SourceParts, buckets_in_heap
 from oper.runtime.step.sort import Sorter
 from oper.runtime.step.training_step import TrainingStep
 from oper.runtime.table_io import RowBlock, RowRange, TableIO
@@ -85,22 +84,18 @@ class EmbeddingEngine:
         self.rank, self.ranks = self.node.rank, self.node.ranks
         self.gradient_scale = 1 / self.ranks if gradient_scale is None else gradient_scale
         try:
-            check_agreement(self.node, plan, self.tables, weighted, self.gradient_scale)
+            _check_agreement(self.node, plan, self.tables, weighted, self.gradient_scale)
             self.buckets = make_buckets(plan, self.tables)
             self.features = FeatureSet(plan, self.tables, self.buckets)
             self.signals = Signals(self.node, (*COUNTERS, *EXCHANGE_COUNTERS))
             self.counters = Counters(self.ranks)
             self.heap = Heap.of_plan(self.node, plan, self.buckets, self.device)
-            all_to_all = AllToAll.of(self.node)
-            stored = (self.buckets, self.heap)
-            self.table_io = TableIO(plan, self.tables, *stored, self.signals, all_to_all)
-            parts = (self.node, self.signals, self.heap, self.buckets)
-            self.source = _make_source(make_source, plan, self.tables, *parts)
-            self.gradients = self._make_gradients(all_to_all) if self.training else None
-            fetcher = RowFetcher(
-                *stored, self.node, plan.workload.known_fetch, all_to_all, self.source
-            )
-            address_map = replica_addresses.runtime_map(plan, self.rank, self.device)
+            memory = TableMemory(self.buckets, self.heap, self.signals, AllToAll.of(self.node))
+            self.table_io = TableIO(plan, self.tables, memory)
+            self.source = _make_source(make_source, plan, self.tables, memory)
+            self.gradients = self._make_gradients(memory) if self.training else None
+            fetcher = RowFetcher(memory, self.source, plan.workload.known_fetch)
+            address_map = runtime_plan.runtime_map(plan, self.rank, self.device)
         except BaseException as error:
             self.node.fail(error)
             self.node.close()
@@ -110,9 +105,6 @@ class EmbeddingEngine:
         dims = [bucket.dim for bucket in self.buckets]
         sorter = Sorter(self.node, slots, dims, by_position=fetcher.needs_runs)
         self._preparer = BatchPreparer(
-            self.rank,
-            plan.tables,
-            self.tables,
             self.features,
             address_map,
             sorter,
@@ -120,35 +112,22 @@ class EmbeddingEngine:
             weighted=weighted,
             bounds=bounds,
             trains=self.training,
-            sort_all=fetcher.needs_runs,
         )
         self.training_step = TrainingStep(
             self._guard,
-            self.signals,
-            self.heap,
+            memory,
             sorter,
             fetcher,
             self.gradients,
             self.counters,
             self.features.features if check_gradients else None,
-            self.source,
         )
         self.operator = LookupOperator(self.training_step, trained=self.training)
 
-    def _make_gradients(self, all_to_all: AllToAll | None) -> Gradients:
-        in_heap = [b for b in self.buckets if not (b.tier and self.source)]
-        return Gradients(
-            self.buckets,
-            self.heap,
-            self.node,
-            self.signals,
-            all_to_all,
-            _replica_allreduce(self.plan, self.tables, self.node, self.signals, in_heap),
-            self.counters,
-            self.gradient_scale,
-            self.source,
-            len(in_heap),
-        )
+    def _make_gradients(self, memory: TableMemory) -> Gradients:
+        in_heap = buckets_in_heap(self.buckets, self.source)
+        replicas = _replica_allreduce(self.plan, self.tables, self.node, self.signals, in_heap)
+        return Gradients(memory, self.source, replicas, self.counters, self.gradient_scale)
 
     # A batch.
 
@@ -179,7 +158,7 @@ class EmbeddingEngine:
 
     @property
     def optimizer_steps(self) -> int:
-        """The same, counted on from a checkpoint."""
+        """Updates of this engine, counted on from those of a checkpoint."""
         return self._trained.optimizer_steps
 
     @optimizer_steps.setter
@@ -188,7 +167,7 @@ class EmbeddingEngine:
 
     @property
     def learning_rates(self) -> list[float]:
-        """Of each bucket, to be set."""
+        """The learning rate of each bucket, to be set."""
         return self._trained.learning_rates
 
     @contextmanager
@@ -200,15 +179,15 @@ class EmbeddingEngine:
     @property
     def _trained(self) -> Gradients:
         if self.gradients is None:
-            raise OperError(replica_addresses.NOT_FOR_TRAINING)
+            raise OperError(runtime_plan.NOT_FOR_TRAINING)
         return self.gradients
 
     # Rows of tables, for initial values and checkpoints.
 
     @property
     def shared_bytes(self) -> dict[str, int]:
-        """Of this rank's shared memory: its heap, and in training its mailbox and its part of the
-        replicas' AllReduce, both at the size that the largest batch so far needed."""
+        """Bytes of this rank's shared memory: its heap, and in training its mailbox and its part of
+        the replicas' AllReduce, both at the size that the largest batch so far needed."""
         return {"heap": self.heap.bytes, **(self.gradients.shared_bytes if self.gradients else {})}
 
     def read_rows(
@@ -220,7 +199,8 @@ class EmbeddingEngine:
             return self.table_io.read(requests, state)
 
     def write_rows(self, blocks: Sequence[RowBlock], state: str | None = None) -> None:
-        """The reverse; all copies of a row are written."""
+        """Give rows of tables, or a state of their optimizer, new values: all copies of each. To be
+        called on all ranks, each with blocks of its own."""
         with self._settled():
             if self.source is not None:
                 self.source.forget()
@@ -261,6 +241,33 @@ def _check_settings(bounds: str, plan: Plan, device: Device) -> None:
         )
 
 
+def _check_agreement(
+    node: Node,
+    plan: Plan,
+    tables: Sequence[EmbeddingTable],
+    weighted: bool,
+    gradient_scale: float,
+) -> None:
+    """Check that all ranks have the same plan, tables and settings, that the plan is for them, and
+    that it can be trained if it is for training. For all ranks to call; OperError on all of them:
+    they compare what they were given before any of them checks its own.
+    """
+    settings = [(t.index, t.features, t.pooling, t.optimizer) for t in tables]
+    given = repr((settings, weighted, gradient_scale)).encode()
+    node.agree(runtime_plan.plan_digest(plan), "plan")
+    node.agree(given, "tables and optimizers")
+    if node.ranks != plan.ranks:
+        alone = node.group is None and not dist.is_initialized()
+        raise OperError(
+            f"the plan is for {plan.ranks} ranks, and {node.ranks} "
+            + ("is running without a process group" if alone else "are running")
+            + f"; plan for as many (--topology), or start {plan.ranks}"
+            + (" and call torch.distributed.init_process_group first" if alone else "")
+        )
+    if plan.workload.training:
+        runtime_plan.check_trainable(plan)
+
+
 def _replica_allreduce(
     plan: Plan,
     tables: Sequence[EmbeddingTable],
@@ -268,11 +275,11 @@ def _replica_allreduce(
     signals: Signals,
     buckets: Sequence[Bucket],
 ) -> ReplicaAllReduce | None:
-    """That of the buckets' trained replicas, None where there are none."""
+    """The AllReduce of the buckets' trained replicas, None where there are none."""
     found = []
     for bucket in buckets:
         planned = (tables[n].index for n in bucket.tables if bucket.trained)
-        slots = torch.from_numpy(replica_addresses.replica_slots(plan.layout, planned))
+        slots = torch.from_numpy(runtime_plan.replica_slots(plan.layout, planned))
         found.append(BucketReplicas(slots, bucket.dim))
     if not any(len(bucket.slots) for bucket in found):
         return None
@@ -284,7 +291,7 @@ def _replicas(plan: Plan, heap: Heap) -> list[torch.Tensor]:
     layout, parts = plan.layout, []
     for width in range(len(layout.slots)):
         tables = np.flatnonzero(layout.width_of_table == width)
-        slots = torch.from_numpy(replica_addresses.replica_slots(layout, tables))
+        slots = torch.from_numpy(runtime_plan.replica_slots(layout, tables))
         held = (heap.rows(width), heap.state(width))
         parts += [part[slots.to(part.device)].cpu() for part in held]
     return parts
@@ -294,15 +301,14 @@ def _make_source(
     make: MakeSource | None,
     plan: Plan,
     tables: Sequence[EmbeddingTable],
-    node: Node,
-    signals: Signals,
-    heap: Heap,
-    buckets: Sequence[Bucket],
+    memory: TableMemory,
 ) -> RowSource | None:
     """The source of the rows of the tier, None where none of its tables are trained here."""
+    buckets = memory.buckets
     first = sum(not bucket.tier for bucket in buckets)
     if make is None or first == len(buckets):
         return None
     rows = [sum(plan.tables[tables[n].index].rows for n in bucket.tables) for bucket in buckets]
     names = [plan.tables[tables[n].index].name for b in buckets[first:] for n in b.tables]
-    return make(SourceParts(node, exchange_of(node, signals), heap, buckets, first, rows, names))
+    exchange = exchange_of(memory.node, memory.signals)
+    return make(SourceParts(memory.node, exchange, memory.heap, buckets, first, rows, names))

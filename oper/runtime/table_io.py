@@ -17,9 +17,7 @@ from oper.base.errors import OperError
 from oper.plan.address_map import AddressMap
 from oper.plan.layout import LOCAL, SLOT_BITS, SLOT_MASK
 from oper.plan.plan import Plan
-from oper.runtime.comm.exchange import AllToAll
-from oper.runtime.comm.progress_signals import Signals
-from oper.runtime.memory.heap import Heap
+from oper.runtime.memory.heap import TableMemory
 from oper.runtime.tables.kernel_structs import DTYPE_CODE, FEATURE, as_words
 from oper.runtime.tables.optimizer_buckets import TORCH_DTYPE, Bucket, EmbeddingTable
 
@@ -49,14 +47,11 @@ class TableIO:
         self,
         plan: Plan,
         tables: Sequence[EmbeddingTable],
-        buckets: Sequence[Bucket],
-        heap: Heap,
-        signals: Signals,
-        all_to_all: AllToAll | None,
+        memory: TableMemory,
     ) -> None:
-        self._plan, self._tables, self._buckets = plan, tables, buckets
-        self._heap, self._node, self._device = heap, heap.node, heap.device
-        self._signals, self._all_to_all = signals, all_to_all
+        self._plan, self._tables, self._buckets = plan, tables, memory.buckets
+        self._heap, self._node, self._device = memory.heap, memory.node, memory.heap.device
+        self._signals, self._all_to_all = memory.signals, memory.all_to_all
         self._map = AddressMap.of(plan, self._node.rank)
         self._maps_of_copies: dict[int, AddressMap] = {}
 
@@ -123,7 +118,8 @@ class TableIO:
     def _buckets_with(self, state: str | None, tables: Sequence[int]) -> list[Bucket]:
         """The buckets that have a state; all where rows are meant. OperError where one of `tables`
         is in none of them."""
-        # The same on all ranks, which exchange rows bucket by bucket, whatever each asks for.
+        # All ranks find equal buckets, whatever each asks for, as they exchange rows one after the
+        # other.
         found = [b for b in self._buckets if state is None or state in b.states]
         if lacking := set(tables).difference(*(bucket.tables for bucket in found)):
             number = min(lacking)

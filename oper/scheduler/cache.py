@@ -7,7 +7,6 @@ csrc/include/oper/scheduler/bulk_synchronous.h (Herald, App. A) and bounded_stal
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,55 +16,11 @@ from numpy.typing import NDArray
 from oper.base import native
 from oper.base.arrays import Floats, Ints
 from oper.base.errors import OperError
-from oper.base.units import parse_share
-from oper.scheduler.moves import as_moves
-from oper.scheduler.transmissions import TRANSMISSIONS
+from oper.scheduler.cache_settings import EVICTIONS, ON_DEMAND, PUSHES, Synchronisation
+from oper.scheduler.row_addresses import width_of
+from oper.scheduler.transmissions import TRANSMISSIONS, as_moves
 
 MOST_WORKERS = 64
-EVICTIONS = ("lru", "lfu", "light-lfu", "emark")  # in the kernels' order
-_PUSHES = ("bsp", "on-demand", "peer")  # in the kernels' order
-_MOST = 1 << 40  # updates: more than any row gets
-
-
-@dataclass(frozen=True)
-class Synchronisation:
-    """When updates reach the tier.
-
-    `bsp`: every one after every iteration. `on-demand`: when another worker trains the row next.
-    `peer`: as on demand, straight to the workers that train it and have a copy. `het` and
-    `het-exact`: at most `staleness` updates apart. `fae`: the share `frequent` of all rows lies on
-    all workers, and no other row is cached.
-    """
-
-    kind: str
-    staleness: float = 0  # updates; infinite: pushed only when a row leaves its cache
-    frequent: float = 0
-
-    @classmethod
-    def parse(cls, text: str) -> "Synchronisation":
-        """`bsp`, `on-demand`, `peer`, `fae:SHARE`, `het:S` or `het-exact:S`, S a number or inf."""
-        kind, colon, bound = text.partition(":")
-        if kind == "fae":
-            return cls(kind, frequent=parse_share(bound, "--sync fae"))
-        if kind in _PUSHES and not colon:
-            return cls(kind)
-        staleness = math.inf if bound == "inf" else float(bound) if bound.isdecimal() else -1
-        if kind not in ("het", "het-exact") or not (0 <= staleness < _MOST or bound == "inf"):
-            raise OperError(
-                f"--sync {text[:40]!r}: bsp, on-demand, peer, fae:SHARE, het:S or het-exact:S was "
-                "needed, with S the staleness in updates, such as het-exact:10, or inf"
-            )
-        return cls(kind, staleness)
-
-    def __str__(self) -> str:
-        if self.kind == "fae":
-            return f"fae:{100 * self.frequent:g}%"
-        return f"{self.kind}:{self.staleness:g}" if self.kind.startswith("het") else self.kind
-
-    @property
-    def bound(self) -> int:
-        """The staleness as the kernels take it."""
-        return int(min(self.staleness, _MOST))
 
 
 class CacheTooSmallError(OperError):
@@ -108,7 +63,7 @@ class Caches:
         row_bytes: Sequence[int],
         gradient_bytes: Sequence[int],
         eviction: str = "lru",
-        sync: Synchronisation = Synchronisation("on-demand"),
+        sync: Synchronisation = ON_DEMAND,
     ) -> None:
         if not 1 <= workers <= MOST_WORKERS:
             raise OperError(f"--workers {workers}: 1 to {MOST_WORKERS} were needed")
@@ -121,8 +76,8 @@ class Caches:
         native.ops()
         kinds = torch.classes.oper
         self._states: Any = (
-            kinds.BulkSynchronous(*common, _PUSHES.index(sync.kind))
-            if sync.kind in _PUSHES
+            kinds.BulkSynchronous(*common, PUSHES.index(sync.kind))
+            if sync.kind in PUSHES
             else kinds.BoundedStaleness(*common, sync.bound, sync.kind == "het-exact")
         )
 
@@ -168,7 +123,7 @@ class Caches:
         self._states.record()
 
     def take_moves(self) -> NDArray[np.void]:
-        """What moved since they were last taken, MOVES [n]."""
+        """Take the moves that were written down since they were last taken, MOVES [n]."""
         return as_moves(self._states.moves())
 
     def read(self, batch: LookedUp, assignment: Ints) -> NDArray[np.void]:
@@ -177,7 +132,7 @@ class Caches:
         return self._checked(self._states.read, batch, assignment)
 
     def update(self) -> NDArray[np.void]:
-        """The second half: the batch that was read is trained."""
+        """The second half of `train`: the batch that was read is trained."""
         return _by_name(self._states.update())
 
     def settle(self, addresses: Ints) -> NDArray[np.void]:
@@ -224,5 +179,53 @@ class Caches:
 
 
 def _by_name(moved: torch.Tensor) -> NDArray[np.void]:
-    """[M, fields] as TRANSMISSIONS [M]."""
+    """Name the columns of a kernel's answer: [M, fields] becomes TRANSMISSIONS [M]."""
     return moved.numpy().view(TRANSMISSIONS).ravel()
+
+
+def rows_that_fit(total_bytes: float, addresses: Ints, rows: Ints, row_bytes: Ints) -> Ints:
+    """Rows of each of W widths that a cache of `total_bytes` holds, [W], where `addresses` are
+    those of the first batch; see `split`."""
+    return split(total_bytes, rows_asked(addresses, len(row_bytes)), rows, row_bytes)
+
+
+def rows_asked(addresses: Ints, widths: int) -> Ints:
+    """Distinct rows of each width among a batch's addresses, [W]."""
+    return np.bincount(width_of(np.unique(addresses)), minlength=widths)
+
+
+def split(total_bytes: float, asked: Ints, rows: Ints, row_bytes: Ints) -> Ints:
+    """Rows of each of W widths that a cache of `total_bytes` holds, [W].
+
+    Each width gets of the bytes what its rows take of those that a batch asks for, `asked` [W],
+    and no more than all of its `rows` [W], of `row_bytes` [W] each.
+    """
+    each = np.maximum(asked, 1)
+    return np.minimum(rows, np.ceil(each * (total_bytes / int(each @ row_bytes))).astype(np.int64))
+
+
+def least_bytes(needed: Ints, asked: Ints, row_bytes: Ints) -> int:
+    """The least bytes of a cache that `split` gives room for `needed` [W] rows of each width."""
+    each = np.maximum(asked, 1)
+    return math.ceil((needed / each).max() * int(each @ row_bytes))
+
+
+class CacheDivision:
+    """How a cache of `total_bytes` is divided among rows of W widths, each of `rows` [W] of
+    `row_bytes` [W], while batches come that ask for others: anew where one does not fit.
+
+    Training and the replay of its caches in a loader divide by the same rule, so that they agree.
+    """
+
+    def __init__(self, total_bytes: float, rows: Ints, row_bytes: Ints) -> None:
+        self._bytes, self._rows, self._row_bytes = total_bytes, rows, row_bytes
+        self._asked = np.zeros(len(rows), dtype=np.int64)  # the most of the batches so far
+
+    def capacity(self, addresses: Ints) -> Ints:
+        """Rows of each width, [W], by this batch and those by which it was divided before."""
+        self._asked = np.maximum(self._asked, rows_asked(addresses, len(self._rows)))
+        return split(self._bytes, self._asked, self._rows, self._row_bytes)
+
+    def least_bytes(self, needed: Ints) -> int:
+        """The least bytes that give room for `needed` [W] rows by the last division."""
+        return least_bytes(needed, self._asked, self._row_bytes)

@@ -1,19 +1,76 @@
-"""How each rank caches rows of the tier."""
+"""How each rank caches rows of the tier: how many, when updates reach it, what leaves a cache.
 
+What moves when: csrc/include/oper/scheduler/bulk_synchronous.h (Herald) and bounded_staleness.h
+(HET).
+"""
+
+import math
 from dataclasses import dataclass
 
 from oper.base.errors import OperError
 from oper.base.units import parse_bytes, parse_share
-from oper.scheduler.cache import EVICTIONS, Synchronisation
+
+EVICTIONS = ("lru", "lfu", "light-lfu", "emark")  # in the kernels' order
+PUSHES = ("bsp", "on-demand", "peer")  # in the kernels' order
+_MOST = 1 << 40  # updates: more than any row gets
+
+
+@dataclass(frozen=True)
+class Synchronisation:
+    """When updates reach the tier.
+
+    `bsp`: every one after every iteration. `on-demand`: when another worker trains the row next.
+    `peer`: as on demand, straight to the workers that train it and have a copy. `het` and
+    `het-exact`: at most `staleness` updates apart. `fae`: the share `frequent` of all rows lies on
+    all workers, and no other row is cached.
+    """
+
+    kind: str
+    staleness: float = 0  # updates; infinite: pushed only when a row leaves its cache
+    frequent: float = 0
+
+    @classmethod
+    def parse(cls, text: str) -> "Synchronisation":
+        """`bsp`, `on-demand`, `peer`, `fae:SHARE`, `het:S` or `het-exact:S`, S a number or inf."""
+        kind, colon, bound = text.partition(":")
+        if kind == "fae":
+            return cls(kind, frequent=parse_share(bound, "--sync fae"))
+        if kind in PUSHES and not colon:
+            return cls(kind)
+        staleness = math.inf if bound == "inf" else float(bound) if bound.isdecimal() else -1
+        if kind not in ("het", "het-exact") or not (0 <= staleness < _MOST or bound == "inf"):
+            raise OperError(
+                f"--sync {text[:40]!r}: bsp, on-demand, peer, fae:SHARE, het:S or het-exact:S was "
+                "needed, with S the staleness in updates, such as het-exact:10, or inf"
+            )
+        return cls(kind, staleness)
+
+    def __str__(self) -> str:
+        if self.kind == "fae":
+            return f"fae:{100 * self.frequent:g}%"
+        return f"{self.kind}:{self.staleness:g}" if self.kind.startswith("het") else self.kind
+
+    @property
+    def bound(self) -> int:
+        """The staleness as the kernels take it."""
+        return int(min(self.staleness, _MOST))
+
+
+ON_DEMAND = Synchronisation("on-demand")
 
 
 @dataclass(frozen=True)
 class CacheSettings:
-    """`size` of a rank's cache: a share of the bytes of the tables that are cached, "10%", or
-    bytes, "4GB"; states of their optimizers included. `sync`: when updates reach the tier, as
-    `oper simulate --sync` has it, but for fae. `evict`: what leaves a cache, as `--evict`.
+    """How each rank caches the rows of tables that a plan has in the tier.
 
-    OperError where one is not of these.
+    Args:
+        size: of a rank's cache: a share of the bytes of the tables that are cached, "10%", as
+            TorchRec's cache load factor is, or bytes, "4GB"; states of their optimizers included.
+        sync: when updates reach the tier, as `oper simulate --sync` has it, but for fae.
+        evict: what leaves a full cache, as in `oper simulate --evict`; FBGEMM's cache algorithm.
+
+    Raises:
+        OperError: one is not of these.
     """
 
     size: str = "10%"

@@ -24,9 +24,9 @@ import torch
 from oper.base import native
 from oper.base.arrays import Floats, Ints
 from oper.base.errors import OperError
+from oper.scheduler.adaptive_laia import REFRESH, Infrequency
 from oper.scheduler.cache import Caches, LookedUp
-from oper.scheduler.frequent_rows import FrequentRows
-from oper.scheduler.infrequency import REFRESH, Infrequency
+from oper.scheduler.fae import FrequentRows
 
 _MOST_TABLES = 1 << 24
 _KINDS = ("random", "in-order", "laia", "esd", "grouped")
@@ -62,7 +62,7 @@ class Policy:
         return self.kind if number == "1" and self.tables is None else f"{self.kind}:{number}"
 
 
-BLIND = ("random", "in-order")  # look at nothing that the caches hold
+BLIND = ("random", "in-order")  # policies that look at nothing the caches hold
 
 
 @dataclass
@@ -105,7 +105,7 @@ class Dispatcher:
         if self.policy.tables is None or self.infrequency is None:
             return batch
         rows = addresses[batch.positions.numpy()]
-        if number % REFRESH == 1 or self._ranked is None:  # of batch 0 nothing is cached
+        if number % REFRESH == 1 or self._ranked is None:  # before batch 0 nothing is cached
             self._ranked = np.argsort(-self.infrequency.of_tables(caches), kind="stable")
         looked_at = np.zeros(len(self._ranked), dtype=bool)
         looked_at[self._ranked[: self.policy.tables]] = True

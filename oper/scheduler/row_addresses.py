@@ -1,6 +1,7 @@
-"""Row addresses, by which caches know rows: the same on all ranks. And accesses sample by sample.
+"""Row addresses, by which caches know rows, the same on all ranks; and accesses sample by sample.
 
-Address: width << 56 | row. Of a plan's rows, row is the owner's number << 40 | its slot there.
+An address is width << 56 | row. Where rows are those of a plan, row is the owner's number << 40 |
+its slot there.
 """
 
 from typing import TypeVar
@@ -11,7 +12,7 @@ import torch
 from oper.base.arrays import Ints
 from oper.plan.layout import SLOT_BITS, SLOT_MASK
 
-WIDTH_SHIFT = 56  # as csrc/include/oper/scheduler/caches.h has it
+WIDTH_SHIFT = 56  # csrc/include/oper/scheduler/caches.h has it too
 ROW_MASK = (1 << WIDTH_SHIFT) - 1
 
 Numbers = TypeVar("Numbers", Ints, torch.Tensor)
@@ -28,7 +29,7 @@ def owner_of(addresses: Numbers) -> Numbers:
 
 
 def slot_of(addresses: Numbers) -> Numbers:
-    """The rows' slots there."""
+    """The slots of the rows at the ranks that a plan gave them."""
     return addresses & SLOT_MASK
 
 

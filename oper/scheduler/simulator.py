@@ -1,76 +1,332 @@
 """The simulator: a log replayed through the caches of M workers, for any ways to run them.
 
-Every combination of dispatch, synchronisation and eviction sees the same global batches of M · m
-samples in the same order, and has caches of its own. What they transmit is counted after the
-warm-up (the papers drop ten iterations), and what they still hold at the end is flushed, which
-counts apart.
+Every combination of dispatch, synchronisation and eviction sees the same global batches in the
+same order, of which each of M workers trains an equal part, and has caches of its own. What they
+transmit is counted after the warm-up (the papers drop ten iterations), and what they still hold at
+the end is flushed, which counts apart.
 """
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import product
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
+from numpy.typing import NDArray
 
 from oper.base.arrays import Floats, Ints
-from oper.base.errors import OperError
-from oper.scheduler.cache import Caches, CacheTooSmallError, Synchronisation
-from oper.scheduler.cache_capacity import least_bytes, rows_asked, rows_that_fit
+from oper.base.defaults import DIM
+from oper.base.errors import OperError, check_type
+from oper.base.units import finite_number, whole_number
+from oper.logs.batches.log_options import LogKeywords, LogOptions
+from oper.logs.log import open_log
+from oper.logs.row_reader import RowReader
+from oper.profiling.table_options import TableOptions
+from oper.scheduler.adaptive_laia import Infrequency
+from oper.scheduler.cache import (
+    MOST_WORKERS,
+    Caches,
+    CacheTooSmallError,
+    least_bytes,
+    rows_asked,
+    rows_that_fit,
+)
+from oper.scheduler.cache_settings import EVICTIONS, Synchronisation
 from oper.scheduler.dispatch import BLIND, Dispatcher, Policy
-from oper.scheduler.frequent_rows import FrequentRows, most_frequent
-from oper.scheduler.infrequency import Infrequency
+from oper.scheduler.fae import FrequentRows, most_frequent
 from oper.scheduler.trace import Batch, Trace
-from oper.scheduler.transmissions import Totals
+from oper.scheduler.transmissions import PUSHES, TRANSMISSIONS, add_to
 from oper.tables.table import offsets
 
-# Of a batch's time: numbers of the rows; scores and assignment; what is pushed and pulled, and the
-# caches' next state.
-_PARTS = ("look_up", "assign", "replay")
+# Herald's settings: values of a row, and its optimizer, of tables that a log alone describes.
+POLICIES, SYNCS, EVICT = "random,laia,esd,grouped", "bsp,on-demand", "lru"
 
 
 @dataclass(frozen=True)
-class Settings:
-    """M workers of m samples each; caches of `cache_share` of all rows' bytes, each."""
+class SimulationSettings:
+    """The workers of a simulation, their caches and their links; the defaults are Herald's.
+
+    Args:
+        workers: how many workers train, 1 to 64, each with a cache.
+        batch_size: samples of an iteration, of all workers together; each trains as many of them,
+            so that it must be a multiple of `workers`.
+        cache_share: bytes of a worker's cache, as a share of the bytes of all rows.
+        link_bandwidth: bytes per second between a worker and the tier: one number, or one for each
+            worker.
+        warm_up: iterations at the start that are not counted.
+        seed: that of random choices.
+
+    Raises:
+        OperError: a number is none of these.
+    """
 
     workers: int = 8
-    samples_per_worker: int = 128
+    batch_size: int = 1024
     cache_share: float = 0.1
-    link_bandwidth: tuple[float, ...] = (1.25e10,)  # bytes/s to the tier; one, or one a worker
-    warm_up: int = 10  # iterations
+    link_bandwidth: float | Sequence[float] = 1.25e10
+    warm_up: int = 10
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        for name, least in (("workers", 1), ("batch_size", 1), ("warm_up", 0), ("seed", 0)):
+            option = "--" + name.replace("_", "-")
+            number = whole_number(getattr(self, name), option)
+            if number < least:
+                raise OperError(f"{option} {number}: {least} or more was needed")
+            object.__setattr__(self, name, number)
+        if self.workers > MOST_WORKERS:
+            raise OperError(f"--workers {self.workers}: 1 to {MOST_WORKERS} were needed")
+        if below := self.batch_size % self.workers:
+            fitting = [self.batch_size - below, self.batch_size - below + self.workers]
+            raise OperError(
+                f"--batch-size {self.batch_size}: is the samples of all {self.workers} workers "
+                "together, of which each trains as many, and a multiple of --workers was needed, "
+                f"such as {' or '.join(str(size) for size in fitting if size)}"
+            )
+        share = finite_number(self.cache_share, "--cache")
+        if share <= 0:
+            raise OperError(f"--cache {100 * share:g}%: a share above 0 was needed, such as 10%")
+        given = np.ravel(np.asarray(self.link_bandwidth, dtype=object))
+        links = tuple(finite_number(each, "--links") for each in given)
+        object.__setattr__(self, "cache_share", share)
+        if len(links) not in (1, self.workers):
+            raise OperError(
+                f"--links: {len(links)} were given, and 1 or {self.workers} were needed, one for "
+                "each worker"
+            )
+        if min(links) <= 0:
+            raise OperError("--links: a worker without bandwidth cannot train; give more than 0")
+
     @property
-    def batch_size(self) -> int:
-        """Samples of a global batch."""
-        return self.workers * self.samples_per_worker
+    def samples_per_worker(self) -> int:
+        """Samples of a batch that one worker trains."""
+        return self.batch_size // self.workers
 
     @property
     def seconds_per_byte(self) -> Floats:
-        """Of each worker's link, [M]."""
-        if len(self.link_bandwidth) not in (1, self.workers):
+        """Seconds per byte of each worker's link, [M]."""
+        return 1 / np.resize(np.array(self.link_bandwidth, dtype=np.float64), self.workers)
+
+
+@dataclass(frozen=True)
+class Methods:
+    """The ways to dispatch, to synchronise and to evict; all combinations are simulated."""
+
+    policies: tuple[Policy, ...]
+    syncs: tuple[Synchronisation, ...]
+    evictions: tuple[str, ...]
+
+    @classmethod
+    def parse(
+        cls, policy: str | Sequence[str], sync: str | Sequence[str], evict: str | Sequence[str]
+    ) -> "Methods":
+        """The methods of these names, each a text with commas or several texts. OperError for a
+        name that is none, and for combinations that make no sense."""
+        evictions = tuple(_names(evict))
+        if unknown := [name for name in evictions if name not in EVICTIONS]:
             raise OperError(
-                f"--links: {len(self.link_bandwidth)} were given, and 1 or {self.workers} were "
-                "needed, one for each worker"
+                f"--evict {unknown[0][:40]!r}: {', '.join(EVICTIONS)} were needed, by commas"
             )
-        if min(self.link_bandwidth) <= 0:
-            raise OperError("--links: a worker without bandwidth cannot train; give more than 0")
-        return 1 / np.resize(np.array(self.link_bandwidth), self.workers)
+        policies = tuple(map(Policy.parse, _names(policy)))
+        syncs = tuple(map(Synchronisation.parse, _names(sync)))
+        for given, synchronisation in product(policies, syncs):
+            if synchronisation.kind == "fae" and given.kind not in BLIND:
+                raise OperError(
+                    f"--policy {given} --sync {synchronisation}: FAE has nothing in caches by "
+                    "which a sample could be dispatched; give it --policy "
+                    f"{' or '.join(BLIND)}"
+                )
+        return cls(policies, syncs, evictions)
+
+    def check_optimizers(self, trace: Trace) -> None:
+        """OperError where HET is to train with another optimizer than SGD."""
+        wrong = [table for table in trace.tables if table.optimizer not in ("sgd", "none")]
+        for sync in self.syncs if wrong else ():
+            if sync.kind.startswith("het"):
+                raise OperError(
+                    f"--sync {sync}: table {wrong[0].name!r} has {wrong[0].optimizer}, and HET "
+                    "pushes sums of gradients, which plain SGD alone applies as if each had come "
+                    "in its turn; give it --optimizer sgd, or --sync on-demand"
+                )
+
+
+def _names(given: str | Sequence[str]) -> Sequence[str]:
+    return given.split(",") if isinstance(given, str) else list(map(str, given))
+
+
+@dataclass(frozen=True)
+class BatchTime:
+    """Milliseconds a batch took in the simulator, parted.
+
+    `look_up`: to number its rows. `assign`: scores and the assignment. `replay`: what is pushed and
+    pulled, and the caches' next state.
+    """
+
+    look_up: float
+    assign: float
+    replay: float
+
+    @property
+    def total(self) -> float:
+        """All of them."""
+        return self.look_up + self.assign + self.replay
+
+
+@dataclass(frozen=True)
+class SimulatedRun:
+    """What one combination transmitted after the warm-up, summed over workers and iterations.
+
+    A transmission is one row, or its gradient, one way. `miss_pull`: rows that were absent or
+    outdated, from the tier. `update_push`: updates to the tier, and `evict_push`: those of rows
+    that left a cache. `peer_push`: rows straight to another worker. `reads`: distinct rows of a
+    worker and iteration; `hits`: of them present and the latest; `wrong_reads`: of them without an
+    update of an earlier iteration, and `most_lag`: without so many updates at the most.
+    `cost_seconds`: link time, of all workers together (ESD). `barrier_cost`: rows, the largest push
+    and the largest pull of each iteration (Herald). `flushed`: updates that were left at the end.
+    """
+
+    policy: str
+    sync: str
+    eviction: str
+    miss_pull: int
+    update_push: int
+    evict_push: int
+    peer_push: int
+    pull_bytes: int
+    push_bytes: int
+    reads: int
+    hits: int
+    wrong_reads: int
+    most_lag: int
+    cost_seconds: float
+    barrier_cost: int
+    flushed: int
+    dispatch: BatchTime
+
+    @property
+    def total(self) -> int:
+        """All transmissions."""
+        return self.miss_pull + self.update_push + self.evict_push + self.peer_push
+
+    @property
+    def hit_ratio(self) -> float | None:
+        """Hits of the reads; None where nothing was read."""
+        return self.hits / self.reads if self.reads else None
+
+    def to_json(self) -> dict[str, Any]:
+        """An entry of `policies` of `oper simulate --json`."""
+        content = asdict(self)
+        flushed, parts = content.pop("flushed"), content.pop("dispatch")
+        seconds, barrier = content.pop("cost_seconds"), content.pop("barrier_cost")
+        return {
+            **content,
+            "total": self.total,
+            "cost_seconds": seconds,
+            "barrier_cost": barrier,
+            "hit_ratio": self.hit_ratio,
+            "flushed": flushed,
+            "dispatch_ms": self.dispatch.total,
+            "dispatch_parts_ms": parts,
+        }
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What a log comes to under several ways to run the caches.
+
+    `iterations` are those that counted, after `settings.warm_up`. A worker caches `cache_rows` rows
+    of each width of row, ascending, of the tables' `rows`. `runs` are by the names of their
+    methods, in the order in which these were given: "laia+bsp", and "laia+bsp+lfu" where there are
+    several evictions.
+    """
+
+    settings: SimulationSettings
+    iterations: int
+    cache_rows: tuple[int, ...]
+    rows: int
+    runs: dict[str, SimulatedRun]
+
+    @property
+    def least_sent(self) -> str:
+        """The name of the run with the fewest transmissions, the first of several."""
+        return min(self.runs, key=lambda name: self.runs[name].total)
+
+    def to_json(self) -> dict[str, Any]:
+        """What `oper simulate --json` prints, but for the names of the log's files."""
+        return {
+            "workers": self.settings.workers,
+            "batch_size": self.settings.batch_size,
+            "samples_per_worker": self.settings.samples_per_worker,
+            "iterations": self.iterations,
+            "warm_up": self.settings.warm_up,
+            "cache_rows": list(self.cache_rows),
+            "rows": self.rows,
+            "policies": {name: run.to_json() for name, run in self.runs.items()},
+        }
+
+
+def simulate(
+    log: Any,
+    tables: Any = None,
+    settings: SimulationSettings | None = None,
+    *,
+    policy: str | Sequence[str] = POLICIES,
+    sync: str | Sequence[str] = SYNCS,
+    evict: str | Sequence[str] = EVICT,
+    dim: int = DIM,
+    optimizer: str = "sgd",
+    **reading: Unpack[LogKeywords],
+) -> Simulation:
+    """Replay a log through the caches of several workers, and count what they transmit.
+
+        found = oper.simulate("clicks.parquet", settings=oper.SimulationSettings(workers=4))
+        print(found.least_sent, found.runs["laia+bsp"].hit_ratio)
+
+    Args:
+        log: any iterable of TorchRec `KeyedJaggedTensor` batches, or paths of files, as for
+            `oper.profile`. Samples are put together anew, to batches of `settings.batch_size`.
+        tables: as for `oper.profile`; None infers them from the log.
+        settings: the workers, the samples of an iteration over all of them, caches and links;
+            Herald's unless given.
+        policy: which worker trains which sample: random, in-order, laia, laia:TABLES, esd,
+            esd:ALPHA or grouped; several as a sequence or by commas.
+        sync: when updates reach the tier: bsp, on-demand, peer, fae:SHARE, het:S or het-exact:S;
+            several as `policy`.
+        evict: what leaves a full cache: lru, lfu, light-lfu or emark; several as `policy`.
+        dim, optimizer: of tables that do not state them, as for `oper.profile`.
+        reading: how to read the log, as for `oper.profile`.
+
+    Returns:
+        The figures of every combination of the three.
+
+    Raises:
+        OperError: a name is none of these, the log ends within the warm-up, a batch's rows do not
+            fit a cache, or the log is damaged.
+    """
+    settings = SimulationSettings() if settings is None else settings
+    check_type("simulate", "settings", settings, SimulationSettings)
+    methods = Methods.parse(policy, sync, evict)
+    opened = open_log(log, LogOptions.of(reading))
+    prepared = TableOptions(tables, dim, optimizer=optimizer).prepare(opened)
+    return replay(Trace(RowReader(opened, prepared), settings.batch_size), settings, methods)
 
 
 @dataclass
-class Run:
-    """One combination, and what it has transmitted."""
+class _Run:
+    """One combination while it is replayed: its caches, and sums over the iterations so far."""
 
-    policy: Policy
     sync: Synchronisation
     eviction: str
     caches: Caches | FrequentRows
     dispatcher: Dispatcher
-    totals: Totals
-    flushed: int = 0  # updates that were left at the end
-    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_PARTS, 0.0))
+    iterations: int = 0
+    barrier_cost: int = 0
+    cost_seconds: float = 0.0
+    seconds: Floats = field(default_factory=lambda: np.zeros(3))  # of the parts of BatchTime
+
+    def __post_init__(self) -> None:
+        self.moved = np.zeros(self.caches.workers, dtype=TRANSMISSIONS)  # of each worker
 
     def step(self, batch: Batch, number: int, counted: bool, seconds_per_byte: Floats) -> None:
         """Dispatch and train a batch, which is `counted` after the warm-up."""
@@ -82,54 +338,53 @@ class Run:
         moved = self.caches.train(looked_up, assignment)
         times.append(time.perf_counter())
         if counted:
-            self.totals.add(moved, seconds_per_byte)
-            for part, spent in zip(_PARTS, np.diff(times), strict=True):
-                self.seconds[part] += float(spent)
+            self._add(moved, seconds_per_byte)
+            self.seconds += np.diff(times)
 
-    def to_json(self) -> dict[str, Any]:
-        """The figures of the run."""
-        times = {part: 1e3 * spent / self.totals.iterations for part, spent in self.seconds.items()}
-        return {
-            "policy": str(self.policy),
-            "sync": str(self.sync),
-            "eviction": self.eviction,
-            **self.totals.to_json(),
-            "flushed": self.flushed,
-            "dispatch_ms": sum(times.values()),
-            "dispatch_parts_ms": times,
-        }
+    def _add(self, moved: NDArray[np.void], seconds_per_byte: Floats) -> None:
+        """Count an iteration's transmissions, TRANSMISSIONS [M]."""
+        add_to(self.moved, moved)
+        self.iterations += 1
+        pushes = np.sum([moved[name] for name in PUSHES], axis=0)
+        self.barrier_cost += int(pushes.max() + moved["miss_pull"].max())
+        moved_bytes = moved["pull_bytes"] + moved["push_bytes"]
+        self.cost_seconds += float(moved_bytes @ seconds_per_byte)
+
+    def finish(self) -> SimulatedRun:
+        """Push what the caches still hold, and give the figures."""
+        left = self.caches.flush()
+        summed = {name: int(self.moved[name].sum()) for name in self.moved.dtype.names or ()}
+        del summed["lag"]
+        return SimulatedRun(
+            str(self.dispatcher.policy),
+            str(self.sync),
+            self.eviction,
+            **summed,
+            most_lag=int(self.moved["lag"].max()),
+            cost_seconds=self.cost_seconds,
+            barrier_cost=self.barrier_cost,
+            flushed=int(left["update_push"].sum()),
+            dispatch=BatchTime(*(1e3 * self.seconds / self.iterations).tolist()),
+        )
 
 
-def simulate(
+def replay(
     trace: Trace,
-    settings: Settings,
-    policies: Sequence[Policy],
-    syncs: Sequence[Synchronisation],
-    evictions: Sequence[str],
+    settings: SimulationSettings,
+    methods: Methods,
     report: Callable[[int], None] = lambda samples: None,
-) -> dict[str, Any]:
-    """The figures of every combination, by name; `report` is called with the samples replayed.
-
-    OperError where the log ends within the warm-up, or a batch's rows do not fit a cache.
-    """
+) -> Simulation:
+    """What `simulate` returns, of a log that is open; `trace` has batches of `settings.batch_size`
+    samples. `report` is called with the samples replayed."""
+    methods.check_optimizers(trace)
     seconds_per_byte = settings.seconds_per_byte
-    for policy, sync in product(policies, syncs):
-        _check_optimizers(trace, sync)
-        if sync.kind == "fae" and policy.kind not in BLIND:
-            raise OperError(
-                f"--policy {policy} --sync {sync}: FAE has nothing in caches by which a sample "
-                f"could be dispatched; give it --policy {' or '.join(BLIND)}"
-            )
-    runs: dict[str, Run] = {}
+    runs: dict[str, _Run] = {}
     batches = 0
     for number, batch in enumerate(trace):
         if not runs:
             first = batch
             capacity = cache_rows(trace, batch, settings.cache_share)
-            choices = product(policies, syncs, evictions)
-            for policy, sync, eviction in choices:
-                name = "+".join(map(str, (policy, sync, *[eviction][: len(evictions) > 1])))
-                runs[name] = _run(trace, settings, capacity, policy, sync, eviction)
+            runs = _runs(trace, settings, methods, capacity)
         for name, run in runs.items():
             try:
                 run.step(batch, number, number >= settings.warm_up, seconds_per_byte)
@@ -137,49 +392,44 @@ def simulate(
                 least = 100 * least_share(trace, first, error.needed)
                 raise OperError(
                     f"--cache {100 * settings.cache_share:.4g}%: iteration {number}, {name}: "
-                    f"{error}; {1.001 * least:.4g}% would be enough for it, and fewer samples a "
-                    "worker need less"
+                    f"{error}; {1.001 * least:.4g}% would be enough for it, and a smaller "
+                    "--batch-size needs less"
                 ) from None
         batches += 1
         report(batch.samples)
     if batches < settings.warm_up + 1:
         raise OperError(
             f"the log has {batches} batches of {settings.batch_size:,} samples, and the warm-up "
-            f"takes {settings.warm_up}; give a longer log, a smaller --batch or --warm-up"
+            f"takes {settings.warm_up}; give a longer log, a smaller --batch-size or --warm-up"
         )
-    for run in runs.values():
-        moved = run.caches.flush()
-        run.flushed = int(moved["update_push"].sum())
-    return {
-        "workers": settings.workers,
-        "samples_per_worker": settings.samples_per_worker,
-        "iterations": batches - settings.warm_up,
-        "warm_up": settings.warm_up,
-        "cache_rows": capacity.tolist(),
-        "rows": int(trace.rows_of_width.sum()),
-        "policies": {name: run.to_json() for name, run in runs.items()},
-    }
+    return Simulation(
+        settings,
+        batches - settings.warm_up,
+        tuple(capacity.tolist()),
+        int(trace.rows_of_width.sum()),
+        {name: run.finish() for name, run in runs.items()},
+    )
 
 
-def _check_optimizers(trace: Trace, sync: Synchronisation) -> None:
-    """OperError where HET is to train with another optimizer than SGD."""
-    wrong = [table for table in trace.tables if table.optimizer not in ("sgd", "none")]
-    if sync.kind.startswith("het") and wrong:
-        raise OperError(
-            f"--sync {sync}: table {wrong[0].name!r} has {wrong[0].optimizer}, and HET pushes sums "
-            "of gradients, which plain SGD alone applies as if each had come in its turn; give it "
-            "--optimizer sgd, or --sync on-demand"
-        )
+def _runs(
+    trace: Trace, settings: SimulationSettings, methods: Methods, capacity: Ints
+) -> dict[str, _Run]:
+    """Every combination by its name, with empty caches of `capacity` rows of each width."""
+    runs = {}
+    for policy, sync, eviction in product(methods.policies, methods.syncs, methods.evictions):
+        name = "+".join(map(str, (policy, sync, *[eviction][: len(methods.evictions) > 1])))
+        runs[name] = _run(trace, settings, capacity, policy, sync, eviction)
+    return runs
 
 
 def _run(
     trace: Trace,
-    settings: Settings,
+    settings: SimulationSettings,
     capacity: Ints,
     policy: Policy,
     sync: Synchronisation,
     eviction: str,
-) -> Run:
+) -> _Run:
     row_bytes, gradient_bytes = zip(*trace.widths, strict=True)
     caches: Caches | FrequentRows
     if sync.kind == "fae":
@@ -193,7 +443,7 @@ def _run(
     if policy.tables is not None:
         infrequency = Infrequency(offsets(trace.tables), settings.workers)
     dispatcher = Dispatcher(policy, settings.seconds_per_byte, settings.seed, infrequency)
-    return Run(policy, sync, eviction, caches, dispatcher, Totals(settings.workers))
+    return _Run(sync, eviction, caches, dispatcher)
 
 
 def cache_rows(trace: Trace, batch: Batch, share: float) -> Ints:

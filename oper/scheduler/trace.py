@@ -24,7 +24,7 @@ class Width(NamedTuple):
 
     @classmethod
     def of(cls, table: Table) -> "Width":
-        """That of a table's rows."""
+        """The width of a table's rows."""
         return cls(table.memory_bytes("training"), table.row_bytes)
 
 

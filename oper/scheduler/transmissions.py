@@ -1,18 +1,19 @@
-"""What moved between the caches and the tier, and what it cost.
+"""What moved between caches and tier: counts, and moves for the ranks that carry them out.
 
 One transmission is one row, or its gradient, one way. A row counts once for a worker and iteration.
+A move says what one transmission carries, from whom to whom. All ranks have the same moves in the
+same order, as each replays all caches (csrc/include/oper/scheduler/moves.h).
 """
 
-from dataclasses import dataclass, field
-from typing import Any
-
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from oper.base import native
-from oper.base.arrays import Floats
+from oper.base.arrays import Ints
+from oper.scheduler.row_addresses import owner_of, slot_of, width_of
 
-# Of each worker, as csrc/include/oper/scheduler/transmissions.h.
+# What each worker transmitted, as in csrc/include/oper/scheduler/transmissions.h.
 TRANSMISSIONS = native.shared(
     "struct Transmissions",
     np.dtype(
@@ -33,7 +34,7 @@ TRANSMISSIONS = native.shared(
         ]
     ),
 )
-_PUSHES = ["update_push", "evict_push", "peer_push"]
+PUSHES = ["update_push", "evict_push", "peer_push"]
 _SUMMED = [name for name in TRANSMISSIONS.names or () if name != "lag"]
 
 
@@ -44,45 +45,31 @@ def add_to(total: NDArray[np.void], moved: NDArray[np.void]) -> None:
     total["lag"] = np.maximum(total["lag"], moved["lag"])
 
 
-@dataclass
-class Totals:
-    """Sums over iterations of what each worker transmitted.
+MOVES = native.shared(
+    "struct Move",
+    np.dtype([(name, np.int64) for name in ("kind", "worker", "row", "address", "other")]),
+)
+# The kinds of moves. A copy (PUSH_ROW) or a waiting gradient goes to the tier. The tier's row
+# (PULL), or that of worker `other` (PEER), comes to the worker. A row gets a place in its cache
+# (INSERT): that of row `other`, or a free one. A row was trained by `other` workers (JOINT).
+PUSH_ROW, PUSH_GRADIENT, PULL, PEER, INSERT, JOINT = range(6)
 
-    `barrier_cost`: rows, the largest push and the largest pull of each iteration (Herald).
-    `cost_seconds`: link time, of all workers together (ESD).
-    """
 
-    workers: int
-    moved: NDArray[np.void] = field(init=False)  # TRANSMISSIONS [M]
-    iterations: int = 0
-    barrier_cost: int = 0
-    cost_seconds: float = 0.0
+def as_moves(words: torch.Tensor) -> NDArray[np.void]:
+    """Name the columns of a kernel's answer: int64 [n, fields] becomes MOVES [n]."""
+    return words.numpy().view(MOVES).reshape(-1)
 
-    def __post_init__(self) -> None:
-        self.moved = np.zeros(self.workers, dtype=TRANSMISSIONS)
 
-    def add(self, moved: NDArray[np.void], seconds_per_byte: Floats) -> None:
-        """Count an iteration's transmissions [M]."""
-        add_to(self.moved, moved)
-        self.iterations += 1
-        pushes = np.sum([moved[name] for name in _PUSHES], axis=0)
-        self.barrier_cost += int(pushes.max() + moved["miss_pull"].max())
-        moved_bytes = moved["pull_bytes"] + moved["push_bytes"]
-        self.cost_seconds += float(moved_bytes @ seconds_per_byte)
+def owners(moves: NDArray[np.void]) -> Ints:
+    """The ranks whose shards hold the rows that move."""
+    return owner_of(moves["address"])
 
-    @property
-    def total(self) -> int:
-        """All transmissions."""
-        return sum(int(self.moved[name].sum()) for name in ("miss_pull", *_PUSHES))
 
-    def to_json(self) -> dict[str, Any]:
-        """All figures by name."""
-        sums = {name: int(self.moved[name].sum()) for name in _SUMMED}
-        return {
-            **sums,
-            "most_lag": int(self.moved["lag"].max()),
-            "total": self.total,
-            "cost_seconds": self.cost_seconds,
-            "barrier_cost": self.barrier_cost,
-            "hit_ratio": sums["hits"] / sums["reads"] if sums["reads"] else None,
-        }
+def slots(moves: NDArray[np.void]) -> Ints:
+    """The slots of the rows that move, in those shards."""
+    return slot_of(moves["address"])
+
+
+def buckets(moves: NDArray[np.void]) -> Ints:
+    """The buckets of the rows."""
+    return width_of(moves["address"])

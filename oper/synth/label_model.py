@@ -22,8 +22,8 @@ from oper.synth.recipes import Recipe
 
 DENSE_COLUMNS = tuple(f"I{i}" for i in range(1, 14))
 
-# Variances of the logit from the dense values, and from all tables together. Chosen so that the
-# Bayes AUC is near 0.8, which the best models reach on the Criteo logs.
+# Variances of the logit from the dense values, and from all tables together. They are chosen so
+# that the Bayes AUC is near 0.8, which the best models reach on the Criteo logs.
 _DENSE_VARIANCE = 0.4
 _TABLES_VARIANCE = 1.2
 _HASH_RANGE = 1 << 52  # a double holds every value plus one half exactly

@@ -16,8 +16,8 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
+from oper.base.arrays import as_int64, as_tensor
 from oper.base.errors import OperError
-from oper.base.tensors import as_int64, as_tensor
 from oper.tables.table import Table
 from oper.tables.table_file import load_tables
 
@@ -54,7 +54,7 @@ class Law:
         head = min(self.rows, 10_000)
         total = float(np.sum(np.arange(1.0, head + 1) ** -self.exponent))
         start, end, power = head + 0.5, self.rows + 0.5, 1 - self.exponent
-        # The rest of the sum by its integral.
+        # The rest of the sum is taken by its integral.
         total += math.log(end / start) if power == 0 else (end**power - start**power) / power
         return 1 / total
 
@@ -102,6 +102,11 @@ class Recipe:
     def tables(self) -> tuple[Table, ...]:
         """The tables, in order."""
         return tuple(f.table for f in self.features)
+
+    @property
+    def rows(self) -> int:
+        """Rows of all tables."""
+        return sum(table.rows for table in self.tables)
 
     @property
     def ids_per_sample(self) -> float:

@@ -4,14 +4,14 @@ A row of table t takes S bytes as it travels and m bytes where it is stored, whi
 counts its optimizer state. Rows of all tables are numbered through: GLOBAL ROW ID =
 offsets(tables)[t] + row.
 
-Tables come from a YAML or JSON file, from the configs of a TorchRec module, from a published data
-set by name, or from a log itself (`oper.logs.table_discovery`).
+Tables come from a TorchRec model or its configs (below), from a YAML or JSON file or a published
+data set (table_file.py), or from a log itself (oper/logs/table_discovery.py).
 """
 
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base import native
+from oper.base.defaults import DIM, DTYPE, OPTIMIZER
 from oper.base.errors import OperError
 from oper.base.units import whole_number
 
@@ -38,8 +39,18 @@ _OPTIMIZER_STATE = {
     "partial_rowwise_adam": (1, 1),
 }
 _STATE_BYTES = 4
-_MOST_ROWS = 2**40  # an address has 40 bits for the slot (oper/plan/layout.py)
+_MOST_ROWS = 2**40  # An address has 40 bits for the slot (oper/plan/layout.py).
 _MOST_DIM = 2**20  # hundreds of times the widest rows that models have
+# The names of TorchRec for dtypes, and of the classes of its optimizers.
+_TORCHREC_DTYPES = {"FP32": "fp32", "FP16": "fp16", "BF16": "bf16", "INT8": "int8"}
+_CONFIG = ("name", "num_embeddings", "embedding_dim", "feature_names", "data_type")
+_TORCH_OPTIMIZERS = {
+    "SGD": "sgd",
+    "Adagrad": "adagrad",
+    "RowWiseAdagrad": "rowwise_adagrad",
+    "Adam": "adam",
+    "PartialRowWiseAdam": "partial_rowwise_adam",
+}
 CHOICES: dict[str, tuple[str, ...]] = {
     "dtype": tuple(_BYTES_PER_VALUE),
     "optimizer": tuple(_OPTIMIZER_STATE),
@@ -74,9 +85,9 @@ class Table:
 
     name: str
     rows: int
-    dim: int = 64
-    dtype: str = "fp32"
-    optimizer: str = "rowwise_adagrad"
+    dim: int = DIM
+    dtype: str = DTYPE
+    optimizer: str = OPTIMIZER
     pooling: str = "sum"
     features: tuple[str, ...] = ()
     ids: IdRule = IdRule()
@@ -142,6 +153,33 @@ class Table:
             f"{self.rows:,} row{'' if self.rows == 1 else 's'} of dim {self.dim}, {self.dtype} "
             f"({', '.join(rule)}) for {', '.join(self.columns)}"
         )
+
+    @classmethod
+    def of_model(cls, model: Any, *, optimizer: str = OPTIMIZER) -> "dict[str, Table]":
+        """The tables of a model, by the names of their parameters in its `named_parameters()`.
+
+        Args:
+            model: a `torch.nn.Module` with TorchRec's embedding (bag) collections, unsharded or
+                sharded by TorchRec or OPER. Parameters of sharded tables are empty on a rank, so
+                that their sizes are only here.
+            optimizer: that of tables whose parameters do not tell it, such as sharded ones.
+
+        Raises:
+            OperError: the model has no collection, two of its tables have one name, or a table has
+                a dtype or optimizer that is not supported.
+        """
+        tables = {table.name: table for table in tables_of(model, optimizer=optimizer)}
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        return {
+            names[id(holder.weight)]: tables[name]
+            for _, collection in collections_of(model)
+            for name, holder in _weights(collection).items()
+        }
+
+    @property
+    def parameters(self) -> int:
+        """Values in all rows, as `numel` of an unsharded table's weight."""
+        return self.rows * self.dim
 
     def to_dict(self) -> dict[str, Any]:
         """The table as JSON holds it."""
@@ -214,3 +252,118 @@ def with_missing(tables: Sequence[Table], missing: str | None) -> tuple[Table, .
         replace(t, ids=replace(t.ids, missing=missing)) if t.ids.missing is None else t
         for t in tables
     )
+
+
+def tables_of(module: Any, *, optimizer: str = OPTIMIZER) -> tuple[Table, ...]:
+    """The tables of every TorchRec embedding (bag) collection in a `torch.nn.Module`.
+
+    Sizes, dtype, pooling and features are taken from the configs; the optimizer is the one that
+    `apply_optimizer_in_backward` gave the table, else `optimizer`. Ids are dense. OperError where
+    the module has no collection, or a table has a dtype or optimizer that is not supported.
+    """
+    tables: list[Table] = []
+    for _, inner in collections_of(module):
+        tables += tables_of_collection(inner, optimizer=optimizer)
+    if not tables:
+        raise OperError(
+            f"{type(module).__name__}: has no TorchRec EmbeddingBagCollection or "
+            "EmbeddingCollection; pass a module that has one"
+        )
+    repeated = {t.name for t in tables if sum(u.name == t.name for u in tables) > 1}
+    if repeated:
+        raise OperError(
+            f"{type(module).__name__}: several collections have a table {min(repeated)!r}; "
+            "give each table a name of its own"
+        )
+    return tuple(tables)
+
+
+def tables_of_list(given: Any) -> tuple[Table, ...]:
+    """The tables of a list of `Table`s or of TorchRec's configs, as `tables_of` has the tables of
+    a collection of those. OperError where it is neither."""
+    needed = (
+        "and a list of oper.Table, or of TorchRec's EmbeddingBagConfig or EmbeddingConfig, was "
+        "needed; or a model, a profile, a file of tables, or None"
+    )
+    if not isinstance(given, Sequence):
+        raise OperError(f"tables is a {type(given).__name__}, {needed}")
+    tables = []
+    for number, item in enumerate(given):
+        if isinstance(item, Table):
+            tables.append(item)
+        elif all(hasattr(item, name) for name in _CONFIG):
+            tables.append(_table_of(item, OPTIMIZER))
+        else:
+            raise OperError(f"tables[{number}] is a {type(item).__name__}, {needed}")
+    return tuple(tables)
+
+
+def collections_of(module: Any) -> Iterator[tuple[str, Any]]:
+    """The embedding (bag) collections of a module by their path, unsharded ones and those that
+    TorchRec or OPER sharded."""
+    within: list[str] = []  # Parts of a collection are no collections of their own.
+    for path, inner in module.named_modules():
+        if configs_of(inner) is not None and not any(path.startswith(f"{p}.") for p in within):
+            within.append(path)
+            yield path, inner
+
+
+def tables_of_collection(collection: Any, *, optimizer: str = OPTIMIZER) -> tuple[Table, ...]:
+    """The tables of one collection, by the rules of `tables_of`. All tables of a sharded collection
+    get `optimizer`, as its parameters no longer tell theirs."""
+    weights, tables = _weights(collection), []
+    for config in configs_of(collection) or ():
+        parameter = weights[config.name].weight if config.name in weights else None
+        tables.append(_table_of(config, _optimizer_of(parameter, optimizer)))
+    return tuple(tables)
+
+
+def _weights(collection: Any) -> Any:
+    """The modules that hold the weight of each table, by its name."""
+    return getattr(collection, "embedding_bags", None) or getattr(collection, "embeddings", {})
+
+
+def configs_of(collection: Any) -> Sequence[Any] | None:
+    """The configs of a collection's tables, unsharded or not; None of another module."""
+    for name in ("embedding_bag_configs", "embedding_configs"):
+        # Collections that TorchRec sharded have the configs as an attribute.
+        found: Any = getattr(collection, name, None) or getattr(collection, f"_{name}", None)
+        if found is not None:
+            return list(found() if callable(found) else found)
+    return None
+
+
+def _table_of(config: Any, optimizer: str) -> Table:
+    dtype = _TORCHREC_DTYPES.get(config.data_type.name)
+    if dtype is None:
+        raise OperError(
+            f"table {config.name!r}: dtype {config.data_type.name}, and one of "
+            f"{', '.join(_TORCHREC_DTYPES)} was needed"
+        )
+    pooling = getattr(config, "pooling", None)
+    return Table(
+        name=config.name,
+        rows=config.num_embeddings,
+        dim=config.embedding_dim,
+        dtype=dtype,
+        optimizer=optimizer,
+        pooling="none" if pooling is None else pooling.name.lower(),
+        features=tuple(config.feature_names),
+    )
+
+
+def _optimizer_of(parameter: Any, default: str) -> str:
+    """The fused optimizer that was put on an unsharded parameter, if any."""
+    classes = getattr(parameter, "_optimizer_classes", None)
+    if not classes:
+        return default
+    name = classes[0].__name__
+    settings = (getattr(parameter, "_optimizer_kwargs", None) or [{}])[0]
+    if name == "SGD" and settings.get("momentum", 0):
+        return "momentum_sgd"
+    if name not in _TORCH_OPTIMIZERS:
+        raise OperError(
+            f"optimizer {name} of a table: the size of its state is unknown; known are "
+            f"{', '.join(_TORCH_OPTIMIZERS)}"
+        )
+    return _TORCH_OPTIMIZERS[name]

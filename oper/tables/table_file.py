@@ -1,21 +1,25 @@
-"""A YAML file of tables: how many rows, how wide, how trained, and which columns index them."""
+"""Files of tables: how many rows, how wide, how trained, and which columns index them.
+
+A file is the user's, YAML or JSON, or published.json, which has the tables of published data sets.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from oper.base.defaults import DIM, DTYPE, OPTIMIZER
 from oper.base.errors import OperError
+from oper.files.json_file import read_json
 from oper.files.yaml_file import Document, KeyPath
-from oper.tables.published import published_names, published_table
 from oper.tables.table import CHOICES, IdKind, IdRule, Table
 
 
 def load_tables(
     spec: Path | str,
     *,
-    dim: int = 64,
-    dtype: str = "fp32",
-    optimizer: str = "rowwise_adagrad",
+    dim: int = DIM,
+    dtype: str = DTYPE,
+    optimizer: str = OPTIMIZER,
     ids: IdKind = "dense",
 ) -> tuple[Table, ...]:
     """The tables of a YAML or JSON file, or of a published data set by name.
@@ -26,7 +30,7 @@ def load_tables(
     """
     base = {"dim": dim, "dtype": dtype, "optimizer": optimizer, "ids": IdRule(ids)}
     if str(spec) in published_names():
-        return published_table(str(spec), base)
+        return _published_table(str(spec), base)
     path = Path(spec)
     if not path.is_file():
         raise OperError(
@@ -139,3 +143,24 @@ def _check_names(document: Document, keys: KeyPath, tables: Sequence[Table]) -> 
                 "give each table a name of its own",
             )
         seen[table.name] = index
+
+
+def published_names() -> tuple[str, ...]:
+    """The data sets whose tables `load_tables` knows by name."""
+    return tuple(_published_facts())
+
+
+def _published_facts() -> dict[str, Any]:
+    facts: dict[str, Any] = read_json(Path(__file__).with_name("published.json"))
+    return facts
+
+
+def _published_table(name: str, base: dict[str, Any]) -> tuple[Table, ...]:
+    facts = _published_facts()[name]
+    rows = facts["rows"]
+    if isinstance(rows, dict):
+        rows = [rows["each"]] * rows["tables"]
+    names = facts["names"]
+    if isinstance(names, str):
+        names = [names.format(index) for index in range(len(rows))]
+    return tuple(Table(name=n, rows=r, **base) for n, r in zip(names, rows, strict=True))

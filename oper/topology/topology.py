@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from oper.base.argument_types import check_type
-from oper.base.errors import OperError
+from oper.base.errors import OperError, check_type
 from oper.files.yaml_file import Document
 from oper.topology.capacity import (
     Capacity,

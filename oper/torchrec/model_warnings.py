@@ -8,19 +8,19 @@ from collections.abc import Hashable
 
 import torch.distributed as dist
 
-from oper.base.printable import printable
+from oper.base.formatting import printable
 
 
 class ModelWarnings:
-    """What is said of one model, if this rank is the one that says it."""
+    """Logs the warnings of one model, if this rank is the one that does."""
 
     def __init__(self, speaks: bool = True) -> None:
         self._speaks, self._said = speaks, set[Hashable]()
 
     @classmethod
     def of_ranks(cls, ranks: int) -> "ModelWarnings":
-        """Of a model for so many ranks. The first of all speaks; where these are not all, it may
-        not be one of them, and everyone does."""
+        """The warnings of a model for so many ranks. The first of all ranks speaks; where these are
+        not all, it may not be one of them, and everyone does."""
         all_ranks = dist.is_initialized() and dist.get_world_size() == ranks
         return cls(not all_ranks or dist.get_rank() == 0)
 

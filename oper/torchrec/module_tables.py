@@ -8,9 +8,7 @@ else that of the sharder's fused parameters.
 """
 
 import logging
-import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from types import FrameType
 from typing import Any
 
 from torch import nn
@@ -27,13 +25,12 @@ from oper.plan.plan import Plan
 from oper.plan.some_tables import part_of
 from oper.runtime.tables.optimizer_buckets import NO_OPTIMIZER, EmbeddingTable
 from oper.runtime.tables.optimizers import Optimizer
-from oper.tables.model_tables import tables_of
-from oper.tables.table import Table
+from oper.tables.table import Table, tables_of
 from oper.torchrec.model_warnings import ModelWarnings
 
 _log = logging.getLogger(__name__)
 
-# What a config may ask for that no row of ours can give.
+# Settings of TorchRec's configs that no row of ours can follow.
 _UNSUPPORTED = ("use_virtual_table", "enable_embedding_update", "num_embeddings_post_pruning")
 
 # Modules that map ids to rows by what this rank has seen so far. Sharding the collection inside
@@ -43,12 +40,13 @@ _MAP_IDS = (
     ITEPEmbeddingBagCollection,
     ITEPEmbeddingCollection,
 )
+_ATTRIBUTES = ("_embedding_module", "_embedding_bag_collection", "_embedding_collection")
 
 
 def collections(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """The collections of a model that a sharder of ours takes, by their path.
 
-    By their exact type, as TorchRec's DistributedModelParallel looks for a sharder.
+    Their type is matched exactly, as TorchRec's DistributedModelParallel looks for a sharder.
     """
     for path, inner in module.named_modules():
         if type(inner) in (EmbeddingBagCollection, EmbeddingCollection):
@@ -64,25 +62,20 @@ def check_place(module: nn.Module, path: str) -> None:
             raise _maps_ids(path, around)
 
 
-def check_surroundings(collection: nn.Module, path: str) -> None:
-    """`check_place` for a sharder, which is given a collection, but not the model that it is in.
+def check_path(path: str) -> None:
+    """OperError where a collection has a path at which modules that map ids keep theirs.
 
-    Modules do not know what they are in. But what goes down a model to a collection, as
-    DistributedModelParallel and TorchRec's sharders of such modules do, has the modules on its way
-    in the variables of the calls that are now under way. (The collector's list of objects would
-    not do: after `gc.freeze()` it lacks them.)
+    A sharder is given a collection and its path, but not the model around it. This is for plans
+    that TorchRec's own planner made, as nothing of OPER's has seen the model then.
     """
-    seen: set[int] = set()
-    call: FrameType | None = sys._getframe(1)
-    while call is not None:
-        for held in tuple(call.f_locals.values()):
-            if not issubclass(type(held), nn.Module) or id(held) in seen:
-                continue
-            seen.add(id(held))
-            for around in held.modules():
-                if isinstance(around, _MAP_IDS) and any(m is collection for m in around.modules()):
-                    raise _maps_ids(path or type(collection).__name__, around)
-        call = call.f_back
+    *around, name = path.split(".")
+    if name in _ATTRIBUTES:
+        raise OperError(
+            f"{path!r}: at {name!r} TorchRec's modules that map ids to rows keep their collection, "
+            f"and {'.'.join(around) or 'the model'!r} may be one, which OPER does not support; "
+            "give DistributedModelParallel plan=oper.torchrec_plan(plan, model), which looks at "
+            "the whole model"
+        )
 
 
 def _maps_ids(path: str, around: nn.Module) -> OperError:
@@ -94,7 +87,8 @@ def _maps_ids(path: str, around: nn.Module) -> OperError:
 
 
 def already_sharded(module: nn.Module) -> str:
-    """What an error about a model without collections adds where they are sharded; "" elsewhere."""
+    """A sentence for an error about a model without collections, where they are sharded already; ""
+    elsewhere."""
     for path, inner in module.named_modules():
         if isinstance(inner, ShardedModule):
             by = "OPER" if type(inner).__module__.startswith("oper.") else "TorchRec"
@@ -142,7 +136,8 @@ def check_tables(plan: Plan, collection: Any) -> None:
 
 
 def check_table(plan: Plan, config: Any, mine: Table) -> None:
-    """The same of one table, by its config and as `tables_of` has it."""
+    """Check one table, of which `config` is TorchRec's config and `mine` what `tables_of` makes of
+    it; raises as `check_tables` does."""
     planned = plan.tables[plan.table_index(config.name)]
     for name in _UNSUPPORTED:
         if getattr(config, name, None):

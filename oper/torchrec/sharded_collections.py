@@ -9,7 +9,7 @@ themselves are empty: rows lie in the heaps of all ranks, where the plan put the
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,40 +29,28 @@ from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 from torchrec.streamable import Multistreamable
 
 from oper.base.errors import OperError
-from oper.runtime import fill_tables
+from oper.runtime import initial_values
 from oper.runtime.engine import EmbeddingEngine
-from oper.runtime.memory.batch import PreparedBatch
+from oper.runtime.memory.prepared_batch import PreparedBatch
+from oper.tables.table import tables_of_collection
 from oper.torchrec import module_tables
 from oper.torchrec.fused_optimizer import BucketOptimizer
 from oper.torchrec.state_dict import TableBlocks
 
 
-class TableSize(NamedTuple):
-    """What a table of all ranks holds; `dtype` is that of the rows."""
-
-    rows: int
-    dim: int
-    dtype: str
-
-    @property
-    def parameters(self) -> int:
-        """Values in it, as `numel` of an unsharded table's weight."""
-        return self.rows * self.dim
-
-
 @dataclass
 class BatchContext(Multistreamable):
-    """What `output_dist` needs of a batch beside its rows."""
+    """The parts of a batch that `output_dist` needs beside its rows."""
 
     features: KeyedJaggedTensor | None = None
     batch: PreparedBatch | None = None
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Nothing is on another stream."""
+        """Do nothing: no tensor is on another stream."""
 
 
 class _ShardedByRows(ShardedEmbeddingModule, FusedOptimizerModule):
-    """What both collections share. `module` is the unsharded one.
+    """The part that both collections share. `module` is the unsharded one.
 
     A module on the meta device gets initial rows by its configs' `init_fn`, the same for any plan
     and number of ranks; a module with weights keeps those of rank 0.
@@ -97,7 +85,7 @@ class _ShardedByRows(ShardedEmbeddingModule, FusedOptimizerModule):
         """The context of a batch."""
         return BatchContext()
 
-    @torch.compiler.disable  # what reads ids and rows is no graph; the layers around it are
+    @torch.compiler.disable  # reading ids and rows is no graph; the layers around it are
     def forward(self, features: Any) -> LazyAwaitable[Any]:
         """A batch from ids to rows, without the waits that pipelines put between its stages."""
         ctx = self.create_context()
@@ -124,7 +112,7 @@ class _ShardedByRows(ShardedEmbeddingModule, FusedOptimizerModule):
         """Give all rows the initial values of their configs' `init_fn`. For all ranks to call."""
         fills = [config.init_fn for config in self._configs]
         self._blocks.replaced(range(len(fills)))
-        fill_tables.fill_tables(self._engine, fills)
+        initial_values.fill_tables(self._engine, fills)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
         # DistributedModelParallel.copy copies models while tensors stay as they are, and so do
@@ -165,7 +153,7 @@ class _ShardedByRows(ShardedEmbeddingModule, FusedOptimizerModule):
         return self
 
     def prefetch(self, *_: Any, **__: Any) -> None:
-        """Nothing: rows are read where they lie."""
+        """Do nothing: rows are read where they lie."""
 
     def _cannot_be_quantised(self) -> OperError:
         names = ", ".join(config.name for config in self._configs)
@@ -183,34 +171,17 @@ class _ShardedByRows(ShardedEmbeddingModule, FusedOptimizerModule):
         )
 
     def _add_parameter(self, config: Any) -> nn.Parameter:
-        # Of the table's width, as optimizers take means over rows.
+        # It has the table's width, as optimizers take means over rows.
         parameter = nn.Parameter(torch.empty(0, config.embedding_dim))
         holder = nn.Module()
         holder.register_parameter("weight", parameter)
         getattr(self, self._collection)[config.name] = holder
         return parameter
 
-    @property
-    def table_sizes(self) -> dict[str, TableSize]:
-        """The size of each table, by the name of its parameter here."""
-        dtypes = [bucket.dtype for bucket in self._engine.buckets]
-        of_table = {
-            table: dtypes[number]
-            for number, bucket in enumerate(self._engine.buckets)
-            for table in bucket.tables
-        }
-        return {
-            self._key(n): TableSize(config.num_embeddings, config.embedding_dim, of_table[n])
-            for n, config in enumerate(self._configs)
-        }
-
     def extra_repr(self) -> str:
         """The tables with their sizes, and the plan, as parameters are empty."""
-        engine, names = self._engine, [config.name for config in self._configs]
-        lines = [
-            f"{name}: {size.rows:,} x {size.dim} {size.dtype}"
-            for name, size in zip(names, self.table_sizes.values(), strict=True)
-        ]
+        engine, tables = self._engine, tables_of_collection(self)
+        lines = [f"{table.name}: {table.rows:,} x {table.dim} {table.dtype}" for table in tables]
         plan = f"{engine.plan!r}".strip("<>")
         return "\n".join([*lines, f"rank {engine.rank} of {engine.ranks}, {plan}"])
 
@@ -249,7 +220,7 @@ class _ShardedByRows(ShardedEmbeddingModule, FusedOptimizerModule):
             self.reset_parameters()
         else:
             given = [weights[config.name].detach() for config in self._configs]
-            fill_tables.copy_tables(self._engine, given)
+            initial_values.copy_tables(self._engine, given)
 
 
 class _Pooled(LazyGetItemMixin[str, torch.Tensor], LazyNoWait[KeyedTensor]):
@@ -276,7 +247,7 @@ class OperShardedEmbeddingBagCollection(_ShardedByRows):
 
     @property
     def unsharded_module_type(self) -> type[nn.Module]:
-        """What it stands for."""
+        """The unsharded collection, which this one stands for."""
         return EmbeddingBagCollection
 
 
@@ -322,7 +293,7 @@ class OperShardedEmbeddingCollection(_ShardedByRows):
 
     @property
     def unsharded_module_type(self) -> type[nn.Module]:
-        """What it stands for."""
+        """The unsharded collection, which this one stands for."""
         return EmbeddingCollection
 
 

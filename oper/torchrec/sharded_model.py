@@ -12,8 +12,7 @@ from torch import nn
 from torchrec.distributed.model_parallel import DistributedModelParallel, get_unwrapped_module
 from torchrec.distributed.types import ModuleSharder, ShardingEnv
 
-from oper.base.argument_types import check_type
-from oper.base.errors import OperError
+from oper.base.errors import OperError, check_type
 from oper.plan.plan import Plan
 from oper.runtime.comm.group import Group
 from oper.runtime.engine import EmbeddingEngine
@@ -22,7 +21,6 @@ from oper.torchrec.module_tables import first_names
 from oper.torchrec.sharded_collections import (
     OperShardedEmbeddingBagCollection,
     OperShardedEmbeddingCollection,
-    TableSize,
 )
 from oper.torchrec.sharders import (
     OperEmbeddingBagCollectionSharder,
@@ -59,7 +57,7 @@ def shard(
             else ShardingEnv.from_local(1, 0)
         )
     with _all_ranks(env, options.get("deadline_seconds", 60.0)):
-        # First, as they check their options, which takes no time.
+        # The sharders are made first: they check their options, which takes no time.
         sharders: list[ModuleSharder[Any]] = [
             OperEmbeddingBagCollectionSharder(None, fused_params, **options),
             OperEmbeddingCollectionSharder(None, fused_params, **options),
@@ -86,8 +84,8 @@ def accumulate(model: nn.Module) -> Iterator[None]:
 
 
 def counters(model: nn.Module) -> dict[str, dict[str, Any]]:
-    """What this rank read, sent and updated so far, of each sharded collection by its path in the
-    user's model."""
+    """Counts of what this rank read, sent and updated so far, for each sharded collection by its
+    path in the user's model."""
     return {
         path: module.engine.counters.to_dict() | _of_caches(module.engine)
         for path, module in _sharded_collections(model).items()
@@ -96,16 +94,6 @@ def counters(model: nn.Module) -> dict[str, dict[str, Any]]:
 
 def _of_caches(engine: EmbeddingEngine) -> dict[str, Any]:
     return {} if engine.source is None else {"caches": engine.source.to_dict()}
-
-
-def table_sizes(model: nn.Module) -> dict[str, TableSize]:
-    """Rows, dim and dtype of each sharded table, by the name of its parameter in `model`'s
-    `named_parameters`: parameters are empty on each rank, as rows lie in all ranks' memory."""
-    return {
-        ".".join(filter(None, [path, name])): size
-        for path, module in _sharded_collections(model).items()
-        for name, size in module.table_sizes.items()
-    }
 
 
 @contextmanager

@@ -40,7 +40,7 @@ from oper.torchrec.sharded_collections import (
     OperShardedEmbeddingBagCollection,
     OperShardedEmbeddingCollection,
 )
-from oper.torchrec.sharding_plan import plan_of
+from oper.torchrec.sharding_plan import OperModulePlan, plan_of
 
 
 class OperSharder(BaseEmbeddingSharder):
@@ -99,7 +99,7 @@ class OperSharder(BaseEmbeddingSharder):
         }
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
-        """What TorchRec's own planner may put into a plan; this sharder does not read it."""
+        """The sharding types that TorchRec's own planner may put into a plan; they are not read."""
         return [ShardingType.ROW_WISE.value]
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
@@ -123,12 +123,12 @@ class OperSharder(BaseEmbeddingSharder):
 
     @property
     def module_type(self) -> type[nn.Module]:
-        """What DistributedModelParallel is to hand to this sharder."""
+        """The class of the collections that DistributedModelParallel is to hand to this sharder."""
         return self._unsharded
 
     @property
     def sharded_module_type(self) -> type[nn.Module]:
-        """What comes back."""
+        """The class of the collections that `shard` returns."""
         return self._sharded
 
     def _engine(
@@ -141,7 +141,8 @@ class OperSharder(BaseEmbeddingSharder):
                 "oper.torchrec_plan or oper.OperShardingPlanner"
             )
         plan = plan_of(plan)
-        module_tables.check_surroundings(module, path)
+        if not isinstance(params, OperModulePlan):
+            module_tables.check_path(path)
         _check_environment(env, device)
         warnings = getattr(params, "warnings", None) or ModelWarnings(env.rank == 0)
         part, tables = module_tables.match_tables(plan, module, self.fused_params, warnings)

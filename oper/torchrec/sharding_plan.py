@@ -1,28 +1,20 @@
 """OPER's plan in the form of TorchRec's ShardingPlan, for its DistributedModelParallel."""
 
 import logging
-import sys
-from collections.abc import Mapping
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from torch import nn
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
-from torchrec.distributed.embedding import EmbeddingCollectionSharder
-from torchrec.distributed.embedding_types import EmbeddingComputeKernel
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.types import (
     EmbeddingModuleShardingPlan,
-    ModuleShardingPlan,
     ParameterSharding,
     ShardingPlan,
     ShardingType,
 )
 
-from oper.base.argument_types import check_type
-from oper.base.errors import OperError
+from oper.base.errors import OperError, check_type
 from oper.plan.plan import Plan
 from oper.torchrec import module_tables
 from oper.torchrec.model_warnings import ModelWarnings
@@ -46,14 +38,6 @@ class OperShardingPlan(ShardingPlan):
         super().__init__(plan)
         self.oper_plan = oper_plan
 
-    def get_plan_for_module(self, module_path: str) -> ModuleShardingPlan | None:
-        """The plan of a module, None where it has none. OperError where the model that asks has no
-        sharder of OPER's for that module."""
-        found = super().get_plan_for_module(module_path)
-        if found is not None:
-            _check_sharder(sys._getframe(1), module_path)
-        return found
-
 
 def plan_of(given: Any) -> Plan:
     """The plan that was given: one of OPER's, its folder, or its form for TorchRec."""
@@ -73,7 +57,13 @@ def torchrec_plan(plan: Plan | Path | str, module: nn.Module) -> OperShardingPla
     """A plan in TorchRec's form, for its DistributedModelParallel.
 
     It has all collections of `module`, and for each table the blocks of rows that its state dict
-    will have. Raises OperError where `plan` is not for these tables.
+    will have. DistributedModelParallel needs a sharder of OPER's for each kind of collection:
+    without one it raises a KeyError of the collection's class, and TorchRec's own sharders a
+    ValueError that names OPER's. `oper.shard` gives it both.
+
+    Raises:
+        OperError: `plan` is not for these tables, or a table's collection lies in a module that
+            maps its ids.
     """
     check_type("torchrec_plan", "module", module, nn.Module)
     plan = plan_of(plan)
@@ -81,7 +71,7 @@ def torchrec_plan(plan: Plan | Path | str, module: nn.Module) -> OperShardingPla
 
 
 def planned_module(plan: Plan, module: nn.Module, warnings: ModelWarnings) -> OperShardingPlan:
-    """The same, with the model's warnings."""
+    """Make the plan that `torchrec_plan` returns; `warnings` are those of the model."""
     planned = {table.name for table in plan.tables}
     matched, names_of_model, unplanned = [], set(), []
     for path, collection in module_tables.collections(module):
@@ -101,7 +91,7 @@ def planned_module(plan: Plan, module: nn.Module, warnings: ModelWarnings) -> Op
     for path, collection in matched:
         module_tables.check_tables(plan, collection)
         content = OperModulePlan(
-            (config.name, _parameter_sharding(config, plan.ranks))
+            (config.name, _parameter_sharding(type(collection), config, plan.ranks))
             for config in module_tables.configs(collection)
         )
         content.oper_plan, content.warnings = plan, warnings
@@ -128,39 +118,16 @@ def planned_module(plan: Plan, module: nn.Module, warnings: ModelWarnings) -> Op
     return OperShardingPlan(found, plan)
 
 
-def _parameter_sharding(config: Any, ranks: int) -> ParameterSharding:
+def _parameter_sharding(kind: type[nn.Module], config: Any, ranks: int) -> ParameterSharding:
     shards = [
         ShardMetadata([first, 0], [count, config.embedding_dim], f"rank:{rank}/cpu")
         for rank, (first, count) in enumerate(row_blocks(config.num_embeddings, ranks))
     ]
     return ParameterSharding(
         sharding_type=ShardingType.ROW_WISE.value,
-        # Of which TorchRec's own sharders say that they have none.
-        compute_kernel=EmbeddingComputeKernel.CUSTOMIZED_KERNEL.value,
+        # TorchRec's own sharders refuse a kernel that they do not know by its name: this one names
+        # the sharder that is needed in their place.
+        compute_kernel=f"oper.Oper{kind.__name__}Sharder",
         ranks=list(range(len(shards))),
         sharding_spec=EnumerableShardingSpec(shards),
-    )
-
-
-def _check_sharder(asking: FrameType, path: str) -> None:
-    """OperError where the DistributedModelParallel that asks for the plan of a module has no
-    sharder for it, on which TorchRec raises a KeyError of a class, or one of TorchRec's own.
-
-    It tells its sharders to nobody, but here they are about to be looked up in its variables.
-    """
-    sharders = getattr(asking.f_locals.get("self"), "_sharder_map", None)
-    module = asking.f_locals.get("module")
-    if not isinstance(sharders, Mapping) or not isinstance(module, nn.Module):
-        return
-    kind, sharder = type(module), sharders.get(type(module))
-    if sharder is None:
-        has = f"has no sharder for {kind.__name__}"
-    elif isinstance(sharder, EmbeddingBagCollectionSharder | EmbeddingCollectionSharder):
-        has = f"has TorchRec's sharder for {kind.__name__}, which cannot shard by OPER's plan"
-    else:
-        return
-    raise OperError(
-        f"{path or kind.__name__!r}: DistributedModelParallel {has}; give it "
-        f"sharders=[oper.Oper{kind.__name__}Sharder(), …], one for each kind of collection, or "
-        "call oper.shard(model, plan)"
     )

@@ -27,7 +27,7 @@ from torchrec.distributed.shards_wrapper import LocalShardsWrapper
 
 from oper.base.errors import OperError
 from oper.runtime.engine import EmbeddingEngine
-from oper.runtime.fill_tables import planned_tables
+from oper.runtime.initial_values import planned_tables
 from oper.runtime.table_io import RowBlock, RowRange
 from oper.runtime.tables.optimizer_buckets import TORCH_DTYPE
 from oper.runtime.tables.optimizers import State
@@ -64,9 +64,9 @@ class TableBlocks:
         self._tables = planned_tables(engine)
         self._handed_out: list[_HandedOut] = []
         self._warned_of_steps = False
-        # Those that were forgotten and may still be held: reference, version, table.
+        # Blocks that were forgotten and may still be held: reference, version, table.
         self._forgotten: list[tuple[weakref.ref[torch.Tensor], int, int]] = []
-        # By a weak reference, as the engine should be freed with us and not as garbage.
+        # The reference is weak, so that the engine is freed with us and not as garbage.
         write_back = weakref.WeakMethod(self.write_back)
 
         def before_use() -> None:
@@ -166,8 +166,8 @@ class TableBlocks:
 
     def _write_changed(self) -> None:
         self._warn_of_missing_steps()
-        # For every state that was handed out, changed or not: all ranks write together, and on each
-        # rank other blocks may have been changed, or none.
+        # Every state that was handed out is written, changed or not: all ranks write together, and
+        # on each rank other blocks may have been changed, or none.
         for name in dict.fromkeys(block.state for block in self._handed_out):
             changed = [block for block in self._changed() if block.state == name]
             if name != STEPS:
@@ -225,7 +225,8 @@ class TableBlocks:
         )
 
     def _parts(self, table: int, value: Any, state: State | None) -> list[tuple[int, torch.Tensor]]:
-        """What this rank is to write of a value: first rows, and the values from there on."""
+        """The parts of a value that this rank is to write: first rows, and the values from there
+        on."""
         planned = self._tables[table]
         whole = (planned.rows,) if state and state.rowwise else (planned.rows, planned.dim)
         given = _size(value)

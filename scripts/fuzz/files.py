@@ -41,16 +41,16 @@ from oper.plan import plan as plans
 from oper.plan.address_map import AddressMap
 from oper.plan.row_moves import RowMoves
 from oper.plan.settings import PlanSettings
-from oper.plan.some_tables import plans_of_memories
+from oper.plan.some_tables import part_of, plans_of_memories
 from oper.planner.make_placement import make_placement
 from oper.planner.make_plan import make_plan
 from oper.planner.replan.replan import replan
 from oper.profiling import profile as profiles
 from oper.profiling.counting import CountOptions, count, provenance
 from oper.profiling.profile import Profile, window_name, write_windows
+from oper.profiling.profile_summary import summarise
 from oper.profiling.sampling import Sampling
-from oper.profiling.table_summary import summarise
-from oper.profiling.windows.time_windows import TimeWindows
+from oper.profiling.windows import TimeWindows
 from oper.tables.table import IdRule, Table
 from oper.tables.table_file import load_tables
 from oper.topology.topology import Topology
@@ -159,7 +159,7 @@ def _count(path: Path, ids: Any, skip: bool) -> None:
         tables = tuple(Table(name, rows, 4, ids=IdRule(ids)) for name in log.features)
     prepared = prepare(log, tables)
     if sum(table.rows for table in prepared.tables) < 50_000_000:
-        summarise(count(RowReader(log, prepared), prepared=prepared)[0])
+        summarise(count(RowReader(log, prepared), prepared=prepared))
 
 
 def _damaged_folder(
@@ -241,19 +241,20 @@ def _use_plan(folder: Path) -> None:
     _quiet("plan", "show", folder)
     _quiet("plan", "show", folder, "--json")
     plans_of_memories(plan)
+    part_of(plan, [0])
     if (folder / "moves.npy").exists():
         RowMoves.load(folder).bytes_by_link(plan.ranks)
 
 
 def _use_profile(folder: Path) -> None:
-    summarise(Profile.open(folder))
+    summarise([Profile.load(folder)])
     _quiet("profiles", "show", folder)
     _quiet("profiles", "show", folder, "--json")
 
 
 def _use_planned(folder: Path) -> None:
     """A plan of the profile, which prices every class of its rows."""
-    opened = Profile.open(folder)
+    opened = Profile.load(folder)
     if opened.rows < 1_000_000:
         workload = Workload("training", "distinct", 64)
         make_placement(opened, Topology.load("cpu:2"), workload, PlanSettings())

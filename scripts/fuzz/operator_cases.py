@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from oper.base import native
-from oper.base.tensors import struct_words
+from oper.base.arrays import struct_words
 from oper.plan.address_map import AddressMap
 from oper.plan.layout import LOCAL, SLOT_BITS, rank_map
 from oper.runtime.tables.kernel_structs import FEATURE

@@ -1,11 +1,12 @@
-"""Explain: the reasons given are those of the plan's own counts, settings and topology."""
+"""Facts of rows: the reasons given are those of the plan's own counts, settings and topology."""
 
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from oper.analysis.row_facts import explain
+from oper.analysis.row_facts import RowReason, explain
+from oper.cli.plan_commands.row_text import row_sentences
 from oper.cost.expected_reads import expected_reads
 from oper.cost.workload import Workload
 from oper.plan.plan import Plan
@@ -36,24 +37,35 @@ def planned(
     return Plan.load(folder)
 
 
+def said_of(plan: Plan, table: str, row: int) -> str:
+    """What `oper plan explain` says of a row."""
+    return " ".join(row_sentences(explain(plan, table, row)))
+
+
 def test_one_rank_replicates_nothing(tmp_path: Path) -> None:
-    found = explain(planned(tmp_path / "plan", "cpu:1", TRAINING, 0.05), "a", 0)
-    assert (found["kind"], found["owner"], found["replicas"]) == ("listed", 0, [])
-    assert found["why"] == "there is only one rank"
+    plan = planned(tmp_path / "plan", "cpu:1", TRAINING, 0.05)
+    found = explain(plan, "a", 0)
+    assert (found.kind, found.owner, found.replicas) == ("listed", 0, [])
+    assert found.why == RowReason.ONE_RANK
+    assert said_of(plan, "a", 0).endswith("Why: there is only one rank")
 
 
 def test_rows_that_nothing_reads_say_so(tmp_path: Path) -> None:
-    found = explain(planned(tmp_path / "plan", "cpu:2", INFERENCE, 0.05), "b", 29)
-    assert found["accesses"] == 0
-    assert "never read" in found["why"]
+    plan = planned(tmp_path / "plan", "cpu:2", INFERENCE, 0.05)
+    found = explain(plan, "b", 29)
+    assert found.accesses == 0
+    assert found.why == RowReason.NEVER_READ
+    assert "never read" in said_of(plan, "b", 29)
 
 
 def test_without_room_for_a_copy_no_other_row_is_said_to_have_it(tmp_path: Path) -> None:
     none = planned(tmp_path / "none", "2x2-a100", INFERENCE, 0.0)
-    assert "would exceed the extra memory" in explain(none, "a", 0)["why"]
+    assert explain(none, "a", 0).why == RowReason.NO_ROOM
+    assert "would exceed the extra memory" in said_of(none, "a", 0)
     some = planned(tmp_path / "some", "2x2-a100", INFERENCE, 0.1)
-    assert explain(some, "a", 0)["replicas"]
-    assert "used by rows that save more" in explain(some, "b", 10)["why"]
+    assert explain(some, "a", 0).replicas
+    assert explain(some, "b", 10).why == RowReason.OTHERS_SAVE_MORE
+    assert "used by rows that save more" in said_of(some, "b", 10)
 
 
 def test_reads_follow_the_measured_ratio_of_the_table(tmp_path: Path) -> None:
@@ -61,6 +73,6 @@ def test_reads_follow_the_measured_ratio_of_the_table(tmp_path: Path) -> None:
     measured = Distinct(64, 2, *ratio, batches=9, rank_rows=(1.0, 1.0), union_rows=(1.0, 1.0))
     plan = planned(tmp_path / "plan", "cpu:2", TRAINING, 0.0, a_profile(measured))
     reads, _, _ = expected_reads(np.array([29]), np.array([29]), 5000, TRAINING, 2, 0.5, 0.5)
-    assert f"reads it {reads[0]:.3g} times" in explain(plan, "b", 0)["why"]
+    assert f"reads it {reads[0]:.3g} times" in said_of(plan, "b", 0)
     unmeasured = replace(plan, distinct_ratio=None)
-    assert f"reads it {2 * reads[0]:.3g} times" in explain(unmeasured, "b", 0)["why"]
+    assert f"reads it {2 * reads[0]:.3g} times" in said_of(unmeasured, "b", 0)

@@ -7,16 +7,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from oper.audit.log_part import LogPart
 from oper.base.errors import OperError
 from oper.logs.batches.batch import Batch, Location
-from oper.logs.batches.reading_options import TimeUnit
+from oper.logs.batches.log_options import TimeUnit
 from oper.plan.plan import Plan
-from oper.profiling.windows.time_windows import TimeWindows
+from oper.profiling.windows import TimeWindows
 from tests.support.commands import fine, oper, write_log
+from tests.support.examples import examples
 
 # Options of the profile, which of its windows, and what the part is called.
 PARTS = {
@@ -116,7 +117,7 @@ def test_a_replanned_plan_is_of_the_new_part(here: Path) -> None:
     fine("plan", "check", "new", "log.parquet")
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(
     every=st.one_of(st.sampled_from([0.1, 0.3, 1.0, 86_400.0]), st.floats(1e-3, 1e6)),
     unit=st.sampled_from(["s", "ms", "us", "ns"]),

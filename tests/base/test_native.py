@@ -14,7 +14,7 @@ from oper.base.errors import OperError
 
 def test_python_declares_all_that_the_kernels_do() -> None:
     for module in pkgutil.walk_packages(oper.__path__, "oper."):
-        if not module.name.startswith(("oper.torchrec", "oper.cli")):
+        if not module.name.startswith(("oper.torchrec", "oper.cli", "oper._C")):
             importlib.import_module(module.name)
     assert native._shared == dict(native.ops().declarations())
     assert native._shared["slot bits"] == "40"

@@ -41,8 +41,8 @@ COMMANDS = (
     "compare p --topology cpu:2 --threshold 5% --methods oper,paper,milp --time-limit 1",
     "drift q w@1",
     "replan q w@1 -o new",
-    "simulate log.parquet --columns C* --workers 2 --batch 8 --cache 90% --warm-up 1",
-    "simulate log.parquet --columns C* --workers 4 --batch 4 --cache 90% --warm-up 1 "
+    "simulate log.parquet --columns C* --workers 2 --batch-size 16 --cache 90% --warm-up 1",
+    "simulate log.parquet --columns C* --workers 4 --batch-size 16 --cache 90% --warm-up 1 "
     "--policy random,laia:1,esd:0.5,grouped --sync bsp,peer,het:3,het-exact:inf "
     "--evict lru,emark --links 5,5,1,1",
 )

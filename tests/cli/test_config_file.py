@@ -64,7 +64,7 @@ def test_values_are_texts_as_they_are_written(here: Path) -> None:
         ("replan q w@1 -o new", "replan: {horizon: 9}"),
         (
             "simulate log.parquet --columns C*",
-            "simulate: {workers: 2, batch: 8, cache: 90%, warm-up: 1, policy: random}",
+            "simulate: {workers: 2, batch-size: 16, cache: 90%, warm-up: 1, policy: random}",
         ),
     ],
 )

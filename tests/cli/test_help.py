@@ -31,7 +31,8 @@ def examples(path: tuple[str, ...]) -> list[str]:
     """The commands at the end of a help text, each on one line."""
     text = fine(*path, "--help").replace("\\\n", " ")
     heading = "Examples:" if path else "Start here:"
-    return [line.strip() for line in text.partition(f"\n{heading}\n")[2].splitlines()]
+    section, *_ = text.partition(f"\n{heading}\n")[2].split("\n\n")
+    return [line.strip() for line in section.splitlines()]
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
@@ -48,6 +49,15 @@ def test_a_help_text_reads_well_in_80_columns(path: tuple[str, ...], flag: str) 
         assert headings.index("Options:") < headings.index("Advanced:")
         after = headings[headings.index("Advanced:") + 1 :]
         assert set(after) <= {"Commands:", "Examples:"}
+
+
+def test_the_help_text_says_where_the_papers_methods_are() -> None:
+    document = next(word for word in fine("--help").split() if word.startswith("docs/"))
+    text = Path(__file__).parents[2].joinpath(document).read_text(encoding="utf-8")
+    _, found, index = text.partition("\n## Where the papers' methods are\n")
+    assert found
+    for name in ("OPER", "HET", "Herald", "LAIA", "ESD", "FAE"):
+        assert name in index.partition("\n## ")[0]
 
 
 def test_unusual_options_are_advanced() -> None:

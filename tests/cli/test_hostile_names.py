@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from oper.base.printable import printable
+from oper.base.formatting import printable
 from oper.profiling.profile import Profile
 from tests.support.commands import Said, fine, oper
 
@@ -62,7 +62,7 @@ def test_errors_and_warnings(planned: Path) -> None:
 
 def test_rich(planned: Path) -> None:
     out = io.StringIO()
-    Console(file=out, width=100).print(Profile.open("p"))
+    Console(file=out, width=100).print(Profile.load("p"))
     assert_plain(Said(0, out.getvalue(), ""))
 
 

@@ -1,5 +1,6 @@
 """Modes of what commands write: what the umask leaves, and what was there where it is replaced."""
 
+import itertools
 import os
 import stat
 from collections.abc import Iterator
@@ -30,8 +31,16 @@ def modes(path: Path) -> dict[str, int]:
     return {str(p): mode(p) for p in (path, *path.rglob("*"))}
 
 
-@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
-@pytest.mark.parametrize("name", [*WRITERS, "page", "topology"])
+# A topology is measured for seconds, and written as a page is.
+@pytest.mark.parametrize(
+    ("name", "mask"),
+    [
+        *itertools.product([*WRITERS, "page"], [0o022, 0o077, 0o002]),
+        ("topology", 0o077),
+        pytest.param("topology", 0o022, marks=pytest.mark.slow),
+        pytest.param("topology", 0o002, marks=pytest.mark.slow),
+    ],
+)
 def test_new_files_and_folders_follow_the_umask(here: Path, name: str, mask: int) -> None:
     others = {"page": "report q -o", "topology": "topology measure --ranks 2 -o"}
     places = {"synth": "new.parquet", "page": "new.html", "topology": "new.yaml"}

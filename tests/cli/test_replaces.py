@@ -97,7 +97,7 @@ def test_files_are_replaced_only_when_asked(here: Path, monkeypatch: pytest.Monk
 
 
 def test_from_python(here: Path) -> None:
-    profile, plan = Profile.open("p"), Plan.load("q")
+    profile, plan = Profile.load("p"), Plan.load("q")
     for save in (profile.save, plan.save):
         save("out")
         with pytest.raises(OperError, match="overwrite=True"):

@@ -8,12 +8,13 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from oper.analysis.row_facts import explain
 from oper.base.arrays import Floats, Ints
 from oper.base.formatting import format_duration
+from oper.cli.plan_commands.row_text import row_sentences
 from oper.cost.allreduce import METHODS, Method, allreduce_cost
 from oper.cost.holder_sets import (
     HolderSets,
@@ -36,7 +37,7 @@ from oper.planner.lp.pricing import (
     pricing_items,
 )
 from oper.planner.lp.restricted_master import RestrictedMaster
-from oper.planner.make_plan import make_plan
+from oper.planner.make_plan import plan_and_placement
 from oper.planner.problem.classes import Classes
 from oper.planner.problem.problem import ClassProblem
 from oper.planner.replan.drift import _parts, _PricedPlan
@@ -45,6 +46,7 @@ from oper.profiling.profile import Profile
 from oper.tables.table import Table
 from oper.topology.links import link_matrix
 from oper.topology.topology import Topology
+from tests.support.examples import examples
 from tests.support.planner.instances import make_classes, make_problem, topologies, workloads
 
 M_MANY = 1024
@@ -246,7 +248,7 @@ def test_replication_rule_and_bounds(
 
 
 @given(placements())
-@settings(max_examples=15)
+@examples(15)
 def test_exact_programme(drawn: tuple[ClassProblem, HolderSets, Ints, Method]) -> None:
     """What the solver minimised is what the placement that it found costs."""
     problem, _, _, _ = drawn
@@ -266,8 +268,8 @@ def test_explain(mode: str, tmp_path: Path) -> None:
     topology = Topology.load("2x2-a100")
     accesses = (np.arange(50, 0, -1) * 3).astype(np.uint32)
     profile = Profile((Table("a", 50, 16),), 5000, accesses, np.zeros(0, np.uint32), (False,))
-    planned = make_plan(profile, topology, workload, PlanSettings(extra_memory=0.0))
-    planned.save(tmp_path / "plan")
+    plan, planned = plan_and_placement(profile, topology, workload, PlanSettings(extra_memory=0.0))
+    plan.save(tmp_path / "plan")
     classes, M = planned.problem.classes, topology.ranks
     methods: tuple[Method, ...] = METHODS[1:] if workload.training else ("none",)
     owned = one_row_seconds(planned.problem, single_owner_sets(M), "none").mean(axis=(1, 2))
@@ -278,8 +280,12 @@ def test_explain(mode: str, tmp_path: Path) -> None:
         ],
         axis=0,
     )
-    why = explain(Plan.load(tmp_path / "plan"), "a", 3)["why"]
+    facts = explain(Plan.load(tmp_path / "plan"), "a", 3)
+    _, why = row_sentences(facts)
     c = int(np.flatnonzero(classes.accesses == accesses[3])[0])
+    assert facts.cost is not None
+    assert facts.cost.one_owner_seconds == pytest.approx(owned[c], rel=1e-12)
+    assert facts.cost.everywhere_seconds == pytest.approx(copied[c], rel=1e-12)
     said = re.search(r"times an iteration: (\S+ \S+) of .* with one owner, (\S+ \S+) with", why)
     assert said is not None, why
     assert said.groups() == (format_duration(owned[c]), format_duration(copied[c]))

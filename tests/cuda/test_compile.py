@@ -12,9 +12,11 @@ import pytest
 
 from scripts import build_cuda
 
+pytestmark = pytest.mark.check
+
 # Registers a thread at the most: the 65,536 of a multiprocessor over the threads that are to be on
 # it. Above, ptxas would spill, which no kernel may.
-MOST_REGISTERS = {"pool_bags": 64, "copy_rows": 40, "translate_ids": 40, "count_accesses": 32}
+MOST_REGISTERS = {"pool_bags": 64, "copy_rows": 40, "translate_ids": 40, "accesses_by_rank": 32}
 # In flight on each of an H200's 132 multiprocessors: 4.8 TB/s for 0.75 µs are 27 KB (Little's law).
 LEAST_BYTES_IN_FLIGHT = 32 << 10
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from oper.base.errors import OperError
@@ -21,6 +21,7 @@ from tests.support.cuda.device_engines import (
     serve_on_both,
     start,
 )
+from tests.support.examples import examples
 from tests.support.runtime import mortal_ranks
 from tests.support.runtime.engine_cases import Case, module_tables, tables_of
 from tests.support.runtime.ranks import Ranks
@@ -90,7 +91,7 @@ def test_serves_as_on_the_cpu(ranks: Ranks, library: str | None, name: str) -> N
     weighted=st.booleans(),
     dims=st.lists(st.sampled_from([4, 6, 8, 64]), min_size=1, max_size=3),
 )
-@settings(max_examples=10)
+@examples(10)
 def test_any_case_serves_as_on_the_cpu(
     ranks: Ranks,
     library: str | None,

@@ -14,6 +14,7 @@ from scripts.gpu_check import __main__ as gpu_check
 from scripts.gpu_check import report, stage_40_gathers, stage_60_lookup
 
 
+@pytest.mark.check
 def test_without_a_device_every_stage_says_so(tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a device")
@@ -66,6 +67,7 @@ def test_the_lookups_of_the_benchmark_are_right(monkeypatch: pytest.MonkeyPatch)
     assert [r["rows"] for r in found] == [26 * 128] * 2 + [26 * 8 * 20] * 2
 
 
+@pytest.mark.check
 def test_the_gathers_compile(toolkit: Path, tmp_path: Path) -> None:
     assert stage_40_gathers.compiled("90", tmp_path).exists()
 

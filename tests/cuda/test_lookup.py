@@ -6,13 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from oper.base import native
 from oper.plan.layout import LOCAL, SLOT_BITS
 from oper.runtime.tables.kernel_structs import DTYPE_CODE, FEATURE, as_words
 from tests.support.cuda.devices import Device
+from tests.support.examples import examples
 
 REPLICA = LOCAL - 1
 ROWS, RANK = 40, 1
@@ -127,7 +128,7 @@ def test_every_shape_of_rows(device: Device, dtype: str, dim: int) -> None:
     mean=st.booleans(),
     out_dtype=st.sampled_from(OUT_DTYPES),
 )
-@settings(max_examples=30)
+@examples(30)
 def test_batches_of_unlike_tables(
     device: Device,
     seed: int,

@@ -5,12 +5,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from oper.plan.address_map import AddressMap
 from oper.plan.layout import rank_map
 from tests.support.cuda.devices import Device
+from tests.support.examples import examples
 from tests.support.planner.layouts import random_layout, tables_of
 
 
@@ -21,7 +22,7 @@ def arguments(
     offsets: torch.Tensor,
     tables: torch.Tensor,
 ) -> list[Any]:
-    """Of the operator: the map and the ids in the device's memory, the segments in the host's."""
+    """The operator's arguments: map and ids in the device's memory, segments in the host's."""
     of_map = (made._maps, *made._arguments, made._flat)
     placed = [device.put(a) if isinstance(a, torch.Tensor) else a for a in of_map]
     return [device.put(values), offsets, tables, *placed]
@@ -37,7 +38,7 @@ def arguments(
     flat=st.booleans(),
     narrow_ids=st.booleans(),
 )
-@settings(max_examples=40)
+@examples(40)
 def test_addresses_are_the_processors(
     device: Device,
     seed: int,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from oper.base.errors import OperError, OperWarning
@@ -16,6 +16,7 @@ from oper.files.manifest import open_folder, write_manifest
 from oper.profiling.profile import FORMAT, MARKER, Profile, write_windows
 from oper.tables.table import Table
 from tests.support.commands import oper
+from tests.support.examples import examples
 
 
 def a_profile(seed: int = 0) -> Profile:
@@ -36,7 +37,7 @@ def copied(saved: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(saved, tmp_path / "p"))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+@examples(200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_flipped_bit_is_found(saved: Path, tmp_path: Path, data: st.DataObject) -> None:
     folder = tmp_path / "p"
@@ -48,7 +49,7 @@ def test_any_flipped_bit_is_found(saved: Path, tmp_path: Path, data: st.DataObje
     content[bit // 8] ^= 1 << bit % 8
     (folder / name).write_bytes(content)
     try:
-        opened = Profile.open(folder)
+        opened = Profile.load(folder)
     except OperError:
         return
     # White space in the marker, which means nothing, may change.
@@ -63,14 +64,14 @@ def test_an_edited_figure_is_found(copied: Path, figure: str) -> None:
     content[figure] = {"samples": 51, "rows": 71, "version": 1}.get(figure, "other")
     (copied / MARKER).write_text(json.dumps(content))
     with pytest.raises(OperError, match=r"profile\.json: its SHA-256 is not the one"):
-        Profile.open(copied)
+        Profile.load(copied)
 
 
 def test_a_key_given_twice_is_found(copied: Path) -> None:
     text = (copied / MARKER).read_text()
     (copied / MARKER).write_text(text.replace('"samples": 50', '"samples": 50, "samples": 50'))
     with pytest.raises(OperError, match=r"profile\.json: has the key 'samples' twice"):
-        Profile.open(copied)
+        Profile.load(copied)
 
 
 def test_a_folder_of_version_1_is_opened_with_a_warning(copied: Path) -> None:
@@ -79,7 +80,7 @@ def test_a_folder_of_version_1_is_opened_with_a_warning(copied: Path) -> None:
     content["version"] = 1
     (copied / MARKER).write_text(json.dumps(content, indent=1) + "\n")
     with pytest.warns(OperWarning, match="is of version 1"):
-        assert Profile.open(copied).digest == a_profile().digest
+        assert Profile.load(copied).digest == a_profile().digest
     said = oper("profiles", "show", copied)
     assert said.status == 0
     assert said.errors.startswith("warning: ")
@@ -87,13 +88,13 @@ def test_a_folder_of_version_1_is_opened_with_a_warning(copied: Path) -> None:
     content["version"] = 2
     (copied / MARKER).write_text(json.dumps(content))
     with pytest.raises(OperError, match="SHA-256"):
-        Profile.open(copied)
+        Profile.load(copied)
 
 
 def test_a_folder_of_this_version_warns_of_nothing(copied: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        Profile.open(copied)
+        Profile.load(copied)
 
 
 def test_windows_that_were_exchanged_are_found(tmp_path: Path) -> None:
@@ -101,12 +102,12 @@ def test_windows_that_were_exchanged_are_found(tmp_path: Path) -> None:
     for number, window in enumerate(windows):
         window.save(tmp_path / "w" / f"window-{number:03d}")
     write_windows(tmp_path / "w", windows)
-    assert len(Profile.open_parts(tmp_path / "w")) == 2
+    assert len(Profile.load_windows(tmp_path / "w")) == 2
     (tmp_path / "w" / "window-000").rename(tmp_path / "w" / "first")
     (tmp_path / "w" / "window-001").rename(tmp_path / "w" / "window-000")
     (tmp_path / "w" / "first").rename(tmp_path / "w" / "window-001")
     with pytest.raises(OperError, match="window-000: is not the window that"):
-        Profile.open(tmp_path / "w")
+        Profile.load(tmp_path / "w")
 
 
 @pytest.mark.parametrize("name", ["../p/accesses.npy", "/dev/null", "a/../../b", ""])
@@ -115,7 +116,7 @@ def test_files_outside_the_folder_are_refused(copied: Path, name: str) -> None:
     content["files"][name] = content["files"]["accesses.npy"]
     write_manifest(copied, FORMAT, content)
     with pytest.raises(OperError, match=r"is no file of the folder|is missing"):
-        Profile.open(copied)
+        Profile.load(copied)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ def test_every_operator_is_called() -> None:
     assert declared == set(CASES)
 
 
+@pytest.mark.check
 def test_wild_arguments() -> None:
     counts, defects = operators.fuzz(calls=25)
     assert not defects, "\n".join(defects)
@@ -48,6 +49,7 @@ with open(sys.argv[sys.argv.index('--child') + 1], 'a', buffering=1) as log:
 }
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("hangs", HANGS)
 def test_a_child_that_hangs_is_ended(
     hangs: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -63,6 +65,7 @@ def test_a_child_that_hangs_is_ended(
     assert len(log.read_text().splitlines()) == (7 if hangs == "between calls" else 0)
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("seed", [0])
 def test_damaged_files(seed: int) -> None:
     # In a process of its own, whose memory it limits.
@@ -73,6 +76,7 @@ def test_damaged_files(seed: int) -> None:
     assert ended.returncode == 0, ended.stdout + ended.stderr[-2000:]
 
 
+@pytest.mark.check
 def test_a_signal_ends_it_and_leaves_no_file(tmp_path: Path) -> None:
     started = subprocess.Popen(
         [sys.executable, "-m", "scripts.fuzz.files", "--count", "100000"],

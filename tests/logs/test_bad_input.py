@@ -13,13 +13,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from torchrec import KeyedJaggedTensor
 
 from oper.base.errors import OperError
 from oper.logs import LogOptions, Prepared, RowReader, open_log, prepare, read
 from oper.tables.table import IdRule, Table
+from tests.support.examples import examples
 
 JAGGED = LogOptions(values=("item",), lengths=("lengths",))
 
@@ -27,7 +28,7 @@ JAGGED = LogOptions(values=("item",), lengths=("lengths",))
 def complaint(path: Any, *words: str, options: LogOptions | None = None, tables: Any = ()) -> None:
     """Reading must fail with an OperError that has all the words."""
     with pytest.raises(OperError) as raised:
-        for _ in read(path, tables or None, options):
+        for _ in read(path, tables or None, **vars(options or LogOptions())):
             pass
     for word in words:
         assert word in str(raised.value), str(raised.value)
@@ -107,7 +108,7 @@ def test_ragged_criteo_lines(tmp_path: Path, packed: bool, bad: int, blank: bool
 
 
 def test_ragged_lines_in_a_later_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oper.logs.formats.text._CHUNK_BYTES", 1000)
+    monkeypatch.setattr("oper.logs.formats.delimited_text._CHUNK_BYTES", 1000)
     lines = ["a,b", *(f"{i},{i}" for i in range(1000)), "1,2,3", "5,6"]
     complaint(written(tmp_path, "log.csv", "\n".join(lines)), "line 1002:", "3 fields, and 2")
     lines[1001] = "4,5"
@@ -239,7 +240,7 @@ def test_truncated_files(tmp_path: Path, make: Callable[[Path], Path], share: fl
 
 
 @pytest.mark.parametrize("make", SAMPLES)
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=15)
+@examples(15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(position=st.floats(0, 1, exclude_max=True), flip=st.integers(1, 255))
 def test_damaged_files(
     tmp_path: Path, make: Callable[[Path], Path], position: float, flip: int
@@ -253,7 +254,9 @@ def test_damaged_files(
     said, samples = "", 0
     try:
         log_options = options if path.suffix == ".npz" else None
-        samples = sum(batch.samples for batch in read(path, None, log_options))
+        samples = sum(
+            batch.samples for batch in read(path, None, **vars(log_options or LogOptions()))
+        )
     except OperError as error:
         said = str(error)
     assert path.name in said if said else samples == SAMPLES[make]

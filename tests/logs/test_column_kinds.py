@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oper.base.errors import OperWarning
-from oper.cli.profile_commands.table_options import TableOptions
 from oper.logs import LogOptions, open_log, prepare
 from oper.profiling.profile import Profile
+from oper.profiling.table_options import TableOptions
 from oper.tables.table import Table
 from tests.support.commands import oper
 from tests.support.log_contents import within_a_function
@@ -91,7 +91,7 @@ def test_profile_names_what_it_leaves_out(tmp_path: Path) -> None:
         "--columns\n"
     )
     assert json.loads(said.out)["left_out"] == reasons
-    assert Profile.open(tmp_path / "p").source["left_out"] == reasons
+    assert Profile.load(tmp_path / "p").source["left_out"] == reasons
     shown = oper("profiles", "show", tmp_path / "p", "--json")
     assert json.loads(shown.out)["left_out"] == reasons
     chosen = oper("profile", tmp_path / "log.csv", "-o", tmp_path / "q", "--columns", "a", "--json")
@@ -212,7 +212,7 @@ def test_a_column_without_a_name_is_left_out(tmp_path: Path, form: str) -> None:
     said = oper("profile", tmp_path / "log", "-o", tmp_path / "p")
     assert said.status == 0, said
     assert "left out: '' (it has no name)" in said.errors
-    assert [t.name for t in Profile.open(tmp_path / "p").tables] == ["user"]
+    assert [t.name for t in Profile.load(tmp_path / "p").tables] == ["user"]
 
 
 def test_columns_of_one_name_are_refused_where_they_are_read(tmp_path: Path) -> None:

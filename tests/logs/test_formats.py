@@ -53,8 +53,8 @@ def test_csv_and_parquet_read_the_same(
         text = packed_text
     options = LogOptions(columns=("*",), batch_rows=batch)
     tables = [Table("a", 7, ids=IdRule("hash")), Table("b", 7, ids=IdRule("hash"))]
-    expected = everything(read(parquet, tables, options))
-    assert everything(read(text, tables, options)) == expected
+    expected = everything(read(parquet, tables, **vars(options)))
+    assert everything(read(text, tables, **vars(options))) == expected
     assert [len(bag) for bag in expected["a"]] == [int(r[0] is not None) for r in rows]
     assert expected["a"] == [[] if r[0] is None else [r[0] % 7] for r in rows]
     assert open_log(text, options).count_samples() == len(rows)

@@ -79,13 +79,13 @@ def test_columns_by_position(tmp_path: Path, delimiter: str, packed: bool) -> No
         paths[-1].write_bytes(gzip.compress(text) if packed else text)
     said = oper("profile", *paths, "-o", tmp_path / "p", "--no-header")
     assert said.status == 0, said
-    made = Profile.open(tmp_path / "p")
+    made = Profile.load(tmp_path / "p")
     assert made.samples == 6
     assert [t.name for t in made.tables] == ["column_1", "column_2", "column_3"]
     assert made.table_accesses(0).tolist() == [0, 2, 2, 2]
     assert made.source["options"] == {"no_header": True}
     options = LogOptions(no_header=True)
-    again = everything(read(paths, made.tables, options, folder=tmp_path / "p"))
+    again = everything(read(paths, made.tables, folder=tmp_path / "p", **vars(options)))
     assert again["column_3"] == [[7], [8], [9]] * 2
 
 
@@ -130,7 +130,7 @@ def test_names_that_are_numbers_and_are_asked_for(tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text("0,1,2\n" + "3,4,5\n" * 9)
     said = oper("profile", tmp_path / "log.csv", "-o", tmp_path / "p", "--columns", "0,2")
     assert said.status == 0, said
-    assert Profile.open(tmp_path / "p").samples == 9
+    assert Profile.load(tmp_path / "p").samples == 9
     said = oper("profile", tmp_path / "log.csv", "-o", tmp_path / "q", "--columns", "7")
     assert said.status == 2
     assert "--no-header" in said.errors

@@ -17,9 +17,9 @@ import torch
 
 import oper
 from oper.base.errors import OperError, OperWarning
-from oper.cli.profile_commands.table_options import TableOptions
 from oper.logs import LogOptions, open_log, prepare, read
 from oper.logs.formats import unpacking
+from oper.profiling.table_options import TableOptions
 from oper.tables.table import IdRule, Table
 
 
@@ -29,7 +29,7 @@ def refused(
     begun = time.process_time()
     tracemalloc.start()
     with pytest.raises(OperError, match=message) as raised:
-        for _ in read(path, tables, options):
+        for _ in read(path, tables, **vars(options or LogOptions())):
             pass
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -160,7 +160,7 @@ def test_unsigned_ids_are_shown_as_they_are(tmp_path: Path) -> None:
     assert prepared.vocabularies["a"]["value"].to_pylist() == LARGE
     prepared.save_vocabularies(tmp_path)
     options = LogOptions(missing=str(2**64 - 1))
-    (batch,) = read(tmp_path / "x.parquet", prepared.tables, options, folder=tmp_path)
+    (batch,) = read(tmp_path / "x.parquet", prepared.tables, folder=tmp_path, **vars(options))
     assert batch.features["a"].values.tolist() == [1, 2]
     np.savez(tmp_path / "x.npz", sparse=np.array([LARGE], np.uint64).T)
     refused(tmp_path / "x.npz", f"column 'C1' is {2**63 + 5}", tables=[Table("C1", 9)])
@@ -169,7 +169,7 @@ def test_unsigned_ids_are_shown_as_they_are(tmp_path: Path) -> None:
 def test_negative_ids_are_skipped_where_tables_are_inferred(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": [3, -7, 2]}), tmp_path / "x.parquet")
     refused(tmp_path / "x.parquet", "cannot be negative")
-    counted = oper.profile(tmp_path / "x.parquet", options=LogOptions(on_bad_id="skip"))
+    counted = oper.profile(tmp_path / "x.parquet", on_bad_id="skip")
     assert counted.accesses.tolist() == [0, 0, 1, 1]
 
 
@@ -177,7 +177,7 @@ def test_a_missing_value_that_no_column_can_hold(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": [3, 7], "s": ["x", "y"]}), tmp_path / "x.parquet")
     only = LogOptions(columns=("a",), missing="x")
     refused(tmp_path / "x.parquet", "--missing 'x': the columns of ids hold whole numbers", only)
-    (batch,) = read(tmp_path / "x.parquet", None, LogOptions(missing="x"))
+    (batch,) = read(tmp_path / "x.parquet", missing="x")
     assert batch.features["s"].values.tolist() == [1]
 
 

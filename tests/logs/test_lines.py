@@ -8,13 +8,14 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 
 from oper.base.errors import OperError
 from oper.logs import LogOptions, open_log
 from oper.logs.batches.columns import Column
-from oper.logs.formats.text import Form
+from oper.logs.formats.delimited_text import Form
+from tests.support.examples import examples
 
 IDS = LogOptions(columns=("a", "b"))
 STAYS_OPEN = "a field begins with a quote that does not close on its line"
@@ -38,9 +39,9 @@ def samples_of(path: Path, options: LogOptions = IDS) -> int:
 def chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of one chunk, and the same cut into many."""
     if request.param == "small chunks":
-        monkeypatch.setattr("oper.logs.formats.text._PEEK_BYTES", 200)
-        monkeypatch.setattr("oper.logs.formats.text._CHUNK_BYTES", 1500)
-        monkeypatch.setattr("oper.logs.formats.text._BLOCK_BYTES", 400)
+        monkeypatch.setattr("oper.logs.formats.delimited_text._PEEK_BYTES", 200)
+        monkeypatch.setattr("oper.logs.formats.delimited_text._CHUNK_BYTES", 1500)
+        monkeypatch.setattr("oper.logs.formats.delimited_text._BLOCK_BYTES", 400)
 
 
 @pytest.mark.usefixtures("chunks")
@@ -125,15 +126,15 @@ def test_a_long_field_beside_a_ragged_line(tmp_path: Path) -> None:
 PIECES = ['"', '""', ",", "\n", "\r\n", "\r", "1", "x", "\0", "é", "\n1,2\n", '\n1,"2"\n']
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.sampled_from(PIECES), max_size=40), st.integers(1, 400))
 @example(['"', ",", "\n1,2\n", "x", "\r", "x"], 10)
 def test_any_text_gives_its_lines_or_an_error(
     tmp_path: Path, pieces: list[str], block: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("oper.logs.formats.text._BLOCK_BYTES", block)
-        patch.setattr("oper.logs.formats.text._CHUNK_BYTES", 20 * block)
+        patch.setattr("oper.logs.formats.delimited_text._BLOCK_BYTES", block)
+        patch.setattr("oper.logs.formats.delimited_text._CHUNK_BYTES", 20 * block)
         text = "a,b\n1,2\n" + "".join(pieces)
         (tmp_path / "log.csv").write_bytes(text.encode())
         try:

@@ -148,11 +148,11 @@ def test_dense_skips_and_counts(lists: list[list[int]], rows: int) -> None:
     ("raw", "words"),
     [
         (Jagged(np.array([0, 4, 5])), ["line 12", "'c'", "5", "'t'", "5 rows", "at least 6"]),
-        (Jagged(np.array([0, -7])), ["line 11", "-7", "--missing -7", "LogOptions(missing='-7')"]),
+        (Jagged(np.array([0, -7])), ["line 11", "-7", "--missing -7", "from Python: missing='-7'"]),
         (jagged([[1], [], [0, 9]]), ["line 12", "9"]),
         (
             Jagged(coded(["1", "b", "2"])),
-            ["line 11", "'b'", "vocab", "--on-bad-id skip", 'LogOptions(on_bad_id="skip")'],
+            ["line 11", "'b'", "vocab", "--on-bad-id skip", 'from Python: on_bad_id="skip"'],
         ),
     ],
 )
@@ -275,7 +275,7 @@ def test_a_long_name_of_a_column(tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text(f"{name},b\nx,1\ny,2\n")
     said = oper("profile", tmp_path / "log.csv", "-o", tmp_path / "p")
     assert said.status == 0, said
-    assert Profile.open(tmp_path / "p").prepared().vocabularies[name].num_rows == 2
+    assert Profile.load(tmp_path / "p").prepared().vocabularies[name].num_rows == 2
     said = oper("profile", tmp_path / "log.csv", "-o", tmp_path / name)
     assert said.status == 2
     assert "File name too long" in said.errors

@@ -14,8 +14,8 @@ from safetensors.numpy import load_file
 from oper.analysis.row_facts import RowReason, explain
 from oper.audit.check import check
 from oper.audit.replay import replay
+from oper.base.arrays import as_int64, as_tensor
 from oper.base.errors import OperError
-from oper.base.tensors import as_int64, as_tensor
 from oper.cli.plan_commands.row_text import row_sentences
 from oper.cost.workload import Workload
 from oper.files.manifest import write_manifest

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from oper.audit.check import check
@@ -27,6 +27,7 @@ from oper.profiling.profile import Profile
 from oper.tables.table import Table
 from oper.topology.links import LINKED, SHARED
 from oper.topology.topology import Topology
+from tests.support.examples import examples
 
 TABLES = (Table("a", 20_000, 16), Table("b", 500, 64), Table("c", 1, 16), Table("d", 9000, 16))
 BAGGED = (False, True, False, False)
@@ -172,7 +173,7 @@ def test_unknown_table(saved):
         Plan.load(saved).table_index("z")
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=8)
+@examples(8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     seed=st.integers(0, 1000),
     topology=st.sampled_from(["cpu:1", "cpu:3", "2x2-a100"]),

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oper.base import native
-from oper.base.tensors import as_int64, as_tensor
+from oper.base.arrays import as_int64, as_tensor
 from oper.plan import row_codes
 from oper.plan.row_codes import marked_groups, marks_of, pack_positions, unpack_codes, with_marks
 

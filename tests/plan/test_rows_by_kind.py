@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from oper.base.tensors import as_int64
+from oper.base.arrays import as_int64
 from oper.cost.workload import Workload
 from oper.plan.address_map import AddressMap
 from oper.plan.layout import LOCAL, SLOT_BITS
@@ -21,6 +21,7 @@ from oper.planner.replan.replan import replan
 from oper.profiling.profile import Profile
 from oper.tables.table import Table
 from oper.topology.topology import Topology
+from tests.support.examples import examples
 from tests.support.planner.layouts import random_layout, tables_of
 from tests.support.planner.tiers import drawn
 from tests.support.runtime.runtime_plans import random_plan
@@ -96,7 +97,7 @@ tables = st.lists(
 )
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     tables,
     st.integers(0, 1000),
@@ -119,7 +120,7 @@ def test_any_plan(tables, seed, ranks, replicated, listed, mode, tier):
         assert not memory.unused.any()
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.integers(0, 1000), st.integers(1, 4), st.booleans(), st.booleans())
 def test_layouts_whose_stripes_rows_have_left(seed, ranks, wide, moved):
     random = np.random.default_rng(seed)

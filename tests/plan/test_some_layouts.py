@@ -4,12 +4,13 @@ from dataclasses import fields
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from oper.plan.address_map import AddressMap
 from oper.plan.layout import Layout, rank_map
 from oper.plan.some_layouts import LayoutPart, join_layouts, select_layout
+from tests.support.examples import examples
 from tests.support.planner.layouts import random_layout, tables_of
 
 
@@ -33,7 +34,7 @@ kinds = st.fixed_dictionaries(
 sizes = st.lists(st.integers(1, 1500), min_size=1, max_size=3)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 4), sizes, sizes, kinds, kinds)
 def test_tables_keep_their_addresses(seed, ranks, rows, tier_rows, kind, tier_kind):
     random = np.random.default_rng(seed)

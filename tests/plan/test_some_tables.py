@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -14,6 +14,7 @@ from oper.plan.layout import LOCAL
 from oper.plan.plan import Plan
 from oper.plan.some_tables import part_of
 from oper.tables.table import Table
+from tests.support.examples import examples
 from tests.support.planner.layouts import random_layout
 from tests.support.planner.layouts import tables_of as tables_of_layout
 from tests.support.runtime.runtime_plans import random_plan
@@ -61,7 +62,7 @@ tables = st.lists(
 )
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     tables,
     st.integers(0, 1000),

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from oper.analysis.plan_differences import diff
@@ -21,6 +21,7 @@ from oper.plan.address_map import AddressMap
 from oper.plan.bitmap import header_of
 from oper.plan.plan import FORMAT, MARKER, Plan, rank_file
 from tests.plan.test_plan import TABLES, a_profile, save_plan
+from tests.support.examples import examples
 from tests.support.planner.layouts import random_layout
 
 
@@ -193,7 +194,7 @@ def test_rank_maps_of_another_plan(copied: Path, tmp_path: Path) -> None:
         AddressMap.load(copied, 0)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_changed_contents_with_right_digests(
     saved: Path, tmp_path: Path, data: st.DataObject

@@ -5,9 +5,10 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from hypothesis import given, reject, settings
+from hypothesis import given, reject
 from hypothesis import strategies as st
 
+from oper.analysis.wording import hot_row
 from oper.audit.check import check
 from oper.base.errors import OperError
 from oper.cost.workload import Workload
@@ -17,13 +18,13 @@ from oper.planner.assemble_plan import assemble
 from oper.planner.baselines.baseline import price_baseline
 from oper.planner.baselines.registry import quick_baselines
 from oper.planner.make_placement import Planned, make_placement
-from oper.planner.make_plan import make_plan
+from oper.planner.make_plan import make_plan, plan_and_placement
 from oper.planner.problem.problem import make_problem
 from oper.profiling.profile import Profile
 from oper.tables.table import Table
 from oper.topology.topology import Topology
 from tests.support.commands import tree
-from tests.support.examples import at_least
+from tests.support.examples import at_least, examples
 from tests.support.planner.instances import topologies, workloads, zipf_counts
 
 
@@ -66,7 +67,7 @@ def needs_room(profile: Profile, topology: Topology, workload: Workload) -> None
 
 @at_least(60)
 @given(profiles(), topologies(), workloads, st.sampled_from([0.0, 0.05, 0.5]))
-@settings(max_examples=60)
+@examples(60)
 def test_plans_keep_limits_are_certified_and_beat_every_baseline(
     profile: Profile, topology: Topology, workload: Workload, extra_memory: float
 ) -> None:
@@ -84,7 +85,7 @@ def test_plans_keep_limits_are_certified_and_beat_every_baseline(
 
 @at_least(25)
 @given(profiles(), topologies(), workloads)
-@settings(max_examples=25)
+@examples(25)
 def test_plans_pass_their_check_from_disk(
     tmp_path_factory: pytest.TempPathFactory,
     profile: Profile,
@@ -152,11 +153,12 @@ def test_without_a_fetch_a_plan_is_that_of_the_usual_one(
 def test_a_plan_is_what_was_planned(tmp_path: Path) -> None:
     profile = one_table(zipf_counts(5000, 100_000))
     topology, workload = Topology.load("dgx-a100"), Workload("inference", "raw", 4096)
-    planned = make_plan(profile, topology, workload, PlanSettings(extra_memory=0.05))
-    planned.save(tmp_path / "plan")
+    made, planned = plan_and_placement(profile, topology, workload, PlanSettings(extra_memory=0.05))
+    made.save(tmp_path / "plan")
     loaded = Plan.load(tmp_path / "plan")
     assert loaded.cost.objective_seconds == planned.cost.objective_seconds
-    assert loaded.certificate.certified_gap == planned.certificate.certified_gap
+    assert loaded.certificate == planned.certificate
+    assert loaded.record == planned.record
     assert (loaded.layout.codes == assemble(planned).layout.codes).all()
 
 
@@ -168,7 +170,9 @@ def test_a_row_too_hot_to_split_is_named_and_bounds_the_plan() -> None:
         Workload("inference", "raw", 65_536),
         PlanSettings(extra_memory=0.0),
     )
-    assert planned.certificate.hot_row is not None
+    share = planned.certificate.hot_row_share
+    assert share == pytest.approx(2_000_000 / 2_004_000, rel=1e-12)
+    assert f"a single row with {share:.2%} of all accesses" in str(hot_row(planned.certificate))
     assert planned.certificate.certified_gap < 0.01
 
 

@@ -12,7 +12,7 @@ from oper.audit.check import check
 from oper.base.errors import OperError
 from oper.cost.workload import Workload
 from oper.plan.plan import Plan
-from oper.plan.settings import PlanSettings
+from oper.plan.settings import Limits, PlanSettings
 from oper.planner import memory_curve as curve_module
 from oper.planner import place_in_memory as module
 from oper.planner.make_placement import (
@@ -22,14 +22,13 @@ from oper.planner.make_placement import (
     make_placement,
     place,
 )
-from oper.planner.make_plan import make_plan
+from oper.planner.make_plan import make_plan, plan_and_placement
 from oper.planner.memory.device_limits import DeviceLimits
 from oper.planner.memory.least_memory import TOLERANCE, bound_seconds, least_share, shares_up_to
 from oper.planner.memory_curve import memory_curve
 from oper.planner.place_in_memory import place_in_memory
 from oper.planner.problem.problem import Problem, make_problem
 from oper.planner.replan.drift import drift
-from oper.planner.replan.old_plan import settings_of
 from oper.planner.replan.replan import replan
 from oper.topology.topology import Topology
 from tests.support.commands import fine, oper, write_log
@@ -88,7 +87,7 @@ def test_plans_are_tried_where_the_bound_is_out_of_reach(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(module, "place", counted)
     planned = place_in_memory(PROFILE, topology, workload("inference"), PlanSettings())
-    best = planned.certificate.full_memory_seconds
+    best = planned.certificate.full_memory_bound_seconds
     assert best is not None
     assert planned.cost.objective_seconds <= best * 1.01 * (1 + 1e-3)
     assert made[:2] == [0.0, 3.0]
@@ -105,25 +104,27 @@ def test_plans_are_tried_where_the_bound_is_out_of_reach(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("mode", MODES)
 def test_the_memory_is_recorded_in_bytes_and_kept(tmp_path: Path, mode: str) -> None:
     topology = Topology.load("dgx-h100")
-    planned = make_plan(PROFILE, topology, workload(mode), PlanSettings())
-    planned.save(tmp_path / "p")
-    figures = planned.cost
+    made, planned = plan_and_placement(PROFILE, topology, workload(mode), PlanSettings())
+    made.save(tmp_path / "p")
     step = planned.problem.mailbox_bytes + planned.cost.allreduce_memory_bytes
     held = 64 * 10**9 - math.ceil(step)
-    assert (figures.capacity_bytes == held).all()
+    assert (made.cost.capacity_bytes == held).all()
     content = json.loads((tmp_path / "p" / "plan.json").read_text())
     assert content["topology"]["capacity"] == f"{held}B"
-    assert content["settings"]["reserve"] == 0.2
-    assert content["certificate"]["full_memory_bound_seconds"] > 0
+    assert content["limits"]["reserve"] == 0.2
+    assert content["asked"]["reserve"] is None
+    assert content["memories"][0]["certificate"]["full_memory_bound_seconds"] > 0
     assert all(finding.ok for finding in check(tmp_path / "p"))
 
     plan = Plan.load(tmp_path / "p")
-    assert settings_of(plan) == planned.problem.settings
+    assert plan.asked == planned.problem.asked == PlanSettings()
+    assert plan.limits == planned.problem.limits
     found = drift(plan, PROFILE, 0.05)
     assert found.now_seconds == pytest.approx(found.then_seconds, rel=1e-12)
     again = replan(plan, make_profile(2, rows=(900, 40, 7)), 1000)
     assert (again.plan.cost.capacity_bytes == held).all()
-    assert again.plan.settings == plan.settings
+    assert again.plan.asked == plan.asked
+    assert again.plan.limits == plan.limits
     again.save(tmp_path / "again", PROFILE)
     assert all(finding.ok for finding in check(tmp_path / "again"))
 
@@ -140,10 +141,14 @@ def test_the_memory_is_recorded_in_bytes_and_kept(tmp_path: Path, mode: str) -> 
 def test_ranks_without_device_memory_have_the_papers(tmp_path: Path, topology: Topology) -> None:
     for name, settings in (("default", PlanSettings()), ("asked", PlanSettings(extra_memory=0.05))):
         make_plan(PROFILE, topology, workload("training"), settings).save(tmp_path / name)
+    plan, asked = Plan.load(tmp_path / "default"), Plan.load(tmp_path / "asked")
+    replace(plan, asked=asked.asked).save(tmp_path / "default", overwrite=True)
     assert files(tmp_path / "default") == files(tmp_path / "asked")
-    content = json.loads((tmp_path / "default" / "plan.json").read_text())
-    assert content["settings"].keys() == {"extra_memory", "threshold", "dob", "balance"}
-    assert "full_memory_bound_seconds" not in content["certificate"]
+    assert plan.asked == PlanSettings()
+    assert plan.limits == asked.limits == Limits(0.05)
+    assert not plan.limits.by_devices
+    assert plan.certificate is not None
+    assert plan.certificate.full_memory_bound_seconds is None
 
 
 def test_one_rank_and_nothing_read() -> None:
@@ -247,9 +252,6 @@ PLAN = ("plan", "p", "--topology", "2x2-a100", "--mode", "inference")
 
 
 def test_the_curve_needs_no_folder_and_may_have_one(saved: Path) -> None:
-    text = fine(*PLAN, "--curve")
-    assert "the plan" in text
-    assert max(map(len, text.splitlines())) <= 100
     said = json.loads(fine(*PLAN, "--curve", "--json"))
     assert said["plan"] is None
     assert sum(point["plan"] for point in said["curve"]) == 1

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-from hypothesis import given, reject, settings
+from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from oper.audit.check import check
@@ -24,13 +24,13 @@ from oper.planner.bounds.tier_bound import Certified, WeightedBounds, certify_to
 from oper.planner.compare import compare
 from oper.planner.make_placement import InfeasibleError
 from oper.planner.make_plan import make_plan
-from oper.planner.place_with_tier import PlannedWithTier, place_with_tier
+from oper.planner.place_with_tier import PlannedWithTier, plan_with_tier
 from oper.planner.problem.problem import Problem, make_problem
 from oper.profiling.profile import Profile
 from oper.tables.table import Table
 from oper.topology.host_tier import tier_topology
 from oper.topology.topology import Topology
-from tests.support.examples import at_least
+from tests.support.examples import at_least, examples
 from tests.support.planner.drifting import make_profile, seeds, slots_of
 from tests.support.planner.tiers import assert_figures_are_true, drawn, with_hosts
 
@@ -39,14 +39,14 @@ def planned(seed: int) -> tuple[PlannedWithTier, Profile]:
     """A plan; examples whose memory is too small for whole rows are left out."""
     (profile,), topology, workload, asked = drawn(seed)
     try:
-        return place_with_tier(profile, topology, workload, asked), profile
+        return plan_with_tier(profile, topology, workload, asked), profile
     except OperError:
         reject()
 
 
 @at_least(25)
 @given(seeds)
-@settings(max_examples=40)
+@examples(40)
 def test_plans_hold_what_they_promise(seed):
     made, profile = planned(seed)
     with TemporaryDirectory() as place:
@@ -55,13 +55,14 @@ def test_plans_hold_what_they_promise(seed):
         assert [f.wrong for f in check(folder) if not f.ok] == []
         plan = Plan.load(folder)
     assert plan.tier == made.plan.tier
-    assert plan.figures_to_json() == json.loads(json.dumps(made.plan.figures_to_json()))
+    assert plan.to_json() == json.loads(json.dumps(made.plan.to_json()))
     assert_one_place_a_row(plan)
     assert_memory_is_kept(plan)
     assert_figures_are_true(plan, profile)
-    bound = plan.certificate.lower_bound_seconds
-    assert bound <= plan.cost.objective_seconds
-    assert made.certificate.objective_seconds == plan.cost.objective_seconds
+    assert plan.certificate is not None
+    assert plan.certificate.lower_bound_seconds <= plan.cost.objective_seconds
+    assert plan.certificate == made.plan.certificate
+    assert plan.certificate.objective_seconds == plan.cost.objective_seconds
 
 
 def assert_one_place_a_row(plan: Plan) -> None:
@@ -86,7 +87,7 @@ def assert_memory_is_kept(plan: Plan) -> None:
     in_tier = np.isin(table, plan.tier)
     assert (held[~in_tier].sum(axis=0) == plan.cost.memory_bytes).all()
     assert (plan.cost.memory_bytes <= plan.cost.capacity_bytes).all()
-    assert plan.parts is not None
+    assert plan.host is not None
     assert (held[in_tier].sum(axis=0) == plan.host.cost.memory_bytes).all()
     assert (held[in_tier].sum(axis=0) <= np.array(plan.topology.host_memory_bytes)).all()
 
@@ -120,7 +121,7 @@ def all_times(problem: Problem) -> list[np.ndarray]:
 
 @at_least(25)
 @given(seeds, st.sampled_from([2, 3]), st.sampled_from([0.0, 0.7]))
-@settings(max_examples=40)
+@examples(40)
 def test_no_placement_of_both_is_below_the_bound(seed, ranks, extra):
     random = np.random.default_rng(seed)
     cost = random.choice([1e-9, 2e-9, 1e-8], (ranks, ranks))
@@ -137,11 +138,11 @@ def test_no_placement_of_both_is_below_the_bound(seed, ranks, extra):
         Certified(tier, certify(tier, b.max(axis=1).min())),
         float(best),
     )
-    assert 0 < found.bound.seconds <= best or not best
+    assert 0 < found.lower_bound_seconds <= best or not best
     even, some = np.full(ranks, 1 / ranks), random.dirichlet(np.ones(ranks))
     for alike in (True, False):  # of prices that are wrong for the ranks the bound is weaker
         bounds = [WeightedBounds.of(problem, alike) for problem in (devices, tier)]
-        assert found.bound.seconds >= sum(each.at(even) for each in bounds) or not alike
+        assert found.lower_bound_seconds >= sum(each.at(even) for each in bounds) or not alike
         for weights in (even, some):
             for each, times in zip(bounds, (a, b), strict=True):
                 assert each.at(weights) <= (times @ weights).min() * (1 + 1e-12)
@@ -169,7 +170,7 @@ def test_the_sum_of_two_bounds_would_be_wrong():
             sums = one.classes.sums(hot + cold)
             times += evaluate(one.topology, workload, sets, sums, one.capacity_bytes).rank_seconds
         best = min(best, float(times.max()))
-    assert a.bound.seconds + b.bound.seconds > best
+    assert a.lower_bound_seconds + b.lower_bound_seconds > best
 
 
 # What is asked, and what cannot be
@@ -189,8 +190,9 @@ def test_equal_tables_of_both_memories_share_no_arena(tmp_path: Path):
     assert plan.layout.width_of_table.tolist() == [0, 0, 1]
     assert plan.tier == (2,)
     content = json.loads((tmp_path / "plan" / "plan.json").read_text())
-    assert content["tier"] == ["table_2"]
-    assert "tier" not in content["settings"]
+    assert [memory["tables"] for memory in content["memories"]] == [[0, 1], [2]]
+    assert content["asked"]["tier"] == ["table_2"]
+    assert plan.asked.tier == ("table_2",)
 
 
 def test_rows_that_would_get_copies_on_devices_get_none_in_the_tier(tmp_path: Path):
@@ -202,9 +204,9 @@ def test_rows_that_would_get_copies_on_devices_get_none_in_the_tier(tmp_path: Pa
     assert on_devices.cost.extra_bytes
     made = make_plan(profile, "2x2-a100", workload, replace(asked, tier="all"))
     made.save(tmp_path / "tier")
-    assert isinstance(made, PlannedWithTier)
-    assert (made.plan.layout.holds.sum(axis=1) == 1).all()
-    assert made.plan.replica_accesses == 0
+    assert made.tier == (0, 1, 2)
+    assert (made.layout.holds.sum(axis=1) == 1).all()
+    assert made.replica_accesses == 0
     both = replace(asked, tier=["table_0"])
     some = make_plan(profile, "2x2-a100", workload, both)
     some.save(tmp_path / "both")
@@ -215,10 +217,13 @@ def test_rows_that_would_get_copies_on_devices_get_none_in_the_tier(tmp_path: Pa
 def test_without_a_tier_nothing_is_said_of_it(tmp_path: Path):
     make_plan(small(), "dgx-a100", WORKLOAD, PlanSettings()).save(tmp_path / "plan")
     content = json.loads((tmp_path / "plan" / "plan.json").read_text())
-    assert "tier" not in content
-    assert "parts" not in content["figures"]
+    assert [memory["name"] for memory in content["memories"]] == ["device"]
+    assert content["certificate"] is None
     assert not {"host_memory", "host_bandwidth"} & content["topology"].keys()
-    assert Plan.load(tmp_path / "plan").parts is None
+    plan = Plan.load(tmp_path / "plan")
+    assert plan.host is None
+    assert plan.tier == ()
+    assert plan.certificate == plan.memories[0].certificate is not None
 
 
 @pytest.mark.parametrize("spec", ["dgx-a100", "cpu:2"])
@@ -227,8 +232,9 @@ def test_all_tables(tmp_path: Path, spec: str):
     made.save(tmp_path / "plan")
     plan = Plan.load(tmp_path / "plan")
     assert plan.tier == (0, 1, 2)
-    assert plan.parts is not None
-    assert plan.parts.devices is None
+    assert plan.host is not None
+    assert plan.memories[0].tables == ()
+    assert plan.main is plan.host
     assert not plan.cost.memory_bytes.any()
     assert made.to_json()["tier"] == ["table_0", "table_1", "table_2"]
     memory = 0.8 * 40e9 - plan.cost.mailbox_bytes if spec == "dgx-a100" else 0.0
@@ -252,11 +258,11 @@ def test_parts_of_a_plan_keep_its_tier(tmp_path: Path):
     assert part_of(plan, [2]).tier == (0,)
     without = part_of(plan, [0, 1])
     assert without.tier == ()
-    assert without.parts is None
+    assert without.host is None
 
 
 def place(profile: Profile, topology: Topology, workload: Workload = WORKLOAD, **asked):
-    return place_with_tier(profile, topology, workload, PlanSettings(**asked))
+    return plan_with_tier(profile, topology, workload, PlanSettings(**asked))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from benchmarks.planning.random_topologies import case
@@ -26,7 +26,7 @@ from oper.profiling.profile import Profile
 from oper.tables.table import Table
 from oper.topology.capacity import CapacityError
 from oper.topology.topology import Topology
-from tests.support.examples import at_least
+from tests.support.examples import at_least, examples
 from tests.support.planner.instances import zipf_counts, zipf_problem
 
 
@@ -94,7 +94,7 @@ def test_even_links_promote_no_more_rows_than_the_extra_memory_holds(
 
 
 @at_least(25)
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(st.integers(0, 2**32 - 1))
 def test_small_problems_on_wildly_unequal_links_are_solved(seed: int) -> None:
     random = np.random.default_rng(seed)

@@ -21,7 +21,6 @@ from oper.plan.settings import PlanSettings
 from oper.planner.make_plan import make_plan
 from oper.planner.replan.drift import drift_by_window
 from oper.profiling import profile as profiles
-from oper.profiling.counter_arrays import new_counters
 from oper.profiling.counter_files import (
     BLOCK_ROWS,
     SparseCounts,
@@ -30,6 +29,7 @@ from oper.profiling.counter_files import (
     save_counters,
 )
 from oper.profiling.profile import Profile, merge, window_name, write_windows
+from oper.profiling.row_counts import new_counters
 from oper.tables.table import Table
 from oper.topology.topology import Topology
 from tests.support.commands import fine
@@ -180,7 +180,7 @@ def test_windows_are_the_same_profiles_dense_and_sparse(
     ]
     assert sizes[0] < sizes[1] / 20
     for spec in ("", "@0", "@1"):
-        one, other = (Profile.open(f"{tmp_path / name}{spec}") for name in ("sparse", "dense"))
+        one, other = (Profile.load(f"{tmp_path / name}{spec}") for name in ("sparse", "dense"))
         assert one.digest == other.digest
         assert one.bagged == other.bagged
         for name in ("accesses", "samples_with_row"):
@@ -192,7 +192,7 @@ def test_windows_are_the_same_profiles_dense_and_sparse(
 
 def test_summing_windows_makes_none_of_them_dense(tmp_path: Path) -> None:
     save_windows(tmp_path / "w", [window(n, n > 0) for n in range(3)])
-    opened = Profile.open_parts(tmp_path / "w")
+    opened = Profile.load_windows(tmp_path / "w")
     summed = merge(opened)
     expected = merge([window(n, n > 0) for n in range(3)])
     np.testing.assert_array_equal(summed.accesses, expected.accesses)
@@ -206,7 +206,7 @@ def test_drift_keeps_one_window_dense_at_a_time(tmp_path: Path) -> None:
     workload, settings = Workload("inference", "raw", 512), PlanSettings(extra_memory=0.1)
     topology = Topology.load("2x2-a100")
     make_plan(window(9, True), topology, workload, settings).save(tmp_path / "plan")
-    opened = Profile.open_parts(tmp_path / "w")
+    opened = Profile.load_windows(tmp_path / "w")
     most = []
 
     def report(step: str) -> None:
@@ -225,7 +225,7 @@ def test_folders_of_version_2_are_read(tmp_path: Path) -> None:
     for folder in (tmp_path / "w", tmp_path / "w" / window_name(0)):
         content = open_folder(folder, profiles.FORMAT)
         write_manifest(folder, profiles.FORMAT, content | {"version": 2})
-    opened = Profile.open(f"{tmp_path / 'w'}@0")
+    opened = Profile.load(f"{tmp_path / 'w'}@0")
     np.testing.assert_array_equal(opened.accesses, window(1, True).accesses)
 
 
@@ -235,15 +235,15 @@ def test_a_part_of_sparse_counters_is_missing(tmp_path: Path) -> None:
     file = folder / "accesses_rows.npy"
     file.write_bytes(file.read_bytes()[:-1] + b"\xff")
     with pytest.raises(OperError, match=r"accesses_rows\.npy: its SHA-256"):
-        Profile.open(f"{tmp_path / 'w'}@0")
+        Profile.load(f"{tmp_path / 'w'}@0")
     file.unlink()
     with pytest.raises(OperError, match=r"accesses_rows\.npy: is missing"):
-        Profile.open(f"{tmp_path / 'w'}@0")
+        Profile.load(f"{tmp_path / 'w'}@0")
     content = open_folder(folder, profiles.FORMAT)
     del content["files"]["accesses_rows.npy"]
     write_manifest(folder, profiles.FORMAT, content)
     with pytest.raises(OperError, match="the counters are missing"):
-        Profile.open(f"{tmp_path / 'w'}@0")
+        Profile.load(f"{tmp_path / 'w'}@0")
 
 
 @pytest.mark.parametrize("limit", [(), ("--memory-limit", "0B")])
@@ -260,7 +260,7 @@ def test_a_window_takes_what_its_rows_need(tmp_path: Path, limit: tuple[str, ...
         arrays = sum(path.stat().st_size for path in folder.glob("*.npy"))
         assert arrays <= 1.5 * 8 * len(np.unique(part))
         assert not (folder / "accesses.npy").exists()
-        opened = Profile.open(f"{tmp_path / 'w'}@{number}")
+        opened = Profile.load(f"{tmp_path / 'w'}@{number}")
         assert int(opened.accesses.sum()) == opened.samples
     pq.write_table(pa.table({"f": [0, 389_999], "day": [0, 1]}), tmp_path / "two.parquet")
     spans = ("--columns", "f", "--by-column", "day", "--every", "1")

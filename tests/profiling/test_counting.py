@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -17,13 +17,14 @@ from oper.base.errors import OperError
 from oper.base.units import parse_seconds
 from oper.logs import Batch, Jagged, LogOptions, RowReader, open_log, prepare
 from oper.logs.batches.batch import Location
-from oper.profiling.counting import CountOptions, count, profile, provenance, take
+from oper.profiling.counting import CountOptions, count, provenance, take
 from oper.profiling.distinct_rows import expected_rows
+from oper.profiling.make_profile import profile
 from oper.profiling.profile import Profile, merge
 from oper.profiling.sampling import Sampling, hot_missed, poisson_mixture
-from oper.profiling.windows.equal_windows import EqualWindows
-from oper.profiling.windows.time_windows import TimeWindows
+from oper.profiling.windows import EqualWindows, TimeWindows
 from oper.tables.table import Table
+from tests.support.examples import examples
 
 JAGGED = LogOptions(values=("item",), lengths=("lengths",))
 CRITEO = LogOptions(columns=("C*",), missing="-1")
@@ -151,7 +152,7 @@ def test_python_api_counts_keyed_jagged_tensors(tmp_path: Path) -> None:
         profile(batches, [Table("t", 1, features=("f",)), tables[1]])
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(
     lengths=st.lists(st.integers(0, 5), min_size=5, max_size=40).filter(any),
     windows=st.integers(1, 5),
@@ -178,7 +179,7 @@ def test_equal_windows_cover_the_log(
     )
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(
     samples=st.integers(20, 300),
     windows=st.integers(1, 5),

@@ -15,9 +15,9 @@ from oper.base.errors import OperError
 from oper.files.manifest import write_manifest
 from oper.files.storage import atomic_folder
 from oper.profiling import profile as profiles
-from oper.profiling.counter_arrays import new_counters
 from oper.profiling.distinct_rows import Distinct
 from oper.profiling.profile import Profile, merge, window_name, write_windows
+from oper.profiling.row_counts import new_counters
 from oper.tables.table import Table
 from tests.support.planner.profiles import make_profile
 
@@ -53,7 +53,7 @@ def test_saved_and_opened(tmp_path: Path, bags: bool, dtype: type, mmap: bool) -
     digest = made.digest  # before it is written, from memory
     made.save(tmp_path / "p")
     made.save(tmp_path / "p", overwrite=True)  # in the place of the first
-    opened = Profile.open(tmp_path / "p", mmap=mmap, check=True)
+    opened = Profile.load(tmp_path / "p", mmap=mmap, check=True)
     same(opened, made)
     assert opened.digest == digest
     assert opened.source == made.source
@@ -110,7 +110,7 @@ def test_merging_widens_and_may_use_files(tmp_path: Path) -> None:
         whole = merge([part, part], folder)
         assert isinstance(whole.accesses, np.memmap)
         whole.write(folder)
-    opened = Profile.open(tmp_path / "sum", check=True)
+    opened = Profile.load(tmp_path / "sum", check=True)
     assert opened.accesses.dtype == opened.samples_with_row.dtype == np.uint64
     assert opened.accesses[3] == (1 << 33) - 2
     assert sorted(p.name for p in (tmp_path / "sum").iterdir()) == [
@@ -150,28 +150,28 @@ def test_windows_open_alone_and_as_their_sum(tmp_path: Path) -> None:
     windows = [make_profile(n) for n in range(3)]
     save_windows(tmp_path / "w", windows)
     for number, window in enumerate(windows):
-        same(Profile.open(f"{tmp_path / 'w'}@{number}"), window)
-    same(Profile.open(tmp_path / "w"), merge(windows))
+        same(Profile.load(f"{tmp_path / 'w'}@{number}"), window)
+    same(Profile.load(tmp_path / "w"), merge(windows))
     with pytest.raises(OperError, match="windows @0 to @2"):
-        Profile.open(f"{tmp_path / 'w'}@3")
+        Profile.load(f"{tmp_path / 'w'}@3")
     windows[0].save(tmp_path / "one@1")  # a name with an @ is a name
-    same(Profile.open(tmp_path / "one@1"), windows[0])
+    same(Profile.load(tmp_path / "one@1"), windows[0])
     windows[0].save(tmp_path / "one")
     with pytest.raises(OperError, match="has no windows"):
-        Profile.open(f"{tmp_path / 'one'}@0")
+        Profile.load(f"{tmp_path / 'one'}@0")
 
 
 def test_not_a_profile(tmp_path: Path) -> None:
     with pytest.raises(OperError, match="no such folder"):
-        Profile.open(tmp_path / "absent")
+        Profile.load(tmp_path / "absent")
     with pytest.raises(OperError, match=r"holds no profile\.json"):
-        Profile.open(tmp_path)
+        Profile.load(tmp_path)
     (tmp_path / "profile.json").write_text('{"schema": "oper.plan", "version": 1}')
     with pytest.raises(OperError, match="schema"):
-        Profile.open(tmp_path)
+        Profile.load(tmp_path)
     (tmp_path / "profile.json").write_text('{"schema": "oper.profile", "version": 99}')
     with pytest.raises(OperError, match="version 99"):
-        Profile.open(tmp_path)
+        Profile.load(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["accesses.npy", "containing.npy"])
@@ -182,14 +182,14 @@ def test_truncated_and_missing_files(tmp_path: Path, name: str) -> None:
     for size in (0, 1, 60, len(content) - 1):
         file.write_bytes(content[:size])
         with pytest.raises(OperError, match=f"{name}: {size} bytes, and {len(content)} were"):
-            Profile.open(tmp_path / "p")
+            Profile.load(tmp_path / "p")
     file.write_bytes(content[:-1] + b"\xff")
-    Profile.open(tmp_path / "p", check=False)
+    Profile.load(tmp_path / "p", check=False)
     with pytest.raises(OperError, match=f"{name}: its SHA-256"):
-        Profile.open(tmp_path / "p")
+        Profile.load(tmp_path / "p")
     file.unlink()
     with pytest.raises(OperError, match=f"{name}: is missing"):
-        Profile.open(tmp_path / "p")
+        Profile.load(tmp_path / "p")
 
 
 def test_counters_of_another_shape(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_counters_of_another_shape(tmp_path: Path) -> None:
     made.accesses = made.accesses[:-1]
     made.save(tmp_path / "p")
     with pytest.raises(OperError, match=r"accesses\.npy: holds uint32 \(68,\), and 69 counters"):
-        Profile.open(tmp_path / "p")
+        Profile.load(tmp_path / "p")
 
 
 def damaged_values() -> st.SearchStrategy[object]:
@@ -222,7 +222,7 @@ def test_damaged_markers_are_refused(
         content["tables"][0]["rows"] = data.draw(damaged_values())
     write_manifest(folder, profiles.FORMAT, content)
     with pytest.raises(OperError, match=r"is damaged|npy: is missing"):
-        Profile.open(folder)
+        Profile.load(folder)
 
 
 def test_truncated_marker(tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_truncated_marker(tmp_path: Path) -> None:
     marker = tmp_path / "p" / "profile.json"
     marker.write_bytes(marker.read_bytes()[:100])
     with pytest.raises(OperError, match=r"profile\.json, line \d+, column \d+: is not JSON"):
-        Profile.open(tmp_path / "p")
+        Profile.load(tmp_path / "p")
 
 
 def test_damaged_window_list(tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def test_damaged_window_list(tmp_path: Path) -> None:
         content = {"schema": "oper.profile", "version": 2, "windows": windows, "files": {}}
         write_manifest(tmp_path / "w", profiles.FORMAT, content)
         with pytest.raises(OperError, match=r"profile\.json: is damaged"):
-            Profile.open(tmp_path / "w")
+            Profile.load(tmp_path / "w")
 
 
 def test_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,7 +259,7 @@ def test_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             with pytest.raises((KeyboardInterrupt, OperError)):
                 other.save(tmp_path / "p", overwrite=True)
         assert [p.name for p in tmp_path.iterdir()] == ["p"]
-        same(Profile.open(tmp_path / "p", check=True), made)
+        same(Profile.load(tmp_path / "p", check=True), made)
 
 
 def test_full_disk_shows_before_counters_are_mapped(
@@ -280,4 +280,4 @@ def test_full_disk_shows_before_counters_are_mapped(
 def test_one_table_of_one_row(tmp_path: Path) -> None:
     made = Profile((Table("t", 1),), 5, np.array([5], np.uint32), np.zeros(0, np.uint32), (False,))
     made.save(tmp_path / "p")
-    same(Profile.open(tmp_path / "p"), made)
+    same(Profile.load(tmp_path / "p"), made)

@@ -19,8 +19,8 @@ from oper.base.errors import OperError
 from oper.cli.profile_commands import profile as cli_profile
 from oper.cli.profile_commands import profiles as cli_profiles
 from oper.profiling import counting
+from oper.profiling.count_batches import RowCounters
 from oper.profiling.profile import Profile
-from oper.profiling.row_counters import RowCounters
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ CRITEO = ("--columns", "C*", "--missing", "-1")
 
 def test_profile_says_what_it_counted(run: Any, log: Path, tmp_path: Path) -> None:
     said = run(log, "-o", tmp_path / "p", *CRITEO, "--dim", 16, "--optimizer", "adam")
-    opened = Profile.open(tmp_path / "p", check=True)
+    opened = Profile.load(tmp_path / "p", check=True)
     columns = pq.read_table(log)
     kept = columns["C2"].to_numpy()
     np.testing.assert_array_equal(opened.table_accesses(1), np.bincount(kept[kept >= 0]))
@@ -98,7 +98,7 @@ def test_text_is_a_table_of_at_most_100_columns(log: Path, tmp_path: Path) -> No
 def test_a_part_of_the_log_has_the_tables_of_the_whole(run: Any, log: Path, tmp_path: Path) -> None:
     run(log, "-o", tmp_path / "whole", *CRITEO)
     run(log, "-o", tmp_path / "part", *CRITEO, "--rows", "0:10%")
-    whole, part = Profile.open(tmp_path / "whole"), Profile.open(tmp_path / "part")
+    whole, part = Profile.load(tmp_path / "whole"), Profile.load(tmp_path / "part")
     assert part.tables == whole.tables
     assert part.samples == 100
 
@@ -108,14 +108,14 @@ def test_parts_merge_to_the_whole(run: Any, log: Path, tmp_path: Path) -> None:
     run(log, "-o", tmp_path / "a", *CRITEO, "--rows", ":400")
     run(log, "-o", tmp_path / "b", "--missing", -1, "--rows", "400:", "--tables", tmp_path / "a")
     run("merge", tmp_path / "a", tmp_path / "b", "-o", tmp_path / "both", command="profiles")
-    assert Profile.open(tmp_path / "both").digest == Profile.open(tmp_path / "whole").digest
+    assert Profile.load(tmp_path / "both").digest == Profile.load(tmp_path / "whole").digest
     windows = run(log, "-o", tmp_path / "w", *CRITEO, "--windows", 4)["windows"]
     assert [w["samples"] for w in windows] == [250] * 4
-    assert Profile.open(tmp_path / "w").digest == Profile.open(tmp_path / "whole").digest
+    assert Profile.load(tmp_path / "w").digest == Profile.load(tmp_path / "whole").digest
     spans = ("--by-column", "day", "--every", "2d", "--time-unit", "s")
     by_day = run(log, "-o", tmp_path / "d", *CRITEO, *spans)
     assert [w["samples"] for w in by_day["windows"]] == [200] * 5
-    assert Profile.open(f"{tmp_path / 'd'}@4").samples == 200
+    assert Profile.load(f"{tmp_path / 'd'}@4").samples == 200
 
 
 @pytest.mark.parametrize("windows", [(), ("--windows", 2)])
@@ -134,18 +134,18 @@ def test_vocabularies_lie_beside_and_are_kept(run: Any, tmp_path: Path) -> None:
     values = ["red", "blue", "red", "green", "red", "blue"]
     pq.write_table(pa.table({"f": values}), tmp_path / "log.parquet")
     run(tmp_path / "log.parquet", "-o", tmp_path / "p", "--min-count", 2)
-    opened = Profile.open(tmp_path / "p")
+    opened = Profile.load(tmp_path / "p")
     assert opened.accesses.tolist() == [1, 3, 2]  # what is rarer, red, blue
     assert (tmp_path / "p" / "vocab" / "f.parquet").is_file()
     pq.write_table(pa.table({"f": ["blue", "white"]}), tmp_path / "more.parquet")
     run(tmp_path / "more.parquet", "-o", tmp_path / "q", "--tables", tmp_path / "p")
-    assert Profile.open(tmp_path / "q").accesses.tolist() == [1, 0, 1]
+    assert Profile.load(tmp_path / "q").accesses.tolist() == [1, 0, 1]
     run("merge", tmp_path / "p", tmp_path / "q", "-o", tmp_path / "sum", command="profiles")
-    merged = Profile.open(tmp_path / "sum")
+    merged = Profile.load(tmp_path / "sum")
     assert merged.accesses.tolist() == [2, 3, 3]
     assert merged.prepared().vocabularies["f"]["value"].to_pylist() == ["red", "blue"]
     run(tmp_path / "log.parquet", "-o", tmp_path / "w", "--min-count", 2, "--windows", 2)
-    assert "f" in Profile.open(f"{tmp_path / 'w'}@1").prepared().vocabularies
+    assert "f" in Profile.load(f"{tmp_path / 'w'}@1").prepared().vocabularies
     pq.write_table(pa.table({"f": ["blue", "blue", "red"]}), tmp_path / "other.parquet")
     run(tmp_path / "other.parquet", "-o", tmp_path / "r", "--tables", _tables(tmp_path, 3))
     with pytest.raises(OperError, match="merging profiles, number 2"):
@@ -161,9 +161,9 @@ def _tables(folder: Path, rows: int) -> Path:
 
 def test_rules_for_all_tables(run: Any, log: Path, tmp_path: Path) -> None:
     run(log, "-o", tmp_path / "p", *CRITEO, "--ids", "hash:7")
-    assert [(t.rows, t.ids.kind) for t in Profile.open(tmp_path / "p").tables] == [(7, "hash")] * 2
+    assert [(t.rows, t.ids.kind) for t in Profile.load(tmp_path / "p").tables] == [(7, "hash")] * 2
     run(log, "-o", tmp_path / "v", *CRITEO, "--ids", "vocab", "--min-count", 50)
-    assert {t.ids.kind for t in Profile.open(tmp_path / "v").tables} == {"vocab"}
+    assert {t.ids.kind for t in Profile.load(tmp_path / "v").tables} == {"vocab"}
     for ids in ("hash", "hash:0", "hash:x", "vocab:3", "raw"):
         with pytest.raises(OperError, match="--ids"):
             run(log, "-o", tmp_path / "q", *CRITEO, "--ids", ids)
@@ -220,7 +220,7 @@ def test_interrupted_in_the_middle(
     run: Any, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(log, "-o", tmp_path / "p", *CRITEO)
-    before = Profile.open(tmp_path / "p").digest
+    before = Profile.load(tmp_path / "p").digest
 
     class Interrupted(RowCounters):
         def add(self, *_: object) -> None:
@@ -230,7 +230,7 @@ def test_interrupted_in_the_middle(
     with pytest.raises(AssertionError, match=r"KeyboardInterrupt|130|Abort"):
         run(log, "-o", tmp_path / "p", "--force", *CRITEO, "--memory-limit", "0B")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["log.parquet", "p"]
-    assert Profile.open(tmp_path / "p", check=True).digest == before
+    assert Profile.load(tmp_path / "p", check=True).digest == before
 
 
 def test_other_folders_are_not_overwritten(run: Any, log: Path, tmp_path: Path) -> None:
@@ -275,7 +275,7 @@ def test_torchrun_ranks_count_parts(run: Any, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
-    one, both = Profile.open(tmp_path / "one"), Profile.open(tmp_path / "both", check=True)
+    one, both = Profile.load(tmp_path / "one"), Profile.load(tmp_path / "both", check=True)
     assert both.tables == one.tables
     assert both.samples == said["samples"] == 1500
     np.testing.assert_array_equal(both.accesses, one.accesses)
@@ -300,18 +300,20 @@ LATE = """
 import os, sys, time
 from pathlib import Path
 from oper.base.errors import OperError
-from oper.logs import LogOptions, prepare
-from oper.profiling.counting import CountOptions
-from oper.profiling.distributed_counting import count_under_torchrun
+from oper.profiling.make_profile import profile
+from oper.profiling.table_options import TableOptions
 
-def tables(log):
+prepare = TableOptions.prepare
+
+def late(*arguments):
     time.sleep(6 * int(os.environ["RANK"]))
-    return prepare(log)
+    return prepare(*arguments)
 
+TableOptions.prepare = late
 folder = Path(sys.argv[1])
-options = LogOptions(values=("item",), lengths=("lengths",))
+arrays = {"values": "item", "lengths": "lengths"}
 try:
-    count_under_torchrun([folder / "log"], options, tables, CountOptions(), folder / "p", 2)
+    profile(folder / "log", None, folder / "p", under_torchrun=True, deadline=2, **arrays)
 except OperError as error:
     print(os.environ["RANK"], error, flush=True)
     sys.exit(2)

@@ -13,12 +13,11 @@ import pytest
 
 from oper.base.errors import OperError
 from oper.logs import LogOptions, RowReader, open_log, prepare
-from oper.logs.batches.reading_options import TimeUnit
+from oper.logs.batches.log_options import TimeUnit
 from oper.logs.batches.timestamps import PER_SECOND, date_text
 from oper.profiling.counting import CountOptions, count
 from oper.profiling.profile import Profile
-from oper.profiling.windows.equal_windows import EqualWindows
-from oper.profiling.windows.time_windows import TimeWindows, find_time_windows
+from oper.profiling.windows import EqualWindows, TimeWindows, find_time_windows
 from tests.support.commands import oper, tree
 
 DAY = 86_400
@@ -77,7 +76,7 @@ def test_numbers_of_every_unit_make_the_same_windows(
 def test_what_was_guessed_is_kept(tmp_path: Path) -> None:
     log = write(tmp_path / "log.parquet", spread() * 1000)
     said_of(log, "-o", tmp_path / "p")
-    for part in Profile.open_parts(str(tmp_path / "p")):
+    for part in Profile.load_windows(str(tmp_path / "p")):
         assert part.source["options"]["time_unit"] == "ms"
 
 
@@ -178,8 +177,8 @@ def test_the_look_is_before_the_count(tmp_path: Path, monkeypatch: pytest.Monkey
     def never(*arguments: object, **options: object) -> None:
         raise AssertionError("the log was counted, or its tables were sought")
 
-    monkeypatch.setattr("oper.profiling.counting.count", never)
-    monkeypatch.setattr("oper.cli.profile_commands.table_options.TableOptions.prepare", never)
+    monkeypatch.setattr("oper.profiling.make_profile.count", never)
+    monkeypatch.setattr("oper.profiling.table_options.TableOptions.prepare", never)
     log = write(tmp_path / "log.parquet", GOOD)
     arguments = ("--by-column", "ts", "--every", "1s", "--max-windows", "5", "--columns", "f")
     said = oper("profile", log, "-o", tmp_path / "p", *arguments)

@@ -5,6 +5,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file
 
@@ -122,8 +125,9 @@ def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.Monke
     import oper
 
     section = (REPOSITORY / "README.md").read_text("utf-8").partition("## From Python")[2]
-    example = re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)[0]
+    example = python_of(section)[0]
     monkeypatch.chdir(tmp_path)
+    a_click_log()
     tables = [oper.Table(name, rows=100, dim=8) for name in ("a", "b", "c")]
     ids = torch.arange(3 * 64) % 100
     lengths = torch.ones(3 * 64, dtype=torch.int32)
@@ -131,3 +135,38 @@ def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.Monke
     names: dict[str, Any] = {"batches": [batch], "tables": tables, "ids": torch.tensor([0, 99, 7])}
     exec(compile(example, "README.md", "exec"), names)
     assert names["addresses"].shape == (3,)
+    assert [window.samples for window in names["windows"]] == [50] * 4
+
+
+def test_the_python_of_the_document_of_profiles_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+    from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+
+    import oper
+
+    monkeypatch.chdir(tmp_path)
+    a_click_log()
+    config = EmbeddingBagConfig(name="t", num_embeddings=9, embedding_dim=4, feature_names=["f"])
+    model = EmbeddingBagCollection([config])
+    batch = KeyedJaggedTensor(["f"], torch.arange(9), lengths=torch.ones(9, dtype=torch.int32))
+    train = lambda model: model(batch)  # noqa: E731
+    names: dict[str, Any] = {"oper": oper, "model": model, "train": train, "rank": 0}
+    for example in python_of((REPOSITORY / "docs" / "profile.md").read_text("utf-8")):
+        exec(compile(example, "docs/profile.md", "exec"), names)
+    assert names["profile"].samples == 200
+    assert len(names["windows"]) == 2
+    assert 0 < names["sampled"].samples < 200
+    assert oper.Profile.load("profile-0").accesses.tolist() == [1] * 9
+
+
+def python_of(text: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+
+
+def a_click_log() -> None:
+    """The log `clicks.parquet` of the documents: 200 samples in a day."""
+    ids = {f"C{i}": np.arange(200) * i % 50 - 1 for i in range(1, 4)}
+    times = np.datetime64("2026-01-01T00:00", "s") + np.arange(200) * 432
+    pq.write_table(pa.table({**ids, "time": times}), "clicks.parquet")

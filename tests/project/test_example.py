@@ -57,7 +57,10 @@ def test_a_dlrm_is_trained_by_both_plans_and_counted(tmp_path: Path, start: str)
 
 @pytest.mark.parametrize(
     "start",
-    [pytest.param(start, marks=[pytest.mark.slow] * (start != "itself")) for start in STARTS],
+    [
+        pytest.param("itself", marks=pytest.mark.check),
+        pytest.param("torchrun", marks=pytest.mark.slow),
+    ],
 )
 def test_three_collections_train_by_one_plan_as_the_unsharded_model_does(
     tmp_path: Path, start: str

@@ -9,18 +9,16 @@ READERS |= {"np.load", "open_memmap", "yaml.safe_load"}
 # What they open, where it is not what a user names.
 OTHERS = {
     "oper.base.free_memory": "the kernel's figures",
-    "oper.base.native_output": "the null device",
     "oper.base.standard_streams": "the null device and what a descriptor leads to",
     "oper.files.input_files": "the one way",
     "oper.files.storage": "what was written, to flush it",
     "oper.files.temporaries": "our own locks",
-    "oper.profiling.counter_arrays": "counters that it makes",
+    "oper.profiling.row_counts": "counters that it makes",
     "oper.profiling.counter_files": "counters that it writes",
     "oper.report.page": "a part of the package",
-    "oper.runtime.comm.lost_rank_errors": "the kernel's figures",
+    "oper.runtime.comm.lost_ranks": "the kernel's figures",
     "oper.runtime.comm.node": "the kernel's figures",
     "oper.synth.recipes": "a part of the package",
-    "oper.tables.published": "a part of the package",
 }
 
 

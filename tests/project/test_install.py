@@ -13,6 +13,8 @@ import pytest
 
 from scripts import install
 
+pytestmark = pytest.mark.check
+
 
 class Pip:
     """Records what would be run in the environment; what `lacks` names cannot be had."""

@@ -12,6 +12,8 @@ import pytest
 from scripts import install, lock_requirements
 from scripts.lock_requirements import hashes, refuse_open
 
+pytestmark = pytest.mark.check
+
 # File -> whether its hash belongs into the lock of thing 2.0.0rc1, of which there are wheels.
 PAGE = {
     "thing-2.0.0rc1-cp311-cp311-manylinux_2_28_x86_64.whl": True,

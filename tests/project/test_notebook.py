@@ -7,6 +7,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+pytestmark = pytest.mark.check
+
 NOTEBOOK = Path(__file__).resolve().parents[2] / "examples" / "plan_in_a_notebook.ipynb"
 
 

@@ -12,6 +12,7 @@ import oper
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.check
 @pytest.mark.parametrize(
     "command",
     [
@@ -52,6 +53,16 @@ def test_no_file_names_a_path_of_one_machine() -> None:
             if machine_path.search(line)
         ]
     assert not found, "\n".join(found)
+
+
+def test_numbers_of_examples_follow_the_profile() -> None:
+    """A test that sets a number of its own would not be thorough under the profile `thorough`."""
+    own = [
+        str(path.relative_to(REPOSITORY))
+        for path in (REPOSITORY / "tests").rglob("*.py")
+        if re.search(r"\bmax_examples\s*=", path.read_text(encoding="utf-8"))
+    ]
+    assert sorted(own) == ["tests/conftest.py", "tests/support/examples.py"]
 
 
 def project_files() -> list[Path]:

@@ -67,7 +67,7 @@ def test_drift_is_what_the_command_prints(folders: Folders) -> None:
     names = {"plan": str(folders.plan), "profile": str(folders.newer)}
     assert said == names | found.to_json()
     assert said["threshold"] == 0.05
-    plan, newer = oper.Plan.load(folders.plan), oper.Profile.open(folders.newer)
+    plan, newer = oper.Plan.load(folders.plan), oper.Profile.load(folders.newer)
     assert oper.drift(plan, newer).to_json() == found.to_json()
     windows = oper.drift_by_window(plan, [newer])
     said = printed("drift", folders.plan, folders.newer, "--all-windows")
@@ -85,7 +85,7 @@ def test_replan_is_what_the_command_prints(folders: Folders, tmp_path: Path) -> 
     for file in sorted((tmp_path / "new").iterdir()):
         assert file.read_bytes() == (folders.again / file.name).read_bytes(), file.name
     assert (folders.again / "moves.npy").exists()
-    from_objects = oper.replan(oper.Plan.load(folders.plan), oper.Profile.open(folders.newer))
+    from_objects = oper.replan(oper.Plan.load(folders.plan), oper.Profile.load(folders.newer))
     assert from_objects.to_json()["moved_bytes"] == said["moved_bytes"]
 
 
@@ -158,10 +158,10 @@ SHOWN: dict[str, tuple[Callable[[Folders], Any], tuple[str, ...]]] = {
         lambda f: oper.Plan.load(f.plan),
         ("predicted iteration", "from optimal, at most", "rank", "3"),
     ),
-    "profile": (lambda f: oper.Profile.open(f.profile), ("3,400 rows of 2 tables", "cold")),
+    "profile": (lambda f: oper.Profile.load(f.profile), ("3,400 rows of 2 tables", "cold")),
     "drift": (lambda f: oper.drift(f.plan, f.newer), ("Verdict: replan", "time lost", "hot")),
     "windows": (
-        lambda f: oper.drift_by_window(f.plan, [oper.Profile.open(f.newer)]),
+        lambda f: oper.drift_by_window(f.plan, [oper.Profile.load(f.newer)]),
         ("Verdict: replan", "Not re-planning costs", "@0"),
     ),
     "replanned": (
@@ -201,5 +201,5 @@ def test_a_lost_invariant_is_shown(folders: Folders) -> None:
 
 
 def test_windows_that_are_read_back_are_of_the_same_type(folders: Folders) -> None:
-    windows = oper.drift_by_window(folders.plan, [oper.Profile.open(folders.newer)])
+    windows = oper.drift_by_window(folders.plan, [oper.Profile.load(folders.newer)])
     assert WindowDrift.from_json(windows.to_json()).verdict == windows.verdict

@@ -11,6 +11,8 @@ from tests.report.conftest import Reported
 from tests.support.commands import fine
 from tests.support.report.browser import LAPTOP, PHONE, Browser
 
+pytestmark = pytest.mark.check
+
 FIGURES = "return [...document.querySelectorAll('figure[data-chart]')].map(f => f.id)"
 ALL = {
     *("memory", "time", "work", "links", "link-times", "skew", "comparison", "sweep"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from oper.base.errors import OperError
@@ -22,6 +22,7 @@ from oper.planner.compare import Comparison
 from oper.planner.make_plan import make_plan
 from oper.planner.replan.replan import replan
 from oper.profiling.profile import Profile
+from oper.report import plan_page as plan_page_module
 from oper.report.charts.chart import Chart
 from oper.report.charts.comparison_bars import beside, comparison_chart
 from oper.report.kind_times import kind_times
@@ -32,6 +33,7 @@ from oper.report.write_report import write_report
 from oper.topology.topology import Topology
 from tests.report.conftest import Reported
 from tests.support.commands import fine
+from tests.support.examples import examples
 from tests.support.planner.profiles import make_profile
 
 TOPOLOGIES = ("dgx-a100", "2x2-a100", "cpu:3", "1x1-a100", "3x2-h100")
@@ -42,7 +44,7 @@ def plan(reported: Reported) -> Plan:
     return Plan.load(reported.file("plan"))
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(
     st.integers(0, 10_000),
     st.sampled_from(TOPOLOGIES),
@@ -115,9 +117,13 @@ def words(page: Page, key: str) -> str:
 
 @pytest.mark.parametrize("name", TOPOLOGIES)
 @pytest.mark.parametrize("mode", ["training", "inference"])
-def test_every_kind_of_plan_has_a_page(tmp_path: Path, name: str, mode: str) -> None:
+def test_every_kind_of_plan_has_a_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, mode: str
+) -> None:
     profile = make_profile(5)
     made = planned(tmp_path, profile, name, mode, 0.3)
+    curve = plan_page_module._curve(made, profile)  # of both pages below, and takes the longest
+    monkeypatch.setattr(plan_page_module, "_curve", lambda *_: curve)
     for material in (Material(), Material(profile)):
         page = plan_page(made, "a plan", material)
         bars = chart(page, "memory")
@@ -169,7 +175,7 @@ def rank_count(name: str) -> int:
 def test_memory_is_a_limit_where_all_of_it_is_used(plan: Plan, reported: Reported) -> None:
     assert plan.limits is not None
     assert plan.cost.extra_memory_ratio >= 0.99 * plan.limits.extra_memory
-    profile = Profile.open(reported.file("profile"))
+    profile = Profile.load(reported.file("profile"))
     said = words(plan_page(plan, "p", Material(profile)), "memory-limit")
     assert said.startswith("Memory is a limit: 20% of extra memory were allowed")
     unknown = words(plan_page(plan, "p", Material()), "memory-limit")

@@ -21,17 +21,10 @@ from tests.support.runtime.engine_cases import (
     start,
     tables_of,
 )
-from tests.support.runtime.ranks import Ranks
 from tests.support.runtime.runtime_plans import random_plan
 
 STATES = {"momentum1": "m", "exp_avg_sq": "v"}  # names of the engine's, and of the reference's
 NEAR: Any = {"rtol": 2e-5, "atol": 2e-5}
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(3) as started:
-        yield started
 
 
 def run_schedule(rank: int, group, case: Case, plan, schedule, rates=None, nodes=None):

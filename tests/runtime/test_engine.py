@@ -6,24 +6,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from oper.runtime.table_io import RowBlock, RowRange
+from tests.support.examples import examples
 from tests.support.runtime.engine_cases import Case, Reference, run_case, start, tables_of
-from tests.support.runtime.ranks import Ranks
 from tests.support.runtime.runtime_plans import random_plan
+from tests.support.runtime.worlds import Worlds
 
 TOLERANCE = {"fp32": 2e-5, "fp16": 2e-2, "bf16": 1e-1}
 
 
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(4) as started:
-        yield started
-
-
-def assert_equals_unsharded(ranks: Ranks, case: Case, plan, nodes=None) -> list[dict]:
+def assert_equals_unsharded(ranks: Worlds, case: Case, plan, nodes=None) -> list[dict]:
     found = ranks.run(case.ranks, run_case, case, plan, nodes)
     reference = Reference(case)
     near: dict[str, Any] = {"rtol": TOLERANCE[case.dtype], "atol": TOLERANCE[case.dtype]}
@@ -65,7 +60,7 @@ cases = st.builds(
 )
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     cases,
     st.sampled_from([0.0, 0.3, 1.0]),
@@ -100,7 +95,7 @@ numbered_cases = st.builds(
 ).map(lambda case: replace(case, weighted=case.weighted and case.pooling != "none"))
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(numbered_cases, st.sampled_from([0.0, 0.3, 1.0]), st.sampled_from(["bitmap", "dense"]))
 def test_numbered_rows_train_as_the_unsharded_model(ranks, case, replicated, method):
     plan = random_plan(

@@ -22,12 +22,6 @@ CASE = Case(seed=1, ranks=3, optimizer="adagrad", steps=2)
 PLAN = random_plan(1, tables_of(CASE), 3, replicated=0.5)
 
 
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(3) as started:
-        yield started
-
-
 def alone(case: Case, **options) -> EmbeddingEngine:
     """An engine of one rank, in this process."""
     case = replace(case, ranks=1)

@@ -5,25 +5,21 @@ import signal
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from oper.base.errors import OperError
 from oper.runtime.engine import EmbeddingEngine
 from tests.support.commands import fine, write_log
+from tests.support.examples import examples
 from tests.support.runtime import inference_cases as cases
 from tests.support.runtime import mortal_ranks
 from tests.support.runtime.engine_cases import Case, batch_of, module_tables, tables_of
 from tests.support.runtime.forkserver import context
-from tests.support.runtime.ranks import RankFailedError, Ranks
+from tests.support.runtime.ranks import RankFailedError
 from tests.support.runtime.runtime_plans import random_plan
+from tests.support.runtime.worlds import Worlds
 from tests.support.torchrec.models import plan_tables
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(4) as started:
-        yield started
 
 
 def inference_plan(case: Case, fetch: str = "raw", **options):
@@ -31,7 +27,7 @@ def inference_plan(case: Case, fetch: str = "raw", **options):
     return random_plan(case.seed, tables, case.ranks, fetch=fetch, mode="inference", **options)
 
 
-def assert_serves_as_unsharded(ranks: Ranks, case: Case, plan, nodes=None) -> list[dict]:
+def assert_serves_as_unsharded(ranks: Worlds, case: Case, plan, nodes=None) -> list[dict]:
     found = ranks.run(case.ranks, cases.serve, case, plan, nodes)
     expected = cases.Expected(case)
     for rank, mine in enumerate(found):
@@ -57,7 +53,7 @@ any_case = st.builds(
 )
 
 
-@settings(max_examples=16)
+@examples(16)
 @given(
     any_case,
     st.sampled_from([0.0, 0.5, 1.0]),

@@ -1,7 +1,7 @@
 """What a plan predicts is what the runtime counts: to the row where counts of the log decide it,
 within their deviation where they are expected values."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from oper.plan.plan import Plan
 from oper.profiling.profile import Profile
 from tests.support.commands import fine
-from tests.support.runtime.ranks import Ranks
 from tests.support.runtime.traffic_cases import (
     BATCH,
     RANKS,
@@ -23,12 +22,7 @@ from tests.support.runtime.traffic_cases import (
     owners,
     write_log,
 )
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(RANKS) as started:
-        yield started
+from tests.support.runtime.worlds import Worlds
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +50,7 @@ def fine_plan(folder: Path, fetch: str) -> None:
     fine("plan", folder / "profile", "-o", folder / fetch, *topology, *workload)
 
 
-def counted(ranks: Ranks, folder: Path, fetch: str, whole: bool) -> tuple[Plan, dict[str, Any]]:
+def counted(ranks: Worlds, folder: Path, fetch: str, whole: bool) -> tuple[Plan, dict[str, Any]]:
     """The counters of all ranks, stacked: [M] each, or [M, M], reader by source."""
     found = ranks.run(RANKS, count, folder / "log.parquet", folder / fetch, whole)
     plan = Plan.load(folder / fetch)
@@ -66,7 +60,7 @@ def counted(ranks: Ranks, folder: Path, fetch: str, whole: bool) -> tuple[Plan, 
 
 @pytest.mark.parametrize("fetch", ["raw", "distinct"])
 def test_each_owner_serves_what_the_plan_says_to_the_row(
-    ranks: Ranks, folder: Path, fetch: str
+    ranks: Worlds, folder: Path, fetch: str
 ) -> None:
     plan, found = counted(ranks, folder, fetch, whole=False)
     assert found["accessed_rows"].sum(axis=0).tolist() == plan.owner_accesses.tolist()
@@ -75,19 +69,19 @@ def test_each_owner_serves_what_the_plan_says_to_the_row(
 
 
 def test_who_reads_from_whom_follows_from_the_profile_of_each_ranks_part(
-    ranks: Ranks, folder: Path
+    ranks: Worlds, folder: Path
 ) -> None:
     plan, found = counted(ranks, folder, "raw", whole=True)
     owner = np.concatenate(owners(plan))
     for rank in range(RANKS):
-        part = Profile.open(f"{folder / 'windows'}@{rank}")
+        part = Profile.load(f"{folder / 'windows'}@{rank}")
         expected = np.bincount(owner + 1, part.accesses, minlength=RANKS + 1).astype(np.int64)
         assert found["replica_accesses"][rank] == expected[0]
         assert found["accessed_rows"][rank].tolist() == expected[1:].tolist()
         assert found["fetched_rows"][rank].tolist() == expected[1:].tolist()
 
 
-def test_links_are_the_whole_logs_within_their_deviation(ranks: Ranks, folder: Path) -> None:
+def test_links_are_the_whole_logs_within_their_deviation(ranks: Worlds, folder: Path) -> None:
     plan, found = counted(ranks, folder, "raw", whole=False)
     per_sample = accesses_by_sample(folder / "log.parquet", plan)
     expected = per_sample.sum(axis=0) / RANKS
@@ -100,9 +94,9 @@ def test_links_are_the_whole_logs_within_their_deviation(ranks: Ranks, folder: P
     assert_close_off_diagonal(found["fetched_bytes"], predicted, 0.05)
 
 
-def test_distinct_rows_are_within_a_percent_on_a_shuffled_log(ranks: Ranks, folder: Path) -> None:
+def test_distinct_rows_are_within_a_percent_on_a_shuffled_log(ranks: Worlds, folder: Path) -> None:
     plan, found = counted(ranks, folder, "distinct", whole=False)
-    measured = Profile.open(folder / "profile").distinct
+    measured = Profile.load(folder / "profile").distinct
     assert measured is not None
     # The profile walked the log in the same batches.
     assert found["distinct_rows"].sum() == round(STEPS * RANKS * sum(measured.rank_rows))
@@ -112,11 +106,11 @@ def test_distinct_rows_are_within_a_percent_on_a_shuffled_log(ranks: Ranks, fold
 
 
 def test_distinct_rows_of_a_log_in_time_order_follow_the_measured_ratio(
-    ranks: Ranks, tmp_path: Path
+    ranks: Worlds, tmp_path: Path
 ) -> None:
     make(tmp_path, "distinct", drift=True)
     plan, found = counted(ranks, tmp_path, "distinct", whole=False)
-    measured = Profile.open(tmp_path / "profile").distinct
+    measured = Profile.load(tmp_path / "profile").distinct
     assert measured is not None
     assert max(measured.rank_ratio) < 0.95, "ids do not crowd together in this log"
     assert found["distinct_rows"].sum() == round(STEPS * RANKS * sum(measured.rank_rows))

@@ -5,7 +5,8 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from oper.scheduler.cache import Caches, Synchronisation
+from oper.scheduler.cache import Caches
+from oper.scheduler.cache_settings import Synchronisation
 from oper.scheduler.dispatch import Dispatcher, Policy
 
 PUSHES_AND_PULLS = ("miss_pull", "update_push", "evict_push")

@@ -5,16 +5,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from oper.base.errors import OperError
-from oper.scheduler.cache import EVICTIONS, Caches, Synchronisation
+from oper.scheduler.cache import Caches
+from oper.scheduler.cache_settings import EVICTIONS, Synchronisation
 from oper.scheduler.row_addresses import WIDTH_SHIFT
 from oper.scheduler.transmissions import TRANSMISSIONS
 from tests.scheduler.state_model import StateModel
+from tests.support.examples import examples
 
-EXAMPLES = settings(max_examples=60, deadline=None)
+EXAMPLES = examples(60)
 ROWS = 40
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oper.base.errors import OperError
-from oper.scheduler.cache_capacity import least_bytes, split
+from oper.scheduler.cache import least_bytes, split
 from oper.scheduler.cache_settings import CacheSettings
 
 

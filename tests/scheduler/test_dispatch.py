@@ -2,13 +2,14 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
 from oper.base.errors import OperError
-from oper.scheduler.cache import Caches, Synchronisation
+from oper.scheduler.cache import Caches
+from oper.scheduler.cache_settings import Synchronisation
 from oper.scheduler.dispatch import (
     Dispatcher,
     Policy,
@@ -17,8 +18,9 @@ from oper.scheduler.dispatch import (
     capacities,
     hybrid,
 )
+from tests.support.examples import examples
 
-EXAMPLES = settings(max_examples=100, deadline=None)
+EXAMPLES = examples(100)
 Costs = NDArray[np.float64]
 
 

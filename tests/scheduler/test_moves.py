@@ -6,8 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oper.scheduler import moves as m
-from oper.scheduler.cache import EVICTIONS, Caches, Synchronisation
+from oper.scheduler import transmissions as m
+from oper.scheduler.cache import Caches
+from oper.scheduler.cache_settings import EVICTIONS, Synchronisation
 
 WORKERS, CAPACITY = 3, 12
 batches = st.lists(  # rows of each worker, of batches

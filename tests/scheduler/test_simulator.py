@@ -1,5 +1,7 @@
 """The simulator: what it replays, against counts made by hand, and its baselines."""
 
+import json
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -8,15 +10,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import oper
 from oper.base.errors import OperError
+from oper.base.units import parse_share
+from oper.cli.simulate import simulate as simulate_command
 from oper.logs import LogOptions, RowReader, open_log, prepare
-from oper.scheduler.cache import Synchronisation
-from oper.scheduler.dispatch import Policy
-from oper.scheduler.frequent_rows import most_frequent
+from oper.scheduler.fae import most_frequent
 from oper.scheduler.row_addresses import WIDTH_SHIFT
-from oper.scheduler.simulator import Settings, simulate
+from oper.scheduler.simulator import Methods, SimulatedRun, SimulationSettings, replay
 from oper.scheduler.trace import Trace
 from oper.tables.table import Table
+from tests.support.commands import fine
 
 
 def make_trace(folder: Path, columns: dict[str, Any], tables: list[Table], size: int) -> Trace:
@@ -30,11 +34,11 @@ def tables(*rows: int, dims: tuple[int, ...] = (4, 4)) -> list[Table]:
     return [Table(f"T{n}", r, d, optimizer="sgd") for n, (r, d) in enumerate(pairs)]
 
 
-def run(trace: Trace, policy: str, sync: str, **settings: Any) -> dict[str, Any]:
-    made = Settings(**{"workers": 2, "samples_per_worker": 2, "warm_up": 0, **settings})
-    content = simulate(trace, made, [Policy.parse(policy)], [Synchronisation.parse(sync)], ["lru"])
-    found: dict[str, Any] = content["policies"][f"{policy}+{sync}"]
-    return found
+def run(trace: Trace, policy: str, sync: str, **settings: Any) -> SimulatedRun:
+    made = SimulationSettings(
+        **{"workers": 2, "batch_size": trace.batch_size, "warm_up": 0, **settings}
+    )
+    return replay(trace, made, Methods.parse(policy, sync, "lru")).runs[f"{policy}+{sync}"]
 
 
 def test_bags_and_several_widths_become_addresses(tmp_path: Path) -> None:
@@ -57,14 +61,14 @@ def test_in_order_by_hand(tmp_path: Path) -> None:
     # trains 0, 10, 1, 11 and worker 1 rows 1, 12, 2, 13: row 1 has one trainer, is pushed for the
     # other, and worker 1 still has the latest copy; row 0 was partial in both.
     found = run(trace, "in-order", "on-demand", cache_share=1.0)
-    assert found["miss_pull"] == 3 + 4 + 2 + 1
-    assert found["update_push"] == 2 + 1
-    assert (found["reads"], found["hits"]) == (15, 5)
-    assert found["wrong_reads"] == found["evict_push"] == 0
-    assert found["barrier_cost"] == 4 + (2 + 2)
+    assert found.miss_pull == 3 + 4 + 2 + 1
+    assert found.update_push == 2 + 1
+    assert (found.reads, found.hits) == (15, 5)
+    assert found.wrong_reads == found.evict_push == 0
+    assert found.barrier_cost == 4 + (2 + 2)
     full = run(trace, "in-order", "bsp", cache_share=1.0)
-    assert full["update_push"] == full["reads"] == 15
-    assert full["miss_pull"] == found["miss_pull"]
+    assert full.update_push == full.reads == 15
+    assert full.miss_pull == found.miss_pull
 
 
 def test_links_price_bytes(tmp_path: Path) -> None:
@@ -72,7 +76,7 @@ def test_links_price_bytes(tmp_path: Path) -> None:
     trace = make_trace(tmp_path, columns, tables(10, 10), 4)
     found = run(trace, "in-order", "bsp", cache_share=1.0, link_bandwidth=(16.0, 1.6))
     # Each worker pulls and pushes four rows of 16 bytes.
-    assert found["cost_seconds"] == pytest.approx(8 * 16 / 16 + 8 * 16 / 1.6)
+    assert found.cost_seconds == pytest.approx(8 * 16 / 16 + 8 * 16 / 1.6)
 
 
 def test_fae_by_hand(tmp_path: Path) -> None:
@@ -82,11 +86,11 @@ def test_fae_by_hand(tmp_path: Path) -> None:
     found = run(trace, "in-order", "fae:10%")
     # Others than rows 0 and 1: 10, 11 and 12, 13; then 10, 11 and 12, 2, 13. Two frequent rows,
     # 2 · (2 − 1) / 2 of them sent by each worker in each iteration.
-    assert found["miss_pull"] == found["update_push"] == 4 + 5
-    assert found["peer_push"] == 2 * 2 * 2
-    assert found["pull_bytes"] == 16 * 9
-    assert found["push_bytes"] == 16 * (9 + 8)
-    assert found["wrong_reads"] == 0
+    assert found.miss_pull == found.update_push == 4 + 5
+    assert found.peer_push == 2 * 2 * 2
+    assert found.pull_bytes == 16 * 9
+    assert found.push_bytes == 16 * (9 + 8)
+    assert found.wrong_reads == 0
 
 
 def test_fae_dispatches_by_nothing(tmp_path: Path) -> None:
@@ -98,4 +102,69 @@ def test_fae_dispatches_by_nothing(tmp_path: Path) -> None:
 def test_a_ragged_end_is_trained(tmp_path: Path) -> None:
     trace = make_trace(tmp_path, {"T0": [0, 1, 2, 3, 4], "T1": [0] * 5}, tables(9, 9), 4)
     found = run(trace, "in-order", "bsp", cache_share=1.0)
-    assert found["reads"] == (2 + 1) * 2 + 2
+    assert found.reads == (2 + 1) * 2 + 2
+
+
+def test_the_function_returns_what_the_command_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = np.random.default_rng(0).integers(0, 50, (64, 2))
+    pq.write_table(pa.table({"a": rows[:, 0], "b": rows[:, 1]}), "log.parquet")
+    settings = oper.SimulationSettings(2, 8, 0.5, [1e9, 5e8], warm_up=2, seed=3)
+    found = oper.simulate(
+        "log.parquet", settings=settings, policy=["laia", "esd"], evict="lru,emark"
+    )
+    options = "--workers 2 --batch-size 8 --cache 50% --links 8,4 --warm-up 2 --seed 3"
+    methods = "--policy laia,esd --evict lru,emark"
+    printed = json.loads(fine("simulate", "log.parquet", *f"{options} {methods} --json".split()))
+    assert printed.pop("log") == ["log.parquet"]
+    content = json.loads(json.dumps(found.to_json()))
+    for runs in (printed["policies"], content["policies"]):
+        for entry in runs.values():
+            assert entry.pop("dispatch_ms") == sum(entry.pop("dispatch_parts_ms").values())
+    assert content == printed
+    names = [f"{p}+{s}+{e}" for p in ("laia", "esd") for s in ("bsp", "on-demand") for e in
+             ("lru", "emark")]  # fmt: skip
+    assert list(found.runs) == names
+    assert found.runs[found.least_sent].total == min(run.total for run in found.runs.values())
+
+
+def test_the_function_has_the_commands_defaults() -> None:
+    command = signature(simulate_command).parameters
+    settings = oper.SimulationSettings()
+    assert command["workers"].default.default == settings.workers
+    assert command["batch_size"].default.default == settings.batch_size
+    assert parse_share(command["cache"].default.default, "") == settings.cache_share
+    assert float(command["links"].default.default) * 1e9 / 8 == settings.link_bandwidth
+    assert command["warm_up"].default.default == settings.warm_up
+    assert command["seed"].default.default == settings.seed
+    public = signature(oper.simulate).parameters
+    for name in ("policy", "sync", "evict", "dim", "optimizer"):
+        assert command[name].default.default == public[name].default
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"workers": 3}, "--batch-size 1024: .* all 3 workers .* such as 1023 or 1026"),
+        ({"workers": 0}, "--workers 0: 1 or more"),
+        ({"workers": 65, "batch_size": 65}, "--workers 65: 1 to 64"),
+        ({"batch_size": 4}, "--batch-size 4: .* such as 8$"),
+        ({"batch_size": 8.0}, "--batch-size: is '8.0', and a whole number"),
+        ({"cache_share": 0}, "--cache 0%: a share above 0"),
+        ({"cache_share": "10%"}, "--cache '10%': a finite number"),
+        ({"link_bandwidth": [1, 2]}, "--links: 2 were given, and 1 or 8"),
+        ({"link_bandwidth": 0}, "--links: a worker without bandwidth"),
+        ({"warm_up": -1}, "--warm-up -1: 0 or more"),
+    ],
+)
+def test_settings_that_cannot_be(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(OperError, match=words):
+        oper.SimulationSettings(**given)
+
+
+def test_what_is_no_settings() -> None:
+    settings: Any = 8
+    with pytest.raises(OperError, match="simulate: settings is a int, and a SimulationSettings"):
+        oper.simulate("log.parquet", settings=settings)

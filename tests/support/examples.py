@@ -1,8 +1,20 @@
-"""Hypothesis tests that leave drawn examples out, and fail where they leave out nearly all."""
+"""How many examples a hypothesis test draws, and tests that leave drawn examples out."""
 
 import functools
 from collections.abc import Callable
 from typing import Any
+
+from hypothesis import settings
+
+# Of the profile `quick`, by which all other numbers of examples are said.
+QUICK_EXAMPLES = 50
+
+
+def examples(quick: int, **others: Any) -> settings:
+    """Settings of a test that draws `quick` examples under the profile `quick`, and under another
+    one as many times more as that profile has. `others` are other settings of hypothesis."""
+    number = round(quick * settings().max_examples / QUICK_EXAMPLES)
+    return settings(max_examples=max(1, number), **others)
 
 
 def at_least(examples: int) -> Callable[[Any], Any]:

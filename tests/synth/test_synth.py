@@ -19,6 +19,7 @@ from oper.logs.batches.batch import Batch
 from oper.profiling.profile import Profile
 from oper.synth.label_model import BayesAuc
 from oper.synth.log_writer import write_log
+from oper.synth.profile_writer import synthesize_counts, write_profile
 from oper.synth.recipes import (
     CoAccess,
     Feature,
@@ -26,7 +27,6 @@ from oper.synth.recipes import (
     Recipe,
     load_recipe,
 )
-from oper.synth.row_counts import synthesize_counts, write_profile
 from oper.synth.synthesizer import ORDERS, Synthesizer
 from oper.tables.table import Table
 from oper.tables.table_file import load_tables
@@ -158,7 +158,7 @@ def test_seeds_decide_everything(tmp_path: Path) -> None:
         write_profile(synthesizer, tmp_path / f"profile{number}")
     assert logs[0] == logs[1] != logs[2]
     digests = [
-        Profile.open(tmp_path / f"profile{number}", check=True).digest for number in range(3)
+        Profile.load(tmp_path / f"profile{number}", check=True).digest for number in range(3)
     ]
     assert digests[0] == digests[1] != digests[2]
 
@@ -228,8 +228,8 @@ def test_labels_can_be_learned_from_their_ids() -> None:
 def test_windows_are_the_whole(tmp_path: Path) -> None:
     synthesizer = Synthesizer(load_recipe("avazu", scale=0.001), 10_001, drift=0.5)
     write_profile(synthesizer, tmp_path / "profile", windows=4)
-    parts = [Profile.open(f"{tmp_path / 'profile'}@{w}") for w in range(4)]
-    whole = Profile.open(tmp_path / "profile")
+    parts = [Profile.load(f"{tmp_path / 'profile'}@{w}") for w in range(4)]
+    whole = Profile.load(tmp_path / "profile")
     assert whole.samples == sum(p.samples for p in parts) == 10_001
     np.testing.assert_array_equal(whole.accesses, sum(p.accesses.astype(np.int64) for p in parts))
 
@@ -324,7 +324,7 @@ def test_command_writes_a_profile(command: typer.Typer, tmp_path: Path) -> None:
     result = CliRunner().invoke(command, [*arguments.split(), folder])
     assert result.exit_code == 0, result.output
     assert "40,429 samples of 20 tables" in result.stdout
-    profile = Profile.open(folder)
+    profile = Profile.load(folder)
     assert profile.samples == 40_429
     assert {t.dim for t in profile.tables} == {8}
 

@@ -8,10 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oper.base.errors import OperError
-from oper.tables.model_tables import tables_of
-from oper.tables.published import published_names
-from oper.tables.table import IdRule, Table, fingerprint, offsets, with_missing
-from oper.tables.table_file import load_tables
+from oper.tables.table import IdRule, Table, fingerprint, offsets, tables_of, with_missing
+from oper.tables.table_file import load_tables, published_names
 
 names = st.text("abcXYZ_09", min_size=1, max_size=5)
 rules = st.builds(

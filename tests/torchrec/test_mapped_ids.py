@@ -1,15 +1,16 @@
 """Collections inside of modules that map ids to rows by themselves are refused."""
 
-import gc
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingCollection
-from torchrec.distributed.types import ShardedModule, ShardingEnv
-from torchrec.modules.itep_embedding_modules import ITEPEmbeddingBagCollection
+from torchrec.distributed.types import ShardedModule
+from torchrec.modules.itep_embedding_modules import (
+    ITEPEmbeddingBagCollection,
+    ITEPEmbeddingCollection,
+)
 from torchrec.modules.mc_embedding_modules import (
     ManagedCollisionEmbeddingBagCollection,
     ManagedCollisionEmbeddingCollection,
@@ -22,7 +23,7 @@ from torchrec.modules.mc_modules import (
 
 import oper
 from oper.base.errors import OperError
-from oper.tables.model_tables import tables_of
+from oper.tables.table import tables_of
 from tests.support.runtime.runtime_plans import random_plan
 from tests.support.torchrec.models import BAGS, SEQUENCES, Model
 from tests.support.torchrec.one_rank import parallel, plan_of, profile_of
@@ -77,7 +78,7 @@ def test_modules_that_map_ids_are_refused_without_a_plan(bags: bool) -> None:
     path = "bags" if bags else "sequences"
     inner = model.get_submodule(path)
     setattr(model, path, managed(model, bags))
-    with pytest.raises(OperError, match=f"'{path}._embedding_module' is in a ManagedCollision"):
+    with pytest.raises(OperError, match=f"'{path}._embedding_module': .* '{path}' may be one"):
         parallel(model, sharders=[BAG_SHARDER(plan), SEQUENCE_SHARDER(plan)])
     # Another such module, which is in no way around the collection, has nothing to do with it.
     kept = managed(model, bags)
@@ -86,36 +87,27 @@ def test_modules_that_map_ids_are_refused_without_a_plan(bags: bool) -> None:
     assert not isinstance(kept._embedding_module, ShardedModule)
 
 
-@pytest.fixture
-def frozen() -> Iterator[None]:
-    """What is there after a test's first lines is not in the collector's list."""
-    yield
-    gc.unfreeze()
-
-
 @pytest.mark.parametrize("bags", [True, False])
-@pytest.mark.usefixtures("frozen")
-def test_modules_that_map_ids_are_refused_whatever_the_collector_lists(bags: bool) -> None:
-    model: Any = Model("cpu")
-    plan = plan_of(model)
-    path = "bags" if bags else "sequences"
-    setattr(model, path, managed(model, bags))
-    gc.freeze()
-    with pytest.raises(OperError, match=f"'{path}._embedding_module' is in a ManagedCollision"):
-        parallel(model, sharders=[BAG_SHARDER(plan), SEQUENCE_SHARDER(plan)])
+def test_modules_that_prune_are_refused_without_a_plan(bags: bool) -> None:
+    made: Any = ITEPEmbeddingBagCollection if bags else ITEPEmbeddingCollection
+    collection: Any = EmbeddingBagCollection if bags else EmbeddingCollection
+    inner = collection([BAGS[0] if bags else SEQUENCES[0]])
+    model = nn.Sequential(made(inner, nn.Identity()))
+    sharders = [BAG_SHARDER(plan_of(inner)), SEQUENCE_SHARDER(plan_of(inner))]
+    with pytest.raises(OperError, match=r"'0\._embedding_(bag_)?collection': .* '0' may be one"):
+        parallel(model, sharders=sharders)
 
 
-def test_a_collection_that_maps_ids_by_an_unknown_path() -> None:
-    """As TorchRec's sharder of such a module hands it over, and a script that shards by hand."""
-    pruned = ITEPEmbeddingBagCollection(EmbeddingBagCollection([BAGS[0]]), nn.Identity())
-    inner = pruned._embedding_bag_collection
-    model = nn.Sequential(pruned)
-    sharder, env = BAG_SHARDER(plan_of(inner)), ShardingEnv.from_local(1, 0)
-    del pruned
-    with pytest.raises(OperError, match="'EmbeddingBagCollection' is in a ITEPEmbeddingBag"):
-        sharder.shard(inner, {}, env)
-    model[0] = nn.Identity()
-    sharder.shard(inner, {}, env)
+def test_paths_alone_decide_nothing_about_a_plan_for_the_model() -> None:
+    """A module of the user's own that keeps its collection at such a name is sharded by it."""
+    inner = EmbeddingBagCollection([BAGS[0]])
+    model: Any = nn.Module()
+    model._embedding_bag_collection = inner
+    plan = plan_of(inner)
+    with pytest.raises(OperError, match=r"'_embedding_bag_collection': .*'the model' may be one"):
+        parallel(model, sharders=[BAG_SHARDER(plan)])
+    made = parallel(model, sharders=[BAG_SHARDER(plan)], plan=oper.torchrec_plan(plan, model))
+    assert isinstance(made.module._embedding_bag_collection, ShardedModule)
 
 
 def test_a_whole_model_that_maps_ids() -> None:

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 from torchrec import EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import oper
 from oper.base.errors import OperError
 from oper.runtime.comm.node import Node
-from oper.tables.model_tables import tables_of
-from oper.tables.table import Table
+from oper.tables.table import Table, tables_of
 from tests.support.runtime.runtime_plans import random_plan
 from tests.support.torchrec import sharder_cases
 from tests.support.torchrec.models import BAGS, Model
@@ -29,34 +29,6 @@ SEQUENCE_SHARDER = oper.OperEmbeddingCollectionSharder
 
 
 MISTAKES: dict[str, tuple[Callable[[Model], Any], str]] = {
-    "sharders forgotten": (
-        lambda model: parallel(model, plan=oper.torchrec_plan(plan_of(model), model)),
-        r"'bags': DistributedModelParallel has TorchRec's sharder for EmbeddingBagCollection, .* "
-        r"give it sharders=\[oper.OperEmbeddingBagCollectionSharder\(\)",
-    ),
-    "the other sharder missing": (
-        lambda model: parallel(
-            model, plan=oper.torchrec_plan(plan_of(model), model), sharders=[BAG_SHARDER()]
-        ),
-        "'sequences': DistributedModelParallel has no sharder for EmbeddingCollection; give it "
-        r"sharders=\[oper.OperEmbeddingCollectionSharder\(\)",
-    ),
-    "a sharder's class": (
-        lambda model: parallel(
-            model,
-            plan=oper.torchrec_plan(plan_of(model), model),
-            sharders=[BAG_SHARDER, SEQUENCE_SHARDER],
-        ),
-        "'bags': DistributedModelParallel has no sharder",
-    ),
-    "a sharder of TorchRec's": (
-        lambda model: parallel(
-            model,
-            plan=oper.torchrec_plan(plan_of(model), model),
-            sharders=[EmbeddingBagCollectionSharder(), SEQUENCE_SHARDER()],
-        ),
-        "'bags': DistributedModelParallel has TorchRec's sharder",
-    ),
     "OPER's plan": (
         lambda model: parallel(model, plan=plan_of(model), sharders=[BAG_SHARDER()]),
         r"needed: plan=oper.torchrec_plan\(plan, model\)",
@@ -76,6 +48,39 @@ MISTAKES: dict[str, tuple[Callable[[Model], Any], str]] = {
         r"no collection that the sharders take; .*bags' is already sharded, by OPER",
     ),
 }
+
+
+# Errors that TorchRec raises by itself, which tells its sharders to nobody.
+MISSING_SHARDERS: dict[str, tuple[Callable[[], list[Any]], type[Exception], str]] = {
+    "all forgotten": (
+        lambda: [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()],
+        ValueError,
+        "not supported oper.OperEmbeddingBagCollectionSharder$",
+    ),
+    "the other one missing": (
+        lambda: [BAG_SHARDER()],
+        KeyError,
+        "torchrec.modules.embedding_modules.EmbeddingCollection'",
+    ),
+    "classes": (
+        lambda: [BAG_SHARDER, SEQUENCE_SHARDER],
+        KeyError,
+        "torchrec.modules.embedding_modules.EmbeddingBagCollection'",
+    ),
+    "one of TorchRec's": (
+        lambda: [BAG_SHARDER(), EmbeddingCollectionSharder()],
+        ValueError,
+        "not supported oper.OperEmbeddingCollectionSharder$",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISSING_SHARDERS)
+def test_sharders_that_cannot_shard_by_the_plan(mistake: str) -> None:
+    make, kind, text = MISSING_SHARDERS[mistake]
+    model = Model("cpu")
+    with pytest.raises(kind, match=text):
+        parallel(model, plan=oper.torchrec_plan(plan_of(model), model), sharders=make())
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
@@ -106,14 +111,6 @@ def test_plans_in_torchrecs_form_are_taken_for_plans() -> None:
     sharders = [BAG_SHARDER(made), SEQUENCE_SHARDER(made)]
     parallel(Model("cpu"), plan=made, sharders=sharders)
     oper.shard(Model("cpu"), made)
-
-
-def test_sharders_of_other_collections_stay() -> None:
-    """A plan's form asks for nothing where no DistributedModelParallel asks."""
-    model = Model("meta")
-    made = oper.torchrec_plan(plan_of(model), model)
-    assert made.get_plan_for_module("bags") is made.plan["bags"]
-    assert made.get_plan_for_module("over") is None
 
 
 def test_names_and_folders_in_the_place_of_objects(tmp_path: Any) -> None:
@@ -189,7 +186,7 @@ WRONG_TYPES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "record: model is a str, and a Module": (lambda model: oper.record(model).__enter__(), ("m",)),
     "shard: module is a str, and a Module": (oper.shard, ("model.py", "plan")),
     "torchrec_plan: module is a str, and a Mod": (oper.torchrec_plan, ("plan", "model.py")),
-    "serve: model is a str, and a Callable": (oper.serve, ("model.py", [])),
+    "measure_latency: model is a str, and a Callable": (oper.measure_latency, ("model.py", [])),
     "str: has no collection that OPER sharded": (oper.counters, ("model.py",)),
     "DispatchingLoader: plan is a str": (oper.DispatchingLoader, ([], "plan")),
 }
@@ -265,18 +262,19 @@ def test_parameters_of_no_rows_have_sizes_beside_them() -> None:
     sizes = {name: tuple(weight.shape) for name, weight in plain.named_parameters()}
     model = oper.shard(plain, plan_of(plain))
     parameters = dict(model.named_parameters())
-    found = oper.table_sizes(model)
+    found = oper.Table.of_model(model)
+    assert found.keys() == oper.Table.of_model(plain).keys()
     assert set(found) == {name for name in sizes if "embedding" in name}
-    for name, (rows, dim, dtype) in found.items():
-        assert (rows, dim) == sizes[name]
-        assert parameters[name].shape == (0, dim)
-        assert found[name].parameters == rows * dim
-        assert dtype == "fp32"
+    for name, table in found.items():
+        assert (table.rows, table.dim) == sizes[name]
+        assert parameters[name].shape == (0, table.dim)
+        assert table.parameters == table.rows * table.dim
+        assert table.dtype == "fp32"
     shown = repr(model)
     assert "wide: 50 x 16 fp32" in shown
     assert "Plan of 131 rows of 4 tables on 1 ranks" in shown
-    with pytest.raises(OperError, match="no collection that OPER sharded"):
-        oper.table_sizes(Model("meta"))
+    with pytest.raises(OperError, match="has no TorchRec EmbeddingBagCollection"):
+        oper.Table.of_model(torch.nn.Linear(2, 2))
 
 
 def test_dense_optimizers_take_empty_parameters() -> None:

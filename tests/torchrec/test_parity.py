@@ -14,8 +14,8 @@ from torchrec.modules.embedding_configs import DataType, PoolingType
 from oper.base.errors import OperError
 from oper.tables.table import Table
 from tests.support.runtime.ranks import RankFailedError
+from tests.support.runtime.worlds import Worlds
 from tests.support.torchrec.models import plan_tables
-from tests.support.torchrec.worlds import Worlds
 
 # TorchRec's helpers import a test of theirs that is not in its wheel.
 _missing = ModuleType("torchrec.distributed.tests.test_sequence_model")

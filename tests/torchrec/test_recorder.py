@@ -9,9 +9,9 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 import oper
 from oper.base.errors import OperError
 from oper.profiling.profile import Profile
+from tests.support.runtime.worlds import Worlds
 from tests.support.torchrec import recording_cases as cases
 from tests.support.torchrec.models import SAMPLES, Model, batch
-from tests.support.torchrec.worlds import Worlds
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def worlds():
 
 
 def assert_equal(found: Profile, expected: Profile) -> None:
-    """The same counts by table, in whatever order the tables are."""
+    """Two profiles have equal counts for each table, in whatever order the tables are."""
     assert found.samples == expected.samples
     names = [table.name for table in expected.tables]
     for number, table in enumerate(found.tables):
@@ -49,7 +49,7 @@ def test_plans_are_made_from_it(tmp_path):
     with oper.record(model) as recorder:
         model(batch(1))
     recorder.profile().save(tmp_path / "profile")
-    profile = Profile.open(tmp_path / "profile", check=True)
+    profile = Profile.load(tmp_path / "profile", check=True)
     topology, workload = oper.Topology.load("cpu:2"), oper.Workload("training", "raw", SAMPLES)
     oper.make_plan(profile, topology, workload, oper.PlanSettings()).save(tmp_path / "plan")
     assert oper.Plan.load(tmp_path / "plan").ranks == 2

@@ -13,7 +13,7 @@ def _shard(rank: int, group: Any, loses: str) -> None:
     from torchrec.distributed.types import ShardingEnv
 
     import oper
-    from oper.tables.model_tables import tables_of
+    from oper.tables.table import tables_of
     from tests.support.runtime.runtime_plans import random_plan
     from tests.support.torchrec.models import Model
 

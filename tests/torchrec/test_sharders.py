@@ -9,7 +9,7 @@ from torchrec.distributed.types import ShardingEnv2D
 
 import oper
 from oper.base.errors import OperError
-from oper.tables.model_tables import tables_of
+from oper.tables.table import tables_of
 from oper.topology.topology import Topology
 from tests.support.runtime.runtime_plans import random_plan
 from tests.support.torchrec import sharder_cases as cases

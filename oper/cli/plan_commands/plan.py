@@ -111,7 +111,7 @@ def make(
             "--curve: is of the devices' memory, and --tier takes tables out of it; leave one out"
         )
     workload = Workload(mode, fetch, batch_size)
-    opened = Profile.open(profile, check=True)
+    opened = Profile.load(profile, check=True)
     with steps("planning", total=6) as report:
         made, placed = plan_and_placement(opened, ranks, workload, settings, report)
         if output is not None:

@@ -12,7 +12,7 @@ from oper.cli.shared.output_options import JSON
 from oper.cli.shared.progress import steps
 
 if TYPE_CHECKING:
-    from oper.logs import LogOptions
+    from oper.logs import LogKeywords
 
 
 _EXAMPLES = """
@@ -33,7 +33,7 @@ def check(
     ),
     as_json: bool = JSON,
     *,
-    log_options: "LogOptions",
+    reading: "LogKeywords",
 ) -> None:
     """Verify a plan from its files; with its log, replay that.
 
@@ -41,9 +41,10 @@ def check(
     owner must serve what the plan says. The exit status is 1 if an invariant does not hold.
     """
     from oper.audit.check import check as check_plan
+    from oper.logs import LogOptions
 
     with steps("checking", total=2) as report:
-        found = check_plan(plan, log or (), log_options, report)
+        found = check_plan(plan, log or (), LogOptions.of(reading), report)
 
     def text() -> None:
         out = new_console()

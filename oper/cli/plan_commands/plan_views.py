@@ -51,7 +51,7 @@ def show(
     loaded = Plan.load(plan)
     accesses = None
     if profile is not None:
-        opened = Profile.open(profile)
+        opened = Profile.load(profile)
         check_profile(loaded, opened)
         accesses = opened.accesses_of_tables
     figures = PlanFigures.of(loaded, accesses)
@@ -86,7 +86,7 @@ def explain(
     from oper.plan.plan import Plan
     from oper.profiling.profile import Profile
 
-    counted_by = None if profile is None else Profile.open(profile)
+    counted_by = None if profile is None else Profile.load(profile)
     found = explain_row(Plan.load(plan), table, row, counted_by)
 
     emit(as_json, found.to_json(), lambda: print_row(found, verbose))

@@ -1,17 +1,18 @@
 """`oper profile`: count how often each row is accessed in a log."""
 
+import contextlib
 import os
 import shlex
 import time
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
+from oper.base.defaults import DEADLINE, EVERY, MAX_WINDOWS, RANKS
 from oper.base.errors import OperError
-from oper.base.units import parse_bytes, parse_seconds, parse_share
-from oper.cli.profile_commands.report import OUTPUT, report
+from oper.cli.profile_commands.profile_text import OUTPUT, report_written
 from oper.cli.profile_commands.table_options import (
     DIM,
     DTYPE,
@@ -21,21 +22,18 @@ from oper.cli.profile_commands.table_options import (
     TABLES,
     Dtype,
     Optimizer,
-    TableOptions,
 )
 from oper.cli.shared.command import ADVANCED, WINDOWS, ConfigurableCommand
-from oper.cli.shared.console import say, warn_of_unused
+from oper.cli.shared.console import warn_of_unused
 from oper.cli.shared.log_options import takes_log
 from oper.cli.shared.output_options import FORCE, JSON
 from oper.cli.shared.progress import progress
 
 if TYPE_CHECKING:
-    from oper.logs import Log, LogOptions
-    from oper.profiling.profile import Profile
-    from oper.profiling.windows.equal_windows import Windows
+    from oper.logs import LogKeywords
 
-
-_OF_PROFILES = ("show", "merge")  # which were `oper profile show` and `oper profile merge`
+# These sub-commands of `oper profiles` were once `oper profile show` and `oper profile merge`.
+_OF_PROFILES = ("show", "merge")
 
 
 _EXAMPLES = """
@@ -82,7 +80,7 @@ def profile(
         rich_help_panel=ADVANCED,
     ),
     ranks: int = typer.Option(
-        8,
+        RANKS,
         "--ranks",
         min=1,
         help="Ranks that share such a batch.",
@@ -105,7 +103,7 @@ def profile(
         rich_help_panel=WINDOWS,
     ),
     every: str = typer.Option(
-        "1d",
+        EVERY,
         "--every",
         help="The span of a window: 12h, 1d, 1w, or 3600.",
         metavar="SPAN",
@@ -119,7 +117,7 @@ def profile(
         rich_help_panel=WINDOWS,
     ),
     max_windows: int = typer.Option(
-        1000,
+        MAX_WINDOWS,
         "--max-windows",
         min=1,
         help="Stop before counting if there would be more windows.",
@@ -150,7 +148,7 @@ def profile(
         rich_help_panel=ADVANCED,
     ),
     deadline: str = typer.Option(
-        "1h",
+        DEADLINE,
         "--deadline",
         help="Under torchrun: how long a rank waits for the others.",
         metavar="SPAN",
@@ -159,128 +157,51 @@ def profile(
     force: bool = FORCE,
     as_json: bool = JSON,
     *,
-    log_options: "LogOptions",
+    reading: "LogKeywords",
 ) -> None:
     """Count exactly how often each row is accessed.
 
     Under torchrun each rank counts some of the files, and rank 0 sums the counts.
     """
     from oper.base import native
-    from oper.profiling.counting import CountOptions
-    from oper.profiling.sampling import Sampling
+    from oper.profiling.make_profile import profile as count
 
-    deadline_seconds = parse_seconds(deadline, "--deadline")
-    native.ops()  # loads torch, which takes a second that is not part of the measured time
+    native.ops()  # It loads torch, which takes a second that is not part of the measured time.
     started = time.perf_counter()
     needs = {"every": "by_column", "ranks": "batch_size", "seed": "sample"}
     needs |= {"time_unit": "by_column", "max_windows": "by_column" if by_column else "windows"}
     warn_of_unused(context, needs)
-    if by_column is not None:
-        log_options = replace(log_options, time=by_column, time_unit=time_unit)
-    stated = TableOptions(tables, dim, dtype, optimizer, ids, min_count)
-    options = CountOptions(
-        sampling=None if sample is None else Sampling(parse_share(sample, "--sample"), seed),
+    counted = count(
+        log,
+        tables,
+        output,
+        dim=dim,
+        dtype=dtype,
+        optimizer=optimizer,
+        ids=ids,
+        min_count=min_count,
         batch_size=batch_size,
         ranks=ranks,
-        limit_bytes=_limit_bytes(memory_limit),
+        windows=windows,
+        by_column=by_column,
+        every=every,
+        time_unit=time_unit,
         max_windows=max_windows,
+        sample=sample,
+        seed=seed,
+        memory_limit=memory_limit,
+        overwrite=force,
+        under_torchrun=int(os.environ.get("WORLD_SIZE", "1")) > 1,
+        deadline=deadline,
+        progress=_bar,
+        **reading,
     )
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        if windows is not None or by_column is not None:
-            raise OperError(
-                "--windows and --by-column: work in one process only, not under torchrun"
-            )
-        from oper.logs import open_log
-        from oper.profiling.distributed_counting import count_under_torchrun
-
-        if os.environ.get("RANK") == "0":  # which reports for all
-            source = _left_out(open_log(log, log_options), stated)
-            options = replace(options, source=source)
-        summed = count_under_torchrun(
-            log,
-            log_options,
-            stated.prepare,
-            options,
-            output,
-            deadline_seconds,
-            force,
-        )
-        if summed is None:
-            return  # rank 0 reports for all
-        counted = [summed]
-    else:
-        spans = (windows, by_column, every)
-        counted = _count(log, log_options, stated, options, output, force, spans)
-    report(output, counted, time.perf_counter() - started, as_json)
+    if counted is not None:  # Rank 0 reports for all ranks.
+        profiles = counted if isinstance(counted, list) else [counted]
+        report_written(output, profiles, time.perf_counter() - started, as_json)
 
 
-def _count(
-    paths: list[Path],
-    log_options: "LogOptions",
-    stated: TableOptions,
-    options: Any,
-    output: Path,
-    force: bool,
-    window_options: tuple[int | None, str | None, str],
-) -> "list[Profile]":
-    """Count the log into the profile folder `output`, or its windows into folders below it."""
-    from oper.files.storage import atomic_folder
-    from oper.logs import RowReader, open_log
-    from oper.profiling.counting import count, provenance
-    from oper.profiling.profile import FORMAT, window_name, write_windows
-
-    log = open_log(paths, log_options)
-    with atomic_folder(output, FORMAT, force) as folder:
-        log, found = _windows(log, options.max_windows, *window_options)
-        with progress("finding the tables", log.estimated_samples(), "samples") as meter:
-            prepared = stated.prepare(log, meter.advance)
-        options = replace(options, windows=found, source=provenance(log) | _left_out(log, stated))
-        with progress("counting", log.estimated_samples(), "samples") as meter:
-            reader = RowReader(log, prepared)
-            counted = count(
-                reader, options, prepared=prepared, folder=folder, advance=meter.advance
-            )
-        prepared.save_vocabularies(folder)
-        if options.windows is None:
-            counted[0].write(folder)
-        else:
-            for number, profile in enumerate(counted):
-                (folder / window_name(number)).mkdir(exist_ok=True)
-                profile.write(folder / window_name(number), sparse=True)
-            write_windows(folder, counted)
-    return counted
-
-
-def _windows(
-    log: "Log", most: int, windows: int | None, by_column: str | None, every: str
-) -> "tuple[Log, Windows | None]":
-    """The log as its windows need it, and the windows that the options ask for."""
-    from oper.profiling.windows.equal_windows import EqualWindows, refuse_too_many
-    from oper.profiling.windows.time_windows import find_time_windows
-
-    if by_column is not None:
-        if windows is not None:
-            raise OperError("--windows and --by-column: give one of them")
-        with progress("finding the windows", log.estimated_samples(), "samples") as meter:
-            return find_time_windows(log, every, most, say=say, advance=meter.advance)
-    if windows is None:
-        return log, None
-    refuse_too_many(windows, most, f"--windows {windows}")
-    samples = log.samples
-    if samples is None:
-        total = log.count_samples()
-        first, last = log.options.row_range(total)
-        samples = min(total, total if last is None else last) - first
-    return log, EqualWindows(windows, samples)
-
-
-def _left_out(log: "Log", stated: TableOptions) -> dict[str, dict[str, str]]:
-    """The columns that are in no table, where there are some, for the profile's source."""
-    left_out = stated.left_out(log)
-    return {"left_out": left_out} if left_out else {}
-
-
-def _limit_bytes(given: str | None) -> int:
-    from oper.profiling.row_counters import free_memory_bytes
-
-    return free_memory_bytes() // 2 if given is None else parse_bytes(given, "--memory-limit")
+@contextlib.contextmanager
+def _bar(stage: str, samples: int | None) -> Iterator[Callable[[int], None]]:
+    with progress(stage, samples, "samples") as meter:
+        yield meter.advance

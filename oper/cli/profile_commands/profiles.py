@@ -5,8 +5,7 @@ from pathlib import Path
 
 import typer
 
-from oper.cli.profile_commands.profile_text import content_of, print_profile
-from oper.cli.profile_commands.report import OUTPUT, report
+from oper.cli.profile_commands.profile_text import OUTPUT, print_profile, report_written
 from oper.cli.shared.command import Command, CommandGroup
 from oper.cli.shared.console import emit
 from oper.cli.shared.output_options import FORCE, JSON
@@ -43,9 +42,11 @@ def show(
 ) -> None:
     """Print what a profile counted."""
     from oper.profiling.profile import Profile
+    from oper.profiling.profile_summary import summarise
 
-    content = content_of(profile, Profile.open_parts(profile, check=check))
-    emit(as_json, content, lambda: print_profile(content))
+    summary = summarise(Profile.load_windows(profile, check=check))
+    content = {"profile": profile, **summary.to_dict()}
+    emit(as_json, content, lambda: print_profile(profile, summary))
 
 
 def merge(
@@ -62,9 +63,9 @@ def merge(
     from oper.profiling.profile import merge as add_up
 
     started = time.perf_counter()
-    opened = [Profile.open(name, check=True) for name in profiles]
+    opened = [Profile.load(name, check=True) for name in profiles]
     with atomic_folder(output, FORMAT, force) as folder:
         merged = add_up(opened, folder)
         merged.save_vocabularies(folder)
         merged.write(folder)
-    report(output, [merged], time.perf_counter() - started, as_json)
+    report_written(output, [merged], time.perf_counter() - started, as_json)

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from oper.base.printable import printable
+from oper.base.formatting import printable
 
 # Columns. The same in a pipe and on a wide terminal, so that outputs can be compared.
 WIDTH = 100

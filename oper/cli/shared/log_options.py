@@ -9,7 +9,7 @@ import typer
 
 from oper.cli.shared.command import READING
 
-PARAMETER = "log_options"
+PARAMETER = "reading"
 
 _OPTIONS: dict[str, tuple[Any, Any]] = {
     "columns": (
@@ -121,22 +121,21 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
 
 
 def takes_log(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of a log to a command, which gets them as its parameter `log_options`.
+    """Add the options of a log to a command, which gets them as its parameter `reading`, the
+    keywords of oper's functions that read a log (`LogKeywords`).
 
     Options that may be given several times also accept names separated by commas.
     """
 
     @functools.wraps(command)
     def with_options(**arguments: Any) -> None:
-        from oper.logs import LogOptions
-
         given = {name: arguments.pop(name) for name in _OPTIONS}
         for name in ("columns", "dense", "values", "lengths"):
             if given[name] is not None:
                 given[name] = tuple(part for value in given[name] for part in value.split(","))
             elif name != "dense":
                 given[name] = ()
-        command(**arguments, **{PARAMETER: LogOptions(**given)})
+        command(**arguments, **{PARAMETER: given})
 
     signature = inspect.signature(command)
     kept = [p for p in signature.parameters.values() if p.name != PARAMETER]

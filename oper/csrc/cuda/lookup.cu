@@ -9,7 +9,7 @@ constexpr unsigned kThreads = 256;
 // Reads of a row on their way: two would do for the latency of HBM, four are double that, and more
 // cost registers and so occupancy.
 constexpr int kRows = 4;
-// Of bags of one row, which a block with twice the threads reads.
+// Reads on their way where each bag has one row: a block with twice the threads makes them.
 constexpr int kRowsOfCopies = 2;
 
 template <typename Row, int kBytes, int kLanes>
@@ -26,7 +26,7 @@ cudaError_t start(const LookupArguments& a, int64_t features, int64_t most_bags,
                    : launch(how, pool_bags<Row, kBytes, kLanes, kRows, false>, a);
 }
 
-// As many threads a row as pieces of it, up to a warp.
+// A row gets as many threads as it has pieces, up to a warp.
 template <typename Row, int kBytes>
 cudaError_t with_lanes(const LookupArguments& a, int64_t features, int64_t most_bags,
                        cudaStream_t stream) {

@@ -27,7 +27,7 @@ void load_device_library(const std::string& path) {
   DeviceLibrary found;
   find(library, "oper_cuda_lookup", found.lookup);
   find(library, "oper_cuda_translate", found.translate);
-  find(library, "oper_cuda_count_accesses", found.count_accesses);
+  find(library, "oper_cuda_accesses_by_rank", found.accesses_by_rank);
   find(library, "oper_cuda_create_segment", found.create_segment);
   find(library, "oper_cuda_attach_segment", found.attach_segment);
   find(library, "oper_cuda_release_segment", found.release_segment);

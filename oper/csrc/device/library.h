@@ -11,7 +11,7 @@ namespace oper {
 struct DeviceLibrary {
   LookupLauncher* lookup = nullptr;
   TranslateLauncher* translate = nullptr;
-  CountLauncher* count_accesses = nullptr;
+  CountLauncher* accesses_by_rank = nullptr;
   CreateSegment* create_segment = nullptr;
   AttachSegment* attach_segment = nullptr;
   ReleaseSegment* release_segment = nullptr;

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "cpu/common/arguments.h"
-#include "cpu/step/batch.h"
+#include "cpu/step/batch_arguments.h"
 #include "device/library.h"
 #include "oper/step/feature.h"
 
@@ -100,7 +100,7 @@ at::Tensor pooled_rows(const at::Tensor& addresses, const std::optional<at::Tens
 
 TORCH_LIBRARY_IMPL(oper, CUDA, m) { m.impl("pooled_rows", oper::pooled_rows); }
 
-// The same for tests, of memory that the emulator takes for a device's.
+// pooled_rows for tests, of memory that the emulator takes for a device's.
 TORCH_LIBRARY_FRAGMENT(oper_emulated, m) {
   m.def(
       "pooled_rows(Tensor addresses, Tensor? offsets, Tensor? weights, Tensor features,"

@@ -59,7 +59,7 @@ at::Tensor translate(const at::Tensor& ids, const at::Tensor& segment_offset,
 
 TORCH_LIBRARY_IMPL(oper, CUDA, m) { m.impl("translate", oper::translate); }
 
-// The same for tests, of memory that the emulator takes for a device's.
+// translate for tests, of memory that the emulator takes for a device's.
 TORCH_LIBRARY_FRAGMENT(oper_emulated, m) {
   m.def(
       "translate(Tensor ids, Tensor segment_offset, Tensor segment_table, Tensor tables,"

@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 
 from oper.base.errors import OperError
 from oper.logs.batches.batch import Batch
-from oper.logs.batches.reading_options import LogOptions, TimeUnit
+from oper.logs.batches.log_options import LogOptions, TimeUnit
 
 _PLAIN = re.compile(r"[^*?\[]*")  # a name that is no pattern
 
@@ -53,20 +53,20 @@ class Source(Protocol):
 
     @property
     def samples(self) -> int | None:
-        """Its number of samples; None where only reading it tells."""
+        """The number of samples; None where only reading the source tells."""
 
     def count(self) -> int:
-        """Its number of samples, read through if necessary."""
+        """The number of samples, for which the source is read through if necessary."""
 
     def estimate(self) -> int | None:
-        """About how many samples it has, by its beginning; None where unknown."""
+        """About how many samples there are, by the beginning; None where unknown."""
 
     def batches(self, selection: Selection) -> Iterator[Batch]:
-        """Its samples in order, at most `selection.batch_rows` at a time."""
+        """The samples in order, at most `selection.batch_rows` at a time."""
 
 
 class KnownSize:
-    """Of sources whose files say how many samples they have."""
+    """A base of sources whose files say how many samples they have."""
 
     samples: int
 
@@ -167,7 +167,7 @@ def _match(
                 f"{option} {pattern!r}: matches no column of {source.name}; {_list(names)}"
             )
         chosen.update(dict.fromkeys(found))
-    # In the file's order, so that the order of the patterns does not matter.
+    # The file's order is kept, so that the order of the patterns does not matter.
     return tuple(n for n in names if n in chosen)
 
 

@@ -95,7 +95,7 @@ def _bytes_of(texts: Any) -> tuple[NDArray[np.uint8], Ints, Ints]:
     kind = texts.type
     wide = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
     if not (wide or pa.types.is_string(kind) or pa.types.is_binary(kind)):
-        texts = texts.cast(pa.string())  # a view, whose bytes lie scattered
+        texts = texts.cast(pa.string())  # The bytes of a view lie scattered.
     _, offsets_buffer, data = texts.buffers()
     if not len(texts):
         return np.zeros(8, np.uint8), np.empty(0, np.int64), np.empty(0, np.int64)

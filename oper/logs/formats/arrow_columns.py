@@ -1,4 +1,4 @@
-"""Arrow columns as the log's jagged ids, dense values and labels."""
+"""Arrow columns of Parquet and of texts, as the log's ids, dense values, labels and times."""
 
 from dataclasses import replace
 from typing import Any
@@ -9,12 +9,58 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from oper.base.errors import OperError
-from oper.logs.batches.batch import Jagged, Location
+from oper.logs.batches.batch import Batch, Jagged, Location
+from oper.logs.batches.columns import Column, Selection
 from oper.logs.batches.text_numbers import all_decimals, decimals, hexadecimals
-from oper.logs.batches.timestamps import is_text
+from oper.logs.batches.timestamps import is_text, times_of
 
-# Of an id, as of a field in Python's CSV reader: hashing longer ones would take seconds each.
+# An id may be as long as a field in Python's CSV reader: hashing a longer one would take seconds.
 _MOST_TEXT_BYTES = 131_072
+
+
+def column_of(field: Any, bags: bool = False) -> Column:
+    """What an Arrow field is read as by default."""
+    kind = field.type
+    is_list = bool(
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    )
+    inner = kind.value_type if is_list or pa.types.is_dictionary(kind) else kind
+    if pa.types.is_floating(inner) or pa.types.is_decimal(inner):
+        return Column(field.name, "other" if is_list else "dense", reason=f"numbers, {kind}")
+    if pa.types.is_temporal(inner) or pa.types.is_nested(inner):
+        what = "times" if pa.types.is_temporal(inner) else "structures"
+        return Column(field.name, "other", reason=f"{what}, {kind}")
+    return Column(field.name, "ids", bags=bags or is_list, texts=bags or is_text(inner))
+
+
+def batch_of(
+    part: Any, selection: Selection, location: Location, hexadecimal: frozenset[str] = frozenset()
+) -> Batch:
+    """A `pa.RecordBatch` as a batch of the log."""
+    time, plain = None, False
+    if selection.time is not None:
+        given = part.column(selection.time)
+        time, plain = times_of(given, selection.time, location, selection.time_unit)
+    return Batch(
+        samples=part.num_rows,
+        features={
+            name: ids_of(part.column(name), name, location, name in hexadecimal)
+            for name in selection.features
+        },
+        location=location,
+        label=(
+            None
+            if selection.label is None
+            else floats_of(part.column(selection.label), selection.label, location)
+        ),
+        dense=(
+            np.stack([floats_of(part.column(n), n, location) for n in selection.dense], axis=1)
+            if selection.dense
+            else None
+        ),
+        time=time,
+        plain_time=plain,
+    )
 
 
 def ids_of(column: Any, name: str, location: Location, hexadecimal: bool = False) -> Jagged:
@@ -81,7 +127,7 @@ def _texts(
     lengths: NDArray[np.int32] | None,
 ) -> Jagged:
     """Ids of texts: integers where all texts are, else a dictionary."""
-    if not hexadecimal:  # from a text file, whose empty fields are null already
+    if not hexadecimal:  # Hexadecimal digits are from text files, whose empty fields are null.
         sizes = pc.binary_length(column)
         if pc.min(sizes).as_py() == 0:
             column = pc.if_else(pc.equal(sizes, 0), None, column)

@@ -17,7 +17,7 @@ import pyarrow.csv as pacsv
 
 from oper.logs.batches.columns import Column
 from oper.logs.batches.timestamps import is_text
-from oper.logs.formats.parquet import column_of
+from oper.logs.formats.arrow_columns import column_of
 
 _LEAST, _LIMIT = -(2**63), 2**64
 _ONE_COLUMN = (
@@ -46,7 +46,7 @@ def csv_columns(
     """
 
     def parse(names: Sequence[str], **convert: Any) -> Any:
-        # In this thread: a command that ends at once would abort where others still parse.
+        # Arrow parses in this thread: a command that ends at once would abort while others parse.
         return pacsv.read_csv(
             pa.BufferReader(head),
             read_options=pacsv.ReadOptions(
@@ -61,7 +61,7 @@ def csv_columns(
     at = next((i for i, c in enumerate(columns) if c.kind == "ids"), None)
     if names or at is None or columns[at].doubt:
         return tuple(columns)
-    # The line of names as values, under names by which nobody asks for them.
+    # Here the line of names is read as values, under names by which nobody asks for them.
     if _names_are_alike(schema, parse([str(i) for i in range(len(schema))]).schema):
         columns[at] = replace(columns[at], doubt=_PERHAPS_A_SAMPLE)
     return tuple(columns)

@@ -119,13 +119,12 @@ def _unpickle(path: Path) -> Any:
             if is_zip:
                 _check_members(path, plain)
             with warnings.catch_warnings():
-                warnings.simplefilter(
-                    "ignore"
-                )  # of protocols of pickle, which it reads all the same
+                # torch warns of old protocols of pickle, which it reads all the same.
+                warnings.simplefilter("ignore")
                 return torch.load(plain, map_location="cpu", weights_only=True, mmap=is_zip)
     except OperError:
         raise
-    except Exception as error:  # a damaged pickle may raise anything
+    except Exception as error:  # A damaged pickle may raise anything.
         raise OperError(
             f"{path}: cannot be loaded ({one_line(error)}); it is damaged, truncated, or holds "
             "other objects than tensors: copy it again, or save it as a tuple of three tensors"

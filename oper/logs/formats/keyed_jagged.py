@@ -16,7 +16,7 @@ from oper.base.errors import OperError
 from oper.logs.batches.batch import Batch, Jagged, Location
 from oper.logs.batches.columns import Column, Selection
 
-# Objects that a batch may refer to, and that hold no ids of its samples.
+# A batch may refer to objects of these types, which hold no ids of its samples.
 _NO_BATCH = (torch.Tensor, torch.nn.Module, ModuleType, type)
 
 
@@ -30,7 +30,7 @@ class KjtSource:
         self._batches = batches
         self._once = iter(batches) if iter(batches) is batches else None
         self._read = False
-        # The first batch tells the columns; of an iterator it is kept for the only pass.
+        # The first batch tells the columns; an iterator's is kept for the only pass.
         first = next(iter(self._once or batches), None)
         if first is None:
             raise OperError(f"{self.name}: the iterable is empty")

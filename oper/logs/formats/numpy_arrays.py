@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from oper.base.errors import OperError, one_line
 from oper.files.input_files import LOG, open_file
-from oper.files.storage import HEADER_ERRORS
+from oper.files.storage import HEADER_ERRORS, read_npy_header
 from oper.logs.batches.batch import Batch, Jagged, Location
 from oper.logs.batches.columns import Column, KnownSize, Selection
 from oper.logs.formats.unpacking import check_archive
@@ -38,8 +38,8 @@ _ROLES = {
     "y": "labels",
 }
 
-# Raised for a damaged header, member or archive: a flipped bit may select an encryption or
-# compression that zipfile does not have.
+# What NumPy and zipfile raise for a damaged header, member or archive: a flipped bit may select an
+# encryption or compression that zipfile does not have.
 _DAMAGE = (
     *HEADER_ERRORS,
     OSError,
@@ -49,7 +49,8 @@ _DAMAGE = (
     zipfile.BadZipFile,
 )
 _MOST_FEATURES = 1 << 16
-_READ_BYTES = 1 << 28  # of an array at a time; a batch of more samples is cut
+# At most so much of an array is read at a time; a batch of more samples is cut.
+_READ_BYTES = 1 << 28
 
 
 class ArrayStream:
@@ -59,13 +60,7 @@ class ArrayStream:
         self._file = file
         self._name = name
         with _reading(name):
-            version = np.lib.format.read_magic(file)
-            read = (
-                np.lib.format.read_array_header_1_0
-                if version == (1, 0)
-                else np.lib.format.read_array_header_2_0
-            )
-            self.shape, fortran, self.dtype = read(file)
+            self.shape, fortran, self.dtype = read_npy_header(file)
         if fortran and len(self.shape) > 1:
             raise OperError(
                 f"{name}: is stored by columns; save it with numpy.ascontiguousarray first"
@@ -78,7 +73,7 @@ class ArrayStream:
             raise OperError(
                 f"{name}: is {self.dtype} of shape {self.shape}, and an array of numbers was needed"
             )
-        # Before anything of the size that the header states is asked for.
+        # This is checked before memory of the size that the header states is asked for.
         stated = file.tell() + math.prod(self.shape) * self.dtype.itemsize
         if stated > size:
             raise OperError(

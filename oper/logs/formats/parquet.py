@@ -4,17 +4,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from oper.base.errors import OperError, one_line
 from oper.logs.batches.batch import Batch, Location
-from oper.logs.batches.columns import Column, KnownSize, Selection
-from oper.logs.batches.timestamps import is_text, times_of
-from oper.logs.formats.arrow_columns import floats_of, ids_of
+from oper.logs.batches.columns import KnownSize, Selection
+from oper.logs.formats.arrow_columns import batch_of, column_of
 
-# Arrow's own errors, and what a damaged schema or size of a page comes to in Python.
+# Arrow raises its own errors, and these where a schema or the size of a page is damaged.
 _DAMAGE = (OSError, ValueError, KeyError, MemoryError, OverflowError, pa.ArrowException)
 
 
@@ -64,48 +62,3 @@ class ParquetSource(KnownSize):
                 f"{self._path}: is not a readable Parquet file ({one_line(error)}); it is "
                 "damaged or truncated: copy or write it again"
             ) from error
-
-
-def column_of(field: Any, bags: bool = False) -> Column:
-    """What an Arrow field is read as by default."""
-    kind = field.type
-    is_list = bool(
-        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    )
-    inner = kind.value_type if is_list or pa.types.is_dictionary(kind) else kind
-    if pa.types.is_floating(inner) or pa.types.is_decimal(inner):
-        return Column(field.name, "other" if is_list else "dense", reason=f"numbers, {kind}")
-    if pa.types.is_temporal(inner) or pa.types.is_nested(inner):
-        what = "times" if pa.types.is_temporal(inner) else "structures"
-        return Column(field.name, "other", reason=f"{what}, {kind}")
-    return Column(field.name, "ids", bags=bags or is_list, texts=bags or is_text(inner))
-
-
-def batch_of(
-    part: Any, selection: Selection, location: Location, hexadecimal: frozenset[str] = frozenset()
-) -> Batch:
-    """A `pa.RecordBatch` as a batch of the log."""
-    time, plain = None, False
-    if selection.time is not None:
-        given = part.column(selection.time)
-        time, plain = times_of(given, selection.time, location, selection.time_unit)
-    return Batch(
-        samples=part.num_rows,
-        features={
-            name: ids_of(part.column(name), name, location, name in hexadecimal)
-            for name in selection.features
-        },
-        location=location,
-        label=(
-            None
-            if selection.label is None
-            else floats_of(part.column(selection.label), selection.label, location)
-        ),
-        dense=(
-            np.stack([floats_of(part.column(n), n, location) for n in selection.dense], axis=1)
-            if selection.dense
-            else None
-        ),
-        time=time,
-        plain_time=plain,
-    )

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base import native
-from oper.base.tensors import as_int64
+from oper.base.arrays import as_int64
 from oper.planner.baselines.baseline import (
     Baseline,
     Cells,

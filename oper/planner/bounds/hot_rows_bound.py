@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from oper.base import native_output
+from oper.base import standard_streams
 from oper.base.arrays import Floats
 from oper.cost.read_charges import Charges
 from oper.cost.workload import Workload
@@ -192,7 +192,7 @@ class _Model:
         for tolerance in ("primal", "dual", "mip"):
             solver.setOptionValue(f"{tolerance}_feasibility_tolerance", FEASIBILITY)
         solver.passModel(model)
-        with native_output.dropped():
+        with standard_streams.native_output_dropped():
             solver.run()
         bound = solver.getInfo().mip_dual_bound
         status = solver.getModelStatus()

@@ -28,7 +28,7 @@ from typing import Any, Literal
 import numpy as np
 import pulp
 
-from oper.base import native_output
+from oper.base import standard_streams
 from oper.base.arrays import Floats
 from oper.cost.holder_set_sums import Sums
 from oper.cost.holder_sets import HolderSets
@@ -262,7 +262,7 @@ class _Model:
         )
         has_highs = _has_highs()
         if has_highs:
-            with native_output.dropped():
+            with standard_streams.native_output_dropped():
                 self.problem.solve(highs)
             # PuLP calls a solution found at the time limit "Optimal": ask the solver itself.
             info = self.problem.solverModel.getInfo()

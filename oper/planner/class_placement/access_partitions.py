@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base import native
-from oper.base.arrays import Ints
-from oper.base.tensors import as_int64
+from oper.base.arrays import Ints, as_int64
 from oper.plan.memories import PartitionSummary
 from oper.planner.problem.classes import Classes
 

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from oper.base import native
-from oper.base.arrays import Floats, Ints
-from oper.base.tensors import as_tensor
+from oper.base.arrays import Floats, Ints, as_tensor
 from oper.cost.objective import degree_of_balance
 from oper.plan.memories import ThresholdReason
 from oper.planner.class_placement.access_partitions import Partitions, partitions

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from oper.base import native
-from oper.base.arrays import Floats, Ints
-from oper.base.tensors import as_int64, as_tensor
+from oper.base.arrays import Floats, Ints, as_int64, as_tensor
 
 
 def split_evenly(rows: Ints, shares: Floats, load: Floats, traffic: Floats) -> Ints:

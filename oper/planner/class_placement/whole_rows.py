@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csc_array, csr_array, vstack
 
-from oper.base import native_output
+from oper.base import standard_streams
 from oper.base.arrays import Floats
 from oper.cost.holder_sets import HolderSets
 from oper.planner.lp.pricing import PricingItems, everywhere_seconds
@@ -81,7 +81,7 @@ def place_whole(
     total = np.where(whole, items.rows, 1.0)
     each = csr_array((np.ones(len(b)), (b, np.arange(len(b)))), shape=(len(items), len(b) + 1))
     rows_below = csc_array(np.concatenate([(uses * unit[:, None]).T, largest], axis=1))
-    with native_output.dropped():
+    with standard_streams.native_output_dropped():
         found = milp(
             np.concatenate([np.zeros(len(b)), [1.0]]),
             integrality=np.concatenate([whole[b], [False]]).astype(np.int64),

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base import native
-from oper.base.arrays import Counts, Floats, Ints
-from oper.base.tensors import as_int64, as_tensor
+from oper.base.arrays import Counts, Floats, Ints, as_int64, as_tensor
 from oper.plan.row_locator import Chunk
 from oper.planner.problem.classes import Classes
 from oper.profiling.profile import Profile

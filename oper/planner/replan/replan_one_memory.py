@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from oper.base.display import Summarised
 from oper.base.errors import OperError
-from oper.base.summary import Summarised
 from oper.plan.layout import Layout
 from oper.plan.memories import DEVICE, Memory, PlanningRecord, ReplanRecord, ThresholdReason
 from oper.plan.plan import ListedCounts, Plan

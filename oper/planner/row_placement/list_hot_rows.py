@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base import native
-from oper.base.arrays import Counts, Floats, Ints
-from oper.base.tensors import as_int64, as_tensor
+from oper.base.arrays import Counts, Floats, Ints, as_int64, as_tensor
 from oper.planner.problem.class_finder import TableEntries
 from oper.planner.problem.classes import Classes
 from oper.planner.row_placement.striping import Stripes

@@ -1,19 +1,20 @@
 """The sparse AllReduce of the replicas' gradients, locally aggregated (OPER §5.3).
 
 Rows with a copy on every rank are updated by every rank, with the sum of all ranks' gradients. Of R
-replicas a rank touches u in a step, all P ranks together U. The plan names one of three methods;
-this is how many bytes a rank reads in each that another rank wrote, where ring(x) = 2(P - 1)/P · x
-is what a ring AllReduce of x bytes moves, and a row is its float32 gradient of 4 · dim bytes:
+replicas a rank touches u in a step, all P ranks together U. The plan names one of three methods
+(methods.py); this is how many bytes a rank reads in each that another rank wrote, where ring(x) =
+2(P - 1)/P · x is what a ring AllReduce of x bytes moves, and a row is its float32 gradient of
+4 · dim bytes:
 
     bitmap     P · R/8 + ring(U · row)   bitmaps of touched replicas, whose union numbers the rows
-               that are summed (bitmap.py)
-    dense      ring(R · row)             the same with a row for every replica (dense.py)
-    allgather  (P - 1) · u (row + 4)     all ranks receive all ids and rows, and sum (allgather.py)
+               that are summed
+    dense      ring(R · row)             every replica has a row in the sum
+    allgather  (P - 1) · u (row + 4)     all ranks receive all ids and rows, and sum
 
 A bucket's replicas are numbered in the order of their slots, between which those of other buckets
 may lie. The sums are equal bit by bit on all ranks, and for all methods within one node. A rank's
 own bitmap is counted, as in the formula; headers of a few numbers are not. Over several nodes each
-rank's own figure depends on what it transfers for its node (node_representatives.py); where every
+rank's own figure depends on what it transfers for its node (proxies.py); where every
 rank is a node, all of the formula comes over the network.
 
 Three of the engine's signals order the ranks of a node: `marked`, which says that a rank no longer
@@ -27,14 +28,11 @@ from typing import NamedTuple
 import torch
 
 from oper.base.errors import OperError
-from oper.runtime.allreduce.allgather import AllGather
-from oper.runtime.allreduce.bitmap import Bitmap
-from oper.runtime.allreduce.dense import Dense
-from oper.runtime.allreduce.method import Method, Tensors
-from oper.runtime.allreduce.node_representatives import Proxies
+from oper.runtime.allreduce.methods import AllGather, Bitmap, Dense, Method, Tensors
+from oper.runtime.allreduce.proxies import Proxies
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.progress_signals import Signals
-from oper.runtime.tables.row_gradients import RowGradients
+from oper.runtime.tables.optimizers import RowGradients
 
 METHODS: dict[str, type[Dense] | type[AllGather]] = {
     "bitmap": Bitmap,
@@ -91,7 +89,7 @@ class ReplicaAllReduce:
 
     @property
     def shared_bytes(self) -> int:
-        """Of this rank's shared memory; it grows with what is touched in a step and is kept."""
+        """Bytes of this rank's shared memory; they grow with what is touched in a step."""
         return 0 if self._method is None else self._method.shared_bytes
 
     def begin(self, step: int, slots: Tensors) -> None:
@@ -118,7 +116,7 @@ class ReplicaAllReduce:
             self._signals.post("reduced", step)
 
     def result(self, step: int) -> list[RowGradients]:
-        """Of each bucket the slots that any rank touched, ascending, and their summed gradients;
+        """The slots of each bucket that any rank touched, ascending, and their summed gradients;
         they may lie in shared memory, and are to be used before the next `begin`."""
         if self._method is None:
             return [RowGradients(*part) for part in zip(self._slots, self._grads, strict=True)]

@@ -16,17 +16,14 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
+from oper.base.arrays import as_bytes
 from oper.base.errors import OperError
-from oper.base.tensors import as_bytes
 from oper.runtime.comm.group import Group
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.progress_signals import Signals
-from oper.runtime.comm.shared_segment import Segment
+from oper.runtime.comm.shared_segment import RESERVE_BYTES, Segment, aligned
 
 COUNTERS = ("exchanged", "taken")  # that the signals must have
-
-_RESERVE_BYTES = 1 << 38  # of address space, not of memory
-_ALIGNMENT = 64
 
 
 class Exchange(Protocol):
@@ -86,7 +83,7 @@ class _Outboxes:
     def __init__(self, node: Node, signals: Signals) -> None:
         self._node, self._signals, self._round = node, signals, 0
         self._head = 2 + 2 * node.ranks
-        own = Segment.create(_aligned(8 * self._head), _RESERVE_BYTES, "exchange")
+        own = Segment.create(aligned(8 * self._head), RESERVE_BYTES, "exchange")
         self._segments = node.share(own)
 
     def send(self, parts: Sequence[torch.Tensor], action: str) -> list[torch.Tensor]:
@@ -101,14 +98,14 @@ class _Outboxes:
         return received
 
     def _write(self, parts: Sequence[torch.Tensor], action: str) -> None:
-        own, end = self._segments[self._node.rank], _aligned(8 * self._head)
+        own, end = self._segments[self._node.rank], aligned(8 * self._head)
         head = [zlib.crc32(action.encode()), self._round]
         places: dict[int, tuple[int, torch.Tensor]] = {}
         for part in parts:
             # What several ranks get is written once.
             if id(part) not in places:
                 places[id(part)] = (end, part)
-                end = _aligned(end + part.numel())
+                end = aligned(end + part.numel())
             begin = places[id(part)][0]
             head += [begin, begin + part.numel()]
         own.grow(end)
@@ -126,7 +123,3 @@ class _Outboxes:
             )
         begin, end = head[2 + 2 * self._node.rank :][:2]
         return segment.tensor(begin, (end - begin,), torch.uint8).clone()
-
-
-def _aligned(bytes: int) -> int:
-    return -(-bytes // _ALIGNMENT) * _ALIGNMENT

@@ -19,9 +19,10 @@ import torch.distributed as dist
 
 from oper.base.errors import OperError
 from oper.base.units import positive_seconds
-from oper.runtime.comm.deadline import Deadline
 from oper.runtime.comm.failure_store import FailureStore
-from oper.runtime.comm.lost_rank_errors import (
+from oper.runtime.comm.lost_ranks import (
+    SLICE_SECONDS,
+    Deadline,
     LostRankError,
     did_not_come,
     died,
@@ -31,7 +32,6 @@ from oper.runtime.comm.lost_rank_errors import (
     told,
 )
 
-SLICE_SECONDS = 0.1  # of a wait, between which other ranks and this process's signals are checked
 _HEARTBEAT_SECONDS = 0.5  # between heartbeats
 _COMPARE_SECONDS = 1.0  # before the deadline: each rank that waits gives heartbeats from then on
 _NO_STORE = (

@@ -27,9 +27,16 @@ from collections.abc import Callable, Collection, Sequence
 
 from oper.base import native
 from oper.base.errors import OperError
-from oper.runtime.comm.deadline import Deadline
-from oper.runtime.comm.group import SLICE_SECONDS, Group
-from oper.runtime.comm.lost_rank_errors import LostRankError, did_not_come, died, left, told
+from oper.runtime.comm.group import Group
+from oper.runtime.comm.lost_ranks import (
+    SLICE_SECONDS,
+    Deadline,
+    LostRankError,
+    did_not_come,
+    died,
+    left,
+    told,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -84,17 +91,23 @@ class Liveness:
         lock = self._lock
         if lock is None or os.getpid() != self._process or os.pread(lock, 1, 0):
             return
-        os.pwrite(lock, text.encode(errors="replace")[:_WORDS_BYTES], 1)
-        os.pwrite(lock, kind, 0)
+        with contextlib.suppress(OSError):  # no memory is left: others name the rank alone
+            os.pwrite(lock, text.encode(errors="replace")[:_WORDS_BYTES], 1)
+            os.pwrite(lock, kind, 0)
+
+    def failure(self, rank: int) -> str:
+        """Why another rank of this node has failed, alive or not; "" if it did not say so."""
+        said = os.pread(self._locks[rank], 1 + _WORDS_BYTES, 0)
+        return said[1:].decode(errors="replace") if said[:1] == _FAILED else ""
 
     def lost(self, ranks: Collection[int], action: str) -> str:
         """Why ranks of this node that are waited for to do `action` are gone, in words that are
         true on every rank; "" if they are not."""
         gone = [rank for rank in ranks if rank in self._locks and not self.alive(rank)]
+        for rank in gone:
+            if failure := self.failure(rank):
+                return failure
         words = {rank: os.pread(self._locks[rank], 1 + _WORDS_BYTES, 0) for rank in gone}
-        for said in words.values():
-            if said[:1] == _FAILED:
-                return said[1:].decode(errors="replace")
         dead = [rank for rank, said in words.items() if not said]
         if dead:
             return died(dead, self._rank, action)
@@ -114,8 +127,8 @@ class Liveness:
             native.ops().watch_lock(lock, self._death(rank) + "\n")
 
     def deaths(self) -> dict[str, int]:
-        """Of each rank of this node that has ended, and not by itself, that it died, or why it
-        failed, with its lock; first those that died. For any thread."""
+        """What is said of each rank of this node that has ended, and not by itself, with its lock:
+        that it died, or why it failed; first those that died. For any thread."""
         dead: dict[str, int] = {}
         failed: dict[str, int] = {}
         if os.getpid() != self._process:

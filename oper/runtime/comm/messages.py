@@ -18,9 +18,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from oper.base.errors import OperError
-from oper.runtime.comm.deadline import Deadline
-from oper.runtime.comm.group import SLICE_SECONDS
 from oper.runtime.comm.liveness import Liveness
+from oper.runtime.comm.lost_ranks import SLICE_SECONDS, Deadline
 
 _NAME_BYTES = _SECRET_BYTES = 16
 CARD_BYTES = _NAME_BYTES + _SECRET_BYTES
@@ -107,7 +106,7 @@ class Messages:
             self._socket.sendmsg([header, content], rights, 0, endpoint.address)
         except OSError as error:
             # Its queue is full, or too many descriptors are in flight: a later attempt succeeds.
-            # Or the receiver is gone, which the liveness check finds.
+            # Where the receiver is gone, the liveness check finds it.
             if error.errno in (errno.EAGAIN, errno.ETOOMANYREFS, errno.ECONNREFUSED):
                 return False
             raise

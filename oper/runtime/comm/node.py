@@ -22,7 +22,7 @@ from oper.base.errors import OperError
 from oper.base.units import positive_seconds
 from oper.runtime.comm.group import Group
 from oper.runtime.comm.liveness import Liveness, watch_for_deaths
-from oper.runtime.comm.lost_rank_errors import LostRankError, rank_names, told
+from oper.runtime.comm.lost_ranks import LostRankError, rank_names, told
 from oper.runtime.comm.messages import CARD_BYTES, Messages
 from oper.runtime.comm.shared_segment import DeviceSegment, Segment
 
@@ -182,7 +182,8 @@ class Node:
 
 
 def _host_digest(number: int) -> bytes:
-    """The same for ranks that can share memory: of one kernel and network namespace."""
+    """A digest that is equal on ranks that can share memory: those of one kernel and network
+    namespace."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_bytes()
     network = os.stat("/proc/self/ns/net")
     return hashlib.sha256(

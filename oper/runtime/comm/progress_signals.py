@@ -1,7 +1,8 @@
 """Signals: counters in shared memory by which ranks of a node tell each other how far they are.
 
 Each rank has one counter of each name. `wait` sleeps until all ranks' counters have reached a
-value; the sleep is on a futex, taken in slices between which liveness is checked.
+value; the sleep is on a futex, taken in slices between which liveness is checked. A rank that fails
+sets its counters to _FAILED, which wakes the others; its last words say why (liveness.py).
 """
 
 import os
@@ -10,14 +11,11 @@ from collections.abc import Sequence
 import torch
 
 from oper.base import native
-from oper.runtime.comm.deadline import Deadline
-from oper.runtime.comm.group import SLICE_SECONDS
-from oper.runtime.comm.lost_rank_errors import LostRankError, told
+from oper.runtime.comm.lost_ranks import SLICE_SECONDS, Deadline, LostRankError, told
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.shared_segment import Segment
 
 _FAILED = -1  # all counters of a rank that failed
-_MESSAGE_BYTES = 1024
 _BARRIER = "barrier"
 _SIGNAL_BYTES = native.shared("signal bytes", 64)  # one cache line a counter
 
@@ -32,17 +30,15 @@ class Signals:
         self._wait_signals = ops.wait_signals.default
         self._post_signal = ops.post_signal.default
         ranks = len(node.peers)
-        counters_bytes = _SIGNAL_BYTES * len(counters) * ranks
-        size = counters_bytes + _MESSAGE_BYTES * ranks
+        size = _SIGNAL_BYTES * len(counters) * ranks
         # Each rank brings a segment, and all use the first one's; untouched, the others are free.
         segments = node.share(Segment.create(size, size, "signals"))
         self._segment = segments[node.peers[0]]
         lines = self._segment.tensor(0, [len(counters), ranks, _SIGNAL_BYTES // 4], torch.int32)
         self._counters = {name: lines[n] for n, name in enumerate(counters)}
-        self._messages = self._segment.tensor(counters_bytes, [ranks, _MESSAGE_BYTES], torch.uint8)
         self._mine = node.peers.index(node.rank)
         self._process = os.getpid()
-        self._failed = False
+        self._failure = ""  # of this rank
         self._barriers = 0
 
     @property
@@ -54,7 +50,7 @@ class Signals:
         """Set this rank's counter, after all that it wrote before, and wake the ranks that wait."""
         if os.getpid() != self._process:
             self.node.check_process()
-        if not self._failed:
+        if not self._failure:
             self._post_signal(self._counters[counter], self._mine, value)
 
     def wait(self, counter: str, value: int, action: str) -> None:
@@ -82,11 +78,8 @@ class Signals:
         other nodes."""
         if os.getpid() != self._process:
             return  # a forked child's failure is not the rank's
-        text = told(self.node.rank, error).encode()[: _MESSAGE_BYTES - 1]
-        box = self._messages[self._mine]
-        box.zero_()
-        box[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-        self._failed = True
+        self._failure = told(self.node.rank, error)
+        self.node.liveness.leave_words(self._failure)  # before others look for them
         for of_ranks in self._counters.values():
             self._post_signal(of_ranks, self._mine, _FAILED)
         self.node.fail(error)
@@ -97,11 +90,17 @@ class Signals:
         def missing() -> list[int]:
             counters = of_ranks[:, 0].tolist()
             if _FAILED in counters:
-                n = counters.index(_FAILED)
-                text = bytes(self._messages[n].tolist()).rstrip(b"\0").decode(errors="replace")
-                raise LostRankError(text)
+                raise LostRankError(self._why(self.node.peers[counters.index(_FAILED)], action))
             return [p for p, c in zip(self.node.peers, counters, strict=True) if c < value]
 
         while self._wait_signals(of_ranks, value, int(1000 * SLICE_SECONDS)) >= 0:
             # It asks again what is missing after it found a rank dead, which may have failed first.
             self.node.liveness.check(missing, action, deadline)
+
+    def _why(self, rank: int, action: str) -> str:
+        """Why a rank has failed, or that it left before it did."""
+        if rank == self.node.rank:
+            return self._failure
+        liveness = self.node.liveness
+        reason = liveness.failure(rank) or liveness.lost([rank], action)
+        return reason or f"rank {rank} failed: see its last output"

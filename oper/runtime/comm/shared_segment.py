@@ -21,6 +21,8 @@ from oper.base import native
 from oper.base.errors import OperError
 from oper.base.free_memory import free_memory
 
+LINE_BYTES = 64  # of the caches
+RESERVE_BYTES = 1 << 38  # addresses, not memory, for what grows with the largest batch
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _PIECE_BYTES = 1 << 26
 
@@ -155,3 +157,8 @@ class DeviceSegment:
 
     def protect(self, writable: bool) -> None:
         """Devices have no such protection that could be changed while kernels run."""
+
+
+def aligned(bytes: int) -> int:
+    """The next offset at which a line of the caches begins."""
+    return -(-bytes // LINE_BYTES) * LINE_BYTES

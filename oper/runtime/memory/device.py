@@ -62,23 +62,23 @@ class Cuda:
         return torch.cuda.current_stream(self.torch_device).cuda_stream
 
     def ops(self) -> Any:
-        """As Cpu."""
+        """The operators on this device's tensors."""
         return native.device_ops()
 
     def segment(self, bytes: int) -> DeviceSegment:
-        """As Cpu."""
+        """New memory for a heap, to be shared with the node's other ranks; zero."""
         segment = DeviceSegment.create(bytes, self.torch_device)
         self.synchronize()  # so that others find it zero
         return segment
 
     def free_memory(self) -> list[FreeMemory]:
-        """As Cpu."""
+        """What is left of the device's memory."""
         free_bytes, _ = torch.cuda.mem_get_info(self.torch_device)
         found = torch.cuda.get_device_properties(self.torch_device)
         return [FreeMemory(f"{self.torch_device}, {found.name},", f"gpu {found.uuid}", free_bytes)]
 
     def synchronize(self) -> None:
-        """As Cpu."""
+        """Wait until all that was started on the device is done."""
         torch.cuda.synchronize(self.torch_device)
 
 

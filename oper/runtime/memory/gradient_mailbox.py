@@ -2,7 +2,7 @@
 
 In shared memory, written by its rank once a step and read by all others of the node: how many rows
 there are of each bucket and owner, their slots in ascending order, and beside them the gradients
-(sorted_accesses.py has the order).
+(prepared_batch.py has the order).
 
     int64    [buckets · (1 + ranks) + 1]   rows before those of each bucket and owner
     int64    [rows]                        slots
@@ -14,12 +14,9 @@ from collections.abc import Sequence
 import torch
 
 from oper.runtime.comm.node import Node
-from oper.runtime.comm.shared_segment import Segment
-from oper.runtime.memory.sorted_accesses import SortedRows
-from oper.runtime.tables.row_gradients import RowGradients
-
-_RESERVE_BYTES = 1 << 38  # of address space, not of memory
-_LINE = 64
+from oper.runtime.comm.shared_segment import RESERVE_BYTES, Segment, aligned
+from oper.runtime.memory.prepared_batch import SortedRows
+from oper.runtime.tables.optimizers import RowGradients
 
 
 class Mailboxes:
@@ -28,13 +25,13 @@ class Mailboxes:
     def __init__(self, node: Node, dims: Sequence[int]) -> None:
         self._rank, self._ranks, self._dims = node.rank, node.ranks, tuple(dims)
         self._counts = len(dims) * (1 + node.ranks) + 1
-        self._slots_at = _aligned(8 * self._counts)
-        own = Segment.create(self._slots_at, _RESERVE_BYTES, "mailbox")
+        self._slots_at = aligned(8 * self._counts)
+        own = Segment.create(self._slots_at, RESERVE_BYTES, "mailbox")
         self._segments = node.share(own)
 
     @property
     def bytes(self) -> int:
-        """Of this rank's mailbox; it grows with the largest batch and is kept."""
+        """Bytes of this rank's mailbox; it grows with the largest batch and is kept."""
         return self._segments[self._rank].bytes
 
     def open(self, rows: SortedRows) -> list[torch.Tensor]:
@@ -70,14 +67,10 @@ class Mailboxes:
 
     def _layout(self, rows: SortedRows) -> tuple[list[int], int]:
         """Where each bucket's gradients begin, and where the content ends, in bytes."""
-        end = _aligned(self._slots_at + 8 * len(rows))
+        end = aligned(self._slots_at + 8 * len(rows))
         starts = []
         for b, dim in enumerate(self._dims):
             starts.append(end)
             of_bucket = rows.bucket(b)
-            end = _aligned(end + 4 * dim * (of_bucket.stop - of_bucket.start))
+            end = aligned(end + 4 * dim * (of_bucket.stop - of_bucket.start))
         return starts, end
-
-
-def _aligned(bytes: int) -> int:
-    return -(-bytes // _LINE) * _LINE

@@ -10,15 +10,17 @@ import json
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from oper.base.arrays import Ints
+from oper.base.arrays import Ints, as_int64
 from oper.base.free_memory import FreeMemory
-from oper.base.tensors import as_int64
 from oper.plan.plan import Plan
+from oper.runtime.comm.exchange import AllToAll
 from oper.runtime.comm.node import Node
+from oper.runtime.comm.progress_signals import Signals
 from oper.runtime.memory.device import Cpu, Device
 from oper.runtime.tables.optimizer_buckets import Bucket
 
@@ -118,6 +120,22 @@ class Heap:
             for segment in self._segments.values():
                 segment.protect(writable)
             self._sealed = not writable
+
+
+@dataclass(frozen=True)
+class TableMemory:
+    """A module's tables in the memory of all ranks, and how these reach each other: what the parts
+    of an engine share. `all_to_all` leads to other nodes, None where all ranks share memory."""
+
+    buckets: Sequence[Bucket]
+    heap: Heap
+    signals: Signals
+    all_to_all: AllToAll | None
+
+    @property
+    def node(self) -> Node:
+        """The ranks that share memory with this one."""
+        return self.heap.node
 
 
 def slot_bytes(plan: Plan, buckets: Sequence[Bucket]) -> tuple[list[int], list[int]]:

@@ -1,4 +1,4 @@
-"""Counters of what a rank read, sent and updated: no row twice, as sorted_accesses.py has them.
+"""Counters of what a rank read, sent and updated. Of rows, those of a batch count once each.
 
 All are totals since the start or the last `reset`; vectors are indexed by rank. What is counted on
 a device is brought here when somebody looks.
@@ -15,8 +15,8 @@ _SCALARS = (
     "steps",  # updates taken
     "accesses",  # rows that bags name, repeats counted
     "replica_accesses",  # of those, of rows with copies on all ranks
-    # Of the batches that were sorted whole: trained without frozen tables, or fetched as distinct
-    # rows or from other hosts.
+    # These are counted in batches that were sorted whole: trained without frozen tables, or fetched
+    # as distinct rows or from other hosts.
     "distinct_rows",
     "updated_rows",  # that this rank updated, replicas included
     "allreduce_bytes",  # the replicas' AllReduce, as its method's formula counts them
@@ -31,7 +31,8 @@ _VECTORS = (
 
 
 class Counters:
-    """Of one engine on one rank, of `ranks`: int64 scalars and vectors [ranks] by name."""
+    """The counters of one engine on one of `ranks` ranks: int64 scalars and vectors [ranks] by
+    name."""
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
@@ -74,5 +75,5 @@ class Counters:
             self.add(**self._named(counts))
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON holds them."""
+        """The totals as numbers and lists, which JSON holds."""
         return self.totals | {name: vector.tolist() for name, vector in self.by_rank.items()}

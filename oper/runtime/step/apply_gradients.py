@@ -15,61 +15,60 @@ Four counters of the signals order the ranks; each is the number of the step tha
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from oper.base import native
 from oper.runtime.allreduce.replica_allreduce import ReplicaAllReduce
-from oper.runtime.comm.exchange import AllToAll
-from oper.runtime.comm.node import Node
-from oper.runtime.comm.progress_signals import Signals
-from oper.runtime.memory.batch import PreparedBatch
 from oper.runtime.memory.gradient_mailbox import Mailboxes
-from oper.runtime.memory.heap import Heap
-from oper.runtime.memory.sorted_accesses import SortedRows
+from oper.runtime.memory.heap import TableMemory
+from oper.runtime.memory.prepared_batch import NumberedRows, PreparedBatch, SortedRows
 from oper.runtime.step.access_counters import Counters
-from oper.runtime.step.gradient_accumulation import HeldGradients, accumulate, sum_gradients
-from oper.runtime.step.row_source import RowSource, Step
+from oper.runtime.step.row_source import RowSource, Step, buckets_in_heap
 from oper.runtime.tables.optimizer_buckets import Bucket
-from oper.runtime.tables.optimizers import update_rows
-from oper.runtime.tables.row_gradients import RowGradients
+from oper.runtime.tables.optimizers import RowGradients, update_rows
 
 COUNTERS = ("marked", "published", "reduced", "applied")
 
 
+@dataclass(frozen=True)
+class HeldGradients:
+    """Rows, and the sum of the gradients of each so far, by bucket: float32 [rows of it, dim]."""
+
+    rows: SortedRows
+    grads: list[torch.Tensor]
+
+
 class Gradients:
     """The training of one engine's buckets; `replicas` is None where there are none. Rows of the
-    first `in_heap` buckets are in the heap, those of the others in `source`.
+    tier's tables are in `source`, if there is one, and all others in the heap.
 
     `steps` counts this engine's; `optimizer_steps` too, unless it was loaded from a checkpoint.
     """
 
     def __init__(
         self,
-        buckets: Sequence[Bucket],
-        heap: Heap,
-        node: Node,
-        signals: Signals,
-        all_to_all: AllToAll | None,
+        memory: TableMemory,
+        source: RowSource | None,
         replicas: ReplicaAllReduce | None,
         counters: Counters,
         scale: float,
-        source: RowSource | None = None,
-        in_heap: int | None = None,
     ) -> None:
-        self._source, self._in_heap = source, buckets[:in_heap]
-        self._buckets, self._heap, self._node, self._signals = buckets, heap, node, signals
-        self._all_to_all, self._replicas = all_to_all, replicas
-        self._counters, self._scale = counters, scale
-        self.mailboxes = Mailboxes(node, [bucket.dim for bucket in self._in_heap])
-        self.learning_rates = [bucket.optimizer.lr for bucket in buckets]
+        self._buckets, self._in_heap = memory.buckets, buckets_in_heap(memory.buckets, source)
+        self._heap, self._node, self._signals = memory.heap, memory.node, memory.signals
+        self._all_to_all, self._source = memory.all_to_all, source
+        self._replicas, self._counters, self._scale = replicas, counters, scale
+        self.mailboxes = Mailboxes(self._node, [bucket.dim for bucket in self._in_heap])
+        self.learning_rates = [bucket.optimizer.lr for bucket in self._buckets]
         self.steps = self.optimizer_steps = 0
         self._accumulating = False
         self._held: HeldGradients | None = None
 
     @property
     def shared_bytes(self) -> dict[str, int]:
-        """Of this rank's shared memory: what a step's gradients pass through."""
+        """Bytes of this rank's shared memory that a step's gradients pass through."""
         allreduce = 0 if self._replicas is None else self._replicas.shared_bytes
         return {"mailbox": self.mailboxes.bytes, "allreduce": allreduce}
 
@@ -215,3 +214,96 @@ class Gradients:
         sent = rows.row_counts()[:, 1:]
         dims = np.array([bucket.dim for bucket in self._in_heap], dtype=np.int64)
         self._counters.add(gradient_rows=sent.sum(axis=0), gradient_bytes=4 * dims @ sent)
+
+
+def accumulate(
+    held: HeldGradients | None,
+    batch: PreparedBatch,
+    grad: torch.Tensor,
+    buckets: Sequence[Bucket],
+    scale: float,
+) -> HeldGradients:
+    """Add a batch's gradients, times `scale`, to those that are held."""
+    assert batch.rows is not None
+    grads = []
+    for b, bucket in enumerate(buckets):
+        of_bucket = batch.rows.bucket(b)
+        out = torch.zeros(of_bucket.stop - of_bucket.start, bucket.dim)
+        if bucket.trained:
+            sum_gradients(batch, grad, b, bucket.dim, scale, out)
+        grads.append(out)
+    rows = batch.rows
+    new = HeldGradients(SortedRows(rows.slots, rows.before, rows.ranks), grads)
+    return new if held is None else _merged(held, new)
+
+
+def sum_gradients(
+    batch: PreparedBatch, grad: torch.Tensor, bucket: int, dim: int, scale: float, out: torch.Tensor
+) -> None:
+    """Sum the gradients of each row of a bucket over its accesses in a batch, into `out`
+    [rows, dim]; `grad` is that of the batch's output."""
+    rows = batch.rows
+    assert rows is not None
+    of_bucket = rows.bucket(bucket)
+    if isinstance(rows, NumberedRows):
+        native.ops().add_gradients(
+            grad,
+            rows.row_of,
+            bucket,
+            of_bucket.start,
+            batch.offsets,
+            batch.weights,
+            batch.features,
+            batch.segment_offset,
+            dim,
+            scale,
+            out,
+        )
+        return
+    native.ops().sum_gradients(
+        grad,
+        rows.positions,
+        rows.starts,
+        of_bucket.start,
+        of_bucket.stop,
+        batch.offsets,
+        batch.weights,
+        batch.features,
+        batch.segment_offset,
+        dim,
+        scale,
+        out,
+        rows.by_bag,
+    )
+
+
+def _merged(a: HeldGradients, b: HeldGradients) -> HeldGradients:
+    """The rows of either, and the sums of their gradients."""
+    slots, sizes, grads = [], [0], []
+    for bucket in range(a.rows.buckets):
+        sums = []
+        of_a, of_b = _parts(a.rows, bucket), _parts(b.rows, bucket)
+        for mine, other in zip(of_a, of_b, strict=True):
+            both = torch.cat([a.rows.slots[mine], b.rows.slots[other]])
+            unique, index = both.unique(return_inverse=True)
+            total = torch.zeros(len(unique), a.grads[bucket].shape[1])
+            cut = mine.stop - mine.start
+            total.index_add_(0, index[:cut], _grads(a, bucket, mine))
+            total.index_add_(0, index[cut:], _grads(b, bucket, other))
+            slots.append(unique)
+            sizes.append(len(unique))
+            sums.append(total)
+        grads.append(torch.cat(sums))
+    before = torch.tensor(sizes).cumsum(0)
+    return HeldGradients(SortedRows(torch.cat(slots), before, a.rows.ranks), grads)
+
+
+def _parts(rows: SortedRows, bucket: int) -> list[slice]:
+    """The replicas of a bucket, and the rows of each rank."""
+    owners = range(rows.ranks)
+    return [rows.replicas(bucket), *(rows.range(bucket, owner) for owner in owners)]
+
+
+def _grads(held: HeldGradients, bucket: int, rows: slice) -> torch.Tensor:
+    base = held.rows.bucket(bucket).start
+    return held.grads[bucket][rows.start - base : rows.stop - base]

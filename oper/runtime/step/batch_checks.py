@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from oper.base.errors import OperError
-from oper.runtime.memory.batch import PreparedBatch
+from oper.runtime.memory.prepared_batch import PreparedBatch
 from oper.runtime.tables.features import Feature
 from oper.runtime.tables.kernel_structs import FEATURE
 from oper.tables.table import Table
@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 def check_batch(batch: Any, weighted: bool, device: torch.device) -> None:
     """Check that a batch is a KeyedJaggedTensor on the device, of as many weights as values. Its
-    lengths are checked where they are looked at (bags.py)."""
+    lengths are checked where they are looked at (prepare_batch.py)."""
     if not hasattr(batch, "variable_stride_per_key"):
         raise OperError(
             f"the batch is a {type(batch).__name__}, and a KeyedJaggedTensor of TorchRec's was "

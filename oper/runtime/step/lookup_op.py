@@ -29,8 +29,7 @@ from typing import Any
 import torch
 
 from oper.base.errors import OperError
-from oper.runtime.memory.batch import PreparedBatch
-from oper.runtime.memory.sorted_accesses import SortedRows
+from oper.runtime.memory.prepared_batch import PreparedBatch, SortedRows
 from oper.runtime.step.training_step import TrainingStep
 
 _steps: "weakref.WeakValueDictionary[int, TrainingStep]" = weakref.WeakValueDictionary()

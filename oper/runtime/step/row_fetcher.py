@@ -16,34 +16,22 @@ import torch
 from oper.base import native
 from oper.base.arrays import Ints
 from oper.base.errors import OperError
-from oper.runtime.comm.exchange import AllToAll
-from oper.runtime.comm.node import Node
-from oper.runtime.memory.batch import PreparedBatch
-from oper.runtime.memory.heap import Heap
-from oper.runtime.memory.sorted_accesses import Runs
+from oper.runtime.memory.heap import TableMemory
+from oper.runtime.memory.prepared_batch import PreparedBatch, Runs
 from oper.runtime.step.access_counters import Counters
 from oper.runtime.step.row_source import Fetched, RowSource
-from oper.runtime.tables.optimizer_buckets import Bucket
 
 
 class RowFetcher:
     """The rows of all ranks as one of them reads them; `fetch` is the plan's: raw or distinct."""
 
-    def __init__(
-        self,
-        buckets: Sequence[Bucket],
-        heap: Heap,
-        node: Node,
-        fetch: str,
-        all_to_all: AllToAll | None,
-        source: RowSource | None = None,
-    ) -> None:
-        self._source = source
-        self._heap, self._buckets, self._node = heap, buckets, node
-        self._rank, self._ranks = node.rank, node.ranks
-        self._distinct, self._all_to_all = fetch == "distinct", all_to_all
-        self._row_bytes = np.array([heap.rows(bucket.width).shape[1] for bucket in buckets])
-        self._device = heap.device
+    def __init__(self, memory: TableMemory, source: RowSource | None, fetch: str) -> None:
+        self.source = source
+        self._heap, self._buckets, self._node = memory.heap, memory.buckets, memory.node
+        self._rank, self._ranks = memory.node.rank, memory.node.ranks
+        self._distinct, self._all_to_all = fetch == "distinct", memory.all_to_all
+        self._row_bytes = np.array([self._heap.rows(b.width).shape[1] for b in self._buckets])
+        self._device = self._heap.device
         if self._device.kind != "cpu" and self.needs_runs:
             raise OperError(
                 f"on {self._device.torch_device} every access reads its row, by the memory that "
@@ -59,8 +47,8 @@ class RowFetcher:
         """The output of a batch, flat float32 [out_elements]."""
         self._count(batch, counters)
         fetched = self._fetch(batch)
-        if self._source is not None and batch.trains:
-            fetched = self._source.read(batch, fetched)
+        if self.source is not None and batch.trains:
+            fetched = self.source.read(batch, fetched)
         return self._device.ops().pooled_rows(
             fetched.addresses,
             batch.offsets,
@@ -76,8 +64,8 @@ class RowFetcher:
     def weight_gradients(self, batch: PreparedBatch, grad: torch.Tensor) -> torch.Tensor:
         """The gradients of a batch's weights [N], from that of its output."""
         fetched = self._fetch(batch)
-        if self._source is not None and batch.trains:
-            fetched = self._source.reread(batch, fetched)
+        if self.source is not None and batch.trains:
+            fetched = self.source.reread(batch, fetched)
         return native.ops().weight_gradients(
             grad,
             fetched.addresses,
@@ -98,7 +86,7 @@ class RowFetcher:
         copies: list[list[torch.Tensor]] = [[] for _ in range(len(bases))]
         size = [0] * len(bases)
         for b, bucket in enumerate(self._buckets):
-            if bucket.tier and self._source is not None and batch.trains:
+            if bucket.tier and self.source is not None and batch.trains:
                 continue
             wanted = []
             for rank in range(self._ranks):

@@ -14,9 +14,8 @@ import torch
 
 from oper.runtime.comm.exchange import Exchange
 from oper.runtime.comm.node import Node
-from oper.runtime.memory.batch import PreparedBatch
 from oper.runtime.memory.heap import Heap
-from oper.runtime.memory.sorted_accesses import SortedRows
+from oper.runtime.memory.prepared_batch import PreparedBatch, SortedRows
 from oper.runtime.tables.optimizer_buckets import Bucket
 
 
@@ -42,7 +41,8 @@ class RowSource(Protocol):
         """What a batch that may be trained reads, from what it would read in the heap."""
 
     def reread(self, batch: PreparedBatch, heap: Fetched) -> Fetched:
-        """The same for a batch that was read, in its backward pass."""
+        """What a batch that was read reads again in its backward pass, from what it would read in
+        the heap."""
 
     def update(
         self, batch: PreparedBatch, rows: SortedRows, grads: Sequence[torch.Tensor], step: Step
@@ -75,3 +75,8 @@ class SourceParts:
 
 
 MakeSource = Callable[[SourceParts], RowSource]
+
+
+def buckets_in_heap(buckets: Sequence[Bucket], source: RowSource | None) -> Sequence[Bucket]:
+    """The buckets, the first ones, whose rows are in the heap while they are trained."""
+    return [bucket for bucket in buckets if not (bucket.tier and source)]

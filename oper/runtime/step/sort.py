@@ -15,7 +15,7 @@ import torch
 
 from oper.base import native
 from oper.runtime.comm.node import Node
-from oper.runtime.memory.sorted_accesses import BatchRows, rows_of_tensors
+from oper.runtime.memory.prepared_batch import BatchRows, rows_of_tensors
 
 native.ops()  # which defines the operators
 
@@ -35,10 +35,10 @@ class Sorter:
     def __init__(
         self, node: Node, bucket_slots: Sequence[int], dims: Sequence[int], by_position: bool
     ) -> None:
-        self._rank, self._ranks = node.rank, node.ranks
+        self.rank, self._ranks = node.rank, node.ranks
         self._bucket_slots = list(bucket_slots)
         self._narrow = max(dims, default=0) <= MOST_DIM
-        self._by_position = by_position
+        self.by_position = by_position
         cores = len(os.sched_getaffinity(0)) // len(node.peers)
         spare = cores >= 2 * torch.get_num_threads()
         self._thread = ThreadPoolExecutor(1, "oper-sort") if spare else None
@@ -53,7 +53,7 @@ class Sorter:
         at_once: bool,
     ) -> BatchRows | Future[BatchRows]:
         """The rows of a batch, or a future of them, if they are not needed `at_once`."""
-        read = (addresses, segment_offset, features, self._rank, self._ranks)
+        read = (addresses, segment_offset, features, self.rank, self._ranks)
         if self._numbers(len(addresses)):
             return self._done(at_once, self._number, *read)
         bags = offsets if self.by_bag(offsets, weights) else None
@@ -61,14 +61,14 @@ class Sorter:
 
     def by_bag(self, offsets: torch.Tensor | None, weights: torch.Tensor | None) -> bool:
         """Whether the runs of such a batch are of bags."""
-        return offsets is not None and weights is None and not self._by_position
+        return offsets is not None and weights is None and not self.by_position
 
     def _numbers(self, accesses: int) -> bool:
         """Whether a batch's rows are numbered and its accesses not sorted. Of several threads each
         sums rows of its own, for which accesses must be sorted."""
         rows = (1 + self._ranks) * sum(self._bucket_slots)
         few = rows <= min(ROWS_PER_ACCESS * accesses, _MOST_ROWS)
-        wanted = self._narrow and not self._by_position
+        wanted = self._narrow and not self.by_position
         return few and wanted and torch.get_num_threads() == 1
 
     def _done(self, at_once: bool, find: Callable[..., BatchRows], *given: Any) -> Any:

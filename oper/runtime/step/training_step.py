@@ -15,15 +15,12 @@ import torch
 
 from oper.base.errors import OperError
 from oper.runtime.comm.engine_lifetime import EngineGuard
-from oper.runtime.comm.progress_signals import Signals
-from oper.runtime.memory.batch import PreparedBatch
-from oper.runtime.memory.heap import Heap
-from oper.runtime.memory.sorted_accesses import BatchRows, rows_of_tensors
+from oper.runtime.memory.heap import TableMemory
+from oper.runtime.memory.prepared_batch import BatchRows, PreparedBatch, rows_of_tensors
 from oper.runtime.step.access_counters import Counters
 from oper.runtime.step.apply_gradients import Gradients
 from oper.runtime.step.batch_checks import check_finite
 from oper.runtime.step.row_fetcher import RowFetcher
-from oper.runtime.step.row_source import RowSource
 from oper.runtime.step.sort import Sorter
 from oper.runtime.tables.features import Feature
 
@@ -38,20 +35,18 @@ class TrainingStep:
     def __init__(
         self,
         guard: EngineGuard,
-        signals: Signals,
-        heap: Heap,
+        memory: TableMemory,
         sorter: Sorter,
         fetcher: RowFetcher,
         gradients: Gradients | None,
         counters: Counters,
         checked_features: Sequence[Feature] | None = None,
-        source: RowSource | None = None,
     ) -> None:
-        self._source = source
-        self._guard, self._signals, self._heap, self._sorter = guard, signals, heap, sorter
-        self._fetcher, self._gradients, self._counters = fetcher, gradients, counters
+        self._guard, self._signals, self._heap = guard, memory.signals, memory.heap
+        self._sorter, self._fetcher, self._source = sorter, fetcher, fetcher.source
+        self._gradients, self._counters = gradients, counters
         self._checked_features = checked_features
-        self.rank, self.ranks = heap.node.rank, heap.node.ranks
+        self.rank, self.ranks = memory.node.rank, memory.node.ranks
 
     @property
     def steps(self) -> int:

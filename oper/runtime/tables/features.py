@@ -15,6 +15,7 @@ from oper.base.errors import OperError
 from oper.plan.plan import Plan
 from oper.runtime.tables.kernel_structs import DTYPE_CODE, FEATURE, as_words
 from oper.runtime.tables.optimizer_buckets import Bucket, EmbeddingTable
+from oper.tables.table import Table
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,14 @@ class FeatureSet:
         features["out_base"] = np.cumsum(size) - size
         features["out_stride"] = features["dim"]
         return as_words(features), int(size.sum())
+
+    def index(self, lookup: Feature) -> int:
+        """The number in the plan of a lookup's table."""
+        return self._tables[lookup.table].index
+
+    def planned(self, lookup: Feature) -> Table:
+        """A lookup's table as the plan has it."""
+        return self._plan.tables[self.index(lookup)]
 
     def lookups(self, keys: tuple[str, ...]) -> list[Feature]:
         """The lookups in the order of a batch's keys."""

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from oper.base import native
-from oper.base.tensors import struct_words
+from oper.base.arrays import struct_words
 
 FEATURE = np.dtype(
     [
@@ -32,7 +32,7 @@ FEATURE = np.dtype(
 native.shared("struct Feature", FEATURE)
 FEATURE_WORDS = FEATURE.itemsize // 8
 
-# Of rows; int8 ones are dim bytes, an fp32 scale and an fp32 bias.
+# How the values of rows are stored; int8 rows are dim bytes, an fp32 scale and an fp32 bias.
 DTYPE_CODE = {"fp32": 0, "fp16": 1, "bf16": 2, "int8": 3}
 for _dtype, _code in DTYPE_CODE.items():
     native.shared(f"dtype {_dtype}", _code)

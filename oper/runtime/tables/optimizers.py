@@ -10,7 +10,7 @@ dimension, t the number of the step from 1, m and v the parts of its state:
     rowwise_adagrad       m += Σg²/D;  w -= lr·g / (√m + eps)
     adam                  m = β₁·m + (1-β₁)·g;  v = β₂·v + (1-β₂)·g²;
                           w -= lr · m/(1-β₁ᵗ) / (√(v/(1-β₂ᵗ)) + eps)
-    partial_rowwise_adam  the same with v = β₂·v + (1-β₂)·Σg²/D
+    partial_rowwise_adam  adam with v = β₂·v + (1-β₂)·Σg²/D
 
 Weight decay puts g + decay·w in the place of g (L2), or, decoupled, takes lr·decay·w off w as well.
 These are FBGEMM's fused sparse optimizers; SGD with momentum or decay and Adagrad with decay, which
@@ -262,7 +262,7 @@ _KINDS: dict[str, tuple[str, set[str]]] = {
     "partial_row_wise_adam": ("partial_rowwise_adam", _ADAM_READS),
 }
 
-# As TorchRec maps the classes of torch.optim and of its own.
+# What TorchRec takes the classes of torch.optim and its own for.
 _CLASSES = {
     "SGD": "exact_sgd",
     "Adagrad": "exact_adagrad",
@@ -339,6 +339,13 @@ def _unsupported(setting: str, value: Any, optimizer: str) -> OperError:
     return OperError(
         f"{setting}={value!r} is not supported for tables with optimizer {optimizer}; {what_to_do}"
     )
+
+
+class RowGradients(NamedTuple):
+    """Slots, int64 [n] ascending, and the gradients of their rows, float32 [n, dim]."""
+
+    slots: torch.Tensor
+    grads: torch.Tensor
 
 
 def update_rows(

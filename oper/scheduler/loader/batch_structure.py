@@ -1,4 +1,5 @@
-"""What a batch is made of: parts that have samples, in the containers that a loader yields.
+"""What a batch is made of: parts that have samples, in the containers that a loader yields; and
+samples on their way: chosen from the parts, as bytes, and joined again.
 
 Parts with samples are KeyedJaggedTensors, JaggedTensors, and tensors and arrays of numbers, whose
 first dimension must be the batch's samples. They may lie in tuples, NamedTuples, lists, dicts and
@@ -11,7 +12,7 @@ import copy
 import dataclasses
 import enum
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +20,11 @@ import numpy as np
 import torch
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
+from oper.base.arrays import as_tensor
 from oper.base.errors import OperError
-from oper.base.tensors import as_tensor
 
 _OfLeaf = Callable[[Any, str, str], Any]
+_ALIGNMENT = 16  # bytes, of the widest type (complex128)
 _JAGGED = (KeyedJaggedTensor, JaggedTensor)
 _LEAVES = (*_JAGGED, torch.Tensor, type(None), bool, int, float, complex, str, bytes, enum.Enum)
 
@@ -82,7 +84,7 @@ class Structure:
 
     @property
     def digest(self) -> bytes:
-        """Equal for batches that are made of the same."""
+        """A digest that is equal for batches that are made of the same."""
         return hashlib.sha256(repr(self.description).encode()).digest()[:16]
 
     def with_parts(self, parts: Iterable[Part], samples: int) -> Any:
@@ -120,7 +122,7 @@ def _replace(given: Any, path: str, name: str, function: _OfLeaf) -> Any:
         for field in dataclasses.fields(given):
             value = getattr(given, field.name)
             item = _replace(value, f"{path}.{field.name}", field.name, function)
-            object.__setattr__(made, field.name, item)  # also of frozen ones
+            object.__setattr__(made, field.name, item)  # frozen ones refuse setattr
         return made
     raise OperError(
         f"{path or 'the batch'}: is a {type(given).__name__}, and KeyedJaggedTensors, "
@@ -222,15 +224,8 @@ def _shape(shape: Iterable[int]) -> str:
 
 
 def _constant(leaf: Any) -> str:
-    """What a value is that has no samples, which must be equal on all ranks."""
+    """Describe a value that has no samples, which must be equal on all ranks."""
     return f"{leaf.dtype} {leaf.item()!r}" if isinstance(leaf, torch.Tensor) else repr(leaf)
-
-
-def bytes_of(array: torch.Tensor) -> torch.Tensor:
-    """The content of a tensor, uint8; where it is empty its strides may be any, and not view it."""
-    if array.numel() == 0:
-        return torch.empty(0, dtype=torch.uint8)
-    return array.contiguous().reshape(-1).view(torch.uint8)
 
 
 def first_difference(descriptions: Mapping[int, dict[str, str]]) -> str:
@@ -244,3 +239,89 @@ def first_difference(descriptions: Mapping[int, dict[str, str]]) -> str:
                     f"{its.get(path, 'nothing')}"
                 )
     return "the order of its parts"
+
+
+def choose(part: Part, samples: torch.Tensor) -> Part:
+    """Some samples of a part, by their numbers, in that order."""
+    if isinstance(part, torch.Tensor):
+        return part[samples]
+    lengths = part.lengths.reshape(-1).long()
+    starts = (lengths.cumsum(0) - lengths).reshape(part.lengths.shape)[:, samples].reshape(-1)
+    chosen = part.lengths[:, samples]
+    counts = chosen.reshape(-1).long()
+    before = counts.cumsum(0) - counts
+    positions = torch.repeat_interleave(starts - before, counts)
+    positions += torch.arange(len(positions))
+    weights = None if part.weights is None else part.weights[positions]
+    return Jagged(chosen, part.values[positions], weights)
+
+
+def join(pieces: Sequence[Part]) -> Part:
+    """The samples of several parts, one after the other."""
+    jagged = [piece for piece in pieces if isinstance(piece, Jagged)]
+    if not jagged:
+        return torch.cat([piece for piece in pieces if isinstance(piece, torch.Tensor)])
+    sizes = [piece.lengths.sum(dim=1).tolist() for piece in jagged]
+
+    def by_feature(columns: list[torch.Tensor]) -> torch.Tensor:
+        split = [column.split(size) for column, size in zip(columns, sizes, strict=True)]
+        bags = [of_piece for feature in zip(*split, strict=True) for of_piece in feature]
+        return torch.cat([columns[0][:0], *bags])  # a batch may have no features
+
+    weights = [piece.weights for piece in jagged if piece.weights is not None]
+    return Jagged(
+        torch.cat([piece.lengths for piece in jagged], dim=1),
+        by_feature([piece.values for piece in jagged]),
+        by_feature(weights) if weights else None,
+    )
+
+
+def to_bytes(parts: Sequence[Part]) -> torch.Tensor:
+    """The bytes of n samples, uint8, part after part: of jagged ones their lengths [F, n], then the
+    values of each feature, then the weights; of tensors their rows. The ranks' batches are made of
+    the same, so that n is all that a receiver has to know. Every array begins at a multiple of 16
+    bytes."""
+    arrays = []
+    for part in parts:
+        arrays += [part] if isinstance(part, torch.Tensor) else [part.lengths, part.values]
+        if isinstance(part, Jagged) and part.weights is not None:
+            arrays.append(part.weights)
+    pieces = [torch.empty(0, dtype=torch.uint8)]
+    for array in arrays:
+        content = _bytes_of(array)
+        pieces += [content, content.new_zeros(-len(content) % _ALIGNMENT)]
+    return torch.cat(pieces)
+
+
+def from_bytes(content: torch.Tensor, like: Sequence[Part], samples: int) -> list[Part]:
+    """Read `samples` samples from what `to_bytes` made; `like` are parts that are made of the
+    same."""
+    position = 0
+
+    def next_array(rows: int, model: torch.Tensor) -> torch.Tensor:
+        nonlocal position
+        shape = (rows, *model.shape[1:])
+        size = torch.Size(shape).numel() * model.element_size()
+        found = content[position : position + size].view(model.dtype).reshape(shape)
+        position += size + -size % _ALIGNMENT
+        return found
+
+    parts: list[Part] = []
+    for model in like:
+        if isinstance(model, torch.Tensor):
+            parts.append(next_array(samples, model))
+            continue
+        features = len(model.lengths)
+        lengths = next_array(features * samples, model.lengths.reshape(-1))
+        total = int(lengths.sum())
+        values = next_array(total, model.values)
+        weights = None if model.weights is None else next_array(total, model.weights)
+        parts.append(Jagged(lengths.reshape(features, samples), values, weights))
+    return parts
+
+
+def _bytes_of(array: torch.Tensor) -> torch.Tensor:
+    """The content of a tensor, uint8; where it is empty its strides may be any, and not view it."""
+    if array.numel() == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    return array.contiguous().reshape(-1).view(torch.uint8)

@@ -9,35 +9,84 @@ the ranks' loaders yielded for it, and each rank trains as many of them as it yi
 """
 
 import hashlib
+import queue
+import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch.distributed as dist
 
-from oper.base.argument_types import check_type
 from oper.base.arrays import Floats
-from oper.base.errors import OperError
+from oper.base.errors import OperError, check_type
 from oper.base.units import finite_number, positive_seconds, whole_number
 from oper.plan.plan import Plan
-from oper.runtime.comm.lost_rank_errors import rank_names, told
-from oper.runtime.memory.replica_addresses import plan_digest
+from oper.runtime.comm.lost_ranks import rank_names, told
+from oper.runtime.memory.runtime_plan import plan_digest
 from oper.scheduler.cache_settings import CacheSettings
 from oper.scheduler.dispatch import BLIND, Policy
-from oper.scheduler.loader.assigner import Assigner, BlindAssigner, LocalityAssigner
-from oper.scheduler.loader.cache_assigner import CachedRowsAssigner
-from oper.scheduler.loader.counters import Counters
-from oper.scheduler.loader.global_batches import Dispatcher, GlobalBatches
-from oper.scheduler.loader.pace import Pace
+from oper.scheduler.loader.assigners import (
+    Assigner,
+    BlindAssigner,
+    CachedRowsAssigner,
+    LocalityAssigner,
+    Pace,
+)
+from oper.scheduler.loader.global_batches import Counters, GlobalBatches, LoaderState
 from oper.scheduler.loader.peers import Peers
 from oper.scheduler.loader.plan_rows import PlanRows
-from oper.scheduler.loader.stage import Stage
 
 LOCALITY = "locality"
-_STOP_SECONDS = 1.0  # for the ranks to leave a loop together
+_STOP_SECONDS = 1.0  # time for the ranks to leave a loop together
 _EXIT_SECONDS = 5.0
+
+
+class _Stage:
+    """A thread that makes batches ahead of the training loop.
+
+    It calls `make(stopped)`, at most `ahead` results before they are asked for, until it returns
+    None or raises. `stopped` is None, or else why no more are wanted.
+    """
+
+    def __init__(self, make: Callable[[str | None], Any], ahead: int) -> None:
+        self._make, self._made = make, queue.SimpleQueue[Any]()
+        # Room is taken before a batch is begun and not when it is ready: ranks whose loops have
+        # asked for as many batches then stand at the same one, and none waits for another in a
+        # collective.
+        self._room = threading.Semaphore(ahead)
+        self._stopped: str | None = None
+        self._thread = threading.Thread(target=self._run, name="oper dispatch", daemon=True)
+        self._thread.start()
+
+    def next(self) -> Any:
+        """The next result; None after the last one. Raises what `make` raised."""
+        made = self._made.get()
+        self._room.release()
+        if isinstance(made, BaseException):
+            raise made
+        return made
+
+    def stop(self, seconds: float, reason: str = "") -> bool:
+        """Want no more, for a `reason` that is told to the others, or for none; whether the thread
+        has ended within so long."""
+        if self._stopped is None:
+            self._stopped = reason
+        self._room.release()
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                self._room.acquire()
+                made = self._make(self._stopped)
+                self._made.put(made)
+                if made is None:
+                    return
+        except BaseException as error:
+            self._made.put(error)
 
 
 class DispatchingLoader:
@@ -96,7 +145,8 @@ class DispatchingLoader:
         deadline = positive_seconds(deadline_seconds, "deadline_seconds")
         peers = Peers(group, deadline)
         settings = (policy, alpha, ahead, features, caches, links, seed, drop_last)
-        # Before any rank checks its own, so that all raise the same error.
+        # The ranks' settings are compared before any rank checks its own, so that all raise the
+        # same error.
         _check_equal(peers, plan, repr((deterministic, *settings)))
         if peers.ranks != plan.ranks:
             raise OperError(
@@ -114,21 +164,21 @@ class DispatchingLoader:
             rows = PlanRows(plan, cached, features)
             assigner = CachedRowsAssigner(rows, cached, chosen, caches, costs, seed)
         pace = Pace(chosen or Policy("in-order"), deterministic)
-        self._dispatcher = Dispatcher(peers, assigner, pace, drop_last)
-        self._stages: list[Stage] = []  # the running one
+        self._state = LoaderState(peers, assigner, pace, drop_last)
+        self._stages: list[_Stage] = []  # the running one
         self._release = weakref.finalize(self, _leave, peers, self._stages)
 
     @property
     def counters(self) -> Counters:
         """What this rank has moved so far, and how long that took."""
-        return self._dispatcher.counters
+        return self._state.counters
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Any]:
-        """An epoch. One at a time: it ends the one before."""
-        peers = self._dispatcher.peers
+        """Begin an epoch, and end the one before: there is one at a time."""
+        peers = self._state.peers
         while self._stages:
             if not self._stages[-1].stop(peers.deadline_seconds):
                 raise OperError(
@@ -141,26 +191,26 @@ class DispatchingLoader:
                 f"the DispatchingLoader cannot go on after its error ({peers.failure}): start the "
                 "ranks again, or make a new one on all of them"
             ) from peers.failure
-        # Here and not in the thread: loaders with workers of their own start them now.
-        batches = GlobalBatches(iter(self.loader), self._dispatcher)
-        self._stages.append(Stage(batches.next, self._ahead))
+        # The iterator is made here and not in the thread: loaders with workers start them now.
+        batches = GlobalBatches(iter(self.loader), self._state)
+        self._stages.append(_Stage(batches.next, self._ahead))
         return self._epoch(self._stages[-1])
 
-    def _epoch(self, stage: Stage) -> Iterator[Any]:
+    def _epoch(self, stage: _Stage) -> Iterator[Any]:
         try:
             while (batch := stage.next()) is not None:
                 start = time.perf_counter()
                 yield batch
-                self._dispatcher.training = time.perf_counter() - start
+                self._state.training = time.perf_counter() - start
         except GeneratorExit:  # the loop was left
             stage.stop(_STOP_SECONDS)
             raise
-        except BaseException as error:  # of this thread too: DataLoaders and Ctrl-C interrupt it
-            stage.stop(_STOP_SECONDS, told(self._dispatcher.peers.rank, error))
+        except BaseException as error:  # DataLoaders and Ctrl-C interrupt this thread too
+            stage.stop(_STOP_SECONDS, told(self._state.peers.rank, error))
             raise
 
 
-def _leave(peers: Peers, stages: list[Stage]) -> None:
+def _leave(peers: Peers, stages: list[_Stage]) -> None:
     """End what still runs when the loader is gone, or the process ends."""
     for stage in stages:
         if not stage.stop(_STOP_SECONDS):
@@ -169,7 +219,7 @@ def _leave(peers: Peers, stages: list[Stage]) -> None:
 
 
 def _check_types(policy: Any, cache: Any, seed: Any, features: Any) -> None:
-    """OperError where one is not of its type."""
+    """OperError where an argument of DispatchingLoader is not of its type."""
     if not isinstance(policy, str):
         raise OperError(f"policy is a {type(policy).__name__}, and a name was needed, as 'esd'")
     if cache is not None and not isinstance(cache, CacheSettings):

@@ -7,6 +7,9 @@ keep the order that they have there. All ranks raise for what one of them finds 
 import hashlib
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -14,17 +17,65 @@ import torch
 
 from oper.base.arrays import Ints
 from oper.base.errors import OperError
-from oper.runtime.comm.lost_rank_errors import LostRankError, rank_names, told
-from oper.scheduler.loader.assigner import Assigner
-from oper.scheduler.loader.batch_structure import Part, Structure, first_difference
-from oper.scheduler.loader.cache_assigner import CachedRowsAssigner
-from oper.scheduler.loader.counters import Counters
-from oper.scheduler.loader.pace import Pace
+from oper.runtime.comm.lost_ranks import LostRankError, rank_names, told
+from oper.scheduler.loader.assigners import Assigner, CachedRowsAssigner, Pace
+from oper.scheduler.loader.batch_structure import (
+    Part,
+    Structure,
+    choose,
+    first_difference,
+    from_bytes,
+    join,
+    to_bytes,
+)
 from oper.scheduler.loader.peers import Header, Peers, State
-from oper.scheduler.loader.sample_parts import choose, from_bytes, join, to_bytes
+
+PARTS = ("load", "wait", "gather", "scoring", "exchange")
 
 
-class Dispatcher:
+@dataclass
+class Counters:
+    """What one rank has moved in the global batches so far, and how long it took.
+
+    Seconds: `load` in the rank's own loader, `wait` for the other ranks' batches, `gather` of what
+    scores need, `scoring` with the assignment, `exchange` of the samples.
+    """
+
+    batches: int = 0
+    samples: int = 0  # those that this rank was given to train
+    samples_moved: int = 0  # those of its own loader that went to other ranks
+    bytes_moved: int = 0
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
+
+    @contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """Count the time of a part."""
+        start = perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[part] += perf_counter() - start
+
+    @property
+    def dispatching(self) -> float:
+        """Seconds of all that dispatch adds to loading."""
+        return sum(self.seconds[part] for part in ("gather", "scoring", "exchange"))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The counters by name; times in milliseconds of a batch."""
+        times = {
+            f"{part}_ms": 1e3 * spent / max(self.batches, 1) for part, spent in self.seconds.items()
+        }
+        return {
+            "batches": self.batches,
+            "samples": self.samples,
+            "samples_moved": self.samples_moved,
+            "bytes_moved": self.bytes_moved,
+            **times,
+        }
+
+
+class LoaderState:
     """What stays from epoch to epoch: the ranks, the assigner with its state, and the counters."""
 
     def __init__(self, peers: Peers, assigner: Assigner, pace: Pace, drop_last: bool) -> None:
@@ -43,9 +94,9 @@ class Dispatcher:
 class GlobalBatches:
     """The global batches of an epoch, of which each rank calls `next` equally often."""
 
-    def __init__(self, own: Iterator[Any], dispatcher: Dispatcher) -> None:
-        self._own, self._of_all = own, dispatcher
-        self._peers, self._counters = dispatcher.peers, dispatcher.counters
+    def __init__(self, own: Iterator[Any], state: LoaderState) -> None:
+        self._own, self._of_all = own, state
+        self._peers, self._counters = state.peers, state.counters
         self._samples = 0  # m; 0 before the first batch
         self._loaded = 0
         self._left_out = -1  # the number of the batch that was incomplete

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from oper.base.errors import OperError, one_line
 from oper.runtime.comm.group import Group
-from oper.runtime.comm.lost_rank_errors import LostRankError, rank_names
+from oper.runtime.comm.lost_ranks import LostRankError, rank_names
 
 _HEADER = struct.Struct("=Bqqqdq16s600s")
 
@@ -36,16 +36,16 @@ class Header:
     """What a rank says before a global batch."""
 
     state: State
-    batches: int  # that its loader has yielded so far, this one included
+    batches: int  # as many as its loader has yielded, this one included
     samples: int = 0
-    message_bytes: int = 0  # of what the others need for the scores
+    message_bytes: int = 0  # size of what the others need for the scores
     alpha: float = 0.0  # rank 0's word for a later batch
     tables: int = 0
-    digest: bytes = b""  # of what the batch is made of
+    digest: bytes = b""  # tells what the batch is made of
     failure: str = ""
 
     def pack(self) -> bytes:
-        """All headers have one length."""
+        """The header as bytes, of one length for all headers."""
         text = self.failure.encode()[:600]
         return _HEADER.pack(
             self.state, self.batches, self.samples, self.message_bytes, self.alpha, self.tables,
@@ -54,7 +54,7 @@ class Header:
 
     @classmethod
     def unpack(cls, content: bytes) -> "Header":
-        """The inverse of `pack`."""
+        """Read what `pack` made."""
         state, batches, samples, message, alpha, tables, digest, text = _HEADER.unpack(content)
         failure = text.rstrip(b"\0").decode(errors="replace")
         return cls(State(state), batches, samples, message, alpha, tables, digest, failure)
@@ -77,10 +77,10 @@ class Peers:
     """All ranks of a process group, over a new one of their own; one rank alone without a group."""
 
     def __init__(self, group: "dist.ProcessGroup | None", deadline_seconds: float) -> None:
-        """To be called by all ranks of `group` together."""
+        """Make the new group. All ranks of `group` are to call it together."""
         self.rank, self.ranks = 0, 1
         self.deadline_seconds = deadline_seconds
-        self.failure: BaseException | None = None  # after which the group cannot be used
+        self.failure: BaseException | None = None  # after one the group cannot be used
         self._group: _Interruptible | None = None
         if group is None and dist.is_initialized():
             group = dist.group.WORLD
@@ -175,10 +175,10 @@ def _own_group(group: "dist.ProcessGroup", deadline_seconds: float) -> "dist.Pro
     try:
         own = dist.new_group(
             ranks,
-            # Later than ours, which names who is missing.
+            # Our own deadline comes first, as it names who is missing.
             timeout=timedelta(seconds=deadline_seconds + 60),
             backend="gloo",
-            # Where other ranks exist, they have no part in this.
+            # Ranks that are not in the group have no part in making it.
             use_local_synchronization=len(ranks) < dist.get_world_size(),
             sort_ranks=False,
         )

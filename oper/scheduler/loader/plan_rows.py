@@ -17,7 +17,7 @@ from oper.base.errors import OperError
 from oper.plan.address_map import LOCAL, AddressMap, unpack
 from oper.plan.layout import SLOT_BITS
 from oper.plan.plan import Plan
-from oper.runtime.memory.replica_addresses import FLAT_BYTES
+from oper.runtime.memory.runtime_plan import FLAT_BYTES
 from oper.scheduler.loader.batch_structure import Structure
 from oper.scheduler.row_addresses import WIDTH_SHIFT, sample_major
 from oper.tables.table import Table
@@ -51,7 +51,7 @@ class PlanRows:
                 f"features {dict(features or {})!r}: none of them reads a table whose rows decide "
                 "where samples go; name the features by table"
             )
-        # What is LOCAL to two ranks is so to all: plans for training have no other copies.
+        # What is LOCAL to two ranks is LOCAL to all: plans for training have no other copies.
         ranks = range(min(plan.ranks, 2))
         self._maps = [AddressMap.of(plan, rank).flattened(FLAT_BYTES) for rank in ranks]
 

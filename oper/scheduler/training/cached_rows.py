@@ -11,44 +11,53 @@ comes. A step:
 
 What does not go that way (gradients that were accumulated, a backward pass after another batch was
 read) is settled: the tier gets what it lacks of the rows, and takes the step by itself.
+
+The tier's rows of a batch have addresses that are the same on all ranks: bucket << 56 | rank whose
+shard has the row << 40 | slot. Sample comes after sample, as the loader of a rank has them, and in
+a sample feature after feature: so the caches see the rows in the order in which a simulation of the
+same log sees them.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from oper.base.arrays import Ints
+from oper.base.arrays import Ints, as_bytes
 from oper.base.errors import OperError
-from oper.base.tensors import as_bytes
-from oper.plan.layout import SLOT_BITS
+from oper.plan.layout import LOCAL, SLOT_BITS, SLOT_MASK
 from oper.runtime.comm.exchange import gather
-from oper.runtime.memory.batch import PreparedBatch
 from oper.runtime.memory.heap import check_memory
-from oper.runtime.memory.sorted_accesses import SortedRows
+from oper.runtime.memory.prepared_batch import PreparedBatch, SortedRows
 from oper.runtime.step.row_source import Fetched, RowSource, SourceParts, Step
-from oper.scheduler import moves as m
-from oper.scheduler.cache import Caches, CacheTooSmallError
-from oper.scheduler.cache_capacity import CacheDivision
+from oper.runtime.tables.kernel_structs import FEATURE
+from oper.scheduler import transmissions as m
+from oper.scheduler.cache import CacheDivision, Caches, CacheTooSmallError
 from oper.scheduler.cache_settings import CacheSettings
-from oper.scheduler.row_addresses import owner_of, slot_of, width_of
-from oper.scheduler.training.arenas import CacheArenas
-from oper.scheduler.training.batch_rows import (
-    TierAccesses,
-    by_sample,
-    distinct_addresses,
-    tier_accesses,
-)
-from oper.scheduler.training.carrier import Carrier
-from oper.scheduler.training.parcels import Parcels
+from oper.scheduler.row_addresses import WIDTH_SHIFT, owner_of, sample_major, slot_of, width_of
+from oper.scheduler.training.cache_arenas import CacheArenas
+from oper.scheduler.training.row_transfers import Parcels, RowTransfers
 from oper.scheduler.training.tier_shard import TierShard
 from oper.scheduler.transmissions import TRANSMISSIONS, add_to
 
+_BUCKET = (FEATURE.names or ()).index("bucket")
+_OWN_ROWS = LOCAL - 1  # fields from here on are the reader's own
+
+
+class _TierAccesses(NamedTuple):
+    """The accesses of a batch that read the tier: which features and accesses they are, and in the
+    batch's order their buckets and addresses there, [n] each."""
+
+    features: torch.Tensor  # bool [F]
+    chosen: torch.Tensor  # bool [N]
+    buckets: torch.Tensor
+    addresses: torch.Tensor
+
 
 def source_of(settings: CacheSettings) -> Callable[[SourceParts], RowSource]:
-    """What makes an engine's source of rows, by these settings."""
+    """A function that makes an engine's source of rows, by these settings."""
     return lambda parts: CachedRows(parts, settings)
 
 
@@ -56,7 +65,7 @@ class CachedRows:
     """The cache of this rank, and its shard of the tier, for one engine."""
 
     def __init__(self, parts: SourceParts, settings: CacheSettings) -> None:
-        # As every rank replays the caches of all.
+        # Every rank replays the caches of all, and needs the same settings for it.
         parts.node.agree(repr(settings).encode(), "the settings of caches")
         self._rank, self._ranks = parts.node.rank, parts.node.ranks
         self._exchange, self._heap, self._settings = parts.exchange, parts.heap, settings
@@ -76,12 +85,12 @@ class CachedRows:
         self._settled = True
         self.transmissions = np.zeros(self._ranks, dtype=TRANSMISSIONS)
 
-    # See RowSource.
+    # The methods of RowSource, which says what they are for.
 
     def read(self, batch: PreparedBatch, heap: Fetched) -> Fetched:
         """Bring the rows of a batch into the cache."""
-        accesses = tier_accesses(batch, self._rank, self._first)
-        addresses, ends = by_sample(batch, accesses)
+        accesses = _tier_accesses(batch, self._rank, self._first)
+        addresses, ends = _by_sample(batch, accesses)
         mine = torch.cat([torch.tensor([len(ends)]), ends, addresses])
         everyone = gather(self._exchange, self._ranks, mine, "say what rows its batch reads")
         parts = [_split(given) for given in everyone]
@@ -100,7 +109,7 @@ class CachedRows:
     def reread(self, batch: PreparedBatch, heap: Fetched) -> Fetched:
         """Where the rows of a batch are now."""
         if self._read is batch.addresses:
-            return self._in_cache(tier_accesses(batch, self._rank, self._first), heap)
+            return self._in_cache(_tier_accesses(batch, self._rank, self._first), heap)
         self.settle()
         return heap
 
@@ -115,12 +124,12 @@ class CachedRows:
         assert self._caches is not None
         add_to(self.transmissions, self._caches.update())
         moves = self._caches.take_moves()
-        self._carrier.due = moves[moves["kind"] != m.JOINT]
+        self._transfers.due = moves[moves["kind"] != m.JOINT]
         joint = moves[moves["kind"] == m.JOINT]
         self._expect(joint, step)
         for b, of_bucket in enumerate(grads):
             rate = step.learning_rates[self._first + b]
-            numbers = self._caches.numbers(distinct_addresses(rows, b, self._first))
+            numbers = self._caches.numbers(_distinct_addresses(rows, b, self._first))
             places = self._arenas.places(numbers)
             alone = ~np.isin(numbers, joint["row"]) | self._bounded
             chosen = torch.from_numpy(alone)
@@ -135,8 +144,8 @@ class CachedRows:
         if self._settled or self._caches is None:
             return
         add_to(self.transmissions, self._caches.flush())
-        self._carrier.carry_out(self._caches.take_moves())
-        # Nobody reads before all have written.
+        self._transfers.carry_out(self._caches.take_moves())
+        # Nobody may read before all have written.
         gather(self._exchange, self._ranks, torch.zeros(0, dtype=torch.int64), "flush its cache")
         self._settled = True
 
@@ -145,11 +154,11 @@ class CachedRows:
         self._caches, self._read = None, None
 
     def to_dict(self) -> dict[str, Any]:
-        """What was transmitted since the start, of each rank: the fields of TRANSMISSIONS."""
+        """The transmissions of each rank since the start: the fields of TRANSMISSIONS."""
         names = TRANSMISSIONS.names or ()
         return {name: self.transmissions[name].tolist() for name in names}
 
-    # Its parts.
+    # What those methods are made of.
 
     def _make_caches(self, parts: Sequence[tuple[Ints, Ints]]) -> Caches:
         """Empty caches, divided among the buckets by what batches ask for."""
@@ -169,7 +178,7 @@ class CachedRows:
         self._caches = caches
         self._arenas = CacheArenas(self._buckets, capacity, self._value_bytes)
         parcels = Parcels(self._arenas, self._tier, self._bounded)
-        self._carrier = Carrier(self._rank, self._ranks, self._exchange, parcels)
+        self._transfers = RowTransfers(self._rank, self._ranks, self._exchange, parcels)
         return caches
 
     def _too_small(self, error: CacheTooSmallError) -> OperError:
@@ -194,7 +203,7 @@ class CachedRows:
         moved = caches.read(looked_up, np.repeat(np.arange(self._ranks), samples))
         self._settled = False
         add_to(self.transmissions, moved)
-        self._carrier.carry_out(caches.take_moves())
+        self._transfers.carry_out(caches.take_moves())
 
     def _expect(self, joint: NDArray[np.void], step: Step) -> None:
         """Tell the shard which of its rows will get gradients of several ranks."""
@@ -206,7 +215,7 @@ class CachedRows:
             rate = step.learning_rates[self._first + b]
             self._tier.expect(b, m.slots(of_bucket), of_bucket["other"], step, rate)
 
-    def _in_cache(self, accesses: TierAccesses, heap: Fetched) -> Fetched:
+    def _in_cache(self, accesses: _TierAccesses, heap: Fetched) -> Fetched:
         """A batch's addresses in the cache, which to the kernels is one more rank's arenas."""
         assert self._caches is not None
         numbers = self._caches.numbers(accesses.addresses.numpy())
@@ -222,15 +231,15 @@ class CachedRows:
 
     def _update_tier(self, rows: SortedRows, grads: Sequence[torch.Tensor], step: Step) -> None:
         """Take the step in the tier, with the rows' gradients of all ranks."""
-        self._read = None  # whose rows may not be the latest any more
+        self._read = None  # its rows may not be the latest any more
         buckets = range(len(self._buckets))
-        mine = [distinct_addresses(rows, b, self._first) for b in buckets]
+        mine = [_distinct_addresses(rows, b, self._first) for b in buckets]
         sent = torch.from_numpy(np.concatenate(mine))
         everyone = gather(self._exchange, self._ranks, sent, "say what rows it trained")
         union = np.unique(torch.cat(everyone).numpy())
         if self._caches is not None:
             add_to(self.transmissions, self._caches.settle(union))
-            self._carrier.carry_out(self._caches.take_moves())
+            self._transfers.carry_out(self._caches.take_moves())
         parts = [
             torch.cat([as_bytes(_owned(rows, grads[b], self._first + b, rank)) for b in buckets])
             for rank in range(self._ranks)
@@ -260,7 +269,7 @@ def _split(given: torch.Tensor) -> tuple[Ints, Ints]:
 
 
 def _owned(rows: SortedRows, grads: torch.Tensor, bucket: int, rank: int) -> torch.Tensor:
-    """Of the gradients of a bucket's rows, those that the shard of a rank has."""
+    """The gradients of those rows of a bucket that the shard of a rank has."""
     base, owned = rows.bucket(bucket).start, rows.range(bucket, rank)
     return grads[owned.start - base : owned.stop - base]
 
@@ -274,3 +283,33 @@ def _check_plain_sgd(buckets: Sequence[Any], settings: CacheSettings) -> None:
                 "and HET pushes sums of gradients, which plain SGD alone applies as if each had "
                 "come in its turn; take SGD, or sync='on-demand'"
             )
+
+
+def _tier_accesses(batch: PreparedBatch, rank: int, first_bucket: int) -> _TierAccesses:
+    """The accesses of the buckets from `first_bucket` on, which count from 0 in addresses."""
+    of_feature = batch.features[:, _BUCKET] - first_bucket
+    buckets = of_feature.repeat_interleave(batch.segment_offset.diff())
+    chosen = buckets >= 0
+    buckets, addresses = buckets[chosen], batch.addresses[chosen]
+    owners = addresses >> SLOT_BITS
+    owners = torch.where(owners >= _OWN_ROWS, rank, owners)
+    full = buckets << WIDTH_SHIFT | owners << SLOT_BITS | addresses & SLOT_MASK
+    return _TierAccesses(of_feature >= 0, chosen, buckets, full)
+
+
+def _by_sample(batch: PreparedBatch, accesses: _TierAccesses) -> tuple[torch.Tensor, torch.Tensor]:
+    """The addresses sample after sample, and where each sample's begin and end, [samples + 1]."""
+    of_tier = batch.lengths[accesses.features].numpy().astype(np.int64)
+    order = torch.from_numpy(sample_major(of_tier))
+    ends = torch.from_numpy(np.append(0, np.cumsum(of_tier.sum(axis=0))))
+    return accesses.addresses[order], ends
+
+
+def _distinct_addresses(rows: SortedRows, bucket: int, first_bucket: int) -> np.ndarray:
+    """The addresses of a bucket's distinct rows, in their order."""
+    parts = []
+    for owner in range(rows.ranks):
+        slots = rows.slots[rows.range(first_bucket + bucket, owner)]
+        parts.append(slots | owner << SLOT_BITS | bucket << WIDTH_SHIFT)
+    found: np.ndarray = torch.cat(parts).numpy()
+    return found

@@ -75,7 +75,7 @@ class TierShard:
         return rows[at], states[at]
 
     def put_rows(self, bucket: int, slots: Ints, rows: torch.Tensor, states: torch.Tensor) -> None:
-        """The reverse."""
+        """Write rows and their states, given as bytes, into the rows' slots."""
         at = torch.from_numpy(slots)
         for arena, given in zip(self._arenas(bucket), (rows, states), strict=True):
             arena[at] = given
@@ -85,7 +85,7 @@ class TierShard:
         self._sums[bucket].expect(slots, workers, step.number, rate)
 
     def add_gradients(self, bucket: int, slots: Ints, grads: torch.Tensor) -> None:
-        """One worker's gradients; rows for which none are missing then take their step."""
+        """Add one worker's gradients; rows for which none are missing then take their step."""
         sums = self._sums[bucket]
         done = np.sort(sums.add(slots, grads))
         at = sums.index_of[done].astype(np.int64)
@@ -98,7 +98,7 @@ class TierShard:
         sums.remove(done)
 
     def subtract(self, bucket: int, slots: Ints, steps: torch.Tensor) -> None:
-        """Steps of plain SGD, learning rates included."""
+        """Take steps of plain SGD, which are given with their learning rates in them."""
         order = np.argsort(slots)
         self.step(bucket, [slots[order]], [steps[torch.from_numpy(order)]], 1.0, 1)
 

@@ -30,8 +30,7 @@ from oper.plan.settings import PlanSettings
 from oper.planner.assemble_plan import assemble
 from oper.planner.place_in_memory import place_in_memory
 from oper.profiling.profile import Profile
-from oper.tables.model_tables import tables_of
-from oper.tables.table import Table
+from oper.tables.table import Table, tables_of
 from oper.topology.topology import Topology
 from oper.torchrec import module_tables
 from oper.torchrec.model_warnings import ModelWarnings
@@ -50,7 +49,8 @@ class OperShardingPlanner(ShardingPlanner):
         topology: OPER's Topology, its name or file (`cpu:4`), or TorchRec's; None: the ranks of the
             default process group, on CPUs of one host.
         profile: a profile or its folder; it must have all tables of the model, by name and rows.
-        batch_size: samples per iteration of one rank, as in TorchRec; 512 if not given.
+        batch_size: samples per iteration of one rank, which is what TorchRec's planners take; 512
+            if not given. `Workload` and `oper plan --batch-size` have those of all ranks together.
         constraints: TorchRec's, by table; they say nothing that a profile does not, or that
             OPER could keep, and a warning says so.
         mode, fetch: see Workload; fetch is raw on one node and distinct on several, unless given.
@@ -73,7 +73,7 @@ class OperShardingPlanner(ShardingPlanner):
                 "OperShardingPlanner: no profile; count one with `oper profile` or oper.profile"
             )
         self._topology = topology_of(topology)
-        self._profile = profile if isinstance(profile, Profile) else Profile.open(profile)
+        self._profile = profile if isinstance(profile, Profile) else Profile.load(profile)
         self._workload = Workload(mode, fetch, (batch_size or BATCH_SIZE) * self._topology.ranks)
         self._settings = settings or PlanSettings()
         _warn_of_constraints(constraints or {}, ModelWarnings.of_ranks(self._topology.ranks))
@@ -188,7 +188,7 @@ def _warn_of_constraints(
                 "leave the table to TorchRec's sharders"
             )
         if named:
-            # Of all tables together: scripts give most of them the same.
+            # One warning is for all tables together: scripts give most of them the same.
             warnings.warn(
                 _log,
                 tuple(named),

@@ -1,6 +1,7 @@
 """What `oper replan`, `plan diff`, `plan check`, `topology show`, `simulate` and `synth` print."""
 
 import re
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,9 +19,13 @@ from oper.cost.objective import Balance
 from oper.plan.settings import PlanSettings
 from oper.planner.replan.migration.migration_cost import Migration
 from oper.planner.replan.replan_one_memory import Replanned
+from oper.profiling.profile_summary import AccessSummary, ProfileSummary
+from oper.profiling.sampling import Sampled
+from oper.scheduler.simulator import BatchTime, SimulatedRun, Simulation, SimulationSettings
 from tests.support.commands import fine
 
 Capture = pytest.CaptureFixture[str]
+COUNTS = [field.name for field in fields(SimulatedRun)][3:-1]
 
 
 @pytest.mark.parametrize(
@@ -41,6 +46,7 @@ def test_numbers_have_no_exponents(here: Path, command: str) -> None:
     text = fine(*command.split())
     assert not re.search(r"\d[eE][-+]?\d", text), text
     assert max(map(len, text.splitlines())) <= 100
+    assert ("the plan" in text) == ("--curve" in command)
 
 
 def test_topologies_in_plain_words(here: Path) -> None:
@@ -120,25 +126,19 @@ def test_differences_of_many_tables_keep_100_columns(capsys: Capture, name: str)
 
 @pytest.mark.parametrize("name", ["table_with_sixty_characters_" + 32 * "x", 20 * "表格"])
 def test_profiles_of_many_tables_keep_100_columns(capsys: Capture, name: str) -> None:
-    entry = {
-        "rows": 2_500_000_000,
-        "accesses": 9_999_999_999,
-        "rows_never_accessed": 0,
-        "hot_accesses_share": 1e-9,
-        "ids": "vocab",
-        "bagged": True,
-    }
-    content = {
-        **entry,
-        "profile": "p",
-        "samples": 10**13,
-        "tables": [{**entry, "name": f"{name}{n}"} for n in range(856)],
-        "counter_bytes": 8,
-        "skipped_ids": {},
-        "distinct": None,
-        "sampled": {"share": 1e-7},
-    }
-    print_profile(content)
+    def table(name: str) -> AccessSummary:
+        return AccessSummary(name, 2_500_000_000, 9_999_999_999, 0, 1e-9, True, "vocab")
+
+    summary = ProfileSummary(
+        samples=10**13,
+        whole=table("all"),
+        tables=tuple(table(f"{name}{n}") for n in range(856)),
+        counter_bytes=8,
+        left_out={},
+        skipped_ids={},
+        sampled=Sampled(1e-7),
+    )
+    print_profile("p", summary)
     text = capsys.readouterr().out
     assert "816 more" in text
     assert max(map(cell_len, text.splitlines())) <= 100
@@ -146,14 +146,24 @@ def test_profiles_of_many_tables_keep_100_columns(capsys: Capture, name: str) ->
 
 
 def test_simulations_name_what_sends_the_least() -> None:
-    totals = {"random+bsp": 100, "laia+bsp": 80, "esd+bsp": 90}
-    runs = {name: {"total": total, "wrong_reads": 0} for name, total in totals.items()}
-    assert least_sent(runs) == "Least is sent by laia bsp: 20.0% less than by random bsp"
-    runs["esd+bsp"] = {"total": 50, "wrong_reads": 1234}
-    assert least_sent(runs).endswith(
+    def simulation(totals: dict[str, tuple[int, int]]) -> Simulation:
+        none = dict.fromkeys(COUNTS, 0)
+        runs = {}
+        for name, (total, wrong) in totals.items():
+            counts: Any = {**none, "miss_pull": total, "wrong_reads": wrong}
+            policy, sync = name.split("+")
+            runs[name] = SimulatedRun(policy, sync, "lru", **counts, dispatch=BatchTime(0, 0, 0))
+        return Simulation(SimulationSettings(), 1, (1,), 1, runs)
+
+    totals = {"random+bsp": (100, 0), "laia+bsp": (80, 0), "esd+bsp": (90, 0)}
+    assert (
+        least_sent(simulation(totals)) == "Least is sent by laia bsp: 20.0% less than by random bsp"
+    )
+    totals["esd+bsp"] = (50, 1234)
+    assert least_sent(simulation(totals)).endswith(
         "by esd bsp: 50.0% less than by random bsp, with 1,234 wrong reads"
     )
-    runs["random+bsp"]["total"] = 10
-    assert least_sent(runs) == "Least is sent by random bsp, the first"
-    none = {"total": 0, "wrong_reads": 0}
-    assert least_sent(dict.fromkeys(runs, none)).endswith("random bsp, the first")
+    totals["random+bsp"] = (10, 0)
+    assert least_sent(simulation(totals)) == "Least is sent by random bsp, the first"
+    nothing = dict.fromkeys(totals, (0, 0))
+    assert least_sent(simulation(nothing)).endswith("random bsp, the first")

@@ -1,5 +1,6 @@
 """What `oper plan` and `oper plan show` print: sentences first, ranks, tables by kind, and why."""
 
+import itertools
 import json
 import re
 from dataclasses import replace
@@ -106,7 +107,7 @@ def test_the_profile_has_the_accesses_of_all_rows(here: Path) -> None:
     columns = {name: (20_000 * random.random(60_000) ** 4).astype(int) for name in ("C1", "C2")}
     pq.write_table(pa.table(columns), "large.parquet")
     fine("profile", "large.parquet", "-o", "counts")
-    counts = Profile.open("counts")
+    counts = Profile.load("counts")
     accesses = [int(counts.table_accesses(t).sum()) for t in range(len(counts.tables))]
     make = ("plan", "counts", "-o", "new", "--topology", "cpu:2", "--force")
     made, text_made = json.loads(fine(*make, "--json")), fine(*make, "-v")
@@ -170,9 +171,22 @@ def enlarged(figures: PlanFigures, ranks: int, tables: int, name: Any) -> PlanFi
     )
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(("ranks", "tables"), [(1024, 856), (4, 14), (17, 15)])
-@pytest.mark.parametrize("verbose", [False, True])
+# Of the largest plans, which take long to print, each name once.
+LARGE = {("long", True), ("wide", False), ("accents", False)}
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "tables", "verbose"),
+    [
+        pytest.param(
+            *(name, ranks, tables, verbose),
+            marks=[pytest.mark.slow] * (ranks == 1024 and (name, verbose) not in LARGE),
+        )
+        for name, (ranks, tables), verbose in itertools.product(
+            NAMES, [(1024, 856), (4, 14), (17, 15)], [False, True]
+        )
+    ],
+)
 def test_many_ranks_and_tables_and_long_names_keep_100_columns(
     shown: PlanFigures, capsys: Capture, name: str, ranks: int, tables: int, verbose: bool
 ) -> None:

@@ -6,7 +6,7 @@ or by the noise of a measurement, and nodes whose inner links are dearer than th
 """
 
 from itertools import product
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pytest
@@ -201,7 +201,7 @@ def test_of_many_tiny_problems_no_bound_is_above_the_optimum() -> None:
 @pytest.mark.parametrize("balance", ["time", "link"])
 @pytest.mark.parametrize("extra_memory", [0.0, 0.05, 0.6])
 def test_links_within_a_node_twice_as_dear_as_between_nodes(
-    mode: str, balance: str, extra_memory: float
+    mode: str, balance: Literal["time", "link"], extra_memory: float
 ) -> None:
     cost = link_matrix((0, 0, 1, 1), {"local": 1e-12, "same_node": 2e-10, "other_node": 1e-10})
     topology = Topology("inside out", (0, 0, 1, 1), cost, 72e9, 5e-6)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, reject, settings
+from hypothesis import assume, given, reject
 from hypothesis import strategies as st
 
 from oper.base.errors import OperError
@@ -13,7 +13,7 @@ from oper.planner.bounds.hot_rows_bound import hot_rows_bound
 from oper.planner.bounds.lagrangian_bound import lower_bound
 from oper.planner.problem.problem import ClassProblem
 from oper.topology.topology import Topology
-from tests.support.examples import at_least
+from tests.support.examples import at_least, examples
 from tests.support.planner.instances import (
     make_classes,
     make_problem,
@@ -65,7 +65,7 @@ def best_placement(problem: ClassProblem) -> milp.Reference:
 
 @pytest.mark.parametrize(("mode", "extra_memory"), [("inference", 0.0), ("training", 0.4)])
 @at_least(30)
-@settings(max_examples=30)
+@examples(30)
 @given(st.data())
 def test_hot_rows_bound_is_between_lower_bound_and_optimum(
     mode: str, extra_memory: float, data: st.DataObject
@@ -83,7 +83,7 @@ def test_hot_rows_bound_is_between_lower_bound_and_optimum(
 
 @pytest.mark.parametrize(("mode", "extra_memory"), [("inference", 0.0), ("training", 0.4)])
 @at_least(20)
-@settings(max_examples=20)
+@examples(20)
 @given(data=st.data())
 def test_a_bucketed_tail_keeps_the_bound_valid(
     mode: str, extra_memory: float, data: st.DataObject

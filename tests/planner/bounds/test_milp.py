@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 import pulp
 import pytest
-from hypothesis import assume, given, reject, settings
+from hypothesis import assume, given, reject
 from hypothesis import strategies as st
 
 from oper.base.errors import OperError
@@ -18,7 +18,7 @@ from oper.planner.bounds import milp
 from oper.planner.bounds.lagrangian_bound import lower_bound
 from oper.planner.problem.problem import ClassProblem
 from oper.topology.topology import Topology
-from tests.support.examples import at_least
+from tests.support.examples import at_least, examples
 from tests.support.planner.instances import make_classes, make_problem, topologies, workloads
 from tests.support.planner.latencies import any_latency
 
@@ -81,7 +81,7 @@ def price(problem: ClassProblem, sets: HolderSets) -> float:
 
 
 @at_least(40)
-@settings(max_examples=40)
+@examples(40)
 @given(rows_problems(most_rows=3, most_ranks=3))
 def test_the_optimum_is_the_least_of_all_placements(problem: ClassProblem) -> None:
     sets = choices(problem)
@@ -100,7 +100,7 @@ def test_the_optimum_is_the_least_of_all_placements(problem: ClassProblem) -> No
 
 
 @at_least(30)
-@settings(max_examples=40)
+@examples(40)
 @given(rows_problems(most_rows=10), st.data())
 def test_bound_below_optimum_below_placements(problem: ClassProblem, data: st.DataObject) -> None:
     sets, size = choices(problem), len(problem.classes)

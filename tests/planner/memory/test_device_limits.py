@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from oper.base.errors import OperError
@@ -16,6 +16,7 @@ from oper.planner.memory.device_limits import DeviceLimits, round_down
 from oper.planner.memory.least_memory import shares_up_to
 from oper.planner.problem.problem import Problem, make_problem
 from oper.topology.topology import Topology
+from tests.support.examples import examples
 from tests.support.planner.profiles import make_profile
 
 TABLES = (900, 40, 7)
@@ -54,7 +55,7 @@ def test_shares_are_all_of_three_digits_up_to_the_most(most: float) -> None:
     assert all(after <= before * 1.0101 for before, after in pairwise(shares[1:]))
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(
     st.sampled_from(["training", "inference"]),
     st.lists(st.integers(50_000, 400_000), min_size=2, max_size=4),

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import typer
-from hypothesis import given, settings
+from hypothesis import given
 from typer.testing import CliRunner
 
 from oper.base.errors import OperError
@@ -21,7 +21,7 @@ from oper.planner.replan.replan import replan
 from oper.tables.table import Table
 from oper.topology.topology import Topology
 from tests.support.commands import fine, oper, write_log
-from tests.support.examples import at_least
+from tests.support.examples import at_least, examples
 from tests.support.planner.drifting import cost_row_by_row, make_profile, planned, seeds, slots_of
 from tests.support.planner.instances import zipf_counts
 
@@ -48,7 +48,7 @@ def plan_and_newer(moved, mode="inference", seed=0):
 
 @at_least(15)
 @given(seeds)
-@settings(max_examples=15)
+@examples(15)
 def test_costs_are_those_of_single_rows_and_tables_add_up(seed):
     plan, (_, profile) = planned(seed)
     found = drift(plan, profile, 0.05)
@@ -69,7 +69,7 @@ def test_costs_are_those_of_single_rows_and_tables_add_up(seed):
 
 @at_least(10)
 @given(seeds)
-@settings(max_examples=10)
+@examples(10)
 def test_the_hot_set_is_what_the_plan_lists_and_replicates(seed):
     plan, (_, profile) = planned(seed)
     found = drift(plan, profile, 0.05)

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import typer
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from oper.audit.check import check
+from oper.base.arrays import as_int64
 from oper.base.errors import OperError
-from oper.base.tensors import as_int64
 from oper.cli import replan as cli
 from oper.cost.workload import Workload
 from oper.plan.address_map import AddressMap
@@ -31,7 +31,7 @@ from oper.planner.replan.migration.migration_cost import MigrationCost
 from oper.planner.replan.replan import replan
 from oper.tables.table import Table
 from oper.topology.topology import Topology
-from tests.support.examples import at_least
+from tests.support.examples import at_least, examples
 from tests.support.planner.drifting import (
     assert_exact,
     cost_row_by_row,
@@ -71,7 +71,7 @@ def plan_for(profile, topology="2x4-a100", mode="inference", extra=0.02, batch_s
 
 @at_least(25)
 @given(seeds, st.sampled_from([1, 100, 10**6]))
-@settings(max_examples=25)
+@examples(25)
 def test_replans_are_exact_cost_what_they_say_and_pay(seed, horizon):
     plan, profiles = planned(seed, 3)
     for profile in profiles[1:]:
@@ -124,7 +124,7 @@ def assert_figures_are_true(plan, found, profile):
 
 @at_least(6)
 @given(seeds)
-@settings(max_examples=6)
+@examples(6)
 def test_unchanged_counts_move_nothing(seed):
     plan, (profile,) = planned(seed, 1)
     found = replan(plan, profile, 10**9)
@@ -222,7 +222,7 @@ def test_the_same_input_gives_the_same_bytes(tmp_path: Path):
 
 @at_least(8)
 @given(seeds)
-@settings(max_examples=8)
+@examples(8)
 def test_counts_by_holder_set_are_those_of_single_rows(seed):
     plan, (profile,) = planned(seed, 1)
     classes = classify(profile, plan.workload, plan.ranks)

@@ -4,7 +4,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-from hypothesis import given, reject, settings
+from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from oper.audit.check import check
@@ -17,7 +17,7 @@ from oper.planner.replan.replan import replan
 from oper.planner.replan.replan_with_tier import ReplannedWithTier
 from oper.profiling.profile import Profile
 from tests.planner.replan.test_replan import assert_moves_are_complete
-from tests.support.examples import at_least
+from tests.support.examples import at_least, examples
 from tests.support.planner.drifting import seeds
 from tests.support.planner.tiers import (
     assert_figures_are_true,
@@ -38,7 +38,7 @@ def planned(seed: int, number: int = 2) -> tuple[Plan, list[Profile]]:
 
 @at_least(15)
 @given(seeds, st.sampled_from([1, 100, 10**6]))
-@settings(max_examples=25)
+@examples(25)
 def test_moves_are_complete_true_and_pay(seed, horizon):
     plan, profiles = planned(seed, 3)
     with TemporaryDirectory() as place:
@@ -69,7 +69,7 @@ def test_moves_are_complete_true_and_pay(seed, horizon):
 
 @at_least(5)
 @given(seeds)
-@settings(max_examples=6)
+@examples(6)
 def test_unchanged_counts_move_nothing_and_drift_nowhere(seed):
     plan, (profile,) = planned(seed, 1)
     found = replan(plan, profile, 10**9)
@@ -96,7 +96,7 @@ def test_some_replans_move_rows_in_both_memories():
 
 @at_least(8)
 @given(seeds)
-@settings(max_examples=10)
+@examples(10)
 def test_drift_is_of_both_memories(seed):
     plan, (_, newer) = planned(seed)
     found = drift(plan, newer, 0.01)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oper.base import native
-from oper.base.tensors import as_int64, as_tensor
+from oper.base.arrays import as_int64, as_tensor
 from oper.plan.row_codes import pack_codes
 from oper.planner.row_placement.arena_layout import assign_rows
 from oper.planner.row_placement.list_hot_rows import StripeOrders, scan_by_cuts, scan_marked

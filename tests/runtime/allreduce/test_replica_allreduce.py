@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from oper.base import native
@@ -15,19 +15,15 @@ from oper.runtime.allreduce.replica_allreduce import BucketReplicas, ReplicaAllR
 from oper.runtime.allreduce.replica_check import UnequalReplica, unequal_replicas
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.progress_signals import Signals
+from tests.support.examples import examples
 from tests.support.runtime.ranks import Ranks
+from tests.support.runtime.worlds import Worlds
 
 METHODS = ("bitmap", "dense", "allgather")
 COUNTERS = ("marked", "published", "reduced", "applied")
 # Ranks that share memory have equal numbers.
 ONE_NODE = {n: [0] * n for n in range(1, 5)}
 OWN_NODES = {n: list(range(n)) for n in range(1, 5)}
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(4) as started:
-        yield started
 
 
 @dataclass(frozen=True)
@@ -107,7 +103,7 @@ def run_case(rank: int, group, case: Case, method: str, nodes: list[int]):
     return results, counted
 
 
-def assert_sums(ranks: Ranks, case: Case, method: str, nodes: list[int]) -> np.ndarray:
+def assert_sums(ranks: Worlds, case: Case, method: str, nodes: list[int]) -> np.ndarray:
     """Run it, compare everything; returns the bytes, [ranks, steps, (all, network)]."""
     found = ranks.run(case.ranks, run_case, case, method, nodes)
     order = OWN_NODES[case.ranks] if method == "allgather" else nodes
@@ -135,13 +131,13 @@ cases = st.builds(
 )
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(cases, st.sampled_from(METHODS))
 def test_sums_of_one_node(ranks, case, method):
     assert_sums(ranks, case, method, ONE_NODE[case.ranks])
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(cases, st.sampled_from(METHODS), st.lists(st.integers(0, 3), min_size=4, max_size=4))
 def test_sums_of_any_nodes(ranks, case, method, nodes):
     assert_sums(ranks, case, method, nodes[: case.ranks])

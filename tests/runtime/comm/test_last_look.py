@@ -3,14 +3,14 @@ exception or by a launcher's SIGTERM, name the rank that died, and none that end
 
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+
+from tests.support.runtime.scripts import Script
 
 # It looks twice a second otherwise: here only as it ends.
 SCRIPT = """
@@ -61,109 +61,96 @@ if does != "ends":
 """
 
 
-class _Rank:
-    def __init__(self, *arguments: object) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, *map(str, arguments)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def end(self, number: int = 0) -> str:
-        """Send it a signal, if there is one; what it said when it has ended."""
-        if number:
-            self.process.send_signal(number)
-        return self.process.communicate(timeout=30)[1]
-
-
 @contextmanager
-def _ranks(count: int, store: Path, does: str) -> Iterator[list[_Rank]]:
+def _ranks(count: int, store: Path, does: str) -> Iterator[list[Script]]:
     """Ranks that have joined and are in a collective, or do what `does` says."""
-    ranks = [_Rank(rank, count, store, does) for rank in range(count)]
-    try:
-        for rank in ranks:
-            assert rank.process.stdout is not None
-            assert rank.process.stdout.readline() == "joined\n"
+    with ExitStack() as started:
+        ranks = []
+        for rank in range(count):
+            ranks.append(Script(SCRIPT, rank, count, store, does))
+            started.callback(ranks[-1].close)
+        for script in ranks:
+            assert script.stdout.readline() == "joined\n"
         yield ranks
-    finally:
-        for rank in ranks:
-            rank.process.kill()
-            rank.process.communicate()
+
+
+def _end(rank: Script, number: int) -> str:
+    """Send it a signal; what it said when it has ended."""
+    rank.send_signal(number)
+    return rank.errors()
 
 
 def _deaths(errors: str) -> list[str]:
     return re.findall(r".*died.*\n", errors)
 
 
-def _named(rank: int, ranks: list[_Rank]) -> list[str]:
-    text = f"rank {rank} (process {ranks[rank].process.pid}) died: see its last output\n"
+def _named(rank: int, ranks: list[Script]) -> list[str]:
+    text = f"rank {rank} (process {ranks[rank].pid}) died: see its last output\n"
     return [text]
 
 
 @pytest.mark.parametrize("does", ["reduces", "catches"])
 def test_an_exception_out_of_a_collective(tmp_path: Path, does: str) -> None:
     with _ranks(3, tmp_path / "store", does) as ranks:
-        ranks[1].end(signal.SIGKILL)
+        _end(ranks[1], signal.SIGKILL)
         for rank in (0, 2):
-            assert _deaths(ranks[rank].end()) == _named(1, ranks)
-            assert ranks[rank].process.returncode == 1
+            assert _deaths(ranks[rank].errors()) == _named(1, ranks)
+            assert ranks[rank].returncode == 1
 
 
 @pytest.mark.parametrize("does", ["receives", "computes"])
 def test_sigterm_of_a_launcher(tmp_path: Path, does: str) -> None:
     with _ranks(3, tmp_path / "store", does) as ranks:
-        ranks[1].end(signal.SIGKILL)
+        _end(ranks[1], signal.SIGKILL)
         for rank in (0, 2):
-            assert _deaths(ranks[rank].end(signal.SIGTERM)) == _named(1, ranks)
+            assert _deaths(_end(ranks[rank], signal.SIGTERM)) == _named(1, ranks)
             if does == "computes":
-                assert ranks[rank].process.returncode == -signal.SIGTERM
+                assert ranks[rank].returncode == -signal.SIGTERM
 
 
 def test_ranks_that_sigterm_ends_are_not_said_to_have_died(tmp_path: Path) -> None:
     with _ranks(3, tmp_path / "store", "computes") as ranks:
         for rank in ranks:
-            assert rank.end(signal.SIGTERM) == ""
-            assert rank.process.returncode == -signal.SIGTERM
+            assert _end(rank, signal.SIGTERM) == ""
+            assert rank.returncode == -signal.SIGTERM
 
 
 def test_last_words_are_not_written_into_files_that_reuse_a_lock_s_number(tmp_path: Path) -> None:
     with _ranks(2, tmp_path / "store", "leaves") as ranks:
         for rank in ranks:
-            assert rank.end() == ""
-            assert rank.process.returncode == -signal.SIGTERM
+            assert rank.errors() == ""
+            assert rank.returncode == -signal.SIGTERM
     assert [(tmp_path / f"store-{rank}-0").read_text() for rank in range(2)] == ["", ""]
 
 
 def test_who_was_ended_by_sigterm_is_told_by_who_was_not(tmp_path: Path) -> None:
     with _ranks(2, tmp_path / "store", "reduces") as ranks:
-        ranks[1].process.send_signal(signal.SIGTERM)
-        assert "rank 1 was ended by SIGTERM\n" in ranks[0].end()
+        ranks[1].send_signal(signal.SIGTERM)
+        assert "rank 1 was ended by SIGTERM\n" in ranks[0].errors()
 
 
 def test_a_reader_of_errors_that_has_stopped_does_not_keep_a_rank(tmp_path: Path) -> None:
     with _ranks(2, tmp_path / "store", "stalls") as ranks:
         time.sleep(0.5)  # till its pipe is full
-        ranks[1].end(signal.SIGKILL)
-        ranks[0].process.send_signal(signal.SIGTERM)
-        assert ranks[0].process.wait(10) == -signal.SIGTERM
+        _end(ranks[1], signal.SIGKILL)
+        ranks[0].send_signal(signal.SIGTERM)
+        assert ranks[0].wait(10) == -signal.SIGTERM
 
 
 def test_ranks_that_end_in_order_are_not_named(tmp_path: Path) -> None:
     with _ranks(3, tmp_path / "store", "ends") as ranks:
-        assert [(rank.end(), rank.process.returncode) for rank in ranks] == [("", 0)] * 3
+        assert [(rank.errors(), rank.returncode) for rank in ranks] == [("", 0)] * 3
 
 
 def test_a_handler_of_the_script_is_left_alone(tmp_path: Path) -> None:
     with _ranks(2, tmp_path / "store", "handles") as ranks:
-        ranks[1].end(signal.SIGKILL)
-        assert _deaths(ranks[0].end(signal.SIGTERM)) == _named(1, ranks)
-        assert ranks[0].process.returncode == 7
+        _end(ranks[1], signal.SIGKILL)
+        assert _deaths(_end(ranks[0], signal.SIGTERM)) == _named(1, ranks)
+        assert ranks[0].returncode == 7
 
 
 def test_a_forked_child_says_nothing(tmp_path: Path) -> None:
     with _ranks(2, tmp_path / "store", "forks") as ranks:
-        ranks[1].end(signal.SIGKILL)
-        assert ranks[0].process.communicate("\n", timeout=30)[1] == ""
-        assert ranks[0].process.returncode == 100 - signal.SIGTERM
+        _end(ranks[1], signal.SIGKILL)
+        assert ranks[0].errors("\n") == ""
+        assert ranks[0].returncode == 100 - signal.SIGTERM

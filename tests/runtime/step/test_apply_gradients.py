@@ -77,7 +77,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def added_of(accesses: Accesses, grad, offsets, weights, scale, shapes) -> list[torch.Tensor]:
-    """The same by adding each access to its row; of each bucket in a shape."""
+    """What add_gradients makes of each bucket, float32 of the bucket's shape, [rows, dim]."""
     *read, buckets = accesses.tensors()
     slots = int((accesses.addresses & SLOT_MASK).max(initial=0)) + 1
     row_of, _, (before, _) = native.ops().number_rows(*read, [slots] * buckets)

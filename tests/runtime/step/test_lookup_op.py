@@ -8,8 +8,7 @@ import torch
 
 from oper.base.errors import OperError
 from oper.runtime.engine import EmbeddingEngine
-from oper.runtime.memory.batch import PreparedBatch
-from oper.runtime.memory.sorted_accesses import NumberedRows, Runs
+from oper.runtime.memory.prepared_batch import NumberedRows, PreparedBatch, Runs
 from oper.runtime.step import sort
 from oper.runtime.table_io import RowRange
 from tests.support.runtime.engine_cases import Case, batch_of, start, tables_of
@@ -133,7 +132,7 @@ def test_gradients_of_weights_are_those_of_autograd():
 
 @pytest.mark.parametrize("operator", [True, False])
 def test_a_second_backward_is_refused(operator):
-    """As of torch's own functions: rows would be updated twice. A graph that is kept goes on."""
+    """Rows would be updated twice. A graph that is kept goes on, as with torch's own functions."""
     engine = engine_of()
     batch = prepared(engine, 0)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from oper.base import native
 from oper.plan.layout import LOCAL, SLOT_BITS
-from oper.runtime.memory.sorted_accesses import NumberedRows, Runs, rows_of_tensors
+from oper.runtime.memory.prepared_batch import NumberedRows, Runs, rows_of_tensors
 from oper.runtime.step.sort import Sorter
 from tests.support.runtime.accesses import Accesses, random_accesses, sorted_runs
 
@@ -24,7 +24,8 @@ def check(accesses: Accesses) -> None:
 
 
 def check_by_bag(accesses: Accesses, rng: np.random.Generator) -> None:
-    """The same runs, and in the place of positions the bags that those are in; some are empty."""
+    """Sorted by bag, the runs are those by position, with the bags that the positions are in; some
+    bags are empty."""
     number = len(accesses.addresses)
     inner = np.sort(rng.integers(0, number + 1, rng.integers(0, 2 * number + 2)))
     offsets = np.concatenate([[0], inner, [number]])
@@ -38,7 +39,8 @@ def check_by_bag(accesses: Accesses, rng: np.random.Generator) -> None:
 
 
 def check_numbers(accesses: Accesses, slots: int) -> None:
-    """The same rows in the same order, and the row of each access; none of frozen tables'."""
+    """Numbered, the rows are those of the sort in its order, with the row of each access; accesses
+    of frozen tables have none."""
     positions, start, slot, count = sorted_runs(accesses)
     row_of = np.full(len(accesses.addresses), -1)
     row_of[positions] = np.repeat(np.arange(len(slot)), np.diff(start))

@@ -7,12 +7,12 @@ import torch
 from oper.base.errors import OperError
 from oper.scheduler.cache_settings import CacheSettings
 from oper.scheduler.dispatch import Policy
+from oper.scheduler.loader.assigners import CachedRowsAssigner
 from oper.scheduler.loader.batch_structure import Structure
-from oper.scheduler.loader.cache_assigner import CachedRowsAssigner
 from oper.scheduler.loader.plan_rows import PlanRows
 from tests.support.runtime.runtime_plans import random_plan
+from tests.support.runtime.worlds import Worlds
 from tests.support.scheduler import dispatched_cases as cases
-from tests.support.torchrec.worlds import Worlds
 
 
 @pytest.mark.parametrize("policy", ["laia", "esd", "grouped"])

@@ -17,17 +17,16 @@ import torch
 import oper
 from oper.base.errors import OperError
 from oper.logs import LogOptions, RowReader, open_log, prepare
-from oper.scheduler.cache import Synchronisation
 from oper.scheduler.cache_settings import CacheSettings
-from oper.scheduler.dispatch import Dispatcher, Policy
+from oper.scheduler.dispatch import Dispatcher
 from oper.scheduler.loader.plan_rows import PlanRows
-from oper.scheduler.simulator import Settings, simulate
+from oper.scheduler.simulator import Methods, SimulationSettings, replay
 from oper.scheduler.trace import Trace
 from tests.support.runtime import mortal_ranks
 from tests.support.runtime.runtime_plans import random_plan
+from tests.support.runtime.worlds import Worlds
 from tests.support.scheduler import loader_cases as cases
 from tests.support.scheduler.loader_batches import STRUCTURES, TABLES, batch, samples_of
-from tests.support.torchrec.worlds import Worlds
 
 STEPS, M = 4, cases.SAMPLES
 POLICIES = ("random", "in-order", "laia", "laia:1", "esd:0", "esd:0.5", "esd", "grouped")
@@ -89,7 +88,7 @@ def test_the_assignment_is_the_simulators(worlds: Worlds, policy: str, tmp_path:
     pq.write_table(log, tmp_path / "log.parquet")
     opened = open_log(tmp_path / "log.parquet", LogOptions(columns=tuple(columns)))
     trace = Trace(RowReader(opened, prepare(opened, list(TABLES))), 2 * M)
-    settings = Settings(2, M, 0.5, warm_up=0)
+    settings = SimulationSettings(2, 2 * M, 0.5, warm_up=0)
     expected = []
 
     def assign(self: Dispatcher, *arguments: Any) -> Any:
@@ -98,7 +97,7 @@ def test_the_assignment_is_the_simulators(worlds: Worlds, policy: str, tmp_path:
 
     original = Dispatcher.assign
     with patch.object(Dispatcher, "assign", assign):
-        simulate(trace, settings, [Policy.parse(policy)], [Synchronisation("on-demand")], ["lru"])
+        replay(trace, settings, Methods.parse(policy, "on-demand", "lru"))
     results = worlds.run(
         2, cases.dispatched, STEPS, "tuple", policy=policy, bags=False, cache=CacheSettings("50%"),
         links=[1.25e10] * 2,
@@ -244,9 +243,9 @@ def test_only_the_tiers_tables_are_cached_where_there_is_one() -> None:
     loader = oper.DispatchingLoader(
         cases.own_batches(0, 1, 2), plan, policy="esd", cache=CacheSettings("100%")
     )
-    assert loader._dispatcher.assigner._rows.features == [("g", 1)]  # type: ignore[attr-defined]
+    assert loader._state.assigner._rows.features == [("g", 1)]  # type: ignore[attr-defined]
     assert len(list(loader)) == len(loader) == 2
-    local: Any = oper.DispatchingLoader([], plan, policy="locality")._dispatcher.assigner
+    local: Any = oper.DispatchingLoader([], plan, policy="locality")._state.assigner
     assert local._rows.features == [("f0", 0), ("f1", 0), ("g", 1)]
 
 

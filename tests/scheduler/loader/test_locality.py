@@ -8,7 +8,7 @@ from scipy.optimize import linear_sum_assignment
 
 import oper
 from oper.plan.address_map import LOCAL, unpack
-from oper.scheduler.loader.assigner import LocalityAssigner, most_local
+from oper.scheduler.loader.assigners import LocalityAssigner, most_local
 from oper.scheduler.loader.batch_structure import Structure
 from oper.scheduler.loader.plan_rows import PlanRows
 from tests.support.runtime.runtime_plans import random_plan

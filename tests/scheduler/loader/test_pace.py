@@ -3,7 +3,7 @@
 import pytest
 
 from oper.scheduler.dispatch import Policy
-from oper.scheduler.loader.pace import Pace
+from oper.scheduler.loader.assigners import Pace
 
 
 def test_slow_dispatch_lowers_alpha_and_time_raises_it_again() -> None:

@@ -7,8 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oper.scheduler.loader.batch_structure import Jagged, Part
-from oper.scheduler.loader.sample_parts import choose, from_bytes, join, to_bytes
+from oper.scheduler.loader.batch_structure import Jagged, Part, choose, from_bytes, join, to_bytes
 
 TYPES = (torch.int64, torch.int32, torch.float32, torch.bfloat16, torch.bool, torch.complex128)
 

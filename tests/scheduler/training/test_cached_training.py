@@ -8,30 +8,26 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from oper.plan.plan import Plan
 from oper.scheduler.cache_settings import CacheSettings
 from oper.tables.table import Table
 from tests.scheduler.state_model import StateModel
+from tests.support.examples import examples
 from tests.support.runtime.engine_cases import Case, Reference, batch_of, features_of, tables_of
-from tests.support.runtime.ranks import RankFailedError, Ranks
+from tests.support.runtime.ranks import RankFailedError
 from tests.support.runtime.runtime_plans import random_plan
+from tests.support.runtime.worlds import Worlds
 from tests.support.scheduler.cached_cases import Script, run_cached
 
 PLAIN = Script()
 TOLERANCE = {"fp32": 5e-5, "fp16": 2e-2, "bf16": 1e-1}
 
 
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(4) as started:
-        yield started
-
-
 def assert_equals_unsharded(
-    ranks: Ranks, case: Case, plan: Any, cache: CacheSettings, script: Script = PLAIN, nodes=None
+    ranks: Worlds, case: Case, plan: Any, cache: CacheSettings, script: Script = PLAIN, nodes=None
 ) -> dict[str, list[int]]:
     found = ranks.run(case.ranks, run_cached, case, plan, cache, script, nodes)
     reference = Reference(case)
@@ -103,7 +99,7 @@ scripts = st.builds(
 )
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     cases,
     st.sampled_from(["30%", "50%", "100%"]),
@@ -128,14 +124,15 @@ def test_any_cache_trains_as_the_unsharded_model(ranks, case, size, sync, evict,
     assert_equals_unsharded(ranks, case, plan, CacheSettings(size, sync, evict), script)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(
     cases.map(lambda case: replace(case, pooling="none", bags="mean one")),
     st.sampled_from(["on-demand", "bsp", "peer"]),
     st.sampled_from([(0,), (1,), (0, 2)]),
 )
 def test_sequences_of_which_some_tables_are_in_the_tier(ranks, case, sync, tier):
-    """As many ids as features times samples, of any lengths, and other tables in memory."""
+    """A batch has as many ids as features times samples, of any lengths, and other tables are in
+    memory."""
     case = replace(case, rows=(250, 90, 400))
     plan = random_plan(case.seed, tables_of(case), case.ranks, tier=tier)
     assert_equals_unsharded(ranks, case, plan, CacheSettings("60%", sync))
@@ -144,7 +141,7 @@ def test_sequences_of_which_some_tables_are_in_the_tier(ranks, case, sync, tier)
 HOT = Case(3, 2, rows=(250, 100, 400), steps=8)  # 40 % of its accesses read row 0
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(
     cases.map(lambda case: replace(case, optimizer="sgd", optimizers=(), plain=True)),
     st.sampled_from(["30%", "100%"]),

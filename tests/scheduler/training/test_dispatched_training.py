@@ -10,13 +10,11 @@ import pytest
 import torch
 
 from oper.logs import RowReader, open_log, prepare
-from oper.scheduler.cache import Synchronisation
 from oper.scheduler.cache_settings import CacheSettings
-from oper.scheduler.dispatch import Policy
-from oper.scheduler.simulator import Settings, simulate
+from oper.scheduler.simulator import Methods, SimulationSettings, replay
 from oper.scheduler.trace import Trace
+from tests.support.runtime.worlds import Worlds
 from tests.support.scheduler import dispatched_cases as cases
-from tests.support.torchrec.worlds import Worlds
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -29,15 +27,13 @@ def test_training_moves_what_the_simulator_counts(
     pq.write_table(pa.table({"a": rows[:, 0], "b": rows[:, 1]}), tmp_path / "log.parquet")
     log = open_log(tmp_path / "log.parquet")
     trace = Trace(RowReader(log, prepare(log, cases.TABLES)), ranks * cases.SAMPLES)
-    settings = Settings(ranks, cases.SAMPLES, 0.2, warm_up=0)
-    simulated = simulate(
-        trace, settings, [Policy.parse(policy)], [Synchronisation.parse(sync)], ["lru"]
-    )
-    (expected,) = simulated["policies"].values()
+    settings = SimulationSettings(ranks, ranks * cases.SAMPLES, 0.2, warm_up=0)
+    simulated = replay(trace, settings, Methods.parse(policy, sync, "lru"))
+    (expected,) = simulated.runs.values()
     found = worlds.run(ranks, cases.train, policy, CacheSettings("20%", sync))
     counted = found[0][0]
     for name in ("miss_pull", "update_push", "evict_push", "reads", "hits", "wrong_reads"):
-        assert sum(counted[name]) == expected[name], name
+        assert sum(counted[name]) == getattr(expected, name), name
     for _, tables in found:
         for mine, whole in zip(tables, _trained(rows, ranks), strict=True):
             torch.testing.assert_close(mine, whole, atol=1e-5, rtol=1e-5)

@@ -59,7 +59,7 @@ def test_a_cache_is_given_by_its_settings():
 def _shard_without_a_tier(rank: int, group: Any) -> None:
     from torchrec.distributed.types import ShardingEnv
 
-    from oper.tables.model_tables import tables_of
+    from oper.tables.table import tables_of
     from tests.support.runtime.runtime_plans import random_plan
     from tests.support.torchrec.models import Model
 

@@ -3,12 +3,13 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from oper.scheduler.cache_settings import CacheSettings
-from tests.support.runtime.ranks import Ranks
+from tests.support.examples import examples
 from tests.support.runtime.runtime_plans import random_plan
+from tests.support.runtime.worlds import Worlds
 from tests.support.scheduler.read_contents import Steps, lacking, train
 
 some_steps = st.sampled_from([(), (), (1,), (0, 3, 4)])
@@ -24,13 +25,7 @@ cases = st.builds(
 )
 
 
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(4) as started:
-        yield started
-
-
-def counted_and_real(ranks: Ranks, case: Steps, cache: CacheSettings):
+def counted_and_real(ranks: Worlds, case: Steps, cache: CacheSettings):
     plan = random_plan(case.seed, (case.table,), case.ranks, tier=(0,))
     results = ranks.run(case.ranks, train, case, plan, cache)
     counted = results[0][1]
@@ -44,7 +39,7 @@ def counted_and_real(ranks: Ranks, case: Steps, cache: CacheSettings):
     return (counted["wrong_reads"], counted["lag"]), lacking(case, reads)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     cases,
     st.sampled_from(["25%", "50%", "100%"]),
@@ -58,7 +53,7 @@ def test_wrong_reads_are_those_of_training(ranks, case, size, sync, evict):
     assert counted[1] == real[1] or case.late
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     cases,
     st.sampled_from(["25%", "100%"]),

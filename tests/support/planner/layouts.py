@@ -3,7 +3,7 @@
 import numpy as np
 
 from oper.base import native
-from oper.base.tensors import as_int64, as_tensor
+from oper.base.arrays import as_int64, as_tensor
 from oper.plan.layout import LOCAL, SLOT_BITS, Layout
 from oper.tables.table import Table
 

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from oper.plan.layout import LOCAL, SLOT_BITS, SLOT_MASK
-from oper.runtime.memory.replica_addresses import REPLICA
+from oper.runtime.memory.runtime_plan import REPLICA
 from oper.runtime.tables.kernel_structs import FEATURE, as_words
 
 

@@ -15,8 +15,7 @@ import torch
 
 from oper.plan.plan import Plan
 from oper.runtime.engine import EmbeddingEngine
-from oper.runtime.memory.batch import PreparedBatch
-from oper.runtime.memory.sorted_accesses import NumberedRows, Runs
+from oper.runtime.memory.prepared_batch import NumberedRows, PreparedBatch, Runs
 from oper.runtime.step import sort
 from oper.runtime.table_io import RowBlock, RowRange
 from oper.runtime.tables.optimizer_buckets import EmbeddingTable

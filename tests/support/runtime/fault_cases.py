@@ -16,7 +16,7 @@ from oper.base.errors import OperError
 from oper.base.free_memory import FreeMemory
 from oper.plan.plan import Plan
 from oper.runtime.engine import EmbeddingEngine
-from oper.runtime.fill_tables import fill_tables
+from oper.runtime.initial_values import fill_tables
 from oper.runtime.table_io import RowBlock
 from tests.support.runtime.engine_cases import Case, batch_of, gradient_of, module_tables, start
 from tests.support.runtime.mortal_ranks import lose_this_process
@@ -176,7 +176,7 @@ def use_in_child(rank: int, group, case: Case, plan: Plan) -> list[str]:
 
 def leftovers(rank: int, group, case: Case, plan: Plan) -> dict[str, Any]:
     """What is left of engines that were closed, and of some that were only dropped."""
-    shared = {path.name for path in Path("/dev/shm").iterdir()}
+    shared = shared_names()
     open_files, mapped, alive = [], [], []
     for number in range(4):
         engine = start(case, plan, group)
@@ -197,5 +197,12 @@ def leftovers(rank: int, group, case: Case, plan: Plan) -> dict[str, Any]:
         "mapped": mapped,
         "alive": alive,
         "closed": told,
-        "shared": {path.name for path in Path("/dev/shm").iterdir()} - shared,
+        "shared": shared_names() - shared,
     }
+
+
+def shared_names() -> set[str]:
+    """Names of shared memory, but for those that torch and multiprocessing take for a moment: tests
+    of other processes may use them meanwhile."""
+    names = {path.name for path in Path("/dev/shm").iterdir()}
+    return {name for name in names if not name.startswith(("torch_", "sem."))}

@@ -16,6 +16,9 @@ context.set_forkserver_preload(
         "torchrec.distributed.model_parallel",
         "torch.distributed.checkpoint",
         "oper.runtime.engine",
+        "oper.torchrec",  # with pyarrow and scipy, which profiles and plans are made with
         "tests.support.runtime.mortal_ranks",
+        "tests.support.scheduler.loader_cases",
+        "tests.support.torchrec.training_cases",
     ]
 )

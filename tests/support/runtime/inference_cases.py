@@ -20,10 +20,10 @@ from oper.plan.address_map import AddressMap, unpack
 from oper.plan.layout import LOCAL
 from oper.plan.plan import Plan
 from oper.runtime.engine import EmbeddingEngine
-from oper.runtime.memory.replica_addresses import replicated
+from oper.runtime.memory.runtime_plan import replicated
 from oper.runtime.table_io import RowBlock, RowRange
 from oper.runtime.tables.optimizer_buckets import TORCH_DTYPE
-from oper.tables.model_tables import tables_of
+from oper.tables.table import tables_of
 from tests.support.runtime.engine_cases import (
     Case,
     Reference,

@@ -1,4 +1,5 @@
 """Processes that act as ranks: started once, they run one function after another, in groups.
+After a function that failed they are started anew, as it may have left the ranks out of step.
 
 with Ranks(4) as ranks:
     results = ranks.run(2, function, *arguments)  # function(rank, group, *arguments) on 0 and 1
@@ -8,6 +9,7 @@ import datetime
 import tempfile
 import traceback
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +27,22 @@ class Ranks:
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self._folder = tempfile.TemporaryDirectory()
-        self._pipes, self._processes = [], []
-        for rank in range(most):
+        self._ended = ExitStack()
+        self._pipes: list[Any] = []
+
+    def _start(self) -> None:
+        folder = self._ended.enter_context(tempfile.TemporaryDirectory())
+        store = str(Path(folder) / "store")
+        for rank in range(self.most):
             here, there = context.Pipe()
-            store = str(Path(self._folder.name) / "store")
-            process = context.Process(target=_serve, args=(rank, most, store, there), daemon=True)
+            process = context.Process(
+                target=_serve, args=(rank, self.most, store, there), daemon=True
+            )
             process.start()
+            self._ended.callback(process.join)
+            self._ended.callback(process.kill)
             there.close()
             self._pipes.append(here)
-            self._processes.append(process)
 
     def run(
         self,
@@ -46,6 +54,8 @@ class Ranks:
     ) -> list[Any]:
         """The results of function(rank, group, *arguments, **options), by rank; None for ranks
         that are `lost` on the way."""
+        if not self._pipes:
+            self._start()
         for pipe in self._pipes[:ranks]:
             pipe.send((ranks, function, arguments, options))
         results: list[Any] = []
@@ -61,16 +71,16 @@ class Ranks:
             results.append(result)
             if failure:
                 failures.append(f"rank {rank}: {failure}")
+        if failures or lost:
+            self.close()
         if failures:
             raise RankFailedError("\n".join(failures))
         return results
 
     def close(self) -> None:
         """End the processes."""
-        for process in self._processes:
-            process.kill()
-            process.join()
-        self._folder.cleanup()
+        self._pipes.clear()
+        self._ended.close()
 
     def __enter__(self) -> "Ranks":
         return self

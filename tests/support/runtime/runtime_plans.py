@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from oper.base import native
-from oper.base.tensors import as_int64, as_tensor
+from oper.base.arrays import as_int64, as_tensor
 from oper.cost.objective import Balance, Cost
 from oper.cost.workload import Workload
 from oper.plan.layout import Layout

@@ -44,7 +44,7 @@ def write_log(folder: Path, drift: bool = False) -> Path:
     random = np.random.default_rng(5)
 
     def ids(rows: int, count: NDArray[Any]) -> NDArray[np.int64]:
-        """As many ids for each sample as `count` says."""
+        """Random ids, as many for each sample as `count` says."""
         sample = np.repeat(np.arange(SAMPLES), count)
         drawn = random.zipf(1.2, len(sample)) - 1
         moved = sample // 400 * 37 if drift else 0
@@ -114,7 +114,7 @@ def count(rank: int, group: Any, log: Path, folder: Path, whole: bool) -> dict[s
 
 
 def owners(plan: Plan) -> list[NDArray[np.int64]]:
-    """Of each table the rank that alone holds a row, -1 for rows with copies."""
+    """The rank that alone holds each row, for each table, -1 for rows with copies."""
     maps = [AddressMap.of(plan, rank) for rank in range(plan.ranks)]
     found = []
     for number, table in enumerate(plan.tables):

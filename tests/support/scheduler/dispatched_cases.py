@@ -36,7 +36,8 @@ def log_of(ranks: int) -> np.ndarray:
 
 
 def gradient_of(ids: torch.Tensor) -> torch.Tensor:
-    """That of a sample's output by its rows, so that it goes where the sample does: [n, 16]."""
+    """The gradient of a sample's output by its rows, so that it goes where the sample does: [n,
+    16]."""
     return torch.sin(ids[:, :1] + 3 * ids[:, 1:] + torch.arange(16.0)).float()
 
 
@@ -107,7 +108,7 @@ def replay(rank: int, group: Any, policy: str, cache: CacheSettings) -> list[lis
     for batch in loader:
         engine(batch).sum().backward()
     source: Any = engine.source
-    assigner: Any = loader._dispatcher.assigner
+    assigner: Any = loader._state.assigner
     found = []
     for caches in (assigner._caches, source._caches):
         addresses, copies = caches.cached()

@@ -16,7 +16,7 @@ from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 import oper
 from oper.base.errors import OperError
 from oper.scheduler.cache_settings import CacheSettings
-from oper.tables.model_tables import tables_of
+from oper.tables.table import tables_of
 from tests.support.runtime.mortal_ranks import lose_this_process
 from tests.support.runtime.runtime_plans import random_plan
 from tests.support.scheduler.loader_batches import TABLES, batch, samples_of
@@ -155,7 +155,7 @@ def one_seed_differs(rank: int, group: Any, policy: str) -> str:
     own = own_batches(rank, dist.get_world_size(group), 3)
     loader = make(rank, group, own, policy=policy)
     if rank == 1:
-        assigner: Any = loader._dispatcher.assigner
+        assigner: Any = loader._state.assigner
         getattr(assigner, "_dispatcher", assigner).__dict__["_seed" if policy == "random" else
                                                            "seed"] = 99  # fmt: skip
     try:
@@ -241,14 +241,14 @@ def paced(rank: int, group: Any, policy: str) -> list[list[float]]:
     heard: list[list[float]] = []
     own = own_batches(rank, dist.get_world_size(group), 30)
     loader = make(rank, group, own, policy=policy, deterministic=False)
-    original = loader._dispatcher.pace.hear
+    original = loader._state.pace.hear
 
     def hear(alpha: float, tables: int) -> Any:
         followed = original(alpha, tables)
         heard.append([followed.alpha, followed.tables or 0])
         return followed
 
-    loader._dispatcher.pace.hear = hear  # type: ignore[method-assign]
+    loader._state.pace.hear = hear  # type: ignore[method-assign]
     for _ in loader:  # nothing is trained: dispatch always takes longer
         pass
     return heard

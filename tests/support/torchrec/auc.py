@@ -19,7 +19,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
-from oper.logs import LogOptions, read
+from oper.logs import LogKeywords, read
 from oper.plan.plan import Plan
 
 BATCH = 512
@@ -59,7 +59,7 @@ class Dlrm(nn.Module):
 
 
 def make_dlrm(plan: Plan) -> Dlrm:
-    """The same weights in every process."""
+    """Make a model whose weights are equal in every process."""
     torch.manual_seed(0)
     model = Dlrm(plan)
     tables = model.embeddings.parameters()
@@ -72,8 +72,8 @@ def parts(
 ) -> Iterator[tuple[KeyedJaggedTensor, torch.Tensor]]:
     """Ids and labels of a rank's part of each whole batch of the log."""
     share = BATCH // ranks
-    options = LogOptions(missing="-1", label="label", rows=rows)
-    for batch in read(log, Plan.load(folder).tables, options, folder=folder, batch_size=BATCH):
+    options: LogKeywords = {"missing": "-1", "label": "label", "rows": rows}
+    for batch in read(log, Plan.load(folder).tables, folder=folder, batch_size=BATCH, **options):
         if batch.samples == BATCH:
             part = batch.slice(rank * share, (rank + 1) * share)
             assert part.label is not None

@@ -27,7 +27,7 @@ from torchrec.modules.embedding_configs import DataType
 import oper
 from oper.base.errors import OperError
 from oper.scheduler.cache_settings import CacheSettings
-from oper.tables.model_tables import tables_of
+from oper.tables.table import tables_of
 from tests.support.runtime.runtime_plans import random_plan
 from tests.support.torchrec.models import (
     Kind,

@@ -9,7 +9,7 @@ from torchrec.distributed.types import ShardingEnv
 
 from oper.plan.plan import Plan
 from oper.profiling.profile import Profile
-from oper.tables.model_tables import tables_of
+from oper.tables.table import tables_of
 from tests.support.runtime.runtime_plans import random_plan
 
 

@@ -20,7 +20,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 import oper
 from oper.runtime.engine import EmbeddingEngine
 from oper.scheduler.cache_settings import CacheSettings
-from oper.tables.model_tables import tables_of
+from oper.tables.table import tables_of
 from tests.support.runtime.runtime_plans import random_plan
 from tests.support.torchrec.models import (
     MOMENTUM,

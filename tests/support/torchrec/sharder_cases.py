@@ -18,7 +18,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import oper
 from oper.base.errors import OperError
-from oper.tables.model_tables import tables_of
+from oper.tables.table import tables_of
 from tests.support.runtime.runtime_plans import random_plan
 from tests.support.torchrec.models import (
     BAGS,

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 
 import oper
-from oper.tables.model_tables import tables_of
+from oper.tables.table import tables_of
 from tests.support.runtime.runtime_plans import random_plan
 
 ROWS, SAMPLES = 2000, 64

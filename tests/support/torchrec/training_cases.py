@@ -26,7 +26,7 @@ from oper.profiling.profile import Profile
 from oper.runtime.engine import EmbeddingEngine
 from oper.runtime.memory.gradient_mailbox import Mailboxes
 from oper.runtime.step.apply_gradients import Gradients
-from oper.tables.model_tables import tables_of
+from oper.tables.table import tables_of
 from oper.torchrec.sharded_collections import OperShardedEmbeddingBagCollection
 from tests.support.runtime.runtime_plans import random_plan
 from tests.support.torchrec.models import (

@@ -17,8 +17,7 @@ from oper.base.errors import OperError
 from oper.cost.workload import Workload
 from oper.plan.settings import PlanSettings
 from oper.profiling.profile import Profile
-from oper.tables.model_tables import tables_of
-from oper.tables.table import Table
+from oper.tables.table import Table, tables_of
 from oper.torchrec.model_warnings import ModelWarnings
 from oper.torchrec.module_tables import match_tables
 from oper.torchrec.planning.planner_inputs import from_torchrec, profile_of

@@ -2,9 +2,9 @@
 // merge_messages, digest_rows: the replicas' gradients, made equal in shape on all ranks and summed
 // (OPER, §5.3), and the check that their copies are equal.
 
-#include "oper/allreduce/padded_gradients.h"
+#include "oper/allreduce/gradient_buffers.h"
 #include "oper/allreduce/row_digests.h"
-#include "oper/allreduce/union_of_touched.h"
+#include "oper/allreduce/touched_bitmap.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
@@ -26,7 +26,8 @@ namespace {
 // What a thread gets at least: less would not pay for waking it.
 constexpr int64_t kFloatsPerTask = 1 << 15;
 constexpr int64_t kWordsPerTask = 1 << 12;
-// Of a bucket: their bitmap takes 2 GiB, and they themselves far more than any machine has.
+// Replicas of a bucket: a bitmap of more takes over 2 GiB, and their rows more than any machine
+// has.
 constexpr int64_t kMostReplicas = int64_t{1} << 34;
 
 // The words of a bitmap.

@@ -60,7 +60,7 @@ const T* elements(const at::Tensor& tensor, const char* name) {
   return tensor.const_data_ptr<T>();
 }
 
-// The same, of `size` elements.
+// The elements of a contiguous tensor of T that must have `size` of them, to be read.
 template <typename T>
 const T* elements(const at::Tensor& tensor, int64_t size, const char* name) {
   const T* const values = elements<T>(tensor, name);
@@ -69,7 +69,7 @@ const T* elements(const at::Tensor& tensor, int64_t size, const char* name) {
   return values;
 }
 
-// The same, of `least` elements or more.
+// The elements of a contiguous tensor of T that must have `least` of them or more, to be read.
 template <typename T>
 const T* elements_at_least(const at::Tensor& tensor, int64_t least, const char* name) {
   const T* const values = elements<T>(tensor, name);
@@ -78,7 +78,7 @@ const T* elements_at_least(const at::Tensor& tensor, int64_t least, const char* 
   return values;
 }
 
-// The same, to be written to.
+// The elements of a contiguous tensor of T that must have `least` of them or more, to be written.
 template <typename T>
 T* writable_elements(const at::Tensor& tensor, int64_t least, const char* name) {
   elements_at_least<T>(tensor, least, name);
@@ -95,7 +95,7 @@ const Struct* structs(const at::Tensor& tensor, const char* name) {
   return reinterpret_cast<const Struct*>(elements<int64_t>(tensor, name));
 }
 
-// That a number of things is from `least` to `most`.
+// Checks that a number of things is from `least` to `most`.
 inline void check_size(int64_t size, int64_t least, int64_t most, const char* name) {
   TORCH_CHECK_VALUE(size >= least && size <= most, name, ": ", size, ", and ", least, " to ", most,
                     " were needed");
@@ -120,12 +120,13 @@ inline void check_same_type(const at::Tensor& tensor, const char* name, const at
                    ", was needed");
 }
 
-// That `index` is one of `size` things, called `what`.
+// Checks that `index` is one of `size` things, called `what`.
 inline void check_index(int64_t index, int64_t size, const char* name, const char* what) {
   TORCH_CHECK_INDEX(index >= 0 && index < size, name, ": ", index, " is none of ", size, " ", what);
 }
 
-// That offsets [count + 1] begin at 0 and ascend, as the starts of `count` things called `what`.
+// Checks that offsets [count + 1] begin at 0 and ascend, as the starts of `count` things called
+// `what`.
 inline void check_offsets_from_zero(const int64_t* offsets, int64_t count, const char* name,
                                     const char* what) {
   TORCH_CHECK_VALUE(count >= 0, name, ": at least one element was needed");
@@ -135,7 +136,7 @@ inline void check_offsets_from_zero(const int64_t* offsets, int64_t count, const
                       " ", n);
 }
 
-// That offsets ascend within [0, last]: what they index is read without further checks.
+// Checks that offsets ascend within [0, last]: what they index is read without further checks.
 template <typename T>
 void check_offsets_within(const T* offsets, int64_t count, int64_t last, const char* name,
                           const char* what) {

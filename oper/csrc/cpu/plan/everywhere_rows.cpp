@@ -52,7 +52,7 @@ std::tuple<at::Tensor, at::Tensor> largest(const at::Tensor& codes, const at::Te
   const int64_t groups = wanted.numel();
   const RowCodes row_codes = codes_of_groups(codes, groups);
   const bool* flags = elements<bool>(wanted, "wanted");
-  // As many as codes can name, so that none leads beyond them.
+  // There are as many as codes can name, so that none leads beyond them.
   std::vector<uint8_t> asked(size_t{1} << row_codes.group_bits, 0);
   std::copy(flags, flags + groups, asked.begin());
   at::Tensor group = at::empty({listed.tables}, at::kLong);

@@ -60,7 +60,7 @@ std::vector<int64_t> number_lines(Line* lines, const std::vector<int64_t>& line_
   return listed_offset;
 }
 
-// That headers count the bits, as they tell where the counters of listed rows go.
+// Checks that headers count the bits, as they tell where the counters of listed rows go.
 void check_headers(const Line* lines, int64_t count, const char* name) {
   int64_t before = 0;
   for (int64_t line = 0; line < count; ++line) {
@@ -126,7 +126,7 @@ at::Tensor number_bitmap(const at::Tensor& bitmap, const at::Tensor& line_offset
   return to_tensor(number_lines(lines_in(bitmap, first[tables]), {first, first + tables + 1}));
 }
 
-// That patterns have steps, all of them ranks.
+// Checks that patterns have steps, all of them ranks.
 void check_patterns(const int64_t* begin, int64_t patterns, const int32_t* order, int64_t ranks) {
   for (int64_t p = 0; p < patterns; ++p)
     TORCH_CHECK_VALUE(begin[p] < begin[p + 1], "order_offset: pattern ", p, " has no steps");

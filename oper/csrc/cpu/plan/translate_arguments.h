@@ -40,8 +40,8 @@ inline const Line* lines_of_bitmap(const at::Tensor& bitmap) {
   return static_cast<const Line*>(bitmap.const_data_ptr());
 }
 
-// That the parts of the map of the segments' tables are within the arrays that they point into.
-// What these hold is vouched for (cpu/common/arguments.h).
+// Checks that the parts of the map of the segments' tables are within the arrays that they point
+// into. What these hold is vouched for (cpu/common/arguments.h).
 inline void check_tables(const Segments& segments, const TableMap* tables, const at::Tensor& bitmap,
                          const std::optional<at::Tensor>& stripe_bitmap,
                          const std::optional<at::Tensor>& everywhere_bitmap, int64_t steps,

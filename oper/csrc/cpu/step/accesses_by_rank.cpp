@@ -7,7 +7,7 @@
 
 #include <algorithm>
 
-#include "cpu/step/feature_accesses.h"
+#include "cpu/step/batch_arguments.h"
 #include "oper/common/simd.h"
 #include "oper/plan/address.h"
 

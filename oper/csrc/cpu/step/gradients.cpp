@@ -2,7 +2,7 @@
 // are sent to the rows' owners (§5); of accesses that were sorted, and of accesses whose rows are
 // known.
 
-#include "oper/step/gradients.h"
+#include "oper/step/sum_gradients.h"
 
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
@@ -11,8 +11,7 @@
 #include <optional>
 
 #include "cpu/common/parallel.h"
-#include "cpu/step/batch.h"
-#include "cpu/step/feature_accesses.h"
+#include "cpu/step/batch_arguments.h"
 #include "oper/step/add_gradients.h"
 
 namespace oper {
@@ -60,14 +59,14 @@ struct Tasks {
   }
 };
 
-// That the gradients of a feature's bags are in the gradient.
+// Checks that the gradients of a feature's bags are in the gradient.
 void check_gradients(const Feature& feature, int64_t f, int64_t bags, int64_t grad_elements) {
   TORCH_CHECK_VALUE(bags > 0 && feature.out_stride >= 0 && is_within(feature, bags, grad_elements),
                     "grad: ", grad_elements, " elements, and the ", bags, " bags of feature ", f,
                     " go beyond them");
 }
 
-// That the bags of a feature hold its accesses.
+// Checks that the bags of a feature hold its accesses.
 template <typename Offset>
 void check_bags(const Feature& feature, int64_t f, const Offset* at, int64_t bags, int64_t first,
                 int64_t last) {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "cpu/common/output_buffers.h"
-#include "cpu/step/batch.h"
+#include "cpu/step/batch_arguments.h"
 #include "oper/step/pool_bags.h"
 
 namespace oper {
@@ -131,7 +131,7 @@ void copy_rows(const at::Tensor& slots, int64_t base_pointer, int64_t row_bytes,
   uint8_t* const to = out.data_ptr<uint8_t>();
   at::parallel_for(0, count, kRowsPerTask, [&](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n) {
-      const uint8_t* const ahead = arena + slot[std::min(n + kBlock, end - 1)] * row_bytes;
+      const uint8_t* const ahead = arena + slot[std::min(n + kRowsPerBlock, end - 1)] * row_bytes;
       for (int64_t byte = 0; byte < row_bytes; byte += 64) __builtin_prefetch(ahead + byte);
       std::memcpy(to + n * row_bytes, arena + slot[n] * row_bytes, row_bytes);
     }

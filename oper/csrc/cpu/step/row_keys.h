@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "cpu/common/arguments.h"
-#include "cpu/step/feature_accesses.h"
+#include "cpu/step/batch_arguments.h"
 #include "oper/common/bits.h"
 #include "oper/step/sort.h"
 
@@ -28,7 +28,7 @@ struct RowKeys {
   int64_t rank, ranks, buckets;
   int number_bits = 0;                 // of what accesses are called: positions, or bags
   std::vector<uint64_t> first_key{0};  // of each bucket and owner code, and the end
-  std::vector<uint64_t> base;          // the same of each bucket and field code
+  std::vector<uint64_t> base;          // the first key of each bucket and field code
 
   int64_t owner_codes() const { return ranks + 1; }
   int64_t field_codes() const { return ranks + 2; }
@@ -81,11 +81,13 @@ struct RowKeys {
   }
 };
 
-// Of the arguments of an operator, checked; without a key space, which buckets are to be added to.
+// The accesses that an operator's arguments describe, checked. The key space is empty: buckets are
+// to be added to it.
 RowKeys segments_of_rows(const at::Tensor& addresses, const at::Tensor& segment_offset,
                          const at::Tensor& features, int64_t rank, int64_t ranks, int64_t buckets);
 
-// The same, and the key space as far as the largest slot that is read.
+// The accesses that an operator's arguments describe, checked, and the key space as far as the
+// largest slot that is read.
 RowKeys row_keys(const at::Tensor& addresses, const at::Tensor& segment_offset,
                  const at::Tensor& features, int64_t rank, int64_t ranks, int64_t buckets);
 

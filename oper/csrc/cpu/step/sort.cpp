@@ -15,9 +15,8 @@
 
 #include "cpu/common/arguments.h"
 #include "cpu/common/output_buffers.h"
-#include "cpu/step/batch.h"
+#include "cpu/step/batch_arguments.h"
 #include "cpu/step/row_keys.h"
-#include "oper/step/count_sort.h"
 
 namespace oper {
 namespace {
@@ -108,7 +107,7 @@ Runs sort(const RowKeys& keys, const Numbers& numbers) {
   return {positions, run_start, run_slot, run_count};
 }
 
-// A counter for each key, of each chunk.
+// The runs, found with a counter for each key in each chunk.
 template <typename Numbers>
 Runs count(const RowKeys& keys, const Numbers& numbers) {
   const int64_t chunks = keys.chunks(), size = static_cast<int64_t>(keys.keys());
@@ -147,14 +146,14 @@ Runs count(const RowKeys& keys, const Numbers& numbers) {
   return {positions, run_start, run_slot, run_count};
 }
 
-// What accesses are called in the result: by their positions.
+// Accesses are called by their positions in the result.
 struct Positions {
   auto from(int64_t) const {
     return [](int64_t position) { return position; };
   }
 };
 
-// Or by the bag that each is in.
+// Accesses are called by the bag that each is in.
 template <typename Offset>
 struct Bags {
   const Offset* begins;

@@ -14,8 +14,8 @@
 
 #include "cpu/common/arguments.h"
 #include "cpu/common/parallel.h"
-#include "oper/common/id_bijection.h"
 #include "oper/common/random.h"
+#include "oper/synth/id_bijection.h"
 #include "oper/synth/popularity.h"
 
 namespace oper {

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base import native
-from oper.base.arrays import Ints
-from oper.base.tensors import as_int64, as_tensor
+from oper.base.arrays import Ints, as_int64, as_tensor
 from oper.plan.bitmap import ROWS_PER_LINE
 from oper.plan.layout import Layout
 from oper.plan.row_codes import marked_groups, pack_positions, with_marks

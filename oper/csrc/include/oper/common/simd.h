@@ -12,7 +12,7 @@
 #endif
 #define OPER_INLINE inline __attribute__((always_inline))
 
-// Of functions that kernels of a device share with those of the processor.
+// Marks functions that kernels of a device share with those of the processor.
 #if defined(__CUDACC__)
 #define OPER_HD __host__ __device__
 #else

@@ -32,7 +32,7 @@ class Fields {
   }
 
  private:
-  // As NumPy names it.
+  // The name that NumPy has for a type.
   template <typename T>
   static std::string type_name() {
     static_assert(std::is_arithmetic_v<T>);

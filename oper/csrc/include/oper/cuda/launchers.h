@@ -72,7 +72,8 @@ struct CountArguments {
 // Those that take a `stream`, a CUstream, start their work on it. All return a cudaError_t; the
 // driver's errors have the same numbers.
 
-// Of `features` features, at most kMostFeatures; `most_bags` is the largest number of bags of one.
+// Looks up `features` features, at most kMostFeatures; `most_bags` is the largest number of bags of
+// one.
 using LookupLauncher = int(const LookupArguments*, int64_t row_type, int64_t features,
                            int64_t most_bags, void* stream);
 
@@ -80,7 +81,8 @@ using LookupLauncher = int(const LookupArguments*, int64_t row_type, int64_t fea
 using TranslateLauncher = int(const void* arguments, int64_t id_bytes, int64_t code_bytes,
                               void* stream);
 
-// Of `features` features, at most kMostFeatures; the longest has `most_accesses`.
+// Counts the accesses of `features` features, at most kMostFeatures; the longest has
+// `most_accesses`.
 using CountLauncher = int(const CountArguments*, int64_t features, int64_t most_accesses,
                           void* stream);
 
@@ -88,7 +90,7 @@ using CountLauncher = int(const CountArguments*, int64_t features, int64_t most_
 // *pointer, and a descriptor of it, which the caller closes.
 using CreateSegment = int(int device, uint64_t bytes, uint64_t* size, uint64_t* pointer,
                           int* descriptor);
-// The same memory in another process, of its *size, for a device there. The descriptor stays open.
+// Maps that memory in another process, of its *size, for a device there. The descriptor stays open.
 using AttachSegment = int(int device, int descriptor, uint64_t size, uint64_t* pointer);
 // Unmaps what either of the two mapped, once all work on the device that may use it has ended.
 using ReleaseSegment = int(int device, uint64_t pointer, uint64_t size);

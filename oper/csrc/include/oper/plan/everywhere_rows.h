@@ -10,7 +10,7 @@
 
 namespace oper {
 
-// Of a table, the group whose rows are found by marks, and how many they are.
+// The group of a table whose rows are found by marks, and how many they are.
 struct InOrder {
   int64_t group = -1;  // -1: none
   int64_t rows = 0;

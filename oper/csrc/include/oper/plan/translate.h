@@ -226,7 +226,7 @@ __attribute__((target("popcnt"))) int64_t translate_popcnt(const MapView<Code>& 
 }
 #endif
 
-// The same from a plain array of one address a row.
+// Addresses of ids from a plain array of one address a row.
 template <typename Id>
 int64_t translate_flat(const int64_t* addresses, int64_t rows, const Id* ids, int64_t size,
                        int64_t* out) {

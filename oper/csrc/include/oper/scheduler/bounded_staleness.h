@@ -4,9 +4,9 @@
 // A read of a copy is valid while its clock is at most s past the fetched one and the tier's at
 // most s past its own; else the copy's pending updates are pushed and the row is fetched again.
 //
-// As printed, the tier's clock becomes the larger of its own and the pushed one, and a copy is
-// tested when it is read: neither bounds the updates that a read lacks. Exact, the tier counts the
-// updates that were pushed, and a copy that is more than s past its last push pushes before the
+// As HET prints it, the tier's clock becomes the larger of its own and the pushed one, and a copy
+// is tested when it is read: neither bounds the updates that a read lacks. Exact, the tier counts
+// the updates that were pushed, and a copy that is more than s past its last push pushes before the
 // next reads: then a read lacks at most (M + 1) s updates, and with s = 0 none.
 //
 // Pushed is a sum of gradients, which only plain SGD applies as if each had come in its turn.
@@ -22,7 +22,6 @@
 
 #include "oper/scheduler/caches.h"
 #include "oper/scheduler/grouping.h"
-#include "oper/scheduler/moves.h"
 #include "oper/scheduler/transmissions.h"
 
 namespace oper {
@@ -94,7 +93,7 @@ class BoundedStaleness {
     });
   }
 
-  // Of each sample, how many of its rows could be read in each worker's cache, [samples, M].
+  // How many rows of each sample could be read in each worker's cache, [samples, M].
   void latest_rows(const int32_t* rows, const int64_t* offsets, int64_t samples,
                    double* scores) const {
     const int workers = caches_.workers();
@@ -105,7 +104,8 @@ class BoundedStaleness {
                  [&](int w) { scores[s * workers + w] += valid(rows[n], w); });
   }
 
-  // As for bulk-synchronous caches, of what the clocks say: fetches, and the updates that a copy
+  // What the transmissions of each sample would cost on each worker, [samples, M], at
+  // `seconds_per_byte` [M], by what the clocks say: fetches, and the updates that a copy
   // which is read again must push before.
   void expected_costs(const int32_t* rows, const int64_t* offsets, int64_t samples,
                       const double* seconds_per_byte, double* costs) const {

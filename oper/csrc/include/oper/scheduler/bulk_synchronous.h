@@ -23,7 +23,6 @@
 
 #include "oper/scheduler/caches.h"
 #include "oper/scheduler/grouping.h"
-#include "oper/scheduler/moves.h"
 #include "oper/scheduler/transmissions.h"
 
 namespace oper {
@@ -101,7 +100,7 @@ class BulkSynchronous {
     caches_.for_each_cached([&](RowNumber row) { push_all(row, moved); });
   }
 
-  // Of each sample, how many of its rows are the latest in each worker's cache, [samples, M].
+  // How many rows of each sample are the latest in each worker's cache, [samples, M].
   void latest_rows(const int32_t* rows, const int64_t* offsets, int64_t samples,
                    double* scores) const {
     const int workers = caches_.workers();
@@ -113,7 +112,7 @@ class BulkSynchronous {
     }
   }
 
-  // Of each sample, what its transmissions would cost on each worker, [samples, M], at
+  // What the transmissions of each sample would cost on each worker, [samples, M], at
   // `seconds_per_byte` [M] (ESD): pulls of rows that are not the latest there, and the push of a
   // row that the tier lacks by the worker that has it. Partial rows are pushed whoever trains them.
   void expected_costs(const int32_t* rows, const int64_t* offsets, int64_t samples,

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "oper/common/simd.h"
-#include "oper/step/gradients.h"
+#include "oper/step/sum_gradients.h"
 
 namespace oper {
 

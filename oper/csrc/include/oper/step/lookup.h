@@ -4,7 +4,7 @@
 //     out[bag] = sum over the bag's accesses n, in order, of weight[n] · row[address[n]]
 //     divided by the bag's length for means; zero where the bag is empty
 //
-// Functions work on one slice: the bags of one feature in one tile (prefetch_rows.h). Here are
+// Functions work on one slice: the bags of one feature in one tile (row_stream.h). Here are
 // copies of rows and gradients of weights; sums are in pool_bags.h.
 #pragma once
 
@@ -13,7 +13,7 @@
 #include <type_traits>
 
 #include "oper/step/lookup_output.h"
-#include "oper/step/prefetch_rows.h"
+#include "oper/step/row_stream.h"
 
 namespace oper {
 
@@ -70,7 +70,7 @@ OPER_INLINE void with_constant(int64_t n, const F& f) {
   }
 }
 
-// As copy_slice, streamed.
+// Copies the rows of a slice as copy_slice does, past the caches.
 inline void stream_slice(const Slice& slice, RowStream& stream, const Output& out) {
   const int64_t stride = slice.feature.out_stride * out.value_bytes();
   with_constant(slice.feature.dim * out.value_bytes() / 64, [&](auto lines) {

@@ -46,7 +46,7 @@ struct StepSettings {
   }
 };
 
-// The same as the kernels take them.
+// The settings of a step as the kernels take them.
 struct Settings {
   float lr, eps, l2, shrink;
   float beta1, rest1;  // beta1 and 1 - beta1

@@ -14,7 +14,7 @@
 #endif
 
 #include "oper/step/lookup_output.h"
-#include "oper/step/prefetch_rows.h"
+#include "oper/step/row_stream.h"
 
 namespace oper {
 
@@ -41,7 +41,7 @@ OPER_INLINE void store_sum(const float* sum, int64_t dim, const Output& out, boo
     std::memcpy(to, values, bytes);
 }
 
-// Sums are no memory of rows, so that loops over both need no check of it (ivdep).
+// A sum never lies in the memory of a row, so that the compiler need not check it (ivdep).
 //
 // sum = or += weight · row.
 template <typename Row>
@@ -218,8 +218,8 @@ OPER_AVX2_INLINE void add_part(const Part& part, const Sum& sum, int64_t dim, in
   }
 }
 
-// As pool_slice, of rows of 8·kVectors values in whole lines of the cache, or if that is 0 of any
-// multiple of 8.
+// Pools a slice as pool_slice does: rows of 8·kVectors values in whole lines of the cache, or if
+// kVectors is 0 of any multiple of 8 values.
 template <typename Row, int kVectors>
 OPER_AVX2 void pool_vectors(const Batch& batch, const Slice& slice, RowStream& stream,
                             const Output& out, float* scratch) {

@@ -1,0 +1,14 @@
+"""Defaults that a command and a function of Python share; each is declared here alone."""
+
+DIM = 64  # values of a row
+DTYPE = "fp32"
+OPTIMIZER = "rowwise_adagrad"
+RANKS = 8  # that share a batch whose distinct rows are measured, or the lookups of a sample
+EVERY = "1d"  # of a window by a column of times
+# Above any use that we know (a day a window is three years); while the log is counted each window
+# has counters of all rows, so a wrong unit of time would fill the disk.
+MAX_WINDOWS = 1000
+WORSE = 0.05  # share by which a plan may be worse than one from scratch before it is to be replaced
+HORIZON = 10_000  # iterations within which a move must save what its bytes cost
+LIMIT_SECONDS = 60.0  # of a compared method that may take long
+DEADLINE = "1h"  # of a rank that waits for the others' counts

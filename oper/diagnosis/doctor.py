@@ -1,0 +1,103 @@
+"""`oper.doctor`: all findings about a plan, a model and this machine."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from oper.base.errors import OperError, check_type
+from oper.base.free_memory import free_memory
+from oper.diagnosis.finding import Diagnosis, Finding
+from oper.diagnosis.machine_findings import (
+    gpu_findings,
+    rank_findings,
+    ranks_here,
+    version_findings,
+)
+from oper.diagnosis.memory_findings import (
+    dense_bytes,
+    device_findings,
+    host_findings,
+    row_bytes,
+    tier_findings,
+)
+from oper.diagnosis.model_file import make_model
+from oper.diagnosis.table_findings import table_findings
+from oper.plan.plan import Plan
+from oper.topology.topology import Topology
+
+
+def doctor(
+    plan: Plan | Path | str,
+    model: nn.Module | str,
+    topology: Topology | Path | str | None = None,
+) -> Diagnosis:
+    """Say before a job what would not fit: tables, memory of each rank, ranks, versions.
+
+    Args:
+        plan: a plan, or its folder.
+        model: the unsharded model, or `FILE.py:FUNCTION` with a function that returns it, of no
+            arguments or of the plan. Its tables may be on the meta device.
+        topology: what the devices hold, as a `Topology`, the name of a preset or a file. None: the
+            plan's topology, if it is a preset, or the devices of this machine.
+
+    Raises:
+        OperError: the plan, the model or the topology cannot be had.
+    """
+    check_type("doctor", "plan", plan, Plan, Path, str)
+    check_type("doctor", "model", model, nn.Module, str)
+    plan = plan if isinstance(plan, Plan) else Plan.load(plan)
+    model = make_model(model, plan) if isinstance(model, str) else model
+    named = _topology(plan, topology)
+    findings, matched = table_findings(plan, model)
+    if any(finding.level == "problem" for finding in findings):
+        text = "what the ranks need is counted when the tables fit"
+        findings.append(Finding("note", "device memory", text))
+    elif matched:
+        rows, tier = row_bytes(plan, matched)
+        dense = dense_bytes(model, matched, plan.workload.training)
+        findings += device_findings(plan, rows, dense, _devices(plan, named))
+        if "shared" in plan.topology.memory:
+            mine = np.asarray(rows + tier)
+            findings += host_findings(plan, mine, dense, ranks_here(plan), free_memory())
+        else:
+            findings += tier_findings(tier, _hosts(named))
+    findings += [*rank_findings(plan), *gpu_findings(plan), *version_findings()]
+    return Diagnosis(tuple(findings))
+
+
+def _topology(plan: Plan, given: Topology | Path | str | None) -> Topology | None:
+    """The topology that says what devices and hosts hold, which a plan does not: the given one, or
+    the preset of the plan's name. None where there is none for so many ranks."""
+    if given is not None:
+        topology = given if isinstance(given, Topology) else Topology.load(given)
+        name = topology.name if isinstance(given, Topology) else given
+        if topology.ranks != plan.ranks:
+            raise OperError(
+                f"--topology {name}: has {topology.ranks} ranks, and the plan {plan.ranks}"
+            )
+        return topology
+    try:
+        topology = Topology.load(plan.topology.name)
+    except OperError:
+        return None
+    return topology if topology.ranks == plan.ranks else None
+
+
+def _devices(plan: Plan, named: Topology | None) -> tuple[str, Sequence[int]] | None:
+    """Where the sizes of the devices' memory are from, and the bytes of each rank's, [M]."""
+    if named is not None and named.memory_for_plans is not None:
+        return named.name, named.memory_for_plans
+    if torch.cuda.device_count() and "shared" not in plan.topology.memory:
+        properties = torch.cuda.get_device_properties(0)
+        return f"{properties.name}, found here", (properties.total_memory,) * plan.ranks
+    return None
+
+
+def _hosts(named: Topology | None) -> tuple[str, Sequence[int]] | None:
+    """Where the sizes of the hosts' memory are from, and the bytes of each rank's share, [M]."""
+    if named is None or named.host_memory_bytes is None:
+        return None
+    return named.name, named.host_memory_bytes

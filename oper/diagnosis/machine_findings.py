@@ -1,0 +1,95 @@
+"""What is here: ranks that torchrun started, devices, versions of packages, oper's own kernels."""
+
+import os
+from collections.abc import Mapping
+from importlib import metadata
+
+import torch
+
+from oper.base import native
+from oper.base.errors import OperError
+from oper.diagnosis.finding import Finding
+from oper.plan.plan import Plan
+
+# What oper is tested with, by the first parts of the version, as in pyproject.toml.
+TESTED = {
+    "torch": ("2.11", "2.12", "2.13"),
+    "torchrec": ("1.8",),
+    "fbgemm-gpu-cpu": ("1.8",),
+    "fbgemm-gpu": ("1.8",),
+}
+
+
+def rank_findings(plan: Plan, environment: Mapping[str, str] = os.environ) -> list[Finding]:
+    """The plan's ranks against those that torchrun started, where it did."""
+    a_node = _most_a_node(plan)
+    if "WORLD_SIZE" not in environment:
+        start = f"torchrun --nproc-per-node {a_node}"
+        if plan.topology.nodes > 1:
+            start += f" --nnodes {plan.topology.nodes}"
+        return [Finding("ok", "ranks", f"the plan is for {plan.ranks}; start them by {start}")]
+    found, here = environment["WORLD_SIZE"], environment.get("LOCAL_WORLD_SIZE")
+    if found != str(plan.ranks):
+        text = f"the plan is for {plan.ranks} ranks, and WORLD_SIZE is {found}"
+        do = f"start {plan.ranks} ranks, or plan with a topology of {found}"
+        return [Finding("problem", "ranks", text, do)]
+    if here is not None and here != str(a_node):
+        text = (
+            f"the plan has up to {a_node} ranks a node, and torchrun started {here} on this one: "
+            "what is near in the plan is not near here"
+        )
+        return [Finding("note", "ranks", text, "plan with the topology of these hosts")]
+    return [Finding("ok", "ranks", f"the plan and torchrun both have {found}")]
+
+
+def ranks_here(plan: Plan, environment: Mapping[str, str] = os.environ) -> list[int]:
+    """The ranks of this host: those that torchrun started here, else those of the first node."""
+    if environment.get("WORLD_SIZE") == str(plan.ranks):
+        count = int(environment.get("LOCAL_WORLD_SIZE", plan.ranks))
+        first = int(environment.get("GROUP_RANK", 0)) * count
+        return list(range(plan.ranks))[first : first + count]
+    return [rank for rank, node in enumerate(plan.topology.node_of) if node == 0]
+
+
+def gpu_findings(plan: Plan) -> list[Finding]:
+    """The devices here against those that the plan is for."""
+    count, needed = torch.cuda.device_count(), _most_a_node(plan)
+    if "linked" not in plan.topology.memory or plan.ranks == 1:
+        return []
+    if count >= needed:
+        return [Finding("ok", "devices", f"{count} here, and the plan has {needed} a node")]
+    text = (
+        f"{count} here, and the plan has {needed} a node ({plan.topology.name}); oper.shard trains "
+        "on CPU ranks, so the times that the plan predicts are not those of this machine"
+    )
+    return [Finding("note", "devices", text, "look on a host of the job")]
+
+
+def version_findings() -> list[Finding]:
+    """The installed versions against the tested ones, and whether oper's kernels load."""
+    found, installed = [], {}
+    for package, tested in TESTED.items():
+        try:
+            installed[package] = version = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+        if not any(version == known or version.startswith(f"{known}.") for known in tested):
+            text = f"{package} {version} is installed, and oper is tested with {', '.join(tested)}"
+            do = f"install {package} {tested[-1]}"
+            found.append(Finding("problem", "versions", text, do))
+    if not {"fbgemm-gpu", "fbgemm-gpu-cpu"} & set(installed):
+        do = "install fbgemm-gpu-cpu, or fbgemm-gpu on a machine with devices"
+        found.append(Finding("problem", "versions", "fbgemm is not installed", do))
+    if not found:
+        text = ", ".join(f"{package} {version}" for package, version in installed.items())
+        found.append(Finding("ok", "versions", text))
+    try:
+        native.ops()
+    except OperError as error:
+        return [*found, Finding.of_error("kernels", error)]
+    return [*found, Finding("ok", "kernels", "oper's extension loads")]
+
+
+def _most_a_node(plan: Plan) -> int:
+    node_of = plan.topology.node_of
+    return max(node_of.count(node) for node in set(node_of))

@@ -1,0 +1,152 @@
+"""Memory of each rank: the plan's rows, a step's buffers and the dense part, against what there is.
+
+In: `Plan`, the model, its matched collections, and the bytes that each rank's device has. Rows are
+counted as the heap allocates them, with the state of the optimizers that the model has.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
+
+from oper.base.arrays import Ints
+from oper.base.errors import OperError
+from oper.base.free_memory import FreeMemory
+from oper.base.units import GB
+from oper.diagnosis.finding import Finding
+from oper.diagnosis.table_findings import Matched
+from oper.plan.plan import Plan
+from oper.runtime.memory.heap import slot_bytes
+from oper.runtime.tables.optimizer_buckets import make_buckets
+from oper.torchrec import module_tables
+
+# A dense parameter is taken to have Adam's two states, as no script says here what trains it.
+_STATES = 2
+
+
+def row_bytes(plan: Plan, matched: Sequence[Matched]) -> tuple[Ints, Ints]:
+    """Bytes of rows and their state on each rank's device and in its tier, int64 [M] each."""
+    device, tier = np.zeros((2, plan.ranks), dtype=np.int64)
+    for found in matched:
+        part = found.plan
+        in_row, in_state = slot_bytes(part, make_buckets(part, found.tables))
+        in_tier = {int(part.layout.width_of_table[table]) for table in part.tier}
+        for width, slots in enumerate(np.asarray(part.layout.slots, dtype=np.int64)):
+            bytes = slots * (in_row[width] + in_state[width])
+            (tier if width in in_tier else device)[:] += bytes
+    return device, tier
+
+
+def dense_bytes(model: nn.Module, matched: Sequence[Matched], training: bool) -> int:
+    """Bytes of what every rank has whole: values, and in training gradients and states."""
+    sharded = {
+        id(weight)
+        for found in matched
+        for weight in module_tables.parameters(found.collection).values()
+    }
+    total = sum(buffer.numel() * buffer.element_size() for buffer in model.buffers())
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, UninitializedParameter):
+            raise OperError(
+                f"model: parameter {name!r} has no shape yet, as its layer is lazy; run the model "
+                "on a batch in the function that makes it"
+            )
+        if id(parameter) not in sharded:
+            copies = 2 + _STATES if training and parameter.requires_grad else 1
+            total += parameter.numel() * parameter.element_size() * copies
+    return total
+
+
+def device_findings(
+    plan: Plan,
+    rows: Ints,
+    dense: int,
+    devices: tuple[str, Sequence[int]] | None,
+) -> list[Finding]:
+    """Whether each rank's part fits its device; `devices`: where the sizes are from, and [M]."""
+    buffers = plan.cost.mailbox_bytes + plan.cost.allreduce_memory_bytes
+    needed = rows + buffers + dense
+    fullest = int(needed.argmax())
+    parts = (
+        f"{_size(rows[fullest])} of rows and their state, {_size(buffers)} of a step's buffers, "
+        f"{_size(dense)} of the dense part"
+    )
+    if plan.workload.training:
+        parts += " with gradients and two states a value"
+    if devices is None:
+        if "shared" in plan.topology.memory:  # What the host of CPU ranks has is looked at apart.
+            return []
+        text = f"rank {fullest} needs {_size(needed[fullest])}: {parts}; its device is not known"
+        return [Finding("note", "device memory", text, "say what it is: --topology NAME or FILE")]
+    source, have = devices
+    over = needed - np.asarray(have, dtype=np.int64)
+    worst = int(over.argmax())
+    if over[worst] > 0:
+        text = (
+            f"{int((over > 0).sum())} of {plan.ranks} ranks do not fit; rank {worst} needs "
+            f"{_size(needed[worst])} and has {_size(have[worst])} ({source}): {parts}"
+        )
+        do = "plan with a larger --reserve, less --extra-memory, --tier, or for more ranks"
+        return [Finding("problem", "device memory", text, do)]
+    found = [
+        Finding(
+            "ok",
+            "device memory",
+            f"the fullest rank, {fullest}, needs {_size(needed[fullest])} of "
+            f"{_size(have[fullest])} ({source}), without activations: {parts}",
+        )
+    ]
+    reserve = None if plan.limits is None else plan.limits.reserve
+    if reserve is not None and dense > reserve * min(have):
+        text = (
+            f"the dense part takes {_size(dense)}, and the plan left {reserve:.0%} of "
+            f"{_size(min(have))} for it and its activations (--reserve)"
+        )
+        found.append(Finding("note", "device memory", text, "plan with a larger --reserve"))
+    return found
+
+
+def tier_findings(tier: Ints, hosts: tuple[str, Sequence[int]] | None) -> list[Finding]:
+    """Whether each rank's part of the tier fits its share of its host's memory; `hosts`: where the
+    sizes are from, and [M]."""
+    fullest = int(tier.argmax())
+    if tier[fullest] == 0:
+        return []
+    text = f"rank {fullest}'s part of the tier needs {_size(tier[fullest])}"
+    if hosts is None:
+        do = "say what hosts have: --topology NAME or FILE, with host_memory"
+        return [Finding("note", "tier", f"{text}; its host is not known", do)]
+    source, have = hosts
+    over = tier - np.asarray(have, dtype=np.int64)
+    worst = int(over.argmax())
+    if over[worst] > 0:
+        text = (
+            f"{int((over > 0).sum())} of {len(tier)} ranks do not fit; rank {worst}'s part needs "
+            f"{_size(tier[worst])}, and its share of its host is {_size(have[worst])} ({source})"
+        )
+        return [Finding("problem", "tier", text, "plan for more hosts, or with fewer tables in it")]
+    caches = "the caches of it on the devices come on top of what is counted there"
+    return [Finding("ok", "tier", f"{text} of {_size(have[fullest])} ({source}); {caches}")]
+
+
+def host_findings(
+    plan: Plan, bytes: Ints, dense: int, ranks_here: Sequence[int], limits: Sequence[FreeMemory]
+) -> list[Finding]:
+    """Whether the ranks of this host fit its memory: CPU ranks' rows lie in anonymous shared
+    memory, which /dev/shm does not limit."""
+    mine = [int(bytes[rank]) + plan.cost.mailbox_bytes + dense for rank in ranks_here]
+    tightest = min(limits, key=lambda limit: limit.free_bytes)
+    text = (
+        f"{len(mine)} CPU ranks on this host need {_size(sum(mine))} for rows, gradients and the "
+        f"dense part, and {tightest.limited_by} has {_size(tightest.free_bytes)} free; /dev/shm "
+        "and its size do not matter, as rows lie in anonymous shared memory"
+    )
+    if sum(mine) > tightest.free_bytes:
+        do = "use fewer ranks a host, --extra-memory 0, or more hosts"
+        return [Finding("problem", "host memory", text, do)]
+    return [Finding("ok", "host memory", text)]
+
+
+def _size(bytes: float) -> str:
+    return f"{bytes / GB:,.3g} GB" if bytes >= 0.1 * GB else f"{1e3 * bytes / GB:,.3g} MB"

@@ -1,0 +1,176 @@
+"""Tables of a plan and of a model: by the rules of oper.torchrec, but all findings, not the first.
+
+In: `Plan`, the unsharded model. Out: findings, and the parts of the plan that the model's
+collections would get.
+"""
+
+import logging
+from collections.abc import Hashable, Iterator
+from typing import Any, NamedTuple
+
+from torch import nn
+from torchrec.distributed.types import ShardedModule
+
+from oper.base.errors import OperError
+from oper.diagnosis.finding import Finding
+from oper.plan.plan import Plan
+from oper.runtime.tables.optimizer_buckets import EmbeddingTable
+from oper.tables.table import Table, collections_of, configs_of, tables_of_collection
+from oper.torchrec import module_tables
+from oper.torchrec.model_warnings import ModelWarnings
+from oper.torchrec.sharding_plan import planned_module
+
+_PLAN_AGAIN = "plan again, for a profile of this model's tables (oper.profile(batches, model))"
+
+
+class Matched(NamedTuple):
+    """A collection that a sharder would take, and its part of the plan."""
+
+    path: str
+    collection: Any
+    plan: Plan
+    tables: list[EmbeddingTable]
+
+
+class _Heard(ModelWarnings):
+    """Keeps the warnings of a model instead of logging them."""
+
+    def __init__(self) -> None:
+        super().__init__(speaks=False)
+        self.texts: dict[Hashable, str] = {}
+
+    def warn(self, log: logging.Logger, about: Hashable, text: str) -> None:
+        self.texts.setdefault(about, text)
+
+
+def table_findings(plan: Plan, model: nn.Module) -> tuple[list[Finding], list[Matched]]:
+    """All that is to say of the tables, and the collections whose tables are as planned."""
+    findings: list[Finding] = []
+    matched: list[Matched] = []
+    planned = {table.name for table in plan.tables}
+    taken = list(module_tables.collections(model))
+    findings += _not_taken(model, [path for path, _ in taken], planned)
+    in_plan = []
+    for path, collection in taken:
+        names = [config.name for config in module_tables.configs(collection)]
+        if planned.isdisjoint(names):
+            continue  # `planned_module` says so, below.
+        in_plan.append((path, collection))
+        found = list(_of_collection(plan, model, path, collection))
+        findings += found
+        if any(finding.level == "problem" for finding in found):
+            continue
+        heard = _Heard()
+        try:
+            part, tables = module_tables.match_tables(plan, collection, None, heard)
+        except OperError as error:
+            findings.append(Finding.of_error("optimizers", error))
+            continue
+        findings += [Finding("note", "optimizers", text) for text in heard.texts.values()]
+        matched.append(Matched(path, collection, part, tables))
+    try:
+        module_tables.paths_of_tables(in_plan)
+    except OperError as error:
+        findings.append(Finding.of_error("tables", error))
+    findings += _as_sharded(plan, model, findings)
+    if not any(finding.level == "problem" for finding in findings):
+        number = sum(len(found.tables) for found in matched)
+        text = f"all {number} of the model's tables are in the plan, as they are in the model"
+        findings.insert(0, Finding("ok", "tables", text))
+    return findings, matched
+
+
+def _of_collection(plan: Plan, model: nn.Module, path: str, collection: Any) -> Iterator[Finding]:
+    try:
+        module_tables.check_place(model, path)
+    except OperError as error:
+        yield Finding.of_error("modules", error)
+    try:
+        mine = tables_of_collection(collection)
+    except OperError as error:
+        yield Finding.of_error("tables", error)
+        return
+    planned = {table.name for table in plan.tables}
+    for config, table in zip(module_tables.configs(collection), mine, strict=True):
+        if table.name not in planned:
+            text = f"table {table.name!r}: the plan has no such table"
+            yield Finding("problem", "tables", text, _PLAN_AGAIN)
+            continue
+        try:
+            module_tables.check_table(plan, config, table)
+        except OperError as error:
+            yield Finding.of_error("tables", error)
+        else:
+            yield from _differences(plan.tables[plan.table_index(table.name)], table)
+
+
+def _differences(planned: Table, mine: Table) -> Iterator[Finding]:
+    """What a plan does not depend on, or not for long."""
+    if set(mine.features) != set(planned.columns):
+        yield Finding(
+            "note",
+            "features",
+            f"table {mine.name!r}: the model reads it by {', '.join(mine.features)}, and the plan "
+            f"counted {', '.join(planned.columns)}: its balance holds only if these have the same "
+            "ids",
+            "profile the features that the model reads",
+        )
+    if mine.pooling != planned.pooling:
+        yield Finding(
+            "note",
+            "tables",
+            f"table {mine.name!r}: the model pools by {mine.pooling}, and the tables that were "
+            f"planned say {planned.pooling}; the model's is used, and the plan is the same",
+        )
+
+
+def _not_taken(model: nn.Module, taken: list[str], planned: set[str]) -> Iterator[Finding]:
+    """Modules with rows that the sharders leave as they are: on every rank, or to others."""
+    within = [path for path, _ in collections_of(model)]
+    for path, other in collections_of(model):
+        if path in taken or any(inner.startswith(f"{path}.") for inner in taken):
+            continue
+        kind, is_sharded = type(other).__name__, isinstance(other, ShardedModule)
+        names = {config.name for config in configs_of(other) or ()}
+        why = (
+            "already sharded" if is_sharded else "a kind of its own, and sharders go by exact type"
+        )
+        yield Finding(
+            "note" if planned.isdisjoint(names) else "problem",
+            "modules",
+            f"{path or kind!r}: a {kind}, {why}: no sharder of OPER's takes it",
+            "give the function's model unsharded"
+            if is_sharded
+            else "use EmbeddingBagCollection or EmbeddingCollection themselves, or leave it to a "
+            "sharder of its own",
+        )
+    for path, inner in model.named_modules():
+        if isinstance(inner, nn.Embedding | nn.EmbeddingBag) and not any(
+            path.startswith(f"{outer}.") or outer == "" for outer in within
+        ):
+            yield Finding(
+                "note",
+                "modules",
+                f"{path!r}: a {type(inner).__name__}, of which every rank has a copy",
+                "put large ones into an EmbeddingBagCollection, and into the plan",
+            )
+
+
+def _as_sharded(plan: Plan, model: nn.Module, known: list[Finding]) -> Iterator[Finding]:
+    """What `oper.shard` itself says, so that the doctor never passes what it would refuse."""
+    heard = _Heard()
+    try:
+        planned_module(plan, model, heard)
+    except OperError as error:
+        if not any(finding.level == "problem" for finding in known):
+            yield Finding.of_error("tables", error)
+    mine = {
+        config.name
+        for _, collection in module_tables.collections(model)
+        for config in module_tables.configs(collection)
+    }
+    for text in heard.texts.values():
+        yield Finding("note", "tables", text)
+    if lacking := [table.name for table in plan.tables if table.name not in mine]:
+        text = f"of the plan, and not in the model: {module_tables.first_names(lacking, 8)}"
+        yield Finding("note", "tables", text, "plan for this model alone, if it should have them")

@@ -1,0 +1,136 @@
+"""How to read a log: which columns, which rows, and which value means "no id"."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal, TypedDict, get_args
+
+from oper.base.errors import OperError
+from oper.base.units import whole_number
+
+OnBadId = Literal["error", "skip"]
+TimeUnit = Literal["s", "ms", "us", "ns"]
+
+_SEVERAL = ("columns", "dense", "values", "lengths")  # options that take several names
+
+
+class LogKeywords(TypedDict, total=False):
+    """The keywords of all functions that read a log, with the commands' names: see `LogOptions`.
+
+    Where several names are taken, one may be a text of its own.
+    """
+
+    columns: str | Sequence[str]
+    dense: str | Sequence[str] | None
+    label: str | None
+    time: str | None
+    missing: str | int | None
+    rows: str | None
+    values: str | Sequence[str]
+    lengths: str | Sequence[str]
+    no_header: bool
+    list_separator: str | None
+    on_bad_id: OnBadId
+
+
+@dataclass(frozen=True)
+class LogOptions:
+    """How a log is read; all commands and functions that read one share these options.
+
+    columns: names and patterns of the columns that hold ids; () means all that look like ids.
+    dense: names and patterns of the columns of numbers; None means all that look like floats.
+    label, time: columns of the label and of the time; a column `label` is the label by default.
+    time_unit: what the numbers of the time column count since 1970; ignored for timestamps.
+    missing: a value that means "no id", besides nulls and empty fields.
+    rows: "FROM:TO" of all files' samples together, each a number or a percentage.
+    values, lengths: names of the arrays of a jagged .npz, a pair for each feature.
+    no_header: the first line of a CSV file is a sample; its columns are column_1, column_2, …
+    list_separator: what separates the ids of a bag within a field of a CSV file.
+    on_bad_id: stop at an id that its table has no row for, or skip and count it.
+    batch_rows: the most samples in a batch of a log.
+    """
+
+    columns: tuple[str, ...] = ()
+    dense: tuple[str, ...] | None = None
+    label: str | None = None
+    time: str | None = None
+    time_unit: TimeUnit | None = None
+    missing: str | None = None
+    rows: str | None = None
+    values: tuple[str, ...] = ()
+    lengths: tuple[str, ...] = ()
+    no_header: bool = False
+    list_separator: str | None = None
+    on_bad_id: OnBadId = "error"
+    batch_rows: int = 1 << 16
+
+    def __post_init__(self) -> None:
+        if self.on_bad_id not in ("error", "skip"):
+            raise OperError(f"--on-bad-id {self.on_bad_id!r}: error or skip was needed")
+        if self.time_unit not in (None, *get_args(TimeUnit)):
+            raise OperError(f"--time-unit {self.time_unit!r}: s, ms, us or ns was needed")
+        if whole_number(self.batch_rows, "batch_rows") < 1:
+            raise OperError(f"batch_rows {self.batch_rows}: at least 1 was needed")
+        if len(self.values) != len(self.lengths):
+            raise OperError(
+                f"--values names {len(self.values)} arrays and --lengths {len(self.lengths)}; "
+                "each feature needs one of each"
+            )
+        if self.rows is not None:
+            _bounds(self.rows)
+
+    @classmethod
+    def of(cls, keywords: Mapping[str, Any]) -> "LogOptions":
+        """The options that `LogKeywords` give. OperError names a keyword that is unknown."""
+        unknown = keywords.keys() - {option.name for option in fields(cls)}
+        if unknown:
+            known = ", ".join(option.name for option in fields(cls))
+            raise OperError(f"{min(unknown)}: is no option of reading a log; known are {known}")
+        given = dict(keywords)
+        for name in _SEVERAL:
+            if (names := given.get(name)) is not None:
+                given[name] = (names,) if isinstance(names, str) else tuple(names)
+        if given.get("missing") is not None:
+            given["missing"] = str(given["missing"])
+        return cls(**given)
+
+    @property
+    def rows_need_total(self) -> bool:
+        """Whether `rows` can be resolved only once the number of samples is known."""
+        return self.rows is not None and "%" in self.rows
+
+    def row_range(self, samples: int | None) -> tuple[int, int | None]:
+        """First sample and the one after the last (None: to the end).
+
+        `samples` is the number of samples in the log, needed where `rows` has a percentage.
+        """
+        if self.rows is None:
+            return 0, None
+        first, last = (_resolve(bound, samples) for bound in _bounds(self.rows))
+        if last is not None and last <= (first or 0):
+            raise OperError(
+                f"--rows {self.rows!r}: selects no sample"
+                + (f" of the log's {samples:,}" if samples is not None else "")
+                + "; FROM must be below TO"
+            )
+        return first or 0, last
+
+
+_BOUND = r"([0-9]{1,3}(?:\.[0-9]{1,30})?%|[0-9]{0,18})"
+_ROWS = re.compile(rf"\s*{_BOUND}\s*:\s*{_BOUND}\s*")
+
+
+def _bounds(rows: str) -> tuple[str, str]:
+    match = _ROWS.fullmatch(rows)
+    if not match or any(b.endswith("%") and float(b[:-1]) > 100 for b in match.groups()):
+        raise OperError(f"--rows {rows!r}: a range such as 0:64000, 64000: or 0:80% was needed")
+    return match[1], match[2]
+
+
+def _resolve(bound: str, samples: int | None) -> int | None:
+    if not bound:
+        return None
+    if not bound.endswith("%"):
+        return int(bound)
+    assert samples is not None, "a percentage needs the number of samples"
+    return round(float(bound[:-1]) / 100 * samples)

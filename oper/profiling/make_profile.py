@@ -1,0 +1,272 @@
+"""`oper.profile`: from a log to its profile or those of its windows, in memory or in a folder."""
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, Unpack, overload
+
+from oper.base.defaults import DEADLINE, DIM, DTYPE, EVERY, MAX_WINDOWS, OPTIMIZER, RANKS
+from oper.base.errors import OperError, OperNotice
+from oper.base.units import parse_bytes, parse_seconds, parse_share
+from oper.files.storage import atomic_folder
+from oper.logs.batches.log_options import LogKeywords, LogOptions, TimeUnit
+from oper.logs.log import Log, open_log
+from oper.logs.row_reader import RowReader
+from oper.profiling.count_batches import free_memory_bytes
+from oper.profiling.counting import Advance, CountOptions, count, provenance
+from oper.profiling.profile import FORMAT, Profile, window_name, write_windows
+from oper.profiling.sampling import Sampling
+from oper.profiling.table_options import TableOptions
+from oper.profiling.windows import EqualWindows, Windows, find_time_windows, refuse_too_many
+
+# Called with the name of a stage and the samples that it reads (None: unknown), and entered while
+# the stage runs; what it yields is called with the number of samples that were read since.
+Progress = Callable[[str, int | None], AbstractContextManager[Advance]]
+
+_MOST_NAMES = 20  # A notice names so many columns that are left out.
+
+
+@contextmanager
+def _no_progress(stage: str, samples: int | None) -> Iterator[Advance]:
+    yield lambda read: None
+
+
+class _Options(LogKeywords, total=False):
+    """The keywords of `profile` that do not decide what it returns, for type checkers."""
+
+    dim: int
+    dtype: str
+    optimizer: str
+    ids: str | None
+    min_count: int
+    batch_size: int | None
+    ranks: int
+    every: str | float
+    time_unit: TimeUnit | None
+    max_windows: int
+    sample: str | float | None
+    seed: int
+    memory_limit: str | int | None
+    overwrite: bool
+    deadline: str | float
+    progress: Progress
+
+
+@overload
+def profile(
+    log: Any,
+    tables: Any = ...,
+    output: Path | str | None = ...,
+    *,
+    windows: None = ...,
+    by_column: None = ...,
+    under_torchrun: Literal[False] = ...,
+    **options: Unpack[_Options],
+) -> Profile: ...
+
+
+@overload
+def profile(
+    log: Any,
+    tables: Any = ...,
+    output: Path | str | None = ...,
+    *,
+    windows: int | None = ...,
+    by_column: str | None = ...,
+    under_torchrun: Literal[False] = ...,
+    **options: Unpack[_Options],
+) -> list[Profile]: ...
+
+
+@overload
+def profile(
+    log: Any,
+    tables: Any = ...,
+    output: Path | str | None = ...,
+    *,
+    windows: int | None = ...,
+    by_column: str | None = ...,
+    under_torchrun: bool,
+    **options: Unpack[_Options],
+) -> Profile | list[Profile] | None: ...
+
+
+def profile(
+    log: Any,
+    tables: Any = None,
+    output: Path | str | None = None,
+    *,
+    dim: int = DIM,
+    dtype: str = DTYPE,
+    optimizer: str = OPTIMIZER,
+    ids: str | None = None,
+    min_count: int = 1,
+    batch_size: int | None = None,
+    ranks: int = RANKS,
+    windows: int | None = None,
+    by_column: str | None = None,
+    every: str | float = EVERY,
+    time_unit: TimeUnit | None = None,
+    max_windows: int = MAX_WINDOWS,
+    sample: str | float | None = None,
+    seed: int = 0,
+    memory_limit: str | int | None = None,
+    overwrite: bool = False,
+    under_torchrun: bool = False,
+    deadline: str | float = DEADLINE,
+    progress: Progress = _no_progress,
+    **reading: Unpack[LogKeywords],
+) -> Profile | list[Profile] | None:
+    """Count exactly how often each row is accessed in a log, as `oper profile` does.
+
+    Args:
+        log: files of the log or folders of them, in order; or any iterable of batches that hold
+            TorchRec's `KeyedJaggedTensor`s.
+        tables: a list of `oper.Table`s or of TorchRec's configs, a module with TorchRec embedding
+            collections, a file of tables, the name of a published data set, or a profile or its
+            folder, whose tables, id rules and vocabularies are used. None: one table for each
+            column of ids, which reads the log twice.
+        output: the profile's folder, to be written; None: the profile is in memory alone.
+        dim, dtype, optimizer, ids, min_count: of tables that do not state them, of a file or
+            inferred. `ids` says how values become rows: "dense", "vocab" or "hash:ROWS";
+            `min_count` leaves rarer values out of vocabularies.
+        batch_size, ranks: measure how many distinct rows one of `ranks` ranks, and all together,
+            read for a batch of `batch_size` samples over all of them. With `sample`, `ranks` are
+            those of the estimated error of a balance.
+        windows: a profile for each of so many equal parts of the log.
+        by_column, every, time_unit: a profile for each span `every` ("1d", "12h", or seconds) of a
+            column of times, whose numbers are in `time_unit` since 1970 (None: guessed, and told by
+            an `OperNotice`).
+        max_windows: stop before counting if there would be more.
+        sample, seed: count only this share of the samples ("1%" or 0.01), chosen by the seed.
+        memory_limit: bytes of counters in memory ("8GB"); with `output` the rest are in mapped
+            files of it. None: half of the free memory.
+        overwrite: replace a profile at `output`, if its folder holds nothing else.
+        under_torchrun: count on all ranks that torchrun started, each some of the files; rank 0
+            sums the counts, writes `output` and returns the profile, the others return None.
+        deadline: how long such a rank waits for the others, as "1h" or in seconds.
+        progress: shows how far each stage is.
+        reading: how to read files, by the names of the command's options: columns, dense, label,
+            missing, rows, values, lengths, no_header, list_separator, on_bad_id.
+
+    Returns:
+        The profile; with `windows` or `by_column` a list of profiles, one for each window.
+
+    Raises:
+        OperError: the log is empty or damaged, an id is not a row of its table, an option is out of
+            range, or `output` is taken or cannot be written.
+    """
+    seconds = parse_seconds(str(deadline), "--deadline")
+    read = LogOptions.of(reading)
+    if by_column is not None:
+        read = replace(read, time=by_column, time_unit=time_unit)
+    stated = TableOptions(tables, dim, dtype, optimizer, ids, min_count)
+    asked = CountOptions(
+        sampling=None if sample is None else Sampling(parse_share(str(sample), "--sample"), seed),
+        batch_size=batch_size,
+        ranks=ranks,
+        limit_bytes=_limit_bytes(memory_limit, output),
+        max_windows=max_windows,
+    )
+    if under_torchrun:
+        if windows is not None or by_column is not None:
+            raise OperError(
+                "--windows and --by-column: work in one process only, not under torchrun"
+            )
+        if output is None:
+            raise OperError("under torchrun: output is None, and the folder to write was needed")
+        # It is imported here because it imports torch.distributed.
+        from oper.profiling.distributed_counting import count_under_torchrun
+
+        summed = count_under_torchrun(log, read, stated, asked, Path(output), seconds, overwrite)
+        if summed is not None:
+            _tell_left_out(summed)
+        return summed
+    opened = open_log(log, read)
+    with atomic_folder(output, FORMAT, overwrite) if output else nullcontext() as folder:
+        opened, found = _windows(opened, windows, by_column, str(every), max_windows, progress)
+        with progress("finding the tables", opened.estimated_samples()) as advance:
+            prepared = stated.prepare(opened, advance)
+        asked = replace(asked, windows=found, source=provenance(opened, stated.left_out(opened)))
+        with progress("counting", opened.estimated_samples()) as advance:
+            counted = count(
+                RowReader(opened, prepared),
+                asked,
+                prepared=prepared,
+                folder=folder,
+                advance=advance,
+            )
+        if folder is not None:
+            prepared.save_vocabularies(folder)
+            _write(folder, counted, in_windows=found is not None)
+    _tell_left_out(counted[0])
+    return counted[0] if found is None else counted
+
+
+def _windows(
+    log: Log,
+    windows: int | None,
+    by_column: str | None,
+    every: str,
+    most: int,
+    progress: Progress,
+) -> tuple[Log, Windows | None]:
+    """The log as its windows need it, and the windows that are asked for."""
+    if by_column is not None:
+        if windows is not None:
+            raise OperError("--windows and --by-column: give one of them")
+        with progress("finding the windows", log.estimated_samples()) as advance:
+            return find_time_windows(log, every, most, advance=advance)
+    if windows is None:
+        return log, None
+    refuse_too_many(windows, most, f"--windows {windows}")
+    samples = log.samples
+    if samples is None:
+        total = log.count_samples()
+        first, last = log.options.row_range(total)
+        samples = min(total, total if last is None else last) - first
+    return log, EqualWindows(windows, samples)
+
+
+def _limit_bytes(given: str | int | None, output: Path | str | None) -> int | None:
+    """The bytes of counters that are in memory; None: all."""
+    if output is None:
+        if given is not None:
+            raise OperError(
+                f"--memory-limit {given}: without a folder to write (output), all counters are in "
+                "memory; give one, or leave the limit out"
+            )
+        return None
+    return free_memory_bytes() // 2 if given is None else parse_bytes(str(given), "--memory-limit")
+
+
+def _write(folder: Path, counted: list[Profile], in_windows: bool) -> None:
+    """Write the profile, or the windows, into a folder that is being written."""
+    if not in_windows:
+        counted[0].write(folder)
+        return
+    for number, window in enumerate(counted):
+        (folder / window_name(number)).mkdir(exist_ok=True)
+        window.write(folder / window_name(number), sparse=True)
+    write_windows(folder, counted)
+
+
+def _tell_left_out(counted: Profile) -> None:
+    """Name the columns that are in no table, the first of them with each reason."""
+    by_reason: dict[str, list[str]] = {}
+    for column, reason in counted.left_out.items():
+        by_reason.setdefault(reason, []).append(column or "''")
+    if by_reason:
+        parts = [f"{_some(columns)} ({reason})" for reason, columns in by_reason.items()]
+        warnings.warn(
+            f"left out: {_some(parts)}; name the columns of ids with --columns",
+            OperNotice,
+            stacklevel=3,
+        )
+
+
+def _some(names: list[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f", … {more:,} more" if more > 0 else "")

@@ -1,0 +1,151 @@
+"""What a profile counted, in a few numbers: rows never read, and how skewed the accesses are.
+
+The summary of a profile has one of each table, and of each window where it has windows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oper.profiling.distinct_rows import Distinct
+from oper.profiling.histogram import histogram
+from oper.profiling.profile import Profile, merge
+from oper.profiling.sampling import HOT_SHARE, Sampled
+
+
+@dataclass(frozen=True)
+class AccessSummary:
+    """The accesses of one table, or of all of them under the name "all" and without kind of ids."""
+
+    name: str
+    rows: int
+    accesses: int
+    rows_never_accessed: int
+    hot_accesses_share: float  # of the hottest 1 % of its rows
+    bagged: bool
+    ids: str = ""
+
+
+@dataclass(frozen=True)
+class WindowSummary:
+    """One window: `bounds` are those that its profile has, in one of several forms."""
+
+    samples: int
+    accesses: int
+    bounds: dict[str, Any]
+
+    @property
+    def first(self) -> str | float:
+        """Where it begins: a date, a value of its column, or a sample."""
+        return self._bound("from")
+
+    @property
+    def last(self) -> str | float:
+        """Where it ends, which is no longer in it: a date, a value, or a sample."""
+        return self._bound("to")
+
+    def _bound(self, name: str) -> Any:
+        forms = (name, f"{name}_value", f"{name}_sample")
+        return next(self.bounds[form] for form in forms if form in self.bounds)
+
+
+@dataclass(frozen=True)
+class ProfileSummary:
+    """A profile, or the windows of one folder and their sum."""
+
+    samples: int
+    whole: AccessSummary
+    tables: tuple[AccessSummary, ...]
+    counter_bytes: int
+    left_out: dict[str, str]
+    skipped_ids: dict[str, int]
+    distinct: Distinct | None = None
+    sampled: Sampled | None = None
+    windows: tuple[WindowSummary, ...] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The summary as `oper profile --json` prints it."""
+        content = {
+            "samples": self.samples,
+            "rows": self.whole.rows,
+            "accesses": self.whole.accesses,
+            "rows_never_accessed": self.whole.rows_never_accessed,
+            "hot_accesses_share": self.whole.hot_accesses_share,
+            "counter_bytes": self.counter_bytes,
+            "tables": [asdict(table) for table in self.tables],
+            "left_out": self.left_out,
+            "skipped_ids": self.skipped_ids,
+            "distinct": None if self.distinct is None else self.distinct.to_dict(),
+            "sampled": None if self.sampled is None else self.sampled.to_dict(),
+        }
+        if self.windows is not None:
+            content["windows"] = [
+                {"samples": w.samples, "accesses": w.accesses, **w.bounds} for w in self.windows
+            ]
+        return content
+
+
+def summarise(profiles: Sequence[Profile]) -> ProfileSummary:
+    """The summary of a profile, or of the windows of one folder; one pass over the counters."""
+    profile = profiles[0] if len(profiles) == 1 else merge(profiles)
+    whole, tables = _accesses(profile)
+    return ProfileSummary(
+        samples=profile.samples,
+        whole=whole,
+        tables=tables,
+        counter_bytes=profile.accesses.itemsize,
+        left_out=profiles[0].left_out,
+        skipped_ids=profile.skipped_ids,
+        distinct=profile.distinct,
+        sampled=profile.sampled,
+        windows=tuple(_window(p) for p in profiles) if "window" in profiles[0].source else None,
+    )
+
+
+def _window(profile: Profile) -> WindowSummary:
+    accesses = int(profile.stored("accesses").sum(dtype="uint64"))
+    return WindowSummary(profile.samples, accesses, profile.source["window"])
+
+
+def _accesses(profile: Profile) -> tuple[AccessSummary, tuple[AccessSummary, ...]]:
+    """All tables together, and each."""
+    table, accesses, _, rows = histogram(
+        profile.accesses,
+        np.zeros(0, profile.accesses.dtype),
+        profile.offsets,
+        np.zeros(len(profile.offsets), dtype=np.int64),
+    )
+    order = np.argsort(-accesses, kind="stable")
+    whole = _summary("all", accesses[order], rows[order], any(profile.bagged))
+    border = np.searchsorted(table, np.arange(len(profile.tables) + 1))
+    return whole, tuple(
+        _summary(t.name, accesses[first:last], rows[first:last], bagged, t.ids.kind)
+        for t, bagged, first, last in zip(
+            profile.tables, profile.bagged, border[:-1], border[1:], strict=True
+        )
+    )
+
+
+def _summary(
+    name: str,
+    accesses: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    bagged: bool,
+    ids: str = "",
+) -> AccessSummary:
+    """Summarise `rows[n]` rows with `accesses[n]` each, accesses descending."""
+    total, number = int(accesses @ rows), int(rows.sum())
+    before = np.cumsum(rows) - rows
+    hot = np.clip(HOT_SHARE * number - before, 0, rows)
+    return AccessSummary(
+        name,
+        number,
+        total,
+        int(rows[accesses == 0].sum()),
+        float(hot @ accesses / total) if total else 0.0,
+        bagged,
+        ids,
+    )

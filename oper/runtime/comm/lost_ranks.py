@@ -1,0 +1,109 @@
+"""How long ranks wait for each other, and the errors that name ranks that failed, died or are late.
+
+The words of the errors are true on every rank.
+"""
+
+import contextlib
+import time
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from oper.base.errors import OperError
+
+SLICE_SECONDS = 0.1  # of a wait, between which other ranks and this process's signals are checked
+# What a slice of a wait may take on a busy machine, with the checks after it: a longer one is a
+# pause.
+_MAX_SLICE_SECONDS = 5.0
+
+
+class Deadline:
+    """The seconds that a wait may take. Those in which this process did not run do not count: where
+    a container or a machine was paused, so were the other ranks."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._asked, self._waited = time.monotonic(), 0.0
+
+    def ended(self) -> bool:
+        """Whether it has passed. To be called between the slices of the wait."""
+        return self.left() <= 0
+
+    def left(self) -> float:
+        """The seconds that are left, negative once it has passed. To be called between
+        the slices of the wait."""
+        now = time.monotonic()
+        self._waited += min(now - self._asked, _MAX_SLICE_SECONDS)
+        self._asked = now
+        return self.seconds - self._waited
+
+
+class LostRankError(OperError):
+    """A rank failed, died or is late. The text is true on every rank, and is passed on as it is."""
+
+
+def told(rank: int, error: BaseException) -> str:
+    """What the other ranks are told of a rank's error; a LostRankError is passed on as it is."""
+    if isinstance(error, LostRankError):
+        return str(error)
+    if isinstance(error, KeyboardInterrupt):
+        return f"rank {rank} was interrupted"
+    kind = "" if isinstance(error, OperError) else type(error).__name__
+    return f"rank {rank} failed: {': '.join(filter(None, [kind, str(error)]))}"
+
+
+def died(dead: Collection[int], rank: int, action: str) -> str:
+    """The text that ranks died, while `rank` waited for them to do `action`."""
+    return (
+        f"{rank_names(dead)} died while rank {rank} waited for {pronoun(dead)} to {action}: "
+        f"see the last output of {pronoun(dead)}"
+    )
+
+
+def left(gone: Collection[int], rank: int, action: str) -> str:
+    """The text that ranks ended or released their tables, while `rank` waited for them."""
+    return (
+        f"{rank_names(gone)} left while rank {rank} waited for {pronoun(gone)} to {action}: "
+        "the script ended there, or released its tables; all ranks must take equally many steps "
+        "and the same calls"
+    )
+
+
+def did_not_come(
+    late: Collection[int], seconds: float, rank: int, action: str, processes: Mapping[int, int]
+) -> str:
+    """The text that ranks did not come in time, and the states of their processes, where these can
+    be seen; others that are stopped, and would be late next, are named with them."""
+    stopped = {r: is_stopped(process) for r, process in processes.items()}
+    seen = ", ".join(
+        f"rank {r}, process {processes[r]}, is {'stopped' if stopped[r] else 'alive'}"
+        for r in sorted(stopped)
+        if stopped[r] or r in late
+    )
+    text = (
+        f"{rank_names(late)} did not come within {seconds:g} s, while rank {rank} waited for "
+        f"{pronoun(late)} to {action}" + (f" ({seen})" if seen else "")
+    )
+    if any(stopped.values()):
+        return text
+    return (
+        f"{text}: all ranks must take equally many steps and the same calls; where one only needs "
+        "longer, set deadline_seconds"
+    )
+
+
+def rank_names(ranks: Collection[int]) -> str:
+    """Ranks in a sentence."""
+    numbers = ", ".join(map(str, sorted(ranks)))
+    return f"rank {numbers}" if len(ranks) == 1 else f"ranks {numbers}"
+
+
+def is_stopped(process: int | None) -> bool:
+    """Whether a process is seen to be stopped; None is one that cannot be seen."""
+    with contextlib.suppress(OSError):
+        status = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
+        return status.rpartition(")")[2].split()[0] in "Tt"
+    return False
+
+
+def pronoun(ranks: Collection[int]) -> str:
+    return "it" if len(ranks) == 1 else "them"

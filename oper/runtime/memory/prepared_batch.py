@@ -1,0 +1,165 @@
+"""A batch that is ready to be looked up: its addresses, the rows that it reads, whose they are, and
+which accesses are of which row.
+
+Rows are ordered by bucket, then by owner, then by slot. The replicas of a bucket, which every rank
+holds, come before the rows of rank 0. Accesses are sorted by row, all those of one together: a RUN.
+Or they stay in their order, and each has the number of its row.
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+
+
+@dataclass(frozen=True, eq=False)
+class SortedRows:
+    """Distinct rows in order of bucket, owner and slot; of each bucket the replicas first.
+
+    `before` counts the rows before those of each bucket and owner: replicas and `ranks` owners of
+    the first bucket, of the second, and so on, and then all rows.
+    """
+
+    slots: torch.Tensor  # int64 [rows]
+    before: torch.Tensor  # int64 [buckets · (1 + ranks) + 1]
+    ranks: int
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def range(self, bucket: int, owner: int) -> slice:
+        """The rows of a bucket that a rank owns."""
+        return self._slice(bucket, 1 + owner, 2 + owner)
+
+    def replicas(self, bucket: int) -> slice:
+        """The rows of a bucket that every rank holds."""
+        return self._slice(bucket, 0, 1)
+
+    def bucket(self, bucket: int) -> slice:
+        """All rows of a bucket."""
+        return self._slice(bucket, 0, 1 + self.ranks)
+
+    def first(self, buckets: int) -> "SortedRows":
+        """The rows of the first buckets."""
+        before = self.before[: buckets * (1 + self.ranks) + 1]
+        return SortedRows(self.slots[: int(before[-1])], before, self.ranks)
+
+    @property
+    def buckets(self) -> int:
+        return (len(self.before) - 1) // (1 + self.ranks)
+
+    def row_counts(self) -> np.ndarray:
+        """Rows by bucket and owner, int64 [buckets, 1 + ranks], replicas first."""
+        return np.diff(self.before.numpy()).reshape(-1, 1 + self.ranks)
+
+    @cached_property
+    def _before(self) -> list[int]:
+        found: list[int] = self.before.tolist()
+        return found
+
+    def _slice(self, bucket: int, first: int, last: int) -> slice:
+        base = bucket * (1 + self.ranks)
+        return slice(self._before[base + first], self._before[base + last])
+
+
+@dataclass(frozen=True, eq=False)
+class Runs(SortedRows):
+    """The rows of a batch, with the accesses of each: run i is
+    positions[starts[i] : starts[i + 1]]. Where they go `by_bag`, those are not the accesses'
+    positions but their bags, which is all that unweighted sums of gradients must know."""
+
+    positions: torch.Tensor  # int32 [accesses], in the batch
+    starts: torch.Tensor  # int32 [rows + 1]
+    by_bag: bool
+
+    def tensors(self) -> list[torch.Tensor]:
+        """What the operator oper::sort_accesses returned."""
+        return [self.positions, self.starts, self.slots, self.before]
+
+    @property
+    def accesses(self) -> int:
+        """How many accesses were sorted; those of frozen tables may be left out."""
+        return len(self.positions)
+
+    def access_counts(self) -> np.ndarray:
+        """Accesses by bucket and owner, int64 [buckets, 1 + ranks], replicas first."""
+        counts = np.diff(self.starts.numpy()[self.before.numpy()]).astype(np.int64)
+        return counts.reshape(-1, 1 + self.ranks)
+
+
+@dataclass(frozen=True, eq=False)
+class NumberedRows(SortedRows):
+    """The rows of a batch, and the row of each access by its number: −1 of one that is of a frozen
+    table. `accesses_before` counts accesses as `before` counts rows."""
+
+    row_of: torch.Tensor  # int32 [N]
+    accesses_before: torch.Tensor  # int64 [buckets · (1 + ranks) + 1]
+
+    def tensors(self) -> list[torch.Tensor]:
+        """What the operator oper::number_rows returned."""
+        return [self.row_of, self.slots, torch.stack([self.before, self.accesses_before])]
+
+    @property
+    def accesses(self) -> int:
+        """How many accesses there are, but for those of frozen tables."""
+        return int(self.accesses_before[-1])
+
+    def access_counts(self) -> np.ndarray:
+        """Accesses by bucket and owner, int64 [buckets, 1 + ranks], replicas first."""
+        return np.diff(self.accesses_before.numpy()).reshape(-1, 1 + self.ranks)
+
+
+BatchRows = Runs | NumberedRows
+
+
+def rows_of_tensors(tensors: Sequence[torch.Tensor], ranks: int, by_bag: bool) -> BatchRows:
+    """From what oper::sort_accesses or oper::number_rows returned, which differ in number."""
+    if len(tensors) == 3:
+        row_of, slots, (before, accesses_before) = tensors
+        return NumberedRows(slots, before, ranks, row_of, accesses_before)
+    positions, starts, slots, before = tensors
+    return Runs(slots, before, ranks, positions, starts, by_bag)
+
+
+@dataclass(frozen=True)
+class PreparedBatch:
+    """N accesses of F features, and the rows they read (sort.py) if anything needs those.
+
+    `offsets` are those of what is pooled: None where every access is put out by itself, be it that
+    each sample has one, or that the module pools nothing. Which accesses are whose sample's say
+    `bags`, None where each sample has one of every feature. A graph's batch has no samples.
+    """
+
+    addresses: torch.Tensor  # int64 [N]
+    segment_offset: torch.Tensor  # int64 [F + 1]
+    offsets: torch.Tensor | None  # [F · samples + 1]
+    weights: torch.Tensor | None  # float32 [N]
+    features: torch.Tensor  # int64 [F, FEATURE_WORDS]
+    out_elements: int
+    sort: BatchRows | Future[BatchRows] | None = None
+    samples: int = 0
+    bags: torch.Tensor | None = None  # [F · samples + 1]
+    keys: tuple[str, ...] = ()  # of the features, in the order of the values
+    trains: bool = False  # whether there may be a backward
+
+    @property
+    def lengths(self) -> torch.Tensor:
+        """How many accesses of each feature each sample has, [F, samples]."""
+        assert self.keys, "a graph's batch has no samples"
+        shape = (len(self.features), self.samples)
+        if self.bags is None:
+            return torch.ones(1, 1, dtype=torch.int64).expand(shape)
+        return self.bags.diff().view(shape)
+
+    @property
+    def rows(self) -> BatchRows | None:
+        """The rows that are read, if they were asked for; waits until they are found."""
+        return self.sort.result() if isinstance(self.sort, Future) else self.sort
+
+    @property
+    def sorting(self) -> bool:
+        """Whether asking for the rows would wait."""
+        return isinstance(self.sort, Future) and not self.sort.done()

@@ -1,0 +1,89 @@
+"""A plan as the runtime reads it: its addresses, its replicas, and whether it can be trained by.
+
+The plan's map names the reader's own copies LOCAL. Training treats them in two ways, as gradients
+of replicas go through the AllReduce: a row with copies on all ranks gets the field REPLICA here.
+"""
+
+import hashlib
+from collections.abc import Iterable
+
+import numpy as np
+
+from oper.base import native
+from oper.base.arrays import Ints
+from oper.base.errors import OperError
+from oper.plan.address_map import AddressMap
+from oper.plan.layout import LOCAL, SLOT_BITS, SLOT_MASK, Layout, rank_map
+from oper.plan.plan import Plan
+from oper.plan.row_codes import rows_of_tables
+from oper.runtime.memory.device import Device
+
+REPLICA = native.shared("field replica", LOCAL - 1)
+# What plain arrays for a rank's small tables may take: most accesses are to these, and translate in
+# a third of the time.
+FLAT_BYTES = 1 << 21
+NOT_FOR_TRAINING = (
+    "the plan was made for inference, and the model is to be trained by it; make a plan with "
+    "--mode training, or call model.eval() first"
+)
+
+
+def runtime_map(plan: Plan, rank: int, device: Device) -> AddressMap:
+    """The address map of one rank, replicas marked, on its device."""
+    mine = rank_map(plan.layout, rank)
+    local = mine.group_base & SLOT_MASK | REPLICA << SLOT_BITS
+    reads_own = mine.group_base >> SLOT_BITS == LOCAL
+    marked = replicated(plan.layout) & reads_own
+    mine.group_base[:] = np.where(marked, local, mine.group_base)
+    made = AddressMap(plan.tables, plan.layout, mine).flattened(FLAT_BYTES)
+    return made.to(device.torch_device)
+
+
+def replicated(layout: Layout) -> np.ndarray:
+    """Which groups have copies on all of several ranks, [G]."""
+    return np.asarray(layout.holds.all(axis=1) & (layout.ranks > 1))
+
+
+def replica_slots(layout: Layout, tables: Iterable[int]) -> Ints:
+    """The slots that replicas of tables of one width take in its arenas, ascending; other rows may
+    lie between them."""
+    rows = list(rows_of_tables(layout.listed_offset))
+    group, position = layout.listed_places()
+    copied = replicated(layout)
+    slots = [np.zeros(0, dtype=np.int64)]
+    for t in tables:
+        everywhere = copied[group[rows[t]]]
+        found = group[rows[t]][everywhere]
+        slots.append(layout.base[found, 0] + position[rows[t]][everywhere])
+    return np.sort(np.concatenate(slots))
+
+
+def check_trainable(plan: Plan) -> None:
+    """OperError unless every row has one owner or a copy on every rank, which that rank reads, and
+    can be updated."""
+    for table in plan.tables:
+        if table.dtype == "int8":
+            raise OperError(
+                f"table {table.name!r}: the plan has int8 rows, which can be looked up and not "
+                "trained; plan for fp32, fp16 or bf16, or make the plan with --mode inference"
+            )
+    copies = plan.layout.holds.sum(axis=1)
+    some = (copies > 1) & (copies < plan.ranks)
+    if some.any() or plan.layout.unread_copies.any():
+        raise OperError(NOT_FOR_TRAINING)
+
+
+def plan_digest(plan: Plan) -> bytes:
+    """What ranks compare to find that they hold different plans."""
+    digest = hashlib.sha256()
+    layout = plan.layout
+    for array in (
+        layout.rows, layout.width_of_table, layout.slots, layout.source, layout.base,
+        *layout.orders, layout.pattern_of, layout.rotation, layout.stripe_base, layout.bitmap,
+        layout.codes, layout.stripe_bitmap, layout.everywhere_bitmap, layout.everywhere_group,
+        layout.everywhere_first,
+    ):  # fmt: skip
+        if array is not None:
+            digest.update(np.ascontiguousarray(array).data)
+    digest.update(repr((plan.tables, plan.workload, plan.allreduce_method)).encode())
+    return digest.digest()

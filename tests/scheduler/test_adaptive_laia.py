@@ -1,0 +1,52 @@
+"""The degree of infrequency of tables, and LAIA that looks at some tables alone."""
+
+import numpy as np
+import pytest
+
+from oper.scheduler.adaptive_laia import Infrequency
+from oper.scheduler.cache import Caches
+from oper.scheduler.cache_settings import Synchronisation
+from oper.scheduler.dispatch import Dispatcher, Policy
+
+WORKERS = 2
+
+
+def some_caches() -> Caches:
+    return Caches(WORKERS, [100], [8], [8], "lru", Synchronisation.parse("on-demand"))
+
+
+def test_rows_that_every_worker_needs_anyway_are_frequent() -> None:
+    # Table 0 has row 0, in every sample; table 1 rows 1 to 8, each in one sample; table 2 none.
+    caches, found = some_caches(), Infrequency(np.array([0, 1, 9, 20]), WORKERS)
+    for first in (1, 5):
+        addresses = np.array([0, first, 0, first + 1, 0, first + 2, 0, first + 3])
+        caches.train(caches.look_up(addresses, 2 * np.arange(5)), np.array([0, 0, 1, 1]))
+        found.count(addresses, 4)
+    assert found.of_tables(caches).tolist() == [0.0, 1.0, 0.0]
+    assert found.tables_of(np.array([0, 1, 8, 9, 19])).tolist() == [0, 1, 1, 2, 2]
+
+
+def test_doi_counts_copies_not_rows() -> None:
+    # Of one table: row 0 in all 8 samples and both caches, row 1 in one sample and one cache.
+    caches, found = some_caches(), Infrequency(np.array([0, 2]), WORKERS)
+    addresses = np.array([0] * 8 + [1])
+    offsets = np.array([0, 1, 2, 3, 4, 5, 6, 7, 9])
+    caches.train(caches.look_up(addresses, offsets), np.repeat([0, 1], 4))
+    found.count(addresses, 8)
+    assert found.of_tables(caches).tolist() == [pytest.approx(1 / 3)]
+
+
+def test_laia_of_one_table_goes_by_its_rows_alone() -> None:
+    caches = some_caches()
+    first = np.array([0, 1, 9, 0, 2, 10])  # table 0: row 0; table 1: 1 to 8; table 2: 9 on
+    found = Infrequency(np.array([0, 1, 9, 20]), WORKERS)
+    laia = Dispatcher(Policy("laia", tables=1), np.ones(WORKERS), 0, found)
+    caches.train(caches.look_up(first, np.array([0, 3, 6])), np.array([0, 1]))
+    # Of 20 samples, 10 a worker, 12 have row 0 and 4 to 8 each of the others.
+    found.count(np.array([0, 1, 9, 0, 2, 10] * 4), 8)
+    found.count(np.array([0, 9, 10] * 4), 12)
+    again = np.array([0, 2, 9, 0, 1, 10])
+    batch = caches.look_up(again, np.array([0, 3, 6]))
+    assert found.of_tables(caches).tolist() == [0.0, 1.0, 1.0]
+    # Tables 1 and 2 tie, and the first decides: row 2 is with worker 1, and row 1 with worker 0.
+    assert laia.assign(caches, again, batch, 1).tolist() == [1, 0]
