@@ -58,7 +58,7 @@ def row(measured: Measured) -> list[str]:
         f"{run.workload.mode} {run.workload.fetch}",
         f"{100 * run.limits.extra_memory:g}%",
         exact.status,
-        f"{exact.seconds['total']:.1f}",
+        f"{exact.total_seconds:.1f}",
         format_duration(seconds),
         percent(ours.certified_gap, 4),
         f"{paper.cost.objective_seconds / seconds:.3f}",

@@ -75,6 +75,11 @@ class MethodResult:
     reason: str | None = None
 
     @property
+    def total_seconds(self) -> float:
+        """Seconds spent on planning, all steps together."""
+        return self.seconds["total"]
+
+    @property
     def objective_seconds(self) -> float | None:
         """Seconds of the slowest rank; None without a placement."""
         return None if self.cost is None else self.cost.objective_seconds
@@ -142,6 +147,11 @@ class Comparison(Summarised):
 
     def __repr__(self) -> str:
         return f"<Comparison of {', '.join(self.methods)}>"
+
+    @property
+    def oper(self) -> MethodResult | None:
+        """What OPER's own plan comes to; None where it was not asked for."""
+        return self.methods.get("oper")
 
     @property
     def fitting(self) -> list[str]:

@@ -20,7 +20,7 @@ LAYERS = (
     "logs.formats",
     "logs",
     "profiling plan",
-    "plan.tier",
+    "analysis",
     "synth audit",
     "planner.problem",
     "planner.lp",
