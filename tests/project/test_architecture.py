@@ -63,6 +63,7 @@ READS_LINK_COSTS = (
     "cost",
     "topology",
     "measure",
+    "analysis",
     "cli",
     "report",
 )  # priced, stated, measured, displayed
