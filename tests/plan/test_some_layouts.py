@@ -4,20 +4,13 @@ from dataclasses import fields
 from typing import Any
 
 import numpy as np
-<<<<<<< HEAD
 from hypothesis import given
-=======
-from hypothesis import given, settings
->>>>>>> fixa
 from hypothesis import strategies as st
 
 from oper.plan.address_map import AddressMap
 from oper.plan.layout import Layout, rank_map
 from oper.plan.some_layouts import LayoutPart, join_layouts, select_layout
-<<<<<<< HEAD
 from tests.support.examples import examples
-=======
->>>>>>> fixa
 from tests.support.planner.layouts import random_layout, tables_of
 
 

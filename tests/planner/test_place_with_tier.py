@@ -19,17 +19,12 @@ from oper.cost.workload import Workload
 from oper.plan.plan import Plan
 from oper.plan.settings import PlanSettings
 from oper.plan.some_tables import part_of
-from oper.planner import place_with_tier
 from oper.planner.bounds.certificate import certify
 from oper.planner.bounds.tier_bound import Certified, WeightedBounds, certify_together
 from oper.planner.compare import compare
 from oper.planner.make_placement import InfeasibleError
 from oper.planner.make_plan import make_plan
-<<<<<<< HEAD
-from oper.planner.place_with_tier import PlannedWithTier
-=======
 from oper.planner.place_with_tier import PlannedWithTier, plan_with_tier
->>>>>>> fixa
 from oper.planner.problem.problem import Problem, make_problem
 from oper.profiling.profile import Profile
 from oper.tables.table import Table

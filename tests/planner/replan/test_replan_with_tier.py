@@ -31,11 +31,7 @@ def planned(seed: int, number: int = 2) -> tuple[Plan, list[Profile]]:
     """A plan with a tier for the first of several profiles."""
     profiles, topology, workload, asked = drawn(seed, number)
     try:
-<<<<<<< HEAD
         return plan_with_tier(profiles[0], topology, workload, asked)[0], profiles
-=======
-        return plan_with_tier(profiles[0], topology, workload, asked).plan, profiles
->>>>>>> fixa
     except OperError:
         reject()
 
@@ -89,11 +85,7 @@ def test_some_replans_move_rows_in_both_memories():
     for seed in range(12):
         profiles, topology, workload, asked = drawn(seed, 2)
         try:
-<<<<<<< HEAD
             plan, _ = plan_with_tier(profiles[0], topology, workload, asked)
-=======
-            plan = plan_with_tier(profiles[0], topology, workload, asked).plan
->>>>>>> fixa
         except OperError:
             continue
         found = replan(plan, profiles[1], 10**6)
@@ -115,19 +107,10 @@ def test_drift_is_of_both_memories(seed):
     assert [table.table for table in found.tables] == [table.name for table in plan.tables]
     fresh = np.zeros(plan.ranks)
     for part, _ in parts_row_by_row(plan, newer):
-<<<<<<< HEAD
         tables = [plan.table_index(table.name) for table in part.tables]
         fresh += fresh_seconds(part, newer, tables)
     assert np.allclose(found.rank_seconds.fresh, fresh, rtol=1e-9)
     latency = seconds[now.argmax()] - sum(t.slowest_rank_seconds for t in found.tables)
-=======
-        assert part.limits is not None
-        tables = [plan.table_index(table.name) for table in part.tables]
-        asked = PlanSettings(part.limits.extra_memory, threshold=plan.asked.threshold)
-        fresh += fresh_seconds(part, newer, tables, asked)
-    assert np.allclose(found.rank_fresh, fresh, rtol=1e-9)
-    latency = seconds[found.rank_now.argmax()] - sum(t.slowest_rank_seconds for t in found.tables)
->>>>>>> fixa
     assert -1e-12 <= latency <= 1e-3  # of the AllReduce, in no table's part
 
 
