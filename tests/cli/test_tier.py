@@ -20,8 +20,9 @@ def test_every_command_reads_a_plan_with_a_tier(here: Path) -> None:
     assert "C1 in the hosts' memory" in shown
     content = json.loads(fine("plan", "show", "new", "--json"))
     assert content["tier"] == ["C1"]
-    assert set(content["parts"]) == {"devices", "tier"}
-    assert content["memory_bytes"] == content["parts"]["devices"]["memory_bytes"]
+    devices, hosts = content["memories"]
+    assert (devices["name"], hosts["name"]) == ("device", "host")
+    assert content["memory_bytes"] == devices["memory_bytes"] != hosts["memory_bytes"]
     assert "all 17 invariants hold" in fine("plan", "check", "new")
     assert "all 18 invariants hold" in fine("plan", "check", "new", "log.parquet")
     explained = fine("plan", "explain", "new", "--table", "C1", "--row", "0")
@@ -58,7 +59,7 @@ def test_json_of_a_new_plan_says_what_its_tier_is(here: Path) -> None:
     content = json.loads(fine(*PLAN.split(), "--tier", "C2, C1", "--json"))
     assert content["tier"] == ["C1", "C2"]
     shown = json.loads(fine("plan", "show", "new", "--json"))
-    for name in ("parts", "rows", "objective_seconds", "certified_gap", "memory_bytes"):
+    for name in ("memories", "rows", "objective_seconds", "certified_gap", "memory_bytes"):
         assert content[name] == shown[name], name
 
 
