@@ -280,7 +280,7 @@ def compare(
     if unknown:
         raise OperError(f"method {unknown[0]!r}: one of {', '.join(METHODS)} was needed")
     if not isinstance(profile, Profile):
-        profile = Profile.open(profile)
+        profile = Profile.load(profile)
     if not isinstance(topology, Topology):
         topology = Topology.load(topology)
     native.ops()  # loading torch is no part of planning

@@ -29,6 +29,7 @@ def make_plan(
     topology: Topology | Path | str,
     workload: Workload,
     settings: PlanSettings | None = None,
+    *,
     report: Callable[[str], None] = lambda step: None,
 ) -> Plan:
     """Make a plan, in memory; `plan.save(folder)` writes it, with the profile's vocabularies.

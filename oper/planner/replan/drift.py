@@ -217,7 +217,7 @@ def drift_by_window(
     threshold: float = WORSE,
     report: Callable[[str], None] = lambda step: None,
 ) -> WindowDrift:
-    """Price a plan under the counts of each window of a log, as `Profile.open_parts` opens them.
+    """Price a plan under the counts of each window of a log, as `Profile.load_windows` opens them.
 
     Arguments and errors are those of `drift`.
     """
