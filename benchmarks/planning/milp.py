@@ -9,14 +9,15 @@ the best placement of whole partitions. The paper's solver took 3.8 hours.
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.common import SAMPLES_PER_RANK, parser, percent, publish, real_profiles, synthetic
 from oper.base.formatting import format_duration
 from oper.cli.shared.console import new_table
 from oper.cost.workload import Workload
 from oper.plan.settings import PlanSettings
-from oper.planner import compare
+from oper.planner.baselines.baseline import SolverNotes
+from oper.planner.compare import Comparison, compare
 from oper.profiling.profile import Profile
 from oper.topology.topology import Topology
 
@@ -25,7 +26,14 @@ CASES = (("inference", "raw"), ("training", "raw"), ("inference", "distinct"))
 REAL_LOG, REAL_SAMPLES_PER_RANK = "criteo-80k", 512
 
 
-def measure(name: str, profile: Profile, limit_seconds: float) -> Iterator[dict[str, Any]]:
+class Measured(NamedTuple):
+    """The three methods for one log in one case."""
+
+    log: str
+    run: Comparison
+
+
+def measure(name: str, profile: Profile, limit_seconds: float) -> Iterator[Measured]:
     """The three methods in every case."""
     topology = Topology.load("dgx-a100").with_capacity("1.25")
     samples = REAL_SAMPLES_PER_RANK if name == REAL_LOG else SAMPLES_PER_RANK
@@ -33,36 +41,40 @@ def measure(name: str, profile: Profile, limit_seconds: float) -> Iterator[dict[
         workload = Workload(mode, fetch, topology.ranks * samples)  # type: ignore[arg-type]
         for extra in EXTRA:
             settings = PlanSettings(extra, threshold=THRESHOLD)
-            run = compare.compare(profile, topology, workload, settings, METHODS, limit_seconds)
-            yield {"workload": name, **run}
+            run = compare(profile, topology, workload, settings, METHODS, limit_seconds)
+            yield Measured(name, run)
 
 
-def row(entry: dict[str, Any]) -> list[str]:
+def row(measured: Measured) -> list[str]:
     """One line of the table."""
-    settings, methods = entry["settings"], entry["methods"]
-    exact, ours = methods["milp"], methods["oper"]["objective_seconds"]
+    run = measured.run
+    ours, paper, exact = (run.methods[name] for name in METHODS)
+    assert ours.cost is not None
+    assert paper.cost is not None
+    assert ours.certified_gap is not None
+    seconds = ours.cost.objective_seconds
     cells = [
-        entry["workload"],
-        f"{settings['mode']} {settings['fetch']}",
-        f"{100 * settings['extra_memory']:g}%",
-        exact["status"],
-        f"{exact['seconds']['total']:.1f}",
-        format_duration(ours),
-        percent(methods["oper"]["certified_gap"], 4),
-        f"{methods['paper']['objective_seconds'] / ours:.3f}",
+        measured.log,
+        f"{run.workload.mode} {run.workload.fetch}",
+        f"{100 * run.limits.extra_memory:g}%",
+        exact.status,
+        f"{exact.total_seconds:.1f}",
+        format_duration(seconds),
+        percent(ours.certified_gap, 4),
+        f"{paper.cost.objective_seconds / seconds:.3f}",
     ]
-    found = exact["objective_seconds"]
-    if found is None:
+    if exact.cost is None or not isinstance(exact.notes, SolverNotes):
         return [*cells, "-", "-"]
-    return [*cells, f"{found / ours:.3f}", percent(exact["notes"]["solver_gap"])]
+    found = exact.cost.objective_seconds
+    return [*cells, f"{found / seconds:.3f}", percent(exact.notes.solver_gap)]
 
 
-def table(found: list[dict[str, Any]]) -> Any:
+def table(found: list[Measured]) -> Any:
     """Objectives of the published procedure and of the solver, over ours."""
     headers = ("extra", "status", "s", "ours", "gap %", "paper", "milp", "gap %")
     made = new_table("log", "case", *headers, left=2)
-    for entry in found:
-        made.add_row(*row(entry))
+    for measured in found:
+        made.add_row(*row(measured))
     return made
 
 
@@ -73,7 +85,8 @@ def main() -> None:
     profiles = {"criteo-kaggle": synthetic("criteo-kaggle", given.scale)}
     profiles |= {name: p for name, p in real_profiles() if name == REAL_LOG}
     found = [e for name, p in profiles.items() for e in measure(name, p, given.limit)]
-    publish(given, {"runs": found}, lambda: table(found), "paper, milp: objective over ours")
+    runs = [{"workload": measured.log, **measured.run.to_json()} for measured in found]
+    publish(given, {"runs": runs}, lambda: table(found), "paper, milp: objective over ours")
 
 
 if __name__ == "__main__":

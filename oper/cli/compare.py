@@ -2,6 +2,7 @@
 
 import typer
 
+from oper.base.defaults import LIMIT_SECONDS
 from oper.base.errors import OperError
 from oper.base.units import parse_share
 from oper.cli.compare_text import print_runs
@@ -24,7 +25,7 @@ from oper.cli.shared.plan_options import (
     parse_reserve,
 )
 from oper.cli.shared.progress import progress
-from oper.planner.baselines.registry import BASELINES, LIMIT_SECONDS
+from oper.planner.baselines.registry import BASELINES
 
 _EXAMPLES = """
 oper compare profile --topology dgx-a100 --methods oper,table_wise,torchrec

@@ -85,7 +85,7 @@ def methods_table(run: "Comparison") -> Any:
         "method", "iteration", against, "fits its memory", "fullest rank", "planning", left=1
     )
     for name, result in run.methods.items():
-        planning = format_duration(result.seconds["total"])
+        planning = format_duration(result.total_seconds)
         if result.cost is None:
             table.add_row(name, "-", "-", _fits(result), "-", planning)
             continue
@@ -109,7 +109,7 @@ def _stopped(result: "MethodResult") -> bool:
 
 def _reference(run: "Comparison") -> tuple[float | None, str]:
     """The iteration that others are compared with, and the heading of the column."""
-    oper = run.methods.get("oper")
+    oper = run.oper
     if oper is not None and oper.cost is not None:
         return oper.cost.objective_seconds, "times oper's"
     fitting = run.fitting
@@ -153,7 +153,7 @@ def verdict(run: "Comparison") -> list[str]:
     else:
         sentence += "; no other method fits" if len(run.methods) > 1 else ""
     lines = [sentence]
-    oper = run.methods.get("oper")
+    oper = run.oper
     if oper is not None and oper.certified_gap is not None:
         lines.append(
             f"Certified: oper's plan takes {at_most(oper.certified_gap)} longer than the best "

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import typer
 
+from oper.base.defaults import WORSE
 from oper.base.units import parse_share
 from oper.cli.drift_text import print_drift, print_windows
 from oper.cli.shared.command import ConfigurableCommand
 from oper.cli.shared.console import emit
 from oper.cli.shared.output_options import JSON
 from oper.cli.shared.progress import steps
-from oper.planner.replan.defaults import WORSE
 
 _EXAMPLES = """
 oper drift plan windows@3

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from oper.base.defaults import HORIZON
 from oper.base.formatting import format_bytes, format_duration, format_share, plural
 from oper.cli.shared.command import ConfigurableCommand
 from oper.cli.shared.console import emit, new_console, new_table
 from oper.cli.shared.output_options import FORCE, JSON
 from oper.cli.shared.progress import steps
-from oper.planner.replan.defaults import HORIZON
 
 if TYPE_CHECKING:
     from oper.planner.replan.replan_one_memory import Replanned

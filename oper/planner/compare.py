@@ -19,6 +19,7 @@ import numpy as np
 
 from oper.base import native
 from oper.base.arrays import WholePerRank
+from oper.base.defaults import LIMIT_SECONDS
 from oper.base.display import Summarised
 from oper.base.errors import OperError, check_type
 from oper.cost.objective import Cost
@@ -37,12 +38,7 @@ from oper.planner.baselines.baseline import (
     TorchRecNotes,
     price_baseline,
 )
-from oper.planner.baselines.registry import (
-    BASELINES,
-    LIMIT_SECONDS,
-    installed_baselines,
-    make_baseline,
-)
+from oper.planner.baselines.registry import BASELINES, installed_baselines, make_baseline
 from oper.planner.bounds.certificate import certify
 from oper.planner.make_placement import InfeasibleError, Planned, within_limits
 from oper.planner.memory.device_limits import DeviceLimits
@@ -77,6 +73,11 @@ class MethodResult:
     record: PlanningRecord | None = None
     notes: Notes | None = None
     reason: str | None = None
+
+    @property
+    def total_seconds(self) -> float:
+        """Seconds spent on planning, all steps together."""
+        return self.seconds["total"]
 
     @property
     def objective_seconds(self) -> float | None:
@@ -146,6 +147,11 @@ class Comparison(Summarised):
 
     def __repr__(self) -> str:
         return f"<Comparison of {', '.join(self.methods)}>"
+
+    @property
+    def oper(self) -> MethodResult | None:
+        """What OPER's own plan comes to; None where it was not asked for."""
+        return self.methods.get("oper")
 
     @property
     def fitting(self) -> list[str]:

@@ -1,6 +1,6 @@
 """What plans, profiles and the results of commands say of themselves in notebooks and to rich.
 
-In: an object. Out: `Summary`: a title, facts and a table (oper/base/summary.py, which shows it).
+In: an object. Out: `Summary`: a title, facts and a table (oper/base/display.py, which shows it).
 """
 
 from functools import singledispatch
@@ -69,8 +69,7 @@ def _profile(counts: RowCounts) -> Summary:
 @summary_of.register
 def _comparison(comparison: Comparison) -> Summary:
     """A line for each method."""
-    oper = comparison.methods.get("oper")
-    ours = None if oper is None else oper.objective_seconds
+    ours = None if comparison.oper is None else comparison.oper.objective_seconds
     return Summary(
         f"{len(comparison.methods)} methods on {comparison.ranks} ranks ({comparison.topology}), "
         f"{comparison.workload.mode}, batches of {comparison.workload.batch_size:,} samples",

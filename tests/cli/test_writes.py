@@ -40,8 +40,8 @@ def test_a_taken_place_is_told_before_the_work(here: Path, monkeypatch: pytest.M
     def work(*_: object) -> None:
         raise AssertionError("planned, to find that the plan cannot be written")
 
-    monkeypatch.setattr("oper.planner.make_plan.make_plan", work)
-    monkeypatch.setattr("oper.planner.replan.replan.replan_and_save", work)
+    monkeypatch.setattr("oper.planner.make_plan.plan_and_placement", work)
+    monkeypatch.setattr("oper.planner.replan.replan.replan", work)
     monkeypatch.setattr("oper.measure.launch.measure_local", work)
     Path("mine").mkdir()
     Path("mine/notes.txt").write_text("keep")

@@ -20,7 +20,7 @@ LAYERS = (
     "logs.formats",
     "logs",
     "profiling plan",
-    "plan.tier",
+    "analysis",
     "synth audit",
     "planner.problem",
     "planner.lp",
@@ -63,6 +63,7 @@ READS_LINK_COSTS = (
     "cost",
     "topology",
     "measure",
+    "analysis",
     "cli",
     "report",
 )  # priced, stated, measured, displayed

@@ -83,7 +83,7 @@ def write_log(path: Path, samples: int = 30_000) -> None:
 
 def counters(plan: Path) -> list[dict[str, object]]:
     """What four ranks may have counted in ten steps: the prediction, and a tenth more."""
-    figures = json.loads((plan / "plan.json").read_text())["figures"]
+    figures = json.loads((plan / "plan.json").read_text())["memories"][0]["cost"]
     moved = figures["communication_bytes"]
 
     def counted(rank: int, kind: str) -> list[int]:

@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 from oper.base.errors import OperError
 from oper.base.formatting import format_bytes, format_duration
 from oper.cost.workload import Workload
+from oper.plan.certificate import Certificate
+from oper.plan.memories import Memory
 from oper.plan.plan import Plan
 from oper.plan.rows_by_kind import rows_by_kind
-from oper.plan.settings import PlanSettings
+from oper.plan.settings import Limits, PlanSettings
+from oper.planner.compare import Comparison
 from oper.planner.make_plan import make_plan
 from oper.planner.replan.replan import replan
 from oper.profiling.profile import Profile
@@ -54,9 +57,9 @@ def test_the_time_of_all_kinds_is_the_predicted_time(
     profile = make_profile(seed)
     made = planned(tmp_path_factory.mktemp("plan"), profile, name, mode, extra)
     times = kind_times(made, profile)
-    total = times.replicated + times.listed + times.striped + times.tier
+    total = times.replicated + times.listed + times.striped + times.in_hosts
     np.testing.assert_allclose(total, made.cost.rank_seconds, rtol=1e-12)
-    assert not times.tier.any()
+    assert not times.in_hosts.any()
 
 
 def planned(folder: Path, profile: Profile, name: str, mode: str, extra: float) -> Plan:
@@ -75,9 +78,9 @@ def test_the_time_of_a_tier_is_its_parts_own(tmp_path: Path) -> None:
     )
     made = Plan.load(tmp_path / "p")
     times = kind_times(made, profile)
-    assert made.parts is not None
-    of_tier = made.parts.tier.cost.rank_seconds
-    np.testing.assert_allclose(times.tier, of_tier, rtol=1e-12)
+    assert made.host is not None
+    of_tier = made.host.cost.rank_seconds
+    np.testing.assert_allclose(times.in_hosts, of_tier, rtol=1e-12)
     devices = times.replicated + times.listed + times.striped
     np.testing.assert_allclose(devices + of_tier, made.cost.rank_seconds, rtol=1e-12)
     page = plan_page(made, "p", Material(profile))
@@ -170,15 +173,22 @@ def rank_count(name: str) -> int:
 
 
 def test_memory_is_a_limit_where_all_of_it_is_used(plan: Plan, reported: Reported) -> None:
-    assert plan.cost.extra_memory_ratio >= 0.99 * plan.settings["extra_memory"]
+    assert plan.limits is not None
+    assert plan.cost.extra_memory_ratio >= 0.99 * plan.limits.extra_memory
     profile = Profile.load(reported.file("profile"))
     said = words(plan_page(plan, "p", Material(profile)), "memory-limit")
     assert said.startswith("Memory is a limit: 20% of extra memory were allowed")
     unknown = words(plan_page(plan, "p", Material()), "memory-limit")
     assert unknown.startswith("20% of extra memory were allowed for copies, and all is used: more")
-    none = replace(plan, settings=plan.settings | {"extra_memory": 0.0})
+    none = replace(plan, limits=Limits(0.0), memories=(without_copies(plan),))
     said = words(plan_page(none, "p", Material()), "memory-limit")
     assert said.startswith("No copies of rows were allowed")
+
+
+def without_copies(plan: Plan) -> Memory:
+    """The only memory of a plan, as if no row had a copy."""
+    (memory,) = plan.memories
+    return replace(memory, cost=replace(memory.cost, extra_bytes=0.0))
 
 
 def test_memory_is_no_limit_where_the_devices_decided(tmp_path: Path) -> None:
@@ -197,7 +207,9 @@ def test_memory_is_no_limit_where_the_devices_decided(tmp_path: Path) -> None:
 
 
 def test_a_plan_without_a_certificate_says_so(plan: Plan) -> None:
-    page = plan_page(replace(plan, certificate={}), "p", Material())
+    (memory,) = plan.memories
+    unproved = replace(plan, memories=(replace(memory, certificate=None),))
+    page = plan_page(unproved, "p", Material())
     assert "Nothing was proved" in words(page, "plan")
     assert "above the proved bound, at most" not in dict(page.sections[0].tiles)
 
@@ -246,12 +258,23 @@ def test_material_of_another_plan_is_refused(
     counters = json.loads(reported.file("counters.json").read_text())
     with pytest.raises(OperError, match="counters of 3 ranks: those of the plan's 4"):
         plan_page(plan, "p", Material(counters=counters[:3]))
-    comparison = json.loads(reported.file("compare.json").read_text())
-    for key, value in {"mode": "training", "batch_size": 1, "topology": "x", "ranks": 2}.items():
-        changed = json.loads(json.dumps(comparison))
-        changed["runs"][0]["settings"][key] = value
+    first, *others = runs_of(reported)
+    for changed in (
+        replace(first, workload=replace(first.workload, mode="training")),
+        replace(first, workload=replace(first.workload, batch_size=4)),
+        replace(first, workload=replace(first.workload, fetch="distinct")),
+        replace(first, topology="x"),
+        replace(first, ranks=2),
+        replace(first, profile="x"),
+    ):
         with pytest.raises(OperError, match="--compare: is of"):
-            plan_page(plan, "p", Material(comparison=changed))
+            plan_page(plan, "p", Material(runs=[changed, *others]))
+
+
+def runs_of(reported: Reported) -> list[Comparison]:
+    """The comparison, with a run for each of two amounts of extra memory."""
+    content = json.loads(reported.file("compare.json").read_text())
+    return [Comparison.from_json(run) for run in content["runs"]]
 
 
 def test_nothing_read_is_no_division(tmp_path: Path) -> None:
@@ -268,34 +291,36 @@ def test_nothing_read_is_no_division(tmp_path: Path) -> None:
 
 
 def test_the_first_sentences_are_of_the_run_like_the_plan(plan: Plan, reported: Reported) -> None:
-    comparison = json.loads(reported.file("compare.json").read_text())
+    runs = runs_of(reported)
+    assert plan.limits is not None
     wanted = next(
-        run["methods"]["paper"]["objective_seconds"]
-        for run in comparison["runs"]
-        if run["settings"]["extra_memory"] == plan.settings["extra_memory"]
+        run.methods["paper"].objective_seconds
+        for run in runs
+        if run.limits.extra_memory == plan.limits.extra_memory
     )
-    for runs in (comparison["runs"], comparison["runs"][::-1]):
-        bars = chart(plan_page(plan, "p", Material(comparison={"runs": runs})), "comparison")
+    assert wanted is not None
+    for ordered in (runs, runs[::-1]):
+        bars = chart(plan_page(plan, "p", Material(runs=ordered)), "comparison")
         (paper,) = (row for row in bars.rows if row[0] == "the paper's procedure")
         assert paper[1] == format_duration(wanted)
-    coarse = json.loads(json.dumps(comparison["runs"][1]))
-    coarse["settings"]["threshold"] = 0.5
-    both = [coarse, comparison["runs"][1]]
+    coarse = replace(runs[1], asked=replace(runs[1].asked, threshold=0.5))
     (section,) = (
         section
-        for section in plan_page(plan, "p", Material(comparison={"runs": both})).sections
+        for section in plan_page(plan, "p", Material(runs=[coarse, runs[1]])).sections
         if section.key == "methods"
     )
-    assert section.charts[0].rows == comparison_chart(comparison["runs"][1]).rows
+    assert section.charts[0].rows == comparison_chart(runs[1]).rows
 
 
-def test_equal_times_are_called_equal(plan: Plan, reported: Reported) -> None:
-    (run, *_) = json.loads(reported.file("compare.json").read_text())["runs"]
-    ours = run["methods"]["oper"]["objective_seconds"]
+def test_equal_times_are_called_equal(reported: Reported) -> None:
+    run, paper = runs_of(reported)[0], runs_of(reported)[0].methods["paper"]
+    ours = run.methods["oper"].objective_seconds
+    assert ours is not None
+    assert paper.cost is not None
     for factor, said in ((1.0, "as long as with"), (1.001, "0.10% less than"), (2.0, "2.00 times")):
-        only = {name: run["methods"][name] for name in ("oper", "paper")}
-        only["paper"] |= {"objective_seconds": factor * ours, "certified_gap": 0.1}
-        compared = beside({"methods": only}, ours)
+        cost = replace(paper.cost, rank_seconds=np.full(run.ranks, factor * ours))
+        fits = replace(paper, cost=cost, certificate=Certificate(factor * ours, ours))
+        compared = beside(replace(run, methods={"paper": fits}), ours)
         assert compared is not None
         assert compared.startswith(said)
 

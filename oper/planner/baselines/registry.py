@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from oper.planner.baselines.baseline import Baseline
     from oper.planner.problem.problem import Problem
 
-# For baselines that may take long, unless it is said.
-LIMIT_SECONDS = 60.0
-
 
 @dataclass(frozen=True)
 class Rule:

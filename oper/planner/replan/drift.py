@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from oper.base.arrays import Floats, Ints, PerRank
+from oper.base.defaults import WORSE
 from oper.base.display import Summarised
 from oper.base.units import finite_number
 from oper.cost.allreduce import allreduce_cost
@@ -32,7 +33,6 @@ from oper.planner.make_placement import Watch, place
 from oper.planner.problem.class_finder import ClassFinder
 from oper.planner.problem.classes import Classes
 from oper.planner.problem.problem import ClassProblem, make_problem
-from oper.planner.replan.defaults import WORSE
 from oper.planner.replan.improve_placement import price_counts
 from oper.planner.replan.old_plan import check_tables
 from oper.profiling.profile import Profile, profile_given
@@ -217,7 +217,7 @@ def drift_by_window(
     threshold: float = WORSE,
     report: Callable[[str], None] = lambda step: None,
 ) -> WindowDrift:
-    """Price a plan under the counts of each window of a log, as `Profile.load_windows` opens them.
+    """Price a plan under the counts of each window of a log, as `Profile.load_windows` reads them.
 
     Arguments and errors are those of `drift`.
     """

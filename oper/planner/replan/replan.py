@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from oper.base.defaults import HORIZON
 from oper.base.units import whole_number
 from oper.files import manifest
 from oper.plan.plan import MARKER, Plan, plan_given
-from oper.planner.replan.defaults import HORIZON
 from oper.planner.replan.replan_one_memory import Replanned, replan_one_memory
 from oper.planner.replan.replan_with_tier import replan_with_tier
 from oper.profiling.profile import Profile, profile_given

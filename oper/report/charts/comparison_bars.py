@@ -74,7 +74,7 @@ def comparison_chart(run: Comparison) -> Chart:
     placed = sorted(
         ((name, seconds) for name, seconds in times.items() if seconds), key=lambda pair: pair[1]
     )
-    ours = times.get("oper")
+    ours = None if run.oper is None else run.oper.objective_seconds
     slowest = max((seconds for _, seconds in placed), default=1.0)
     unit = duration_unit(slowest)
     values = [
@@ -157,8 +157,7 @@ def comparison_chart(run: Comparison) -> Chart:
 
 
 def _caption(run: Comparison) -> str:
-    oper = run.methods.get("oper")
-    ours = None if oper is None else oper.objective_seconds
+    ours = None if run.oper is None else run.oper.objective_seconds
     compared = None if ours is None else beside(run, ours)
     if ours is None or compared is None:
         return "All methods are priced by the same cost model."
@@ -170,7 +169,7 @@ def _caption(run: Comparison) -> str:
     solved = None if solver is None else solver.objective_seconds
     if solver and solved:
         caption += (
-            f" The exact solver took {format_duration(solver.seconds['total'])} and may use all "
+            f" The exact solver took {format_duration(solver.total_seconds)} and may use all "
             f"the memory allowed; it comes to {format_duration(solved)}."
         )
     return caption
@@ -190,7 +189,7 @@ def _label(seconds: float, ours: float | None) -> str:
 
 
 def _row(name: str, result: MethodResult, ours: float | None) -> tuple[str, ...]:
-    planned, shown = format_duration(result.seconds["total"]), NAMES.get(name, name)
+    planned, shown = format_duration(result.total_seconds), NAMES.get(name, name)
     if result.cost is None or result.capacity_factor is None:
         return shown, "no plan", "", result.reason or "", "", planned, ""
     seconds = result.cost.objective_seconds

@@ -83,8 +83,9 @@ def test_times_are_oper_s_and_only_misfits_have_a_factor_of_memory(
     def over(factor: float) -> MethodResult:
         result = compared.methods["table_wise"]
         assert result.cost is not None
-        held = factor * result.cost.capacity_bytes
-        cost = replace(result.cost, memory_bytes=held)
+        room = np.full(result.cost.ranks, 10**9)
+        held = np.rint(factor * room).astype(np.int64)
+        cost = replace(result.cost, memory_bytes=held, capacity_bytes=room)
         return replace(result, status=Status.INFEASIBLE, cost=cost, certificate=None)
 
     mine = compared.methods["oper"].objective_seconds

@@ -84,8 +84,7 @@ def test_plans_are_asked_for_in_the_planners_words(model, profile):
     )
     plan = planner.plan(model).oper_plan
     assert plan.workload == Workload("inference", "distinct", 3 * 512)  # TorchRec's batch size
-    assert plan.limits is not None
-    assert plan.limits.extra_memory == 0.5
+    assert plan.asked.extra_memory == 0.5
     for topology, fetch in (("cpu:2", "raw"), ("2x2-a100", "distinct")):
         made = oper.OperShardingPlanner(topology, profile).plan(model).oper_plan
         assert made.workload.fetch == fetch

@@ -1,0 +1,206 @@
+"""`oper.compare`, `replan`, `drift`, `check`, `diff`, `explain` and `write_report`: what the
+commands of these names print, from objects or from folders, and shown in notebooks."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import oper
+from oper.planner.replan.drift import WindowDrift
+from tests.support.commands import fine
+from tests.support.planner.drifting import make_profile
+from tests.support.planner.instances import zipf_counts
+
+
+class Folders(NamedTuple):
+    """Two profiles of the same tables, a plan for each, and a re-plan of the first."""
+
+    profile: Path
+    newer: Path
+    plan: Path
+    other: Path
+    again: Path
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    place = tmp_path_factory.mktemp("public")
+    random = np.random.default_rng(0)
+    tables = (oper.Table("hot", 3000), oper.Table("cold", 400))
+    counts = [random.permutation(zipf_counts(t.rows, 20 * t.rows, 1.05)) for t in tables]
+    found = Folders(*(place / name for name in Folders._fields))
+    profile = make_profile(tables, counts)
+    profile.save(found.profile)
+    newer = make_profile(tables, [random.permutation(c) for c in counts])
+    newer.save(found.newer)
+    workload = oper.Workload("inference", "raw", 512)
+    settings = oper.PlanSettings(extra_memory=0.02)
+    for counted, folder in ((profile, found.plan), (newer, found.other)):
+        oper.make_plan(counted, "2x2-a100", workload, settings).save(folder)
+    oper.replan(found.plan, found.newer).plan.save(found.again)
+    return found
+
+
+def without_times(content: Any) -> Any:
+    """The content without what a clock measured."""
+    if isinstance(content, dict):
+        timed = ("seconds_spent", "plan_seconds")
+        kept = {k: without_times(v) for k, v in content.items() if k not in timed}
+        if isinstance(kept.get("seconds"), dict):
+            del kept["seconds"]
+        return kept
+    return [without_times(item) for item in content] if isinstance(content, list) else content
+
+
+def printed(*command: object) -> Any:
+    return without_times(json.loads(fine(*command, "--json")))
+
+
+def test_drift_is_what_the_command_prints(folders: Folders) -> None:
+    found = oper.drift(folders.plan, folders.newer)
+    said = printed("drift", folders.plan, folders.newer)
+    names = {"plan": str(folders.plan), "profile": str(folders.newer)}
+    assert said == names | found.to_json()
+    assert said["threshold"] == 0.05
+    plan, newer = oper.Plan.load(folders.plan), oper.Profile.load(folders.newer)
+    assert oper.drift(plan, newer).to_json() == found.to_json()
+    windows = oper.drift_by_window(plan, [newer])
+    said = printed("drift", folders.plan, folders.newer, "--all-windows")
+    assert said == names | windows.to_json()
+
+
+def test_replan_is_what_the_command_prints(folders: Folders, tmp_path: Path) -> None:
+    said = printed("replan", folders.plan, folders.newer, "-o", tmp_path / "new")
+    found = oper.replan(folders.plan, folders.newer)
+    mine = without_times(found.to_json())
+    assert mine == {name: said[name] for name in mine}
+    assert said["horizon"] == 10_000
+    assert said["changed_rows"] > 0
+    # What was saved by either has the same bytes.
+    for file in sorted((tmp_path / "new").iterdir()):
+        assert file.read_bytes() == (folders.again / file.name).read_bytes(), file.name
+    assert (folders.again / "moves.npy").exists()
+    from_objects = oper.replan(oper.Plan.load(folders.plan), oper.Profile.load(folders.newer))
+    assert from_objects.to_json()["moved_bytes"] == said["moved_bytes"]
+
+
+def test_check_is_what_the_command_prints(folders: Folders) -> None:
+    found = oper.check(folders.plan)
+    assert found.ok
+    assert printed("plan", "check", folders.plan) == {"plan": str(folders.plan), **found.to_json()}
+
+
+def test_diff_is_what_the_command_prints(folders: Folders) -> None:
+    found = oper.diff(folders.plan, oper.Plan.load(folders.again))
+    assert found.rows_changed
+    assert printed("plan", "diff", folders.plan, folders.again) == found.to_json()
+
+
+def test_explain_is_what_the_command_prints(folders: Folders) -> None:
+    explain = ("plan", "explain", folders.plan, "--table", "cold", "--row", 7)
+    found = oper.explain(folders.plan, "cold", 7)
+    assert printed(*explain) == found.to_json()
+    exact = oper.explain(oper.Plan.load(folders.plan), "cold", 7, folders.profile)
+    assert printed(*explain, "--profile", folders.profile) == exact.to_json()
+    assert exact.accesses is not None
+
+
+def test_compare_is_what_the_command_prints(folders: Folders) -> None:
+    methods = ["oper", "row_wise"]
+    workload = oper.Workload("inference", "raw", 512)
+    settings = oper.PlanSettings(dob=99.9 / 100)  # as --dob 99.9% is read, which is not 0.999
+    found = oper.compare(folders.profile, "2x2-a100", workload, settings, methods)
+    said = printed(
+        *("compare", folders.profile, "--topology", "2x2-a100", "--mode", "inference"),
+        *("--fetch", "raw", "--batch-size", 512, "--methods", ",".join(methods)),
+    )
+    assert said == {"runs": [without_times(found.to_json())]}
+
+
+def test_a_report_is_written(folders: Folders, tmp_path: Path) -> None:
+    workload = oper.Workload("inference", "raw", 512)
+    compared = oper.compare(folders.profile, "2x2-a100", workload, methods=["oper", "row_wise"])
+    page = tmp_path / "page.html"
+    missing = oper.write_report(folders.plan, page, folders.profile, compared)
+    assert "OPER beside other methods" in page.read_text()
+    assert [option.split()[0] for option in missing] == ["--drift", "--counters"]
+
+
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "drift: plan is a int, and a Plan or Path or str was needed": lambda f: oper.drift(3, f.newer),  # type: ignore[arg-type]
+    "drift: profile is a int, and a Profile or": lambda f: oper.drift(f.plan, 3),  # type: ignore[arg-type]
+    "replan: plan is a int": lambda f: oper.replan(3, f.newer),  # type: ignore[arg-type]
+    "horizon 0: at least 1": lambda f: oper.replan(f.plan, f.newer, 0),
+    "check: folder is a Plan, and a Path or str": lambda f: oper.check(oper.Plan.load(f.plan)),  # type: ignore[arg-type]
+    "diff: new is a int": lambda f: oper.diff(f.plan, 3),  # type: ignore[arg-type]
+    "explain: table is a int": lambda f: oper.explain(f.plan, 3, 0),  # type: ignore[arg-type]
+    "row: is '0.5', and a whole number": lambda f: oper.explain(f.plan, "hot", 0.5),  # type: ignore[arg-type]
+    "row 3000 of table 'hot': its rows are 0 to 2999": lambda f: oper.explain(f.plan, "hot", 3000),
+    "compare: profile is a int": lambda f: oper.compare(3, "cpu:2", oper.Workload("inference")),  # type: ignore[arg-type]
+    "write_report: plan is a int": lambda f: oper.write_report(3, "x.html"),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("message", CALLS)
+def test_other_arguments_are_errors_that_say_what_was_needed(
+    folders: Folders, message: str
+) -> None:
+    with pytest.raises(oper.OperError, match=message):
+        CALLS[message](folders)
+
+
+SHOWN: dict[str, tuple[Callable[[Folders], Any], tuple[str, ...]]] = {
+    "plan": (
+        lambda f: oper.Plan.load(f.plan),
+        ("predicted iteration", "from optimal, at most", "rank", "3"),
+    ),
+    "profile": (lambda f: oper.Profile.load(f.profile), ("3,400 rows of 2 tables", "cold")),
+    "drift": (lambda f: oper.drift(f.plan, f.newer), ("Verdict: replan", "time lost", "hot")),
+    "windows": (
+        lambda f: oper.drift_by_window(f.plan, [oper.Profile.load(f.newer)]),
+        ("Verdict: replan", "Not re-planning costs", "@0"),
+    ),
+    "replanned": (
+        lambda f: oper.replan(f.plan, f.newer),
+        ("within 10,000 iterations", "as it was", "from scratch"),
+    ),
+    "differences": (
+        lambda f: oper.diff(f.plan, f.again),
+        ("Two plans for 3,400 rows", "rows that are held elsewhere", "fullest rank"),
+    ),
+    "findings": (lambda f: oper.check(f.plan), ("all 12 invariants hold", "yes")),
+}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_results_show_themselves_in_notebooks_and_to_rich(folders: Folders, name: str) -> None:
+    make, words = SHOWN[name]
+    found = make(folders)
+    shown = found._repr_html_()
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(found)
+    for word in words:
+        assert word in shown, word
+        assert word in capture.get(), word
+
+
+def test_a_lost_invariant_is_shown(folders: Folders) -> None:
+    from oper.audit.finding import Finding, Findings
+
+    found = Findings((Finding("fine"), Finding("not <fine>", "broken")))
+    assert not found.ok
+    assert [finding.invariant for finding in found.wrong] == ["not <fine>"]
+    shown = found._repr_html_()
+    assert "1 of 2 invariants do not hold" in shown
+    assert "not &lt;fine&gt;" in shown
+
+
+def test_windows_that_are_read_back_are_of_the_same_type(folders: Folders) -> None:
+    windows = oper.drift_by_window(folders.plan, [oper.Profile.load(folders.newer)])
+    assert WindowDrift.from_json(windows.to_json()).verdict == windows.verdict
