@@ -34,7 +34,7 @@ def measure(name: str, profile: Profile, limit_seconds: float) -> Iterator[dict[
         for extra in EXTRA:
             settings = PlanSettings(extra, threshold=THRESHOLD)
             run = compare.compare(profile, topology, workload, settings, METHODS, limit_seconds)
-            yield {"workload": name, **run}
+            yield {"workload": name, **run.to_json()}
 
 
 def row(entry: dict[str, Any]) -> list[str]:

@@ -246,7 +246,7 @@ def profile_given(function: str, given: Profile | Path | str) -> Profile:
     Raises OperError where it is of another type, or the folder is none of a profile.
     """
     check_type(function, "profile", given, Profile, Path, str)
-    return given if isinstance(given, Profile) else Profile.open(given)
+    return given if isinstance(given, Profile) else Profile.load(given)
 
 
 def write_windows(folder: Path, windows: Sequence[Profile]) -> None:

@@ -44,7 +44,7 @@ from oper.plan.settings import PlanSettings
 from oper.plan.some_tables import part_of, plans_of_memories
 from oper.planner.make_placement import make_placement
 from oper.planner.make_plan import make_plan
-from oper.planner.replan.replan import replan_and_save
+from oper.planner.replan.replan import replan
 from oper.profiling import profile as profiles
 from oper.profiling.counting import CountOptions, count, provenance
 from oper.profiling.profile import Profile, window_name, write_windows
@@ -345,7 +345,7 @@ def _folders(folder: Path) -> dict[str, tuple[Path, Format, Read]]:
         profile.tables, profile.samples, profile.accesses[::-1].copy(),
         profile.samples_with_row[::-1].copy(), profile.bagged, vocabularies=prepared,
     )  # fmt: skip
-    replan_and_save(folder / "plan", drifted, folder / "replanned", 10**9)
+    replan(folder / "plan", drifted, 10**9).plan.save(folder / "replanned")
     part = open_log(log, replace(opened.options, rows="100:", time="t", time_unit="ms"))
     asked = CountOptions(Sampling(0.5), TimeWindows("t", 1.0, "ms"), source=provenance(part))
     of_part = count(RowReader(part, prepared), asked, prepared=prepared)[2]

@@ -120,12 +120,13 @@ def test_the_memory_is_recorded_in_bytes_and_kept(tmp_path: Path, mode: str) -> 
     assert plan.asked == planned.problem.asked == PlanSettings()
     assert plan.limits == planned.problem.limits
     found = drift(plan, PROFILE, 0.05)
-    assert found.now_seconds == pytest.approx(found.then_seconds, rel=1e-12)
+    seconds = found.objective_seconds
+    assert seconds.now == pytest.approx(seconds.then, rel=1e-12)
     again = replan(plan, make_profile(2, rows=(900, 40, 7)), 1000)
     assert (again.plan.cost.capacity_bytes == held).all()
     assert again.plan.asked == plan.asked
     assert again.plan.limits == plan.limits
-    again.save(tmp_path / "again", PROFILE)
+    again.plan.save(tmp_path / "again")
     assert all(finding.ok for finding in check(tmp_path / "again"))
 
 

@@ -145,9 +145,9 @@ def test_other_tables_are_refused():
     with pytest.raises(OperError, match="'drifts' has 6,001 rows"):
         drift(plan, longer, 0.05)
     with pytest.raises(OperError, match="drift: plan is a Profile, and a Plan or Path or str"):
-        drift(longer, longer)
+        drift(longer, longer)  # type: ignore[arg-type]
     with pytest.raises(OperError, match="threshold"):
-        drift(plan, longer, "5%")
+        drift(plan, longer, "5%")  # type: ignore[arg-type]
 
 
 def test_the_command_prints_one_object_or_tables(tmp_path: Path):

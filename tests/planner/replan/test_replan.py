@@ -259,8 +259,8 @@ def test_other_tables_and_horizons_are_refused():
         replan(plan, other, 10)
     with pytest.raises(OperError, match="horizon 0"):
         replan(plan, second, 0)
-    with pytest.raises(OperError, match="horizon: is '1.5', and a whole number"):
-        replan(plan, second, 1.5)
+    with pytest.raises(OperError, match=r"horizon: is '1\.5', and a whole number"):
+        replan(plan, second, 1.5)  # type: ignore[arg-type]
     with pytest.raises(OperError, match="replan: plan is a Profile, and a Plan or Path or str"):
         replan(first, second)
     with pytest.raises(OperError, match="replan: profile is a Plan, and a Profile or Path or str"):
