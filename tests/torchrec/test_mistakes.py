@@ -189,7 +189,7 @@ WRONG_TYPES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 
 
 def test_a_plan_is_saved_into_a_folder() -> None:
-    with pytest.raises(OperError, match="Plan.save: folder is a NoneType, and a Path or str"):
+    with pytest.raises(OperError, match=r"Plan\.save: folder is a NoneType, and a Path or str"):
         plan_of(Model("meta")).save(cast(Any, None))
 
 
