@@ -40,8 +40,8 @@ from oper.planner.baselines.baseline import (
 )
 from oper.planner.baselines.registry import BASELINES, installed_baselines, make_baseline
 from oper.planner.bounds.certificate import certify
+from oper.planner.device_limits import DeviceLimits
 from oper.planner.make_placement import InfeasibleError, Planned, within_limits
-from oper.planner.memory.device_limits import DeviceLimits
 from oper.planner.place_in_memory import by_devices, place_in_memory
 from oper.planner.problem.problem import Problem, make_problem
 from oper.profiling.profile import Profile, profile_given
