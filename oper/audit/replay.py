@@ -1,4 +1,9 @@
-"""Replay a log through a plan's address maps: does each owner serve what the plan says?"""
+"""Replay a log through a plan's address maps: does each owner serve what the plan says?
+
+In: a plan's folder, its log. Out: findings. Of the log the part is read that the profile counted: a
+range of samples (`rows`), a window of them by number or by a column of times (`window`), a random
+share (`sampled`), or several of these at once.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,8 @@
 """Holder sets: which ranks hold a row, and from which of them each rank reads it.
 
 A holder may read another rank's copy, where its own memory is slower than the link to that rank.
-In training it never does: each rank updates its own replica, and reads it.
+In training it never does: each rank updates its own replica, and reads it. The sums over the rows
+of each holder set are all that the cost depends on.
 """
 
 from dataclasses import dataclass, fields

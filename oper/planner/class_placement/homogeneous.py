@@ -3,6 +3,11 @@
 In: `ClassProblem`. Out: `ClassPlacement`. Greedy placement keeps partitions whole. They are split
 afterwards: only rows so hot that they decide a rank's load stay on the rank that it chose, all
 others are split over the ranks class by class, which is more even.
+
+On many nodes the hottest rows share nodes, and the others go where least work is. Rows are cheaper
+to read near by, so a rank whose hot row takes it long gets faster if its node serves more of
+everything (`bounds/node_loads_bound.py`). One such rank a node would need that of every node: so
+the M hottest rows fill one node after the other, a row on each rank.
 """
 
 import heapq

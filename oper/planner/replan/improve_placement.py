@@ -2,9 +2,14 @@
 
 In: `ClassProblem` of the new counts, the plan's rows by class and holder set, the cost of moves.
 Out: `PricedCounts`. Two starts are tried, with the replicas as they are and with those that pay
-now (`replica_changes.py`). From each, capacities are kept and imbalance is swapped away
-(`improve_placement.py`). Those that gain more than their copies over links cost are returned, best first:
-what copies between slots of one rank cost is known only when rows have their slots.
+now (`replica_changes.py`). From each, capacities are kept and imbalance is swapped away. Those that
+gain more than their copies over links cost are returned, best first: what copies between slots of
+one rank cost is known only when rows have their slots.
+
+A row given up as a replica may stay with any of its holders at no cost: such rows go where memory
+is left, in turn, so that rows of much and of little traffic are spread evenly. Ranks above their
+capacity give their coldest rows to others. The imbalance of T that is left is removed by swaps
+(swaps.py) of single rows, each of which must gain more than its bytes cost over the horizon.
 """
 
 from dataclasses import dataclass

@@ -9,6 +9,12 @@ In: `Problem`, `ClassPlacement`. Out: `RowPlacement`, with its cost.
 3. One pass over the counters (`list_hot_rows.py`) finds the listed rows and what the stripes add up
 to. 4. Swaps (`swaps.py`) even out T against those true sums; and, as far as that leaves T as it is,
 the rows that ranks serve where all share one memory.
+
+Where a read costs its reader the same wherever the row is, T depends on gradients alone, in
+inference on nothing. Rows of equal width and equal gradients are then interchangeable, and are
+swapped while that evens out the reads that ranks serve: a tie that the objective leaves open. In
+training a rank may own too few rows whose gradients are alike, such as those touched in every
+batch, and serve several times as many reads as another, or a fraction.
 """
 
 from dataclasses import dataclass
