@@ -17,8 +17,8 @@ class PlanSettings:
     """What is asked of a plan.
 
     extra_memory: bytes of extra copies, as a share of one copy of all tables; None leaves it to the
-    devices' memory (oper/planner/device_limits.py), of which `reserve` is the share for the rest of the
-    model, or to a usual share where nothing is known of their memory. threshold: the share of all
+    devices' memory (oper/planner/device_limits.py), of which `reserve` is the share for the rest of
+    the model, or to a usual share where nothing is known of their memory. threshold: the share of all
     bytes or accesses at which a partition is closed (§4.1). dob: the degree of balance that
     backtracking aims at (§4.2). balance: what is minimised, the slowest rank's "time" or the
     slowest "link". tier: the names of the tables that lie in the hosts' memory, or "all".

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from oper.planner.place_in_memory import TOLERANCE, least_share
 
 from oper.audit.check import check
 from oper.base.errors import OperError
@@ -26,7 +25,13 @@ from oper.planner.make_placement import (
 )
 from oper.planner.make_plan import make_plan, plan_and_placement
 from oper.planner.memory_curve import memory_curve
-from oper.planner.place_in_memory import bound_seconds, place_in_memory, shares_up_to
+from oper.planner.place_in_memory import (
+    TOLERANCE,
+    bound_seconds,
+    least_share,
+    place_in_memory,
+    shares_up_to,
+)
 from oper.planner.problem.problem import Problem, make_problem
 from oper.planner.replan.drift import drift
 from oper.planner.replan.replan import replan
