@@ -1,10 +1,10 @@
 """Planning time and memory, from the profile in memory to plan and address maps on disk.
 
-The profile is opened and every counter read once before the clock starts; then `make_plan`:
-classes, draft, rows, bound, layout, and the folder with checksums and fsync. Every run is a process
-of its own, so that its peak resident memory (the profile's pages among it) is its own; medians
-over runs are shown. What has to be moved at the least: the counters are read twice (classes, rows),
-4 bytes a row each time, and a bit and a little a row is written.
+The profile is opened and every counter read once before the clock starts; then `make_plan`
+(classes, draft, rows, bound, layout), and `Plan.save`: the folder, with checksums and fsync. Every
+run is a process of its own, so that its peak resident memory (the profile's pages among it) is its
+own; medians over runs are shown. What has to be moved at the least: the counters are read twice
+(classes, rows), 4 bytes a row each time, and a bit and a little a row is written.
 
 Balance is min/max over ranks (links: ordered pairs), memory max/min; "greedy" is before refining,
 as partitions were first placed. Profiles are drawn once into `--data` (3.5 GB for Terabyte sizes,
@@ -118,14 +118,16 @@ def plan_once(folder: Path, case: Case) -> dict[str, Any]:
     began = time.process_time()
     with tempfile.TemporaryDirectory(dir=folder.parent) as place:
         plan, planned = plan_and_placement(profile, topology, workload, settings)
+        since = time.perf_counter()
         plan.save(Path(place) / "plan")
+        writing = time.perf_counter() - since
         cpu_seconds = time.process_time() - began
         written = sum(file.stat().st_size for file in (Path(place) / "plan").rglob("*"))
     cost, greedy = plan.cost, planned.record.greedy_dob
     return {
         "rows": profile.rows,
         "classes": len(planned.problem.classes),
-        "seconds": plan.seconds,
+        "seconds": plan.seconds | {"writing": writing, "total": plan.seconds["total"] + writing},
         "cpu_seconds": cpu_seconds,
         "resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "resident_bytes_before": before,

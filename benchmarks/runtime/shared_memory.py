@@ -25,7 +25,7 @@ from benchmarks.common import parser, publish
 from benchmarks.runtime import ranks
 from benchmarks.runtime.step_inputs import Cell, make_log, measure_topology, read_bags, recipe_of
 from oper.cli.shared.console import new_table
-from oper.cost.holder_set_sums import Sums
+from oper.cost.holder_sets import Sums
 from oper.cost.objective import Cost, evaluate
 from oper.cost.workload import Workload
 from oper.plan.settings import PlanSettings

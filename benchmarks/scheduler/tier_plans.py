@@ -60,7 +60,9 @@ def measure(name: str, profile: Profile, spec: str, tier: str, tables: Any) -> d
         make_plan(profile, topology, workload, PlanSettings(tier=tables)).save(Path(place) / "plan")
         seconds = time.process_time() - began
         plan = Plan.load(Path(place) / "plan")
-    parts = [memory for memory in plan.memories if memory.tables]
+    parts = [] if plan.host is None else [memory for memory in plan.memories if memory.tables]
+    certificates = [plan.certificate, *(memory.certificate for memory in parts)]
+    gaps = [each and each.certified_gap for each in certificates]
     alone = [part.cost.objective_seconds for part in parts]
     return {
         "workload": name,
@@ -69,8 +71,8 @@ def measure(name: str, profile: Profile, spec: str, tier: str, tables: Any) -> d
         "tables_in_tier": len(plan.tier),
         "objective_seconds": plan.cost.objective_seconds,
         "largest_part_seconds": max(alone, default=plan.cost.objective_seconds),
-        "certified_gap": plan.certificate.certified_gap,
-        "part_gaps": [part.certificate.certified_gap for part in parts],
+        "certified_gap": gaps[0],
+        "part_gaps": gaps[1:],
         "cpu_seconds": seconds,
     }
 

@@ -17,7 +17,7 @@ from oper.base.errors import OperError, check_type
 from oper.base.units import whole_number
 from oper.cost.allreduce import METHODS, allreduce_cost
 from oper.cost.expected_reads import expected_reads
-from oper.cost.holder_set_sums import Sums
+from oper.cost.holder_sets import Sums
 from oper.cost.read_charges import Charges
 from oper.plan.layout import Located
 from oper.plan.memories import HOST

@@ -1,6 +1,9 @@
 """Defaults that a command and a function of Python share; each is declared here alone."""
 
 DIM = 64  # values of a row
+BATCH_SIZE = 65_536  # samples of an iteration, over all ranks
+THRESHOLD = 0.001  # of all bytes or accesses: the largest partition
+DOB = 0.999  # degree of balance at which partitions are fine enough
 DTYPE = "fp32"
 OPTIMIZER = "rowwise_adagrad"
 RANKS = 8  # that share a batch whose distinct rows are measured, or the lookups of a sample

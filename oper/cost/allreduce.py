@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 
 from oper.base.arrays import Floats
-from oper.cost.holder_set_sums import Sums
+from oper.cost.holder_sets import Sums
 from oper.topology.topology import Topology
 
 Method = Literal["none", "dense", "bitmap", "allgather"]

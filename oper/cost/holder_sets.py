@@ -1,10 +1,11 @@
 """Holder sets: which ranks hold a row, and from which of them each rank reads it.
 
 A holder may read another rank's copy, where its own memory is slower than the link to that rank.
-In training it never does: each rank updates its own replica, and reads it.
+In training it never does: each rank updates its own replica, and reads it. The sums over the rows
+of each holder set are all that the cost depends on.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -88,3 +89,53 @@ def per_node_sets(topology: Topology, read_prices: Floats) -> HolderSets:
     position = np.array([int((node_of[:r] == node_of[r]).sum()) for r in range(topology.ranks)])
     holds = np.stack([position == t for t in range(int(position.max()) + 1)])
     return cheapest_holder_sets(holds, read_prices)
+
+
+@dataclass
+class Sums:
+    """Sums over the rows of each group, shapes [G]: all that cost depends on."""
+
+    rows: Floats
+    memory_bytes: Floats  # Σ m
+    row_bytes: Floats  # Σ S
+    accesses: Floats  # Σ accesses in the log
+    read_rows: Floats  # Σ R
+    read_bytes: Floats  # Σ S·R
+    gradient_bytes: Floats  # Σ S·D
+    union_bytes: Floats  # Σ S·U
+    gather_bytes: Floats  # Σ (S + 4)·D, what an allgather of (id, row) carries
+
+    def __add__(self, other: "Sums") -> "Sums":
+        return Sums(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Sums)))
+
+    def append(self, other: "Sums") -> "Sums":
+        """The groups of `other` after one's own."""
+        return Sums(
+            *(np.concatenate([getattr(self, f.name), getattr(other, f.name)]) for f in fields(Sums))
+        )
+
+    def total(self, which: NDArray[np.bool_]) -> "Sums":
+        """The sums over some of the groups, [G], as one entry without a dimension."""
+        return Sums(*(np.asarray(getattr(self, f.name)[which].sum()) for f in fields(Sums)))
+
+    @staticmethod
+    def of_rows(
+        row_bytes: Floats, memory_bytes: Floats, accesses: Floats, R: Floats, D: Floats, U: Floats
+    ) -> "Sums":
+        """One entry a row: rows of S = `row_bytes` that are read R times by a rank per iteration
+        and touched with chance D by it and U by any."""
+        return Sums(
+            rows=np.ones(len(row_bytes)),
+            memory_bytes=memory_bytes,
+            row_bytes=row_bytes,
+            accesses=accesses,
+            read_rows=R,
+            read_bytes=row_bytes * R,
+            gradient_bytes=row_bytes * D,
+            union_bytes=row_bytes * U,
+            gather_bytes=(row_bytes + 4) * D,
+        )
+
+    @staticmethod
+    def zeros(groups: int) -> "Sums":
+        return Sums(*(np.zeros(groups) for _ in fields(Sums)))

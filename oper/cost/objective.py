@@ -31,8 +31,7 @@ import numpy as np
 
 from oper.base.arrays import Floats, Ints, PerPair, PerRank, WholePerRank
 from oper.cost.allreduce import METHODS, AllReduceCost, Method, allreduce_cost
-from oper.cost.holder_set_sums import Sums
-from oper.cost.holder_sets import HolderSets
+from oper.cost.holder_sets import HolderSets, Sums
 from oper.cost.read_charges import Charges
 from oper.cost.workload import Workload
 from oper.topology.topology import Topology

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from oper.base.defaults import BATCH_SIZE
 from oper.base.errors import OperError
 from oper.base.units import whole_number
 
@@ -28,7 +29,7 @@ class Workload:
 
     mode: Literal["training", "inference"]
     fetch: Fetch | None = None
-    batch_size: int = 65_536
+    batch_size: int = BATCH_SIZE
 
     def __post_init__(self) -> None:
         if self.mode not in ("training", "inference"):

@@ -244,6 +244,7 @@ class Plan(Summarised):
 
         `overwrite` replaces an existing plan, if its folder has no other files.
         """
+        check_type("Plan.save", "folder", folder, Path, str)
         with storage.atomic_folder(folder, FORMAT, overwrite) as temporary:
             self._write_arrays(temporary)
             for write in self.companions:

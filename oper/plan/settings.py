@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from oper.base.defaults import DOB, THRESHOLD
 from oper.base.errors import OperError
 from oper.base.units import finite_number
 
@@ -17,9 +18,9 @@ class PlanSettings:
     """What is asked of a plan.
 
     extra_memory: bytes of extra copies, as a share of one copy of all tables; None leaves it to the
-    devices' memory (oper/planner/memory/), of which `reserve` is the share for the rest of the
-    model, or to a usual share where nothing is known of their memory. threshold: the share of all
-    bytes or accesses at which a partition is closed (§4.1). dob: the degree of balance that
+    devices' memory (oper/planner/device_limits.py), of which `reserve` is the share for the rest of
+    the model, or to a usual share where nothing is known of their memory. threshold: the share of
+    all bytes or accesses at which a partition is closed (§4.1). dob: the degree of balance that
     backtracking aims at (§4.2). balance: what is minimised, the slowest rank's "time" or the
     slowest "link". tier: the names of the tables that lie in the hosts' memory, or "all".
 
@@ -27,8 +28,8 @@ class PlanSettings:
     """
 
     extra_memory: float | None = None
-    threshold: float = 0.001
-    dob: float = 0.999
+    threshold: float = THRESHOLD
+    dob: float = DOB
     balance: Literal["time", "link"] = "time"
     reserve: float | None = None  # None: the usual one, where there is a device memory
     tier: Sequence[str] | Literal["all"] = ()

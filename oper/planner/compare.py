@@ -40,11 +40,11 @@ from oper.planner.baselines.baseline import (
 )
 from oper.planner.baselines.registry import BASELINES, installed_baselines, make_baseline
 from oper.planner.bounds.certificate import certify
+from oper.planner.device_limits import DeviceLimits
 from oper.planner.make_placement import InfeasibleError, Planned, within_limits
-from oper.planner.memory.device_limits import DeviceLimits
 from oper.planner.place_in_memory import by_devices, place_in_memory
 from oper.planner.problem.problem import Problem, make_problem
-from oper.profiling.profile import Profile
+from oper.profiling.profile import Profile, profile_given
 from oper.topology.topology import Topology
 
 METHODS = ("oper", *BASELINES)
@@ -274,7 +274,6 @@ def compare(
 
     Raises OperError for an unknown method, or where the capacities cannot hold the tables.
     """
-    check_type("compare", "profile", profile, Profile, Path, str)
     check_type("compare", "topology", topology, Topology, Path, str)
     check_type("compare", "workload", workload, Workload)
     asked = PlanSettings() if settings is None else settings
@@ -285,8 +284,7 @@ def compare(
     unknown = [method for method in chosen if method not in METHODS]
     if unknown:
         raise OperError(f"method {unknown[0]!r}: one of {', '.join(METHODS)} was needed")
-    if not isinstance(profile, Profile):
-        profile = Profile.load(profile)
+    profile = profile_given("compare", profile)
     if not isinstance(topology, Topology):
         topology = Topology.load(topology)
     native.ops()  # loading torch is no part of planning

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from oper.base import native
 from oper.base.errors import OperWarning, check_type
+from oper.base.formatting import plural
 from oper.cost.workload import Workload
 from oper.plan.plan import Plan
 from oper.plan.settings import PlanSettings
@@ -19,7 +20,7 @@ from oper.planner.assemble_plan import assemble
 from oper.planner.make_placement import Planned
 from oper.planner.place_in_memory import place_in_memory
 from oper.planner.place_with_tier import plan_with_tier
-from oper.planner.plan_warnings import warnings_of
+from oper.planner.problem.problem import Problem
 from oper.profiling.profile import Profile
 from oper.topology.topology import Topology
 
@@ -29,6 +30,7 @@ def make_plan(
     topology: Topology | Path | str,
     workload: Workload,
     settings: PlanSettings | None = None,
+    *,
     report: Callable[[str], None] = lambda step: None,
 ) -> Plan:
     """Make a plan, in memory; `plan.save(folder)` writes it, with the profile's vocabularies.
@@ -76,3 +78,44 @@ def plan_and_placement(
     for sentence in warnings_of(plan, main.problem, profile):
         warnings.warn(sentence, OperWarning, stacklevel=3)
     return plan, main
+
+
+# Of the bytes: a saving by distinct fetches that is too small to mention. Only a warning depends
+# on it.
+_NO_SAVING = 1e-3
+
+
+def warnings_of(plan: Plan, problem: Problem, profile: Profile) -> list[str]:
+    """The warnings as sentences; none where all settings have an effect. `problem` is that of the
+    plan's tables on devices."""
+    workload, topology = plan.workload, plan.topology
+    memory_bytes = plan.cost.memory_bytes
+    if plan.host is not None and topology.shares_host_memory:  # devices and hosts are one memory
+        memory_bytes = memory_bytes + plan.host.cost.memory_bytes
+    found = [topology.memory_warning(memory_bytes)]
+    if topology.ranks == 1:
+        found.append(
+            "there is one rank, which holds every row: --mode and --fetch change the figures but "
+            "not the plan; --extra-memory, --threshold, --dob and --balance have no effect"
+        )
+    samples = workload.batch_size / topology.ranks
+    if workload.fetch == "distinct":
+        classes = problem.classes
+        weight = classes.rows * classes.S
+        raw = float(weight @ classes.accesses) / max(profile.samples, 1) * samples
+        if raw - float(weight @ classes.D) <= _NO_SAVING * raw:
+            found.append(
+                f"--fetch distinct: has no effect here, as the {samples:g} samples of a rank "
+                "almost never read a row twice"
+            )
+    measured = profile.distinct
+    uses_distinct = workload.training or workload.fetch == "distinct"
+    planned_for = (workload.batch_size, topology.ranks)
+    if measured and uses_distinct and (measured.batch_size, measured.ranks) != planned_for:
+        found.append(
+            f"distinct rows were measured for batches of {measured.batch_size:,} on "
+            f"{plural(measured.ranks, 'rank')}, and this plan is for "
+            f"{workload.batch_size:,} on {topology.ranks:,}: profile with --batch-size "
+            f"{workload.batch_size} --ranks {topology.ranks} for closer figures"
+        )
+    return [sentence for sentence in found if sentence]

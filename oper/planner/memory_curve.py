@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, replace
 from itertools import count
 from typing import Any
 
+from oper.planner.device_limits import DeviceLimits, round_down
 from oper.planner.make_placement import InfeasibleError, Planned, Watch, place
-from oper.planner.memory.device_limits import DeviceLimits, round_down
 from oper.planner.problem.problem import Problem, with_limits
 from oper.topology.topology import Topology
 

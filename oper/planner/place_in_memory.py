@@ -2,15 +2,24 @@
 
 In: `Profile`, `Topology`, `Workload`, `PlanSettings`. Out: `Planned`. Where the topology says what
 its devices hold and neither a capacity nor the extra memory is given, a plan may use the devices'
-memory (memory/device_limits.py), and uses the least with which the slowest rank takes at most
+memory (device_limits.py), and uses the least with which the slowest rank takes at most
 TOLERANCE longer than with all of it. That is proved, or seen from a plan with all of it.
+
+Copies of ever colder rows save ever less, so most of the memory would be spent on the last percent.
+The bound of bounds/lagrangian_bound.py is within a fraction of a percent of what plans reach, falls
+as memory grows, and takes milliseconds: the shares, of three digits each, are searched by bisection
+on it, and then it is seen whether the plans themselves are as close.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 from oper.cost.workload import Workload
 from oper.plan.settings import PlanSettings
+from oper.planner.bounds.lagrangian_bound import lower_bound
+from oper.planner.device_limits import DeviceLimits
 from oper.planner.make_placement import (
     InfeasibleError,
     Planned,
@@ -18,16 +27,43 @@ from oper.planner.make_placement import (
     make_placement,
     place,
 )
-from oper.planner.memory.device_limits import DeviceLimits
-from oper.planner.memory.least_memory import (
-    TOLERANCE,
-    bound_seconds,
-    least_share,
-    shares_up_to,
-)
 from oper.planner.problem.problem import make_problem
 from oper.profiling.profile import Profile
 from oper.topology.topology import Topology
+
+TOLERANCE = 0.01  # relative, of the iteration's time: copies that save less are not made
+
+_SMALLEST_EXPONENT = -6  # a millionth of the tables' bytes, which is hardly a row
+
+
+def shares_up_to(most: float) -> list[float]:
+    """All shares of three digits from none to `most`, ascending."""
+    shares = [0.0]
+    exponent = _SMALLEST_EXPONENT
+    while shares[-1] < most:
+        shares += [float(f"{digits}e{exponent - 2}") for digits in range(100, 1000)]
+        exponent += 1
+    return shares[: bisect_left(shares, most)] + ([most] if most > 0 else shares[:1])
+
+
+def bound_seconds(limits: DeviceLimits, extra_memory: float) -> float:
+    """No plan with this share of extra memory has a shorter iteration."""
+    problem = limits.beside_most_replicas(extra_memory)
+    return lower_bound(
+        problem.classes,
+        problem.topology,
+        problem.workload,
+        problem.capacity_bytes,
+        problem.budget_bytes,
+    ).seconds
+
+
+def least_share(limits: DeviceLimits, shares: list[float]) -> int:
+    """The index of the least of `shares` whose bound is within TOLERANCE of that of the last."""
+    bound = cache(lambda index: bound_seconds(limits, shares[index]))
+    most = bound(len(shares) - 1) * (1 + TOLERANCE)
+    return bisect_left(range(len(shares) - 1), True, key=lambda index: bound(index) <= most)
+
 
 # Plans made to find the least memory, where the bound of all memory is not within reach.
 _MOST_PLANS = 6

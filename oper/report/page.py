@@ -14,7 +14,7 @@ from pathlib import Path
 from oper import __version__
 from oper.files.storage import atomic_file
 from oper.report.charts.chart import CONFIG, Chart
-from oper.report.table_rows import SortableTable
+from oper.report.table_list import SortableTable
 
 
 @dataclass(frozen=True)

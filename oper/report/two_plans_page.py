@@ -15,10 +15,10 @@ from oper.plan.plan import Plan
 from oper.plan.rows_by_kind import rows_by_kind
 from oper.report import sentences
 from oper.report.charts.chart import Chart
+from oper.report.glossary import words_of
 from oper.report.page import Page, Section
 from oper.report.plan_page import LEFT_OUT, memory_charts, work_chart
-from oper.report.table_rows import Cell, SortableTable
-from oper.report.words import words_of
+from oper.report.table_list import Cell, SortableTable
 
 
 def two_plans_page(old: Plan, new: Plan, names: tuple[str, str]) -> Page:

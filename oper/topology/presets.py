@@ -8,14 +8,31 @@ CPU's.
 import difflib
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
+from oper.base.arrays import Floats
 from oper.base.errors import OperError
 from oper.base.free_memory import machine_memory_bytes
 from oper.base.units import GB
-from oper.topology.capacity import MAX_RANKS
-from oper.topology.description import Description
-from oper.topology.links import LINKED, SHARED, latency_seconds, link_matrix
+from oper.topology.capacity import MAX_RANKS, Capacity
+from oper.topology.links import LINKED, SHARED, NodeMemory, latency_seconds, link_matrix
+
+
+class Description(TypedDict):
+    """The arguments of `Topology`, which documents them."""
+
+    name: str
+    node_of: tuple[int, ...]
+    link_cost: Floats
+    allreduce_bandwidth: float
+    latency_seconds: float
+    device_memory_bytes: tuple[int, ...] | None
+    shares_host_memory: bool
+    host_memory_bytes: tuple[int, ...] | None
+    host_bandwidth: tuple[float, ...] | None
+    capacity: Capacity
+    memory: tuple[NodeMemory, ...]
+
 
 # As help and errors list them.
 PRESETS = ("dgx-a100", "dgx-h100", "dgx-h200", "hgx-b200", "NxG-a100", "NxG-h100", "cpu:N")

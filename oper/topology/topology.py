@@ -3,7 +3,7 @@
 `link_cost[i, j]` is L[i][j] of the paper's §3.2: seconds per byte for rank i to read random rows
 of rank j; the diagonal is a rank's own rows. Plans are limited by the capacity of each rank
 (capacity.py). Device memory is what plans may use unless their memory is asked for, less what the
-rest of the model needs (oper/planner/memory/); a plan that exceeds it causes a warning.
+rest of the model needs (oper/planner/device_limits.py); a plan that exceeds it causes a warning.
 """
 
 from collections import Counter

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oper.audit.log_part import LogPart
+from oper.audit.replay import LogPart
 from oper.base.errors import OperError
 from oper.logs.batches.batch import Batch, Location
 from oper.logs.batches.log_options import TimeUnit

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from oper.base.errors import OperError
 from oper.cost.allreduce import METHODS, Method, allreduce_cost
 from oper.cost.expected_reads import expected_reads
-from oper.cost.holder_set_sums import Sums
 from oper.cost.holder_sets import (
+    Sums,
     cheapest_holder_sets,
     everywhere_set,
     per_node_sets,

@@ -110,7 +110,7 @@ def test_a_plan_is_checked_with_the_log_it_was_made_for(tmp_path: Path) -> None:
             "simulate",
             tmp_path / "log.csv",
             "--no-header",
-            *["--batch", 1, "--cache", 1, "--warm-up", 1],
+            *["--batch-size", 8, "--cache", 1, "--warm-up", 1],
         ),
     ):
         said = oper(*command)

@@ -59,7 +59,7 @@ def test_a_plan_is_valid(saved: Path) -> None:
     assert all(finding.ok for finding in check(saved))
 
 
-def memories(content: dict[str, Any], *tables: list[int]) -> None:
+def memories(content: dict[str, Any], *tables: Any) -> None:
     """Change the tables that plan.json states for each memory."""
     for memory, numbers in zip(content["memories"], tables, strict=True):
         memory["tables"] = numbers

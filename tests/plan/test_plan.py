@@ -208,6 +208,7 @@ def test_holders_read_cheaper_copies_than_their_own(tmp_path, memory, fetch):
         assert plan.layout.unread_copies.any()
     assert wrong(tmp_path / "plan") == {}
     assert [f.wrong for f in replay(tmp_path / "plan", rows_of(profile))] == [None]
+    assert planned.certificate is not None
     assert 0 <= planned.certificate.certified_gap < 0.01
     # What readers find by their maps is what the plan was priced by.
     reads = np.zeros((3, 3))
@@ -326,6 +327,7 @@ def with_first(values: np.ndarray, first: float) -> np.ndarray:
 def test_check_finds_a_bound_above_the_objective(copied):
     plan = Plan.load(copied)
     (memory,) = plan.memories
+    assert memory.certificate is not None
     twice = replace(
         memory.certificate, lower_bound_seconds=2 * memory.certificate.lower_bound_seconds
     )
@@ -336,6 +338,7 @@ def test_check_finds_a_bound_above_the_objective(copied):
 def test_check_finds_a_certificate_of_another_objective(copied):
     plan = Plan.load(copied)
     (memory,) = plan.memories
+    assert memory.certificate is not None
     other = memory.certificate.of(1.001 * memory.certificate.objective_seconds)
     replace(plan, memories=(replace(memory, certificate=other),)).save(copied, overwrite=True)
     assert "certificate" in wrong(copied)["the figures add up"]

@@ -49,13 +49,11 @@ def counted(plan: Plan) -> RowsByKind:
             ("striped", ~listed & ~several),
         ):
             rows[kind][t] = here.sum()
-            held[HOST if t in plan.tier else DEVICE][kind] += (
-                local[:, here].sum(axis=1) * memory_of_row[t]
-            )
+            held[plan.memory_of(t).name][kind] += local[:, here].sum(axis=1) * memory_of_row[t]
         copies[t] = local[:, several].sum()
         ranks_with_rows[t] = local.any(axis=1).sum()
     in_tier = np.isin(plan.layout.width_of_table, plan.layout.width_of_table[list(plan.tier)])
-    memory = {}
+    memory: dict[str, RankBytes] = {}
     for name, of_kind in held.items():
         slots = np.zeros(ranks, dtype=np.int64)
         for width in set(plan.layout.width_of_table[in_tier == (name == HOST)].tolist()):

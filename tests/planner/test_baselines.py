@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from oper.base import native
 from oper.cost.expected_reads import expected_reads
-from oper.cost.holder_set_sums import Sums
-from oper.cost.holder_sets import HolderSets
+from oper.cost.holder_sets import HolderSets, Sums
 from oper.cost.workload import Workload
 from oper.planner.baselines import oper_atc24_paper as p
 from oper.planner.baselines import simple as b

@@ -15,6 +15,7 @@ from oper.plan.plan import Plan
 from oper.plan.settings import Limits, PlanSettings
 from oper.planner import memory_curve as curve_module
 from oper.planner import place_in_memory as module
+from oper.planner.device_limits import DeviceLimits
 from oper.planner.make_placement import (
     InfeasibleError,
     Planned,
@@ -23,10 +24,14 @@ from oper.planner.make_placement import (
     place,
 )
 from oper.planner.make_plan import make_plan, plan_and_placement
-from oper.planner.memory.device_limits import DeviceLimits
-from oper.planner.memory.least_memory import TOLERANCE, bound_seconds, least_share, shares_up_to
 from oper.planner.memory_curve import memory_curve
-from oper.planner.place_in_memory import place_in_memory
+from oper.planner.place_in_memory import (
+    TOLERANCE,
+    bound_seconds,
+    least_share,
+    place_in_memory,
+    shares_up_to,
+)
 from oper.planner.problem.problem import Problem, make_problem
 from oper.planner.replan.drift import drift
 from oper.planner.replan.replan import replan

@@ -16,7 +16,7 @@ from oper.plan.plan import Plan
 from oper.plan.settings import PlanSettings
 from oper.planner.make_placement import Planned, make_placement
 from oper.planner.make_plan import make_plan
-from oper.planner.row_placement.rows_served import even_rows_served
+from oper.planner.row_placement.row_placement import even_rows_served
 from oper.planner.row_placement.swaps import SwapSearch
 from oper.profiling.profile import Profile
 from oper.tables.table import Table

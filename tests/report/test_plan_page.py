@@ -25,9 +25,9 @@ from oper.profiling.profile import Profile
 from oper.report import plan_page as plan_page_module
 from oper.report.charts.chart import Chart
 from oper.report.charts.comparison_bars import beside, comparison_chart
-from oper.report.kind_times import kind_times
 from oper.report.page import Page
 from oper.report.plan_page import Material, plan_page
+from oper.report.time_by_row_kind import kind_times
 from oper.report.two_plans_page import two_plans_page
 from oper.report.write_report import write_report
 from oper.topology.topology import Topology

@@ -151,20 +151,16 @@ def test_tables_are_given_to_translate_by_number_or_name() -> None:
 WORKLOAD = oper.Workload("training", "raw", batch_size=8)
 WRONG: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "swapped": (
-        lambda profile, topology: (topology, profile, WORKLOAD, oper.PlanSettings(), "p"),
+        lambda profile, topology: (topology, profile, WORKLOAD),
         "profile is a Topology, and a Profile or Path or str was needed",
     ),
-    "no settings": (
-        lambda profile, topology: (profile, topology, WORKLOAD, None, "p"),
-        "settings is a NoneType, and a PlanSettings was needed",
+    "a folder": (
+        lambda profile, topology: (profile, topology, WORKLOAD, "p"),
+        "settings is a str, and a PlanSettings was needed",
     ),
     "no workload": (
-        lambda profile, topology: (profile, topology, "training", oper.PlanSettings(), "p"),
+        lambda profile, topology: (profile, topology, "training", oper.PlanSettings()),
         "workload is a str, and a Workload was needed",
-    ),
-    "no folder": (
-        lambda profile, topology: (profile, topology, WORKLOAD, oper.PlanSettings(), None),
-        "output is a NoneType, and a Path or str was needed",
     ),
 }
 
@@ -179,9 +175,9 @@ def test_other_arguments_of_make_plan(wrong: str, tmp_path: Any, monkeypatch: An
 
 
 WRONG_TYPES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
-    "compare: profile is a str, and a Profile": (oper.compare, ("p", "cpu:2", WORKLOAD)),
+    "compare: profile is a int, and a Profile": (oper.compare, (1, "cpu:2", WORKLOAD)),
     "AddressMap.of: plan is a str, and a Plan": (oper.AddressMap.of, ("plan", 0)),
-    "load_plan: folder is a int, and a Path": (oper.Plan.load, (1,)),
+    "Plan.load: folder is a int, and a Path": (oper.Plan.load, (1,)),
     "Topology.load: spec is a int, and a Path": (oper.Topology.load, (1,)),
     "record: model is a str, and a Module": (lambda model: oper.record(model).__enter__(), ("m",)),
     "shard: module is a str, and a Module": (oper.shard, ("model.py", "plan")),
@@ -190,6 +186,11 @@ WRONG_TYPES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "str: has no collection that OPER sharded": (oper.counters, ("model.py",)),
     "DispatchingLoader: plan is a str": (oper.DispatchingLoader, ([], "plan")),
 }
+
+
+def test_a_plan_is_saved_into_a_folder() -> None:
+    with pytest.raises(OperError, match=r"Plan\.save: folder is a NoneType, and a Path or str"):
+        plan_of(Model("meta")).save(cast(Any, None))
 
 
 @pytest.mark.parametrize("words", WRONG_TYPES)

@@ -5,6 +5,7 @@ from typing import Literal
 
 import typer
 
+from oper.base import defaults
 from oper.base.errors import OperError
 from oper.base.units import parse_share
 from oper.cli.shared.command import ADVANCED
@@ -36,7 +37,11 @@ FETCH = typer.Option(
     rich_help_panel=ADVANCED,
 )
 BATCH_SIZE = typer.Option(
-    65_536, "--batch-size", min=1, help="Samples per iteration, over all ranks.", metavar="N"
+    defaults.BATCH_SIZE,
+    "--batch-size",
+    min=1,
+    help="Samples per iteration, over all ranks.",
+    metavar="N",
 )
 EXTRA_MEMORY = typer.Option(
     None,
@@ -53,14 +58,14 @@ RESERVE = typer.Option(
     rich_help_panel=ADVANCED,
 )
 THRESHOLD = typer.Option(
-    "0.1%",
+    f"{100 * defaults.THRESHOLD:g}%",
     "--threshold",
     help="Largest partition, as a share of bytes and of accesses.",
     metavar="SHARE",
     rich_help_panel=ADVANCED,
 )
 DOB = typer.Option(
-    "99.9%",
+    f"{100 * defaults.DOB:g}%",
     "--dob",
     help="Degree of balance (min/max) at which partitions are fine enough.",
     metavar="SHARE",

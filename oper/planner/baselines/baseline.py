@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.arrays import Floats, Ints
-from oper.cost.holder_set_sums import Sums
-from oper.cost.holder_sets import HolderSets, single_owner_sets
+from oper.cost.holder_sets import HolderSets, Sums, single_owner_sets
 from oper.cost.objective import Cost, evaluate
 from oper.planner.problem.classes import Classes
 from oper.planner.problem.problem import ClassProblem, Problem

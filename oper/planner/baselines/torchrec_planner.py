@@ -31,8 +31,7 @@ import numpy as np
 
 from oper.base.arrays import Floats
 from oper.base.errors import OperError
-from oper.cost.holder_set_sums import Sums
-from oper.cost.holder_sets import everywhere_set, single_owner_sets
+from oper.cost.holder_sets import Sums, everywhere_set, single_owner_sets
 from oper.planner.baselines.baseline import (
     Baseline,
     Cells,

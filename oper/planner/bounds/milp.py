@@ -30,8 +30,7 @@ import pulp
 
 from oper.base import standard_streams
 from oper.base.arrays import Floats
-from oper.cost.holder_set_sums import Sums
-from oper.cost.holder_sets import HolderSets
+from oper.cost.holder_sets import HolderSets, Sums
 from oper.cost.objective import Cost, evaluate
 from oper.cost.read_charges import Charges
 from oper.cost.workload import Workload

@@ -3,11 +3,18 @@
 In: `ClassProblem`. Out: `ClassPlacement`. Greedy placement keeps partitions whole. They are split
 afterwards: only rows so hot that they decide a rank's load stay on the rank that it chose, all
 others are split over the ranks class by class, which is more even.
+
+On many nodes the hottest rows share nodes, and the others go where least work is. Rows are cheaper
+to read near by, so a rank whose hot row takes it long gets faster if its node serves more of
+everything (`bounds/node_loads_bound.py`). One such rank a node would need that of every node: so
+the M hottest rows fill one node after the other, a row on each rank.
 """
+
+import heapq
 
 import numpy as np
 
-from oper.base.arrays import Ints
+from oper.base.arrays import Floats, Ints
 from oper.cost.allreduce import METHODS, Method, allreduce_cost
 from oper.cost.holder_sets import (
     HolderSets,
@@ -21,7 +28,6 @@ from oper.cost.read_charges import Charges, PairSeconds
 from oper.cost.workload import Workload
 from oper.planner.class_placement.class_placement import ClassPlacement, replica_bytes
 from oper.planner.class_placement.greedy import place_greedily
-from oper.planner.class_placement.hot_rows_by_node import place_by_node
 from oper.planner.class_placement.replica_choice import (
     Levels,
     everywhere_seconds,
@@ -140,3 +146,22 @@ def _spend_rest(problem: ClassProblem, sets: HolderSets, replicas: Ints) -> tupl
     column[row] = 1
     some = cheapest_holder_sets(holds, Charges.of(topology).read_seconds)
     return sets + some, np.concatenate([replicas, column], axis=1)
+
+
+def place_by_node(rows: Ints, traffic: Floats, topology: Topology) -> Ints:
+    """Rows of each class on each rank, [C, M], of `rows` [C] with `traffic` [C] bytes each."""
+    counts = np.zeros((len(rows), topology.ranks), dtype=np.int64)
+    order = np.argsort(-traffic, kind="stable")
+    hottest_first = np.repeat(order, rows[order]).tolist()
+    ranks = np.argsort(topology.node_of, kind="stable").tolist()
+    work = traffic.tolist()
+    least: list[tuple[float, int]] = []
+    for c, rank in zip(hottest_first, ranks, strict=False):
+        counts[c, rank] += 1
+        least.append((work[c], rank))
+    heapq.heapify(least)
+    for c in hottest_first[len(ranks) :]:
+        load, rank = least[0]
+        counts[c, rank] += 1
+        heapq.heapreplace(least, (load + work[c], rank))
+    return counts

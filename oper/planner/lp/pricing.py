@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from oper.base.arrays import Floats
 from oper.cost.allreduce import Method, allreduce_cost
-from oper.cost.holder_set_sums import Sums
+from oper.cost.holder_sets import Sums
 from oper.cost.read_charges import Charges
 from oper.cost.traffic import Traffic
 from oper.cost.workload import Workload

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from oper.base.arrays import Floats, Ints
 from oper.cost.expected_reads import expected_reads
-from oper.cost.holder_set_sums import Sums
+from oper.cost.holder_sets import Sums
 from oper.cost.traffic import Traffic
 from oper.cost.workload import Workload
 from oper.profiling.histogram import histogram

@@ -21,8 +21,7 @@ from oper.base.defaults import WORSE
 from oper.base.display import Summarised
 from oper.base.units import finite_number
 from oper.cost.allreduce import allreduce_cost
-from oper.cost.holder_set_sums import Sums
-from oper.cost.holder_sets import HolderSets
+from oper.cost.holder_sets import HolderSets, Sums
 from oper.cost.objective import Cost, degree_of_balance, evaluate
 from oper.plan.plan import Plan, plan_given
 from oper.plan.plan_file import to_json, typed
@@ -34,7 +33,7 @@ from oper.planner.problem.class_finder import ClassFinder
 from oper.planner.problem.classes import Classes
 from oper.planner.problem.problem import ClassProblem, make_problem
 from oper.planner.replan.improve_placement import price_counts
-from oper.planner.replan.old_plan import check_tables
+from oper.planner.replan.matching_tables import check_tables
 from oper.profiling.profile import Profile, profile_given
 
 

@@ -39,6 +39,7 @@ from oper.planner.replan.improve_placement import (
     candidate_sets,
     price_counts,
 )
+from oper.planner.replan.matching_tables import check_tables
 from oper.planner.replan.migration.flows import net_flows
 from oper.planner.replan.migration.migration_cost import (
     Migration,
@@ -47,7 +48,6 @@ from oper.planner.replan.migration.migration_cost import (
     link_bytes,
 )
 from oper.planner.replan.migration.relocate import Relocation, relocate
-from oper.planner.replan.old_plan import check_tables
 from oper.planner.row_placement.list_hot_rows import StripeOrders, scan_marked
 from oper.profiling.profile import Profile
 from oper.topology.topology import Topology

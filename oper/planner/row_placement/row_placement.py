@@ -9,6 +9,12 @@ In: `Problem`, `ClassPlacement`. Out: `RowPlacement`, with its cost.
 3. One pass over the counters (`list_hot_rows.py`) finds the listed rows and what the stripes add up
 to. 4. Swaps (`swaps.py`) even out T against those true sums; and, as far as that leaves T as it is,
 the rows that ranks serve where all share one memory.
+
+Where a read costs its reader the same wherever the row is, T depends on gradients alone, in
+inference on nothing. Rows of equal width and equal gradients are then interchangeable, and are
+swapped while that evens out the reads that ranks serve: a tie that the objective leaves open. In
+training a rank may own too few rows whose gradients are alike, such as those touched in every
+batch, and serve several times as many reads as another, or a fraction.
 """
 
 from dataclasses import dataclass
@@ -18,8 +24,7 @@ from numpy.typing import NDArray
 
 from oper.base.arrays import Floats, Ints
 from oper.cost.expected_reads import expected_reads
-from oper.cost.holder_set_sums import Sums
-from oper.cost.holder_sets import HolderSets
+from oper.cost.holder_sets import HolderSets, Sums
 from oper.cost.objective import Cost, evaluate
 from oper.cost.read_charges import Charges
 from oper.cost.traffic import Direction
@@ -30,13 +35,18 @@ from oper.planner.problem.classes import Classes, table_widths
 from oper.planner.problem.problem import Problem
 from oper.planner.row_placement.capacity_repair import keep_capacity
 from oper.planner.row_placement.even_many_ranks import even_many_ranks
-from oper.planner.row_placement.list_hot_rows import RowScan, StripeOrders, scan_by_cuts
-from oper.planner.row_placement.listing_thresholds import Cuts, listed_by_table, make_cuts
-from oper.planner.row_placement.rows_served import even_rows_served
+from oper.planner.row_placement.list_hot_rows import (
+    Cuts,
+    RowScan,
+    StripeOrders,
+    listed_by_table,
+    make_cuts,
+    scan_by_cuts,
+)
 from oper.planner.row_placement.striping import Stripes, make_stripes
 from oper.planner.row_placement.swaps import SwapSearch
 
-RESERVE_SHARE = 1 / 256  # 0.016 bytes a row in the address map (listing_thresholds.py)
+RESERVE_SHARE = 1 / 256  # 0.016 bytes a row in the address map (list_hot_rows.py)
 
 
 @dataclass(frozen=True)
@@ -227,3 +237,33 @@ def _with_listed(counts: Ints, listed: Ints, shares: Floats, traffic: Floats) ->
             counts[c, ranks:] = whole_rows(replicas.astype(np.float64), kept)
         counts[c, :ranks] = whole_rows(single.astype(np.float64), int(listed[c]) - kept)
     return counts
+
+
+_ROUNDING = 1e-12  # of sums of seconds
+_ALIKE = 1e-9  # gradients that differ by less of the largest are alike
+
+
+def even_rows_served(
+    classes: Classes,
+    sets: HolderSets,
+    directions: tuple[Direction, ...],
+    counts: Ints,
+    rows_served: Floats,
+) -> int:
+    """Swap rows of `counts` [C, G], in place; the number of rounds. `directions` are those of reads
+    and, in training, of gradients; `rows_served` [M] is by each rank, changed in place."""
+    reads, *gradients = directions
+    if (np.ptp(reads.columns, axis=0) > _ROUNDING * reads.columns.max(axis=0)).any():
+        return 0
+    alike = [np.rint(bytes / (bytes.max() or 1.0) / _ALIKE) for bytes, _ in gradients]
+    _, kind = np.unique(np.stack([classes.width, *alike]), axis=1, return_inverse=True)
+    kind = kind.ravel()
+    some = np.flatnonzero(np.bincount(kind)[kind] > 1)
+    if not len(some):
+        return 0
+    served = Direction(classes.R[some], sets.readers.astype(np.float64))
+    part = np.asfortranarray(counts[some])
+    search = SwapSearch(part, (served,), kind[some], rows_served)
+    search.run()
+    counts[some] = part
+    return search.rounds_made

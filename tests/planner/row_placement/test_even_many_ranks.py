@@ -11,7 +11,7 @@ from oper.cost.holder_sets import single_owner_sets
 from oper.cost.read_charges import Charges
 from oper.cost.traffic import Direction
 from oper.cost.workload import Workload
-from oper.planner.class_placement.hot_rows_by_node import place_by_node
+from oper.planner.class_placement.homogeneous import place_by_node
 from oper.planner.class_placement.rounding import split_evenly
 from oper.planner.problem.classes import Classes
 from oper.planner.row_placement.even_many_ranks import even_many_ranks, targets

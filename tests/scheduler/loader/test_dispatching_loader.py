@@ -238,8 +238,7 @@ def test_all_ranks_follow_rank_0s_time(worlds: Worlds, policy: str, last: float)
 
 
 def test_only_the_tiers_tables_are_cached_where_there_is_one() -> None:
-    plan = random_plan(0, TABLES, 1)
-    object.__setattr__(plan, "tier", (1,))
+    plan = random_plan(0, TABLES, 1, tier=(1,))
     loader = oper.DispatchingLoader(
         cases.own_batches(0, 1, 2), plan, policy="esd", cache=CacheSettings("100%")
     )

@@ -5,8 +5,7 @@ from hypothesis import assume, reject
 from hypothesis import strategies as st
 
 from oper.base.errors import OperError
-from oper.cost.holder_set_sums import Sums
-from oper.cost.holder_sets import HolderSets
+from oper.cost.holder_sets import HolderSets, Sums
 from oper.cost.objective import evaluate
 from oper.cost.workload import Workload
 from oper.plan.layout import LOCAL, SLOT_BITS, SLOT_MASK

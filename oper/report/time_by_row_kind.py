@@ -11,7 +11,7 @@ import numpy as np
 
 from oper.base.arrays import Floats
 from oper.base.errors import OperError
-from oper.cost.holder_set_sums import Sums
+from oper.cost.holder_sets import Sums
 from oper.cost.objective import evaluate
 from oper.plan.memories import HOST
 from oper.plan.plan import Plan
@@ -19,7 +19,7 @@ from oper.plan.row_locator import RowLocator
 from oper.plan.some_tables import plans_of_memories
 from oper.planner.problem.class_finder import ClassFinder
 from oper.planner.problem.problem import make_problem
-from oper.planner.replan.old_plan import check_tables
+from oper.planner.replan.matching_tables import check_tables
 from oper.profiling.profile import Profile
 
 
