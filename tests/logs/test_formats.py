@@ -225,6 +225,16 @@ def test_fbgemm_requests(tmp_path: Path, packed: bool, legacy: bool) -> None:
     assert [t.rows for t in prepare(log).tables] == [4, 8]
 
 
+def test_chosen_tables_of_fbgemm_requests_have_their_own_ids(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    tables = [[[1, 2], []], [[], [3]], [[4], [5, 6]]]
+    torch.save(requests(tables), tmp_path / "requests.pt")
+    for chosen in ([2], [1, 2]):
+        columns = tuple(f"t{t}" for t in chosen)
+        log = open_log(tmp_path / "requests.pt", LogOptions(columns=columns, batch_rows=1))
+        assert everything(log.batches()) == {f"t{t}": tables[t] for t in chosen}
+
+
 def kjts() -> list[Any]:
     torch = pytest.importorskip("torch")
     jagged = pytest.importorskip("torchrec.sparse.jagged_tensor")
