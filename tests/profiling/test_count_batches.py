@@ -207,6 +207,15 @@ def test_counters_widen_before_they_overflow() -> None:
     assert counters.accesses.dtype == counters.samples_with_row.dtype == np.uint64
 
 
+def test_counters_widen_by_all_features_that_read_one_table() -> None:
+    most = (1 << 32) - 1
+    counters = RowCounters((Table("t", 2),))
+    counters.accesses[0] = counters.bound = most - 3
+    ids = Jagged(np.zeros(3, np.int64))  # three of each of two features, and room for three
+    counters.add(Batch(3, {"f": ids, "g": ids}, Location("drawn")), {"f": 0, "g": 0})
+    assert counters.accesses.tolist() == [most + 3, 0]
+
+
 def test_many_accesses_of_many_rows_do_not_widen() -> None:
     counters = RowCounters((Table("t", 3),))
     counters.bound = (1 << 32) - 2  # as after four billion accesses of which no row has many
