@@ -134,6 +134,13 @@ def test_ids_out_of_range_are_named(bad, kind):
     assert len(translator.translate(1, ids)) == 300
 
 
+def test_ids_out_of_range_are_named_by_their_place_in_the_whole_batch():
+    address_map = map_of(random_layout(np.random.default_rng(3), [5, 1000], 2), 1)
+    values = torch.tensor([4, 999, 0, 0, 1000])  # one id of table 0, four of table 1
+    with pytest.raises(OperError, match=r"'t1': id 1000 \(number 4 of the batch"):
+        address_map.translate_features(values, torch.tensor([0, 1, 5]), torch.tensor([0, 1]))
+
+
 def test_unknown_table_and_type():
     address_map = map_of(random_layout(np.random.default_rng(3), [5], 2), 0)
     with pytest.raises(OperError, match="tables 0 to 0"):
