@@ -31,7 +31,7 @@ def run_schedule(rank: int, group, case: Case, plan, schedule, rates=None, nodes
     """Train: each entry of the schedule is the batches of one update, of which all but the last
     are accumulated. `rates` are of each entry."""
     engine = start(case, plan, group, nodes=nodes)
-    weight_grads = []
+    outputs, weight_grads = [], []
     for number, steps in enumerate(schedule):
         if rates:
             engine.learning_rates[:] = [rates[number] * b.optimizer.lr for b in engine.buckets]
@@ -42,6 +42,7 @@ def run_schedule(rank: int, group, case: Case, plan, schedule, rates=None, nodes
             with engine.accumulate() if step != steps[-1] else nullcontext():
                 out = engine.lookup(prepare(engine, case, batch))
                 out.backward(gradient_of(case, step, rank, out))
+            outputs.append(out.detach())
             weight_grads.append(batch.weights().grad if case.weighted else None)
     wanted = [RowRange(n, 0, rows) for n, rows in enumerate(case.rows)]
     tables, states = engine.read_rows(wanted), {}
@@ -50,16 +51,20 @@ def run_schedule(rank: int, group, case: Case, plan, schedule, rates=None, nodes
         for (n, _, _), values in zip(having, engine.read_rows(having, name), strict=True):
             states[n, name] = values
     engine.close()
-    return {"tables": tables, "states": states, "weight_grads": weight_grads}
+    return {"outputs": outputs, "tables": tables, "states": states, "weight_grads": weight_grads}
 
 
 def assert_equals_reference(ranks, case, plan, schedule, rates=None, nodes=None) -> Reference:
     found = ranks.run(case.ranks, run_schedule, case, plan, schedule, rates, nodes)
-    reference, weight_grads = Reference(case), []
+    reference, outputs, weight_grads = Reference(case), [], []
     for number, steps in enumerate(schedule):
         reference.rate = rates[number] if rates else 1.0
-        weight_grads += reference.train(*steps)[1]
+        of_steps = reference.train(*steps)
+        outputs += of_steps[0]
+        weight_grads += of_steps[1]
     for rank, result in enumerate(found):
+        for got, output in zip(result["outputs"], outputs[rank :: case.ranks], strict=True):
+            torch.testing.assert_close(got.double(), output, **NEAR)
         for n, table in enumerate(reference.tables):
             torch.testing.assert_close(result["tables"][n].double(), table, **NEAR)
             for name, short in STATES.items():
@@ -83,6 +88,34 @@ def test_accumulated_gradients_are_one_step(ranks, numbered, optimizer, replicat
     case = Case(seed=1, ranks=3, optimizer=optimizer, weighted=weighted, numbered=numbered)
     plan = random_plan(1, tables_of(case), 3, replicated=replicated)
     assert_equals_reference(ranks, case, plan, ((0, 1), (2,), (3, 4, 5), (6,)))
+
+
+def run_nested(rank: int, group, case: Case, plan):
+    """An accumulation within another: a step in both, one in the outer alone, and one after."""
+    engine = start(case, plan, group)
+
+    def train(step):
+        out = engine.lookup(prepare(engine, case, batch_of(case, step, rank)))
+        out.backward(gradient_of(case, step, rank, out))
+
+    with engine.accumulate():
+        with engine.accumulate():
+            train(0)
+        train(1)
+    train(2)
+    found = engine.read_rows([RowRange(n, 0, rows) for n, rows in enumerate(case.rows)])
+    engine.close()
+    return found
+
+
+def test_the_end_of_an_inner_accumulation_is_not_that_of_the_outer_one(ranks):
+    case = Case(seed=9, ranks=2, optimizer="adagrad")
+    found = ranks.run(2, run_nested, case, random_plan(9, tables_of(case), 2))
+    reference = Reference(case)
+    reference.train(0, 1, 2)
+    for tables in found:
+        for got, expected in zip(tables, reference.tables, strict=True):
+            torch.testing.assert_close(got.double(), expected, **NEAR)
 
 
 @pytest.mark.parametrize("pooling", ["mean", "none"])
