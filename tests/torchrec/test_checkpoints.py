@@ -27,6 +27,10 @@ def test_held_state_dicts_do_not_undo_what_is_loaded(worlds):
     worlds.run(2, held_states.loaded_over)
 
 
+def test_held_state_dicts_keep_what_was_written_beside_what_is_loaded(worlds):
+    worlds.run(2, held_states.loaded_beside)
+
+
 def test_state_dicts_of_others_are_loaded(worlds):
     worlds.run(2, cases.loaded)
 

@@ -8,7 +8,9 @@ import torch.distributed as dist
 from tests.support.torchrec.models import batch
 from tests.support.torchrec.ranks import compare, engines, sharded, train_step, whole, whole_model
 
+# A table, its state and its number of steps; the same state of another table of the collection.
 KEY, MOMENT, STEPS = "bags.embedding_bags.wide.weight", "wide.momentum1", "wide.iter"
+OTHER_KEY, OTHER_MOMENT = "bags.embedding_bags.mean.weight", "mean.momentum1"
 
 
 def trained(rank: int, group: dist.ProcessGroup, steps: int = 1) -> Any:
@@ -91,3 +93,36 @@ def loaded_over(rank: int, group: dist.ProcessGroup) -> None:
     use(model, rank)
     compare(whole(model.state_dict(), group), made, 0)
     assert not (made[KEY] == 5.0).any()
+
+
+def loaded_beside(rank: int, group: dist.ProcessGroup) -> None:
+    """What was written into a state dict stays although other values are loaded, or set: the number
+    of steps, all weights, or the same state of another table."""
+    model, other = trained(rank, group), trained(rank, group, 3)
+    expected = expected_after(whole_model(model, group), 5.0)
+    held, states = model.state_dict(), states_of(model)
+    written(held, states, rank, 5.0)
+    model.fused_optimizer.set_optimizer_step(9)
+    use(model, rank)
+    for key in expected:
+        if key.endswith(".iter"):
+            expected[key].fill_(9)
+    compare(whole_model(model, group), expected, 0)
+    moment = states_of(model)[KEY][MOMENT].local_shards()[0].tensor
+    if rank == 1:
+        moment.fill_(6.0)
+    model.load_state_dict(other.state_dict())
+    use(model, rank)
+    expected |= whole(other.state_dict(), group)
+    expected[f"{KEY}/{MOMENT}"][25:] = 6.0
+    compare(whole_model(model, group), expected, 0)
+    moment = states_of(model)[KEY][MOMENT].local_shards()[0].tensor
+    if rank == 1:
+        moment.fill_(7.0)
+    states_by_name = {n: s for of in model.fused_optimizer.state.values() for n, s in of.items()}
+    loaded = expected[f"{OTHER_KEY}/{OTHER_MOMENT}"]
+    loaded.fill_(8.0)
+    states_by_name[OTHER_MOMENT].load_state_dict(loaded.float())
+    use(model, rank)
+    expected[f"{KEY}/{MOMENT}"][25:] = 7.0
+    compare(whole_model(model, group), expected, 0)
