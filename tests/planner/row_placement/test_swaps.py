@@ -73,3 +73,19 @@ def test_swaps_even_out_homogeneous_ranks_to_the_last_rows() -> None:
     exchange = SwapSearch(counts, (Direction(weight, column),), classes.width, seconds)
     exchange.run()
     assert exchange.seconds.max() / exchange.seconds.mean() < 1 + 1e-6
+
+
+def test_every_row_of_a_swap_must_gain_more_than_its_copies_take() -> None:
+    # Each row of rank 0 takes a second there and would take one on rank 1, whose rows take none.
+    counts = np.array([[64, 0], [0, 64]])
+    for price, swaps in ((0.5, True), (1.2, False)):
+        search = SwapSearch(
+            counts.copy(),
+            (Direction(np.array([1.0, 0.0]), np.eye(2)),),
+            np.zeros(2, dtype=np.int64),
+            np.array([64.0, 0.0]),
+            price=np.full((1, 2, 2), price),
+        )
+        search.run()
+        assert (search.rounds_made > 0) == swaps
+        assert np.array_equal(search.counts, counts) != swaps
