@@ -26,7 +26,7 @@ from tests.support.planner.drifting import cost_row_by_row, make_profile, planne
 from tests.support.planner.instances import zipf_counts
 
 
-def plan_and_newer(moved, mode="inference", seed=0):
+def plan_and_newer(moved, mode="inference", seed=0, balance="time"):
     """A plan for two tables, and a profile in which `moved` of the first one's rows have taken
     other rows' counts."""
     random = np.random.default_rng(seed)
@@ -38,7 +38,7 @@ def plan_and_newer(moved, mode="inference", seed=0):
             profile,
             Topology.load("2x4-a100"),
             Workload(mode, "raw", 4096),
-            PlanSettings(extra_memory=0.02),
+            PlanSettings(extra_memory=0.02, balance=balance),
         )
     )
     which = np.flatnonzero(random.random(6000) < moved)
@@ -104,6 +104,17 @@ def test_the_verdict_is_by_the_threshold_and_names_the_table_that_drifted(mode):
     drifted, stayed = found.tables
     assert drifted.worse_seconds > 2 * abs(stayed.worse_seconds)
     assert drift(plan, profile, found.worse + 1e-6).verdict == "keep"
+
+
+def test_a_plan_that_balances_links_is_judged_by_its_busiest_link():
+    plan, newer = plan_and_newer(0.3, balance="link")
+    found = drift(plan, newer, 0.05)
+    now = cost_row_by_row(plan, newer).link_seconds
+    fresh = make_placement(newer, plan.topology, plan.workload, plan.asked).cost.link_seconds
+    links = ~np.eye(plan.ranks, dtype=bool)
+    assert np.isclose(found.worse, now[links].max() / fresh[links].max() - 1, rtol=1e-6)
+    slowest = found.objective_seconds.now / found.objective_seconds.fresh - 1
+    assert not np.isclose(found.worse, slowest, rtol=0.01)  # the two tell the plans apart
 
 
 def test_replanning_makes_a_plan_that_is_kept():
