@@ -83,6 +83,20 @@ def test_touched_is_the_share_of_batches_that_contain_the_row(samples_with_row: 
     assert reads[0] == touched[0]
 
 
+def test_measured_ratios_keep_the_union_between_one_rank_and_all_of_them() -> None:
+    workload, counts = Workload("training", "distinct", 40), np.array([1, 20, 900])
+
+    def found(rank_ratio: float, union_ratio: float) -> tuple[np.ndarray, np.ndarray]:
+        return expected_reads(counts, counts, 1000, workload, 4, rank_ratio, union_ratio)[1:]
+
+    touched, union = found(0.9, 0.01)
+    np.testing.assert_array_equal(union, touched)
+    touched, union = found(0.9, 50.0)
+    np.testing.assert_array_equal(union, np.minimum(4 * touched, 1.0))
+    touched, union = found(0.9, 0.8)
+    assert ((touched < union) & (union < 4 * touched)).sum() == 2  # the ratios themselves decide
+
+
 def test_touched_is_binomial_where_the_batch_is_not_below_the_log() -> None:
     workload = Workload("inference", "raw", 1000)
     reads, touched, union = expected_reads(np.array([30]), np.array([20]), 100, workload, 4)
