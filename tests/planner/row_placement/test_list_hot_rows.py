@@ -13,10 +13,17 @@ from hypothesis import strategies as st
 
 from oper.base import native
 from oper.base.arrays import as_int64, as_tensor
+from oper.cost.workload import Workload
 from oper.plan.row_codes import pack_codes
 from oper.planner.row_placement.arena_layout import assign_rows
-from oper.planner.row_placement.list_hot_rows import StripeOrders, scan_by_cuts, scan_marked
+from oper.planner.row_placement.list_hot_rows import (
+    StripeOrders,
+    make_cuts,
+    scan_by_cuts,
+    scan_marked,
+)
 from oper.planner.row_placement.striping import Stripes
+from tests.support.planner.instances import make_classes
 
 ROWS_PER_LINE = 448
 TABLE_ROWS = st.lists(st.integers(1, 1000), min_size=1, max_size=3)
@@ -185,6 +192,16 @@ def test_collect_keeps_stripes_in_place_when_rows_leave_them(seed, rows, ranks):
     ):
         expected = stripe_sums(profile, ~listed, numbered, order, rotation, ranks, value)
         assert (sums == expected).all()
+
+
+@pytest.mark.parametrize("replicas", [0, 1000, 6000])
+def test_the_reserve_of_listed_rows_is_of_rows_with_one_owner(replicas):
+    workload = Workload("training", "raw", 64)
+    classes = make_classes([10, 1], [6000, 100_000], workload, 2)
+    copied = np.array([replicas, 0])
+    cuts = make_cuts(classes, np.zeros(1, np.int64), copied, copied, 0.0)
+    assert (cuts.listed - copied).sum() == 4096
+    assert (cuts.listed >= copied).all()
 
 
 def test_sums_do_not_depend_on_threads():
