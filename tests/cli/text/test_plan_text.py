@@ -102,6 +102,19 @@ def test_tables_show_shares_of_the_accesses(
     assert any(line.startswith("C2 ") and " 50.0%" in line and "≥" not in line for line in lines)
 
 
+def test_fetched_is_what_a_rank_reads_from_the_others(shown: PlanFigures, capsys: Capture) -> None:
+    (memory,) = shown.plan.memories
+    link_bytes = np.zeros((4, 4))
+    link_bytes[0, 1:] = 1e6  # all of it by rank 0, from each other rank
+    memory = replace(memory, cost=replace(memory.cost, link_bytes=link_bytes))
+    print_plan(PlanFigures(replace(shown.plan, memories=(memory,)), shown.kinds), "new", False)
+    lines = capsys.readouterr().out.splitlines()
+    header = next(n for n, line in enumerate(lines) if line.startswith("rank "))
+    ranks = lines[header + 1 : header + 5]
+    assert ["3 MB" in line for line in ranks] == [True, False, False, False]
+    assert ["1 MB" in line for line in ranks] == [False] * 4
+
+
 def test_the_profile_has_the_accesses_of_all_rows(here: Path) -> None:
     random = np.random.default_rng(0)
     columns = {name: (20_000 * random.random(60_000) ** 4).astype(int) for name in ("C1", "C2")}
