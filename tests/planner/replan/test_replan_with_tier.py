@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 from oper.audit.check import check
 from oper.base.errors import OperError
 from oper.plan.plan import Plan
+from oper.plan.some_tables import plans_of_memories
 from oper.planner.make_placement import make_placement
 from oper.planner.place_with_tier import plan_with_tier
 from oper.planner.replan.drift import drift
 from oper.planner.replan.replan import replan
+from oper.planner.replan.replan_one_memory import replan_one_memory
 from oper.planner.replan.replan_with_tier import ReplannedWithTier
 from oper.profiling.profile import Profile
 from tests.planner.replan.test_replan import assert_moves_are_complete
@@ -58,6 +60,7 @@ def test_moves_are_complete_true_and_pay(seed, horizon):
             bound = found.plan.certificate.lower_bound_seconds
             assert bound <= found.new_seconds
             assert bound <= found.fresh_seconds
+            assert_moves_of_each_memory_pay(found)
             if len(found.moves.entries):
                 gained = (found.old_seconds - found.new_seconds) * horizon
                 assert gained > found.migration_seconds > 0
@@ -65,6 +68,32 @@ def test_moves_are_complete_true_and_pay(seed, horizon):
             else:
                 assert found.new_seconds == found.old_seconds
             plan = Plan.load(folder / str(step))
+
+
+def assert_moves_of_each_memory_pay(found: ReplannedWithTier) -> None:
+    """What they gain of the iteration, beside the moves in the other memory, is more than their
+    copies take."""
+    costs = [part.plan.cost.rank_seconds for part in found.parts]
+    for n, part in enumerate(found.parts):
+        if len(part.moves.entries):
+            without = [*costs[:n], part.unmoved().cost.rank_seconds, *costs[n + 1 :]]
+            gained = np.sum(without, axis=0).max() - np.sum(costs, axis=0).max()
+            assert gained * found.horizon > part.migration_seconds > 0
+
+
+def test_moves_that_pay_in_their_own_memory_alone_are_left_out():
+    profiles, topology, workload, asked = drawn(28, 2)
+    horizon = 1
+    plan, _ = plan_with_tier(profiles[0], topology, workload, asked)
+    _, host = plans_of_memories(plan)
+    counts = profiles[1].select(list(plan.tier))
+    alone = replan_one_memory(host, counts, horizon, "", lambda _: None)
+    assert len(alone.moves.entries)
+    assert (alone.old_seconds - alone.new_seconds) * horizon > alone.migration_seconds
+    found = replan(plan, profiles[1], horizon)
+    assert isinstance(found, ReplannedWithTier)
+    assert [len(part.moves.entries) > 0 for part in found.parts] == [True, False]
+    assert_moves_of_each_memory_pay(found)
 
 
 @at_least(5)
