@@ -17,6 +17,13 @@ def one_line(error: BaseException) -> str:
     return text if len(text) <= 200 else f"{text[:200]}…"
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its type where it has none: what torch and the
+    system say takes many lines, of which the first says what happened."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
 class OperWarning(UserWarning):
     """What a user should know of an input that is read all the same; the command line prints it."""
 

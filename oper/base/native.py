@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from oper.base import process_signals
-from oper.base.errors import OperError
+from oper.base.errors import OperError, first_line
 
 Value = TypeVar("Value", bound="int | str | np.dtype[Any]")
 
@@ -67,7 +67,7 @@ def device_ops() -> Any:
         ops().load_device_library(str(library))
     except RuntimeError as error:
         raise OperError(
-            f"cannot load the device kernels: {str(error).splitlines()[0]}. Build them with "
+            f"cannot load the device kernels: {first_line(error)}. Build them with "
             "`python scripts/build_cuda.py` in a checkout; that needs a CUDA compiler"
         ) from error
     return ops()

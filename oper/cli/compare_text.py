@@ -181,7 +181,7 @@ def remarks(methods: "Mapping[str, MethodResult]", verbose: bool) -> list[str]:
             )
         if isinstance(notes, SolverNotes):
             lines.append(
-                f"{name}: {notes.solver} placed {plural(notes.partitions, 'partition')}, each "
+                f"{name}: HiGHS placed {plural(notes.partitions, 'partition')}, each "
                 "as a whole; an iteration "
                 f"takes {at_most(notes.solver_gap)} longer than with the best such placement"
             )

@@ -82,7 +82,7 @@ def verdict_sentences(drift: "Drift", plan: str, profile: str) -> list[str]:
 
 
 def _unevenness(drift: "Drift", lost: float) -> str | None:
-    """That the ranks are uneven, where this costs more than rows in the wrong places do."""
+    """Says that the ranks are uneven, where this costs more than rows in wrong places do."""
     seconds, now = drift.objective_seconds, drift.rank_seconds.now.tolist()
     if drift.worse < _NO_LOSS or lost >= (seconds.now - seconds.fresh) / 2:
         return None

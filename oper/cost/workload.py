@@ -42,7 +42,7 @@ class Workload:
             raise OperError(f"batch size {size:,}: from 1 to {MOST_SAMPLES:,} samples were needed")
 
     def on(self, nodes: int) -> "Workload":
-        """The same on so many nodes, with the fetch that is usual there if it has none."""
+        """This workload on so many nodes: with the fetch that is usual there, if it has none."""
         return self if self.fetch else replace(self, fetch=usual_fetch(nodes))
 
     @property

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from oper.base.errors import OperError
+from oper.base.errors import OperError, first_line
 from oper.base.free_memory import machine_memory_bytes
 from oper.measure.link_timer import READ_ROWS, LinkTimer
 from oper.measure.measurement import REPETITIONS, Measurement
@@ -58,7 +58,7 @@ def measure_ranks(
     except RuntimeError as error:
         raise OperError(
             f"rank {rank} lost another rank, or waited {deadline_seconds:.0f} s for its bytes: "
-            f"{str(error).splitlines()[0]}"
+            f"{first_line(error)}"
         ) from error
     finally:
         if dist.is_initialized():

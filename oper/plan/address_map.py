@@ -139,7 +139,7 @@ class AddressMap:
         return sum(a.nbytes for a in arrays if isinstance(a, torch.Tensor))
 
     def flattened(self, most_bytes: int | None = None) -> "AddressMap":
-        """The same map with arrays of addresses for the smallest tables: as many as fit in
+        """This map with arrays of addresses for its smallest tables: as many as fit in
         `most_bytes`, or all."""
         rows = np.array([table.rows for table in self.tables], dtype=np.int64)
         smallest = np.argsort(rows, kind="stable")
@@ -155,7 +155,7 @@ class AddressMap:
         return flat
 
     def to(self, device: torch.device) -> "AddressMap":
-        """The same map for ids on a device; this one, where it is there already."""
+        """This map for ids on a device; the object itself, where it is there already."""
         if self._maps.device == device:
             return self
         moved = copy(self)

@@ -96,7 +96,8 @@ class Layout:
 
     @cached_property
     def _occurrences(self) -> list[tuple[Ints, Ints]]:
-        """Of each pattern, kept: to sort one takes longer than to locate the rows of a table."""
+        """Where each rank occurs in each pattern. It is kept, as sorting a pattern takes longer
+        than locating the rows of a table."""
         return [occurrences(order.astype(np.int64), self.ranks) for order in self.orders]
 
     @cached_property

@@ -67,7 +67,7 @@ class ListedCounts:
     def of(
         layout: Layout, accesses: NDArray[Any], samples_with_row: NDArray[Any]
     ) -> "ListedCounts":
-        """Of a layout whose listed rows have these counts, [E] each."""
+        """The counts for a layout whose listed rows were counted so, [E] each."""
         total, least = np.zeros((2, len(layout.rows)), dtype=np.int64)
         if layout.everywhere_bitmap is None:
             return ListedCounts(accesses, samples_with_row, total, least)

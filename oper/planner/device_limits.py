@@ -64,8 +64,8 @@ class DeviceLimits:
         return self._problem(extra, allreduce)
 
     def beside_most_replicas(self, extra_memory: float) -> Problem:
-        """The same with the room that the AllReduce of the most replicas leaves, which is known
-        without placing anything."""
+        """The problem with this share of extra memory and the room that the AllReduce of the most
+        replicas leaves, which is known without placing anything."""
         return self._problem(extra_memory, self.most_allreduce_bytes)
 
     def _problem(self, extra_memory: float, allreduce_bytes: float) -> Problem:

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from oper.base.arrays import Counts
-from oper.base.errors import OperError
+from oper.base.errors import OperError, first_line
 from oper.files.storage import atomic_folder, check_output, scratch_folder
 from oper.logs import Log, LogOptions, Prepared, RowReader, open_log
 from oper.profiling.count_batches import Memory
@@ -97,7 +97,7 @@ def _group(rank: int, deadline_seconds: float) -> Iterator[_Group]:
     except RuntimeError as error:
         raise OperError(
             f"rank {rank} lost another rank, or waited {deadline_seconds:,.0f} s for it: "
-            f"{str(error).splitlines()[0]}; see the messages of the other ranks, or allow more "
+            f"{first_line(error)}; see the messages of the other ranks, or allow more "
             "time with --deadline"
         ) from error
     finally:

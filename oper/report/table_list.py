@@ -32,7 +32,7 @@ class SortableTable:
 
 
 def table_list(plan: Plan, kinds: RowsByKind, profile: Profile | None) -> SortableTable:
-    """With accesses where there is a profile."""
+    """The list of a plan's tables; it has their accesses where there is a profile."""
     accesses = None if profile is None else profile.accesses_of_tables
     sizes = kinds.bytes_of_tables
     weights = sizes if accesses is None else accesses

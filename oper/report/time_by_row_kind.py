@@ -63,7 +63,8 @@ def check_profile(plan: Plan, profile: Profile) -> None:
 
 
 def _times(plan: Plan, profile: Profile) -> Floats:
-    """Of a plan of one memory: replicated, listed, striped, [3, M]."""
+    """Seconds of replicated, listed and striped rows on each rank, [3, M], in a plan of one
+    memory."""
     problem = make_problem(profile, plan.topology, plan.workload, plan.asked, plan.limits)
     locator = RowLocator(plan)
     sums = _sums_by_column(locator, ClassFinder(profile, problem.classes), problem.classes.row_sums)

@@ -186,7 +186,7 @@ def uniform(
 
 
 def with_host(described: Description, memory_bytes: int, bandwidth: float) -> Description:
-    """The same with each rank's share of its host's memory, and the link to it in bytes/s."""
+    """Add each rank's share of its host's memory, and the link to it in bytes/s."""
     ranks = len(described["node_of"])
     described["host_memory_bytes"] = (memory_bytes,) * ranks
     described["host_bandwidth"] = (bandwidth,) * ranks

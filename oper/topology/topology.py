@@ -204,11 +204,11 @@ class Topology:
         return content
 
     def with_capacity(self, text: str) -> "Topology":
-        """The same topology with another capacity, as `--capacity` gives it (`parse_capacity`)."""
+        """This topology with another capacity, as `--capacity` gives it (`parse_capacity`)."""
         return replace(self, capacity=parse_capacity(text, self.ranks))
 
     def with_capacity_bytes(self, capacity_bytes: Sequence[int]) -> "Topology":
-        """The same topology with the capacity of each rank in bytes, [M]."""
+        """This topology with the capacity of each rank in bytes, [M]."""
         return replace(self, capacity=tuple(capacity_bytes))
 
     def capacities(

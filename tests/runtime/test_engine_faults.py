@@ -3,8 +3,10 @@
 import itertools
 import logging
 import signal
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -17,9 +19,25 @@ from tests.support.runtime import fault_cases
 from tests.support.runtime.engine_cases import Case, batch_of, module_tables, start, tables_of
 from tests.support.runtime.ranks import Ranks
 from tests.support.runtime.runtime_plans import random_plan
+from tests.support.runtime.worlds import Worlds
 
 CASE = Case(seed=1, ranks=3, optimizer="adagrad", steps=2)
 PLAN = random_plan(1, tables_of(CASE), 3, replicated=0.5)
+
+
+class RanksThatMayFail:
+    """The ranks that tests share, in a new group each time: one that gave up waiting is lost."""
+
+    def __init__(self, worlds: Worlds) -> None:
+        self._worlds = worlds
+
+    def run(self, ranks: int, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        return self._worlds.run(ranks, function, *arguments, new_group=True, **options)
+
+
+@pytest.fixture
+def ranks(worlds: Worlds) -> RanksThatMayFail:
+    return RanksThatMayFail(worlds)
 
 
 def alone(case: Case, **options) -> EmbeddingEngine:

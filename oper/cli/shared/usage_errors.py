@@ -17,7 +17,7 @@ UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # which typer does 
 
 
 def usage_error(error: Any) -> OperError:
-    """The same as an OperError."""
+    """An error of typer's in the options, as an OperError that says what to give."""
     path = error.ctx.command_path if error.ctx is not None else "oper"
     text = _text(error, path, getattr(error, "typed", ()))
     return OperError(" ".join(text.split()))

@@ -108,7 +108,6 @@ class SolverNotes:
     and the one found takes longer than the best by at most the share `solver_gap`."""
 
     partitions: int
-    solver: str
     solver_gap: float
     solver_bound_seconds: float
 

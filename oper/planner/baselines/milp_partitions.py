@@ -43,5 +43,5 @@ def milp(problem: ClassProblem, limit_seconds: float) -> Baseline:
         )
         raise NoPlacementError(Status.TIME_LIMIT, reason)
     status = Status.OK if found.status == "optimal" else Status(found.status)
-    notes = SolverNotes(len(parts), found.solver, found.gap, found.bound_seconds)
+    notes = SolverNotes(len(parts), found.gap, found.bound_seconds)
     return Baseline("milp", found.holder_sets, sums, cells, notes=notes, status=status)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rule:
-    """Where a baseline's function is, and what is to be known of it.
+    """A baseline: the module of its function, and how it is called.
 
     The function takes a `Problem`, and, if `limited`, the most seconds that it may take.
     """

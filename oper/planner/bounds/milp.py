@@ -14,9 +14,8 @@ x[p, j] is "rank j holds p", and y[p, j, j] is the same variable where no other 
 cheaper to read for j. Where the budget allows no second copy, and in training, all ranks read from
 one owner, and there are no y. In training Σ_j x[p, j] + r[p] = 1 with r[p] = 1 for copies
 everywhere, whose AllReduce is chosen by solving for each method in turn. Homogeneous ranks are
-ordered by load, or each optimum would come in M! copies. PuLP passes it to HiGHS, and to its own
-CBC only where highspy cannot be imported: CBC tells PuLP no bound, so that of an unfinished search
-is the relaxation's. Plans never depend on either.
+ordered by load, or each optimum would come in M! copies. PuLP passes it to HiGHS. Plans never
+depend on it.
 """
 
 import time
@@ -59,7 +58,6 @@ class Reference:
     cost: Cost | None
     bound_seconds: float
     seconds: float  # that solving took
-    solver: str
 
     @property
     def objective_seconds(self) -> float:
@@ -119,7 +117,6 @@ def solve(
         cost=None if best is None else costs[best],
         bound_seconds=min(outcome.bound_seconds for outcome in outcomes),
         seconds=time.monotonic() - began,
-        solver="HiGHS" if _has_highs() else "CBC",
     )
 
 
@@ -259,34 +256,18 @@ class _Model:
             mip_feasibility_tolerance=FEASIBILITY,
             primal_feasibility_tolerance=FEASIBILITY,
         )
-        has_highs = _has_highs()
-        if has_highs:
-            with standard_streams.native_output_dropped():
-                self.problem.solve(highs)
-            # PuLP calls a solution found at the time limit "Optimal": ask the solver itself.
-            info = self.problem.solverModel.getInfo()
-            bound = float(info.mip_dual_bound)
-        else:
-            self.problem.solve(_cbc(solved_by, relative_gap))
+        with standard_streams.native_output_dropped():
+            self.problem.solve(highs)
+        # PuLP calls a solution found at the time limit "Optimal": ask the solver itself.
+        info = self.problem.solverModel.getInfo()
+        bound = float(info.mip_dual_bound)
         optimal = self.problem.sol_status == pulp.LpSolutionOptimal
-        found = self.problem.sol_status in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible)
         if self.problem.status in (pulp.LpStatusInfeasible, pulp.LpStatusUnbounded):
             return _Outcome("infeasible", None, np.inf)
-        if found and has_highs:
-            found = info.primal_solution_status == 2  # kSolutionStatusFeasible
+        found = info.primal_solution_status == 2  # kSolutionStatusFeasible
         sets = self._holder_sets() if found else None
-        if not has_highs:
-            bound = self._bound_beside_cbc(optimal, relative_gap)
         status: Status = "optimal" if optimal else "time_limit"
         return _Outcome(status, sets, max(bound, 0.0) * self.second)
-
-    def _bound_beside_cbc(self, optimal: bool, relative_gap: float) -> float:
-        """CBC tells PuLP no bound: its gap, where it proved the optimum, or the relaxation's."""
-        if optimal:
-            return float(pulp.value(self.problem.objective)) * (1 - relative_gap)
-        self.problem.solve(pulp.PULP_CBC_CMD(mip=False, msg=False))
-        solved = self.problem.sol_status == pulp.LpSolutionOptimal
-        return float(pulp.value(self.problem.objective)) if solved else 0.0
 
     def _holder_sets(self) -> HolderSets:
         """The group of each partition, read off the solution."""
@@ -311,14 +292,6 @@ class _Highs(pulp.HiGHS):  # type: ignore[misc]
     def callSolver(self, lp: Any) -> None:  # noqa: N802 - PuLP calls it
         lp.solverModel.setOptionValue("time_limit", _left(self._solved_by))
         super().callSolver(lp)
-
-
-def _has_highs() -> bool:
-    return bool(pulp.HiGHS(msg=False).available())
-
-
-def _cbc(solved_by: float, relative_gap: float) -> Any:
-    return pulp.PULP_CBC_CMD(msg=False, timeLimit=_left(solved_by), gapRel=relative_gap)
 
 
 def _left(end: float) -> float:

@@ -148,7 +148,8 @@ class _Loads:
 
 
 def _least_of_a_rank(hot: Floats, ranks: int) -> list[float]:
-    """Of the k·M + 1 hottest rows some rank owns k + 1, at least the lightest of them."""
+    """What the rank with the most hot rows bears at least: of the k·M + 1 hottest rows some rank
+    owns k + 1, and these are at least the lightest of them."""
     return [
         float(hot[k * (ranks - 1) : k * ranks + 1].sum())
         for k in range((len(hot) - 1) // ranks + 1)

@@ -76,7 +76,8 @@ class WeightedBounds:
 
     @staticmethod
     def of(problem: ClassProblem, alike: bool) -> "WeightedBounds":
-        """With the prices of ranks that are alike, and unless they are, with those of their own."""
+        """The bounds of a problem, with the prices of ranks that are alike and, unless they are,
+        with prices of each rank's own."""
         topology, workload = problem.topology, problem.workload
         limits = (problem.capacity_bytes, problem.budget_bytes)
         methods = []

@@ -200,8 +200,8 @@ class RestrictedMaster:
         return len(self.bucket) > columns
 
     def _spread(self, dual: Floats) -> Floats:
-        """The same total price on every rank's time, and on every pair's: where prices start from,
-        as a solver's own first ones are zero but for a few."""
+        """Prices of which each rank's time, and each pair's, has an equal share of the total. They
+        are where pricing starts, as a solver's own first ones are zero but for a few."""
         M = self.topology.ranks
         spread = dual.copy()
         spread[:M] = dual[:M].mean()

@@ -110,7 +110,8 @@ class Classes:
         return self.S * (self.R + self.D) if workload.training else self.S * self.R
 
     def traffic(self, topology: Topology, workload: Workload) -> Traffic:
-        """The same bytes with who pays for them: all terms of such a row in T."""
+        """The bytes of `traffic_bytes` with who pays for them: all terms in T of a row with one
+        owner."""
         return Traffic.of(
             topology,
             workload.training,

@@ -99,7 +99,7 @@ def make_problem(
 
 
 def with_limits(problem: Problem, topology: Topology, limits: Limits) -> Problem:
-    """The same rows and workload under the capacities of `topology` and other limits. Raises
+    """A problem's rows and workload under the capacities of `topology` and other limits. Raises
     OperError where those cannot hold the tables."""
     capacity, budget = _bytes(problem.classes, topology, problem.workload, limits)
     return replace(

@@ -99,7 +99,7 @@ class StripeOrders:
 
     @staticmethod
     def of(stripes: Sequence[Stripes], width_of_table: Ints) -> "StripeOrders":
-        """Those of `stripes`, one a width."""
+        """The orders of `stripes`, which are one for each width."""
         rotation = np.stack([s.rotation for s in stripes])
         return StripeOrders(
             [s.order for s in stripes],
@@ -157,8 +157,8 @@ def scan_marked(
     stripes: StripeOrders,
     classes: Classes,
 ) -> RowScan:
-    """The same for the rows that are marked in `bitmap`, as in a plan made earlier; striped rows
-    are numbered by `stripe_bitmap` where that is not `bitmap` itself."""
+    """Scan the counters of a plan made earlier, whose listed rows are marked in `bitmap`; striped
+    rows are numbered by `stripe_bitmap` where that is not `bitmap` itself."""
     entries = TableEntries.of(classes, len(stripes.rotation))
     order_offset = np.zeros(len(stripes.orders) + 1, dtype=np.int64)
     np.cumsum([len(order) for order in stripes.orders], out=order_offset[1:])

@@ -71,7 +71,7 @@ def duration_unit(seconds: float) -> Unit:
 
 
 def bytes_unit(largest: float) -> Unit:
-    """The same of bytes."""
+    """The largest unit of bytes that is no larger than the largest value of an axis."""
     return _unit(_BYTES, largest)
 
 

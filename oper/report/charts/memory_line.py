@@ -75,7 +75,7 @@ def memory_curve_chart(points: Sequence[CurvePoint]) -> Chart | None:
 
 
 def _distinct(points: Sequence[CurvePoint]) -> list[CurvePoint]:
-    """Of points that hold the same memory one each, and the plan's own."""
+    """The points without those that hold as much memory as another; the plan's own stays."""
     kept: dict[int, CurvePoint] = {}
     for point in points:
         if point.plan or point.memory_bytes not in kept:

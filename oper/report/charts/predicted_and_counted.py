@@ -15,7 +15,8 @@ RankCounters = Mapping[str, Mapping[str, Any]]
 
 
 def counted_chart(plan: Plan, counters: Sequence[RankCounters]) -> Chart:
-    """Of the mean rank. OperError where the counters are not of the plan's ranks."""
+    """The bytes of the mean rank, predicted and counted. OperError where the counters are not of
+    the plan's ranks."""
     if len(counters) != plan.ranks:
         raise OperError(
             f"counters of {len(counters)} ranks: those of the plan's {plan.ranks} were needed, in "

@@ -26,7 +26,7 @@ def skew_chart(profile: Profile, replicated_rows: int, listed_rows: int) -> Char
         return None
 
     def share(number: float) -> float:
-        """Of all accesses, those of so many of the hottest rows."""
+        """The share of all accesses that so many of the hottest rows have."""
         return _hottest(accesses, rows, number) / total
 
     numbers = np.unique(np.geomspace(1, total_rows, _POINTS).round())

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from oper.base.errors import OperError
+from oper.base.errors import OperError, first_line
 from oper.base.units import positive_seconds
 from oper.runtime.comm.failure_store import FailureStore
 from oper.runtime.comm.lost_ranks import (
@@ -170,7 +170,7 @@ class Group:
             return LostRankError(died(dead, self.rank, action))
         return LostRankError(
             f"the ranks lost each other, while rank {self.rank} waited for others to {action}: "
-            f"{str(error).splitlines()[0]}"
+            f"{first_line(error)}"
         )
 
     def _is_disconnected(self, rank: int) -> bool:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import torch
 
 from oper.base import native
-from oper.base.errors import OperError
+from oper.base.errors import OperError, first_line
 from oper.base.free_memory import free_memory
 
 LINE_BYTES = 64  # of the caches
@@ -41,7 +41,7 @@ class Segment:
             self._map = native.ops().map_segment(descriptor, self.reserve_bytes)
         except RuntimeError as error:
             raise OperError(
-                f"{str(error).splitlines()[0]}; this process may reserve fewer addresses than "
+                f"{first_line(error)}; this process may reserve fewer addresses than "
                 "that: see `ulimit -v`"
             ) from error
         self.pointer: int = self._map.data_ptr()
@@ -130,7 +130,7 @@ class DeviceSegment:
             memory, descriptor = native.ops().create_device_segment(max(bytes, 1), device)
         except RuntimeError as error:
             raise OperError(
-                f"{bytes:,} bytes of memory were needed on {device}: {str(error).splitlines()[0]}"
+                f"{bytes:,} bytes of memory were needed on {device}: {first_line(error)}"
             ) from error
         memory.zero_()
         return cls(memory, descriptor)
@@ -143,7 +143,7 @@ class DeviceSegment:
             )
         except RuntimeError as error:
             os.close(descriptor)
-            raise OperError(str(error).splitlines()[0]) from error
+            raise OperError(first_line(error)) from error
         return DeviceSegment(memory, descriptor)
 
     def tensor(self, offset: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

@@ -185,7 +185,7 @@ def test_remarks_of_torchrec_and_the_solver() -> None:
         tables={"row_wise": 3, "table_wise": 23},
         pooled_bytes=PooledBytes(1e6, 0.0, 0.0, 0.0),
     )
-    solver = SolverNotes(12, "HiGHS", 0.001, 0.9)
+    solver = SolverNotes(12, 0.001, 0.9)
     methods = {
         "torchrec": replace(fake(1.0), notes=notes),
         "milp": replace(fake(1.0), notes=solver),

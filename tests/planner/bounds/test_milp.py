@@ -5,7 +5,6 @@ from itertools import product
 from typing import Literal
 
 import numpy as np
-import pulp
 import pytest
 from hypothesis import assume, given, reject
 from hypothesis import strategies as st
@@ -172,23 +171,6 @@ def test_building_the_programme_is_a_part_of_the_time(
     assert time.monotonic() - begun < 4
     assert (reference.status, reference.holder_sets) == ("time_limit", None)
     assert reference.bound_seconds == 0
-
-
-@pytest.mark.parametrize("mode", ["training", "inference"])
-def test_cbc_finds_the_same(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not pulp.PULP_CBC_CMD().available():
-        pytest.skip("PuLP came without CBC on this platform")
-    topology = Topology.load("cpu:3")
-    workload = Workload(mode, "raw", 300)  # type: ignore[arg-type]
-    classes = make_classes([900, 500, 300, 200, 70, 10], [1] * 6, workload, 3)
-    problem = make_problem(classes, topology, workload, 0.5)
-    by_highs = solved(problem, 1e-6)
-    monkeypatch.setattr(pulp.HiGHS, "available", lambda self: False)
-    by_cbc = solved(problem, 1e-6)
-    assert (by_highs.solver, by_cbc.solver) == ("HiGHS", "CBC")
-    assert by_cbc.status == by_highs.status == "optimal"
-    assert by_cbc.objective_seconds == pytest.approx(by_highs.objective_seconds, rel=1e-5)
-    assert by_cbc.bound_seconds <= by_highs.objective_seconds * (1 + 1e-6)
 
 
 def test_capacities_that_hold_no_placement_are_infeasible() -> None:

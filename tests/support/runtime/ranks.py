@@ -50,14 +50,16 @@ class Ranks:
         function: Callable[..., Any],
         *arguments: Any,
         lost: tuple[int, ...] = (),
+        new_group: bool = False,
         **options: Any,
     ) -> list[Any]:
         """The results of function(rank, group, *arguments, **options), by rank; None for ranks
-        that are `lost` on the way."""
+        that are `lost` on the way. A function whose ranks may give up waiting, after which their
+        group cannot be used, gets a `new_group` where it runs on all `most`."""
         if not self._pipes:
             self._start()
         for pipe in self._pipes[:ranks]:
-            pipe.send((ranks, function, arguments, options))
+            pipe.send((ranks, new_group, function, arguments, options))
         results: list[Any] = []
         failures = []
         for rank, pipe in enumerate(self._pipes[:ranks]):
@@ -106,10 +108,13 @@ def _serve(rank: int, most: int, store: str, pipe: Any) -> None:
     groups = {n: dist.new_group(list(range(n)), timeout=limit) for n in range(1, most + 1)}
     while True:
         try:
-            ranks, function, arguments, options = pipe.recv()
+            ranks, new_group, function, arguments, options = pipe.recv()
         except EOFError:
             return
         try:
-            pipe.send((function(rank, groups[ranks], *arguments, **options), None))
+            group = groups[ranks]
+            if new_group and ranks == most:
+                group = dist.new_group(timeout=limit)
+            pipe.send((function(rank, group, *arguments, **options), None))
         except BaseException:
             pipe.send((None, traceback.format_exc()))
