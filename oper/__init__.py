@@ -18,8 +18,8 @@ from oper.base.display import summarised_by
 if TYPE_CHECKING:
     from oper.analysis.plan_differences import diff as diff
     from oper.analysis.row_facts import explain as explain
-    from oper.audit.check import check as check
     from oper.base.errors import OperError as OperError
+    from oper.checker.check import check as check
     from oper.cost.workload import Workload as Workload
     from oper.diagnosis.doctor import doctor as doctor
     from oper.logs.row_reader import read as read
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from oper.scheduler.simulator import simulate as simulate
     from oper.tables.table import Table as Table
     from oper.topology.topology import Topology as Topology
-    from oper.torchrec.latency import measure_latency as measure_latency
+    from oper.torchrec.measure_latency import measure_latency as measure_latency
     from oper.torchrec.planning.sharding_planner import OperShardingPlanner as OperShardingPlanner
     from oper.torchrec.sharded_model import accumulate as accumulate
     from oper.torchrec.sharded_model import counters as counters
@@ -79,7 +79,7 @@ _HOME = {
     "Topology": "oper.topology.topology",
     "Workload": "oper.cost.workload",
     "accumulate": "oper.torchrec.sharded_model",
-    "check": "oper.audit.check",
+    "check": "oper.checker.check",
     "compare": "oper.planner.compare",
     "counters": "oper.torchrec.sharded_model",
     "diff": "oper.analysis.plan_differences",
@@ -87,7 +87,7 @@ _HOME = {
     "drift_by_window": "oper.planner.replan.drift",
     "explain": "oper.analysis.row_facts",
     "make_plan": "oper.planner.make_plan",
-    "measure_latency": "oper.torchrec.latency",
+    "measure_latency": "oper.torchrec.measure_latency",
     "doctor": "oper.diagnosis.doctor",
     "profile": "oper.profiling.make_profile",
     "read": "oper.logs.row_reader",

@@ -32,7 +32,7 @@ HUES = {
     "synth": 150,
     "planner": 215,
     "plan": 45,
-    "audit": 45,
+    "checker": 45,
     "cost": 45,
     "runtime": 0,
     "torchrec": 285,

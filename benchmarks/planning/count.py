@@ -22,7 +22,7 @@ import torch
 from oper.base import native
 from oper.logs import Batch, Jagged
 from oper.logs.batches.batch import Location
-from oper.profiling.count_batches import RowCounters
+from oper.profiling.row_counters import RowCounters
 from oper.tables.table import Table
 from oper.tables.table_file import load_tables
 

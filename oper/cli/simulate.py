@@ -9,7 +9,7 @@ import typer
 from oper.base.errors import OperError
 from oper.base.formatting import format_duration, format_share, plural
 from oper.base.units import parse_share
-from oper.cli.profile_commands.table_options import (
+from oper.cli.profile_commands.table_arguments import (
     DIM,
     DTYPE,
     IDS,
@@ -21,7 +21,7 @@ from oper.cli.profile_commands.table_options import (
 )
 from oper.cli.shared.command import ADVANCED, TABLES_GROUP, ConfigurableCommand
 from oper.cli.shared.console import emit, new_console, new_table
-from oper.cli.shared.log_options import takes_log
+from oper.cli.shared.log_arguments import takes_log
 from oper.cli.shared.output_options import JSON
 from oper.cli.shared.progress import progress
 

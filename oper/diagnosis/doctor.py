@@ -9,7 +9,7 @@ from torch import nn
 
 from oper.base.errors import OperError, check_type
 from oper.base.free_memory import free_memory
-from oper.diagnosis.finding import Diagnosis, Finding
+from oper.diagnosis.diagnosis import Diagnosis, Finding
 from oper.diagnosis.machine_findings import (
     gpu_findings,
     rank_findings,

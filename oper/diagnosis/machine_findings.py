@@ -8,7 +8,7 @@ import torch
 
 from oper.base import native
 from oper.base.errors import OperError
-from oper.diagnosis.finding import Finding
+from oper.diagnosis.diagnosis import Finding
 from oper.plan.plan import Plan
 
 # What oper is tested with, by the first parts of the version, as in pyproject.toml.

@@ -14,7 +14,7 @@ from oper.base.arrays import Ints
 from oper.base.errors import OperError
 from oper.base.free_memory import FreeMemory
 from oper.base.units import GB
-from oper.diagnosis.finding import Finding
+from oper.diagnosis.diagnosis import Finding
 from oper.diagnosis.table_findings import Matched
 from oper.plan.plan import Plan
 from oper.runtime.memory.heap import slot_bytes

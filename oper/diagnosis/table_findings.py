@@ -12,7 +12,7 @@ from torch import nn
 from torchrec.distributed.types import ShardedModule
 
 from oper.base.errors import OperError
-from oper.diagnosis.finding import Finding
+from oper.diagnosis.diagnosis import Finding
 from oper.plan.plan import Plan
 from oper.runtime.tables.optimizer_buckets import EmbeddingTable
 from oper.tables.table import Table, collections_of, configs_of, tables_of_collection

@@ -9,19 +9,17 @@ that was only indented otherwise is the same. It is a check against damage and s
 import hashlib
 import json
 import os
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from oper.base.errors import OperError, OperWarning
+from oper.base.errors import OperError
 from oper.files.input_files import LISTED, MARKER, open_file
 from oper.files.json_file import read_json, write_json
 from oper.files.overwrite_rules import Format
 
 _HASH_BLOCK_BYTES = 1 << 22
 _OWN_DIGEST = "sha256"
-_UNDIGESTED_VERSION = 1  # Markers of this version have no digest of themselves.
 
 
 def sha256(path: Path | str) -> str:
@@ -53,8 +51,7 @@ def write_manifest(folder: Path, kind: Format, content: dict[str, Any]) -> None:
 def open_folder(path: Path | str, kind: Format) -> dict[str, Any]:
     """The content of a folder's marker, without its digest, which must be right.
 
-    OperError where the folder is not of this kind, or its marker was changed; OperWarning where it
-    is of version 1, which has no digest of the marker.
+    OperError where the folder is not of this kind and version, or its marker was changed.
     """
     path = Path(path)
     marker, schema = kind.marker, kind.schema
@@ -68,23 +65,13 @@ def open_folder(path: Path | str, kind: Format) -> dict[str, Any]:
         given = content.get("schema") if isinstance(content, dict) else type(content).__name__
         raise OperError(f"{path / marker}: schema {str(given)[:80]!r}, and {schema!r} was needed")
     given = content.get("version")
-    if type(given) is not int or not kind.oldest <= given <= kind.version:
-        read = f"version {kind.version}"
-        if kind.oldest < kind.version:
-            read = f"versions {kind.oldest} to {kind.version}"
+    if given != kind.version:
         raise OperError(
-            f"{path / marker}: is of version {str(given)[:80]}, and this oper reads {read}; "
-            f"{kind.again}"
+            f"{path / marker}: is of version {str(given)[:80]}, and this oper reads version "
+            f"{kind.version}; {kind.again}"
         )
     stated = content.pop(_OWN_DIGEST, None)
-    if stated is None and given == _UNDIGESTED_VERSION:
-        warnings.warn(
-            f"{path / marker}: is of version {_UNDIGESTED_VERSION}, which has no digest of itself, "
-            "so a changed figure in it would not be found; write the folder again to have one",
-            OperWarning,
-            stacklevel=2,
-        )
-    elif stated != _digest(content):
+    if stated != _digest(content):
         raise OperError(
             f"{path / marker}: its SHA-256 is not the one that it states; the file was changed or "
             "damaged: copy or write the folder again"

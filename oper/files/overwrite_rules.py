@@ -22,16 +22,15 @@ FORCE = "--force (from Python: overwrite=True)"
 class Format(NamedTuple):
     """A kind of folder: the name of its marker, and the schema and version in it.
 
-    Versions from `oldest` on are read. Folders of earlier ones may have stated `old_schema`
-    instead. `again` says how to make a folder anew whose version is not read.
+    Only this version is read. Folders of earlier ones may have stated `old_schema` instead.
+    `again` says how to make such a folder anew.
     """
 
     marker: str
     schema: str
     version: int
-    oldest: int = 1
+    again: str
     old_schema: str | None = None
-    again: str = "write the folder again with this oper"
 
     def has_schema(self, content: Any) -> bool:
         """Whether the content of a marker is of this kind, of whatever version."""

@@ -212,7 +212,7 @@ def _natural(path: Path) -> list[Any]:
 
 def _open(path: Path, options: LogOptions) -> Source:
     """The reader of one file, by its first bytes, and by its name where those do not tell."""
-    from oper.logs.formats import delimited_text, fbgemm_requests, numpy_arrays, parquet
+    from oper.logs.formats import csv_and_criteo, fbgemm_requests, numpy_arrays, parquet
 
     try:
         # Files of /proc say that they are empty, and to read some of them does not end.
@@ -231,7 +231,7 @@ def _open(path: Path, options: LogOptions) -> Source:
         return numpy_arrays.open_npy(path)
     if head[:2] == b"PK" or name.endswith(".npz"):
         return numpy_arrays.open_npz(path, options.values, options.lengths)
-    return delimited_text.open_criteo(path) or delimited_text.open_csv(
+    return csv_and_criteo.open_criteo(path) or csv_and_criteo.open_csv(
         path, options.list_separator, options.no_header, options.columns
     )
 

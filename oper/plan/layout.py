@@ -36,7 +36,7 @@ SLOT_BITS = native.shared("slot bits", 40)
 LOCAL = native.shared("field local", 0x7FFFFF)
 SLOT_MASK = (1 << SLOT_BITS) - 1
 
-LONGEST_PERIOD = 65_536
+LONGEST_PERIOD = 65_536  # of a stripe's pattern, after which the owners of its rows repeat
 
 
 @dataclass(frozen=True)

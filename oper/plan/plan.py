@@ -40,7 +40,7 @@ from oper.topology.topology import Topology
 MARKER = "plan.json"
 SCHEMA = "oper.plan"
 VERSION = 3
-FORMAT = Format(MARKER, SCHEMA, VERSION, VERSION, "oper-plan", "plan again with this oper")
+FORMAT = Format(MARKER, SCHEMA, VERSION, "plan again with this oper", "oper-plan")
 
 _LAYOUT_FILE = "layout.safetensors"
 # Of the layout: as .npy, to be memory-mapped.

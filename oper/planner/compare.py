@@ -6,7 +6,7 @@ link bytes of every rank, how even they are, the predicted iteration, the time t
 certified gap. Placements are compared and nothing is written: `seconds` has no layout and no disk
 in it. The bound holds for plans within the capacities and the extra memory, so only those have a
 certificate. Where no memory is asked for these are what the devices hold, of which OPER's plan uses
-the least that is nearly as good (place_in_memory.py).
+the least that is nearly as good (least_memory.py).
 """
 
 import time
@@ -39,10 +39,10 @@ from oper.planner.baselines.baseline import (
     price_baseline,
 )
 from oper.planner.baselines.registry import BASELINES, installed_baselines, make_baseline
-from oper.planner.bounds.certificate import certify
+from oper.planner.bounds.certify import certify
 from oper.planner.device_limits import DeviceLimits
+from oper.planner.least_memory import by_devices, place_in_memory
 from oper.planner.make_placement import InfeasibleError, Planned, within_limits
-from oper.planner.place_in_memory import by_devices, place_in_memory
 from oper.planner.problem.problem import Problem, make_problem
 from oper.profiling.profile import Profile, profile_given
 from oper.topology.topology import Topology

@@ -22,7 +22,7 @@ from oper.plan.memories import GreedyBalance, PlanningRecord, ThresholdReason
 from oper.plan.settings import Limits, PlanSettings
 from oper.planner.baselines.baseline import Baseline, price_baseline
 from oper.planner.baselines.registry import quick_baselines
-from oper.planner.bounds.certificate import certify
+from oper.planner.bounds.certify import certify
 from oper.planner.class_placement.access_partitions import partitions
 from oper.planner.class_placement.choose_method import by_programme, place_classes
 from oper.planner.class_placement.class_placement import ClassPlacement

@@ -17,8 +17,8 @@ from oper.cost.workload import Workload
 from oper.plan.plan import Plan
 from oper.plan.settings import PlanSettings
 from oper.planner.assemble_plan import assemble
+from oper.planner.least_memory import place_in_memory
 from oper.planner.make_placement import Planned
-from oper.planner.place_in_memory import place_in_memory
 from oper.planner.place_with_tier import plan_with_tier
 from oper.planner.problem.problem import Problem
 from oper.profiling.profile import Profile

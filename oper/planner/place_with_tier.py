@@ -19,12 +19,12 @@ from oper.base.arrays import Floats
 from oper.base.errors import OperError
 from oper.cost.workload import Workload
 from oper.plan.plan import Plan
+from oper.plan.plan_parts import join_memories
 from oper.plan.settings import Limits, PlanSettings
-from oper.plan.some_tables import join_memories
 from oper.planner.assemble_plan import assemble
 from oper.planner.bounds.tier_bound import Certified, certify_together
+from oper.planner.least_memory import by_devices, place_in_memory
 from oper.planner.make_placement import Planned, make_placement
-from oper.planner.place_in_memory import by_devices, place_in_memory
 from oper.planner.problem.problem import RESERVE
 from oper.profiling.profile import Profile
 from oper.tables.table import Table

@@ -20,9 +20,9 @@ from oper.logs.batches.log_options import LogOptions
 from oper.logs.log import Log
 from oper.logs.row_reader import RowReader
 from oper.logs.table_discovery import Prepared
-from oper.profiling.count_batches import Memory, RowCounters
 from oper.profiling.distinct_rows import DistinctSums
 from oper.profiling.profile import Profile, window_name
+from oper.profiling.row_counters import Memory, RowCounters
 from oper.profiling.sampling import RankShares, Sampling, sampling_error
 from oper.profiling.windows import EqualWindows, Windows, refuse_too_many
 from oper.topology.capacity import MAX_RANKS

@@ -24,7 +24,7 @@ from oper.base.errors import OperError
 from oper.cost.expected_reads import expected_reads
 from oper.cost.workload import Workload
 from oper.logs.batches.batch import Batch, concatenate
-from oper.profiling.row_counts import RowCounts
+from oper.profiling.counter_arrays import RowCounts
 
 
 @dataclass(frozen=True)

@@ -23,11 +23,11 @@ from oper.base.arrays import Counts
 from oper.base.errors import OperError, first_line
 from oper.files.storage import atomic_folder, check_output, scratch_folder
 from oper.logs import Log, LogOptions, Prepared, RowReader, open_log
-from oper.profiling.count_batches import Memory
+from oper.profiling.counter_arrays import samples_with_row_offsets
 from oper.profiling.counting import CountOptions, count, provenance
 from oper.profiling.distinct_rows import DistinctSums
 from oper.profiling.profile import FORMAT, Profile
-from oper.profiling.row_counts import samples_with_row_offsets
+from oper.profiling.row_counters import Memory
 from oper.profiling.table_options import TableOptions
 
 _CHUNK_ROWS = 1 << 23  # 64 MiB of int64 at a time, little beside the counters
@@ -151,7 +151,7 @@ def _sum(part: Profile, folder: Path | None, memory: Memory) -> Profile | None:
     samples_with_row: Any = accesses
     if first:
         accesses = memory.new(part.rows, dtype, folder, "accesses.npy")
-        samples_with_row = memory.new(int(starts[-1]), dtype, folder, "containing.npy")
+        samples_with_row = memory.new(int(starts[-1]), dtype, folder, "samples_with_row.npy")
     _reduce(part.accesses, accesses)
     for table in np.flatnonzero(bagged).tolist():
         _reduce(

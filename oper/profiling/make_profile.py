@@ -14,9 +14,9 @@ from oper.files.storage import atomic_folder
 from oper.logs.batches.log_options import LogKeywords, LogOptions, TimeUnit
 from oper.logs.log import Log, open_log
 from oper.logs.row_reader import RowReader
-from oper.profiling.count_batches import free_memory_bytes
 from oper.profiling.counting import Advance, CountOptions, count, provenance
 from oper.profiling.profile import FORMAT, Profile, window_name, write_windows
+from oper.profiling.row_counters import free_memory_bytes
 from oper.profiling.sampling import Sampling
 from oper.profiling.table_options import TableOptions
 from oper.profiling.windows import EqualWindows, Windows, find_time_windows, refuse_too_many

@@ -7,9 +7,10 @@ features index one table. So `samples_with_row` is stored only for tables in whi
 several ids.
 
 A profile is a folder: profile.json (its marker: tables, samples, provenance, checksums),
-accesses.npy, containing.npy where any table needs it (both sparse in windows: counter_files.py),
-and vocab/TABLE.parquet for tables with a vocabulary. A folder of windows has a profile.json that
-lists them, and each window is a profile below it: PROFILE is their sum, PROFILE@3 the fourth one.
+accesses.npy, samples_with_row.npy where any table needs it (both sparse in windows:
+counter_files.py), and vocab/TABLE.parquet for tables with a vocabulary. A folder of windows has a
+profile.json that lists them, and each window is a profile below it: PROFILE is their sum, PROFILE@3
+the fourth one.
 """
 
 import hashlib
@@ -29,6 +30,12 @@ from oper.files.manifest import describe_files, open_folder, verify_files, write
 from oper.files.overwrite_rules import Format
 from oper.files.storage import atomic_folder
 from oper.logs.table_discovery import Prepared
+from oper.profiling.counter_arrays import (
+    RowCounts,
+    check_total,
+    new_counters,
+    samples_with_row_offsets,
+)
 from oper.profiling.counter_files import (
     SparseCounts,
     add_counters,
@@ -38,18 +45,12 @@ from oper.profiling.counter_files import (
     save_counters,
 )
 from oper.profiling.distinct_rows import Distinct, DistinctSums
-from oper.profiling.row_counts import (
-    RowCounts,
-    check_total,
-    new_counters,
-    samples_with_row_offsets,
-)
 from oper.profiling.sampling import Sampled
 from oper.tables.table import Table, check_known, fingerprint
 
 MARKER = "profile.json"
 _WINDOW = re.compile("[0-9]{1,9}")
-FORMAT = Format(MARKER, "oper.profile", 3)
+FORMAT = Format(MARKER, "oper.profile", 4, "profile the log again with this oper")
 
 
 @dataclass(eq=False)
@@ -92,9 +93,7 @@ class Profile(RowCounts):
     @cached_property
     def digest(self) -> str:
         """Hex SHA-256 of all that plans use: tables, samples, counters and measured ratios."""
-        return _digest(
-            self, {name: npy_sha256(getattr(self, at)) for name, at in self._counters().items()}
-        )
+        return _digest(self, {name: npy_sha256(getattr(self, name)) for name in self._counters()})
 
     def select(self, tables: Sequence[int]) -> "Profile":
         """The counts of the tables with these numbers, ascending, in counters of their own; the
@@ -158,15 +157,16 @@ class Profile(RowCounts):
         `sparse`, for windows: counters that are smaller so are written sparse, and read from there.
         """
         digests = {}
-        for name, attribute in self._counters().items():
-            counters = getattr(self, attribute)
+        for name in self._counters():
+            counters = getattr(self, name)
             kept = save_counters(folder, name, counters, sparse)
             if isinstance(kept, SparseCounts):
                 digests[name] = npy_sha256(counters)
-                setattr(self, attribute, kept)
+                setattr(self, name, kept)
         files = describe_files(folder)
-        for name in self._counters().keys() - digests.keys():
-            digests[name] = files[f"{name}.npy"]["sha256"]
+        for name in self._counters():
+            if name not in digests:
+                digests[name] = files[f"{name}.npy"]["sha256"]
         self.digest = _digest(self, digests)
         content = {
             "schema": FORMAT.schema,
@@ -225,19 +225,16 @@ class Profile(RowCounts):
         for name, digest in chosen:
             path = folder / name
             opened.append(_load(path, open_folder(path, FORMAT), folder, mmap, check))
-            if digest not in (None, opened[-1].digest):
+            if digest != opened[-1].digest:
                 raise OperError(
                     f"{path}: is not the window that {folder / MARKER} lists, which has another "
                     "digest; copy or write the windows again"
                 )
         return opened
 
-    def _counters(self) -> dict[str, str]:
-        """The counters' names on the disk, and here."""
-        names = {"accesses": "accesses"}
-        if any(self.bagged):
-            names["containing"] = "samples_with_row"
-        return names
+    def _counters(self) -> list[str]:
+        """The names of the counters that there are, here and on the disk."""
+        return ["accesses", *(["samples_with_row"] if any(self.bagged) else [])]
 
 
 def profile_given(function: str, given: Profile | Path | str) -> Profile:
@@ -294,7 +291,7 @@ def merge(profiles: Sequence[Profile], folder: Path | None = None) -> Profile:
     dtype = np.uint32 if bound <= np.iinfo(np.uint32).max else np.uint64
     starts = samples_with_row_offsets(first.tables, bagged)
     accesses = new_counters(first.rows, dtype, folder, "accesses.npy")
-    samples_with_row = new_counters(int(starts[-1]), dtype, folder, "containing.npy")
+    samples_with_row = new_counters(int(starts[-1]), dtype, folder, "samples_with_row.npy")
     for profile in profiles:
         add_counters(profile.stored("accesses"), accesses)
         if profile.bagged == bagged:
@@ -367,10 +364,10 @@ def _split(spec: str) -> tuple[Path, int | None]:
     return Path(spec), None
 
 
-def _windows(folder: Path, content: dict[str, Any]) -> list[tuple[str, str | None]]:
-    """The names of a folder's windows, and their digests (None in version 1)."""
+def _windows(folder: Path, content: dict[str, Any]) -> list[tuple[str, str]]:
+    """The names of a folder's windows, and their digests."""
     try:
-        listed = [(entry["name"], entry.get("digest")) for entry in content["windows"]]
+        listed = [(entry["name"], entry["digest"]) for entry in content["windows"]]
         for name, _ in listed:
             if not isinstance(name, str) or "/" in name or name in ("", ".", ".."):
                 raise ValueError(f"windows: {name!r} is no folder in it")
@@ -397,8 +394,8 @@ def _load(
     profile.samples_with_row = np.zeros(0, profile.stored("accesses").dtype)
     if any(profile.bagged):
         size = int(profile.samples_with_row_offsets[-1])
-        profile.samples_with_row = load_counters(folder, files["containing"], size, mmap)
-        check_total(str(folder / files["containing"][-1]), profile.stored("samples_with_row"))
+        profile.samples_with_row = load_counters(folder, files["samples_with_row"], size, mmap)
+        check_total(str(folder / files["samples_with_row"][-1]), profile.stored("samples_with_row"))
     return profile
 
 

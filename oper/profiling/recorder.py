@@ -18,8 +18,8 @@ from torch import nn
 from oper.base.errors import OperError, check_type
 from oper.logs.batches.batch import Batch, Location
 from oper.logs.formats.keyed_jagged import jagged, keyed_jagged_tensors, samples_of
-from oper.profiling.count_batches import RowCounters
 from oper.profiling.profile import Profile
+from oper.profiling.row_counters import RowCounters
 from oper.tables.table import collections_of, tables_of, tables_of_collection
 
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from oper.base.arrays import Floats, Ints
 from oper.base.errors import OperError
 from oper.logs.batches.batch import Batch
-from oper.profiling.row_counts import RowCounts
+from oper.profiling.counter_arrays import RowCounts
 
 # The "hottest 1 %" of rows, as reports call them: a round number, no plan depends on it.
 HOT_SHARE = 0.01

@@ -1,5 +1,5 @@
 """A plan explained on one HTML page: sentences, charts, tables, what is proved and what left out.
 
 In: plans, a profile, and what `oper compare`, `oper drift` and `oper.counters` printed or counted.
-Out: a self-contained file. Imports: planner, audit and below; never the runtime.
+Out: a self-contained file. Imports: planner, checker and below; never the runtime.
 """

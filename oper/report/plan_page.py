@@ -22,7 +22,7 @@ from oper.planner.problem.problem import make_problem
 from oper.profiling.profile import Profile
 from oper.report import sentences
 from oper.report.charts.chart import Chart
-from oper.report.charts.comparison_bars import comparison_chart, sweep_chart
+from oper.report.charts.comparison_charts import comparison_chart, sweep_chart
 from oper.report.charts.drift_lines import NamedDrift, drift_chart
 from oper.report.charts.link_matrix import link_charts
 from oper.report.charts.memory_line import memory_curve_chart
@@ -30,7 +30,7 @@ from oper.report.charts.predicted_and_counted import RankCounters, counted_chart
 from oper.report.charts.rank_bars import kinds_of_row_chart, kinds_of_work_chart, memory_chart
 from oper.report.charts.skew_curve import skew_chart
 from oper.report.glossary import words_of
-from oper.report.page import Page, Section
+from oper.report.render_page import Page, Section
 from oper.report.table_list import table_list
 from oper.report.time_by_row_kind import KindTimes, check_profile, kind_times
 

@@ -21,7 +21,7 @@ from oper.plan.plan import Plan
 from oper.plan.rows_by_kind import RowsByKind
 from oper.planner.compare import Comparison
 from oper.planner.memory_curve import CurvePoint
-from oper.report.charts.comparison_bars import beside
+from oper.report.charts.comparison_charts import beside
 
 _NOTICED = 5e-5  # a share below it prints as 0.00%
 _EVEN = 1e-3  # ranks or links that differ by less are called even

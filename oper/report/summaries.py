@@ -7,7 +7,6 @@ from functools import singledispatch
 from typing import Any
 
 from oper.analysis.plan_differences import PlanDifferences
-from oper.audit.finding import Findings
 from oper.base.display import Summary
 from oper.base.formatting import (
     format_bytes,
@@ -17,11 +16,12 @@ from oper.base.formatting import (
     format_share,
     plural,
 )
+from oper.checker.violation import Findings
 from oper.plan.plan import Plan
 from oper.planner.compare import Comparison, MethodResult
 from oper.planner.replan.drift import Drift, WindowDrift
 from oper.planner.replan.replan_one_memory import Replanned
-from oper.profiling.row_counts import RowCounts
+from oper.profiling.counter_arrays import RowCounts
 
 
 @singledispatch

@@ -15,8 +15,8 @@ from oper.cost.holder_sets import Sums
 from oper.cost.objective import evaluate
 from oper.plan.memories import HOST
 from oper.plan.plan import Plan
+from oper.plan.plan_parts import plans_of_memories
 from oper.plan.row_locator import RowLocator
-from oper.plan.some_tables import plans_of_memories
 from oper.planner.problem.class_finder import ClassFinder
 from oper.planner.problem.problem import make_problem
 from oper.planner.replan.matching_tables import check_tables

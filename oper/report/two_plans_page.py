@@ -16,8 +16,8 @@ from oper.plan.rows_by_kind import rows_by_kind
 from oper.report import sentences
 from oper.report.charts.chart import Chart
 from oper.report.glossary import words_of
-from oper.report.page import Page, Section
 from oper.report.plan_page import LEFT_OUT, memory_charts, work_chart
+from oper.report.render_page import Page, Section
 from oper.report.table_list import Cell, SortableTable
 
 

@@ -15,8 +15,8 @@ from oper.planner.replan.drift import Drift, WindowDrift
 from oper.profiling.profile import FORMAT as PROFILE
 from oper.profiling.profile import Profile, profile_given
 from oper.report.charts.drift_lines import NamedDrift
-from oper.report.page import write_page
 from oper.report.plan_page import Material, not_given, plan_page
+from oper.report.render_page import write_page
 from oper.report.two_plans_page import two_plans_page
 
 _T = TypeVar("_T")

@@ -17,8 +17,8 @@ import numpy as np
 from oper.base import native
 from oper.base.errors import OperError
 from oper.files.storage import atomic_folder
+from oper.profiling.counter_arrays import new_counters, samples_with_row_offsets
 from oper.profiling.profile import FORMAT, Profile, window_name, write_windows
-from oper.profiling.row_counts import new_counters, samples_with_row_offsets
 from oper.synth.synthesizer import ORDERS, Synthesizer, stream_key
 from oper.tables.table import offsets
 
@@ -82,7 +82,7 @@ def synthesize_counts(
     size_bytes = int(starts[-1] + bag_starts[-1]) * np.dtype(dtype).itemsize
     on_disk = folder if size_bytes > _IN_MEMORY_BYTES else None
     accesses = new_counters(int(starts[-1]), dtype, on_disk, "accesses.npy")
-    samples_with_row = new_counters(int(bag_starts[-1]), dtype, on_disk, "containing.npy")
+    samples_with_row = new_counters(int(bag_starts[-1]), dtype, on_disk, "samples_with_row.npy")
     for table, feature in enumerate(synthesizer.recipe.features):
         counts = torch.from_numpy(accesses[starts[table] : starts[table + 1]])
         _draw_accesses(synthesizer, table, counts, begin, end)

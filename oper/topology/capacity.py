@@ -18,7 +18,7 @@ import numpy as np
 from oper.base.arrays import Floats
 from oper.base.errors import OperError
 from oper.base.units import GB, parse_bytes
-from oper.topology.limits import BANDWIDTH, MEMORY
+from oper.topology.number_ranges import BANDWIDTH, MEMORY
 
 
 class CapacityError(OperError):

@@ -24,8 +24,8 @@ from oper.topology.capacity import (
     parse_capacity,
     rank_capacities,
 )
-from oper.topology.limits import BANDWIDTH, LATENCY, LINK_COST
 from oper.topology.links import LINKED, SHARED, NodeMemory
+from oper.topology.number_ranges import BANDWIDTH, LATENCY, LINK_COST
 from oper.topology.presets import PRESETS, nearest_preset, preset
 from oper.topology.topology_file import parse_topology
 

@@ -15,7 +15,6 @@ from oper.base.errors import OperError
 from oper.base.units import parse_bytes
 from oper.files.yaml_file import Document, KeyPath
 from oper.topology.capacity import MAX_RANKS, Capacity, parse_capacity
-from oper.topology.limits import BANDWIDTH, LATENCY, LINK_COST, Range
 from oper.topology.links import (
     KINDS,
     LINKED,
@@ -24,6 +23,7 @@ from oper.topology.links import (
     latency_seconds,
     link_matrix,
 )
+from oper.topology.number_ranges import BANDWIDTH, LATENCY, LINK_COST, Range
 from oper.topology.presets import Description
 
 _KEYS = (

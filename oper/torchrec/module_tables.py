@@ -1,7 +1,7 @@
 """The tables of a TorchRec model, found in a plan by name, and what trains each of them.
 
 A plan places tables; a model has collections of them, each of which gets its part of the plan
-(oper/plan/some_tables.py). Tables are matched by name. Their sizes and dtypes must be the plan's,
+(oper/plan/plan_parts.py). Tables are matched by name. Their sizes and dtypes must be the plan's,
 except that a plan for inference may have int8 for any table, whose rows are then quantised. As in
 TorchRec, the optimizer is the one that `apply_optimizer_in_backward` gave a table's parameter, or
 else that of the sharder's fused parameters.
@@ -22,7 +22,7 @@ from torchrec.modules.mc_embedding_modules import BaseManagedCollisionEmbeddingC
 
 from oper.base.errors import OperError
 from oper.plan.plan import Plan
-from oper.plan.some_tables import part_of
+from oper.plan.plan_parts import part_of
 from oper.runtime.tables.optimizer_buckets import NO_OPTIMIZER, EmbeddingTable
 from oper.runtime.tables.optimizers import Optimizer
 from oper.tables.table import Table, tables_of

@@ -30,8 +30,8 @@ import torch
 
 from oper.analysis.plan_differences import diff
 from oper.analysis.row_facts import explain
-from oper.audit.check import check
 from oper.base import process_signals
+from oper.checker.check import check
 from oper.cost.workload import Workload
 from oper.files.manifest import describe_files, write_manifest
 from oper.files.overwrite_rules import Format
@@ -39,9 +39,9 @@ from oper.logs import LogOptions, open_log, prepare
 from oper.logs.row_reader import RowReader
 from oper.plan import plan as plans
 from oper.plan.address_map import AddressMap
+from oper.plan.plan_parts import part_of, plans_of_memories
 from oper.plan.row_moves import RowMoves
 from oper.plan.settings import PlanSettings
-from oper.plan.some_tables import part_of, plans_of_memories
 from oper.planner.make_placement import make_placement
 from oper.planner.make_plan import make_plan
 from oper.planner.replan.replan import replan

@@ -20,8 +20,8 @@ import oper as package
 from oper.base import native
 from oper.base.errors import OperError
 from oper.diagnosis import machine_findings
+from oper.diagnosis.diagnosis import Diagnosis, Finding
 from oper.diagnosis.doctor import doctor
-from oper.diagnosis.finding import Diagnosis, Finding
 from oper.diagnosis.memory_findings import row_bytes
 from oper.diagnosis.table_findings import table_findings
 from oper.plan.plan import Plan

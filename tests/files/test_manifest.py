@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from oper.base.errors import OperError, OperWarning
+from oper.base.errors import OperError
 from oper.files.json_file import read_json
 from oper.files.manifest import open_folder, write_manifest
 from oper.profiling.profile import FORMAT, MARKER, Profile, write_windows
 from oper.tables.table import Table
-from tests.support.commands import oper
 from tests.support.examples import examples
 
 
@@ -43,7 +41,7 @@ def test_any_flipped_bit_is_found(saved: Path, tmp_path: Path, data: st.DataObje
     folder = tmp_path / "p"
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(saved, folder)
-    name = data.draw(st.sampled_from([MARKER, "accesses.npy", "containing.npy"]))
+    name = data.draw(st.sampled_from([MARKER, "accesses.npy", "samples_with_row.npy"]))
     content = bytearray((folder / name).read_bytes())
     bit = data.draw(st.integers(0, 8 * len(content) - 1))
     content[bit // 8] ^= 1 << bit % 8
@@ -58,10 +56,10 @@ def test_any_flipped_bit_is_found(saved: Path, tmp_path: Path, data: st.DataObje
     assert opened.digest == a_profile().digest
 
 
-@pytest.mark.parametrize("figure", ["samples", "digest", "source", "rows", "version"])
+@pytest.mark.parametrize("figure", ["samples", "digest", "source", "rows"])
 def test_an_edited_figure_is_found(copied: Path, figure: str) -> None:
     content = json.loads((copied / MARKER).read_text())
-    content[figure] = {"samples": 51, "rows": 71, "version": 1}.get(figure, "other")
+    content[figure] = {"samples": 51, "rows": 71}.get(figure, "other")
     (copied / MARKER).write_text(json.dumps(content))
     with pytest.raises(OperError, match=r"profile\.json: its SHA-256 is not the one"):
         Profile.load(copied)
@@ -74,26 +72,11 @@ def test_a_key_given_twice_is_found(copied: Path) -> None:
         Profile.load(copied)
 
 
-def test_a_folder_of_version_1_is_opened_with_a_warning(copied: Path) -> None:
-    content = json.loads((copied / MARKER).read_text())
-    del content["sha256"]
-    content["version"] = 1
-    (copied / MARKER).write_text(json.dumps(content, indent=1) + "\n")
-    with pytest.warns(OperWarning, match="is of version 1"):
-        assert Profile.load(copied).digest == a_profile().digest
-    said = oper("profiles", "show", copied)
-    assert said.status == 0
-    assert said.errors.startswith("warning: ")
-    assert said.errors.count("\n") == 1
-    content["version"] = 2
-    (copied / MARKER).write_text(json.dumps(content))
-    with pytest.raises(OperError, match="SHA-256"):
-        Profile.load(copied)
-
-
-def test_a_folder_of_this_version_warns_of_nothing(copied: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+@pytest.mark.parametrize("version", [3, 5, "4", None])
+def test_a_folder_of_another_version_is_refused(copied: Path, version: object) -> None:
+    content = open_folder(copied, FORMAT)
+    write_manifest(copied, FORMAT, content | {"version": version})
+    with pytest.raises(OperError, match="this oper reads version 4; profile the log again"):
         Profile.load(copied)
 
 

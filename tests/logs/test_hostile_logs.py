@@ -18,7 +18,7 @@ import torch
 import oper
 from oper.base.errors import OperError, OperWarning
 from oper.logs import LogOptions, open_log, prepare, read
-from oper.logs.formats import unpacking
+from oper.logs.formats import decompression
 from oper.profiling.table_options import TableOptions
 from oper.tables.table import IdRule, Table
 
@@ -88,7 +88,7 @@ def test_zip_bombs(tmp_path: Path) -> None:
 
 
 def test_gzip_bombs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unpacking, "MOST_BYTES", 1 << 26)
+    monkeypatch.setattr(decompression, "MOST_BYTES", 1 << 26)
     lines = b"1,2\n" * (1 << 20)
     with gzip.open(tmp_path / "x.csv.gz", "wb", 6) as file:
         file.write(b"a,b\n")

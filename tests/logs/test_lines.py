@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from oper.base.errors import OperError
 from oper.logs import LogOptions, open_log
 from oper.logs.batches.columns import Column
-from oper.logs.formats.delimited_text import Form
+from oper.logs.formats.csv_and_criteo import Form
 from tests.support.examples import examples
 
 IDS = LogOptions(columns=("a", "b"))
@@ -39,9 +39,9 @@ def samples_of(path: Path, options: LogOptions = IDS) -> int:
 def chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of one chunk, and the same cut into many."""
     if request.param == "small chunks":
-        monkeypatch.setattr("oper.logs.formats.delimited_text._PEEK_BYTES", 200)
-        monkeypatch.setattr("oper.logs.formats.delimited_text._CHUNK_BYTES", 1500)
-        monkeypatch.setattr("oper.logs.formats.delimited_text._BLOCK_BYTES", 400)
+        monkeypatch.setattr("oper.logs.formats.csv_and_criteo._PEEK_BYTES", 200)
+        monkeypatch.setattr("oper.logs.formats.csv_and_criteo._CHUNK_BYTES", 1500)
+        monkeypatch.setattr("oper.logs.formats.csv_and_criteo._BLOCK_BYTES", 400)
 
 
 @pytest.mark.usefixtures("chunks")
@@ -133,8 +133,8 @@ def test_any_text_gives_its_lines_or_an_error(
     tmp_path: Path, pieces: list[str], block: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("oper.logs.formats.delimited_text._BLOCK_BYTES", block)
-        patch.setattr("oper.logs.formats.delimited_text._CHUNK_BYTES", 20 * block)
+        patch.setattr("oper.logs.formats.csv_and_criteo._BLOCK_BYTES", block)
+        patch.setattr("oper.logs.formats.csv_and_criteo._CHUNK_BYTES", 20 * block)
         text = "a,b\n1,2\n" + "".join(pieces)
         (tmp_path / "log.csv").write_bytes(text.encode())
         try:

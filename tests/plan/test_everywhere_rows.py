@@ -12,19 +12,19 @@ import torch
 from safetensors.numpy import load_file
 
 from oper.analysis.row_facts import RowReason, explain
-from oper.audit.check import check
-from oper.audit.replay import replay
 from oper.base.arrays import as_int64, as_tensor
 from oper.base.errors import OperError
+from oper.checker.check import check
+from oper.checker.replay import replay
 from oper.cli.plan_commands.row_text import row_sentences
 from oper.cost.workload import Workload
 from oper.files.manifest import write_manifest
 from oper.plan.address_map import AddressMap
 from oper.plan.layout import LOCAL, SLOT_BITS
 from oper.plan.plan import FORMAT, MARKER, ListedCounts, Plan
+from oper.plan.plan_parts import part_of
 from oper.plan.row_codes import pack_positions
 from oper.plan.settings import PlanSettings
-from oper.plan.some_tables import part_of
 from oper.plan.validate import validate
 from oper.planner.make_plan import make_plan
 from oper.planner.replan.drift import drift

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save
 
-from oper.audit.check import check
-from oper.audit.replay import replay
 from oper.base.errors import OperError
+from oper.checker.check import check
+from oper.checker.replay import replay
 from oper.cost.objective import Cost
 from oper.cost.workload import Workload
 from oper.files.manifest import describe_files, write_manifest
 from oper.plan.layout import LOCAL, SLOT_BITS, SLOT_MASK
 from oper.plan.memories import HOST, Memory
 from oper.plan.plan import FORMAT, MARKER, Plan, rank_file
+from oper.plan.plan_parts import plans_of_memories
 from oper.plan.settings import PlanSettings
-from oper.plan.some_tables import plans_of_memories
 from oper.planner.make_plan import make_plan
 from oper.tables.table import Table
 from oper.topology.topology import Topology

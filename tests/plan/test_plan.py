@@ -12,9 +12,9 @@ import torch
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from oper.audit.check import check
-from oper.audit.replay import replay
 from oper.base.errors import OperError
+from oper.checker.check import check
+from oper.checker.replay import replay
 from oper.cost.expected_reads import expected_reads
 from oper.cost.workload import Workload
 from oper.files import manifest

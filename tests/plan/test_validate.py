@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from oper.analysis.plan_differences import diff
 from oper.analysis.row_facts import explain
-from oper.audit.check import check
 from oper.base.errors import OperError
+from oper.checker.check import check
 from oper.files.manifest import describe_files, write_manifest
 from oper.plan.address_map import AddressMap
 from oper.plan.bitmap import header_of

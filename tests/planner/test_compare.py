@@ -16,7 +16,7 @@ from oper.cost.workload import Workload
 from oper.plan.settings import PlanSettings
 from oper.planner.baselines.baseline import Baseline, SolverNotes, Status
 from oper.planner.baselines.registry import BASELINES
-from oper.planner.bounds.certificate import certify
+from oper.planner.bounds.certify import certify
 from oper.planner.compare import Comparison, baseline_result, compare
 from oper.profiling.profile import Profile
 from oper.topology.topology import Topology

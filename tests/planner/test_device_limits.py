@@ -12,8 +12,8 @@ from oper.base.errors import OperError
 from oper.cost.workload import Workload
 from oper.plan.settings import PlanSettings
 from oper.planner.device_limits import DeviceLimits, round_down
+from oper.planner.least_memory import shares_up_to
 from oper.planner.make_placement import Watch, place
-from oper.planner.place_in_memory import shares_up_to
 from oper.planner.problem.problem import Problem, make_problem
 from oper.topology.topology import Topology
 from tests.support.examples import examples

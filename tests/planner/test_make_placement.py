@@ -9,8 +9,8 @@ from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from oper.analysis.wording import hot_row
-from oper.audit.check import check
 from oper.base.errors import OperError
+from oper.checker.check import check
 from oper.cost.workload import Workload
 from oper.plan.plan import Plan
 from oper.plan.settings import PlanSettings

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
-from oper.audit.check import check
 from oper.base.errors import OperError
+from oper.checker.check import check
 from oper.cost.holder_sets import everywhere_set, single_owner_sets
 from oper.cost.objective import evaluate
 from oper.cost.workload import Workload
 from oper.plan.plan import Plan
+from oper.plan.plan_parts import part_of
 from oper.plan.settings import PlanSettings
-from oper.plan.some_tables import part_of
-from oper.planner.bounds.certificate import certify
+from oper.planner.bounds.certify import certify
 from oper.planner.bounds.tier_bound import Certified, WeightedBounds, certify_together
 from oper.planner.compare import compare
 from oper.planner.make_placement import InfeasibleError

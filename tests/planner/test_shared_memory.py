@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oper.audit.check import check
+from oper.checker.check import check
 from oper.cost.holder_sets import single_owner_sets
 from oper.cost.traffic import main_direction
 from oper.cost.workload import Workload

@@ -21,6 +21,7 @@ from oper.plan.settings import PlanSettings
 from oper.planner.make_plan import make_plan
 from oper.planner.replan.drift import drift_by_window
 from oper.profiling import profile as profiles
+from oper.profiling.counter_arrays import new_counters
 from oper.profiling.counter_files import (
     BLOCK_ROWS,
     SparseCounts,
@@ -29,7 +30,6 @@ from oper.profiling.counter_files import (
     save_counters,
 )
 from oper.profiling.profile import Profile, merge, window_name, write_windows
-from oper.profiling.row_counts import new_counters
 from oper.tables.table import Table
 from oper.topology.topology import Topology
 from tests.support.commands import fine
@@ -218,15 +218,6 @@ def test_drift_keeps_one_window_dense_at_a_time(tmp_path: Path) -> None:
     assert not any("dense" in vars(one.stored("accesses")) for one in opened)
     alone = drift_by_window(Plan.load(tmp_path / "plan"), [window(n, True) for n in range(3)], 0.05)
     assert found.to_json() == alone.to_json()
-
-
-def test_folders_of_version_2_are_read(tmp_path: Path) -> None:
-    save_windows(tmp_path / "w", [window(1, True)], sparse=False)
-    for folder in (tmp_path / "w", tmp_path / "w" / window_name(0)):
-        content = open_folder(folder, profiles.FORMAT)
-        write_manifest(folder, profiles.FORMAT, content | {"version": 2})
-    opened = Profile.load(f"{tmp_path / 'w'}@0")
-    np.testing.assert_array_equal(opened.accesses, window(1, True).accesses)
 
 
 def test_a_part_of_sparse_counters_is_missing(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 import oper
 from oper.base.errors import OperError, OperNotice
 from oper.cli.profile_commands import profile as command
-from oper.cli.shared import log_options
+from oper.cli.shared import log_arguments as log_options
 from oper.logs import LogKeywords, LogOptions
 from oper.profiling.profile import Profile
 from tests.support.commands import fine

@@ -15,9 +15,9 @@ from oper.base.errors import OperError
 from oper.files.manifest import write_manifest
 from oper.files.storage import atomic_folder
 from oper.profiling import profile as profiles
+from oper.profiling.counter_arrays import new_counters
 from oper.profiling.distinct_rows import Distinct
 from oper.profiling.profile import Profile, merge, window_name, write_windows
-from oper.profiling.row_counts import new_counters
 from oper.tables.table import Table
 from tests.support.planner.profiles import make_profile
 
@@ -115,8 +115,8 @@ def test_merging_widens_and_may_use_files(tmp_path: Path) -> None:
     assert opened.accesses[3] == (1 << 33) - 2
     assert sorted(p.name for p in (tmp_path / "sum").iterdir()) == [
         "accesses.npy",
-        "containing.npy",
         "profile.json",
+        "samples_with_row.npy",
     ]
 
 
@@ -174,7 +174,7 @@ def test_not_a_profile(tmp_path: Path) -> None:
         Profile.load(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["accesses.npy", "containing.npy"])
+@pytest.mark.parametrize("name", ["accesses.npy", "samples_with_row.npy"])
 def test_truncated_and_missing_files(tmp_path: Path, name: str) -> None:
     make_profile(1).save(tmp_path / "p")
     file = tmp_path / "p" / name
@@ -235,9 +235,9 @@ def test_truncated_marker(tmp_path: Path) -> None:
 
 def test_damaged_window_list(tmp_path: Path) -> None:
     save_windows(tmp_path / "w", [make_profile(1)])
-    damaged: list[object] = [None, [1], [{}], 3]
+    damaged: list[object] = [None, [1], [{}], [{"name": "0"}], 3]
     for windows in damaged:
-        content = {"schema": "oper.profile", "version": 2, "windows": windows, "files": {}}
+        content = {"schema": "oper.profile", "version": 4, "windows": windows, "files": {}}
         write_manifest(tmp_path / "w", profiles.FORMAT, content)
         with pytest.raises(OperError, match=r"profile\.json: is damaged"):
             Profile.load(tmp_path / "w")

@@ -19,8 +19,8 @@ from oper.base.errors import OperError
 from oper.cli.profile_commands import profile as cli_profile
 from oper.cli.profile_commands import profiles as cli_profiles
 from oper.profiling import counting
-from oper.profiling.count_batches import RowCounters
 from oper.profiling.profile import Profile
+from oper.profiling.row_counters import RowCounters
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ LAYERS = (
     "logs",
     "profiling plan",
     "analysis",
-    "synth audit",
+    "synth checker",
     "planner.problem",
     "planner.lp",
     "planner.class_placement planner.bounds",
@@ -52,8 +52,8 @@ NEVER = (
     ("runtime", "planner"),
     ("planner", "runtime"),
     ("logs", "planner"),
-    ("audit", "planner"),
-    ("audit", "runtime"),
+    ("checker", "planner"),
+    ("checker", "runtime"),
     ("runtime", "scheduler"),
     ("planner", "scheduler"),
     ("report", "runtime"),
@@ -71,7 +71,7 @@ READS_LINK_COSTS = (
 # TorchRec's planner has bandwidths of its own, into and from which they are translated; the checker
 # of plans shares no rule with what it checks.
 TRANSLATE_OR_CHECK = {
-    "oper.audit.check",
+    "oper.checker.check",
     "oper.planner.baselines.torchrec_planner",
     "oper.torchrec.planning.planner_inputs",
 }

@@ -13,10 +13,10 @@ OTHERS = {
     "oper.files.input_files": "the one way",
     "oper.files.storage": "what was written, to flush it",
     "oper.files.temporaries": "our own locks",
-    "oper.profiling.row_counts": "counters that it makes",
+    "oper.profiling.counter_arrays": "counters that it makes",
     "oper.profiling.counter_files": "counters that it writes",
-    "oper.report.page": "a part of the package",
-    "oper.runtime.comm.lost_ranks": "the kernel's figures",
+    "oper.report.render_page": "a part of the package",
+    "oper.runtime.comm.deadlines": "the kernel's figures",
     "oper.runtime.comm.node": "the kernel's figures",
     "oper.synth.recipes": "a part of the package",
 }

@@ -24,9 +24,9 @@ from oper.planner.replan.replan import replan
 from oper.profiling.profile import Profile
 from oper.report import plan_page as plan_page_module
 from oper.report.charts.chart import Chart
-from oper.report.charts.comparison_bars import beside, comparison_chart
-from oper.report.page import Page
+from oper.report.charts.comparison_charts import beside, comparison_chart
 from oper.report.plan_page import Material, plan_page
+from oper.report.render_page import Page
 from oper.report.time_by_row_kind import kind_times
 from oper.report.two_plans_page import two_plans_page
 from oper.report.write_report import write_report

@@ -7,7 +7,7 @@ import typer
 
 from oper.cli.shared.command import Command
 from oper.cli.shared.console import emit, new_console
-from oper.cli.shared.log_options import takes_log
+from oper.cli.shared.log_arguments import takes_log
 from oper.cli.shared.output_options import JSON
 from oper.cli.shared.progress import steps
 
@@ -40,7 +40,7 @@ def check(
     Checks every invariant from the files alone. A log is read through the address maps, and each
     owner must serve what the plan says. The exit status is 1 if an invariant does not hold.
     """
-    from oper.audit.check import check as check_plan
+    from oper.checker.check import check as check_plan
     from oper.logs import LogOptions
 
     with steps("checking", total=2) as report:

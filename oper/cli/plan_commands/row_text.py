@@ -40,7 +40,7 @@ def row_sentences(row: "RowFacts") -> list[str]:
         where = "every rank" if len(copies) == ranks else f"ranks {ranges(copies)} of {ranks:,}"
         return [f"{name}: a copy on {where}; {read}", reason]
     where = _rank(row) + ("" if row.memory == "host" else " alone")
-    return [f"{name}: on {where}; {read}", reason]
+    return [f"{name}: on {where}; {read}" if read else f"{name}: on {where}", reason]
 
 
 def _reason(row: "RowFacts") -> str:

@@ -13,7 +13,7 @@ import typer
 from oper.base.defaults import DEADLINE, EVERY, MAX_WINDOWS, RANKS
 from oper.base.errors import OperError
 from oper.cli.profile_commands.profile_text import OUTPUT, report_written
-from oper.cli.profile_commands.table_options import (
+from oper.cli.profile_commands.table_arguments import (
     DIM,
     DTYPE,
     IDS,
@@ -25,7 +25,7 @@ from oper.cli.profile_commands.table_options import (
 )
 from oper.cli.shared.command import ADVANCED, WINDOWS, ConfigurableCommand
 from oper.cli.shared.console import warn_of_unused
-from oper.cli.shared.log_options import takes_log
+from oper.cli.shared.log_arguments import takes_log
 from oper.cli.shared.output_options import FORCE, JSON
 from oper.cli.shared.progress import progress
 

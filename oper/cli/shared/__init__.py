@@ -1,1 +1,1 @@
-"""Used by several commands: output, progress bars, number formats, options."""
+"""Used by several commands: options, configuration file, output, progress, errors of usage."""

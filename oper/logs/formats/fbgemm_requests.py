@@ -20,7 +20,7 @@ from oper.base.errors import OperError, one_line
 from oper.files.input_files import LOG, open_file
 from oper.logs.batches.batch import Batch, Jagged, Location
 from oper.logs.batches.columns import Column, KnownSize, Selection
-from oper.logs.formats.unpacking import open_unpacked
+from oper.logs.formats.decompression import open_unpacked
 
 _MOST_TABLES = 1 << 16
 

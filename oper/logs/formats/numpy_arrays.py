@@ -26,7 +26,7 @@ from oper.files.input_files import LOG, open_file
 from oper.files.storage import HEADER_ERRORS, read_npy_header
 from oper.logs.batches.batch import Batch, Jagged, Location
 from oper.logs.batches.columns import Column, KnownSize, Selection
-from oper.logs.formats.unpacking import check_archive
+from oper.logs.formats.decompression import check_archive
 
 _CRITEO_ARRAYS = ({"sparse", "dense", "labels"}, {"X_cat", "X_int", "y"})
 _ROLES = {

@@ -39,7 +39,7 @@ from oper.planner.lp.pricing import (
 from oper.planner.problem.classes import Classes
 from oper.topology.topology import Topology
 
-SAFETY = 1e-9  # relative to the terms of the Lagrangian: beyond the rounding of their sums
+SAFETY = 1e-9  # of a bound's terms, such as the Lagrangian's: beyond the rounding of their sums
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,8 @@ def hot_row(
 
     A row with one owner j: all that j serves, M local reads where it serves every rank, or the
     dearest link to it. In inference with h copies at most: some holder has M/h readers, rounded up,
-    the farthest of which pays for its link, and each reads at its least cost.
+    the farthest of which pays for its link, and each reads at its least cost. In training with
+    copies everywhere: a local read of all and the AllReduce of the row, where the budget allows it.
     """
     M, charges = topology.ranks, Charges.of(topology)
     rows = pricing_items(classes, topology, workload, "none")

@@ -1,7 +1,7 @@
 """Which rows to replicate on homogeneous ranks (§4.3), decided by the objective.
 
-In: `Classes` and the budget of extra memory. Out: `Levels`. Averaged over homogeneous ranks, a
-row's part of T depends only on how many copies it has:
+In: `ClassProblem`. Out: holder sets, and how many rows of each class have each. Averaged over
+homogeneous ranks, a row's part of T depends only on how many copies it has:
 
 * inference, n ranks a node, M ranks, weight w = S·R: one copy for each further node gains
   w·(n·L_inter - (n-1)·L_intra)/M, each further copy inside the nodes w·L_intra/M;
@@ -18,10 +18,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from oper.base.arrays import Floats, Ints
-from oper.cost.allreduce import Method, allreduce_cost
+from oper.cost.allreduce import METHODS, Method, allreduce_cost
+from oper.cost.holder_sets import (
+    HolderSets,
+    cheapest_holder_sets,
+    copies_over_nodes,
+    everywhere_set,
+    per_node_sets,
+    single_owner_sets,
+)
 from oper.cost.read_charges import Charges, PairSeconds
 from oper.cost.workload import Workload
+from oper.planner.class_placement.rounding import split_evenly
 from oper.planner.problem.classes import Classes
+from oper.planner.problem.problem import ClassProblem
 from oper.topology.topology import Topology
 
 _BISECTIONS = 60
@@ -34,6 +44,76 @@ class Levels:
 
     node: Ints
     everywhere: Ints
+
+
+def choose_replicas(problem: ClassProblem) -> tuple[HolderSets, Ints]:
+    """The G holder sets, the M single owners first, and how many rows of each of the C classes
+    have each of the others, [C, G - M]."""
+    levels = _levels(problem)
+    sets, replicas = _replica_sets(problem.classes, problem.topology, problem.workload, levels)
+    return _spend_rest(problem, sets, replicas)
+
+
+def _levels(problem: ClassProblem) -> Levels:
+    """How many rows of each class are replicated, and how far."""
+    classes, topology, workload = problem.classes, problem.topology, problem.workload
+    budget = problem.budget_bytes
+    if not workload.training:
+        if problem.asked.balance == "link":
+            return link_levels(classes, topology, workload, budget)
+        return inference_levels(classes, topology, workload, time_ratio(topology), budget)
+    single = single_seconds(classes, topology, workload)
+
+    def mean_seconds(method: Method, levels: Levels) -> float:
+        everywhere = everywhere_seconds(classes, topology, workload, method)
+        share = allreduce_cost(topology, method)
+        used = share.latency if levels.everywhere.any() else 0.0
+        return used + float((everywhere - single) @ levels.everywhere)
+
+    choices = [
+        (method, training_levels(classes, topology, workload, method, budget)) for method in METHODS
+    ]
+    return min(choices, key=lambda choice: mean_seconds(*choice))[1]
+
+
+def _replica_sets(
+    classes: Classes, topology: Topology, workload: Workload, levels: Levels
+) -> tuple[HolderSets, Ints]:
+    """The sets of `choose_replicas` that `levels` need, and the rows that have them."""
+    sets = single_owner_sets(topology.ranks)
+    columns = []
+    if levels.node.any():
+        per_node = per_node_sets(topology, Charges.of(topology).read_seconds)
+        sets = sets + per_node
+        load = np.zeros(len(per_node))
+        equal = np.full(len(per_node), 1 / len(per_node))
+        columns.append(split_evenly(levels.node, equal, load, classes.traffic_bytes(workload)))
+    sets = sets + everywhere_set(topology.ranks)
+    columns.append(levels.everywhere[:, None])
+    return sets, np.concatenate(columns, axis=1)
+
+
+def _spend_rest(problem: ClassProblem, sets: HolderSets, replicas: Ints) -> tuple[HolderSets, Ints]:
+    """Spend what is left of the budget, too little for a row on all ranks or nodes, on the row with
+    one owner that is read most per byte: in inference it may have copies on a few ranks, as far as
+    they save something."""
+    classes, topology = problem.classes, problem.topology
+    extra = (sets.copies[topology.ranks :] - 1) * classes.m[:, None]
+    left = problem.budget_bytes - float((extra * replicas).sum())
+    single = classes.rows - replicas.sum(axis=1)
+    fits = (single > 0) & (classes.m <= left) & (classes.R > 0)
+    if not fits.any() or problem.workload.training:
+        return sets, replicas
+    row = int(np.argmax(np.where(fits, classes.S * classes.R / classes.m, -1.0)))
+    useful = topology.ranks if PairSeconds.of(topology).saved_inside_node > 0 else topology.nodes
+    copies = min(int(left // classes.m[row]), useful - 1)
+    if not copies:
+        return sets, replicas
+    holds = copies_over_nodes(topology, copies + 1)[None]
+    column = np.zeros((len(classes), 1), dtype=np.int64)
+    column[row] = 1
+    some = cheapest_holder_sets(holds, Charges.of(topology).read_seconds)
+    return sets + some, np.concatenate([replicas, column], axis=1)
 
 
 def single_seconds(classes: Classes, topology: Topology, workload: Workload) -> Floats:

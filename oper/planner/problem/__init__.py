@@ -1,5 +1,5 @@
 """The planning problem: classes of interchangeable rows and the limits that bind.
 
-In: `Profile`, `Topology`, `Workload`, `Settings`. Out: `Problem`, `Classes`. Imports: nothing else
-of the planner.
+In: `Profile`, `Topology`, `Workload`, `PlanSettings`. Out: `Problem`, `Classes`. Imports: nothing
+else of the planner.
 """

@@ -25,8 +25,8 @@ from oper.cost.holder_sets import HolderSets, Sums
 from oper.cost.objective import Cost, degree_of_balance, evaluate
 from oper.plan.plan import Plan, plan_given
 from oper.plan.plan_file import to_json, typed
+from oper.plan.plan_parts import plans_of_memories
 from oper.plan.row_locator import RowLocator
-from oper.plan.some_tables import plans_of_memories
 from oper.planner.assemble_plan import assemble
 from oper.planner.make_placement import Watch, place
 from oper.planner.problem.class_finder import ClassFinder

@@ -17,8 +17,8 @@ from oper.base.arrays import Ints
 from oper.cost.objective import Cost
 from oper.plan.memories import ReplanRecord
 from oper.plan.plan import Plan
+from oper.plan.plan_parts import join_memories, plans_of_memories
 from oper.plan.row_moves import RowMoves
-from oper.plan.some_tables import join_memories, plans_of_memories
 from oper.planner.bounds.tier_bound import Certified, certify_together
 from oper.planner.replan.matching_tables import check_tables
 from oper.planner.replan.migration.migration_cost import Migration

@@ -19,8 +19,7 @@ import torch.distributed as dist
 
 from oper.base.errors import OperError, first_line
 from oper.base.units import positive_seconds
-from oper.runtime.comm.failure_store import FailureStore
-from oper.runtime.comm.lost_ranks import (
+from oper.runtime.comm.deadlines import (
     SLICE_SECONDS,
     Deadline,
     LostRankError,
@@ -31,6 +30,7 @@ from oper.runtime.comm.lost_ranks import (
     rank_names,
     told,
 )
+from oper.runtime.comm.failure_store import FailureStore
 
 _HEARTBEAT_SECONDS = 0.5  # between heartbeats
 _COMPARE_SECONDS = 1.0  # before the deadline: each rank that waits gives heartbeats from then on
@@ -64,13 +64,14 @@ class Group:
         self._seen: Callable[[], Seen | None] = lambda: None  # of the ranks of this host
         self._failures = FailureStore(group)
         self._last_heartbeat = 0.0
-        self._gathered: Any = None
+        # The work of the last collective. It is kept, so that no thread of gloo's frees its tensors:
+        # that would need Python, and abort a script that ends now.
+        self._work: Any = None
 
     def run(
         self, collective: Callable[..., Any], *arguments: Any, action: str, **options: Any
-    ) -> Any:
-        """A collective of torch.distributed's, which it returns when it is done. `action` completes
-        "rank 0 waited for rank 2 to …".
+    ) -> None:
+        """A collective of torch.distributed's. `action` completes "rank 0 waited for rank 2 to …".
 
         LostRankError names ranks that failed, died, or did not come. The process group cannot be
         used after that, or after a KeyboardInterrupt.
@@ -78,8 +79,8 @@ class Group:
         began, deadline = time.monotonic(), Deadline(self.deadline_seconds)
         first: dict[int, str] | None = None
         try:
-            work = collective(*arguments, group=self._group, async_op=True, **options)
-            while not _ended(work, SLICE_SECONDS):
+            self._work = collective(*arguments, group=self._group, async_op=True, **options)
+            while not _ended(self._work, SLICE_SECONDS):
                 left = deadline.left()
                 if first is None and left <= _COMPARE_SECONDS:
                     first = self._failures.heartbeats(left)
@@ -95,17 +96,13 @@ class Group:
             self.fail(error)  # before the others see that this rank disconnects
             self._abandon()
             raise
-        return work
 
     def gather(self, message: bytes, action: str) -> list[bytes]:
         """The message, of one length, of every rank."""
         mine = torch.frombuffer(bytearray(message), dtype=torch.uint8)
         boxes = torch.empty(self.ranks * len(message), dtype=torch.uint8)
         # all_to_all, not all_gather: it reaches every other rank, so that each notices a dead one.
-        ended = self.run(dist.all_to_all_single, boxes, mine.repeat(self.ranks), action=action)
-        # Kept, so that it is not a thread of gloo's that frees the tensors: it would need Python,
-        # and abort a script that ends now.
-        self._gathered = ended
+        self.run(dist.all_to_all_single, boxes, mine.repeat(self.ranks), action=action)
         return [box.numpy().tobytes() for box in boxes.split(len(message))]
 
     def fail(self, error: BaseException) -> None:

@@ -27,8 +27,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from oper.base import native
 from oper.base.errors import OperError
-from oper.runtime.comm.group import Group
-from oper.runtime.comm.lost_ranks import (
+from oper.runtime.comm.deadlines import (
     SLICE_SECONDS,
     Deadline,
     LostRankError,
@@ -37,6 +36,7 @@ from oper.runtime.comm.lost_ranks import (
     left,
     told,
 )
+from oper.runtime.comm.group import Group
 
 _log = logging.getLogger(__name__)
 

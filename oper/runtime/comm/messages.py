@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from oper.base.errors import OperError
+from oper.runtime.comm.deadlines import SLICE_SECONDS, Deadline
 from oper.runtime.comm.liveness import Liveness
-from oper.runtime.comm.lost_ranks import SLICE_SECONDS, Deadline
 
 _NAME_BYTES = _SECRET_BYTES = 16
 CARD_BYTES = _NAME_BYTES + _SECRET_BYTES

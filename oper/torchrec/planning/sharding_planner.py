@@ -28,7 +28,7 @@ from oper.cost.workload import Workload
 from oper.plan.plan import Plan
 from oper.plan.settings import PlanSettings
 from oper.planner.assemble_plan import assemble
-from oper.planner.place_in_memory import place_in_memory
+from oper.planner.least_memory import place_in_memory
 from oper.profiling.profile import Profile
 from oper.tables.table import Table, tables_of
 from oper.topology.topology import Topology

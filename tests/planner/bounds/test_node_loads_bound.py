@@ -14,7 +14,7 @@ from oper.cost.holder_sets import single_owner_sets
 from oper.cost.workload import Workload
 from oper.plan.certificate import BoundNote
 from oper.planner.bounds import hot_rows_bound as hot_rows
-from oper.planner.bounds.certificate import certify
+from oper.planner.bounds.certify import certify
 from oper.planner.bounds.lagrangian_bound import lower_bound
 from oper.planner.bounds.node_loads_bound import node_loads_bound
 from oper.planner.lp.pricing import pricing_items

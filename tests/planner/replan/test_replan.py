@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from oper.audit.check import check
 from oper.base.arrays import as_int64
 from oper.base.errors import OperError
+from oper.checker.check import check
 from oper.cli import replan as cli
 from oper.cost.workload import Workload
 from oper.plan.address_map import AddressMap

@@ -7,10 +7,10 @@ import numpy as np
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
-from oper.audit.check import check
 from oper.base.errors import OperError
+from oper.checker.check import check
 from oper.plan.plan import Plan
-from oper.plan.some_tables import plans_of_memories
+from oper.plan.plan_parts import plans_of_memories
 from oper.planner.make_placement import make_placement
 from oper.planner.place_with_tier import plan_with_tier
 from oper.planner.replan.drift import drift

@@ -6,8 +6,8 @@ import numpy as np
 
 from oper.cost.workload import Workload
 from oper.plan.plan import Plan
+from oper.plan.plan_parts import plans_of_memories
 from oper.plan.settings import PlanSettings
-from oper.plan.some_tables import plans_of_memories
 from oper.profiling.profile import Profile
 from oper.topology.topology import Topology
 from tests.support.planner.drifting import cost_row_by_row, drifting, random_topology

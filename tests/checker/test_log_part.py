@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oper.audit.replay import LogPart
 from oper.base.errors import OperError
+from oper.checker.replay import LogPart
 from oper.logs.batches.batch import Batch, Location
 from oper.logs.batches.log_options import TimeUnit
 from oper.plan.plan import Plan

@@ -8,14 +8,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from oper.audit.check import check
 from oper.base.errors import OperError
+from oper.checker.check import check
 from oper.cost.workload import Workload
 from oper.plan.plan import Plan
 from oper.plan.settings import Limits, PlanSettings
+from oper.planner import least_memory as module
 from oper.planner import memory_curve as curve_module
-from oper.planner import place_in_memory as module
 from oper.planner.device_limits import DeviceLimits
+from oper.planner.least_memory import (
+    TOLERANCE,
+    bound_seconds,
+    least_share,
+    place_in_memory,
+    shares_up_to,
+)
 from oper.planner.make_placement import (
     InfeasibleError,
     Planned,
@@ -25,13 +32,6 @@ from oper.planner.make_placement import (
 )
 from oper.planner.make_plan import make_plan, plan_and_placement
 from oper.planner.memory_curve import memory_curve
-from oper.planner.place_in_memory import (
-    TOLERANCE,
-    bound_seconds,
-    least_share,
-    place_in_memory,
-    shares_up_to,
-)
 from oper.planner.problem.problem import Problem, make_problem
 from oper.planner.replan.drift import drift
 from oper.planner.replan.replan import replan

@@ -12,7 +12,7 @@ from oper.base.errors import OperError
 from oper.runtime.engine import EmbeddingEngine
 from oper.runtime.table_io import RowBlock
 from oper.tables.table import tables_of
-from oper.torchrec.latency import measure_latency
+from oper.torchrec.measure_latency import measure_latency
 from tests.support.runtime.engine_cases import Case, batch_of, initial, module_tables
 from tests.support.runtime.engine_cases import tables_of as tables_of_case
 from tests.support.runtime.runtime_plans import random_plan

@@ -29,8 +29,8 @@ from oper.files.input_files import LOG, open_file
 from oper.logs.batches.batch import Batch, Location
 from oper.logs.batches.columns import Column, Selection
 from oper.logs.formats.arrow_columns import batch_of
-from oper.logs.formats.csv_columns import are_values, csv_columns
-from oper.logs.formats.unpacking import open_unpacked
+from oper.logs.formats.csv_column_kinds import are_values, csv_columns
+from oper.logs.formats.decompression import open_unpacked
 
 INTEGERS = tuple(f"I{i}" for i in range(1, 14))
 CATEGORIES = tuple(f"C{i}" for i in range(1, 27))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from oper.plan.address_map import AddressMap
 from oper.plan.layout import Layout, rank_map
-from oper.plan.some_layouts import LayoutPart, join_layouts, select_layout
+from oper.plan.layout_parts import LayoutPart, join_layouts, select_layout
 from tests.support.examples import examples
 from tests.support.planner.layouts import random_layout, tables_of
 

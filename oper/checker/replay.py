@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from oper.audit.finding import Finding
-from oper.audit.rank_address_maps import RankMaps
 from oper.base.arrays import Ints
 from oper.base.errors import OperError
+from oper.checker.rank_address_maps import RankMaps
+from oper.checker.violation import Finding
 from oper.logs import Batch, LogOptions, Prepared, RowReader, open_log
 from oper.logs.batches.timestamps import PER_SECOND
 from oper.plan.layout import LOCAL, SLOT_BITS

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from oper.plan.address_map import AddressMap, unpack
 from oper.plan.layout import LOCAL
 from oper.plan.plan import Plan
-from oper.plan.some_tables import part_of
+from oper.plan.plan_parts import part_of
 from oper.tables.table import Table
 from tests.support.examples import examples
 from tests.support.planner.layouts import random_layout

@@ -13,10 +13,7 @@ import numpy as np
 
 from oper.base.arrays import Floats
 from oper.cost.objective import Cost
-from oper.plan.memories import DEVICE, HOST, Memory
-from oper.plan.plan import ListedCounts, Plan
-from oper.plan.settings import Limits
-from oper.plan.some_layouts import (
+from oper.plan.layout_parts import (
     LayoutPart,
     in_table_order,
     join_layouts,
@@ -24,6 +21,9 @@ from oper.plan.some_layouts import (
     pieces_of,
     select_layout,
 )
+from oper.plan.memories import DEVICE, HOST, Memory
+from oper.plan.plan import ListedCounts, Plan
+from oper.plan.settings import Limits
 from oper.topology.host_tier import tier_topology
 from oper.topology.topology import Topology
 

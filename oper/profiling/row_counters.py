@@ -19,9 +19,9 @@ from oper.base.errors import OperError
 from oper.base.free_memory import free_memory
 from oper.logs.batches.batch import Batch, Jagged
 from oper.logs.table_discovery import Prepared
+from oper.profiling.counter_arrays import new_counters, samples_with_row_offsets
 from oper.profiling.distinct_rows import tensors
 from oper.profiling.profile import Profile
-from oper.profiling.row_counts import new_counters, samples_with_row_offsets
 from oper.tables.table import Table, offsets
 
 _MOST_UINT32 = int(np.iinfo(np.uint32).max)
@@ -74,7 +74,8 @@ class RowCounters:
     def add(self, batch: Batch, table_of: Mapping[str, int]) -> None:
         """Count a batch of row ids; `table_of` is the table of each of its features.
 
-        OperError names the sample, feature and value where an id is not a row of its table.
+        OperError names the sample, feature and value where an id is not a row of its table; the
+        rest of the batch may have been counted then, so that the counters cannot be used.
         """
         columns: list[list[Jagged]] = [[] for _ in self.tables]
         for key, table in table_of.items():
@@ -84,6 +85,7 @@ class RowCounters:
         self._make_room(max((sum(len(i.values) for i in ids) for ids in columns), default=0))
         starts = samples_with_row_offsets(self.tables, self.bagged)[:-1]
         values, lengths, tables = tensors(batch, table_of)
+        # Of each feature: the place of its first id that is no row, and how many such ids it has.
         bad = native.ops().count(
             as_tensor(self.accesses),
             as_tensor(self.samples_with_row),
@@ -124,7 +126,7 @@ class RowCounters:
             return
         before = samples_with_row_offsets(self.tables, self.bagged)
         after = samples_with_row_offsets(self.tables, bagged)
-        samples_with_row = self._new(int(after[-1]), self.accesses.dtype, "containing.npy")
+        samples_with_row = self._new(int(after[-1]), self.accesses.dtype, "samples_with_row.npy")
         for t in np.flatnonzero(bagged).tolist():
             samples_with_row[after[t] : after[t + 1]] = (
                 self.samples_with_row[before[t] : before[t + 1]]
@@ -140,10 +142,11 @@ class RowCounters:
             self.bound = int(self.accesses.max())
             if self.bound + most > _MOST_UINT32:
                 self.accesses = self._widen(self.accesses, "accesses.npy")
-                self.samples_with_row = self._widen(self.samples_with_row, "containing.npy")
+                self.samples_with_row = self._widen(self.samples_with_row, "samples_with_row.npy")
         self.bound += most
 
     def _widen(self, narrow: Any, name: str) -> Any:
+        # A new file takes the name of the narrow counters', which stay mapped to the old one.
         wide = self._new(len(narrow), np.uint64, name)
         wide[:] = narrow
         self._memory.free(narrow)

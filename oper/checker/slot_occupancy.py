@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from oper.audit.rank_address_maps import Addresses
 from oper.base.arrays import Ints
+from oper.checker.rank_address_maps import Addresses
 from oper.plan.layout import LOCAL, SLOT_BITS, SLOT_MASK
 from oper.plan.plan import Plan
 

@@ -14,7 +14,7 @@ from oper.base import native
 from oper.base.errors import OperError
 from oper.logs import Batch, Jagged
 from oper.logs.batches.batch import Location
-from oper.profiling.count_batches import Memory, RowCounters
+from oper.profiling.row_counters import Memory, RowCounters
 from oper.tables.table import Table
 
 
@@ -234,8 +234,8 @@ def test_counters_beyond_the_limit_lie_in_files(tmp_path) -> None:
     )
     for limit, mapped in (
         (None, []),
-        (32, ["containing.npy"]),
-        (0, ["accesses", "containing"]),
+        (32, ["samples_with_row.npy"]),
+        (0, ["accesses", "samples_with_row"]),
     ):
         folder = tmp_path / str(limit)
         counters = RowCounters(tables, Memory(limit), folder)
