@@ -64,8 +64,8 @@ class Group:
         self._seen: Callable[[], Seen | None] = lambda: None  # of the ranks of this host
         self._failures = FailureStore(group)
         self._last_heartbeat = 0.0
-        # The work of the last collective. It is kept, so that no thread of gloo frees its tensors: that
-        # would need Python, and abort a script that ends now.
+        # The work of the last collective. It is kept, so that no thread of gloo frees its tensors:
+        # that would need Python, and abort a script that ends now.
         self._work: Any = None
 
     def run(
