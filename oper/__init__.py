@@ -137,7 +137,7 @@ __all__ = [
     "write_report",
 ]
 
-summarised_by("oper.report.summaries")  # how objects show themselves in notebooks
+summarised_by("oper.report.notebook_summaries")  # how objects show themselves in notebooks
 
 
 def __getattr__(name: str) -> Any:

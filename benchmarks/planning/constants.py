@@ -29,7 +29,7 @@ from oper.topology.topology import Topology
 CONSTANTS = {
     "oper.planner.class_placement.greedy": ("MOST_HALVINGS", "LEAST_GAIN"),
     "oper.planner.class_placement.homogeneous": ("HOT_SHARE",),
-    "oper.planner.class_placement.replica_choice": ("_BISECTIONS", "_PASSES"),
+    "oper.planner.class_placement.homogeneous_replicas": ("_BISECTIONS", "_PASSES"),
     "oper.planner.lp.restricted_master": ("HOT_CLASSES", "BUCKET_RATIO", "ROUNDS"),
     "oper.planner.row_placement.swaps": ("ROUNDS", "_PAIRS_TRIED", "_BISECTIONS", "_SHARPNESS"),
     "oper.planner.row_placement.listing_thresholds": ("_RESERVE_ROWS",),

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from oper.base.arrays import Ints
 from oper.base.errors import check_type
+from oper.checker.findings import Finding, Findings
 from oper.checker.rank_address_maps import RankMaps
 from oper.checker.replay import replay, rows_of_log
 from oper.checker.slot_occupancy import SlotMarks
-from oper.checker.violation import Finding, Findings
 from oper.cost.objective import Cost
 from oper.logs import LogOptions
 from oper.plan.certificate import Certificate

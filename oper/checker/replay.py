@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from oper.base.arrays import Ints
 from oper.base.errors import OperError
+from oper.checker.findings import Finding
 from oper.checker.rank_address_maps import RankMaps
-from oper.checker.violation import Finding
 from oper.logs import Batch, LogOptions, Prepared, RowReader, open_log
 from oper.logs.batches.timestamps import PER_SECOND
 from oper.plan.layout import LOCAL, SLOT_BITS

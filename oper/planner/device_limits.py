@@ -16,7 +16,7 @@ from oper.base.errors import OperError
 from oper.base.units import GB
 from oper.cost.objective import cheapest_allreduce
 from oper.plan.settings import Limits
-from oper.planner.class_placement.choose_method import place_replicas
+from oper.planner.class_placement.place_classes import place_replicas
 from oper.planner.problem.problem import RESERVE, Problem, with_limits
 from oper.topology.capacity import device_capacities
 

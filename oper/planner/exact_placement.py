@@ -20,9 +20,9 @@ from oper.cost.holder_sets import (
 )
 from oper.cost.read_charges import Charges
 from oper.planner.bounds.lagrangian_bound import usable_methods
-from oper.planner.class_placement.access_partitions import partitions
 from oper.planner.class_placement.class_placement import ClassPlacement
 from oper.planner.class_placement.integer_programme import WholeRows, place_whole
+from oper.planner.class_placement.partitions import partitions
 from oper.planner.lp.pricing import everywhere_seconds, pricing_items
 from oper.planner.problem.problem import ClassProblem
 

@@ -23,10 +23,10 @@ from oper.plan.settings import Limits, PlanSettings
 from oper.planner.baselines.baseline import Baseline, price_baseline
 from oper.planner.baselines.registry import quick_baselines
 from oper.planner.bounds.certify import certify
-from oper.planner.class_placement.access_partitions import partitions
-from oper.planner.class_placement.choose_method import by_programme, place_classes
 from oper.planner.class_placement.class_placement import ClassPlacement
 from oper.planner.class_placement.homogeneous import MANY_RANKS
+from oper.planner.class_placement.partitions import partitions
+from oper.planner.class_placement.place_classes import by_programme, place_classes
 from oper.planner.exact_placement import place_exactly
 from oper.planner.problem.problem import ClassProblem, Problem, make_problem
 from oper.planner.row_placement.row_placement import RowPlacement, place_rows

@@ -19,7 +19,7 @@ from oper.plan.plan_parts import plans_of_memories
 from oper.plan.row_locator import RowLocator
 from oper.planner.problem.class_finder import ClassFinder
 from oper.planner.problem.problem import make_problem
-from oper.planner.replan.matching_tables import check_tables
+from oper.planner.replan.check_tables import check_tables
 from oper.profiling.profile import Profile
 
 

@@ -24,9 +24,9 @@ import torch
 from oper.base import native
 from oper.base.arrays import Floats, Ints
 from oper.base.errors import OperError
-from oper.scheduler.adaptive_laia import REFRESH, Infrequency
 from oper.scheduler.cache import Caches, LookedUp
 from oper.scheduler.fae import FrequentRows
+from oper.scheduler.laia_infrequency import REFRESH, Infrequency
 
 _MOST_TABLES = 1 << 24
 _KINDS = ("random", "in-order", "laia", "esd", "grouped")

@@ -23,7 +23,6 @@ from oper.logs.batches.log_options import LogKeywords, LogOptions
 from oper.logs.log import open_log
 from oper.logs.row_reader import RowReader
 from oper.profiling.table_options import TableOptions
-from oper.scheduler.adaptive_laia import Infrequency
 from oper.scheduler.cache import (
     MOST_WORKERS,
     Caches,
@@ -35,6 +34,7 @@ from oper.scheduler.cache import (
 from oper.scheduler.cache_settings import EVICTIONS, Synchronisation
 from oper.scheduler.dispatch import BLIND, Dispatcher, Policy
 from oper.scheduler.fae import FrequentRows, most_frequent
+from oper.scheduler.laia_infrequency import Infrequency
 from oper.scheduler.trace import Batch, Trace
 from oper.scheduler.transmissions import PUSHES, TRANSMISSIONS, add_to
 from oper.tables.table import offsets

@@ -2,7 +2,7 @@
 
 One transmission is one row, or its gradient, one way. A row counts once for a worker and iteration.
 A move says what one transmission carries, from whom to whom. All ranks have the same moves in the
-same order, as each replays all caches (csrc/include/oper/scheduler/moves.h).
+same order, as each replays all caches (csrc/include/oper/scheduler/transmissions.h).
 """
 
 import numpy as np

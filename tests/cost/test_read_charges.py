@@ -26,9 +26,10 @@ from oper.cost.read_charges import Charges
 from oper.cost.workload import Workload
 from oper.plan.plan import Plan
 from oper.plan.settings import PlanSettings
-from oper.planner.bounds import hot_rows_bound, milp
+from oper.planner.baselines import milp_solver
+from oper.planner.bounds import hot_rows_bound
 from oper.planner.bounds.lagrangian_bound import hot_row
-from oper.planner.class_placement import replica_choice
+from oper.planner.class_placement import homogeneous_replicas
 from oper.planner.lp.pricing import (
     DualPrices,
     everywhere_price,
@@ -225,9 +226,9 @@ def test_replication_rule_and_bounds(
     M = topology.ranks
     owners = single_owner_sets(M)
     owned = one_row_seconds(problem, owners, method)
-    close(replica_choice.single_seconds(classes, topology, workload), owned.mean(axis=(1, 2)))
+    close(homogeneous_replicas.single_seconds(classes, topology, workload), owned.mean(axis=(1, 2)))
     copied = one_row_seconds(problem, everywhere_set(M), method)[:, 0]
-    everywhere = replica_choice.everywhere_seconds(classes, topology, workload, method)
+    everywhere = homogeneous_replicas.everywhere_seconds(classes, topology, workload, method)
     close(everywhere, copied.mean(axis=1))
 
     rows = pricing_items(classes, topology, workload, method)
@@ -256,7 +257,7 @@ def test_exact_programme(drawn: tuple[ClassProblem, HolderSets, Ints, Method]) -
     assume(topology.ranks <= 4)
     sums = classes.sums(np.eye(len(classes)))
     limits = (problem.capacity_bytes, problem.budget_bytes)
-    found = milp.solve(sums, topology, problem.workload, *limits, 60, relative_gap=1e-9)
+    found = milp_solver.solve(sums, topology, problem.workload, *limits, 60, relative_gap=1e-9)
     assert found.status == "optimal"
     assert found.holder_sets is not None
     assert found.bound_seconds == pytest.approx(found.objective_seconds, rel=1e-6)

@@ -17,7 +17,7 @@ from oper.planner.baselines import oper_atc24_paper as p
 from oper.planner.baselines import simple as b
 from oper.planner.baselines import torchrec_planner as trec
 from oper.planner.baselines.baseline import NoPlacementError, TorchRecNotes, price_baseline
-from oper.planner.class_placement.access_partitions import partitions
+from oper.planner.class_placement.partitions import partitions
 from oper.planner.problem.problem import Problem
 from oper.profiling.profile import Profile
 from oper.topology.topology import Topology

@@ -11,7 +11,7 @@ from benchmarks.planning.random_topologies import case
 from oper.base.errors import OperError
 from oper.cost.workload import Workload
 from oper.plan.settings import PlanSettings
-from oper.planner.bounds import milp
+from oper.planner.baselines import milp_solver
 from oper.planner.class_placement.heterogeneous import place_on_heterogeneous
 from oper.planner.lp.pricing import DualPrices, cheapest, pricing_items
 from oper.planner.make_placement import (
@@ -109,7 +109,7 @@ def test_small_problems_on_wildly_unequal_links_are_solved(seed: int) -> None:
     problem = planned.problem
     each = np.repeat(np.eye(len(problem.classes)), problem.classes.rows, axis=1)
     limits = (problem.capacity_bytes, problem.budget_bytes)
-    best = milp.solve(problem.classes.sums(each), topology, workload, *limits, 5, 1e-6)
+    best = milp_solver.solve(problem.classes.sums(each), topology, workload, *limits, 5, 1e-6)
     assume(best.status == "optimal")
     assert planned.cost.objective_seconds <= best.objective_seconds * 1.0011
     assert planned.certificate.lower_bound_seconds <= best.objective_seconds * (1 + 1e-6)

@@ -16,7 +16,7 @@ OTHERS = {
     "oper.profiling.counter_arrays": "counters that it makes",
     "oper.profiling.counter_files": "counters that it writes",
     "oper.report.render_page": "a part of the package",
-    "oper.runtime.comm.deadlines": "the kernel's figures",
+    "oper.runtime.comm.lost_ranks": "the kernel's figures",
     "oper.runtime.comm.node": "the kernel's figures",
     "oper.synth.recipes": "a part of the package",
 }

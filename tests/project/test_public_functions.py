@@ -191,7 +191,7 @@ def test_results_show_themselves_in_notebooks_and_to_rich(folders: Folders, name
 
 
 def test_a_lost_invariant_is_shown(folders: Folders) -> None:
-    from oper.checker.violation import Finding, Findings
+    from oper.checker.findings import Finding, Findings
 
     found = Findings((Finding("fine"), Finding("not <fine>", "broken")))
     assert not found.ok

@@ -1,7 +1,7 @@
 """The solver's placement of whole partitions: exact, for problems with few partitions.
 
 In: `Problem`. Out: `Baseline`. Partitions are those of the threshold asked for; the programme is in
-`bounds/milp.py`.
+milp_solver.py.
 """
 
 from oper.planner.baselines.baseline import (
@@ -11,8 +11,8 @@ from oper.planner.baselines.baseline import (
     SolverNotes,
     Status,
 )
-from oper.planner.bounds.milp import solve
-from oper.planner.class_placement.access_partitions import partitions
+from oper.planner.baselines.milp_solver import solve
+from oper.planner.class_placement.partitions import partitions
 from oper.planner.problem.problem import ClassProblem
 
 

@@ -29,7 +29,7 @@ from oper.cost.holder_sets import HolderSets, single_owner_sets
 from oper.cost.objective import degree_of_balance
 from oper.cost.read_charges import Charges
 from oper.planner.baselines.baseline import Baseline, Cells, PaperNotes
-from oper.planner.class_placement.access_partitions import Partitions, partitions
+from oper.planner.class_placement.partitions import Partitions, partitions
 from oper.planner.problem.problem import ClassProblem
 
 ROUNDS = 8  # halvings of the threshold: 0.1 % becomes 0.0004 %

@@ -1,17 +1,17 @@
 """A class placement: how many rows of each class go to each holder set, before rows are named.
 
-On homogeneous ranks a knapsack says how often rows are replicated (`replica_choice.py`), and greedy
-placement with backtracking where rows with one owner go (`greedy.py`). Where ranks differ in links
-or capacities, a linear programme (`lp/restricted_master.py`) says which share of each class belongs
-to which holders, and rows are split by those shares.
+On homogeneous ranks a knapsack says how often rows are replicated (`homogeneous_replicas.py`), and
+greedy placement with backtracking where rows with one owner go (`greedy.py`). Where ranks differ in
+links or capacities, a linear programme (`lp/restricted_master.py`) says which share of each class
+belongs to which holders, and rows are split by those shares.
 """
 
 from dataclasses import dataclass
 
 from oper.base.arrays import Floats, Ints
 from oper.cost.holder_sets import HolderSets
-from oper.planner.class_placement.access_partitions import Partitions
 from oper.planner.class_placement.greedy import Greedy
+from oper.planner.class_placement.partitions import Partitions
 from oper.planner.problem.classes import Classes
 
 

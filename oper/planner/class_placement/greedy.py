@@ -16,7 +16,7 @@ from oper.base import native
 from oper.base.arrays import Floats, Ints, as_tensor
 from oper.cost.objective import degree_of_balance
 from oper.plan.memories import ThresholdReason
-from oper.planner.class_placement.access_partitions import Partitions, partitions
+from oper.planner.class_placement.partitions import Partitions, partitions
 from oper.planner.problem.classes import Classes
 
 # Halving from 0.1 % ten times is 0.0001 %: partitions of single hot rows, nothing left to gain.

@@ -16,9 +16,9 @@ from oper.cost.holder_sets import (
 )
 from oper.cost.read_charges import Charges
 from oper.plan.layout import LONGEST_PERIOD
-from oper.planner.class_placement.access_partitions import Partitions, partitions
 from oper.planner.class_placement.class_placement import ClassPlacement
 from oper.planner.class_placement.integer_programme import place_whole
+from oper.planner.class_placement.partitions import Partitions, partitions
 from oper.planner.class_placement.rounding import whole_by_shares
 from oper.planner.lp import restricted_master
 from oper.planner.lp.pricing import PricingItems, pricing_items

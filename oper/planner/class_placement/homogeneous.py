@@ -17,7 +17,7 @@ import numpy as np
 from oper.base.arrays import Floats, Ints
 from oper.planner.class_placement.class_placement import ClassPlacement, replica_bytes
 from oper.planner.class_placement.greedy import place_greedily
-from oper.planner.class_placement.replica_choice import choose_replicas
+from oper.planner.class_placement.homogeneous_replicas import choose_replicas
 from oper.planner.class_placement.rounding import split_evenly
 from oper.planner.problem.problem import ClassProblem
 from oper.topology.topology import Topology

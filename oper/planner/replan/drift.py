@@ -32,8 +32,8 @@ from oper.planner.make_placement import Watch, place
 from oper.planner.problem.class_finder import ClassFinder
 from oper.planner.problem.classes import Classes
 from oper.planner.problem.problem import ClassProblem, make_problem
+from oper.planner.replan.check_tables import check_tables
 from oper.planner.replan.improve_placement import price_counts
-from oper.planner.replan.matching_tables import check_tables
 from oper.profiling.profile import Profile, profile_given
 
 

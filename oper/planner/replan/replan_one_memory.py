@@ -32,6 +32,7 @@ from oper.planner.make_placement import Planned, Watch, place
 from oper.planner.problem.class_finder import ClassFinder
 from oper.planner.problem.classes import measured_ratios
 from oper.planner.problem.problem import Problem, make_problem
+from oper.planner.replan.check_tables import check_tables
 from oper.planner.replan.improve_placement import (
     PricedCounts,
     aimed_seconds,
@@ -39,7 +40,6 @@ from oper.planner.replan.improve_placement import (
     candidate_sets,
     price_counts,
 )
-from oper.planner.replan.matching_tables import check_tables
 from oper.planner.replan.migration.flows import net_flows
 from oper.planner.replan.migration.migration_cost import (
     Migration,

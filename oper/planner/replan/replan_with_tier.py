@@ -20,7 +20,7 @@ from oper.plan.plan import Plan
 from oper.plan.plan_parts import join_memories, plans_of_memories
 from oper.plan.row_moves import RowMoves
 from oper.planner.bounds.tier_bound import Certified, certify_together
-from oper.planner.replan.matching_tables import check_tables
+from oper.planner.replan.check_tables import check_tables
 from oper.planner.replan.migration.migration_cost import Migration
 from oper.planner.replan.replan_one_memory import Replanned, replan_one_memory
 from oper.profiling.profile import Profile

@@ -19,9 +19,9 @@ import torch.distributed as dist
 
 from oper.base.errors import OperError, first_line
 from oper.base.units import positive_seconds
-from oper.runtime.comm.deadlines import (
-    SLICE_SECONDS,
-    Deadline,
+from oper.runtime.comm.deadline import SLICE_SECONDS, Deadline
+from oper.runtime.comm.failure_store import FailureStore
+from oper.runtime.comm.lost_ranks import (
     LostRankError,
     did_not_come,
     died,
@@ -30,7 +30,6 @@ from oper.runtime.comm.deadlines import (
     rank_names,
     told,
 )
-from oper.runtime.comm.failure_store import FailureStore
 
 _HEARTBEAT_SECONDS = 0.5  # between heartbeats
 _COMPARE_SECONDS = 1.0  # before the deadline: each rank that waits gives heartbeats from then on

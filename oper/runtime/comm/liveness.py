@@ -27,16 +27,9 @@ from collections.abc import Callable, Collection, Sequence
 
 from oper.base import native
 from oper.base.errors import OperError
-from oper.runtime.comm.deadlines import (
-    SLICE_SECONDS,
-    Deadline,
-    LostRankError,
-    did_not_come,
-    died,
-    left,
-    told,
-)
+from oper.runtime.comm.deadline import SLICE_SECONDS, Deadline
 from oper.runtime.comm.group import Group
+from oper.runtime.comm.lost_ranks import LostRankError, did_not_come, died, left, told
 
 _log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from oper.base.errors import OperError
-from oper.runtime.comm.deadlines import SLICE_SECONDS, Deadline
+from oper.runtime.comm.deadline import SLICE_SECONDS, Deadline
 from oper.runtime.comm.liveness import Liveness
 
 _NAME_BYTES = _SECRET_BYTES = 16

@@ -20,9 +20,9 @@ import torch.distributed as dist
 
 from oper.base.errors import OperError
 from oper.base.units import positive_seconds
-from oper.runtime.comm.deadlines import LostRankError, rank_names, told
 from oper.runtime.comm.group import Group
 from oper.runtime.comm.liveness import Liveness, watch_for_deaths
+from oper.runtime.comm.lost_ranks import LostRankError, rank_names, told
 from oper.runtime.comm.messages import CARD_BYTES, Messages
 from oper.runtime.comm.shared_segment import DeviceSegment, Segment
 

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import torch
 
 from oper.base import native
-from oper.runtime.comm.deadlines import SLICE_SECONDS, Deadline, LostRankError, told
+from oper.runtime.comm.deadline import SLICE_SECONDS, Deadline
+from oper.runtime.comm.lost_ranks import LostRankError, told
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.shared_segment import Segment
 

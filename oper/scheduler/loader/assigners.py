@@ -18,10 +18,10 @@ import torch
 from oper.base.arrays import Floats, Ints
 from oper.base.errors import OperError
 from oper.plan.plan import Plan
-from oper.scheduler.adaptive_laia import Infrequency
 from oper.scheduler.cache import CacheDivision, Caches, CacheTooSmallError
 from oper.scheduler.cache_settings import CacheSettings
 from oper.scheduler.dispatch import Dispatcher, Policy, assign_blindly, assign_exactly, capacities
+from oper.scheduler.laia_infrequency import Infrequency
 from oper.scheduler.loader.batch_structure import Structure
 from oper.scheduler.loader.plan_rows import PlanRows
 from oper.scheduler.row_addresses import owner_of, slot_of, width_of

@@ -23,7 +23,7 @@ from oper.base.arrays import Floats
 from oper.base.errors import OperError, check_type
 from oper.base.units import finite_number, positive_seconds, whole_number
 from oper.plan.plan import Plan
-from oper.runtime.comm.deadlines import rank_names, told
+from oper.runtime.comm.lost_ranks import rank_names, told
 from oper.runtime.memory.runtime_plan import plan_digest
 from oper.scheduler.cache_settings import CacheSettings
 from oper.scheduler.dispatch import BLIND, Policy

@@ -17,7 +17,7 @@ import torch
 
 from oper.base.arrays import Ints
 from oper.base.errors import OperError
-from oper.runtime.comm.deadlines import LostRankError, rank_names, told
+from oper.runtime.comm.lost_ranks import LostRankError, rank_names, told
 from oper.scheduler.loader.assigners import Assigner, CachedRowsAssigner, Pace
 from oper.scheduler.loader.batch_structure import (
     Part,

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 from oper.base.errors import OperError, one_line
-from oper.runtime.comm.deadlines import LostRankError, rank_names
 from oper.runtime.comm.group import Group
+from oper.runtime.comm.lost_ranks import LostRankError, rank_names
 
 _HEADER = struct.Struct("=Bqqqdq16s600s")
 

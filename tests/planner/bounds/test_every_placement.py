@@ -18,7 +18,7 @@ from oper.cost.holder_sets import HolderSets, everywhere_set, single_owner_sets
 from oper.cost.objective import evaluate
 from oper.cost.workload import Workload
 from oper.plan.settings import PlanSettings
-from oper.planner.bounds import milp
+from oper.planner.baselines import milp_solver
 from oper.planner.make_placement import InfeasibleError, make_placement
 from oper.planner.problem.problem import ClassProblem, make_problem
 from oper.profiling.profile import Profile
@@ -170,7 +170,9 @@ def check(seed: int) -> float | None:
     best = optimum(problem, sets)
     each = np.repeat(np.eye(len(problem.classes)), problem.classes.rows, axis=1)
     limits = (problem.capacity_bytes, problem.budget_bytes)
-    exact = milp.solve(problem.classes.sums(each), made.topology, made.workload, *limits, 20, 1e-9)
+    exact = milp_solver.solve(
+        problem.classes.sums(each), made.topology, made.workload, *limits, 20, 1e-9
+    )
     if best == np.inf:
         assert exact.status == "infeasible"
         return None

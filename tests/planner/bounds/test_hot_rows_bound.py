@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from oper.base.errors import OperError
 from oper.cost.workload import Workload
+from oper.planner.baselines import milp_solver
 from oper.planner.bounds import hot_rows_bound as hot_rows
-from oper.planner.bounds import milp
 from oper.planner.bounds.hot_rows_bound import hot_rows_bound
 from oper.planner.bounds.lagrangian_bound import lower_bound
 from oper.planner.problem.problem import ClassProblem
@@ -51,12 +51,12 @@ def limits(problem: ClassProblem) -> tuple:
     )
 
 
-def best_placement(problem: ClassProblem) -> milp.Reference:
+def best_placement(problem: ClassProblem) -> milp_solver.Reference:
     """The solver's best placement: the optimum, but where its time was up. Examples of which no
     placement keeps the limits are left out."""
     sums = problem.classes.sums(np.eye(len(problem.classes)))
     _, topology, workload, capacity, budget = limits(problem)
-    reference = milp.solve(
+    reference = milp_solver.solve(
         sums, topology, workload, capacity, budget, time_limit_seconds=20, relative_gap=1e-7
     )
     assume(reference.holder_sets is not None)

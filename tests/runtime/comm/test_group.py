@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 
 from oper.base.errors import OperError
-from oper.runtime.comm.deadlines import Deadline, LostRankError, told
+from oper.runtime.comm.deadline import Deadline
 from oper.runtime.comm.group import Group
+from oper.runtime.comm.lost_ranks import LostRankError, told
 from tests.support.runtime import mortal_ranks
 
 

@@ -18,9 +18,9 @@ import torch.distributed as dist
 
 from oper.base.errors import OperError
 from oper.runtime.comm import failure_store
-from oper.runtime.comm.deadlines import LostRankError
 from oper.runtime.comm.failure_store import FailureStore
 from oper.runtime.comm.group import Group
+from oper.runtime.comm.lost_ranks import LostRankError
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.progress_signals import Signals
 from tests.support.runtime import mortal_ranks

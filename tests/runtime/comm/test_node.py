@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from oper.base.errors import OperError
-from oper.runtime.comm.deadlines import Deadline
+from oper.runtime.comm.deadline import Deadline
 from oper.runtime.comm.messages import Messages
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.shared_segment import Segment

@@ -4,7 +4,7 @@
 //
 // For batches that read few rows many times: an access need not be brought beside the others of its
 // row, as its row's sum is in a cache, and a bag's gradient is read once for all its accesses.
-// Pieces of kAccessesPerPiece accesses of a row are summed apart, as in gradients.h, whose sums
+// Pieces of kAccessesPerPiece accesses of a row are summed apart, as in sum_gradients.h, whose sums
 // have the same bits.
 #pragma once
 

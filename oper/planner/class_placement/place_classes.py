@@ -10,7 +10,7 @@ from oper.cost.holder_sets import HolderSets
 from oper.planner.class_placement.class_placement import ClassPlacement
 from oper.planner.class_placement.heterogeneous import place_on_heterogeneous
 from oper.planner.class_placement.homogeneous import place_on_homogeneous
-from oper.planner.class_placement.replica_choice import choose_replicas
+from oper.planner.class_placement.homogeneous_replicas import choose_replicas
 from oper.planner.lp.pricing import ENUMERABLE_RANKS
 from oper.planner.problem.problem import ClassProblem
 

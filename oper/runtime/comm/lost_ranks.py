@@ -1,40 +1,11 @@
-"""How long ranks wait for each other, and the errors that name ranks that failed, died or are late.
-
-The words of the errors are true on every rank.
-"""
+"""The errors that name ranks that failed, died, left or are late, in words that are true on every
+rank."""
 
 import contextlib
-import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from oper.base.errors import OperError
-
-SLICE_SECONDS = 0.1  # of a wait, between which other ranks and this process's signals are checked
-# What a slice of a wait may take on a busy machine, with the checks after it: a longer one is a
-# pause.
-_MAX_SLICE_SECONDS = 5.0
-
-
-class Deadline:
-    """The seconds that a wait may take. Those in which this process did not run do not count: where
-    a container or a machine was paused, so were the other ranks."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self._asked, self._waited = time.monotonic(), 0.0
-
-    def ended(self) -> bool:
-        """Whether it has passed. To be called between the slices of the wait."""
-        return self.left() <= 0
-
-    def left(self) -> float:
-        """The seconds that are left, negative once it has passed. To be called between
-        the slices of the wait."""
-        now = time.monotonic()
-        self._waited += min(now - self._asked, _MAX_SLICE_SECONDS)
-        self._asked = now
-        return self.seconds - self._waited
 
 
 class LostRankError(OperError):

@@ -12,7 +12,7 @@ from oper.cost.holder_sets import everywhere_set, per_node_sets, single_owner_se
 from oper.cost.objective import evaluate
 from oper.cost.read_charges import Charges
 from oper.cost.workload import Workload
-from oper.planner.class_placement.replica_choice import (
+from oper.planner.class_placement.homogeneous_replicas import (
     inference_levels,
     link_levels,
     time_ratio,

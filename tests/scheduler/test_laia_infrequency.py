@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from oper.scheduler.adaptive_laia import Infrequency
 from oper.scheduler.cache import Caches
 from oper.scheduler.cache_settings import Synchronisation
 from oper.scheduler.dispatch import Dispatcher, Policy
+from oper.scheduler.laia_infrequency import Infrequency
 
 WORKERS = 2
 

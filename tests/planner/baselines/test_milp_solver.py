@@ -13,7 +13,7 @@ from oper.base.errors import OperError
 from oper.cost.holder_sets import HolderSets, everywhere_set, single_owner_sets
 from oper.cost.objective import evaluate
 from oper.cost.workload import Workload
-from oper.planner.bounds import milp
+from oper.planner.baselines import milp_solver
 from oper.planner.bounds.lagrangian_bound import lower_bound
 from oper.planner.problem.problem import ClassProblem
 from oper.topology.topology import Topology
@@ -42,9 +42,9 @@ def rows_problems(draw: st.DrawFn, most_rows: int, most_ranks: int = 4) -> Class
 
 def solved(
     problem: ClassProblem, relative_gap: float = EXACT, time_limit_seconds: float = 20
-) -> milp.Reference:
+) -> milp_solver.Reference:
     """The reference with one row a partition."""
-    return milp.solve(
+    return milp_solver.solve(
         problem.classes.sums(np.eye(len(problem.classes))),
         problem.topology,
         problem.workload,
@@ -124,7 +124,9 @@ def test_ordering_homogeneous_ranks_keeps_the_even_placement(preset: str) -> Non
     classes = make_classes([100], [8], workload, 4)
     problem = make_problem(classes, topology, workload, 0.0)
     limits = (problem.capacity_bytes, 0.0)
-    reference = milp.solve(classes.sums(np.ones((1, 8))), topology, workload, *limits, 20, EXACT)
+    reference = milp_solver.solve(
+        classes.sums(np.ones((1, 8))), topology, workload, *limits, 20, EXACT
+    )
     assert reference.cost is not None
     assert reference.cost.dob.lookups == pytest.approx(1.0)
 
@@ -142,7 +144,7 @@ def _hard() -> ClassProblem:
 
 def test_a_time_limit_is_reported_with_a_valid_bound() -> None:
     problem = _hard()
-    reference = milp.solve(
+    reference = milp_solver.solve(
         problem.classes.sums(np.eye(len(problem.classes))),
         problem.topology,
         problem.workload,
@@ -167,7 +169,7 @@ def test_building_the_programme_is_a_part_of_the_time(
     problem = make_problem(classes, topology, workload, 1.0)
     limits = (problem.capacity_bytes, problem.budget_bytes)
     begun = time.monotonic()
-    reference = milp.solve(classes.sums(np.eye(200)), topology, workload, *limits, 0.5)
+    reference = milp_solver.solve(classes.sums(np.eye(200)), topology, workload, *limits, 0.5)
     assert time.monotonic() - begun < 4
     assert (reference.status, reference.holder_sets) == ("time_limit", None)
     assert reference.bound_seconds == 0
@@ -178,7 +180,7 @@ def test_capacities_that_hold_no_placement_are_infeasible() -> None:
     workload = Workload("inference", "raw", 10)
     classes = make_classes([30, 20, 10], [1, 1, 1], workload, 2)
     sums = classes.sums(np.eye(3))
-    reference = milp.solve(sums, topology, workload, np.array([102.0, 102.0]), 0.0, 5)
+    reference = milp_solver.solve(sums, topology, workload, np.array([102.0, 102.0]), 0.0, 5)
     assert reference.status == "infeasible"
     assert reference.cost is None
     assert reference.objective_seconds == np.inf

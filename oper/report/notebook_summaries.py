@@ -16,7 +16,7 @@ from oper.base.formatting import (
     format_share,
     plural,
 )
-from oper.checker.violation import Findings
+from oper.checker.findings import Findings
 from oper.plan.plan import Plan
 from oper.planner.compare import Comparison, MethodResult
 from oper.planner.replan.drift import Drift, WindowDrift

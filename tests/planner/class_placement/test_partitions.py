@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oper.cost.workload import Workload
-from oper.planner.class_placement.access_partitions import partitions
+from oper.planner.class_placement.partitions import partitions
 from tests.support.planner.instances import make_classes
 
 WORKLOAD = Workload("inference", "raw", 64)
