@@ -55,7 +55,7 @@ def test_shares_are_all_of_three_digits_up_to_the_most(most: float) -> None:
     assert all(after <= before * 1.0101 for before, after in pairwise(shares[1:]))
 
 
-@examples(30)
+@examples(15)
 @given(
     st.sampled_from(["training", "inference"]),
     st.lists(st.integers(50_000, 400_000), min_size=2, max_size=4),

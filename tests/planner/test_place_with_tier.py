@@ -44,9 +44,9 @@ def planned(seed: int) -> tuple[PlannedWithTier, Profile]:
         reject()
 
 
-@at_least(25)
+@at_least(10)
 @given(seeds)
-@examples(40)
+@examples(16)
 def test_plans_hold_what_they_promise(seed):
     made, profile = planned(seed)
     with TemporaryDirectory() as place:
@@ -119,9 +119,9 @@ def all_times(problem: Problem) -> list[np.ndarray]:
     return found
 
 
-@at_least(25)
+@at_least(12)
 @given(seeds, st.sampled_from([2, 3]), st.sampled_from([0.0, 0.7]))
-@examples(40)
+@examples(20)
 def test_no_placement_of_both_is_below_the_bound(seed, ranks, extra):
     random = np.random.default_rng(seed)
     cost = random.choice([1e-9, 2e-9, 1e-8], (ranks, ranks))
