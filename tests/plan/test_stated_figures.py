@@ -127,7 +127,9 @@ def test_every_value_of_another_kind_is_found(
                 continue
             listed = path[0] == "files"
             monkeypatch.setattr(
-                manifest, "verify_files", lambda *given, digests, of=listed: verify_files(*given, of)
+                manifest,
+                "verify_files",
+                lambda *given, digests, of=listed: verify_files(*given, of),
             )
             for value in of_other_kinds(path, value_at(content, path)):
                 write_manifest(folder, FORMAT, edited(content, path, value))
