@@ -129,7 +129,7 @@ def test_every_value_of_another_kind_is_found(
             monkeypatch.setattr(
                 manifest,
                 "verify_files",
-                lambda *given, digests, of=listed: verify_files(*given, of),
+                lambda folder, files, digests, of=listed: verify_files(folder, files, of),
             )
             for value in of_other_kinds(path, value_at(content, path)):
                 write_manifest(folder, FORMAT, edited(content, path, value))
