@@ -117,7 +117,7 @@ def test_a_replanned_plan_is_of_the_new_part(here: Path) -> None:
     fine("plan", "check", "new", "log.parquet")
 
 
-@examples(200)
+@examples(100)
 @given(
     every=st.one_of(st.sampled_from([0.1, 0.3, 1.0, 86_400.0]), st.floats(1e-3, 1e6)),
     unit=st.sampled_from(["s", "ms", "us", "ns"]),

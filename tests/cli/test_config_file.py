@@ -19,17 +19,17 @@ def as_typed(folder: Path, file: str, command: str, *typed: str) -> None:
     assert by_file == by_hand
 
 
-PLAN = ("--topology", "2x2-a100", "--mode", "inference", "--batch-size", "512")
+PLAN = ("--topology", "1x2-a100", "--mode", "inference", "--batch-size", "512")
 
 
 @pytest.mark.parametrize(
     "file",
     [
-        "topology: 2x2-a100\nmode: inference\nbatch-size: 512\n",
-        "topology: 2x2-a100\nmode: inference\nbatch_size: '512'\n",
-        "plan: {topology: 2x2-a100, mode: inference, batch-size: 512}\n",
+        "topology: 1x2-a100\nmode: inference\nbatch-size: 512\n",
+        "topology: 1x2-a100\nmode: inference\nbatch_size: '512'\n",
+        "plan: {topology: 1x2-a100, mode: inference, batch-size: 512}\n",
         # A section is for its command alone, and comes before what is for all.
-        "topology: 2x2-a100\nmode: training\n"
+        "topology: 1x2-a100\nmode: training\n"
         "plan: {mode: inference, batch-size: 512}\nprofile: {batch-size: 7}\n",
     ],
     ids=["keys", "underscores", "section", "both"],
@@ -40,7 +40,7 @@ def test_values_are_those_of_the_file(here: Path, file: str) -> None:
 
 def test_what_is_typed_comes_first(here: Path) -> None:
     file = "topology: dgx-a100\nmode: training\nbatch-size: 512\nforce: yes\n"
-    as_typed(here, file, "plan p --topology 2x2-a100 --mode inference", *PLAN)
+    as_typed(here, file, "plan p --topology 1x2-a100 --mode inference", *PLAN)
 
 
 def test_values_are_texts_as_they_are_written(here: Path) -> None:

@@ -141,16 +141,20 @@ def test_partitions_too_big_for_the_capacities_have_no_placement() -> None:
     assert result.cost is None
 
 
-@pytest.mark.parametrize("devices", [True, False])
-def test_what_is_printed_is_read_back_as_it_was(devices: bool) -> None:
-    pytest.importorskip("torchrec")
-    asked = PlanSettings() if devices else PlanSettings(extra_memory=0.05, threshold=0.3)
+@pytest.mark.parametrize(
+    ("asked", "slow"),
+    [(PlanSettings(), "torchrec"), (PlanSettings(extra_memory=0.05, threshold=0.3), "milp")],
+    ids=["devices", "shares"],
+)
+def test_what_is_printed_is_read_back_as_it_was(asked: PlanSettings, slow: str) -> None:
+    if slow == "torchrec":
+        pytest.importorskip("torchrec")
     found = compare(
         make_profile(1, rows=(900, 40, 7), bags=False),
         Topology.load("1x2-a100"),
         Workload("training", "raw", 256),
         asked,
-        (*QUICK, "torchrec", "milp"),
+        (*QUICK, slow),
         20.0,
     )
     printed = found.to_json()

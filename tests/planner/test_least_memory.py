@@ -253,7 +253,7 @@ def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-PLAN = ("plan", "p", "--topology", "2x2-a100", "--mode", "inference")
+PLAN = ("plan", "p", "--topology", "1x2-a100", "--mode", "inference")
 
 
 def test_the_curve_needs_no_folder_and_may_have_one(saved: Path) -> None:

@@ -65,9 +65,9 @@ def needs_room(profile: Profile, topology: Topology, workload: Workload) -> None
         reject()
 
 
-@at_least(60)
+@at_least(30)
 @given(profiles(), topologies(), workloads, st.sampled_from([0.0, 0.05, 0.5]))
-@examples(60)
+@examples(30)
 def test_plans_keep_limits_are_certified_and_beat_every_baseline(
     profile: Profile, topology: Topology, workload: Workload, extra_memory: float
 ) -> None:
@@ -83,9 +83,9 @@ def test_plans_keep_limits_are_certified_and_beat_every_baseline(
     assert placed == profile.rows
 
 
-@at_least(25)
+@at_least(12)
 @given(profiles(), topologies(), workloads)
-@examples(25)
+@examples(12)
 def test_plans_pass_their_check_from_disk(
     tmp_path_factory: pytest.TempPathFactory,
     profile: Profile,

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-from hypothesis import given, reject
+from hypothesis import example, given, reject
 from hypothesis import strategies as st
 
 from oper.base.errors import OperError
@@ -22,7 +22,6 @@ from oper.plan.settings import PlanSettings
 from oper.planner.bounds.certify import certify
 from oper.planner.bounds.tier_bound import Certified, WeightedBounds, certify_together
 from oper.planner.compare import compare
-from oper.planner.make_placement import InfeasibleError
 from oper.planner.make_plan import make_plan
 from oper.planner.place_with_tier import PlannedWithTier, plan_with_tier
 from oper.planner.problem.problem import Problem, make_problem
@@ -44,9 +43,10 @@ def planned(seed: int) -> tuple[PlannedWithTier, Profile]:
         reject()
 
 
-@at_least(25)
+@at_least(10)
 @given(seeds)
-@examples(40)
+@examples(16)
+@example(35)  # where the sum of both parts' bounds is none
 def test_plans_hold_what_they_promise(seed):
     made, profile = planned(seed)
     with TemporaryDirectory() as place:
@@ -119,9 +119,9 @@ def all_times(problem: Problem) -> list[np.ndarray]:
     return found
 
 
-@at_least(25)
+@at_least(12)
 @given(seeds, st.sampled_from([2, 3]), st.sampled_from([0.0, 0.7]))
-@examples(40)
+@examples(20)
 def test_no_placement_of_both_is_below_the_bound(seed, ranks, extra):
     random = np.random.default_rng(seed)
     cost = random.choice([1e-9, 2e-9, 1e-8], (ranks, ranks))
@@ -299,8 +299,8 @@ def test_hosts_that_are_too_small_say_by_how_much():
         rf"tier: host_memory of .*take {bytes_needed:,} bytes .* {bytes_needed - 5440:,} too few"
     )
     with pytest.raises(OperError, match=message):
-        place(small(), topology, tier=["table_0", "table_1"])
+        place(small(), topology, tier=["table_0", "table_1"], extra_memory=0.0)
     with pytest.raises(OperError, match=r"tier: host_memory .*fits on no rank"):
         place(small(), replace(topology, host_memory_bytes=(10,) * 8), tier="all")
     # Tables on devices are none of the hosts' business.
-    assert not isinstance(place(small(), topology, tier=["table_1"]), InfeasibleError)
+    assert place(small(), topology, tier=["table_1"], extra_memory=0.0).plan.tier == (1,)

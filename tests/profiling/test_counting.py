@@ -179,7 +179,7 @@ def test_equal_windows_cover_the_log(
     )
 
 
-@examples(30)
+@examples(15)
 @given(
     samples=st.integers(20, 300),
     windows=st.integers(1, 5),

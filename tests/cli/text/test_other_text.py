@@ -34,7 +34,7 @@ COUNTS = [field.name for field in fields(SimulatedRun)][3:-1]
         "topology show 2x4-a100",
         "topology show cpu:3",
         "topology show measured.yaml",
-        "plan p --topology 2x2-a100 --mode inference --curve",
+        "plan p --topology 1x2-a100 --mode inference --curve",
         "synth criteo-kaggle --scale 0.0001 --samples 50 -o new.parquet",
     ],
 )

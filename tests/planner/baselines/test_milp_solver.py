@@ -98,8 +98,8 @@ def test_the_optimum_is_the_least_of_all_placements(problem: ClassProblem) -> No
         assert reference.bound_seconds <= least * (1 + 1e-6) + 1e-25
 
 
-@at_least(30)
-@examples(40)
+@at_least(15)
+@examples(20)
 @given(rows_problems(most_rows=10), st.data())
 def test_bound_below_optimum_below_placements(problem: ClassProblem, data: st.DataObject) -> None:
     sets, size = choices(problem), len(problem.classes)

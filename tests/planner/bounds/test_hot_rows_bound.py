@@ -64,8 +64,8 @@ def best_placement(problem: ClassProblem) -> milp_solver.Reference:
 
 
 @pytest.mark.parametrize(("mode", "extra_memory"), [("inference", 0.0), ("training", 0.4)])
-@at_least(30)
-@examples(30)
+@at_least(15)
+@examples(15)
 @given(st.data())
 def test_hot_rows_bound_is_between_lower_bound_and_optimum(
     mode: str, extra_memory: float, data: st.DataObject
@@ -82,8 +82,8 @@ def test_hot_rows_bound_is_between_lower_bound_and_optimum(
 
 
 @pytest.mark.parametrize(("mode", "extra_memory"), [("inference", 0.0), ("training", 0.4)])
-@at_least(20)
-@examples(20)
+@at_least(12)
+@examples(12)
 @given(data=st.data())
 def test_a_bucketed_tail_keeps_the_bound_valid(
     mode: str, extra_memory: float, data: st.DataObject

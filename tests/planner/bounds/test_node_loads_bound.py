@@ -175,7 +175,7 @@ def test_many_ranks_are_bounded_without_the_programme(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("mode", ["training", "inference"])
 def test_the_note_says_what_the_bound_knows(mode: str) -> None:
     """Of nodes only where `node_loads_bound` was made: not on ranks of different costs."""
-    shared = hosts(16, 8, 8.0)
+    shared = hosts(16, 4, 8.0)
     links = shared.link_cost.copy()
     links[0, 1:] *= 1.001
     for topology, known in [

@@ -46,9 +46,9 @@ def plan_and_newer(moved, mode="inference", seed=0, balance="time"):
     return plan, make_profile(tables, counts)
 
 
-@at_least(15)
+@at_least(8)
 @given(seeds)
-@examples(15)
+@examples(8)
 def test_costs_are_those_of_single_rows_and_tables_add_up(seed):
     plan, (_, profile) = planned(seed)
     found = drift(plan, profile, 0.05)

@@ -131,7 +131,7 @@ cases = st.builds(
 )
 
 
-@examples(60)
+@examples(40)
 @given(cases, st.sampled_from(METHODS))
 def test_sums_of_one_node(ranks, case, method):
     assert_sums(ranks, case, method, ONE_NODE[case.ranks])

@@ -248,12 +248,20 @@ def test_only_the_tiers_tables_are_cached_where_there_is_one() -> None:
     assert local._rows.features == [("f0", 0), ("f1", 0), ("g", 1)]
 
 
+# Imports for two: each rank is forked before there is a thread, and ends as an interpreter does.
 _SCRIPT = """
-import sys, torch.distributed as dist
+import os, sys, torch.distributed as dist
 import oper
 from tests.support.scheduler import loader_cases as cases
-rank = int(sys.argv[1])
-dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
+started = []
+for rank in range(2):
+    started.append(os.fork())
+    if not started[-1]:
+        break
+else:
+    print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in started])
+    sys.exit()
+dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=rank, world_size=2)
 loader = cases.make(rank, dist.group.WORLD, cases.own_batches(rank, 2, 30), policy="locality")
 for seen, _ in enumerate(loader):
     if seen == 2:
@@ -264,17 +272,15 @@ next(kept)
 
 
 def test_a_script_that_ends_in_the_middle_ends_at_once_and_says_nothing(tmp_path: Path) -> None:
-    arguments = [sys.executable, "-W", "ignore", "-c", _SCRIPT]
-    started = [
-        subprocess.Popen(
-            [*arguments, str(rank), str(tmp_path / "store")], stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(2)
-    ]
-    for process in started:
-        _, said = process.communicate(timeout=60)
-        assert process.returncode == 0
-        assert not [line for line in said.splitlines() if "is_fx_tracing" not in line]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _SCRIPT, str(tmp_path / "store")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == "[0, 0]\n"
+    assert not [line for line in done.stderr.splitlines() if "is_fx_tracing" not in line]
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def counted_and_real(ranks: Worlds, case: Steps, cache: CacheSettings):
     return (counted["wrong_reads"], counted["lag"]), lacking(case, reads)
 
 
-@examples(60)
+@examples(25)
 @given(
     cases,
     st.sampled_from(["25%", "50%", "100%"]),
@@ -53,7 +53,7 @@ def test_wrong_reads_are_those_of_training(ranks, case, size, sync, evict):
     assert counted[1] == real[1] or case.late
 
 
-@examples(40)
+@examples(20)
 @given(
     cases,
     st.sampled_from(["25%", "100%"]),
