@@ -19,7 +19,7 @@ help:
 	@echo "make demo      set-up, a log, its profile, plans, how they compare, a DLRM trained on 2 ranks"
 	@echo "make test      set-up, then the tests of what the code does"
 	@echo "make check     set-up, a CUDA compiler and Chromium, then linters, device code, pages, notebook, fuzzing"
-	@echo "make test-all  both and the slow tests, with four times the examples"
+	@echo "make test-all  both and the slow tests, with eight times the examples"
 	@echo "make lint      ruff, mypy, clang-format and cppcheck alone"
 	@echo "make bench     the measurements of benchmarks/README.md"
 	@echo "make fuzz      damaged files through every reader, wild arguments through every operator"

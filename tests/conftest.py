@@ -27,7 +27,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 # The same examples in every run, as a test that fails should fail for the next reader too. Tests
 # say their own numbers of examples by `examples`, so that a profile acts on all of them:
 # pytest --hypothesis-profile thorough.
-for name, times in (("quick", 1), ("thorough", 4)):
+for name, times in (("quick", 1), ("thorough", 8)):
     hypothesis.settings.register_profile(
         name, derandomize=True, deadline=None, max_examples=times * QUICK_EXAMPLES
     )
