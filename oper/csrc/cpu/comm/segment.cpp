@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <ATen/ops/from_blob.h>
+#include <c10/core/Allocator.h>
 #include <torch/library.h>
 
 #include <cerrno>
@@ -65,9 +66,13 @@ bool huge_pages(const at::Tensor& memory) {
 }
 
 // Whether this process may write to memory, which begins at a page: a write to what it may not
-// write to ends the process (SIGSEGV). The memory's other maps are as they were.
+// write to ends the process (SIGSEGV). The memory's other maps are as they were. What torch
+// allocated is refused, as others' memory lies on the same pages.
 void protect(const at::Tensor& memory, bool writable) {
   check_contiguous(memory, "memory");
+  TORCH_CHECK_VALUE(memory.storage().data_ptr().get_deleter() !=
+                        c10::GetAllocator(c10::DeviceType::CPU)->raw_deleter(),
+                    "memory: must be a segment's, and torch allocated it");
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   TORCH_CHECK_VALUE(
       memory.nbytes() > 0 && reinterpret_cast<uintptr_t>(memory.data_ptr()) % page == 0,
