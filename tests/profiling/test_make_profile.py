@@ -170,7 +170,9 @@ def test_other_ranks_return_nothing(log: str, tmp_path: Path) -> None:
         "parts, columns = ['part0.parquet', 'part1.parquet'], 'basket'\n"
         "options = dict(columns=columns, under_torchrun=True, deadline=60)\n"
         "found = oper.profile(parts, output='both', **options)\n"
-        "print(json.dumps([int(os.environ['RANK']), found and found.digest]))\n"
+        "said = json.dumps([int(os.environ['RANK']), found and found.digest])\n"
+        # In one piece, where print may write the end of the line after another rank's line.
+        "os.write(1, f'{said}\\n'.encode())\n"
     )
     done = subprocess.run(
         [
