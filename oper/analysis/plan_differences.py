@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from oper.base.display import Summarised
 from oper.base.errors import OperError
 from oper.cost.objective import Balance
+from oper.cost.workload import Workload
 from oper.plan.plan import Plan, plan_given
 from oper.plan.plan_file import to_json
 from oper.plan.row_locator import RowLocator
@@ -23,6 +24,7 @@ class ComparedPlan:
     hosts' memory."""
 
     ranks: int
+    workload: Workload
     asked: PlanSettings
     limits: Limits | None
     tier: list[str]
@@ -55,6 +57,11 @@ class PlanDifferences(Summarised):
     new: ComparedPlan
     rows: int
     tables: list[TableDifference] | None
+
+    @property
+    def same_work(self) -> bool:
+        """Whether both are for the same mode, fetches and batch: else times do not compare."""
+        return self.old.workload == self.new.workload
 
     @property
     def rows_changed(self) -> int | None:
@@ -128,6 +135,7 @@ def _compared(plan: Plan) -> ComparedPlan:
     """The figures that are compared."""
     return ComparedPlan(
         ranks=plan.ranks,
+        workload=plan.workload,
         asked=plan.asked,
         limits=plan.limits,
         tier=plan.tier_names,

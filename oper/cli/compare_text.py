@@ -22,10 +22,6 @@ if TYPE_CHECKING:
     from oper.planner.baselines.baseline import TorchRecNotes
     from oper.planner.compare import Comparison, MethodResult
 
-FETCHES = {
-    "raw": "every access reads its row (raw fetches)",
-    "distinct": "each rank reads a row once (distinct fetches)",
-}
 # Of a rank's capacity: a factor above it that is not shown as 1.00.
 _SHOWN_OVER = 1.005
 
@@ -56,13 +52,15 @@ def print_runs(runs: "Sequence[Comparison]", profile: str, verbose: bool) -> Non
 
 def _compared(runs: "Sequence[Comparison]", profile: str) -> str:
     """What was compared, in a sentence."""
+    from oper.analysis.wording import FETCHES
+
     run = runs[0]
     limits = _limits(run, False) if len(runs) == 1 else "the limits below"
     return (
         f"{plural(len(run.methods), 'method')} compared on {profile}: {run.workload.mode} on "
         f"{plural(run.ranks, 'rank')} ({run.topology}), "
         f"{plural(run.workload.batch_size, 'sample')} an iteration, "
-        f"{FETCHES[str(run.workload.fetch)]}, {limits}"
+        f"{FETCHES[run.workload.known_fetch]}, {limits}"
     )
 
 
@@ -81,19 +79,28 @@ def _limits(run: "Comparison", with_threshold: bool) -> str:
 def methods_table(run: "Comparison") -> Any:
     """How good each method is: the first thing to look at."""
     reference, against = _reference(run)
+    later = [] if run.held_out is None else ["held out"]
     table = new_table(
-        "method", "iteration", against, "fits its memory", "fullest rank", "planning", left=1
+        "method",
+        "iteration",
+        against,
+        *later,
+        "fits its memory",
+        "fullest rank",
+        "planning",
+        left=1,
     )
     for name, result in run.methods.items():
         planning = format_duration(result.total_seconds)
         if result.cost is None:
-            table.add_row(name, "-", "-", _fits(result), "-", planning)
+            table.add_row(name, "-", "-", *("-" for _ in later), _fits(result), "-", planning)
             continue
-        seconds = result.cost.objective_seconds
+        seconds, unseen = result.cost.objective_seconds, result.held_out_seconds
         table.add_row(
             name,
             format_duration(seconds),
             _times(seconds, reference),
+            *("-" if unseen is None else format_duration(unseen) for _ in later),
             _fits(result),
             format_bytes(int(result.cost.memory_bytes.max())),
             planning + (" (limit)" if _stopped(result) else ""),
@@ -159,7 +166,28 @@ def verdict(run: "Comparison") -> list[str]:
             f"Certified: oper's plan takes {at_most(oper.certified_gap)} longer than the best "
             "possible within these limits"
         )
-    return lines
+    return [*lines, held_out_verdict(run)]
+
+
+def held_out_verdict(run: "Comparison") -> str:
+    """Which method is the best on data that none has seen, or that this was not measured."""
+    from oper.analysis.wording import HELD_OUT_DATA, NOT_MEASURED
+
+    if run.held_out is None:
+        return f"{NOT_MEASURED[:1].upper()}{NOT_MEASURED[1:]}: `oper profile --hold-out 20%` would"
+    found = sorted(
+        (seconds, name)
+        for name in run.fitting
+        if (seconds := run.methods[name].held_out_seconds) is not None
+    )
+    said = f"On {HELD_OUT_DATA[run.held_out.source]} ({plural(run.held_out.samples, 'sample')})"
+    if not found:
+        return f"{said}: no method that fits could be priced"
+    (seconds, best), *others = found
+    said += f" {best} is the fastest, {format_duration(seconds)}"
+    if others and seconds:
+        said += f"; {others[0][1]} takes {format_share(others[0][0] / seconds - 1)} longer"
+    return f"{said}. held out: -, where a method does not place ranges of rows"
 
 
 def remarks(methods: "Mapping[str, MethodResult]", verbose: bool) -> list[str]:

@@ -44,25 +44,31 @@ def print_drift(drift: "Drift", plan: str, profile: str) -> None:
 def verdict_sentences(drift: "Drift", plan: str, profile: str) -> list[str]:
     """Whether to replan, why, and which tables are to blame."""
     seconds = drift.objective_seconds
-    longer = format_share(drift.worse)
+    longer = format_share(drift.judged_worse)
     tolerated = format_percent(drift.threshold)
     what = "an iteration takes"
     if abs((1 + drift.worse) * seconds.fresh - seconds.now) > _NO_LOSS * seconds.now:
         what = "the busiest link is in use"  # by --balance link the plan keeps that short
-    under = f"under {profile} {what}"
+    data, fresh = _judged_on(drift, profile)
+    under = f"{data} {what}"
     if drift.verdict == "replan":
         first = (
-            f"Replan: {under} {longer} longer than with a plan made from scratch, more than the "
+            f"Replan: {under} {longer} longer than with {fresh}, more than the "
             f"{tolerated} that --worse tolerates. Run: oper replan {plan} {profile} -o NEW"
         )
-    elif drift.worse < _NO_LOSS:
-        first = f"Keep {plan}: {under} no longer than with a plan made from scratch"
+    elif drift.judged_worse < _NO_LOSS:
+        first = f"Keep {plan}: {under} no longer than with {fresh}"
     else:
         first = (
-            f"Keep {plan}: {under} {longer} longer than with a plan made from scratch, "
+            f"Keep {plan}: {under} {longer} longer than with {fresh}, "
             f"and --worse tolerates {tolerated}"
         )
     sentences = [first]
+    if drift.unseen is None:
+        sentences.append(
+            "That plan from scratch is judged on the data it was made from, on which it is at its "
+            "best; what replanning gains on data it has not seen is not measured"
+        )
     losing = _losing(drift)
     lost = sum(table.worse_seconds for table in losing)
     if losing:
@@ -76,9 +82,23 @@ def verdict_sentences(drift: "Drift", plan: str, profile: str) -> list[str]:
         sentences.append(uneven)
     sentences.append(
         f"Predicted iteration: {format_duration(seconds.then)} when the plan was made, "
-        f"{format_duration(seconds.now)} now, {format_duration(seconds.fresh)} from scratch"
+        f"{format_duration(seconds.now)} now, {format_duration(seconds.fresh)} from scratch for "
+        "these very data"
     )
     return sentences
+
+
+def _judged_on(drift: "Drift", profile: str) -> tuple[str, str]:
+    """The data that the verdict is of, and the plan from scratch that it compares with."""
+    from oper.analysis.wording import HELD_OUT_DATA
+    from oper.plan.reference_figures import HeldOutSource
+
+    unseen = drift.unseen
+    if unseen is None:
+        return f"under {profile}", "a plan made from scratch"
+    if unseen.source == HeldOutSource.THIS_WINDOW:
+        return f"under {profile}", "a plan made from scratch for the window before"
+    return f"on {HELD_OUT_DATA[unseen.source]}", f"a plan made from scratch for {profile}"
 
 
 def _unevenness(drift: "Drift", lost: float) -> str | None:
@@ -156,22 +176,36 @@ def print_windows(drift: "WindowDrift", plan: str, profile: str) -> None:
     out.print(windows_verdict(drift, plan, profile))
     out.print()
     table = new_table(
-        "window", "samples", "iterations", "iteration", "from scratch", "longer", "lost", "verdict"
+        "window",
+        "samples",
+        "iterations",
+        "iteration",
+        "from scratch",
+        "longer",
+        "lost",
+        "verdict",
     )
     for number, window in enumerate(drift.windows):
-        seconds = window.drift.objective_seconds
         table.add_row(
             f"@{number}",
             f"{window.samples:,}",
             format_digits(window.iterations, 4),
-            format_duration(seconds.now),
-            format_duration(seconds.fresh),
-            format_share(window.drift.worse),
+            format_duration(window.now_seconds),
+            format_duration(window.fresh_seconds) + ("" if window.drift.unseen else " *"),
+            format_share(window.drift.judged_worse),
             format_duration(window.cost_seconds),
             window.drift.verdict,
         )
     out.print(table)
-    out.print("lost: by all iterations of a window, against a plan made from scratch for it")
+    out.print(
+        "lost: by all iterations of a window, against a plan made from scratch for the window "
+        "before it"
+    )
+    if any(window.drift.unseen is None for window in drift.windows):
+        out.print(
+            "*: for the window itself, as none is before it, or the plan was made from it; such a "
+            "plan is at its best there"
+        )
 
 
 def windows_verdict(drift: "WindowDrift", plan: str, profile: str) -> str:
@@ -181,9 +215,9 @@ def windows_verdict(drift: "WindowDrift", plan: str, profile: str) -> str:
     over = [f"@{n}" for n, window in enumerate(windows) if window.verdict == "replan"]
     cost = (
         f"Not re-planning costs {format_duration(drift.cost_seconds)} in all, "
-        f"{format_share(drift.cost_share)} of the time with a plan made for each window"
+        f"{format_share(drift.cost_share)} of the time with a plan made after each window"
     )
-    worst = format_share(max(window.worse for window in windows))
+    worst = format_share(max(window.judged_worse for window in windows))
     if over:
         some = ", ".join(over[:_MOST_TABLES]) + (" and others" if len(over) > _MOST_TABLES else "")
         return (

@@ -66,33 +66,68 @@ def _print(made: "Replanned", old: str, new: str, profile: str) -> None:
     out = new_console()
     out.print(replan_sentence(made, old, new, profile))
     out.print()
-    table = new_table("plan", "iteration", "rows moved", "bytes moved", "time to move")
-    table.add_row("as it was", format_duration(made.old_seconds), "0", "0 B", "-")
-    for label, seconds, moved, moving_seconds in (
-        ("replanned", made.new_seconds, made.migration, made.migration_seconds),
-        ("from scratch", made.fresh_seconds, made.fresh_migration, made.fresh_migration_seconds),
+    unseen = made.held_out
+    later = [] if unseen is None else ["held out"]
+    table = new_table("plan", "iteration", *later, "rows moved", "bytes moved", "time to move")
+    of_later = (
+        [[]] * 3
+        if unseen is None
+        else [[s] for s in (unseen.old_seconds, unseen.new_seconds, unseen.fresh_seconds)]
+    )
+    held_out = [[format_duration(seconds) for seconds in each] for each in of_later]
+    table.add_row("as it was", format_duration(made.old_seconds), *held_out[0], "0", "0 B", "-")
+    for label, seconds, on_later, moved, moving_seconds in (
+        ("replanned", made.new_seconds, held_out[1], made.migration, made.migration_seconds),
+        (
+            "from scratch",
+            made.fresh_seconds,
+            held_out[2],
+            made.fresh_migration,
+            made.fresh_migration_seconds,
+        ),
     ):
         table.add_row(
             label,
             format_duration(seconds),
+            *on_later,
             f"{moved.rows:,}",
             format_bytes(moved.link_bytes),
             format_duration(moving_seconds),
         )
     out.print(table)
     changed = made.moves.changed_rows
+    if changed and made.gain_share is not None and made.bytes_share is not None:
+        out.print(
+            f"{format_share(made.gain_share, 1)} of the gain of a plan made from scratch, for "
+            f"{format_share(made.bytes_share)} of its bytes, on the data that both were made from"
+        )
+    out.print(held_out_text(made))
     if not changed:
         return
-    if made.gain_share is not None and made.bytes_share is not None:
-        out.print(
-            f"{format_share(made.gain_share, 1)} of the gain of a plan made from scratch, "
-            f"for {format_share(made.bytes_share)} of its bytes"
-        )
     out.print(
         f"{plural(changed, 'row')} in moves.npy have other holders or slots; "
         f"{format_bytes(made.migration.local_bytes)} of them only change slots on their rank"
     )
     _print_links(out, made.migration.bytes_by_link.tolist())
+
+
+def held_out_text(made: "Replanned") -> str:
+    """How much of the gain is left on data that the plans were not made from."""
+    from oper.analysis.wording import HELD_OUT_DATA, NOT_MEASURED
+
+    found = made.held_out
+    if found is None:
+        return f"{NOT_MEASURED[:1].upper()}{NOT_MEASURED[1:]}, where a plan gains less"
+    said = f"On {HELD_OUT_DATA[found.source]} ({plural(found.samples, 'sample')})"
+    gain, promised = found.old_seconds - found.new_seconds, made.old_seconds - made.new_seconds
+    if gain <= 0:
+        return f"{said} the new plan gains nothing over the old one"
+    if promised <= 0:
+        return f"{said} it gains {format_duration(gain)} an iteration"
+    return (
+        f"{said} the new plan gains {format_duration(gain)} an iteration, "
+        f"{format_share(gain / promised, 0)} of what it gains on those it was made from"
+    )
 
 
 def replan_sentence(made: "Replanned", old: str, new: str, profile: str) -> str:

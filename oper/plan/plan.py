@@ -30,6 +30,7 @@ from oper.plan.certificate import Certificate
 from oper.plan.layout import Layout, RankMap, rank_map
 from oper.plan.memories import HOST, Memory, PlanningRecord
 from oper.plan.plan_file import LogPart, RowKinds, Stated, from_json, to_json
+from oper.plan.reference_figures import HeldOut, SimplePlan
 from oper.plan.row_codes import marks_of, rows_of_tables
 from oper.plan.settings import Limits, PlanSettings
 from oper.plan.validate import validate, validate_rank_map
@@ -39,7 +40,7 @@ from oper.topology.topology import Topology
 
 MARKER = "plan.json"
 SCHEMA = "oper.plan"
-VERSION = 3
+VERSION = 4
 FORMAT = Format(MARKER, SCHEMA, VERSION, "plan again with this oper", "oper-plan")
 
 _LAYOUT_FILE = "layout.safetensors"
@@ -98,8 +99,10 @@ class Plan(Summarised):
     keeps (None of a plan that was put together by hand). whole_certificate: of several memories
     together. partition_floor: [P] fewest accesses of a row in each partition of listed rows of the
     main memory, descending. distinct_ratio: [T, 2] measured over expected distinct rows of a rank
-    and of all; None: not measured. log_part: of the log that was profiled. seconds: spent on each
-    step of planning; none of a plan from a folder. companions: each writes what belongs into the
+    and of all; None: not measured. log_part: of the log that was profiled. held_out: what it
+    costs on data that it was not made from, where some were kept for that. simple_plans: what whole
+    tables and equal slices would cost. seconds: spent on each step of planning; none of a plan from
+    a folder. companions: each writes what belongs into the
     plan's folder beside it, such as vocabularies and moves.
     """
 
@@ -117,6 +120,8 @@ class Plan(Summarised):
     partition_floor: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     distinct_ratio: NDArray[np.float64] | None = None
     log_part: dict[str, Any] = field(default_factory=dict)
+    held_out: HeldOut | None = None
+    simple_plans: tuple[SimplePlan, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict, compare=False)
     companions: tuple[Callable[[Path], None], ...] = field(default=(), compare=False, repr=False)
 
@@ -221,6 +226,8 @@ class Plan(Summarised):
             "feasible": self.feasible,
             "status": "ok" if self.feasible else "infeasible",
             **certificate,
+            "held_out": to_json(self.held_out),
+            "simple_plans": to_json(self.simple_plans),
             **record,
             "tier": self.tier_names,
             "memories": [{"name": memory.name, **to_json(memory.cost)} for memory in self.memories]
@@ -299,6 +306,8 @@ class Plan(Summarised):
             if ratio is None
             else [(own, of_all) for own, of_all in ratio.tolist()],
             certificate=self.whole_certificate,
+            held_out=self.held_out,
+            simple_plans=self.simple_plans,
             memories=self.memories,
             rows=RowKinds(rows, listed, rows - listed, listed - len(layout.codes)),
             arena_slots=layout.slots.tolist(),
@@ -409,6 +418,8 @@ def _from_json(folder: Path, content: dict[str, Any]) -> Plan:
         asked=stated.asked,
         limits=stated.limits,
         whole_certificate=stated.certificate,
+        held_out=stated.held_out,
+        simple_plans=stated.simple_plans,
         partition_floor=partition_floor,
         distinct_ratio=None if ratio is None else np.array(ratio, dtype=np.float64),
         log_part=dict(stated.log_part),

@@ -19,6 +19,7 @@ from oper.base.errors import OperError
 from oper.cost.workload import Workload
 from oper.plan.certificate import Certificate
 from oper.plan.memories import Memory
+from oper.plan.reference_figures import HeldOut, SimplePlan
 from oper.plan.settings import Limits, PlanSettings
 
 _T = TypeVar("_T")
@@ -100,6 +101,8 @@ class Stated:
     limits: Limits | None
     distinct_ratio: list[tuple[float, float]] | None
     certificate: Certificate | None
+    held_out: HeldOut | None
+    simple_plans: tuple[SimplePlan, ...]
     memories: tuple[Memory, ...]
     rows: RowKinds
     arena_slots: list[list[int]]

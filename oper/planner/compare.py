@@ -4,7 +4,8 @@ In: `Profile`, `Topology`, `Workload`, `PlanSettings`, names of methods. Out: `C
 figures are those of the paper's Figure 10 and Tables 2 and 3, for any profile: memory, lookups and
 link bytes of every rank, how even they are, the predicted iteration, the time to plan, and the
 certified gap. Placements are compared and nothing is written: `seconds` has no layout and no disk
-in it. The bound holds for plans within the capacities and the extra memory, so only those have a
+in it. Where the profile knows what came after its data, the placements are priced on that as well.
+The bound holds for plans within the capacities and the extra memory, so only those have a
 certificate. Where no memory is asked for these are what the devices hold, of which OPER's plan uses
 the least that is nearly as good (least_memory.py).
 """
@@ -27,7 +28,9 @@ from oper.cost.workload import Workload
 from oper.plan.certificate import Certificate
 from oper.plan.memories import PlanningRecord
 from oper.plan.plan_file import to_json, typed
+from oper.plan.reference_figures import HeldOutSource
 from oper.plan.settings import Limits, PlanSettings
+from oper.planner.assemble_plan import assemble
 from oper.planner.baselines.baseline import (
     Baseline,
     NoPlacementError,
@@ -36,13 +39,16 @@ from oper.planner.baselines.baseline import (
     SolverNotes,
     Status,
     TorchRecNotes,
+    piece_cells,
     price_baseline,
+    single_owner_baseline,
 )
 from oper.planner.baselines.registry import BASELINES, installed_baselines, make_baseline
 from oper.planner.bounds.certify import certify
 from oper.planner.device_limits import DeviceLimits
 from oper.planner.least_memory import by_devices, place_in_memory
 from oper.planner.make_placement import InfeasibleError, Planned, within_limits
+from oper.planner.price_plan import costs_under
 from oper.planner.problem.problem import Problem, make_problem
 from oper.profiling.profile import Profile, profile_given
 from oper.topology.topology import Topology
@@ -61,8 +67,10 @@ class MethodResult:
 
     threshold: of its partitions, as far as it has any. seconds: spent on each step of planning, and
     in "total". cost: None where it has no placement, and `reason` says why. certificate: None
-    unless the placement keeps the limits, for which alone the bound holds. record: how OPER's own
-    plan was made. notes: what else there is to say of some baselines.
+    unless the placement keeps the limits, for which alone the bound holds. held_out_seconds: its
+    objective on the data that follow the profile's; None where there are none, and of baselines
+    that do not place ranges of rows. record: how OPER's own plan was made. notes: what else there
+    is to say of some baselines.
     """
 
     status: Status
@@ -70,6 +78,7 @@ class MethodResult:
     seconds: dict[str, float]
     cost: Cost | None = None
     certificate: Certificate | None = None
+    held_out_seconds: float | None = None
     record: PlanningRecord | None = None
     notes: Notes | None = None
     reason: str | None = None
@@ -111,6 +120,7 @@ class _Outcome:
     seconds: dict[str, float]
     objective_seconds: float | None
     certified_gap: float | None
+    held_out_seconds: float | None
     reason: str | None = None
 
 
@@ -123,6 +133,17 @@ class _MadeWith:
     ranks: int
     limits: Limits
     capacity_bytes: WholePerRank
+    held_out: "HeldOutData | None"
+
+
+@dataclass(frozen=True)
+class HeldOutData:
+    """The data that no method has seen, and a lower bound on the objective of every plan for them
+    in seconds."""
+
+    source: HeldOutSource
+    samples: int
+    lower_bound_seconds: float
 
 
 @dataclass(frozen=True, repr=False)
@@ -130,8 +151,8 @@ class Comparison(Summarised):
     """What each method comes to on one profile under the same limits.
 
     profile: its digest. rows: of all tables. asked: what was asked of the plans, and `limits` what
-    follows. lower_bound_seconds: no placement within the limits takes less. methods: in the order
-    asked for, by name.
+    follows. lower_bound_seconds: no placement within the limits takes less. held_out: the data that
+    follow the profile's; None where there are none. methods: in the order asked for, by name.
     """
 
     profile: str
@@ -143,6 +164,7 @@ class Comparison(Summarised):
     limits: Limits
     capacity_bytes: WholePerRank
     lower_bound_seconds: float
+    held_out: HeldOutData | None
     methods: dict[str, MethodResult]
 
     def __repr__(self) -> str:
@@ -176,6 +198,7 @@ class Comparison(Summarised):
                 **to_json(self.asked),
                 "limits": to_json(self.limits),
                 "capacity_bytes": self.capacity_bytes.tolist(),
+                "held_out": to_json(self.held_out),
             },
             "lower_bound_seconds": self.lower_bound_seconds,
             "methods": {
@@ -220,6 +243,7 @@ def _result_to_json(result: MethodResult) -> dict[str, Any]:
     content: dict[str, Any] = {
         "objective_seconds": None,
         "certified_gap": None,
+        "held_out_seconds": result.held_out_seconds,
         "feasible": False,
         "threshold": result.threshold,
     }
@@ -245,6 +269,7 @@ def _result_of(name: str, content: Mapping[str, Any], ranks: int) -> MethodResul
         seconds=outcome.seconds,
         cost=typed(content, Cost, ranks) if placed else None,
         certificate=(None if outcome.certified_gap is None else typed(content, Certificate, ranks)),
+        held_out_seconds=outcome.held_out_seconds,
         record=typed(content, PlanningRecord, ranks) if placed and name == "oper" else None,
         notes=None if noted is None else typed(content["notes"], noted, ranks),
         reason=outcome.reason,
@@ -295,6 +320,8 @@ def compare(
         limits = DeviceLimits.of(problem)
         problem = limits.within(limits.most_extra)
     classes_seconds = time.perf_counter() - began
+    later = profile.following
+    unseen = None if later is None else _under(problem, later)
     results: dict[str, MethodResult] = {}
     certificate: Certificate | None = None
     if "oper" in chosen:
@@ -311,7 +338,7 @@ def compare(
             certificate = planned.certificate
             if devices:  # all methods are compared with the least time that the devices allow
                 certificate = certify(problem, planned.cost.objective_seconds)
-            results["oper"] = _result_of_oper(planned, certificate)
+            results["oper"] = _result_of_oper(planned, certificate, later)
         report("oper")
     certificate = certificate or certify(problem, 0.0)
     for method in chosen:
@@ -326,7 +353,7 @@ def compare(
         else:
             seconds = {"classes": classes_seconds, "method": time.perf_counter() - began}
             seconds["total"] = sum(seconds.values())
-            results[method] = baseline_result(problem, certificate, baseline, seconds)
+            results[method] = baseline_result(problem, certificate, baseline, seconds, unseen)
         report(method)
     return Comparison(
         profile=profile.digest,
@@ -338,11 +365,29 @@ def compare(
         limits=problem.limits,
         capacity_bytes=problem.capacity_bytes.astype(np.int64),
         lower_bound_seconds=certificate.lower_bound_seconds,
+        held_out=None if unseen is None else _held_out(profile, unseen),
         methods={method: results[method] for method in chosen},
     )
 
 
-def _result_of_oper(planned: Planned, certificate: Certificate) -> MethodResult:
+def _under(problem: Problem, profile: Profile) -> Problem:
+    """The problem under other counts, within its limits."""
+    return make_problem(profile, problem.topology, problem.workload, problem.asked, problem.limits)
+
+
+def _held_out(profile: Profile, unseen: Problem) -> HeldOutData:
+    source = HeldOutSource.LAST_PART if profile.holds_out else HeldOutSource.NEXT_WINDOW
+    bound = certify(unseen, 0.0).lower_bound_seconds
+    return HeldOutData(source, unseen.profile.samples, bound)
+
+
+def _result_of_oper(
+    planned: Planned, certificate: Certificate, later: Profile | None
+) -> MethodResult:
+    held_out = None
+    if later is not None:
+        (on_later,) = costs_under([assemble(planned)], [_under(planned.problem, later)])
+        held_out = on_later.objective_seconds
     cost = replace(planned.cost, mailbox_bytes=round(planned.problem.mailbox_bytes))
     return MethodResult(
         status=Status.OK if cost.feasible else Status.INFEASIBLE,
@@ -350,14 +395,25 @@ def _result_of_oper(planned: Planned, certificate: Certificate) -> MethodResult:
         seconds=planned.seconds,
         cost=cost,
         certificate=certificate,
+        held_out_seconds=held_out,
         record=planned.record,
     )
 
 
 def baseline_result(
-    problem: Problem, certificate: Certificate, baseline: Baseline, seconds: dict[str, float]
+    problem: Problem,
+    certificate: Certificate,
+    baseline: Baseline,
+    seconds: dict[str, float],
+    unseen: Problem | None = None,
 ) -> MethodResult:
-    """What a baseline's placement comes to, priced and certified as OPER's own."""
+    """What a baseline's placement comes to, priced and certified as OPER's own, and priced in the
+    problem of later data too."""
+    held_out = None
+    if unseen is not None and baseline.pieces is not None:
+        pieces = baseline.pieces
+        moved = single_owner_baseline(baseline.name, unseen, piece_cells(unseen, pieces), pieces)
+        held_out = price_baseline(unseen, moved).objective_seconds
     cost = price_baseline(problem, baseline)
     threshold = problem.asked.threshold
     if isinstance(baseline.notes, PaperNotes):
@@ -369,6 +425,7 @@ def baseline_result(
         seconds=seconds,
         cost=replace(cost, mailbox_bytes=round(problem.mailbox_bytes)),
         certificate=certificate.of(cost.objective_seconds) if bounded else None,
+        held_out_seconds=held_out,
         notes=baseline.notes,
     )
 

@@ -21,6 +21,7 @@ from oper.planner.least_memory import place_in_memory
 from oper.planner.make_placement import Planned
 from oper.planner.place_with_tier import plan_with_tier
 from oper.planner.problem.problem import Problem
+from oper.planner.reference_figures import with_reference_figures
 from oper.profiling.profile import Profile
 from oper.topology.topology import Topology
 
@@ -72,9 +73,13 @@ def plan_and_placement(
         main = place_in_memory(profile, topology, workload, asked, report)
         report("layout")
         plan = assemble(main)
-    placed = sum(plan.seconds.values())
+    seconds = {**plan.seconds}
+    seconds["layout"] = time.perf_counter() - began - sum(seconds.values())
+    report("other plans")
+    plan = with_reference_figures(plan, profile, None if asked.tier else [main.problem])
     total = time.perf_counter() - began
-    plan = replace(plan, seconds={**plan.seconds, "layout": total - placed, "total": total})
+    seconds |= {"other plans": total - sum(seconds.values()), "total": total}
+    plan = replace(plan, seconds=seconds)
     for sentence in warnings_of(plan, main.problem, profile):
         warnings.warn(sentence, OperWarning, stacklevel=3)
     return plan, main

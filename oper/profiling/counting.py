@@ -21,7 +21,7 @@ from oper.logs.log import Log
 from oper.logs.row_reader import RowReader
 from oper.logs.table_discovery import Prepared
 from oper.profiling.distinct_rows import DistinctSums
-from oper.profiling.profile import Profile, window_name
+from oper.profiling.profile import Profile
 from oper.profiling.row_counters import Memory, RowCounters
 from oper.profiling.sampling import RankShares, Sampling, sampling_error
 from oper.profiling.windows import EqualWindows, Windows, refuse_too_many
@@ -102,9 +102,19 @@ def count(
         if options.windows:
             source["window"] = options.windows.describe(window)
             if tally.folder is not None and folder is not None and tally.folder.exists():
-                tally.folder.replace(folder / window_name(number))
+                _move(tally.folder, folder / options.windows.folder(number))
         profiles.append(tally.profile(source, prepared))
     return profiles
+
+
+def _move(counted: Path, into: Path) -> None:
+    """Rename a folder of counters, or the files in it where the other folder exists."""
+    if not into.exists():
+        counted.replace(into)
+        return
+    for file in counted.iterdir():
+        file.replace(into / file.name)
+    counted.rmdir()
 
 
 def provenance(log: Log, left_out: Mapping[str, str] | None = None) -> dict[str, Any]:

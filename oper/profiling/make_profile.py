@@ -15,11 +15,24 @@ from oper.logs.batches.log_options import LogKeywords, LogOptions, TimeUnit
 from oper.logs.log import Log, open_log
 from oper.logs.row_reader import RowReader
 from oper.profiling.counting import Advance, CountOptions, count, provenance
-from oper.profiling.profile import FORMAT, Profile, window_name, write_windows
+from oper.profiling.profile import (
+    FORMAT,
+    Profile,
+    in_order,
+    window_name,
+    with_held_out,
+    write_windows,
+)
 from oper.profiling.row_counters import free_memory_bytes
 from oper.profiling.sampling import Sampling
 from oper.profiling.table_options import TableOptions
-from oper.profiling.windows import EqualWindows, Windows, find_time_windows, refuse_too_many
+from oper.profiling.windows import (
+    EqualWindows,
+    HeldOutWindows,
+    Windows,
+    find_time_windows,
+    refuse_too_many,
+)
 
 # Called with the name of a stage and the samples that it reads (None: unknown), and entered while
 # the stage runs; what it yields is called with the number of samples that were read since.
@@ -46,6 +59,7 @@ class _Options(LogKeywords, total=False):
     every: str | float
     time_unit: TimeUnit | None
     max_windows: int
+    hold_out: str | float | None
     sample: str | float | None
     seed: int
     memory_limit: str | int | None
@@ -110,6 +124,7 @@ def profile(
     every: str | float = EVERY,
     time_unit: TimeUnit | None = None,
     max_windows: int = MAX_WINDOWS,
+    hold_out: str | float | None = None,
     sample: str | float | None = None,
     seed: int = 0,
     memory_limit: str | int | None = None,
@@ -140,6 +155,8 @@ def profile(
             column of times, whose numbers are in `time_unit` since 1970 (None: guessed, and told by
             an `OperNotice`).
         max_windows: stop before counting if there would be more.
+        hold_out: count the last part of the log, this share of its samples ("20%" or 0.2), in a
+            profile of its own (`Profile.following`), on which plans are priced and not made.
         sample, seed: count only this share of the samples ("1%" or 0.01), chosen by the seed.
         memory_limit: bytes of counters in memory ("8GB"); with `output` the rest are in mapped
             files of it. None: half of the free memory.
@@ -171,9 +188,10 @@ def profile(
         max_windows=max_windows,
     )
     if under_torchrun:
-        if windows is not None or by_column is not None:
+        if windows is not None or by_column is not None or hold_out is not None:
             raise OperError(
-                "--windows and --by-column: work in one process only, not under torchrun"
+                "--windows, --by-column and --hold-out: work in one process only, not under "
+                "torchrun"
             )
         if output is None:
             raise OperError("under torchrun: output is None, and the folder to write was needed")
@@ -186,7 +204,16 @@ def profile(
         return summed
     opened = open_log(log, read)
     with atomic_folder(output, FORMAT, overwrite) if output else nullcontext() as folder:
-        opened, found = _windows(opened, windows, by_column, str(every), max_windows, progress)
+        if hold_out is None:
+            opened, found = _windows(opened, windows, by_column, str(every), max_windows, progress)
+        else:
+            if windows is not None or by_column is not None:
+                raise OperError(
+                    "--hold-out: plans for a window are priced on the next one; leave it out with "
+                    "--windows and --by-column"
+                )
+            held_out = parse_share(str(hold_out), "--hold-out")
+            found = HeldOutWindows(held_out, _samples(opened))
         with progress("finding the tables", opened.estimated_samples()) as advance:
             prepared = stated.prepare(opened, advance)
         asked = replace(asked, windows=found, source=provenance(opened, stated.left_out(opened)))
@@ -198,11 +225,24 @@ def profile(
                 folder=folder,
                 advance=advance,
             )
+        in_windows = found is not None and hold_out is None
+        if hold_out is not None:
+            counted = [_with_held_out(counted, f"--hold-out {hold_out}")]
+        in_order(counted)
         if folder is not None:
             prepared.save_vocabularies(folder)
-            _write(folder, counted, in_windows=found is not None)
+            _write(folder, counted, in_windows)
     _tell_left_out(counted[0])
-    return counted[0] if found is None else counted
+    return counted if in_windows else counted[0]
+
+
+def _with_held_out(counted: list[Profile], asked: str) -> Profile:
+    """The profile of a log's first part, which knows the last one."""
+    if len(counted) != 2:
+        raise OperError(
+            f"{asked} with --sample: no sample of one of the parts was chosen; use larger shares"
+        )
+    return with_held_out(*counted)
 
 
 def _windows(
@@ -222,12 +262,16 @@ def _windows(
     if windows is None:
         return log, None
     refuse_too_many(windows, most, f"--windows {windows}")
-    samples = log.samples
-    if samples is None:
-        total = log.count_samples()
-        first, last = log.options.row_range(total)
-        samples = min(total, total if last is None else last) - first
-    return log, EqualWindows(windows, samples)
+    return log, EqualWindows(windows, _samples(log))
+
+
+def _samples(log: Log) -> int:
+    """How many samples are read of a log, which may have to be counted."""
+    if log.samples is not None:
+        return log.samples
+    total = log.count_samples()
+    first, last = log.options.row_range(total)
+    return min(total, total if last is None else last) - first
 
 
 def _limit_bytes(given: str | int | None, output: Path | str | None) -> int | None:

@@ -10,16 +10,20 @@ A profile is a folder: profile.json (its marker: tables, samples, provenance, ch
 accesses.npy, samples_with_row.npy where any table needs it (both sparse in windows:
 counter_files.py), and vocab/TABLE.parquet for tables with a vocabulary. A folder of windows has a
 profile.json that lists them, and each window is a profile below it: PROFILE is their sum, PROFILE@3
-the fourth one.
+the fourth one. The last part of a log that was held out of the counts is a profile in `held-out/`.
+
+What a plan is worth on data that it was not made from is seen on the data that came after: the part
+held out, or the next window (`Profile.following`).
 """
 
 import hashlib
 import json
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +53,7 @@ from oper.profiling.sampling import Sampled
 from oper.tables.table import Table, check_known, fingerprint
 
 MARKER = "profile.json"
+HELD_OUT = "held-out"  # the folder of the part held out
 _WINDOW = re.compile("[0-9]{1,9}")
 FORMAT = Format(MARKER, "oper.profile", 4, "profile the log again with this oper")
 
@@ -66,6 +71,10 @@ class Profile(RowCounts):
     # Vocabularies of tables that have one are in `vocab/` of this folder, or in memory.
     vocabulary_folder: Path | None = None
     vocabularies: Prepared | None = None
+    # They open the profiles of the data after and before these, where those are known.
+    open_following: "Callable[[], Profile] | None" = field(default=None, repr=False)
+    open_preceding: "Callable[[], Profile] | None" = field(default=None, repr=False)
+    holds_out: bool = False  # what follows was held out of this profile, and is saved with it
 
     def __post_init__(self) -> None:
         check_known(self.tables, "a profile")
@@ -91,6 +100,17 @@ class Profile(RowCounts):
             self.vocabularies.save_vocabularies(folder)
 
     @cached_property
+    def following(self) -> "Profile | None":
+        """The counts of the data right after these: of the part held out, or of the next window;
+        None where there are none."""
+        return None if self.open_following is None else self.open_following()
+
+    @cached_property
+    def preceding(self) -> "Profile | None":
+        """The counts of the window before; None where there is none."""
+        return None if self.open_preceding is None else self.open_preceding()
+
+    @cached_property
     def digest(self) -> str:
         """Hex SHA-256 of all that plans use: tables, samples, counters and measured ratios."""
         return _digest(self, {name: npy_sha256(getattr(self, name)) for name in self._counters()})
@@ -114,6 +134,8 @@ class Profile(RowCounts):
             samples_with_row=np.concatenate([self.samples_with_row[:0], *samples_with_row]),
             bagged=tuple(self.bagged[n] for n in tables),
             distinct=measured and replace(measured, **per_table),
+            open_following=_selected(self.open_following, tables),
+            open_preceding=_selected(self.open_preceding, tables),
         )
 
     def save(self, folder: Path | str, overwrite: bool = False) -> None:
@@ -156,6 +178,9 @@ class Profile(RowCounts):
 
         `sparse`, for windows: counters that are smaller so are written sparse, and read from there.
         """
+        if self.holds_out and self.following is not None:
+            (folder / HELD_OUT).mkdir(exist_ok=True)
+            self.following.write(folder / HELD_OUT, sparse=True)
         digests = {}
         for name in self._counters():
             counters = getattr(self, name)
@@ -216,25 +241,39 @@ class Profile(RowCounts):
         listed = _windows(folder, content)
         verify_files(folder, content.get("files"), digests=check)
         if window is None:
-            chosen = listed
+            chosen = range(len(listed))
         elif window < len(listed):
-            chosen = [listed[window]]
+            chosen = range(window, window + 1)
         else:
             raise OperError(f"{spec}: {folder} has windows @0 to @{len(listed) - 1}")
-        opened = []
-        for name, digest in chosen:
-            path = folder / name
-            opened.append(_load(path, open_folder(path, FORMAT), folder, mmap, check))
-            if digest != opened[-1].digest:
-                raise OperError(
-                    f"{path}: is not the window that {folder / MARKER} lists, which has another "
-                    "digest; copy or write the windows again"
-                )
-        return opened
+        return [_load_window(folder, listed, number, mmap, check) for number in chosen]
 
     def _counters(self) -> list[str]:
         """The names of the counters that there are, here and on the disk."""
         return ["accesses", *(["samples_with_row"] if any(self.bagged) else [])]
+
+
+def in_order(windows: "Sequence[Profile]") -> None:
+    """Tell windows of a log, in order, which of them follow and precede each."""
+    for earlier, later in pairwise(windows):
+        earlier.open_following = partial(_itself, later)
+        later.open_preceding = partial(_itself, earlier)
+
+
+def with_held_out(first: Profile, last: Profile) -> Profile:
+    """The profile of a log's first part, with that of its last part held out."""
+    return replace(first, open_following=partial(_itself, last), holds_out=True)
+
+
+def _itself(profile: Profile) -> Profile:
+    return profile
+
+
+def _selected(
+    opened: Callable[[], Profile] | None, tables: Sequence[int]
+) -> Callable[[], Profile] | None:
+    """What opens the selected tables of a profile that `opened` opens."""
+    return None if opened is None else lambda: opened().select(tables)
 
 
 def profile_given(function: str, given: Profile | Path | str) -> Profile:
@@ -378,6 +417,25 @@ def _windows(folder: Path, content: dict[str, Any]) -> list[tuple[str, str]]:
     return listed
 
 
+def _load_window(
+    folder: Path, listed: list[tuple[str, str]], number: int, mmap: bool, check: bool
+) -> Profile:
+    """A window of those that a folder lists, which opens its neighbours when they are asked for."""
+    name, digest = listed[number]
+    path = folder / name
+    window = _load(path, open_folder(path, FORMAT), folder, mmap, check)
+    if digest != window.digest:
+        raise OperError(
+            f"{path}: is not the window that {folder / MARKER} lists, which has another "
+            "digest; copy or write the windows again"
+        )
+    if number + 1 < len(listed):
+        window.open_following = partial(_load_window, folder, listed, number + 1, mmap, check)
+    if number:
+        window.open_preceding = partial(_load_window, folder, listed, number - 1, mmap, check)
+    return window
+
+
 def _load(
     folder: Path, content: dict[str, Any], vocabulary_folder: Path, mmap: bool, check: bool
 ) -> Profile:
@@ -396,7 +454,23 @@ def _load(
         size = int(profile.samples_with_row_offsets[-1])
         profile.samples_with_row = load_counters(folder, files["samples_with_row"], size, mmap)
         check_total(str(folder / files["samples_with_row"][-1]), profile.stored("samples_with_row"))
+    if f"{HELD_OUT}/{MARKER}" in described:
+        profile.open_following = partial(_load_held_out, folder, profile, mmap)
+        profile.holds_out = True
     return profile
+
+
+def _load_held_out(folder: Path, profile: Profile, mmap: bool) -> Profile:
+    """The part that was held out of a profile, whose marker lists its files: they are as intact as
+    the profile's own."""
+    path = folder / HELD_OUT
+    held_out = _load(path, open_folder(path, FORMAT), folder, mmap, check=False)
+    if fingerprint(held_out.tables) != fingerprint(profile.tables):
+        raise OperError(
+            f"{path}: has other tables than {folder}, which it was held out of; copy or write "
+            "the profile again"
+        )
+    return held_out
 
 
 def _parse(content: dict[str, Any]) -> Profile:

@@ -47,6 +47,9 @@ class WindowSummary:
         """Where it ends, which is no longer in it: a date, a value, or a sample."""
         return self._bound("to")
 
+    def to_dict(self) -> dict[str, Any]:
+        return {"samples": self.samples, "accesses": self.accesses, **self.bounds}
+
     def _bound(self, name: str) -> Any:
         forms = (name, f"{name}_value", f"{name}_sample")
         return next(self.bounds[form] for form in forms if form in self.bounds)
@@ -65,6 +68,7 @@ class ProfileSummary:
     distinct: Distinct | None = None
     sampled: Sampled | None = None
     windows: tuple[WindowSummary, ...] | None = None
+    held_out: WindowSummary | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The summary as `oper profile --json` prints it."""
@@ -82,15 +86,16 @@ class ProfileSummary:
             "sampled": None if self.sampled is None else self.sampled.to_dict(),
         }
         if self.windows is not None:
-            content["windows"] = [
-                {"samples": w.samples, "accesses": w.accesses, **w.bounds} for w in self.windows
-            ]
+            content["windows"] = [w.to_dict() for w in self.windows]
+        if self.held_out is not None:
+            content["held_out"] = self.held_out.to_dict()
         return content
 
 
 def summarise(profiles: Sequence[Profile]) -> ProfileSummary:
     """The summary of a profile, or of the windows of one folder; one pass over the counters."""
     profile = profiles[0] if len(profiles) == 1 else merge(profiles)
+    held_out = profile.following if profile.holds_out else None
     whole, tables = _accesses(profile)
     return ProfileSummary(
         samples=profile.samples,
@@ -102,6 +107,7 @@ def summarise(profiles: Sequence[Profile]) -> ProfileSummary:
         distinct=profile.distinct,
         sampled=profile.sampled,
         windows=tuple(_window(p) for p in profiles) if "window" in profiles[0].source else None,
+        held_out=None if held_out is None else _window(held_out),
     )
 
 

@@ -1,4 +1,5 @@
 """Windows of a log, each with a profile of its own: by number of samples, or by a column of times.
+A log of which the last part is held out has two.
 
 Windows by times are found in one pass over their column alone. It finds, before hours of counting,
 what would make them useless: missing times, numbers whose unit cannot be guessed, and far too many
@@ -21,6 +22,7 @@ from oper.logs.batches.batch import Batch
 from oper.logs.batches.log_options import TimeUnit
 from oper.logs.batches.timestamps import PER_SECOND, UNIT_NAMES, are_dates, date_text, guess_unit
 from oper.logs.log import Log
+from oper.profiling.profile import HELD_OUT, window_name
 
 Times = NDArray[np.float64]
 
@@ -36,6 +38,9 @@ class Windows(Protocol):
 
     def describe(self, window: int) -> dict[str, Any]:
         """The bounds of a window, for the profile."""
+
+    def folder(self, number: int) -> str:
+        """The folder of the window that is `number` of those with samples, below the profile's."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,39 @@ class EqualWindows:
     def describe(self, window: int) -> dict[str, Any]:
         first, last = (-(-w * self.samples // self.count) for w in (window, window + 1))
         return {"from_sample": first, "to_sample": last}
+
+    def folder(self, number: int) -> str:
+        return window_name(number)
+
+
+@dataclass(frozen=True)
+class HeldOutWindows:
+    """The first part of a log and its last one, which has the share `held_out` of the samples."""
+
+    held_out: float
+    samples: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self._first < self.samples:
+            raise OperError(
+                f"--hold-out {self.held_out:g}: a share was needed that leaves samples on both "
+                f"sides, as the log has {self.samples:,}; such as 20%"
+            )
+
+    @property
+    def _first(self) -> int:
+        return self.samples - round(self.held_out * self.samples)
+
+    def of(self, batch: Batch, position: int) -> Ints:
+        sample = np.arange(position, position + batch.samples, dtype=np.int64)
+        return (sample >= self._first).astype(np.int64)
+
+    def describe(self, window: int) -> dict[str, Any]:
+        first, last = ((0, self._first), (self._first, self.samples))[window]
+        return {"from_sample": first, "to_sample": last}
+
+    def folder(self, number: int) -> str:
+        return (".", HELD_OUT)[number]
 
 
 def refuse_too_many(windows: int, most: int, source: str, reach: str = "") -> None:
@@ -107,6 +145,9 @@ class TimeWindows:
         if None not in dates:
             span["from"], span["to"] = dates
         return span
+
+    def folder(self, number: int) -> str:
+        return window_name(number)
 
 
 def find_time_windows(

@@ -7,6 +7,7 @@ from functools import singledispatch
 from typing import Any
 
 from oper.analysis.plan_differences import PlanDifferences
+from oper.analysis.wording import HELD_OUT_DATA, simple_plans_sentence
 from oper.base.display import Summary
 from oper.base.formatting import (
     format_bytes,
@@ -35,11 +36,15 @@ def _plan(plan: Plan) -> Summary:
     """The prediction, the certificate, and the ranks."""
     cost, certificate = plan.cost, plan.certificate
     gap = "not known" if certificate is None else format_gap(certificate.certified_gap)
+    later = plan.held_out
+    simple = simple_plans_sentence(cost.objective_seconds, later, plan.simple_plans)
     return Summary(
         repr(plan)[1:-1],
         (
             ("predicted iteration", format_duration(cost.objective_seconds)),
             ("from optimal, at most", gap),
+            ("on data held out", _held_out(None if later is None else later.objective_seconds)),
+            *([] if simple is None else [("beside simple plans", simple)]),
             ("extra memory", format_share(cost.extra_memory_ratio)),
         ),
         ("rank", "memory", "iteration"),
@@ -50,6 +55,10 @@ def _plan(plan: Plan) -> Summary:
             )
         ],
     )
+
+
+def _held_out(seconds: float | None) -> str:
+    return "not measured" if seconds is None else format_duration(seconds)
 
 
 @summary_of.register
@@ -73,19 +82,20 @@ def _comparison(comparison: Comparison) -> Summary:
     return Summary(
         f"{len(comparison.methods)} methods on {comparison.ranks} ranks ({comparison.topology}), "
         f"{comparison.workload.mode}, batches of {comparison.workload.batch_size:,} samples",
-        headers=("method", "iteration", "times oper's", "fits", "fullest rank", "gap"),
+        headers=("method", "iteration", "times oper's", "held out", "fits", "fullest rank", "gap"),
         rows=[_method(name, found, ours) for name, found in comparison.methods.items()],
     )
 
 
 def _method(name: str, found: MethodResult, ours: float | None) -> tuple[str, ...]:
     if found.cost is None:
-        return name, "-", "-", "-", "-", found.reason or ""
+        return name, "-", "-", "-", "-", "-", found.reason or ""
     seconds = found.cost.objective_seconds
     return (
         name,
         format_duration(seconds),
         format_factor(seconds / ours) if ours else "-",
+        _held_out(found.held_out_seconds),
         "yes" if found.fits else "no",
         format_bytes(int(found.cost.memory_bytes.max())),
         "-" if found.certified_gap is None else format_gap(found.certified_gap),
@@ -98,8 +108,8 @@ def _drift(drift: Drift) -> Summary:
     seconds = drift.objective_seconds
     tables = sorted(drift.tables, key=lambda table: -table.worse_seconds)
     return Summary(
-        f"Verdict: {drift.verdict}. An iteration takes {format_share(drift.worse)} longer than "
-        "with a plan made from scratch",
+        f"Verdict: {drift.verdict}. An iteration takes {format_share(drift.judged_worse)} longer "
+        f"than with a plan made from scratch, on {_judged_on(drift)}",
         (
             ("iteration when the plan was made", format_duration(seconds.then)),
             ("iteration now", format_duration(seconds.now)),
@@ -118,20 +128,26 @@ def _drift(drift: Drift) -> Summary:
     )
 
 
+def _judged_on(drift: Drift) -> str:
+    if drift.unseen is None:
+        return "the data that this was made from"
+    return HELD_OUT_DATA[drift.unseen.source]
+
+
 @summary_of.register
 def _windows(drift: WindowDrift) -> Summary:
     """What not re-planning costs, and a line for each window."""
     return Summary(
         f"Verdict: {drift.verdict}. Not re-planning costs {format_duration(drift.cost_seconds)}, "
-        f"{format_share(drift.cost_share)} of the time with a plan made for each window",
+        f"{format_share(drift.cost_share)} of the time with a plan made after each window",
         headers=("window", "samples", "iteration", "from scratch", "longer", "verdict"),
         rows=[
             (
                 f"@{number}",
                 f"{window.samples:,}",
-                format_duration(window.drift.objective_seconds.now),
-                format_duration(window.drift.objective_seconds.fresh),
-                format_share(window.drift.worse),
+                format_duration(window.now_seconds),
+                format_duration(window.fresh_seconds),
+                format_share(window.drift.judged_worse),
                 window.drift.verdict,
             )
             for number, window in enumerate(drift.windows)
@@ -142,12 +158,20 @@ def _windows(drift: WindowDrift) -> Summary:
 @summary_of.register
 def _replanned(made: Replanned) -> Summary:
     """The old plan, the new one, and one from scratch."""
+    later = made.held_out
     moved = (
-        ("as it was", made.old_seconds, 0, 0.0),
-        ("replanned", made.new_seconds, made.migration.rows, made.migration.link_bytes),
+        ("as it was", made.old_seconds, None if later is None else later.old_seconds, 0, 0.0),
+        (
+            "replanned",
+            made.new_seconds,
+            None if later is None else later.new_seconds,
+            made.migration.rows,
+            made.migration.link_bytes,
+        ),
         (
             "from scratch",
             made.fresh_seconds,
+            None if later is None else later.fresh_seconds,
             made.fresh_migration.rows,
             made.fresh_migration.link_bytes,
         ),
@@ -155,10 +179,16 @@ def _replanned(made: Replanned) -> Summary:
     return Summary(
         f"{plural(made.moves.changed_rows, 'row')} moved, as far as that pays within "
         f"{made.horizon:,} iterations",
-        headers=("plan", "iteration", "rows moved", "bytes moved"),
+        headers=("plan", "iteration", "on data held out", "rows moved", "bytes moved"),
         rows=[
-            (name, format_duration(seconds), f"{rows:,}", format_bytes(moved_bytes))
-            for name, seconds, rows, moved_bytes in moved
+            (
+                name,
+                format_duration(seconds),
+                _held_out(unseen),
+                f"{rows:,}",
+                format_bytes(moved_bytes),
+            )
+            for name, seconds, unseen, rows, moved_bytes in moved
         ],
     )
 

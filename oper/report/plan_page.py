@@ -108,6 +108,9 @@ def _first_screen(
     if certificate is not None:
         gap = format_gap(certificate.certified_gap)
         tiles.insert(1, ("above the proved bound, at most", gap))
+    if plan.held_out is not None:
+        seconds = format_duration(plan.held_out.objective_seconds)
+        tiles.insert(1, ("iteration, on data held out", seconds))
     charts = memory_charts(plan, kinds)
     bound = None if certificate is None else certificate.lower_bound_seconds
     if measured is None:

@@ -6,7 +6,13 @@ from typing import Any
 import numpy as np
 
 from oper.analysis.plan_facts import CopiesLimit, copies, fit
-from oper.analysis.wording import bound_note, hot_row
+from oper.analysis.wording import (
+    FETCHES,
+    bound_note,
+    held_out_sentence,
+    hot_row,
+    simple_plans_sentence,
+)
 from oper.base.arrays import Floats
 from oper.base.formatting import (
     format_bytes,
@@ -34,9 +40,16 @@ _PLACED_BY = {
 
 
 def headline(plan: Plan, run: Comparison | None) -> list[str]:
-    """Three sentences: what was placed where, what it costs beside the next best method of a
-    comparison, and how far it can be from optimal."""
-    return [_placed(plan), _predicted(plan, run), optimality(plan)]
+    """What was placed where, what it costs beside the next best method of a comparison and beside
+    simple plans, how far it can be from optimal, and what it costs on data that it has not seen."""
+    simple = simple_plans_sentence(plan.cost.objective_seconds, plan.held_out, plan.simple_plans)
+    return [
+        _placed(plan),
+        _predicted(plan, run),
+        *([] if simple is None else [f"{simple}."]),
+        optimality(plan),
+        f"{held_out_sentence(plan.held_out)}.",
+    ]
 
 
 def _placed(plan: Plan) -> str:
@@ -48,7 +61,8 @@ def _placed(plan: Plan) -> str:
     return (
         f"OPER has placed {plural(rows, 'row')} of {plural(len(plan.tables), 'embedding table')}"
         f"{tier} on {plural(plan.ranks, 'rank')} ({nodes}topology {topology.name}) for "
-        f"{workload.mode} with batches of {plural(workload.batch_size, 'sample')} over all ranks."
+        f"{workload.mode} with batches of {plural(workload.batch_size, 'sample')} over all ranks; "
+        f"{FETCHES[workload.known_fetch]}."
     )
 
 
@@ -227,15 +241,11 @@ def making(plan: Plan) -> list[tuple[str, str]]:
     record, workload = plan.record, plan.workload
     batches = plan.samples / workload.batch_size
     part = ", of a part of the log" if plan.log_part else ""
-    fetches = {
-        "raw": "every access reads its row",
-        "distinct": "a rank reads each row once a batch",
-    }
     made = [
         (
             "workload",
             f"{workload.mode}, batches of {workload.batch_size:,} samples over all ranks; "
-            f"{fetches[str(workload.fetch)]} ({workload.fetch} fetches)",
+            f"{FETCHES[workload.known_fetch]}",
         ),
         (
             "profile",

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from oper.analysis.plan_differences import PlanDifferences, diff
+from oper.analysis.wording import work
 from oper.base.formatting import (
     format_bytes,
     format_duration,
@@ -57,8 +58,9 @@ def _headline(old: Plan, new: Plan, names: tuple[str, str], changes: PlanDiffere
     ]
     if old.workload != new.workload:
         said.append(
-            f"They are for different work, so their times are not compared: {_work(old)} takes "
-            f"{format_duration(before)} an iteration, {_work(new)} {format_duration(after)}."
+            "They are for different work, so their times are not compared: "
+            f"{work(old.workload)} takes {format_duration(before)} an iteration, "
+            f"{work(new.workload)} {format_duration(after)}."
         )
     else:
         said.append(f"{names[1]} {_longer(before, after)}. {_COUNTS[old.profile == new.profile]}")
@@ -86,11 +88,6 @@ def _longer(before: float, after: float) -> str:
         return f"is predicted to take as long: {format_duration(after)} an iteration"
     word = "less" if after < before else "more"
     return f"is predicted to take {format_share(abs(1 - after / before))} {word} time: {times}"
-
-
-def _work(plan: Plan) -> str:
-    workload = plan.workload
-    return f"{workload.mode}, {workload.fetch} fetches, batch {workload.batch_size:,}"
 
 
 def _charts(plan: Plan, name: str, number: int) -> list[Chart]:

@@ -39,9 +39,10 @@ from oper.planner.lp.pricing import (
 )
 from oper.planner.lp.restricted_master import RestrictedMaster
 from oper.planner.make_plan import plan_and_placement
+from oper.planner.price_plan import PricedPlan
 from oper.planner.problem.classes import Classes
 from oper.planner.problem.problem import ClassProblem
-from oper.planner.replan.drift import _parts, _PricedPlan
+from oper.planner.replan.drift import _parts
 from oper.planner.replan.replica_changes import mean_seconds
 from oper.profiling.profile import Profile
 from oper.tables.table import Table
@@ -153,7 +154,7 @@ def test_objective_and_drift(drawn: tuple[ClassProblem, HolderSets, Ints, Method
     # As drift takes it apart: two tables, by turns of the classes.
     tables = [np.where(np.arange(len(counts))[:, None] % 2 == t, counts, 0) for t in (0, 1)]
     table_sums = [classes.sums(table) for table in tables]
-    parts = _parts(problem, _PricedPlan(sets, counts, table_sums, cost))
+    parts = _parts(problem, PricedPlan(sets, counts, table_sums, cost))
     close(np.array([p.rank_seconds for p in parts]).sum(axis=0), expected)
     if replicas.any() and workload.training:
         chosen = evaluate(topology, workload, sets, whole, problem.capacity_bytes)

@@ -20,6 +20,8 @@ _MOST_TABLES = 20
 
 def print_diff(found: "PlanDifferences", old_name: str, new_name: str) -> None:
     """Print how many rows are elsewhere, the figures of both plans, and the tables that changed."""
+    from oper.analysis.wording import work
+
     out, old, new = new_console(), found.old, found.new
     out.print(diff_sentence(found, old_name, new_name))
     out.print()
@@ -39,6 +41,12 @@ def print_diff(found: "PlanDifferences", old_name: str, new_name: str) -> None:
         if before is not None and after is not None:
             table.add_row(label, form(before), form(after), _change(before, after))
     out.print(table)
+    if not found.same_work:
+        out.print(
+            f"They are for different work ({work(old.workload)}; {work(new.workload)}), so their "
+            "times and traffic do not compare: plan both with the same --mode, --fetch and "
+            "--batch-size"
+        )
     tiers = [
         (f"tier of the {which} plan", ", ".join(plan.tier))
         for which, plan in (("old", old), ("new", new))

@@ -22,6 +22,7 @@ from oper.cli.shared.console import new_console, new_table
 if TYPE_CHECKING:
     from oper.analysis.plan_facts import Copies, LinkUse, PlanFigures
     from oper.plan.plan import Plan
+    from oper.plan.reference_figures import SimplePlan
     from oper.planner.memory_curve import CurvePoint
 
 _MOST_RANKS = 16
@@ -49,19 +50,23 @@ def print_plan(figures: "PlanFigures", name: str, verbose: bool) -> None:
 def headline(plan: "Plan", name: str) -> list[str]:
     """What the plan is and how good, in sentences."""
     from oper.analysis.plan_facts import fit
+    from oper.analysis.wording import FETCHES, held_out_sentence, simple_plans_sentence
 
     workload = plan.workload
     sentences = [
         f"{name}: {plural(int(plan.layout.rows.sum()), 'row')} of "
         f"{plural(len(plan.tables), 'table')} on {plural(plan.ranks, 'rank')} "
         f"({plan.topology.name}), for {workload.mode} with batches of "
-        f"{plural(workload.batch_size, 'sample')}, {workload.fetch} fetches"
+        f"{plural(workload.batch_size, 'sample')}; {FETCHES[workload.known_fetch]}"
     ]
-    iteration = f"Predicted iteration: {format_duration(plan.cost.objective_seconds)}"
+    seconds = plan.cost.objective_seconds
+    iteration = f"Predicted iteration: {format_duration(seconds)}"
     if plan.certificate is not None:
         gap = at_most(plan.certificate.certified_gap)
-        iteration += f", {gap} longer than the best possible"
-    sentences.append(iteration)
+        iteration += f", {gap} longer than the best possible for the data it was made from"
+    sentences += [iteration, held_out_sentence(plan.held_out)]
+    faster = simple_plans_sentence(seconds, plan.held_out, plan.simple_plans)
+    sentences += [] if faster is None else [faster]
     found = fit(plan)
     if not found.fits:
         sentences.append(
@@ -166,7 +171,7 @@ _UNCOUNTED = "accesses: share of all; ≥: without those of striped rows, for wh
 def plan_facts(plan: "Plan", verbose: bool) -> list[tuple[str, str]]:
     """A plan's properties as names and sentences; with `verbose` how it was made."""
     from oper.analysis.plan_facts import copies, link_use, threshold
-    from oper.analysis.wording import bound_note, hot_row, threshold_sentence
+    from oper.analysis.wording import METHOD_NAMES, bound_note, hot_row, threshold_sentence
 
     facts, cost, certificate = [], plan.cost, plan.certificate
     if plan.host is not None:
@@ -192,7 +197,9 @@ def plan_facts(plan: "Plan", verbose: bool) -> list[tuple[str, str]]:
         ):
             facts += [] if said is None else [(name, said)]
     if verbose:
+        facts += [(METHOD_NAMES[each.method], simple_plan_text(each)) for each in plan.simple_plans]
         facts += _making(plan)
+    facts.append((_FETCHING, fetching_text(plan)))
     facts.append(
         (
             "times",
@@ -201,6 +208,30 @@ def plan_facts(plan: "Plan", verbose: bool) -> list[tuple[str, str]]:
         )
     )
     return facts
+
+
+_FETCHING = "fetches"
+
+
+def fetching_text(plan: "Plan") -> str:
+    """With which plans this one compares: those of the same fetches."""
+    fetch = plan.workload.fetch
+    other = "distinct" if fetch == "raw" else "raw"
+    return (
+        f"{fetch}: compare it with plans of {fetch} fetches alone, as those with {other} ones move "
+        "other bytes. Without --fetch they are raw on one node and distinct on several"
+    )
+
+
+def simple_plan_text(found: "SimplePlan") -> str:
+    """What a simple plan costs, and whether it fits."""
+    parts = [f"{format_duration(found.objective_seconds)} an iteration"]
+    if found.held_out_seconds is not None:
+        parts.append(f"held out {format_duration(found.held_out_seconds)}")
+    fits = "" if found.fits else ", which does not fit"
+    taken = format_percent(found.memory_factor)
+    parts.append(f"{taken} of the fullest rank's memory{fits}")
+    return "; ".join(parts)
 
 
 def _traffic(plan: "Plan") -> str:

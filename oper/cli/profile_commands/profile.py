@@ -124,6 +124,12 @@ def profile(
         metavar="N",
         rich_help_panel=WINDOWS,
     ),
+    hold_out: str | None = typer.Option(
+        None,
+        "--hold-out",
+        help="Price plans on this last share of the log, 20%, and make them of the rest.",
+        metavar="SHARE",
+    ),
     sample: str | None = typer.Option(
         None,
         "--sample",
@@ -187,6 +193,7 @@ def profile(
         every=every,
         time_unit=time_unit,
         max_windows=max_windows,
+        hold_out=hold_out,
         sample=sample,
         seed=seed,
         memory_limit=memory_limit,

@@ -11,7 +11,7 @@ from oper.cli.shared.console import emit, new_console, new_table
 if TYPE_CHECKING:
     from oper.profiling.distinct_rows import Distinct
     from oper.profiling.profile import Profile
-    from oper.profiling.profile_summary import AccessSummary, ProfileSummary, WindowSummary
+    from oper.profiling.profile_summary import AccessSummary, ProfileSummary
     from oper.profiling.sampling import Sampled
 
 OUTPUT = typer.Option(..., "-o", "--output", help="The profile folder to write.", metavar="FOLDER")
@@ -57,7 +57,7 @@ def print_profile(name: str, summary: "ProfileSummary") -> None:
         for line in _sampling_lines(summary.sampled):
             out.print(line)
     if summary.windows is not None:
-        out.print(_windows(summary.windows))
+        out.print(_windows(summary))
 
 
 def _tables(summary: "ProfileSummary") -> Any:
@@ -110,11 +110,17 @@ def _sampling_lines(sampled: "Sampled") -> list[str]:
     ]
 
 
-def _windows(windows: "tuple[WindowSummary, ...]") -> Any:
+def _windows(summary: "ProfileSummary") -> Any:
+    """Bounds and sizes of the windows, and of the part held out."""
     made = new_table("window", "from", "to", "samples", "accesses", left=3)
-    for number, window in enumerate(windows):
+    windows, held_out = summary.windows or (), summary.held_out
+    names = [f"@{number}" for number in range(len(windows))]
+    if len(names) == 1:
+        names = ["" if held_out is None else "counted"]
+    shown = [*zip(names, windows, strict=True)]
+    for name, window in shown if held_out is None else [*shown, ("held out", held_out)]:
         made.add_row(
-            f"@{number}" if len(windows) > 1 else "",
+            name,
             _border(window.first),
             _border(window.last),
             f"{window.samples:,}",

@@ -3,8 +3,12 @@
 In: `Plan`, a newer `Profile`. Out: `Drift`. The plan's rows are counted where they are, class by
 class of the new counts (row_locator.py), and priced as if the plan had been made for them. This is
 compared with the cost when the plan was made, and with that of a plan made from scratch for the new
-counts; the verdict is "replan" where the plan is worse than the latter by more than a threshold. T
-is linear in rows but for the latency of the AllReduce, so that each table has its part in it
+counts. Judged on the data that it was made from, a plan from scratch is better than it will be in
+use. So the verdict is that of data which neither plan was made from, where there are such: of this
+window beside a plan made from the one before, or of the data that follow beside a plan made from
+these. It is "replan" where the plan is worse there by more than a threshold.
+
+T is linear in rows but for the latency of the AllReduce, so that each table has its part in it
 (§3.2). What a table adds to the slowest rank's T says which tables slow it down; what it adds to
 the mean T, compared with the plan from scratch, says where the placement is out of date.
 """
@@ -16,24 +20,31 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from oper.base.arrays import Floats, Ints, PerRank
+from oper.base.arrays import Ints, PerRank
 from oper.base.defaults import WORSE
 from oper.base.display import Summarised
 from oper.base.units import finite_number
 from oper.cost.allreduce import allreduce_cost
-from oper.cost.holder_sets import HolderSets, Sums
 from oper.cost.objective import Cost, degree_of_balance, evaluate
 from oper.plan.plan import Plan, plan_given
 from oper.plan.plan_file import to_json, typed
 from oper.plan.plan_parts import plans_of_memories
+from oper.plan.reference_figures import HeldOutSource
 from oper.plan.row_locator import RowLocator
 from oper.planner.assemble_plan import assemble
 from oper.planner.make_placement import Watch, place
+from oper.planner.price_plan import (
+    PricedPlan,
+    costs_under,
+    price_tables,
+    problem_of,
+    problems_of_memories,
+    rank_seconds,
+)
 from oper.planner.problem.class_finder import ClassFinder
 from oper.planner.problem.classes import Classes
-from oper.planner.problem.problem import ClassProblem, make_problem
+from oper.planner.problem.problem import ClassProblem, Problem
 from oper.planner.replan.check_tables import check_tables
-from oper.planner.replan.improve_placement import price_counts
 from oper.profiling.profile import Profile, profile_given
 
 
@@ -93,17 +104,33 @@ class RankSeconds:
 
 
 @dataclass(frozen=True)
+class UnseenDrift:
+    """A plan beside one made from scratch, on data that neither was made from.
+
+    source: which data. worse: as in `Drift`. now_seconds, fresh_seconds: of the slowest rank.
+    """
+
+    source: HeldOutSource
+    samples: int
+    worse: float
+    now_seconds: float
+    fresh_seconds: float
+
+
+@dataclass(frozen=True)
 class Drift(Summarised):
     """A plan under newer counts.
 
-    worse: than a plan from scratch, as a share, in what the plan was made to keep small, which is
-    the time of the slowest rank or of the busiest link. threshold: what is tolerated of it.
+    worse: than a plan from scratch for these very counts, as a share, in what the plan was made to
+    keep small, which is the time of the slowest rank or of the busiest link. threshold: what is
+    tolerated of it. unseen: on data that neither plan was made from; None where there are none.
     """
 
     DERIVED: ClassVar = ("verdict",)  # in JSON beside the fields
 
     worse: float
     threshold: float
+    unseen: UnseenDrift | None
     objective_seconds: Objective
     rank_seconds: RankSeconds
     hot_set: HotSets
@@ -112,7 +139,13 @@ class Drift(Summarised):
     @property
     def verdict(self) -> Literal["keep", "replan"]:
         """Whether the plan is worse than a fresh one by more than the threshold."""
-        return "replan" if self.worse > self.threshold else "keep"
+        return "replan" if self.judged_worse > self.threshold else "keep"
+
+    @property
+    def judged_worse(self) -> float:
+        """By how much it is worse on data that neither plan was made from, or, where there are
+        none, on those that the fresh one was made from."""
+        return self.worse if self.unseen is None else self.unseen.worse
 
     def to_json(self) -> dict[str, Any]:
         """The fields of `oper drift --json`, but `plan` and `profile`."""
@@ -139,9 +172,20 @@ class Window:
 
     @property
     def cost_seconds(self) -> float:
-        """What all iterations of the window took longer than with a plan from scratch for it."""
-        seconds = self.drift.objective_seconds
-        return self.iterations * (seconds.now - seconds.fresh)
+        """What all iterations of the window took longer than with a plan from scratch, made from
+        the window before it where there is one."""
+        return self.iterations * (self.now_seconds - self.fresh_seconds)
+
+    @property
+    def now_seconds(self) -> float:
+        """The plan's iteration in this window."""
+        return self.drift.objective_seconds.now
+
+    @property
+    def fresh_seconds(self) -> float:
+        """The iteration in this window of the plan from scratch that it is judged beside."""
+        unseen = self.drift.unseen
+        return self.drift.objective_seconds.fresh if unseen is None else unseen.fresh_seconds
 
     def to_json(self) -> dict[str, Any]:
         """One of the windows of `oper drift --all-windows --json`."""
@@ -186,7 +230,7 @@ class WindowDrift(Summarised):
     @property
     def cost_share(self) -> float:
         """The same, as a share of the time with a plan made for each window."""
-        fresh = sum(w.iterations * w.drift.objective_seconds.fresh for w in self.windows)
+        fresh = sum(w.iterations * w.fresh_seconds for w in self.windows)
         return self.cost_seconds / fresh if fresh > 0 else 0.0
 
     def to_json(self) -> dict[str, Any]:
@@ -221,10 +265,18 @@ def drift_by_window(
     Arguments and errors are those of `drift`.
     """
     plan = plan_given("drift_by_window", "plan", plan)
-    found = []
+    threshold = finite_number(threshold, "threshold")
+    found: list[Window] = []
+    before: list[Plan] | None = None  # the parts of a plan from scratch for the window before
     for window in windows:
-        under = drift(plan, window, threshold, report)
+        check_tables(plan, window)
+        measured = _measure_parts(plan, window, report)
+        unseen = None
+        if before is not None and window.digest != plan.profile:
+            unseen = _in_this_window(plan, window, measured, before)
+        under = _drift(plan, measured, threshold, unseen)
         found.append(Window(under, window.samples, window.samples / plan.workload.batch_size))
+        before = [each.fresh_plan for each in measured]
         window.release()  # so that the memory is that of one window's counters
     return WindowDrift(tuple(found))
 
@@ -246,13 +298,17 @@ def drift(
     plan, profile = plan_given("drift", "plan", plan), profile_given("drift", profile)
     threshold = finite_number(threshold, "threshold")
     check_tables(plan, profile)
-    parts, numbers = plans_of_memories(plan), [m.tables for m in plan.memories if m.tables]
-    measured = [
-        _measure(part, profile.select(tables), report)
-        for part, tables in zip(parts, numbers, strict=True)
-    ]
+    measured = _measure_parts(plan, profile, report)
+    report("data that neither plan has seen")
+    return _drift(plan, measured, threshold, _unseen(plan, profile, measured))
+
+
+def _drift(
+    plan: Plan, measured: "list[_Measured]", threshold: float, unseen: UnseenDrift | None
+) -> Drift:
+    numbers = [memory.tables for memory in plan.memories if memory.tables]
     now, fresh = ([getattr(each, name).cost for each in measured] for name in ("now", "fresh"))
-    rank_now, rank_fresh = _rank_seconds(now), _rank_seconds(fresh)
+    rank_now, rank_fresh = rank_seconds(now), rank_seconds(fresh)
     slowest = int(rank_now.argmax())
     tables: dict[int, TableDrift] = {}
     for each, of_part in zip(measured, numbers, strict=True):
@@ -271,10 +327,10 @@ def drift(
     classes = [each.problem.classes for each in measured]
     listed = [each.now.counted[:, : len(each.now.holder_sets)] for each in measured]
     balance = measured[0].problem.asked.balance
-    best = _aimed(balance, fresh)
     return Drift(
-        worse=_aimed(balance, now) / best - 1 if best > 0 else 0.0,
+        worse=_worse(balance, now, fresh),
         threshold=threshold,
+        unseen=unseen,
         objective_seconds=Objective(
             plan.cost.objective_seconds, float(rank_now.max()), float(rank_fresh.max())
         ),
@@ -296,62 +352,86 @@ def drift(
 
 
 @dataclass(frozen=True)
-class _PricedPlan:
-    """A plan's rows under counts: by class and counted column, [C, K + M], and what they cost."""
-
-    holder_sets: HolderSets  # [K]
-    counted: Ints
-    table_sums: list[Sums]  # [T] of [K] each
-    cost: Cost
-
-
-@dataclass(frozen=True)
 class _Measured:
     """The rows of one memory under new counts: where the plan has them, and placed from scratch."""
 
-    problem: ClassProblem
-    now: _PricedPlan
-    fresh: _PricedPlan
+    problem: Problem
+    now: PricedPlan
+    fresh: PricedPlan
+    fresh_plan: Plan
+
+
+def _measure_parts(plan: Plan, profile: Profile, report: Callable[[str], None]) -> list[_Measured]:
+    """Each memory that has tables."""
+    tables = [memory.tables for memory in plan.memories if memory.tables]
+    parts = zip(plans_of_memories(plan), tables, strict=True)
+    return [_measure(part, profile.select(of_part), report) for part, of_part in parts]
+
+
+def _unseen(plan: Plan, profile: Profile, measured: list[_Measured]) -> UnseenDrift | None:
+    """The plan beside one from scratch on data that neither was made from."""
+    earlier, later = profile.preceding, profile.following
+    if earlier is not None and profile.digest != plan.profile:
+        before = [
+            assemble(place(problem, Watch(lambda step: None)))
+            for problem in problems_of_memories(plan, earlier)
+        ]
+        return _in_this_window(plan, profile, measured, before)
+    if later is None or later.digest == plan.profile:
+        return None
+    problems = problems_of_memories(plan, later)
+    now = costs_under(plans_of_memories(plan), problems)
+    fresh = costs_under([each.fresh_plan for each in measured], problems)
+    source = HeldOutSource.LAST_PART if profile.holds_out else HeldOutSource.NEXT_WINDOW
+    return _compared(plan, source, later, now, fresh)
+
+
+def _in_this_window(
+    plan: Plan, window: Profile, measured: list[_Measured], before: list[Plan]
+) -> UnseenDrift:
+    """The plan beside one whose parts were made from the window before."""
+    now = [each.now.cost for each in measured]
+    fresh = costs_under(before, [each.problem for each in measured])
+    return _compared(plan, HeldOutSource.THIS_WINDOW, window, now, fresh)
+
+
+def _compared(
+    plan: Plan, source: HeldOutSource, judge: Profile, now: list[Cost], fresh: list[Cost]
+) -> UnseenDrift:
+    return UnseenDrift(
+        source,
+        judge.samples,
+        _worse(plan.asked.balance, now, fresh),
+        float(rank_seconds(now).max()),
+        float(rank_seconds(fresh).max()),
+    )
+
+
+def _worse(balance: str, now: list[Cost], fresh: list[Cost]) -> float:
+    best = _aimed(balance, fresh)
+    return _aimed(balance, now) / best - 1 if best > 0 else 0.0
 
 
 def _measure(plan: Plan, profile: Profile, report: Callable[[str], None]) -> _Measured:
     """Price a plan of one memory under the counts of its tables."""
     report("the plan under the new counts")
-    problem = make_problem(profile, plan.topology, plan.workload, plan.asked, plan.limits)
+    problem = problem_of(plan, profile)
     finder = ClassFinder(profile, problem.classes)
-    now = _price_tables(problem, RowLocator(plan), finder)
+    now = price_tables(problem, RowLocator(plan), finder)
     report("a plan from scratch")
-    fresh = place(problem, Watch(lambda step: None))
-    return _Measured(problem, now, _price_tables(problem, RowLocator(assemble(fresh)), finder))
-
-
-def _rank_seconds(costs: list[Cost]) -> Floats:
-    """T of each rank, [M], of one memory or of both."""
-    return np.asarray(np.sum([cost.rank_seconds for cost in costs], axis=0))
+    fresh = assemble(place(problem, Watch(lambda step: None)))
+    return _Measured(problem, now, price_tables(problem, RowLocator(fresh), finder), fresh)
 
 
 def _aimed(balance: str, costs: list[Cost]) -> float:
     """What the plan makes small, as `aimed_seconds` of one memory."""
     if balance == "time":
-        return float(_rank_seconds(costs).max())
+        return float(rank_seconds(costs).max())
     links = np.sum([cost.link_seconds for cost in costs], axis=0)
     return float(np.where(np.eye(len(links)), 0.0, links).max())
 
 
-def _price_tables(problem: ClassProblem, locator: RowLocator, finder: ClassFinder) -> _PricedPlan:
-    """Count the rows of a plan, table by table, and price them."""
-    sets = locator.holder_sets
-    counted = np.zeros((finder.classes, len(sets) + locator.ranks), dtype=np.int64)
-    table_sums = []
-    for table in range(len(locator.layout.rows)):
-        of_table = locator.count_table(table, finder)
-        counted += of_table
-        table_sums.append(problem.classes.sums(locator.by_holder_set(of_table)))
-    cost = price_counts(problem, sets, locator.by_holder_set(counted))
-    return _PricedPlan(sets, counted, table_sums, cost)
-
-
-def _parts(problem: ClassProblem, plan: _PricedPlan) -> list[Cost]:
+def _parts(problem: ClassProblem, plan: PricedPlan) -> list[Cost]:
     """Each table's part of a plan's cost, by the AllReduce of the whole, its latency left out."""
     sets, method = plan.holder_sets, plan.cost.allreduce_method
     latency = allreduce_cost(problem.topology, method).latency

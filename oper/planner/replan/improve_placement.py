@@ -19,8 +19,9 @@ import numpy as np
 from oper.base.arrays import Floats, Ints
 from oper.cost.allreduce import METHODS, Method
 from oper.cost.holder_sets import HolderSets, everywhere_set, per_node_sets
-from oper.cost.objective import Cost, evaluate
+from oper.cost.objective import Cost
 from oper.cost.read_charges import Charges
+from oper.planner.price_plan import price_counts
 from oper.planner.problem.classes import Classes
 from oper.planner.problem.problem import ClassProblem
 from oper.planner.replan.migration.flows import Flows, net_flows
@@ -48,17 +49,6 @@ def candidate_sets(topology: Topology, training: bool) -> HolderSets | None:
     if not training and topology.nodes > 1:
         sets = sets + per_node_sets(topology, Charges.of(topology).read_seconds)
     return sets
-
-
-def price_counts(problem: ClassProblem, sets: HolderSets, counts: Ints) -> Cost:
-    """The cost of `counts` [C, K] rows in the columns."""
-    return evaluate(
-        problem.topology,
-        problem.workload,
-        sets,
-        problem.classes.sums(counts),
-        problem.capacity_bytes,
-    )
 
 
 def aimed_seconds(problem: ClassProblem, cost: Cost) -> float:

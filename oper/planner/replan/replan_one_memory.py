@@ -16,7 +16,7 @@ are decided in the package `migration`.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -25,10 +25,13 @@ from oper.base.errors import OperError
 from oper.plan.layout import Layout
 from oper.plan.memories import DEVICE, Memory, PlanningRecord, ReplanRecord, ThresholdReason
 from oper.plan.plan import ListedCounts, Plan
+from oper.plan.plan_file import to_json
+from oper.plan.reference_figures import HeldOutSource
 from oper.plan.row_locator import RowLocator
 from oper.plan.row_moves import RowMoves
 from oper.planner.assemble_plan import assemble
 from oper.planner.make_placement import Planned, Watch, place
+from oper.planner.price_plan import price_counts
 from oper.planner.problem.class_finder import ClassFinder
 from oper.planner.problem.classes import measured_ratios
 from oper.planner.problem.problem import Problem, make_problem
@@ -38,7 +41,6 @@ from oper.planner.replan.improve_placement import (
     aimed_seconds,
     better_counts,
     candidate_sets,
-    price_counts,
 )
 from oper.planner.replan.migration.flows import net_flows
 from oper.planner.replan.migration.migration_cost import (
@@ -54,8 +56,35 @@ from oper.topology.topology import Topology
 
 
 @dataclass(frozen=True)
+class HeldOutReplan:
+    """The old plan, the new one and one from scratch on data that the last two were not made from,
+    in seconds of the slowest rank."""
+
+    DERIVED: ClassVar = ("gain_share",)  # in JSON beside the fields
+
+    source: HeldOutSource
+    samples: int
+    old_seconds: float
+    new_seconds: float
+    fresh_seconds: float
+
+    @property
+    def gain_share(self) -> float | None:
+        """The new plan's gain over that of the plan from scratch; None where that gains nothing."""
+        return _gain_share(self.old_seconds, self.new_seconds, self.fresh_seconds)
+
+
+def _gain_share(old: float, new: float, fresh: float) -> float | None:
+    gain = old - fresh
+    return (old - new) / gain if gain > 0 else None
+
+
+@dataclass(frozen=True)
 class Replanned(Summarised):
-    """A plan made from an older one, the moves between them, and a plan made from scratch."""
+    """A plan made from an older one, the moves between them, and a plan made from scratch.
+
+    held_out: what they cost on later data; None where there are none.
+    """
 
     plan: Plan
     moves: RowMoves
@@ -66,6 +95,7 @@ class Replanned(Summarised):
     fresh_migration: Migration
     seconds: dict[str, float]
     unmoved: Callable[[], Plan]  # the old plan, with its figures under the new counts
+    held_out: HeldOutReplan | None = None
 
     @property
     def new_seconds(self) -> float:
@@ -90,8 +120,12 @@ class Replanned(Summarised):
     @property
     def gain_share(self) -> float | None:
         """The new plan's gain over that of the plan from scratch; None where that gains nothing."""
-        gain = self.old_seconds - self.fresh_seconds
-        return (self.old_seconds - self.new_seconds) / gain if gain > 0 else None
+        return _gain_share(self.old_seconds, self.new_seconds, self.fresh_seconds)
+
+    @property
+    def fresh_parts(self) -> list[Planned]:
+        """The placement from scratch of each memory that has tables."""
+        return [self.fresh]
 
     @property
     def bytes_share(self) -> float | None:
@@ -112,6 +146,8 @@ class Replanned(Summarised):
             **self.migration.to_json(),
             "seconds": self.migration_seconds,
             "fresh": self.fresh_migration.to_json() | {"seconds": self.fresh_migration_seconds},
+            "held_out": to_json(self.held_out),
+            "simple_plans": to_json(self.plan.simple_plans),
             "certified_gap": self.plan.certificate and self.plan.certificate.certified_gap,
             "listed_rows": self.plan.layout.listed,
             "address_map_bytes_per_row": self.plan.layout.bitmap_bytes_per_row(),

@@ -20,6 +20,7 @@ from oper.plan.plan import Plan
 from oper.plan.plan_parts import join_memories, plans_of_memories
 from oper.plan.row_moves import RowMoves
 from oper.planner.bounds.tier_bound import Certified, certify_together
+from oper.planner.make_placement import Planned
 from oper.planner.replan.check_tables import check_tables
 from oper.planner.replan.migration.migration_cost import Migration
 from oper.planner.replan.replan_one_memory import Replanned, replan_one_memory
@@ -38,6 +39,10 @@ class ReplannedWithTier(Replanned):
     def fresh_seconds(self) -> float:
         seconds = [part.fresh.cost.rank_seconds for part in self.parts]
         return float(np.sum(seconds, axis=0).max())
+
+    @property
+    def fresh_parts(self) -> list[Planned]:
+        return [part.fresh for part in self.parts]
 
     # Each memory's copies take its own links.
 

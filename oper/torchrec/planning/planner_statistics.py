@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from oper.analysis.wording import NOT_MEASURED
 from oper.plan.plan import Plan
 
 _WIDTH = 100
@@ -38,11 +39,18 @@ def planner_statistics(plan: Plan, tables: Mapping[str, str], seconds: float) ->
             f"mode {plan.workload.mode}, fetch {plan.workload.fetch}",
             f"Copies of rows: {prediction.extra_memory_ratio:.2%} of the tables' memory; "
             f"AllReduce of their gradients: {plan.allreduce_method}",
+            f"Perf of the slowest rank on data held out: {_held_out(plan)}",
             f"Moved per iteration, all ranks: fetch {moved.fetch / 1e6:.3f} MB, gradients "
             f"{moved.gradient / 1e6:.3f} MB, AllReduce {moved.allreduce / 1e6:.3f} MB",
         ]
     )
     return [*lines, "#" * _WIDTH]
+
+
+def _held_out(plan: Plan) -> str:
+    if plan.held_out is None:
+        return NOT_MEASURED
+    return f"{plan.held_out.objective_seconds * 1e3:.3f} ms"
 
 
 def _rank_table(plan: Plan) -> list[str]:

@@ -40,6 +40,7 @@ def content(now: float, tables: list[TableDrift], threshold: float = 0.05, ranks
     return Drift(
         worse=now / 1e-5 - 1,
         threshold=threshold,
+        unseen=None,
         objective_seconds=Objective(9e-6, now, 1e-5),
         rank_seconds=RankSeconds(np.full(ranks, 9e-6), np.append(fresh[1:], now), fresh),
         hot_set=HotSets(hot, hot),

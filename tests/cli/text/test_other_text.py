@@ -16,6 +16,7 @@ from oper.cli.profile_commands.profile_text import print_profile
 from oper.cli.replan import replan_sentence
 from oper.cli.simulate import least_sent
 from oper.cost.objective import Balance
+from oper.cost.workload import Workload
 from oper.plan.settings import PlanSettings
 from oper.planner.replan.migration.migration_cost import Migration
 from oper.planner.replan.replan_one_memory import Replanned
@@ -90,6 +91,7 @@ def differing(tables: list[TableDifference]) -> PlanDifferences:
     def compared(figure: float) -> ComparedPlan:
         return ComparedPlan(
             ranks=4,
+            workload=Workload("training", "raw"),
             asked=PlanSettings(),
             limits=None,
             tier=[],

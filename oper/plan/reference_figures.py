@@ -1,0 +1,59 @@
+"""What a plan's prediction is to be read beside: its cost on data that it was not made from, and
+that of the simple plans which one would use otherwise.
+
+They are made in oper/planner/reference_figures.py.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar
+
+
+class HeldOutSource(StrEnum):
+    """Which data a plan is judged on that was not made from them."""
+
+    LAST_PART = "last part of the log"  # `oper profile --hold-out`
+    NEXT_WINDOW = "next window"
+    THIS_WINDOW = "this window"  # beside a plan made from the window before
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """A plan's objective under the counts of data that came after those it was made from, in
+    seconds, and a lower bound on that of every plan for these later data."""
+
+    DERIVED: ClassVar = ("certified_gap",)  # in JSON beside the fields
+
+    source: HeldOutSource
+    samples: int
+    objective_seconds: float
+    lower_bound_seconds: float
+
+    @property
+    def certified_gap(self) -> float:
+        """(objective - bound) / bound; 0 where nothing is ever read."""
+        bound = self.lower_bound_seconds
+        return (self.objective_seconds - bound) / bound if bound > 0 else 0.0
+
+
+class SimpleMethod(StrEnum):
+    """How one places tables without looking at counts."""
+
+    TABLE_WISE = "table_wise"
+    ROW_WISE = "row_wise"
+
+
+@dataclass(frozen=True)
+class SimplePlan:
+    """What whole tables to the ranks in turn, or equal slices of each table, would cost.
+
+    memory_factor: the fullest rank's memory over what it may hold, of the memory that it exceeds
+    most. held_out_seconds: its objective under the counts that `HeldOut` is of; None: there are
+    none.
+    """
+
+    method: SimpleMethod
+    objective_seconds: float
+    memory_factor: float
+    fits: bool
+    held_out_seconds: float | None = None

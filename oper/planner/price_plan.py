@@ -1,0 +1,78 @@
+"""What an existing plan costs under counts that it may not have been made from.
+
+In: `Plan`, `Profile`. Out: `Cost`s. The plan's rows are counted where they are, class by class of
+the new counts (row_locator.py), and priced as if the plan had been made for them.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from oper.base.arrays import Floats, Ints
+from oper.cost.holder_sets import HolderSets, Sums
+from oper.cost.objective import Cost, evaluate
+from oper.plan.plan import Plan
+from oper.plan.plan_parts import plans_of_memories
+from oper.plan.row_locator import RowLocator
+from oper.planner.problem.class_finder import ClassFinder
+from oper.planner.problem.problem import ClassProblem, Problem, make_problem
+from oper.profiling.profile import Profile
+
+
+@dataclass(frozen=True)
+class PricedPlan:
+    """A plan's rows under counts: by class and counted column, [C, K + M], and what they cost."""
+
+    holder_sets: HolderSets  # [K]
+    counted: Ints
+    table_sums: list[Sums]  # [T] of [K] each
+    cost: Cost
+
+
+def problem_of(plan: Plan, profile: Profile) -> Problem:
+    """The problem that a plan of one memory is a solution of, under the counts of its tables."""
+    return make_problem(profile, plan.topology, plan.workload, plan.asked, plan.limits)
+
+
+def problems_of_memories(plan: Plan, profile: Profile) -> list[Problem]:
+    """The problem of each of a plan's memories that has tables, in order."""
+    tables = [memory.tables for memory in plan.memories if memory.tables]
+    parts = zip(plans_of_memories(plan), tables, strict=True)
+    return [problem_of(part, profile.select(of_part)) for part, of_part in parts]
+
+
+def costs_under(parts: list[Plan], problems: list[Problem]) -> list[Cost]:
+    """What the plans of single memories cost, each in its problem, of whatever counts."""
+    return [
+        price_tables(problem, RowLocator(part), ClassFinder(problem.profile, problem.classes)).cost
+        for part, problem in zip(parts, problems, strict=True)
+    ]
+
+
+def rank_seconds(costs: list[Cost]) -> Floats:
+    """T of each rank, [M], of one memory or of both."""
+    return np.asarray(np.sum([cost.rank_seconds for cost in costs], axis=0))
+
+
+def price_tables(problem: ClassProblem, locator: RowLocator, finder: ClassFinder) -> PricedPlan:
+    """Count the rows of a plan, table by table, and price them."""
+    sets = locator.holder_sets
+    counted = np.zeros((finder.classes, len(sets) + locator.ranks), dtype=np.int64)
+    table_sums = []
+    for table in range(len(locator.layout.rows)):
+        of_table = locator.count_table(table, finder)
+        counted += of_table
+        table_sums.append(problem.classes.sums(locator.by_holder_set(of_table)))
+    cost = price_counts(problem, sets, locator.by_holder_set(counted))
+    return PricedPlan(sets, counted, table_sums, cost)
+
+
+def price_counts(problem: ClassProblem, sets: HolderSets, counts: Ints) -> Cost:
+    """The cost of `counts` [C, K] rows in the columns."""
+    return evaluate(
+        problem.topology,
+        problem.workload,
+        sets,
+        problem.classes.sums(counts),
+        problem.capacity_bytes,
+    )

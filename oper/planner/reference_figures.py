@@ -1,0 +1,70 @@
+"""The figures that a plan's prediction is read beside (oper/plan/reference_figures.py).
+
+In: `Plan`, the `Profile` that it was made from. Out: the plan with these figures. Whole tables in
+turn and equal slices of every table are placed without looking at counts, so that their cost on
+later data is simply theirs under later counts.
+"""
+
+from dataclasses import replace
+
+from oper.cost.objective import Cost
+from oper.plan.plan import Plan
+from oper.plan.plan_parts import plans_of_memories
+from oper.plan.reference_figures import HeldOut, HeldOutSource, SimpleMethod, SimplePlan
+from oper.planner.baselines.baseline import price_baseline
+from oper.planner.baselines.simple import row_wise, table_wise
+from oper.planner.bounds.certify import certify
+from oper.planner.bounds.tier_bound import Certified, certify_together
+from oper.planner.price_plan import costs_under, problems_of_memories, rank_seconds
+from oper.planner.problem.problem import Problem
+from oper.profiling.profile import Profile
+
+_SIMPLE = {SimpleMethod.TABLE_WISE: table_wise, SimpleMethod.ROW_WISE: row_wise}
+
+
+def with_reference_figures(
+    plan: Plan, profile: Profile, problems: list[Problem] | None = None
+) -> Plan:
+    """The plan with its cost on the data that follow the profile's, where these are known, and
+    with what simple plans would cost. `problems` are those that it solves, where they are at hand.
+    """
+    if problems is None:
+        problems = problems_of_memories(plan, profile)
+    later = profile.following
+    unseen = None if later is None else problems_of_memories(plan, later)
+    return replace(
+        plan,
+        held_out=None if unseen is None else held_out(plan, profile, unseen),
+        simple_plans=tuple(_simple_plan(method, problems, unseen) for method in _SIMPLE),
+    )
+
+
+def held_out(plan: Plan, profile: Profile, problems: list[Problem]) -> HeldOut:
+    """What a plan made from `profile` costs in the problems of the data that follow it."""
+    costs = costs_under(plans_of_memories(plan), problems)
+    seconds = float(rank_seconds(costs).max())
+    parts = [
+        Certified(problem, certify(problem, cost.objective_seconds))
+        for problem, cost in zip(problems, costs, strict=True)
+    ]
+    devices = parts[0] if len(parts) > 1 else None
+    bound = certify_together(devices, parts[-1], seconds).lower_bound_seconds
+    source = HeldOutSource.LAST_PART if profile.holds_out else HeldOutSource.NEXT_WINDOW
+    return HeldOut(source, problems[0].profile.samples, seconds, bound)
+
+
+def _simple_plan(
+    method: SimpleMethod, problems: list[Problem], unseen: list[Problem] | None
+) -> SimplePlan:
+    costs = _costs(method, problems)
+    return SimplePlan(
+        method,
+        float(rank_seconds(costs).max()),
+        max(float((cost.memory_bytes / cost.capacity_bytes).max()) for cost in costs),
+        all(cost.feasible for cost in costs),
+        None if unseen is None else float(rank_seconds(_costs(method, unseen)).max()),
+    )
+
+
+def _costs(method: SimpleMethod, problems: list[Problem]) -> list[Cost]:
+    return [price_baseline(problem, _SIMPLE[method](problem)) for problem in problems]
