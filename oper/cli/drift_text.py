@@ -64,11 +64,6 @@ def verdict_sentences(drift: "Drift", plan: str, profile: str) -> list[str]:
             f"and --worse tolerates {tolerated}"
         )
     sentences = [first]
-    if drift.unseen is None:
-        sentences.append(
-            "That plan from scratch is judged on the data it was made from, on which it is at its "
-            "best; what replanning gains on data it has not seen is not measured"
-        )
     losing = _losing(drift)
     lost = sum(table.worse_seconds for table in losing)
     if losing:
@@ -85,6 +80,11 @@ def verdict_sentences(drift: "Drift", plan: str, profile: str) -> list[str]:
         f"{format_duration(seconds.now)} now, {format_duration(seconds.fresh)} from scratch for "
         "these very data"
     )
+    if drift.unseen is None:
+        sentences.append(
+            "That plan from scratch is judged on the data it was made from, on which it is at its "
+            "best: what replanning gains is not measured on data the plan has not seen"
+        )
     return sentences
 
 

@@ -30,6 +30,7 @@ MAY_BE_NULL = {
     ("asked", "extra_memory"),
     *("link_cost", "reserve", "full_memory_bound_seconds", "hot_row_share", "bound_note"),
     *("distinct_ratio", "greedy_dob", "replan", "certificate", "partitions", "limits", "missing"),
+    *("held_out", "held_out_seconds"),
 }
 
 

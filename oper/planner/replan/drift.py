@@ -126,7 +126,7 @@ class Drift(Summarised):
     tolerated of it. unseen: on data that neither plan was made from; None where there are none.
     """
 
-    DERIVED: ClassVar = ("verdict",)  # in JSON beside the fields
+    DERIVED: ClassVar = ("verdict", "judged_worse")  # in JSON beside the fields
 
     worse: float
     threshold: float

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from oper.cli.drift_text import print_drift, print_windows, verdict_sentences, windows_verdict
+from oper.plan.reference_figures import HeldOutSource
 from oper.planner.replan.drift import (
     Drift,
     HotSet,
@@ -17,6 +18,7 @@ from oper.planner.replan.drift import (
     Objective,
     RankSeconds,
     TableDrift,
+    UnseenDrift,
     Window,
     WindowDrift,
 )
@@ -54,13 +56,14 @@ def sentences(drift: Drift) -> list[str]:
 
 def test_the_verdict_and_its_reason_come_first_and_the_guilty_tables_next(capsys: Capture) -> None:
     found = content(1.2e-5, [table("a", 1e-7), table("b", -2e-16), table("c", 9e-7)])
-    first, second, third = sentences(found)
+    first, second, third, fourth = sentences(found)
     assert first == (
         "Replan: under w@3 an iteration takes 20.00% longer than with a plan made from scratch, "
         "more than the 5% that --worse tolerates. Run: oper replan plan w@3 -o NEW"
     )
     assert second == "Most of the time is lost in c (90%), a (10%)"
     assert third.startswith("Predicted iteration: 9 µs when the plan was made, 12 µs now")
+    assert fourth.endswith("not measured on data the plan has not seen")
     print_drift(found, "plan", "w@3")
     text = capsys.readouterr().out
     places = [
@@ -76,10 +79,29 @@ def test_a_plan_that_is_as_good_as_new_has_no_culprits() -> None:
     assert said[0] == (
         "Keep plan: under w@3 an iteration takes no longer than with a plan made from scratch"
     )
-    assert len(said) == 2
+    assert len(said) == 3
     kept = sentences(content(1.02e-5, [table("a", 2e-7)]))[0]
     assert "2.00% longer" in kept
     assert kept.endswith("and --worse tolerates 5%")
+
+
+def test_the_verdict_is_of_data_that_neither_plan_was_made_from() -> None:
+    found = content(1.2e-5, [])
+    this = UnseenDrift(HeldOutSource.THIS_WINDOW, 100, 0.02, 1.2e-5, 1.2e-5 / 1.02)
+    kept = replace(found, unseen=this)
+    assert kept.verdict == "keep"
+    said = sentences(kept)
+    assert said[0] == (
+        "Keep plan: under w@3 an iteration takes 2.00% longer than with a plan made from scratch "
+        "for the window before, and --worse tolerates 5%"
+    )
+    assert not any("not measured" in sentence for sentence in said)
+    later = replace(this, source=HeldOutSource.LAST_PART, worse=0.3)
+    said = sentences(replace(found, unseen=later))
+    assert said[0].startswith(
+        "Replan: on the held-out last part of the log an iteration takes 30.00% longer "
+        "than with a plan made from scratch for w@3, more than"
+    )
 
 
 def test_uneven_ranks_are_named_where_no_table_explains_the_loss() -> None:

@@ -62,7 +62,13 @@ def test_sentences_first_then_ranks_then_tables_then_why(here: Path, command: st
     text = fine(*command.split())
     name = "q" if "show" in command else "other"
     assert one_line(text).startswith(f"{name}: 130 rows of 2 tables on 4 ranks (2x2-a100), for")
-    order = ("Predicted iteration: ", "longer than the best possible", "rank ", "table ", "copies ")
+    order = (
+        "Predicted iteration: ",
+        "longer than the best possible",
+        "\nrank  ",
+        "\ntable  ",
+        "\ncopies ",
+    )
     places = [text.index(words) for words in order]
     assert places == sorted(places)
     assert "without kernel launches and dense layers" in one_line(text)
@@ -109,7 +115,7 @@ def test_fetched_is_what_a_rank_reads_from_the_others(shown: PlanFigures, capsys
     memory = replace(memory, cost=replace(memory.cost, link_bytes=link_bytes))
     print_plan(PlanFigures(replace(shown.plan, memories=(memory,)), shown.kinds), "new", False)
     lines = capsys.readouterr().out.splitlines()
-    header = next(n for n, line in enumerate(lines) if line.startswith("rank "))
+    header = next(n for n, line in enumerate(lines) if line.split()[:2] == ["rank", "memory"])
     ranks = lines[header + 1 : header + 5]
     assert ["3 MB" in line for line in ranks] == [True, False, False, False]
     assert ["1 MB" in line for line in ranks] == [False] * 4
