@@ -186,12 +186,13 @@ def print_windows(drift: "WindowDrift", plan: str, profile: str) -> None:
         "verdict",
     )
     for number, window in enumerate(drift.windows):
+        now, fresh = map(format_duration, window.drift.judged_seconds)
         table.add_row(
             f"@{number}",
             f"{window.samples:,}",
             format_digits(window.iterations, 4),
-            format_duration(window.now_seconds),
-            format_duration(window.fresh_seconds) + ("" if window.drift.unseen else " *"),
+            now,
+            fresh if window.drift.unseen else f"{fresh} *",
             format_share(window.drift.judged_worse),
             format_duration(window.cost_seconds),
             window.drift.verdict,

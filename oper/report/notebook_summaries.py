@@ -145,8 +145,8 @@ def _windows(drift: WindowDrift) -> Summary:
             (
                 f"@{number}",
                 f"{window.samples:,}",
-                format_duration(window.now_seconds),
-                format_duration(window.fresh_seconds),
+                format_duration(window.drift.judged_seconds.now),
+                format_duration(window.drift.judged_seconds.fresh),
                 format_share(window.drift.judged_worse),
                 window.drift.verdict,
             )

@@ -25,7 +25,7 @@ Step = Callable[[str], None]
 _MOST = 1e30  # of a number in a file: bytes, seconds, accesses
 # Which may be negative, if only by rounding.
 _DIFFERENCES = (
-    *("worse", "worse_seconds", "cost_seconds", "cost_share"),
+    *("worse", "judged_worse", "worse_seconds", "cost_seconds", "cost_share"),
     *("certified_gap", "solver_gap"),
 )
 

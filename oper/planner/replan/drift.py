@@ -16,7 +16,7 @@ the mean T, compared with the plan from scratch, says where the placement is out
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -103,6 +103,13 @@ class RankSeconds:
     fresh: PerRank
 
 
+class NowAndFresh(NamedTuple):
+    """Seconds of the slowest rank, of a plan and of one from scratch."""
+
+    now: float
+    fresh: float
+
+
 @dataclass(frozen=True)
 class UnseenDrift:
     """A plan beside one made from scratch, on data that neither was made from.
@@ -147,6 +154,13 @@ class Drift(Summarised):
         none, on those that the fresh one was made from."""
         return self.worse if self.unseen is None else self.unseen.worse
 
+    @property
+    def judged_seconds(self) -> "NowAndFresh":
+        """The objectives on the data that `judged_worse` is of."""
+        if self.unseen is None:
+            return NowAndFresh(self.objective_seconds.now, self.objective_seconds.fresh)
+        return NowAndFresh(self.unseen.now_seconds, self.unseen.fresh_seconds)
+
     def to_json(self) -> dict[str, Any]:
         """The fields of `oper drift --json`, but `plan` and `profile`."""
         content: dict[str, Any] = to_json(self)
@@ -174,18 +188,7 @@ class Window:
     def cost_seconds(self) -> float:
         """What all iterations of the window took longer than with a plan from scratch, made from
         the window before it where there is one."""
-        return self.iterations * (self.now_seconds - self.fresh_seconds)
-
-    @property
-    def now_seconds(self) -> float:
-        """The plan's iteration in this window."""
-        return self.drift.objective_seconds.now
-
-    @property
-    def fresh_seconds(self) -> float:
-        """The iteration in this window of the plan from scratch that it is judged beside."""
-        unseen = self.drift.unseen
-        return self.drift.objective_seconds.fresh if unseen is None else unseen.fresh_seconds
+        return self.iterations * (self.drift.judged_seconds.now - self.drift.judged_seconds.fresh)
 
     def to_json(self) -> dict[str, Any]:
         """One of the windows of `oper drift --all-windows --json`."""
@@ -230,7 +233,7 @@ class WindowDrift(Summarised):
     @property
     def cost_share(self) -> float:
         """The same, as a share of the time with a plan made for each window."""
-        fresh = sum(w.iterations * w.fresh_seconds for w in self.windows)
+        fresh = sum(w.iterations * w.drift.judged_seconds.fresh for w in self.windows)
         return self.cost_seconds / fresh if fresh > 0 else 0.0
 
     def to_json(self) -> dict[str, Any]:

@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from oper.analysis.wording import HELD_OUT_DATA
 from oper.base.formatting import format_digits, format_duration, format_share, plural
+from oper.plan.reference_figures import HeldOutSource
 from oper.planner.replan.drift import Drift, Window, WindowDrift
 from oper.report.charts.chart import ACCENT, MUTED, Chart, axis, duration_unit, spec
 
@@ -33,17 +35,17 @@ def drift_chart(drift: NamedDrift, number: int) -> Chart:
         bars = _bars(
             [
                 ("when it was made", seconds.then, None),
-                (drift.profile, seconds.now, seconds.fresh),
+                (drift.profile, *found.judged_seconds),
             ]
         )
         rows = [
             ("when it was made", format_duration(seconds.then), "", "", ""),
             _row(drift.profile, found),
         ]
+        now, fresh = map(format_duration, found.judged_seconds)
         caption = (
-            f"Under {drift.profile} the plan takes {format_duration(seconds.now)} an "
-            f"iteration, and a plan from scratch {format_duration(seconds.fresh)}. "
-            f"{_advice(found)}"
+            f"On {judged_data(found, drift.profile)} the plan takes {now} an iteration, and the "
+            f"one from scratch {fresh}. {_advice(found)}"
         )
     else:
         bars = _losses(found.windows)
@@ -59,12 +61,21 @@ def drift_chart(drift: NamedDrift, number: int) -> Chart:
     )
 
 
+def judged_data(drift: Drift, profile: str) -> str:
+    """Which data the verdict is of, and what the plan from scratch has seen of them."""
+    unseen = drift.unseen
+    if unseen is None:
+        return f"{profile}, which a plan from scratch is made from here,"
+    if unseen.source == HeldOutSource.THIS_WINDOW:
+        return f"{profile}, beside a plan made from the window before,"
+    return f"{HELD_OUT_DATA[unseen.source]}, beside a plan made from {profile},"
+
+
 def _row(name: str, drift: Drift) -> tuple[str, ...]:
     return (
         name,
-        format_duration(drift.objective_seconds.now),
-        format_duration(drift.objective_seconds.fresh),
-        format_share(drift.worse),
+        *map(format_duration, drift.judged_seconds),
+        format_share(drift.judged_worse),
         drift.verdict,
     )
 
@@ -72,13 +83,13 @@ def _row(name: str, drift: Drift) -> tuple[str, ...]:
 def _cost_of_windows(drift: WindowDrift) -> str:
     """What not re-planning costs, over all windows and in the worst one."""
     windows = drift.windows
-    worst = max(range(len(windows)), key=lambda n: windows[n].drift.worse)
+    worst = max(range(len(windows)), key=lambda n: windows[n].drift.judged_worse)
     iterations = format_digits(sum(window.iterations for window in windows), 4)
     return (
-        f"Not re-planning costs {format_share(drift.cost_share)} of the time that a plan from "
-        f"scratch for each of {plural(len(windows), 'window')} takes: "
+        f"Not re-planning costs {format_share(drift.cost_share)} of the time that plans from "
+        f"scratch, made after each of {plural(len(windows), 'window')} for the next, take: "
         f"{format_duration(drift.cost_seconds)} over their {iterations} iterations. It costs "
-        f"the most in @{worst}, {format_share(windows[worst].drift.worse)}. {_advice(drift)}"
+        f"the most in @{worst}, {format_share(windows[worst].drift.judged_worse)}. {_advice(drift)}"
     )
 
 
@@ -131,10 +142,10 @@ def _losses(windows: Sequence[Window]) -> dict[str, Any]:
     values = [
         {
             "window": f"@{number}",
-            "value": 100 * max(window.drift.worse, 0.0),
-            "shown": format_share(window.drift.worse),
-            "now": format_duration(window.drift.objective_seconds.now),
-            "fresh": format_duration(window.drift.objective_seconds.fresh),
+            "value": 100 * max(window.drift.judged_worse, 0.0),
+            "shown": format_share(window.drift.judged_worse),
+            "now": format_duration(window.drift.judged_seconds.now),
+            "fresh": format_duration(window.drift.judged_seconds.fresh),
         }
         for number, window in enumerate(windows)
     ]

@@ -202,7 +202,7 @@ def test_windows_are_priced_one_by_one(tmp_path, monkeypatch):
     assert content["windows"][2]["cost_seconds"] == pytest.approx(cost)
     assert cost > 0
     assert content["cost_seconds"] == pytest.approx(sum(w.cost_seconds for w in found.windows))
-    fresh = sum(w.iterations * w.fresh_seconds for w in found.windows)
+    fresh = sum(w.iterations * w.drift.judged_seconds.fresh for w in found.windows)
     assert content["cost_share"] == pytest.approx(content["cost_seconds"] / fresh)
 
     for number, window in enumerate((same, newer)):
