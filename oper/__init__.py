@@ -144,3 +144,8 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'oper' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    """The public names too that nobody has used yet, for completion in an interpreter."""
+    return sorted({*globals(), *__all__})

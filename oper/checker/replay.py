@@ -18,6 +18,7 @@ from oper.base.errors import OperError
 from oper.checker.findings import Finding
 from oper.checker.rank_address_maps import RankMaps
 from oper.logs import Batch, LogOptions, Prepared, RowReader, open_log
+from oper.logs.batches.columns import NoSuchColumnError
 from oper.logs.batches.timestamps import PER_SECOND
 from oper.plan.layout import LOCAL, SLOT_BITS
 from oper.plan.plan import Plan
@@ -136,6 +137,25 @@ def replay(folder: Path | str, rows_read: Iterable[tuple[int, Ints]]) -> list[Fi
     return [Finding(f"a replay of {read} serves what the plan says, to the row", wrong)]
 
 
+def _reader(
+    plan: Plan, folder: Path | str, log: Sequence[Path], given: LogOptions, part: LogPart
+) -> RowReader:
+    """A reader of the plan's features in a log, of which `part` was profiled."""
+    options = part.options(given)
+    if not options.columns:
+        features = [name for table in plan.tables for name in table.features or (table.name,)]
+        options = replace(options, columns=tuple(features))
+    try:
+        return RowReader(open_log(log, options), Prepared.load(plan.tables, folder))
+    except NoSuchColumnError as error:
+        if given.columns:
+            raise
+        raise OperError(
+            f"{', '.join(map(str, log))}: has no column {error.wanted!r}, which the plan's profile "
+            f"read; {error.known}; give the log that was profiled"
+        ) from error
+
+
 def rows_of_log(
     folder: Path | str, log: Sequence[Path], options: LogOptions
 ) -> Iterator[tuple[int, Ints]]:
@@ -147,11 +167,7 @@ def rows_of_log(
     """
     plan = Plan.load(folder)
     part = LogPart(plan.log_part if options.rows is None else {})
-    options = part.options(options)
-    if not options.columns:
-        features = [name for table in plan.tables for name in table.features or (table.name,)]
-        options = replace(options, columns=tuple(features))
-    reader = RowReader(open_log(log, options), Prepared.load(plan.tables, folder))
+    reader = _reader(plan, folder, log, options, part)
     samples = 0
     for batch in part.batches(reader.batches(ids_only=True)):
         samples += batch.samples

@@ -5,13 +5,15 @@ from typing import Any, Literal
 
 from oper.base.errors import OperError
 
+Level = Literal["ok", "note", "problem"]
+
 
 @dataclass(frozen=True)
 class Finding:
     """One finding. `about` is what was looked at; `do` is None where there is nothing to do, or
     where `says` is one of oper's errors, which say it themselves."""
 
-    level: Literal["ok", "note", "problem"]
+    level: Level
     about: str
     says: str
     do: str | None = None

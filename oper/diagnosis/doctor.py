@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 
 from oper.base.errors import OperError, check_type
 from oper.base.free_memory import free_memory
+from oper.diagnosis.batch_findings import batch_findings
 from oper.diagnosis.diagnosis import Diagnosis, Finding
 from oper.diagnosis.machine_findings import (
     gpu_findings,
@@ -25,7 +27,10 @@ from oper.diagnosis.memory_findings import (
 )
 from oper.diagnosis.model_file import make_model
 from oper.diagnosis.table_findings import table_findings
+from oper.logs import LogKeywords
 from oper.plan.plan import Plan
+from oper.profiling.profile import Profile, profile_given
+from oper.tables.table import tables_of_collection
 from oper.topology.topology import Topology
 
 
@@ -33,6 +38,10 @@ def doctor(
     plan: Plan | Path | str,
     model: nn.Module | str,
     topology: Topology | Path | str | None = None,
+    *,
+    batch: Any = None,
+    profile: Profile | Path | str | None = None,
+    **reading: Unpack[LogKeywords],
 ) -> Diagnosis:
     """Say before a job what would not fit: tables, memory of each rank, ranks, versions.
 
@@ -42,15 +51,26 @@ def doctor(
             arguments or of the plan. Its tables may be on the meta device.
         topology: what the devices hold, as a `Topology`, the name of a preset or a file. None: the
             plan's topology, if it is a preset, or the devices of this machine.
+        batch: samples with the row ids that the script gives the model, to find ids that are
+            numbered unlike the profile's: a KeyedJaggedTensor, an iterable of batches that hold
+            some, of which 65,536 samples are enough, or a file in any format of logs. None: the
+            numbering is not looked at.
+        profile: the plan's profile, or its folder, which has the counts of all rows; None: those
+            that the plan has, of its listed rows.
+        reading: how to read a file of samples, by the names of the commands' options: columns,
+            values, lengths and others.
 
     Raises:
-        OperError: the plan, the model or the topology cannot be had.
+        OperError: the plan, the model, the topology, the batch or the profile cannot be had.
     """
     check_type("doctor", "plan", plan, Plan, Path, str)
     check_type("doctor", "model", model, nn.Module, str)
     plan = plan if isinstance(plan, Plan) else Plan.load(plan)
     model = make_model(model, plan) if isinstance(model, str) else model
     named = _topology(plan, topology)
+    if batch is None and (profile is not None or reading):
+        given = "profile" if profile is not None else next(iter(reading))
+        raise OperError(f"doctor: {given} is for reading a batch; give the batch too")
     findings, matched = table_findings(plan, model)
     if any(finding.level == "problem" for finding in findings):
         text = "what the ranks need is counted when the tables fit"
@@ -64,6 +84,15 @@ def doctor(
             findings += host_findings(plan, mine, dense, ranks_here(plan), free_memory())
         else:
             findings += tier_findings(tier, _hosts(named))
+    if batch is None:
+        text = "whether the script numbers them as the profile does was not looked at"
+        findings.append(
+            Finding("note", "ids", text, "give samples of the script's (--batch, or batch=)")
+        )
+    elif matched:
+        tables = [table for found in matched for table in tables_of_collection(found.collection)]
+        counted = None if profile is None else profile_given("doctor", profile)
+        findings += batch_findings(plan, tables, batch, reading, counted)
     findings += [*rank_findings(plan), *gpu_findings(plan), *version_findings()]
     return Diagnosis(tuple(findings))
 

@@ -9,15 +9,15 @@ from collections.abc import Hashable, Iterator
 from typing import Any, NamedTuple
 
 from torch import nn
-from torchrec.distributed.types import ShardedModule
 
 from oper.base.errors import OperError
-from oper.diagnosis.diagnosis import Finding
+from oper.diagnosis.diagnosis import Finding, Level
 from oper.plan.plan import Plan
 from oper.runtime.tables.optimizer_buckets import EmbeddingTable
-from oper.tables.table import Table, collections_of, configs_of, tables_of_collection
+from oper.tables.table import Table, tables_of_collection
 from oper.torchrec import module_tables
 from oper.torchrec.model_warnings import ModelWarnings
+from oper.torchrec.other_modules import other_modules
 from oper.torchrec.sharding_plan import planned_module
 
 _PLAN_AGAIN = "plan again, for a profile of this model's tables (oper.profile(batches, model))"
@@ -49,7 +49,7 @@ def table_findings(plan: Plan, model: nn.Module) -> tuple[list[Finding], list[Ma
     matched: list[Matched] = []
     planned = {table.name for table in plan.tables}
     taken = list(module_tables.collections(model))
-    findings += _not_taken(model, [path for path, _ in taken], planned)
+    findings += _not_taken(model, planned)
     in_plan = []
     for path, collection in taken:
         names = [config.name for config in module_tables.configs(collection)]
@@ -124,36 +124,12 @@ def _differences(planned: Table, mine: Table) -> Iterator[Finding]:
         )
 
 
-def _not_taken(model: nn.Module, taken: list[str], planned: set[str]) -> Iterator[Finding]:
+def _not_taken(model: nn.Module, planned: set[str]) -> Iterator[Finding]:
     """Modules with rows that the sharders leave as they are: on every rank, or to others."""
-    within = [path for path, _ in collections_of(model)]
-    for path, other in collections_of(model):
-        if path in taken or any(inner.startswith(f"{path}.") for inner in taken):
-            continue
-        kind, is_sharded = type(other).__name__, isinstance(other, ShardedModule)
-        names = {config.name for config in configs_of(other) or ()}
-        why = (
-            "already sharded" if is_sharded else "a kind of its own, and sharders go by exact type"
-        )
-        yield Finding(
-            "note" if planned.isdisjoint(names) else "problem",
-            "modules",
-            f"{path or kind!r}: a {kind}, {why}: no sharder of OPER's takes it",
-            "give the function's model unsharded"
-            if is_sharded
-            else "use EmbeddingBagCollection or EmbeddingCollection themselves, or leave it to a "
-            "sharder of its own",
-        )
-    for path, inner in model.named_modules():
-        if isinstance(inner, nn.Embedding | nn.EmbeddingBag) and not any(
-            path.startswith(f"{outer}.") or outer == "" for outer in within
-        ):
-            yield Finding(
-                "note",
-                "modules",
-                f"{path!r}: a {type(inner).__name__}, of which every rank has a copy",
-                "put large ones into an EmbeddingBagCollection, and into the plan",
-            )
+    for other in other_modules(model):
+        text = f"{other.named}: no sharder of OPER's takes it"
+        level: Level = "note" if planned.isdisjoint(other.tables) else "problem"
+        yield Finding(level, "modules", text, other.kind.to_do)
 
 
 def _as_sharded(plan: Plan, model: nn.Module, known: list[Finding]) -> Iterator[Finding]:

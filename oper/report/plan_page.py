@@ -21,13 +21,17 @@ from oper.planner.memory_curve import CurvePoint, memory_curve
 from oper.planner.problem.problem import make_problem
 from oper.profiling.profile import Profile
 from oper.report import sentences
-from oper.report.charts.chart import Chart
 from oper.report.charts.comparison_charts import comparison_chart, sweep_chart
 from oper.report.charts.drift_lines import NamedDrift, drift_chart
 from oper.report.charts.link_matrix import link_charts
 from oper.report.charts.memory_line import memory_curve_chart
 from oper.report.charts.predicted_and_counted import RankCounters, counted_chart
-from oper.report.charts.rank_bars import kinds_of_row_chart, kinds_of_work_chart, memory_chart
+from oper.report.charts.rank_bars import (
+    RankBars,
+    kinds_of_row_bars,
+    kinds_of_work_bars,
+    memory_bars,
+)
 from oper.report.charts.skew_curve import skew_chart
 from oper.report.glossary import words_of
 from oper.report.render_page import Page, Section
@@ -111,19 +115,19 @@ def _first_screen(
     if plan.held_out is not None:
         seconds = format_duration(plan.held_out.objective_seconds)
         tiles.insert(1, ("iteration, on data held out", seconds))
-    charts = memory_charts(plan, kinds)
+    bars = memory_of_ranks(plan, kinds)
     bound = None if certificate is None else certificate.lower_bound_seconds
     if measured is None:
-        charts.append(work_chart(plan))
+        bars.append(work_of_ranks(plan))
     else:
-        charts.append(kinds_of_row_chart(_time_parts(measured.times), bound))
+        bars.append(kinds_of_row_bars(_time_parts(measured.times), bound))
     said = sentences.headline(plan, run)
-    return Section("plan", "The plan", said, True, tiles, charts)
+    return Section("plan", "The plan", said, True, tiles, [each.chart() for each in bars])
 
 
-def memory_charts(plan: Plan, kinds: RowsByKind) -> list[Chart]:
+def memory_of_ranks(plan: Plan, kinds: RowsByKind) -> list[RankBars]:
     """The memory of each rank's device by kind of row, and of its host's with a tier."""
-    charts = []
+    bars = []
     if plan.memories[0].tables:
         held = kinds.memory[DEVICE]
         parts = {
@@ -131,15 +135,15 @@ def memory_charts(plan: Plan, kinds: RowsByKind) -> list[Chart]:
             "listed rows": held.listed.astype(np.float64),
             "replicated rows": held.replicated.astype(np.float64),
         }
-        charts.append(
-            memory_chart(parts, plan.cost.capacity_bytes.astype(np.float64), _allowance(plan))
+        bars.append(
+            memory_bars(parts, plan.cost.capacity_bytes.astype(np.float64), _allowance(plan))
         )
     if plan.host is not None:
         parts = {"rows in the host's memory": kinds.memory[HOST].total.astype(np.float64)}
         room = plan.host.cost.capacity_bytes.astype(np.float64)
-        chart = memory_chart(parts, room, " on its host")
-        charts.append(replace(chart, key="host-memory", title="Memory of each rank's host"))
-    return charts
+        of_hosts = memory_bars(parts, room, " on its host")
+        bars.append(replace(of_hosts, key="host-memory", title="Memory of each rank's host"))
+    return bars
 
 
 def _allowance(plan: Plan) -> str:
@@ -158,20 +162,22 @@ def _time_parts(times: KindTimes) -> dict[str, Floats]:
     }
 
 
-def work_chart(plan: Plan) -> Chart:
+def work_of_ranks(plan: Plan) -> RankBars:
     """The time of each rank by what it goes to."""
     prediction = plan.cost
     looked_up, fetched = prediction.lookup_seconds, prediction.link_seconds.sum(axis=1)
     parts = {"looking rows up": looked_up, "fetching rows": fetched}
     if plan.workload.training:
         parts["updating rows"] = prediction.rank_seconds - looked_up - fetched
-    return kinds_of_work_chart(parts)
+    return kinds_of_work_bars(parts)
 
 
 def _ranks(plan: Plan) -> Section:
     charts = link_charts(plan)
     said = sentences.time_sentences(plan)
-    return Section("ranks", "Work and links of the ranks", said, charts=[work_chart(plan), *charts])
+    return Section(
+        "ranks", "Work and links of the ranks", said, charts=[work_of_ranks(plan).chart(), *charts]
+    )
 
 
 def _tables(plan: Plan, kinds: RowsByKind, profile: Profile | None) -> Section:

@@ -1,5 +1,6 @@
 """The plan, table by table: rows, bytes, accesses, how they are placed, and where."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from oper.base.arrays import Ints
@@ -10,6 +11,7 @@ from oper.profiling.profile import Profile
 
 _NAMED = 5  # tables in a sentence
 _ALIKE = 0.99  # of the largest
+_SHOWN = 5e-4  # a smaller share prints as 0.0%
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ def table_list(plan: Plan, kinds: RowsByKind, profile: Profile | None) -> Sortab
             share = int(accesses[t]) / all_accesses
             counted = [
                 Cell(f"{int(accesses[t]):,}", int(accesses[t])),
-                Cell(format_share(share, 1), share),
+                _share(share),
             ]
         rows.append(
             (
@@ -56,7 +58,7 @@ def table_list(plan: Plan, kinds: RowsByKind, profile: Profile | None) -> Sortab
                 Cell(f"{table.rows:,}", table.rows),
                 Cell(str(table.dim), table.dim),
                 Cell(format_bytes(int(sizes[t])), int(sizes[t])),
-                Cell(format_share(int(sizes[t]) / all_bytes, 1), int(sizes[t]) / all_bytes),
+                _share(int(sizes[t]) / all_bytes),
                 *counted,
                 *(
                     Cell(f"{int(of_kind[t]):,}", int(of_kind[t]))
@@ -82,6 +84,11 @@ def table_list(plan: Plan, kinds: RowsByKind, profile: Profile | None) -> Sortab
     return SortableTable(tuple(headers), rows, _sentence(plan, sizes, accesses), total)
 
 
+def _share(share: float) -> Cell:
+    """A share, to a tenth of a percent."""
+    return Cell("<0.1%" if 0 < share < _SHOWN else format_share(share, 1), share)
+
+
 def _sentence(plan: Plan, sizes: Ints, accesses: Ints | None) -> str:
     """Which tables dominate."""
     said = [] if accesses is None else [_most(plan, accesses, "accesses")]
@@ -90,7 +97,9 @@ def _sentence(plan: Plan, sizes: Ints, accesses: Ints | None) -> str:
 
 def _most(plan: Plan, values: Ints, noun: str) -> str:
     """The tables that have most of something, or that none stands out."""
-    total, tables = max(int(values.sum()), 1), len(values)
+    total, tables = int(values.sum()), len(values)
+    if not total:
+        return f"There are no {noun}."
     order = sorted(range(tables), key=lambda t: (-int(values[t]), t))
     largest = int(values[order[0]])
     alike = sum(int(value) >= _ALIKE * largest for value in values)
@@ -100,12 +109,37 @@ def _most(plan: Plan, values: Ints, noun: str) -> str:
             f"No table dominates the {noun}: {every} {tables:,} tables have {largest / total:.1%} "
             f"each{'' if alike == tables else ', and none has more'}."
         )
-    named = order[: min(_NAMED, tables)]
-    together = sum(int(values[t]) for t in named) / total
-    shares = ", ".join(f"{plan.tables[t].name} {values[t] / total:.1%}" for t in named)
-    if len(named) == tables:
-        return f"Of the {noun}: {shares}."
-    return f"Of the {noun} {together:.1%} are in {len(named)} of {tables:,} tables: {shares}."
+    named = [order[0]]
+    named += [t for t in order[1:_NAMED] if int(values[t]) / total >= _SHOWN]
+    names, amounts = [plan.tables[t].name for t in named], [int(values[t]) for t in named]
+    others = tables - len(named)
+    if others:
+        names.append(f"the other {others:,} tables together" if others > 1 else "the other table")
+        amounts.append(total - sum(amounts))
+    shares = ", ".join(map("{} {}".format, names, shares_that_add_up(amounts)))
+    return f"Of the {noun}: {shares}."
+
+
+def shares_that_add_up(amounts: Sequence[int]) -> list[str]:
+    """The share of each amount in their sum, which is positive, to a tenth of a percent. What is
+    printed adds up to 100 %: the largest remainders are rounded up. A part is never called nothing,
+    nor the whole."""
+    total = sum(amounts)
+    tenths = [1000 * amount // total for amount in amounts]
+    by_remainder = sorted(range(len(amounts)), key=lambda n: (-(1000 * amounts[n] % total), n))
+    for n in by_remainder[: 1000 - sum(tenths)]:
+        tenths[n] += 1
+
+    def shown(amount: int, tenth: int) -> str:
+        if not amount:
+            return "none"
+        if not tenth:
+            return "less than 0.1%"
+        if tenth == 1000 and amount < total:
+            return "more than 99.9%"
+        return f"{tenth / 10:.1f}%"
+
+    return list(map(shown, amounts, tenths))
 
 
 def _where(plan: Plan, kinds: RowsByKind, t: int) -> str:

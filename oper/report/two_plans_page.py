@@ -8,6 +8,7 @@ from oper.analysis.wording import work
 from oper.base.formatting import (
     format_bytes,
     format_duration,
+    format_factor,
     format_gap,
     format_share,
     plural,
@@ -17,7 +18,7 @@ from oper.plan.rows_by_kind import rows_by_kind
 from oper.report import sentences
 from oper.report.charts.chart import Chart
 from oper.report.glossary import words_of
-from oper.report.plan_page import LEFT_OUT, memory_charts, work_chart
+from oper.report.plan_page import LEFT_OUT, memory_of_ranks, work_of_ranks
 from oper.report.render_page import Page, Section
 from oper.report.table_list import Cell, SortableTable
 
@@ -34,11 +35,7 @@ def two_plans_page(old: Plan, new: Plan, names: tuple[str, str]) -> Page:
             "The two plans",
             _headline(old, new, names, changes),
             emphasis=True,
-            charts=[
-                chart
-                for number, (plan, name) in enumerate(zip((old, new), names, strict=True))
-                for chart in _charts(plan, name, number)
-            ],
+            charts=_charts((old, new), names),
         ),
         Section("figures", "Figure by figure", table=_figures(old, new, names)),
         _moved(changes, names),
@@ -84,16 +81,27 @@ _COUNTS = {
 def _longer(before: float, after: float) -> str:
     """What the second plan's time is beside the first's."""
     times = f"{format_duration(after)} an iteration instead of {format_duration(before)}"
+    if before and after > 2 * before:
+        return f"is predicted to take {format_factor(after / before)} times as long: {times}"
     if not before or abs(after / before - 1) < 5e-5:
         return f"is predicted to take as long: {format_duration(after)} an iteration"
     word = "less" if after < before else "more"
     return f"is predicted to take {format_share(abs(1 - after / before))} {word} time: {times}"
 
 
-def _charts(plan: Plan, name: str, number: int) -> list[Chart]:
+def _charts(plans: tuple[Plan, Plan], names: tuple[str, str]) -> list[Chart]:
+    """Memory and time of the ranks under each plan; charts of a kind reach equally far, so that
+    columns of the same height are of the same amount."""
+    bars = [[*memory_of_ranks(plan, rows_by_kind(plan)), work_of_ranks(plan)] for plan in plans]
+    tops: dict[str, float] = {}
+    for each in (*bars[0], *bars[1]):
+        tops[each.key] = max(tops.get(each.key, 0.0), each.top)
     return [
-        replace(chart, key=f"{chart.key}-{number}", title=f"{name}: {chart.title.lower()}")
-        for chart in (*memory_charts(plan, rows_by_kind(plan)), work_chart(plan))
+        replace(each, key=f"{each.key}-{number}", title=f"{name}: {each.title.lower()}").chart(
+            tops[each.key]
+        )
+        for number, (of_plan, name) in enumerate(zip(bars, names, strict=True))
+        for each in of_plan
     ]
 
 

@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import nn
-from torchrec.distributed.types import ShardedModule
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.modules.itep_embedding_modules import (
     ITEPEmbeddingBagCollection,
@@ -84,19 +83,6 @@ def _maps_ids(path: str, around: nn.Module) -> OperError:
         "rows on each rank by itself. Leave its tables out of the plan, and the module to a "
         "sharder of TorchRec's; or map ids before, by the rule that the log was profiled with"
     )
-
-
-def already_sharded(module: nn.Module) -> str:
-    """A sentence for an error about a model without collections, where they are sharded already; ""
-    elsewhere."""
-    for path, inner in module.named_modules():
-        if isinstance(inner, ShardedModule):
-            by = "OPER" if type(inner).__module__.startswith("oper.") else "TorchRec"
-            return (
-                f"; {path!r} is already sharded, by {by}: use the model as it is, or shard a new "
-                "one"
-            )
-    return ""
 
 
 def configs(collection: Any) -> Sequence[Any]:

@@ -16,7 +16,7 @@ from torchrec.distributed.types import (
 
 from oper.base.errors import OperError, check_type
 from oper.plan.plan import Plan
-from oper.torchrec import module_tables
+from oper.torchrec import module_tables, other_modules
 from oper.torchrec.model_warnings import ModelWarnings
 from oper.torchrec.state_dict import row_blocks
 
@@ -96,15 +96,17 @@ def planned_module(plan: Plan, module: nn.Module, warnings: ModelWarnings) -> Op
         )
         content.oper_plan, content.warnings = plan, warnings
         found[path] = content
-    if not found:
-        sharded = module_tables.already_sharded(module)
-        if sharded and not names_of_model:
-            raise OperError(f"{type(module).__name__}: {sharded.removeprefix('; ')}")
+    other_modules.check_others(module, planned)
+    if not names_of_model:
         raise OperError(
             f"{type(module).__name__}: holds no EmbeddingBagCollection or EmbeddingCollection of "
-            "TorchRec's with tables of the plan: it has "
+            f"TorchRec's, which OPER shards{other_modules.instead(module)}"
+        )
+    if not found:
+        raise OperError(
+            f"{type(module).__name__}: the plan has none of its tables: it has "
             f"{module_tables.first_names(names_of_model)}, and the plan "
-            f"{module_tables.first_names(planned)}{sharded or '; make a plan for this model'}"
+            f"{module_tables.first_names(planned)}; make a plan for this model"
         )
     for text in unplanned:  # not before an error, with which nothing is sharded
         warnings.warn(_log, text, text)

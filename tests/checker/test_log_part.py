@@ -159,3 +159,15 @@ def test_a_sum_of_profiles_says_that_its_parts_are_unknown(here: Path) -> None:
     assert said.status == 2
     assert "if its profile is a sum, the parts are not known" in said.errors
     assert said.errors.count("\n") == 1
+
+
+def test_a_log_without_the_plans_columns_blames_no_option(here: Path) -> None:
+    """Nobody has typed --columns; who has reads of it."""
+    plan(())
+    pq.write_table(pq.read_table("log.parquet").drop_columns(["C1"]), "other.parquet")
+    said = oper("plan", "check", "q", "other.parquet")
+    assert said.status == 2
+    assert "other.parquet: has no column 'C1', which the plan's profile read" in said.errors
+    assert "--" not in said.errors
+    said = oper("plan", "check", "q", "other.parquet", "--columns", "nothing")
+    assert "--columns 'nothing': matches no column" in said.errors

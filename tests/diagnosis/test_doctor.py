@@ -203,7 +203,8 @@ def test_modules_that_no_sharder_takes() -> None:
     found = doctor(small_plan(), model)
     assert problems(found) == []
     assert any(
-        "'positions': a Embedding, of which every rank has a copy" in f.says for f in found.findings
+        "'positions', a torch.nn.Embedding" in f.says and "has a copy" in (f.do or "")
+        for f in found.findings
     )
 
 

@@ -2,6 +2,8 @@
 commands of these names print, from objects or from folders, and shown in notebooks."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -204,3 +206,10 @@ def test_a_lost_invariant_is_shown(folders: Folders) -> None:
 def test_windows_that_are_read_back_are_of_the_same_type(folders: Folders) -> None:
     windows = oper.drift_by_window(folders.plan, [oper.Profile.load(folders.newer)])
     assert WindowDrift.from_json(windows.to_json()).verdict == windows.verdict
+
+
+def test_completion_knows_the_public_names() -> None:
+    """Also those that are loaded when they are first used, in a process that used none."""
+    script = "import oper; print(*(set(oper.__all__) - set(dir(oper))), '__version__' in dir(oper))"
+    printed = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+    assert printed.stdout.split() == [b"True"]

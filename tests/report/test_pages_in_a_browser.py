@@ -199,3 +199,20 @@ def test_two_plans(browser: Browser, reported: Reported) -> None:
     said = json.loads(fine("plan", "diff", reported.file("plan"), reported.file("day"), "--json"))
     words = browser.run("return document.querySelector('#plans').textContent")
     assert f"{said['rows_changed']:,} of {said['rows']:,} rows" in words
+
+
+@pytest.mark.parametrize("width", [LAPTOP, PHONE])
+def test_labels_of_many_ranks_stand_apart(browser: Browser, reported: Reported, width: int) -> None:
+    many, page = reported.file("many"), reported.file("many.html")
+    fine("plan", reported.file("profile"), "--topology", "8x8-h100", "-o", many, "--force")
+    fine("report", many, "-o", page, "--force")
+    browser.open(page, width)
+    boxes = browser.run(
+        "return [...document.querySelectorAll('#memory svg .role-axis-label text')]"
+        ".filter(text => getComputedStyle(text).opacity > 0)"
+        ".map(text => text.getBoundingClientRect()).map(box => [box.left, box.right, box.top])"
+    )
+    lowest = max(top for _, _, top in boxes)
+    ranks = sorted((left, right) for left, right, top in boxes if top == lowest)
+    assert len(ranks) > 3
+    assert all(one[1] + 8 < other[0] for one, other in pairwise(ranks)), ranks

@@ -21,16 +21,20 @@ from oper.plan.settings import Limits, PlanSettings
 from oper.planner import memory_curve as curve_module
 from oper.planner.compare import Comparison
 from oper.planner.make_plan import make_plan
+from oper.planner.memory_curve import CurvePoint
 from oper.planner.replan.replan import replan
 from oper.profiling.profile import Profile
 from oper.report import plan_page as plan_page_module
 from oper.report.charts.chart import Chart
 from oper.report.charts.comparison_charts import beside, comparison_chart
+from oper.report.charts.memory_line import memory_curve_chart
 from oper.report.plan_page import Material, plan_page
 from oper.report.render_page import Page
+from oper.report.table_list import shares_that_add_up, table_list
 from oper.report.time_by_row_kind import kind_times
 from oper.report.two_plans_page import two_plans_page
 from oper.report.write_report import write_report
+from oper.tables.table import Table
 from oper.topology.topology import Topology
 from tests.report.conftest import Reported
 from tests.support.commands import fine
@@ -345,3 +349,75 @@ def test_two_plans_of_other_ranks_compare_no_rows(tmp_path: Path) -> None:
         plans.append(planned(folder, profile, name, "training", 0.3))
     page = two_plans_page(plans[0], plans[1], ("one", "three"))
     assert "numbers of ranks differ" in words(page, "moved")
+
+
+def test_bars_of_two_plans_are_on_one_axis(tmp_path: Path) -> None:
+    """A bar that is four times as high is four times as much, also beside the other plan's."""
+    profile = make_profile(5)
+    plans = [
+        planned(tmp_path / name, profile, name.replace("-", ":"), "training", 0.3)
+        for name in ("cpu-1", "cpu-4")
+    ]
+    page = two_plans_page(plans[0], plans[1], ("one", "four"))
+    for kind, highest in (("memory", "memory_bytes"), ("work", "rank_seconds")):
+        axes = [chart(page, f"{kind}-{n}").spec["layer"][0]["encoding"]["y"] for n in (0, 1)]
+        assert axes[0] == axes[1]
+        size = {"kB": 1e3, "MB": 1e6, "bytes": 1, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}
+        reach = axes[0]["scale"]["domain"][1] * size[axes[0]["axis"]["title"]]
+        most = max(getattr(plan.cost, highest).max() for plan in plans)
+        assert reach >= (1 - 1e-4) * most
+        drawn = [chart(page, f"{kind}-{n}").spec["data"]["values"] for n in (0, 1)]
+        heights = [sum(v["value"] for v in values if v["order"] == 0) for values in drawn]
+        amounts = [getattr(plan.cost, highest)[0] for plan in plans]
+        assert heights[0] / heights[1] == pytest.approx(amounts[0] / amounts[1], rel=1e-3)
+
+
+@examples(60)
+@given(st.lists(st.integers(0, 10**12), min_size=1, max_size=8).filter(any))
+def test_shares_add_up_to_the_whole(amounts: list[int]) -> None:
+    shown = shares_that_add_up(amounts)
+    total = sum(amounts)
+    exact = [share for share in shown if share.endswith("%") and " " not in share]
+    if "more than 99.9%" not in shown:
+        assert sum(round(10 * float(share[:-1])) for share in exact) == 1000
+    for amount, share in zip(amounts, shown, strict=True):
+        assert (share == "none") == (amount == 0)
+        assert share != "0.0%"
+        assert (share == "100.0%") == (amount == total)
+        if share in exact:
+            assert abs(float(share[:-1]) - 100 * amount / total) <= 0.1 + 1e-9
+
+
+def test_tables_too_small_to_name_are_counted_together(tmp_path: Path) -> None:
+    """Tables of 0.0 % are not named, and what is printed is not more than it is."""
+    tables = tuple(Table(f"t{n}", rows, 4) for n, rows in enumerate((30_000, 10_000, 3, 3, 2)))
+    accesses = np.ones(sum(table.rows for table in tables), np.uint32)
+    profile = Profile(tables, 100, accesses, accesses, (False,) * 5)
+    made = planned(tmp_path, profile, "cpu:2", "training", 0.0)
+    sentence = table_list(made, rows_by_kind(made), profile).sentence
+    assert "Of the bytes: t0 75.0%, t1 25.0%, the other 3 tables together less than 0.1%." in (
+        sentence
+    )
+
+
+def curve(*points: tuple[int, float]) -> list[CurvePoint]:
+    """Points of these bytes and seconds; the first is the plan's."""
+    return [
+        CurvePoint(0.0, 0.0, held, seconds, seconds, 0.0, number == 0)
+        for number, (held, seconds) in enumerate(points)
+    ]
+
+
+def test_a_little_more_memory_is_drawn_as_a_little() -> None:
+    drawn = memory_curve_chart(curve((22_330_000, 3e-6), (22_420_000, 2e-6)))
+    assert drawn is not None
+    least, most = drawn.spec["layer"][0]["encoding"]["x"]["scale"]["domain"]
+    assert most / least == pytest.approx(2, rel=1e-3)
+    assert least < 22.33 < 22.42 < most
+    assert "0.40% more than this one, and take at best 33.33% less time" in drawn.caption
+    same = memory_curve_chart(curve((10**9, 3e-6), (10**9 + 1, 3e-6)))
+    assert same is not None
+    assert "as much as this one, and take at best no less time" in same.caption
+    wide = memory_curve_chart(curve((10**6, 3e-6), (10**7, 2e-6)))
+    assert wide is not None
+    assert wide.spec["layer"][0]["encoding"]["x"]["scale"]["domain"] == [1, 10]

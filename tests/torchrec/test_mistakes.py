@@ -39,7 +39,7 @@ MISTAKES: dict[str, tuple[Callable[[Model], Any], str]] = {
     ),
     "sharded twice": (
         lambda model: oper.shard(oper.shard(model, plan_of(model)), plan_of(Model("meta"))),
-        r"^DistributedModelParallel: '[a-z_.]*bags' is already sharded, by OPER: use the model",
+        r"^DistributedModelParallel: .*; '[a-z_.]*bags' is already sharded, by OPER: use the model",
     ),
     "planned when sharded": (
         lambda model: oper.OperShardingPlanner("cpu:1", profile_of(model)).plan(

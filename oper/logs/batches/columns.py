@@ -65,6 +65,15 @@ class Source(Protocol):
         """The samples in order, at most `selection.batch_rows` at a time."""
 
 
+class NoSuchColumnError(OperError):
+    """A log has no column of a name or a pattern."""
+
+    def __init__(self, text: str, wanted: str, known: str) -> None:
+        super().__init__(text)
+        self.wanted = wanted
+        self.known = known  # what the log has, for a sentence
+
+
 class KnownSize:
     """A base of sources whose files say how many samples they have."""
 
@@ -163,9 +172,8 @@ def _match(
         if not _PLAIN.fullmatch(pattern):
             found += [n for n in names if fnmatch.fnmatchcase(n, pattern)]
         if not found:
-            raise OperError(
-                f"{option} {pattern!r}: matches no column of {source.name}; {_list(names)}"
-            )
+            text = f"{option} {pattern!r}: matches no column of {source.name}; {_list(names)}"
+            raise NoSuchColumnError(text, pattern, _list(names))
         chosen.update(dict.fromkeys(found))
     # The file's order is kept, so that the order of the patterns does not matter.
     return tuple(n for n in names if n in chosen)

@@ -26,7 +26,14 @@ CONFIG: dict[str, Any] = {
     "background": None,
     "font": "system-ui, 'Segoe UI', 'Helvetica Neue', Arial, sans-serif",
     "view": {"stroke": None},
-    "axis": {**_TEXT, "gridColor": GRID, "domainColor": GRID, "tickColor": GRID},
+    # Labels that would come nearer to each other than this many pixels are left out, every other.
+    "axis": {
+        **_TEXT,
+        "gridColor": GRID,
+        "domainColor": GRID,
+        "tickColor": GRID,
+        "labelSeparation": 10,
+    },
     "legend": {**_TEXT, "labelLimit": 240},
     # A drawing has words for screen readers, its thousands of marks do not: the table has them.
     **{mark: {"aria": False} for mark in ("bar", "line", "point", "rect", "rule", "text")},

@@ -1,12 +1,21 @@
 """The time of an iteration over the memory that a plan may use."""
 
+import math
 from collections.abc import Sequence
 
-from oper.base.formatting import format_bytes, format_duration, format_gap, format_share
+from oper.base.formatting import (
+    format_bytes,
+    format_duration,
+    format_factor,
+    format_gap,
+    format_share,
+)
 from oper.planner.memory_curve import CurvePoint
 from oper.report.charts.chart import ACCENT, INK, Chart, axis, bytes_unit, duration_unit, spec
 
 _TWICE_AT_LEAST = 1.9
+_LEAST_SPAN = 2.0  # of the axis: on a narrower one a percent more memory would look like a lot
+_NOTICED = 5e-5  # a share below it prints as 0.00%
 _PROVED = "above the proved bound, at most"
 
 
@@ -27,16 +36,18 @@ def memory_curve_chart(points: Sequence[CurvePoint]) -> Chart | None:
         }
         for point in points
     ]
+    held = [memory.scaled(point.memory_bytes) for point in points]
     encoding = {
         "x": {
             "field": "memory",
             "type": "quantitative",
-            "scale": {"type": "log", "nice": False},
+            "scale": {"type": "log", "nice": False, "domain": _axis(min(held), max(held))},
             "axis": axis(f"memory of the fullest rank, {memory.name}", labelOverlap=True),
         },
         "y": {
             "field": "time",
             "type": "quantitative",
+            "scale": {"zero": True},
             "axis": axis(f"predicted iteration, {time.name}"),
         },
         "tooltip": [
@@ -74,6 +85,14 @@ def memory_curve_chart(points: Sequence[CurvePoint]) -> Chart | None:
     )
 
 
+def _axis(least: float, most: float) -> list[float]:
+    """Where a logarithmic axis begins and ends."""
+    if most >= _LEAST_SPAN * least:
+        return [least, most]
+    middle, half = math.sqrt(least * most), math.sqrt(_LEAST_SPAN)
+    return [float(f"{end:.5g}") for end in (middle / half, middle * half)]
+
+
 def _distinct(points: Sequence[CurvePoint]) -> list[CurvePoint]:
     """The points without those that hold as much memory as another; the plan's own stays."""
     kept: dict[int, CurvePoint] = {}
@@ -81,6 +100,15 @@ def _distinct(points: Sequence[CurvePoint]) -> list[CurvePoint]:
         if point.plan or point.memory_bytes not in kept:
             kept[point.memory_bytes] = point
     return list(kept.values())
+
+
+def _beside(factor: float) -> str:
+    """How much memory that is beside this plan's, which has no more."""
+    if factor - 1 < _NOTICED:
+        return "as much as this one"
+    if factor < 1.1:
+        return f"{format_share(factor - 1)} more than this one"
+    return f"{format_factor(factor)} times as much as this one"
 
 
 def twice_the_memory(points: Sequence[CurvePoint]) -> str:
@@ -92,9 +120,11 @@ def twice_the_memory(points: Sequence[CurvePoint]) -> str:
         return f"No plan was found that uses more than the {format_bytes(held)} of this one."
 
     def saving(point: CurvePoint) -> str:
-        saved = format_share(max(1 - point.objective_seconds / seconds, 0.0))
+        saved = 1 - point.objective_seconds / seconds
+        if saved < _NOTICED:
+            return "no less time an iteration"
         times = f"{format_duration(point.objective_seconds)} instead of {format_duration(seconds)}"
-        return f"{saved} less time an iteration, {times}"
+        return f"{format_share(saved)} less time an iteration, {times}"
 
     best = min(more, key=lambda point: (point.objective_seconds, point.memory_bytes))
     largest = more[-1]
@@ -102,7 +132,7 @@ def twice_the_memory(points: Sequence[CurvePoint]) -> str:
         return (
             "Twice the memory would not be used: plans grow to "
             f"{format_bytes(largest.memory_bytes)} on the fullest rank, "
-            f"{largest.memory_bytes / held:.3g} times this one's, and take at best {saving(best)}."
+            f"{_beside(largest.memory_bytes / held)}, and take at best {saving(best)}."
         )
     twice = min(more, key=lambda point: abs(point.memory_bytes / held - 2))
     factor = twice.memory_bytes / held

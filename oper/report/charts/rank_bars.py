@@ -1,6 +1,6 @@
 """Ranks as columns: their memory and their time, stacked."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +47,36 @@ class Line:
     dashed: bool = False
 
 
-def memory_chart(parts: Mapping[str, Floats], capacity: Floats, why: str) -> Chart:
+@dataclass(frozen=True)
+class RankBars:
+    """Stacked columns of the ranks, before it is known how far their axis reaches."""
+
+    key: str
+    title: str
+    caption: str
+    parts: Mapping[str, Floats]  # [M] each, from the ground up
+    unit_of: Callable[[float], Unit]
+    shown: Callable[[float], str]
+    lines: Sequence[Line] = ()  # over all columns
+
+    @property
+    def total(self) -> Floats:
+        """The height of each rank's column, [M]."""
+        total: Floats = np.sum(list(self.parts.values()), axis=0)
+        return total
+
+    @property
+    def top(self) -> float:
+        """How far the axis has to reach for all columns and lines."""
+        return max([float(self.total.max()), *(line.value for line in self.lines)])
+
+    def chart(self, top: float | None = None) -> Chart:
+        """The chart; its axis reaches to `top` (its own one without), so that charts drawn with
+        the same one can be compared by eye."""
+        return _bars(self, self.top if top is None else top)
+
+
+def memory_bars(parts: Mapping[str, Floats], capacity: Floats, why: str) -> RankBars:
     """Bytes of rows on each rank by kind of row, [M] each, and what the ranks may hold, [M]; `why`
     says where that comes from."""
     total = np.sum(list(parts.values()), axis=0)
@@ -56,10 +85,11 @@ def memory_chart(parts: Mapping[str, Floats], capacity: Floats, why: str) -> Cha
     caption = f"{held} A rank may hold {allowed}{why}"
     lines = [Line("capacity", room)] if room <= _MOST_ABOVE * total.max() else []
     caption += "." if lines else ", which is off the scale."
-    return _bars("memory", "Memory of each rank", caption, parts, bytes_unit, format_bytes, lines)
+    title = "Memory of each rank"
+    return RankBars("memory", title, caption, parts, bytes_unit, format_bytes, lines)
 
 
-def kinds_of_row_chart(parts: Mapping[str, Floats], bound: float | None) -> Chart:
+def kinds_of_row_bars(parts: Mapping[str, Floats], bound: float | None) -> RankBars:
     """Seconds of each rank by kind of row, [M] each, under the bound that was proved, if any."""
     total = np.sum(list(parts.values()), axis=0)
     caption = _spread("takes", total, format_duration)
@@ -69,10 +99,10 @@ def kinds_of_row_chart(parts: Mapping[str, Floats], bound: float | None) -> Char
         caption += f" On average {share:.0%} of it goes to {largest}."
     lines = [] if bound is None else [Line("proved bound", bound, dashed=True)]
     title = "Time of each rank by kind of row"
-    return _bars("time", title, caption, parts, duration_unit, format_duration, lines)
+    return RankBars("time", title, caption, parts, duration_unit, format_duration, lines)
 
 
-def kinds_of_work_chart(parts: Mapping[str, Floats]) -> Chart:
+def kinds_of_work_bars(parts: Mapping[str, Floats]) -> RankBars:
     """Seconds of each rank by what they go to, [M] each."""
     total = np.sum(list(parts.values()), axis=0)
     shares = (f"{name} {values.sum() / total.sum():.0%}" for name, values in parts.items())
@@ -80,22 +110,15 @@ def kinds_of_work_chart(parts: Mapping[str, Floats]) -> Chart:
     if total.any():
         caption = f"Of a rank's time, on average: {', '.join(shares)}."
     title = "Time of each rank by work"
-    return _bars("work", title, caption, parts, duration_unit, format_duration, [])
+    return RankBars("work", title, caption, parts, duration_unit, format_duration)
 
 
-def _bars(
-    key: str,
-    title: str,
-    caption: str,
-    parts: Mapping[str, Floats],
-    unit_of: Callable[[float], Unit],
-    shown: Callable[[float], str],
-    lines: list[Line],
-) -> Chart:
-    """Stacked columns of `parts`, [M] each, with `lines` over them."""
+def _bars(bars: RankBars, top: float) -> Chart:
+    """The columns and lines of `bars` as a chart, on an axis from 0 to `top`."""
+    parts, shown, total = bars.parts, bars.shown, bars.total
     shares = {name: values for name, values in parts.items() if values.any()} or dict(parts)
-    total = np.sum(list(parts.values()), axis=0)
-    unit = unit_of(max([float(total.max()), *(line.value for line in lines)]))
+    unit = bars.unit_of(top)
+    reach = {"scale": {"domain": [0, unit.scaled(top)], "nice": True}} if top else {}
     columns = rank_columns(len(total), _MOST_COLUMNS)
     values = [
         {
@@ -110,7 +133,7 @@ def _bars(
         for position, (name, of_part) in enumerate(shares.items())
     ]
     several = len(columns[0]) > 1
-    bars = {
+    drawn = {
         "mark": {"type": "bar", "tooltip": True},
         "encoding": {
             "x": {
@@ -119,7 +142,7 @@ def _bars(
                 "sort": {"field": "order"},
                 "axis": axis("ranks" if several else "rank", labelAngle=0, labelOverlap=True),
             },
-            "y": {"field": "value", "type": "quantitative", "axis": axis(unit.name)},
+            "y": {"field": "value", "type": "quantitative", "axis": axis(unit.name), **reach},
             "color": {
                 "field": "part",
                 "type": "nominal",
@@ -137,11 +160,12 @@ def _bars(
             ],
         },
     }
+    lines = [layer for line in bars.lines for layer in _line(line, unit)]
     return Chart(
-        key=key,
-        title=title,
-        caption=caption + of_columns(columns),
-        spec=spec(values, layer=[bars, *(layer for line in lines for layer in _line(line, unit))]),
+        key=bars.key,
+        title=bars.title,
+        caption=bars.caption + of_columns(columns),
+        spec=spec(values, layer=[drawn, *lines]),
         headers=("rank", *reversed(shares), "total"),
         rows=[
             (

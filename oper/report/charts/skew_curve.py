@@ -65,7 +65,11 @@ def skew_chart(profile: Profile, replicated_rows: int, listed_rows: int) -> Char
         caption += f" {unread / total_rows:.1%} of the rows were not read at all in the profile."
     for name, number, colour in (
         ("replicated", replicated_rows, "var(--replicated)"),
-        ("replicated or listed", replicated_rows + listed_rows, "var(--listed)"),
+        (
+            "replicated or listed" if replicated_rows else "listed",
+            replicated_rows + listed_rows,
+            "var(--listed)",
+        ),
     ):
         if number and (name == "replicated" or listed_rows):
             layers += _cut(f"{number:,} {name}", number / total_rows, colour, horizontal)

@@ -32,7 +32,7 @@ from oper.planner.least_memory import place_in_memory
 from oper.profiling.profile import Profile
 from oper.tables.table import Table, tables_of
 from oper.topology.topology import Topology
-from oper.torchrec import module_tables
+from oper.torchrec import module_tables, other_modules
 from oper.torchrec.model_warnings import ModelWarnings
 from oper.torchrec.planning.planner_inputs import profile_of, topology_of
 from oper.torchrec.planning.planner_statistics import planner_statistics
@@ -167,7 +167,7 @@ def _tables(
     if not tables:
         raise OperError(
             f"{type(module).__name__}: has no collection that the sharders take"
-            + module_tables.already_sharded(module)
+            + other_modules.instead(module)
         )
     return tables, module_tables.paths_of_tables(taken)
 

@@ -1,0 +1,141 @@
+"""Modules of a model with rows that no sharder of OPER's takes: what each is, and what to do.
+
+DistributedModelParallel looks for a sharder by a module's exact type, so that a subclass of a
+collection, one with its optimizer inside, a quantised one and torch's own embeddings all pass every
+sharder by. Their rows stay on every rank, without a word of TorchRec's: what a plan has of them is
+refused by name here.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import Enum
+
+from torch import nn
+from torchrec.distributed.types import ShardedModule
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.modules.fused_embedding_modules import (
+    FusedEmbeddingBagCollection,
+    FusedEmbeddingCollection,
+)
+from torchrec.quant.embedding_modules import EmbeddingBagCollection as QuantBags
+from torchrec.quant.embedding_modules import EmbeddingCollection as QuantSequences
+
+from oper.base.errors import OperError
+from oper.tables.table import collections_of, configs_of
+from oper.torchrec.module_tables import collections
+
+
+class Kind(Enum):
+    """Why no sharder of OPER's takes a module, with what to do."""
+
+    SHARDED_BY_OPER = "use the model as it is, or shard a new one"
+    SHARDED = "give the unsharded model, or leave these tables out of the plan"
+    QUANTISED = (
+        "shard the model before it was quantised, by a plan for inference with int8 tables (dtype "
+        "int8 of a table, `oper plan --mode inference`)"
+    )
+    FUSED = (
+        "use EmbeddingBagCollection or EmbeddingCollection, and put the optimizer on their tables "
+        "by apply_optimizer_in_backward or by the sharder's fused_params"
+    )
+    SUBCLASS = (
+        "sharders go by exact type: use EmbeddingBagCollection or EmbeddingCollection themselves, "
+        "inside of a module that does what the subclass adds"
+    )
+    OTHER_COLLECTION = (
+        "use EmbeddingBagCollection or EmbeddingCollection, or leave its tables out of the plan "
+        "and the module to a sharder of its own"
+    )
+    TORCH = (
+        "every rank has a copy of it: for rows by a plan make it a table of an "
+        "EmbeddingBagCollection or EmbeddingCollection, with an EmbeddingBagConfig or "
+        "EmbeddingConfig of the plan's name for it, and read it by a KeyedJaggedTensor"
+    )
+
+    @property
+    def to_do(self) -> str:
+        """What to do, for an error or a finding."""
+        return self.value
+
+
+@dataclass(frozen=True)
+class OtherModule:
+    """A module with rows that no sharder of OPER's takes."""
+
+    path: str
+    called: str  # its class, as it is known
+    kind: Kind
+    tables: frozenset[str]  # the names of its tables; of torch's modules its own
+
+    @property
+    def named(self) -> str:
+        """The module, for a sentence: `'bags', a FusedEmbeddingBagCollection`."""
+        article = "an" if self.called[0] in "AEIOU" else "a"
+        called = f"{article} {self.called}"
+        return f"{self.path!r}, {called}" if self.path else f"the model itself, {called}"
+
+
+def other_modules(model: nn.Module) -> list[OtherModule]:
+    """All of a model, in its order. Modules around a collection that is taken are not among them,
+    nor is what lies inside of a collection."""
+    taken = [path for path, _ in collections(model)]
+    found = []
+    within = [path for path, _ in collections_of(model)]
+    for path, module in collections_of(model):
+        if path in taken or any(inner.startswith(f"{path}.") for inner in taken if path):
+            continue
+        if not path and taken:
+            continue
+        names = frozenset(config.name for config in configs_of(module) or ())
+        found.append(OtherModule(path, _called(module), _kind(module), names))
+    for path, module in model.named_modules():
+        inside = any(outer == "" or path.startswith(f"{outer}.") for outer in within)
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and not inside:
+            names = frozenset({path.rpartition(".")[2]} - {""})
+            found.append(OtherModule(path, f"torch.nn.{_called(module)}", Kind.TORCH, names))
+    return found
+
+
+def check_others(model: nn.Module, planned: Collection[str]) -> None:
+    """OperError where a module that no sharder takes has a table of the plan, whose tables are
+    `planned`. One that is sharded already is no mistake by itself: several plans may share a
+    model."""
+    for other in other_modules(model):
+        of_plan = sorted(other.tables.intersection(planned))
+        if of_plan and other.kind not in (Kind.SHARDED, Kind.SHARDED_BY_OPER):
+            raise OperError(
+                f"table {of_plan[0]!r} of the plan is in {other.named}, which no sharder of OPER's "
+                f"takes; {other.kind.to_do}"
+            )
+
+
+def instead(model: nn.Module) -> str:
+    """What a model without collections has in their place and what to do with it, for an error."""
+    others = other_modules(model)
+    if not others:
+        return "; give the model that has them"
+    first = others[0]
+    if first.kind in (Kind.SHARDED, Kind.SHARDED_BY_OPER):
+        by = "TorchRec" if first.kind == Kind.SHARDED else "OPER"
+        return f"; {first.path!r} is already sharded, by {by}: {first.kind.to_do}"
+    more = f" (and {len(others) - 1} more such modules)" if len(others) > 1 else ""
+    return f"; it has {first.named}{more}: {first.kind.to_do}"
+
+
+def _kind(module: nn.Module) -> Kind:
+    if isinstance(module, ShardedModule):
+        ours = type(module).__module__.startswith("oper.")
+        return Kind.SHARDED_BY_OPER if ours else Kind.SHARDED
+    if isinstance(module, QuantBags | QuantSequences):
+        return Kind.QUANTISED
+    if isinstance(module, FusedEmbeddingBagCollection | FusedEmbeddingCollection):
+        return Kind.FUSED
+    if isinstance(module, EmbeddingBagCollection | EmbeddingCollection):
+        return Kind.SUBCLASS
+    return Kind.OTHER_COLLECTION
+
+
+def _called(module: nn.Module) -> str:
+    """The class of a module, as it is known: quantised collections have the plain ones' names."""
+    name = type(module).__name__
+    return f"Quant{name}" if type(module) in (QuantBags, QuantSequences) else name

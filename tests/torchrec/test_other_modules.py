@@ -1,0 +1,92 @@
+"""Modules with rows that no sharder takes are refused by name, with what to do instead."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchrec import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.inference.modules import quantize_inference_model
+from torchrec.modules.fused_embedding_modules import (
+    FusedEmbeddingBagCollection,
+    FusedEmbeddingCollection,
+)
+
+import oper
+from oper.base.errors import OperError
+from oper.diagnosis.doctor import doctor
+from tests.support.torchrec.models import BAGS, SEQUENCES
+from tests.support.torchrec.one_rank import plan_of, profile_of
+
+SGD: dict[str, Any] = {"optimizer_type": torch.optim.SGD, "optimizer_kwargs": {"lr": 0.1}}
+
+
+class TailoredBags(EmbeddingBagCollection):
+    pass
+
+
+class TailoredSequences(EmbeddingCollection):
+    pass
+
+
+def quantised() -> nn.Module:
+    return quantize_inference_model(nn.ModuleDict({"inner": EmbeddingBagCollection(BAGS)})).inner
+
+
+OTHERS: dict[str, Any] = {
+    "a QuantEmbeddingBagCollection": (quantised, "before it was quantised"),
+    "a FusedEmbeddingBagCollection": (
+        lambda: FusedEmbeddingBagCollection(BAGS, **SGD),
+        "apply_optimizer_in_backward",
+    ),
+    "a FusedEmbeddingCollection": (
+        lambda: FusedEmbeddingCollection(SEQUENCES, **SGD, device=torch.device("meta")),
+        "apply_optimizer_in_backward",
+    ),
+    "a TailoredBags": (lambda: TailoredBags(BAGS), "by exact type"),
+    "a TailoredSequences": (lambda: TailoredSequences(SEQUENCES), "by exact type"),
+}
+
+
+@pytest.mark.parametrize("called", OTHERS)
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside a collection"])
+def test_other_collections_are_refused_by_name(called: str, beside: bool) -> None:
+    make, to_do = OTHERS[called]
+    of_bags = "Sequence" not in called and "EmbeddingCollection" not in called
+    plain: Any = EmbeddingBagCollection(BAGS) if of_bags else EmbeddingCollection(SEQUENCES)
+    other: Any = EmbeddingCollection(SEQUENCES) if of_bags else EmbeddingBagCollection(BAGS)
+    plan = plan_of(nn.ModuleList([plain, other]))
+    model = nn.ModuleDict({"tables": make()} | ({"others": other} if beside else {}))
+    for use in (oper.shard, lambda model, plan: oper.torchrec_plan(plan, model)):
+        with pytest.raises(OperError, match=f"'tables', {called}, .*{to_do}"):
+            use(model, plan)
+    if not beside:
+        profile = profile_of(nn.ModuleList([plain, other]))
+        with pytest.raises(OperError, match=f"'tables', {called}.*{to_do}"):
+            oper.OperShardingPlanner("cpu:1", profile).plan(model)
+    (found,) = (f for f in doctor(plan, model).problems if f.about == "modules")
+    assert f"'tables', {called}" in found.says
+    assert to_do in (found.do or "")
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_torchs_own_embeddings_are_refused_by_name(kind: Any) -> None:
+    plan = plan_of(EmbeddingBagCollection(BAGS))
+    called = f"a torch.nn.{kind.__name__}"
+    with pytest.raises(OperError, match=f"'tables', {called}: .*EmbeddingBagConfig"):
+        oper.shard(nn.ModuleDict({"tables": kind(10, 4)}), plan)
+    # One that is called as a table of the plan is meant to be that.
+    named = nn.ModuleDict({BAGS[0].name: kind(10, 4), "bags": EmbeddingBagCollection(BAGS[1:])})
+    with pytest.raises(OperError, match=f"table '{BAGS[0].name}' of the plan is in .*{called}"):
+        oper.shard(named, plan)
+    # Others, such as the positions of a sequence, are left to every rank.
+    positions = nn.ModuleDict({"positions": kind(10, 4), "bags": EmbeddingBagCollection(BAGS)})
+    assert list(oper.torchrec_plan(plan, positions).plan) == ["bags"]
+
+
+def test_a_model_that_is_such_a_module_itself() -> None:
+    plan = plan_of(EmbeddingBagCollection(BAGS))
+    with pytest.raises(OperError, match="the model itself, a TailoredBags"):
+        oper.shard(TailoredBags(BAGS), plan)
+    with pytest.raises(OperError, match="which OPER shards; give the model that has them"):
+        oper.shard(nn.Linear(2, 2), plan)
