@@ -38,7 +38,8 @@ HELD_OUT_DATA = {
     HeldOutSource.NEXT_WINDOW: "the next window",
     HeldOutSource.THIS_WINDOW: "this window",
 }
-NOT_MEASURED = "not measured on data the plan has not seen"
+NOT_MEASURED = "Not measured on data the plan has not seen"
+WITHOUT_HELD_OUT = f"{NOT_MEASURED}: `oper profile --hold-out 20%` would"
 FETCHES = {
     "raw": "every access reads its row (raw fetches)",
     "distinct": "each rank reads a row once a batch (distinct fetches)",
@@ -57,7 +58,7 @@ _TIMES = 1.5  # factors below are said in percent
 def held_out_sentence(found: HeldOut | None) -> str:
     """What the plan costs on data that it was not made from, without a full stop."""
     if found is None:
-        return f"{NOT_MEASURED[:1].upper()}{NOT_MEASURED[1:]}: `oper profile --hold-out 20%` would"
+        return WITHOUT_HELD_OUT
     return (
         f"On {HELD_OUT_DATA[found.source]} ({plural(found.samples, 'sample')}): "
         f"{format_duration(found.objective_seconds)}, {_longer(found.certified_gap)} the best plan "
@@ -104,12 +105,11 @@ def _faster(others: Sequence[tuple[str, float]], seconds: float) -> str:
         if most - least <= _AS_FAST * most:
             how, compared = "as fast as", "as fast as"
         else:
-            factor = most / least if least else float("inf")
-            by = (
-                f"{format_digits(factor, 2)} times"
-                if factor >= _TIMES
-                else format_percent(factor - 1)
-            )
+            by = "many times"
+            if least:
+                factor = most / least
+                by = f"{format_digits(factor, 2)} times"
+                by = by if factor >= _TIMES else format_percent(factor - 1)
             word = "faster" if taken > seconds else "slower"
             compared = f"{word} than"
             how = f"{by} {'than' if compared == before else compared}"

@@ -171,10 +171,10 @@ def verdict(run: "Comparison") -> list[str]:
 
 def held_out_verdict(run: "Comparison") -> str:
     """Which method is the best on data that none has seen, or that this was not measured."""
-    from oper.analysis.wording import HELD_OUT_DATA, NOT_MEASURED
+    from oper.analysis.wording import HELD_OUT_DATA, WITHOUT_HELD_OUT
 
     if run.held_out is None:
-        return f"{NOT_MEASURED[:1].upper()}{NOT_MEASURED[1:]}: `oper profile --hold-out 20%` would"
+        return WITHOUT_HELD_OUT
     found = sorted(
         (seconds, name)
         for name in run.fitting

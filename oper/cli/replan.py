@@ -117,7 +117,7 @@ def held_out_text(made: "Replanned") -> str:
 
     found = made.held_out
     if found is None:
-        return f"{NOT_MEASURED[:1].upper()}{NOT_MEASURED[1:]}, where a plan gains less"
+        return f"{NOT_MEASURED}, where a plan gains less"
     said = f"On {HELD_OUT_DATA[found.source]} ({plural(found.samples, 'sample')})"
     gain, promised = found.old_seconds - found.new_seconds, made.old_seconds - made.new_seconds
     if gain <= 0:

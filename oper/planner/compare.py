@@ -50,6 +50,7 @@ from oper.planner.least_memory import by_devices, place_in_memory
 from oper.planner.make_placement import InfeasibleError, Planned, within_limits
 from oper.planner.price_plan import costs_under
 from oper.planner.problem.problem import Problem, make_problem
+from oper.planner.reference_figures import later_data
 from oper.profiling.profile import Profile, profile_given
 from oper.topology.topology import Topology
 
@@ -376,9 +377,8 @@ def _under(problem: Problem, profile: Profile) -> Problem:
 
 
 def _held_out(profile: Profile, unseen: Problem) -> HeldOutData:
-    source = HeldOutSource.LAST_PART if profile.holds_out else HeldOutSource.NEXT_WINDOW
     bound = certify(unseen, 0.0).lower_bound_seconds
-    return HeldOutData(source, unseen.profile.samples, bound)
+    return HeldOutData(later_data(profile), unseen.profile.samples, bound)
 
 
 def _result_of_oper(

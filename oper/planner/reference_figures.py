@@ -39,6 +39,11 @@ def with_reference_figures(
     )
 
 
+def later_data(profile: Profile) -> HeldOutSource:
+    """Which data follow a profile's, where these are known."""
+    return HeldOutSource.LAST_PART if profile.holds_out else HeldOutSource.NEXT_WINDOW
+
+
 def held_out(plan: Plan, profile: Profile, problems: list[Problem]) -> HeldOut:
     """What a plan made from `profile` costs in the problems of the data that follow it."""
     costs = costs_under(plans_of_memories(plan), problems)
@@ -49,8 +54,7 @@ def held_out(plan: Plan, profile: Profile, problems: list[Problem]) -> HeldOut:
     ]
     devices = parts[0] if len(parts) > 1 else None
     bound = certify_together(devices, parts[-1], seconds).lower_bound_seconds
-    source = HeldOutSource.LAST_PART if profile.holds_out else HeldOutSource.NEXT_WINDOW
-    return HeldOut(source, problems[0].profile.samples, seconds, bound)
+    return HeldOut(later_data(profile), problems[0].profile.samples, seconds, bound)
 
 
 def _simple_plan(

@@ -21,7 +21,8 @@ from oper.profiling.profile import Profile
 
 @dataclass(frozen=True)
 class Cells:
-    """Cell n: `rows[n]` rows of class `class_of[n]` are in holder set `group[n]`."""
+    """Cell n: `rows[n]` rows of class `class_of[n]` are in holder set `group[n]`, beside those of
+    other cells of the class there."""
 
     class_of: Ints
     group: Ints
@@ -160,13 +161,9 @@ class PieceCounts(NamedTuple):
 
 
 def piece_cells(problem: Problem, pieces: Pieces) -> Cells:
-    """The cells of pieces, by rank, in one pass over the profile's counters."""
-    ranks = problem.ranks
+    """The cells of pieces, in one pass over the profile's counters."""
     counts = count_pieces(problem, pieces.first)
-    keys = counts.class_of * ranks + pieces.rank[counts.piece]
-    cell, at = np.unique(keys, return_inverse=True)
-    total = np.bincount(at, counts.rows).astype(np.int64)
-    return Cells(cell // ranks, cell % ranks, total)
+    return Cells(counts.class_of, pieces.rank[counts.piece], counts.rows)
 
 
 def count_pieces(problem: Problem, first: Ints) -> PieceCounts:

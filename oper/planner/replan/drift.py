@@ -44,6 +44,7 @@ from oper.planner.price_plan import (
 from oper.planner.problem.class_finder import ClassFinder
 from oper.planner.problem.classes import Classes
 from oper.planner.problem.problem import ClassProblem, Problem
+from oper.planner.reference_figures import later_data
 from oper.planner.replan.check_tables import check_tables
 from oper.profiling.profile import Profile, profile_given
 
@@ -385,8 +386,7 @@ def _unseen(plan: Plan, profile: Profile, measured: list[_Measured]) -> UnseenDr
     problems = problems_of_memories(plan, later)
     now = costs_under(plans_of_memories(plan), problems)
     fresh = costs_under([each.fresh_plan for each in measured], problems)
-    source = HeldOutSource.LAST_PART if profile.holds_out else HeldOutSource.NEXT_WINDOW
-    return _compared(plan, source, later, now, fresh)
+    return _compared(plan, later_data(profile), later, now, fresh)
 
 
 def _in_this_window(
