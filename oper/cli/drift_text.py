@@ -195,7 +195,7 @@ def print_windows(drift: "WindowDrift", plan: str, profile: str) -> None:
             fresh if window.drift.unseen else f"{fresh} *",
             format_share(window.drift.judged_worse),
             format_duration(window.cost_seconds),
-            window.drift.verdict,
+            "too small" if window.too_small else window.drift.verdict,
         )
     out.print(table)
     out.print(
@@ -211,23 +211,42 @@ def print_windows(drift: "WindowDrift", plan: str, profile: str) -> None:
 
 def windows_verdict(drift: "WindowDrift", plan: str, profile: str) -> str:
     """Whether to replan, by the windows, and what it costs not to."""
-    windows = [window.drift for window in drift.windows]
+    judged = {number: window.drift for number, window in drift.judged.items()}
+    left_out = _left_out(drift)
+    if not judged:
+        return f"Keep {plan}: no window of {profile} is large enough to tell. {left_out}"
     tolerated = format_percent(drift.threshold)
-    over = [f"@{n}" for n, window in enumerate(windows) if window.verdict == "replan"]
+    over = [f"@{number}" for number, window in judged.items() if window.verdict == "replan"]
     cost = (
         f"Not re-planning costs {format_duration(drift.cost_seconds)} in all, "
         f"{format_share(drift.cost_share)} of the time with a plan made after each window"
     )
-    worst = format_share(max(window.judged_worse for window in windows))
+    if left_out:
+        cost += f". {left_out}"
+    worst = format_share(max(window.judged_worse for window in judged.values()))
     if over:
         some = ", ".join(over[:_MOST_TABLES]) + (" and others" if len(over) > _MOST_TABLES else "")
         return (
             f"Replan: with {plan} an iteration takes up to {worst} longer than with a plan made "
             f"from scratch, and more than the {tolerated} that --worse tolerates in "
-            f"{len(over):,} of {plural(len(windows), 'window')} ({some}). {cost}"
+            f"{len(over):,} of {plural(len(judged), 'window')} ({some}). {cost}"
         )
     return (
         f"Keep {plan}: in no window of {profile} does an iteration take more than "
         f"{worst} longer than with a plan made from scratch, and --worse tolerates {tolerated}. "
         f"{cost}"
+    )
+
+
+def _left_out(drift: "WindowDrift") -> str:
+    """Names the windows that are too small to tell drift from chance; "" where there are none."""
+    from oper.planner.replan.drift import ENOUGH_ACCESSES
+
+    small = [f"@{number}" for number, window in enumerate(drift.windows) if window.too_small]
+    if not small:
+        return ""
+    some = ", ".join(small[:_MOST_TABLES]) + (" and others" if len(small) > _MOST_TABLES else "")
+    return (
+        f"Left out as too small: {plural(len(small), 'window')} ({some}) of fewer than "
+        f"{ENOUGH_ACCESSES:,} accesses a rank, where chance looks like drift"
     )

@@ -148,7 +148,7 @@ def _windows(drift: WindowDrift) -> Summary:
                 format_duration(window.drift.judged_seconds.now),
                 format_duration(window.drift.judged_seconds.fresh),
                 format_share(window.drift.judged_worse),
-                window.drift.verdict,
+                "too small" if window.too_small else window.drift.verdict,
             )
             for number, window in enumerate(drift.windows)
         ],

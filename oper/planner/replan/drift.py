@@ -8,6 +8,13 @@ use. So the verdict is that of data which neither plan was made from, where ther
 window beside a plan made from the one before, or of the data that follow beside a plan made from
 these. It is "replan" where the plan is worse there by more than a threshold.
 
+Counts of few accesses are mostly chance. In windows drawn at random from one log, in which nothing
+drifts, plans of 8 and 32 ranks for inference took up to 6,400 % longer than one made from scratch
+for 16 samples, up to 12 % at 1,400 accesses a rank, and at most 3 % at 5,500
+(docs/design/small-windows.md). Of several windows those with less than `ENOUGH_ACCESSES` for each
+rank are priced, but no verdict and no costs are theirs, nor is a plan made from one the measure of
+the next.
+
 T is linear in rows but for the latency of the AllReduce, so that each table has its part in it
 (§3.2). What a table adds to the slowest rank's T says which tables slow it down; what it adds to
 the mean T, compared with the plan from scratch, says where the placement is out of date.
@@ -47,6 +54,8 @@ from oper.planner.problem.problem import ClassProblem, Problem
 from oper.planner.reference_figures import later_data
 from oper.planner.replan.check_tables import check_tables
 from oper.profiling.profile import Profile, profile_given
+
+ENOUGH_ACCESSES = 4096  # of a rank
 
 
 @dataclass(frozen=True)
@@ -183,7 +192,13 @@ class Window:
 
     drift: Drift
     samples: int
+    accesses: int
     iterations: float  # of full batches: they may be a fraction
+
+    @property
+    def too_small(self) -> bool:
+        """Whether its counts are too few to tell drift from chance."""
+        return is_too_small(self.accesses, len(self.drift.rank_seconds.now))
 
     @property
     def cost_seconds(self) -> float:
@@ -195,6 +210,8 @@ class Window:
         """One of the windows of `oper drift --all-windows --json`."""
         own = {
             "samples": self.samples,
+            "accesses": self.accesses,
+            "too_small": self.too_small,
             "iterations": self.iterations,
             "cost_seconds": self.cost_seconds,
         }
@@ -206,7 +223,13 @@ class _WindowLength:
     """The fields of a window in a file that are not its drift's."""
 
     samples: int
+    accesses: int
     iterations: float
+
+
+def is_too_small(accesses: int, ranks: int) -> bool:
+    """Whether counts of so many accesses are too few to tell drift on so many ranks."""
+    return accesses < ENOUGH_ACCESSES * ranks
 
 
 @dataclass(frozen=True)
@@ -216,9 +239,14 @@ class WindowDrift(Summarised):
     windows: tuple[Window, ...]
 
     @property
+    def judged(self) -> dict[int, Window]:
+        """The windows that are large enough to tell drift, by their numbers."""
+        return {n: window for n, window in enumerate(self.windows) if not window.too_small}
+
+    @property
     def verdict(self) -> Literal["keep", "replan"]:
-        """Whether to replan in any window."""
-        verdicts = {window.drift.verdict for window in self.windows}
+        """Whether to replan in any window that is large enough to tell."""
+        verdicts = {window.drift.verdict for window in self.judged.values()}
         return "replan" if "replan" in verdicts else "keep"
 
     @property
@@ -228,13 +256,13 @@ class WindowDrift(Summarised):
 
     @property
     def cost_seconds(self) -> float:
-        """What not re-planning costs in all windows."""
-        return float(np.sum([window.cost_seconds for window in self.windows]))
+        """What not re-planning costs in all windows that are large enough to tell."""
+        return float(np.sum([window.cost_seconds for window in self.judged.values()]))
 
     @property
     def cost_share(self) -> float:
         """The same, as a share of the time with a plan made for each window."""
-        fresh = sum(w.iterations * w.drift.judged_seconds.fresh for w in self.windows)
+        fresh = sum(w.iterations * w.drift.judged_seconds.fresh for w in self.judged.values())
         return self.cost_seconds / fresh if fresh > 0 else 0.0
 
     def to_json(self) -> dict[str, Any]:
@@ -254,7 +282,7 @@ class WindowDrift(Summarised):
             raise ValueError("KeyError: 'windows'")
         found = [(Drift.from_json(each), typed(each, _WindowLength, 1)) for each in windows]
         return WindowDrift(
-            tuple(Window(drift, own.samples, own.iterations) for drift, own in found)
+            tuple(Window(drift, own.samples, own.accesses, own.iterations) for drift, own in found)
         )
 
 
@@ -271,7 +299,8 @@ def drift_by_window(
     plan = plan_given("drift_by_window", "plan", plan)
     threshold = finite_number(threshold, "threshold")
     found: list[Window] = []
-    before: list[Plan] | None = None  # the parts of a plan from scratch for the window before
+    # The parts of a plan from scratch for the window before that is large enough.
+    before: list[Plan] | None = None
     for window in windows:
         check_tables(plan, window)
         measured = _measure_parts(plan, window, report)
@@ -279,8 +308,11 @@ def drift_by_window(
         if before is not None and window.digest != plan.profile:
             unseen = _in_this_window(plan, window, measured, before)
         under = _drift(plan, measured, threshold, unseen)
-        found.append(Window(under, window.samples, window.samples / plan.workload.batch_size))
-        before = [each.fresh_plan for each in measured]
+        iterations = window.samples / plan.workload.batch_size
+        accesses = int(window.accesses_of_tables.sum())
+        found.append(Window(under, window.samples, accesses, iterations))
+        if not found[-1].too_small:
+            before = [each.fresh_plan for each in measured]
         window.release()  # so that the memory is that of one window's counters
     return WindowDrift(tuple(found))
 

@@ -1,14 +1,13 @@
 """A plan under newer counts: what it costs, and what a plan from scratch would."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from oper.analysis.wording import HELD_OUT_DATA
 from oper.base.formatting import format_digits, format_duration, format_share, plural
 from oper.plan.reference_figures import HeldOutSource
-from oper.planner.replan.drift import Drift, Window, WindowDrift
-from oper.report.charts.chart import ACCENT, MUTED, Chart, axis, duration_unit, spec
+from oper.planner.replan.drift import ENOUGH_ACCESSES, Drift, Window, WindowDrift
+from oper.report.charts.chart import ACCENT, INK, MUTED, Chart, axis, duration_unit, spec
 
 _NOW, _FRESH = "this plan", "a plan from scratch"
 
@@ -48,8 +47,8 @@ def drift_chart(drift: NamedDrift, number: int) -> Chart:
             f"one from scratch {fresh}. {_advice(found)}"
         )
     else:
-        bars = _losses(found.windows)
-        rows = [_row(f"@{n}", window.drift) for n, window in enumerate(found.windows)]
+        bars = _losses(found)
+        rows = [_row_of_window(n, window) for n, window in enumerate(found.windows)]
         caption = _cost_of_windows(found)
     return Chart(
         key=f"drift-{number}",
@@ -80,16 +79,31 @@ def _row(name: str, drift: Drift) -> tuple[str, ...]:
     )
 
 
+def _row_of_window(number: int, window: Window) -> tuple[str, ...]:
+    *figures, verdict = _row(f"@{number}", window.drift)
+    return *figures, "too small" if window.too_small else verdict
+
+
 def _cost_of_windows(drift: WindowDrift) -> str:
-    """What not re-planning costs, over all windows and in the worst one."""
-    windows = drift.windows
-    worst = max(range(len(windows)), key=lambda n: windows[n].drift.judged_worse)
-    iterations = format_digits(sum(window.iterations for window in windows), 4)
+    """What not re-planning costs, over all windows that can tell and in the worst one."""
+    windows = drift.judged
+    small = len(drift.windows) - len(windows)
+    left_out = ""
+    if small:
+        left_out = (
+            f" {plural(small, 'window')} of fewer than {ENOUGH_ACCESSES:,} accesses a rank "
+            f"{'is' if small == 1 else 'are'} left out: there chance looks like drift."
+        )
+    if not windows:
+        return f"No window is large enough to tell.{left_out}"
+    worst = max(windows, key=lambda n: windows[n].drift.judged_worse)
+    iterations = format_digits(sum(window.iterations for window in windows.values()), 4)
     return (
         f"Not re-planning costs {format_share(drift.cost_share)} of the time that plans from "
         f"scratch, made after each of {plural(len(windows), 'window')} for the next, take: "
-        f"{format_duration(drift.cost_seconds)} over their {iterations} iterations. It costs "
-        f"the most in @{worst}, {format_share(windows[worst].drift.judged_worse)}. {_advice(drift)}"
+        f"{format_duration(drift.cost_seconds)} over their {iterations} iterations. It costs the "
+        f"most in @{worst}, {format_share(windows[worst].drift.judged_worse)}. {_advice(drift)}"
+        f"{left_out}"
     )
 
 
@@ -137,8 +151,9 @@ def _bars(points: list[tuple[str, float, float | None]]) -> dict[str, Any]:
     return spec(values, mark={"type": "bar", "tooltip": True}, encoding=encoding)
 
 
-def _losses(windows: Sequence[Window]) -> dict[str, Any]:
-    """How much longer the plan takes in each window than one from scratch."""
+def _losses(drift: WindowDrift) -> dict[str, Any]:
+    """How much longer the plan takes than one from scratch, in each window that can tell, under
+    what is tolerated: without that line a hundredth of a percent would fill the chart."""
     values = [
         {
             "window": f"@{number}",
@@ -147,8 +162,11 @@ def _losses(windows: Sequence[Window]) -> dict[str, Any]:
             "now": format_duration(window.drift.judged_seconds.now),
             "fresh": format_duration(window.drift.judged_seconds.fresh),
         }
-        for number, window in enumerate(windows)
+        for number, window in drift.judged.items()
     ]
+    tolerated = {"values": [{"value": 100 * drift.threshold, "name": "tolerated"}]}
+    height = {"field": "value", "type": "quantitative"}
+    text = {"type": "text", "align": "left", "baseline": "bottom", "dx": 4, "dy": -3, "color": INK}
     encoding = {
         "x": {
             "field": "window",
@@ -168,5 +186,15 @@ def _losses(windows: Sequence[Window]) -> dict[str, Any]:
             {"field": "fresh", "title": _FRESH},
         ],
     }
-    bars = {"type": "bar", "tooltip": True, "color": ACCENT}
-    return spec(values, mark=bars, encoding=encoding)
+    bars = {"mark": {"type": "bar", "tooltip": True, "color": ACCENT}, "encoding": encoding}
+    line = {
+        "data": tolerated,
+        "mark": {"type": "rule", "color": INK, "strokeDash": [5, 4]},
+        "encoding": {"y": height},
+    }
+    name = {
+        "data": tolerated,
+        "mark": text,
+        "encoding": {"y": height, "x": {"value": 0}, "text": {"field": "name"}},
+    }
+    return spec(values, layer=[bars, line, name])

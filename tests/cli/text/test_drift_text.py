@@ -159,7 +159,7 @@ def windows(verdicts: list[str]) -> WindowDrift:
         )
         for verdict in verdicts
     ]
-    found = WindowDrift(tuple(Window(drift, 10, iterations) for drift in drifts))
+    found = WindowDrift(tuple(Window(drift, 10, 10**9, iterations) for drift in drifts))
     assert [window.drift.verdict for window in found.windows] == verdicts
     return found
 

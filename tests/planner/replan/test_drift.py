@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import typer
 from hypothesis import given
@@ -16,7 +18,7 @@ from oper.cost.workload import Workload
 from oper.plan.settings import PlanSettings
 from oper.planner.assemble_plan import assemble
 from oper.planner.make_placement import make_placement
-from oper.planner.replan.drift import Drift, drift, drift_by_window
+from oper.planner.replan.drift import Drift, WindowDrift, drift, drift_by_window
 from oper.planner.replan.replan import replan
 from oper.tables.table import Table
 from oper.topology.topology import Topology
@@ -216,17 +218,47 @@ def test_windows_are_priced_one_by_one(tmp_path, monkeypatch):
 
 def test_a_line_for_each_window(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    write_log(tmp_path / "log.parquet")
+    write_log(tmp_path / "log.parquet", samples=15_000)
     fine("profile", "log.parquet", "-o", "w", "--columns", "C*", "--windows", 3)
     fine("plan", "w@0", "-o", "q", "--topology", "cpu:2", "--batch-size", 64)
     text = fine("drift", "q", "w", "--all-windows")
     rows = text.split("\n\n")[1].splitlines()[1:4]
-    assert [line.split()[:2] for line in rows] == [[f"@{number}", "200"] for number in range(3)]
+    assert [line.split()[:2] for line in rows] == [[f"@{number}", "5,000"] for number in range(3)]
     assert text.startswith(("Keep q: in no window", "Replan: with q"))
     assert "Not re-planning costs" in text
     assert max(map(len, text.splitlines())) <= 100
     said = json.loads(fine("drift", "q", "w", "--all-windows", "--json"))
-    assert [window["samples"] for window in said["windows"]] == [200] * 3
+    assert [window["samples"] for window in said["windows"]] == [5000] * 3
     assert said["windows"][0]["worse"] == pytest.approx(0, abs=1e-9)
     stale = oper("drift", "q", "w", "--all-windows", "--exit-code", "--worse", "0%")
     assert stale.status == any(window["judged_worse"] > 0 for window in said["windows"])
+
+
+def test_windows_too_small_to_tell_are_named_and_left_out(tmp_path, monkeypatch):
+    """The last two windows have a few samples each, by which any plan is far from a fresh one."""
+    monkeypatch.chdir(tmp_path)
+    write_log(tmp_path / "log.parquet", samples=15_000)
+    log = pq.read_table("log.parquet")
+    step = np.minimum(np.arange(15_000) * 2, 30_000 - 8)
+    step[-5:] = [30_000, 30_000, 40_000, 40_000, 40_001]
+    pq.write_table(log.append_column("step", pa.array(step)), "log.parquet")
+    columns = ("--columns", "C*", "--by-column", "step", "--every", "10000")
+    fine("profile", "log.parquet", "-o", "w", *columns)
+    fine("plan", "w@0", "-o", "q", "--topology", "cpu:2", "--batch-size", 64)
+    said = json.loads(fine("drift", "q", "w", "--all-windows", "--json"))
+    assert [window["too_small"] for window in said["windows"]] == [False] * 3 + [True] * 2
+    assert said["windows"][3]["accesses"] == 4
+    of_large = sum(window["cost_seconds"] for window in said["windows"][:3])
+    assert said["cost_seconds"] == pytest.approx(of_large)
+    found = WindowDrift.from_json(said)
+    assert list(found.judged) == [0, 1, 2]
+    # Windows between are judged by the last one before them that is large enough.
+    text = fine("drift", "q", "w", "--all-windows")
+    assert "Left out as too small: 2 windows (@3, @4)" in " ".join(text.split())
+    assert text.count(" too small\n") == 2
+    worst = max(window["judged_worse"] for window in said["windows"][:3])
+    assert f"{100 * worst:.2f}% longer" in " ".join(text.split())
+    # Of none that can tell there is nothing to say.
+    fine("profile", "log.parquet", "-o", "small", *columns, "--rows", "14995:")
+    text = fine("drift", "q", "small", "--all-windows", "--exit-code")
+    assert "no window of small is large enough to tell" in " ".join(text.split())
