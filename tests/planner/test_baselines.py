@@ -1,6 +1,7 @@
 """Baselines against row-by-row references, and what every baseline must keep."""
 
 from dataclasses import replace
+from queue import Queue
 from typing import Literal
 
 import numpy as np
@@ -10,13 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oper.base import native
+from oper.base.errors import OperError
 from oper.cost.expected_reads import expected_reads
 from oper.cost.holder_sets import HolderSets, Sums
 from oper.cost.workload import Workload
 from oper.planner.baselines import oper_atc24_paper as p
 from oper.planner.baselines import simple as b
 from oper.planner.baselines import torchrec_planner as trec
-from oper.planner.baselines.baseline import NoPlacementError, TorchRecNotes, price_baseline
+from oper.planner.baselines.baseline import (
+    NoPlacementError,
+    Status,
+    TorchRecNotes,
+    price_baseline,
+)
 from oper.planner.class_placement.partitions import partitions
 from oper.planner.problem.problem import Problem
 from oper.profiling.profile import Profile
@@ -313,9 +320,45 @@ def test_torchrec_plans_from_end_to_end() -> None:
     assert isinstance(found.notes, TorchRecNotes)
     assert found.notes.capacity_factor >= 1
     assert sum(found.notes.tables.values()) == 4
+    # A process that imports torchrec and ends takes seconds, and they are no planning.
+    assert found.planning_seconds == found.notes.plan_seconds
 
 
 def test_torchrec_is_ended_at_the_limit() -> None:
+    pytest.importorskip("torchrec")
     profile = make_profile(2)
-    with pytest.raises(NoPlacementError, match=r"more than 0\.01 s"):
-        trec.torchrec(profile_problem(profile), limit_seconds=0.01)
+    with pytest.raises(NoPlacementError, match=r"more than 0\.001 s") as late:
+        trec.torchrec(profile_problem(profile), limit_seconds=0.001)
+    assert late.value.planning_seconds == 0.001
+
+
+def lines(*written: str | None) -> "Queue[str | None]":
+    """What a process has written so far; None: it has ended."""
+    queue: Queue[str | None] = Queue()
+    for line in written:
+        queue.put(line)
+    return queue
+
+
+def test_the_last_plan_within_the_limit_is_torchrecs() -> None:
+    """Each is for less memory than the one before, so that the search may be cut short."""
+    assert trec._last_answer(lines(trec.READY, None), 9.0) is None
+    assert trec._last_answer(lines(None), 9.0) is None
+    assert trec._last_answer(lines(trec.READY, '{"a": 1}', '{"a": 2}', None), 9.0) == {"a": 2}
+    assert trec._last_answer(lines(trec.READY, '{"a": 1}'), 0.0) == {"a": 1}
+    with pytest.raises(NoPlacementError, match="more than 0 s"):
+        trec._last_answer(lines(trec.READY), 0.0)
+
+
+def test_a_torchrec_that_never_starts_is_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trec, "_START_SECONDS", 0.001)
+    with pytest.raises(NoPlacementError, match=r"did not start within 0\.001 s") as late:
+        trec.torchrec(profile_problem(make_profile(2)), limit_seconds=60.0)
+    assert late.value.status == Status.TIME_LIMIT
+
+
+def test_a_torchrec_that_cannot_start_says_why() -> None:
+    pytest.importorskip("torchrec")
+    question = {"no": "tables"}
+    with pytest.raises(OperError, match="TorchRec's planner failed: KeyError: 'tables'"):
+        trec.ask(question, 60.0)

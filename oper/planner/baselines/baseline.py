@@ -121,7 +121,8 @@ class Baseline:
     """A placement by another rule.
 
     `cells` are None where a row is split or the placement is not one of rows, `pieces` where it is
-    not one of ranges of rows; `notes` are shown by `oper compare`.
+    not one of ranges of rows; `notes` are shown by `oper compare`. planning_seconds: what planning
+    took of a method that says so itself, as making its placement takes more than that.
     """
 
     name: str
@@ -131,14 +132,21 @@ class Baseline:
     pieces: Pieces | None = None
     notes: Notes | None = None
     status: Status = Status.OK
+    planning_seconds: float | None = None
 
 
 class NoPlacementError(Exception):
-    """A method came to no placement, within its time or at all."""
+    """A method came to no placement, within its time or at all; `planning_seconds` as in
+    `Baseline`."""
 
-    def __init__(self, status: Literal[Status.TIME_LIMIT, Status.INFEASIBLE], reason: str) -> None:
+    def __init__(
+        self,
+        status: Literal[Status.TIME_LIMIT, Status.INFEASIBLE],
+        reason: str,
+        planning_seconds: float | None = None,
+    ) -> None:
         super().__init__(reason)
-        self.status = status
+        self.status, self.planning_seconds = status, planning_seconds
 
 
 def price_baseline(problem: ClassProblem, baseline: Baseline) -> Cost:

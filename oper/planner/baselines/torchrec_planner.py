@@ -3,7 +3,8 @@
 In: `Problem`. Out: `Baseline`. The planner gets the tables, the topology, the batch size per rank,
 the mean accesses per sample of each feature, and the ranks' capacities, all of them for tables;
 where it finds no plan, the least multiple of them at which it does (`torchrec_process.py`, in a
-process of its own). Its shards become
+process of its own). Planning is what its `plan` takes that finds this plan: starting a process,
+importing torchrec, building the model and looking for the multiple are none. Its shards become
 holder sets: table-wise a table on a rank, row-wise ranges of rows on ranks, data-parallel rows on
 all ranks; of a column-wise shard every access fetches the shard's part of the row. So placements
 are compared, as if rows were fetched.
@@ -23,8 +24,13 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+import threading
+import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from queue import Empty, Queue
 from typing import Any
 
 import numpy as np
@@ -45,6 +51,8 @@ from oper.planner.problem.problem import Problem
 from oper.profiling.profile import Profile
 from oper.topology.topology import Topology
 
+READY = "ready"  # what torchrec_process.py writes first; importing that would import torchrec
+_START_SECONDS = 300.0  # importing torchrec takes from 3 to 30
 # A shard serves all of a row's accesses, whatever its columns.
 COUNTED_WHOLE = ("accesses", "read_rows")
 
@@ -65,8 +73,8 @@ def torchrec(problem: Problem, limit_seconds: float) -> Baseline:
     """TorchRec's plan.
 
     Raises:
-        NoPlacementError: it took longer than `limit_seconds`, the import of torchrec included, or
-            found no plan with 1024 times the capacities.
+        NoPlacementError: its planner found no plan within `limit_seconds` from when the model was
+            built, or none with 1024 times the capacities, or its process did not start in time.
         OperError: torchrec is not installed.
     """
     answer = ask(request(problem), limit_seconds)
@@ -81,7 +89,8 @@ def torchrec(problem: Problem, limit_seconds: float) -> Baseline:
         tables=dict(sorted(kinds.items())),
         pooled_bytes=pooled_bytes(problem, shards, rows.accesses),
     )
-    return Baseline("torchrec", sets, group_sums(problem, shards, rows), notes=notes)
+    sums = group_sums(problem, shards, rows)
+    return Baseline("torchrec", sets, sums, notes=notes, planning_seconds=answer["seconds"])
 
 
 def request(problem: Problem) -> dict[str, Any]:
@@ -120,30 +129,73 @@ def request(problem: Problem) -> dict[str, Any]:
 
 
 def ask(question: dict[str, Any], limit_seconds: float) -> dict[str, Any]:
-    """Run the process on a question; it is killed at the limit."""
+    """Run the process on a question; its last answer, which is that of the least capacities.
+
+    It is killed at the limit, counted from when it is ready to plan, or where it is not ready after
+    a time that no machine should need.
+    """
     command = [sys.executable, "-m", "oper.planner.baselines.torchrec_process"]
-    try:
-        child = subprocess.run(
-            command,
-            input=json.dumps(question | {"parent": os.getpid()}),
-            capture_output=True,
-            text=True,
-            timeout=limit_seconds,
-            check=False,
+    with tempfile.TemporaryFile("w+") as errors:
+        child = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
         )
-    except subprocess.TimeoutExpired as late:
-        reason = f"TorchRec's planner took more than {limit_seconds:g} s"
-        raise NoPlacementError(Status.TIME_LIMIT, reason) from late
-    if child.returncode:
-        lines = child.stderr.strip().splitlines() or ["no message"]
+        try:
+            lines = _lines_of(child)
+            assert child.stdin is not None
+            with suppress(BrokenPipeError), child.stdin:  # if it is gone, its exit status says why
+                json.dump(question | {"parent": os.getpid()}, child.stdin)
+            answer = _last_answer(lines, limit_seconds)
+            status = 0 if answer is not None else child.wait()
+        finally:
+            child.kill()
+            child.wait()
+        errors.seek(0)
+        said = errors.read().strip().splitlines() or ["no message"]
+    if status:
         raise OperError(
-            f"TorchRec's planner failed: {lines[-1]}. If torchrec is not installed, leave "
+            f"TorchRec's planner failed: {said[-1]}. If torchrec is not installed, leave "
             "`torchrec` out of --methods, or install it: see the README"
         )
-    answer: dict[str, Any] | None = json.loads(child.stdout)
     if answer is None:
         reason = "TorchRec's planner found no plan even with 1024 times the ranks' capacities"
         raise NoPlacementError(Status.INFEASIBLE, reason)
+    return answer
+
+
+def _lines_of(child: "subprocess.Popen[str]") -> "Queue[str | None]":
+    """The lines that a process writes, as they come, and None after the last."""
+    lines: Queue[str | None] = Queue()
+
+    def read() -> None:
+        assert child.stdout is not None
+        with child.stdout:
+            for line in child.stdout:
+                lines.put(line.strip())
+        lines.put(None)
+
+    threading.Thread(target=read, daemon=True).start()
+    return lines
+
+
+def _last_answer(lines: "Queue[str | None]", limit_seconds: float) -> dict[str, Any] | None:
+    """The last plan that came within the limit; None where the process ended without one."""
+    try:
+        line = lines.get(timeout=_START_SECONDS)
+    except Empty as late:
+        reason = f"TorchRec's planner did not start within {_START_SECONDS:g} s"
+        raise NoPlacementError(Status.TIME_LIMIT, reason) from late
+    deadline = time.monotonic() + limit_seconds
+    answer: dict[str, Any] | None = None
+    while line is not None:
+        if line != READY:
+            answer = json.loads(line)
+        try:
+            line = lines.get(timeout=max(deadline - time.monotonic(), 0.0))
+        except Empty as late:
+            if answer is not None:
+                break
+            reason = f"TorchRec's planner took more than {limit_seconds:g} s"
+            raise NoPlacementError(Status.TIME_LIMIT, reason, limit_seconds) from late
     return answer
 
 

@@ -1,10 +1,12 @@
-"""TorchRec's EmbeddingShardingPlanner in a process of its own: JSON in, its plan as JSON out.
+"""TorchRec's EmbeddingShardingPlanner in a process of its own: JSON in, its plans as JSON out.
 
-    python -m oper.planner.baselines.torchrec_process < request.json > answer.json
+    python -m oper.planner.baselines.torchrec_process < request.json > answers.jsonl
 
 It has a process of its own because importing torchrec takes seconds, and so that a plan that takes
-too long can be ended cleanly. Where no plan fits the capacities, the least multiple of them at
-which one is found is bracketed by doubling and then narrowed by bisection to 5 %.
+too long can be ended cleanly. When all is imported and the model is built it writes the line
+`READY`, from which on its time counts, and then a line for each plan that it finds. Where no plan
+fits the capacities, the least multiple of them at which one is found is bracketed by doubling and
+then narrowed by bisection to 5 %: each line is of a smaller multiple than the one before.
 """
 
 import json
@@ -36,6 +38,7 @@ from torchrec.distributed.planner.types import (
 from torchrec.modules.embedding_configs import DataType
 
 from oper.base import process_signals
+from oper.planner.baselines.torchrec_planner import READY
 
 LARGEST_FACTOR = 1024.0
 PRECISION = 1.05
@@ -119,10 +122,11 @@ def make_topology(request: dict[str, Any], factor: float) -> Topology:
     )
 
 
-def plan_once(request: dict[str, Any], factor: float) -> dict[str, Any] | None:
-    """TorchRec's plan with `factor` times the capacities; None where it finds none."""
+def plan_once(request: dict[str, Any], module: Any, factor: float) -> dict[str, Any] | None:
+    """TorchRec's plan for a module with `factor` times the capacities; None where it finds none.
+    `seconds` is what its planner's `plan` alone took."""
     inference = request["mode"] == "inference"
-    module, topology = make_module(request["tables"]), make_topology(request, factor)
+    topology = make_topology(request, factor)
     constraints = {
         table["name"]: ParameterConstraints(pooling_factors=table["pooling_factors"])
         for table in request["tables"]
@@ -149,6 +153,7 @@ def plan_once(request: dict[str, Any], factor: float) -> dict[str, Any] | None:
         plan = planner.plan(module, [DeviceMemorySharder()])
     except PlannerError:
         return None
+    seconds = time.perf_counter() - started
     shards = []
     for per_table in plan.plan.values():
         assert isinstance(per_table, dict)
@@ -169,7 +174,7 @@ def plan_once(request: dict[str, Any], factor: float) -> dict[str, Any] | None:
         "shards": shards,
         "capacity_factor": factor,
         "estimate_seconds": stats.seconds,
-        "seconds": time.perf_counter() - started,
+        "seconds": seconds,
     }
 
 
@@ -198,7 +203,16 @@ def main() -> None:
     logging.disable(logging.CRITICAL)
     request = json.load(sys.stdin)
     process_signals.end_with(request["parent"])
-    json.dump(least_factor(lambda factor: plan_once(request, factor)), sys.stdout)
+    module = make_module(request["tables"])
+    print(READY, flush=True)
+
+    def attempt(factor: float) -> dict[str, Any] | None:
+        found = plan_once(request, module, factor)
+        if found is not None:
+            print(json.dumps(found), flush=True)
+        return found
+
+    least_factor(attempt)
 
 
 if __name__ == "__main__":
