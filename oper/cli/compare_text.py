@@ -187,7 +187,9 @@ def held_out_verdict(run: "Comparison") -> str:
     said += f" {best} is the fastest, {format_duration(seconds)}"
     if others and seconds:
         said += f"; {others[0][1]} takes {format_share(others[0][0] / seconds - 1)} longer"
-    return f"{said}. held out: -, where a method does not place ranges of rows"
+    if len(found) < len(run.fitting):
+        said += ". held out: -, of methods that do not say which of equally hot rows go where"
+    return said
 
 
 def remarks(methods: "Mapping[str, MethodResult]", verbose: bool) -> list[str]:

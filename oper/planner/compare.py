@@ -39,9 +39,7 @@ from oper.planner.baselines.baseline import (
     SolverNotes,
     Status,
     TorchRecNotes,
-    piece_cells,
     price_baseline,
-    single_owner_baseline,
 )
 from oper.planner.baselines.registry import BASELINES, installed_baselines, make_baseline
 from oper.planner.bounds.certify import certify
@@ -70,8 +68,8 @@ class MethodResult:
     in "total". cost: None where it has no placement, and `reason` says why. certificate: None
     unless the placement keeps the limits, for which alone the bound holds. held_out_seconds: its
     objective on the data that follow the profile's; None where there are none, and of baselines
-    that do not place ranges of rows. record: how OPER's own plan was made. notes: what else there
-    is to say of some baselines.
+    that place so many rows of a class and not single ones. record: how OPER's own plan was made.
+    notes: what else there is to say of some baselines.
     """
 
     status: Status
@@ -413,9 +411,8 @@ def baseline_result(
     """What a baseline's placement comes to, priced and certified as OPER's own, and priced in the
     problem of later data too."""
     held_out = None
-    if unseen is not None and baseline.pieces is not None:
-        pieces = baseline.pieces
-        moved = single_owner_baseline(baseline.name, unseen, piece_cells(unseen, pieces), pieces)
+    if unseen is not None and baseline.sums_under is not None:
+        moved = replace(baseline, sums=baseline.sums_under(unseen))
         held_out = price_baseline(unseen, moved).objective_seconds
     cost = price_baseline(problem, baseline)
     threshold = problem.asked.threshold

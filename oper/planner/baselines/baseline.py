@@ -3,6 +3,7 @@
 In: `Problem`, ranges of rows. Out: `Baseline`, its `Cost`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import ClassVar, Literal, NamedTuple
@@ -122,7 +123,9 @@ class Baseline:
 
     `cells` are None where a row is split or the placement is not one of rows, `pieces` where it is
     not one of ranges of rows; `notes` are shown by `oper compare`. planning_seconds: what planning
-    took of a method that says so itself, as making its placement takes more than that.
+    took of a method that says so itself, as making its placement takes more than that. sums_under:
+    the sums of this very placement under the counts of another problem; None where a class's rows
+    are not told apart, as then nobody knows which of them are read later.
     """
 
     name: str
@@ -133,6 +136,7 @@ class Baseline:
     notes: Notes | None = None
     status: Status = Status.OK
     planning_seconds: float | None = None
+    sums_under: Callable[[Problem], Sums] | None = None
 
 
 class NoPlacementError(Exception):
@@ -216,4 +220,16 @@ def single_owner_baseline(
 ) -> Baseline:
     """A baseline without replicas: the holder sets of its cells are the ranks."""
     sets = single_owner_sets(problem.ranks)
-    return Baseline(name, sets, cells.sums(problem.classes, len(sets)), cells, pieces)
+
+    def sums_under(other: Problem) -> Sums:
+        assert pieces is not None
+        return piece_cells(other, pieces).sums(other.classes, len(sets))
+
+    return Baseline(
+        name,
+        sets,
+        cells.sums(problem.classes, len(sets)),
+        cells,
+        pieces,
+        sums_under=None if pieces is None else sums_under,
+    )

@@ -90,7 +90,14 @@ def torchrec(problem: Problem, limit_seconds: float) -> Baseline:
         pooled_bytes=pooled_bytes(problem, shards, rows.accesses),
     )
     sums = group_sums(problem, shards, rows)
-    return Baseline("torchrec", sets, sums, notes=notes, planning_seconds=answer["seconds"])
+    return Baseline(
+        "torchrec",
+        sets,
+        sums,
+        notes=notes,
+        planning_seconds=answer["seconds"],
+        sums_under=lambda other: group_sums(other, shards, whole_row_sums(other, shards)),
+    )
 
 
 def request(problem: Problem) -> dict[str, Any]:
