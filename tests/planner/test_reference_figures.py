@@ -92,6 +92,12 @@ def test_replanning_is_judged_on_the_data_that_follow(seed: int) -> None:
 @given(seeds)
 @examples(6)
 def test_drift_is_judged_by_a_plan_from_the_window_before(seed: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("oper.planner.replan.drift.ENOUGH_ACCESSES", 0)
+        _compare_with_single_windows(seed)
+
+
+def _compare_with_single_windows(seed: int) -> None:
     plan, windows = planned(seed, 3)
     assume(plan.profile not in {window.digest for window in windows[1:]})  # nothing drifted
     in_order(windows)
@@ -112,6 +118,24 @@ def test_drift_is_judged_by_a_plan_from_the_window_before(seed: int) -> None:
     lost = [w.drift.judged_seconds.now - w.drift.judged_seconds.fresh for w in found.windows]
     iterations = [window.iterations for window in found.windows]
     assert found.cost_seconds == pytest.approx(np.dot(iterations, lost))
+
+
+def test_a_plan_from_too_small_a_window_judges_nothing() -> None:
+    plan, windows = planned(11, 3)
+    in_order(windows)
+    small = windows[1]
+    small.accesses = np.minimum(small.accesses, 1)
+    small.samples_with_row = np.minimum(small.samples_with_row, 1)
+    with pytest.MonkeyPatch.context() as patch:
+        enough = int(windows[0].accesses_of_tables.sum()) // plan.ranks
+        patch.setattr("oper.planner.replan.drift.ENOUGH_ACCESSES", enough)
+        alone = drift(plan, windows[2], 0.05)
+        together = drift_by_window(plan, windows, 0.05)
+    assert together.windows[1].too_small
+    assert not together.windows[0].too_small
+    assert alone.unseen == together.windows[2].drift.unseen
+    from_first = drift(plan, replace(windows[2], open_preceding=lambda: windows[0]), 0.05)
+    assert alone.unseen == from_first.unseen
 
 
 def test_a_plan_is_not_judged_on_the_window_it_was_made_from() -> None:

@@ -227,6 +227,10 @@ class _WindowLength:
     iterations: float
 
 
+def _accesses(profile: Profile) -> int:
+    return int(profile.accesses_of_tables.sum())
+
+
 def is_too_small(accesses: int, ranks: int) -> bool:
     """Whether counts of so many accesses are too few to tell drift on so many ranks."""
     return accesses < ENOUGH_ACCESSES * ranks
@@ -309,8 +313,7 @@ def drift_by_window(
             unseen = _in_this_window(plan, window, measured, before)
         under = _drift(plan, measured, threshold, unseen)
         iterations = window.samples / plan.workload.batch_size
-        accesses = int(window.accesses_of_tables.sum())
-        found.append(Window(under, window.samples, accesses, iterations))
+        found.append(Window(under, window.samples, _accesses(window), iterations))
         if not found[-1].too_small:
             before = [each.fresh_plan for each in measured]
         window.release()  # so that the memory is that of one window's counters
@@ -407,6 +410,8 @@ def _measure_parts(plan: Plan, profile: Profile, report: Callable[[str], None]) 
 def _unseen(plan: Plan, profile: Profile, measured: list[_Measured]) -> UnseenDrift | None:
     """The plan beside one from scratch on data that neither was made from."""
     earlier, later = profile.preceding, profile.following
+    while earlier is not None and is_too_small(_accesses(earlier), plan.ranks):
+        earlier = earlier.preceding
     if earlier is not None and profile.digest != plan.profile:
         before = [
             assemble(place(problem, Watch(lambda step: None)))
