@@ -30,11 +30,12 @@ class Clicks(NamedTuple):
 
 @dataclass(frozen=True)
 class ClickLog:
-    """`samples` of the workload's tables × `scale`, rows of `dim` values."""
+    """`samples` of the workload's tables × `scale`, rows of `dim` values, drawn by a seed."""
 
     scale: float
     samples: int
     dim: int
+    seed: int = 0
 
     @property
     def tables(self) -> tuple[Table, ...]:
@@ -51,7 +52,7 @@ class ClickLog:
         dense = np.empty((self.samples, 13), dtype=np.float32)
         labels = np.empty(self.samples, dtype=np.float32)
         first = 0
-        for batch in Synthesizer(self.recipe, self.samples).batches():
+        for batch in Synthesizer(self.recipe, self.samples, seed=self.seed).batches():
             at = slice(first, first + batch.samples)
             for t, jagged in enumerate(batch.features.values()):
                 ids[at, t] = jagged.values
@@ -63,7 +64,7 @@ class ClickLog:
     def plan(self, folder: Path, ranks: int, batch_size: int) -> None:
         """Make a plan that has all tables in the tier of CPU ranks."""
         make_plan(
-            synthesize_counts(Synthesizer(self.recipe, self.samples)),
+            synthesize_counts(Synthesizer(self.recipe, self.samples, seed=self.seed)),
             f"cpu:{ranks}",
             Workload("training", "raw", batch_size),
             PlanSettings(tier="all"),
@@ -91,7 +92,7 @@ class ClickLog:
 
     @property
     def _name(self) -> str:
-        return f"criteo-kaggle-{self.scale:g}-{self.samples}"
+        return f"criteo-kaggle-{self.scale:g}-{self.samples}-seed-{self.seed}"
 
 
 class Arrays(NamedTuple):

@@ -73,9 +73,9 @@ OVER = {"wide-deep": _WideAndDeep, "deepfm": _DeepFm, "dcn": _Dcn}
 class ClickModel(nn.Module):
     """A model by its name in OVER; returns the mean loss, or logits without labels."""
 
-    def __init__(self, name: str, tables: Sequence[Table]) -> None:
+    def __init__(self, name: str, tables: Sequence[Table], seed: int = 1) -> None:
         super().__init__()
-        torch.manual_seed(1)
+        torch.manual_seed(seed)
         # Small, so that sums of products of embeddings begin near 0.
         self.fields, self.dim = len(tables), tables[0].dim
         self.embeddings = EmbeddingBagCollection(

@@ -3,13 +3,16 @@
 Wide & Deep, DeepFM and DCN on a labelled generated log of Criteo-Kaggle's tables, one epoch in the
 order of the log, SGD, all tables in the tier; the last samples are held out. Communication is in
 bytes of rows and gradients between caches and the tier, against a training without caches (each
-worker pulls every row of its batch and pushes every gradient) and against s = 0.
+worker pulls every row of its batch and pushes every gradient). Each seed is another log and another
+initial model; AUCs are compared with `het-exact:0`, which is exact, of the same model and seed.
 
-    python -m benchmarks.scheduler.staleness [--models wide-deep,deepfm,dcn] [--s 0,10,100,inf]
+    python -m benchmarks.scheduler.staleness [--models wide-deep,deepfm,dcn] [--seeds 0,1,2]
+        [--sync het-exact:0,het,het-exact:100]
 """
 
 import tempfile
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +36,7 @@ SCALE, LOG_SAMPLES, HELD_OUT = 0.1, 5_242_880, 0.05
 TABLE_RATES = {"wide-deep": 16.0, "deepfm": 1.0, "dcn": 16.0}
 LAYER_RATE = 0.1
 CACHE = "10%"
+EXACT = "het-exact:0"
 
 
 def train(
@@ -40,7 +44,7 @@ def train(
 ) -> dict[str, Any]:
     """One epoch; the held-out AUC and what was moved."""
     arrays = log.open()
-    model = ClickModel(name, log.tables)
+    model = ClickModel(name, log.tables, 1 + log.seed)
     apply_optimizer_in_backward(
         torch.optim.SGD, model.embeddings.parameters(), {"lr": TABLE_RATES[name]}
     )
@@ -93,37 +97,36 @@ def main() -> None:
     """Measure and print."""
     options = parser(__doc__)
     options.add_argument("--models", default=",".join(OVER))
-    options.add_argument("--s", default="0,10,100,10000,inf")
-    options.add_argument("--protocol", default="het-exact", choices=["het", "het-exact"])
+    options.add_argument("--sync", default=f"{EXACT},het,het-exact:10,het-exact:100,het-exact:inf")
+    options.add_argument("--seeds", default="0")
     options.add_argument("--evict", default="lru")
     given = options.parse_args()
-    log = ClickLog(SCALE * given.scale, round(LOG_SAMPLES * given.scale), DIM)
-    log.write()
-    found: dict[str, dict[str, Any]] = {}
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place) / "plan"
-        log.plan(folder, WORKERS, WORKERS * SAMPLES)
-        for name in given.models.split(","):
-            for s in given.s.split(","):
-                arguments = (folder, log, name, f"{given.protocol}:{s}", given.evict)
+    found: list[dict[str, Any]] = []
+    for seed in map(int, given.seeds.split(",")):
+        log = ClickLog(SCALE * given.scale, round(LOG_SAMPLES * given.scale), DIM, seed)
+        log.write()
+        with tempfile.TemporaryDirectory() as place:
+            folder = Path(place) / "plan"
+            log.plan(folder, WORKERS, WORKERS * SAMPLES)
+            for model, sync in product(given.models.split(","), given.sync.split(",")):
+                arguments = (folder, log, model, sync, given.evict)
                 answers = run(train, WORKERS, *arguments, deadline_seconds=3600.0)
-                found[f"{name} s={s}"] = answers[0]
+                found.append({"model": model, "seed": seed, "sync": sync, **answers[0]})
     publish(given, {"runs": found}, lambda: _table(found))
 
 
-def _table(found: dict[str, dict[str, Any]]) -> Any:
-    table = new_table(
-        "", "AUC", "against s=0", "bytes", "of no cache", "of s=0", "wrong", "lag", "ms"
-    )
-    for name, figures in found.items():
-        base = found.get(name.split("=")[0] + "=0", figures)
+def _table(found: list[dict[str, Any]]) -> Any:
+    exact = {(of["model"], of["seed"]): of["auc"] for of in found if of["sync"] == EXACT}
+    columns = ("AUC", "against exact", "bytes", "of no cache", "wrong", "lag", "ms")
+    table = new_table("model, seed, sync", *columns)
+    for figures in found:
+        auc = exact.get((figures["model"], figures["seed"]))
         table.add_row(
-            name,
+            f"{figures['model']} {figures['seed']} {figures['sync']}",
             f"{figures['auc']:.5f}",
-            f"{100 * (figures['auc'] / base['auc'] - 1):+.3f} %",
+            f"{100 * (figures['auc'] / auc - 1):+.3f} %" if auc else "-",
             f"{figures['bytes'] / 1e9:.2f} GB",
             f"{percent(figures['bytes'] / figures['bytes_without_caches'], 1)} %",
-            f"{percent(figures['bytes'] / base['bytes'], 1)} %",
             f"{percent(figures['wrong_reads'], 1)} %",
             str(figures["most_lag"]),
             f"{figures['step_ms']:.0f}",

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _EXAMPLES = """
 oper simulate clicks.parquet --columns 'C*' --workers 4 --batch-size 256
 oper simulate clicks.parquet --columns 'C*' --policy random,grouped \\
-  --sync bsp,het:3 --links 5,5,5,5,1,1,1,1
+  --sync bsp,het --links 5,5,5,5,1,1,1,1
 """
 
 
@@ -72,8 +72,8 @@ def simulate(
     sync: str = typer.Option(
         "bsp,on-demand",
         "--sync",
-        help="bsp, on-demand, peer, fae:SHARE, het:S or het-exact:S (S: updates, or inf); several "
-        "by commas.",
+        help="bsp, on-demand, peer, fae:SHARE, het, het:S or het-exact:S (S: updates, or inf); "
+        "several by commas.",
         metavar="NAMES",
     ),
     evict: str = typer.Option(

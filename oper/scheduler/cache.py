@@ -78,7 +78,9 @@ class Caches:
         self._states: Any = (
             kinds.BulkSynchronous(*common, PUSHES.index(sync.kind))
             if sync.kind in PUSHES
-            else kinds.BoundedStaleness(*common, sync.bound, sync.kind == "het-exact")
+            else kinds.BoundedStaleness(
+                *common, sync.bound, sync.kind != "het-printed", sync.batch_weight
+            )
         )
 
     def look_up(self, addresses: Ints, offsets: Ints) -> LookedUp:

@@ -13,6 +13,10 @@ from oper.base.units import parse_bytes, parse_share
 EVICTIONS = ("lru", "lfu", "light-lfu", "emark")  # in the kernels' order
 PUSHES = ("bsp", "on-demand", "peer")  # in the kernels' order
 _MOST = 1 << 40  # updates: more than any row gets
+# Of `het`: HET's staleness, and what an update counts of a row that all samples of a batch read. So
+# copies are also at most a tenth of a batch apart, which is what was found to keep the AUC
+# (docs/design/staleness-by-frequency.md).
+_HET_STALENESS, _HET_BATCH = 100, 1000
 
 
 @dataclass(frozen=True)
@@ -20,9 +24,10 @@ class Synchronisation:
     """When updates reach the tier.
 
     `bsp`: every one after every iteration. `on-demand`: when another worker trains the row next.
-    `peer`: as on demand, straight to the workers that train it and have a copy. `het` and
-    `het-exact`: at most `staleness` updates apart. `fae`: the share `frequent` of all rows lies on
-    all workers, and no other row is cached.
+    `peer`: as on demand, straight to the workers that train it and have a copy. `het-exact` and
+    `het-printed` (HET as the paper has it): copies are at most `staleness` updates apart. `het`:
+    as `het-exact`, and the more samples read a row, the fewer updates. `fae`: the share `frequent`
+    of all rows lies on all workers, and no other row is cached.
     """
 
     kind: str
@@ -31,29 +36,40 @@ class Synchronisation:
 
     @classmethod
     def parse(cls, text: str) -> "Synchronisation":
-        """`bsp`, `on-demand`, `peer`, `fae:SHARE`, `het:S` or `het-exact:S`, S a number or inf."""
+        """`bsp`, `on-demand`, `peer`, `fae:SHARE`, `het`, `het:S` or `het-exact:S`, S a number or
+        inf."""
         kind, colon, bound = text.partition(":")
         if kind == "fae":
             return cls(kind, frequent=parse_share(bound, "--sync fae"))
         if kind in PUSHES and not colon:
             return cls(kind)
+        if text == "het":
+            return cls(kind, _HET_STALENESS)
         staleness = math.inf if bound == "inf" else float(bound) if bound.isdecimal() else -1
         if kind not in ("het", "het-exact") or not (0 <= staleness < _MOST or bound == "inf"):
             raise OperError(
-                f"--sync {text[:40]!r}: bsp, on-demand, peer, fae:SHARE, het:S or het-exact:S was "
-                "needed, with S the staleness in updates, such as het-exact:10, or inf"
+                f"--sync {text[:40]!r}: bsp, on-demand, peer, fae:SHARE, het, het:S or het-exact:S "
+                "was needed, with S the staleness in updates, such as het-exact:10, or inf"
             )
-        return cls(kind, staleness)
+        return cls("het-printed" if kind == "het" else kind, staleness)
 
     def __str__(self) -> str:
         if self.kind == "fae":
             return f"fae:{100 * self.frequent:g}%"
-        return f"{self.kind}:{self.staleness:g}" if self.kind.startswith("het") else self.kind
+        if self.kind in ("het-printed", "het-exact"):
+            return f"{self.kind.removesuffix('-printed')}:{self.staleness:g}"
+        return self.kind
 
     @property
     def bound(self) -> int:
         """The staleness as the kernels take it."""
         return int(min(self.staleness, _MOST))
+
+    @property
+    def batch_weight(self) -> int:
+        """What the kernels count for an update of a row that all samples of a batch read, and of
+        it the share of the samples for others; 0 where each update counts 1."""
+        return _HET_BATCH if self.kind == "het" else 0
 
 
 ON_DEMAND = Synchronisation("on-demand")

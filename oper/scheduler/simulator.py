@@ -291,8 +291,8 @@ def simulate(
             Herald's unless given.
         policy: which worker trains which sample: random, in-order, laia, laia:TABLES, esd,
             esd:ALPHA or grouped; several as a sequence or by commas.
-        sync: when updates reach the tier: bsp, on-demand, peer, fae:SHARE, het:S or het-exact:S;
-            several as `policy`.
+        sync: when updates reach the tier: bsp, on-demand, peer, fae:SHARE, het, het:S or
+            het-exact:S; several as `policy`.
         evict: what leaves a full cache: lru, lfu, light-lfu or emark; several as `policy`.
         dim, optimizer: of tables that do not state them, as for `oper.profile`.
         reading: how to read the log, as for `oper.profile`.

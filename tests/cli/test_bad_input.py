@@ -178,7 +178,7 @@ def test_plans_that_cannot_be_made(here: Path, options: str, words: list[str]) -
         (f"{SIMULATE} --cache 1%", ["--cache 1%", "would be enough"]),
         (f"{SIMULATE} --cache 100% --warm-up 9999", ["--warm-up", "batches"]),
         (f"{SIMULATE} --policy laia,best", ["--policy 'best'", "grouped"]),
-        (f"{SIMULATE} --sync het", ["--sync 'het'", "het:S"]),
+        (f"{SIMULATE} --sync het:", ["--sync 'het:'", "het:S"]),
         (f"{SIMULATE} --evict fifo", ["--evict 'fifo'", "lru"]),
         (f"{SIMULATE} --policy laia --sync fae:1%", ["--policy laia", "random or in-order"]),
         (f"{SIMULATE} --sync fae:2", ["--sync fae '2'", "fraction"]),

@@ -43,7 +43,7 @@ COMMANDS = (
     "replan q w@1 -o new",
     "simulate log.parquet --columns C* --workers 2 --batch-size 16 --cache 90% --warm-up 1",
     "simulate log.parquet --columns C* --workers 4 --batch-size 16 --cache 90% --warm-up 1 "
-    "--policy random,laia:1,esd:0.5,grouped --sync bsp,peer,het:3,het-exact:inf "
+    "--policy random,laia:1,esd:0.5,grouped --sync bsp,peer,het,het:3,het-exact:inf "
     "--evict lru,emark --links 5,5,1,1",
 )
 

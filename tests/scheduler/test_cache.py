@@ -13,6 +13,7 @@ from oper.scheduler.cache import Caches
 from oper.scheduler.cache_settings import EVICTIONS, Synchronisation
 from oper.scheduler.row_addresses import WIDTH_SHIFT
 from oper.scheduler.transmissions import TRANSMISSIONS
+from tests.scheduler.staleness_model import StalenessModel
 from tests.scheduler.state_model import StateModel
 from tests.support.examples import examples
 
@@ -77,6 +78,52 @@ def test_transmissions_are_those_of_the_state_model(
 @EXAMPLES
 @given(
     traces(),
+    st.sampled_from(["het", "het:0", "het:2", "het:inf", "het-exact:0", "het-exact:3"]),
+)
+def test_transmissions_and_lags_are_those_of_the_staleness_model(
+    trace: dict[str, Any], sync: str
+) -> None:
+    caches, parsed = caches_of(trace, "lru", sync), Synchronisation.parse(sync)
+    model = StalenessModel(trace["workers"], trace["capacity"], parsed)
+    for samples, assignment in trace["batches"]:
+        moved = train(caches, samples, assignment)
+        names = ("miss_pull", "update_push", "evict_push", "hits", "wrong_reads", "lag")
+        found = np.stack([moved[name] for name in names], axis=1)
+        assert found.tolist() == model.iteration(samples, assignment)
+    if parsed.kind != "het-printed":
+        assert model.most_weight <= (trace["workers"] + 1) * parsed.staleness
+
+
+@pytest.mark.parametrize(
+    ("readers", "steps"), [(1, 101), (2, 51), (3, 34), (33, 4), (50, 3), (100, 2), (101, 1)]
+)
+def test_the_staleness_falls_with_the_share_of_samples_that_read_the_row(
+    readers: int, steps: int
+) -> None:
+    """Of 1,000 samples, on one of two workers: it pushes once its updates are more than 100, or
+    more than a tenth of a batch."""
+    caches = Caches(2, [4], [64], [64], "lru", Synchronisation.parse("het"))
+    samples: list[list[int]] = [[7]] * readers + [[]] * (1000 - readers)
+    assignment = [0] * 500 + [1] * 500
+    pushes = [train(caches, samples, assignment)["update_push"].tolist() for _ in range(2 * steps)]
+    assert pushes == 2 * [*[[0, 0]] * (steps - 1), [1, 0]]
+
+
+@EXAMPLES
+@given(traces(), st.sampled_from(EVICTIONS))
+def test_rows_that_a_tenth_of_the_samples_reads_are_synchronous(
+    trace: dict[str, Any], eviction: str
+) -> None:
+    caches = caches_of(trace, eviction, "het")
+    for samples, assignment in trace["batches"]:
+        # In batches of fewer than ten samples every row that is read is one of them.
+        moved = train(caches, samples[:9], assignment[:9])
+        assert moved["wrong_reads"].sum() == moved["lag"].sum() == 0
+
+
+@EXAMPLES
+@given(
+    traces(),
     st.sampled_from(EVICTIONS),
     st.sampled_from(["bsp", "on-demand", "peer", "het-exact:0"]),
 )
@@ -112,7 +159,11 @@ def test_pushes_of_all_workers_come_before_a_read() -> None:
 
 
 @EXAMPLES
-@given(traces(), st.sampled_from(EVICTIONS), st.sampled_from(["on-demand", "peer", "het-exact:3"]))
+@given(
+    traces(),
+    st.sampled_from(EVICTIONS),
+    st.sampled_from(["on-demand", "peer", "het-exact:3", "het"]),
+)
 def test_after_a_flush_the_tier_has_everything(
     trace: dict[str, Any], eviction: str, sync: str
 ) -> None:
@@ -121,7 +172,7 @@ def test_after_a_flush_the_tier_has_everything(
         train(caches, samples, assignment)
     caches.flush()
     assert caches.flush()["update_push"].sum() == 0
-    if sync == "het-exact:3":
+    if sync in ("het-exact:3", "het"):
         return  # whose copies may be behind the tier
     for row in range(ROWS):
         for worker in range(trace["workers"]):
@@ -272,8 +323,25 @@ def test_light_lfu_does_not_freeze() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["bsp:1", "het", "het:-1", "het:1.5", "on-demand:", "", "het-exact:x", "het:" + "9" * 30],
+    [
+        "bsp:1",
+        "het:",
+        "het-exact",
+        "het:-1",
+        "het:1.5",
+        "on-demand:",
+        "",
+        "het-exact:x",
+        "het:" + "9" * 30,
+    ],
 )
 def test_synchronisations_that_are_none(text: str) -> None:
     with pytest.raises(OperError, match="--sync"):
         Synchronisation.parse(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["bsp", "on-demand", "peer", "het", "het:0", "het:inf", "het-exact:100", "fae:1%"]
+)
+def test_synchronisations_are_written_as_they_are_read(text: str) -> None:
+    assert str(Synchronisation.parse(text)) == text

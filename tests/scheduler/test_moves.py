@@ -16,7 +16,7 @@ batches = st.lists(  # rows of each worker, of batches
     min_size=1,
     max_size=12,
 )
-SYNCS = ("bsp", "on-demand", "peer", "het:2", "het-exact:0", "het-exact:2")
+SYNCS = ("bsp", "on-demand", "peer", "het:2", "het-exact:0", "het-exact:2", "het")
 
 
 def make(eviction: str, sync: str) -> Caches:

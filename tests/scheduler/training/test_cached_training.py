@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from oper.plan.plan import Plan
 from oper.scheduler.cache_settings import CacheSettings
 from oper.tables.table import Table
+from tests.scheduler.staleness_model import StalenessModel
 from tests.scheduler.state_model import StateModel
 from tests.support.examples import examples
 from tests.support.runtime.engine_cases import Case, Reference, batch_of, features_of, tables_of
@@ -293,6 +294,32 @@ def test_what_moves_is_what_the_state_model_says(ranks, count, evict, sync, pool
     counted = [found[0]["counted"][n] for n in ("miss_pull", "update_push", "evict_push", "hits")]
     assert expected.T.tolist() == counted
     assert count == 1 or sync == "bsp" or (expected.sum(axis=0) > 0).all()
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("sync", ["het", "het:2", "het-exact:2"])
+def test_what_moves_is_what_the_staleness_model_says(ranks, count, sync):
+    case = Case(5, count, dims=(8,), rows=(200, 300), steps=12, bags="many", plain=True)
+    plan = tiered(5, tables_of(case), count)
+    cache = CacheSettings("16%", sync)
+    found = ranks.run(count, run_cached, case, plan, cache, PLAIN)
+    capacity = math.ceil(0.16 * sum(case.rows))
+    model = StalenessModel(count, capacity, cache.synchronisation)
+    expected, lag = np.zeros((count, 5), dtype=np.int64), np.zeros(count, dtype=np.int64)
+    for step in range(case.steps):
+        samples, assignment = [], []
+        for rank in range(count):
+            mine = samples_of(batch_of(case, step, rank), case)
+            samples += mine
+            assignment += [rank] * len(mine)
+        moved = np.array(model.iteration(samples, assignment))
+        expected += moved[:, :5]
+        lag = np.maximum(lag, moved[:, 5])
+    names = ("miss_pull", "update_push", "evict_push", "hits", "wrong_reads")
+    counted = found[0]["counted"]
+    assert [counted[name] for name in names] == expected.T.tolist()
+    assert counted["lag"] == lag.tolist()
+    assert count == 1 or (expected.sum(axis=0) > 0).all()
 
 
 def samples_of(batch: Any, case: Case) -> list[list[int]]:

@@ -43,7 +43,7 @@ def counted_and_real(ranks: Worlds, case: Steps, cache: CacheSettings):
 @given(
     cases,
     st.sampled_from(["25%", "50%", "100%"]),
-    st.sampled_from(["het:0", "het:1", "het:4", "het:inf", "het-exact:0", "het-exact:3"]),
+    st.sampled_from(["het", "het:0", "het:1", "het:4", "het:inf", "het-exact:0", "het-exact:3"]),
     st.sampled_from(["lru", "emark"]),
 )
 def test_wrong_reads_are_those_of_training(ranks, case, size, sync, evict):
@@ -65,7 +65,7 @@ def test_exact_caches_read_all_updates(ranks, case, size, sync, evict):
     assert counted == real == ([0] * case.ranks, [0] * case.ranks)
 
 
-@pytest.mark.parametrize("sync", ["het:1", "het-exact:2", "het:inf"])
+@pytest.mark.parametrize("sync", ["het", "het:1", "het-exact:2", "het:inf"])
 def test_there_are_wrong_reads_and_right_ones(ranks, sync):
     case = Steps(seed=1, ranks=3, steps=12, skew=3.0)
     counted, real = counted_and_real(ranks, case, CacheSettings("100%", sync))

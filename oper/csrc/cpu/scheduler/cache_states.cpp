@@ -24,6 +24,7 @@ namespace oper {
 namespace {
 
 constexpr int64_t kMostWidths = 64;
+constexpr int64_t kMostWeight = 1 << 20;  // what an update may count
 constexpr int64_t kMostGrouped = 65'535;  // samples of a batch: a worker's are counted in 16 bits
 
 template <typename Caches>
@@ -162,7 +163,7 @@ class CacheStates : public torch::CustomClassHolder {
     const int32_t* const numbers = rows.const_data_ptr<int32_t>();
     const int64_t* const starts = offsets.const_data_ptr<int64_t>();
     end();
-    states_.caches().begin(numbers, starts, samples, workers);
+    states_.begin(numbers, starts, samples, workers);
     check_fits();
     at::Tensor moved = none_moved();
     states_.read(transmissions(moved));
@@ -326,10 +327,11 @@ TORCH_LIBRARY_FRAGMENT(oper, m) {
   define(bulk);
   auto bounded = m.class_<BoundedStalenessCaches>("BoundedStaleness");
   bounded.def(torch::init([](int64_t workers, const at::Tensor& capacity, const at::Tensor& bytes,
-                             int64_t policy, int64_t staleness, bool exact) {
+                             int64_t policy, int64_t staleness, bool exact, int64_t batch_weight) {
     check_size(staleness, 0, kMostBytes, "staleness");
+    check_size(batch_weight, 0, kMostWeight, "batch_weight");
     return c10::make_intrusive<BoundedStalenessCaches>(workers, capacity, bytes, policy, staleness,
-                                                       exact);
+                                                       exact, batch_weight);
   }));
   define(bounded);
 }

@@ -9,6 +9,12 @@
 // the updates that were pushed, and a copy that is more than s past its last push pushes before the
 // next reads: then a read lacks at most (M + 1) s updates, and with s = 0 none.
 //
+// With a `batch_weight`, s falls with a row's frequency: on the clocks an update counts the share
+// of the batch's samples that read the row, times `batch_weight`, rounded down, and at least 1.
+// Copies of a row that the share f of all samples reads are then min(s, s / (batch_weight f))
+// updates apart. A step moves a row by the mean of the batch's gradients, so that this bounds how
+// far copies can have moved; the batch itself says the share, to everyone who replays the caches.
+//
 // Pushed is a sum of gradients, which only plain SGD applies as if each had come in its turn.
 //
 // Workers look at the clocks one after the other, and what they then ask for is carried out
@@ -28,7 +34,7 @@ namespace oper {
 
 class BoundedStaleness {
   struct Clock {
-    int64_t start = 0;
+    int64_t start = 0;  // when it was fetched; exact, or last pushed
     int64_t now = 0;
     uint32_t pending = 0;  // updates that the tier has not got
     uint32_t updates = 0;  // updates that the copy contains
@@ -38,21 +44,35 @@ class BoundedStaleness {
     int64_t clock = 0;
     uint32_t updates = 0;          // that the tier contains
     uint32_t earlier_updates = 0;  // by everyone
+    uint32_t samples = 0;          // of the batch, that read the row
   };
 
  public:
   using Caches = oper::Caches<Tier, Clock>;
 
-  BoundedStaleness(Caches caches, std::vector<RowBytes> bytes, int64_t staleness, bool exact)
+  // `batch_weight`: what an update counts of a row that all samples read; 0: all updates count 1.
+  BoundedStaleness(Caches caches, std::vector<RowBytes> bytes, int64_t staleness, bool exact,
+                   int64_t batch_weight)
       : caches_(std::move(caches)),
         bytes_(std::move(bytes)),
         s_(staleness),
-        exact_(exact) {}
+        exact_(exact),
+        batch_weight_(batch_weight) {}
 
   Caches& caches() { return caches_; }
   const Caches& caches() const { return caches_; }
 
   Moves& moves() { return moves_; }
+
+  // The next batch that was looked up is trained so (caches.h).
+  void begin(const int32_t* rows, const int64_t* offsets, int64_t samples,
+             const int64_t* assignment) {
+    caches_.begin(rows, offsets, samples, assignment);
+    if (!batch_weight_) return;
+    samples_ = samples;
+    for (const RowNumber row : caches_.batch()) caches_.state(row).samples = 0;
+    for (int64_t n = 0; n < offsets[samples]; ++n) ++caches_.state(rows[n]).samples;
+  }
 
   // Before the batch that the caches have begun is trained: workers read one after the other.
   void read(Transmissions* moved) {
@@ -146,7 +166,12 @@ class BoundedStaleness {
     Clock& clock = clock_of(row, w);
     Tier& tier = caches_.state(row);
     if (clock.pending == 0) return false;
-    tier.clock = exact_ ? tier.clock + clock.pending : std::max(tier.clock, clock.now);
+    if (exact_) {
+      tier.clock += clock.now - clock.start;
+      clock.start = clock.now;
+    } else {
+      tier.clock = std::max(tier.clock, clock.now);
+    }
     tier.updates += clock.pending;
     clock.pending = 0;
     moves_.add(MoveKind::kPushGradient, w, row, caches_.address(row));
@@ -193,20 +218,25 @@ class BoundedStaleness {
 
   void write(RowNumber row, int w, Transmissions& mine) {
     Clock& clock = clock_of(row, w);
-    ++clock.now;
+    clock.now += weight(row);
     ++clock.pending;
     ++clock.updates;
     ++caches_.state(row).earlier_updates;
-    if (exact_ && clock.now > clock.start + s_) {
-      mine.update_push += push(row, w, mine);
-      clock.start = clock.now;
-    }
+    if (exact_ && clock.now > clock.start + s_) mine.update_push += push(row, w, mine);
+  }
+
+  // What an update of the row counts in the batch that is trained.
+  int64_t weight(RowNumber row) const {
+    if (!batch_weight_) return 1;
+    return std::max<int64_t>(1, batch_weight_ * caches_.state(row).samples / samples_);
   }
 
   Caches caches_;
   std::vector<RowBytes> bytes_;  // of each width
   int64_t s_;
   bool exact_;
+  int64_t batch_weight_;
+  int64_t samples_ = 0;  // of the batch
   Moves moves_;
 };
 

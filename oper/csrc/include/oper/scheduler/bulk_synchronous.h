@@ -54,6 +54,12 @@ class BulkSynchronous {
 
   Moves& moves() { return moves_; }
 
+  // The next batch that was looked up is trained so (caches.h).
+  void begin(const int32_t* rows, const int64_t* offsets, int64_t samples,
+             const int64_t* assignment) {
+    caches_.begin(rows, offsets, samples, assignment);
+  }
+
   // What comes before the batch that the caches have begun is trained: what is pushed, evicted and
   // pulled. `moved` [M] is added to.
   void read(Transmissions* moved) {
