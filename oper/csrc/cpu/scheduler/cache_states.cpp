@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cmath>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -294,6 +295,25 @@ class CacheStates : public torch::CustomClassHolder {
   std::vector<uint32_t> places_;  // for grouping
 };
 
+// What records of caches take, [4]: a row's, each worker's copy of it, the number of a row, and the
+// order in which a worker's rows leave, for each that it caches.
+at::Tensor record_bytes(bool bounded, int64_t policy) {
+  check_size(policy, 0, static_cast<int64_t>(Policy::kEmark), "policy");
+  const auto order = static_cast<Policy>(policy);
+  const auto of = [&](auto* none) {
+    using Caches = std::remove_pointer_t<decltype(none)>;
+    at::Tensor bytes = at::empty({4}, at::kLong);
+    auto* const found = bytes.data_ptr<int64_t>();
+    found[0] = Caches::bytes_of_row();
+    found[1] = Caches::bytes_of_copy(order);
+    found[2] = RowIndex::bytes_of_number();
+    found[3] = Caches::bytes_of_order(order);
+    return bytes;
+  };
+  return bounded ? of(static_cast<BoundedStaleness::Caches*>(nullptr))
+                 : of(static_cast<BulkSynchronous::Caches*>(nullptr));
+}
+
 using BulkSynchronousCaches = CacheStates<BulkSynchronous>;
 using BoundedStalenessCaches = CacheStates<BoundedStaleness>;
 
@@ -334,6 +354,7 @@ TORCH_LIBRARY_FRAGMENT(oper, m) {
                                                        exact);
   }));
   define(bounded);
+  m.def("cache_record_bytes(bool bounded, int policy) -> Tensor", record_bytes);
 }
 
 }  // namespace oper
