@@ -10,7 +10,7 @@ names=("$@")
 [ ${#names[@]} -gt 0 ] ||
   names=(planning/{count,translate} runtime/{lookup,training_step,serving,shared_memory}
     planning/{plan,backtracking,replication,links,milp,replan,windows,constants,gap}
-    report/page scheduler/{transmissions,tier_plans,locality,staleness,slow_links})
+    report/page scheduler/{transmissions,dispatch_times,tier_plans,locality,staleness,slow_links})
 for path in "${names[@]}"; do
   name=${path##*/}
   printf '\n\033[1m%s\033[0m\n' "$name"

@@ -3,13 +3,14 @@
 In: `Plan`. Out: typed facts. They are put into words where they are shown.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
 import numpy as np
 
 from oper.base.arrays import Ints
+from oper.cost.cache_replay import CacheReplay
 from oper.plan.memories import ThresholdReason
 from oper.plan.plan import Plan
 from oper.plan.plan_file import to_json
@@ -37,7 +38,7 @@ class PlanFigures:
 
     def to_json(self) -> dict[str, Any]:
         """What `oper plan --json` and `oper plan show --json` print, but the plan's folder."""
-        plan = self.plan
+        plan, replay = self.plan, cache_replay(self.plan)
         return {
             **plan.to_json(),
             "partitions": to_json(plan.main.partitions),
@@ -45,6 +46,7 @@ class PlanFigures:
             "replica_accesses": plan.replica_accesses,
             "listed_rows": plan.layout.listed,
             "address_map_bytes_per_row": plan.layout.bitmap_bytes_per_row(),
+            "cache_replay": None if replay is None else asdict(replay),
             **self.kinds.to_json(plan.tables, self.accesses),
         }
 
@@ -161,6 +163,15 @@ def cache_room_bytes(plan: Plan) -> int | None:
     free = int((devices.cost.capacity_bytes - devices.cost.memory_bytes).min())
     # Where no tables are on devices the gradients of a step are taken off already.
     return max(free - (host.cost.mailbox_bytes if devices.tables else 0), 0)
+
+
+def cache_replay(plan: Plan) -> CacheReplay | None:
+    """What each rank's host needs to replay all caches, on demand and LRU, if all rows of the tier
+    were cached by every rank; None where there is no tier or the plan is for inference."""
+    if plan.host is None or not plan.workload.training:
+        return None
+    rows = sum(plan.tables[t].rows for t in plan.tier)
+    return CacheReplay.of(plan.ranks, rows, rows)
 
 
 class LinkLoad(StrEnum):

@@ -1,6 +1,7 @@
 """`oper simulate`: what caches of a host tier transmit, by dispatch, synchronisation, eviction."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,8 +27,10 @@ from oper.cli.shared.output_options import JSON
 from oper.cli.shared.progress import progress
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from oper.logs import LogKeywords
-    from oper.scheduler.simulator import Simulation
+    from oper.scheduler.simulator import SimulatedRun, Simulation
 
 
 _EXAMPLES = """
@@ -65,15 +68,15 @@ def simulate(
     policy: str = typer.Option(
         "random,laia,esd,grouped",
         "--policy",
-        help="Dispatch: random, in-order, laia, laia:TABLES, esd, esd:ALPHA or grouped; several by "
-        "commas.",
+        help="Dispatch: random, in-order, laia, laia:TABLES, esd, esd:ALPHA, grouped or "
+        "grouped:ROUNDS; @SHARE after it: for so many of the samples alone; several by commas.",
         metavar="NAMES",
     ),
     sync: str = typer.Option(
         "bsp,on-demand",
         "--sync",
         help="bsp, on-demand, peer, fae:SHARE, het, het:S or het-exact:S (S: updates, or inf); "
-        "several by commas.",
+        "several by commas. fae is simulated only.",
         metavar="NAMES",
     ),
     evict: str = typer.Option(
@@ -157,13 +160,35 @@ def _print(found: "Simulation") -> None:
     out.print(f"{plural(found.iterations, 'iteration')} after {settings.warm_up} of warm-up")
     if len(runs) > 1:
         out.print(least_sent(found))
-    out.print()
+    exact = {name: run for name, run in runs.items() if run.exact}
+    others = {name: run for name, run in runs.items() if not run.exact}
+    if exact:
+        out.print()
+        out.print(_table(found, exact, "wrong\nreads", _wrong_reads))
+    if others:
+        out.print()
+        out.print("Not exact: reads may lack updates of earlier iterations")
+        out.print(_table(found, others, "reads that\nlack updates", _risk))
+    out.print(
+        "sent: rows and gradients between caches and the tier, the sum of pulls and pushes; saved: "
+        f"against {_shown(_reference(found))}; hits: reads that a cache served; ms a batch: to "
+        "dispatch and replay it here"
+    )
+
+
+def _table(
+    found: "Simulation",
+    runs: "dict[str, SimulatedRun]",
+    last: str,
+    risk: "Callable[[SimulatedRun], str]",
+) -> "Table":
+    """A line for each of some runs, which ends with what its reads lack and with the time."""
     columns = ("sent", "saved", "miss\npull", "update\npush", "evict\npush", "hits", "link\ntime")
-    table = new_table("dispatch, sync", *columns, "wrong\nreads", "ms a\nbatch")
-    first = next(iter(runs.values())).total
+    table = new_table("dispatch, sync", *columns, last, "ms a\nbatch")
+    first = found.runs[_reference(found)].total
     for name, run in runs.items():
         table.add_row(
-            name.replace("+", " "),
+            _shown(name),
             f"{run.total:,}",
             format_share(1 - run.total / first, 1) if first else "-",
             f"{run.miss_pull:,}",
@@ -171,26 +196,57 @@ def _print(found: "Simulation") -> None:
             f"{run.evict_push:,}",
             format_share(run.hit_ratio or 0.0, 1),
             format_duration(run.cost_seconds),
-            f"{run.wrong_reads:,}",
+            risk(run),
             f"{run.dispatch.total:.2f}",
         )
-    out.print(table)
-    out.print(
-        "sent: rows and gradients between caches and the tier, the sum of pulls and pushes; saved: "
-        "against the first line; hits: reads that a cache served; wrong reads: without an update "
-        "of an earlier iteration; ms a batch: to dispatch and replay it here"
-    )
+    return table
+
+
+def _wrong_reads(run: "SimulatedRun") -> str:
+    return f"{run.wrong_reads:,}"
+
+
+def _risk(run: "SimulatedRun") -> str:
+    share = format_share(run.wrong_read_ratio or 0.0, 1)
+    return f"{share}, ≤ {run.most_lag:,}" if run.wrong_reads else share
+
+
+def _shown(name: str) -> str:
+    return name.replace("+", " ")
+
+
+def _reference(found: "Simulation") -> str:
+    """The run with which others are compared: the first exact one, or the first."""
+    exact = [name for name, run in found.runs.items() if run.exact]
+    return exact[0] if exact else next(iter(found.runs))
 
 
 def least_sent(found: "Simulation") -> str:
-    """Which run sends the least, how much less than the first, and whether its reads are right."""
-    first, reference = next(iter(found.runs.items()))
-    best, run = found.least_sent, found.runs[found.least_sent]
-    sentence = f"Least is sent by {best.replace('+', ' ')}"
-    if best == first:
+    """Which exact run sends the least, and how much less than the first one; and which of the
+    others sends less, and what it risks."""
+    reference, best = _reference(found), found.least_sent
+    of_all = found.least_sent_of_all
+    if best is None:
+        return f"None is exact; least is sent by {_shown(of_all)}, {_risk_of(found, of_all)}"
+    sentence = f"Least is sent by {_shown(best)}"
+    total = found.runs[best].total
+    if best == reference:
         sentence += ", the first"
     else:
-        saved = format_share(1 - run.total / reference.total, 1)
-        sentence += f": {saved} less than by {first.replace('+', ' ')}"
-    wrong = run.wrong_reads
-    return f"{sentence}, with {plural(wrong, 'wrong read')}" if wrong else sentence
+        saved = format_share(1 - total / found.runs[reference].total, 1)
+        sentence += f": {saved} less than by {_shown(reference)}"
+    if of_all == best or found.runs[of_all].total == total:
+        return sentence
+    less = format_share(1 - found.runs[of_all].total / total, 1)
+    sentence += "." if best != reference else ", of the exact ones."
+    return f"{sentence} {_shown(of_all)} sends {less} less than that, {_risk_of(found, of_all)}"
+
+
+def _risk_of(found: "Simulation", name: str) -> str:
+    run = found.runs[name]
+    if not run.wrong_reads:
+        return "and no read lacked an update here, which nothing guarantees"
+    return (
+        f"and {format_share(run.wrong_read_ratio or 0.0, 1)} of its reads lack an update, up to "
+        f"{run.most_lag:,} of them"
+    )

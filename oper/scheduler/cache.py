@@ -48,6 +48,11 @@ class LookedUp(NamedTuple):
         offsets = torch.from_numpy(counted[self.offsets.numpy()])
         return LookedUp(self.rows[chosen], offsets, self.positions[chosen])
 
+    def first(self, samples: int) -> "LookedUp":
+        """The batch with its first samples alone, to be scored."""
+        end = int(self.offsets[samples])
+        return LookedUp(self.rows[:end], self.offsets[: samples + 1], self.positions[:end])
+
 
 class Caches:
     """The caches of `workers`, each with room for `capacity[c]` rows of width c.
@@ -105,11 +110,12 @@ class Caches:
         found: NDArray[np.float64] = self._states.expected_costs(*batch[:2], seconds).numpy()
         return found
 
-    def group(self, batch: LookedUp, assignment: Ints, seconds_per_byte: Floats) -> Ints:
-        """The assignment after samples were exchanged so that those that share rows meet; each
-        worker has as many as before. Batches have at most 65,535 samples."""
+    def group(self, batch: LookedUp, room: Ints, seconds_per_byte: Floats, rounds: int = 1) -> Ints:
+        """Assign samples so that those that share rows meet, in so many rounds; worker w gets at
+        most `room[w]` of them, which sum to at least the samples."""
         seconds = torch.from_numpy(np.ascontiguousarray(seconds_per_byte, dtype=np.float64))
-        found: Ints = self._states.group(*batch[:2], seconds, torch.from_numpy(assignment)).numpy()
+        limits = torch.from_numpy(np.ascontiguousarray(room, dtype=np.int64))
+        found: Ints = self._states.group(*batch[:2], seconds, limits, rounds).numpy()
         return found
 
     def train(self, batch: LookedUp, assignment: Ints) -> NDArray[np.void]:

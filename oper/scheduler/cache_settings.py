@@ -71,6 +71,12 @@ class Synchronisation:
         it the share of the samples for others; 0 where each update counts 1."""
         return _HET_BATCH if self.kind == "het" else 0
 
+    @property
+    def exact(self) -> bool:
+        """Whether every read has all updates of earlier iterations, whatever the log is."""
+        pushed_at_once = self.kind == "het-exact" and self.staleness == 0
+        return pushed_at_once or self.kind in (*PUSHES, "fae")
+
 
 ON_DEMAND = Synchronisation("on-demand")
 
@@ -105,7 +111,10 @@ class CacheSettings:
         if self.evict not in EVICTIONS:
             raise OperError(f"evict {self.evict[:40]!r}: one of {', '.join(EVICTIONS)} was needed")
         if self.synchronisation.kind == "fae":
-            raise OperError(f"sync {self.sync!r}: is without caches; one with caches was needed")
+            raise OperError(
+                f"sync {self.sync!r}: fae is simulated only, by oper simulate, and caches nothing; "
+                f"give it another one, such as {ON_DEMAND}"
+            )
 
     @property
     def synchronisation(self) -> Synchronisation:

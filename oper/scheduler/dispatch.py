@@ -1,7 +1,8 @@
 """Dispatch: which worker trains which sample of the next global batch, m each.
 
 A policy sees the batch, what the caches hold, and the links. Every rank that has the same of them
-makes the same assignment: random choices come from the seed and the batch's number.
+makes the same assignment: random choices come from the seed and the batch's number, and the work
+is bounded by numbers of the policy and never by a clock.
 
     random       a seeded choice (the papers' vanilla)
     in-order     sample s by worker s // m, as loaders yield them
@@ -10,13 +11,19 @@ makes the same assignment: random choices come from the seed and the batch's num
     esd:ALPHA    by expected cost of transmissions (ESD): the ALPHA share of samples for which the
                  choice matters most exactly, then the others in order, each to the cheapest worker
                  with room (HybridDis). esd is esd:1, the optimum of the score
-    grouped      esd, then pairs of samples are exchanged so that those that share rows meet: a
-                 score counts a row for each of them (beyond the papers)
+    grouped:N    each sample to the worker with room where the whole batch then transmits least, by
+                 where the others are, in N rounds over the samples: a score counts a row for each
+                 of them (beyond the papers). grouped is grouped:6
+    POLICY@SHARE only the first SHARE of the batch's samples so, and the others in order, into the
+                 room that is left
+
+Training's pace lowers ALPHA, K, N and SHARE where dispatch takes longer than training
+(`Policy.at`).
 """
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -29,40 +36,78 @@ from oper.scheduler.fae import FrequentRows
 from oper.scheduler.laia_infrequency import REFRESH, Infrequency
 
 _MOST_TABLES = 1 << 24
-_KINDS = ("random", "in-order", "laia", "esd", "grouped")
+_MOST_ROUNDS = 1024
+ROUNDS = 6  # of `grouped`: docs/design/dispatch-by-groups.md
+BLIND = ("random", "in-order")  # policies that look at nothing the caches hold
+_KINDS = (*BLIND, "laia", "esd", "grouped")
+_FORMS = "random, in-order, laia, laia:K, esd, esd:ALPHA, grouped or grouped:N"
 
 
 @dataclass(frozen=True)
 class Policy:
-    """A way to dispatch; `alpha` is that of esd, `tables` the number that laia looks at."""
+    """A way to dispatch: `alpha` is that of esd, `tables` the number that laia looks at, `rounds`
+    those of grouped, and `share` that of the samples which are looked at."""
 
     kind: str
     alpha: float = 1.0
     tables: int | None = None
+    rounds: int = ROUNDS
+    share: float = 1.0
 
     @classmethod
     def parse(cls, text: str) -> "Policy":
-        """`random`, `in-order`, `laia`, `laia:K`, `esd`, `esd:ALPHA` or `grouped`."""
-        kind, colon, number = text.partition(":")
-        if kind in _KINDS and not colon:
-            return cls(kind)
-        if kind == "laia" and number.isdecimal() and 0 < float(number) < _MOST_TABLES:
-            return cls(kind, tables=int(number))
+        """`random`, `in-order`, or with an optional `@SHARE` after it `laia`, `laia:K`, `esd`,
+        `esd:ALPHA`, `grouped` or `grouped:N`."""
+        name, at, share = text.partition("@")
+        kind, colon, number = name.partition(":")
         with contextlib.suppress(ValueError):
-            if kind == "esd" and 0 <= float(number) <= 1:
-                return cls(kind, alpha=float(number))
+            found = cls._of(kind, number) if colon else cls(kind)
+            looked_at = float(share) if at else 1.0
+            if kind in _KINDS and 0 <= looked_at <= 1 and (kind not in BLIND or not at):
+                return replace(found, share=looked_at)
         raise OperError(
-            f"--policy {text[:40]!r}: random, in-order, laia, laia:K, esd, esd:ALPHA or grouped "
-            "was needed, with K tables that are looked at, and ALPHA from 0 to 1, the share of "
-            "samples that are assigned exactly"
+            f"--policy {text[:40]!r}: {_FORMS} was needed, with K tables that are looked at, ALPHA "
+            f"from 0 to 1, the share of samples that are assigned exactly, and N rounds, 1 to "
+            f"{_MOST_ROUNDS:,}; but for the first two @SHARE may follow, from 0 to 1, the share of "
+            "samples that are looked at"
         )
 
+    @classmethod
+    def _of(cls, kind: str, number: str) -> "Policy":
+        """The policy of this kind with a number; ValueError for one that it cannot have."""
+        if kind == "esd" and 0 <= float(number) <= 1:
+            return cls(kind, alpha=float(number))
+        if number.isdecimal():
+            if kind == "laia" and 0 < float(number) < _MOST_TABLES:
+                return cls(kind, tables=int(number))
+            if kind == "grouped" and 0 < float(number) <= _MOST_ROUNDS:
+                return cls(kind, rounds=int(number))
+        raise ValueError(number)
+
     def __str__(self) -> str:
-        number = f"{self.alpha:g}" if self.tables is None else str(self.tables)
-        return self.kind if number == "1" and self.tables is None else f"{self.kind}:{number}"
+        number = ""
+        if self.kind == "esd" and self.alpha != 1:
+            number = f":{self.alpha:g}"
+        if self.tables is not None:
+            number = f":{self.tables}"
+        if self.kind == "grouped" and self.rounds != ROUNDS:
+            number = f":{self.rounds}"
+        return self.kind + number + (f"@{self.share:g}" if self.share != 1 else "")
 
-
-BLIND = ("random", "in-order")  # policies that look at nothing the caches hold
+    def at(self, effort: float) -> "Policy":
+        """The policy with this part of its work, from 0 to 1: from 1 to ½ α, K and N fall to what
+        costs least, and then the share of samples that are looked at. LAIA has that alone."""
+        if self.kind in BLIND or effort >= 1:
+            return self
+        if self.kind == "laia" and self.tables is None:
+            return replace(self, share=self.share * effort)
+        own = max(2 * effort - 1, 0.0)
+        share = self.share * min(2 * effort, 1.0)
+        if self.kind == "esd":
+            return replace(self, alpha=self.alpha * own, share=share)
+        if self.tables is not None:
+            return replace(self, tables=max(round(self.tables * own), 1), share=share)
+        return replace(self, rounds=max(round(self.rounds * own), 1), share=share)
 
 
 @dataclass
@@ -88,17 +133,24 @@ class Dispatcher:
         room = capacities(samples, workers)
         if self.policy.kind in BLIND or isinstance(caches, FrequentRows):
             return assign_blindly(self.policy.kind, room, self.seed, number)
-        if self.policy.kind == "laia":
-            random = np.random.default_rng([self.seed, number])
-            # Scores are whole numbers: half of one decides ties alone.
-            ties = 0.5 * random.random((samples, workers))
-            scored = self._scored(caches, addresses, batch, number)
-            return assign_in_order(ties - caches.latest_rows(scored), room)
-        costs = caches.expected_costs(batch, self.seconds_per_byte)
-        assignment = hybrid(costs, room, self.policy.alpha)
-        if self.policy.kind == "grouped":
-            return caches.group(batch, assignment, self.seconds_per_byte)
-        return assignment
+        looked_at = round(self.policy.share * samples)
+        if looked_at == samples:
+            return self._assigned(caches, addresses, batch, room, number)
+        found = self._assigned(caches, addresses, batch.first(looked_at), room, number)
+        left = room - np.bincount(found, minlength=workers)
+        return np.concatenate([found, np.repeat(np.arange(workers), left)])
+
+    def _assigned(
+        self, caches: Caches, addresses: Ints, batch: LookedUp, room: Ints, number: int
+    ) -> Ints:
+        """The worker of each sample of `batch`, within `room` [M]."""
+        policy = self.policy
+        if policy.kind == "grouped":
+            return caches.group(batch, room, self.seconds_per_byte, policy.rounds)
+        if policy.kind == "laia":
+            scores = caches.latest_rows(self._scored(caches, addresses, batch, number))
+            return assign_in_order(np.negative(scores, out=scores), room, (self.seed, number))
+        return hybrid(caches.expected_costs(batch, self.seconds_per_byte), room, policy.alpha)
 
     def _scored(self, caches: Caches, addresses: Ints, batch: LookedUp, number: int) -> LookedUp:
         """The rows of a batch that laia looks at."""
@@ -128,22 +180,18 @@ def capacities(samples: int, workers: int) -> Ints:
 def hybrid(costs: Floats, room: Ints, alpha: float) -> Ints:
     """HybridDis(α): the share `alpha` of samples with the largest regret, second least less least
     cost, is assigned exactly within `room` [M], then the rest in order, into what is left."""
-    if alpha == 1 or costs.shape[1] == 1:
+    if alpha == 1:
         return assign_exactly(costs, room)
-    least_two = np.partition(costs, 1, axis=1)
-    regret = least_two[:, 1] - least_two[:, 0]
-    chosen = np.sort(np.argsort(-regret, kind="stable")[: round(alpha * len(costs))])
-    others = np.setdiff1d(np.arange(len(costs)), chosen, assume_unique=True)
-    assignment = np.zeros(len(costs), dtype=np.int64)
-    assignment[chosen] = assign_exactly(costs[chosen], room)
-    left = room - np.bincount(assignment[chosen], minlength=len(room))
-    assignment[others] = assign_in_order(costs[others], left)
-    return assignment
+    return _assigned(native.ops().assign_partly, costs, room, round(alpha * len(costs)))
 
 
-def assign_in_order(costs: Floats, room: Ints) -> Ints:
-    """Samples in order, each to its cheapest worker with room; costs [samples, M], room [M]."""
-    return _assigned(native.ops().assign_in_order, costs, room)
+def assign_in_order(costs: Floats, room: Ints, drawn: tuple[int, int] | None = None) -> Ints:
+    """Samples in order, each to its cheapest worker with room, of equals to the first one, or to
+    one that is drawn by two numbers; costs [samples, M], room [M]."""
+    seed = None
+    if drawn is not None:
+        seed = int(np.random.SeedSequence(drawn).generate_state(1, np.uint64)[0] >> 1)
+    return _assigned(native.ops().assign_in_order, costs, room, seed)
 
 
 def assign_exactly(costs: Floats, room: Ints) -> Ints:
@@ -151,8 +199,9 @@ def assign_exactly(costs: Floats, room: Ints) -> Ints:
     return _assigned(native.ops().assign_exactly, costs, room)
 
 
-def _assigned(kernel: Callable[..., torch.Tensor], costs: Floats, room: Ints) -> Ints:
-    found: Ints = kernel(
-        torch.from_numpy(np.ascontiguousarray(costs)), torch.from_numpy(room)
-    ).numpy()
+def _assigned(
+    kernel: Callable[..., torch.Tensor], costs: Floats, room: Ints, *arguments: int | None
+) -> Ints:
+    given = torch.from_numpy(np.ascontiguousarray(costs)), torch.from_numpy(room)
+    found: Ints = kernel(*given, *arguments).numpy()
     return found

@@ -210,6 +210,17 @@ class SimulatedRun:
         return self.miss_pull + self.update_push + self.evict_push + self.peer_push
 
     @property
+    def exact(self) -> bool:
+        """Whether its synchronisation lets no read lack an update, whatever the log is."""
+        return Synchronisation.parse(self.sync).exact
+
+    @property
+    def wrong_read_ratio(self) -> float | None:
+        """Reads that lacked an update of an earlier iteration, of all; None where nothing was
+        read."""
+        return self.wrong_reads / self.reads if self.reads else None
+
+    @property
     def hit_ratio(self) -> float | None:
         """Hits of the reads; None where nothing was read."""
         return self.hits / self.reads if self.reads else None
@@ -225,6 +236,8 @@ class SimulatedRun:
             "cost_seconds": seconds,
             "barrier_cost": barrier,
             "hit_ratio": self.hit_ratio,
+            "exact": self.exact,
+            "wrong_read_ratio": self.wrong_read_ratio,
             "flushed": flushed,
             "dispatch_ms": self.dispatch.total,
             "dispatch_parts_ms": parts,
@@ -248,8 +261,15 @@ class Simulation:
     runs: dict[str, SimulatedRun]
 
     @property
-    def least_sent(self) -> str:
-        """The name of the run with the fewest transmissions, the first of several."""
+    def least_sent(self) -> str | None:
+        """The name of the exact run with the fewest transmissions, the first of several; None
+        where none is exact."""
+        exact = [name for name, run in self.runs.items() if run.exact]
+        return min(exact, key=lambda name: self.runs[name].total) if exact else None
+
+    @property
+    def least_sent_of_all(self) -> str:
+        """The name of the run with the fewest transmissions, whatever its reads lack."""
         return min(self.runs, key=lambda name: self.runs[name].total)
 
     def to_json(self) -> dict[str, Any]:
@@ -262,6 +282,8 @@ class Simulation:
             "warm_up": self.settings.warm_up,
             "cache_rows": list(self.cache_rows),
             "rows": self.rows,
+            "least_sent": self.least_sent,
+            "least_sent_of_all": self.least_sent_of_all,
             "policies": {name: run.to_json() for name, run in self.runs.items()},
         }
 
@@ -290,9 +312,10 @@ def simulate(
         settings: the workers, the samples of an iteration over all of them, caches and links;
             Herald's unless given.
         policy: which worker trains which sample: random, in-order, laia, laia:TABLES, esd,
-            esd:ALPHA or grouped; several as a sequence or by commas.
+            esd:ALPHA, grouped or grouped:N, with @SHARE or not; several as a sequence or by
+            commas.
         sync: when updates reach the tier: bsp, on-demand, peer, fae:SHARE, het, het:S or
-            het-exact:S; several as `policy`.
+            het-exact:S; several as `policy`. fae is simulated only: no training has it.
         evict: what leaves a full cache: lru, lfu, light-lfu or emark; several as `policy`.
         dim, optimizer: of tables that do not state them, as for `oper.profile`.
         reading: how to read the log, as for `oper.profile`.

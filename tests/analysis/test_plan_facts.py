@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from oper.analysis.plan_facts import cache_room_bytes
+from oper.analysis.plan_facts import cache_replay, cache_room_bytes
 from oper.plan.plan import Plan
 from oper.plan.settings import Limits
 from oper.tables.table import Table
@@ -35,3 +35,12 @@ def with_tier(tier: tuple[int, ...], reserve: float | None = 0.2) -> Plan:
 )
 def test_caches_may_have_what_rows_and_gradients_leave(plan: Plan, room: int | None) -> None:
     assert cache_room_bytes(plan) == room
+
+
+def test_the_replay_of_caches_is_of_all_rows_in_the_tier() -> None:
+    found = cache_replay(with_tier((0, 1)))
+    assert found is not None
+    # Two ranks: records, numbers of twice as many places, twice the order of 18 rows in two caches.
+    assert found.row_bytes == 64 + 2 * 8
+    assert found.total_bytes == 18 * (80 + 4 * 16) + 2 * 18 * 2 * 8
+    assert cache_replay(random_plan(0, (Table("a", 9),), 2)) is None

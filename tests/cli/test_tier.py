@@ -15,11 +15,13 @@ def test_every_command_reads_a_plan_with_a_tier(here: Path) -> None:
     assert "host memory" in text
     assert "C1 in the hosts' memory" in text
     assert "left for caches" in text
+    assert "every rank replays the caches of all, in 96 bytes" in " ".join(text.split())
     shown = fine("plan", "show", "new")
     assert "device memory" in shown
     assert "C1 in the hosts' memory" in shown
     content = json.loads(fine("plan", "show", "new", "--json"))
     assert content["tier"] == ["C1"]
+    assert content["cache_replay"]["row_bytes"] == 64 + 8 * 4
     devices, hosts = content["memories"]
     assert (devices["name"], hosts["name"]) == ("device", "host")
     assert content["memory_bytes"] == devices["memory_bytes"] != hosts["memory_bytes"]

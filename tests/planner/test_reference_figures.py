@@ -156,7 +156,7 @@ def test_a_plan_is_not_judged_on_the_window_it_was_made_from() -> None:
 @pytest.fixture
 def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    write_log(Path("log.parquet"), samples=2000)
+    write_log(Path("log.parquet"), samples=40_000)
     fine("profile", "log.parquet", "-o", "p", "--columns", "C*", "--hold-out", "30%")
     fine("profile", "log.parquet", "-o", "w", "--columns", "C*", "--windows", "4")
     return tmp_path
@@ -187,18 +187,18 @@ def test_the_commands_say_it_or_that_it_was_not_measured(held: Path) -> None:
     def one_line(*arguments: object) -> str:
         return " ".join(fine(*arguments).split())
 
-    measured = "On the held-out last part of the log (600 samples)"
+    measured = "On the held-out last part of the log (12,000 samples)"
     missing = "ot measured on data the plan has not seen"
     assert measured in one_line("plan", "p", "-o", "q", *MAKE)
     assert measured in one_line("plan", "show", "q")
     assert missing in one_line("plan", "w@3", "-o", "last", *MAKE)
-    assert "On the next window (500 samples)" in one_line("plan", "w@0", "-o", "first", *MAKE)
+    assert "On the next window (10,000 samples)" in one_line("plan", "w@0", "-o", "first", *MAKE)
     methods = ("--methods", "oper,row_wise,access_greedy")
     told = one_line("compare", "p", *MAKE, *methods)
     assert measured in told
     assert "held out" in told
     assert missing in one_line("compare", "w@3", *MAKE, *methods)
-    assert "On the next window (500 samples)" in one_line("replan", "first", "w@2", "-o", "r2")
+    assert "On the next window (10,000 samples)" in one_line("replan", "first", "w@2", "-o", "r2")
     assert missing in one_line("replan", "first", "w@3", "-o", "r3")
     judged = "with a plan made from scratch for the window before"
     assert judged in one_line("drift", "first", "w@3")
@@ -227,4 +227,4 @@ def test_a_plan_in_memory_has_them(held: Path) -> None:
     assert len(plan.simple_plans) == 2
     assert profile.following is not None
     problem = make_problem(profile.following, plan.topology, plan.workload, plan.asked, plan.limits)
-    assert problem.classes.samples == 600
+    assert problem.classes.samples == 12_000

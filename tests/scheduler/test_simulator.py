@@ -127,7 +127,32 @@ def test_the_function_returns_what_the_command_prints(
     names = [f"{p}+{s}+{e}" for p in ("laia", "esd") for s in ("bsp", "on-demand") for e in
              ("lru", "emark")]  # fmt: skip
     assert list(found.runs) == names
-    assert found.runs[found.least_sent].total == min(run.total for run in found.runs.values())
+    least = min(run.total for run in found.runs.values())
+    assert found.least_sent is not None
+    assert found.runs[found.least_sent].total == least
+    assert found.least_sent == found.least_sent_of_all
+
+
+def test_the_least_sent_is_of_an_exact_run(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    columns = {f"T{n}": (200 * random.random(64 * 20) ** 2).astype(int) for n in range(2)}
+    trace = make_trace(tmp_path, columns, tables(200, 200), 64)
+    methods = Methods.parse("in-order", ["het:20", "bsp", "on-demand", "het-exact:0"], "lru")
+    found = replay(trace, SimulationSettings(4, 64, 0.5, warm_up=0), methods)
+    assert [run.exact for run in found.runs.values()] == [False, True, True, True]
+    assert found.least_sent == "in-order+on-demand"
+    assert found.least_sent_of_all == "in-order+het:20"
+    content = found.to_json()
+    assert content["least_sent"] == found.least_sent
+    assert content["least_sent_of_all"] == found.least_sent_of_all
+    for name, run in found.runs.items():
+        entry = content["policies"][name]
+        assert entry["exact"] == run.exact
+        assert entry["wrong_read_ratio"] == run.wrong_reads / run.reads
+    assert found.runs["in-order+het:20"].wrong_read_ratio
+    stale = replay(trace, SimulationSettings(4, 64, 0.5, warm_up=0),
+                   Methods.parse("in-order", "het:20", "lru"))  # fmt: skip
+    assert stale.least_sent is None
 
 
 def test_the_function_has_the_commands_defaults() -> None:

@@ -251,7 +251,7 @@ def _traffic(plan: "Plan") -> str:
 
 def _tier(plan: "Plan") -> str:
     """The tables in the hosts' memory, what their reads take, and what is left for caches."""
-    from oper.analysis.plan_facts import cache_room_bytes
+    from oper.analysis.plan_facts import cache_replay, cache_room_bytes
 
     assert plan.host is not None
     names = plan.tier_names
@@ -262,10 +262,16 @@ def _tier(plan: "Plan") -> str:
         f"{tables} in the hosts' memory: {format_duration(plan.host.cost.objective_seconds)} of "
         "a rank's iteration, if no cache had any of their rows"
     )
-    free = cache_room_bytes(plan)
-    if free is None:
-        return sentence
-    return f"{sentence}; {format_bytes(free)} a device are left for caches"
+    free, replay = cache_room_bytes(plan), cache_replay(plan)
+    if free is not None:
+        sentence += f"; {format_bytes(free)} a device are left for caches"
+    if replay is not None:
+        sentence += (
+            f"; every rank replays the caches of all, in {replay.row_bytes:,} bytes of its host's "
+            f"memory for each row that any of them caches, {format_bytes(replay.total_bytes)} if "
+            "all cached all"
+        )
+    return sentence
 
 
 def copies_text(plan: "Plan", found: "Copies") -> str:

@@ -150,11 +150,17 @@ def slot_bytes(plan: Plan, buckets: Sequence[Bucket]) -> tuple[list[int], list[i
     return row_bytes, state_bytes
 
 
-def check_memory(node: Node, bytes: int, what: str, free: Sequence[FreeMemory]) -> None:
+def check_memory(
+    node: Node,
+    bytes: int,
+    what: str,
+    free: Sequence[FreeMemory],
+    advice: str = "plan for ranks with less memory each, use fewer replicas, or more hosts",
+) -> None:
     """OperError on all ranks of the group, unless there is room for `bytes` of each of them.
 
     `free` is what is left under each limit of this rank. To be called by all of them before any
-    allocates its part.
+    allocates its part. `advice`: what to do where there is none.
     """
     mine = {
         "bytes": bytes,
@@ -175,7 +181,6 @@ def check_memory(node: Node, bytes: int, what: str, free: Sequence[FreeMemory]) 
         if total > free_bytes:
             problem = (
                 f"{what} takes {total:,} bytes on the ranks of one node, {bytes:,} of them on rank "
-                f"{node.rank}, and {limited_by} has {free_bytes:,} free: plan for ranks with less "
-                "memory each, use fewer replicas, or more hosts"
+                f"{node.rank}, and {limited_by} has {free_bytes:,} free: {advice}"
             )
     node.check_all(problem, f"say whether there is room for {what}")

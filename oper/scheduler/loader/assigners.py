@@ -4,12 +4,11 @@ By locality a sample goes to the rank that holds most of the rows that it reads.
 cache: a rank holds the rows that the plan gives it, and all replicas, which therefore decide
 nothing. By the caches of a host tier every rank replays the caches of all ranks: their state
 follows from the batches and the assignments (Herald's snapshots), so that nothing but the rows of
-the next batch is exchanged. `Pace` is how much work the scores may take.
+the next batch is exchanged. `Pace` is how much work the assignment may take.
 """
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -20,22 +19,28 @@ from oper.base.errors import OperError
 from oper.plan.plan import Plan
 from oper.scheduler.cache import CacheDivision, Caches, CacheTooSmallError
 from oper.scheduler.cache_settings import CacheSettings
-from oper.scheduler.dispatch import Dispatcher, Policy, assign_blindly, assign_exactly, capacities
+from oper.scheduler.dispatch import Dispatcher, Policy, assign_blindly, capacities, hybrid
 from oper.scheduler.laia_infrequency import Infrequency
 from oper.scheduler.loader.batch_structure import Structure
 from oper.scheduler.loader.plan_rows import PlanRows
 from oper.scheduler.row_addresses import owner_of, slot_of, width_of
 
 _CHUNK = 1 << 22  # rows that are translated at once
-# Of `Pace`: batches after which rank 0's word holds, and by how much and when it changes.
+# Of `Pace`: batches after which rank 0's word holds, those that are measured then, and by how much
+# and when it changes.
 _DELAY = 2
-_SMOOTHING = 0.25  # weight of the last batch
+_MEASURED = 2
 _SLACK = 0.8  # of the time of training, below which there is time for more
-_STEP = 1 / 16  # of α
+_FASTEST = 0.25  # the most that the effort falls at once
+_STEP = 1 / 16  # by which it rises
+_LEAST = 1 / 64
 
 
 class Assigner(Protocol):
     """Assigns the samples of global batches in order: first those of rank 0's loader."""
+
+    def follow(self, effort: float) -> None:
+        """Assign with this part of the work that was asked for, from 0 to 1, from now on."""
 
     def message(self, batch: Structure) -> torch.Tensor:
         """What all ranks must know of this rank's samples: uint8."""
@@ -51,6 +56,9 @@ class BlindAssigner:
     def __init__(self, policy: Policy, ranks: int, seed: int) -> None:
         self._policy, self._ranks, self._seed = policy, ranks, seed
 
+    def follow(self, effort: float) -> None:
+        """Nothing: there is no work to save."""
+
     def message(self, batch: Structure) -> torch.Tensor:
         """An empty message: the policy looks at no rows."""
         return torch.empty(0, dtype=torch.uint8)
@@ -65,7 +73,11 @@ class LocalityAssigner:
     """Assigns samples to the `ranks` that hold most of their rows by a plan's placement."""
 
     def __init__(self, rows: PlanRows, ranks: int) -> None:
-        self._rows, self._ranks = rows, ranks
+        self._rows, self._ranks, self._effort = rows, ranks, 1.0
+
+    def follow(self, effort: float) -> None:
+        """Assign this share of the samples exactly, and the others in order."""
+        self._effort = effort
 
     def message(self, batch: Structure) -> torch.Tensor:
         """The reads of each sample that each rank alone could serve from its memory, int32
@@ -76,11 +88,12 @@ class LocalityAssigner:
     def assign(self, messages: Sequence[torch.Tensor], samples: int, number: int) -> Ints:
         """The assignment with the most local reads; in ties samples stay where they are."""
         counts = np.concatenate([message.numpy().view(np.int32) for message in messages])
-        return most_local(counts.reshape(-1, self._ranks))
+        return most_local(counts.reshape(-1, self._ranks), self._effort)
 
 
-def most_local(counts: Ints) -> Ints:
-    """The ranks of M · m samples, m each, of which rank r could serve counts[s, r] reads."""
+def most_local(counts: Ints, exactly: float = 1.0) -> Ints:
+    """The ranks of M · m samples, m each, of which rank r could serve counts[s, r] reads; the share
+    `exactly` of them, for which the choice matters most, are assigned exactly."""
     samples, ranks = counts.shape
     costs: Floats = -counts.astype(np.float64)
     room = np.full(ranks, samples // ranks, dtype=np.int64)
@@ -88,7 +101,7 @@ def most_local(counts: Ints) -> Ints:
     costs[np.arange(samples), at_home] -= 0.5 / (
         samples + 1
     )  # all of them together are less than one read
-    return assign_exactly(costs, room)
+    return hybrid(costs, room, exactly)
 
 
 class CachedRowsAssigner:
@@ -107,7 +120,7 @@ class CachedRowsAssigner:
         seconds_per_byte: Floats,
         seed: int,
     ) -> None:
-        self._rows, self._settings = rows, settings
+        self._rows, self._policy, self._settings = rows, policy, settings
         cached = [rows.plan.tables[t] for t in tables]
         size = settings.bytes_of(sum(t.rows * t.memory_bytes("training") for t in cached))
         widths = len(rows.plan.layout.slots)
@@ -128,9 +141,9 @@ class CachedRowsAssigner:
         addresses, lengths = self._rows.accesses(batch)
         return torch.from_numpy(np.concatenate([lengths, addresses]).view(np.uint8))
 
-    def follow(self, policy: Policy) -> None:
-        """Dispatch by another α, or number of tables, from now on."""
-        self._dispatcher.policy = policy
+    def follow(self, effort: float) -> None:
+        """Dispatch by the policy with this part of its work."""
+        self._dispatcher.policy = self._policy.at(effort)
 
     def assign(self, messages: Sequence[torch.Tensor], samples: int, number: int) -> Ints:
         """The assignment, after which the caches are those after training the batch."""
@@ -198,45 +211,47 @@ class _PlanInfrequency(Infrequency):
 
 
 class Pace:
-    """The policy of each batch, so that batches are ready when training needs them.
+    """How much of its work the policy does for each batch, so that batches are ready when training
+    needs them: the effort, from 0 to 1.
 
     Rank 0 measures how long a batch takes to train and how long to dispatch. Where dispatching
-    takes longer, it lowers α of esd, or K of laia:K; where there is time, it raises them again, up
-    to what was `asked` for. Its word is in its header, and holds on all ranks from two batches
-    later on. With `fixed` the policy is always the one that was asked for.
+    takes longer the effort falls, by how much longer it takes; where there is time it rises again,
+    up to 1. Rank 0's word is in its header, and holds on all ranks from two batches later on, so
+    that it is judged by the batches after these. With `fixed` the effort is always 1.
     """
 
-    def __init__(self, asked: Policy, fixed: bool) -> None:
-        self._asked = asked
-        self.follows = not fixed and (asked.kind == "esd" or asked.tables is not None)
-        self._alpha, self._tables = asked.alpha, asked.tables or 0
-        self._coming: deque[Policy] = deque([asked] * _DELAY)
+    def __init__(self, fixed: bool) -> None:
+        self.effort = 1.0  # for two batches later, by what this rank has measured
+        self._fixed = fixed
+        self._coming: deque[float] = deque([1.0] * _DELAY)
+        self._measured = -_DELAY  # batches; those before the word holds do not count
         self._training = self._dispatching = 0.0
 
-    @property
-    def word(self) -> tuple[float, int]:
-        """α and K for two batches later, by what this rank has measured."""
-        return self._alpha, self._tables
-
-    def hear(self, alpha: float, tables: int) -> Policy:
-        """Take rank 0's word, and return the policy of this batch."""
-        if not self.follows:
-            return self._asked
-        given = None if self._asked.tables is None else tables
-        self._coming.append(replace(self._asked, alpha=alpha, tables=given))
+    def hear(self, effort: float) -> float:
+        """Take rank 0's word, and return the effort of this batch."""
+        if self._fixed:
+            return 1.0
+        self._coming.append(effort)
         return self._coming.popleft()
 
     def note(self, training: float, dispatching: float) -> None:
         """Take the seconds of a batch; `training` is 0 where none was trained yet."""
-        if not self.follows or training <= 0:
+        if self._fixed or training <= 0:
             return
-        first = self._training == 0
-        weight = 1.0 if first else _SMOOTHING
-        self._training += weight * (training - self._training)
-        self._dispatching += weight * (dispatching - self._dispatching)
+        self._measured += 1
+        if self._measured <= 0:
+            return
+        self._training += training
+        self._dispatching += dispatching
+        if self._measured < _MEASURED:
+            return
         if self._dispatching > self._training:
-            self._alpha = max(self._alpha - _STEP, 0.0)
-            self._tables = max(self._tables - 1, 1)
+            fitting = max(_SLACK * self._training / self._dispatching, _FASTEST)
+            self._change(max(self.effort * fitting, _LEAST))
         elif self._dispatching < _SLACK * self._training:
-            self._alpha = min(self._alpha + _STEP, self._asked.alpha)
-            self._tables = min(self._tables + 1, self._asked.tables or 0)
+            self._change(min(self.effort + _STEP, 1.0))
+        self._measured, self._training, self._dispatching = min(self._measured, 0), 0.0, 0.0
+
+    def _change(self, effort: float) -> None:
+        if effort != self.effort:
+            self.effort, self._measured = effort, -_DELAY

@@ -96,7 +96,7 @@ class DispatchingLoader:
         loader: yields this rank's batches, of equal numbers of samples on all ranks.
         plan: for training, with the rows by which samples are dispatched.
         policy: `locality`, or one of `oper simulate`: random, in-order, laia, laia:K, esd,
-            esd:ALPHA or grouped.
+            esd:ALPHA, grouped or grouped:N; @SHARE may follow.
         alpha: of `esd`, the share of samples that are assigned exactly; 1 unless given.
         ahead: batches that are ready before they are needed.
         group: of all the plan's ranks; torch.distributed's unless given.
@@ -104,7 +104,8 @@ class DispatchingLoader:
         cache: how the ranks cache rows, as it is given to `oper.shard`; its defaults unless given.
         links: of each rank to the tier, in any unit of bandwidth; equal unless given.
         drop_last: leave out a last batch of which some rank has fewer samples, or none.
-        deterministic: keep α and K as they were given, whatever time that takes.
+        deterministic: do all of the policy's work for every batch, whatever time that takes.
+            Otherwise it does less where dispatch takes longer than training.
         deadline_seconds: how long a rank waits for another before it fails.
 
     Raises:
@@ -163,7 +164,7 @@ class DispatchingLoader:
         else:
             rows = PlanRows(plan, cached, features)
             assigner = CachedRowsAssigner(rows, cached, chosen, caches, costs, seed)
-        pace = Pace(chosen or Policy("in-order"), deterministic)
+        pace = Pace(fixed=deterministic)
         self._state = LoaderState(peers, assigner, pace, drop_last)
         self._stages: list[_Stage] = []  # the running one
         self._release = weakref.finalize(self, _leave, peers, self._stages)

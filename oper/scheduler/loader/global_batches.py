@@ -18,7 +18,7 @@ import torch
 from oper.base.arrays import Ints
 from oper.base.errors import OperError
 from oper.runtime.comm.lost_ranks import LostRankError, rank_names, told
-from oper.scheduler.loader.assigners import Assigner, CachedRowsAssigner, Pace
+from oper.scheduler.loader.assigners import Assigner, Pace
 from oper.scheduler.loader.batch_structure import (
     Part,
     Structure,
@@ -85,9 +85,7 @@ class LoaderState:
 
     def assign(self, messages: list[torch.Tensor], samples: int, word: Header) -> Ints:
         """The rank of each sample of the next global batch; `word` is rank 0's header."""
-        policy = self.pace.hear(word.alpha, word.tables)
-        if isinstance(self.assigner, CachedRowsAssigner):
-            self.assigner.follow(policy)
+        self.assigner.follow(self.pace.hear(word.effort))
         return self.assigner.assign(messages, samples, self.counters.batches)
 
 
@@ -141,9 +139,9 @@ class GlobalBatches:
             self._failure = error
             text = told(self._peers.rank, error)
             return Header(State.FAILED, self._loaded, failure=text), None, nothing
-        alpha, tables = self._of_all.pace.word
+        effort = self._of_all.pace.effort
         header = Header(
-            State.BATCH, self._loaded, batch.samples, len(message), alpha, tables, batch.digest
+            State.BATCH, self._loaded, batch.samples, len(message), effort, batch.digest
         )
         return header, batch, message
 

@@ -19,7 +19,7 @@ from oper.base.errors import OperError, one_line
 from oper.runtime.comm.group import Group
 from oper.runtime.comm.lost_ranks import LostRankError, rank_names
 
-_HEADER = struct.Struct("=Bqqqdq16s600s")
+_HEADER = struct.Struct("=Bqqqd16s600s")
 
 
 class State(IntEnum):
@@ -39,8 +39,7 @@ class Header:
     batches: int  # as many as its loader has yielded, this one included
     samples: int = 0
     message_bytes: int = 0  # size of what the others need for the scores
-    alpha: float = 0.0  # rank 0's word for a later batch
-    tables: int = 0
+    effort: float = 1.0  # rank 0's word for a later batch
     digest: bytes = b""  # tells what the batch is made of
     failure: str = ""
 
@@ -48,16 +47,16 @@ class Header:
         """The header as bytes, of one length for all headers."""
         text = self.failure.encode()[:600]
         return _HEADER.pack(
-            self.state, self.batches, self.samples, self.message_bytes, self.alpha, self.tables,
-            self.digest, text,
+            self.state, self.batches, self.samples, self.message_bytes, self.effort, self.digest,
+            text,
         )  # fmt: skip
 
     @classmethod
     def unpack(cls, content: bytes) -> "Header":
         """Read what `pack` made."""
-        state, batches, samples, message, alpha, tables, digest, text = _HEADER.unpack(content)
+        state, batches, samples, message, effort, digest, text = _HEADER.unpack(content)
         failure = text.rstrip(b"\0").decode(errors="replace")
-        return cls(State(state), batches, samples, message, alpha, tables, digest, failure)
+        return cls(State(state), batches, samples, message, effort, digest, failure)
 
 
 class _Interruptible(Group):

@@ -18,6 +18,7 @@ a sample feature after feature: so the caches see the rows in the order in which
 same log sees them.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -27,6 +28,8 @@ from numpy.typing import NDArray
 
 from oper.base.arrays import Ints, as_bytes
 from oper.base.errors import OperError
+from oper.base.free_memory import free_memory
+from oper.cost.cache_replay import CacheReplay
 from oper.plan.layout import LOCAL, SLOT_BITS, SLOT_MASK
 from oper.runtime.comm.exchange import gather
 from oper.runtime.memory.heap import check_memory
@@ -35,7 +38,7 @@ from oper.runtime.step.row_source import Fetched, RowSource, SourceParts, Step
 from oper.runtime.tables.kernel_structs import FEATURE
 from oper.scheduler import transmissions as m
 from oper.scheduler.cache import CacheDivision, Caches, CacheTooSmallError
-from oper.scheduler.cache_settings import CacheSettings
+from oper.scheduler.cache_settings import EVICTIONS, CacheSettings
 from oper.scheduler.row_addresses import WIDTH_SHIFT, owner_of, sample_major, slot_of, width_of
 from oper.scheduler.training.cache_arenas import CacheArenas
 from oper.scheduler.training.row_transfers import Parcels, RowTransfers
@@ -77,9 +80,11 @@ class CachedRows:
         self._value_bytes = [parts.heap.rows(b.width).shape[1] for b in self._buckets]
         states = [b.optimizer.state_bytes(b.dim) for b in self._buckets]
         self._row_bytes = np.array(self._value_bytes) + np.array(states)
+        all_bytes = int(self._rows @ self._row_bytes)
+        _check_replay(parts, settings, int(self._rows.sum()), all_bytes)
         self._tier = TierShard(parts.heap, self._buckets)
         self._caches: Caches | None = None
-        size = settings.bytes_of(int(self._rows @ self._row_bytes))
+        size = settings.bytes_of(all_bytes)
         self._division = CacheDivision(size, self._rows, self._row_bytes)
         self._read: torch.Tensor | None = None  # the addresses of the batch that was read last
         self._settled = True
@@ -272,6 +277,27 @@ def _owned(rows: SortedRows, grads: torch.Tensor, bucket: int, rank: int) -> tor
     """The gradients of those rows of a bucket that the shard of a rank has."""
     base, owned = rows.bucket(bucket).start, rows.range(bucket, rank)
     return grads[owned.start - base : owned.stop - base]
+
+
+def _check_replay(parts: SourceParts, settings: CacheSettings, rows: int, all_bytes: int) -> None:
+    """OperError on all ranks where the hosts have no memory for the replay of all caches."""
+    share = min(settings.bytes_of(all_bytes) / max(all_bytes, 1), 1.0)
+    replay = CacheReplay.of(
+        parts.node.ranks,
+        rows,
+        math.ceil(share * rows),
+        settings.synchronisation.kind.startswith("het"),
+        EVICTIONS.index(settings.evict),
+    )
+    check_memory(
+        parts.node,
+        replay.total_bytes,
+        f"the replay of all ranks' caches of {settings.size}",
+        free_memory(),
+        f"every rank keeps {replay.row_bytes:,} bytes for each row that any rank caches; give "
+        "oper.CacheSettings a smaller size, put fewer tables into the tier, or train on fewer ranks"
+        " a host",
+    )
 
 
 def _check_plain_sgd(buckets: Sequence[Any], settings: CacheSettings) -> None:

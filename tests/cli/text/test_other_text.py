@@ -153,6 +153,7 @@ def test_simulations_name_what_sends_the_least() -> None:
         runs = {}
         for name, (total, wrong) in totals.items():
             counts: Any = {**none, "miss_pull": total, "wrong_reads": wrong}
+            counts |= {"reads": 10_000, "most_lag": 7 if wrong else 0}
             policy, sync = name.split("+")
             runs[name] = SimulatedRun(policy, sync, "lru", **counts, dispatch=BatchTime(0, 0, 0))
         return Simulation(SimulationSettings(), 1, (1,), 1, runs)
@@ -161,11 +162,22 @@ def test_simulations_name_what_sends_the_least() -> None:
     assert (
         least_sent(simulation(totals)) == "Least is sent by laia bsp: 20.0% less than by random bsp"
     )
-    totals["esd+bsp"] = (50, 1234)
-    assert least_sent(simulation(totals)).endswith(
-        "by esd bsp: 50.0% less than by random bsp, with 1,234 wrong reads"
-    )
     totals["random+bsp"] = (10, 0)
     assert least_sent(simulation(totals)) == "Least is sent by random bsp, the first"
     nothing = dict.fromkeys(totals, (0, 0))
     assert least_sent(simulation(nothing)).endswith("random bsp, the first")
+    # One that is not exact is no winner, is named with its risk, and is not what others save of.
+    stale = {"esd+het:3": (50, 1234), "random+bsp": (100, 0), "laia+bsp": (80, 0)}
+    assert least_sent(simulation(stale)) == (
+        "Least is sent by laia bsp: 20.0% less than by random bsp. esd het:3 sends 37.5% less than "
+        "that, and 12.3% of its reads lack an update, up to 7 of them"
+    )
+    lucky = {"random+bsp": (100, 0), "laia+het-exact:3": (80, 0)}
+    assert least_sent(simulation(lucky)) == (
+        "Least is sent by random bsp, the first, of the exact ones. laia het-exact:3 sends 20.0% "
+        "less than that, and no read lacked an update here, which nothing guarantees"
+    )
+    assert least_sent(simulation({"laia+het:3": (80, 1), "esd+het:3": (90, 0)})) == (
+        "None is exact; least is sent by laia het:3, and 0.0% of its reads lack an update, up to 7 "
+        "of them"
+    )

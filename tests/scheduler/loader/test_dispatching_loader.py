@@ -229,12 +229,12 @@ def test_one_rank_trains_what_it_loads() -> None:
     assert mortal_ranks.run(1, cases.trained, "esd") == [0]
 
 
-@pytest.mark.parametrize(("policy", "last"), [("esd", 0.9), ("laia:2", 1)])
-def test_all_ranks_follow_rank_0s_time(worlds: Worlds, policy: str, last: float) -> None:
+@pytest.mark.parametrize("policy", ["esd", "laia:2", "laia", "grouped", "locality"])
+def test_all_ranks_follow_rank_0s_time(worlds: Worlds, policy: str) -> None:
     first, second = worlds.run(2, cases.paced, policy)
     assert first == second
-    assert first[:2] == [[1.0, 0 if policy == "esd" else 2]] * 2
-    assert first[-1][0 if policy == "esd" else 1] <= last
+    assert first[:2] == [1.0, 1.0]
+    assert first[-1] < 0.5
 
 
 def test_only_the_tiers_tables_are_cached_where_there_is_one() -> None:

@@ -11,6 +11,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from oper.cost.cache_replay import CacheReplay
 from oper.plan.plan import Plan
 from oper.scheduler.cache_settings import CacheSettings
 from oper.tables.table import Table
@@ -21,7 +22,7 @@ from tests.support.runtime.engine_cases import Case, Reference, batch_of, featur
 from tests.support.runtime.ranks import RankFailedError
 from tests.support.runtime.runtime_plans import random_plan
 from tests.support.runtime.worlds import Worlds
-from tests.support.scheduler.cached_cases import Script, run_cached
+from tests.support.scheduler.cached_cases import Script, run_cached, run_on_a_full_host
 
 PLAIN = Script()
 TOLERANCE = {"fp32": 5e-5, "fp16": 2e-2, "bf16": 1e-1}
@@ -263,6 +264,20 @@ def test_a_cache_smaller_than_a_batch(ranks, size):
     (least,) = set(re.findall(r"([\d,]+) bytes, .* would be enough", str(error.value)))
     enough = CacheSettings(f"{least.replace(',', '')}B")
     assert_equals_unsharded(ranks, case, plan, enough)
+
+
+def test_a_host_without_memory_for_the_replay(ranks):
+    case = replace(HOT, steps=1)
+    plan = tiered(3, tables_of(case), 2)
+    rows = sum(table.rows for table in plan.tables)
+    needed = 2 * CacheReplay.of(2, rows, rows).total_bytes  # two ranks share the host
+    settings = CacheSettings("100%")
+    ranks.run(2, run_on_a_full_host, case, plan, settings, needed)
+    with pytest.raises(
+        RankFailedError,
+        match=f"the replay of all ranks' caches of 100% takes {needed:,} bytes .*smaller size",
+    ):
+        ranks.run(2, run_on_a_full_host, case, plan, settings, needed - 1)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])  # the latter with weight decay

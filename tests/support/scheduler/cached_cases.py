@@ -3,9 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
+from oper.base.free_memory import FreeMemory
 from oper.plan.plan import Plan
 from oper.runtime.table_io import RowBlock, RowRange
 from oper.scheduler.cache_settings import CacheSettings
@@ -44,6 +46,15 @@ class Script:
             if step not in self.held:
                 yield of_update
                 of_update = []
+
+
+def run_on_a_full_host(
+    rank: int, group: Any, case: Case, plan: Plan, settings: CacheSettings, free: int
+) -> Any:
+    """`run_cached` where the host has so many bytes left, of which only the replay takes any."""
+    left = [FreeMemory("the machine", "machine", free)]
+    with patch("oper.scheduler.training.cached_rows.free_memory", return_value=left):
+        return run_cached(rank, group, case, plan, settings, Script())
 
 
 def run_cached(

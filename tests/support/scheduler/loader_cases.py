@@ -237,17 +237,16 @@ def trained(rank: int, group: Any, policy: str, pipelined: bool = False) -> int:
     return loader.counters.samples_moved
 
 
-def paced(rank: int, group: Any, policy: str) -> list[list[float]]:
-    """α and K of each batch, where rank 0 has no time for the scores."""
-    heard: list[list[float]] = []
+def paced(rank: int, group: Any, policy: str) -> list[float]:
+    """The effort of each batch, where rank 0 has no time for dispatch."""
+    heard: list[float] = []
     own = own_batches(rank, dist.get_world_size(group), 30)
     loader = make(rank, group, own, policy=policy, deterministic=False)
     original = loader._state.pace.hear
 
-    def hear(alpha: float, tables: int) -> Any:
-        followed = original(alpha, tables)
-        heard.append([followed.alpha, followed.tables or 0])
-        return followed
+    def hear(effort: float) -> float:
+        heard.append(original(effort))
+        return heard[-1]
 
     loader._state.pace.hear = hear  # type: ignore[method-assign]
     for _ in loader:  # nothing is trained: dispatch always takes longer

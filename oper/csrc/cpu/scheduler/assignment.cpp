@@ -1,4 +1,4 @@
-// torch.ops.oper.assign_in_order and assign_exactly: samples to workers by their costs.
+// torch.ops.oper.assign_in_order, assign_exactly and assign_partly: samples to workers by costs.
 
 #include "oper/scheduler/assignment.h"
 
@@ -6,15 +6,17 @@
 #include <torch/library.h>
 
 #include <cmath>
+#include <limits>
 #include <numeric>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "cpu/common/arguments.h"
+#include "cpu/scheduler/room.h"
 
 namespace oper {
 namespace {
-
-constexpr int64_t kMostSamples = int64_t{1} << 22;
 
 struct Given {
   const double* costs;
@@ -25,27 +27,25 @@ struct Given {
 Given checked(const at::Tensor& costs, const at::Tensor& room) {
   TORCH_CHECK_VALUE(costs.dim() == 2, "costs: shape ", costs.sizes(),
                     ", and [samples, workers] was needed");
-  check_size(costs.size(0), 0, kMostSamples, "samples");
-  check_size(costs.size(1), 1, kMostSamples, "workers");
+  check_size(costs.size(0), 0, kMostAssigned, "samples");
+  check_size(costs.size(1), 1, kMostAssigned, "workers");
   const double* const values = elements<double>(costs, "costs");
+  int64_t finite = 0;
   for (int64_t n = 0; n < costs.numel(); ++n)
-    TORCH_CHECK_VALUE(std::isfinite(values[n]), "costs: all must be finite");
-  const int64_t* const most = elements<int64_t>(room, costs.size(1), "room");
-  int64_t sum = 0;
-  for (int64_t w = 0; w < costs.size(1); ++w) {
-    check_size(most[w], 0, kMostSamples, "room");
-    sum += most[w];
-  }
-  TORCH_CHECK_VALUE(sum >= costs.size(0), "room: for ", sum, " samples, and there are ",
-                    costs.size(0));
-  return {values, costs.size(0), costs.size(1), {most, most + costs.size(1)}};
+    finite += std::abs(values[n]) <= std::numeric_limits<double>::max();
+  TORCH_CHECK_VALUE(finite == costs.numel(), "costs: all must be finite");
+  return {values, costs.size(0), costs.size(1), checked_room(room, costs.size(1), costs.size(0))};
 }
 
-// The worker of each sample [n], for costs [n, M] and room [M].
-at::Tensor in_order(const at::Tensor& costs, const at::Tensor& room) {
+// The worker of each sample [n], for costs [n, M] and room [M]; of equally cheap ones the first, or
+// one by the seed.
+at::Tensor in_order(const at::Tensor& costs, const at::Tensor& room, std::optional<int64_t> seed) {
   Given given = checked(costs, room);
   at::Tensor assignment = at::empty({given.samples}, at::kLong);
-  assign_in_order(given.costs, given.samples, given.workers, given.room,
+  std::vector<int64_t> order(given.samples);
+  std::iota(order.begin(), order.end(), 0);
+  assign_in_order(given.costs, order, given.workers, given.room,
+                  seed ? Ties(static_cast<uint64_t>(*seed)) : Ties(),
                   assignment.data_ptr<int64_t>());
   return assignment;
 }
@@ -58,16 +58,27 @@ at::Tensor exactly(const at::Tensor& costs, const at::Tensor& room) {
   return assignment;
 }
 
+at::Tensor partly(const at::Tensor& costs, const at::Tensor& room, int64_t exact_samples) {
+  Given given = checked(costs, room);
+  check_size(exact_samples, 0, given.samples, "exact_samples");
+  at::Tensor assignment = at::empty({given.samples}, at::kLong);
+  assign_partly(given.costs, given.samples, given.workers, std::move(given.room), exact_samples,
+                assignment.data_ptr<int64_t>());
+  return assignment;
+}
+
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(oper, m) {
-  m.def("assign_in_order(Tensor costs, Tensor room) -> Tensor");
+  m.def("assign_in_order(Tensor costs, Tensor room, int? seed=None) -> Tensor");
   m.def("assign_exactly(Tensor costs, Tensor room) -> Tensor");
+  m.def("assign_partly(Tensor costs, Tensor room, int exact_samples) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(oper, CPU, m) {
   m.impl("assign_in_order", in_order);
   m.impl("assign_exactly", exactly);
+  m.impl("assign_partly", partly);
 }
 
 }  // namespace oper

@@ -11,11 +11,14 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <cmath>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "cpu/common/arguments.h"
+#include "cpu/scheduler/room.h"
 #include "oper/scheduler/bounded_staleness.h"
 #include "oper/scheduler/bulk_synchronous.h"
 #include "oper/scheduler/grouping.h"
@@ -25,7 +28,8 @@ namespace {
 
 constexpr int64_t kMostWidths = 64;
 constexpr int64_t kMostWeight = 1 << 20;  // what an update may count
-constexpr int64_t kMostGrouped = 65'535;  // samples of a batch: a worker's are counted in 16 bits
+constexpr int64_t kMostRounds = 1024;
+constexpr double kSlowest = 1e12;  // times as slow as the fastest link
 
 template <typename Caches>
 Caches caches_of(int64_t workers, const at::Tensor& capacity, int64_t policy) {
@@ -113,34 +117,31 @@ class CacheStates : public torch::CustomClassHolder {
     return costs;
   }
 
-  // The assignment [samples] after exchanges that bring samples together that share rows.
+  // The worker of each sample [samples], room[w] of them at the most by worker w, after so many
+  // rounds that bring samples together that share rows.
   at::Tensor group(const at::Tensor& rows, const at::Tensor& offsets,
-                   const at::Tensor& seconds_per_byte, const at::Tensor& assignment) {
+                   const at::Tensor& seconds_per_byte, const at::Tensor& room, int64_t rounds) {
     const int64_t samples = check_batch(rows, offsets);
-    check_size(samples, 0, kMostGrouped, "samples");
-    const double* const seconds =
-        elements<double>(seconds_per_byte, states_.caches().workers(), "seconds_per_byte");
-    const int64_t* const workers = elements<int64_t>(assignment, samples, "assignment");
-    for (int64_t s = 0; s < samples; ++s)
-      check_index(workers[s], states_.caches().workers(), "assignment", "workers");
-    const int32_t* const numbers = rows.const_data_ptr<int32_t>();
-    std::vector<RowCost> costs;
-    std::vector<int32_t> distinct;
-    std::vector<uint32_t> places(rows.numel());
-    place_.resize(states_.caches().rows());
-    for (int64_t n = 0; n < rows.numel(); ++n) {
-      uint32_t& place = place_[numbers[n]];
-      if (place >= distinct.size() || distinct[place] != numbers[n]) {
-        place = static_cast<uint32_t>(distinct.size());
-        distinct.push_back(numbers[n]);
-        costs.push_back(states_.row_cost(static_cast<RowNumber>(numbers[n]), seconds));
-      }
-      places[n] = place;
-    }
-    at::Tensor grouped = assignment.clone();
-    Grouping(places, offsets.const_data_ptr<int64_t>(), samples, costs, seconds,
-             states_.caches().workers())
-        .improve(grouped.data_ptr<int64_t>());
+    check_size(rounds, 1, kMostRounds, "rounds");
+    const int workers = states_.caches().workers();
+    static_assert(Grouping::kMostWorkers >= States::Caches::kMostWorkers);
+    // In units of the fastest link's, so that they are neither too large nor too small for floats.
+    const double* const given = elements<double>(seconds_per_byte, workers, "seconds_per_byte");
+    for (int w = 0; w < workers; ++w)
+      TORCH_CHECK_VALUE(given[w] > 0 && std::isfinite(given[w]),
+                        "seconds_per_byte: all must be finite, and above 0");
+    const double fastest = *std::min_element(given, given + workers);
+    std::vector<double> seconds(workers);
+    for (int w = 0; w < workers; ++w) seconds[w] = std::min(given[w] / fastest, kSlowest);
+    const std::vector<int64_t> most = checked_room(room, workers, samples);
+    const auto cost_of = [&](int32_t row) {
+      return states_.row_cost(static_cast<RowNumber>(row), seconds.data());
+    };
+    places_.resize(states_.caches().rows());
+    at::Tensor grouped = at::empty({samples}, at::kLong);
+    Grouping(rows.const_data_ptr<int32_t>(), offsets.const_data_ptr<int64_t>(), samples, cost_of,
+             seconds.data(), workers, places_)
+        .assign(most, rounds, grouped.data_ptr<int64_t>());
     return grouped;
   }
 
@@ -245,10 +246,12 @@ class CacheStates : public torch::CustomClassHolder {
 
   void check_rows(const at::Tensor& rows) const {
     const int32_t* const numbers = elements<int32_t>(rows, "rows");
-    // Rows of a batch that waits are known. Others are looked at one by one.
+    // Rows of a batch that waits, or of its first samples, are known. Others are looked at one by
+    // one.
     for (const Waiting& batch : waiting_)
-      if (batch.rows.is_same(rows) && rows.numel() == static_cast<int64_t>(batch.numbers.size()) &&
-          std::equal(batch.numbers.begin(), batch.numbers.end(), numbers))
+      if (batch.rows.template const_data_ptr<int32_t>() == numbers &&
+          rows.numel() <= static_cast<int64_t>(batch.numbers.size()) &&
+          std::equal(numbers, numbers + rows.numel(), batch.numbers.begin()))
         return;
     const auto& caches = states_.caches();
     for (int64_t n = 0; n < rows.numel(); ++n) {
@@ -289,9 +292,28 @@ class CacheStates : public torch::CustomClassHolder {
 
   States states_;
   std::vector<Waiting> waiting_;
-  bool reading_ = false;         // a batch that is not trained yet
-  std::vector<uint32_t> place_;  // of a row among those of the batch that was last grouped
+  bool reading_ = false;          // a batch that is not trained yet
+  std::vector<uint32_t> places_;  // for grouping
 };
+
+// What records of caches take, [4]: a row's, each worker's copy of it, the number of a row, and the
+// order in which a worker's rows leave, for each that it caches.
+at::Tensor record_bytes(bool bounded, int64_t policy) {
+  check_size(policy, 0, static_cast<int64_t>(Policy::kEmark), "policy");
+  const auto order = static_cast<Policy>(policy);
+  const auto of = [&](auto* none) {
+    using Caches = std::remove_pointer_t<decltype(none)>;
+    at::Tensor bytes = at::empty({4}, at::kLong);
+    auto* const found = bytes.data_ptr<int64_t>();
+    found[0] = Caches::bytes_of_row();
+    found[1] = Caches::bytes_of_copy(order);
+    found[2] = RowIndex::bytes_of_number();
+    found[3] = Caches::bytes_of_order(order);
+    return bytes;
+  };
+  return bounded ? of(static_cast<BoundedStaleness::Caches*>(nullptr))
+                 : of(static_cast<BulkSynchronous::Caches*>(nullptr));
+}
 
 using BulkSynchronousCaches = CacheStates<BulkSynchronous>;
 using BoundedStalenessCaches = CacheStates<BoundedStaleness>;
@@ -334,6 +356,7 @@ TORCH_LIBRARY_FRAGMENT(oper, m) {
                                                        exact, batch_weight);
   }));
   define(bounded);
+  m.def("cache_record_bytes(bool bounded, int policy) -> Tensor", record_bytes);
 }
 
 }  // namespace oper

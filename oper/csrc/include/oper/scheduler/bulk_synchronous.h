@@ -126,24 +126,21 @@ class BulkSynchronous {
     const int workers = caches_.workers();
     for (int64_t s = 0; s < samples; ++s) {
       double* const cost = costs + s * workers;
-      double everywhere = 0;
+      double pulls = 0, pushes = 0;  // if nothing were the latest there
       std::fill_n(cost, workers, 0.0);
       for (int64_t n = offsets[s]; n < offsets[s + 1]; ++n) {
         if (n + Caches::kAhead < offsets[samples]) caches_.prefetch(rows[n + Caches::kAhead]);
         const State& state = caches_.state(rows[n]);
-        const RowBytes& bytes = bytes_[caches_.width(rows[n])];
-        everywhere += static_cast<double>(bytes.row);
-        for_each(state.latest,
-                 [&](int w) { cost[w] -= static_cast<double>(bytes.row) * seconds_per_byte[w]; });
-        if (state.latest && !state.tier_latest) {
-          // That worker is the only one with the latest copy.
-          const int owner = __builtin_ctzll(state.latest);
-          const double push = static_cast<double>(bytes.row) * seconds_per_byte[owner];
-          for (int w = 0; w < workers; ++w)
-            if (!(state.latest >> w & 1)) cost[w] += push;
-        }
+        const auto bytes = static_cast<double>(bytes_[caches_.width(rows[n])].row);
+        pulls += bytes;
+        if (!state.latest) continue;
+        // Of what the tier lacks one worker alone has the latest copy.
+        const int owner = __builtin_ctzll(state.latest);
+        const double push = state.tier_latest ? 0 : bytes * seconds_per_byte[owner];
+        pushes += push;
+        for_each(state.latest, [&](int w) { cost[w] -= bytes * seconds_per_byte[w] + push; });
       }
-      for (int w = 0; w < workers; ++w) cost[w] += everywhere * seconds_per_byte[w];
+      for (int w = 0; w < workers; ++w) cost[w] += pulls * seconds_per_byte[w] + pushes;
     }
   }
 

@@ -21,6 +21,15 @@ class Shelves : public RowRecords<RowState, CopyState> {
  public:
   using Records::kAhead;
 
+  // Bytes of each worker's copy of a row, whether there is one or not, by how rows leave.
+  static constexpr int64_t bytes_of_copy(Policy policy) {
+    return Records::bytes_of_copy() + (policy == Policy::kLru ? 0 : sizeof(Usage));
+  }
+  // Bytes for a row that a worker caches, of the order in which they leave.
+  static constexpr int64_t bytes_of_order(Policy policy) {
+    return 2 * (policy == Policy::kLru ? sizeof(UseQueue::Entry) : sizeof(LazyHeap::Entry));
+  }
+
   int widths() const { return static_cast<int>(capacity_.size()); }
   int64_t capacity(int width) const { return capacity_[width]; }
 

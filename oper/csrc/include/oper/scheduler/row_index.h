@@ -17,6 +17,9 @@ class RowIndex {
   using Number = uint32_t;
   static constexpr Number kNone = std::numeric_limits<Number>::max();
 
+  // Bytes for a number in use, right after the index has grown.
+  static constexpr int64_t bytes_of_number() { return 4 * sizeof(Slot); }
+
   RowIndex() : slots_(64) {}
 
   // One more than the largest number in use.

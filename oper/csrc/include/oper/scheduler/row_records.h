@@ -38,6 +38,10 @@ class RowRecords {
   static constexpr int kMostWorkers = 64;
   static constexpr int64_t kAhead = 16;  // rows, far enough to hide a miss
 
+  // Bytes of a row's record, and of each worker's copy of it whether there is one or not.
+  static constexpr int64_t bytes_of_row() { return sizeof(Row); }
+  static constexpr int64_t bytes_of_copy() { return sizeof(Copy); }
+
   int workers() const { return workers_; }
   RowNumber rows() const { return static_cast<RowNumber>(rows_.size()); }
   // Whether a number below rows() is that of a row: those of forgotten rows are free.
