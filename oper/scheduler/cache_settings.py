@@ -88,7 +88,8 @@ class CacheSettings:
     Args:
         size: of a rank's cache: a share of the bytes of the tables that are cached, "10%", as
             TorchRec's cache load factor is, or bytes, "4GB"; states of their optimizers included.
-        sync: when updates reach the tier, as `oper simulate --sync` has it, but for fae.
+        sync: when updates reach the tier, as `oper simulate --sync` has it, but for fae, which is
+            simulated only.
         evict: what leaves a full cache, as in `oper simulate --evict`; FBGEMM's cache algorithm.
 
     Raises:
