@@ -20,6 +20,7 @@ T is linear in rows but for the latency of the AllReduce, so that each table has
 the mean T, compared with the plan from scratch, says where the placement is out of date.
 """
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +31,7 @@ import numpy as np
 from oper.base.arrays import Ints, PerRank
 from oper.base.defaults import WORSE
 from oper.base.display import Summarised
+from oper.base.errors import OperWarning
 from oper.base.units import finite_number
 from oper.cost.allreduce import allreduce_cost
 from oper.cost.objective import Cost, degree_of_balance, evaluate
@@ -332,11 +334,20 @@ def drift(
     scratch is better by more than the share `threshold`. `report` is called with the name of each
     step as it begins.
 
-    Raises OperError where plan and profile are of different tables.
+    Raises OperError where plan and profile are of different tables; an OperWarning says where the
+    profile has too few accesses to tell drift from chance.
     """
     plan, profile = plan_given("drift", "plan", plan), profile_given("drift", profile)
     threshold = finite_number(threshold, "threshold")
     check_tables(plan, profile)
+    accesses = int(profile.accesses_of_tables.sum())
+    if is_too_small(accesses, plan.ranks):
+        warnings.warn(
+            f"the profile has {accesses / plan.ranks:,.0f} accesses a rank: of fewer than "
+            f"{ENOUGH_ACCESSES:,} chance looks like drift, so that the verdict may be chance's",
+            OperWarning,
+            stacklevel=2,
+        )
     measured = _measure_parts(plan, profile, report)
     report("data that neither plan has seen")
     return _drift(plan, measured, threshold, _unseen(plan, profile, measured))
