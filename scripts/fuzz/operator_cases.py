@@ -316,8 +316,10 @@ CASES: dict[str, Callable[[], list[Argument]]] = {
     "whole_by_shares": lambda: _list(_i64(1, 0, 50), _doubles(3, 4), _i64(0, 1, 0), _doubles(3), 2),
     "least_loaded": lambda: _list(_doubles(9), _doubles(3)),
     "rows_to_least_loaded": lambda: _list(_i64(1, 0, 50), _i64(9, 7, 0), 4),
-    "assign_in_order": lambda: _list(_doubles(6, 3), _i64(2, 3, 1)),
+    "assign_in_order": lambda: _list(_doubles(6, 3), _i64(2, 3, 1), 7),
     "assign_exactly": lambda: _list(_doubles(6, 3), _i64(2, 3, 1)),
+    "assign_partly": lambda: _list(_doubles(6, 3), _i64(2, 3, 1), 4),
+    "cache_record_bytes": lambda: _list(True, 1),
     "assign_groups": lambda: _list(
         _i32(0, 1, 0, 1), _i64(1, 1, 2, 2).view(2, 2), _i32(0, 1, 2, 3).view(2, 2)
     ),
