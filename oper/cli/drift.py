@@ -58,7 +58,7 @@ def drift(
         emit(as_json, content, lambda: print_windows(of_windows, str(plan), profile))
     else:
         opened = Profile.load(profile, check=True)
-        with steps("drift", 2) as step:
+        with steps("drift", 3) as step:
             found = planner.drift(loaded, opened, threshold, step)
         verdict = found.verdict
         content = names | found.to_json()

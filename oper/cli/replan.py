@@ -54,7 +54,7 @@ def replan(
 
     check_output(output, FORMAT, force)
     opened = Profile.load(profile, check=True)
-    with steps("replan", 4) as step:
+    with steps("replan", 5) as step:
         made = plan_again(plan, opened, horizon, step)
         step("writing")
         made.plan.save(output, force)

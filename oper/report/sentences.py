@@ -123,7 +123,7 @@ def memory_sentences(plan: Plan, curve: Sequence[CurvePoint] | None) -> list[str
         )
         return [f"Memory is not the limit. {said} {taken} {more}"]
     assert found.allowed_share is not None
-    asked = f"{100 * found.allowed_share:.4g}% of extra memory were allowed for"
+    asked = f"{100 * found.allowed_share:.4g}% of extra memory was allowed for"
     if found.limit == CopiesLimit.NONE_PAYS:
         return [f"Memory is not the limit. {said} {taken} {asked} them."]
     allowed = f"{asked} copies, and all is used"

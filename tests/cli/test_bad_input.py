@@ -206,6 +206,7 @@ def test_other_requests_that_cannot_be_met(here: Path, command: str, words: list
         ),
         ("plan p --topolgy cpu:2", ["oper plan: no option --topolgy; did you mean --topology?"]),
         ("plan make p --topolgy cpu:2", ["oper plan make: no option --topolgy"]),
+        ("plan p --hold-out 20%", ["oper plan: no option --hold-out; `oper profile` has one"]),
         ("plan p --zebra", ["oper plan: no option --zebra; `oper plan --help`"]),
         ("plan p --force=yes", ["--force: takes no value"]),
         ("plan shw q", ["oper plan: no folder and no command 'shw'; did you mean show?"]),

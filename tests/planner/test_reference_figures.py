@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from oper.plan.plan import Plan
 from oper.plan.reference_figures import HeldOutSource, SimpleMethod
@@ -17,7 +18,6 @@ from oper.planner.compare import compare
 from oper.planner.make_plan import make_plan
 from oper.planner.problem.problem import make_problem
 from oper.planner.reference_figures import with_reference_figures
-from oper.planner.replan import drift as drift_module
 from oper.planner.replan.drift import drift, drift_by_window
 from oper.planner.replan.replan import replan
 from oper.profiling.profile import Profile, in_order, with_held_out
@@ -93,7 +93,7 @@ def test_replanning_is_judged_on_the_data_that_follow(seed: int) -> None:
 @given(seeds)
 @examples(6)
 def test_drift_is_judged_by_a_plan_from_the_window_before(seed: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:  # as if these small windows could tell
         patch.setattr("oper.planner.replan.drift.ENOUGH_ACCESSES", 0)
         _compare_with_single_windows(seed)
 
@@ -102,10 +102,7 @@ def _compare_with_single_windows(seed: int) -> None:
     plan, windows = planned(seed, 3)
     assume(plan.profile not in {window.digest for window in windows[1:]})  # nothing drifted
     in_order(windows)
-    with pytest.MonkeyPatch.context() as patch:  # as if these small windows could tell
-        patch.setattr(drift_module, "ENOUGH_ACCESSES", 1)
-        found = drift_by_window(plan, windows, 0.05)
-        cost_seconds = found.cost_seconds
+    found = drift_by_window(plan, windows, 0.05)
     first, second, third = (window.drift for window in found.windows)
     assert first.unseen is None
     assert first.judged_worse == first.worse
@@ -121,11 +118,13 @@ def _compare_with_single_windows(seed: int) -> None:
     assert third.judged_worse == third.unseen.worse
     lost = [w.drift.judged_seconds.now - w.drift.judged_seconds.fresh for w in found.windows]
     iterations = [window.iterations for window in found.windows]
-    assert cost_seconds == pytest.approx(np.dot(iterations, lost))
+    assert found.cost_seconds == pytest.approx(np.dot(iterations, lost))
 
 
-def test_a_plan_from_too_small_a_window_judges_nothing() -> None:
-    plan, windows = planned(11, 3)
+@given(st.just(11))
+@examples(1)
+def test_a_plan_from_too_small_a_window_judges_nothing(seed: int) -> None:
+    plan, windows = planned(seed, 3)
     in_order(windows)
     small = windows[1]
     small.accesses = np.minimum(small.accesses, 1)
@@ -142,17 +141,22 @@ def test_a_plan_from_too_small_a_window_judges_nothing() -> None:
     assert alone.unseen == from_first.unseen
 
 
-def test_a_plan_is_not_judged_on_the_window_it_was_made_from() -> None:
-    plan, windows = planned(11, 3)
+@given(st.just(11))
+@examples(1)
+def test_a_plan_is_not_judged_on_the_window_it_was_made_from(seed: int) -> None:
+    plan, windows = planned(seed, 3)
     in_order(windows)
     made_from_second = replace(plan, profile=windows[1].digest)
     found = drift(made_from_second, windows[1], 0.05).unseen
     assert found is not None
     assert found.source == HeldOutSource.NEXT_WINDOW
-    _, (_, second, third) = planned(11, 3)
+    _, (_, second, third) = planned(seed, 3)
     later = drift(plan, with_held_out(second, third), 0.05).unseen
     assert later is not None
     assert later.source == HeldOutSource.LAST_PART
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("oper.planner.replan.drift.ENOUGH_ACCESSES", 1 << 40)
+        assert drift(plan, with_held_out(second, third), 0.05).unseen is None  # it is too small
     seen = drift(replace(plan, profile=windows[2].digest), windows[2], 0.05)
     assert seen.unseen is None
 

@@ -184,9 +184,9 @@ def test_memory_is_a_limit_where_all_of_it_is_used(plan: Plan, reported: Reporte
     assert plan.cost.extra_memory_ratio >= 0.99 * plan.limits.extra_memory
     profile = Profile.load(reported.file("profile"))
     said = words(plan_page(plan, "p", Material(profile)), "memory-limit")
-    assert said.startswith("Memory is a limit: 20% of extra memory were allowed")
+    assert said.startswith("Memory is a limit: 20% of extra memory was allowed")
     unknown = words(plan_page(plan, "p", Material()), "memory-limit")
-    assert unknown.startswith("20% of extra memory were allowed for copies, and all is used: more")
+    assert unknown.startswith("20% of extra memory was allowed for copies, and all is used: more")
     none = replace(plan, limits=Limits(0.0), memories=(without_copies(plan),))
     said = words(plan_page(none, "p", Material()), "memory-limit")
     assert said.startswith("No copies of rows were allowed")

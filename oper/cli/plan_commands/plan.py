@@ -112,7 +112,7 @@ def make(
         )
     workload = Workload(mode, fetch, batch_size)
     opened = Profile.load(profile, check=True)
-    with steps("planning", total=6) as report:
+    with steps("planning", total=8) as report:
         made, placed = plan_and_placement(opened, ranks, workload, settings, report)
         if output is not None:
             report("writing")

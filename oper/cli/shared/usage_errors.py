@@ -56,7 +56,7 @@ def _text(error: Any, path: str, typed: Sequence[str]) -> str:
         return f"{path}: {parameter.opts[-1]}{takes} is missing; {help_text}"
     if kind == "NoSuchOption":
         options = [name for p in error.ctx.command.get_params(error.ctx) for name in p.opts]
-        hint = near(error.option_name, options)
+        hint = near(error.option_name, options) or _elsewhere(error)
         return f"{path}: no option {error.option_name}{hint or f'; {help_text}'}"
     if parameter is not None and kind == "BadParameter":
         name = getattr(parameter, "opts", ["an argument"])[-1]
@@ -77,6 +77,18 @@ def _text(error: Any, path: str, typed: Sequence[str]) -> str:
         hint = near(unknown[1], known) or f"; there are {', '.join(known)}"
         return f"{path}: no command {unknown[1]!r}{hint}"
     return f"{path}: {message[:1].lower()}{message[1:].rstrip('.')}; {help_text}"
+
+
+def _elsewhere(error: Any) -> str:
+    """`; oper profile has one`, where one other command has the option that this one lacks."""
+    root = error.ctx.find_root()
+    commands = getattr(root.command, "commands", {})
+    having = [
+        name
+        for name, command in commands.items()
+        if any(error.option_name in parameter.opts for parameter in command.params)
+    ]
+    return f"; `{root.command_path} {having[0]}` has one" if len(having) == 1 else ""
 
 
 def _form(error: Any) -> str:

@@ -423,6 +423,8 @@ def _unseen(plan: Plan, profile: Profile, measured: list[_Measured]) -> UnseenDr
     earlier, later = profile.preceding, profile.following
     while earlier is not None and is_too_small(_accesses(earlier), plan.ranks):
         earlier = earlier.preceding
+    if later is not None and is_too_small(_accesses(later), plan.ranks):
+        later = None
     if earlier is not None and profile.digest != plan.profile:
         before = [
             assemble(place(problem, Watch(lambda step: None)))
