@@ -129,7 +129,7 @@ def _not_taken(model: nn.Module, planned: set[str]) -> Iterator[Finding]:
     for other in other_modules(model):
         text = f"{other.named}: no sharder of OPER's takes it"
         level: Level = "note" if planned.isdisjoint(other.tables) else "problem"
-        yield Finding(level, "modules", text, other.kind.to_do)
+        yield Finding(level, "modules", text, other.to_do)
 
 
 def _as_sharded(plan: Plan, model: nn.Module, known: list[Finding]) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ refused by name here.
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 from torch import nn
 from torchrec.distributed.types import ShardedModule
@@ -25,37 +25,43 @@ from oper.tables.table import collections_of, configs_of
 from oper.torchrec.module_tables import collections
 
 
-class Kind(Enum):
-    """Why no sharder of OPER's takes a module, with what to do."""
+class Kind(StrEnum):
+    """Why no sharder of OPER's takes a module."""
 
-    SHARDED_BY_OPER = "use the model as it is, or shard a new one"
-    SHARDED = "give the unsharded model, or leave these tables out of the plan"
-    QUANTISED = (
+    SHARDED_BY_OPER = "sharded by OPER"
+    SHARDED = "sharded"
+    QUANTISED = "quantised"
+    FUSED = "fused"
+    SUBCLASS = "subclass"
+    OTHER_COLLECTION = "other collection"
+    TORCH = "torch"
+
+
+_TO_DO = {
+    Kind.SHARDED_BY_OPER: "use the model as it is, or shard a new one",
+    Kind.SHARDED: "give the unsharded model, or leave these tables out of the plan",
+    Kind.QUANTISED: (
         "shard the model before it was quantised, by a plan for inference with int8 tables (dtype "
         "int8 of a table, `oper plan --mode inference`)"
-    )
-    FUSED = (
+    ),
+    Kind.FUSED: (
         "use EmbeddingBagCollection or EmbeddingCollection, and put the optimizer on their tables "
         "by apply_optimizer_in_backward or by the sharder's fused_params"
-    )
-    SUBCLASS = (
+    ),
+    Kind.SUBCLASS: (
         "sharders go by exact type: use EmbeddingBagCollection or EmbeddingCollection themselves, "
         "inside of a module that does what the subclass adds"
-    )
-    OTHER_COLLECTION = (
+    ),
+    Kind.OTHER_COLLECTION: (
         "use EmbeddingBagCollection or EmbeddingCollection, or leave its tables out of the plan "
         "and the module to a sharder of its own"
-    )
-    TORCH = (
+    ),
+    Kind.TORCH: (
         "every rank has a copy of it: for rows by a plan make it a table of an "
         "EmbeddingBagCollection or EmbeddingCollection, with an EmbeddingBagConfig or "
         "EmbeddingConfig of the plan's name for it, and read it by a KeyedJaggedTensor"
-    )
-
-    @property
-    def to_do(self) -> str:
-        """What to do, for an error or a finding."""
-        return self.value
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,11 @@ class OtherModule:
     called: str  # its class, as it is known
     kind: Kind
     tables: frozenset[str]  # the names of its tables; of torch's modules its own
+
+    @property
+    def to_do(self) -> str:
+        """What to do, for an error or a finding."""
+        return _TO_DO[self.kind]
 
     @property
     def named(self) -> str:
@@ -105,7 +116,7 @@ def check_others(model: nn.Module, planned: Collection[str]) -> None:
         if of_plan and other.kind not in (Kind.SHARDED, Kind.SHARDED_BY_OPER):
             raise OperError(
                 f"table {of_plan[0]!r} of the plan is in {other.named}, which no sharder of OPER's "
-                f"takes; {other.kind.to_do}"
+                f"takes; {other.to_do}"
             )
 
 
@@ -117,9 +128,9 @@ def instead(model: nn.Module) -> str:
     first = others[0]
     if first.kind in (Kind.SHARDED, Kind.SHARDED_BY_OPER):
         by = "TorchRec" if first.kind == Kind.SHARDED else "OPER"
-        return f"; {first.path!r} is already sharded, by {by}: {first.kind.to_do}"
+        return f"; {first.path!r} is already sharded, by {by}: {first.to_do}"
     more = f" (and {len(others) - 1} more such modules)" if len(others) > 1 else ""
-    return f"; it has {first.named}{more}: {first.kind.to_do}"
+    return f"; it has {first.named}{more}: {first.to_do}"
 
 
 def _kind(module: nn.Module) -> Kind:
