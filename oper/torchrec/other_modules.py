@@ -6,7 +6,7 @@ sharder by. Their rows stay on every rank, without a word of TorchRec's: what a 
 refused by name here.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -90,6 +90,10 @@ def other_modules(model: nn.Module) -> list[OtherModule]:
     """All of a model, in its order. Modules around a collection that is taken are not among them,
     nor is what lies inside of a collection."""
     taken = [path for path, _ in collections(model)]
+    # A module of torch's has no name but that of its attribute, which says little beside a table.
+    in_collections = {
+        config.name for _, module in collections(model) for config in configs_of(module) or ()
+    }
     found = []
     within = [path for path, _ in collections_of(model)]
     for path, module in collections_of(model):
@@ -102,8 +106,11 @@ def other_modules(model: nn.Module) -> list[OtherModule]:
     for path, module in model.named_modules():
         inside = any(outer == "" or path.startswith(f"{outer}.") for outer in within)
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and not inside:
-            names = frozenset({path.rpartition(".")[2]} - {""})
-            found.append(OtherModule(path, f"torch.nn.{_called(module)}", Kind.TORCH, names))
+            names = frozenset({path.rpartition(".")[2]} - {""} - in_collections)
+            called = _called(module)
+            if type(module) in (nn.Embedding, nn.EmbeddingBag):
+                called = f"torch.nn.{called}"
+            found.append(OtherModule(path, called, Kind.TORCH, names))
     return found
 
 
@@ -111,12 +118,19 @@ def check_others(model: nn.Module, planned: Collection[str]) -> None:
     """OperError where a module that no sharder takes has a table of the plan, whose tables are
     `planned`. One that is sharded already is no mistake by itself: several plans may share a
     model."""
+    for text in left_out(model, planned, "plan"):
+        raise OperError(text)
+
+
+def left_out(model: nn.Module, tables: Collection[str], source: str) -> Iterator[str]:
+    """What is wrong with each module that no sharder takes and that has one of `tables`, which are
+    those of a plan or a profile, as `source` says."""
     for other in other_modules(model):
-        of_plan = sorted(other.tables.intersection(planned))
-        if of_plan and other.kind not in (Kind.SHARDED, Kind.SHARDED_BY_OPER):
-            raise OperError(
-                f"table {of_plan[0]!r} of the plan is in {other.named}, which no sharder of OPER's "
-                f"takes; {other.to_do}"
+        named = sorted(other.tables.intersection(tables))
+        if named and other.kind not in (Kind.SHARDED, Kind.SHARDED_BY_OPER):
+            yield (
+                f"table {named[0]!r} of the {source} is in {other.named}, which no sharder of "
+                f"OPER's takes; {other.to_do}"
             )
 
 

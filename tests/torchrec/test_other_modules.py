@@ -15,6 +15,8 @@ from torchrec.modules.fused_embedding_modules import (
 import oper
 from oper.base.errors import OperError
 from oper.diagnosis.doctor import doctor
+from oper.profiling.profile import with_held_out
+from oper.torchrec.planning import planner_inputs
 from tests.support.torchrec.models import BAGS, SEQUENCES
 from tests.support.torchrec.one_rank import plan_of, profile_of
 
@@ -82,6 +84,39 @@ def test_torchs_own_embeddings_are_refused_by_name(kind: Any) -> None:
     # Others, such as the positions of a sequence, are left to every rank.
     positions = nn.ModuleDict({"positions": kind(10, 4), "bags": EmbeddingBagCollection(BAGS)})
     assert list(oper.torchrec_plan(plan, positions).plan) == ["bags"]
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_a_namesake_of_a_table_is_no_table(kind: Any) -> None:
+    bags = EmbeddingBagCollection(BAGS)
+    plan, profile = plan_of(bags), profile_of(bags)
+    model = nn.ModuleDict({"decoder": nn.ModuleDict({BAGS[0].name: kind(7, 3)}), "bags": bags})
+    assert list(oper.torchrec_plan(plan, model).plan) == ["bags"]
+    assert not [f for f in doctor(plan, model).problems if f.about == "modules"]
+    assert list(oper.OperShardingPlanner("cpu:1", profile).plan(model).plan) == ["bags"]
+
+
+def test_the_planner_tells_of_tables_that_it_leaves_out(caplog: pytest.LogCaptureFixture) -> None:
+    profile = profile_of(EmbeddingBagCollection(BAGS))
+    model = nn.ModuleDict(
+        {"bags": EmbeddingBagCollection(BAGS[1:]), "mine": TailoredBags(BAGS[:1])}
+    )
+    with caplog.at_level("WARNING"):
+        found = oper.OperShardingPlanner("cpu:1", profile).plan(model)
+    assert list(found.plan) == ["bags"]
+    said = f"table '{BAGS[0].name}' of the profile is in 'mine', a TailoredBags"
+    assert any(said in record.getMessage() for record in caplog.records)
+
+
+def test_the_planner_judges_its_plan_on_data_held_out() -> None:
+    bags = EmbeddingBagCollection(BAGS)
+    first, later = profile_of(bags), profile_of(bags)
+    later.accesses = later.accesses[::-1].copy()
+    plan = oper.OperShardingPlanner("cpu:1", with_held_out(first, later)).plan(bags).oper_plan
+    assert plan.held_out is not None
+    adapted = planner_inputs.profile_of(later, plan.tables)
+    now = oper.drift(plan, adapted).objective_seconds.now
+    assert plan.held_out.objective_seconds == pytest.approx(now)
 
 
 def test_a_model_that_is_such_a_module_itself() -> None:

@@ -47,7 +47,12 @@ def profile_of(profile: Profile, tables: Sequence[Table]) -> Profile:
                 pooling=mine.pooling,
             )
         )
-    return replace(profile.select(chosen), tables=tuple(adapted))
+    later = profile.open_following
+    return replace(
+        profile.select(chosen),
+        tables=tuple(adapted),
+        open_following=None if later is None else lambda: profile_of(later(), tables),
+    )
 
 
 def topology_of(given: Topology | TorchRecTopology | Path | str | None) -> Topology:

@@ -29,6 +29,7 @@ from oper.plan.plan import Plan
 from oper.plan.settings import PlanSettings
 from oper.planner.assemble_plan import assemble
 from oper.planner.least_memory import place_in_memory
+from oper.planner.reference_figures import with_reference_figures
 from oper.profiling.profile import Profile
 from oper.tables.table import Table, tables_of
 from oper.topology.topology import Topology
@@ -98,9 +99,12 @@ class OperShardingPlanner(ShardingPlanner):
     ) -> OperShardingPlan:
         began = time.perf_counter()
         tables, paths = _tables(module, sharders, warnings)
+        profiled = {table.name for table in self._profile.tables}
+        for text in other_modules.left_out(module, profiled, "profile"):
+            warnings.warn(_log, text, text)
         profile = profile_of(self._profile, tables)
         planned = place_in_memory(profile, self._topology, self._workload, self._settings)
-        plan = assemble(planned)
+        plan = with_reference_figures(assemble(planned), profile, [planned.problem])
         if sentence := self._topology.memory_warning(plan.cost.memory_bytes):
             raise OperError(sentence)
         for line in planner_statistics(plan, paths, time.perf_counter() - began):
