@@ -184,7 +184,7 @@ def held_out_verdict(run: "Comparison") -> str:
     if not found:
         return f"{said}: no method that fits could be priced"
     (seconds, best), *others = found
-    said += f" {best} is the fastest, {format_duration(seconds)}"
+    said += f" {best} is the fastest of those priced, {format_duration(seconds)}"
     if others and seconds:
         said += f"; {others[0][1]} takes {format_share(others[0][0] / seconds - 1)} longer"
     if len(found) < len(run.fitting):

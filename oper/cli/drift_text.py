@@ -78,9 +78,12 @@ def verdict_sentences(drift: "Drift", plan: str, profile: str) -> list[str]:
     sentences.append(
         f"Predicted iteration: {format_duration(seconds.then)} when the plan was made, "
         f"{format_duration(seconds.now)} now, {format_duration(seconds.fresh)} from scratch for "
-        "these very data"
+        "these very data, within the plan's memory"
     )
-    if drift.unseen is None:
+    if drift.unseen is not None:
+        now, anew = map(format_duration, drift.judged_seconds)
+        sentences.append(f"The verdict is of {now} with {plan} {data}, and {anew} with {fresh}")
+    else:
         sentences.append(
             "That plan from scratch is judged on the data it was made from, on which it is at its "
             "best: what replanning gains is not measured on data the plan has not seen"

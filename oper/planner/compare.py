@@ -48,7 +48,7 @@ from oper.planner.least_memory import by_devices, place_in_memory
 from oper.planner.make_placement import InfeasibleError, Planned, within_limits
 from oper.planner.price_plan import costs_under
 from oper.planner.problem.problem import Problem, make_problem
-from oper.planner.reference_figures import later_data
+from oper.planner.reference_figures import later_data, later_profile
 from oper.profiling.profile import Profile, profile_given
 from oper.topology.topology import Topology
 
@@ -319,7 +319,7 @@ def compare(
         limits = DeviceLimits.of(problem)
         problem = limits.within(limits.most_extra)
     classes_seconds = time.perf_counter() - began
-    later = profile.following
+    later = later_profile(profile)
     unseen = None if later is None else _under(problem, later)
     results: dict[str, MethodResult] = {}
     certificate: Certificate | None = None

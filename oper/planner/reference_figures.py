@@ -30,13 +30,19 @@ def with_reference_figures(
     """
     if problems is None:
         problems = problems_of_memories(plan, profile)
-    later = profile.following
+    later = later_profile(profile)
     unseen = None if later is None else problems_of_memories(plan, later)
     return replace(
         plan,
         held_out=None if unseen is None else held_out(plan, profile, unseen),
         simple_plans=tuple(_simple_plan(method, problems, unseen) for method in _SIMPLE),
     )
+
+
+def later_profile(profile: Profile) -> Profile | None:
+    """The counts of the data that follow a profile's, where these are known and read any row."""
+    later = profile.following
+    return None if later is None or not later.accesses_of_tables.any() else later
 
 
 def later_data(profile: Profile) -> HeldOutSource:

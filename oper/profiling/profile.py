@@ -20,6 +20,7 @@ import hashlib
 import json
 import re
 import shutil
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -29,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from oper.base.errors import OperError, check_type
+from oper.base.errors import OperError, OperNotice, check_type
 from oper.files.manifest import describe_files, open_folder, verify_files, write_manifest
 from oper.files.overwrite_rules import Format
 from oper.files.storage import atomic_folder
@@ -320,6 +321,13 @@ def merge(profiles: Sequence[Profile], folder: Path | None = None) -> Profile:
     if not profiles:
         raise OperError("merging profiles: at least one was needed")
     first = profiles[0]
+    if any(profile.holds_out for profile in profiles):
+        warnings.warn(
+            "merging profiles: the parts that were held out (--hold-out) are not in the sum, nor "
+            "beside it",
+            OperNotice,
+            stacklevel=2,
+        )
     for number, other in enumerate(profiles[1:], start=1):
         _check_mergeable(first, other, number)
     stored = [p.stored("accesses") for p in profiles]

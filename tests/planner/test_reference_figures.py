@@ -43,6 +43,15 @@ def test_the_held_out_cost_is_that_of_single_rows_under_later_counts(seed: int) 
     assert with_reference_figures(plan, first).held_out is None
 
 
+@given(st.just(11))
+@examples(1)
+def test_data_that_read_no_row_judge_nothing(seed: int) -> None:
+    plan, (first, later) = planned(seed)
+    later.accesses, later.samples_with_row = 0 * later.accesses, 0 * later.samples_with_row
+    assert with_reference_figures(plan, with_held_out(first, later)).held_out is None
+    assert drift(plan, with_held_out(first, later)).unseen is None
+
+
 @at_least(5)
 @given(seeds)
 @examples(6)

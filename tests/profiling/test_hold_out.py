@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import oper
-from oper.base.errors import OperError
-from oper.profiling.profile import Profile
+from oper.base.errors import OperError, OperNotice
+from oper.profiling.profile import Profile, merge
 from tests.support.commands import fine, refused, tree, write_log
 from tests.support.examples import examples
 
@@ -125,3 +125,17 @@ def test_what_cannot_be_held_out_is_refused(
     monkeypatch.chdir(tmp_path)
     write_log(Path("log.parquet"))
     refused(f"profile log.parquet -o p --columns C* {options}", *words)
+
+
+def test_a_sum_says_that_it_has_no_held_out_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_log(Path("log.parquet"))
+    for name, rows in (("a", "0:50%"), ("b", "50%:100%")):
+        options = ("--columns", "C*", "--hold-out", "25%", "--rows", rows)
+        fine("profile", "log.parquet", "-o", name, *options)
+    with pytest.warns(OperNotice, match="held out .* not in the sum"):
+        merged = merge([Profile.load("a"), Profile.load("b")])
+    assert merged.samples == 450
+    assert merged.following is None

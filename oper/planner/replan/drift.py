@@ -53,7 +53,7 @@ from oper.planner.price_plan import (
 from oper.planner.problem.class_finder import ClassFinder
 from oper.planner.problem.classes import Classes
 from oper.planner.problem.problem import ClassProblem, Problem
-from oper.planner.reference_figures import later_data
+from oper.planner.reference_figures import later_data, later_profile
 from oper.planner.replan.check_tables import check_tables
 from oper.profiling.profile import Profile, profile_given
 
@@ -420,7 +420,7 @@ def _measure_parts(plan: Plan, profile: Profile, report: Callable[[str], None]) 
 
 def _unseen(plan: Plan, profile: Profile, measured: list[_Measured]) -> UnseenDrift | None:
     """The plan beside one from scratch on data that neither was made from."""
-    earlier, later = profile.preceding, profile.following
+    earlier, later = profile.preceding, later_profile(profile)
     while earlier is not None and is_too_small(_accesses(earlier), plan.ranks):
         earlier = earlier.preceding
     if later is not None and is_too_small(_accesses(later), plan.ranks):

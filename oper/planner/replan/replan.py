@@ -17,7 +17,7 @@ from oper.plan.plan import MARKER, Plan, plan_given
 from oper.plan.plan_parts import plans_of_memories
 from oper.planner.assemble_plan import assemble
 from oper.planner.price_plan import costs_under, problems_of_memories, rank_seconds
-from oper.planner.reference_figures import with_reference_figures
+from oper.planner.reference_figures import later_profile, with_reference_figures
 from oper.planner.replan.replan_one_memory import (
     HeldOutReplan,
     Replanned,
@@ -58,9 +58,10 @@ def replan(
 
 def _held_out(old: Plan, made: Replanned, new: Plan, profile: Profile) -> HeldOutReplan | None:
     """What the plans cost on the data that follow the profile's."""
-    if new.held_out is None or profile.following is None:
+    later = later_profile(profile)
+    if new.held_out is None or later is None:
         return None
-    problems = problems_of_memories(new, profile.following)
+    problems = problems_of_memories(new, later)
     of_old = costs_under(plans_of_memories(old), problems)
     fresh = costs_under([assemble(part) for part in made.fresh_parts], problems)
     return HeldOutReplan(
