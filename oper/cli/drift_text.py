@@ -243,7 +243,7 @@ def windows_verdict(drift: "WindowDrift", plan: str, profile: str) -> str:
 
 def _left_out(drift: "WindowDrift") -> str:
     """Names the windows that are too small to tell drift from chance; "" where there are none."""
-    from oper.planner.replan.drift import ENOUGH_ACCESSES
+    from oper.planner.enough_accesses import ENOUGH_ACCESSES
 
     small = [f"@{number}" for number, window in enumerate(drift.windows) if window.too_small]
     if not small:

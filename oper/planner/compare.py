@@ -44,11 +44,12 @@ from oper.planner.baselines.baseline import (
 from oper.planner.baselines.registry import BASELINES, installed_baselines, make_baseline
 from oper.planner.bounds.certify import certify
 from oper.planner.device_limits import DeviceLimits
+from oper.planner.enough_accesses import warn_if_too_small
 from oper.planner.least_memory import by_devices, place_in_memory
 from oper.planner.make_placement import InfeasibleError, Planned, within_limits
 from oper.planner.price_plan import costs_under
 from oper.planner.problem.problem import Problem, make_problem
-from oper.planner.reference_figures import later_data, later_profile
+from oper.planner.reference_figures import UNSEEN_DATA, later_data, later_profile
 from oper.profiling.profile import Profile, profile_given
 from oper.topology.topology import Topology
 
@@ -320,6 +321,8 @@ def compare(
         problem = limits.within(limits.most_extra)
     classes_seconds = time.perf_counter() - began
     later = later_profile(profile)
+    if later is not None:
+        warn_if_too_small(later, problem.ranks, UNSEEN_DATA)
     unseen = None if later is None else _under(problem, later)
     results: dict[str, MethodResult] = {}
     certificate: Certificate | None = None

@@ -15,10 +15,12 @@ from oper.planner.baselines.baseline import price_baseline
 from oper.planner.baselines.simple import row_wise, table_wise
 from oper.planner.bounds.certify import certify
 from oper.planner.bounds.tier_bound import Certified, certify_together
+from oper.planner.enough_accesses import warn_if_too_small
 from oper.planner.price_plan import costs_under, problems_of_memories, rank_seconds
 from oper.planner.problem.problem import Problem
 from oper.profiling.profile import Profile
 
+UNSEEN_DATA = "the data that the plan was not made from"  # in warnings
 _SIMPLE = {SimpleMethod.TABLE_WISE: table_wise, SimpleMethod.ROW_WISE: row_wise}
 
 
@@ -31,6 +33,8 @@ def with_reference_figures(
     if problems is None:
         problems = problems_of_memories(plan, profile)
     later = later_profile(profile)
+    if later is not None:
+        warn_if_too_small(later, plan.ranks, UNSEEN_DATA)
     unseen = None if later is None else problems_of_memories(plan, later)
     return replace(
         plan,

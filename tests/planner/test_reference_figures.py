@@ -103,7 +103,7 @@ def test_replanning_is_judged_on_the_data_that_follow(seed: int) -> None:
 @examples(6)
 def test_drift_is_judged_by_a_plan_from_the_window_before(seed: int) -> None:
     with pytest.MonkeyPatch.context() as patch:  # as if these small windows could tell
-        patch.setattr("oper.planner.replan.drift.ENOUGH_ACCESSES", 0)
+        patch.setattr("oper.planner.enough_accesses.ENOUGH_ACCESSES", 0)
         _compare_with_single_windows(seed)
 
 
@@ -140,7 +140,7 @@ def test_a_plan_from_too_small_a_window_judges_nothing(seed: int) -> None:
     small.samples_with_row = np.minimum(small.samples_with_row, 1)
     with pytest.MonkeyPatch.context() as patch:
         enough = int(windows[0].accesses_of_tables.sum()) // plan.ranks
-        patch.setattr("oper.planner.replan.drift.ENOUGH_ACCESSES", enough)
+        patch.setattr("oper.planner.enough_accesses.ENOUGH_ACCESSES", enough)
         alone = drift(plan, windows[2], 0.05)
         together = drift_by_window(plan, windows, 0.05)
     assert together.windows[1].too_small
@@ -163,8 +163,10 @@ def test_a_plan_is_not_judged_on_the_window_it_was_made_from(seed: int) -> None:
     later = drift(plan, with_held_out(second, third), 0.05).unseen
     assert later is not None
     assert later.source == HeldOutSource.LAST_PART
+    alone = drift_by_window(plan, [with_held_out(second, third)], 0.05)
+    assert alone.windows[0].drift.unseen == later
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("oper.planner.replan.drift.ENOUGH_ACCESSES", 1 << 40)
+        patch.setattr("oper.planner.enough_accesses.ENOUGH_ACCESSES", 1 << 40)
         assert drift(plan, with_held_out(second, third), 0.05).unseen is None  # it is too small
     seen = drift(replace(plan, profile=windows[2].digest), windows[2], 0.05)
     assert seen.unseen is None

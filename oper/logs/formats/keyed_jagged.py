@@ -75,7 +75,8 @@ class KjtSource:
         if self._read:
             raise OperError(
                 f"{self.name}: an iterator can be read only once, and this needs another pass; "
-                "give a list or a loader, or tables with their rows stated"
+                "give a list or a loader. One pass is enough where the tables' rows are stated and "
+                "the log is not divided into a number of windows or a held-out part"
             )
         self._read = True
         yield from self._kept

@@ -8,19 +8,14 @@ use. So the verdict is that of data which neither plan was made from, where ther
 window beside a plan made from the one before, or of the data that follow beside a plan made from
 these. It is "replan" where the plan is worse there by more than a threshold.
 
-Counts of few accesses are mostly chance. In windows drawn at random from one log, in which nothing
-drifts, plans of 8 and 32 ranks for inference took up to 6,400 % longer than one made from scratch
-for 16 samples, up to 12 % at 1,400 accesses a rank, and at most 3 % at 5,500
-(docs/design/small-windows.md). Of several windows those with less than `ENOUGH_ACCESSES` for each
-rank are priced, but no verdict and no costs are theirs, nor is a plan made from one the measure of
-the next.
+Of several windows those with too few accesses to tell drift from chance (enough_accesses.py) are
+priced, but no verdict and no costs are theirs, nor is a plan made from one the measure of the next.
 
 T is linear in rows but for the latency of the AllReduce, so that each table has its part in it
 (§3.2). What a table adds to the slowest rank's T says which tables slow it down; what it adds to
 the mean T, compared with the plan from scratch, says where the placement is out of date.
 """
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,7 +26,6 @@ import numpy as np
 from oper.base.arrays import Ints, PerRank
 from oper.base.defaults import WORSE
 from oper.base.display import Summarised
-from oper.base.errors import OperWarning
 from oper.base.units import finite_number
 from oper.cost.allreduce import allreduce_cost
 from oper.cost.objective import Cost, degree_of_balance, evaluate
@@ -41,6 +35,7 @@ from oper.plan.plan_parts import plans_of_memories
 from oper.plan.reference_figures import HeldOutSource
 from oper.plan.row_locator import RowLocator
 from oper.planner.assemble_plan import assemble
+from oper.planner.enough_accesses import is_too_small, warn_if_too_small
 from oper.planner.make_placement import Watch, place
 from oper.planner.price_plan import (
     PricedPlan,
@@ -56,8 +51,6 @@ from oper.planner.problem.problem import ClassProblem, Problem
 from oper.planner.reference_figures import later_data, later_profile
 from oper.planner.replan.check_tables import check_tables
 from oper.profiling.profile import Profile, profile_given
-
-ENOUGH_ACCESSES = 4096  # of a rank
 
 
 @dataclass(frozen=True)
@@ -233,11 +226,6 @@ def _accesses(profile: Profile) -> int:
     return int(profile.accesses_of_tables.sum())
 
 
-def is_too_small(accesses: int, ranks: int) -> bool:
-    """Whether counts of so many accesses are too few to tell drift on so many ranks."""
-    return accesses < ENOUGH_ACCESSES * ranks
-
-
 @dataclass(frozen=True)
 class WindowDrift(Summarised):
     """A plan under the counts of each window of a log, in order."""
@@ -313,6 +301,8 @@ def drift_by_window(
         unseen = None
         if before is not None and window.digest != plan.profile:
             unseen = _in_this_window(plan, window, measured, before)
+        elif window.holds_out:
+            unseen = _unseen(plan, window, measured)
         under = _drift(plan, measured, threshold, unseen)
         iterations = window.samples / plan.workload.batch_size
         found.append(Window(under, window.samples, _accesses(window), iterations))
@@ -340,14 +330,7 @@ def drift(
     plan, profile = plan_given("drift", "plan", plan), profile_given("drift", profile)
     threshold = finite_number(threshold, "threshold")
     check_tables(plan, profile)
-    accesses = int(profile.accesses_of_tables.sum())
-    if is_too_small(accesses, plan.ranks):
-        warnings.warn(
-            f"the profile has {accesses / plan.ranks:,.0f} accesses a rank: of fewer than "
-            f"{ENOUGH_ACCESSES:,} chance looks like drift, so that the verdict may be chance's",
-            OperWarning,
-            stacklevel=2,
-        )
+    warn_if_too_small(profile, plan.ranks, "the profile's counts")
     measured = _measure_parts(plan, profile, report)
     report("data that neither plan has seen")
     return _drift(plan, measured, threshold, _unseen(plan, profile, measured))

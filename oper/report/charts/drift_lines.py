@@ -6,7 +6,8 @@ from typing import Any
 from oper.analysis.wording import HELD_OUT_DATA
 from oper.base.formatting import format_digits, format_duration, format_share, plural
 from oper.plan.reference_figures import HeldOutSource
-from oper.planner.replan.drift import ENOUGH_ACCESSES, Drift, Window, WindowDrift
+from oper.planner.enough_accesses import ENOUGH_ACCESSES
+from oper.planner.replan.drift import Drift, Window, WindowDrift
 from oper.report.charts.chart import ACCENT, INK, MUTED, Chart, axis, duration_unit, spec
 
 _NOW, _FRESH = "this plan", "a plan from scratch"
