@@ -34,6 +34,7 @@ class RowReason(StrEnum):
     COLD = "cold rows are spread over the ranks in turn"
     STAYED = "it is where the previous plan had it, as moving it would not pay"
     NEVER_READ = "it was never read, and is where there was room"
+    UNREAD_EXPECTED = "it was never read, and rows like it are expected to be"
     ROOM_EVERYWHERE = "there was memory for a copy on every rank"
     EVEN_LOAD = "rows in the hosts' memory have one owner, chosen for an even load"
     COPIES_PAY = "a copy on every rank takes less of an iteration"
@@ -256,7 +257,10 @@ def _why(plan: Plan, table: int, counted: _Counted, copies: int, cost: RowCost |
     if plan.ranks == 1:
         return RowReason.ONE_RANK
     if cost is None:
-        return RowReason.NEVER_READ if counted.exact is not None else RowReason.ROOM_EVERYWHERE
+        if counted.exact is None:
+            return RowReason.ROOM_EVERYWHERE
+        foreseen = copies > 1 and not plan.workload.training
+        return RowReason.UNREAD_EXPECTED if foreseen else RowReason.NEVER_READ
     if plan.memory_of(table).name == HOST:
         return RowReason.EVEN_LOAD
     if copies == plan.ranks:

@@ -376,8 +376,15 @@ def compare(
 
 
 def _under(problem: Problem, profile: Profile) -> Problem:
-    """The problem under other counts, within its limits."""
-    return make_problem(profile, problem.topology, problem.workload, problem.asked, problem.limits)
+    """The problem under other counts, as they were counted, within its limits."""
+    return make_problem(
+        profile,
+        problem.topology,
+        problem.workload,
+        problem.asked,
+        problem.limits,
+        as_counted=True,
+    )
 
 
 def _held_out(profile: Profile, unseen: Problem) -> HeldOutData:

@@ -29,16 +29,18 @@ class PricedPlan:
     cost: Cost
 
 
-def problem_of(plan: Plan, profile: Profile) -> Problem:
-    """The problem that a plan of one memory is a solution of, under the counts of its tables."""
-    return make_problem(profile, plan.topology, plan.workload, plan.asked, plan.limits)
+def problem_of(plan: Plan, profile: Profile, as_counted: bool = False) -> Problem:
+    """The problem that a plan of one memory is a solution of, under the counts of its tables;
+    `as_counted` as for `make_problem`."""
+    return make_problem(profile, plan.topology, plan.workload, plan.asked, plan.limits, as_counted)
 
 
-def problems_of_memories(plan: Plan, profile: Profile) -> list[Problem]:
-    """The problem of each of a plan's memories that has tables, in order."""
+def problems_of_memories(plan: Plan, profile: Profile, as_counted: bool = False) -> list[Problem]:
+    """The problem of each of a plan's memories that has tables, in order; `as_counted`, to judge a
+    plan by data that it was not made from."""
     tables = [memory.tables for memory in plan.memories if memory.tables]
     parts = zip(plans_of_memories(plan), tables, strict=True)
-    return [problem_of(part, profile.select(of_part)) for part, of_part in parts]
+    return [problem_of(part, profile.select(of_part), as_counted) for part, of_part in parts]
 
 
 def costs_under(parts: list[Plan], problems: list[Problem]) -> list[Cost]:

@@ -35,7 +35,7 @@ def with_reference_figures(
     later = later_profile(profile)
     if later is not None:
         warn_if_too_small(later, plan.ranks, UNSEEN_DATA)
-    unseen = None if later is None else problems_of_memories(plan, later)
+    unseen = None if later is None else problems_of_memories(plan, later, as_counted=True)
     return replace(
         plan,
         held_out=None if unseen is None else held_out(plan, profile, unseen),

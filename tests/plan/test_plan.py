@@ -23,6 +23,7 @@ from oper.plan.layout import LOCAL, SLOT_BITS
 from oper.plan.plan import FORMAT, MARKER, Plan, rank_file
 from oper.plan.settings import PlanSettings
 from oper.planner.make_plan import make_plan
+from oper.planner.problem.classes import expected_counts
 from oper.profiling.profile import Profile
 from oper.tables.table import Table
 from oper.topology.links import LINKED, SHARED
@@ -47,8 +48,9 @@ def a_profile(seed: int, tables: tuple[Table, ...] = TABLES, zipf: float = 1.5) 
 
 
 def save_plan(folder: Path, profile: Profile, topology: str = "2x2-a100", **asked: Any) -> Path:
-    # Partitions so coarse that cold rows are striped, and no backtracking to finer ones.
-    asked = {"threshold": 0.05, "dob": 0.5} | asked
+    # Partitions so coarse that cold rows are striped, and no backtracking to finer ones; memory for
+    # copies of some rows.
+    asked = {"threshold": 0.05, "dob": 0.5, "extra_memory": 0.5} | asked
     workload = Workload(asked.pop("mode", "inference"), asked.pop("fetch", "raw"), 512)
     ranks = Topology.load(topology)
     make_plan(profile, ranks, workload, PlanSettings(**asked)).save(folder, overwrite=True)
@@ -212,8 +214,14 @@ def test_holders_read_cheaper_copies_than_their_own(tmp_path, memory, fetch):
     assert 0 <= planned.certificate.certified_gap < 0.01
     # What readers find by their maps is what the plan was priced by.
     reads = np.zeros((3, 3))
+    of_table = np.repeat(np.arange(len(plan.tables)), [table.rows for table in plan.tables])
+    each = np.ones(len(of_table), dtype=np.int64)
+    samples = [profile.table_samples_with_row(t) for t in range(len(plan.tables))]
+    foreseen = expected_counts(
+        of_table, profile.accesses.astype(int), np.concatenate(samples).astype(int), each
+    )
     for t, table in enumerate(plan.tables):
-        counts = profile.table_accesses(t), profile.table_samples_with_row(t)
+        counts = foreseen.accesses[of_table == t], foreseen.samples_with_row[of_table == t]
         R, _, _ = expected_reads(*counts, profile.samples, workload, 3)
         for rank in range(3):
             addresses = AddressMap.of(plan, rank).translate(t, torch.arange(table.rows)).numpy()

@@ -37,7 +37,7 @@ def test_the_held_out_cost_is_that_of_single_rows_under_later_counts(seed: int) 
     assert found.held_out is not None
     assert found.held_out.source == HeldOutSource.LAST_PART
     assert found.held_out.samples == later.samples
-    row_by_row = cost_row_by_row(plan, later).objective_seconds
+    row_by_row = cost_row_by_row(plan, later, True).objective_seconds
     assert np.isclose(found.held_out.objective_seconds, row_by_row, rtol=1e-9)
     assert found.held_out.lower_bound_seconds <= row_by_row * (1 + 1e-9)
     assert with_reference_figures(plan, first).held_out is None
@@ -92,8 +92,8 @@ def test_replanning_is_judged_on_the_data_that_follow(seed: int) -> None:
     found = made.held_out
     assert found is not None
     assert made.plan.held_out is not None
-    assert np.isclose(found.old_seconds, cost_row_by_row(plan, later).objective_seconds)
-    assert np.isclose(found.new_seconds, cost_row_by_row(made.plan, later).objective_seconds)
+    assert np.isclose(found.old_seconds, cost_row_by_row(plan, later, True).objective_seconds)
+    assert np.isclose(found.new_seconds, cost_row_by_row(made.plan, later, True).objective_seconds)
     assert found.new_seconds == made.plan.held_out.objective_seconds
     assert replan(plan, now, 1000).held_out is None
 
@@ -118,7 +118,7 @@ def _compare_with_single_windows(seed: int) -> None:
     assert second.unseen is not None
     assert third.unseen is not None
     # From scratch for the first window is the plan itself, made anew: nothing is gained by it.
-    anew = cost_row_by_row(plan, windows[1]).objective_seconds
+    anew = cost_row_by_row(plan, windows[1], True).objective_seconds
     assert np.isclose(second.unseen.now_seconds, anew)
     alone = drift(plan, windows[2], 0.05)
     assert alone.unseen is not None

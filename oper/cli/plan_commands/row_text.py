@@ -53,6 +53,10 @@ def _reason(row: "RowFacts") -> str:
             RowReason.NEVER_READ: (
                 "it was never read: it costs only memory, and is where there was room"
             ),
+            RowReason.UNREAD_EXPECTED: (
+                "it was never read: further samples are expected to read some of its table's "
+                "unread rows, and there was memory for copies of it"
+            ),
             RowReason.ROOM_EVERYWHERE: (
                 "there was memory for a copy of it on every rank; how often it was read is in the "
                 "profile"

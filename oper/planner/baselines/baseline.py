@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from oper.base.arrays import Floats, Ints
 from oper.cost.holder_sets import HolderSets, Sums, single_owner_sets
 from oper.cost.objective import Cost, evaluate
+from oper.planner.problem.class_finder import TableEntries
 from oper.planner.problem.classes import Classes
 from oper.planner.problem.problem import ClassProblem, Problem
 from oper.profiling.histogram import histogram
@@ -186,33 +187,18 @@ def count_pieces(problem: Problem, first: Ints) -> PieceCounts:
     piece, accesses, samples_with_row, rows = histogram(
         profile.accesses, profile.samples_with_row, first, samples_with_row_first
     )
-    class_of = classes_of_counts(problem.classes, table[piece], accesses, samples_with_row)
-    return PieceCounts(piece, class_of, rows)
+    tables = np.arange(len(profile.tables) + 1)
+    class_of = TableEntries.of(problem.classes, len(profile.tables)).find(
+        accesses.view(np.uint64),
+        samples_with_row.view(np.uint64),
+        np.searchsorted(table[piece], tables),
+    )
+    return PieceCounts(piece, class_of.astype(np.int64), rows)
 
 
 def piece_tables(profile: Profile, first: Ints) -> Ints:
     """The table of each piece, [P]."""
     return np.searchsorted(profile.offsets, first[:-1], side="right") - 1
-
-
-def classes_of_counts(
-    classes: Classes, table: Ints, accesses: Ints, samples_with_row: Ints
-) -> Ints:
-    """The class of rows with these counts in these tables, [n] each; all of them must occur."""
-    known = classes.entry_class
-    distinct_accesses = np.unique(classes.accesses)
-    distinct_samples = np.unique(classes.samples_with_row)
-
-    def key(table: Ints, accesses: Ints, samples_with_row: Ints) -> Ints:
-        # Indices of the counts among those that occur: the product stays below 2^63.
-        code = table * len(distinct_accesses) + np.searchsorted(distinct_accesses, accesses)
-        code = code * len(distinct_samples)
-        return np.asarray(code + np.searchsorted(distinct_samples, samples_with_row))
-
-    of_entry = key(classes.entry_table, classes.accesses[known], classes.samples_with_row[known])
-    order = np.argsort(of_entry)
-    at = np.searchsorted(of_entry, key(table, accesses, samples_with_row), sorter=order)
-    return known[order[at]]
 
 
 def single_owner_baseline(

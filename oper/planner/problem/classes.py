@@ -23,6 +23,7 @@ from oper.tables.table import Table
 from oper.topology.topology import Topology
 
 _SLOT_BYTES = 8
+_MOST_UNREAD = 0.5  # of all accesses: what rows are given at most that were never read
 
 
 class Width(NamedTuple):
@@ -83,6 +84,20 @@ class Classes:
     def total_accesses(self) -> int:
         return int((self.rows * self.accesses).sum())
 
+    @cached_property
+    def raw_reads_of_access(self) -> float:
+        """R of a row over its accesses, for raw fetches: one number for all rows with any."""
+        hottest = int(self.accesses.argmax())
+        accesses = int(self.accesses[hottest])
+        return float(self.R[hottest]) / accesses if accesses else 0.0
+
+    def reads_of_unread(self, tables: int) -> Floats:
+        """R of a row without accesses of each table, [T]; 0 where a table has none."""
+        reads = np.zeros(tables)
+        unread = self.accesses[self.entry_class] == 0
+        reads[self.entry_table[unread]] = self.R[self.entry_class[unread]]
+        return reads
+
     @property
     def width_memory(self) -> list[int]:
         """m of each width, for the rounding of capacities."""
@@ -142,15 +157,58 @@ def measured_ratios(profile: Profile) -> Floats | None:
     return None if profile.distinct is None else np.stack(distinct_ratios(profile), axis=1)
 
 
-def classify(profile: Profile, workload: Workload, ranks: int) -> Classes:
-    """The classes of all rows of a profile, in one pass over its counters."""
+def classify(profile: Profile, workload: Workload, ranks: int, as_counted: bool = False) -> Classes:
+    """The classes of all rows of a profile, in one pass over its counters; `as_counted` as for
+    `group`."""
     table, accesses, samples_with_row, rows = histogram(
         profile.accesses,
         profile.samples_with_row,
         profile.offsets,
         profile.samples_with_row_offsets,
     )
-    return group(profile, workload, ranks, table, accesses, samples_with_row, rows)
+    return group(profile, workload, ranks, table, accesses, samples_with_row, rows, as_counted)
+
+
+class ExpectedCounts(NamedTuple):
+    """The counts that as many further samples are expected to have, of each entry [E]; `unread` are
+    those of rows without accesses, and 0 of others."""
+
+    accesses: Floats
+    samples_with_row: Floats
+    unread: Floats
+
+
+def as_many(table: Ints, accesses: Ints, samples_with_row: Ints, rows: Ints) -> ExpectedCounts:
+    """The counts as they are."""
+    counts = accesses.astype(np.float64), samples_with_row.astype(np.float64)
+    return ExpectedCounts(*counts, np.zeros(len(table)))
+
+
+def expected_counts(
+    table: Ints, accesses: Ints, samples_with_row: Ints, rows: Ints
+) -> ExpectedCounts:
+    """Good and Turing's estimate of what was not seen (Good, Biometrika 1953): the rows of a table
+    that were never read will be read as often, together, as those were that were read once. What
+    they are given is taken from all other rows in proportion, so that the sum stays.
+
+    table, rows: of each entry, [E]. accesses, samples_with_row: of each of its rows, [E].
+    """
+    unread = accesses == 0
+    if not unread.any():
+        return as_many(table, accesses, samples_with_row, rows)
+    tables = int(table.max()) + 1
+    rows_unread = np.bincount(table[unread], rows[unread], minlength=tables)
+    found = []
+    for counts in (accesses, samples_with_row):
+        once = counts == 1
+        rows_once = np.bincount(table[once], rows[once], minlength=tables)
+        # A row that was never read is not read more often than one that was read once.
+        each = np.minimum(rows_once / np.maximum(rows_unread, 1), 1.0)
+        given = float(each @ rows_unread) / max(float(counts @ rows), 1.0)
+        each *= min(1.0, _MOST_UNREAD / given) if given else 1.0
+        found.append(np.where(unread, each[table], counts * (1 - min(given, _MOST_UNREAD))))
+    of_unread = np.where(unread, found[0], 0.0)
+    return ExpectedCounts(found[0], np.minimum(found[1], found[0]), of_unread)
 
 
 def group(
@@ -161,16 +219,26 @@ def group(
     accesses: Ints,
     samples_with_row: Ints,
     rows: Ints,
+    as_counted: bool = False,
 ) -> Classes:
     """Classes from entries: `rows[e]` rows of `table[e]` have `accesses[e]` accesses and occur in
-    `samples_with_row[e]` samples."""
+    `samples_with_row[e]` samples.
+
+    What an iteration reads is expected of further samples, or, `as_counted`, of the log's own.
+    """
     widths, width_of = table_widths(profile.tables, workload.mode)
     ratios = distinct_ratios(profile)
     _, ratio_of = np.unique(np.stack(ratios, axis=1), axis=0, return_inverse=True)
     ratio_of = ratio_of.ravel()
     entry_width, entry_ratio = width_of[table], ratio_of[table]
-    order = np.lexsort((entry_ratio, -samples_with_row, entry_width, -accesses))
-    keys = np.stack([accesses, entry_width, samples_with_row, entry_ratio], axis=1)[order]
+    estimated = not (as_counted or workload.training)
+    expected = (expected_counts if estimated else as_many)(table, accesses, samples_with_row, rows)
+    # Rows that were not read are told apart by how often they may yet be: by table.
+    entry_unread = np.unique(expected.unread, return_inverse=True)[1].ravel()
+    order = np.lexsort((entry_ratio, -samples_with_row, -entry_unread, entry_width, -accesses))
+    keys = np.stack([accesses, entry_width, entry_unread, samples_with_row, entry_ratio], axis=1)[
+        order
+    ]
     new = np.ones(len(keys), dtype=bool)
     new[1:] = (keys[1:] != keys[:-1]).any(axis=1)
     class_of = np.cumsum(new) - 1
@@ -180,8 +248,8 @@ def group(
     S = np.array([w.row_bytes for w in widths], dtype=np.float64)[entry_width[first]]
     m = np.array([w.memory_bytes for w in widths], dtype=np.float64)[entry_width[first]]
     R, D, U = expected_reads(
-        c_accesses,
-        c_samples,
+        expected.accesses[first],
+        expected.samples_with_row[first],
         profile.samples,
         workload,
         ranks,

@@ -63,9 +63,11 @@ def make_problem(
     workload: Workload,
     asked: PlanSettings,
     limits: Limits | None = None,
+    as_counted: bool = False,
 ) -> Problem:
     """The classes of the profile and the limits of every plan for it: `limits`, or those that
-    follow from what is asked.
+    follow from what is asked. `as_counted`: plans are priced by what was counted, and not by what
+    further samples are expected to read (classes.py).
 
     Raises OperError where the batch has fewer samples than there are ranks, or where the capacities
     cannot hold the tables.
@@ -84,7 +86,7 @@ def make_problem(
         extra = UNKNOWN_DEVICES if asked.extra_memory is None else asked.extra_memory
         limits = Limits(extra, asked.reserve)
     workload = workload.on(topology.nodes)
-    classes = classify(profile, workload, topology.ranks)
+    classes = classify(profile, workload, topology.ranks, as_counted)
     capacity, budget = _bytes(classes, topology, workload, limits)
     return Problem(
         asked=asked,

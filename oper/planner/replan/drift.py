@@ -300,7 +300,7 @@ def drift_by_window(
         measured = _measure_parts(plan, window, report)
         unseen = None
         if before is not None and window.digest != plan.profile:
-            unseen = _in_this_window(plan, window, measured, before)
+            unseen = _in_this_window(plan, window, before)
         elif window.holds_out:
             unseen = _unseen(plan, window, measured)
         under = _drift(plan, measured, threshold, unseen)
@@ -413,21 +413,19 @@ def _unseen(plan: Plan, profile: Profile, measured: list[_Measured]) -> UnseenDr
             assemble(place(problem, Watch(lambda step: None)))
             for problem in problems_of_memories(plan, earlier)
         ]
-        return _in_this_window(plan, profile, measured, before)
+        return _in_this_window(plan, profile, before)
     if later is None or later.digest == plan.profile:
         return None
-    problems = problems_of_memories(plan, later)
+    problems = problems_of_memories(plan, later, as_counted=True)
     now = costs_under(plans_of_memories(plan), problems)
     fresh = costs_under([each.fresh_plan for each in measured], problems)
     return _compared(plan, later_data(profile), later, now, fresh)
 
 
-def _in_this_window(
-    plan: Plan, window: Profile, measured: list[_Measured], before: list[Plan]
-) -> UnseenDrift:
+def _in_this_window(plan: Plan, window: Profile, before: list[Plan]) -> UnseenDrift:
     """The plan beside one whose parts were made from the window before."""
-    now = [each.now.cost for each in measured]
-    fresh = costs_under(before, [each.problem for each in measured])
+    problems = problems_of_memories(plan, window, as_counted=True)
+    now, fresh = costs_under(plans_of_memories(plan), problems), costs_under(before, problems)
     return _compared(plan, HeldOutSource.THIS_WINDOW, window, now, fresh)
 
 

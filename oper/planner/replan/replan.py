@@ -61,7 +61,7 @@ def _held_out(old: Plan, made: Replanned, new: Plan, profile: Profile) -> HeldOu
     later = later_profile(profile)
     if new.held_out is None or later is None:
         return None
-    problems = problems_of_memories(new, later)
+    problems = problems_of_memories(new, later, as_counted=True)
     of_old = costs_under(plans_of_memories(old), problems)
     fresh = costs_under([assemble(part) for part in made.fresh_parts], problems)
     return HeldOutReplan(

@@ -48,7 +48,6 @@ def make_cuts(
     cut = np.full(tables, np.iinfo(np.int64).max)
     quota = np.zeros(tables, dtype=np.int64)
     listed = np.zeros(len(classes), dtype=np.int64)
-    entry_accesses = classes.accesses[classes.entry_class]
     for w in range(len(classes.widths)):
         mine = np.flatnonzero(classes.width == w)  # accesses descend
         if not len(mine):
@@ -67,14 +66,16 @@ def make_cuts(
         need = max(int(wanted[level].sum()), reserve - spare + int(replicas[level].sum()))
         of_width = np.flatnonzero(width_of_table == w)
         cut[of_width] = edge
-        # At the cut: classes with wanted rows first, then the others, table after table.
+        # At the cut: what is wanted of each class, and the reserve of those with wanted rows first.
+        reserve = need - int(wanted[level].sum())
         for c in sorted(level.tolist(), key=lambda c: -int(wanted[c])):
-            entries = np.flatnonzero((classes.entry_class == c) & (entry_accesses == edge))
-            for e in entries:
-                take = min(need, int(classes.entry_rows[e]))
+            beside = min(reserve, int(classes.rows[c] - wanted[c]))
+            reserve -= beside
+            listed[c] = left = int(wanted[c]) + beside
+            for e in np.flatnonzero(classes.entry_class == c):
+                take = min(left, int(classes.entry_rows[e]))
                 quota[classes.entry_table[e]] += take
-                listed[c] += take
-                need -= take
+                left -= take
     return Cuts(cut, quota, listed)
 
 
@@ -121,6 +122,7 @@ class RowScan:
     listed_samples_with_row: Counts  # [E]; the accesses themselves where no table has bags
     striped_rows: Ints  # [T, M]
     striped_accesses: Ints  # [T, M]
+    striped_unread: Ints  # [T, M] rows without accesses
     striped_touched: Floats  # [T, M] Σ D
 
     def listed_classes(self, classes: Classes) -> NDArray[np.int32]:
@@ -162,7 +164,7 @@ def scan_marked(
     entries = TableEntries.of(classes, len(stripes.rotation))
     order_offset = np.zeros(len(stripes.orders) + 1, dtype=np.int64)
     np.cumsum([len(order) for order in stripes.orders], out=order_offset[1:])
-    accesses, samples_with_row, striped_rows, striped_accesses, striped_touched = (
+    accesses, samples_with_row, striped_rows, striped_accesses, unread, striped_touched = (
         native.ops().listed_and_striped_counts(
             as_tensor(profile.accesses),
             samples_with_row_tensor(profile.samples_with_row, profile.accesses),
@@ -189,5 +191,6 @@ def scan_marked(
         listed_samples_with_row=samples_with_row.numpy() if len(samples_with_row) else listed,
         striped_rows=striped_rows.numpy(),
         striped_accesses=striped_accesses.numpy(),
+        striped_unread=unread.numpy(),
         striped_touched=striped_touched.numpy(),
     )

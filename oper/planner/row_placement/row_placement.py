@@ -23,7 +23,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.arrays import Floats, Ints
-from oper.cost.expected_reads import expected_reads
 from oper.cost.holder_sets import HolderSets, Sums
 from oper.cost.objective import Cost, evaluate
 from oper.cost.read_charges import Charges
@@ -46,6 +45,7 @@ from oper.planner.row_placement.list_hot_rows import (
 from oper.planner.row_placement.striping import Stripes, make_stripes
 from oper.planner.row_placement.swaps import SwapSearch
 
+_COUNTED_AT_A_TIME = 1 << 20  # rows: their classes stay in a cache
 RESERVE_SHARE = 1 / 256  # 0.016 bytes a row in the address map (list_hot_rows.py)
 
 
@@ -84,7 +84,7 @@ def place_rows(
     orders = StripeOrders.of(stripes, width_of_table)
     scan = scan_by_cuts(problem.profile, cuts.cut, cuts.quota, orders, classes)
     class_of_row = scan.listed_classes(classes)
-    listed = np.bincount(class_of_row, minlength=len(classes))
+    listed = _rows_of_classes(class_of_row, len(classes))
     counts = _with_listed(counts, listed, placement.shares, traffic)
     even_memory(counts, classes, sets, stripes, placement.shares)
     striped_sums = stripe_sums(problem, scan)
@@ -98,6 +98,16 @@ def place_rows(
     before = price()
     swaps = _swap_rows(problem, sets, counts, before)
     return RowPlacement(sets, counts, stripes, scan, class_of_row, price(), before, swaps)
+
+
+def _rows_of_classes(class_of_row: NDArray[np.int32], classes: int) -> Ints:
+    """How many rows each class has, [C]."""
+    rows = np.zeros(classes, dtype=np.int64)
+    # In parts, as bincount copies what it counts to 64 bits: of all rows it would be slow.
+    for begin in range(0, len(class_of_row), _COUNTED_AT_A_TIME):
+        part = class_of_row[begin : begin + _COUNTED_AT_A_TIME]
+        rows += np.bincount(part, minlength=classes)
+    return rows
 
 
 def _make_stripes(
@@ -154,8 +164,9 @@ def _swap_rows(problem: Problem, sets: HolderSets, counts: Ints, before: Cost) -
 def stripe_sums(problem: Problem, scan: RowScan) -> Sums:
     """The sums of the striped rows on each rank, [M], from what the scan found.
 
-    R is linear in accesses when fetches are raw and is D otherwise, so both follow from
-    Σ accesses and Σ D per table and rank.
+    When fetches are raw R is linear in the accesses of rows that have any, and one number for
+    those of a table that have none; otherwise it is D. So it follows from Σ accesses, the number of
+    unread rows and Σ D per table and rank.
     """
     profile, ranks = problem.profile, problem.ranks
     S = np.array([table.row_bytes for table in profile.tables], dtype=np.float64)[:, None]
@@ -165,10 +176,11 @@ def stripe_sums(problem: Problem, scan: RowScan) -> Sums:
     rows = scan.striped_rows.astype(np.float64)
     accesses = scan.striped_accesses.astype(np.float64)
     touched = scan.striped_touched
-    raw, _, _ = expected_reads(
-        accesses, np.zeros_like(accesses), profile.samples, problem.workload, ranks
-    )
-    reads = raw if problem.workload.fetch == "raw" else touched
+    reads = touched
+    if problem.workload.fetch == "raw":
+        classes = problem.classes
+        of_unread = classes.reads_of_unread(len(profile.tables))
+        reads = classes.raw_reads_of_access * accesses + of_unread[:, None] * scan.striped_unread
     none = np.zeros(ranks)
     return Sums(
         rows=rows.sum(axis=0),

@@ -82,7 +82,12 @@ COST = RowCost(reads=2.0, exact=True, one_owner_seconds=2e-6, everywhere_seconds
 def test_every_reason_has_words(why: RowReason) -> None:
     """Those of striped rows are in the first sentence, those of unread rows need no cost."""
     striped = why in (RowReason.COLD, RowReason.STAYED)
-    unread = why in (RowReason.ONE_RANK, RowReason.NEVER_READ, RowReason.ROOM_EVERYWHERE)
+    unread = why in (
+        RowReason.ONE_RANK,
+        RowReason.NEVER_READ,
+        RowReason.UNREAD_EXPECTED,
+        RowReason.ROOM_EVERYWHERE,
+    )
     row = replace(STRIPED if striped else LISTED, why=why, cost=None if unread else COST)
     said = row_sentences(row)
     assert len(said) == (1 if striped else 2)

@@ -119,6 +119,7 @@ def test_scan(seed, rows, dtype, ranks):
     for value, sums in (
         (np.ones(len(wanted)), found.striped_rows),
         (profile.accesses, found.striped_accesses),
+        (profile.accesses == 0, found.striped_unread),
         (np.sqrt(profile.all_samples_with_row), found.striped_touched),
     ):
         expected = stripe_sums(profile, ~wanted, ~wanted, order, rotation, ranks, value)
@@ -189,6 +190,7 @@ def test_collect_keeps_stripes_in_place_when_rows_leave_them(seed, rows, ranks):
     for value, sums in (
         (np.ones(len(listed)), found.striped_rows),
         (profile.accesses, found.striped_accesses),
+        (profile.accesses == 0, found.striped_unread),
     ):
         expected = stripe_sums(profile, ~listed, numbered, order, rotation, ranks, value)
         assert (sums == expected).all()

@@ -14,7 +14,7 @@ from oper.plan.row_moves import RowMoves
 from oper.plan.settings import PlanSettings
 from oper.planner.assemble_plan import assemble
 from oper.planner.make_placement import make_placement
-from oper.planner.problem.classes import group
+from oper.planner.problem.classes import expected_counts, group
 from oper.profiling.profile import Profile
 from oper.tables.table import Table, offsets
 from oper.topology.links import NodeMemory
@@ -167,8 +167,9 @@ def assert_exact(plan: Plan) -> None:
     assert (memory <= plan.cost.capacity_bytes).all()
 
 
-def cost_row_by_row(plan: Plan, profile: Profile):
-    """What the plan's placement costs under a profile, priced with each row as a group."""
+def cost_row_by_row(plan: Plan, profile: Profile, as_counted: bool = False):
+    """What the plan's placement costs under a profile, priced with each row as a group; by what
+    further samples are expected to read, or `as_counted`."""
     slots, sources = slots_of(plan), sources_of(plan)
     tables = np.repeat(np.arange(len(plan.tables)), [t.rows for t in plan.tables])
     accesses = profile.accesses.astype(np.int64)
@@ -176,9 +177,13 @@ def cost_row_by_row(plan: Plan, profile: Profile):
         [profile.table_samples_with_row(t) for t in range(len(plan.tables))]
     ).astype(np.int64)
     ones = np.ones(len(tables), dtype=np.int64)
-    classes = group(profile, plan.workload, plan.ranks, tables, accesses, samples_with_row, ones)
-    # The classes' entries are the rows, in another order.
-    order = np.lexsort((-samples_with_row, plan.layout.width_of_table[tables], -accesses))
+    counts = tables, accesses, samples_with_row, ones
+    classes = group(profile, plan.workload, plan.ranks, *counts, as_counted)
+    # The classes' entries are the rows, in another order: of equal rows it does not matter which.
+    estimated = not (as_counted or plan.workload.training)
+    unread = expected_counts(*counts).unread if estimated else np.zeros(len(tables))
+    width = plan.layout.width_of_table[tables]
+    order = np.lexsort((-samples_with_row, -unread, width, -accesses))
     c = classes.entry_class
     S, m, R, D, U = classes.S[c], classes.m[c], classes.R[c], classes.D[c], classes.U[c]
     f = classes.accesses[c].astype(float)

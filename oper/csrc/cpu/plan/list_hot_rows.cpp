@@ -133,7 +133,7 @@ void check_patterns(const int64_t* begin, int64_t patterns, const int32_t* order
   for (int64_t n = 0; n < begin[patterns]; ++n) check_index(order[n], ranks, "order", "ranks");
 }
 
-using Counts = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+using Counts = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
 Counts listed_and_striped_counts(
     const at::Tensor& accesses, const at::Tensor& samples_with_row, const at::Tensor& offsets,
@@ -223,6 +223,7 @@ Counts listed_and_striped_counts(
 
   at::Tensor striped_rows = at::zeros({tables, ranks}, at::kLong);
   at::Tensor striped_accesses = at::zeros({tables, ranks}, at::kLong);
+  at::Tensor striped_unread = at::zeros({tables, ranks}, at::kLong);
   at::Tensor striped_touched = at::zeros({tables, ranks}, at::kDouble);
   for (size_t n = 0; n < chunks.size(); ++n) {
     const int64_t to = chunks[n].range * ranks;
@@ -230,13 +231,14 @@ Counts listed_and_striped_counts(
       const StripeSum& sum = sums[n * ranks + r];
       striped_rows.data_ptr<int64_t>()[to + r] += rows[n * ranks + r];
       striped_accesses.data_ptr<int64_t>()[to + r] += sum.accesses;
+      striped_unread.data_ptr<int64_t>()[to + r] += sum.unread;
       striped_touched.data_ptr<double>()[to + r] += sum.touched;
       TORCH_CHECK_VALUE(!std::isnan(sum.touched), "table number ", chunks[n].range,
                         ": a row's samples with it are not among the entries given");
     }
   }
-  return {listed_accesses, listed_samples_with_row, striped_rows, striped_accesses,
-          striped_touched};
+  return {listed_accesses,  listed_samples_with_row, striped_rows,
+          striped_accesses, striped_unread,          striped_touched};
 }
 
 }  // namespace
@@ -253,7 +255,7 @@ TORCH_LIBRARY_FRAGMENT(oper, m) {
       " Tensor pattern_of, Tensor rotation, int ranks, Tensor entry_offset,"
       " Tensor entry_samples_with_row, Tensor entry_touched)"
       " -> (Tensor listed_accesses, Tensor listed_samples_with_row, Tensor striped_rows,"
-      " Tensor striped_accesses, Tensor striped_touched)");
+      " Tensor striped_accesses, Tensor striped_unread, Tensor striped_touched)");
 }
 
 TORCH_LIBRARY_IMPL(oper, CPU, m) {

@@ -105,6 +105,7 @@ struct Pattern {
 
 struct StripeSum {
   int64_t accesses = 0;
+  int64_t unread = 0;  // rows without accesses
   double touched = 0;
 };
 
@@ -141,6 +142,7 @@ void copy_and_sum(const ScanTask<Counter>& task, const Pattern& pattern, const T
   const auto stripe = [&](int64_t row) {
     StripeSum& sum = sums[order[p]];
     sum.accesses += static_cast<int64_t>(accesses[row]);
+    sum.unread += accesses[row] == 0;
     sum.touched += touched(samples_with_row[row]);
     advance();
   };

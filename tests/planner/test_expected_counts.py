@@ -1,0 +1,112 @@
+"""Rows that were never read: how often they are expected to be, and in which plans that counts."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oper.analysis.row_facts import RowReason, explain
+from oper.cost.workload import Workload
+from oper.plan.settings import PlanSettings
+from oper.planner.make_plan import make_plan
+from oper.planner.price_plan import problem_of
+from oper.planner.problem.classes import classify, expected_counts
+from oper.planner.row_placement.list_hot_rows import make_cuts
+from oper.profiling.profile import Profile
+from oper.tables.table import Table
+from oper.topology.topology import Topology
+from tests.support.examples import examples
+from tests.support.planner.drifting import make_profile, planned, seeds
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.integers(0, 6), st.integers(0, 3), st.integers(1, 40)),
+        min_size=1,
+        max_size=30,
+    )
+)
+@examples(200)
+def test_what_unread_rows_are_given_is_taken_from_the_others(
+    entries: list[tuple[int, int, int, int]],
+) -> None:
+    table, accesses, fewer, rows = (np.array(column) for column in zip(*entries, strict=True))
+    samples_with_row = np.maximum(accesses - fewer, np.minimum(accesses, 1))
+    found = expected_counts(table, accesses, samples_with_row, rows)
+    assert np.isclose(found.accesses @ rows, accesses @ rows)
+    unread = accesses == 0
+    assert (found.accesses[~unread] <= accesses[~unread]).all()
+    assert (found.accesses[~unread] >= accesses[~unread] / 2).all()
+    assert (found.samples_with_row <= found.accesses).all()
+    assert not found.unread[~unread].any()
+    assert np.array_equal(found.unread[unread], found.accesses[unread])
+    given_away = accesses @ rows - found.accesses[~unread] @ rows[~unread]
+    if given_away < 0.5 * (accesses @ rows) * (1 - 1e-9):  # else it is capped
+        for t in np.unique(table[unread]):
+            once = rows[(table == t) & (accesses == 1)].sum()
+            of_table = rows[(table == t) & unread].sum()
+            each = found.accesses[(table == t) & unread]
+            assert np.allclose(each, min(once / of_table, 1))
+
+
+def test_it_is_what_later_samples_read() -> None:
+    """On samples of one distribution, of which half are counted, what rows unread till then are
+    read is foreseen within a tenth; by their counts it would be nothing."""
+    random = np.random.default_rng(5)
+    rows, reads = 40_000, 60_000
+    weights = 1 / np.arange(1, rows + 1) ** 1.05
+    draws = random.choice(rows, 2 * reads, p=weights / weights.sum())
+    first, later = (np.bincount(half, minlength=rows) for half in np.split(draws, 2))
+    found = expected_counts(np.zeros(rows, int), first, first, np.ones(rows, int))
+    unread = first == 0
+    assert np.isclose(found.accesses[unread].sum(), later[unread].sum(), rtol=0.1)
+
+
+@given(seeds)
+@examples(20)
+def test_training_and_what_was_counted_are_priced_as_counted(seed: int) -> None:
+    plan, (profile, _) = planned(seed)
+    ranks, workload = plan.ranks, plan.workload
+    training = Workload("training", workload.fetch, workload.batch_size)
+    inference = Workload("inference", workload.fetch, workload.batch_size)
+    counted = classify(profile, inference, ranks, as_counted=True)
+    assert np.allclose(counted.R, classify(profile, training, ranks).R)
+    if workload.fetch == "raw":
+        reads = counted.accesses / profile.samples * workload.batch_size / ranks
+        assert np.allclose(counted.R, reads)
+    foreseen = classify(profile, inference, ranks)
+    total = foreseen.rows @ foreseen.accesses
+    assert total == counted.rows @ counted.accesses == profile.accesses_of_tables.sum()
+
+
+def test_rows_that_were_never_read_get_copies_where_memory_is_free() -> None:
+    counts = np.array([500] * 20 + [1] * 300 + [0] * 680)
+    profile: Profile = make_profile((Table("t", 1000, dim=16),), [counts])
+    found = {}
+    for mode in ("training", "inference"):
+        workload = Workload(mode, "raw", 4096)
+        plan = make_plan(profile, Topology.load("2x4-a100"), workload, PlanSettings(7.0))
+        problem = problem_of(plan, profile)
+        reads = problem.classes.R[problem.classes.accesses == 0].max()
+        found[mode] = reads, explain(plan, "t", 900, profile)
+    reads, row = found["training"]
+    assert (reads, row.kind, row.why) == (0, "listed", RowReason.NEVER_READ)
+    reads, row = found["inference"]
+    assert np.isclose(reads, 300 / 680 / profile.samples * 4096 / 8)
+    assert (row.kind, row.accesses, len(row.replicas)) == ("replicated", 0, 8)
+    assert row.why == RowReason.UNREAD_EXPECTED
+
+
+def test_of_unread_rows_those_are_listed_that_have_copies() -> None:
+    """Each table's unread rows are a class of their own, and all of them have no accesses."""
+    tables = tuple(Table(name, 9000, dim=16) for name in "ab")
+    counts = [np.arange(9000) < read for read in (3000, 5000)]
+    profile: Profile = make_profile(tables, counts)
+    classes = classify(profile, Workload("inference", "raw", 4096), 8)
+    unread = np.flatnonzero(classes.accesses == 0)
+    assert len(unread) == 2
+    wanted = np.zeros(len(classes), dtype=np.int64)
+    wanted[unread] = 100, 250
+    cuts = make_cuts(classes, np.zeros(2, np.int64), wanted, wanted, 0.0)
+    assert np.array_equal(cuts.listed[unread], [100, 250])
+    first = classes.entry_table[classes.entry_class == unread[0]][0]
+    assert np.array_equal(cuts.quota[[first, 1 - first]], [100, 250])
