@@ -17,7 +17,7 @@ from oper.runtime.tables.optimizer_buckets import EmbeddingTable
 from oper.tables.table import Table, tables_of_collection
 from oper.torchrec import module_tables
 from oper.torchrec.model_warnings import ModelWarnings
-from oper.torchrec.other_modules import other_modules
+from oper.torchrec.other_modules import Kind, other_modules
 from oper.torchrec.sharding_plan import planned_module
 
 _PLAN_AGAIN = "plan again, for a profile of this model's tables (oper.profile(batches, model))"
@@ -128,7 +128,8 @@ def _not_taken(model: nn.Module, planned: set[str]) -> Iterator[Finding]:
     """Modules with rows that the sharders leave as they are: on every rank, or to others."""
     for other in other_modules(model):
         text = f"{other.named}: no sharder of OPER's takes it"
-        level: Level = "note" if planned.isdisjoint(other.tables) else "problem"
+        as_it_is = other.kind != Kind.FUSED and planned.isdisjoint(other.tables)
+        level: Level = "note" if as_it_is else "problem"
         yield Finding(level, "modules", text, other.to_do)
 
 

@@ -79,11 +79,14 @@ class OtherModule:
         return _TO_DO[self.kind]
 
     @property
+    def a_class(self) -> str:
+        """Its class with an article: `a FusedEmbeddingBagCollection`."""
+        return f"{'an' if self.called[0] in 'AEIOU' else 'a'} {self.called}"
+
+    @property
     def named(self) -> str:
         """The module, for a sentence: `'bags', a FusedEmbeddingBagCollection`."""
-        article = "an" if self.called[0] in "AEIOU" else "a"
-        called = f"{article} {self.called}"
-        return f"{self.path!r}, {called}" if self.path else f"the model itself, {called}"
+        return f"{repr(self.path) if self.path else 'the model itself'}, {self.a_class}"
 
 
 def other_modules(model: nn.Module) -> list[OtherModule]:
@@ -122,6 +125,17 @@ def check_others(model: nn.Module, planned: Collection[str]) -> None:
         raise OperError(text)
 
 
+def check_fused(model: nn.Module) -> None:
+    """OperError where a collection has its optimizer inside, whose tables no sharder of OPER's
+    takes: DistributedModelParallel fails on its optimizer, with an AttributeError."""
+    for other in other_modules(model):
+        if other.kind == Kind.FUSED:
+            raise OperError(
+                f"{other.named}: DistributedModelParallel takes none without a sharder for it, and "
+                f"OPER has none; {other.to_do}"
+            )
+
+
 def left_out(model: nn.Module, tables: Collection[str], source: str) -> Iterator[str]:
     """What is wrong with each module that no sharder takes and that has one of `tables`, which are
     those of a plan or a profile, as `source` says."""
@@ -144,7 +158,8 @@ def instead(model: nn.Module) -> str:
         by = "TorchRec" if first.kind == Kind.SHARDED else "OPER"
         return f"; {first.path!r} is already sharded, by {by}: {first.to_do}"
     more = f" (and {len(others) - 1} more such modules)" if len(others) > 1 else ""
-    return f"; it has {first.named}{more}: {first.to_do}"
+    has = f"it has {first.named}{more}" if first.path else f"it is {first.a_class} itself"
+    return f"; {has}: {first.to_do}"
 
 
 def _kind(module: nn.Module) -> Kind:

@@ -18,6 +18,7 @@ from oper.runtime.comm.group import Group
 from oper.runtime.engine import EmbeddingEngine
 from oper.torchrec.model_warnings import ModelWarnings
 from oper.torchrec.module_tables import first_names
+from oper.torchrec.other_modules import check_fused
 from oper.torchrec.sharded_collections import (
     OperShardedEmbeddingBagCollection,
     OperShardedEmbeddingCollection,
@@ -63,6 +64,7 @@ def shard(
             OperEmbeddingCollectionSharder(None, fused_params, **options),
         ]
         made = planned_module(plan_of(plan), module, ModelWarnings(env.rank == 0))
+        check_fused(module)
     return DistributedModelParallel(
         module,
         env=env,

@@ -125,3 +125,18 @@ def test_a_model_that_is_such_a_module_itself() -> None:
         oper.shard(TailoredBags(BAGS), plan)
     with pytest.raises(OperError, match="which OPER shards; give the model that has them"):
         oper.shard(nn.Linear(2, 2), plan)
+
+
+def test_an_optimizer_inside_is_refused_though_its_tables_are_not_planned() -> None:
+    """TorchRec would take the collection for one that is to be on every rank, and fail on it."""
+    plan = plan_of(EmbeddingBagCollection(BAGS[1:]))
+    model = nn.ModuleDict(
+        {
+            "bags": EmbeddingBagCollection(BAGS[1:]),
+            "fused": FusedEmbeddingBagCollection(BAGS[:1], **SGD),
+        }
+    )
+    with pytest.raises(OperError, match="'fused', a FusedEmbeddingBagCollection: Distributed"):
+        oper.shard(model, plan)
+    problems = [f.says for f in doctor(plan, model).problems]
+    assert problems == ["'fused', a FusedEmbeddingBagCollection: no sharder of OPER's takes it"]
