@@ -16,6 +16,7 @@ import numpy as np
 from oper.base.errors import OperError, check_type
 from oper.base.units import whole_number
 from oper.cost.allreduce import METHODS, allreduce_cost
+from oper.cost.expected_counts import SELDOM, expected_counts
 from oper.cost.expected_reads import expected_reads
 from oper.cost.holder_sets import Sums
 from oper.cost.read_charges import Charges
@@ -34,7 +35,7 @@ class RowReason(StrEnum):
     COLD = "cold rows are spread over the ranks in turn"
     STAYED = "it is where the previous plan had it, as moving it would not pay"
     NEVER_READ = "it was never read, and is where there was room"
-    UNREAD_EXPECTED = "it was never read, and rows like it are expected to be"
+    UNREAD = "it was never read, and how often it is expected to be is in the profile"
     ROOM_EVERYWHERE = "there was memory for a copy on every rank"
     EVEN_LOAD = "rows in the hosts' memory have one owner, chosen for an even load"
     COPIES_PAY = "a copy on every rank takes less of an iteration"
@@ -46,13 +47,21 @@ class RowReason(StrEnum):
     OTHERS_SAVE_MORE = "the extra memory is used by rows that save more per byte"
 
 
+class CountBasis(StrEnum):
+    """What a row's reads follow from."""
+
+    PLANNED = "what the plan was made for"
+    COUNTED = "its count alone"  # of a row that was seldom read, where the profile is not given
+    AT_LEAST = "the least count that it may have"
+
+
 @dataclass(frozen=True)
 class RowCost:
     """What a row takes of a rank's iteration, on average: with one owner, and with copies on every
-    rank. `reads` are those of a rank in an iteration, at least that many if not `exact`."""
+    rank. `reads` are those of a rank in an iteration."""
 
     reads: float
-    exact: bool
+    basis: "CountBasis"
     one_owner_seconds: float
     everywhere_seconds: float
 
@@ -95,6 +104,7 @@ class _Counted(NamedTuple):
     at_least: int
     at_most: int | None
     samples_with_row: int  # at least
+    expected: tuple[float, float] | None = None  # accesses and samples that the plan was made for
 
     @property
     def exact(self) -> int | None:
@@ -194,7 +204,9 @@ def _count(plan: Plan, table: int, row: int, found: Located, profile: Profile | 
     counts, index = plan.counts, int(found.code_index[0])
     if profile is not None:
         accesses = int(profile.accesses[profile.offsets[table] + row])
-        return _Counted(accesses, accesses, int(profile.table_samples_with_row(table)[row]))
+        samples_with_row = int(profile.table_samples_with_row(table)[row])
+        expected = _expected(plan, profile, table, accesses, samples_with_row)
+        return _Counted(accesses, accesses, samples_with_row, expected)
     if index >= 0:
         accesses = int(counts.accesses[index])
         return _Counted(accesses, accesses, int(counts.samples_with_row[index]))
@@ -203,6 +215,22 @@ def _count(plan: Plan, table: int, row: int, found: Located, profile: Profile | 
     # A row in a bag twice is in one sample: one is certain.
     least = int(counts.everywhere_least[table])
     return _Counted(least, None, least if _one_id_a_sample(plan) else min(least, 1))
+
+
+def _expected(
+    plan: Plan, profile: Profile, table: int, accesses: int, samples_with_row: int
+) -> tuple[float, float]:
+    """The accesses and samples of a row that the plan was made for."""
+    if plan.workload.training:
+        return accesses, samples_with_row
+    kinds = np.stack([profile.table_accesses(table), profile.table_samples_with_row(table)])
+    few = kinds[:, kinds[1] <= SELDOM + 1].astype(np.int64)
+    (counts, samples), rows = np.unique(few, axis=1, return_counts=True)
+    if samples_with_row > SELDOM:
+        return accesses, samples_with_row
+    found = expected_counts(np.zeros(len(rows), dtype=np.int64), counts, samples, rows)
+    (at,) = np.flatnonzero((counts == accesses) & (samples == samples_with_row))
+    return float(found.accesses[at]), float(found.samples_with_row[at])
 
 
 def _one_id_a_sample(plan: Plan) -> bool:
@@ -226,10 +254,14 @@ def _coldest_listed(plan: Plan, table: int) -> int | None:
 def _cost(plan: Plan, table: int, counted: _Counted) -> RowCost | None:
     """The row's part of the iteration with one owner, and with copies everywhere; None where there
     is nothing to compare, as it is not read, or by one rank."""
-    accesses, samples_with_row = counted.at_least, counted.samples_with_row
+    accesses, samples_with_row = counted.expected or (counted.at_least, counted.samples_with_row)
     topology, workload = plan.topology, plan.workload
     if topology.ranks == 1 or not accesses:
         return None
+    basis = CountBasis.PLANNED if counted.exact is not None else CountBasis.AT_LEAST
+    seldom = counted.samples_with_row <= SELDOM and not workload.training
+    if seldom and counted.expected is None:
+        basis = CountBasis.COUNTED
     ratios = (1.0, 1.0) if plan.distinct_ratio is None else plan.distinct_ratio[table]
     counts = np.array([accesses]), np.array([samples_with_row])
     R, D, U = expected_reads(*counts, plan.samples, workload, topology.ranks, *ratios)
@@ -249,7 +281,7 @@ def _cost(plan: Plan, table: int, counted: _Counted) -> RowCost | None:
         single += float(row.gradient_bytes[0]) * Charges.of_gradients(topology).mean_owner_seconds
         everywhere += float(row.union_bytes[0]) * charges.mean_memory_seconds
         everywhere += min(float(allreduce_cost(topology, m).row_seconds(row)[0]) for m in methods)
-    return RowCost(float(R[0]), counted.exact is not None, single, everywhere)
+    return RowCost(float(R[0]), basis, single, everywhere)
 
 
 def _why(plan: Plan, table: int, counted: _Counted, copies: int, cost: RowCost | None) -> RowReason:
@@ -259,8 +291,8 @@ def _why(plan: Plan, table: int, counted: _Counted, copies: int, cost: RowCost |
     if cost is None:
         if counted.exact is None:
             return RowReason.ROOM_EVERYWHERE
-        foreseen = copies > 1 and not plan.workload.training
-        return RowReason.UNREAD_EXPECTED if foreseen else RowReason.NEVER_READ
+        known = plan.workload.training or counted.expected is not None
+        return RowReason.NEVER_READ if known else RowReason.UNREAD
     if plan.memory_of(table).name == HOST:
         return RowReason.EVEN_LOAD
     if copies == plan.ranks:

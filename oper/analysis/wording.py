@@ -40,6 +40,11 @@ HELD_OUT_DATA = {
 }
 NOT_MEASURED = "Not measured on data the plan has not seen"
 WITHOUT_HELD_OUT = f"{NOT_MEASURED}: `oper profile --hold-out 20%` would"
+# What a plan is best for, by its mode: plans for inference expect unread rows to be read.
+MADE_FOR = {
+    "training": "the data it was made from",
+    "inference": "the reads expected from its data",
+}
 FETCHES = {
     "raw": "every access reads its row (raw fetches)",
     "distinct": "each rank reads a row once a batch (distinct fetches)",

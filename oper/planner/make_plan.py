@@ -107,7 +107,7 @@ def warnings_of(plan: Plan, problem: Problem, profile: Profile) -> list[str]:
     if workload.fetch == "distinct":
         classes = problem.classes
         weight = classes.rows * classes.S
-        raw = float(weight @ classes.accesses) / max(profile.samples, 1) * samples
+        raw = float(weight @ classes.expected) / max(profile.samples, 1) * samples
         if raw - float(weight @ classes.D) <= _NO_SAVING * raw:
             found.append(
                 f"--fetch distinct: has no effect here, as the {samples:g} samples of a rank "

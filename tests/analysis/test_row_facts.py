@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from oper.analysis.row_facts import RowReason, explain
+from oper.analysis.row_facts import CountBasis, RowReason, explain
 from oper.cli.plan_commands.row_text import row_sentences
 from oper.cost.expected_reads import expected_reads
 from oper.cost.workload import Workload
@@ -51,11 +51,28 @@ def test_one_rank_replicates_nothing(tmp_path: Path) -> None:
 
 
 def test_rows_that_nothing_reads_say_so(tmp_path: Path) -> None:
-    plan = planned(tmp_path / "plan", "cpu:2", INFERENCE, 0.05)
+    plan = planned(tmp_path / "plan", "cpu:2", TRAINING, 0.05)
     found = explain(plan, "b", 29)
     assert found.accesses == 0
     assert found.why == RowReason.NEVER_READ
     assert "never read" in said_of(plan, "b", 29)
+
+
+def test_what_an_unread_row_is_expected_to_take_is_in_the_profile(tmp_path: Path) -> None:
+    plan = planned(tmp_path / "plan", "2x2-a100", INFERENCE, 0.05)
+    assert explain(plan, "b", 29).why == RowReason.UNREAD
+    assert "is told with --profile" in said_of(plan, "b", 29)
+    found = explain(plan, "b", 29, a_profile())
+    assert found.accesses == 0
+    assert found.cost is not None
+    # Of each count there is one row, so that unread ones are as those of one access, and so on.
+    fewer = explain(plan, "b", 28, a_profile()).cost
+    assert fewer is not None
+    assert 0 < found.cost.reads <= fewer.reads
+    assert found.cost.basis == fewer.basis == CountBasis.PLANNED
+    counted = explain(plan, "b", 28).cost
+    assert counted is not None
+    assert counted.basis == CountBasis.COUNTED
 
 
 def test_without_room_for_a_copy_no_other_row_is_said_to_have_it(tmp_path: Path) -> None:

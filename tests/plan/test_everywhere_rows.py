@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from oper.analysis.row_facts import RowReason, explain
+from oper.analysis.row_facts import CountBasis, RowReason, explain
 from oper.base.arrays import as_int64, as_tensor
 from oper.base.errors import OperError
 from oper.checker.check import check
@@ -185,11 +185,11 @@ def test_explain_knows_bounds_and_with_the_profile_counts(plan: Plan) -> None:
         if found.cost is None:
             assert found.why == RowReason.ROOM_EVERYWHERE
         else:
-            assert not found.cost.exact
+            assert found.cost.basis != CountBasis.PLANNED
         exact = explain(plan, table.name, row, profile)
         assert exact.accesses == counted >= least
         assert exact.accesses_at_least == exact.accesses_at_most == counted
-        assert exact.cost is None or exact.cost.exact
+        assert exact.cost is None or exact.cost.basis == CountBasis.PLANNED
         assert "at least" not in " ".join(row_sentences(exact))
         assert exact.slots == found.slots
     with pytest.raises(OperError, match="the plan was made from"):

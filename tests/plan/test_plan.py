@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from oper.base.errors import OperError
 from oper.checker.check import check
 from oper.checker.replay import replay
+from oper.cost.expected_counts import expected_counts
 from oper.cost.expected_reads import expected_reads
 from oper.cost.workload import Workload
 from oper.files import manifest
@@ -23,7 +24,6 @@ from oper.plan.layout import LOCAL, SLOT_BITS
 from oper.plan.plan import FORMAT, MARKER, Plan, rank_file
 from oper.plan.settings import PlanSettings
 from oper.planner.make_plan import make_plan
-from oper.planner.problem.classes import expected_counts
 from oper.profiling.profile import Profile
 from oper.tables.table import Table
 from oper.topology.links import LINKED, SHARED

@@ -50,7 +50,7 @@ def print_plan(figures: "PlanFigures", name: str, verbose: bool) -> None:
 def headline(plan: "Plan", name: str) -> list[str]:
     """What the plan is and how good, in sentences."""
     from oper.analysis.plan_facts import fit
-    from oper.analysis.wording import FETCHES, held_out_sentence, simple_plans_sentence
+    from oper.analysis.wording import FETCHES, MADE_FOR, held_out_sentence, simple_plans_sentence
 
     workload = plan.workload
     sentences = [
@@ -63,7 +63,7 @@ def headline(plan: "Plan", name: str) -> list[str]:
     iteration = f"Predicted iteration: {format_duration(seconds)}"
     if plan.certificate is not None:
         gap = at_most(plan.certificate.certified_gap)
-        iteration += f", {gap} longer than the best possible for the data it was made from"
+        iteration += f", {gap} longer than the best possible for {MADE_FOR[workload.mode]}"
     sentences += [iteration, held_out_sentence(plan.held_out)]
     faster = simple_plans_sentence(seconds, plan.held_out, plan.simple_plans)
     sentences += [] if faster is None else [faster]

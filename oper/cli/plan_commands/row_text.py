@@ -45,7 +45,7 @@ def row_sentences(row: "RowFacts") -> list[str]:
 
 def _reason(row: "RowFacts") -> str:
     """Why a listed or replicated row is where it is, with what it takes of an iteration."""
-    from oper.analysis.row_facts import RowReason
+    from oper.analysis.row_facts import CountBasis, RowReason
 
     if row.cost is None:
         return {
@@ -53,18 +53,24 @@ def _reason(row: "RowFacts") -> str:
             RowReason.NEVER_READ: (
                 "it was never read: it costs only memory, and is where there was room"
             ),
-            RowReason.UNREAD_EXPECTED: (
-                "it was never read: further samples are expected to read some of its table's "
-                "unread rows, and there was memory for copies of it"
+            RowReason.UNREAD: (
+                "it was never read, but further samples may read it: how often the plan expects "
+                "that is told with --profile"
             ),
             RowReason.ROOM_EVERYWHERE: (
                 "there was memory for a copy of it on every rank; how often it was read is in the "
                 "profile"
             ),
         }[row.why]
-    least = "" if row.cost.exact else "at least "
     often = format_digits(row.cost.reads, 3)
-    read = f"each rank reads it {least}{often} times an iteration"
+    read = {
+        CountBasis.PLANNED: f"each rank reads it {often} times an iteration",
+        CountBasis.AT_LEAST: f"each rank reads it at least {often} times an iteration",
+        CountBasis.COUNTED: (
+            f"by its count each rank reads it {often} times an iteration (--profile tells how "
+            "often the plan expects it)"
+        ),
+    }[row.cost.basis]
     alone = format_duration(row.cost.one_owner_seconds)
     copied = format_duration(row.cost.everywhere_seconds)
     times = f"{alone} of a rank's iteration with one owner, {copied}"

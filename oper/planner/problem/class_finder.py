@@ -24,6 +24,7 @@ class TableEntries:
     accesses: Ints  # [E]
     samples_with_row: Ints  # [E]
     D: Floats  # [E]
+    weight: Floats  # [E] expected accesses of a row over its accesses; of one without any, of it
     class_index: Ints  # [E]
 
     @staticmethod
@@ -39,6 +40,7 @@ class TableEntries:
             classes.accesses[class_index],
             samples_with_row[order],
             classes.D[class_index],
+            classes.expected[class_index] / np.maximum(classes.accesses[class_index], 1),
             class_index,
         )
 

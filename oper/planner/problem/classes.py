@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.arrays import Floats, Ints
+from oper.cost.expected_counts import as_many, expected_counts
 from oper.cost.expected_reads import expected_reads
 from oper.cost.holder_sets import Sums
 from oper.cost.traffic import Traffic
@@ -23,7 +24,6 @@ from oper.tables.table import Table
 from oper.topology.topology import Topology
 
 _SLOT_BYTES = 8
-_MOST_UNREAD = 0.5  # of all accesses: what rows are given at most that were never read
 
 
 class Width(NamedTuple):
@@ -61,6 +61,7 @@ class Classes:
     rows: Ints
     S: Floats  # bytes of a row
     m: Floats  # bytes of memory: the row and, in training, its optimizer state
+    expected: Floats  # accesses of a row in as many further samples (expected_counts.py)
     R: Floats  # expected reads by one rank per iteration
     D: Floats  # chance that one rank touches the row
     U: Floats  # chance that any rank does
@@ -83,20 +84,6 @@ class Classes:
     @cached_property
     def total_accesses(self) -> int:
         return int((self.rows * self.accesses).sum())
-
-    @cached_property
-    def raw_reads_of_access(self) -> float:
-        """R of a row over its accesses, for raw fetches: one number for all rows with any."""
-        hottest = int(self.accesses.argmax())
-        accesses = int(self.accesses[hottest])
-        return float(self.R[hottest]) / accesses if accesses else 0.0
-
-    def reads_of_unread(self, tables: int) -> Floats:
-        """R of a row without accesses of each table, [T]; 0 where a table has none."""
-        reads = np.zeros(tables)
-        unread = self.accesses[self.entry_class] == 0
-        reads[self.entry_table[unread]] = self.R[self.entry_class[unread]]
-        return reads
 
     @property
     def width_memory(self) -> list[int]:
@@ -169,48 +156,6 @@ def classify(profile: Profile, workload: Workload, ranks: int, as_counted: bool 
     return group(profile, workload, ranks, table, accesses, samples_with_row, rows, as_counted)
 
 
-class ExpectedCounts(NamedTuple):
-    """The counts that as many further samples are expected to have, of each entry [E]; `unread` are
-    those of rows without accesses, and 0 of others."""
-
-    accesses: Floats
-    samples_with_row: Floats
-    unread: Floats
-
-
-def as_many(table: Ints, accesses: Ints, samples_with_row: Ints, rows: Ints) -> ExpectedCounts:
-    """The counts as they are."""
-    counts = accesses.astype(np.float64), samples_with_row.astype(np.float64)
-    return ExpectedCounts(*counts, np.zeros(len(table)))
-
-
-def expected_counts(
-    table: Ints, accesses: Ints, samples_with_row: Ints, rows: Ints
-) -> ExpectedCounts:
-    """Good and Turing's estimate of what was not seen (Good, Biometrika 1953): the rows of a table
-    that were never read will be read as often, together, as those were that were read once. What
-    they are given is taken from all other rows in proportion, so that the sum stays.
-
-    table, rows: of each entry, [E]. accesses, samples_with_row: of each of its rows, [E].
-    """
-    unread = accesses == 0
-    if not unread.any():
-        return as_many(table, accesses, samples_with_row, rows)
-    tables = int(table.max()) + 1
-    rows_unread = np.bincount(table[unread], rows[unread], minlength=tables)
-    found = []
-    for counts in (accesses, samples_with_row):
-        once = counts == 1
-        rows_once = np.bincount(table[once], rows[once], minlength=tables)
-        # A row that was never read is not read more often than one that was read once.
-        each = np.minimum(rows_once / np.maximum(rows_unread, 1), 1.0)
-        given = float(each @ rows_unread) / max(float(counts @ rows), 1.0)
-        each *= min(1.0, _MOST_UNREAD / given) if given else 1.0
-        found.append(np.where(unread, each[table], counts * (1 - min(given, _MOST_UNREAD))))
-    of_unread = np.where(unread, found[0], 0.0)
-    return ExpectedCounts(found[0], np.minimum(found[1], found[0]), of_unread)
-
-
 def group(
     profile: Profile,
     workload: Workload,
@@ -233,10 +178,11 @@ def group(
     entry_width, entry_ratio = width_of[table], ratio_of[table]
     estimated = not (as_counted or workload.training)
     expected = (expected_counts if estimated else as_many)(table, accesses, samples_with_row, rows)
-    # Rows that were not read are told apart by how often they may yet be: by table.
-    entry_unread = np.unique(expected.unread, return_inverse=True)[1].ravel()
-    order = np.lexsort((entry_ratio, -samples_with_row, -entry_unread, entry_width, -accesses))
-    keys = np.stack([accesses, entry_width, entry_unread, samples_with_row, entry_ratio], axis=1)[
+    # Rows that were seldom read are told apart by what is expected of them, by table.
+    _, entry_expected = np.unique(expected.accesses, return_inverse=True)
+    entry_expected = np.where(expected.differs, entry_expected.ravel(), 0)
+    order = np.lexsort((entry_ratio, -samples_with_row, -entry_expected, entry_width, -accesses))
+    keys = np.stack([accesses, entry_width, entry_expected, samples_with_row, entry_ratio], axis=1)[
         order
     ]
     new = np.ones(len(keys), dtype=bool)
@@ -265,6 +211,7 @@ def group(
         rows=np.bincount(class_of, weights=rows[order], minlength=int(new.sum())).astype(np.int64),
         S=S,
         m=m,
+        expected=expected.accesses[first],
         R=R,
         D=D,
         U=U,

@@ -407,6 +407,8 @@ def _unseen(plan: Plan, profile: Profile, measured: list[_Measured]) -> UnseenDr
     while earlier is not None and is_too_small(_accesses(earlier), plan.ranks):
         earlier = earlier.preceding
     if later is not None and is_too_small(_accesses(later), plan.ranks):
+        if profile.holds_out:
+            warn_if_too_small(later, plan.ranks, "the held-out data, which judge nothing,")
         later = None
     if earlier is not None and profile.digest != plan.profile:
         before = [

@@ -122,7 +122,7 @@ class RowScan:
     listed_samples_with_row: Counts  # [E]; the accesses themselves where no table has bags
     striped_rows: Ints  # [T, M]
     striped_accesses: Ints  # [T, M]
-    striped_unread: Ints  # [T, M] rows without accesses
+    striped_expected: Floats  # [T, M] Σ accesses expected in as many further samples
     striped_touched: Floats  # [T, M] Σ D
 
     def listed_classes(self, classes: Classes) -> NDArray[np.int32]:
@@ -164,7 +164,7 @@ def scan_marked(
     entries = TableEntries.of(classes, len(stripes.rotation))
     order_offset = np.zeros(len(stripes.orders) + 1, dtype=np.int64)
     np.cumsum([len(order) for order in stripes.orders], out=order_offset[1:])
-    accesses, samples_with_row, striped_rows, striped_accesses, unread, striped_touched = (
+    accesses, samples_with_row, striped_rows, striped_accesses, expected, striped_touched = (
         native.ops().listed_and_striped_counts(
             as_tensor(profile.accesses),
             samples_with_row_tensor(profile.samples_with_row, profile.accesses),
@@ -180,6 +180,7 @@ def scan_marked(
             as_int64(entries.first),
             as_int64(entries.samples_with_row),
             as_tensor(entries.D),
+            as_tensor(entries.weight),
         )
     )
     listed: Counts = accesses.numpy()
@@ -191,6 +192,6 @@ def scan_marked(
         listed_samples_with_row=samples_with_row.numpy() if len(samples_with_row) else listed,
         striped_rows=striped_rows.numpy(),
         striped_accesses=striped_accesses.numpy(),
-        striped_unread=unread.numpy(),
+        striped_expected=expected.numpy(),
         striped_touched=striped_touched.numpy(),
     )

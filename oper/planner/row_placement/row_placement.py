@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oper.base.arrays import Floats, Ints
+from oper.cost.expected_reads import expected_reads
 from oper.cost.holder_sets import HolderSets, Sums
 from oper.cost.objective import Cost, evaluate
 from oper.cost.read_charges import Charges
@@ -164,9 +165,8 @@ def _swap_rows(problem: Problem, sets: HolderSets, counts: Ints, before: Cost) -
 def stripe_sums(problem: Problem, scan: RowScan) -> Sums:
     """The sums of the striped rows on each rank, [M], from what the scan found.
 
-    When fetches are raw R is linear in the accesses of rows that have any, and one number for
-    those of a table that have none; otherwise it is D. So it follows from Σ accesses, the number of
-    unread rows and Σ D per table and rank.
+    R is linear in the accesses that are expected when fetches are raw, and is D otherwise, so both
+    follow from Σ expected accesses and Σ D per table and rank.
     """
     profile, ranks = problem.profile, problem.ranks
     S = np.array([table.row_bytes for table in profile.tables], dtype=np.float64)[:, None]
@@ -176,11 +176,11 @@ def stripe_sums(problem: Problem, scan: RowScan) -> Sums:
     rows = scan.striped_rows.astype(np.float64)
     accesses = scan.striped_accesses.astype(np.float64)
     touched = scan.striped_touched
-    reads = touched
-    if problem.workload.fetch == "raw":
-        classes = problem.classes
-        of_unread = classes.reads_of_unread(len(profile.tables))
-        reads = classes.raw_reads_of_access * accesses + of_unread[:, None] * scan.striped_unread
+    expected = scan.striped_expected
+    raw, _, _ = expected_reads(
+        expected, np.zeros_like(expected), profile.samples, problem.workload, ranks
+    )
+    reads = raw if problem.workload.fetch == "raw" else touched
     none = np.zeros(ranks)
     return Sums(
         rows=rows.sum(axis=0),

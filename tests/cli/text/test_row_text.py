@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from oper.analysis.row_facts import RowCost, RowFacts, RowReason, explain
+from oper.analysis.row_facts import CountBasis, RowCost, RowFacts, RowReason, explain
 from oper.cli.plan_commands.row_text import ranges, row_sentences
 from tests.support.commands import fine
 
@@ -75,7 +75,7 @@ def test_the_first_sentence(found: RowFacts, sentence: str) -> None:
     assert row_sentences(found)[0] == f"Row 4,711 of table C3: {sentence}"
 
 
-COST = RowCost(reads=2.0, exact=True, one_owner_seconds=2e-6, everywhere_seconds=1e-6)
+COST = RowCost(reads=2.0, basis=CountBasis.PLANNED, one_owner_seconds=2e-6, everywhere_seconds=1e-6)
 
 
 @pytest.mark.parametrize("why", RowReason)
@@ -85,7 +85,7 @@ def test_every_reason_has_words(why: RowReason) -> None:
     unread = why in (
         RowReason.ONE_RANK,
         RowReason.NEVER_READ,
-        RowReason.UNREAD_EXPECTED,
+        RowReason.UNREAD,
         RowReason.ROOM_EVERYWHERE,
     )
     row = replace(STRIPED if striped else LISTED, why=why, cost=None if unread else COST)

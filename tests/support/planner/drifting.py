@@ -5,6 +5,7 @@ from hypothesis import assume, reject
 from hypothesis import strategies as st
 
 from oper.base.errors import OperError
+from oper.cost.expected_counts import as_many, expected_counts
 from oper.cost.holder_sets import HolderSets, Sums
 from oper.cost.objective import evaluate
 from oper.cost.workload import Workload
@@ -14,7 +15,7 @@ from oper.plan.row_moves import RowMoves
 from oper.plan.settings import PlanSettings
 from oper.planner.assemble_plan import assemble
 from oper.planner.make_placement import make_placement
-from oper.planner.problem.classes import expected_counts, group
+from oper.planner.problem.classes import group
 from oper.profiling.profile import Profile
 from oper.tables.table import Table, offsets
 from oper.topology.links import NodeMemory
@@ -181,9 +182,10 @@ def cost_row_by_row(plan: Plan, profile: Profile, as_counted: bool = False):
     classes = group(profile, plan.workload, plan.ranks, *counts, as_counted)
     # The classes' entries are the rows, in another order: of equal rows it does not matter which.
     estimated = not (as_counted or plan.workload.training)
-    unread = expected_counts(*counts).unread if estimated else np.zeros(len(tables))
+    expected = (expected_counts if estimated else as_many)(*counts)
+    foreseen = np.where(expected.differs, expected.accesses, 0)
     width = plan.layout.width_of_table[tables]
-    order = np.lexsort((-samples_with_row, -unread, width, -accesses))
+    order = np.lexsort((-samples_with_row, -foreseen, width, -accesses))
     c = classes.entry_class
     S, m, R, D, U = classes.S[c], classes.m[c], classes.R[c], classes.D[c], classes.U[c]
     f = classes.accesses[c].astype(float)

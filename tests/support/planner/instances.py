@@ -45,6 +45,7 @@ def make_classes(
         counts,
         S,
         m,
+        f.astype(np.float64),
         R,
         D,
         U,

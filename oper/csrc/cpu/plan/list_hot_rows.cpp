@@ -141,7 +141,7 @@ Counts listed_and_striped_counts(
     const std::optional<at::Tensor>& stripe_bitmap, const at::Tensor& order,
     const at::Tensor& order_offset, const at::Tensor& pattern_of, const at::Tensor& rotation,
     int64_t ranks, const at::Tensor& entry_offset, const at::Tensor& entry_samples_with_row,
-    const at::Tensor& entry_touched) {
+    const at::Tensor& entry_touched, const at::Tensor& entry_weight) {
   const int64_t tables = offsets.numel() - 1;
   check_size(tables, 0, kMostThings, "offsets: tables");
   check_size(ranks, 1, kMostThings, "ranks");
@@ -159,6 +159,7 @@ Counts listed_and_striped_counts(
   const int64_t* entries =
       elements<int64_t>(entry_samples_with_row, entry_begin[tables], "entry_samples_with_row");
   const double* touched = elements<double>(entry_touched, entry_begin[tables], "entry_touched");
+  const double* weight = elements<double>(entry_weight, entry_begin[tables], "entry_weight");
   check_offsets_from_zero(order_begin, order_offset.numel() - 1, "order_offset", "pattern");
   const int32_t* ranks_in_order =
       elements<int32_t>(order, order_begin[order_offset.numel() - 1], "order");
@@ -212,8 +213,8 @@ Counts listed_and_striped_counts(
         const int64_t begin = order_begin[pattern[t]], end = order_begin[pattern[t] + 1];
         const int64_t before = lines[line].before();
         copy_and_sum(task, Pattern{ranks_in_order + begin, end - begin, enter[t]},
-                     Touched(entries + entry_begin[t], touched + entry_begin[t],
-                             entry_begin[t + 1] - entry_begin[t]),
+                     ValuesOfSamples(entries + entry_begin[t], touched + entry_begin[t],
+                                     weight + entry_begin[t], entry_begin[t + 1] - entry_begin[t]),
                      accesses_out + before,
                      samples_with_row_out ? samples_with_row_out + before : nullptr,
                      sums.data() + n * ranks, rows.data() + n * ranks);
@@ -223,7 +224,7 @@ Counts listed_and_striped_counts(
 
   at::Tensor striped_rows = at::zeros({tables, ranks}, at::kLong);
   at::Tensor striped_accesses = at::zeros({tables, ranks}, at::kLong);
-  at::Tensor striped_unread = at::zeros({tables, ranks}, at::kLong);
+  at::Tensor striped_expected = at::zeros({tables, ranks}, at::kDouble);
   at::Tensor striped_touched = at::zeros({tables, ranks}, at::kDouble);
   for (size_t n = 0; n < chunks.size(); ++n) {
     const int64_t to = chunks[n].range * ranks;
@@ -231,14 +232,14 @@ Counts listed_and_striped_counts(
       const StripeSum& sum = sums[n * ranks + r];
       striped_rows.data_ptr<int64_t>()[to + r] += rows[n * ranks + r];
       striped_accesses.data_ptr<int64_t>()[to + r] += sum.accesses;
-      striped_unread.data_ptr<int64_t>()[to + r] += sum.unread;
+      striped_expected.data_ptr<double>()[to + r] += sum.expected;
       striped_touched.data_ptr<double>()[to + r] += sum.touched;
       TORCH_CHECK_VALUE(!std::isnan(sum.touched), "table number ", chunks[n].range,
                         ": a row's samples with it are not among the entries given");
     }
   }
   return {listed_accesses,  listed_samples_with_row, striped_rows,
-          striped_accesses, striped_unread,          striped_touched};
+          striped_accesses, striped_expected,        striped_touched};
 }
 
 }  // namespace
@@ -253,9 +254,9 @@ TORCH_LIBRARY_FRAGMENT(oper, m) {
       "samples_with_row_offsets,"
       " Tensor bitmap, Tensor? stripe_bitmap, Tensor order, Tensor order_offset,"
       " Tensor pattern_of, Tensor rotation, int ranks, Tensor entry_offset,"
-      " Tensor entry_samples_with_row, Tensor entry_touched)"
+      " Tensor entry_samples_with_row, Tensor entry_touched, Tensor entry_weight)"
       " -> (Tensor listed_accesses, Tensor listed_samples_with_row, Tensor striped_rows,"
-      " Tensor striped_accesses, Tensor striped_unread, Tensor striped_touched)");
+      " Tensor striped_accesses, Tensor striped_expected, Tensor striped_touched)");
 }
 
 TORCH_LIBRARY_IMPL(oper, CPU, m) {

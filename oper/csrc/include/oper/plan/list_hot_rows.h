@@ -62,38 +62,55 @@ void mark_equal(const Counter* accesses, int64_t rows, int64_t cut, int64_t quot
   }
 }
 
-// The chance that a rank touches a row, by the number of samples that contain it: a table's
-// values, `samples_with_row` ascending. The cost model says what they are (OPER, §3.2).
-class Touched {
+// What the cost model says of a row: the chance that a rank touches it (OPER, §3.2), and how often
+// it will be accessed, over how often it was; of a row that never was, how often.
+struct RowValues {
+  double touched;
+  double weight;
+  double expected;  // accesses of a row that each of its samples accesses once
+};
+
+// The values of rows by the number of samples that contain them: a table's, `samples_with_row`
+// ascending.
+class ValuesOfSamples {
  public:
-  Touched(const int64_t* samples_with_row, const double* touched, int64_t size)
+  ValuesOfSamples(const int64_t* samples_with_row, const double* touched, const double* weight,
+                  int64_t size)
       : samples_(samples_with_row),
-        touched_(touched),
         size_(size),
-        direct_(kDirect, std::numeric_limits<double>::quiet_NaN()) {
-    for (int64_t n = 0; n < size && samples_with_row[n] < kDirect; ++n)
-      direct_[samples_with_row[n]] = touched[n];
+        direct_(kDirect, kUnknown) {
+    values_.reserve(size);
+    for (int64_t n = 0; n < size; ++n) {
+      const auto samples = static_cast<double>(samples_with_row[n]);
+      values_.push_back({touched[n], weight[n], (samples > 0 ? samples : 1) * weight[n]});
+      as_counted_ &= weight[n] == (samples_with_row[n] > 0 ? 1 : 0);
+      if (samples_with_row[n] < kDirect) direct_[samples_with_row[n]] = values_[n];
+    }
   }
 
-  double operator()(uint64_t samples_with_row) const {
+  // Whether rows are expected to be accessed as often as they were: all weights are 1.
+  bool as_counted() const { return as_counted_; }
+
+  const RowValues& operator()(uint64_t samples_with_row) const {
     return samples_with_row < kDirect ? direct_[samples_with_row] : search(samples_with_row);
   }
 
  private:
   static constexpr int64_t kDirect = 4096;
+  static constexpr RowValues kUnknown{std::numeric_limits<double>::quiet_NaN(), 0, 0};
 
-  double search(uint64_t samples_with_row) const {
+  const RowValues& search(uint64_t samples_with_row) const {
     const auto* end = samples_ + size_;
     const auto* found = std::lower_bound(samples_, end, static_cast<int64_t>(samples_with_row));
-    if (found == end || *found != static_cast<int64_t>(samples_with_row))
-      return std::numeric_limits<double>::quiet_NaN();
-    return touched_[found - samples_];
+    if (found == end || *found != static_cast<int64_t>(samples_with_row)) return kUnknown;
+    return values_[found - samples_];
   }
 
   const int64_t* samples_;
-  const double* touched_;
   int64_t size_;
-  std::vector<double> direct_;
+  bool as_counted_ = true;
+  std::vector<RowValues> values_;
+  std::vector<RowValues> direct_;
 };
 
 // Where a table's striped rows go: the c-th to rank order[(c + rotation) mod period].
@@ -105,7 +122,7 @@ struct Pattern {
 
 struct StripeSum {
   int64_t accesses = 0;
-  int64_t unread = 0;  // rows without accesses
+  double expected = 0;
   double touched = 0;
 };
 
@@ -123,9 +140,9 @@ struct ScanTask {
 
 // Copy the counters of listed rows; add the striped ones to `sums` and `rows`, [ranks] both.
 template <typename Counter>
-void copy_and_sum(const ScanTask<Counter>& task, const Pattern& pattern, const Touched& touched,
-                  Counter* listed_accesses, Counter* listed_samples_with_row, StripeSum* sums,
-                  int64_t* rows) {
+void copy_and_sum(const ScanTask<Counter>& task, const Pattern& pattern,
+                  const ValuesOfSamples& of_samples, Counter* listed_accesses,
+                  Counter* listed_samples_with_row, StripeSum* sums, int64_t* rows) {
   // Locals, as the compiler could not know that writing sums leaves the arguments alone.
   const Counter* const accesses = task.accesses;
   const Counter* const samples_with_row = task.samples_with_row ? task.samples_with_row : accesses;
@@ -139,11 +156,18 @@ void copy_and_sum(const ScanTask<Counter>& task, const Pattern& pattern, const T
       ++turns;
     }
   };
+  const bool as_counted = of_samples.as_counted();
+  const bool bags = task.samples_with_row && !as_counted;
   const auto stripe = [&](int64_t row) {
     StripeSum& sum = sums[order[p]];
     sum.accesses += static_cast<int64_t>(accesses[row]);
-    sum.unread += accesses[row] == 0;
-    sum.touched += touched(samples_with_row[row]);
+    const RowValues& values = of_samples(samples_with_row[row]);
+    if (bags)
+      sum.expected +=
+          static_cast<double>(samples_with_row[row] ? accesses[row] : 1) * values.weight;
+    else if (!as_counted)
+      sum.expected += values.expected;
+    sum.touched += values.touched;
     advance();
   };
   for (int64_t begin = 0; begin < task.rows; begin += 64) {
@@ -167,6 +191,9 @@ void copy_and_sum(const ScanTask<Counter>& task, const Pattern& pattern, const T
       advance();
     }
   }
+  if (as_counted)
+    for (int64_t n = 0; n < period; ++n)
+      sums[order[n]].expected = static_cast<double>(sums[order[n]].accesses);
   for (int64_t n = 0; n < period; ++n)
     rows[order[n]] += turns + (n < p ? 1 : 0) - (n < first ? 1 : 0);
 }
