@@ -9,6 +9,7 @@ all versions of both. A CUDA compiler is needed, a device is not: nvcc of this e
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from tempfile import TemporaryDirectory
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 CSRC = REPOSITORY / "oper/csrc"
+LIBRARY = REPOSITORY / "oper/_cuda.so"
 ARCHITECTURES = (80, 90, 100)  # A100, H100 and H200, B200
 # No contraction of a product and a sum: results are those of the processor's kernels, bit by bit.
 FLAGS = ("-std=c++17", "-O3", "-fmad=false", "--expt-relaxed-constexpr", "-Xcompiler", "-fPIC")
@@ -30,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--output", type=Path, default=REPOSITORY / "oper/_cuda.so")
+    parser.add_argument("--output", type=Path, default=LIBRARY)
     parser.add_argument("--architectures", default=",".join(map(str, ARCHITECTURES)))
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     given = parser.parse_args(arguments)
@@ -52,12 +54,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def toolkit() -> Path | None:
     """The folder of a CUDA toolkit, which has bin/nvcc; None where there is none."""
-    packages = Path(sysconfig.get_path("purelib")) / "nvidia/cu13"
+    packages = Path(sysconfig.get_path("purelib")) / "nvidia/cu13/bin"
     on_path = shutil.which("nvcc")
-    candidates = [packages, Path("/usr/local/cuda")]
-    if on_path:
-        candidates.insert(1, Path(on_path).resolve().parent.parent)
-    return next((folder for folder in candidates if (folder / "bin/nvcc").exists()), None)
+    folders = [packages, *([Path(on_path).parent] if on_path else []), Path("/usr/local/cuda/bin")]
+    found = (toolkit_of(folder / "nvcc") for folder in folders if (folder / "nvcc").exists())
+    return next((folder for folder in found if folder is not None), None)
+
+
+def toolkit_of(nvcc: Path) -> Path | None:
+    """The folder of the toolkit that a compiler is of, as it says itself: nvcc may be a script on
+    the path that calls one elsewhere, beside which there are no libraries. None where it does not
+    run."""
+    command: list[str | Path] = [nvcc, "--dryrun", "-x", "cu", "/dev/null"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=60).stderr
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    top = re.search(r"^#\$ TOP=(.+)$", said, re.MULTILINE)
+    folder = Path(top[1].strip()).resolve() if top else None
+    return folder if folder is not None and (folder / "bin/nvcc").exists() else None
 
 
 def compile_all(

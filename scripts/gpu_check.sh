@@ -3,7 +3,8 @@
 #
 #     scripts/gpu_check.sh OUT
 #
-# OUT/records.jsonl has a line for each result, as they come; OUT/report.md is written at the end.
+# OUT/records.jsonl has a line for each result, as they come; OUT/report.md is written at the end,
+# and OUT/log.txt has what the stages printed.
 set -euo pipefail
 out=$(realpath -m "${1:?the folder for results is missing: scripts/gpu_check.sh OUT}")
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -15,6 +15,7 @@ from typing import Any
 from scripts.gpu_check.report import markdown
 
 HERE = Path(__file__).resolve().parent
+LOG = "log.txt"  # what all stages printed
 ALL_SECONDS = 460.0  # of all stages: what is left of 8 minutes beside a machine's own start
 
 
@@ -50,6 +51,7 @@ def run_all(out: Path) -> list[dict[str, Any]]:
     """The records of all stages, each with its stage; a last one of each says how it ended."""
     deadline = time.monotonic() + ALL_SECONDS
     found: list[dict[str, Any]] = []
+    (out / LOG).unlink(missing_ok=True)
     with open(out / "records.jsonl", "w", encoding="utf-8") as file:
         for name in names():
             for record in run_stage(name, out, deadline - time.monotonic()):
@@ -73,7 +75,8 @@ def run_stage(name: str, out: Path, left: float) -> Iterator[dict[str, Any]]:
         yield {"outcome": "skipped", "why": "no time was left"}
         return
     started, failed = time.monotonic(), False
-    with open(out / f"{name}.log", "w", encoding="utf-8") as log:
+    with open(out / LOG, "a", encoding="utf-8") as log:
+        print(f"==== {name}", file=log, flush=True)
         command = [sys.executable, "-m", "scripts.gpu_check", "--stage", name]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         assert process.stdout is not None
@@ -91,7 +94,7 @@ def run_stage(name: str, out: Path, left: float) -> Iterator[dict[str, Any]]:
     if late:
         yield {"outcome": "failed", "seconds": took, "why": f"stopped after {seconds:.0f} s"}
     elif code:
-        why = f"exit status {code}, {name}.log says why"
+        why = f"exit status {code}, {LOG} says why"
         yield {"outcome": "failed", "seconds": took, "why": why}
     elif failed:
         yield {"outcome": "failed", "seconds": took, "why": "by its own records"}

@@ -1,4 +1,7 @@
-"""The library of device kernels and the extension, built here."""
+"""The library of device kernels and the extension, built here.
+
+Where there is no compiler for devices, a library that was carried along is used as it is.
+"""
 
 import subprocess
 import sys
@@ -20,7 +23,11 @@ def records() -> Iterator[dict[str, Any]]:
     major, minor = torch.cuda.get_device_capability()
     kernels = [sys.executable, "scripts/build_cuda.py", "--architectures", f"{major}{minor}"]
     extension = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
-    for what, command in (("device kernels", kernels), ("extension", extension)):
+    commands = [("device kernels", kernels), ("extension", extension)]
+    if build_cuda.toolkit() is None and build_cuda.LIBRARY.exists():
+        yield {"carried along": "device kernels", "bytes": build_cuda.LIBRARY.stat().st_size}
+        del commands[0]
+    for what, command in commands:
         started = time.monotonic()
         # What compilers print goes to the log, as stdout has the records.
         code = subprocess.run(command, cwd=build_cuda.REPOSITORY, stdout=sys.stderr).returncode

@@ -1,7 +1,7 @@
 """Random gathers of rows by size, and by how many are read at once: the ceiling of the lookup.
 
-From an arena of 16 GB, 4 million rows a launch, each row read once, nothing written. `of_copy` is
-the share of a copy's bandwidth.
+From an arena of 16 GB, 4 million rows a launch, each row read once, nothing written. Its words are
+random, as zeros may be compressed on their way. `of_copy` is the share of a copy's bandwidth.
 """
 
 import ctypes
@@ -47,7 +47,7 @@ def records() -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         library = ctypes.CDLL(str(compiled(f"{major}{minor}", Path(folder))))
     copied = copy_bandwidth(device, 4 << 30)
-    arena = torch.zeros(ARENA_BYTES, dtype=torch.uint8, device=device)
+    arena = torch.empty(ARENA_BYTES // 8, dtype=torch.int64, device=device).random_()
     out = torch.empty(16 * 256 * multiprocessors * max(BLOCKS_OF_A_MULTIPROCESSOR), device=device)
     codes: list[int] = []
 

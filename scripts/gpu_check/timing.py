@@ -28,8 +28,9 @@ def median_seconds(work: Callable[[], object], device: torch.device, runs: int =
 
 
 def copy_bandwidth(device: torch.device, size_bytes: int) -> float:
-    """Bytes read and written per second by a copy of `size_bytes`."""
-    source = torch.ones(size_bytes // 4, device=device)
+    """Bytes read and written per second by a copy of `size_bytes`, of random words: equal ones may
+    be compressed on their way."""
+    source = torch.empty(size_bytes // 8, dtype=torch.int64, device=device).random_()
     target = torch.empty_like(source)
     return 2 * source.nbytes / median_seconds(lambda: target.copy_(source), device)
 

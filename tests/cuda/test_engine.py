@@ -15,6 +15,7 @@ from oper.plan.plan import Plan
 from oper.runtime.engine import EmbeddingEngine
 from oper.runtime.memory.device import Cuda
 from tests.support.cuda.device_engines import (
+    EmulatedDevice,
     batch_on,
     device_of,
     serve_after_a_death,
@@ -154,6 +155,21 @@ def test_lengths_that_contradict_the_values(library: str | None, change: Any, er
         engine(batch)
 
 
+def test_what_a_lookup_reads_is_kept_until_it_is_done(emulated: Path) -> None:
+    """It may have been prepared on another stream, whose memory torch would use again."""
+    device = device_of(str(emulated))
+    assert isinstance(device, EmulatedDevice)
+    case = Case(4, 1, weighted=True)
+    engine = start(case, plan_of(case), None, device)
+    batch = engine.prepare(batch_on(device, case, 0, 0))
+    assert batch.offsets is not None
+    assert batch.weights is not None
+    device.kept.clear()
+    engine.lookup(batch)
+    read = (batch.addresses, batch.offsets, batch.weights)
+    assert {tensor.data_ptr() for tensor in read} <= set(device.kept)
+
+
 def test_what_devices_do_not_do_yet(library: str | None) -> None:
     device = device_of(library)
     training = random_plan(1, tables_of(CASE), 1)
@@ -176,5 +192,5 @@ def test_a_device_that_is_not_there() -> None:
     with pytest.raises(OperError, match="device cpu: a CUDA device was needed"):
         Cuda("cpu")
     if not torch.cuda.is_available():
-        with pytest.raises(OperError, match="finds no CUDA device here"):
+        with pytest.raises(OperError, match=r"there is no CUDA device here: \w+"):
             Cuda()

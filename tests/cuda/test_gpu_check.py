@@ -11,7 +11,7 @@ import torch
 
 from scripts import build_cuda
 from scripts.gpu_check import __main__ as gpu_check
-from scripts.gpu_check import report, stage_40_gathers, stage_60_lookup
+from scripts.gpu_check import report, stage_20_build, stage_40_gathers, stage_60_lookup
 
 
 @pytest.mark.check
@@ -30,6 +30,7 @@ def test_without_a_device_every_stage_says_so(tmp_path: Path) -> None:
     assert list(ends) == gpu_check.names()
     assert ends.pop("stage_10_inventory") == "ok"
     assert set(ends.values()) <= {"failed", "skipped"}
+    assert len(list((tmp_path / "out").iterdir())) <= 6
     text = (tmp_path / "out/report.md").read_text()
     assert "| device | no nvidia-smi |" in text
     assert "failed" in text
@@ -87,3 +88,36 @@ def test_the_report_has_a_table_for_records_of_equal_fields() -> None:
         "| z |", "| --- |", "| there |", "",
         "## Second", "skipped: not installed: c.",
     ]  # fmt: skip
+
+
+def test_a_compiler_on_the_path_may_be_a_script(tmp_path: Path, toolkit: Path) -> None:
+    """Beside a script that calls the compiler elsewhere there are no libraries to link."""
+    script = tmp_path / "bin/nvcc"
+    script.parent.mkdir()
+    script.write_text(f'#!/bin/sh\nexec {toolkit / "bin/nvcc"} "$@"\n')
+    script.chmod(0o755)
+    assert build_cuda.toolkit_of(script) == toolkit.resolve()
+    script.write_text("#!/bin/sh\nexit 1\n")
+    assert build_cuda.toolkit_of(script) is None
+
+
+def test_a_library_that_was_carried_along_is_kept_where_nothing_compiles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = tmp_path / "_cuda.so"
+    library.write_bytes(b"kernels")
+    monkeypatch.setattr(build_cuda, "LIBRARY", library)
+    monkeypatch.setattr(build_cuda, "toolkit", lambda: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    ran: list[Any] = []
+
+    def run(command: list[str], **options: Any) -> Any:
+        ran.append(command)
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    carried, built = stage_20_build.records()
+    assert carried == {"carried along": "device kernels", "bytes": 7}
+    assert built["built"] == "extension"
+    assert [command[1] for command in ran] == ["setup.py"]

@@ -1,9 +1,13 @@
-// torch.ops.oper.load_device_library: finds the launchers of device kernels.
+// torch.ops.oper.load_device_library and describe_device_library: finds the launchers of device
+// kernels, and what these were built for.
 
 #include "device/library.h"
 
 #include <dlfcn.h>
 #include <torch/library.h>
+
+#include <string>
+#include <tuple>
 
 namespace oper {
 namespace {
@@ -31,8 +35,17 @@ void load_device_library(const std::string& path) {
   find(library, "oper_cuda_create_segment", found.create_segment);
   find(library, "oper_cuda_attach_segment", found.attach_segment);
   find(library, "oper_cuda_release_segment", found.release_segment);
+  find(library, "oper_cuda_versions", found.versions);
+  find(library, "oper_cuda_architectures", found.architectures);
   find(library, "oper_cuda_error", found.error_text);
   loaded = found;
+}
+
+// The driver's version, the runtime's, and the architectures, as the launchers give them.
+std::tuple<int64_t, int64_t, std::string> describe_device_library() {
+  int driver = 0, runtime = 0;
+  device_library().versions(&driver, &runtime);
+  return {driver, runtime, device_library().architectures()};
 }
 
 }  // namespace
@@ -48,8 +61,12 @@ void check_device(int error, const char* what) {
 
 }  // namespace oper
 
-TORCH_LIBRARY_FRAGMENT(oper, m) { m.def("load_device_library(str path) -> ()"); }
+TORCH_LIBRARY_FRAGMENT(oper, m) {
+  m.def("load_device_library(str path) -> ()");
+  m.def("describe_device_library() -> (int driver, int runtime, str architectures)");
+}
 
 TORCH_LIBRARY_IMPL(oper, CompositeExplicitAutograd, m) {
   m.impl("load_device_library", oper::load_device_library);
+  m.impl("describe_device_library", oper::describe_device_library);
 }

@@ -15,6 +15,8 @@ struct DeviceLibrary {
   CreateSegment* create_segment = nullptr;
   AttachSegment* attach_segment = nullptr;
   ReleaseSegment* release_segment = nullptr;
+  CudaVersions* versions = nullptr;
+  Architectures* architectures = nullptr;
   ErrorText* error_text = nullptr;
 };
 

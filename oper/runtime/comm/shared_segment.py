@@ -143,7 +143,12 @@ class DeviceSegment:
             )
         except RuntimeError as error:
             os.close(descriptor)
-            raise OperError(first_line(error)) from error
+            raise OperError(
+                f"{first_line(error)}. Ranks of one host read each other's rows by mapped memory: "
+                "each must see the devices of all (CUDA_VISIBLE_DEVICES unset, or one list for all "
+                "ranks), these must have access to each other (`nvidia-smi topo -p2p r`), and "
+                "parts of one device (MIG) have none"
+            ) from error
         return DeviceSegment(memory, descriptor)
 
     def tensor(self, offset: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

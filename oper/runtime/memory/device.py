@@ -1,5 +1,6 @@
 """The device of an engine: where its rows are, and the kernels that read them there."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -8,6 +9,12 @@ from oper.base import native
 from oper.base.errors import OperError
 from oper.base.free_memory import FreeMemory, free_memory
 from oper.runtime.comm.shared_segment import DeviceSegment, Segment
+from oper.runtime.memory.device_support import (
+    LibraryFacts,
+    check_library,
+    said_visible,
+    why_no_device,
+)
 
 
 class Cpu:
@@ -24,6 +31,9 @@ class Cpu:
     def segment(self, bytes: int) -> Segment:
         """New memory for a heap, to be shared with the node's other ranks; zero."""
         return Segment.create(bytes, bytes, "heap")
+
+    def keep(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Nothing: work here is done when it was started."""
 
     def free_memory(self) -> list[FreeMemory]:
         """What is left under each limit of this rank's heap."""
@@ -43,18 +53,17 @@ class Cuda:
         if given.type != "cuda":
             raise OperError(f"device {given}: a CUDA device was needed, as cuda:0")
         if not torch.cuda.is_available():
-            raise OperError(
-                f"device {given}: torch {torch.__version__} finds no CUDA device here; use the "
-                "CPU, or a build of torch for CUDA and a machine that has a device"
-            )
+            raise OperError(f"device {given}: there is no CUDA device here: {why_no_device()}")
         number = torch.cuda.current_device() if given.index is None else given.index
         if number >= torch.cuda.device_count():
             raise OperError(
                 f"device {given}: there are {torch.cuda.device_count()} CUDA devices here, "
-                "numbered from 0"
+                f"numbered from 0{said_visible()}"
             )
         self.torch_device = torch.device("cuda", number)
-        self.ops()
+        found = torch.cuda.get_device_properties(self.torch_device)
+        facts = LibraryFacts.of(*self.ops().describe_device_library())
+        check_library(facts, f"{self.torch_device}, {found.name},", (found.major, found.minor))
 
     @property
     def stream(self) -> int:
@@ -70,6 +79,14 @@ class Cuda:
         segment = DeviceSegment.create(bytes, self.torch_device)
         self.synchronize()  # so that others find it zero
         return segment
+
+    def keep(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Keep the memory of tensors that were made on another stream until the work that was
+        started on this one is done: a batch may be prepared beside the training of another."""
+        stream = torch.cuda.current_stream(self.torch_device)
+        for tensor in tensors:
+            if tensor.device == self.torch_device:
+                tensor.record_stream(stream)
 
     def free_memory(self) -> list[FreeMemory]:
         """What is left of the device's memory."""

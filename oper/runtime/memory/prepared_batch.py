@@ -155,6 +155,12 @@ class PreparedBatch:
         return self.bags.diff().view(shape)
 
     @property
+    def read(self) -> list[torch.Tensor]:
+        """What a lookup reads of it."""
+        found = (self.addresses, self.segment_offset, self.offsets, self.weights, self.features)
+        return [tensor for tensor in found if tensor is not None]
+
+    @property
     def rows(self) -> BatchRows | None:
         """The rows that are read, if they were asked for; waits until they are found."""
         return self.sort.result() if isinstance(self.sort, Future) else self.sort

@@ -45,6 +45,7 @@ class RowFetcher:
 
     def read(self, batch: PreparedBatch, counters: Counters) -> torch.Tensor:
         """The output of a batch, flat float32 [out_elements]."""
+        self._device.keep(batch.read)
         self._count(batch, counters)
         fetched = self._fetch(batch)
         if self.source is not None and batch.trains:

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -36,12 +37,16 @@ class EmulatedDevice(Cuda):
     def __init__(self, library: str) -> None:
         native.ops().load_device_library(library)
         self.torch_device = torch.device("cpu")
+        self.kept: list[int] = []  # where the tensors are that were to be kept
 
     def ops(self) -> Any:
         return _EmulatedOps()
 
     def segment(self, bytes: int) -> DeviceSegment:
         return DeviceSegment.create(bytes, self.torch_device)
+
+    def keep(self, tensors: Iterable[torch.Tensor]) -> None:
+        self.kept += [tensor.data_ptr() for tensor in tensors]
 
     def free_memory(self) -> list[FreeMemory]:
         return free_memory()

@@ -46,6 +46,11 @@ inline cudaError_t cudaGetDevice(int* device) {
 }
 inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }
 inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+inline cudaError_t cudaDriverGetVersion(int* version) {
+  *version = 13000;
+  return cudaSuccess;
+}
+inline cudaError_t cudaRuntimeGetVersion(int* version) { return cudaDriverGetVersion(version); }
 inline const char* cudaGetErrorString(cudaError_t error) {
   return error ? "invalid argument" : "no error";
 }
@@ -53,6 +58,7 @@ inline const char* cudaGetErrorString(cudaError_t error) {
 namespace emulator {
 
 constexpr unsigned kWarp = 32;
+constexpr const char* kArchitectures = "800,900";
 constexpr size_t kStackBytes = 96 << 10;
 constexpr size_t kSharedBytes = 48 << 10;  // of a block that asks for no more
 

@@ -95,12 +95,20 @@ using AttachSegment = int(int device, int descriptor, uint64_t size, uint64_t* p
 // Unmaps what either of the two mapped, once all work on the device that may use it has ended.
 using ReleaseSegment = int(int device, uint64_t pointer, uint64_t size);
 
+// Versions of CUDA, 1,000 times the major one and 10 times the minor one: what the driver supports,
+// 0 where there is none, and that of the runtime in the library.
+using CudaVersions = void(int* driver, int* runtime);
+
+// The architectures that the library has kernels of, as "800,900": 100 times the major version and
+// 10 times the minor one.
+using Architectures = const char*();
+
 // The text of a cudaError_t.
 using ErrorText = const char*(int);
 
 // kDeviceInterface of the library: other arguments, or others of equal size, are another interface.
 using InterfaceNumber = int64_t();
-constexpr int64_t kDeviceInterface = (int64_t{3} << 32) + sizeof(LookupArguments) +
+constexpr int64_t kDeviceInterface = (int64_t{4} << 32) + sizeof(LookupArguments) +
                                      sizeof(TranslateArguments<int64_t, uint64_t>) +
                                      sizeof(CountArguments);
 
