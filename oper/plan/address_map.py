@@ -188,18 +188,21 @@ class AddressMap:
         *,
         ops: Any = None,
         stream: int = 0,
+        report: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Addresses of a batch of features, given as the values of a KeyedJaggedTensor [N].
 
         Values feature_offsets[f] … feature_offsets[f + 1] - 1 are rows of table feature_tables[f];
         both are int64, [F + 1] and [F], in the host's memory. Of ids on a device, `ops` are the
-        operators there, and `stream` the one to start on.
+        operators there, and `stream` the one to start on. With a `report` there (late_checks.py)
+        offsets and tables are the device's too, nothing is waited for, and ids out of range get
+        row 0.
         """
         values = values.contiguous()
         try:
             return (ops or native.ops()).translate(
                 values, feature_offsets, feature_tables, self._maps, *self._arguments, self._flat,
-                stream,
+                stream, report,
             )  # fmt: skip
         except IndexError as error:
             raise self._explained(values.flatten(), feature_offsets, feature_tables) from error

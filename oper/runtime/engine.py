@@ -210,6 +210,7 @@ class EmbeddingEngine:
     def _settled(self) -> Iterator[None]:
         self._guard.check()
         with self._guard.failing_together(everywhere=True):
+            self._preparer.finish()
             if self.source is not None:
                 self.source.settle()
             yield

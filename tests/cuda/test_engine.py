@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from oper.base.errors import OperError
 from oper.plan.plan import Plan
 from oper.runtime.engine import EmbeddingEngine
-from oper.runtime.memory.device import Cuda
+from oper.runtime.memory.device import Cuda, Device
 from tests.support.cuda.device_engines import (
     EmulatedDevice,
     batch_on,
@@ -67,6 +67,7 @@ CASES = {
     "weights": Case(4, 2, weighted=True),
     "means": Case(5, 2, pooling="mean"),
     "unpooled": Case(6, 2, pooling="none"),
+    "as many ids as bags": Case(15, 2, bags="mean one"),
     "one id each": Case(7, 2, bags="one"),
     "one id each, unpooled": Case(8, 2, pooling="none", bags="one"),
     "ranks without samples": Case(9, 4, bags="none"),
@@ -129,13 +130,44 @@ def test_bad_ids(library: str | None, value: int) -> None:
     engine = start(CASE, plan_of(CASE), None, device)
     batch = batch_on(device, CASE, 0, 0)
     batch.values()[1] = value
-    with pytest.raises(OperError, match=rf"feature 'f0': id {value}, number 1 .* table 't0'"):
-        engine(batch)
+    found = engine(batch)  # the host does not wait for what it has to tell
+    error = rf"in an earlier batch: feature 'f0': id {value}, number 1 .* table 't0'"
+    with pytest.raises(OperError, match=error):
+        told_of(engine, device)
     ignoring = start(CASE, plan_of(CASE), None, device, bounds="ignore")
-    found = ignoring(batch)
-    batch.values()[1] = 0
     assert torch.equal(found, ignoring(batch))
-    assert torch.equal(found, engine(batch))
+    good = batch_on(device, CASE, 0, 0)
+    good.values()[1] = 0
+    assert torch.equal(found, ignoring(good))
+    assert torch.equal(found, engine(good))
+
+
+def told_of(engine: EmbeddingEngine, device: Device) -> None:
+    """What is wrong in a batch is told with one of the next."""
+    for step in range(4):
+        engine.prepare(batch_on(device, CASE, step, 0))
+
+
+def test_a_bad_id_is_told_before_tables_are_read(library: str | None) -> None:
+    device = device_of(library)
+    engine = start(CASE, plan_of(CASE), None, device)
+    batch = batch_on(device, CASE, 0, 0)
+    batch.values()[1] = -1
+    engine(batch)
+    with pytest.raises(OperError, match="in an earlier batch: feature 'f0': id -1, number 1"):
+        engine.read_rows([])
+
+
+def test_a_bad_id_that_is_gone_by_then_is_told_by_its_number(library: str | None) -> None:
+    device = device_of(library)
+    engine = start(CASE, plan_of(CASE), None, device)
+    batch = batch_on(device, CASE, 0, 0)
+    batch.values()[1] = -1
+    engine(batch)
+    device.synchronize()
+    batch.values()[1] = 0
+    with pytest.raises(OperError, match=r"its values were changed .* id number 1 was none"):
+        engine.read_rows([])
 
 
 @pytest.mark.parametrize(
@@ -151,8 +183,13 @@ def test_lengths_that_contradict_the_values(library: str | None, change: Any, er
     engine = start(CASE, plan_of(CASE), None, device)
     batch = batch_on(device, CASE, 0, 0)
     batch._offsets, batch._lengths = change(batch.offsets()), None
-    with pytest.raises(OperError, match=error):
+
+    def serve() -> None:
         engine(batch)
+        told_of(engine, device)
+
+    with pytest.raises(OperError, match=error):
+        serve()
 
 
 def test_what_a_lookup_reads_is_kept_until_it_is_done(emulated: Path) -> None:

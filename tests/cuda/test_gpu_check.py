@@ -11,7 +11,13 @@ import torch
 
 from scripts import build_cuda
 from scripts.gpu_check import __main__ as gpu_check
-from scripts.gpu_check import report, stage_20_build, stage_40_gathers, stage_60_lookup
+from scripts.gpu_check import (
+    report,
+    stage_20_build,
+    stage_40_gathers,
+    stage_60_lookup,
+    stage_62_host_time,
+)
 
 
 @pytest.mark.check
@@ -66,6 +72,13 @@ def test_the_lookups_of_the_benchmark_are_right(monkeypatch: pytest.MonkeyPatch)
     ]  # fmt: skip
     assert not any(r["failed"] for r in found)
     assert [r["rows"] for r in found] == [26 * 128] * 2 + [26 * 8 * 20] * 2
+
+
+def test_the_time_of_the_host_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage_62_host_time, "SAMPLES", 8)
+    few, many = stage_62_host_time.records("cpu", rounds=2)
+    assert (few["tables"], many["tables"]) == (26, 856)
+    assert all(r["prepare_seconds"] > 0 and r["lookup_seconds"] > 0 for r in (few, many))
 
 
 @pytest.mark.check

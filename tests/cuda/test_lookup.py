@@ -46,6 +46,7 @@ class Batch:
         wide_offsets: bool = True,
         out_dtype: torch.dtype = torch.float32,
         ranks: int = 3,
+        short: bool = False,
     ) -> None:
         random = torch.Generator().manual_seed(seed)
         features = np.zeros(len(shapes), FEATURE)
@@ -62,6 +63,10 @@ class Batch:
             lengths, self.offsets = torch.ones(bags, dtype=torch.int64), None
         else:
             lengths = torch.randint(0, longest + 1, (bags,), generator=random)
+            if short:  # most have one access or none, and a few more
+                lengths = torch.where(torch.arange(bags) % 5 == 1, lengths, lengths.clamp(max=1))
+                while lengths.sum() > bags:
+                    lengths[lengths.argmax()] = 0
             ends = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
             self.offsets = ends if wide_offsets else ends.int()
         accesses = int(lengths.sum())
@@ -113,6 +118,18 @@ def test_every_shape_of_rows(device: Device, dtype: str, dim: int) -> None:
         )
         found = batch.on(device, seed)
         assert_equal_bits(found, batch.on_the_processor())
+
+
+@pytest.mark.parametrize("dim", [1, 4, 24, 64, 130, 600])
+@pytest.mark.parametrize("dtype", [*TORCH_DTYPE, "int8"])
+@pytest.mark.parametrize("wide", [False, True])
+def test_bags_of_which_most_have_one_row(device: Device, dtype: str, dim: int, wide: bool) -> None:
+    for seed, mean in enumerate([False, True]):
+        shapes = [(dtype, dim)] * 2
+        batch = Batch(seed, shapes, 300, 4, mean=mean, wide_offsets=wide, short=True)
+        assert len(batch.addresses) <= 600
+        for order in device.orders:
+            assert_equal_bits(batch.on(device, order), batch.on_the_processor())
 
 
 @given(

@@ -2,6 +2,8 @@
 
 #include "oper/cuda/lookup.cuh"
 
+#include <algorithm>
+
 namespace oper {
 namespace {
 
@@ -9,19 +11,35 @@ constexpr unsigned kThreads = 256;
 // Reads of a row on their way: two would do for the latency of HBM, four are double that, and more
 // cost registers and so occupancy.
 constexpr int kRows = 4;
-// Reads on their way where each bag has one row: a block with twice the threads makes them.
-constexpr int kRowsOfCopies = 2;
+// Reads on their way where most bags have one row; more would not fit the registers of rows of
+// eight values a piece.
+template <typename Row>
+constexpr int kShortBags = sizeof(typename Row::Value) == 2 ? 2 : 3;
+constexpr int64_t kBlocksOfShortBags = 4;  // on a multiprocessor
+constexpr int64_t kMostShortBags = int64_t{1} << 30;
+
+int64_t multiprocessors() {
+  int device = 0, count = 0;
+  if (cudaGetDevice(&device) ||
+      cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device))
+    return 1;
+  return count;
+}
 
 template <typename Row, int kBytes, int kLanes>
 cudaError_t start(const LookupArguments& a, int64_t features, int64_t most_bags,
                   cudaStream_t stream) {
-  const bool one_each = !a.offsets32 && !a.offsets64 && !a.weights;
-  const int64_t bags_per_block = kThreads / kLanes * (one_each ? kRowsOfCopies : 1);
-  const int64_t blocks = (most_bags + bags_per_block - 1) / bags_per_block;
+  const bool short_bags = a.short_bags && most_bags <= kMostShortBags;
+  const int64_t bags_per_block = kThreads / kLanes * (short_bags ? kShortBags<Row> : 1);
+  int64_t blocks = (most_bags + bags_per_block - 1) / bags_per_block;
   if (blocks == 0) return cudaSuccess;
+  if (short_bags) {  // as many as are there at once, for all features together
+    const int64_t at_once = kBlocksOfShortBags * multiprocessors();
+    blocks = std::min(blocks, (at_once + features - 1) / features);
+  }
   const Launch how{dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(features)), kThreads,
                    stream};
-  if (one_each) return launch(how, copy_rows<Row, kBytes, kLanes, kRowsOfCopies>, a);
+  if (short_bags) return launch(how, pool_short_bags<Row, kBytes, kLanes, kShortBags<Row>>, a);
   return a.weights ? launch(how, pool_bags<Row, kBytes, kLanes, kRows, true>, a)
                    : launch(how, pool_bags<Row, kBytes, kLanes, kRows, false>, a);
 }

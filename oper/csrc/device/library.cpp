@@ -31,6 +31,7 @@ void load_device_library(const std::string& path) {
   DeviceLibrary found;
   find(library, "oper_cuda_lookup", found.lookup);
   find(library, "oper_cuda_translate", found.translate);
+  find(library, "oper_cuda_check_bags", found.check_bags);
   find(library, "oper_cuda_accesses_by_rank", found.accesses_by_rank);
   find(library, "oper_cuda_create_segment", found.create_segment);
   find(library, "oper_cuda_attach_segment", found.attach_segment);
@@ -53,6 +54,14 @@ std::tuple<int64_t, int64_t, std::string> describe_device_library() {
 const DeviceLibrary& device_library() {
   TORCH_CHECK(loaded.lookup, "the device kernels are not loaded");
   return loaded;
+}
+
+BatchReport* report_of(const std::optional<at::Tensor>& report) {
+  if (!report) return nullptr;
+  TORCH_CHECK_VALUE(
+      report->scalar_type() == at::kLong && report->numel() == 2 && report->is_contiguous(),
+      "report: two int64 were needed");
+  return static_cast<BatchReport*>(report->mutable_data_ptr());
 }
 
 void check_device(int error, const char* what) {

@@ -2,6 +2,9 @@
 // extension is one binary for machines with and without one, and knows nothing of CUDA's headers.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
+#include <optional>
 #include <string>
 
 #include "oper/cuda/launchers.h"
@@ -11,6 +14,7 @@ namespace oper {
 struct DeviceLibrary {
   LookupLauncher* lookup = nullptr;
   TranslateLauncher* translate = nullptr;
+  BagLauncher* check_bags = nullptr;
   CountLauncher* accesses_by_rank = nullptr;
   CreateSegment* create_segment = nullptr;
   AttachSegment* attach_segment = nullptr;
@@ -22,6 +26,9 @@ struct DeviceLibrary {
 
 // The launchers; RuntimeError with what to do where no library was loaded.
 const DeviceLibrary& device_library();
+
+// What the kernels report of a batch, int64 [2]; null where the host has looked at it.
+BatchReport* report_of(const std::optional<at::Tensor>& report);
 
 // Throws where a launcher returned an error; `what` was to be done.
 void check_device(int error, const char* what);

@@ -1,6 +1,6 @@
-// torch.ops.oper.pooled_rows on a device. Features are in host memory and checked there; addresses
-// and offsets are the device's, which only a wait could check: they are those of `translate` and of
-// a KeyedJaggedTensor.
+// torch.ops.oper.pooled_rows and check_bags on a device. Features are in host memory and checked
+// there; addresses and offsets are the device's, which only a wait could check: addresses are those
+// of `translate`, and what check_bags found of the offsets is in the report.
 
 #include <ATen/ops/empty.h>
 #include <c10/core/DeviceGuard.h>
@@ -33,15 +33,16 @@ std::map<Shape, std::vector<const Feature*>> by_shape(const Feature* features, i
   return found;
 }
 
-void check_on(const at::Tensor& tensor, const at::Tensor& addresses, const char* name) {
-  TORCH_CHECK_VALUE(tensor.device() == addresses.device(), name, ": on ", tensor.device(),
-                    ", and the addresses are on ", addresses.device());
+void check_on(const at::Tensor& tensor, const at::Tensor& others, const char* name) {
+  TORCH_CHECK_VALUE(tensor.device() == others.device(), name, ": on ", tensor.device(),
+                    ", and the batch is on ", others.device());
 }
 
 at::Tensor pooled_rows(const at::Tensor& addresses, const std::optional<at::Tensor>& offsets,
                        const std::optional<at::Tensor>& weights, const at::Tensor& features,
                        const at::Tensor& bases, int64_t rank, int64_t out_elements,
-                       at::ScalarType out_dtype, int64_t stream) {
+                       at::ScalarType out_dtype, int64_t stream,
+                       const std::optional<at::Tensor>& report) {
   const c10::DeviceGuard guard(addresses.device());
   const RowType out_type = output_type(out_dtype);
   const auto* const described = structs<Feature>(features, "features");
@@ -67,6 +68,9 @@ at::Tensor pooled_rows(const at::Tensor& addresses, const std::optional<at::Tens
                                          bases.size(0), out_elements);
   at::Tensor result = at::empty({out_elements}, addresses.options().dtype(out_dtype));
   if (written < out_elements) result.zero_();
+  if (report) check_on(*report, addresses, "report");
+  a.report = report_of(report);
+  a.short_bags = !weights && addresses.numel() <= bags_of(addresses, offsets);
   a.ranks = bases.size(1) - 1;
   a.rank = rank;
   a.out = static_cast<uint8_t*>(result.mutable_data_ptr());
@@ -95,15 +99,47 @@ at::Tensor pooled_rows(const at::Tensor& addresses, const std::optional<at::Tens
   return result;
 }
 
+// Looks for bags whose offsets do not ascend from 0 to the number of values.
+void check_bags(const at::Tensor& offsets, int64_t values, const at::Tensor& report,
+                int64_t stream) {
+  const c10::DeviceGuard guard(offsets.device());
+  check_on(report, offsets, "report");
+  TORCH_CHECK_VALUE(offsets.numel() > 0, "offsets: bags + 1 elements were needed");
+  BagArguments a{};
+  with_index_type(offsets.scalar_type(), "offsets", [&](auto offset) {
+    const auto* const begins = elements<decltype(offset)>(offsets, "offsets");
+    if constexpr (sizeof(offset) == 4)
+      a.offsets32 = begins;
+    else
+      a.offsets64 = begins;
+  });
+  a.bags = offsets.numel() - 1;
+  a.values = values;
+  a.report = report_of(report);
+  check_device(device_library().check_bags(&a, reinterpret_cast<void*>(stream)),
+               "the check of a batch could not be started");
+}
+
 }  // namespace
 }  // namespace oper
 
-TORCH_LIBRARY_IMPL(oper, CUDA, m) { m.impl("pooled_rows", oper::pooled_rows); }
+TORCH_LIBRARY_FRAGMENT(oper, m) {
+  m.def("check_bags(Tensor offsets, int values, Tensor(a!) report, int stream) -> ()");
+}
+TORCH_LIBRARY_IMPL(oper, CUDA, m) {
+  m.impl("pooled_rows", oper::pooled_rows);
+  m.impl("check_bags", oper::check_bags);
+}
 
-// pooled_rows for tests, of memory that the emulator takes for a device's.
+// Both for tests, of memory that the emulator takes for a device's.
 TORCH_LIBRARY_FRAGMENT(oper_emulated, m) {
   m.def(
       "pooled_rows(Tensor addresses, Tensor? offsets, Tensor? weights, Tensor features,"
-      " Tensor bases, int rank, int out_elements, ScalarType out_dtype, int stream=0) -> Tensor");
+      " Tensor bases, int rank, int out_elements, ScalarType out_dtype, int stream=0,"
+      " Tensor? report=None) -> Tensor");
+  m.def("check_bags(Tensor offsets, int values, Tensor(a!) report, int stream) -> ()");
 }
-TORCH_LIBRARY_IMPL(oper_emulated, CPU, m) { m.impl("pooled_rows", oper::pooled_rows); }
+TORCH_LIBRARY_IMPL(oper_emulated, CPU, m) {
+  m.impl("pooled_rows", oper::pooled_rows);
+  m.impl("check_bags", oper::check_bags);
+}

@@ -17,6 +17,23 @@ from oper.runtime.memory.device_support import (
 )
 
 
+class OnTheWay:
+    """A tensor of a device that is brought to the host beside its other work."""
+
+    def __init__(self, tensor: torch.Tensor, event: Any = None) -> None:
+        self._tensor, self._event = tensor, event
+
+    def there(self) -> bool:
+        """Whether `get` would not wait."""
+        return self._event is None or bool(self._event.query())
+
+    def get(self) -> torch.Tensor:
+        """The tensor in the host's memory."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._tensor
+
+
 class Cpu:
     """The processor and its memory."""
 
@@ -34,6 +51,10 @@ class Cpu:
 
     def keep(self, tensors: Iterable[torch.Tensor]) -> None:
         """Nothing: work here is done when it was started."""
+
+    def bring(self, tensor: torch.Tensor) -> OnTheWay:
+        """The tensor itself, as it is now."""
+        return OnTheWay(tensor.clone())
 
     def free_memory(self) -> list[FreeMemory]:
         """What is left under each limit of this rank's heap."""
@@ -87,6 +108,14 @@ class Cuda:
         for tensor in tensors:
             if tensor.device == self.torch_device:
                 tensor.record_stream(stream)
+
+    def bring(self, tensor: torch.Tensor) -> OnTheWay:
+        """Start to copy a tensor to the host, after the work that was started before."""
+        brought = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        brought.copy_(tensor, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self.torch_device))
+        return OnTheWay(brought, event)
 
     def free_memory(self) -> list[FreeMemory]:
         """What is left of the device's memory."""

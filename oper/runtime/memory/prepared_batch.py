@@ -144,6 +144,7 @@ class PreparedBatch:
     bags: torch.Tensor | None = None  # [F · samples + 1]
     keys: tuple[str, ...] = ()  # of the features, in the order of the values
     trains: bool = False  # whether there may be a backward
+    report: torch.Tensor | None = None  # int64 [2], where the host has not looked (late_checks.py)
 
     @property
     def lengths(self) -> torch.Tensor:
@@ -157,7 +158,14 @@ class PreparedBatch:
     @property
     def read(self) -> list[torch.Tensor]:
         """What a lookup reads of it."""
-        found = (self.addresses, self.segment_offset, self.offsets, self.weights, self.features)
+        found = (
+            self.addresses,
+            self.segment_offset,
+            self.offsets,
+            self.weights,
+            self.features,
+            self.report,
+        )
         return [tensor for tensor in found if tensor is not None]
 
     @property

@@ -6,6 +6,7 @@ a read of distinct or remote rows.
 """
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -16,8 +17,10 @@ from oper.plan.address_map import AddressMap
 from oper.runtime.memory.device import Device
 from oper.runtime.memory.prepared_batch import PreparedBatch
 from oper.runtime.step import batch_checks
+from oper.runtime.step.late_checks import LateChecks
 from oper.runtime.step.sort import Sorter
-from oper.runtime.tables.features import FeatureSet
+from oper.runtime.tables.features import Feature, FeatureSet
+from oper.tables.table import Table
 
 
 class BatchPreparer:
@@ -41,18 +44,27 @@ class BatchPreparer:
         self._features, self._map, self._sorter = features, address_map, sorter
         self._device, self._weighted, self._bounds = device, weighted, bounds
         self._trains = trains
+        self._late = None if device.kind == "cpu" else LateChecks(device, sorter.rank, bounds)
+        self._tables_there: dict[tuple[str, ...], torch.Tensor] = {}
         # A read that needs the positions needs those of all accesses, of frozen tables too.
         self._sort_all = sorter.by_position
 
     def prepare(self, batch: Any) -> PreparedBatch:
-        """Translate and sort a KeyedJaggedTensor. OperError where it is not one for the module."""
+        """Translate and sort a KeyedJaggedTensor. OperError where it is not one for the module; of
+        what is on a device, where an earlier batch had ids or lengths that it cannot have."""
+        if self._late is not None:
+            self._late.tell()
         batch_checks.check_batch(batch, self._weighted, self._device.torch_device)
         order = self._features.order(batch.keys())
-        bags = bags_on_host if self._device.kind == "cpu" else bags_on_device
-        batch, one_each, segment_offset = bags(batch, order)
-        keys, values, samples = tuple(batch.keys()), batch.values(), int(batch.stride())
-        of_samples = None if one_each else batch.offsets().contiguous()
-        addresses = self._translate(keys, values, segment_offset)
+        if self._late is None:
+            batch, one_each, segment_offset = bags_on_host(batch, order)
+            report, of_samples = None, None if one_each else batch.offsets().contiguous()
+            addresses = self._translate(tuple(batch.keys()), batch.values(), segment_offset)
+        else:
+            batch, segment_offset = bags_on_device(batch, order, self._features.pooled)
+            report, of_samples = self._late.report(), batch.offsets().contiguous()
+            addresses = self._translate_unseen(batch, segment_offset, report, self._late)
+        keys, samples = tuple(batch.keys()), int(batch.stride())
         descriptors, elements = self._features.describe(
             keys, samples, segment_offset, trained_only=not self._sort_all
         )
@@ -70,28 +82,54 @@ class BatchPreparer:
             of_samples,
             keys,
             trains,
+            report,
         )
+
+    def finish(self) -> None:
+        """OperError where an earlier batch had ids or lengths that it cannot have."""
+        if self._late is not None:
+            self._late.tell(all_of_them=True)
 
     def _translate(
         self, keys: tuple[str, ...], values: torch.Tensor, segment_offset: torch.Tensor
     ) -> torch.Tensor:
-        lookups = self._features.lookups(keys)
-        tables = torch.tensor([self._features.index(lookup) for lookup in lookups])
+        tables = self._tables(keys)
         try:
-            return self._translated(values, segment_offset, tables)
+            return self._map.translate_features(values, segment_offset, tables)
         except OperError:
-            known = [(lookup, self._features.planned(lookup)) for lookup in lookups]
             values = batch_checks.replace_bad_ids(
-                values, segment_offset, known, self._sorter.rank, self._bounds
+                values, segment_offset, self._planned(keys), self._sorter.rank, self._bounds
             )
-            return self._translated(values, segment_offset, tables)
+            return self._map.translate_features(values, segment_offset, tables)
 
-    def _translated(
-        self, values: torch.Tensor, segment_offset: torch.Tensor, tables: torch.Tensor
+    def _translate_unseen(
+        self, batch: Any, segment_offset: torch.Tensor, report: torch.Tensor, late: LateChecks
     ) -> torch.Tensor:
-        return self._map.translate_features(
-            values, segment_offset, tables, ops=self._device.ops(), stream=self._device.stream
+        """Translate a batch on a device; what is wrong in it is told with a later one."""
+        keys, values = tuple(batch.keys()), batch.values()
+        on, ops, stream = self._device.torch_device, self._device.ops(), self._device.stream
+        if keys not in self._tables_there:
+            self._tables_there[keys] = self._tables(keys).to(on)
+        ops.check_bags(batch.offsets().contiguous(), values.numel(), report, stream)
+        addresses = self._map.translate_features(
+            values,
+            segment_offset.to(on),
+            self._tables_there[keys],
+            ops=ops,
+            stream=stream,
+            report=report,
         )
+        late.expect(report, batch, segment_offset, self._planned(keys))
+        return addresses
+
+    def _tables(self, keys: tuple[str, ...]) -> torch.Tensor:
+        """The number of each feature's table in the plan, int64 [F]."""
+        lookups = self._features.lookups(keys)
+        return torch.tensor([self._features.index(lookup) for lookup in lookups], dtype=torch.int64)
+
+    def _planned(self, keys: tuple[str, ...]) -> list[tuple[Feature, Table]]:
+        lookups = self._features.lookups(keys)
+        return [(lookup, self._features.planned(lookup)) for lookup in lookups]
 
 
 # A batch whose keys are in the module's order, whether each of its bags holds one id, and where
@@ -114,27 +152,29 @@ def bags_on_host(batch: Any, order: Sequence[int] | None) -> Divided:
     return batch, False, batch.offsets()[::samples].to(torch.int64).contiguous()
 
 
-def bags_on_device(batch: Any, order: Sequence[int] | None) -> Divided:
-    """Do what `bags_on_host` does for a batch on a device, by one read of it: all that the host
-    must know comes together."""
+def bags_on_device(
+    batch: Any, order: Sequence[int] | None, pooled: bool
+) -> tuple[Any, torch.Tensor]:
+    """Bring the keys of a batch on a device into `order`, and find where each feature begins: on
+    the device, unless the host must know the size of an output that is not pooled. It waits for the
+    device then, where the batch has no lengths of its keys on the host; and to bring keys into
+    another order, which moves values by lengths that fit."""
+    if order is not None:
+        batch_checks.check_offsets(batch)
+        batch = batch.permute(order)
     samples, features = int(batch.stride()), len(batch.keys())
     offsets = batch.offsets()
     if samples * features == 0 or offsets.numel() != samples * features + 1:
         batch_checks.check_offsets(batch)
-        first = torch.zeros(features + 1, dtype=torch.int64)
-        one_each = True
-    else:
-        lengths = offsets.diff()
-        found = torch.cat([offsets[::samples], torch.stack(torch.aminmax(lengths))])
-        *begins, least, most = found.tolist()
-        if least < 0 or begins[0] or begins[-1] != batch.values().numel():
-            batch_checks.check_offsets(batch)
-        first, one_each = torch.tensor(begins), least == most == 1
-    if order is not None:
-        batch = batch.permute(order)
-        lengths = first.diff()[list(order)]
-        first = torch.cat([first.new_zeros(1), lengths.cumsum(0)])
-    return batch, one_each, first
+        return batch, torch.zeros(features + 1, dtype=torch.int64)
+    if pooled:
+        return batch, offsets[::samples].to(torch.int64).contiguous()
+    lengths = batch.length_per_key_or_none()
+    begins = offsets[::samples].tolist() if lengths is None else [0, *accumulate(lengths)]
+    ascending = all(begin <= end for begin, end in pairwise(begins))
+    if begins[0] or begins[-1] != batch.values().numel() or not ascending:
+        batch_checks.check_offsets(batch)
+    return batch, torch.tensor(begins)
 
 
 def _has_one_id_each(batch: Any) -> bool:

@@ -60,6 +60,7 @@ class RowFetcher:
             batch.out_elements,
             torch.float32,
             self._device.stream,
+            batch.report,
         )
 
     def weight_gradients(self, batch: PreparedBatch, grad: torch.Tensor) -> torch.Tensor:
@@ -143,7 +144,12 @@ class RowFetcher:
         if rows is None or rows.accesses < len(batch.addresses):
             given = (batch.addresses, batch.segment_offset, batch.features)
             accesses = self._device.ops().accesses_by_rank(
-                *given, len(self._buckets), self._rank, self._ranks, self._device.stream
+                *given,
+                len(self._buckets),
+                self._rank,
+                self._ranks,
+                self._device.stream,
+                batch.report,
             )
             if self._device.kind == "cpu":
                 counters.add(**self._by_source(accesses.numpy()))

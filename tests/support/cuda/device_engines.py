@@ -14,7 +14,7 @@ from oper.base.free_memory import FreeMemory, free_memory
 from oper.plan.plan import Plan
 from oper.runtime.comm.shared_segment import DeviceSegment
 from oper.runtime.engine import EmbeddingEngine
-from oper.runtime.memory.device import Cpu, Cuda, Device
+from oper.runtime.memory.device import Cpu, Cuda, Device, OnTheWay
 from oper.runtime.table_io import RowBlock, RowRange
 from tests.support.cuda.plain_batch import PlainBatch
 from tests.support.runtime.engine_cases import Case, batch_parts, initial, module_tables
@@ -47,6 +47,9 @@ class EmulatedDevice(Cuda):
 
     def keep(self, tensors: Iterable[torch.Tensor]) -> None:
         self.kept += [tensor.data_ptr() for tensor in tensors]
+
+    def bring(self, tensor: torch.Tensor) -> OnTheWay:
+        return OnTheWay(tensor.clone())
 
     def free_memory(self) -> list[FreeMemory]:
         return free_memory()

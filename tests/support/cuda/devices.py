@@ -20,11 +20,23 @@ class Emulated:
         """The tensor in the device's memory."""
         return tensor
 
-    def run(self, operator: str, *arguments: Any, order: int = 0) -> torch.Tensor:
+    def run(
+        self,
+        operator: str,
+        *arguments: Any,
+        order: int = 0,
+        report: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """What `torch.ops.oper` has under this name, with threads in some order."""
-        self._emulator.order(order)
-        found: torch.Tensor = getattr(torch.ops.oper_emulated, operator)(*arguments)
+        found: torch.Tensor = self.start(operator, *arguments, 0, report, order=order)
         return found
+
+    def start(self, operator: str, *arguments: Any, order: int = 0) -> Any:
+        """Call an operator with all of its arguments, the stream among them."""
+        self._emulator.order(order)
+        return getattr(torch.ops.oper_emulated, operator)(*arguments)
+
+    stream = 0
 
 
 class Cuda:
@@ -35,10 +47,22 @@ class Cuda:
     def put(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
         return None if tensor is None else tensor.cuda()
 
-    def run(self, operator: str, *arguments: Any, order: int = 0) -> torch.Tensor:
-        stream = torch.cuda.current_stream().cuda_stream
-        found: torch.Tensor = getattr(native.device_ops(), operator)(*arguments, stream)
+    def run(
+        self,
+        operator: str,
+        *arguments: Any,
+        order: int = 0,
+        report: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        found: torch.Tensor = self.start(operator, *arguments, self.stream, report)
         return found.cpu()
+
+    def start(self, operator: str, *arguments: Any, order: int = 0) -> Any:
+        return getattr(native.device_ops(), operator)(*arguments)
+
+    @property
+    def stream(self) -> int:
+        return torch.cuda.current_stream().cuda_stream
 
 
 Device = Emulated | Cuda

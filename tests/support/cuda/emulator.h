@@ -46,6 +46,12 @@ inline cudaError_t cudaGetDevice(int* device) {
 }
 inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }
 inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount };
+// Few, so that the threads of a launch have several turns.
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
+  *value = 1;
+  return cudaSuccess;
+}
 inline cudaError_t cudaDriverGetVersion(int* version) {
   *version = 13000;
   return cudaSuccess;

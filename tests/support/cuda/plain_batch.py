@@ -46,6 +46,9 @@ class PlainBatch:
             self._offsets = torch.cat([self._lengths.new_zeros(1), ends])
         return self._offsets
 
+    def length_per_key_or_none(self) -> list[int] | None:
+        return None
+
     def stride(self) -> int:
         return self._stride
 

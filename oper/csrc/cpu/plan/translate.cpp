@@ -49,7 +49,7 @@ at::Tensor translate(const at::Tensor& ids, const at::Tensor& segment_offset,
                      const std::optional<at::Tensor>& everywhere_bitmap, const at::Tensor& codes,
                      int64_t group_bits, const at::Tensor& group_base,
                      const at::Tensor& stripe_base, const at::Tensor& steps, const at::Tensor& flat,
-                     int64_t) {
+                     int64_t, const std::optional<at::Tensor>&) {
   const auto* const table_maps = structs<TableMap>(tables, "tables");
   const Segments segments = segments_of(ids, segment_offset, segment_table, tables.size(0));
   check_contiguous(codes, "codes");
@@ -77,7 +77,7 @@ at::Tensor translate_shape(const at::Tensor& ids, const at::Tensor&, const at::T
                            const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
                            const std::optional<at::Tensor>&, const at::Tensor&, int64_t,
                            const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                           const at::Tensor&, int64_t) {
+                           const at::Tensor&, int64_t, const std::optional<at::Tensor>&) {
   return addresses_like(ids);
 }
 
@@ -88,7 +88,8 @@ TORCH_LIBRARY_FRAGMENT(oper, m) {
       "translate(Tensor ids, Tensor segment_offset, Tensor segment_table, Tensor tables,"
       " Tensor bitmap, Tensor? stripe_bitmap, Tensor? everywhere_bitmap, Tensor codes, int "
       "group_bits, Tensor group_base,"
-      " Tensor stripe_base, Tensor steps, Tensor flat, int stream=0) -> Tensor");
+      " Tensor stripe_base, Tensor steps, Tensor flat, int stream=0, Tensor? report=None) -> "
+      "Tensor");
 }
 
 TORCH_LIBRARY_IMPL(oper, CPU, m) { m.impl("translate", translate); }

@@ -56,7 +56,8 @@ namespace {
 
 at::Tensor accesses_by_rank(const at::Tensor& addresses, const at::Tensor& segment_offset,
                             const at::Tensor& features, int64_t buckets, int64_t rank,
-                            int64_t ranks, int64_t /*stream*/) {
+                            int64_t ranks, int64_t /*stream*/,
+                            const std::optional<at::Tensor>& /*report*/) {
   check_size(ranks, 1, kMostThings, "ranks");
   check_size(rank, 0, ranks - 1, "rank");
   check_size(buckets, 0, kMostThings / ranks, "buckets");
@@ -75,7 +76,8 @@ at::Tensor accesses_by_rank(const at::Tensor& addresses, const at::Tensor& segme
 }
 
 at::Tensor accesses_by_rank_shape(const at::Tensor& addresses, const at::Tensor&, const at::Tensor&,
-                                  int64_t buckets, int64_t, int64_t ranks, int64_t) {
+                                  int64_t buckets, int64_t, int64_t ranks, int64_t,
+                                  const std::optional<at::Tensor>&) {
   return at::zeros({buckets, ranks + 1}, addresses.options());
 }
 
@@ -84,7 +86,7 @@ at::Tensor accesses_by_rank_shape(const at::Tensor& addresses, const at::Tensor&
 TORCH_LIBRARY_FRAGMENT(oper, m) {
   m.def(
       "accesses_by_rank(Tensor addresses, Tensor segment_offset, Tensor features, int buckets,"
-      " int rank, int ranks, int stream=0) -> Tensor");
+      " int rank, int ranks, int stream=0, Tensor? report=None) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(oper, CPU, m) { m.impl("accesses_by_rank", accesses_by_rank); }

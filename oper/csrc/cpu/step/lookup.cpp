@@ -74,7 +74,7 @@ void for_each_slice(const Batch& batch, const F& f) {
 at::Tensor pooled_rows(const at::Tensor& addresses, const std::optional<at::Tensor>& offsets,
                        const std::optional<at::Tensor>& weights, const at::Tensor& features,
                        const at::Tensor& bases, int64_t rank, int64_t out_elements,
-                       at::ScalarType out_dtype, int64_t) {
+                       at::ScalarType out_dtype, int64_t, const std::optional<at::Tensor>&) {
   const Batch batch = batch_of(addresses, offsets, weights, features, bases, rank);
   const RowType type = output_type(out_dtype);
   const int64_t written = check_features(batch.features, batch.feature_count,
@@ -93,7 +93,8 @@ at::Tensor pooled_rows(const at::Tensor& addresses, const std::optional<at::Tens
 
 at::Tensor pooled_rows_shape(const at::Tensor& addresses, const std::optional<at::Tensor>&,
                              const std::optional<at::Tensor>&, const at::Tensor&, const at::Tensor&,
-                             int64_t, c10::SymInt out_elements, at::ScalarType out_dtype, int64_t) {
+                             int64_t, c10::SymInt out_elements, at::ScalarType out_dtype, int64_t,
+                             const std::optional<at::Tensor>&) {
   return at::empty_symint({std::move(out_elements)}, addresses.options().dtype(out_dtype));
 }
 
@@ -168,7 +169,7 @@ TORCH_LIBRARY_FRAGMENT(oper, m) {
   m.def(
       "pooled_rows(Tensor addresses, Tensor? offsets, Tensor? weights, Tensor features,"
       " Tensor bases, int rank, SymInt out_elements, ScalarType out_dtype,"
-      " int stream=0) -> Tensor");
+      " int stream=0, Tensor? report=None) -> Tensor");
   m.def(
       "weight_gradients(Tensor grad, Tensor addresses, Tensor? offsets, Tensor weights,"
       " Tensor features, Tensor bases, int rank) -> Tensor");

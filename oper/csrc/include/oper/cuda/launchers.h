@@ -9,6 +9,15 @@
 
 namespace oper {
 
+// What kernels find wrong in a batch that the host has not looked at: the least number of an id
+// that is out of its table's range, and of a bag whose offsets do not fit. All bits of both are set
+// before. Such an id gets the address of row 0; of a batch with such a bag nothing is read.
+struct BatchReport {
+  unsigned long long bad_id;
+  unsigned long long bad_bag;
+};
+constexpr unsigned long long kNothingBad = ~0ull;
+
 // A feature's bags and where their sums go: see Feature (step/feature.h).
 struct LookupFeature {
   int64_t first_bag;
@@ -32,8 +41,10 @@ struct LookupArguments {
   int64_t dim;
   int64_t row_bytes;
   uint8_t* out;
-  int64_t out_type;     // a RowType, not int8
-  int64_t wide_stores;  // 1: every bag's place in `out` is a multiple of 16 bytes
+  const BatchReport* report;  // null: the batch was looked at
+  int64_t out_type;           // a RowType, not int8
+  int64_t wide_stores;        // 1: every bag's place in `out` is a multiple of 16 bytes
+  int64_t short_bags;         // 1: most bags have one access or none, and there are no weights
   LookupFeature features[kMostFeatures];
 };
 
@@ -47,16 +58,16 @@ struct TranslateArguments {
   const int64_t* segment_table;   // [segments]
   int64_t segments;
   int64_t* out;
-  // The least number of an id that is out of its table's range; all bits are set before. Such an id
-  // gets the address of row 0.
-  unsigned long long* first_bad;
+  BatchReport* report;
 };
 
-// Accesses [begin, end) of a batch are one feature's.
-struct CountFeature {
-  int64_t begin;
-  int64_t end;
-  int64_t bucket;
+// The offsets of a batch, which are to ascend from 0 to the number of its values.
+struct BagArguments {
+  const int32_t* offsets32;  // [bags + 1]; one of the two
+  const int64_t* offsets64;
+  int64_t bags;
+  int64_t values;
+  BatchReport* report;
 };
 
 // Which ranks accesses read from. Added to counts [buckets, ranks + 1]: of replicas, then of each
@@ -66,7 +77,9 @@ struct CountArguments {
   int64_t rank;  // whose own copies are read
   int64_t ranks;
   int64_t* counts;
-  CountFeature features[kMostFeatures];
+  const int64_t* segment_offset;  // [features + 1]: those of the launch's first feature on
+  const BatchReport* report;      // null: the batch was looked at
+  int64_t bucket[kMostFeatures];
 };
 
 // Those that take a `stream`, a CUstream, start their work on it. All return a cudaError_t; the
@@ -81,10 +94,12 @@ using LookupLauncher = int(const LookupArguments*, int64_t row_type, int64_t fea
 using TranslateLauncher = int(const void* arguments, int64_t id_bytes, int64_t code_bytes,
                               void* stream);
 
-// Counts the accesses of `features` features, at most kMostFeatures; the longest has
-// `most_accesses`.
-using CountLauncher = int(const CountArguments*, int64_t features, int64_t most_accesses,
-                          void* stream);
+// Looks for bags whose offsets do not fit.
+using BagLauncher = int(const BagArguments*, void* stream);
+
+// Counts the accesses of `features` features, at most kMostFeatures; `accesses` is how many they
+// have on average.
+using CountLauncher = int(const CountArguments*, int64_t features, int64_t accesses, void* stream);
 
 // Memory of a device that other processes can map: at least `bytes`, in fact *size, mapped at
 // *pointer, and a descriptor of it, which the caller closes.
@@ -108,7 +123,7 @@ using ErrorText = const char*(int);
 
 // kDeviceInterface of the library: other arguments, or others of equal size, are another interface.
 using InterfaceNumber = int64_t();
-constexpr int64_t kDeviceInterface = (int64_t{4} << 32) + sizeof(LookupArguments) +
+constexpr int64_t kDeviceInterface = (int64_t{5} << 32) + sizeof(LookupArguments) +
                                      sizeof(TranslateArguments<int64_t, uint64_t>) +
                                      sizeof(CountArguments);
 

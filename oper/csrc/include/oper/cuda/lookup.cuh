@@ -110,21 +110,38 @@ __device__ __forceinline__ void find_rows(const LookupArguments& a, const Number
 template <typename Row>
 constexpr int64_t kValueBytes = sizeof(typename Row::Value);
 
+// Accesses of a bag.
+struct Bag {
+  int64_t begin = 0;
+  int64_t length = 0;
+};
+
+__device__ __forceinline__ Bag bag_at(const LookupArguments& a, int64_t bag) {
+  if (a.offsets32) return {a.offsets32[bag], a.offsets32[bag + 1] - a.offsets32[bag]};
+  if (a.offsets64) return {a.offsets64[bag], a.offsets64[bag + 1] - a.offsets64[bag]};
+  return {bag, 1};
+}
+
+template <int kCount>
+__device__ __forceinline__ void divide(float (&sum)[kCount], int64_t length) {
+  const float divisor = static_cast<float>(length);
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) sum[k] /= divisor;
+}
+
 template <typename Row, int kBytes, int kLanes, int kRows, bool kWeighted>
 __global__ void __launch_bounds__(256, 4) pool_bags(const __grid_constant__ LookupArguments a) {
   using Piece = oper::Piece<kBytes>;
   using Values = oper::Values<Row, kBytes>;
   constexpr int kCount = Values::kCount;
+  if (a.report && a.report->bad_bag != kNothingBad) return;
   const LookupFeature& feature = a.features[blockIdx.y];
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int64_t groups = static_cast<int64_t>(gridDim.x) * blockDim.x / kLanes;
   const int64_t mine = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / kLanes;
   for (int64_t i = mine; i < feature.bags; i += groups) {
-    const int64_t bag = feature.first_bag + i;
-    int64_t begin = bag, end = bag + 1;
-    if (a.offsets32) begin = a.offsets32[bag], end = a.offsets32[bag + 1];
-    if (a.offsets64) begin = a.offsets64[bag], end = a.offsets64[bag + 1];
-    const int64_t length = end - begin;
+    const auto [begin, length] = bag_at(a, feature.first_bag + i);
+    const int64_t end = begin + length;
     for (int64_t first = lane * kCount; first < a.dim; first += kLanes * kCount) {
       // -0 leaves any number as it is when it is added to.
       float sum[kCount];
@@ -153,46 +170,86 @@ __global__ void __launch_bounds__(256, 4) pool_bags(const __grid_constant__ Look
           }
         }
       }
-      if (feature.mean && length > 1) {
-        const float divisor = static_cast<float>(length);
-#pragma unroll
-        for (int k = 0; k < kCount; ++k) sum[k] /= divisor;
-      }
+      if (feature.mean && length > 1) divide(sum, length);
       store_values(a, feature.out_base + i * feature.out_stride, first, sum);
     }
   }
 }
 
-// Bags of one access without a weight: kRows bags of a group at once, as a bag has but one row.
+// Adds the rows of a feature's bag i but the first, and divides where means are asked for.
+template <typename Row, int kBytes, int kCount>
+__device__ __forceinline__ void add_others(const LookupArguments& a, const LookupFeature& feature,
+                                           int64_t i, int64_t first, float (&sum)[kCount]) {
+  const auto [begin, length] = bag_at(a, feature.first_bag + i);
+  for (int64_t n = begin + 1; n < begin + length; ++n) {
+    const uint8_t* row[1];
+    find_rows(a, [&](int) { return n; }, [](int) { return true; }, row);
+    const Piece<kBytes> piece = load_row<kBytes>(row[0] + first * kValueBytes<Row>);
+    Levels<Row, kBytes> levels;
+    levels.load(row[0], a.dim);
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) sum[k] += levels.value(Values<Row, kBytes>::get(piece, k));
+  }
+  if (feature.mean && length > 1) divide(sum, length);
+}
+
+// Bags of which most have one access or none, without weights: the first rows of kRows bags of a
+// group at once. Groups stay for many bags, and look for the rows of the next turn while those of
+// this one are on their way: a row's place takes up to three reads, one after another. What is
+// rare, bags of more rows, is looked at again rather than kept in registers.
 template <typename Row, int kBytes, int kLanes, int kRows>
-__global__ void __launch_bounds__(256, 6) copy_rows(const __grid_constant__ LookupArguments a) {
+__global__ void __launch_bounds__(256, 4)
+    pool_short_bags(const __grid_constant__ LookupArguments a) {
   using Values = oper::Values<Row, kBytes>;
   constexpr int kCount = Values::kCount;
+  if (a.report && a.report->bad_bag != kNothingBad) return;
   const LookupFeature& feature = a.features[blockIdx.y];
+  // Of 32 bits, which save registers: launches with more bags of a feature take the other kernel.
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  const int64_t groups = static_cast<int64_t>(gridDim.x) * blockDim.x / kLanes;
-  const int64_t mine = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / kLanes;
-  for (int64_t i = mine; i < feature.bags; i += kRows * groups) {
-    for (int64_t first = lane * kCount; first < a.dim; first += kLanes * kCount) {
-      const uint8_t* row[kRows];
-      find_rows(
-          a, [&](int u) { return feature.first_bag + i + u * groups; },
-          [&](int u) { return i + u * groups < feature.bags; }, row);
+  const int groups = static_cast<int>(gridDim.x * blockDim.x / kLanes);
+  const int bags = static_cast<int>(feature.bags), dim = static_cast<int>(a.dim);
+  const uint8_t* next[kRows];  // null: the bag is empty, or there is none
+  bool longer = false;         // whether one of the bags has more rows
+  const auto look = [&](int i) {
+    int64_t begin[kRows];
+    longer = false;
+#pragma unroll
+    for (int u = 0; u < kRows; ++u) {
+      Bag bag;
+      if (i + u * groups < bags) bag = bag_at(a, feature.first_bag + i + u * groups);
+      begin[u] = bag.length ? bag.begin : -1;
+      longer |= bag.length > 1;
+    }
+    find_rows(a, [&](int u) { return begin[u]; }, [&](int u) { return begin[u] >= 0; }, next);
+#pragma unroll
+    for (int u = 0; u < kRows; ++u)
+      if (begin[u] < 0) next[u] = nullptr;
+  };
+  int i = static_cast<int>((blockIdx.x * blockDim.x + threadIdx.x) / kLanes);
+  look(i);
+  for (; i < bags; i += kRows * groups) {
+    const bool any_longer = longer;
+    for (int first = lane * kCount; first < dim; first += kLanes * kCount) {
       oper::Piece<kBytes> piece[kRows];
       Levels<Row, kBytes> levels[kRows];
+      bool read[kRows];
 #pragma unroll
       for (int u = 0; u < kRows; ++u) {
-        if (i + u * groups >= feature.bags) continue;
-        piece[u] = load_row<kBytes>(row[u] + first * kValueBytes<Row>);
-        levels[u].load(row[u], a.dim);
+        read[u] = next[u] != nullptr;
+        if (!read[u]) continue;
+        piece[u] = load_row<kBytes>(next[u] + first * kValueBytes<Row>);
+        levels[u].load(next[u], a.dim);
       }
+      if (first + kLanes * kCount >= dim) look(i + kRows * groups);
 #pragma unroll
       for (int u = 0; u < kRows; ++u) {
-        if (i + u * groups >= feature.bags) continue;
-        float value[kCount];
+        if (i + u * groups >= bags) continue;
+        float sum[kCount];
 #pragma unroll
-        for (int k = 0; k < kCount; ++k) value[k] = levels[u].value(Values::get(piece[u], k));
-        store_values(a, feature.out_base + (i + u * groups) * feature.out_stride, first, value);
+        for (int k = 0; k < kCount; ++k)
+          sum[k] = read[u] ? levels[u].value(Values::get(piece[u], k)) : 0.0f;
+        if (any_longer) add_others<Row, kBytes>(a, feature, i + u * groups, first, sum);
+        store_values(a, feature.out_base + (i + u * groups) * feature.out_stride, first, sum);
       }
     }
   }

@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(256)
     const TableMap& table = a.map.tables[a.segment_table[segment]];
     int64_t id = static_cast<int64_t>(a.ids[n]);
     if (static_cast<uint64_t>(id) >= static_cast<uint64_t>(table.rows)) {
-      atomicMin(a.first_bad, static_cast<unsigned long long>(n));
+      atomicMin(&a.report->bad_id, static_cast<unsigned long long>(n));
       id = 0;
     }
     a.out[n] = translate_one(a.map, table, id);

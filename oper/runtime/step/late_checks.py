@@ -1,0 +1,83 @@
+"""Checks of batches on a device, which the host does not wait for: what the kernels found wrong in
+a batch is told with one of the next.
+
+An id out of range reads row 0, and of a batch whose lengths do not fit its values nothing is read,
+so that waiting harms nothing but the outputs in between. The report of a batch, `BatchReport` of
+csrc/include/oper/cuda/launchers.h, is int64 [2]: the first bad id, and the first bad bag.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from oper.base.errors import OperError
+from oper.runtime.memory.device import Device, OnTheWay
+from oper.runtime.step import batch_checks
+from oper.runtime.tables.features import Feature
+from oper.tables.table import Table
+
+NOTHING_BAD = -1
+_MOST_ON_THE_WAY = 2  # batches; the host waits for the report of the oldest where there are more
+
+
+class _Checked(NamedTuple):
+    """A batch whose report is on its way, with what its error has to name."""
+
+    report: OnTheWay
+    batch: Any  # KeyedJaggedTensor
+    segment_offset: torch.Tensor
+    lookups: Sequence[tuple[Feature, Table]]
+
+
+class LateChecks:
+    """The reports of one engine's batches; `bounds` as for the engine."""
+
+    def __init__(self, device: Device, rank: int, bounds: str) -> None:
+        self._device, self._rank, self._bounds = device, rank, bounds
+        self._on_the_way = deque[_Checked]()
+
+    def report(self) -> torch.Tensor:
+        """A report for the kernels to write."""
+        return torch.full((2,), NOTHING_BAD, dtype=torch.int64, device=self._device.torch_device)
+
+    def expect(
+        self,
+        report: torch.Tensor,
+        batch: Any,
+        segment_offset: torch.Tensor,
+        lookups: Sequence[tuple[Feature, Table]],
+    ) -> None:
+        """Bring a report to the host, once the work that was started is done."""
+        brought = self._device.bring(report)
+        self._on_the_way.append(_Checked(brought, batch, segment_offset, lookups))
+
+    def tell(self, all_of_them: bool = False) -> None:
+        """OperError of the first batch whose report is there and names something; ids out of range
+        as `bounds` says. `all_of_them` waits for those on the way."""
+        while self._on_the_way:
+            enough = len(self._on_the_way) > _MOST_ON_THE_WAY or all_of_them
+            if not (enough or self._on_the_way[0].report.there()):
+                return
+            checked = self._on_the_way.popleft()
+            bad_id, bad_bag = checked.report.get().tolist()
+            try:
+                if bad_bag != NOTHING_BAD:
+                    batch_checks.check_offsets(checked.batch)
+                    raise OperError(f"{_changed('lengths')}: those of bag {bad_bag} did not fit")
+                if bad_id != NOTHING_BAD:
+                    self._tell_of_ids(checked, bad_id)
+            except OperError as error:
+                raise OperError(f"in an earlier batch: {error}") from error
+
+    def _tell_of_ids(self, checked: _Checked, bad_id: int) -> None:
+        values, first = checked.batch.values().cpu(), checked.segment_offset.cpu()
+        batch_checks.replace_bad_ids(values, first, checked.lookups, self._rank, self._bounds)
+        if self._bounds == "fatal":
+            text = f"id number {bad_id} was none of its table's rows"
+            raise OperError(f"{_changed('values')}: {text}")
+
+
+def _changed(what: str) -> str:
+    return f"its {what} were changed since it was prepared"

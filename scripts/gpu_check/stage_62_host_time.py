@@ -1,0 +1,71 @@
+"""What a batch takes of the host: to prepare it, to look it up, and how often the host waits.
+
+An engine of one rank, one id of each of 26 and of 856 tables a sample. The device is idle when a
+batch begins, so that no queue is waited for.
+"""
+
+import statistics
+import time
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+SECONDS = 60.0
+NEEDS = ("torch", "numpy", "yaml")
+TABLES, SAMPLES, ROUNDS = (26, 856), 2048, 50
+
+
+def records(device: str = "cuda", rounds: int = ROUNDS) -> Iterator[dict[str, Any]]:
+    """With `device` "cpu", and fewer rounds, the same of the CPU's engine: to try the script."""
+    for tables in TABLES:
+        yield {"tables": tables, "samples": SAMPLES, **measure(device, tables, rounds)}
+
+
+def measure(device: str, tables: int, rounds: int) -> dict[str, Any]:
+    """Medians of host seconds, and the waits of one batch."""
+    import torch
+
+    from oper.runtime.engine import EmbeddingEngine
+    from oper.runtime.memory.device import Cpu, Cuda
+    from tests.support.cuda.plain_batch import PlainBatch
+    from tests.support.runtime.engine_cases import Case, module_tables, tables_of
+    from tests.support.runtime.runtime_plans import random_plan
+
+    on = Cpu() if device == "cpu" else Cuda(device)
+    case = Case(1, 1, rows=(1000,) * tables, dims=(64,))
+    plan = random_plan(1, tables_of(case), 1, mode="inference")
+    engine = EmbeddingEngine(plan, module_tables(case), device=on)
+    keys = [feature for table in module_tables(case) for feature in table.features]
+    ids = torch.randint(0, 1000, (SAMPLES * len(keys),), device=on.torch_device)
+    ends = torch.arange(SAMPLES * len(keys) + 1, device=on.torch_device)
+    prepare, lookup = [], []
+    for _ in range(rounds + 3):
+        batch = PlainBatch(keys, ids, None, SAMPLES, offsets=ends)
+        on.synchronize()
+        began = time.perf_counter()
+        prepared = engine.prepare(batch)
+        between = time.perf_counter()
+        engine.lookup(prepared)
+        prepare.append(between - began)
+        lookup.append(time.perf_counter() - between)
+    found = {
+        "prepare_seconds": statistics.median(prepare[3:]),
+        "lookup_seconds": statistics.median(lookup[3:]),
+        "waits": None if device == "cpu" else waits_of(lambda: engine(batch)),
+    }
+    engine.close()
+    return found
+
+
+def waits_of(work: Any) -> int:
+    """How often the host waits for the device in `work`, as torch sees it."""
+    import torch
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            work()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return sum("synchroniz" in str(each.message) for each in told)
