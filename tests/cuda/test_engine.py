@@ -4,6 +4,7 @@ that share the memory of one device."""
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from oper.base.errors import OperError
 from oper.plan.plan import Plan
+from oper.runtime.comm.shared_segment import DeviceSegment
 from oper.runtime.engine import EmbeddingEngine
 from oper.runtime.memory.device import Cuda, Device
 from tests.support.cuda.device_engines import (
@@ -223,6 +225,25 @@ def test_distinct_rows_are_not_fetched_on_devices(library: str | None) -> None:
     plan = plan_of(case, fetch="distinct")
     for outcome in mortal_ranks.run(2, _distinct, case, plan, library):
         assert "plan with --fetch raw" in str(outcome)
+
+
+def _without_access(rank: int, group: Any, case: Case, plan: Plan, library: str) -> None:
+    def attach(self: DeviceSegment, descriptor: int, reserve_bytes: int) -> DeviceSegment:
+        raise OperError("memory that another rank shares could not be mapped on this device")
+
+    device = device_of(library)
+    if rank == 1:
+        with mock.patch.object(DeviceSegment, "attach", attach):
+            start(case, plan, group, device)
+    start(case, plan, group, device)
+
+
+def test_devices_without_access_to_each_other_fail_on_all_ranks(emulated: Path) -> None:
+    """As parts of one device, or where each rank sees its own alone."""
+    case = Case(1, 2)
+    found, lost = mortal_ranks.run(2, _without_access, case, plan_of(case), str(emulated))
+    for outcome in (found, lost):
+        assert "memory that another rank shares could not be mapped" in str(outcome)
 
 
 def test_a_device_that_is_not_there() -> None:

@@ -118,7 +118,9 @@ class Cuda:
         return OnTheWay(brought, event)
 
     def free_memory(self) -> list[FreeMemory]:
-        """What is left of the device's memory."""
+        """What is left of the device's memory, once torch has given back what it keeps unused."""
+        with torch.cuda.device(self.torch_device):
+            torch.cuda.empty_cache()
         free_bytes, _ = torch.cuda.mem_get_info(self.torch_device)
         found = torch.cuda.get_device_properties(self.torch_device)
         return [FreeMemory(f"{self.torch_device}, {found.name},", f"gpu {found.uuid}", free_bytes)]
