@@ -27,6 +27,7 @@ from oper.runtime.allreduce.replica_check import UnequalReplica, unequal_replica
 from oper.runtime.comm.engine_lifetime import EngineGuard
 from oper.runtime.comm.exchange import COUNTERS as EXCHANGE_COUNTERS
 from oper.runtime.comm.exchange import AllToAll, exchange_of
+from oper.runtime.comm.lost_ranks import rank_names
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.progress_signals import Signals
 from oper.runtime.memory import runtime_plan
@@ -74,7 +75,7 @@ class EmbeddingEngine:
         make_source: MakeSource | None = None,
     ) -> None:
         self.device = device or Cpu()
-        _check_settings(bounds, plan, self.device)
+        _check_bounds(bounds)
         if group is None and dist.is_initialized():
             group = dist.group.WORLD
         self.plan, self.tables, self.weighted = plan, tuple(tables), weighted
@@ -84,6 +85,7 @@ class EmbeddingEngine:
         self.rank, self.ranks = self.node.rank, self.node.ranks
         self.gradient_scale = 1 / self.ranks if gradient_scale is None else gradient_scale
         try:
+            _check_devices(self.node, plan, self.device)
             _check_agreement(self.node, plan, self.tables, weighted, self.gradient_scale)
             self.buckets = make_buckets(plan, self.tables)
             self.features = FeatureSet(plan, self.tables, self.buckets)
@@ -122,7 +124,7 @@ class EmbeddingEngine:
             self.counters,
             self.features.features if check_gradients else None,
         )
-        self.operator = LookupOperator(self.training_step, trained=self.training)
+        self.operator = LookupOperator(self.training_step, self.device, trained=self.training)
 
     def _make_gradients(self, memory: TableMemory) -> Gradients:
         in_heap = buckets_in_heap(self.buckets, self.source)
@@ -232,13 +234,26 @@ class EmbeddingEngine:
         self._guard.close()
 
 
-def _check_settings(bounds: str, plan: Plan, device: Device) -> None:
+def _check_bounds(bounds: str) -> None:
     if bounds not in BOUNDS:
         raise OperError(f"bounds {bounds!r}: one of {', '.join(BOUNDS)} was needed")
-    if device.kind != "cpu" and plan.workload.training:
+
+
+def _check_devices(node: Node, plan: Plan, device: Device) -> None:
+    """Check that all ranks are on the CPU, or all on devices by a plan that can be served there.
+    For all ranks to call; where they differ, OperError on all of them."""
+    if device.kind != "cpu":
+        runtime_plan.check_for_devices(plan, str(device.torch_device))
+    if node.group is None:
+        return
+    kinds = node.group.gather(device.kind.encode().ljust(8), "compare devices")
+    on_cpu = [rank for rank, kind in enumerate(kinds) if kind.strip() == b"cpu"]
+    others = [rank for rank in range(node.ranks) if rank not in on_cpu]
+    if on_cpu and others:
         raise OperError(
-            f"the plan is for training, and on {device.torch_device} there is inference alone: "
-            "plan with --mode inference, or train on the CPU"
+            f"the tables of {rank_names(on_cpu)} are on the CPU, and those of "
+            f"{rank_names(others)} on CUDA devices: give all ranks devices, each its own "
+            '(torch.device("cuda", LOCAL_RANK)), or all the CPU'
         )
 
 

@@ -22,6 +22,8 @@ from oper.runtime.tables.kernel_structs import DTYPE_CODE, FEATURE, as_words
 from oper.runtime.tables.optimizer_buckets import TORCH_DTYPE, Bucket, EmbeddingTable
 
 _BARRIER_ACTION = "read or write tables"
+# What lies on a device beside its rows at a time, while rows go through the host's memory.
+_DEVICE_PIECE_BYTES = 1 << 26
 
 
 class RowRange(NamedTuple):
@@ -157,17 +159,26 @@ class TableIO:
         bases[bucket.width, self._node.ranks] = buffer.data_ptr()
         if not values or not len(addresses):
             return torch.empty(len(addresses), values)
+        bases, found = bases.to(place), []
         feature = np.zeros(1, FEATURE)
         feature["width"], feature["row_bytes"] = bucket.width, size
         feature["dtype"] = 0 if state else DTYPE_CODE[bucket.dtype]
         feature["dim"] = feature["out_stride"] = values
-        feature["bags"] = len(addresses)
-        elements = len(addresses) * values
-        out = self._device.ops().pooled_rows(
-            addresses.to(place), None, None, as_words(feature), bases.to(place), self._node.rank,
-            elements, torch.float32, self._device.stream,
-        )  # fmt: skip
-        return out.view(-1, values).cpu()
+        for part in self._pieces(addresses, 4 * values):
+            feature["bags"] = len(part)
+            out = self._device.ops().pooled_rows(
+                part.to(place), None, None, as_words(feature), bases, self._node.rank,
+                len(part) * values, torch.float32, self._device.stream,
+            )  # fmt: skip
+            found.append(out.view(-1, values).cpu())
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    def _pieces(self, given: torch.Tensor, row_bytes: int) -> tuple[torch.Tensor, ...]:
+        """The parts of a tensor that are on the device at once, so that tables that fill a device
+        can be read and written: all of it on the CPU."""
+        if self._device.kind == "cpu":
+            return (given,)
+        return given.split(max(_DEVICE_PIECE_BYTES // row_bytes, 1))
 
     def _fetch(self, addresses: torch.Tensor, own: torch.Tensor, size: int) -> torch.Tensor:
         """Rows of ranks that share no memory; the addresses are changed to read them here."""
@@ -185,7 +196,9 @@ class TableIO:
         return torch.cat(self._all_to_all.send(answers, "read tables"))
 
     def _encoded(self, bucket: Bucket, values: torch.Tensor, state: str | None) -> torch.Tensor:
-        """Values as they are stored: [n, row bytes], or float32 [n, values] of a state."""
+        """Values as they are stored: [n, row bytes], or float32 [n, values] of a state. On the
+        host, wherever they were."""
+        values = values.cpu()
         if state is not None:
             return values.to(torch.float32).reshape(len(values), self._columns(bucket, state))
         if bucket.dtype == "int8":
@@ -208,9 +221,12 @@ class TableIO:
     ) -> None:
         if not len(slots):
             return
-        slots, rows = (given.to(self._device.torch_device) for given in (slots, rows))
-        if state is None:
-            self._heap.rows(bucket.width, rank)[slots] = rows
-        else:
+        place = self._device.torch_device
+        arena = self._heap.rows(bucket.width, rank)
+        if state is not None:
             part = bucket.optimizer.state_slices(bucket.dim)[state]
-            self._heap.state(bucket.width, rank).view(torch.float32)[slots, part] = rows
+            arena = self._heap.state(bucket.width, rank).view(torch.float32)[:, part]
+        row_bytes = rows.shape[1] * rows.element_size()
+        pieces = (self._pieces(given, max(row_bytes, 1)) for given in (slots, rows))
+        for at, values in zip(*pieces, strict=True):
+            arena[at.to(place)] = values.to(place)

@@ -57,6 +57,8 @@ def measure_latency(
             out = model(request)
             if isinstance(out, LazyAwaitable):
                 out = out.wait()
+            if torch.cuda.is_initialized():
+                torch.cuda.synchronize()  # an answer on a device may have been started only
             seconds.append(time.perf_counter() - start)
     counted = np.array(seconds[warm_up:])
     if not len(counted):

@@ -46,7 +46,11 @@ class BatchContext(Multistreamable):
     batch: PreparedBatch | None = None
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Do nothing: no tensor is on another stream."""
+        """Keep the batch's tensors on devices until the work that `stream` has by now is done."""
+        if self.features is not None and self.features.device().type != "cpu":
+            self.features.record_stream(stream)
+        if self.batch is not None:
+            self.batch.record_stream(stream)
 
 
 class _ShardedByRows(ShardedEmbeddingModule, FusedOptimizerModule):
@@ -172,7 +176,8 @@ class _ShardedByRows(ShardedEmbeddingModule, FusedOptimizerModule):
 
     def _add_parameter(self, config: Any) -> nn.Parameter:
         # It has the table's width, as optimizers take means over rows.
-        parameter = nn.Parameter(torch.empty(0, config.embedding_dim))
+        place = self._engine.device.torch_device
+        parameter = nn.Parameter(torch.empty(0, config.embedding_dim, device=place))
         holder = nn.Module()
         holder.register_parameter("weight", parameter)
         getattr(self, self._collection)[config.name] = holder
@@ -280,14 +285,17 @@ class OperShardedEmbeddingCollection(_ShardedByRows):
         by_key: dict[str, list[torch.Tensor]] = {}
         for key, part in zip(ctx.batch.keys, parts, strict=True):
             by_key.setdefault(key, []).append(part)
-        jagged = ctx.features.to_dict()
+        keys = ctx.features.keys()
+        lengths = ctx.features.lengths().view(len(keys), ctx.features.stride())
+        of_key = dict(zip(keys, lengths, strict=True))
+        # On a device this waits for where each feature's values begin.
+        jagged = ctx.features.to_dict() if self._need_indices else None
         result = {}
         for feature, name in self._names:
-            given = jagged[feature]
             result[name] = JaggedTensor(
                 values=by_key[feature].pop(0),
-                lengths=given.lengths(),
-                weights=given.values() if self._need_indices else None,
+                lengths=of_key[feature],
+                weights=jagged[feature].values() if jagged is not None else None,
             )
         return LazyNoWait(result)
 

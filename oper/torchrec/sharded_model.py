@@ -14,7 +14,7 @@ from torchrec.distributed.types import ModuleSharder, ShardingEnv
 
 from oper.base.errors import OperError, check_type
 from oper.plan.plan import Plan
-from oper.runtime.comm.group import Group
+from oper.runtime.comm.node import check_backend
 from oper.runtime.engine import EmbeddingEngine
 from oper.torchrec.model_warnings import ModelWarnings
 from oper.torchrec.module_tables import first_names
@@ -27,8 +27,10 @@ from oper.torchrec.sharders import (
     OperEmbeddingBagCollectionSharder,
     OperEmbeddingCollectionSharder,
     OperSharder,
+    device_for,
 )
 from oper.torchrec.sharding_plan import plan_of, planned_module
+from oper.torchrec.told_failures import all_ranks
 
 
 def shard(
@@ -36,14 +38,17 @@ def shard(
     plan: Plan | Path | str,
     *,
     env: ShardingEnv | None = None,
+    device: torch.device | str | None = None,
     fused_params: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> DistributedModelParallel:
     """A model with its tables placed by a plan, and its dense part data-parallel.
 
     `env` is TorchRec's, by default of the default process group, or of one rank alone where there
-    is none. `options` are the sharders'. Raises OperError where the plan is not for this model,
-    or for another number of ranks.
+    is none. `device`, the CPU unless given, is where this rank's tables and its dense part are put;
+    on CUDA devices plans are served, and not trained by yet. `options` are the sharders'. Raises
+    OperError where the plan is not for this model, for another number of ranks, or not for the
+    device.
     """
     check_type("shard", "module", module, nn.Module)
     known = {p.name for p in signature(OperSharder).parameters.values() if p.kind == p.KEYWORD_ONLY}
@@ -57,22 +62,27 @@ def shard(
             if dist.is_initialized()
             else ShardingEnv.from_local(1, 0)
         )
-    with _all_ranks(env, options.get("deadline_seconds", 60.0)):
+    if env.process_group is not None:
+        check_backend(env.process_group)
+    with all_ranks(env, options.get("deadline_seconds", 60.0)):
         # The sharders are made first: they check their options, which takes no time.
         sharders: list[ModuleSharder[Any]] = [
             OperEmbeddingBagCollectionSharder(None, fused_params, **options),
             OperEmbeddingCollectionSharder(None, fused_params, **options),
         ]
         made = planned_module(plan_of(plan), module, ModelWarnings(env.rank == 0))
+        place = device_for(made.oper_plan, device).torch_device
         check_fused(module)
-    return DistributedModelParallel(
+    model = DistributedModelParallel(
         module,
         env=env,
-        device=torch.device("cpu"),
+        device=place,
         plan=made,
         sharders=sharders,
         init_data_parallel=env.process_group is not None,
     )
+    # Without data parallelism, TorchRec leaves the dense part where it was.
+    return model if env.process_group is not None else model.to(place)
 
 
 @contextmanager
@@ -96,22 +106,6 @@ def counters(model: nn.Module) -> dict[str, dict[str, Any]]:
 
 def _of_caches(engine: EmbeddingEngine) -> dict[str, Any]:
     return {} if engine.source is None else {"caches": engine.source.to_dict()}
-
-
-@contextmanager
-def _all_ranks(env: ShardingEnv, deadline_seconds: float) -> Iterator[None]:
-    """Wait at the end for all ranks, and raise if one has failed inside: DistributedModelParallel
-    begins with a broadcast that has no deadline."""
-    if env.process_group is None or env.world_size == 1:
-        yield
-        return
-    group = Group(env.process_group, deadline_seconds)
-    try:
-        yield
-    except BaseException as error:
-        group.fail(error)
-        raise
-    group.gather(b"1", "come to shard the model")
 
 
 def _sharded_collections(model: nn.Module) -> dict[str, Any]:

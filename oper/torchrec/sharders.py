@@ -32,6 +32,8 @@ from oper.base.errors import OperError
 from oper.base.units import positive_seconds
 from oper.plan.plan import Plan
 from oper.runtime.engine import EmbeddingEngine
+from oper.runtime.memory.device import Device, device_of
+from oper.runtime.memory.runtime_plan import check_for_devices
 from oper.scheduler.cache_settings import CacheSettings
 from oper.scheduler.training.cached_rows import source_of
 from oper.torchrec import module_tables
@@ -41,6 +43,7 @@ from oper.torchrec.sharded_collections import (
     OperShardedEmbeddingCollection,
 )
 from oper.torchrec.sharding_plan import OperModulePlan, plan_of
+from oper.torchrec.told_failures import telling_others
 
 
 class OperSharder(BaseEmbeddingSharder):
@@ -134,22 +137,24 @@ class OperSharder(BaseEmbeddingSharder):
     def _engine(
         self, module: Any, params: Any, env: ShardingEnv, device: torch.device | None, path: str
     ) -> EmbeddingEngine:
-        plan = self._plan if self._plan is not None else getattr(params, "oper_plan", None)
-        if plan is None:
-            raise OperError(
-                f"{type(self).__name__}: no plan; give it one, or make TorchRec's plan by "
-                "oper.torchrec_plan or oper.OperShardingPlanner"
-            )
-        plan = plan_of(plan)
-        if not isinstance(params, OperModulePlan):
-            module_tables.check_path(path)
-        _check_environment(env, device)
-        warnings = getattr(params, "warnings", None) or ModelWarnings(env.rank == 0)
-        part, tables = module_tables.match_tables(plan, module, self.fused_params, warnings)
-        if self._cache is not None and not plan.tier:
-            raise OperError(
-                "cache: the plan has no tables in the tier; leave it out, or plan with --tier"
-            )
+        _check_environment(env)
+        with telling_others(env, self._options["deadline_seconds"]):
+            plan = self._plan if self._plan is not None else getattr(params, "oper_plan", None)
+            if plan is None:
+                raise OperError(
+                    f"{type(self).__name__}: no plan; give it one, or make TorchRec's plan by "
+                    "oper.torchrec_plan or oper.OperShardingPlanner"
+                )
+            plan = plan_of(plan)
+            if not isinstance(params, OperModulePlan):
+                module_tables.check_path(path)
+            placed_on = device_for(plan, device)
+            warnings = getattr(params, "warnings", None) or ModelWarnings(env.rank == 0)
+            part, tables = module_tables.match_tables(plan, module, self.fused_params, warnings)
+            if self._cache is not None and not plan.tier:
+                raise OperError(
+                    "cache: the plan has no tables in the tier; leave it out, or plan with --tier"
+                )
         bags = isinstance(module, EmbeddingBagCollection)
         return EmbeddingEngine(
             part,
@@ -158,6 +163,7 @@ class OperSharder(BaseEmbeddingSharder):
             weighted=bags and module.is_weighted(),
             gradient_scale=None if get_gradient_division() else 1.0,
             make_source=source_of(self._cache or CacheSettings()),
+            device=placed_on,
             **self._options,
         )
 
@@ -186,13 +192,18 @@ def _bounds(mode: Any) -> str:
     return "ignore" if name == "none" else name
 
 
-def _check_environment(env: ShardingEnv, device: torch.device | None) -> None:
+def device_for(plan: Plan, given: torch.device | str | None) -> Device:
+    """The device that tables are put on, None being the CPU. OperError where it cannot be used, or
+    the plan is not for it."""
+    device = device_of(given)
+    if device.kind != "cpu":
+        check_for_devices(plan, str(device.torch_device))
+    return device
+
+
+def _check_environment(env: ShardingEnv) -> None:
     if isinstance(env, ShardingEnv2D) or env.output_dtensor:
         raise OperError(
             "2D parallelism and DTensor state dicts are not supported; use a ShardingEnv of one "
             "process group"
-        )
-    if device is not None and device.type != "cpu":
-        raise OperError(
-            f"device {device}: tables are on CPU ranks; give DistributedModelParallel device cpu"
         )

@@ -5,6 +5,10 @@ on rank r, whatever the plan: as TorchRec's row-wise sharding has them. (Shards 
 plan's runs of rows would be correct too, and a thousand times slower to save.) Ranks beyond the
 last row have empty ones, without which TorchRec cannot load them.
 
+Blocks lie in the host's memory, those of ranks on devices too, so that their placements are
+`rank:N/cpu`: a copy of a rank's share of the tables on its device would take as much of its memory
+again, which no plan counts.
+
 Blocks are copies. TorchRec's are not, and torch.distributed.checkpoint loads in place; so blocks
 that were handed out are kept until the tables are next used, and those that were changed by then
 are written back. The same holds for the number of Adam's steps, one for all tables of an engine.

@@ -70,11 +70,7 @@ class Node:
             return cls(None, deadline_seconds)
         if dist.get_rank(group) < 0:
             raise OperError("this process is no member of the process group that was given")
-        if "cpu:" not in dist.get_backend_config(group):
-            raise OperError(
-                f"the process group's backend is {dist.get_backend(group)}, and one for the CPU "
-                'was needed: init_process_group("gloo"), or "cpu:gloo,cuda:nccl"'
-            )
+        check_backend(group)
         node = cls(group, deadline_seconds)
         try:
             node._find_peers(_node_number(nodes, node.rank, node.ranks))
@@ -179,6 +175,16 @@ class Node:
         """The message, of one length, of every rank of the whole group."""
         self.check_process()
         return [message] if self.group is None else self.group.gather(message, action)
+
+
+def check_backend(group: dist.ProcessGroup) -> None:
+    """OperError where a process group has no backend for the CPU, by which ranks find each other
+    wherever their tables are."""
+    if "cpu:" not in dist.get_backend_config(group):
+        raise OperError(
+            f"the process group's backend is {dist.get_backend(group)}, and one for the CPU "
+            'was needed: init_process_group("gloo"), or "cpu:gloo,cuda:nccl" for ranks on devices'
+        )
 
 
 def _host_digest(number: int) -> bytes:

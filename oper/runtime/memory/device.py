@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from oper.base import native
-from oper.base.errors import OperError
+from oper.base.errors import OperError, first_line
 from oper.base.free_memory import FreeMemory, free_memory
 from oper.runtime.comm.shared_segment import DeviceSegment, Segment
 from oper.runtime.memory.device_support import (
@@ -131,3 +131,16 @@ class Cuda:
 
 
 Device = Cpu | Cuda
+
+
+def device_of(given: torch.device | str | None) -> Device:
+    """The device that torch names so; None is the CPU. OperError where it cannot be used."""
+    try:
+        named = torch.device("cpu" if given is None else given)
+    except RuntimeError as error:
+        raise OperError(f"device {given!r}: {first_line(error)}") from error
+    if named.type == "cpu":
+        return Cpu()
+    if named.type == "cuda":
+        return Cuda(named)
+    raise OperError(f"device {named}: tables are on the CPU or on CUDA devices: give cpu or cuda:0")

@@ -168,6 +168,13 @@ class PreparedBatch:
         )
         return [tensor for tensor in found if tensor is not None]
 
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Keep what lies on a device until the work that `stream` has by now is done, as TorchRec's
+        pipelines ask for where a batch was prepared on another stream."""
+        for tensor in (*self.read, self.bags):
+            if tensor is not None and tensor.device.type != "cpu":
+                tensor.record_stream(stream)
+
     @property
     def rows(self) -> BatchRows | None:
         """The rows that are read, if they were asked for; waits until they are found."""

@@ -73,6 +73,21 @@ def check_trainable(plan: Plan) -> None:
         raise OperError(NOT_FOR_TRAINING)
 
 
+def check_for_devices(plan: Plan, where: str) -> None:
+    """OperError unless `where`, on CUDA devices, there is all that the plan asks for."""
+    if plan.workload.training:
+        raise OperError(
+            f"{plan!r}: the plan is for training, and on {where} there is inference alone: plan "
+            "with --mode inference, or train on CPU ranks (device cpu)"
+        )
+    if plan.workload.known_fetch == "distinct" and plan.ranks > 1:
+        raise OperError(
+            f"{plan!r}: the plan fetches distinct rows, and on {where} every access reads its row, "
+            "by the memory that the ranks of one node share: plan with --fetch raw, and for ranks "
+            "of one node, or serve on CPU ranks (device cpu)"
+        )
+
+
 def plan_digest(plan: Plan) -> bytes:
     """What ranks compare to find that they hold different plans."""
     digest = hashlib.sha256()

@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 from oper.base.errors import OperError
+from oper.runtime.memory.device import Device
 from oper.runtime.memory.prepared_batch import PreparedBatch, SortedRows
 from oper.runtime.step.training_step import TrainingStep
 
@@ -53,9 +54,10 @@ _library.define(
 class LookupOperator:
     """The lookup of one engine, `trained` or not. `number` is the operator's argument `engine`."""
 
-    def __init__(self, step: TrainingStep, trained: bool) -> None:
+    def __init__(self, step: TrainingStep, device: Device, trained: bool) -> None:
         self._step = step
-        self.anchor = torch.nn.Parameter(torch.empty(0), requires_grad=trained)
+        anchor = torch.empty(0, device=device.torch_device)
+        self.anchor = torch.nn.Parameter(anchor, requires_grad=trained)
         self.number = next(_numbers)
         _steps[self.number] = step
 

@@ -34,7 +34,8 @@ def refused(rank: int, group: dist.ProcessGroup) -> None:
     fails("output_dtype FP16", lambda: Sharder(plan, {"output_dtype": DataType.FP16}))
     fails("weights_precision", lambda: Sharder(plan, {"weights_precision": DataType.FP16}))
     fails("no plan", lambda: Sharder().shard(model.bags, {}, env))
-    fails("CPU ranks", lambda: Sharder(plan).shard(model.bags, {}, env, torch.device("cuda")))
+    on_meta = torch.device("meta")
+    fails("device meta: .* give cpu or", lambda: Sharder(plan).shard(model.bags, {}, env, on_meta))
     clipped = Sharder(plan, {"gradient_clipping": True})
     fails("gradient_clipping", lambda: clipped.shard(model.bags, {}, env))
     weight: Any = model.bags.embedding_bags["wide"].weight
