@@ -285,18 +285,21 @@ class OperShardedEmbeddingCollection(_ShardedByRows):
         by_key: dict[str, list[torch.Tensor]] = {}
         for key, part in zip(ctx.batch.keys, parts, strict=True):
             by_key.setdefault(key, []).append(part)
-        keys = ctx.features.keys()
-        lengths = ctx.features.lengths().view(len(keys), ctx.features.stride())
-        of_key = dict(zip(keys, lengths, strict=True))
-        # On a device this waits for where each feature's values begin.
-        jagged = ctx.features.to_dict() if self._need_indices else None
-        result = {}
-        for feature, name in self._names:
-            result[name] = JaggedTensor(
+        given = ctx.features
+        keys = given.keys()
+        lengths = dict(zip(keys, given.lengths().view(len(keys), given.stride()), strict=True))
+        indices: dict[str, torch.Tensor] = {}
+        if self._need_indices:  # on a device this waits for where each feature's values begin
+            values = given.values().split(given.length_per_key())
+            indices = dict(zip(keys, values, strict=True))
+        result = {
+            name: JaggedTensor(
                 values=by_key[feature].pop(0),
-                lengths=of_key[feature],
-                weights=jagged[feature].values() if jagged is not None else None,
+                lengths=lengths[feature],
+                weights=indices.get(feature),
             )
+            for feature, name in self._names
+        }
         return LazyNoWait(result)
 
     @property

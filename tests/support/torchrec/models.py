@@ -72,7 +72,9 @@ class Over(nn.Module):
         by_key = bags.to_dict() | weighted.to_dict()
         pooled = self.linear(torch.cat([by_key[key] for key in sorted(by_key)], dim=1)).squeeze(1)
         for _, jagged in sorted(sequences.items()):
-            bag = torch.repeat_interleave(torch.arange(len(pooled)), jagged.lengths())
+            bag = torch.repeat_interleave(
+                torch.arange(len(pooled), device=pooled.device), jagged.lengths()
+            )
             marked = jagged.values().square().sum(dim=1) * (1 + jagged.weights())
             pooled = pooled.index_add(0, bag, marked)
         # Its gradient is bounded, so that large learning rates do not explode.

@@ -1,0 +1,116 @@
+"""TorchRec's modules on devices: inference by DistributedModelParallel and by oper.shard has the
+bits of CPU ranks, state dicts and checkpoints go both ways, and what devices do not do is refused
+by name on all ranks."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from oper.base.errors import OperError
+from oper.tables.table import tables_of
+from oper.topology.topology import Topology
+from tests.support.cuda import torchrec_cases as cases
+from tests.support.runtime import mortal_ranks
+from tests.support.runtime.runtime_plans import random_plan
+from tests.support.torchrec import (
+    checkpoint_cases,
+    refusal_cases,
+    sharder_cases,
+    training_cases,
+)
+from tests.support.torchrec.models import Model
+
+
+@pytest.fixture(scope="module", params=["emulated", "on_cuda"])
+def library(request: pytest.FixtureRequest) -> str | None:
+    """The emulated kernels, or None where the device itself is meant."""
+    if request.param == "on_cuda":
+        if not torch.cuda.is_available():
+            pytest.skip("no CUDA device here")
+        return None
+    emulated: Path = request.getfixturevalue("emulated")
+    return str(emulated)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("how", ["shard", "parallel"])
+def test_modules_give_the_bits_of_cpu_ranks(worlds, library, ranks, how):
+    worlds.run(ranks, cases.served_on_both, library, how, "cpu", "fp32")
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_narrow_rows_give_the_bits_of_cpu_ranks(worlds, library, dtype):
+    worlds.run(2, cases.served_on_both, library, "parallel", "cpu", dtype)
+
+
+def test_models_on_the_meta_device_get_the_rows_of_cpu_ranks(worlds, library):
+    worlds.run(2, cases.served_on_both, library, "shard", "meta", "fp32")
+
+
+@pytest.mark.parametrize("by", ["state dict", "checkpoint"])
+@pytest.mark.parametrize("from_device", [True, False])
+def test_what_one_kind_of_ranks_saves_the_other_loads(worlds, library, tmp_path, by, from_device):
+    worlds.run(2, cases.loaded_on_the_other, library, by, tmp_path / "saved", from_device)
+
+
+def test_checkpoints_go_to_other_numbers_of_ranks(worlds, library, tmp_path):
+    saved = worlds.run(4, cases.saved_on_device, library, tmp_path / "saved")[0]
+    cases.assert_equal(worlds.run(2, cases.loaded_on_cpu, tmp_path / "saved")[0], saved)
+
+
+REFUSED = {
+    "training": (r"the plan is for training, and on .* there is inference alone",) * 2,
+    "distinct": (r"<Plan of .*: the plan fetches distinct rows, and on .* --fetch raw",) * 2,
+    "mixed": (r"the tables of rank 1 are on the CPU, and those of rank 0 on CUDA devices",) * 2,
+    "absent": (r"rank 1 failed: device cuda:7: there", r"^device cuda:7: there"),
+    "no gloo": (r"one for the CPU was needed: .*cpu:gloo,cuda:nccl",) * 2,
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+@pytest.mark.parametrize("how", ["shard", "parallel"])
+def test_what_devices_cannot_do_is_named_on_all_ranks(emulated, what, how):
+    if what == "absent" and torch.cuda.device_count() > 7:
+        pytest.skip("there is a device 7")
+    outcomes: list[Any] = mortal_ranks.run(2, cases.refused, str(emulated), what, how)
+    for outcome, expected in zip(outcomes, REFUSED[what], strict=True):
+        assert isinstance(outcome, OperError), outcome
+        assert re.search(expected, str(outcome)), outcome
+
+
+# What tests/torchrec runs on CPU ranks and devices can do: the rest trains (docs/gpu.md).
+AGAIN: dict[str, tuple[Any, ...]] = {
+    "served fp32": (sharder_cases.served, "fp32", 1e-5),
+    "served int8": (sharder_cases.served, "int8", 0.05),
+    "outputs": (sharder_cases.outputs,),
+    "memory of parts": (sharder_cases.memory_of_parts,),
+    "unlike models": (sharder_cases.unlike_models,),
+    "weights of a batch": (sharder_cases.unweighted,),
+    "pipeline": (training_cases.pipelined, "EvalPipelineSparseDist"),
+    "dictionaries of tensors": (training_cases.tensor_dict,),
+    "state dicts of others": (checkpoint_cases.loaded,),
+    "distributed tensors": (checkpoint_cases.loaded_from_dtensors,),
+    "rank 0's weights": (checkpoint_cases.rank_zeros_weights,),
+    "plans for others": (refusal_cases.refused_plans,),
+    "ids out of range": (refusal_cases.ids_out_of_range,),
+}
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("name", AGAIN)
+def test_what_cpu_ranks_do_devices_do(worlds, emulated, name):
+    function, *arguments = AGAIN[name]
+    worlds.run(2, cases.on_emulated, str(emulated), function, *arguments)
+
+
+@pytest.mark.check
+def test_plans_come_from_folders(worlds, emulated, tmp_path):
+    plan = random_plan(1, tables_of(Model("meta")), 2, mode="inference")
+    plan = replace(plan, topology=Topology.load("cpu:2"), profile="made for this test")
+    plan.save(tmp_path / "plan")
+    given = (cases.on_emulated, str(emulated), sharder_cases.from_folder, tmp_path / "plan")
+    worlds.run(2, *given)
