@@ -1,0 +1,165 @@
+"""What a process does in tests of mixed host and device tensors: TorchRec's modules on one rank, of
+tensors that say they are on cuda:0 (pretended.py)."""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from torchrec.distributed.embedding_types import KJTList
+from torchrec.distributed.types import ShardingEnv
+
+import oper
+from oper.base.errors import OperError
+from oper.runtime.engine import EmbeddingEngine
+from oper.runtime.memory.prepared_batch import PreparedBatch
+from oper.runtime.step.prepare_batch import BatchPreparer
+from oper.tables.table import tables_of
+from oper.torchrec import sharders
+from tests.support.cuda.pretended import DEVICE, MixedDevicesError, OnDevice, pretending
+from tests.support.runtime.runtime_plans import random_plan
+from tests.support.torchrec.models import Inputs, Model, batch
+from tests.support.torchrec.ranks import engines
+
+STREAM = (0, 0, 1)  # of torch.Stream: its number, and the number and kind of its device
+
+
+@contextmanager
+def both(library: str, guard: str) -> Iterator[tuple[Any, Any, list[int]]]:
+    """A model on the CPU, the same on the device, and where tensors are of which a stream was
+    recorded."""
+    plan = random_plan(0, tables_of(Model("meta")), 1, mode="inference")
+    env = ShardingEnv.from_local(1, 0)
+    on_cpu = oper.shard(Model("cpu"), plan, env=env).eval()
+    with pretending(library, guard) as (device, recorded), torch.no_grad():
+        with patch.object(sharders, "device_of", lambda _: device):
+            sharder = oper.OperEmbeddingBagCollectionSharder(plan)
+            alone: Any = sharder.shard(Model("meta").bags, {}, env, DEVICE, "bags")
+            assert {parameter.device for parameter in alone.parameters()} == {DEVICE}
+            made = oper.shard(Model("cpu"), plan, env=env, device="cuda:0").eval()
+        yield on_cpu, made, recorded
+
+
+def put(inputs: Inputs) -> Inputs:
+    """A batch on the device, as a script puts it there."""
+    return inputs.to(DEVICE)
+
+
+def served(rank: int, group: Any, library: str, guard: str) -> None:
+    """The whole model and each collection, with features in several orders, and an empty batch."""
+    with both(library, guard) as (on_cpu, made, _):
+        assert {p.device for p in made.parameters()} == {DEVICE}
+        for step, samples in enumerate((6, 1, 0)):
+            given = batch(step, samples, order=step)
+            there = put(given)
+            (_, expected), (_, found) = on_cpu(given), made(there)
+            assert found.device == DEVICE
+            assert torch.equal(found.cpu(), expected)
+            of_both = (
+                (module.bags(inputs.ids).values(), module.weighted(inputs.weighted_ids).values())
+                for module, inputs in ((on_cpu.module, given), (made.module, there))
+            )
+            for one, other in zip(*of_both, strict=True):
+                assert torch.equal(one, other.cpu())
+            sequences = on_cpu.module.sequences(given.ids)
+            for name, jagged in made.module.sequences(there.ids).items():
+                for part in ("values", "lengths", "offsets", "weights"):
+                    tensor = getattr(jagged, part)()
+                    assert tensor.device == DEVICE, part
+                    assert torch.equal(tensor.cpu(), getattr(sequences[name], part)())
+        assert {engine.operator.anchor.device for engine in engines(made)} == {DEVICE}
+        counted = [[e.counters.to_dict() for e in engines(model)] for model in (on_cpu, made)]
+        assert counted[0] == counted[1]
+
+
+def bad_batches(rank: int, group: Any, library: str, guard: str) -> None:
+    """Ids out of range are named; batches of the host are refused."""
+    with both(library, guard) as (_, made, _):
+        inputs = put(batch(0))
+        for given, text in (
+            (_with_id(inputs, 10**6), "id 1000000, number 0 of the feature"),
+            (batch(0), "on cpu; ids were needed, int32 or int64, on cuda:0"),
+        ):
+            with pytest.raises(OperError, match=re.escape(text)):
+                made(given)
+
+
+def _with_id(inputs: Inputs, value: int) -> Inputs:
+    changed = put(batch(0))
+    changed.ids.values()[0] = value
+    return changed
+
+
+def saved_and_loaded(rank: int, group: Any, library: str, guard: str) -> None:
+    """State dicts are the host's; those and tensors on the device are loaded."""
+    with both(library, guard) as (on_cpu, made, _):
+        state = made.state_dict()
+        tables = {key for key in state if "embedding" in key}
+        assert {state[key].device.type for key in tables} == {"cpu"}
+        for key in tables:
+            assert torch.equal(state[key], on_cpu.state_dict()[key])
+        changed = {key: value + 1 for key, value in state.items()}
+        for given in (changed, {key: value.to(DEVICE) for key, value in changed.items()}):
+            made.load_state_dict({key: torch.zeros_like(value) for key, value in state.items()})
+            made.load_state_dict(given)
+            for key in tables:
+                assert torch.equal(made.state_dict()[key], changed[key])
+
+
+def pipelined(rank: int, group: Any, library: str, guard: str) -> None:
+    """What TorchRec's pipelines ask of a prepared batch and of its context: all that lies on the
+    device is kept for another stream."""
+    with both(library, guard) as (_, made, recorded):
+        inputs, stream = put(batch(0)), torch.Stream(*STREAM)
+        for collection, ids in (
+            (made.module.bags, inputs.ids),
+            (made.module.weighted, inputs.weighted_ids),
+            (made.module.sequences, inputs.ids),
+        ):
+            context = collection.create_context()
+            prepared: KJTList = collection.input_dist(context, ids).wait().wait()
+            recorded.clear()
+            prepared.record_stream(stream)
+            (found,) = prepared
+            assert isinstance(found, PreparedBatch)
+            of_batch = [found.addresses, found.offsets, found.weights, found.bags]
+            assert set(recorded) == {t.data_ptr() for t in of_batch if t is not None}
+            collection.compute(context, prepared)
+            recorded.clear()
+            context.record_stream(stream)
+            held = (*of_batch, ids.values(), ids.lengths(), ids.weights_or_none())
+            assert {t.data_ptr() for t in held if t is not None} <= set(recorded)
+
+
+def _prepare(change: Callable[[PreparedBatch], PreparedBatch]) -> Any:
+    original = BatchPreparer.prepare
+    return patch.object(BatchPreparer, "prepare", lambda self, given: change(original(self, given)))
+
+
+def planted(rank: int, group: Any, library: str, guard: str, what: str) -> str:
+    """A fault by which tensors of the host and of the device are mixed; what is said of it."""
+    with both(library, guard) as (_, made, _):
+        inputs = put(batch(0))
+        original = EmbeddingEngine.lookup
+        changes = {
+            "offsets": _prepare(lambda b: replace(b, offsets=_host(b.offsets))),
+            "descriptors": _prepare(lambda b: replace(b, features=b.features.to(DEVICE))),
+            "bases": patch.object(made.module.bags.engine.heap, "bases", torch.zeros(4, 2)),
+            "output": patch.object(
+                EmbeddingEngine, "lookup", lambda self, b: original(self, b) + torch.zeros(3, 1)
+            ),
+        }
+        with changes[what]:
+            try:
+                made(inputs)
+            except MixedDevicesError as error:
+                return str(error)
+    return ""
+
+
+def _host(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return tensor.held if isinstance(tensor, OnDevice) else tensor
