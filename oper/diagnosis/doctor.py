@@ -13,14 +13,17 @@ from oper.base.free_memory import free_memory
 from oper.diagnosis.batch_findings import batch_findings
 from oper.diagnosis.diagnosis import Diagnosis, Finding
 from oper.diagnosis.machine_findings import (
+    for_devices,
     gpu_findings,
     rank_findings,
     ranks_here,
+    usable_devices,
     version_findings,
 )
 from oper.diagnosis.memory_findings import (
     dense_bytes,
     device_findings,
+    free_device_findings,
     host_findings,
     row_bytes,
     tier_findings,
@@ -71,6 +74,7 @@ def doctor(
     if batch is None and (profile is not None or reading):
         given = "profile" if profile is not None else next(iter(reading))
         raise OperError(f"doctor: {given} is for reading a batch; give the batch too")
+    devices, refused = usable_devices() if for_devices(plan) else ([], [])
     findings, matched = table_findings(plan, model)
     if any(finding.level == "problem" for finding in findings):
         text = "what the ranks need is counted when the tables fit"
@@ -84,6 +88,9 @@ def doctor(
             findings += host_findings(plan, mine, dense, ranks_here(plan), free_memory())
         else:
             findings += tier_findings(tier, _hosts(named))
+        if for_devices(plan) and not plan.workload.training:
+            free = [left for device in devices for left in device.free_memory()]
+            findings += free_device_findings(plan, rows, dense, ranks_here(plan), free)
     if batch is None:
         text = "whether the script numbers them as the profile does was not looked at"
         findings.append(
@@ -93,7 +100,11 @@ def doctor(
         tables = [table for found in matched for table in tables_of_collection(found.collection)]
         counted = None if profile is None else profile_given("doctor", profile)
         findings += batch_findings(plan, tables, batch, reading, counted)
-    findings += [*rank_findings(plan), *gpu_findings(plan), *version_findings()]
+    findings += [
+        *rank_findings(plan),
+        *gpu_findings(plan, len(devices), refused),
+        *version_findings(),
+    ]
     return Diagnosis(tuple(findings))
 
 

@@ -1,7 +1,7 @@
 """What is here: ranks that torchrun started, devices, versions of packages, oper's own kernels."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 
 import torch
@@ -10,6 +10,9 @@ from oper.base import native
 from oper.base.errors import OperError
 from oper.diagnosis.diagnosis import Finding
 from oper.plan.plan import Plan
+from oper.runtime.memory.device import Cuda
+from oper.runtime.memory.device_support import why_no_device
+from oper.runtime.memory.runtime_plan import check_for_devices
 
 # What oper is tested with, by the first parts of the version, as in pyproject.toml.
 TESTED = {
@@ -51,18 +54,40 @@ def ranks_here(plan: Plan, environment: Mapping[str, str] = os.environ) -> list[
     return [rank for rank, node in enumerate(plan.topology.node_of) if node == 0]
 
 
-def gpu_findings(plan: Plan) -> list[Finding]:
-    """The devices here against those that the plan is for."""
-    count, needed = torch.cuda.device_count(), _most_a_node(plan)
-    if "linked" not in plan.topology.memory or plan.ranks == 1:
+def usable_devices() -> tuple[list[Cuda], list[Finding]]:
+    """The CUDA devices here that oper serves from, and what keeps it from the others."""
+    found, refused = [], []
+    for number in range(torch.cuda.device_count()):
+        try:
+            found.append(Cuda(f"cuda:{number}"))
+        except OperError as error:
+            refused.append(Finding.of_error("devices", error))
+    return found, refused
+
+
+def for_devices(plan: Plan) -> bool:
+    """Whether several ranks of a plan are devices, which links join."""
+    return "linked" in plan.topology.memory and plan.ranks > 1
+
+
+def gpu_findings(plan: Plan, here: int, refused: Sequence[Finding]) -> list[Finding]:
+    """The devices that the plan is for against those `here` that can be used; `refused` are what
+    was found of those that cannot."""
+    if not for_devices(plan):
         return []
-    if count >= needed:
-        return [Finding("ok", "devices", f"{count} here, and the plan has {needed} a node")]
-    text = (
-        f"{count} here, and the plan has {needed} a node ({plan.topology.name}); oper.shard trains "
-        "on CPU ranks, so the times that the plan predicts are not those of this machine"
-    )
-    return [Finding("note", "devices", text, "look on a host of the job")]
+    needed = f"the plan has {_most_a_node(plan)} a node ({plan.topology.name})"
+    try:
+        check_for_devices(plan, "CUDA devices")
+    except OperError as error:
+        text = f"{here} here, and {needed}; on CPU ranks the times that it predicts are not theirs"
+        return [Finding("note", "devices", f"{text}; {error}")]
+    if not here and not refused:
+        text = f"none here ({why_no_device()}), and {needed}"
+        return [Finding("note", "devices", text, "look on a host of the job")]
+    if here >= _most_a_node(plan):
+        return [*refused, Finding("ok", "devices", f"{here} here, and {needed}")]
+    text = f"{here} here that can be used, and {needed}: where ranks share one, times are longer"
+    return [*refused, Finding("note", "devices", text, "look on a host of the job")]
 
 
 def version_findings() -> list[Finding]:

@@ -12,6 +12,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from oper.base.arrays import Ints
 from oper.base.errors import OperError
+from oper.base.formatting import plural
 from oper.base.free_memory import FreeMemory
 from oper.base.units import GB
 from oper.diagnosis.diagnosis import Finding
@@ -146,6 +147,27 @@ def host_findings(
         do = "use fewer ranks a host, --extra-memory 0, or more hosts"
         return [Finding("problem", "host memory", text, do)]
     return [Finding("ok", "host memory", text)]
+
+
+def free_device_findings(
+    plan: Plan, rows: Ints, dense: int, ranks_here: Sequence[int], free: Sequence[FreeMemory]
+) -> list[Finding]:
+    """Whether the ranks of this host fit what is free of its devices, which they take in turn."""
+    buffers = plan.cost.mailbox_bytes + plan.cost.allreduce_memory_bytes
+    found = []
+    for number, left in enumerate(free):
+        ranks = ranks_here[number :: len(free)]
+        needed = sum(int(rows[rank]) + buffers + dense for rank in ranks)
+        text = (
+            f"{left.limited_by} has {_size(left.free_bytes)} free, and {plural(len(ranks), 'rank')}"
+            f" there would take {_size(needed)} without activations"
+        )
+        if needed > left.free_bytes:
+            do = "free it, use more devices, or plan with a larger --reserve or less --extra-memory"
+            found.append(Finding("problem", "device memory here", text, do))
+    if free and not found:
+        return [Finding("ok", "device memory here", text)]
+    return found
 
 
 def _size(bytes: float) -> str:

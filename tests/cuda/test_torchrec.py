@@ -62,6 +62,14 @@ def test_checkpoints_go_to_other_numbers_of_ranks(worlds, library, tmp_path):
     cases.assert_equal(worlds.run(2, cases.loaded_on_cpu, tmp_path / "saved")[0], saved)
 
 
+def test_a_planner_of_torchrecs_topology(worlds, library):
+    worlds.run(2, cases.planned, library)
+
+
+def test_ids_out_of_range_are_told_with_a_later_batch(worlds, library):
+    worlds.run(2, cases.bad_ids, library)
+
+
 REFUSED = {
     "training": (r"the plan is for training, and on .* there is inference alone",) * 2,
     "distinct": (r"<Plan of .*: the plan fetches distinct rows, and on .* --fetch raw",) * 2,
@@ -96,7 +104,6 @@ AGAIN: dict[str, tuple[Any, ...]] = {
     "distributed tensors": (checkpoint_cases.loaded_from_dtensors,),
     "rank 0's weights": (checkpoint_cases.rank_zeros_weights,),
     "plans for others": (refusal_cases.refused_plans,),
-    "ids out of range": (refusal_cases.ids_out_of_range,),
 }
 
 

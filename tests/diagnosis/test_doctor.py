@@ -19,6 +19,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 import oper as package
 from oper.base import native
 from oper.base.errors import OperError
+from oper.base.free_memory import FreeMemory
 from oper.diagnosis import machine_findings
 from oper.diagnosis.diagnosis import Diagnosis, Finding
 from oper.diagnosis.doctor import doctor
@@ -254,14 +255,77 @@ def test_the_tier_against_the_hosts(host: str, status: int) -> None:
 
 @pytest.mark.usefixtures("there")
 def test_a_host_with_too_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    from oper.base.free_memory import FreeMemory
-
     monkeypatch.setattr(
         "oper.diagnosis.doctor.free_memory", lambda: [FreeMemory("the machine", "m", 1000)]
     )
     said = oper("doctor", "cpu", "model.py:make_dlrm")
     assert said.status == 1
     assert "WRONG host memory: 2 CPU ranks on this host" in said.out.replace("\n", " ")
+
+
+class _Device:
+    """A device that can be used, with so many bytes free."""
+
+    def __init__(self, number: int, free_bytes: int) -> None:
+        self._free = FreeMemory(f"cuda:{number}, X,", f"gpu {number}", free_bytes)
+
+    def free_memory(self) -> list[FreeMemory]:
+        return [self._free]
+
+
+REFUSED = Finding("problem", "devices", "cuda:1, X, is of architecture sm_75")
+
+
+@pytest.mark.parametrize(
+    ("free", "refused", "level", "words"),
+    [
+        ([10**9] * 8, [], "ok", "devices: 8 here, and the plan has 8 a node (dgx-a100)"),
+        ([10**9] * 8, [], "ok", "device memory here: cuda:7, X, has 1 GB free, and 1 rank there"),
+        ([10**9] * 2, [], "note", "2 here that can be used, and the plan has 8 a node"),
+        ([10**9] * 2, [], "ok", "device memory here: cuda:1, X, has 1 GB free, and 4 ranks there"),
+        ([10**9, 1000], [], "WRONG", "device memory here: cuda:1, X, has 0.001 MB free"),
+        ([10**9], [REFUSED], "WRONG", "devices: cuda:1, X, is of architecture sm_75"),
+        ([], [], "note", "devices: none here (the driver is too old), and the plan has 8 a node"),
+    ],
+)
+@pytest.mark.usefixtures("there")
+def test_devices_of_a_plan_for_inference(
+    monkeypatch: pytest.MonkeyPatch, free: list[int], refused: list[Any], level: str, words: str
+) -> None:
+    if not Path("serves").exists():
+        command = ("plan", "profile", "-o", "serves", "--topology", "dgx-a100")
+        fine(*command, "--mode", "inference", "--batch-size", 512)
+    devices = [_Device(number, left) for number, left in enumerate(free)]
+    monkeypatch.setattr("oper.diagnosis.doctor.usable_devices", lambda: (devices, refused))
+    monkeypatch.setattr(machine_findings, "why_no_device", lambda: "the driver is too old")
+    said = oper("doctor", "serves", "model.py:make_dlrm")
+    text = " ".join(said.out.split())
+    assert f"{level} {words}" in text or f"{level} devices: {words}" in text, text
+    assert said.status == (level == "WRONG")
+
+
+@pytest.mark.usefixtures("there")
+def test_a_plan_for_training_is_not_for_the_devices_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = [_Device(number, 0) for number in range(8)]
+    monkeypatch.setattr("oper.diagnosis.doctor.usable_devices", lambda: (devices, []))
+    said = oper("doctor", "gpu", "model.py:make_dlrm")
+    assert said.status == 0
+    text = " ".join(said.out.split())
+    assert "note devices: 8 here, and the plan has 8 a node (dgx-a100); on CPU ranks" in text
+    assert "the plan is for training, and on CUDA devices there is inference alone" in text
+
+
+def test_devices_that_cannot_be_used_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def made(name: str) -> Any:
+        if name == "cuda:1":
+            raise OperError("cuda:1: its driver is too old")
+        return name
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(machine_findings, "Cuda", made)
+    found, problems_of_others = machine_findings.usable_devices()
+    assert list(map(str, found)) == ["cuda:0", "cuda:2"]
+    assert problems(problems_of_others) == [("devices", "cuda:1: its driver is too old")]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """What a process does in tests of mixed host and device tensors: TorchRec's modules on one rank, of
 tensors that say they are on cuda:0 (pretended.py)."""
 
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -77,21 +76,21 @@ def served(rank: int, group: Any, library: str, guard: str) -> None:
 
 
 def bad_batches(rank: int, group: Any, library: str, guard: str) -> None:
-    """Ids out of range are named; batches of the host are refused."""
+    """Ids out of range and lengths that do not fit are named, with a later batch; batches of the
+    host are refused."""
     with both(library, guard) as (_, made, _):
-        inputs = put(batch(0))
+        good, bad_id, bad_length = (put(batch(0)) for _ in range(3))
+        bad_id.ids.values()[0] = 10**6
+        bad_length.ids.lengths()[0] += 1
         for given, text in (
-            (_with_id(inputs, 10**6), "id 1000000, number 0 of the feature"),
-            (batch(0), "on cpu; ids were needed, int32 or int64, on cuda:0"),
+            (bad_id, "in an earlier batch: feature .*: id 1000000, number 0 of the feature"),
+            (bad_length, "in an earlier batch: .*lengths must sum to that"),
         ):
-            with pytest.raises(OperError, match=re.escape(text)):
-                made(given)
-
-
-def _with_id(inputs: Inputs, value: int) -> Inputs:
-    changed = put(batch(0))
-    changed.ids.values()[0] = value
-    return changed
+            made.module.bags(given.ids)
+            with pytest.raises(OperError, match=text):
+                made.module.bags(good.ids)
+        with pytest.raises(OperError, match="on cpu; ids were needed, int32 or int64, on cuda:0"):
+            made(batch(0))
 
 
 def saved_and_loaded(rank: int, group: Any, library: str, guard: str) -> None:
@@ -126,8 +125,11 @@ def pipelined(rank: int, group: Any, library: str, guard: str) -> None:
             prepared.record_stream(stream)
             (found,) = prepared
             assert isinstance(found, PreparedBatch)
-            of_batch = [found.addresses, found.offsets, found.weights, found.bags]
-            assert set(recorded) == {t.data_ptr() for t in of_batch if t is not None}
+            assert found.bags is not None
+            given = vars(found).values()
+            of_batch = [each for each in given if isinstance(each, OnDevice)]
+            assert {found.addresses.data_ptr(), found.bags.data_ptr()} <= set(recorded)
+            assert set(recorded) == {tensor.data_ptr() for tensor in of_batch}
             collection.compute(context, prepared)
             recorded.clear()
             context.record_stream(stream)

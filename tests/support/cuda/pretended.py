@@ -26,16 +26,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from oper.runtime.comm.shared_segment import DeviceSegment
+from oper.runtime.memory.device import OnTheWay
 from tests.support.cuda.device_engines import EmulatedDevice
 
 DEVICE = torch.device("cuda:0")
 
-# Arguments that oper's operators for devices take in the host's memory.
-ON_HOST = {
-    "pooled_rows": {"features"},
-    "translate": {"segment_offset", "segment_table"},
-    "accesses_by_rank": {"segment_offset", "features"},
-}
+# Arguments that oper's operators for devices take in the host's memory, and those that they bring
+# to the device themselves.
+ON_HOST = {"features"}
+ON_EITHER = {"segment_offset", "segment_table"}
 
 
 class MixedDevicesError(AssertionError):
@@ -139,13 +138,12 @@ class _Pretending(TorchDispatchMode):
         return [isinstance(each, torch.Tensor) and each.device == DEVICE for each in found]
 
     def _judge_ours(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        name = func.name().partition("::")[2].partition(".")[0]
         names = [argument.name for argument in func._schema.arguments]
         for argument, value in (*zip(names, args, strict=False), *kwargs.items()):
-            if not isinstance(value, torch.Tensor):
+            if not isinstance(value, torch.Tensor) or argument in ON_EITHER:
                 continue
-            there, needed = isinstance(value, OnDevice), argument not in ON_HOST.get(name, set())
-            if there != needed:
+            there = isinstance(value, OnDevice)
+            if there == (argument in ON_HOST):
                 where = "the device" if there else "the host"
                 raise MixedDevicesError(f"{func.name()}: {argument} is on {where}")
 
@@ -184,6 +182,9 @@ class PretendedDevice(EmulatedDevice):
     def __init__(self, library: str) -> None:
         super().__init__(library)
         self.torch_device = DEVICE
+
+    def bring(self, tensor: torch.Tensor) -> OnTheWay:
+        return OnTheWay(tensor.cpu().clone())
 
     def segment(self, bytes: int) -> DeviceSegment:
         return _Segment.create(bytes, torch.device("cpu"))

@@ -8,16 +8,21 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_loader import load as load_checkpoint
 from torch.distributed.checkpoint.state_dict_saver import save as save_checkpoint
 from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.planner import Topology
 from torchrec.distributed.types import ShardingEnv
 from torchrec.modules.embedding_configs import DataType
 
 import oper
+from oper.base.errors import OperError
 from oper.plan.plan import Plan
+from oper.profiling.profile import Profile
 from oper.runtime.memory import device
 from oper.tables.table import tables_of
 from oper.torchrec import sharders
@@ -187,6 +192,43 @@ def loaded_on_cpu(rank: int, group: Any, folder: Path) -> dict[str, Any]:
     model, _ = ranks.sharded(group)
     load_checkpoint(model.state_dict(), checkpoint_id=folder, process_group=group)
     return ranks.whole_tables(model, group)
+
+
+def planned(rank: int, group: Any, library: str | None) -> None:
+    """OperShardingPlanner plans for TorchRec's topology of devices, and DistributedModelParallel
+    shards by that plan on them."""
+    model = Model("meta")
+    tables = tables_of(model)
+    counts = np.arange(sum(table.rows for table in tables), dtype=np.uint32)
+    profile = Profile(tables, 1000, counts, counts[:0], (False,) * len(tables))
+    topology = Topology(dist.get_world_size(group), "cuda", hbm_cap=10**9)
+    planner = oper.OperShardingPlanner(topology, profile, batch_size=64, mode="inference")
+    sharders = [oper.OperEmbeddingBagCollectionSharder(), oper.OperEmbeddingCollectionSharder()]
+    plan = planner.collective_plan(model, sharders, group)
+    env = ShardingEnv.from_process_group(group)
+    with on_device(library):
+        model = DistributedModelParallel(
+            model, env=env, device=place_of(library), plan=plan, sharders=sharders
+        )
+    assert engines_on(model) == {"cuda"}
+    outputs(model, batch(rank).to(place_of(library)))
+
+
+def bad_ids(rank: int, group: Any, library: str | None) -> None:
+    """An id out of range on one rank is told there with the next batch, and then on the others."""
+    plan = plan_for(group)
+    with on_device(library), torch.no_grad():
+        model = made(group, "parallel", place_of(library), plan, "cpu", DataType.FP32)
+    inputs = batch(rank)
+    if rank == 1:
+        inputs.ids.values()[0] = 10**6
+        outputs(model, batch(0).to(place_of(library)))
+        model.module.bags(inputs.ids.to(place_of(library)))
+        with pytest.raises(OperError, match=r"in an earlier batch: feature .*: id 1000000"):
+            model.state_dict()
+    else:
+        with pytest.raises(OperError, match="rank 1 failed: in an earlier batch: feature"):
+            model.state_dict()
 
 
 def refused(rank: int, group: Any, library: str, what: str, how: str) -> str:

@@ -109,6 +109,28 @@ def test_torchrecs_topology():
     assert cuda.device_memory_bytes == (10**9, 10**9)
 
 
+@pytest.mark.parametrize(
+    ("ranks_a_node", "given", "said"),
+    [
+        (4, {}, "on CUDA devices OPER serves, and does not train yet: plan with mode='inference'"),
+        (2, {"mode": "inference"}, "2 nodes, fetch distinct: on CUDA devices every access"),
+        (4, {"mode": "inference", "fetch": "distinct"}, "1 node, fetch distinct: on CUDA dev"),
+    ],
+)
+def test_what_devices_cannot_do_is_refused(profile, ranks_a_node, given, said):
+    topology = TorchRecTopology(4, "cuda", local_world_size=ranks_a_node)
+    with pytest.raises(OperError, match=said):
+        oper.OperShardingPlanner(topology, profile, **given)
+
+
+@pytest.mark.parametrize("topology", [TorchRecTopology(8, "cuda"), "dgx-h100"])
+def test_inference_on_devices_is_planned(model, profile, topology):
+    planner = oper.OperShardingPlanner(topology, profile, mode="inference")
+    plan = planner.plan(model).oper_plan
+    assert (plan.ranks, plan.workload.mode, plan.workload.fetch) == (8, "inference", "raw")
+    assert plan.topology.memory == ("linked",)
+
+
 def test_tables_beyond_torchrecs_capacities(model, profile):
     topology = TorchRecTopology(2, "cpu", ddr_cap=100)
     with pytest.raises(OperError, match="rank 0 needs"):
