@@ -68,6 +68,15 @@ def test_a_collection_serves(kind: str, what: str) -> None:
             torch.testing.assert_close(last[key].values(), jagged.values())
 
 
+def test_answers_of_devices_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, case = engine_of("inference")
+    waited: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waited.append(len(waited)))
+    measure_latency(engine, [batch_of(case, step, 0) for step in range(3)], warm_up=1)
+    assert len(waited) == 3
+
+
 def test_what_cannot_be_served_is_said() -> None:
     engine, case = engine_of("inference")
     with pytest.raises(OperError, match="3 requests, and more than the 3 of the warm-up"):

@@ -75,6 +75,15 @@ def served(rank: int, group: Any, library: str, guard: str) -> None:
         assert counted[0] == counted[1]
 
 
+def recorded(rank: int, group: Any, library: str, guard: str) -> None:
+    """What is read of batches on the device is counted as of those of the host."""
+    with both(library, guard) as (on_cpu, made, _):
+        with oper.record(made) as there, oper.record(on_cpu) as here:
+            made(put(batch(0)))
+            on_cpu(batch(0))
+        assert (there.profile().accesses == here.profile().accesses).all()
+
+
 def bad_batches(rank: int, group: Any, library: str, guard: str) -> None:
     """Ids out of range and lengths that do not fit are named, with a later batch; batches of the
     host are refused."""
