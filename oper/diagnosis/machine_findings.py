@@ -62,7 +62,7 @@ def usable_devices() -> tuple[list[Cuda], list[Finding]]:
             found.append(Cuda(f"cuda:{number}"))
         except OperError as error:
             refused.append(Finding.of_error("devices", error))
-    return found, refused
+    return found, list(dict.fromkeys(refused))  # a driver or a library is every device's
 
 
 def for_devices(plan: Plan) -> bool:

@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 
 from oper.base.errors import OperError
 from oper.plan.plan import Plan
+from oper.runtime import table_io
 from oper.runtime.comm.shared_segment import DeviceSegment
 from oper.runtime.engine import EmbeddingEngine
 from oper.runtime.memory.device import Cuda, Device
+from oper.runtime.table_io import RowRange
 from tests.support.cuda.device_engines import (
     EmulatedDevice,
     batch_on,
@@ -26,7 +28,7 @@ from tests.support.cuda.device_engines import (
 )
 from tests.support.examples import examples
 from tests.support.runtime import mortal_ranks
-from tests.support.runtime.engine_cases import Case, module_tables, tables_of
+from tests.support.runtime.engine_cases import Case, initial, module_tables, tables_of
 from tests.support.runtime.ranks import Ranks
 from tests.support.runtime.runtime_plans import random_plan
 
@@ -252,3 +254,22 @@ def test_a_device_that_is_not_there() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(OperError, match=r"there is no CUDA device here: \w+"):
             Cuda()
+
+
+def test_tables_pass_through_a_device_in_pieces(library: str | None) -> None:
+    device = device_of(library)
+    case = Case(1, 1, dtype="fp16")
+    with mock.patch.object(table_io, "_DEVICE_PIECE_BYTES", 100):
+        engine = start(case, plan_of(case), None, device)
+        tables = engine.read_rows([RowRange(n, 0, rows) for n, rows in enumerate(case.rows)])
+    for number, found in enumerate(tables):
+        assert torch.equal(found, initial(case, number).half().float())
+
+
+def test_graphs_are_refused_by_name(library: str | None) -> None:
+    device = device_of(library)
+    engine = start(CASE, plan_of(CASE), None, device)
+    batch = engine.prepare(batch_on(device, CASE, 0, 0))
+    compiling = mock.patch.object(torch.compiler, "is_compiling", return_value=True)
+    with compiling, pytest.raises(OperError, match=r"a graph of torch\.compile cannot .* on cuda"):
+        engine.lookup(batch)

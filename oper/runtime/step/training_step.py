@@ -60,6 +60,11 @@ class TrainingStep:
                 "a graph of torch.compile cannot look up tables of the tier, which are cached: "
                 "leave the lookup out of it, as the sharded modules do"
             )
+        if self._heap.device.kind != "cpu":  # a graph's batch has no report (late_checks.py)
+            raise OperError(
+                f"a graph of torch.compile cannot look up tables on {self._heap.device.kind} "
+                "devices: leave the lookup out of it, as the sharded modules do"
+            )
 
     def rows_of(
         self,
