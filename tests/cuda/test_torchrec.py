@@ -73,6 +73,7 @@ def test_ids_out_of_range_are_told_with_a_later_batch(worlds, library):
 REFUSED = {
     "training": (r"the plan is for training, and on .* there is inference alone",) * 2,
     "distinct": (r"<Plan of .*: the plan fetches distinct rows, and on .* --fetch raw",) * 2,
+    "two nodes": (r"plan with --fetch raw, and for ranks of one node",) * 2,
     "mixed": (r"the tables of rank 1 are on the CPU, and those of rank 0 on CUDA devices",) * 2,
     "absent": (r"rank 1 failed: device cuda:7: there", r"^device cuda:7: there"),
     "no gloo": (r"one for the CPU was needed: .*cpu:gloo,cuda:nccl",) * 2,

@@ -70,20 +70,29 @@ def on_emulated(
 
 
 def made(
-    group: Any, how: str, place: torch.device, plan: Plan, source: str, data_type: DataType
+    group: Any,
+    how: str,
+    place: torch.device,
+    plan: Plan,
+    source: str,
+    data_type: DataType,
+    **options: Any,
 ) -> Any:
     """The model sharded for a device, by `oper.shard` or by DistributedModelParallel."""
     model = Model(source, data_type)
     env = ShardingEnv.from_process_group(group)
     torch.manual_seed(5)
     if how == "shard":
-        return oper.shard(model, plan, env=env, device=place).eval()
+        return oper.shard(model, plan, env=env, device=place, **options).eval()
     return DistributedModelParallel(
         model,
         env=env,
         device=place,
         plan=oper.torchrec_plan(plan, model),
-        sharders=[oper.OperEmbeddingBagCollectionSharder(), oper.OperEmbeddingCollectionSharder()],
+        sharders=[
+            oper.OperEmbeddingBagCollectionSharder(**options),
+            oper.OperEmbeddingCollectionSharder(**options),
+        ],
     ).eval()
 
 
@@ -251,5 +260,6 @@ def refused(rank: int, group: Any, library: str, what: str, how: str) -> str:
         if what == "no gloo":
             only = patch.object(dist, "get_backend_config", lambda _: "cuda:nccl")
             patched.enter_context(only)
-        made(group, how, torch.device("cpu"), plan, "meta", DataType.FP32)
+        nodes = (0, 1) if what == "two nodes" else None
+        made(group, how, torch.device("cpu"), plan, "meta", DataType.FP32, nodes=nodes)
     return "nothing was refused"
