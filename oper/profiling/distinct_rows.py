@@ -109,8 +109,9 @@ class DistinctSums:
         """
         if self.batches == 0:
             raise OperError(
-                f"--batch-size {self.batch_size:,}: the log has only {self._held:,} samples, not "
-                "one full batch; use a smaller batch or a longer log"
+                f"--batch-size {self.batch_size:,}: the log, or a part of it that is counted by "
+                f"itself, has only {self._held:,} samples, not one full batch; use a smaller "
+                "batch, a longer log, or larger windows or held-out parts"
             )
         rank_rows = self.rank_rows / (self.batches * self.ranks)
         union_rows = self.union_rows / self.batches

@@ -282,16 +282,19 @@ class WindowDrift(Summarised):
 
 def drift_by_window(
     plan: Plan | Path | str,
-    windows: Sequence[Profile],
+    windows: Sequence[Profile] | Path | str,
     threshold: float = WORSE,
     report: Callable[[str], None] = lambda step: None,
 ) -> WindowDrift:
-    """Price a plan under the counts of each window of a log, as `Profile.load_windows` reads them.
+    """Price a plan under the counts of each window of a log: of a folder, or as
+    `Profile.load_windows` reads them.
 
     Arguments and errors are those of `drift`.
     """
     plan = plan_given("drift_by_window", "plan", plan)
     threshold = finite_number(threshold, "threshold")
+    if isinstance(windows, Path | str):
+        windows = Profile.load_windows(windows)
     found: list[Window] = []
     # The parts of a plan from scratch for the window before that is large enough.
     before: list[Plan] | None = None

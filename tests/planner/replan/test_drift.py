@@ -229,6 +229,9 @@ def test_a_line_for_each_window(tmp_path, monkeypatch):
     assert max(map(len, text.splitlines())) <= 100
     said = json.loads(fine("drift", "q", "w", "--all-windows", "--json"))
     assert [window["samples"] for window in said["windows"]] == [5000] * 3
+    in_python = drift_by_window("q", "w")
+    assert [window.samples for window in in_python.windows] == [5000] * 3
+    assert in_python.cost_seconds == pytest.approx(said["cost_seconds"])
     assert said["windows"][0]["worse"] == pytest.approx(0, abs=1e-9)
     stale = oper("drift", "q", "w", "--all-windows", "--exit-code", "--worse", "0%")
     assert stale.status == any(window["judged_worse"] > 0 for window in said["windows"])
