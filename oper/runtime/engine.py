@@ -240,20 +240,29 @@ def _check_bounds(bounds: str) -> None:
 
 
 def _check_devices(node: Node, plan: Plan, device: Device) -> None:
-    """Check that all ranks are on the CPU, or all on devices by a plan that can be served there.
-    For all ranks to call; where they differ, OperError on all of them."""
+    """Check that all ranks are on the CPU, or all on devices of one architecture by a plan that can
+    be served there. For all ranks to call; where they differ, OperError on all of them."""
     if device.kind != "cpu":
         runtime_plan.check_for_devices(plan, str(device.torch_device))
     if node.group is None:
         return
-    kinds = node.group.gather(device.kind.encode().ljust(8), "compare devices")
-    on_cpu = [rank for rank, kind in enumerate(kinds) if kind.strip() == b"cpu"]
-    others = [rank for rank in range(node.ranks) if rank not in on_cpu]
-    if on_cpu and others:
+    found = node.group.gather(device.architecture.encode().ljust(8), "compare devices")
+    ranks_with: dict[str, list[int]] = {}
+    for rank, architecture in enumerate(found):
+        ranks_with.setdefault(architecture.decode().strip(), []).append(rank)
+    on_cpu = ranks_with.pop(Cpu.architecture, [])
+    if on_cpu and ranks_with:
+        others = sorted(rank for ranks in ranks_with.values() for rank in ranks)
         raise OperError(
             f"the tables of {rank_names(on_cpu)} are on the CPU, and those of "
             f"{rank_names(others)} on CUDA devices: give all ranks devices, each its own "
             '(torch.device("cuda", LOCAL_RANK)), or all the CPU'
+        )
+    if len(ranks_with) > 1:
+        groups = "; ".join(f"{rank_names(r)}: {name}" for name, r in sorted(ranks_with.items()))
+        raise OperError(
+            f"ranks are on devices of unlike architectures ({groups}): plans are made and kernels "
+            "tested for devices of one; start ranks on those of one"
         )
 
 

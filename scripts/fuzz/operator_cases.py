@@ -164,10 +164,10 @@ def _listed_and_striped() -> list[Argument]:
     accesses, offsets = _counters(1500), _i64(0, 600, 1500)
     bitmap = native.ops().list_hot_rows(accesses, offsets, _i64(5, 6), _i64(0, 0))[0]
     order = _i32(0, 1, 2, 2, 1)
-    touched = torch.rand(18, dtype=torch.float64)
+    touched, weight = torch.rand(2, 18, dtype=torch.float64)
     return _list(
         accesses, _counters(0), offsets, _i64(-1, -1), bitmap, None, order, _i64(0, 3, 5),
-        _i64(0, 1), _i64(2, 1), 3, _i64(0, 9, 18), torch.arange(9).repeat(2), touched,
+        _i64(0, 1), _i64(2, 1), 3, _i64(0, 9, 18), torch.arange(9).repeat(2), touched, weight,
     )  # fmt: skip
 
 

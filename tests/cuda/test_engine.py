@@ -240,6 +240,19 @@ def _without_access(rank: int, group: Any, case: Case, plan: Plan, library: str)
     start(case, plan, group, device)
 
 
+def _on_unlike_devices(rank: int, group: Any, case: Case, plan: Plan, library: str) -> None:
+    device = device_of(library)
+    assert isinstance(device, EmulatedDevice)
+    device.architecture = ("sm_80", "sm_90")[rank]
+    start(case, plan, group, device)
+
+
+def test_devices_of_unlike_architectures_are_refused_on_all_ranks(emulated: Path) -> None:
+    case = Case(1, 2)
+    for outcome in mortal_ranks.run(2, _on_unlike_devices, case, plan_of(case), str(emulated)):
+        assert "unlike architectures (rank 0: sm_80; rank 1: sm_90)" in str(outcome)
+
+
 def test_devices_without_access_to_each_other_fail_on_all_ranks(emulated: Path) -> None:
     """As parts of one device, or where each rank sees its own alone."""
     case = Case(1, 2)

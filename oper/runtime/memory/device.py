@@ -37,7 +37,7 @@ class OnTheWay:
 class Cpu:
     """The processor and its memory."""
 
-    kind = "cpu"
+    kind = architecture = "cpu"
     torch_device = torch.device("cpu")
     stream = 0
 
@@ -85,6 +85,7 @@ class Cuda:
         found = torch.cuda.get_device_properties(self.torch_device)
         facts = LibraryFacts.of(*self.ops().describe_device_library())
         check_library(facts, f"{self.torch_device}, {found.name},", (found.major, found.minor))
+        self.architecture = f"sm_{found.major}{found.minor}"
 
     @property
     def stream(self) -> int:

@@ -37,6 +37,7 @@ class EmulatedDevice(Cuda):
     def __init__(self, library: str) -> None:
         native.ops().load_device_library(library)
         self.torch_device = torch.device("cpu")
+        self.architecture = "sm_90"
         self.kept: list[int] = []  # where the tensors are that were to be kept
 
     def ops(self) -> Any:
