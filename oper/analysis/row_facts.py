@@ -221,15 +221,12 @@ def _expected(
     plan: Plan, profile: Profile, table: int, accesses: int, samples_with_row: int
 ) -> tuple[float, float]:
     """The accesses and samples of a row that the plan was made for."""
-    if plan.workload.training:
+    if plan.workload.training or samples_with_row > SELDOM:
         return accesses, samples_with_row
-    kinds = np.stack([profile.table_accesses(table), profile.table_samples_with_row(table)])
-    few = kinds[:, kinds[1] <= SELDOM + 1].astype(np.int64)
-    (counts, samples), rows = np.unique(few, axis=1, return_counts=True)
-    if samples_with_row > SELDOM:
-        return accesses, samples_with_row
-    found = expected_counts(np.zeros(len(rows), dtype=np.int64), counts, samples, rows)
-    (at,) = np.flatnonzero((counts == accesses) & (samples == samples_with_row))
+    counted = profile.select([table]).histogram()
+    found = expected_counts(*counted)
+    here = (counted.accesses == accesses) & (counted.samples_with_row == samples_with_row)
+    (at,) = np.flatnonzero(here)
     return float(found.accesses[at]), float(found.samples_with_row[at])
 
 

@@ -25,6 +25,17 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", params=["emulated", "on_cuda"])
+def library(request: pytest.FixtureRequest) -> str | None:
+    """The emulated kernels, or None where the device itself is meant."""
+    if request.param == "on_cuda":
+        if not torch.cuda.is_available():
+            pytest.skip("no CUDA device here")
+        return None
+    emulated: Path = request.getfixturevalue("emulated")
+    return str(emulated)
+
+
+@pytest.fixture(scope="module", params=["emulated", "on_cuda"])
 def device(request: pytest.FixtureRequest) -> Device:
     """Where kernels run: in the emulator, and on a device where there is one."""
     if request.param == "on_cuda":

@@ -39,17 +39,6 @@ def ranks() -> Iterator[Ranks]:
         yield started
 
 
-@pytest.fixture(scope="module", params=["emulated", "on_cuda"])
-def library(request: pytest.FixtureRequest) -> str | None:
-    """The emulated kernels, or None where the device itself is meant."""
-    if request.param == "on_cuda":
-        if not torch.cuda.is_available():
-            pytest.skip("no CUDA device here")
-        return None
-    emulated: Path = request.getfixturevalue("emulated")
-    return str(emulated)
-
-
 def plan_of(case: Case, **options: Any) -> Plan:
     return random_plan(case.seed, tables_of(case), case.ranks, mode="inference", **options)
 

@@ -4,7 +4,6 @@ by name on all ranks."""
 
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,17 +22,6 @@ from tests.support.torchrec import (
     training_cases,
 )
 from tests.support.torchrec.models import Model
-
-
-@pytest.fixture(scope="module", params=["emulated", "on_cuda"])
-def library(request: pytest.FixtureRequest) -> str | None:
-    """The emulated kernels, or None where the device itself is meant."""
-    if request.param == "on_cuda":
-        if not torch.cuda.is_available():
-            pytest.skip("no CUDA device here")
-        return None
-    emulated: Path = request.getfixturevalue("emulated")
-    return str(emulated)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])

@@ -15,7 +15,6 @@ constexpr int kRows = 4;
 // eight values a piece.
 template <typename Row>
 constexpr int kShortBags = sizeof(typename Row::Value) == 2 ? 2 : 3;
-constexpr int64_t kBlocksOfShortBags = 4;  // on a multiprocessor
 constexpr int64_t kMostShortBags = int64_t{1} << 30;
 
 int64_t multiprocessors() {
@@ -34,7 +33,7 @@ cudaError_t start(const LookupArguments& a, int64_t features, int64_t most_bags,
   int64_t blocks = (most_bags + bags_per_block - 1) / bags_per_block;
   if (blocks == 0) return cudaSuccess;
   if (short_bags) {  // as many as are there at once, for all features together
-    const int64_t at_once = kBlocksOfShortBags * multiprocessors();
+    const int64_t at_once = int64_t{kBlocksOfShortBags} * multiprocessors();
     blocks = std::min(blocks, (at_once + features - 1) / features);
   }
   const Launch how{dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(features)), kThreads,

@@ -8,7 +8,30 @@ from oper.base import native
 from tests.support.cuda.emulator import Emulator
 
 
-class Emulated:
+class _Operators:
+    """The operators on a device's tensors."""
+
+    stream = 0
+
+    def start(self, operator: str, *arguments: Any, order: int = 0) -> Any:
+        """Call an operator with all of its arguments, the stream among them, with threads in some
+        order."""
+        raise NotImplementedError
+
+    def run(
+        self,
+        operator: str,
+        *arguments: Any,
+        order: int = 0,
+        report: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """What `torch.ops.oper` has under this name, in the host's memory."""
+        given = (*arguments, self.stream, report)
+        found: torch.Tensor = self.start(operator, *given, order=order)
+        return found.cpu()
+
+
+class Emulated(_Operators):
     """Host memory stands for the device's."""
 
     orders = (0, 1, 2)  # in which threads go on
@@ -20,26 +43,12 @@ class Emulated:
         """The tensor in the device's memory."""
         return tensor
 
-    def run(
-        self,
-        operator: str,
-        *arguments: Any,
-        order: int = 0,
-        report: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """What `torch.ops.oper` has under this name, with threads in some order."""
-        found: torch.Tensor = self.start(operator, *arguments, 0, report, order=order)
-        return found
-
     def start(self, operator: str, *arguments: Any, order: int = 0) -> Any:
-        """Call an operator with all of its arguments, the stream among them."""
         self._emulator.order(order)
         return getattr(torch.ops.oper_emulated, operator)(*arguments)
 
-    stream = 0
 
-
-class Cuda:
+class Cuda(_Operators):
     """The first device; its threads go on as they like."""
 
     orders = (0,)
@@ -47,21 +56,11 @@ class Cuda:
     def put(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
         return None if tensor is None else tensor.cuda()
 
-    def run(
-        self,
-        operator: str,
-        *arguments: Any,
-        order: int = 0,
-        report: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        found: torch.Tensor = self.start(operator, *arguments, self.stream, report)
-        return found.cpu()
-
     def start(self, operator: str, *arguments: Any, order: int = 0) -> Any:
         return getattr(native.device_ops(), operator)(*arguments)
 
     @property
-    def stream(self) -> int:
+    def stream(self) -> int:  # type: ignore[override]
         return torch.cuda.current_stream().cuda_stream
 
 

@@ -193,12 +193,15 @@ __device__ __forceinline__ void add_others(const LookupArguments& a, const Looku
   if (feature.mean && length > 1) divide(sum, length);
 }
 
+// Blocks of `pool_short_bags` that a multiprocessor holds: 64 registers a thread.
+constexpr int kBlocksOfShortBags = 4;
+
 // Bags of which most have one access or none, without weights: the first rows of kRows bags of a
 // group at once. Groups stay for many bags, and look for the rows of the next turn while those of
 // this one are on their way: a row's place takes up to three reads, one after another. What is
 // rare, bags of more rows, is looked at again rather than kept in registers.
 template <typename Row, int kBytes, int kLanes, int kRows>
-__global__ void __launch_bounds__(256, 4)
+__global__ void __launch_bounds__(256, kBlocksOfShortBags)
     pool_short_bags(const __grid_constant__ LookupArguments a) {
   using Values = oper::Values<Row, kBytes>;
   constexpr int kCount = Values::kCount;
