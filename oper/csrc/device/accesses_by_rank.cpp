@@ -26,7 +26,8 @@ at::Tensor accesses_by_rank(const at::Tensor& addresses, const at::Tensor& segme
   const int64_t number = features.size(0);
   if (!report)
     elements<int64_t>(addresses, features_of(features, segment_offset).accesses(), "addresses");
-  const at::Tensor segments = segment_offset.to(addresses.device());
+  // Not waited for, where they come from the host: torch would wait for all that was started.
+  const at::Tensor segments = segment_offset.to(addresses.options(), /*non_blocking=*/true);
   const auto* const begins = elements<int64_t>(segments, number + 1, "segment_offset");
   CountArguments a{};
   a.addresses = elements<int64_t>(addresses, "addresses");

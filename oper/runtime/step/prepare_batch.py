@@ -113,7 +113,7 @@ class BatchPreparer:
         ops.check_bags(batch.offsets().contiguous(), values.numel(), report, stream)
         addresses = self._map.translate_features(
             values,
-            segment_offset.to(on),
+            segment_offset.to(on, non_blocking=True),
             self._tables_there[keys],
             ops=ops,
             stream=stream,
