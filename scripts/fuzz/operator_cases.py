@@ -227,13 +227,13 @@ def _sum_gradients() -> list[Argument]:
     features, segments = _features(), _i64(0, 20, 40)
     addresses = torch.randint(0, 30, (40,)) | LOCAL << SLOT_BITS
     sorted_ = native.ops().sort_accesses(addresses, segments, features, 0, 1, 1)
-    positions, starts = sorted_[:2]
-    runs = len(starts) - 1
+    positions, starts, _, before = sorted_
+    groups = native.ops().lay_out_gradients(before, [8])
     keep = (_FIELDS.index("bucket"), _FIELDS.index("has_gradient"))
     return _list(
-        torch.rand(160), _vouched(positions), _vouched(starts), 0, runs, torch.arange(0, 41, 2),
-        torch.rand(40), _vouched(features, *keep), _vouched(segments), 8, 1.0,
-        torch.empty(runs * 8),
+        torch.rand(160), _vouched(positions), _vouched(starts), _vouched(groups), _vouched(0), 0, 2,
+        torch.arange(0, 41, 2), torch.rand(40), _vouched(features, *keep), _vouched(segments), 8,
+        1.0, torch.empty(int(groups[1, -1])),
     )  # fmt: skip
 
 
@@ -245,20 +245,24 @@ def _number_rows() -> list[Argument]:
 def _add_gradients() -> list[Argument]:
     features, segments = _features(), _i64(0, 20, 40)
     addresses = torch.randint(0, 30, (40,)) | LOCAL << SLOT_BITS
-    row_of, slots, _ = native.ops().number_rows(addresses, segments, features, 0, 1, [30])
+    row_of, _, (before, _) = native.ops().number_rows(addresses, segments, features, 0, 1, [30])
+    groups = native.ops().lay_out_gradients(before, [8])
     keep = (_FIELDS.index("bucket"), _FIELDS.index("has_gradient"))
-    out = torch.empty(len(slots) * 8)
     return _list(
-        torch.rand(160), _vouched(row_of), 0, _vouched(0), torch.arange(0, 41, 2), torch.rand(40),
-        _vouched(features, *keep), _vouched(segments), 8, 1.0, _vouched(out),
+        torch.rand(160), _vouched(row_of), _vouched(groups), 0, _vouched(0), _vouched(2),
+        torch.arange(0, 41, 2), torch.rand(40), _vouched(features, *keep), _vouched(segments),
+        _vouched(8), 1.0, torch.empty(int(groups[1, -1])),
     )  # fmt: skip
 
 
+_GROUPS = [torch.tensor([[0, 1, 3], [0, 8, 24]]), torch.tensor([[0, 0, 2], [0, 0, 16]])]
+
+
 def _update() -> list[Argument]:
-    slots = [_i64(1, 5, 9), _i64(0, 5)]
+    slots, values = [_i64(1, 5, 9), _i64(0, 5)], [torch.rand(24), torch.rand(16)]
     rows, state = (torch.zeros((20, n), dtype=torch.uint8) for n in (32, 64))
     settings = [0.1] * _settings()
-    return _list(slots, [torch.rand(3, 8), torch.rand(2, 8)], rows, state, 8, 0, "adam", settings)
+    return _list(slots, values, _GROUPS, [1, 1], rows, state, 8, 0, "adam", settings, _i64(0))
 
 
 def _settings() -> int:
@@ -267,7 +271,9 @@ def _settings() -> int:
     rows = torch.zeros((1, 32), dtype=torch.uint8)
     for size in range(20):
         try:
-            native.ops().update_rows(empty, empty, rows, rows, 8, 0, "sgd", [0.1] * size)
+            native.ops().update_rows(
+                empty, empty, empty, [], rows, rows, 8, 0, "sgd", [0.1] * size, _i64(0)
+            )
         except ValueError:
             continue
         return size
@@ -349,6 +355,10 @@ CASES: dict[str, Callable[[], list[Argument]]] = {
     "sum_gradients": _sum_gradients,
     "number_rows": _number_rows,
     "add_gradients": _add_gradients,
+    "lay_out_gradients": lambda: _list(_i64(0, 1, 4, 4, 9), [8, 5]),
+    "merge_gradients": lambda: _list(
+        [_i64(1, 5, 9), _i64(0, 5)], [torch.rand(24), torch.rand(16)], _GROUPS, [8]
+    ),
     "update_rows": _update,
     "quantise_rows": lambda: _list(torch.rand(5, 8)),
     "dequantise_rows": lambda: _list(torch.zeros((5, 16), dtype=torch.uint8)),

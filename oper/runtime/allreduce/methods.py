@@ -12,7 +12,7 @@ The first two sum buffers of equal size over all ranks (SlicedSum).
 
 import functools
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -21,9 +21,16 @@ from oper.base.errors import OperError
 from oper.runtime.allreduce.proxies import Proxies
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.shared_segment import LINE_BYTES, Segment
-from oper.runtime.tables.optimizers import RowGradients
 
 Tensors = list[torch.Tensor]
+
+
+class ReplicaSums(NamedTuple):
+    """Replicas of a bucket by number, int64 [n] ascending, and the sums of their gradients,
+    float32 [n, dim]."""
+
+    numbers: torch.Tensor
+    grads: torch.Tensor
 
 
 class Method(Protocol):
@@ -48,7 +55,7 @@ class Method(Protocol):
     def reduce(self) -> None:
         """Do this rank's part of the sums, once all ranks of the node have written."""
 
-    def read(self) -> list[RowGradients]:
+    def read(self) -> list[ReplicaSums]:
         """The replicas that any rank touched, by number, and their sums, once all ranks of the
         node have reduced."""
 
@@ -193,12 +200,12 @@ class Dense:
     def reduce(self) -> None:
         self.read_bytes += self._sum.sum(self._size)
 
-    def read(self) -> list[RowGradients]:
+    def read(self) -> list[ReplicaSums]:
         result = []
         for sums in self._sums(self._replicas):
             numbers = native.ops().touched_rows(sums)
             all_touched = len(numbers) == len(sums)
-            result.append(RowGradients(numbers, sums if all_touched else sums[numbers]))
+            result.append(ReplicaSums(numbers, sums if all_touched else sums[numbers]))
         return result
 
     def _floats(self, rows: Sequence[int]) -> int:
@@ -244,9 +251,9 @@ class Bitmap(Dense):
         buffer = self._sum.buffer(self._size)
         native.ops().aggregate_rows(numbers, grads, self._union, self._replicas, buffer)
 
-    def read(self) -> list[RowGradients]:
+    def read(self) -> list[ReplicaSums]:
         sums = self._sums([len(touched) for touched in self._union])
-        return [RowGradients(*part) for part in zip(self._union, sums, strict=True)]
+        return [ReplicaSums(*part) for part in zip(self._union, sums, strict=True)]
 
 
 _WORD_BYTES = 4
@@ -315,7 +322,7 @@ class AllGather:
             self._message(end, sizes[r]).copy_(message)
             end += sizes[r]
 
-    def read(self) -> list[RowGradients]:
+    def read(self) -> list[ReplicaSums]:
         messages, counts = {}, {}
         for peer, ranks in self._ranks_held_by.items():
             begin = 0
@@ -334,7 +341,7 @@ class AllGather:
             self._replicas,
             self._dims,
         )
-        return [RowGradients(*part) for part in zip(*merged, strict=True)]
+        return [ReplicaSums(*part) for part in zip(*merged, strict=True)]
 
     def _words(self, counts: torch.Tensor) -> int:
         return int(counts @ self._row_words)

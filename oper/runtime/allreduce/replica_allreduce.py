@@ -32,7 +32,7 @@ from oper.runtime.allreduce.methods import AllGather, Bitmap, Dense, Method, Ten
 from oper.runtime.allreduce.proxies import Proxies
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.progress_signals import Signals
-from oper.runtime.tables.optimizers import RowGradients
+from oper.runtime.tables.row_gradients import RowGradients
 
 METHODS: dict[str, type[Dense] | type[AllGather]] = {
     "bitmap": Bitmap,
@@ -116,13 +116,13 @@ class ReplicaAllReduce:
             self._signals.post("reduced", step)
 
     def result(self, step: int) -> list[RowGradients]:
-        """The slots of each bucket that any rank touched, ascending, and their summed gradients;
-        they may lie in shared memory, and are to be used before the next `begin`."""
+        """The replicas of each bucket that any rank touched and their summed gradients, a group
+        each; they may lie in shared memory, and are to be used before the next `begin`."""
         if self._method is None:
-            return [RowGradients(*part) for part in zip(self._slots, self._grads, strict=True)]
+            return list(map(RowGradients.of_rows, self._slots, self._grads))
         self._signals.wait("reduced", step, f"sum replicas' gradients (step {step})")
         sums = zip(self._numberings, self._method.read(), strict=True)
-        return [RowGradients(numbering.slots(part.slots), part.grads) for numbering, part in sums]
+        return [RowGradients.of_rows(n.slots(part.numbers), part.grads) for n, part in sums]
 
 
 class _Numbering:

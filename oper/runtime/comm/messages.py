@@ -58,6 +58,9 @@ class Messages:
         self._socket.setblocking(False)
         name, self._secret = secrets.token_bytes(_NAME_BYTES), secrets.token_bytes(_SECRET_BYTES)
         self._socket.bind(_address(name))
+        # select() takes no descriptor above 1,023, and engines of many ranks have more.
+        self._arrivals = select.poll()
+        self._arrivals.register(self._socket, select.POLLIN)
         return name + self._secret
 
     def connect(self, cards: Mapping[int, bytes]) -> None:
@@ -90,7 +93,7 @@ class Messages:
             if missing():
                 # The kernel does not tell when a queue that was full has room again.
                 sleep_seconds = 0.001 if to_send else SLICE_SECONDS
-                if not select.select([self._socket], [], [], sleep_seconds)[0]:
+                if not self._arrivals.poll(1000 * sleep_seconds):
                     self._liveness.check(missing, action, deadline)
         received = {peer: self._inbox.pop((self._round, peer)) for peer in others}
         self._round += 1

@@ -30,7 +30,7 @@ class SortedRows:
     def __len__(self) -> int:
         return len(self.slots)
 
-    def range(self, bucket: int, owner: int) -> slice:
+    def owned(self, bucket: int, owner: int) -> slice:
         """The rows of a bucket that a rank owns."""
         return self._slice(bucket, 1 + owner, 2 + owner)
 
@@ -42,8 +42,14 @@ class SortedRows:
         """All rows of a bucket."""
         return self._slice(bucket, 0, 1 + self.ranks)
 
+    def groups(self, bucket: int) -> range:
+        """The numbers of a bucket's groups: of the replicas, and of each owner's rows."""
+        return range(bucket * (1 + self.ranks), (bucket + 1) * (1 + self.ranks))
+
     def first(self, buckets: int) -> "SortedRows":
         """The rows of the first buckets."""
+        if buckets == self.buckets:
+            return self
         before = self.before[: buckets * (1 + self.ranks) + 1]
         return SortedRows(self.slots[: int(before[-1])], before, self.ranks)
 

@@ -30,6 +30,10 @@ _VECTORS = (
 )
 
 
+# The counters that counts from a kernel are, by name.
+_Named = Callable[[np.ndarray], Mapping[str, Any]]
+
+
 class Counters:
     """The counters of one engine on one of `ranks` ranks: int64 scalars and vectors [ranks] by
     name."""
@@ -42,7 +46,7 @@ class Counters:
         """Start again from zero."""
         self._totals = dict.fromkeys(_SCALARS, 0)
         self._by_rank = {name: np.zeros(self._ranks, dtype=np.int64) for name in _VECTORS}
-        self._on_device: torch.Tensor | None = None
+        self._later: dict[_Named, torch.Tensor] = {}
 
     @property
     def totals(self) -> dict[str, int]:
@@ -61,18 +65,18 @@ class Counters:
         for name, count in counts.items():
             (self._totals if name in self._totals else self._by_rank)[name] += count
 
-    def add_later(
-        self, counts: torch.Tensor, named: Callable[[np.ndarray], Mapping[str, Any]]
-    ) -> None:
-        """Add what `named` makes of counts that are on a device, of one shape every time, once
-        somebody looks: the host does not wait for them before."""
-        self._named = named
-        self._on_device = counts if self._on_device is None else self._on_device + counts
+    def add_later(self, counts: torch.Tensor, named: _Named) -> None:
+        """Add what `named` makes of counts, of one shape every time, once somebody looks: the host
+        does not wait before for those that are on a device. They are added to in place."""
+        if named in self._later:
+            self._later[named] += counts
+        else:
+            self._later[named] = counts
 
     def _fetch(self) -> None:
-        if self._on_device is not None:
-            counts, self._on_device = self._on_device.cpu().numpy(), None
-            self.add(**self._named(counts))
+        later, self._later = self._later, {}
+        for named, counts in later.items():
+            self.add(**named(counts.cpu().numpy()))
 
     def to_dict(self) -> dict[str, Any]:
         """The totals as numbers and lists, which JSON holds."""

@@ -13,9 +13,10 @@ Four counters of the signals order the ranks; each is the number of the step tha
     applied     this rank's rows are updated: they may be read again, mailboxes may be overwritten
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,17 +29,18 @@ from oper.runtime.memory.prepared_batch import NumberedRows, PreparedBatch, Sort
 from oper.runtime.step.access_counters import Counters
 from oper.runtime.step.row_source import RowSource, Step, buckets_in_heap
 from oper.runtime.tables.optimizer_buckets import Bucket
-from oper.runtime.tables.optimizers import RowGradients, update_rows
+from oper.runtime.tables.optimizers import update_rows
+from oper.runtime.tables.row_gradients import RowGradients, laid_out, merged
 
 COUNTERS = ("marked", "published", "reduced", "applied")
 
 
 @dataclass(frozen=True)
 class HeldGradients:
-    """Rows, and the sum of the gradients of each so far, by bucket: float32 [rows of it, dim]."""
+    """Rows, and the sum of the gradients of each so far."""
 
     rows: SortedRows
-    grads: list[torch.Tensor]
+    sums: RowGradients
 
 
 class Gradients:
@@ -85,21 +87,21 @@ class Gradients:
         """Take the optimizer's step from the gradient of a batch's output, flat."""
         assert batch.rows is not None
         rows: SortedRows = batch.rows
-        total = None
+        held = None
         if self._accumulating or self._held is not None:
-            total = accumulate(self._held, batch, grad, self._buckets, self._scale)
-            self._held = total if self._accumulating else None
+            held = accumulate(self._held, batch, grad, self._buckets, self._scale)
+            self._held = held if self._accumulating else None
             if self._accumulating:
                 return
-            rows = total.rows
-        self._update_heap(batch, grad, rows.first(len(self._in_heap)), total)
+            rows = held.rows
+        self._update_heap(batch, grad, rows.first(len(self._in_heap)), held)
         if self._source is not None:
-            grads = []
-            for b in range(len(self._in_heap), len(self._buckets)):
-                of_bucket = rows.bucket(b)
-                out = torch.empty(of_bucket.stop - of_bucket.start, self._buckets[b].dim)
-                self._sum(batch, grad, b, total, out)
-                grads.append(out)
+            tier = range(len(self._in_heap), len(self._buckets))
+            dims = [bucket.dim * (b in tier) for b, bucket in enumerate(self._buckets)]
+            sums = _room_for(rows, dims)
+            for b in tier:
+                self._sum(batch, grad, rows, b, held, sums)
+            grads = [sums.gradients_of(rows.groups(b), dims[b]) for b in tier]
             step = Step(self.optimizer_steps, self.learning_rates)
             self._source.update(batch, rows, grads, step)
 
@@ -107,37 +109,40 @@ class Gradients:
         self,
         batch: PreparedBatch,
         grad: torch.Tensor,
+        rows: SortedRows,
         b: int,
-        total: HeldGradients | None,
-        out: torch.Tensor,
+        held: HeldGradients | None,
+        out: RowGradients,
     ) -> None:
-        """The gradients of a bucket's rows, or those that were accumulated, [rows, dim]."""
-        if total is not None:
-            out.copy_(total.grads[b])
+        """The gradients of a bucket's rows, or those that were accumulated."""
+        dim, groups = self._buckets[b].dim, rows.groups(b)
+        if held is not None:
+            out.gradients_of(groups, dim).copy_(held.sums.gradients_of(groups, dim))
         elif self._buckets[b].trained:
-            sum_gradients(batch, grad, b, self._buckets[b].dim, self._scale, out)
+            sum_gradients(batch, grad, b, dim, self._scale, out)
 
     def _update_heap(
         self,
         batch: PreparedBatch,
         grad: torch.Tensor,
         rows: SortedRows,
-        total: HeldGradients | None,
+        held: HeldGradients | None,
     ) -> None:
-        step, replicas = self.steps + 1, [self._replica_rows(rows, b) for b in self._bucket_numbers]
+        step = self.steps + 1
         if self._replicas is not None:
+            replicas = [self._replica_rows(rows, b) for b in self._bucket_numbers]
             self._replicas.begin(step, [rows.slots[of_bucket] for of_bucket in replicas])
         self._signals.wait("applied", self.steps, "update its rows")
-        grads = self.mailboxes.open(rows)
-        for b, out in enumerate(grads):
-            self._sum(batch, grad, b, total, out)
+        mine = self.mailboxes.open(rows)
+        for b in self._bucket_numbers:
+            self._sum(batch, grad, rows, b, held, mine)
         if self._replicas is not None:
-            # A bucket's replicas are its first rows.
-            sums = [g[: r.stop - r.start] for g, r in zip(grads, replicas, strict=True)]
-            self._replicas.contribute(step, sums)
+            self._replicas.contribute(
+                step, [self._replica_sums(mine, b) for b in self._bucket_numbers]
+            )
         self._count(rows)
         self._signals.post("published", step)
-        received = self._received(rows, grads)
+        received = self._received(rows, mine)
         self._signals.wait("published", step, "send its gradients")
         self._apply(step, received)
         self.steps = step
@@ -153,67 +158,82 @@ class Gradients:
         found = rows.replicas(bucket)
         return found if self._buckets[bucket].trained else slice(found.start, found.start)
 
-    def _apply(self, step: int, received: list[list[RowGradients]]) -> None:
+    def _replica_sums(self, mine: RowGradients, bucket: int) -> torch.Tensor:
+        """The gradients of the replicas of a bucket: those of its first group."""
+        first = bucket * (1 + self._node.ranks)
+        groups = range(first, first + self._buckets[bucket].trained)
+        return mine.gradients_of(groups, self._buckets[bucket].dim)
+
+    def _apply(self, step: int, received: Mapping[int, RowGradients]) -> None:
         """Update this rank's rows, then its copies of the replicas, whose sums come last."""
         if self._replicas is not None:
             self._replicas.reduce(step)
         self.optimizer_steps += 1
-        parts: list[list[RowGradients]] = [[] for _ in self._in_heap]
-        for rank in range(self._node.ranks):
-            mapped = rank in self._node.peers
-            found = self.mailboxes.read(rank, self._node.rank) if mapped else received[rank]
-            for mine, part in zip(parts, found, strict=True):
-                if len(part.slots):
-                    mine.append(part)
-        for b, mine in enumerate(parts):
-            self._update(b, mine)
+        parts = [received.get(r) or self.mailboxes.read(r) for r in range(self._node.ranks)]
+        for b in self._bucket_numbers:
+            group = b * (1 + self._node.ranks) + 1 + self._node.rank
+            groups = [b if r in received else group for r in range(self._node.ranks)]
+            self._update(b, parts, groups)
         if self._replicas is not None:
             for b, part in enumerate(self._replicas.result(step)):
-                self._update(b, [part])
+                self._update(b, [part], [0])
             self._counters.add(allreduce_bytes=self._replicas.bytes)
 
-    def _received(self, rows: SortedRows, grads: list[torch.Tensor]) -> list[list[RowGradients]]:
-        """What ranks that share no memory with this one have for it, by rank and bucket."""
-        received: list[list[RowGradients]] = [[] for _ in range(self._node.ranks)]
+    def _received(self, rows: SortedRows, mine: RowGradients) -> dict[int, RowGradients]:
+        """What each rank that shares no memory with this one has for it, a group a bucket."""
         if self._all_to_all is None:
-            return received
-        for b, of_bucket in enumerate(grads):
-            base, slots_out, grads_out = rows.bucket(b).start, [], []
+            return {}
+        slots_in, grads_in = [], []
+        for b in self._bucket_numbers:
+            slots_out, grads_out = [], []
             for rank in range(self._node.ranks):
-                theirs = rows.range(b, rank)
-                first, last = theirs.start, theirs.stop
-                if rank in self._node.peers:
-                    last = first
-                slots_out.append(rows.slots[first:last])
-                grads_out.append(of_bucket[first - base : last - base])
+                group = rows.groups(b)[1 + rank]
+                groups = range(group, group + (rank not in self._node.peers))
+                grads_out.append(mine.gradients_of(groups, self._buckets[b].dim))
+                slots_out.append(rows.slots[rows.owned(b, rank)][: len(grads_out[-1])])
             action = f"exchange gradients (step {self.steps + 1})"
-            slots_in = self._all_to_all.send(slots_out, action)
-            grads_in = self._all_to_all.send(grads_out, action)
-            for mine, part in zip(received, zip(slots_in, grads_in, strict=True), strict=True):
-                mine.append(RowGradients(*part))
-        return received
+            slots_in.append(self._all_to_all.send(slots_out, action))
+            grads_in.append(self._all_to_all.send(grads_out, action))
+        return {
+            rank: RowGradients.of_buckets(
+                [slots[rank] for slots in slots_in], [grads[rank] for grads in grads_in]
+            )
+            for rank in range(self._node.ranks)
+            if rank not in self._node.peers
+        }
 
-    def _update(self, b: int, parts: list[RowGradients]) -> None:
+    def _update(self, b: int, parts: Sequence[RowGradients], groups: Sequence[int]) -> None:
+        """Update the rows of a bucket by a group of each part."""
         bucket = self._buckets[b]
-        if not parts or not bucket.trained:
+        if not bucket.trained:
             return
-        updated = update_rows(
+        updated = torch.zeros(1, dtype=torch.int64)
+        update_rows(
             bucket.optimizer,
-            [part.slots for part in parts],
-            [part.grads for part in parts],
+            parts,
+            groups,
             self._heap.rows(bucket.width),
             self._heap.state(bucket.width),
             bucket.dim,
             bucket.dtype,
             self.learning_rates[b],
             self.optimizer_steps,
+            updated,
         )
-        self._counters.add(updated_rows=updated)
+        self._counters.add_later(updated, _updated_rows)
 
     def _count(self, rows: SortedRows) -> None:
-        sent = rows.row_counts()[:, 1:]
+        self._counters.add_later(rows.before.diff().view(-1, 1 + rows.ranks), self._sent)
+
+    def _sent(self, rows: np.ndarray) -> dict[str, Any]:
+        """Counters from rows by bucket and owner, replicas first."""
         dims = np.array([bucket.dim for bucket in self._in_heap], dtype=np.int64)
-        self._counters.add(gradient_rows=sent.sum(axis=0), gradient_bytes=4 * dims @ sent)
+        sent = rows[:, 1:]
+        return {"gradient_rows": sent.sum(axis=0), "gradient_bytes": 4 * dims @ sent}
+
+
+def _updated_rows(updated: np.ndarray) -> dict[str, Any]:
+    return {"updated_rows": int(updated[0])}
 
 
 def accumulate(
@@ -225,85 +245,37 @@ def accumulate(
 ) -> HeldGradients:
     """Add a batch's gradients, times `scale`, to those that are held."""
     assert batch.rows is not None
-    grads = []
+    dims = [bucket.dim for bucket in buckets]
+    rows: SortedRows = batch.rows
+    sums = _room_for(rows, dims)
     for b, bucket in enumerate(buckets):
-        of_bucket = batch.rows.bucket(b)
-        out = torch.zeros(of_bucket.stop - of_bucket.start, bucket.dim)
         if bucket.trained:
-            sum_gradients(batch, grad, b, bucket.dim, scale, out)
-        grads.append(out)
-    rows = batch.rows
-    new = HeldGradients(SortedRows(rows.slots, rows.before, rows.ranks), grads)
-    return new if held is None else _merged(held, new)
+            sum_gradients(batch, grad, b, bucket.dim, scale, sums)
+    if held is not None:
+        sums = merged([held.sums, sums], dims)
+    return HeldGradients(SortedRows(sums.slots, sums.groups[0], rows.ranks), sums)
+
+
+def _room_for(rows: SortedRows, dims: Sequence[int]) -> RowGradients:
+    """Gradients of rows of buckets of those dims, all zero."""
+    groups = laid_out(rows.before, dims)
+    return RowGradients(rows.slots, groups, torch.zeros(int(groups[1, -1])))
 
 
 def sum_gradients(
-    batch: PreparedBatch, grad: torch.Tensor, bucket: int, dim: int, scale: float, out: torch.Tensor
+    batch: PreparedBatch, grad: torch.Tensor, bucket: int, dim: int, scale: float, out: RowGradients
 ) -> None:
-    """Sum the gradients of each row of a bucket over its accesses in a batch, into `out`
-    [rows, dim]; `grad` is that of the batch's output."""
+    """Sum the gradients of each row of a bucket over its accesses in a batch; `grad` is that of the
+    batch's output."""
     rows = batch.rows
     assert rows is not None
-    of_bucket = rows.bucket(bucket)
+    groups = rows.groups(bucket)
+    of_bucket = (out.groups, bucket, groups.start, groups.stop)
+    accesses = (batch.offsets, batch.weights, batch.features, batch.segment_offset)
     if isinstance(rows, NumberedRows):
-        native.ops().add_gradients(
-            grad,
-            rows.row_of,
-            bucket,
-            of_bucket.start,
-            batch.offsets,
-            batch.weights,
-            batch.features,
-            batch.segment_offset,
-            dim,
-            scale,
-            out,
-        )
-        return
-    native.ops().sum_gradients(
-        grad,
-        rows.positions,
-        rows.starts,
-        of_bucket.start,
-        of_bucket.stop,
-        batch.offsets,
-        batch.weights,
-        batch.features,
-        batch.segment_offset,
-        dim,
-        scale,
-        out,
-        rows.by_bag,
-    )
-
-
-def _merged(a: HeldGradients, b: HeldGradients) -> HeldGradients:
-    """The rows of either, and the sums of their gradients."""
-    slots, sizes, grads = [], [0], []
-    for bucket in range(a.rows.buckets):
-        sums = []
-        of_a, of_b = _parts(a.rows, bucket), _parts(b.rows, bucket)
-        for mine, other in zip(of_a, of_b, strict=True):
-            both = torch.cat([a.rows.slots[mine], b.rows.slots[other]])
-            unique, index = both.unique(return_inverse=True)
-            total = torch.zeros(len(unique), a.grads[bucket].shape[1])
-            cut = mine.stop - mine.start
-            total.index_add_(0, index[:cut], _grads(a, bucket, mine))
-            total.index_add_(0, index[cut:], _grads(b, bucket, other))
-            slots.append(unique)
-            sizes.append(len(unique))
-            sums.append(total)
-        grads.append(torch.cat(sums))
-    before = torch.tensor(sizes).cumsum(0)
-    return HeldGradients(SortedRows(torch.cat(slots), before, a.rows.ranks), grads)
-
-
-def _parts(rows: SortedRows, bucket: int) -> list[slice]:
-    """The replicas of a bucket, and the rows of each rank."""
-    owners = range(rows.ranks)
-    return [rows.replicas(bucket), *(rows.range(bucket, owner) for owner in owners)]
-
-
-def _grads(held: HeldGradients, bucket: int, rows: slice) -> torch.Tensor:
-    base = held.rows.bucket(bucket).start
-    return held.grads[bucket][rows.start - base : rows.stop - base]
+        native.ops().add_gradients(grad, rows.row_of, *of_bucket, *accesses, dim, scale, out.values)
+    else:
+        native.ops().sum_gradients(
+            grad, rows.positions, rows.starts, *of_bucket, *accesses, dim, scale, out.values,
+            rows.by_bag,
+        )  # fmt: skip

@@ -92,7 +92,7 @@ class RowFetcher:
                 continue
             wanted = []
             for rank in range(self._ranks):
-                rows = runs.range(b, rank)
+                rows = runs.owned(b, rank)
                 first, last = rows.start, rows.stop
                 if rank == self._rank or (rank in self._node.peers and not self._distinct):
                     last = first

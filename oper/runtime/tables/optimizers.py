@@ -33,6 +33,7 @@ from oper.base import native
 from oper.base.errors import OperError
 from oper.base.units import finite_number, whole_number
 from oper.runtime.tables.kernel_structs import DTYPE_CODE
+from oper.runtime.tables.row_gradients import RowGradients
 
 logger = logging.getLogger(__name__)
 
@@ -341,44 +342,39 @@ def _unsupported(setting: str, value: Any, optimizer: str) -> OperError:
     )
 
 
-class RowGradients(NamedTuple):
-    """Slots, int64 [n] ascending, and the gradients of their rows, float32 [n, dim]."""
-
-    slots: torch.Tensor
-    grads: torch.Tensor
-
-
 def update_rows(
     optimizer: Optimizer,
-    slots: Sequence[Tensor],
-    grads: Sequence[Tensor],
+    parts: Sequence[RowGradients],
+    groups: Sequence[int],
     rows: Tensor,
     state: Tensor,
     dim: int,
     dtype: str,
     lr: float,
     step: int,
-) -> int:
-    """Sum the gradients of each row over the lists, in their order, and update the row once.
+    updated: Tensor,
+) -> None:
+    """Sum the gradients of each row over the parts, in their order, and update the row once.
 
     Args:
-        slots: of each rank, int64 [n_i], ascending.
-        grads: of each rank, float32 [n_i, dim].
+        parts: the gradients of each rank.
+        groups: which group of each part to take.
         rows, state: arenas, uint8 [slots, bytes], written to.
         dtype: of the rows' values: fp32, fp16 or bf16.
         lr: the learning rate of this step.
         step: the number of this step, from 1.
-
-    Returns:
-        The number of rows updated.
+        updated: int64 [1], to which the number of rows updated is added.
     """
-    return native.ops().update_rows(
-        slots,
-        grads,
+    native.ops().update_rows(
+        [part.slots for part in parts],
+        [part.values for part in parts],
+        [part.groups for part in parts],
+        groups,
         rows,
         state,
         dim,
         DTYPE_CODE[dtype],
         optimizer.kind,
         optimizer.settings(lr, step),
+        updated,
     )

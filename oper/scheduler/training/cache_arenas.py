@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from oper.base.arrays import Ints
 from oper.runtime.tables.optimizer_buckets import Bucket
 from oper.runtime.tables.optimizers import update_rows
+from oper.runtime.tables.row_gradients import RowGradients
 from oper.scheduler import transmissions as m
 
 
@@ -118,12 +119,13 @@ class CacheArenas:
         rows = self._rows[of.width][first : first + len(self._states[bucket])]
         update_rows(
             of.optimizer,
-            [torch.from_numpy(places[order])],
-            [grads[torch.from_numpy(order)]],
+            [RowGradients.of_rows(torch.from_numpy(places[order]), grads[torch.from_numpy(order)])],
+            [0],
             rows,
             self._states[bucket],
             of.dim,
             of.dtype,
             rate,
             number,
+            torch.zeros(1, dtype=torch.int64),
         )

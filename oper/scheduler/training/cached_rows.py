@@ -275,7 +275,7 @@ def _split(given: torch.Tensor) -> tuple[Ints, Ints]:
 
 def _owned(rows: SortedRows, grads: torch.Tensor, bucket: int, rank: int) -> torch.Tensor:
     """The gradients of those rows of a bucket that the shard of a rank has."""
-    base, owned = rows.bucket(bucket).start, rows.range(bucket, rank)
+    base, owned = rows.bucket(bucket).start, rows.owned(bucket, rank)
     return grads[owned.start - base : owned.stop - base]
 
 
@@ -335,7 +335,7 @@ def _distinct_addresses(rows: SortedRows, bucket: int, first_bucket: int) -> np.
     """The addresses of a bucket's distinct rows, in their order."""
     parts = []
     for owner in range(rows.ranks):
-        slots = rows.slots[rows.range(first_bucket + bucket, owner)]
+        slots = rows.slots[rows.owned(first_bucket + bucket, owner)]
         parts.append(slots | owner << SLOT_BITS | bucket << WIDTH_SHIFT)
     found: np.ndarray = torch.cat(parts).numpy()
     return found

@@ -15,6 +15,7 @@ from oper.runtime.memory.heap import Heap
 from oper.runtime.step.row_source import Step
 from oper.runtime.tables.optimizer_buckets import Bucket
 from oper.runtime.tables.optimizers import update_rows
+from oper.runtime.tables.row_gradients import RowGradients
 
 # `step` tells steps apart, which their numbers do not: a checkpoint may set those back.
 _WAITING = np.dtype(
@@ -113,8 +114,21 @@ class TierShard:
         """Take a step with the sums of gradients, lists of ascending slots and [n, dim] each."""
         of = self._buckets[bucket]
         rows, states = self._heap.rows(of.width), self._heap.state(of.width)
-        given = [torch.from_numpy(s) for s in slots]
-        update_rows(of.optimizer, given, list(grads), rows, states, of.dim, of.dtype, rate, number)
+        parts = [
+            RowGradients.of_rows(torch.from_numpy(s), g) for s, g in zip(slots, grads, strict=True)
+        ]
+        update_rows(
+            of.optimizer,
+            parts,
+            [0] * len(parts),
+            rows,
+            states,
+            of.dim,
+            of.dtype,
+            rate,
+            number,
+            torch.zeros(1, dtype=torch.int64),
+        )
 
     def _arenas(self, bucket: int) -> tuple[torch.Tensor, torch.Tensor]:
         of = self._buckets[bucket]

@@ -95,10 +95,10 @@ def run_case(rank: int, group, case: Case, method: str, nodes: list[int]):
         signals.post("published", step)
         signals.wait("published", step, "publish")
         reduce.reduce(step)
-        result = [
-            (slots.numpy().copy(), grads.numpy().copy()) for slots, grads in reduce.result(step)
-        ]
-        results.append(result)
+        sums = zip(reduce.result(step), dims, strict=True)
+        results.append(
+            [(s.slots.numpy().copy(), s.gradients_of(range(1), d).numpy().copy()) for s, d in sums]
+        )
         counted.append((reduce.bytes, reduce.network_bytes))
     return results, counted
 

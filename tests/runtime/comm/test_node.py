@@ -1,6 +1,7 @@
 """Nodes: who shares memory, what is passed on, and what is told when ranks differ or are gone."""
 
 import os
+import resource
 import signal
 import socket
 import time
@@ -37,6 +38,24 @@ def test_one_rank_is_a_node() -> None:
     node.agree(b"plan", "the plan")
     assert node.liveness.alive(0)
     node.close()
+
+
+def _join_with_many_descriptors(rank: int, group: Any) -> dict[int, int]:
+    opened = [os.dup(0) for _ in range(1100)]
+    node = Node.join(group)
+    numbers = share_rank_numbers(node)
+    node.close()
+    for descriptor in opened:
+        os.close(descriptor)
+    return numbers
+
+
+def test_ranks_meet_where_more_is_open_than_select_takes() -> None:
+    """select() refuses descriptors above 1,023; engines of many ranks hold more."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most < 1200:
+        pytest.skip(f"1,200 open files are needed here, and {most} allowed")
+    assert mortal_ranks.run(2, _join_with_many_descriptors) == [{0: 0, 1: 1}] * 2
 
 
 @pytest.mark.parametrize("nodes", [(0,), (0, 0, 0), ("a", "b"), 5])

@@ -76,28 +76,37 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a.view(torch.int32), b.view(torch.int32))
 
 
+def groups_of(before: torch.Tensor, dims) -> tuple[torch.Tensor, torch.Tensor]:
+    """The groups of rows, and room for their gradients, which are no numbers yet."""
+    groups = native.ops().lay_out_gradients(before, dims)
+    return groups, torch.full((int(groups[1, -1]),), torch.nan)
+
+
 def added_of(accesses: Accesses, grad, offsets, weights, scale, shapes) -> list[torch.Tensor]:
     """What add_gradients makes of each bucket, float32 of the bucket's shape, [rows, dim]."""
     *read, buckets = accesses.tensors()
     slots = int((accesses.addresses & SLOT_MASK).max(initial=0)) + 1
     row_of, _, (before, _) = native.ops().number_rows(*read, [slots] * buckets)
+    codes = accesses.ranks + 1
+    groups, values = groups_of(before, [dim for _, dim in shapes])
     found = []
     for bucket, (rows, dim) in enumerate(shapes):
-        found.append(torch.full((rows, dim), torch.nan))
-        if rows:
-            native.ops().add_gradients(
-                grad,
-                row_of,
-                bucket,
-                int(before[bucket * (accesses.ranks + 1)]),
-                None if offsets is None else torch.from_numpy(offsets),
-                None if weights is None else torch.from_numpy(weights),
-                accesses.words,
-                torch.from_numpy(accesses.segment_offset),
-                dim,
-                scale,
-                found[-1],
-            )
+        native.ops().add_gradients(
+            grad,
+            row_of,
+            groups,
+            bucket,
+            bucket * codes,
+            (bucket + 1) * codes,
+            None if offsets is None else torch.from_numpy(offsets),
+            None if weights is None else torch.from_numpy(weights),
+            accesses.words,
+            torch.from_numpy(accesses.segment_offset),
+            dim,
+            scale,
+            values,
+        )
+        found.append(values[groups[1, bucket * codes] :][: rows * dim].view(rows, dim))
     return found
 
 
@@ -107,15 +116,16 @@ def sums_of(accesses: Accesses, grad, offsets, weights, scale, by_bag) -> list[t
     positions, run_start, _, run_count = ops.sort_accesses(*accesses.tensors(), bags)
     expected = row_sums(accesses, grad.double().numpy(), offsets, weights, scale)
     codes = accesses.ranks + 1
+    groups, values = groups_of(run_count, [sums.shape[1] for sums in expected])
     found = []
     for bucket, sums in enumerate(expected):
-        out = torch.full(sums.shape, torch.nan)
-        for first, last in pairwise(run_count[bucket * codes + np.array([0, 1, codes])].tolist()):
-            base = int(run_count[bucket * codes])
+        for first, last in pairwise(bucket * codes + np.array([0, 1, codes])):
             ops.sum_gradients(
                 grad,
                 positions,
                 run_start,
+                groups,
+                bucket,
                 first,
                 last,
                 None if offsets is None else torch.from_numpy(offsets),
@@ -124,9 +134,10 @@ def sums_of(accesses: Accesses, grad, offsets, weights, scale, by_bag) -> list[t
                 torch.from_numpy(accesses.segment_offset),
                 sums.shape[1],
                 scale,
-                out[first - base : last - base],
+                values,
                 by_bag,
             )
+        out = values[groups[1, bucket * codes] :][: sums.size].view(sums.shape)
         np.testing.assert_allclose(out.numpy(), sums, rtol=1e-5, atol=1e-5)
         found.append(out)
     return found
@@ -200,11 +211,11 @@ def test_every_value_of_sixteen_bits(dtype):
     accesses.addresses[:] += np.arange(len(accesses.addresses))
     describe(np.random.default_rng(0), accesses, [32], np.array([2**16 // 32]))
     accesses.features["out_stride"] = 32
-    positions, run_start, _, _ = native.ops().sort_accesses(*accesses.tensors())
-    out = torch.empty(2**16)
+    positions, run_start, _, before = native.ops().sort_accesses(*accesses.tensors())
+    groups, out = groups_of(before, [32])
     features, segments = accesses.words, torch.from_numpy(accesses.segment_offset)
     native.ops().sum_gradients(
-        values, positions, run_start, 0, 2**11, None, None, features, segments, 32, 1.0, out
+        values, positions, run_start, groups, 0, 0, 2, None, None, features, segments, 32, 1.0, out
     )
     np.testing.assert_array_equal(out.numpy(), values.float().numpy())
 
@@ -213,25 +224,28 @@ def test_bad_input():
     rng = np.random.default_rng(0)
     accesses = random_accesses(rng, 1, [6], 1, 10, 0, frozen=False)
     elements = describe(rng, accesses, [4], np.array([6]))
-    positions, run_start, _, _ = native.ops().sort_accesses(*accesses.tensors())
-    runs = len(run_start) - 1
+    positions, run_start, _, before = native.ops().sort_accesses(*accesses.tensors())
     features, segments = accesses.words, torch.from_numpy(accesses.segment_offset)
 
-    def sums(grad, last=runs, dim=4, offsets=None, weights=None, by_bag=False):
-        out = torch.empty(last, dim)
+    def sums(grad, rows=before, last=2, dim=4, offsets=None, weights=None, by_bag=False):
+        groups, out = groups_of(rows, [4])
         native.ops().sum_gradients(
-            grad, positions, run_start, 0, last, offsets, weights, features, segments, dim, 1.0,
-            out, by_bag,
+            grad, positions, run_start, groups, 0, 0, last, offsets, weights, features, segments,
+            dim, 1.0, out, by_bag,
         )  # fmt: skip
 
     grad = torch.zeros(elements)
     sums(grad)
     with pytest.raises(ValueError, match="the 6 bags of feature 0 go beyond them"):
         sums(torch.zeros(8))
-    with pytest.raises(ValueError, match="runs: 0 to"):
-        sums(grad, last=runs + 1)
-    with pytest.raises(ValueError, match="has dim 4, and dim is 8"):
+    with pytest.raises(IndexError, match="groups: 0 to 3 of 2"):
+        sums(grad, last=3)
+    with pytest.raises(ValueError, match="groups: rows 0 to 7 of 2"):
+        sums(grad, rows=torch.tensor([0, 0, 7]))
+    with pytest.raises(ValueError, match="groups: 16 values from 0 on, of 8"):
         sums(grad, dim=8)
+    with pytest.raises(ValueError, match="has dim 4, and dim is 2"):
+        sums(grad, dim=2)
     with pytest.raises(TypeError, match="Double"):
         sums(grad.double())
     with pytest.raises(ValueError, match="the bags of feature 0 do not hold"):
@@ -251,11 +265,10 @@ def test_operator_is_as_torch_wants_it():
     rng = np.random.default_rng(0)
     accesses = random_accesses(rng, 1, [40], 1, 10, 0, frozen=False)
     elements = describe(rng, accesses, [4], np.array([40]))
-    positions, run_start, _, _ = native.ops().sort_accesses(*accesses.tensors())
-    runs = len(run_start) - 1
+    positions, run_start, _, before = native.ops().sort_accesses(*accesses.tensors())
     features, segments = accesses.words, torch.from_numpy(accesses.segment_offset)
-    out = torch.empty(runs, 4)
-    rows = (positions, run_start, 0, runs)
+    groups, out = groups_of(before, [4])
+    rows = (positions, run_start, groups, 0, 0, 2)
     batch = (None, torch.ones(40), features, segments)
     arguments = (torch.ones(elements), *rows, *batch, 4, 1.0, out)
     torch.library.opcheck(native.ops().sum_gradients.default, arguments)
@@ -264,12 +277,13 @@ def test_operator_is_as_torch_wants_it():
 def test_bad_input_of_numbered_rows():
     accesses = random_accesses(np.random.default_rng(0), 1, [6], 1, 3, 0, frozen=False)
     *read, _ = accesses.tensors()
-    row_of, slots, _ = native.ops().number_rows(*read, [3])
+    row_of, _, (before, _) = native.ops().number_rows(*read, [3])
 
     def add(grad, dim=4, offsets=None, weights=None, rows=row_of):
         of = (accesses.words, torch.from_numpy(accesses.segment_offset))
-        out = torch.empty(len(slots), 4)
-        native.ops().add_gradients(grad, rows, 0, 0, offsets, weights, *of, dim, 1.0, out)
+        groups, out = groups_of(before, [4])
+        given = (grad, rows, groups, 0, 0, 2, offsets, weights, *of)
+        native.ops().add_gradients(*given, dim, 1.0, out)
 
     describe(np.random.default_rng(0), accesses, [4], np.array([6]))
     accesses.features["out_stride"], accesses.features["mean"] = 4, 0
@@ -293,7 +307,8 @@ def test_adding_is_as_torch_wants_it():
     accesses = random_accesses(rng, 1, [40], 1, 10, 0, frozen=False)
     elements = describe(rng, accesses, [4], np.array([40]))
     *read, _ = accesses.tensors()
-    row_of, slots, _ = native.ops().number_rows(*read, [10])
+    row_of, _, (before, _) = native.ops().number_rows(*read, [10])
     batch = (None, torch.ones(40), accesses.words, torch.from_numpy(accesses.segment_offset))
-    arguments = (torch.ones(elements), row_of, 0, 0, *batch, 4, 1.0, torch.empty(len(slots), 4))
+    groups, out = groups_of(before, [4])
+    arguments = (torch.ones(elements), row_of, groups, 0, 0, 2, *batch, 4, 1.0, out)
     torch.library.opcheck(native.ops().add_gradients.default, arguments)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from oper.base import native
 from oper.runtime.tables.optimizers import STATES, Optimizer, update_rows
+from oper.runtime.tables.row_gradients import RowGradients
 from oper.tables.table import Table
 
 DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
@@ -89,7 +90,11 @@ class Arena:
     def update(self, ids, grads, step):
         rows, dim = self.values.view(torch.uint8), self.values.shape[1]
         dtype = DTYPES[self.values.dtype]
-        return update_rows(self.optimizer, ids, grads, rows, self.bytes, dim, dtype, LR, step)
+        parts = list(map(RowGradients.of_rows, ids, grads))
+        updated = torch.zeros(1, dtype=torch.int64)
+        of = (rows, self.bytes, dim, dtype, LR, step)
+        update_rows(self.optimizer, parts, [0] * len(parts), *of, updated)
+        return int(updated)
 
     @property
     def state(self):
@@ -327,23 +332,23 @@ def test_bad_lists_change_nothing():
     ]:
         with pytest.raises(error, match="slots"):
             arena.update([good, torch.tensor(bad)], [grad, grad], 1)
-    for bad_grad in (torch.ones(2, 3), torch.ones(1, 2), torch.ones(2, 4)[:, ::2]):
-        with pytest.raises(ValueError, match="grads"):
-            arena.update([good], [bad_grad], 1)
-    with pytest.raises(TypeError, match="grads"):
+    with pytest.raises(ValueError, match="groups: 4 values from 0 on, of 2"):
+        arena.update([good], [torch.ones(1, 2)], 1)
+    with pytest.raises(TypeError, match="values"):
         arena.update([good], [grad.double()], 1)
     assert not arena.values.any()
 
 
 def test_arenas_too_small_are_refused():
     rows, few = torch.zeros(4, 8, dtype=torch.uint8), torch.zeros(4, 4, dtype=torch.uint8)
-    adam = Optimizer("adam")
+    adam, none = Optimizer("adam"), torch.zeros(1, dtype=torch.int64)
     with pytest.raises(ValueError, match="state: 4 bytes a slot, and adam needs 16"):
-        update_rows(adam, [], [], rows, few, 2, "fp32", 0.1, 1)
+        update_rows(adam, [], [], rows, few, 2, "fp32", 0.1, 1, none)
     with pytest.raises(ValueError, match="too few for 3 values"):
-        update_rows(Optimizer("sgd"), [], [], rows, few, 3, "fp32", 0.1, 1)
+        update_rows(Optimizer("sgd"), [], [], rows, few, 3, "fp32", 0.1, 1, none)
 
 
 def test_schema_says_what_is_written():
     schema = str(native.ops().update_rows.default._schema)
     assert "Tensor(a!) rows, Tensor(b!) state" in schema
+    assert "Tensor(c!) updated" in schema

@@ -100,7 +100,7 @@ def mutated(mutant: str | None) -> Iterator[None]:
         "two updates": (Gradients, "_update", two_updates),
         "no division": (EmbeddingEngine, "__init__", undivided),
         # An owner takes its own gradients for everyone's.
-        "wrong exchange": (Mailboxes, "read", lambda self, _, code: read(self, self._rank, code)),
+        "wrong exchange": (Mailboxes, "read", lambda self, _: read(self, self._rank)),
     }
     if mutant is None:
         yield

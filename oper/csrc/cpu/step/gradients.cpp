@@ -12,6 +12,7 @@
 
 #include "cpu/common/parallel.h"
 #include "cpu/step/batch_arguments.h"
+#include "cpu/step/row_groups.h"
 #include "oper/step/add_gradients.h"
 
 namespace oper {
@@ -215,39 +216,30 @@ void with_gradient_type(const at::Tensor& grad, const F& f) {
 }
 
 void sum_gradients(const at::Tensor& grad, const at::Tensor& positions, const at::Tensor& run_start,
-                   int64_t first_run, int64_t last_run, const std::optional<at::Tensor>& offsets,
+                   const at::Tensor& groups, int64_t bucket, int64_t first_group,
+                   int64_t last_group, const std::optional<at::Tensor>& offsets,
                    const std::optional<at::Tensor>& weights, const at::Tensor& features,
-                   const at::Tensor& segment_offset, int64_t dim, double scale, at::Tensor& out,
+                   const at::Tensor& segment_offset, int64_t dim, double scale, at::Tensor& values,
                    bool by_bag) {
   const int32_t* const at = elements<int32_t>(positions, "positions");
-  const int32_t* const start = elements<int32_t>(run_start, "run_start");
+  const int32_t* const start = elements_at_least<int32_t>(run_start, 1, "run_start");
   const Features view = features_of(features, segment_offset);
   const int64_t accesses = view.accesses();
-  TORCH_CHECK_VALUE(0 <= first_run && first_run <= last_run && last_run < run_start.numel(),
-                    "runs: ", first_run, " to ", last_run, " of ", run_start.numel() - 1);
-  check_size(accesses, 0, std::numeric_limits<int32_t>::max(), "segment_offset: accesses");
-  TORCH_CHECK_VALUE(start[first_run] >= 0 && start[last_run] <= positions.numel(),
-                    "run_start: goes from ", start[first_run], " to ", start[last_run],
-                    ", and there are ", positions.numel(), " positions");
   check_size(dim, 1, kMostRows, "dim");
-  elements<float>(out, product(last_run - first_run, dim, "out"), "out");
+  const RowGroup runs =
+      row_group(groups, first_group, last_group, dim, run_start.numel() - 1, values.numel());
+  check_size(accesses, 0, std::numeric_limits<int32_t>::max(), "segment_offset: accesses");
+  TORCH_CHECK_VALUE(start[runs.begin] >= 0 && start[runs.end] <= positions.numel(),
+                    "run_start: goes from ", start[runs.begin], " to ", start[runs.end],
+                    ", and there are ", positions.numel(), " positions");
+  float* const out = writable_elements<float>(values, 0, "values") + runs.value;
   check_contiguous(grad, "grad");
   const float* const weight = weights ? elements<float>(*weights, accesses, "weights") : nullptr;
-  if (first_run == last_run) return;
+  if (runs.rows() == 0) return;
 
-  // The runs are of one bucket, which the feature of any access names.
-  TORCH_CHECK_VALUE(start[first_run] < start[last_run], "run_start: runs without accesses");
-  int64_t position = at[start[first_run]];
-  if (by_bag) {
-    TORCH_CHECK_VALUE(offsets && !weight, "by_bag: with offsets and without weights alone");
-    check_index(position, offsets->numel() - 1, "positions", "bags");
-    with_bag_offsets(*offsets, accesses, [&](const auto* begins) {
-      position = static_cast<int64_t>(begins[position]);
-    });
-  }
-  const auto* const ends = view.segment_offset + 1;
-  check_index(position, accesses, "positions", "accesses");
-  const int64_t bucket = view[std::upper_bound(ends, ends + view.count, position) - ends].bucket;
+  TORCH_CHECK_VALUE(start[runs.begin] < start[runs.end], "run_start: runs without accesses");
+  TORCH_CHECK_VALUE(!by_bag || (offsets && !weight),
+                    "by_bag: with offsets and without weights alone");
   GradientPlaces places = places_of(view, bucket, dim, grad.numel(), !offsets, by_bag);
   at::Tensor bags;
   if (offsets) {
@@ -263,17 +255,12 @@ void sum_gradients(const at::Tensor& grad, const at::Tensor& positions, const at
   const bool factors = weight || (offsets && any_mean(view, bucket));
   with_gradient_type(grad, [&](auto type) {
     using T = decltype(type);
-    Summation<T>{places,
-                 static_cast<const T*>(grad.const_data_ptr()),
-                 weight,
-                 factors,
-                 at,
-                 start,
-                 first_run,
-                 last_run,
-                 dim,
-                 static_cast<float>(scale),
-                 out.mutable_data_ptr<float>()}
+    Summation<T>{places,     static_cast<const T*>(grad.const_data_ptr()),
+                 weight,     factors,
+                 at,         start,
+                 runs.begin, runs.end,
+                 dim,        static_cast<float>(scale),
+                 out}
         .run();
   });
 }
@@ -308,27 +295,29 @@ void add_features(const Features& view, int64_t bucket, const T* grad, int64_t g
   }
 }
 
-void add_gradients(const at::Tensor& grad, const at::Tensor& rows, int64_t bucket,
-                   int64_t first_row, const std::optional<at::Tensor>& offsets,
+void add_gradients(const at::Tensor& grad, const at::Tensor& rows, const at::Tensor& groups,
+                   int64_t bucket, int64_t first_group, int64_t last_group,
+                   const std::optional<at::Tensor>& offsets,
                    const std::optional<at::Tensor>& weights, const at::Tensor& features,
-                   const at::Tensor& segment_offset, int64_t dim, double scale, at::Tensor& out) {
+                   const at::Tensor& segment_offset, int64_t dim, double scale,
+                   at::Tensor& values) {
   const Features view = features_of(features, segment_offset);
   const int64_t accesses = view.accesses();
   const int32_t* const row = elements<int32_t>(rows, accesses, "rows");
   check_size(dim, 1, kMostRows, "dim");
-  float* const to = writable_elements<float>(out, 0, "out");
-  TORCH_CHECK_VALUE(out.numel() % dim == 0, "out: ", out.numel(), " elements of rows of ", dim);
+  const RowGroup of = row_group(groups, first_group, last_group, dim, kMostRows, values.numel());
+  float* const to = writable_elements<float>(values, 0, "values") + of.value;
   check_contiguous(grad, "grad");
   const float* const weight = weights ? elements<float>(*weights, accesses, "weights") : nullptr;
   for (int64_t f = 0; f < view.count; ++f)
     TORCH_CHECK_VALUE(view[f].bucket != bucket || view[f].dim == dim, "features: feature ", f,
                       " of bucket ", bucket, " has dim ", view[f].dim, ", and dim is ", dim);
-  RowSums sums(to, out.numel() / dim, dim);
+  RowSums sums(to, of.rows(), dim);
   with_gradient_type(grad, [&](auto type) {
     using T = decltype(type);
     const auto add = [&](const auto* begins, int64_t bags) {
       add_features(view, bucket, static_cast<const T*>(grad.const_data_ptr()), grad.numel(), begins,
-                   bags, weight, row, first_row, sums);
+                   bags, weight, row, of.begin, sums);
     };
     if (!offsets) return add(static_cast<const int64_t*>(nullptr), 0);
     with_bag_offsets(*offsets, accesses,
@@ -337,26 +326,27 @@ void add_gradients(const at::Tensor& grad, const at::Tensor& rows, int64_t bucke
   sums.finish(static_cast<float>(scale));
 }
 
-void add_gradients_shape(const at::Tensor&, const at::Tensor&, int64_t, int64_t,
-                         const std::optional<at::Tensor>&, const std::optional<at::Tensor>&,
-                         const at::Tensor&, const at::Tensor&, int64_t, double, at::Tensor&) {}
+void add_gradients_shape(const at::Tensor&, const at::Tensor&, const at::Tensor&, int64_t, int64_t,
+                         int64_t, const std::optional<at::Tensor>&,
+                         const std::optional<at::Tensor>&, const at::Tensor&, const at::Tensor&,
+                         int64_t, double, at::Tensor&) {}
 
-void sum_gradients_shape(const at::Tensor&, const at::Tensor&, const at::Tensor&, int64_t, int64_t,
-                         const std::optional<at::Tensor>&, const std::optional<at::Tensor>&,
-                         const at::Tensor&, const at::Tensor&, int64_t, double, at::Tensor&, bool) {
-}
+void sum_gradients_shape(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                         int64_t, int64_t, int64_t, const std::optional<at::Tensor>&,
+                         const std::optional<at::Tensor>&, const at::Tensor&, const at::Tensor&,
+                         int64_t, double, at::Tensor&, bool) {}
 
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(oper, m) {
   m.def(
-      "sum_gradients(Tensor grad, Tensor positions, Tensor run_start, int first_run, int last_run,"
-      " Tensor? offsets, Tensor? weights, Tensor features, Tensor segment_offset, int dim,"
-      " float scale, Tensor(a!) out, bool by_bag=False) -> ()");
+      "sum_gradients(Tensor grad, Tensor positions, Tensor run_start, Tensor groups, int bucket,"
+      " int first_group, int last_group, Tensor? offsets, Tensor? weights, Tensor features,"
+      " Tensor segment_offset, int dim, float scale, Tensor(a!) values, bool by_bag=False) -> ()");
   m.def(
-      "add_gradients(Tensor grad, Tensor rows, int bucket, int first_row, Tensor? offsets,"
-      " Tensor? weights, Tensor features, Tensor segment_offset, int dim, float scale,"
-      " Tensor(a!) out) -> ()");
+      "add_gradients(Tensor grad, Tensor rows, Tensor groups, int bucket, int first_group,"
+      " int last_group, Tensor? offsets, Tensor? weights, Tensor features, Tensor segment_offset,"
+      " int dim, float scale, Tensor(a!) values) -> ()");
 }
 
 TORCH_LIBRARY_IMPL(oper, CPU, m) {

@@ -10,6 +10,7 @@
 #include <tuple>
 
 #include "cpu/common/arguments.h"
+#include "cpu/step/row_groups.h"
 #include "oper/common/simd.h"
 #include "oper/step/merge_gradients.h"
 #include "oper/step/optimizers.h"
@@ -99,18 +100,19 @@ Arena arena_of(const at::Tensor& rows, const at::Tensor& state, int64_t dim, int
 }
 
 // The lists that are not empty, checked: ascending slots of the arena, with a gradient for each.
-std::vector<Gradients> lists_of(at::TensorList slots, at::TensorList grads, int64_t arena_slots,
-                                int64_t dim) {
-  TORCH_CHECK_VALUE(slots.size() == grads.size(), "slots, grads: ", slots.size(), " and ",
-                    grads.size(), " lists, and as many of one as of the other were needed");
+std::vector<Gradients> lists_of(at::TensorList slots, at::TensorList values, at::TensorList groups,
+                                at::IntArrayRef group, int64_t arena_slots, int64_t dim) {
+  TORCH_CHECK_VALUE(slots.size() == values.size() && slots.size() == groups.size() &&
+                        slots.size() == group.size(),
+                    "slots, values, groups, group: ", slots.size(), ", ", values.size(), ", ",
+                    groups.size(), " and ", group.size(), " of them, and as many were needed");
   std::vector<Gradients> lists;
   for (size_t n = 0; n < slots.size(); ++n) {
-    const int64_t size = slots[n].numel();
-    const int64_t* slot = elements<int64_t>(slots[n], "slots");
-    const at::Tensor& grad = grads[n];
-    const float* const values = elements<float>(grad, "grads");
-    TORCH_CHECK_VALUE(grad.numel() == size * dim, "grads: list ", n, " is ", grad.sizes(),
-                      ", and [", size, ", ", dim, "] was needed");
+    const RowGroup of =
+        row_group(groups[n], group[n], group[n] + 1, dim, slots[n].numel(), values[n].numel());
+    const int64_t* const slot = elements<int64_t>(slots[n], "slots") + of.begin;
+    const float* const gradients = elements<float>(values[n], "values") + of.value;
+    const int64_t size = of.rows();
     if (size == 0) continue;
     bool ascending = true;
     for (int64_t i = 1; i < size; ++i) ascending &= slot[i - 1] < slot[i];
@@ -118,22 +120,24 @@ std::vector<Gradients> lists_of(at::TensorList slots, at::TensorList grads, int6
     TORCH_CHECK_INDEX(slot[0] >= 0 && slot[size - 1] < arena_slots, "slots: list ", n,
                       " goes from ", slot[0], " to ", slot[size - 1], ", and the arena has ",
                       arena_slots, " slots");
-    lists.push_back({slot, values, 0, size});
+    lists.push_back({slot, gradients, 0, size});
   }
   return lists;
 }
 
-int64_t update_all(at::TensorList slots, at::TensorList grads, const at::Tensor& rows,
-                   const at::Tensor& state, int64_t dim, int64_t dtype, c10::string_view optimizer,
-                   at::ArrayRef<double> settings) {
+void update_all(at::TensorList slots, at::TensorList values, at::TensorList groups,
+                at::IntArrayRef group, const at::Tensor& rows, const at::Tensor& state, int64_t dim,
+                int64_t dtype, c10::string_view optimizer, at::ArrayRef<double> settings,
+                at::Tensor& updated) {
   const size_t number = number_of(optimizer);
   check_size(dim, 1, kMostThings, "dim");
-  const Settings values = settings_of(settings);
+  const Settings step = settings_of(settings);
   const int64_t state_values =
       with_optimizer(number, [&](auto of) { return values_of_state(decltype(of)::kState, dim); });
   const Arena arena = arena_of(rows, state, dim, dtype, optimizer, state_values);
-  const std::vector<Gradients> lists = lists_of(slots, grads, rows.size(0), dim);
-  if (lists.empty()) return 0;
+  const std::vector<Gradients> lists = lists_of(slots, values, groups, group, rows.size(0), dim);
+  int64_t* const count = writable_elements<int64_t>(updated, 1, "updated");
+  if (lists.empty()) return;
   int64_t entries = 0;
   for (const Gradients& list : lists) entries += list.size();
   const int64_t threads = at::get_num_threads();
@@ -143,18 +147,19 @@ int64_t update_all(at::TensorList slots, at::TensorList grads, const at::Tensor&
   std::atomic<int64_t> distinct{0};
   at::parallel_for(0, pieces, 1, [&](int64_t begin, int64_t end) {
     distinct += with_optimizer(number, [&](auto of) {
-      return update(of, part_of(lists, bounds[begin], bounds[end]), arena, values);
+      return update(of, part_of(lists, bounds[begin], bounds[end]), arena, step);
     });
   });
-  return distinct;
+  *count += distinct;
 }
 
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(oper, m) {
   m.def(
-      "update_rows(Tensor[] slots, Tensor[] grads, Tensor(a!) rows, Tensor(b!) state, int dim,"
-      " int dtype, str optimizer, float[] settings) -> int");
+      "update_rows(Tensor[] slots, Tensor[] values, Tensor[] groups, int[] group, Tensor(a!) rows,"
+      " Tensor(b!) state, int dim, int dtype, str optimizer, float[] settings,"
+      " Tensor(c!) updated) -> ()");
 }
 
 TORCH_LIBRARY_IMPL(oper, CPU, m) { m.impl("update_rows", update_all); }

@@ -1,0 +1,40 @@
+// The groups of a batch's rows, or of their gradients: those of one bucket and owner.
+//
+// Of groups [2, G + 1] the first line counts the rows before each group, and the second the values
+// before the gradients of each: RowGradients of oper/runtime/tables/row_gradients.py.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/common/arguments.h"
+
+namespace oper {
+
+// Rows [begin, end), and where the first one's gradient begins.
+struct RowGroup {
+  int64_t begin, end;
+  int64_t value;
+
+  int64_t rows() const { return end - begin; }
+};
+
+// Groups [first, last) of those of `most_rows` rows, with gradients of `dim` values each, of which
+// there are `most_values`.
+inline RowGroup row_group(const at::Tensor& groups, int64_t first, int64_t last, int64_t dim,
+                          int64_t most_rows, int64_t most_values) {
+  TORCH_CHECK_VALUE(groups.dim() == 2 && groups.size(0) == 2 && groups.size(1) > 0,
+                    "groups: shape ", groups.sizes(), ", and [2, groups + 1] was needed");
+  const auto* const before = elements<int64_t>(groups, "groups");
+  const int64_t count = groups.size(1) - 1;
+  TORCH_CHECK_INDEX(0 <= first && first <= last && last <= count, "groups: ", first, " to ", last,
+                    " of ", count);
+  const RowGroup found{before[first], before[last], before[count + 1 + first]};
+  TORCH_CHECK_VALUE(0 <= found.begin && found.begin <= found.end && found.end <= most_rows,
+                    "groups: rows ", found.begin, " to ", found.end, " of ", most_rows);
+  const int64_t values = product(found.rows(), dim, "groups");
+  TORCH_CHECK_VALUE(values == 0 || (found.value >= 0 && values <= most_values - found.value),
+                    "groups: ", values, " values from ", found.value, " on, of ", most_values);
+  return found;
+}
+
+}  // namespace oper
