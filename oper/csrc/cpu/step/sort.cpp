@@ -178,8 +178,11 @@ Runs sort_by_row(const RowKeys& keys, const Numbers& numbers) {
 }
 
 Runs sort_accesses(const at::Tensor& addresses, const at::Tensor& segment_offset,
-                   const at::Tensor& features, int64_t rank, int64_t ranks, int64_t buckets,
-                   const std::optional<at::Tensor>& offsets) {
+                   const at::Tensor& features, int64_t rank, int64_t ranks,
+                   at::IntArrayRef bucket_slots, const std::optional<at::Tensor>& offsets) {
+  // How many slots a bucket has tells devices what keys there can be; here the addresses say which
+  // there are, and shorter keys take fewer passes.
+  const auto buckets = static_cast<int64_t>(bucket_slots.size());
   RowKeys keys = row_keys(addresses, segment_offset, features, rank, ranks, buckets);
   if (!offsets) return sort_by_row(keys, Positions{});
   const int64_t bags = offsets->numel() - 1;
@@ -218,7 +221,7 @@ TORCH_LIBRARY_FRAGMENT(oper, m) {
   m.set_python_module("oper.runtime.step.sort");  // the shapes, which depend on data
   m.def(
       "sort_accesses(Tensor addresses, Tensor segment_offset, Tensor features,"
-      " int rank, int ranks, int buckets, Tensor? offsets=None)"
+      " int rank, int ranks, int[] bucket_slots, Tensor? offsets=None)"
       " -> (Tensor positions, Tensor run_start, Tensor run_slot, Tensor run_count)");
 }
 
