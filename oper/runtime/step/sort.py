@@ -99,6 +99,8 @@ def _sorted_shapes(
     ranks: int,
     bucket_slots: Sequence[int],
     offsets: torch.Tensor | None = None,
+    stream: int = 0,
+    report: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, ...]:
     context = torch.library.get_ctx()
     accesses, runs = context.new_dynamic_size(), context.new_dynamic_size()
