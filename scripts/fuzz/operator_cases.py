@@ -214,7 +214,7 @@ def _out_elements() -> Argument:
 def _sort() -> list[Argument]:
     addresses = torch.randint(0, 30, (40,)) | torch.randint(0, 2, (40,)) << SLOT_BITS
     addresses[::5] = LOCAL << SLOT_BITS | 3
-    return _list(addresses, _i64(0, 20, 40), _features(1), 1, 2, 2, torch.arange(0, 41, 2))
+    return _list(addresses, _i64(0, 20, 40), _features(1), 1, 2, [30, 30], torch.arange(0, 41, 2))
 
 
 def _mark_rows() -> list[Argument]:
@@ -226,7 +226,7 @@ def _mark_rows() -> list[Argument]:
 def _sum_gradients() -> list[Argument]:
     features, segments = _features(), _i64(0, 20, 40)
     addresses = torch.randint(0, 30, (40,)) | LOCAL << SLOT_BITS
-    sorted_ = native.ops().sort_accesses(addresses, segments, features, 0, 1, 1)
+    sorted_ = native.ops().sort_accesses(addresses, segments, features, 0, 1, [30])
     positions, starts, _, before = sorted_
     groups = native.ops().lay_out_gradients(before, [8])
     keep = (_FIELDS.index("bucket"), _FIELDS.index("has_gradient"))
@@ -238,8 +238,7 @@ def _sum_gradients() -> list[Argument]:
 
 
 def _number_rows() -> list[Argument]:
-    addresses, segments, features, rank, ranks = (given.value for given in _sort()[:5])
-    return _list(addresses, segments, features, rank, ranks, [30, 30])
+    return _sort()[:-1]
 
 
 def _add_gradients() -> list[Argument]:

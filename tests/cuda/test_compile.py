@@ -22,7 +22,13 @@ MOST_REGISTERS = {
     "translate_ids": 40,
     "check_bags": 32,
     "accesses_by_rank": 40,
+    "make_words": 40,
+    "find_runs": 40,
 }
+# CUB's are not ours to bound. What ptxas spills of them, in bytes: of a pass of the sort of pairs,
+# whose keys have 64 bits and values 32.
+PAIRS = "DeviceRadixSortOnesweepKernelINS1_5radix10policy_hubImijE"
+CUB_SPILLS = {(PAIRS, "sm_100"): 8}
 # In flight on each of an H200's 132 multiprocessors: 4.8 TB/s for 0.75 µs are 27 KB (Little's law).
 LEAST_BYTES_IN_FLIGHT = 32 << 10
 
@@ -32,6 +38,10 @@ class Kernel(NamedTuple):
     architecture: str
     registers: int
     spilled: int
+
+    @property
+    def is_cub(self) -> bool:
+        return self.name.startswith("_ZN3cub")
 
 
 @pytest.fixture(scope="module")
@@ -58,12 +68,25 @@ def test_every_kernel_is_there_for_every_architecture(kernels: list[Kernel]) -> 
     assert sorted(by_architecture) == sorted(f"sm_{a}" for a in build_cuda.ARCHITECTURES)
     first, *others = by_architecture.values()
     assert all(names == first for names in others)
-    assert {family(name) for name in first} == set(MOST_REGISTERS)
+    ours = {kernel.name for kernel in kernels if not kernel.is_cub}
+    assert {family(name) for name in ours} == set(MOST_REGISTERS)
 
 
 def test_registers_and_spills(kernels: list[Kernel]) -> None:
-    beyond = [k for k in kernels if k.registers > MOST_REGISTERS[family(k.name)] or k.spilled]
+    ours = [kernel for kernel in kernels if not kernel.is_cub]
+    beyond = [k for k in ours if k.registers > MOST_REGISTERS[family(k.name)] or k.spilled]
     assert not beyond, beyond
+
+
+def test_what_is_spilled_of_cub(kernels: list[Kernel]) -> None:
+    """Its sort and its selection are there, and nothing else of it that nobody named."""
+    cub = [kernel for kernel in kernels if kernel.is_cub]
+    for name in ("DeviceRadixSortOnesweepKernel", "DeviceSelectSweepKernel"):
+        assert any(name in kernel.name for kernel in cub)
+    for kernel in cub:
+        named = (of for (name, on), of in CUB_SPILLS.items()
+                 if name in kernel.name and on == kernel.architecture)  # fmt: skip
+        assert kernel.spilled <= max(named, default=0), kernel
 
 
 def test_the_library_links_and_loads_without_a_device(

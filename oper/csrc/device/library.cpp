@@ -33,6 +33,9 @@ void load_device_library(const std::string& path) {
   find(library, "oper_cuda_translate", found.translate);
   find(library, "oper_cuda_check_bags", found.check_bags);
   find(library, "oper_cuda_accesses_by_rank", found.accesses_by_rank);
+  find(library, "oper_cuda_make_words", found.make_words);
+  find(library, "oper_cuda_sort_scratch", found.sort_scratch);
+  find(library, "oper_cuda_sort", found.sort);
   find(library, "oper_cuda_create_segment", found.create_segment);
   find(library, "oper_cuda_attach_segment", found.attach_segment);
   find(library, "oper_cuda_release_segment", found.release_segment);
@@ -62,6 +65,11 @@ BatchReport* report_of(const std::optional<at::Tensor>& report) {
       report->scalar_type() == at::kLong && report->numel() == 2 && report->is_contiguous(),
       "report: two int64 were needed");
   return static_cast<BatchReport*>(report->mutable_data_ptr());
+}
+
+void check_on(const at::Tensor& tensor, const at::Tensor& others, const char* name) {
+  TORCH_CHECK_VALUE(tensor.device() == others.device(), name, ": on ", tensor.device(),
+                    ", and the batch is on ", others.device());
 }
 
 void check_device(int error, const char* what) {

@@ -16,6 +16,9 @@ struct DeviceLibrary {
   TranslateLauncher* translate = nullptr;
   BagLauncher* check_bags = nullptr;
   CountLauncher* accesses_by_rank = nullptr;
+  WordLauncher* make_words = nullptr;
+  SortScratch* sort_scratch = nullptr;
+  SortLauncher* sort = nullptr;
   CreateSegment* create_segment = nullptr;
   AttachSegment* attach_segment = nullptr;
   ReleaseSegment* release_segment = nullptr;
@@ -29,6 +32,9 @@ const DeviceLibrary& device_library();
 
 // What the kernels report of a batch, int64 [2]; null where the host has looked at it.
 BatchReport* report_of(const std::optional<at::Tensor>& report);
+
+// Throws ValueError where a tensor is not on the device that the batch's `others` are on.
+void check_on(const at::Tensor& tensor, const at::Tensor& others, const char* name);
 
 // Throws where a launcher returned an error; `what` was to be done.
 void check_device(int error, const char* what);

@@ -33,11 +33,6 @@ std::map<Shape, std::vector<const Feature*>> by_shape(const Feature* features, i
   return found;
 }
 
-void check_on(const at::Tensor& tensor, const at::Tensor& others, const char* name) {
-  TORCH_CHECK_VALUE(tensor.device() == others.device(), name, ": on ", tensor.device(),
-                    ", and the batch is on ", others.device());
-}
-
 at::Tensor pooled_rows(const at::Tensor& addresses, const std::optional<at::Tensor>& offsets,
                        const std::optional<at::Tensor>& weights, const at::Tensor& features,
                        const at::Tensor& bases, int64_t rank, int64_t out_elements,

@@ -82,7 +82,7 @@ class Sorter:
 
     def _sort(self, *read_and_bags: Any) -> BatchRows:
         *read, bags = read_and_bags
-        found = native.ops().sort_accesses(*read, len(self._bucket_slots), bags)
+        found = native.ops().sort_accesses(*read, self._bucket_slots, bags)
         return rows_of_tensors(found, self._ranks, bags is not None)
 
 
@@ -97,14 +97,16 @@ def _sorted_shapes(
     features: torch.Tensor,
     rank: int,
     ranks: int,
-    buckets: int,
+    bucket_slots: Sequence[int],
     offsets: torch.Tensor | None = None,
+    stream: int = 0,
+    report: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, ...]:
     context = torch.library.get_ctx()
     accesses, runs = context.new_dynamic_size(), context.new_dynamic_size()
     positions = addresses.new_empty(accesses, dtype=torch.int32)
     run_start = addresses.new_empty(runs + 1, dtype=torch.int32)
-    run_count = addresses.new_empty(buckets * (ranks + 1) + 1)
+    run_count = addresses.new_empty(len(bucket_slots) * (ranks + 1) + 1)
     return positions, run_start, addresses.new_empty(runs), run_count
 
 

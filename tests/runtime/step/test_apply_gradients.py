@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oper.base import native
-from oper.plan.layout import SLOT_MASK
 from tests.support.runtime.accesses import Accesses, random_accesses, sorted_runs
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -84,9 +83,7 @@ def groups_of(before: torch.Tensor, dims) -> tuple[torch.Tensor, torch.Tensor]:
 
 def added_of(accesses: Accesses, grad, offsets, weights, scale, shapes) -> list[torch.Tensor]:
     """What add_gradients makes of each bucket, float32 of the bucket's shape, [rows, dim]."""
-    *read, buckets = accesses.tensors()
-    slots = int((accesses.addresses & SLOT_MASK).max(initial=0)) + 1
-    row_of, _, (before, _) = native.ops().number_rows(*read, [slots] * buckets)
+    row_of, _, (before, _) = native.ops().number_rows(*accesses.tensors())
     codes = accesses.ranks + 1
     groups, values = groups_of(before, [dim for _, dim in shapes])
     found = []
@@ -208,6 +205,7 @@ def test_every_value_of_sixteen_bits(dtype):
     """Subnormal, infinite and no numbers included."""
     values = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
     accesses = random_accesses(np.random.default_rng(0), 1, [2**16 // 32], 1, 1, 0, frozen=False)
+    accesses.bucket_slots = [2**16 // 32]
     accesses.addresses[:] += np.arange(len(accesses.addresses))
     describe(np.random.default_rng(0), accesses, [32], np.array([2**16 // 32]))
     accesses.features["out_stride"] = 32
@@ -276,8 +274,7 @@ def test_operator_is_as_torch_wants_it():
 
 def test_bad_input_of_numbered_rows():
     accesses = random_accesses(np.random.default_rng(0), 1, [6], 1, 3, 0, frozen=False)
-    *read, _ = accesses.tensors()
-    row_of, _, (before, _) = native.ops().number_rows(*read, [3])
+    row_of, _, (before, _) = native.ops().number_rows(*accesses.tensors())
 
     def add(grad, dim=4, offsets=None, weights=None, rows=row_of):
         of = (accesses.words, torch.from_numpy(accesses.segment_offset))
@@ -306,8 +303,7 @@ def test_adding_is_as_torch_wants_it():
     rng = np.random.default_rng(0)
     accesses = random_accesses(rng, 1, [40], 1, 10, 0, frozen=False)
     elements = describe(rng, accesses, [4], np.array([40]))
-    *read, _ = accesses.tensors()
-    row_of, _, (before, _) = native.ops().number_rows(*read, [10])
+    row_of, _, (before, _) = native.ops().number_rows(*accesses.tensors())
     batch = (None, torch.ones(40), accesses.words, torch.from_numpy(accesses.segment_offset))
     groups, out = groups_of(before, [4])
     arguments = (torch.ones(elements), row_of, groups, 0, 0, 2, *batch, 4, 1.0, out)

@@ -35,6 +35,7 @@ class Emulated(_Operators):
     """Host memory stands for the device's."""
 
     orders = (0, 1, 2)  # in which threads go on
+    many = 40_000  # accesses of a large batch
 
     def __init__(self, emulator: Emulator) -> None:
         self._emulator = emulator
@@ -52,6 +53,7 @@ class Cuda(_Operators):
     """The first device; its threads go on as they like."""
 
     orders = (0,)
+    many = 4_000_000
 
     def put(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
         return None if tensor is None else tensor.cuda()

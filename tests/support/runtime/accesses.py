@@ -18,7 +18,7 @@ class Accesses:
 
     rank: int
     ranks: int
-    buckets: int
+    bucket_slots: list[int]  # [B]: what the arenas have
     features: NDArray[Any]  # FEATURE [F]
     segment_offset: NDArray[np.int64]  # [F + 1]
     addresses: NDArray[np.int64]  # [N]
@@ -26,7 +26,11 @@ class Accesses:
     def tensors(self) -> tuple[Any, ...]:
         """The arguments of sort_accesses."""
         addresses, segment_offset = map(torch.from_numpy, (self.addresses, self.segment_offset))
-        return (addresses, segment_offset, self.words, self.rank, self.ranks, self.buckets)
+        return (addresses, segment_offset, self.words, self.rank, self.ranks, self.bucket_slots)
+
+    @property
+    def buckets(self) -> int:
+        return len(self.bucket_slots)
 
     @property
     def words(self) -> torch.Tensor:
@@ -80,4 +84,5 @@ def random_accesses(
     most = held[np.repeat(features["bucket"], sizes)]
     field = np.where(rank_of == rank, LOCAL, rank_of)
     field = np.where(slot < most, REPLICA, field)
-    return Accesses(rank, ranks, buckets, features, segment_offset, field << SLOT_BITS | slot)
+    addresses = field << SLOT_BITS | slot
+    return Accesses(rank, ranks, [slots] * buckets, features, segment_offset, addresses)

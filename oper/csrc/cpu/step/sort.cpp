@@ -1,4 +1,5 @@
 // torch.ops.oper.sort_accesses and one_per_bag: which accesses of a batch read the same row (§5).
+// `stream` and `report` are a device's (device/sort.cpp).
 
 #include "oper/step/sort.h"
 
@@ -178,8 +179,12 @@ Runs sort_by_row(const RowKeys& keys, const Numbers& numbers) {
 }
 
 Runs sort_accesses(const at::Tensor& addresses, const at::Tensor& segment_offset,
-                   const at::Tensor& features, int64_t rank, int64_t ranks, int64_t buckets,
-                   const std::optional<at::Tensor>& offsets) {
+                   const at::Tensor& features, int64_t rank, int64_t ranks,
+                   at::IntArrayRef bucket_slots, const std::optional<at::Tensor>& offsets,
+                   int64_t /*stream*/, const std::optional<at::Tensor>& /*report*/) {
+  // How many slots a bucket has tells devices what keys there can be; here the addresses say which
+  // there are, and shorter keys take fewer passes.
+  const auto buckets = static_cast<int64_t>(bucket_slots.size());
   RowKeys keys = row_keys(addresses, segment_offset, features, rank, ranks, buckets);
   if (!offsets) return sort_by_row(keys, Positions{});
   const int64_t bags = offsets->numel() - 1;
@@ -218,7 +223,8 @@ TORCH_LIBRARY_FRAGMENT(oper, m) {
   m.set_python_module("oper.runtime.step.sort");  // the shapes, which depend on data
   m.def(
       "sort_accesses(Tensor addresses, Tensor segment_offset, Tensor features,"
-      " int rank, int ranks, int buckets, Tensor? offsets=None)"
+      " int rank, int ranks, int[] bucket_slots, Tensor? offsets=None, int stream=0,"
+      " Tensor? report=None)"
       " -> (Tensor positions, Tensor run_start, Tensor run_slot, Tensor run_count)");
 }
 

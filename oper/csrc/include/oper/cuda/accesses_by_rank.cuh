@@ -9,7 +9,6 @@
 namespace oper {
 
 constexpr int kAddresses = 8;  // that a thread holds
-constexpr int kWarpThreads = 32;
 
 __global__ void __launch_bounds__(256) accesses_by_rank(const __grid_constant__ CountArguments a) {
   if (a.report && a.report->bad_bag != kNothingBad) return;

@@ -17,6 +17,8 @@
 
 namespace oper {
 
+constexpr int kWarpThreads = 32;
+
 struct Launch {
   dim3 blocks;
   unsigned threads;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "oper/common/bits.h"
 #include "oper/plan/translate.h"
 #include "oper/step/row_formats.h"
 
@@ -82,6 +83,77 @@ struct CountArguments {
   int64_t bucket[kMostFeatures];
 };
 
+// An access as the sort by row has it, in one word: the group of its row, which is one bucket's
+// rows of one owner, the row's slot, and what the access is called. Words of group number `groups`
+// come after all others and are of no group.
+struct WordLayout {
+  int64_t groups;
+  int32_t slot_bits;
+  int32_t number_bits;  // 0: what accesses are called lies beside the words
+
+  // Bits of group and slot.
+  int key_bits() const { return bit_width(static_cast<uint64_t>(groups)) + slot_bits; }
+  OPER_HD uint64_t word(int64_t group, int64_t slot, int64_t number) const {
+    const uint64_t key = static_cast<uint64_t>(group) << slot_bits | static_cast<uint64_t>(slot);
+    return key << number_bits | static_cast<uint64_t>(number);
+  }
+  OPER_HD int64_t slot_of(uint64_t word) const {
+    return static_cast<int64_t>(word >> number_bits & ((uint64_t{1} << slot_bits) - 1));
+  }
+  OPER_HD int32_t number_of(uint64_t word) const {
+    return static_cast<int32_t>(word & ((uint64_t{1} << number_bits) - 1));
+  }
+};
+
+constexpr int kMostSortedFeatures = 960;  // of a launch: they are parameters, of 4 KB at most
+
+// What words are made from: accesses of some features, which follow each other.
+struct WordArguments {
+  const int64_t* addresses;
+  int64_t accesses;               // of the batch
+  const int64_t* segment_offset;  // [features + 1]: those of the launch's first feature on
+  int64_t features;
+  int64_t is_first;          // 1: accesses from the batch's first on, whatever its segments say
+  int64_t is_last;           // 1: accesses up to the batch's last
+  const int32_t* offsets32;  // [bags + 1] of the batch; one of the two where accesses are called by
+  const int64_t* offsets64;  // their bags, else neither
+  int64_t bags;
+  const BatchReport* report;  // null: the batch was looked at
+  int64_t rank;               // whose own copies are read
+  int64_t ranks;
+  WordLayout layout;
+  uint64_t* words;
+  int32_t* numbers;                     // null: they are in the words
+  int32_t bucket[kMostSortedFeatures];  // -1: of a frozen table, of no group
+};
+static_assert(sizeof(WordArguments) <= 4096);
+
+// What is sorted, and where the runs go: `accesses` of everything but what says otherwise.
+struct SortArguments {
+  uint64_t* words[2];   // the words, and memory for as many
+  int32_t* numbers[2];  // the same of the numbers beside them; null where they are in the words
+  int64_t accesses;     // 1 or more
+  WordLayout layout;
+  uint8_t* scratch;
+  uint64_t scratch_bytes;
+  int32_t* runs;       // [1] how many there are, that of no group included
+  int32_t* run_start;  // [accesses + 1]
+  int32_t* positions;  // null where numbers lie beside the words
+  int64_t* before;     // [groups + 1] runs before each group
+};
+
+// Sorted words, of which `runs` start at run_start.
+struct RunArguments {
+  const uint64_t* words;
+  int64_t accesses;
+  WordLayout layout;
+  const int32_t* runs;
+  int32_t* run_start;
+  int32_t* positions;
+  int64_t* run_slot;
+  int64_t* before;
+};
+
 // Those that take a `stream`, a CUstream, start their work on it. All return a cudaError_t; the
 // driver's errors have the same numbers.
 
@@ -100,6 +172,15 @@ using BagLauncher = int(const BagArguments*, void* stream);
 // Counts the accesses of `features` features, at most kMostFeatures; `accesses` is how many they
 // have on average.
 using CountLauncher = int(const CountArguments*, int64_t features, int64_t accesses, void* stream);
+
+// Makes words of the accesses of a launch's features, about `accesses` of them.
+using WordLauncher = int(const WordArguments*, int64_t accesses, void* stream);
+// Bytes of scratch that sorting takes.
+using SortScratch = int(const SortArguments*, uint64_t* bytes);
+// Sorts words and finds their runs. The words, and the numbers beside them, are then in the first
+// or the second of what was given, by *sorted; the slots of the runs are in the other words'
+// memory.
+using SortLauncher = int(const SortArguments*, int* sorted, void* stream);
 
 // Memory of a device that other processes can map: at least `bytes`, in fact *size, mapped at
 // *pointer, and a descriptor of it, which the caller closes.
@@ -123,8 +204,8 @@ using ErrorText = const char*(int);
 
 // kDeviceInterface of the library: other arguments, or others of equal size, are another interface.
 using InterfaceNumber = int64_t();
-constexpr int64_t kDeviceInterface = (int64_t{5} << 32) + sizeof(LookupArguments) +
-                                     sizeof(TranslateArguments<int64_t, uint64_t>) +
-                                     sizeof(CountArguments);
+constexpr int64_t kDeviceInterface =
+    (int64_t{6} << 32) + sizeof(LookupArguments) + sizeof(TranslateArguments<int64_t, uint64_t>) +
+    sizeof(CountArguments) + sizeof(WordArguments) + sizeof(SortArguments);
 
 }  // namespace oper

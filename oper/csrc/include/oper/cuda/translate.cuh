@@ -4,6 +4,7 @@
 
 #include "oper/cuda/device.h"
 #include "oper/cuda/launchers.h"
+#include "oper/cuda/search.cuh"
 
 namespace oper {
 
@@ -13,11 +14,7 @@ __global__ void __launch_bounds__(256)
   const int64_t threads = static_cast<int64_t>(gridDim.x) * blockDim.x;
   for (int64_t n = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; n < a.count;
        n += threads) {
-    int64_t segment = 0;  // the last that begins at n or before
-    for (int64_t above = a.segments; above - segment > 1;) {
-      const int64_t middle = (segment + above) / 2;
-      (a.segment_offset[middle] <= n ? segment : above) = middle;
-    }
+    const int64_t segment = last_at_most(a.segment_offset, 0, a.segments, n);
     const TableMap& table = a.map.tables[a.segment_table[segment]];
     int64_t id = static_cast<int64_t>(a.ids[n]);
     if (static_cast<uint64_t>(id) >= static_cast<uint64_t>(table.rows)) {

@@ -1,0 +1,154 @@
+// torch.ops.oper.sort_accesses on a device. Features are in host memory; what there is to sort is
+// the device's, and so is what comes of it, the number of runs included: tensors are as large as
+// the batch may need, and the host waits for nothing.
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/DeviceGuard.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+#include <tuple>
+
+#include "cpu/common/arguments.h"
+#include "cpu/step/batch_arguments.h"
+#include "device/library.h"
+#include "oper/common/bits.h"
+#include "oper/step/feature.h"
+
+namespace oper {
+namespace {
+
+// Positions, run_start, run_slot and the runs before each group.
+using Runs = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+
+// Bits that tell so many things apart.
+int bits_for(int64_t things) {
+  return bit_width(static_cast<uint64_t>(std::max<int64_t>(things, 1) - 1));
+}
+
+// The fields of words, for accesses that are called by one of `numbers` numbers.
+WordLayout layout_of(at::IntArrayRef bucket_slots, int64_t ranks, int64_t numbers) {
+  int64_t most = 1;
+  for (const int64_t slots : bucket_slots) {
+    check_size(slots, 0, kMostRows, "bucket_slots");
+    most = std::max(most, slots);
+  }
+  WordLayout layout{};
+  layout.groups = static_cast<int64_t>(bucket_slots.size()) * (1 + ranks);
+  layout.slot_bits = bits_for(most);
+  TORCH_CHECK_VALUE(layout.key_bits() <= 64, "bucket_slots: up to ", most, " in ", layout.groups,
+                    " groups are more rows than 64 bits tell apart");
+  const int number_bits = bits_for(numbers);
+  if (layout.key_bits() + number_bits <= 64) layout.number_bits = number_bits;
+  return layout;
+}
+
+// Makes words of all accesses, which `a` describes but for the features.
+void make_words(WordArguments& a, const Feature* features, int64_t number, int64_t buckets,
+                void* stream) {
+  const int64_t* const begins = a.segment_offset;
+  for (int64_t first = 0; first < number; first += kMostSortedFeatures) {
+    a.features = std::min<int64_t>(kMostSortedFeatures, number - first);
+    a.segment_offset = begins + first;
+    a.is_first = first == 0;
+    a.is_last = first + a.features == number;
+    for (int64_t f = 0; f < a.features; ++f) {
+      const Feature& feature = features[first + f];
+      if (feature.has_gradient) check_index(feature.bucket, buckets, "features", "buckets");
+      a.bucket[f] = feature.has_gradient ? static_cast<int32_t>(feature.bucket) : -1;
+    }
+    const int64_t mean = (a.accesses * a.features + number - 1) / number;
+    check_device(device_library().make_words(&a, mean, stream), "the sort could not be started");
+  }
+}
+
+// `addresses`, segments, offsets and the report are the device's. Of the outputs, what lies beyond
+// the runs is anything, and so are positions beyond the last run's.
+Runs sort_accesses(const at::Tensor& addresses, const at::Tensor& segment_offset,
+                   const at::Tensor& features, int64_t rank, int64_t ranks,
+                   at::IntArrayRef bucket_slots, const std::optional<at::Tensor>& offsets,
+                   int64_t stream, const std::optional<at::Tensor>& report) {
+  const c10::DeviceGuard guard(addresses.device());
+  const auto buckets = static_cast<int64_t>(bucket_slots.size());
+  check_size(ranks, 1, kMostThings, "ranks");
+  check_size(rank, 0, ranks - 1, "rank");
+  check_size(buckets, 0, kMostThings / ranks, "buckets");
+  const auto* const described = structs<Feature>(features, "features");
+  const int64_t number = features.size(0), accesses = addresses.numel();
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();  // of what positions count
+  check_size(accesses, 0, number > 0 ? kMost : 0, "addresses");
+  WordArguments a{};
+  a.addresses = elements<int64_t>(addresses, "addresses");
+  a.accesses = accesses;
+  if (offsets) {
+    check_on(*offsets, addresses, "offsets");
+    a.bags = offsets->numel() - 1;
+    check_size(a.bags, accesses > 0, kMost, "offsets: bags");
+    with_index_type(offsets->scalar_type(), "offsets", [&](auto offset) {
+      const auto* const begins = elements<decltype(offset)>(*offsets, "offsets");
+      if constexpr (sizeof(offset) == 4)
+        a.offsets32 = begins;
+      else
+        a.offsets64 = begins;
+    });
+  }
+  if (report) check_on(*report, addresses, "report");
+  a.report = report_of(report);
+  a.rank = rank;
+  a.ranks = ranks;
+  a.layout = layout_of(bucket_slots, ranks, offsets ? a.bags : accesses);
+  // Not waited for, where they come from the host: torch would wait for all that was started.
+  const at::Tensor segments = segment_offset.to(addresses.options(), /*non_blocking=*/true);
+  a.segment_offset = elements<int64_t>(segments, number + 1, "segment_offset");
+
+  const auto words = addresses.options(), numbers = words.dtype(at::kInt);
+  if (accesses == 0)
+    return {at::empty({0}, numbers), at::zeros({1}, numbers), at::empty({0}, words),
+            at::zeros({a.layout.groups + 1}, words)};
+  const bool beside = a.layout.key_bits() + bits_for(offsets ? a.bags : accesses) > 64;
+  const at::Tensor word[2] = {at::empty({accesses}, words), at::empty({accesses}, words)};
+  at::Tensor called[2] = {at::empty({accesses}, numbers), {}};
+  at::Tensor run_start = at::empty({accesses + 1}, numbers), runs = at::empty({1}, numbers);
+  at::Tensor before = at::empty({a.layout.groups + 1}, words);
+  SortArguments s{};
+  for (int n = 0; n < 2; ++n) s.words[n] = static_cast<uint64_t*>(word[n].mutable_data_ptr());
+  if (beside) {
+    called[1] = at::empty({accesses}, numbers);
+    for (int n = 0; n < 2; ++n) s.numbers[n] = called[n].mutable_data_ptr<int32_t>();
+  } else {
+    s.positions = called[0].mutable_data_ptr<int32_t>();
+  }
+  s.accesses = accesses;
+  s.layout = a.layout;
+  s.runs = runs.mutable_data_ptr<int32_t>();
+  s.run_start = run_start.mutable_data_ptr<int32_t>();
+  s.before = before.mutable_data_ptr<int64_t>();
+  a.words = s.words[0];
+  a.numbers = s.numbers[0];
+  auto* const on = reinterpret_cast<void*>(stream);
+  make_words(a, described, number, buckets, on);
+  check_device(device_library().sort_scratch(&s, &s.scratch_bytes), "the sort needs a device");
+  const at::Tensor scratch =
+      at::empty({static_cast<int64_t>(s.scratch_bytes)}, words.dtype(at::kByte));
+  s.scratch = static_cast<uint8_t*>(scratch.mutable_data_ptr());
+  int sorted = 0;
+  check_device(device_library().sort(&s, &sorted, on), "the sort could not be started");
+  return {called[beside ? sorted : 0], run_start, word[1 - sorted], before};
+}
+
+}  // namespace
+}  // namespace oper
+
+TORCH_LIBRARY_IMPL(oper, CUDA, m) { m.impl("sort_accesses", oper::sort_accesses); }
+
+// sort_accesses for tests, of memory that the emulator takes for a device's.
+TORCH_LIBRARY_FRAGMENT(oper_emulated, m) {
+  m.def(
+      "sort_accesses(Tensor addresses, Tensor segment_offset, Tensor features, int rank, int ranks,"
+      " int[] bucket_slots, Tensor? offsets=None, int stream=0, Tensor? report=None)"
+      " -> (Tensor positions, Tensor run_start, Tensor run_slot, Tensor run_count)");
+}
+TORCH_LIBRARY_IMPL(oper_emulated, CPU, m) { m.impl("sort_accesses", oper::sort_accesses); }
