@@ -12,7 +12,7 @@ import functools
 import importlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -71,6 +71,19 @@ def device_ops() -> Any:
             "`python scripts/build_cuda.py` in a checkout; that needs a CUDA compiler"
         ) from error
     return ops()
+
+
+class Kernels(Protocol):
+    """Where operators run: a device of the runtime."""
+
+    kind: str  # cpu or cuda
+
+    @property
+    def stream(self) -> int:
+        """The stream that work is started on, as the operators take it."""
+
+    def ops(self) -> Any:
+        """The operators on tensors that are there."""
 
 
 def shared(name: str, value: Value) -> Value:

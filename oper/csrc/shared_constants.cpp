@@ -12,6 +12,7 @@
 #include "oper/plan/translate.h"
 #include "oper/scheduler/transmissions.h"
 #include "oper/step/feature.h"
+#include "oper/step/gradient_layout.h"
 #include "oper/step/optimizers.h"
 #include "oper/step/row_formats.h"
 #include "oper/synth/id_bijection.h"
@@ -54,6 +55,7 @@ Declarations declarations() {
       {"order frequency", static_cast<int64_t>(Order::kFrequency)},
       {"order age", static_cast<int64_t>(Order::kAge)},
       {"signal bytes", sizeof(Signal)},
+      {"values of a line", kLineValues},
   };
   for (const auto& [name, value] : constants) declared.insert(name, std::to_string(value));
   declared.insert("struct Feature", Feature::fields());

@@ -55,7 +55,8 @@ class EmbeddingEngine:
     `nodes` overrides which ranks share memory, by a number a rank; `bounds` says what ids out of
     range do: "fatal", "warning" or "ignore", the last two reading row 0, as FBGEMM does.
     `gradient_scale` multiplies all gradients: TorchRec divides by the number of ranks. `device`,
-    the CPU unless given, is where rows and batches are; others are for inference within a node.
+    the CPU unless given, is where rows and batches are; on others one rank trains, or those of a
+    node serve.
     `make_source` makes the source of rows of the plan's tables in the tier (row_source.py).
     """
 
@@ -105,7 +106,7 @@ class EmbeddingEngine:
         self._guard = EngineGuard(self.node, self.signals, group, waiting=self.training)
         slots = [int(plan.layout.slots[bucket.width].max()) for bucket in self.buckets]
         dims = [bucket.dim for bucket in self.buckets]
-        sorter = Sorter(self.node, slots, dims, by_position=fetcher.needs_runs)
+        sorter = Sorter(self.node, self.device, slots, dims, by_position=fetcher.needs_runs)
         self._preparer = BatchPreparer(
             self.features,
             address_map,

@@ -12,13 +12,51 @@ rank must ask another for more than where its segments end.
 """
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.shared_segment import RESERVE_BYTES, Segment, aligned
+from oper.runtime.memory.device import Cpu, Device
 from oper.runtime.memory.prepared_batch import SortedRows
-from oper.runtime.tables.row_gradients import RowGradients, laid_out
+from oper.runtime.tables.row_gradients import RowGradients, laid_out, room
+
+
+class Mailbox(Protocol):
+    """Where a rank leaves its gradients, and finds those of others."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of this rank's mailbox; it grows with the largest batch and is kept."""
+
+    def open(self, rows: SortedRows) -> RowGradients:
+        """Begin a new content: the gradients of these rows, whose values are to be written."""
+
+    def read(self, rank: int) -> RowGradients:
+        """What a rank has for all owners."""
+
+
+class OwnMailbox:
+    """The mailbox of a device's only rank, of buckets of the given dims, which nobody else reads:
+    memory of torch's, which comes round in the order of the device's work."""
+
+    def __init__(self, device: Device, dims: Sequence[int]) -> None:
+        self._device, self._dims = device, tuple(dims)
+        self._content: RowGradients | None = None
+        self.bytes = 0
+
+    def open(self, rows: SortedRows) -> RowGradients:
+        groups = laid_out(rows.before, self._dims, self._device)
+        size = room(rows.slots, groups, self._dims, self._device)
+        values = torch.empty(size, device=self._device.torch_device)
+        self._content = RowGradients(rows.slots, groups, values)
+        self.bytes = max(self.bytes, rows.slots.nbytes + groups.nbytes + values.nbytes)
+        return self._content
+
+    def read(self, rank: int) -> RowGradients:
+        assert self._content is not None
+        return self._content
 
 
 class Mailboxes:
@@ -33,12 +71,10 @@ class Mailboxes:
 
     @property
     def bytes(self) -> int:
-        """Bytes of this rank's mailbox; it grows with the largest batch and is kept."""
         return self._rows[self._rank].bytes + self._values[self._rank].bytes
 
     def open(self, rows: SortedRows) -> RowGradients:
-        """Begin a new content: the gradients of these rows, whose values are to be written."""
-        groups = laid_out(rows.before, self._dims)
+        groups = laid_out(rows.before, self._dims, Cpu())
         self._rows[self._rank].grow(self._slots_at + rows.slots.nbytes)
         self._values[self._rank].grow(4 * int(groups[1, -1]))
         mine = self.read(self._rank)
@@ -47,7 +83,6 @@ class Mailboxes:
         return mine
 
     def read(self, rank: int) -> RowGradients:
-        """What a rank has for all owners."""
         rows, values = self._rows[rank], self._values[rank]
         slots, size = (rows.bytes - self._slots_at) // 8, values.bytes // 4
         return RowGradients(

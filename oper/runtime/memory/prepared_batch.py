@@ -151,6 +151,12 @@ class PreparedBatch:
     keys: tuple[str, ...] = ()  # of the features, in the order of the values
     trains: bool = False  # whether there may be a backward
     report: torch.Tensor | None = None  # int64 [2], where the host has not looked (late_checks.py)
+    on_device: torch.Tensor | None = None  # `features` there, where gradients are summed there
+
+    @property
+    def features_there(self) -> torch.Tensor:
+        """`features` where the accesses are."""
+        return self.features if self.on_device is None else self.on_device
 
     @property
     def lengths(self) -> torch.Tensor:
@@ -163,7 +169,7 @@ class PreparedBatch:
 
     @property
     def read(self) -> list[torch.Tensor]:
-        """What a lookup reads of it."""
+        """What a step reads of it."""
         found = (
             self.addresses,
             self.segment_offset,
@@ -171,8 +177,10 @@ class PreparedBatch:
             self.weights,
             self.features,
             self.report,
+            self.on_device,
         )
-        return [tensor for tensor in found if tensor is not None]
+        rows = self.sort.tensors() if isinstance(self.sort, SortedRows) else []
+        return [*rows, *(tensor for tensor in found if tensor is not None)]
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Keep what lies on a device until the work that `stream` has by now is done, as TorchRec's

@@ -21,16 +21,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from oper.base import native
 from oper.runtime.allreduce.replica_allreduce import ReplicaAllReduce
-from oper.runtime.memory.gradient_mailbox import Mailboxes
+from oper.runtime.comm.node import Node
+from oper.runtime.memory.device import Device
+from oper.runtime.memory.gradient_mailbox import Mailbox, Mailboxes, OwnMailbox
 from oper.runtime.memory.heap import TableMemory
 from oper.runtime.memory.prepared_batch import NumberedRows, PreparedBatch, SortedRows
 from oper.runtime.step.access_counters import Counters
 from oper.runtime.step.row_source import RowSource, Step, buckets_in_heap
 from oper.runtime.tables.optimizer_buckets import Bucket
 from oper.runtime.tables.optimizers import update_rows
-from oper.runtime.tables.row_gradients import RowGradients, laid_out, merged
+from oper.runtime.tables.row_gradients import RowGradients, laid_out, merged, room
 
 COUNTERS = ("marked", "published", "reduced", "applied")
 
@@ -62,7 +63,8 @@ class Gradients:
         self._heap, self._node, self._signals = memory.heap, memory.node, memory.signals
         self._all_to_all, self._source = memory.all_to_all, source
         self._replicas, self._counters, self._scale = replicas, counters, scale
-        self.mailboxes = Mailboxes(self._node, [bucket.dim for bucket in self._in_heap])
+        self._device = memory.heap.device
+        self.mailboxes = _mailboxes(self._node, self._device, self._in_heap)
         self.learning_rates = [bucket.optimizer.lr for bucket in self._buckets]
         self.steps = self.optimizer_steps = 0
         self._accumulating = False
@@ -89,7 +91,7 @@ class Gradients:
         rows: SortedRows = batch.rows
         held = None
         if self._accumulating or self._held is not None:
-            held = accumulate(self._held, batch, grad, self._buckets, self._scale)
+            held = self._accumulated(batch, grad)
             self._held = held if self._accumulating else None
             if self._accumulating:
                 return
@@ -98,28 +100,35 @@ class Gradients:
         if self._source is not None:
             tier = range(len(self._in_heap), len(self._buckets))
             dims = [bucket.dim * (b in tier) for b, bucket in enumerate(self._buckets)]
-            sums = _room_for(rows, dims)
-            for b in tier:
-                self._sum(batch, grad, rows, b, held, sums)
+            sums = _no_sums(rows, dims, self._device) if held is None else held.sums
+            if held is None:
+                self._sum(batch, grad, tier, sums)
             grads = [sums.gradients_of(rows.groups(b), dims[b]) for b in tier]
             step = Step(self.optimizer_steps, self.learning_rates)
             self._source.update(batch, rows, grads, step)
+
+    def _accumulated(self, batch: PreparedBatch, grad: torch.Tensor) -> HeldGradients:
+        """The gradients that are held, and a batch's."""
+        assert batch.rows is not None
+        dims, rows = [bucket.dim for bucket in self._buckets], batch.rows
+        sums = _no_sums(rows, dims, self._device)
+        self._sum(batch, grad, range(len(self._buckets)), sums)
+        if self._held is not None:
+            sums = merged([self._held.sums, sums], dims, self._device)
+        return HeldGradients(SortedRows(sums.slots, sums.groups[0], rows.ranks), sums)
 
     def _sum(
         self,
         batch: PreparedBatch,
         grad: torch.Tensor,
-        rows: SortedRows,
-        b: int,
-        held: HeldGradients | None,
+        buckets: range,
         out: RowGradients,
     ) -> None:
-        """The gradients of a bucket's rows, or those that were accumulated."""
-        dim, groups = self._buckets[b].dim, rows.groups(b)
-        if held is not None:
-            out.gradients_of(groups, dim).copy_(held.sums.gradients_of(groups, dim))
-        elif self._buckets[b].trained:
-            sum_gradients(batch, grad, b, dim, self._scale, out)
+        """Sum the gradients of the rows of these buckets, as far as they are trained."""
+        for b in buckets:
+            bucket = self._buckets[b]
+            if bucket.trained:
+                sum_gradients(batch, grad, b, bucket.dim, self._scale, out, self._device)
 
     def _update_heap(
         self,
@@ -134,8 +143,12 @@ class Gradients:
             self._replicas.begin(step, [rows.slots[of_bucket] for of_bucket in replicas])
         self._signals.wait("applied", self.steps, "update its rows")
         mine = self.mailboxes.open(rows)
-        for b in self._bucket_numbers:
-            self._sum(batch, grad, rows, b, held, mine)
+        if held is None:
+            self._sum(batch, grad, self._bucket_numbers, mine)
+        else:
+            # The same groups of the same buckets: those in the heap are the first.
+            size = min(len(mine.values), len(held.sums.values))
+            mine.values[:size] = held.sums.values[:size]
         if self._replicas is not None:
             self._replicas.contribute(
                 step, [self._replica_sums(mine, b) for b in self._bucket_numbers]
@@ -207,7 +220,7 @@ class Gradients:
         bucket = self._buckets[b]
         if not bucket.trained:
             return
-        updated = torch.zeros(1, dtype=torch.int64)
+        updated = torch.zeros(1, dtype=torch.int64, device=self._device.torch_device)
         update_rows(
             bucket.optimizer,
             parts,
@@ -219,6 +232,7 @@ class Gradients:
             self.learning_rates[b],
             self.optimizer_steps,
             updated,
+            self._device,
         )
         self._counters.add_later(updated, _updated_rows)
 
@@ -236,34 +250,27 @@ def _updated_rows(updated: np.ndarray) -> dict[str, Any]:
     return {"updated_rows": int(updated[0])}
 
 
-def accumulate(
-    held: HeldGradients | None,
-    batch: PreparedBatch,
-    grad: torch.Tensor,
-    buckets: Sequence[Bucket],
-    scale: float,
-) -> HeldGradients:
-    """Add a batch's gradients, times `scale`, to those that are held."""
-    assert batch.rows is not None
+def _mailboxes(node: Node, device: Device, buckets: Sequence[Bucket]) -> Mailbox:
+    """What this rank's gradients go through."""
     dims = [bucket.dim for bucket in buckets]
-    rows: SortedRows = batch.rows
-    sums = _room_for(rows, dims)
-    for b, bucket in enumerate(buckets):
-        if bucket.trained:
-            sum_gradients(batch, grad, b, bucket.dim, scale, sums)
-    if held is not None:
-        sums = merged([held.sums, sums], dims)
-    return HeldGradients(SortedRows(sums.slots, sums.groups[0], rows.ranks), sums)
+    return Mailboxes(node, dims) if device.kind == "cpu" else OwnMailbox(device, dims)
 
 
-def _room_for(rows: SortedRows, dims: Sequence[int]) -> RowGradients:
+def _no_sums(rows: SortedRows, dims: Sequence[int], device: Device) -> RowGradients:
     """Gradients of rows of buckets of those dims, all zero."""
-    groups = laid_out(rows.before, dims)
-    return RowGradients(rows.slots, groups, torch.zeros(int(groups[1, -1])))
+    groups = laid_out(rows.before, dims, device)
+    size = room(rows.slots, groups, dims, device)
+    return RowGradients(rows.slots, groups, torch.zeros(size, device=device.torch_device))
 
 
 def sum_gradients(
-    batch: PreparedBatch, grad: torch.Tensor, bucket: int, dim: int, scale: float, out: RowGradients
+    batch: PreparedBatch,
+    grad: torch.Tensor,
+    bucket: int,
+    dim: int,
+    scale: float,
+    out: RowGradients,
+    device: Device,
 ) -> None:
     """Sum the gradients of each row of a bucket over its accesses in a batch; `grad` is that of the
     batch's output."""
@@ -271,11 +278,11 @@ def sum_gradients(
     assert rows is not None
     groups = rows.groups(bucket)
     of_bucket = (out.groups, bucket, groups.start, groups.stop)
-    accesses = (batch.offsets, batch.weights, batch.features, batch.segment_offset)
+    accesses = (batch.offsets, batch.weights, batch.features_there, batch.segment_offset)
+    sums = (dim, scale, out.values)
+    ops, stream = device.ops(), device.stream
     if isinstance(rows, NumberedRows):
-        native.ops().add_gradients(grad, rows.row_of, *of_bucket, *accesses, dim, scale, out.values)
+        ops.add_gradients(grad, rows.row_of, *of_bucket, *accesses, *sums)
     else:
-        native.ops().sum_gradients(
-            grad, rows.positions, rows.starts, *of_bucket, *accesses, dim, scale, out.values,
-            rows.by_bag,
-        )  # fmt: skip
+        runs = (rows.positions, rows.starts)
+        ops.sum_gradients(grad, *runs, *of_bucket, *accesses, *sums, rows.by_bag, stream)

@@ -183,6 +183,7 @@ _library.impl("embedding_lookup", _forward, "CUDA")
 
 
 _library.impl("embedding_backward", _backward, "CPU")
+_library.impl("embedding_backward", _backward, "CUDA")
 
 
 torch.library.register_fake("oper::embedding_lookup", _forward_shape, lib=_library)

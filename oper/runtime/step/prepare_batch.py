@@ -46,6 +46,7 @@ class BatchPreparer:
         self._trains = trains
         self._late = None if device.kind == "cpu" else LateChecks(device, sorter.rank, bounds)
         self._tables_there: dict[tuple[str, ...], torch.Tensor] = {}
+        self._described: tuple[torch.Tensor, torch.Tensor] | None = None
         # A read that needs the positions needs those of all accesses, of frozen tables too.
         self._sort_all = sorter.by_position
 
@@ -63,17 +64,21 @@ class BatchPreparer:
         else:
             batch, segment_offset = bags_on_device(batch, order, self._features.pooled)
             report, of_samples = self._late.report(), batch.offsets().contiguous()
-            addresses = self._translate_unseen(batch, segment_offset, report, self._late)
+            there = segment_offset.to(self._device.torch_device, non_blocking=True)
+            addresses = self._translate_unseen(batch, there, report, self._late)
         keys, samples = tuple(batch.keys()), int(batch.stride())
         descriptors, elements = self._features.describe(
             keys, samples, segment_offset, trained_only=not self._sort_all
         )
+        on_device = None
+        if self._late is not None:
+            segment_offset, on_device = there, self._there(descriptors)
         offsets = of_samples if self._features.pooled else None
         weights = batch.weights().float().contiguous() if self._weighted else None
         read = (addresses, segment_offset, offsets, weights, descriptors)
         sort, trains = None, self._trains and torch.is_grad_enabled()
         if self._sort_all or trains:
-            sort = self._sorter.sort(*read, at_once=self._sort_all)
+            sort = self._sorter.sort(*read, at_once=self._sort_all, report=report)
         return PreparedBatch(
             *read,
             elements,
@@ -83,7 +88,18 @@ class BatchPreparer:
             keys,
             trains,
             report,
+            on_device,
         )
+
+    def _there(self, descriptors: torch.Tensor) -> torch.Tensor | None:
+        """The features' descriptors on the device, where gradients are summed by them; those of the
+        last batch, where they are the same ones."""
+        if not self._trains:
+            return None
+        if self._described is None or self._described[0] is not descriptors:
+            there = descriptors.to(self._device.torch_device, non_blocking=True)
+            self._described = descriptors, there
+        return self._described[1]
 
     def finish(self) -> None:
         """OperError where an earlier batch had ids or lengths that it cannot have."""
@@ -113,7 +129,7 @@ class BatchPreparer:
         ops.check_bags(batch.offsets().contiguous(), values.numel(), report, stream)
         addresses = self._map.translate_features(
             values,
-            segment_offset.to(on, non_blocking=True),
+            segment_offset,
             self._tables_there[keys],
             ops=ops,
             stream=stream,

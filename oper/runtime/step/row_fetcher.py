@@ -68,7 +68,8 @@ class RowFetcher:
         fetched = self._fetch(batch)
         if self.source is not None and batch.trains:
             fetched = self.source.reread(batch, fetched)
-        return native.ops().weight_gradients(
+        self._device.keep(batch.read)
+        return self._device.ops().weight_gradients(
             grad,
             fetched.addresses,
             batch.offsets,
@@ -76,6 +77,7 @@ class RowFetcher:
             batch.features,
             fetched.bases,
             self._rank,
+            self._device.stream,
         )
 
     def _fetch(self, batch: PreparedBatch) -> Fetched:
@@ -140,7 +142,8 @@ class RowFetcher:
 
     def _count(self, batch: PreparedBatch, counters: Counters) -> None:
         counters.add(lookups=1, accesses=len(batch.addresses))
-        rows = None if batch.sorting else batch.rows
+        on_host = self._device.kind == "cpu"
+        rows = batch.rows if on_host and not batch.sorting else None
         if rows is None or rows.accesses < len(batch.addresses):
             given = (batch.addresses, batch.segment_offset, batch.features)
             accesses = self._device.ops().accesses_by_rank(
@@ -151,7 +154,7 @@ class RowFetcher:
                 self._device.stream,
                 batch.report,
             )
-            if self._device.kind == "cpu":
+            if on_host:
                 counters.add(**self._by_source(accesses.numpy()))
             else:
                 counters.add_later(accesses, self._by_source)

@@ -15,6 +15,7 @@ import torch
 
 from oper.base import native
 from oper.runtime.comm.node import Node
+from oper.runtime.memory.device import Device
 from oper.runtime.memory.prepared_batch import BatchRows, rows_of_tensors
 
 native.ops()  # which defines the operators
@@ -28,20 +29,26 @@ _MOST_ROWS = 2**31 - 1  # the kernel calls them by 32 bits
 
 
 class Sorter:
-    """The sort of one engine's batches. `bucket_slots` are each bucket's, of the rank that has the
-    most, and `dims` the values of its rows. `by_position` where the positions of accesses are
-    needed, and not their bags."""
+    """The sort of one engine's batches, which are on `device`. `bucket_slots` are each bucket's, of
+    the rank that has the most, and `dims` the values of its rows. `by_position` where the positions
+    of accesses are needed, and not their bags."""
 
     def __init__(
-        self, node: Node, bucket_slots: Sequence[int], dims: Sequence[int], by_position: bool
+        self,
+        node: Node,
+        device: Device,
+        bucket_slots: Sequence[int],
+        dims: Sequence[int],
+        by_position: bool,
     ) -> None:
-        self.rank, self._ranks = node.rank, node.ranks
+        self.rank, self._ranks, self._device = node.rank, node.ranks, device
         self._bucket_slots = list(bucket_slots)
         self._narrow = max(dims, default=0) <= MOST_DIM
         self.by_position = by_position
         cores = len(os.sched_getaffinity(0)) // len(node.peers)
         spare = cores >= 2 * torch.get_num_threads()
-        self._thread = ThreadPoolExecutor(1, "oper-sort") if spare else None
+        beside = spare and device.kind == "cpu"  # a device sorts beside the host in any case
+        self._thread = ThreadPoolExecutor(1, "oper-sort") if beside else None
 
     def sort(
         self,
@@ -51,13 +58,15 @@ class Sorter:
         weights: torch.Tensor | None,
         features: torch.Tensor,
         at_once: bool,
+        report: torch.Tensor | None = None,
     ) -> BatchRows | Future[BatchRows]:
-        """The rows of a batch, or a future of them, if they are not needed `at_once`."""
+        """The rows of a batch, or a future of them, if they are not needed `at_once`. None of a
+        batch whose `report` names a bad bag."""
         read = (addresses, segment_offset, features, self.rank, self._ranks)
         if self._numbers(len(addresses)):
             return self._done(at_once, self._number, *read)
         bags = offsets if self.by_bag(offsets, weights) else None
-        return self._done(at_once, self._sort, *read, bags)
+        return self._done(at_once, self._sort, *read, bags, report)
 
     def by_bag(self, offsets: torch.Tensor | None, weights: torch.Tensor | None) -> bool:
         """Whether the runs of such a batch are of bags."""
@@ -69,7 +78,8 @@ class Sorter:
         rows = (1 + self._ranks) * sum(self._bucket_slots)
         few = rows <= min(ROWS_PER_ACCESS * accesses, _MOST_ROWS)
         wanted = self._narrow and not self.by_position
-        return few and wanted and torch.get_num_threads() == 1
+        alone = torch.get_num_threads() == 1 and self._device.kind == "cpu"
+        return few and wanted and alone
 
     def _done(self, at_once: bool, find: Callable[..., BatchRows], *given: Any) -> Any:
         if self._thread is None or at_once or torch.compiler.is_compiling():
@@ -80,9 +90,10 @@ class Sorter:
         found = native.ops().number_rows(*read, self._bucket_slots)
         return rows_of_tensors(found, self._ranks, by_bag=False)
 
-    def _sort(self, *read_and_bags: Any) -> BatchRows:
-        *read, bags = read_and_bags
-        found = native.ops().sort_accesses(*read, self._bucket_slots, bags)
+    def _sort(self, *given: Any) -> BatchRows:
+        *read, bags, report = given
+        ops, stream = self._device.ops(), self._device.stream
+        found = ops.sort_accesses(*read, self._bucket_slots, bags, stream, report)
         return rows_of_tensors(found, self._ranks, bags is not None)
 
 

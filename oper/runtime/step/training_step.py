@@ -11,6 +11,7 @@ In inference there is only the forward.
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from oper.base.errors import OperError
@@ -46,6 +47,8 @@ class TrainingStep:
         self._sorter, self._fetcher, self._source = sorter, fetcher, fetcher.source
         self._gradients, self._counters = gradients, counters
         self._checked_features = checked_features
+        self._on_device = memory.heap.device.kind != "cpu"
+        self._all_trained = all(bucket.trained for bucket in memory.buckets)
         self.rank, self.ranks = memory.node.rank, memory.node.ranks
 
     @property
@@ -106,7 +109,8 @@ class TrainingStep:
                 check_finite(batch, grad, self._checked_features, where)
             if self._gradients is not None and batch.rows is None:
                 read = (batch.addresses, batch.segment_offset, batch.offsets, batch.weights)
-                sort = self._sorter.sort(*read, batch.features, at_once=True)
+                given = (*read, batch.features)
+                sort = self._sorter.sort(*given, at_once=True, report=batch.report)
                 batch = replace(batch, sort=sort)
             if not self._fetcher.needs_runs:
                 self._count_distinct(batch)
@@ -118,5 +122,12 @@ class TrainingStep:
     def _count_distinct(self, batch: PreparedBatch) -> None:
         """Called where the rows are needed anyway: not earlier, as they may still be sorted."""
         rows = batch.rows
-        if rows is not None and rows.accesses == len(batch.addresses):
+        if self._on_device:
+            if rows is not None and self._all_trained:
+                self._counters.add_later(rows.before[-1:].clone(), _distinct_rows)
+        elif rows is not None and rows.accesses == len(batch.addresses):
             self._counters.add(distinct_rows=len(rows))
+
+
+def _distinct_rows(rows: np.ndarray) -> dict[str, int]:
+    return {"distinct_rows": int(rows[0])}

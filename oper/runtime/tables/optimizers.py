@@ -31,6 +31,7 @@ from torch import Tensor
 
 from oper.base import native
 from oper.base.errors import OperError
+from oper.base.native import Kernels
 from oper.base.units import finite_number, whole_number
 from oper.runtime.tables.kernel_structs import DTYPE_CODE
 from oper.runtime.tables.row_gradients import RowGradients
@@ -353,6 +354,7 @@ def update_rows(
     lr: float,
     step: int,
     updated: Tensor,
+    on: Kernels,
 ) -> None:
     """Sum the gradients of each row over the parts, in their order, and update the row once.
 
@@ -364,8 +366,9 @@ def update_rows(
         lr: the learning rate of this step.
         step: the number of this step, from 1.
         updated: int64 [1], to which the number of rows updated is added.
+        on: where all of that lies.
     """
-    native.ops().update_rows(
+    on.ops().update_rows(
         [part.slots for part in parts],
         [part.values for part in parts],
         [part.groups for part in parts],
@@ -377,4 +380,5 @@ def update_rows(
         optimizer.kind,
         optimizer.settings(lr, step),
         updated,
+        on.stream,
     )

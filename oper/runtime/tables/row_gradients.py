@@ -12,6 +12,10 @@ from dataclasses import dataclass
 import torch
 
 from oper.base import native
+from oper.base.native import Kernels
+
+# Of a line of the caches: buckets begin at multiples of it.
+_LINE_VALUES = native.shared("values of a line", 16)
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,20 +54,29 @@ class RowGradients:
         return self.values[values[0] :][: count * dim].view(count, dim)
 
 
-def laid_out(before: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
+def laid_out(before: torch.Tensor, dims: Sequence[int], on: Kernels) -> torch.Tensor:
     """The groups of rows of buckets of those dims, int64 [2, G + 1], from the rows before each of G
     groups; a bucket of dim 0 has no gradients."""
-    found: torch.Tensor = native.ops().lay_out_gradients(before, list(dims))
+    found: torch.Tensor = on.ops().lay_out_gradients(before, list(dims), on.stream)
     return found
 
 
-def merged(parts: Sequence[RowGradients], dims: Sequence[int]) -> RowGradients:
+def merged(parts: Sequence[RowGradients], dims: Sequence[int], on: Kernels) -> RowGradients:
     """The rows of any of the parts, and the sums of their gradients in the order of the parts;
     `dims` are the buckets'."""
-    slots, groups, values = native.ops().merge_gradients(
+    slots, groups, values = on.ops().merge_gradients(
         [part.slots for part in parts],
         [part.values for part in parts],
         [part.groups for part in parts],
         list(dims),
+        on.stream,
     )
     return RowGradients(slots, groups, values)
+
+
+def room(slots: torch.Tensor, groups: torch.Tensor, dims: Sequence[int], on: Kernels) -> int:
+    """How many values to have room for, of rows of buckets of those dims that are laid out so. The
+    host does not know how many a device has of which bucket: as many as if all had the widest."""
+    if on.kind == "cpu":
+        return int(groups[1, -1])
+    return len(slots) * max(dims, default=0) + _LINE_VALUES * len(dims)

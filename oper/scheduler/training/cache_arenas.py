@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from oper.base.arrays import Ints
+from oper.runtime.memory.device import Cpu
 from oper.runtime.tables.optimizer_buckets import Bucket
 from oper.runtime.tables.optimizers import update_rows
 from oper.runtime.tables.row_gradients import RowGradients
@@ -128,4 +129,5 @@ class CacheArenas:
             rate,
             number,
             torch.zeros(1, dtype=torch.int64),
+            Cpu(),
         )

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from oper.base.arrays import Ints
+from oper.runtime.memory.device import Cpu
 from oper.runtime.memory.heap import Heap
 from oper.runtime.step.row_source import Step
 from oper.runtime.tables.optimizer_buckets import Bucket
@@ -128,6 +129,7 @@ class TierShard:
             rate,
             number,
             torch.zeros(1, dtype=torch.int64),
+            Cpu(),
         )
 
     def _arenas(self, bucket: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -162,7 +162,7 @@ def test_when_rows_are_numbered(threads, slots, dim, number, by_position, number
     accesses = random_accesses(np.random.default_rng(0), 1, [30, 20], 1, 20, 3, frozen=False)
     threads(number)
     node: Any = SimpleNamespace(rank=0, ranks=1, peers=range(99))
-    sorter = Sorter(node, [slots], [dim], by_position)
+    sorter = Sorter(node, Cpu(), [slots], [dim], by_position)
     addresses, segments, features, *_ = accesses.tensors()
     rows = sorter.sort(addresses, segments, None, None, features, at_once=True)
     _, start, slot, count = sorted_runs(accesses)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oper.base import native
+from oper.runtime.memory.device import Cpu
 from oper.runtime.tables.optimizers import STATES, Optimizer, update_rows
 from oper.runtime.tables.row_gradients import RowGradients
 from oper.tables.table import Table
@@ -93,7 +94,7 @@ class Arena:
         parts = list(map(RowGradients.of_rows, ids, grads))
         updated = torch.zeros(1, dtype=torch.int64)
         of = (rows, self.bytes, dim, dtype, LR, step)
-        update_rows(self.optimizer, parts, [0] * len(parts), *of, updated)
+        update_rows(self.optimizer, parts, [0] * len(parts), *of, updated, Cpu())
         return int(updated)
 
     @property
@@ -343,9 +344,9 @@ def test_arenas_too_small_are_refused():
     rows, few = torch.zeros(4, 8, dtype=torch.uint8), torch.zeros(4, 4, dtype=torch.uint8)
     adam, none = Optimizer("adam"), torch.zeros(1, dtype=torch.int64)
     with pytest.raises(ValueError, match="state: 4 bytes a slot, and adam needs 16"):
-        update_rows(adam, [], [], rows, few, 2, "fp32", 0.1, 1, none)
+        update_rows(adam, [], [], rows, few, 2, "fp32", 0.1, 1, none, Cpu())
     with pytest.raises(ValueError, match="too few for 3 values"):
-        update_rows(Optimizer("sgd"), [], [], rows, few, 3, "fp32", 0.1, 1, none)
+        update_rows(Optimizer("sgd"), [], [], rows, few, 3, "fp32", 0.1, 1, none, Cpu())
 
 
 def test_schema_says_what_is_written():

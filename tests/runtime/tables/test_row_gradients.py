@@ -6,6 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oper.runtime.memory.device import Cpu
 from oper.runtime.tables.row_gradients import RowGradients, laid_out, merged
 
 LINE_VALUES = 16  # of a line of the caches
@@ -27,7 +28,7 @@ def drawn(rng: np.random.Generator, dims: list[int], codes: int, share: float) -
     """Rows below 12 of each group, and their gradients; more room than they take."""
     slots = [np.flatnonzero(rng.random(12) < share) for _ in range(codes * len(dims))]
     before = torch.tensor([0, *map(len, slots)]).cumsum(0)
-    groups = laid_out(before, dims)
+    groups = laid_out(before, dims, Cpu())
     values = torch.from_numpy(rng.normal(size=int(groups[1, -1]) + 5).astype(np.float32))
     return RowGradients(torch.from_numpy(np.concatenate([*slots, [-1]])), groups, values)
 
@@ -69,7 +70,7 @@ def test_merged_gradients_are_added_in_their_order(case, number):
     for part in parts:
         for row, gradient in by_row(part, dims).items():
             expected[row] = expected[row] + gradient if row in expected else gradient
-    whole = merged(parts, dims)
+    whole = merged(parts, dims, Cpu())
     found = by_row(whole, dims)
     assert list(found) == sorted(expected)
     for row, gradient in found.items():
@@ -78,17 +79,17 @@ def test_merged_gradients_are_added_in_their_order(case, number):
 
 
 def test_no_buckets():
-    assert laid_out(torch.tensor([0]), []).tolist() == [[0], [0]]
+    assert laid_out(torch.tensor([0]), [], Cpu()).tolist() == [[0], [0]]
 
 
 def test_bad_input():
     with pytest.raises(ValueError, match="dims: 2 buckets, and 3 groups"):
-        laid_out(torch.tensor([0, 1, 2, 3]), [4, 4])
+        laid_out(torch.tensor([0, 1, 2, 3]), [4, 4], Cpu())
     with pytest.raises(ValueError, match="before: must ascend"):
-        laid_out(torch.tensor([0, 2, 1]), [4])
+        laid_out(torch.tensor([0, 2, 1]), [4], Cpu())
     part = RowGradients.of_rows(torch.arange(2), torch.zeros(2, 4))
     other = RowGradients.of_buckets([torch.arange(2)] * 2, [torch.zeros(2, 4)] * 2)
     with pytest.raises(ValueError, match="groups: of unlike shapes"):
-        merged([part, other], [4])
+        merged([part, other], [4], Cpu())
     with pytest.raises(ValueError, match="groups: 10 values from 0 on, of 8"):
-        merged([part], [5])
+        merged([part], [5], Cpu())

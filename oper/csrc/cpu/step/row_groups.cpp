@@ -11,14 +11,11 @@
 #include <tuple>
 #include <vector>
 
+#include "oper/step/gradient_layout.h"
 #include "oper/step/merge_gradients.h"
 
 namespace oper {
 namespace {
-
-// Values, so that the gradients of each bucket begin where a line of the caches does, and at a
-// multiple of what a device loads at once.
-constexpr int64_t kBucketAlignment = 16;
 
 // The groups of a bucket, where all have as many.
 int64_t groups_of_bucket(int64_t groups, at::IntArrayRef dims) {
@@ -32,18 +29,14 @@ int64_t groups_of_bucket(int64_t groups, at::IntArrayRef dims) {
 // The values before the gradients of each group, from the rows before each.
 void place_values(const int64_t* before, int64_t groups, at::IntArrayRef dims, int64_t* value) {
   const int64_t of_bucket = groups_of_bucket(groups, dims);
-  int64_t next = 0;
-  for (int64_t g = 0; g < groups; ++g) {
-    if (g % of_bucket == 0)
-      next = (next + kBucketAlignment - 1) / kBucketAlignment * kBucketAlignment;
-    value[g] = next;
-    next += product(before[g + 1] - before[g], dims[g / of_bucket], "before");
-    check_size(next, 0, kMostBytes, "before: values");
+  for (size_t b = 0; b < dims.size(); ++b) {
+    const int64_t rows = before[(b + 1) * of_bucket] - before[b * of_bucket];
+    check_size(product(rows, dims[b], "before"), 0, kMostBytes / kMostThings, "before: values");
   }
-  value[groups] = next;
+  place_gradients(before, static_cast<int64_t>(dims.size()), of_bucket, dims.data(), value);
 }
 
-at::Tensor lay_out_gradients(const at::Tensor& before, at::IntArrayRef dims) {
+at::Tensor lay_out_gradients(const at::Tensor& before, at::IntArrayRef dims, int64_t /*stream*/) {
   const int64_t groups = before.numel() - 1;
   const auto* const rows = elements_at_least<int64_t>(before, 1, "before");
   check_offsets_from_zero(rows, groups, "before", "group");
@@ -57,7 +50,8 @@ at::Tensor lay_out_gradients(const at::Tensor& before, at::IntArrayRef dims) {
 std::tuple<at::Tensor, at::Tensor, at::Tensor> merge_gradients(at::TensorList slots,
                                                                at::TensorList values,
                                                                at::TensorList groups,
-                                                               at::IntArrayRef dims) {
+                                                               at::IntArrayRef dims,
+                                                               int64_t /*stream*/) {
   TORCH_CHECK_VALUE(
       !slots.empty() && slots.size() == values.size() && slots.size() == groups.size(),
       "slots, values, groups: as many of each were needed, and one at least");
@@ -104,9 +98,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> merge_gradients(at::TensorList sl
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(oper, m) {
-  m.def("lay_out_gradients(Tensor before, int[] dims) -> Tensor groups");
+  m.def("lay_out_gradients(Tensor before, int[] dims, int stream=0) -> Tensor groups");
   m.def(
-      "merge_gradients(Tensor[] slots, Tensor[] values, Tensor[] groups, int[] dims)"
+      "merge_gradients(Tensor[] slots, Tensor[] values, Tensor[] groups, int[] dims, int stream=0)"
       " -> (Tensor slots, Tensor groups, Tensor values)");
 }
 
