@@ -149,14 +149,8 @@ def test_addresses_of_no_row_are_of_no_group(device: Device) -> None:
     """The processor's operator refuses them, which a device could do after a wait alone."""
     random = np.random.default_rng(0)
     accesses = random_accesses(random, 2, [500, 300], 2, 10, 3, frozen=False)
-    wrong = [
-        2 << SLOT_BITS,
-        (LOCAL - 2) << SLOT_BITS,
-        -1,
-        LOCAL << SLOT_BITS | 16,
-        1 << 30,
-        -(2**63),
-    ]
+    fields, slots = [2, LOCAL - 2, -1, -(2**22)], [16, 2**30, 2**40 - 1]
+    wrong = [field << SLOT_BITS | 3 for field in fields] + [LOCAL << SLOT_BITS | n for n in slots]
     bad = random.random(800) < 0.1
     accesses.addresses[bad] = random.choice(wrong, bad.sum())
     found = sort(device, accesses)

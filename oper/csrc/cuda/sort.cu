@@ -52,8 +52,10 @@ cudaError_t sort_words(void* scratch, size_t& bytes, const SortArguments& a, int
   std::vector<int32_t> order(a.accesses);
   std::iota(order.begin(), order.end(), 0);
   const std::vector<uint64_t> words(a.words[0], a.words[0] + a.accesses);
+  // Bits beyond the last are not looked at, as by CUB.
+  const uint64_t looked_at = last_bit < 64 ? (uint64_t{1} << last_bit) - 1 : ~uint64_t{0};
   std::stable_sort(order.begin(), order.end(), [&](int32_t left, int32_t right) {
-    return words[left] >> first_bit < words[right] >> first_bit;
+    return (words[left] & looked_at) >> first_bit < (words[right] & looked_at) >> first_bit;
   });
   std::transform(order.begin(), order.end(), a.words[sorted], [&](int32_t n) { return words[n]; });
   if (a.numbers[0]) {

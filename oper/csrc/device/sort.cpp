@@ -53,8 +53,6 @@ void make_words(WordArguments& a, const Feature* features, int64_t number, int64
   for (int64_t first = 0; first < number; first += kMostSortedFeatures) {
     a.features = std::min<int64_t>(kMostSortedFeatures, number - first);
     a.segment_offset = begins + first;
-    a.is_first = first == 0;
-    a.is_last = first + a.features == number;
     for (int64_t f = 0; f < a.features; ++f) {
       const Feature& feature = features[first + f];
       if (feature.has_gradient) check_index(feature.bucket, buckets, "features", "buckets");
@@ -130,7 +128,8 @@ Runs sort_accesses(const at::Tensor& addresses, const at::Tensor& segment_offset
   a.numbers = s.numbers[0];
   auto* const on = reinterpret_cast<void*>(stream);
   make_words(a, described, number, buckets, on);
-  check_device(device_library().sort_scratch(&s, &s.scratch_bytes), "the sort needs a device");
+  check_device(device_library().sort_scratch(&s, &s.scratch_bytes),
+               "the sort could not be prepared");
   const at::Tensor scratch =
       at::empty({static_cast<int64_t>(s.scratch_bytes)}, words.dtype(at::kByte));
   s.scratch = static_cast<uint8_t*>(scratch.mutable_data_ptr());

@@ -113,8 +113,6 @@ struct WordArguments {
   int64_t accesses;               // of the batch
   const int64_t* segment_offset;  // [features + 1]: those of the launch's first feature on
   int64_t features;
-  int64_t is_first;          // 1: accesses from the batch's first on, whatever its segments say
-  int64_t is_last;           // 1: accesses up to the batch's last
   const int32_t* offsets32;  // [bags + 1] of the batch; one of the two where accesses are called by
   const int64_t* offsets64;  // their bags, else neither
   int64_t bags;

@@ -41,8 +41,7 @@ __global__ void __launch_bounds__(256)
     for (int64_t n = thread; n < a.accesses; n += threads) write(n, a.layout.groups, 0, 0);
     return;
   }
-  const int64_t begin = a.is_first ? 0 : a.segment_offset[0];
-  const int64_t end = a.is_last ? a.accesses : a.segment_offset[a.features];
+  const int64_t begin = a.segment_offset[0], end = a.segment_offset[a.features];
   const int64_t lane = thread % kWarpThreads;
   for (int64_t strip = begin + thread / kWarpThreads * kStrip; strip < end;
        strip += threads / kWarpThreads * kStrip) {
