@@ -15,6 +15,7 @@ struct DeviceLibrary {
   LookupLauncher* lookup = nullptr;
   TranslateLauncher* translate = nullptr;
   BagLauncher* check_bags = nullptr;
+  WeightLauncher* weight_gradients = nullptr;
   CountLauncher* accesses_by_rank = nullptr;
   WordLauncher* make_words = nullptr;
   SortScratch* sort_scratch = nullptr;
