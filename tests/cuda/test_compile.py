@@ -24,6 +24,10 @@ MOST_REGISTERS = {
     "accesses_by_rank": 40,
     "make_words": 40,
     "find_runs": 40,
+    "number_bags": 32,
+    "find_gradients": 32,
+    "sum_runs": 64,
+    "add_pieces": 64,
     "weight_gradients": 64,
 }
 # CUB's are not ours to bound. What ptxas spills of them, in bytes: of a pass of the sort of pairs,
@@ -139,6 +143,7 @@ def rows_in_flight(instructions: list[tuple[str, str]], width: str) -> int:
     [
         ("lookup", "pool_bags"),
         ("lookup", "pool_short_bags"),
+        ("sum_gradients", "sum_runs"),
         ("weight_gradients", "weight_gradients"),
     ],
 )

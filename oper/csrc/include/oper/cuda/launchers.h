@@ -10,6 +10,8 @@
 
 namespace oper {
 
+struct Feature;  // step/feature.h
+
 // What kernels find wrong in a batch that the host has not looked at: the least number of an id
 // that is out of its table's range, and of a bag whose offsets do not fit. All bits of both are set
 // before. Such an id gets the address of row 0; of a batch with such a bag nothing is read.
@@ -58,6 +60,38 @@ struct WeightArguments : RowArguments {
   int64_t grad_type;  // a RowType, not int8
   int64_t wide;       // 1: dims are multiples of 4 values, and so is every bag's place in `grad`
   float* out;         // [accesses]
+};
+
+// Sums of gradients by row: of the runs of sorted accesses that groups [first_group, last_group)
+// have, as sort_accesses made them. All pointers are the device's, and so is what they say of
+// sizes.
+struct SumArguments {
+  const uint8_t* grad;
+  const int32_t* positions;  // of the sorted accesses in the batch; where `by_bag`, their bags
+  const int32_t* run_start;
+  const int64_t* groups;  // [2, all_groups + 1] rows before each group, values before each group's
+  int64_t all_groups;
+  int64_t first_group;
+  int64_t last_group;
+  const int32_t* offsets32;  // [bags + 1]; one of the two, or neither: bags hold one access each
+  const int64_t* offsets64;
+  int64_t bags;
+  const float* weights;  // by position; null: 1
+  const Feature* features;
+  int64_t feature_count;
+  const int64_t* segment_offset;  // [feature_count + 1]
+  int64_t accesses;               // room for positions, as many as the batch has accesses
+  int64_t by_bag;
+  int64_t dim;
+  float scale;
+  float* values;
+  // Room for what is found on the way: the bag of each access, by position (null: by_bag, or bags
+  // hold one each); of each sorted access, where its gradient lies in `grad` and what it is
+  // multiplied by (null: 1); partial sums [partial_sums(accesses), dim].
+  int32_t* bag_of;
+  uint32_t* place;
+  float* factor;
+  float* partial;
 };
 
 // Ids offsets[s] … offsets[s + 1] - 1 are rows of table segment_table[s].
@@ -177,6 +211,9 @@ using LookupLauncher = int(const LookupArguments*, int64_t row_type, int64_t fea
 using WeightLauncher = int(const WeightArguments*, int64_t row_type, int64_t features,
                            int64_t most_bags, void* stream);
 
+// Sums gradients of grad_type, a RowType but int8.
+using SumLauncher = int(const SumArguments*, int64_t grad_type, void* stream);
+
 // `arguments` is TranslateArguments of ids of id_bytes and codes of code_bytes, 4 or 8.
 using TranslateLauncher = int(const void* arguments, int64_t id_bytes, int64_t code_bytes,
                               void* stream);
@@ -220,7 +257,7 @@ using ErrorText = const char*(int);
 // kDeviceInterface of the library: other arguments, or others of equal size, are another interface.
 using InterfaceNumber = int64_t();
 constexpr int64_t kDeviceInterface =
-    (int64_t{7} << 32) + sizeof(LookupArguments) + sizeof(WeightArguments) +
+    (int64_t{7} << 32) + sizeof(LookupArguments) + sizeof(WeightArguments) + sizeof(SumArguments) +
     sizeof(TranslateArguments<int64_t, uint64_t>) + sizeof(CountArguments) + sizeof(WordArguments) +
     sizeof(SortArguments);
 
