@@ -32,6 +32,8 @@ void load_device_library(const std::string& path) {
   find(library, "oper_cuda_lookup", found.lookup);
   find(library, "oper_cuda_translate", found.translate);
   find(library, "oper_cuda_check_bags", found.check_bags);
+  find(library, "oper_cuda_weight_gradients", found.weight_gradients);
+  find(library, "oper_cuda_sum_gradients", found.sum_gradients);
   find(library, "oper_cuda_accesses_by_rank", found.accesses_by_rank);
   find(library, "oper_cuda_make_words", found.make_words);
   find(library, "oper_cuda_sort_scratch", found.sort_scratch);

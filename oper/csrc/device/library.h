@@ -15,6 +15,8 @@ struct DeviceLibrary {
   LookupLauncher* lookup = nullptr;
   TranslateLauncher* translate = nullptr;
   BagLauncher* check_bags = nullptr;
+  WeightLauncher* weight_gradients = nullptr;
+  SumLauncher* sum_gradients = nullptr;
   CountLauncher* accesses_by_rank = nullptr;
   WordLauncher* make_words = nullptr;
   SortScratch* sort_scratch = nullptr;

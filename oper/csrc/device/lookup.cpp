@@ -1,8 +1,9 @@
-// torch.ops.oper.pooled_rows and check_bags on a device. Features are in host memory and checked
-// there; addresses and offsets are the device's, which only a wait could check: addresses are those
-// of `translate`, and what check_bags found of the offsets is in the report.
+// torch.ops.oper.pooled_rows, weight_gradients and check_bags on a device. Features are in host
+// memory and checked there; addresses and offsets are the device's, which only a wait could check:
+// addresses are those of `translate`, and what check_bags found of the offsets is in the report.
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros_like.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
@@ -14,6 +15,7 @@
 
 #include "cpu/common/arguments.h"
 #include "cpu/step/batch_arguments.h"
+#include "device/arguments.h"
 #include "device/library.h"
 #include "oper/step/feature.h"
 
@@ -33,64 +35,104 @@ std::map<Shape, std::vector<const Feature*>> by_shape(const Feature* features, i
   return found;
 }
 
+// What a lookup's rows are, checked: all that RowArguments has but the features.
+template <typename Arguments>
+Arguments rows_of(const at::Tensor& addresses, const std::optional<at::Tensor>& offsets,
+                  const at::Tensor& bases, int64_t rank, const std::optional<at::Tensor>& report) {
+  check_bases(bases, rank);
+  check_on(bases, addresses, "bases");
+  Arguments a{};
+  a.addresses = elements<int64_t>(addresses, "addresses");
+  if (offsets) {
+    check_on(*offsets, addresses, "offsets");
+    set_offsets(*offsets, a);
+  }
+  if (report) check_on(*report, addresses, "report");
+  a.report = report_of(report);
+  a.ranks = bases.size(1) - 1;
+  a.rank = rank;
+  return a;
+}
+
+// f(row_type, features, most_bags, places) with `a` set for each launch that a batch needs: of
+// `features` features, the largest of which has most_bags bags. `places` has all bits of the places
+// of their bags in the output, and of the distances between them.
+template <typename Arguments, typename F>
+void for_each_launch(const at::Tensor& features, const at::Tensor& bases, Arguments& a,
+                     const F& f) {
+  const int64_t* const arenas = elements<int64_t>(bases, "bases");
+  for (const auto& [shape, same] :
+       by_shape(structs<Feature>(features, "features"), features.size(0))) {
+    int64_t row_type, width;
+    std::tie(row_type, a.dim, a.row_bytes, width) = shape;
+    a.arenas = arenas + width * bases.size(1);
+    for (size_t first = 0; first < same.size(); first += kMostFeatures) {
+      const size_t count = std::min<size_t>(kMostFeatures, same.size() - first);
+      int64_t most_bags = 0, places = 0;
+      for (size_t n = 0; n < count; ++n) {
+        const Feature& feature = *same[first + n];
+        a.features[n] = {feature.first_bag, feature.bags, feature.out_base, feature.out_stride,
+                         feature.mean};
+        most_bags = std::max(most_bags, feature.bags);
+        places |= feature.out_base | feature.out_stride;
+      }
+      f(row_type, static_cast<int64_t>(count), most_bags, places);
+    }
+  }
+}
+
 at::Tensor pooled_rows(const at::Tensor& addresses, const std::optional<at::Tensor>& offsets,
                        const std::optional<at::Tensor>& weights, const at::Tensor& features,
                        const at::Tensor& bases, int64_t rank, int64_t out_elements,
                        at::ScalarType out_dtype, int64_t stream,
                        const std::optional<at::Tensor>& report) {
   const c10::DeviceGuard guard(addresses.device());
-  const RowType out_type = output_type(out_dtype);
-  const auto* const described = structs<Feature>(features, "features");
-  check_bases(bases, rank);
-  check_on(bases, addresses, "bases");
-  LookupArguments a{};
-  a.addresses = elements<int64_t>(addresses, "addresses");
-  if (offsets) {
-    check_on(*offsets, addresses, "offsets");
-    with_index_type(offsets->scalar_type(), "offsets", [&](auto offset) {
-      const auto* const begins = elements<decltype(offset)>(*offsets, "offsets");
-      if constexpr (sizeof(offset) == 4)
-        a.offsets32 = begins;
-      else
-        a.offsets64 = begins;
-    });
-  }
+  auto a = rows_of<LookupArguments>(addresses, offsets, bases, rank, report);
+  a.out_type = output_type(out_dtype);
   if (weights) {
     check_on(*weights, addresses, "weights");
     a.weights = elements<float>(*weights, addresses.numel(), "weights");
   }
-  const int64_t written = check_features(described, features.size(0), bags_of(addresses, offsets),
-                                         bases.size(0), out_elements);
+  const int64_t bags = bags_of(addresses, offsets);
+  const int64_t written = check_features(structs<Feature>(features, "features"), features.size(0),
+                                         bags, bases.size(0), out_elements);
   at::Tensor result = at::empty({out_elements}, addresses.options().dtype(out_dtype));
   if (written < out_elements) result.zero_();
-  if (report) check_on(*report, addresses, "report");
-  a.report = report_of(report);
-  a.short_bags = !weights && addresses.numel() <= bags_of(addresses, offsets);
-  a.ranks = bases.size(1) - 1;
-  a.rank = rank;
+  a.short_bags = !weights && addresses.numel() <= bags;
   a.out = static_cast<uint8_t*>(result.mutable_data_ptr());
-  a.out_type = out_type;
-  const int64_t* const arenas = elements<int64_t>(bases, "bases");
-  const DeviceLibrary& library = device_library();
-  for (const auto& [shape, same] : by_shape(described, features.size(0))) {
-    int64_t row_type, width;
-    std::tie(row_type, a.dim, a.row_bytes, width) = shape;
-    a.arenas = arenas + width * bases.size(1);
-    for (size_t first = 0; first < same.size(); first += kMostFeatures) {
-      const size_t count = std::min<size_t>(kMostFeatures, same.size() - first);
-      int64_t most_bags = 0, places = reinterpret_cast<int64_t>(a.out) / 4;
-      for (size_t n = 0; n < count; ++n) {
-        const Feature& f = *same[first + n];
-        a.features[n] = {f.first_bag, f.bags, f.out_base, f.out_stride, f.mean};
-        most_bags = std::max(most_bags, f.bags);
-        places |= f.out_base | f.out_stride;
-      }
-      a.wide_stores = places % 4 == 0;
-      check_device(library.lookup(&a, row_type, static_cast<int64_t>(count), most_bags,
-                                  reinterpret_cast<void*>(stream)),
-                   "the lookup could not be started");
-    }
-  }
+  const auto place = reinterpret_cast<int64_t>(a.out) / 4;
+  for_each_launch(features, bases, a, [&](auto row_type, auto count, auto most_bags, auto places) {
+    a.wide_stores = (places | place) % 4 == 0;
+    check_device(
+        device_library().lookup(&a, row_type, count, most_bags, reinterpret_cast<void*>(stream)),
+        "the lookup could not be started");
+  });
+  return result;
+}
+
+at::Tensor weight_gradients(const at::Tensor& grad, const at::Tensor& addresses,
+                            const std::optional<at::Tensor>& offsets, const at::Tensor& weights,
+                            const at::Tensor& features, const at::Tensor& bases, int64_t rank,
+                            int64_t stream, const std::optional<at::Tensor>& report) {
+  const c10::DeviceGuard guard(addresses.device());
+  auto a = rows_of<WeightArguments>(addresses, offsets, bases, rank, report);
+  check_on(weights, addresses, "weights");
+  elements<float>(weights, addresses.numel(), "weights");
+  check_on(grad, addresses, "grad");
+  check_contiguous(grad, "grad");
+  check_features(structs<Feature>(features, "features"), features.size(0),
+                 bags_of(addresses, offsets), bases.size(0), grad.numel());
+  a.grad = static_cast<const uint8_t*>(grad.const_data_ptr());
+  a.grad_type = float_type(grad, "grad");
+  at::Tensor result = at::zeros_like(weights);
+  a.out = result.mutable_data_ptr<float>();
+  const auto place = reinterpret_cast<int64_t>(a.grad) / grad.element_size();
+  for_each_launch(features, bases, a, [&](auto row_type, auto count, auto most_bags, auto places) {
+    a.wide = (places | place | a.dim) % 4 == 0;
+    check_device(device_library().weight_gradients(&a, row_type, count, most_bags,
+                                                   reinterpret_cast<void*>(stream)),
+                 "the gradients of weights could not be started");
+  });
   return result;
 }
 
@@ -99,15 +141,8 @@ void check_bags(const at::Tensor& offsets, int64_t values, const at::Tensor& rep
                 int64_t stream) {
   const c10::DeviceGuard guard(offsets.device());
   check_on(report, offsets, "report");
-  TORCH_CHECK_VALUE(offsets.numel() > 0, "offsets: bags + 1 elements were needed");
   BagArguments a{};
-  with_index_type(offsets.scalar_type(), "offsets", [&](auto offset) {
-    const auto* const begins = elements<decltype(offset)>(offsets, "offsets");
-    if constexpr (sizeof(offset) == 4)
-      a.offsets32 = begins;
-    else
-      a.offsets64 = begins;
-  });
+  set_offsets(offsets, a);
   a.bags = offsets.numel() - 1;
   a.values = values;
   a.report = report_of(report);
@@ -123,18 +158,23 @@ TORCH_LIBRARY_FRAGMENT(oper, m) {
 }
 TORCH_LIBRARY_IMPL(oper, CUDA, m) {
   m.impl("pooled_rows", oper::pooled_rows);
+  m.impl("weight_gradients", oper::weight_gradients);
   m.impl("check_bags", oper::check_bags);
 }
 
-// Both for tests, of memory that the emulator takes for a device's.
+// For tests, of memory that the emulator takes for a device's.
 TORCH_LIBRARY_FRAGMENT(oper_emulated, m) {
   m.def(
       "pooled_rows(Tensor addresses, Tensor? offsets, Tensor? weights, Tensor features,"
       " Tensor bases, int rank, int out_elements, ScalarType out_dtype, int stream=0,"
       " Tensor? report=None) -> Tensor");
+  m.def(
+      "weight_gradients(Tensor grad, Tensor addresses, Tensor? offsets, Tensor weights,"
+      " Tensor features, Tensor bases, int rank, int stream=0, Tensor? report=None) -> Tensor");
   m.def("check_bags(Tensor offsets, int values, Tensor(a!) report, int stream) -> ()");
 }
 TORCH_LIBRARY_IMPL(oper_emulated, CPU, m) {
   m.impl("pooled_rows", oper::pooled_rows);
+  m.impl("weight_gradients", oper::weight_gradients);
   m.impl("check_bags", oper::check_bags);
 }

@@ -14,6 +14,7 @@
 
 #include "cpu/common/arguments.h"
 #include "cpu/step/batch_arguments.h"
+#include "device/arguments.h"
 #include "device/library.h"
 #include "oper/common/bits.h"
 #include "oper/step/feature.h"
@@ -85,13 +86,7 @@ Runs sort_accesses(const at::Tensor& addresses, const at::Tensor& segment_offset
     check_on(*offsets, addresses, "offsets");
     a.bags = offsets->numel() - 1;
     check_size(a.bags, accesses > 0, kMost, "offsets: bags");
-    with_index_type(offsets->scalar_type(), "offsets", [&](auto offset) {
-      const auto* const begins = elements<decltype(offset)>(*offsets, "offsets");
-      if constexpr (sizeof(offset) == 4)
-        a.offsets32 = begins;
-      else
-        a.offsets64 = begins;
-    });
+    set_offsets(*offsets, a);
   }
   if (report) check_on(*report, addresses, "report");
   a.report = report_of(report);

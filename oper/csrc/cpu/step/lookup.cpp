@@ -1,5 +1,5 @@
-// torch.ops.oper.pooled_rows, weight_gradients, copy_rows and redirect: reading rows. `stream` is a
-// device's (device/lookup.cpp).
+// torch.ops.oper.pooled_rows, weight_gradients, copy_rows and redirect: reading rows. `stream` and
+// `report` are a device's (device/lookup.cpp).
 
 #include "oper/step/lookup.h"
 
@@ -100,7 +100,8 @@ at::Tensor pooled_rows_shape(const at::Tensor& addresses, const std::optional<at
 
 at::Tensor weight_gradients(const at::Tensor& grad, const at::Tensor& addresses,
                             const std::optional<at::Tensor>& offsets, const at::Tensor& weights,
-                            const at::Tensor& features, const at::Tensor& bases, int64_t rank) {
+                            const at::Tensor& features, const at::Tensor& bases, int64_t rank,
+                            int64_t, const std::optional<at::Tensor>&) {
   const Batch batch = batch_of(addresses, offsets, weights, features, bases, rank);
   check_features(batch.features, batch.feature_count, bags_of(addresses, offsets), bases.size(0),
                  grad.numel());
@@ -117,7 +118,8 @@ at::Tensor weight_gradients(const at::Tensor& grad, const at::Tensor& addresses,
 
 at::Tensor weight_gradients_shape(const at::Tensor&, const at::Tensor&,
                                   const std::optional<at::Tensor>&, const at::Tensor& weights,
-                                  const at::Tensor&, const at::Tensor&, int64_t) {
+                                  const at::Tensor&, const at::Tensor&, int64_t, int64_t,
+                                  const std::optional<at::Tensor>&) {
   return at::empty_like(weights);
 }
 
@@ -172,7 +174,7 @@ TORCH_LIBRARY_FRAGMENT(oper, m) {
       " int stream=0, Tensor? report=None) -> Tensor");
   m.def(
       "weight_gradients(Tensor grad, Tensor addresses, Tensor? offsets, Tensor weights,"
-      " Tensor features, Tensor bases, int rank) -> Tensor");
+      " Tensor features, Tensor bases, int rank, int stream=0, Tensor? report=None) -> Tensor");
   m.def("copy_rows(Tensor slots, int base_pointer, int row_bytes, Tensor(a!) out) -> ()");
   m.def(
       "redirect(Tensor(a!) addresses, Tensor positions, Tensor run_start, int first_run,"

@@ -37,6 +37,15 @@ cudaError_t launch(const Launch& how, void (*kernel)(Parameters...),
 #endif
 }
 
+// Of the device in use.
+inline int64_t multiprocessors() {
+  int device = 0, count = 0;
+  if (cudaGetDevice(&device) ||
+      cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device))
+    return 1;
+  return count;
+}
+
 // A function of the driver by its name, null where there is no driver: so that the library loads
 // there too.
 #if defined(__CUDACC__)
@@ -96,6 +105,16 @@ __device__ __forceinline__ void store_streamed(void* place, const uint32_t (&wor
   asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(place), "r"(word[0]),
                "r"(word[1]), "r"(word[2]), "r"(word[3])
                : "memory");
+#elif !defined(__CUDACC__)
+  emulator::check_aligned(place, 16);
+  std::memcpy(place, word, 16);
+#endif
+}
+
+// Sixteen bytes that the next kernel may read.
+__device__ __forceinline__ void store_wide(void* place, const uint32_t (&word)[4]) {
+#if defined(__CUDA_ARCH__)
+  *static_cast<uint4*>(place) = make_uint4(word[0], word[1], word[2], word[3]);
 #elif !defined(__CUDACC__)
   emulator::check_aligned(place, 16);
   std::memcpy(place, word, 16);

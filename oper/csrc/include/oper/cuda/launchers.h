@@ -10,6 +10,8 @@
 
 namespace oper {
 
+struct Feature;  // step/feature.h
+
 // What kernels find wrong in a batch that the host has not looked at: the least number of an id
 // that is out of its table's range, and of a bag whose offsets do not fit. All bits of both are set
 // before. Such an id gets the address of row 0; of a batch with such a bag nothing is read.
@@ -30,23 +32,66 @@ struct LookupFeature {
 
 constexpr int kMostFeatures = 64;  // of a launch: they are parameters, of 4 KB at most
 
-// A lookup of features with rows of one type, dim, row_bytes and width. Pointers are the device's.
-struct LookupArguments {
+// What features with rows of one type, dim, row_bytes and width read. Pointers are the device's.
+struct RowArguments {
   const int64_t* addresses;
   const int32_t* offsets32;  // [bags + 1]; one of the two, or neither: bags hold one access each
   const int64_t* offsets64;
-  const float* weights;   // null: 1
   const int64_t* arenas;  // [ranks + 1] where each rank's arena of the width begins
   int64_t ranks;
   int64_t rank;  // whose own copies are read
   int64_t dim;
   int64_t row_bytes;
-  uint8_t* out;
   const BatchReport* report;  // null: the batch was looked at
-  int64_t out_type;           // a RowType, not int8
-  int64_t wide_stores;        // 1: every bag's place in `out` is a multiple of 16 bytes
-  int64_t short_bags;         // 1: most bags have one access or none, and there are no weights
   LookupFeature features[kMostFeatures];
+};
+
+struct LookupArguments : RowArguments {
+  const float* weights;  // null: 1
+  uint8_t* out;
+  int64_t out_type;     // a RowType, not int8
+  int64_t wide_stores;  // 1: every bag's place in `out` is a multiple of 16 bytes
+  int64_t short_bags;   // 1: most bags have one access or none, and there are no weights
+};
+
+// Gradients of the weights of accesses, from that of the lookup's output.
+struct WeightArguments : RowArguments {
+  const uint8_t* grad;
+  int64_t grad_type;  // a RowType, not int8
+  int64_t wide;       // 1: dims are multiples of 4 values, and so is every bag's place in `grad`
+  float* out;         // [accesses]
+};
+
+// Sums of gradients by row: of the runs of sorted accesses that groups [first_group, last_group)
+// have, as sort_accesses made them. All pointers are the device's, and so is what they say of
+// sizes.
+struct SumArguments {
+  const uint8_t* grad;
+  const int32_t* positions;  // of the sorted accesses in the batch; where `by_bag`, their bags
+  const int32_t* run_start;
+  const int64_t* groups;  // [2, all_groups + 1] rows before each group, values before each group's
+  int64_t all_groups;
+  int64_t first_group;
+  int64_t last_group;
+  const int32_t* offsets32;  // [bags + 1]; one of the two, or neither: bags hold one access each
+  const int64_t* offsets64;
+  int64_t bags;
+  const float* weights;  // by position; null: 1
+  const Feature* features;
+  int64_t feature_count;
+  const int64_t* segment_offset;  // [feature_count + 1]
+  int64_t accesses;               // room for positions, as many as the batch has accesses
+  int64_t by_bag;
+  int64_t dim;
+  float scale;
+  float* values;
+  // Room for what is found on the way: the bag of each access, by position (null: by_bag, or bags
+  // hold one each); of each sorted access, where its gradient lies in `grad` and what it is
+  // multiplied by (null: 1); partial sums [partial_sums(accesses), dim].
+  int32_t* bag_of;
+  uint32_t* place;
+  float* factor;
+  float* partial;
 };
 
 // Ids offsets[s] … offsets[s + 1] - 1 are rows of table segment_table[s].
@@ -160,6 +205,13 @@ struct RunArguments {
 using LookupLauncher = int(const LookupArguments*, int64_t row_type, int64_t features,
                            int64_t most_bags, void* stream);
 
+// Of features as the lookup's.
+using WeightLauncher = int(const WeightArguments*, int64_t row_type, int64_t features,
+                           int64_t most_bags, void* stream);
+
+// Sums gradients of grad_type, a RowType but int8.
+using SumLauncher = int(const SumArguments*, int64_t grad_type, void* stream);
+
 // `arguments` is TranslateArguments of ids of id_bytes and codes of code_bytes, 4 or 8.
 using TranslateLauncher = int(const void* arguments, int64_t id_bytes, int64_t code_bytes,
                               void* stream);
@@ -203,7 +255,8 @@ using ErrorText = const char*(int);
 // kDeviceInterface of the library: other arguments, or others of equal size, are another interface.
 using InterfaceNumber = int64_t();
 constexpr int64_t kDeviceInterface =
-    (int64_t{6} << 32) + sizeof(LookupArguments) + sizeof(TranslateArguments<int64_t, uint64_t>) +
-    sizeof(CountArguments) + sizeof(WordArguments) + sizeof(SortArguments);
+    (int64_t{7} << 32) + sizeof(LookupArguments) + sizeof(WeightArguments) + sizeof(SumArguments) +
+    sizeof(TranslateArguments<int64_t, uint64_t>) + sizeof(CountArguments) + sizeof(WordArguments) +
+    sizeof(SortArguments);
 
 }  // namespace oper

@@ -12,60 +12,10 @@
 
 #include "oper/cuda/device.h"
 #include "oper/cuda/launchers.h"
-#include "oper/plan/address.h"
-#include "oper/step/row_formats.h"
+#include "oper/cuda/read_rows.cuh"
+#include "oper/cuda/row_values.cuh"
 
 namespace oper {
-
-// The values of a piece of a row.
-template <typename Row, int kBytes>
-struct Values {
-  static constexpr int kCount = kBytes / static_cast<int>(sizeof(typename Row::Value));
-
-  __device__ static float get(const Piece<kBytes>& piece, int n) {
-    if constexpr (sizeof(typename Row::Value) == 4) {
-      return float_of_bits(piece.word[n]);
-    } else {
-      const auto half = static_cast<uint16_t>(piece.word[n / 2] >> (16 * (n % 2)));
-      return Row::to_float(half);
-    }
-  }
-};
-
-template <int kBytes>
-struct Values<Int8Row, kBytes> {
-  static constexpr int kCount = kBytes;
-
-  __device__ static float get(const Piece<kBytes>& piece, int n) {
-    return static_cast<float>(piece.word[n / 4] >> (8 * (n % 4)) & 0xFF);
-  }
-};
-
-// The scale and the bias of an int8 row, 1 and 0 of others.
-template <typename Row, int kBytes>
-struct Levels {
-  __device__ void load(const uint8_t*, int64_t) {}
-  __device__ float value(float level) const { return level; }
-};
-
-template <int kBytes>
-struct Levels<Int8Row, kBytes> {
-  float scale, bias;
-
-  __device__ void load(const uint8_t* row, int64_t dim) {
-    Piece<8> bits{};
-    if constexpr (kBytes == 8) {  // what follows whole pieces is aligned as they are
-      bits = load_row<8>(row + dim);
-    } else {
-      for (int n = 0; n < 8; ++n)
-        bits.word[n / 4] |= static_cast<uint32_t>(row[dim + n]) << (8 * (n % 4));
-    }
-    scale = float_of_bits(bits.word[0]);
-    bias = float_of_bits(bits.word[1]);
-  }
-
-  __device__ float value(float level) const { return scale * level + bias; }
-};
 
 // kCount values of a bag's sum, from value `first` on, to its `place` in the output.
 template <int kCount>
@@ -90,36 +40,6 @@ __device__ __forceinline__ void store_values(const LookupArguments& a, int64_t p
 #pragma unroll
   for (int n = 0; n < kCount; ++n)
     out[n] = a.out_type == kFloat16 ? half_of_float(value[n]) : bfloat_of_float(value[n]);
-}
-
-// Where the rows of some accesses lie: access `number(u)` for each u that `there(u)` is. A row's
-// place takes two reads, one after the other, and those of all rows go out together.
-template <int kRows, typename Number, typename There>
-__device__ __forceinline__ void find_rows(const LookupArguments& a, const Number& number,
-                                          const There& there, const uint8_t* (&row)[kRows]) {
-  int64_t address[kRows];
-#pragma unroll
-  for (int u = 0; u < kRows; ++u)
-    address[u] = there(u) ? a.addresses[number(u)] : kLocal << kSlotBits;
-  const Bases bases{a.arenas, a.ranks, a.rank};
-#pragma unroll
-  for (int u = 0; u < kRows; ++u)
-    row[u] = bases.arena(0, address[u]) + slot_of(address[u]) * a.row_bytes;
-}
-
-template <typename Row>
-constexpr int64_t kValueBytes = sizeof(typename Row::Value);
-
-// Accesses of a bag.
-struct Bag {
-  int64_t begin = 0;
-  int64_t length = 0;
-};
-
-__device__ __forceinline__ Bag bag_at(const LookupArguments& a, int64_t bag) {
-  if (a.offsets32) return {a.offsets32[bag], a.offsets32[bag + 1] - a.offsets32[bag]};
-  if (a.offsets64) return {a.offsets64[bag], a.offsets64[bag + 1] - a.offsets64[bag]};
-  return {bag, 1};
 }
 
 template <int kCount>

@@ -6,8 +6,7 @@
 // sums while those of later accesses are on their way. A sum is held in registers: columns are
 // taken 8 vectors, then 4, 2 and 1 at a time, the rest by narrower vectors.
 //
-// A run longer than a piece is summed piece by piece, counted from its own start, and then piece
-// after piece: its sum depends on nothing but its own accesses.
+// A run longer than a piece is summed piece by piece (pieces.h).
 //
 // Sums are stored as usual: streaming them past the caches gained 5 % here and lost more where
 // they are merged next.
@@ -19,10 +18,10 @@
 #include <vector>
 
 #include "oper/common/simd.h"
+#include "oper/step/pieces.h"
 
 namespace oper {
 
-constexpr int64_t kAccessesPerPiece = 1024;
 constexpr int64_t kBytesAhead = 8192;  // of gradients that are prefetched before they are summed
 constexpr int64_t kMostAhead = 128;    // accesses
 

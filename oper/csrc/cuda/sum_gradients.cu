@@ -1,0 +1,86 @@
+// oper_cuda_sum_gradients: starts the sums of gradients by row.
+
+#include "oper/cuda/sum_gradients.cuh"
+
+#include <algorithm>
+
+namespace oper {
+namespace {
+
+constexpr unsigned kThreads = 256;
+constexpr int64_t kBlocks = 4;  // that a multiprocessor holds: 64 registers a thread
+// Turns of blocks: those that finish early make room for others, where work is uneven.
+constexpr int64_t kTurns = 4;
+// Gradients on their way: a piece of a run is one chain of reads, so as many as registers allow.
+template <typename Row, int kBytes>
+constexpr int kAhead = 4;
+constexpr int kPiecesAhead = 4;
+
+unsigned blocks_for(int64_t groups_of_threads, int64_t lanes) {
+  const int64_t needed = (groups_of_threads * lanes + kThreads - 1) / kThreads;
+  return static_cast<unsigned>(std::min(needed, kTurns * kBlocks * multiprocessors()));
+}
+
+template <typename Row, int kBytes, int kLanes>
+cudaError_t sum(const SumArguments& a, cudaStream_t stream) {
+  constexpr int64_t kColumns = kLanes * Values<Row, kBytes>::kCount;
+  const auto parts = static_cast<unsigned>((a.dim + kColumns - 1) / kColumns);
+  const Launch how{dim3(blocks_for(a.accesses, kLanes), parts), kThreads, stream};
+  return a.factor ? launch(how, sum_runs<Row, kBytes, kLanes, kAhead<Row, kBytes>, true>, a)
+                  : launch(how, sum_runs<Row, kBytes, kLanes, kAhead<Row, kBytes>, false>, a);
+}
+
+// A gradient gets as many threads as it has pieces, up to a warp.
+template <typename Row>
+cudaError_t with_lanes(const SumArguments& a, bool wide, cudaStream_t stream) {
+  const int64_t pieces = a.dim / Values<Row, 16>::kCount;
+  if (!wide || a.dim % Values<Row, 16>::kCount != 0)
+    return sum<Row, sizeof(typename Row::Value), 32>(a, stream);
+  if (pieces <= 4) return sum<Row, 16, 4>(a, stream);
+  if (pieces <= 8) return sum<Row, 16, 8>(a, stream);
+  if (pieces <= 16) return sum<Row, 16, 16>(a, stream);
+  return sum<Row, 16, 32>(a, stream);
+}
+
+cudaError_t sum_type(const SumArguments& a, int64_t grad_type, bool wide, cudaStream_t stream) {
+  switch (grad_type) {
+    case kFloat32: return with_lanes<Float32Row>(a, wide, stream);
+    case kFloat16: return with_lanes<Float16Row>(a, wide, stream);
+    case kBFloat16: return with_lanes<BFloat16Row>(a, wide, stream);
+    default: return cudaErrorInvalidValue;
+  }
+}
+
+unsigned blocks_of(int64_t threads) {
+  return static_cast<unsigned>((threads + kThreads - 1) / kThreads);
+}
+
+cudaError_t find(const SumArguments& a, cudaStream_t stream) {
+  const Launch how{dim3(blocks_of(a.accesses)), kThreads, stream};
+  return a.factor ? launch(how, find_gradients<true>, a) : launch(how, find_gradients<false>, a);
+}
+
+cudaError_t number(const SumArguments& a, cudaStream_t stream) {
+  const Launch how{dim3(blocks_of(a.bags)), kThreads, stream};
+  return a.offsets32 ? launch(how, number_bags<int32_t>, a, a.offsets32)
+                     : launch(how, number_bags<int64_t>, a, a.offsets64);
+}
+
+}  // namespace
+}  // namespace oper
+
+extern "C" int oper_cuda_sum_gradients(const oper::SumArguments* a, int64_t grad_type,
+                                       void* stream) {
+  using namespace oper;
+  const auto on = static_cast<cudaStream_t>(stream);
+  const bool wide = a->dim % 4 == 0 && reinterpret_cast<uintptr_t>(a->values) % 16 == 0;
+  cudaError_t error = cudaSuccess;
+  if (a->bag_of && a->bags > 0) error = number(*a, on);
+  if (!error) error = find(*a, on);
+  if (!error) error = sum_type(*a, grad_type, wide, on);
+  const int64_t windows = partial_sums(a->accesses) / 2;
+  if (error || windows == 0) return error;
+  const Launch how{dim3(blocks_for(windows, kWarpThreads)), kThreads, on};
+  return wide ? launch(how, add_pieces<16, kPiecesAhead>, *a)
+              : launch(how, add_pieces<4, kPiecesAhead>, *a);
+}

@@ -1,0 +1,37 @@
+// Checks of the arguments of operators on devices, by what the host knows of them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/library.h>
+
+#include "cpu/common/arguments.h"
+#include "oper/step/row_formats.h"
+
+namespace oper {
+
+// The type of a tensor of values that are not quantised.
+inline RowType float_type(const at::Tensor& tensor, const char* name) {
+  switch (tensor.scalar_type()) {
+    case at::kFloat: return kFloat32;
+    case at::kHalf: return kFloat16;
+    case at::kBFloat16: return kBFloat16;
+    default:
+      TORCH_CHECK_TYPE(false, name, ": dtype ", tensor.scalar_type(),
+                       ", and float32, float16 or bfloat16 was needed");
+  }
+}
+
+// The offsets of bags [bags + 1] among a kernel's arguments.
+template <typename Arguments>
+void set_offsets(const at::Tensor& offsets, Arguments& a) {
+  TORCH_CHECK_VALUE(offsets.numel() > 0, "offsets: bags + 1 elements were needed");
+  with_index_type(offsets.scalar_type(), "offsets", [&](auto offset) {
+    const auto* const begins = elements<decltype(offset)>(offsets, "offsets");
+    if constexpr (sizeof(offset) == 4)
+      a.offsets32 = begins;
+    else
+      a.offsets64 = begins;
+  });
+}
+
+}  // namespace oper
