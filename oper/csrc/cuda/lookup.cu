@@ -17,14 +17,6 @@ template <typename Row>
 constexpr int kShortBags = sizeof(typename Row::Value) == 2 ? 2 : 3;
 constexpr int64_t kMostShortBags = int64_t{1} << 30;
 
-int64_t multiprocessors() {
-  int device = 0, count = 0;
-  if (cudaGetDevice(&device) ||
-      cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device))
-    return 1;
-  return count;
-}
-
 template <typename Row, int kBytes, int kLanes>
 cudaError_t start(const LookupArguments& a, int64_t features, int64_t most_bags,
                   cudaStream_t stream) {

@@ -85,7 +85,7 @@ std::vector<Gradients> lists_of(at::TensorList slots, at::TensorList values, at:
 void update_all(at::TensorList slots, at::TensorList values, at::TensorList groups,
                 at::IntArrayRef group, const at::Tensor& rows, const at::Tensor& state, int64_t dim,
                 int64_t dtype, c10::string_view optimizer, at::ArrayRef<double> settings,
-                at::Tensor& updated) {
+                at::Tensor& updated, int64_t /*stream*/) {
   const size_t number = number_of(optimizer);
   const Settings step = settings_of(settings);
   const Arena arena = arena_of(rows, state, dim, dtype, number);
@@ -113,7 +113,7 @@ TORCH_LIBRARY_FRAGMENT(oper, m) {
   m.def(
       "update_rows(Tensor[] slots, Tensor[] values, Tensor[] groups, int[] group, Tensor(a!) rows,"
       " Tensor(b!) state, int dim, int dtype, str optimizer, float[] settings,"
-      " Tensor(c!) updated) -> ()");
+      " Tensor(c!) updated, int stream=0) -> ()");
 }
 
 TORCH_LIBRARY_IMPL(oper, CPU, m) { m.impl("update_rows", update_all); }
