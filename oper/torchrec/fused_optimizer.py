@@ -76,7 +76,7 @@ class BucketOptimizer(FusedOptimizer):
             state[parameter] = {
                 f"{name}.{part.name}": TableState(blocks, table, part) for part in settings.states
             }
-            if settings.kind in ("adam", "partial_rowwise_adam"):
+            if settings.counts_steps:
                 state[parameter][f"{name}.{STEPS}"] = StepCount(blocks, table)
         group = {"params": list(params.values()), "lr": engine.learning_rates[bucket]}
         super().__init__(dict(params), state, [group])
@@ -89,7 +89,7 @@ class BucketOptimizer(FusedOptimizer):
         self._take_learning_rate()
 
     def set_optimizer_step(self, step: int) -> None:
-        """The number of steps taken so far, for Adam."""
+        """The number of steps taken so far, for Adam and for stochastic rounding."""
         self._blocks.write_steps(step)
 
     def update_hyper_parameters(self, params_dict: Mapping[str, Any]) -> None:

@@ -118,6 +118,22 @@ def test_narrow_rows(ranks, dtype):
     assert_equals_unsharded(ranks, case, random_plan(4, tables_of(case), 2))
 
 
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("copies", [0.3, 1.0])
+def test_rows_rounded_at_random_are_equal_wherever_they_are(ranks, dtype, copies):
+    """`run_case` finds no unequal replicas, and every rank reads the tables alike."""
+    case = Case(seed=4, ranks=3, dtype=dtype, lr=0.125, rounding=True)
+    plan = random_plan(4, tables_of(case), 3, replicated=copies)
+    found = assert_equals_unsharded(ranks, case, plan)
+    again = ranks.run(3, run_case, case, plan)
+    nearest = ranks.run(3, run_case, replace(case, rounding=False), plan)
+    for n, table in enumerate(found[0]["tables"]):
+        for mine in (*found, *again):
+            assert torch.equal(mine["tables"][n], table)
+    pairs = zip(found[0]["tables"], nearest[0]["tables"], strict=True)
+    assert any(not torch.equal(*pair) for pair in pairs)
+
+
 @pytest.mark.parametrize("fetch", ["raw", "distinct"])
 @pytest.mark.parametrize("nodes", [(0, 1), (0, 0, 1), (0, 1, 2), (0, 0, 1, 1)])
 def test_ranks_that_share_no_memory(ranks, nodes, fetch):

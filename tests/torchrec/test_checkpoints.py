@@ -67,6 +67,11 @@ def test_training_goes_on_from_a_checkpoint_bit_for_bit(worlds, tmp_path, ranks,
     worlds.run(ranks, cases.resumed, tmp_path / "saved", dense)
 
 
+@pytest.mark.parametrize("dense", [False, True])
+def test_stochastic_rounding_goes_on_from_a_checkpoint_bit_for_bit(worlds, tmp_path, dense):
+    worlds.run(2, cases.resumed, tmp_path / "saved", dense, None, True)
+
+
 def test_initial_rows_depend_on_neither_plan_nor_ranks(worlds):
     found = [
         *worlds.run(2, cases.initial, NO_COPIES),

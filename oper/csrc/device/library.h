@@ -21,6 +21,7 @@ struct DeviceLibrary {
   WordLauncher* make_words = nullptr;
   SortScratch* sort_scratch = nullptr;
   SortLauncher* sort = nullptr;
+  UpdateLauncher* update_rows = nullptr;
   CreateSegment* create_segment = nullptr;
   AttachSegment* attach_segment = nullptr;
   ReleaseSegment* release_segment = nullptr;

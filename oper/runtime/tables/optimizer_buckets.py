@@ -55,7 +55,8 @@ def make_buckets(plan: Plan, tables: Sequence[EmbeddingTable]) -> tuple[Bucket, 
     for number, table in enumerate(tables):
         planned = plan.tables[table.index]
         width = int(plan.layout.width_of_table[table.index])
-        optimizer = table.optimizer if plan.workload.training else NO_OPTIMIZER
+        trained = plan.workload.training
+        optimizer = table.optimizer.for_rows(planned.dtype) if trained else NO_OPTIMIZER
         tier = table.index in plan.tier and optimizer.kind != "none"
         key = (width, planned.dtype, planned.dim, optimizer, tier)
         found.setdefault(key, []).append(number)

@@ -14,8 +14,13 @@ dimension, t the number of the step from 1, m and v the parts of its state:
 
 Weight decay puts g + decay·w in the place of g (L2), or, decoupled, takes lr·decay·w off w as well.
 These are FBGEMM's fused sparse optimizers; SGD with momentum or decay and Adagrad with decay, which
-FBGEMM has not, are torch.optim's on the touched rows. State is fp32; rows in fp16 and bf16 are
-rounded to the nearest. The kernel is csrc/include/oper/step/optimizers.h.
+FBGEMM has not, are torch.optim's on the touched rows. State is fp32. Rows in fp16 and bf16 are
+rounded to the nearest, or, with `stochastic_rounding`, at random to one of the two neighbours, so
+that the expected row is the unrounded one. The random bits are a function of the number of the
+step, the row's slot and the value's place in the row: equal runs give equal bits, copies of a row
+on several ranks stay equal, and nothing is to be kept but the number of steps.
+
+The kernels are csrc/include/oper/step/optimizers.h and stochastic_rounding.h.
 """
 
 import inspect
@@ -80,6 +85,7 @@ class StepSettings(NamedTuple):
     beta2: float
     step_size: float  # lr / (1 - beta1^step)
     root_scale: float  # 1 / √(1 - beta2^step)
+    rounding_step: float  # the step's number, where 16-bit rows are rounded at random; 0: nowhere
 
 
 native.shared("struct StepSettings", np.dtype([(name, float) for name in StepSettings._fields]))
@@ -89,7 +95,9 @@ native.shared("struct StepSettings", np.dtype([(name, float) for name in StepSet
 class Optimizer:
     """What a table is trained with. Kind "none" is for frozen tables, which have no step.
 
-    `lr` is the learning rate to begin with. The defaults are FBGEMM's.
+    `lr` is the learning rate to begin with. `stochastic_rounding` is of rows in fp16 and bf16, and
+    changes nothing of others. The defaults are FBGEMM's, but for it: FBGEMM rounds at random on
+    GPUs, and to the nearest on CPUs.
     """
 
     kind: str = "sgd"
@@ -99,6 +107,7 @@ class Optimizer:
     decoupled: bool = False  # how the weight decays
     momentum: float = 0.9
     betas: tuple[float, float] = (0.9, 0.999)
+    stochastic_rounding: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in STATES:
@@ -117,6 +126,25 @@ class Optimizer:
                 raise OperError(
                     f"optimizer {self.kind}: beta {beta}, and a value in [0, 1) was needed"
                 )
+
+        if not isinstance(self.stochastic_rounding, bool):
+            raise OperError(
+                f"stochastic_rounding={self.stochastic_rounding!r}: True or False was needed"
+            )
+
+    def for_rows(self, dtype: str) -> "Optimizer":
+        """The optimizer of rows of this dtype: those in fp32 are never rounded."""
+        return replace(self, stochastic_rounding=False) if dtype == "fp32" else self
+
+    @property
+    def corrects_bias(self) -> bool:
+        """Whether steps are Adam's, which depend on how many there were."""
+        return self.kind in ("adam", "partial_rowwise_adam")
+
+    @property
+    def counts_steps(self) -> bool:
+        """Whether the number of steps is a part of the state that a checkpoint needs."""
+        return self.corrects_bias or (self.stochastic_rounding and self.kind != "none")
 
     @property
     def states(self) -> tuple[State, ...]:
@@ -141,9 +169,9 @@ class Optimizer:
         correction1 = correction2 = 1.0
         if self.kind == "momentum_sgd":
             beta1 = self.momentum
-        if self.kind in ("adam", "partial_rowwise_adam"):
-            if step < 1:
-                raise OperError(f"optimizer {self.kind}: step {step}, and steps count from 1")
+        if self.counts_steps and step < 1:
+            raise OperError(f"optimizer {self.kind}: step {step}, and steps count from 1")
+        if self.corrects_bias:
             correction1, correction2 = 1 - beta1**step, 1 - beta2**step
         l2, decoupled = self.weight_decay, 0.0
         if self.decoupled:
@@ -157,6 +185,7 @@ class Optimizer:
             beta2=beta2,
             step_size=lr / correction1,
             root_scale=correction2**-0.5,
+            rounding_step=step if self.stochastic_rounding else 0,
         )
 
     @classmethod
@@ -189,7 +218,8 @@ class Optimizer:
         if "betas" in given:
             given["beta1"], given["beta2"] = given.pop("betas")
         arguments = inspect.signature(optimizer_class).parameters
-        for setting in sorted(given.keys() - _FBGEMM_DEFAULTS.keys() - OTHER_SETTINGS):
+        known = _FBGEMM_DEFAULTS.keys() | OTHER_SETTINGS | {"stochastic_rounding"}
+        for setting in sorted(given.keys() - known):
             value = given.pop(setting)
             if setting not in arguments or value != arguments[setting].default:
                 raise _unsupported(setting, value, name)
@@ -209,13 +239,15 @@ class Optimizer:
     ) -> "Optimizer":
         """The optimizer of a TorchRec sharder's `fused_params`, which are FBGEMM's settings.
 
-        Settings of other things, as of caches, are passed over, and so is `stochastic_rounding`,
-        which FBGEMM does not do on CPUs either. `warn` is told of settings without effect.
+        Settings of other things, as of caches, are passed over. Rows are rounded at random only
+        where `stochastic_rounding` is given: FBGEMM's default is True, and has no effect on CPUs.
+        `warn` is told of settings without effect.
 
         Raises:
             OperError: names an optimizer or a setting that is not supported.
         """
         given = {k: v for k, v in fused_params.items() if k not in OTHER_SETTINGS}
+        stochastic_rounding = given.pop("stochastic_rounding", False)
         name = str(given.pop("optimizer", "exact_sgd"))
         if name not in _KINDS:
             raise OperError(
@@ -248,6 +280,7 @@ class Optimizer:
             weight_decay=decay,
             decoupled=decay != 0 and mode != _L2,
             betas=(beta1, beta2),
+            stochastic_rounding=stochastic_rounding,
         )
 
 
@@ -307,7 +340,6 @@ OTHER_SETTINGS = {
     "output_dtype",
     "weights_precision",
     "bounds_check_mode",
-    "stochastic_rounding",
     "cache_algorithm",
     "cache_load_factor",
     "cache_precision",

@@ -73,6 +73,7 @@ class CachedRows:
         self._rank, self._ranks = parts.node.rank, parts.node.ranks
         self._exchange, self._heap, self._settings = parts.exchange, parts.heap, settings
         self._first, self._buckets = parts.first_bucket, parts.buckets[parts.first_bucket :]
+        _check_rounding(self._buckets)
         self._bounded = settings.synchronisation.kind.startswith("het")
         if self._bounded:
             _check_plain_sgd(self._buckets, settings)
@@ -298,6 +299,16 @@ def _check_replay(parts: SourceParts, settings: CacheSettings, rows: int, all_by
         "oper.CacheSettings a smaller size, put fewer tables into the tier, or train on fewer ranks"
         " a host",
     )
+
+
+def _check_rounding(buckets: Sequence[Any]) -> None:
+    """Random bits go by a row's slot, and a cached row has one only while it is cached."""
+    for bucket in buckets:
+        if bucket.optimizer.stochastic_rounding:
+            raise OperError(
+                f"stochastic_rounding: tables of the tier in {bucket.dtype} cannot have it, as "
+                "their rows move between caches; leave it out, or plan them without the tier"
+            )
 
 
 def _check_plain_sgd(buckets: Sequence[Any], settings: CacheSettings) -> None:

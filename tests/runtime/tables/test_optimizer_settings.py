@@ -136,3 +136,21 @@ def test_bad_settings():
         Optimizer("rmsprop")
     with pytest.raises(OperError, match="step 0, and steps count from 1"):
         Optimizer("adam").settings(0.1, 0)
+
+
+def test_stochastic_rounding_is_asked_for():
+    of, asked = Optimizer.of_fused, {"stochastic_rounding": True}
+    assert not of({}).stochastic_rounding
+    assert of(asked) == Optimizer("sgd", stochastic_rounding=True)
+    assert of({"stochastic_rounding": False}) == of({})
+    assert Optimizer.of_torch(torch.optim.Adagrad, {}, asked).stochastic_rounding
+    assert of(asked).for_rows("fp16") == of(asked).for_rows("bf16") == of(asked)
+    assert of(asked).for_rows("fp32") == of({})
+    assert of(asked).settings(0.1, 7).rounding_step == 7
+    assert of({}).settings(0.1, 7).rounding_step == 0
+    assert of(asked).counts_steps
+    assert not of({}).counts_steps
+    with pytest.raises(OperError, match="steps count from 1"):
+        of(asked).settings(0.1, 0)
+    with pytest.raises(OperError, match="stochastic_rounding='yes': True or False"):
+        of({"stochastic_rounding": "yes"})

@@ -1,6 +1,7 @@
 """The update of rows against its definition in torch, which is checked against torch.optim, and
 against FBGEMM's optimizers on CPU."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -264,6 +265,146 @@ def test_half_rows_are_rounded_to_the_nearest(dtype):
     grads = torch.linspace(0, 1e-2, 512).view(16, 32)
     arena.update([torch.arange(16)], [grads], 1)
     assert torch.equal(arena.values, (values.float() - LR * grads).to(dtype))
+
+
+def random_bits(step, slots, dim):
+    """32 bits for each value of rows, int64 [slots, dim]: RowBits, in Python's integers."""
+    word, half = (1 << 64) - 1, (1 << 32) - 1
+
+    def mix(w):
+        w = (w ^ w >> 30) * 0xBF58476D1CE4E5B9 & word
+        w = (w ^ w >> 27) * 0x94D049BB133111EB & word
+        return w ^ w >> 31
+
+    def of_value(row, d):
+        w = (row & half) + d * 0x9E3779B9 & half
+        w = (w ^ w >> 16) * 0x21F0AAAD & half
+        w = (w ^ w >> 15 ^ row >> 32) * 0x735A2D97 & half
+        return w ^ w >> 15
+
+    rows = [mix(mix(step) + slot & word) for slot in slots]
+    return torch.tensor([[of_value(row, d) for d in range(dim)] for row in rows])
+
+
+def neighbours(values, dtype):
+    """Of each value, the values of a dtype at it or below, and above, in float64."""
+    nearest = values.to(dtype)
+    below = torch.where(nearest.double() > values, _next(nearest, -torch.inf), nearest)
+    return below.double(), _next(below, torch.inf).double()
+
+
+def _next(values, to):
+    return torch.nextafter(values, torch.tensor(to, dtype=values.dtype))
+
+
+def rounded(values, dtype, step):
+    """What rows become whose unrounded values after a step are these."""
+    zeros = torch.zeros(values.shape, dtype=dtype)
+    arena = Arena(Optimizer("sgd", stochastic_rounding=True), zeros)
+    arena.update([torch.arange(len(values))], [values / -LR], step)
+    return arena.values
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@given(seed=st.integers(0, 2**32 - 1), step=st.integers(1, 2**40))
+def test_stochastic_rounding_is_its_definition(dtype, seed, step):
+    generator = torch.Generator().manual_seed(seed)
+    exponent = torch.randint(-30, 16, (9, 13), generator=generator)
+    values = draw_values(generator, 9, 13).sign() * 2.0**exponent
+    values *= 1 + torch.rand(9, 13, generator=generator)
+    values[0, :3] = torch.tensor([0.0, 1.5, -(2.0**-24)])  # which both types have
+    found = rounded(values, dtype, step).double()
+    # Towards zero, or away from it where the random bits are less than what is left, in units of
+    # the last place; of a normal value the bits are as many as are dropped.
+    magnitude = values.double().abs()
+    low, high = neighbours(magnitude, dtype)
+    bits = random_bits(step, range(9), 13).double()
+    left = (magnitude - low) / (high - low)
+    if dtype == torch.bfloat16:
+        up = bits % 2**16 >= 2**16 * (1 - left)
+    else:
+        normal = magnitude >= 2.0**-14
+        up = torch.where(
+            normal, bits % 2**13 >= 2**13 * (1 - left), (bits / 2**8).floor() < 2**24 * left
+        )
+    expected = torch.where(up & (left > 0), high, low) * values.sign()
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_what_is_not_finite_stays_so(dtype):
+    values = torch.tensor([[torch.inf, -torch.inf, torch.nan, 1e38, -0.0]])
+    found = rounded(values, dtype, 1)[0]
+    assert found[:2].tolist() == [torch.inf, -torch.inf]
+    assert found[2].isnan()
+    assert found[3] == (torch.inf if dtype == torch.float16 else found[3])
+    assert found[4] == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("scale", [1.0, 2.0**-20])
+def test_the_expected_row_is_the_unrounded_one(dtype, scale):
+    """Means over steps, rows and places in a row, each within five deviations of theirs."""
+    generator = torch.Generator().manual_seed(3)
+    rows, dim, steps = 128, 32, 256
+    values = draw_values(generator, rows, dim) * scale
+    low, high = neighbours(values.double(), dtype)
+    share = (values - low) / (high - low)
+    chosen = torch.stack([rounded(values, dtype, step) for step in range(1, steps + 1)])
+    up = (chosen.double() - low) / (high - low)
+    assert ((up == 0) | (up == 1)).all()
+    error, variance = up - share, share * (1 - share)
+    for over in ((0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)):
+        deviation = variance.expand_as(error).sum(over).sqrt()
+        assert (error.sum(over).abs() <= 5 * deviation + 1e-3).all(), over
+    # Steps and neighbours of a value are rounded by bits that do not depend on each other.
+    normed = error / variance.clamp(min=0.01).sqrt()
+    for one, other in (
+        (normed[1:], normed[:-1]),
+        (normed[:, 1:], normed[:, :-1]),
+        (normed[:, :, 1:], normed[:, :, :-1]),
+    ):
+        assert abs((one * other).mean()) <= 5 / one.numel() ** 0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_steps_too_small_for_a_row_add_up(dtype):
+    """Each is a twentieth of the distance to the next value: rounded to the nearest, rows stay."""
+    unit = float(torch.finfo(dtype).eps)
+    grads, steps = torch.full((64, 32), -unit / 20 / LR), 200
+    found = {}
+    for rounding in (False, True):
+        arena = Arena(
+            Optimizer("sgd", stochastic_rounding=rounding), torch.ones(64, 32, dtype=dtype)
+        )
+        for step in range(1, steps + 1):
+            arena.update([torch.arange(64)], [grads], step)
+        found[rounding] = arena.values.double()
+    assert (found[False] == 1).all()
+    # A value takes one unit with a chance of 1/20 in each step: 10 in 200, 3.1 the deviation.
+    moved = (found[True] - 1) / unit
+    deviation = (steps * 0.05 * 0.95) ** 0.5
+    assert abs(moved.mean() - steps / 20) < 5 * deviation / moved.numel() ** 0.5
+    assert abs(moved.std() / deviation - 1) < 0.1
+
+
+@pytest.mark.parametrize("kind", [kind for kind in STATES if kind != "none"])
+def test_stochastic_rounding_changes_nothing_but_rounding(kind):
+    """Rows in fp32 are the same, and so is the state that one step makes of rows in bf16."""
+    optimizer = next(o for o in OPTIMIZERS if o.kind == kind)
+    random = replace(optimizer, stochastic_rounding=True)
+    generator = torch.Generator().manual_seed(1)
+    ids, grads = draw_step(generator, 30, 20, 2)
+    for dtype in DTYPES:
+        values = draw_values(generator, 30, 20).to(dtype)
+        nearest, chosen = Arena(optimizer, values), Arena(random, values)
+        for arena in (nearest, chosen):
+            arena.update(ids, grads, 1)
+        assert torch.equal(nearest.bytes, chosen.bytes)
+        assert torch.equal(nearest.values, chosen.values) == (dtype == torch.float32)
+        if dtype != torch.float32:
+            unit = nearest.values.double().abs() * torch.finfo(dtype).eps
+            assert ((nearest.values.double() - chosen.values.double()).abs() <= unit).all()
 
 
 FBGEMM_CASES = [

@@ -1,11 +1,13 @@
 """Where the tests of device kernels run: in the emulator, or on a CUDA device."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from oper.base import native
 from tests.support.cuda.emulator import Emulator
+
+Maybe = TypeVar("Maybe", torch.Tensor, torch.Tensor | None)
 
 
 class _Operators:
@@ -40,7 +42,7 @@ class Emulated(_Operators):
     def __init__(self, emulator: Emulator) -> None:
         self._emulator = emulator
 
-    def put(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
+    def put(self, tensor: Maybe) -> Maybe:
         """The tensor in the device's memory."""
         return tensor
 
@@ -55,7 +57,7 @@ class Cuda(_Operators):
     orders = (0,)
     many = 4_000_000
 
-    def put(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
+    def put(self, tensor: Maybe) -> Maybe:
         return None if tensor is None else tensor.cuda()
 
     def start(self, operator: str, *arguments: Any, order: int = 0) -> Any:

@@ -43,6 +43,7 @@ class Case:
     optimizers: tuple[str, ...] = ()  # of the tables in turn, in the place of `optimizer`
     lrs: tuple[float, ...] = ()
     plain: bool = False  # SGD does not decay weights
+    rounding: bool = False  # stochastic, of rows in fp16 and bf16
     numbered: bool = False  # rows are numbered, as of batches of more accesses
 
 
@@ -81,7 +82,8 @@ def optimizer_of(case: Case, table: int) -> Optimizer:
     kinds, lrs = case.optimizers or (case.optimizer,), case.lrs or (case.lr,)
     kind = kinds[table % len(kinds)]
     settings = SETTINGS[kind] if not case.plain else {}
-    return Optimizer(kind, lr=lrs[table % len(lrs)], **settings)
+    rate = lrs[table % len(lrs)]
+    return Optimizer(kind, lr=rate, stochastic_rounding=case.rounding, **settings)
 
 
 def module_tables(case: Case) -> list[EmbeddingTable]:

@@ -30,6 +30,7 @@ from oper.scheduler.cache_settings import CacheSettings
 from oper.tables.table import tables_of
 from tests.support.runtime.runtime_plans import random_plan
 from tests.support.torchrec.models import (
+    TABLES,
     Kind,
     Model,
     batch,
@@ -269,12 +270,13 @@ def checkpoint(
     return found | {f"after {key}": value for key, value in whole_model(model, group).items()}
 
 
+def _whole_state(model: DistributedModelParallel) -> dict[str, Any]:
+    return {"model": model.state_dict(), "optim": model.fused_optimizer.state_dict()}
+
+
 def _state(model: DistributedModelParallel, kind: Kind) -> dict[str, Any]:
     """What scripts save. SGD has no state, and TorchRec's ranks without tables not even the key."""
-    state = {"model": model.state_dict()}
-    if kind != "sgd":
-        state["optim"] = model.fused_optimizer.state_dict()
-    return state
+    return {"model": model.state_dict()} if kind == "sgd" else _whole_state(model)
 
 
 def _load(
@@ -298,14 +300,18 @@ def resumed(
     folder: Path,
     dense: bool,
     cache: CacheSettings | None = None,
+    rounding: bool = False,
 ) -> None:
     """Training goes on from a checkpoint, loaded in place alone, bit for bit as without it: the
-    tables by themselves, and with the dense part where its buckets stay as they are."""
+    tables by themselves, and with the dense part where its buckets stay as they are. With
+    `rounding` tables are in BF16, with SGD and stochastic rounding."""
+    kind, data_type = ("sgd", DataType.BF16) if rounding else ("adam", DataType.FP32)
+    fused = {"stochastic_rounding": True} if rounding else None
     ranks = dist.get_world_size(group)
 
     def make() -> tuple[Any, Any]:
-        model = Model("cpu")
-        put_optimizer(model, "adam")
+        model = Model("cpu", data_type)
+        put_optimizer(model, kind)
         tables = tables_of(model)
         tier = tuple(range(len(tables))) if cache else ()
         plan = random_plan(0, tables, ranks, replicated=0.3, tier=tier)
@@ -314,8 +320,8 @@ def resumed(
             env=ShardingEnv.from_process_group(group),
             plan=oper.torchrec_plan(plan, model),
             sharders=[
-                oper.OperEmbeddingBagCollectionSharder(cache=cache),
-                oper.OperEmbeddingCollectionSharder(cache=cache),
+                oper.OperEmbeddingBagCollectionSharder(fused_params=fused, cache=cache),
+                oper.OperEmbeddingCollectionSharder(fused_params=fused, cache=cache),
             ],
             data_parallel_wrapper=DefaultDataParallelWrapper(
                 static_graph=False, find_unused_parameters=True
@@ -336,9 +342,11 @@ def resumed(
     model, optimizer = make()
     for number in range(3):
         step(model, optimizer, number)
-    save_checkpoint(_state(model, "adam"), checkpoint_id=folder, process_group=group)
+    save_checkpoint(_whole_state(model), checkpoint_id=folder, process_group=group)
     other, others_optimizer = make()
-    load_checkpoint(_state(other, "adam"), checkpoint_id=folder, process_group=group)
+    load_checkpoint(_whole_state(other), checkpoint_id=folder, process_group=group)
+    steps = {key for key in whole_model(other, group) if key.endswith(".iter")}
+    assert {key.split("/")[-1] for key in steps} == {f"{name}.iter" for name in TABLES}
     for number in range(3, 6):
         step(model, optimizer, number)
         step(other, others_optimizer, number)

@@ -16,6 +16,9 @@
 //   they were sorted with. sort_accesses vouches.
 // * add_gradients: rows of the accesses of features with gradients, from first_row on and within
 //   `out`. number_rows vouches.
+// * update_rows on a device: slots that ascend in each group. SortedRows vouches; a slot that is
+// not
+//   the arena's is passed over.
 // * map_segment, protect: a descriptor and memory of a segment. SharedSegment vouches.
 // * leave_lock, watch_lock: descriptors of ranks' locks. Liveness vouches.
 //

@@ -5,38 +5,30 @@
 #include <torch/library.h>
 
 #include <atomic>
-#include <cmath>
-#include <cstring>
-#include <tuple>
+#include <vector>
 
 #include "cpu/common/arguments.h"
 #include "cpu/step/row_groups.h"
+#include "cpu/step/update_arguments.h"
 #include "oper/common/simd.h"
 #include "oper/step/merge_gradients.h"
-#include "oper/step/optimizers.h"
+#include "oper/step/update_rows.h"
 
 namespace oper {
+
+OPER_SIMD void narrow_at_random(const float* values, RowType type, int64_t dim, RowBits random,
+                                uint8_t* row) {
+  uint16_t* const halves = reinterpret_cast<uint16_t*>(row);
+  const auto width = static_cast<uint32_t>(dim);
+  if (type == kFloat16)
+    for (uint32_t d = 0; d < width; ++d) halves[d] = half_of_float(values[d], random.of_value(d));
+  else
+    for (uint32_t d = 0; d < width; ++d) halves[d] = bfloat_of_float(values[d], random.of_value(d));
+}
+
 namespace {
 
 constexpr int64_t kEntriesPerTask = 1024;
-
-// The number of an optimizer in Optimizers, by its name.
-template <size_t n = 0>
-size_t number_of(c10::string_view name) {
-  if constexpr (n == std::tuple_size_v<Optimizers>) {
-    TORCH_CHECK_VALUE(false, "optimizer: ", name, " is not known");
-  } else {
-    return name == std::tuple_element_t<n, Optimizers>::kName ? n : number_of<n + 1>(name);
-  }
-}
-
-// f(Optimizer{}) of a number.
-template <size_t n = 0, typename F>
-auto with_optimizer(size_t number, const F& f) {
-  if constexpr (n + 1 < std::tuple_size_v<Optimizers>)
-    if (number != n) return with_optimizer<n + 1>(number, f);
-  return f(std::tuple_element_t<n, Optimizers>{});
-}
 
 // One function an optimizer: templates cannot be compiled for several processors, and a function
 // that holds all of them is slower for narrow rows.
@@ -62,41 +54,6 @@ OPER_SIMD int64_t update(Adam, const Lists& lists, const Arena& arena, const Set
 OPER_SIMD int64_t update(PartialRowwiseAdam, const Lists& lists, const Arena& arena,
                          const Settings& settings) {
   return update_rows<PartialRowwiseAdam>(lists, arena, settings);
-}
-
-Settings settings_of(at::ArrayRef<double> values) {
-  constexpr size_t kSize = sizeof(StepSettings) / sizeof(double);
-  TORCH_CHECK_VALUE(values.size() == kSize, "settings: ", values.size(), " values, and ", kSize,
-                    " were needed");
-  StepSettings given;
-  std::memcpy(&given, values.data(), sizeof(given));
-  return Settings::of(given);
-}
-
-Arena arena_of(const at::Tensor& rows, const at::Tensor& state, int64_t dim, int64_t dtype,
-               c10::string_view optimizer, int64_t state_values) {
-  TORCH_CHECK_VALUE(dtype == kFloat32 || dtype == kFloat16 || dtype == kBFloat16, "dtype: ", dtype,
-                    ", and 0 (float32), 1 (float16) or 2 (bfloat16) was needed");
-  for (const at::Tensor& part : {rows, state})
-    TORCH_CHECK_TYPE(part.scalar_type() == at::kByte && part.dim() == 2 && part.is_contiguous(),
-                     "rows, state: contiguous uint8 [slots, bytes] were needed");
-  TORCH_CHECK_VALUE(rows.size(0) == state.size(0), "rows, state: ", rows.size(0), " and ",
-                    state.size(0), " slots, and equal numbers were needed");
-  const Arena arena{static_cast<uint8_t*>(rows.data_ptr()),
-                    rows.size(1),
-                    static_cast<uint8_t*>(state.data_ptr()),
-                    state.size(1),
-                    dim,
-                    static_cast<RowType>(dtype)};
-  TORCH_CHECK_VALUE(dim > 0 && bytes_of_row(dtype, dim) <= arena.row_bytes,
-                    "rows: ", arena.row_bytes, " bytes a slot are too few for ", dim, " values");
-  const int64_t state_bytes = state_values * static_cast<int64_t>(sizeof(float));
-  TORCH_CHECK_VALUE(state_bytes <= arena.state_bytes, "state: ", arena.state_bytes,
-                    " bytes a slot, and ", optimizer, " needs ", state_bytes);
-  const int64_t value_bytes = bytes_of_row(dtype, 1);
-  TORCH_CHECK_VALUE(arena.row_bytes % value_bytes == 0 && arena.state_bytes % 4 == 0,
-                    "rows, state: values must not straddle slots");
-  return arena;
 }
 
 // The lists that are not empty, checked: ascending slots of the arena, with a gradient for each.
@@ -128,13 +85,10 @@ std::vector<Gradients> lists_of(at::TensorList slots, at::TensorList values, at:
 void update_all(at::TensorList slots, at::TensorList values, at::TensorList groups,
                 at::IntArrayRef group, const at::Tensor& rows, const at::Tensor& state, int64_t dim,
                 int64_t dtype, c10::string_view optimizer, at::ArrayRef<double> settings,
-                at::Tensor& updated) {
+                at::Tensor& updated, int64_t /*stream*/) {
   const size_t number = number_of(optimizer);
-  check_size(dim, 1, kMostThings, "dim");
   const Settings step = settings_of(settings);
-  const int64_t state_values =
-      with_optimizer(number, [&](auto of) { return values_of_state(decltype(of)::kState, dim); });
-  const Arena arena = arena_of(rows, state, dim, dtype, optimizer, state_values);
+  const Arena arena = arena_of(rows, state, dim, dtype, number);
   const std::vector<Gradients> lists = lists_of(slots, values, groups, group, rows.size(0), dim);
   int64_t* const count = writable_elements<int64_t>(updated, 1, "updated");
   if (lists.empty()) return;
@@ -159,7 +113,7 @@ TORCH_LIBRARY_FRAGMENT(oper, m) {
   m.def(
       "update_rows(Tensor[] slots, Tensor[] values, Tensor[] groups, int[] group, Tensor(a!) rows,"
       " Tensor(b!) state, int dim, int dtype, str optimizer, float[] settings,"
-      " Tensor(c!) updated) -> ()");
+      " Tensor(c!) updated, int stream=0) -> ()");
 }
 
 TORCH_LIBRARY_IMPL(oper, CPU, m) { m.impl("update_rows", update_all); }

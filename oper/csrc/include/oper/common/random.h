@@ -6,10 +6,12 @@
 #include <cstdint>
 #include <utility>
 
+#include "oper/common/simd.h"
+
 namespace oper {
 
 // The finaliser of SplitMix64 (Steele, Lea and Flood 2014): a bijection of 64-bit words.
-inline uint64_t mix(uint64_t word) {
+OPER_HD inline uint64_t mix(uint64_t word) {
   word = (word ^ (word >> 30)) * 0xbf58476d1ce4e5b9u;
   word = (word ^ (word >> 27)) * 0x94d049bb133111ebu;
   return word ^ (word >> 31);

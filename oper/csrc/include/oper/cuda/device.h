@@ -37,7 +37,7 @@ cudaError_t launch(const Launch& how, void (*kernel)(Parameters...),
 #endif
 }
 
-// Of the device in use.
+// Of the current device; 1 where that cannot be told.
 inline int64_t multiprocessors() {
   int device = 0, count = 0;
   if (cudaGetDevice(&device) ||
@@ -97,6 +97,52 @@ __device__ __forceinline__ Piece<kBytes> load_row(const uint8_t* place) {
   std::memcpy(piece.word, place, kBytes);
 #endif
   return piece;
+}
+
+// A piece of what this kernel writes as well: kBytes at a multiple of that.
+template <int kBytes>
+__device__ __forceinline__ Piece<kBytes> load(const void* place) {
+  Piece<kBytes> piece;
+#if defined(__CUDACC__)
+  if constexpr (kBytes == 16) {
+    const uint4 words = *static_cast<const uint4*>(place);
+    piece.word[0] = words.x, piece.word[1] = words.y;
+    piece.word[2] = words.z, piece.word[3] = words.w;
+  } else if constexpr (kBytes == 8) {
+    const uint2 words = *static_cast<const uint2*>(place);
+    piece.word[0] = words.x, piece.word[1] = words.y;
+  } else if constexpr (kBytes == 4) {
+    piece.word[0] = *static_cast<const uint32_t*>(place);
+  } else {
+    static_assert(kBytes == 2);
+    piece.word[0] = *static_cast<const uint16_t*>(place);
+  }
+#else
+  emulator::check_aligned(place, kBytes);
+  piece.word[0] = 0;
+  std::memcpy(piece.word, place, kBytes);
+#endif
+  return piece;
+}
+
+template <int kBytes>
+__device__ __forceinline__ void store(void* place, const Piece<kBytes>& piece) {
+#if defined(__CUDACC__)
+  if constexpr (kBytes == 16) {
+    *static_cast<uint4*>(place) =
+        make_uint4(piece.word[0], piece.word[1], piece.word[2], piece.word[3]);
+  } else if constexpr (kBytes == 8) {
+    *static_cast<uint2*>(place) = make_uint2(piece.word[0], piece.word[1]);
+  } else if constexpr (kBytes == 4) {
+    *static_cast<uint32_t*>(place) = piece.word[0];
+  } else {
+    static_assert(kBytes == 2);
+    *static_cast<uint16_t*>(place) = static_cast<uint16_t>(piece.word[0]);
+  }
+#else
+  emulator::check_aligned(place, kBytes);
+  std::memcpy(place, piece.word, kBytes);
+#endif
 }
 
 // Sixteen bytes that this kernel does not read again.

@@ -6,6 +6,7 @@
 
 #include "oper/common/bits.h"
 #include "oper/plan/translate.h"
+#include "oper/step/optimizers.h"
 #include "oper/step/row_formats.h"
 
 namespace oper {
@@ -197,6 +198,30 @@ struct RunArguments {
   int64_t* before;
 };
 
+constexpr int kMostLists = 72;  // of an update: they are parameters as well
+
+// Gradients of ascending slots, a row's values one after another: a group of those of a batch.
+struct UpdateList {
+  const int64_t* slots;        // of all groups
+  const float* values;         // of all groups
+  const int64_t* before;       // [2] rows of `slots` before the group, and with it
+  const int64_t* first_value;  // [1] values of `values` before the group
+};
+
+// An update of an arena's rows by the sums of their gradients over the lists, in their order.
+// Pointers are the device's.
+struct UpdateArguments {
+  Arena arena;
+  int64_t slots;  // of the arena
+  Settings settings;
+  unsigned long long* updated;  // rows are counted here
+  int64_t wide_rows;   // 1: four values of rows and gradients each can be read and written at once
+  int64_t wide_state;  // 1: four values of the state's parts as well, if that is so of rows
+  int64_t lanes;       // threads that hold a row, which the launcher sets
+  int64_t lists;
+  UpdateList list[kMostLists];
+};
+
 // Those that take a `stream`, a CUstream, start their work on it. All return a cudaError_t; the
 // driver's errors have the same numbers.
 
@@ -232,6 +257,10 @@ using SortScratch = int(const SortArguments*, uint64_t* bytes);
 // memory.
 using SortLauncher = int(const SortArguments*, int* sorted, void* stream);
 
+// Takes a step of the optimizer of this number in Optimizers; a list has `most_rows` at the most.
+using UpdateLauncher = int(const UpdateArguments*, int64_t optimizer, int64_t most_rows,
+                           void* stream);
+
 // Memory of a device that other processes can map: at least `bytes`, in fact *size, mapped at
 // *pointer, and a descriptor of it, which the caller closes.
 using CreateSegment = int(int device, uint64_t bytes, uint64_t* size, uint64_t* pointer,
@@ -255,8 +284,8 @@ using ErrorText = const char*(int);
 // kDeviceInterface of the library: other arguments, or others of equal size, are another interface.
 using InterfaceNumber = int64_t();
 constexpr int64_t kDeviceInterface =
-    (int64_t{7} << 32) + sizeof(LookupArguments) + sizeof(WeightArguments) + sizeof(SumArguments) +
+    (int64_t{8} << 32) + sizeof(LookupArguments) + sizeof(WeightArguments) + sizeof(SumArguments) +
     sizeof(TranslateArguments<int64_t, uint64_t>) + sizeof(CountArguments) + sizeof(WordArguments) +
-    sizeof(SortArguments);
+    sizeof(SortArguments) + sizeof(UpdateArguments);
 
 }  // namespace oper

@@ -1,0 +1,75 @@
+// The arguments of update_rows that are the same on the processor and on devices, checked.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstring>
+#include <tuple>
+
+#include "cpu/common/arguments.h"
+#include "oper/step/optimizers.h"
+
+namespace oper {
+
+// The number of an optimizer in Optimizers, by its name.
+template <size_t n = 0>
+size_t number_of(c10::string_view name) {
+  if constexpr (n == std::tuple_size_v<Optimizers>) {
+    TORCH_CHECK_VALUE(false, "optimizer: ", name, " is not known");
+  } else {
+    return name == std::tuple_element_t<n, Optimizers>::kName ? n : number_of<n + 1>(name);
+  }
+}
+
+// f(Optimizer{}) of a number.
+template <size_t n = 0, typename F>
+auto with_optimizer(size_t number, const F& f) {
+  if constexpr (n + 1 < std::tuple_size_v<Optimizers>)
+    if (number != n) return with_optimizer<n + 1>(number, f);
+  return f(std::tuple_element_t<n, Optimizers>{});
+}
+
+// The settings of a step, which come as StepSettings.
+inline Settings settings_of(at::ArrayRef<double> values) {
+  constexpr size_t kSize = sizeof(StepSettings) / sizeof(double);
+  TORCH_CHECK_VALUE(values.size() == kSize, "settings: ", values.size(), " values, and ", kSize,
+                    " were needed");
+  StepSettings given;
+  std::memcpy(&given, values.data(), sizeof(given));
+  TORCH_CHECK_VALUE(given.rounding_step >= 0 && given.rounding_step <= 0x1p53,
+                    "settings: rounding_step ", given.rounding_step, " is no number of a step");
+  return Settings::of(given);
+}
+
+// The arenas of a width, whose slots have room for rows of `dim` values and an optimizer's state.
+inline Arena arena_of(const at::Tensor& rows, const at::Tensor& state, int64_t dim, int64_t dtype,
+                      size_t optimizer) {
+  check_size(dim, 1, kMostThings, "dim");
+  TORCH_CHECK_VALUE(dtype == kFloat32 || dtype == kFloat16 || dtype == kBFloat16, "dtype: ", dtype,
+                    ", and 0 (float32), 1 (float16) or 2 (bfloat16) was needed");
+  for (const at::Tensor& part : {rows, state})
+    TORCH_CHECK_TYPE(part.scalar_type() == at::kByte && part.dim() == 2 && part.is_contiguous(),
+                     "rows, state: contiguous uint8 [slots, bytes] were needed");
+  TORCH_CHECK_VALUE(rows.size(0) == state.size(0), "rows, state: ", rows.size(0), " and ",
+                    state.size(0), " slots, and equal numbers were needed");
+  const Arena arena{static_cast<uint8_t*>(rows.data_ptr()),
+                    rows.size(1),
+                    static_cast<uint8_t*>(state.data_ptr()),
+                    state.size(1),
+                    dim,
+                    static_cast<RowType>(dtype)};
+  TORCH_CHECK_VALUE(dim > 0 && bytes_of_row(dtype, dim) <= arena.row_bytes,
+                    "rows: ", arena.row_bytes, " bytes a slot are too few for ", dim, " values");
+  with_optimizer(optimizer, [&](auto of) {
+    const int64_t state_bytes =
+        values_of_state(decltype(of)::kState, dim) * static_cast<int64_t>(sizeof(float));
+    TORCH_CHECK_VALUE(state_bytes <= arena.state_bytes, "state: ", arena.state_bytes,
+                      " bytes a slot, and ", decltype(of)::kName, " needs ", state_bytes);
+  });
+  const int64_t value_bytes = bytes_of_row(dtype, 1);
+  TORCH_CHECK_VALUE(arena.row_bytes % value_bytes == 0 && arena.state_bytes % 4 == 0,
+                    "rows, state: values must not straddle slots");
+  return arena;
+}
+
+}  // namespace oper

@@ -1,0 +1,87 @@
+// torch.ops.oper.update_rows on a device. Slots, gradients and how many there are of each group lie
+// on the device, where only a wait could check them: whoever calls vouches that the slots of a
+// group ascend, and a slot that is not the arena's is passed over.
+
+#include <c10/core/DeviceGuard.h>
+#include <torch/library.h>
+
+#include <algorithm>
+
+#include "cpu/common/arguments.h"
+#include "cpu/step/update_arguments.h"
+#include "device/library.h"
+
+namespace oper {
+namespace {
+
+constexpr int64_t kWideBytes = 4 * sizeof(float);
+
+bool is_wide(const void* place) { return reinterpret_cast<uintptr_t>(place) % kWideBytes == 0; }
+
+// Group number `group` of rows and gradients that lie on the device. Where dim is a multiple of
+// four values, so is what lies before a group's gradients: a bucket's begin at multiples of
+// sixteen.
+UpdateList list_of(const at::Tensor& slots, const at::Tensor& values, const at::Tensor& groups,
+                   int64_t group, const at::Tensor& rows) {
+  check_on(slots, rows, "slots");
+  check_on(values, rows, "values");
+  check_on(groups, rows, "groups");
+  TORCH_CHECK_VALUE(groups.dim() == 2 && groups.size(0) == 2 && groups.size(1) > 0,
+                    "groups: shape ", groups.sizes(), ", and [2, groups + 1] was needed");
+  const auto* const before = elements<int64_t>(groups, "groups");
+  const int64_t count = groups.size(1) - 1;
+  check_index(group, count, "group", "groups");
+  check_size(slots.numel(), 0, INT32_MAX, "slots: elements");
+  return {elements<int64_t>(slots, "slots"), elements<float>(values, "values"), before + group,
+          before + count + 1 + group};
+}
+
+void update_rows(at::TensorList slots, at::TensorList values, at::TensorList groups,
+                 at::IntArrayRef group, const at::Tensor& rows, const at::Tensor& state,
+                 int64_t dim, int64_t dtype, c10::string_view optimizer,
+                 at::ArrayRef<double> settings, at::Tensor& updated, int64_t stream) {
+  const c10::DeviceGuard guard(rows.device());
+  const size_t number = number_of(optimizer);
+  UpdateArguments a{};
+  a.settings = settings_of(settings);
+  a.arena = arena_of(rows, state, dim, dtype, number);
+  a.slots = rows.size(0);
+  check_on(state, rows, "state");
+  check_on(updated, rows, "updated");
+  a.updated =
+      reinterpret_cast<unsigned long long*>(writable_elements<int64_t>(updated, 1, "updated"));
+  const size_t lists = slots.size();
+  TORCH_CHECK_VALUE(lists == values.size() && lists == groups.size() && lists == group.size(),
+                    "slots, values, groups, group: ", lists, ", ", values.size(), ", ",
+                    groups.size(), " and ", group.size(), " of them, and as many were needed");
+  TORCH_CHECK_VALUE(lists <= kMostLists, "slots: ", lists, " lists, and at most ", kMostLists,
+                    " can be merged on a device");
+  if (lists == 0) return;
+  a.lists = static_cast<int64_t>(lists);
+  a.wide_rows =
+      dim % 4 == 0 && is_wide(a.arena.rows) && a.arena.row_bytes % bytes_of_row(dtype, 4) == 0;
+  a.wide_state = is_wide(a.arena.state) && a.arena.state_bytes % kWideBytes == 0;
+  int64_t most_rows = 0;
+  for (size_t n = 0; n < lists; ++n) {
+    a.list[n] = list_of(slots[n], values[n], groups[n], group[n], rows);
+    a.wide_rows &= is_wide(a.list[n].values);
+    most_rows = std::max(most_rows, slots[n].numel());
+  }
+  check_device(device_library().update_rows(&a, static_cast<int64_t>(number), most_rows,
+                                            reinterpret_cast<void*>(stream)),
+               "the update of rows could not be started");
+}
+
+}  // namespace
+}  // namespace oper
+
+TORCH_LIBRARY_IMPL(oper, CUDA, m) { m.impl("update_rows", oper::update_rows); }
+
+// update_rows for tests, of memory that the emulator takes for a device's.
+TORCH_LIBRARY_FRAGMENT(oper_emulated, m) {
+  m.def(
+      "update_rows(Tensor[] slots, Tensor[] values, Tensor[] groups, int[] group, Tensor(a!) rows,"
+      " Tensor(b!) state, int dim, int dtype, str optimizer, float[] settings, Tensor(c!) updated,"
+      " int stream=0) -> ()");
+}
+TORCH_LIBRARY_IMPL(oper_emulated, CPU, m) { m.impl("update_rows", oper::update_rows); }
