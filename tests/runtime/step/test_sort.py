@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from oper.base import native
 from oper.plan.layout import LOCAL, SLOT_BITS
+from oper.runtime.memory.device import Cpu
 from oper.runtime.memory.prepared_batch import NumberedRows, Runs, rows_of_tensors
 from oper.runtime.step.sort import Sorter
 from tests.support.runtime.accesses import Accesses, random_accesses, sorted_runs
