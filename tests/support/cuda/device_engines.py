@@ -3,7 +3,8 @@
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -17,7 +18,14 @@ from oper.runtime.engine import EmbeddingEngine
 from oper.runtime.memory.device import Cpu, Cuda, Device, OnTheWay
 from oper.runtime.table_io import RowBlock, RowRange
 from tests.support.cuda.plain_batch import PlainBatch
-from tests.support.runtime.engine_cases import Case, batch_parts, initial, module_tables
+from tests.support.runtime.engine_cases import (
+    Case,
+    batch_parts,
+    gradient_of,
+    initial,
+    module_tables,
+    optimizer_of,
+)
 
 
 class _EmulatedOps:
@@ -137,4 +145,53 @@ def serve_after_a_death(
         "equal": torch.equal(before, after),
         "error": error,
         "seconds": time.monotonic() - begun,
+    }
+
+
+# The steps of an update, of which all but the last are accumulated.
+Schedule = Sequence[Sequence[int]]
+
+
+def train_on_both(
+    rank: int, group: Any, case: Case, plan: Plan, schedule: Schedule, library: str | None
+) -> list[dict[str, Any]]:
+    """Outputs, gradients of weights, rows, optimizer states and counters of training on a device,
+    and the same of the CPU."""
+    devices = (device_of(library), Cpu())
+    return [_train(rank, group, case, plan, schedule, device) for device in devices]
+
+
+def _train(
+    rank: int, group: Any, case: Case, plan: Plan, schedule: Schedule, device: Device
+) -> dict[str, Any]:
+    engine = start(case, plan, group, device)
+    outputs, weight_grads = [], []
+    for steps in schedule:
+        for step in steps:
+            batch = batch_on(device, case, step, rank)
+            weights = batch.weights_or_none()
+            if weights is not None:
+                weights.requires_grad_()
+            with engine.accumulate() if step != steps[-1] else nullcontext():
+                out = engine(batch)
+                grad = gradient_of(case, step, rank, out.cpu()).to(out.device)
+                out.backward(grad)
+            outputs.append(out.detach().cpu())
+            if weights is not None:
+                assert weights.grad is not None
+                weight_grads.append(weights.grad.cpu())
+    wanted = [RowRange(n, 0, rows) for n, rows in enumerate(case.rows)]
+    tables, states = engine.read_rows(wanted), []
+    for name in ("momentum1", "exp_avg_sq"):
+        having = [r for r in wanted if name in optimizer_of(case, r.table).state_slices(1)]
+        states += engine.read_rows(having, name) if having else []
+    assert engine.unequal_replicas() == []
+    counted = engine.counters.to_dict()
+    engine.close()
+    return {
+        "outputs": outputs,
+        "weight_grads": weight_grads,
+        "tables": tables,
+        "states": states,
+        "counted": counted,
     }

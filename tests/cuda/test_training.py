@@ -1,0 +1,107 @@
+"""Training on a device: every bit of the CPU's, of outputs, rows, optimizer states, gradients of
+weights and counters."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oper.runtime.tables.optimizers import STATES
+from tests.support.cuda.device_engines import Schedule, train_on_both
+from tests.support.examples import examples
+from tests.support.runtime.engine_cases import Case, tables_of
+from tests.support.runtime.ranks import Ranks
+from tests.support.runtime.runtime_plans import random_plan
+
+STEPS: Schedule = ((0,), (1,), (2,))
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with Ranks(1) as started:
+        yield started
+
+
+def same_bits(found: Any, expected: Any) -> None:
+    for mine, other in zip(found, expected, strict=True):
+        assert torch.equal(mine.view(torch.int32), other.view(torch.int32))
+
+
+def assert_trains_as_on_the_cpu(
+    ranks: Ranks, case: Case, library: str | None, schedule: Schedule = STEPS
+) -> None:
+    plan = random_plan(case.seed, tables_of(case), case.ranks, replicated=0.3)
+    given = (case, plan, schedule, library)
+    for on_device, on_cpu in ranks.run(case.ranks, train_on_both, *given):
+        for part in ("outputs", "weight_grads", "tables", "states"):
+            same_bits(on_device[part], on_cpu[part])
+        assert on_device["counted"] == on_cpu["counted"]
+        assert on_device["counted"]["steps"] == len(schedule)
+
+
+CASES = {
+    "weights": Case(4, 1, weighted=True),
+    "means": Case(5, 1, pooling="mean"),
+    "unpooled": Case(6, 1, pooling="none"),
+    "as many ids as bags": Case(15, 1, bags="mean one"),
+    "one id each": Case(7, 1, bags="one"),
+    "one id each, unpooled": Case(8, 1, pooling="none", bags="one"),
+    "int32 ids": Case(10, 1, int32=True),
+    "odd dims": Case(11, 1, dims=(5, 12, 33)),
+    "fp16": Case(12, 1, dtype="fp16", optimizer="rowwise_adagrad"),
+    "bf16": Case(13, 1, dtype="bf16"),
+    "stochastic rounding": Case(16, 1, dtype="fp16", rounding=True),
+    "unlike optimizers": Case(17, 1, optimizers=("adam", "sgd", "rowwise_adagrad")),
+    "frozen tables": Case(18, 1, optimizers=("none", "adagrad")),
+    "all frozen": Case(19, 1, optimizer="none"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_trains_as_on_the_cpu(ranks: Ranks, library: str | None, name: str) -> None:
+    assert_trains_as_on_the_cpu(ranks, CASES[name], library)
+
+
+@pytest.mark.parametrize("optimizer", STATES)
+def test_every_optimizer(ranks: Ranks, library: str | None, optimizer: str) -> None:
+    assert_trains_as_on_the_cpu(ranks, Case(3, 1, optimizer=optimizer), library)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_accumulated_gradients(ranks: Ranks, library: str | None, weighted: bool) -> None:
+    case = Case(20, 1, optimizer="adagrad", weighted=weighted)
+    assert_trains_as_on_the_cpu(ranks, case, library, ((0, 1), (2,), (3, 4, 5), (6,)))
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    optimizer=st.sampled_from(["none", *STATES]),
+    pooling=st.sampled_from(["sum", "mean", "none"]),
+    dims=st.lists(st.sampled_from([1, 4, 8, 33, 128]), min_size=1, max_size=3),
+    rows=st.lists(st.sampled_from([1, 7, 300]), min_size=1, max_size=4),
+    bags=st.sampled_from(["many", "one", "mean one"]),
+    dtype=st.sampled_from(["fp32", "fp16", "bf16"]),
+    weighted=st.booleans(),
+)
+@examples(15)
+def test_any_module(
+    ranks: Ranks,
+    library: str | None,
+    seed: int,
+    optimizer: str,
+    pooling: str,
+    dims: list[int],
+    rows: list[int],
+    bags: str,
+    dtype: str,
+    weighted: bool,
+) -> None:
+    case = Case(
+        seed, 1, optimizer=optimizer, pooling=pooling, dims=tuple(dims), rows=tuple(rows),
+        bags=bags, dtype=dtype, weighted=weighted and pooling != "none",
+    )  # fmt: skip
+    assert_trains_as_on_the_cpu(ranks, case, library)
