@@ -6,7 +6,7 @@ sets its counters to _FAILED, which wakes the others; its last words say why (li
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -22,10 +22,17 @@ _SIGNAL_BYTES = native.shared("signal bytes", 64)  # one cache line a counter
 
 
 class Signals:
-    """Counters of all ranks of the node, from 0; all ranks make them together, with equal names."""
+    """Counters of all ranks of the node, from 0; all ranks make them together, with equal names.
 
-    def __init__(self, node: Node, counters: Sequence[str]) -> None:
+    `finish` waits until what this rank started is done: on a device that is later than when it was
+    started, and what others are told of must be there.
+    """
+
+    def __init__(
+        self, node: Node, counters: Sequence[str], finish: Callable[[], None] | None = None
+    ) -> None:
         self.node = node
+        self._finish = finish if len(node.peers) > 1 else None
         counters = [*counters, _BARRIER]
         ops = native.ops()
         self._wait_signals = ops.wait_signals.default
@@ -52,6 +59,8 @@ class Signals:
         if os.getpid() != self._process:
             self.node.check_process()
         if not self._failure:
+            if self._finish is not None:
+                self._finish()
             self._post_signal(self._counters[counter], self._mine, value)
 
     def wait(self, counter: str, value: int, action: str) -> None:

@@ -60,6 +60,9 @@ class Cpu:
         """What is left under each limit of this rank's heap."""
         return free_memory()
 
+    def finish(self) -> None:
+        """Nothing: work here is done when it was started."""
+
     def synchronize(self) -> None:
         """Wait until all that was started is done."""
 
@@ -125,6 +128,10 @@ class Cuda:
         free_bytes, _ = torch.cuda.mem_get_info(self.torch_device)
         found = torch.cuda.get_device_properties(self.torch_device)
         return [FreeMemory(f"{self.torch_device}, {found.name},", f"gpu {found.uuid}", free_bytes)]
+
+    def finish(self) -> None:
+        """Wait until what was started on this thread's stream is done."""
+        torch.cuda.current_stream(self.torch_device).synchronize()
 
     def synchronize(self) -> None:
         """Wait until all that was started on the device is done."""

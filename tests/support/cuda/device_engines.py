@@ -63,6 +63,9 @@ class EmulatedDevice(Cuda):
     def free_memory(self) -> list[FreeMemory]:
         return free_memory()
 
+    def finish(self) -> None:
+        pass
+
     def synchronize(self) -> None:
         pass
 
