@@ -59,7 +59,7 @@ def test_ids_out_of_range_are_told_with_a_later_batch(worlds, library):
 
 
 REFUSED = {
-    "training": (r"the plan is for training, and on .* there is inference alone",) * 2,
+    "training": (r"the plan is for training on 2 ranks, and on .* one rank trains",) * 2,
     "distinct": (r"<Plan of .*: the plan fetches distinct rows, and on .* --fetch raw",) * 2,
     "two nodes": (r"plan with --fetch raw, and for ranks of one node",) * 2,
     "mixed": (r"the tables of rank 1 are on the CPU, and those of rank 0 on CUDA devices",) * 2,
@@ -110,3 +110,39 @@ def test_plans_come_from_folders(worlds, emulated, tmp_path):
     plan.save(tmp_path / "plan")
     given = (cases.on_emulated, str(emulated), sharder_cases.from_folder, tmp_path / "plan")
     worlds.run(2, *given)
+
+
+# What tests/torchrec trains: once more, on one rank.
+TRAINED: dict[str, tuple[Any, ...]] = {
+    **{
+        f"trains by {kind}": (training_cases.train_and_compare, kind, 0.3)
+        for kind in ("sgd", "adagrad", "rowwise_adagrad", "adam", "partial_rowwise_adam")
+    },
+    **{
+        name: (training_cases.pipelined, name)
+        for name in ("TrainPipelineBase", "TrainPipelineSparseDist", "TrainPipelineSparseDistLite")
+    },
+    "learning rates": (training_cases.scheduled,),
+    "accumulated gradients": (training_cases.accumulated,),
+    "parameters": (training_cases.parameters,),
+    "frozen tables": (training_cases.frozen,),
+    "counters": (training_cases.counted,),
+    "dictionaries of tensors": (training_cases.tensor_dict,),
+    "a freed graph": (training_cases.freed,),
+    "states loaded": (checkpoint_cases.loaded,),
+    "states written in place": (checkpoint_cases.written_in_place, "adagrad"),
+}
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("name", TRAINED)
+def test_what_cpu_ranks_train_devices_train(worlds, emulated, name):
+    function, *arguments = TRAINED[name]
+    worlds.run(1, cases.trained_on_emulated, str(emulated), function, *arguments)
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("dense", [False, True])
+def test_training_resumes_on_a_device(worlds, emulated, tmp_path, dense):
+    given = (cases.trained_on_emulated, str(emulated), checkpoint_cases.resumed)
+    worlds.run(1, *given, tmp_path / "saved", dense)

@@ -69,6 +69,15 @@ def on_emulated(
         return function(rank, group, *arguments, **named)
 
 
+def trained_on_emulated(
+    rank: int, group: Any, library: str, function: Callable[..., Any], *arguments: Any, **named: Any
+) -> Any:
+    """What another test's function, which trains, does on a rank with all tables on emulated
+    devices."""
+    with on_device(library):
+        return function(rank, group, *arguments, **named)
+
+
 def made(
     group: Any,
     how: str,
