@@ -22,7 +22,14 @@ def libraries(emulated: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple
 
 @pytest.mark.parametrize(
     "case",
-    [cases.served, cases.recorded, cases.bad_batches, cases.saved_and_loaded, cases.pipelined],
+    [
+        cases.served,
+        cases.trained,
+        cases.recorded,
+        cases.bad_batches,
+        cases.saved_and_loaded,
+        cases.pipelined,
+    ],
 )
 def test_nothing_is_mixed(libraries, case):
     mortal_ranks.run(1, case, *libraries)

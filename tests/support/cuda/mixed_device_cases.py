@@ -2,7 +2,7 @@
 tensors that say they are on cuda:0 (pretended.py)."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -15,11 +15,16 @@ from torchrec.distributed.types import ShardingEnv
 import oper
 from oper.base.errors import OperError
 from oper.runtime.engine import EmbeddingEngine
+from oper.runtime.memory.device import Cpu
 from oper.runtime.memory.prepared_batch import PreparedBatch
 from oper.runtime.step.prepare_batch import BatchPreparer
+from oper.runtime.table_io import RowRange
 from oper.tables.table import tables_of
 from oper.torchrec import sharders
+from tests.support.cuda.device_engines import batch_on, start
 from tests.support.cuda.pretended import DEVICE, MixedDevicesError, OnDevice, pretending
+from tests.support.runtime import engine_cases
+from tests.support.runtime.engine_cases import Case
 from tests.support.runtime.runtime_plans import random_plan
 from tests.support.torchrec.models import Inputs, Model, batch
 from tests.support.torchrec.ranks import engines
@@ -82,6 +87,37 @@ def recorded(rank: int, group: Any, library: str, guard: str) -> None:
             made(put(batch(0)))
             on_cpu(batch(0))
         assert (there.profile().accesses == here.profile().accesses).all()
+
+
+def trained(rank: int, group: Any, library: str, guard: str) -> None:
+    """Steps of an engine, with weights and gradients that are accumulated."""
+    case = Case(1, 1, optimizer="adagrad", weighted=True)
+    plan = random_plan(1, engine_cases.tables_of(case), 1)
+    wanted = [RowRange(n, 0, rows) for n, rows in enumerate(case.rows)]
+    found = []
+    with pretending(library, guard) as (device, _):
+        for place in (Cpu(), device):
+            engine = start(case, plan, None, place)
+            tables = []
+            for step in range(3):
+                prepared = engine.prepare(batch_on(place, case, step, 0))
+                with torch.no_grad():
+                    out = engine.lookup(prepared)
+                grad = engine_cases.gradient_of(case, step, 0, out.cpu()).flatten()
+                with engine.accumulate() if step == 0 else nullcontext():
+                    weights = engine.training_step.backward(
+                        prepared, grad.to(place.torch_device), weights_too=True
+                    )
+                assert weights is not None
+                assert {out.device, weights.device} == {place.torch_device}
+                tables += [out.cpu(), weights.cpu(), *engine.read_rows(wanted)]
+            tables += engine.read_rows(wanted, "momentum1")
+            found.append((tables, engine.counters.to_dict()))
+            engine.close()
+    (on_cpu, counted), (there, counted_there) = found
+    assert counted == counted_there
+    for one, other in zip(there, on_cpu, strict=True):
+        assert torch.equal(one, other)
 
 
 def bad_batches(rank: int, group: Any, library: str, guard: str) -> None:

@@ -34,6 +34,7 @@ DEVICE = torch.device("cuda:0")
 # Arguments that oper's operators for devices take in the host's memory, and those that they bring
 # to the device themselves.
 ON_HOST = {"features"}
+SUMS = "oper::sum_gradients"  # takes even those from the device
 ON_EITHER = {"segment_offset", "segment_table"}
 
 
@@ -139,13 +140,15 @@ class _Pretending(TorchDispatchMode):
 
     def _judge_ours(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
         names = [argument.name for argument in func._schema.arguments]
-        for argument, value in (*zip(names, args, strict=False), *kwargs.items()):
-            if not isinstance(value, torch.Tensor) or argument in ON_EITHER:
+        on_host = set() if func.name().replace("_emulated", "") == SUMS else ON_HOST
+        for argument, given in (*zip(names, args, strict=False), *kwargs.items()):
+            if argument in ON_EITHER:
                 continue
-            there = isinstance(value, OnDevice)
-            if there == (argument in ON_HOST):
-                where = "the device" if there else "the host"
-                raise MixedDevicesError(f"{func.name()}: {argument} is on {where}")
+            for value in given if isinstance(given, list) else [given]:
+                there = isinstance(value, OnDevice)
+                if isinstance(value, torch.Tensor) and there == (argument in on_host):
+                    where = "the device" if there else "the host"
+                    raise MixedDevicesError(f"{func.name()}: {argument} is on {where}")
 
 
 def _names_device(each: Any) -> bool:
