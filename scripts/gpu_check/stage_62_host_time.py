@@ -1,4 +1,4 @@
-"""What a batch takes of the host: to prepare it, to look it up, and how often the host waits.
+"""What a batch takes of the host: to prepare, look up and train it, and how often the host waits.
 
 An engine of one rank, one id of each of 26 and of 856 tables a sample. The device is idle when a
 batch begins, so that no queue is waited for.
@@ -33,25 +33,32 @@ def measure(device: str, tables: int, rounds: int) -> dict[str, Any]:
 
     on = Cpu() if device == "cpu" else Cuda(device)
     case = Case(1, 1, rows=(1000,) * tables, dims=(64,))
-    plan = random_plan(1, tables_of(case), 1, mode="inference")
+    plan = random_plan(1, tables_of(case), 1)
     engine = EmbeddingEngine(plan, module_tables(case), device=on)
     keys = [feature for table in module_tables(case) for feature in table.features]
     ids = torch.randint(0, 1000, (SAMPLES * len(keys),), device=on.torch_device)
     ends = torch.arange(SAMPLES * len(keys) + 1, device=on.torch_device)
-    prepare, lookup = [], []
+    prepare, lookup, train = [], [], []
     for _ in range(rounds + 3):
         batch = PlainBatch(keys, ids, None, SAMPLES, offsets=ends)
         on.synchronize()
         began = time.perf_counter()
         prepared = engine.prepare(batch)
         between = time.perf_counter()
-        engine.lookup(prepared)
+        out = engine.lookup(prepared)
+        looked_up = time.perf_counter()
         prepare.append(between - began)
-        lookup.append(time.perf_counter() - between)
+        lookup.append(looked_up - between)
+        grad = torch.ones_like(out)
+        on.synchronize()
+        began = time.perf_counter()
+        out.backward(grad)
+        train.append(time.perf_counter() - began)
     found = {
         "prepare_seconds": statistics.median(prepare[3:]),
         "lookup_seconds": statistics.median(lookup[3:]),
-        "waits": None if device == "cpu" else waits_of(lambda: engine(batch)),
+        "train_seconds": statistics.median(train[3:]),
+        "waits": None if device == "cpu" else waits_of(lambda: engine(batch).sum().backward()),
     }
     engine.close()
     return found

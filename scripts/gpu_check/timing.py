@@ -9,22 +9,21 @@ import torch
 
 def median_seconds(work: Callable[[], object], device: torch.device, runs: int = 15) -> float:
     """Of `work` on the device's current stream, after two runs that are not counted."""
+    return statistics.median([seconds_of(work, device) for _ in range(runs + 2)][2:])
+
+
+def seconds_of(work: Callable[[], object], device: torch.device) -> float:
+    """Of one call of `work` on the device's current stream."""
+    if device.type != "cuda":
+        started = time.perf_counter()
+        work()
+        return time.perf_counter() - started
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
     work()
-    work()
-    found = []
-    for _ in range(runs):
-        if device.type == "cuda":
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            work()
-            end.record()
-            end.synchronize()
-            found.append(begin.elapsed_time(end) / 1e3)
-        else:
-            started = time.perf_counter()
-            work()
-            found.append(time.perf_counter() - started)
-    return statistics.median(found)
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / 1e3
 
 
 def copy_bandwidth(device: torch.device, size_bytes: int) -> float:

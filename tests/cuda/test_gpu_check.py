@@ -17,6 +17,7 @@ from scripts.gpu_check import (
     stage_40_gathers,
     stage_60_lookup,
     stage_62_host_time,
+    stage_64_training,
 )
 
 
@@ -74,11 +75,23 @@ def test_the_lookups_of_the_benchmark_are_right(monkeypatch: pytest.MonkeyPatch)
     assert [r["rows"] for r in found] == [26 * 128] * 2 + [26 * 8 * 20] * 2
 
 
+def test_the_steps_of_the_benchmark_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the processor, small: the arguments that it makes, and the comparison with torch."""
+    monkeypatch.setattr(stage_64_training, "DIMS", (16,))
+    found = list(stage_64_training.records("cpu", arena_bytes=1 << 20, samples_per=512))
+    assert [(r["bag"], r["ids"]) for r in found] == [
+        (1, "uniform"), (1, "zipf"), (20, "uniform"), (20, "zipf"),
+    ]  # fmt: skip
+    assert not any(r["failed"] for r in found)
+    assert all(0 < r["distinct"] <= r["rows"] for r in found)
+
+
 def test_the_time_of_the_host_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stage_62_host_time, "SAMPLES", 8)
     few, many = stage_62_host_time.records("cpu", rounds=2)
     assert (few["tables"], many["tables"]) == (26, 856)
-    assert all(r["prepare_seconds"] > 0 and r["lookup_seconds"] > 0 for r in (few, many))
+    parts = ("prepare_seconds", "lookup_seconds", "train_seconds")
+    assert all(record[part] > 0 for record in (few, many) for part in parts)
 
 
 @pytest.mark.check

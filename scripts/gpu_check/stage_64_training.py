@@ -1,0 +1,192 @@
+"""A training step's backward with row-wise Adagrad: the sort, the sums, the update, and FBGEMM's.
+
+Rows of fp32 on one rank, as for the lookup. The sort is made a batch ahead, beside other work, so
+that times are given with and without it. Bytes are those that must be moved: a gradient for each
+bag, a key for each access, the sums once written and read, rows and states read and written.
+FBGEMM's backward sorts by itself; its figures are null where it is not installed.
+"""
+
+import importlib.util
+from collections.abc import Iterator
+from typing import Any
+
+SECONDS = 100.0
+NEEDS = ("torch", "numpy", "pyarrow")
+FEATURES = 26
+ARENA_BYTES = 10 << 30
+DIMS = (16, 64, 128)
+BAGS = ((65_536, 1), (4_096, 20))  # samples, ids a bag
+IDS = ("uniform", "zipf")
+LR, EPS = 0.1, 1e-8
+
+
+def records(
+    device: str = "cuda", arena_bytes: int = ARENA_BYTES, samples_per: int = 1
+) -> Iterator[dict[str, Any]]:
+    """With `device` "cpu", and smaller sizes, the same of the CPU's kernels: to try the script."""
+    import torch
+
+    from scripts.gpu_check.timing import copy_bandwidth
+
+    on = torch.device(device)
+    copied = copy_bandwidth(on, min(arena_bytes, 4 << 30))
+    for dim in DIMS:
+        arena = torch.randn(arena_bytes // (4 * dim), dim, device=on)
+        for samples, length in BAGS:
+            for ids in IDS:
+                found = measure(arena, ids, samples // samples_per, length)
+                moved = found["bytes"] / copied
+                yield {
+                    "dim": dim,
+                    "bag": length,
+                    "ids": ids,
+                    **found,
+                    "of_copy": moved / found["seconds"],
+                    "of_copy_with_sort": moved / (found["seconds"] + found["sort_seconds"]),
+                }
+        del arena
+
+
+def measure(arena: Any, ids: str, samples: int, length: int) -> dict[str, Any]:
+    """One backward, checked against torch's sums and the optimizer's formula."""
+    from scripts.gpu_check.timing import median_seconds
+
+    backward = Backward(arena, ids, samples, length)
+    backward.sort()
+    backward.sum()
+    same = backward.is_right()
+    seconds = [
+        median_seconds(work, arena.device)
+        for work in (backward.sort, backward.sum, backward.update)
+    ]
+    distinct = int(backward.groups[0, -1])
+    width = 4 * arena.shape[1]
+    moved = FEATURES * samples * width + 4 * backward.accesses + distinct * (4 * width + 16)
+    of_fbgemm = fbgemms_seconds(arena, backward)
+    step = seconds[1] + seconds[2]
+    return {
+        "rows": backward.accesses,
+        "distinct": distinct,
+        "sort_seconds": seconds[0],
+        "sum_seconds": seconds[1],
+        "update_seconds": seconds[2],
+        "seconds": step,
+        "bytes": moved,
+        "fbgemm_seconds": of_fbgemm,
+        "times_fbgemm": None if of_fbgemm is None else of_fbgemm / step,
+        "times_fbgemm_with_sort": None if of_fbgemm is None else of_fbgemm / (step + seconds[0]),
+        "failed": not same,
+    }
+
+
+class Backward:
+    """The backward of one lookup of an arena's rows, [samples, features · dim], in its parts."""
+
+    def __init__(self, arena: Any, ids: str, samples: int, length: int) -> None:
+        import numpy as np
+        import torch
+
+        from oper.base import native
+        from oper.plan.layout import LOCAL, SLOT_BITS
+        from oper.runtime.tables.kernel_structs import FEATURE, as_words
+        from oper.runtime.tables.optimizers import Optimizer
+        from scripts.gpu_check.timing import stream
+
+        rows, self.dim = arena.shape
+        self.arena, self.accesses, self.length = arena, FEATURES * samples * length, length
+        drawn = torch.rand(self.accesses, device=arena.device, dtype=torch.float64)
+        uniform = ids == "uniform"
+        drawn = (rows * drawn).long() if uniform else (rows**drawn).long() * 2_654_435_761 % rows
+        self.slots = drawn.clamp_(max=rows - 1)
+        features = np.zeros(FEATURES, FEATURE)
+        features["dim"], features["row_bytes"] = self.dim, 4 * self.dim
+        features["bags"], features["has_gradient"] = samples, 1
+        features["first_bag"] = np.arange(FEATURES) * samples
+        features["out_base"] = np.arange(FEATURES) * self.dim
+        features["out_stride"] = FEATURES * self.dim
+        self.words = as_words(features)
+        self.there = self.words.to(arena.device)
+        self.starts = torch.arange(0, self.accesses + 1, length, device=arena.device)
+        self.segments = self.starts[::samples].contiguous()
+        self.addresses = LOCAL << SLOT_BITS | self.slots
+        self.grad = torch.randn(samples, FEATURES * self.dim, device=arena.device)
+        self.state = torch.zeros(rows, 1, device=arena.device)
+        self.ops = native.device_ops() if arena.is_cuda else native.ops()
+        self.stream = stream(arena.device)
+        self.updated = torch.zeros(1, dtype=torch.int64, device=arena.device)
+        self.settings = Optimizer("rowwise_adagrad", lr=LR, eps=EPS).settings(LR, 1)
+
+    def sort(self) -> None:
+        """Find the runs of accesses of one row."""
+        import torch
+
+        read = (self.addresses, self.segments, self.words, 0, 1, [len(self.arena)])
+        found = self.ops.sort_accesses(*read, self.starts, self.stream)
+        self.positions, self.run_start, self.run_slot, before = found
+        self.groups = self.ops.lay_out_gradients(before, [self.dim], self.stream)
+        self.values = torch.empty(len(self.run_slot) * self.dim + 16, device=self.arena.device)
+
+    def sum(self) -> None:
+        """Sum the gradients of each row."""
+        self.ops.sum_gradients(
+            self.grad, self.positions, self.run_start, self.groups, 0, 0, 2, self.starts, None,
+            self.there, self.segments, self.dim, 1.0, self.values, True, self.stream,
+        )  # fmt: skip
+
+    def update(self) -> None:
+        """Take the optimizer's step."""
+        import torch
+
+        rows, state = (part.view(torch.uint8) for part in (self.arena, self.state))
+        self.ops.update_rows(
+            [self.run_slot], [self.values], [self.groups], [1], rows, state, self.dim, 0,
+            "rowwise_adagrad", self.settings, self.updated, self.stream,
+        )  # fmt: skip
+
+    def is_right(self) -> bool:
+        """Take a step, and see whether it is that of sums by torch."""
+        import torch
+
+        samples = len(self.grad)
+        bags = self.grad.view(samples, FEATURES, self.dim).transpose(0, 1).reshape(-1, self.dim)
+        slots, of = self.slots.unique(return_inverse=True)
+        sums = torch.zeros(len(slots), self.dim, device=self.arena.device, dtype=torch.float64)
+        sums.index_add_(0, of, bags.double().repeat_interleave(self.length, 0))
+        squares = self.state[slots].double() + (sums**2).mean(1, keepdim=True)
+        expected = self.arena[slots] - LR * sums / (squares.sqrt() + EPS)
+        self.update()
+        return bool(torch.allclose(self.arena[slots].double(), expected, rtol=1e-4, atol=1e-4))
+
+
+def fbgemms_seconds(arena: Any, ours: Backward) -> float | None:
+    """The median of FBGEMM's backward of the same lookup; None where it is not installed."""
+    if importlib.util.find_spec("fbgemm_gpu") is None:
+        return None
+    import statistics
+    from functools import partial
+
+    from fbgemm_gpu.split_embedding_configs import EmbOptimType
+    from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
+    from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+        ComputeDevice,
+        SplitTableBatchedEmbeddingBagsCodegen,
+    )
+
+    from scripts.gpu_check.timing import seconds_of
+
+    place = (EmbeddingLocation.HOST, ComputeDevice.CPU)
+    if arena.is_cuda:
+        place = (EmbeddingLocation.DEVICE, ComputeDevice.CUDA)
+    tbe = SplitTableBatchedEmbeddingBagsCodegen(
+        [(*arena.shape, *place)],
+        feature_table_map=[0] * FEATURES,
+        optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+        learning_rate=LR,
+        eps=EPS,
+        device=arena.device,
+    )
+    found = []
+    for _ in range(12):
+        out = tbe(ours.slots, ours.starts)
+        found.append(seconds_of(partial(out.backward, ours.grad), arena.device))
+    return statistics.median(found[2:])
