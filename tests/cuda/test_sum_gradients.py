@@ -4,6 +4,7 @@ threads."""
 import ctypes
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -51,9 +52,10 @@ class Batch:
     ) -> None:
         rng = np.random.default_rng(seed)
         accesses = random_accesses(rng, ranks, sizes, len(dims), slots, 10, frozen)
-        # Rows that are read often lie anywhere among the others.
+        # Rows that are read often are to lie anywhere among the others.
         field, slot = accesses.addresses >> SLOT_BITS, accesses.addresses & SLOT_MASK
         accesses.addresses[:] = field << SLOT_BITS | slot * 48271 % (2**31 - 1)
+        accesses.bucket_slots = [2**31] * len(dims)
         if hot:
             first = (sizes[0] - hot) // 2
             accesses.addresses[first : first + hot] = accesses.addresses[first]
@@ -75,6 +77,7 @@ class Batch:
         features["mean"] = rng.integers(0, 2, len(sizes)) if means else 0
 
         position, start, _, before = sorted_runs(accesses)
+        self.sorted = accesses.tensors()
         if by_bag:
             position = np.searchsorted(offsets, position, side="right") - 1
         self.codes, self.before = ranks + 1, before
@@ -108,58 +111,46 @@ class Batch:
     def values(self) -> torch.Tensor:
         return torch.full((int(self.groups[1, -1]) + 3,), FILLED)
 
+    def arguments(self) -> Iterator[list[Any]]:
+        """Those of the operator but for `values` and `by_bag`, of all calls."""
+        for bucket, first, last in self.calls():
+            runs = [self.positions, self.run_start, self.groups, bucket, first, last]
+            batch = [self.offsets, self.weights, self.features, self.segment_offset]
+            yield [self.grad, *runs, *batch, self.dims[bucket], self.scale]
+
     def on_the_processor(self) -> torch.Tensor:
         values = self.values()
-        for bucket, first, last in self.calls():
-            (first_run, at), (last_run, _) = self.groups[:, [first, last]].T.tolist()
-            dim = self.dims[bucket]
-            native.ops().sum_gradients(
-                self.grad,
-                self.positions,
-                self.run_start,
-                first_run,
-                last_run,
-                self.offsets,
-                self.weights,
-                self.features,
-                self.segment_offset,
-                dim,
-                self.scale,
-                values[at : at + (last_run - first_run) * dim],
-                self.by_bag,
-            )
+        for arguments in self.arguments():
+            native.ops().sum_gradients(*arguments, values, self.by_bag)
         return values
 
-    def on(self, device: Device, order: int = 0) -> torch.Tensor:
-        def with_room(tensor: torch.Tensor, size: int) -> torch.Tensor | None:
-            """What lies beyond the sorted accesses is anything."""
-            beyond = torch.full((size - len(tensor),), 2**30, dtype=tensor.dtype)
-            return device.put(torch.cat([tensor, beyond]))
+    def on(self, device: Device, order: int = 0, sort: bool = False) -> torch.Tensor:
+        """Of runs that the device sorted, or of the processor's, with room for all accesses: what
+        lies beyond is anything."""
 
-        values = device.put(self.values())
-        assert values is not None
-        for bucket, first, last in self.calls():
-            device.start(
-                "sum_gradients",
-                device.put(self.grad),
-                with_room(self.positions, self.accesses),
-                with_room(self.run_start, self.accesses + 1),
-                device.put(self.groups),
-                bucket,
-                first,
-                last,
-                device.put(self.offsets),
-                device.put(self.weights),
-                device.put(self.features),
-                device.put(self.segment_offset),
-                self.dims[bucket],
-                self.scale,
-                values,
-                self.by_bag,
-                device.stream,
-                order=order,
-            )
-        return values.cpu()
+        def put(given: Any) -> Any:
+            return device.put(given) if isinstance(given, torch.Tensor) else given
+
+        def with_room(tensor: torch.Tensor, size: int) -> Any:
+            beyond = torch.full((size - len(tensor),), 2**30, dtype=tensor.dtype)
+            return put(torch.cat([tensor, beyond]))
+
+        positions = with_room(self.positions, self.accesses)
+        run_start = with_room(self.run_start, self.accesses + 1)
+        if sort:
+            addresses, segments, features, *rest = self.sorted
+            read = [put(addresses), put(segments), features, *rest]
+            read.append(put(self.offsets) if self.by_bag else None)
+            found = device.start("sort_accesses", *read, device.stream, None, order=order)
+            positions, run_start, _, before = found
+            assert torch.equal(before.cpu(), self.groups[0])
+        values = put(self.values())
+        for arguments in self.arguments():
+            on_device = [*map(put, arguments), values, self.by_bag, device.stream]
+            on_device[1:3] = positions, run_start
+            device.start("sum_gradients", *on_device, order=order)
+        summed: torch.Tensor = values.cpu()
+        return summed
 
     def by_definition(self, piece: int) -> torch.Tensor:
         """float32 sums of pieces of so many accesses, without offsets and weights."""
@@ -281,6 +272,14 @@ def test_runs_of_many_pieces_beside_short_ones(device: Device, dim: int, bagged:
         assert_equal_bits(batch.on(device, order), expected)
 
 
+@pytest.mark.parametrize("by_bag", [False, True])
+def test_runs_that_the_device_sorted(device: Device, by_bag: bool) -> None:
+    batch = Batch(4, [4000, 0, 900], [8, 5], hot=2000, offset_type=np.int32, by_bag=by_bag)
+    assert batch.run_start.diff().max() >= 2000
+    for order in device.orders:
+        assert_equal_bits(batch.on(device, order, sort=True), batch.on_the_processor())
+
+
 def test_a_batch_without_accesses(device: Device) -> None:
     batch = Batch(0, [0, 0], [8])
     assert (batch.on(device) == FILLED).all()
@@ -292,7 +291,7 @@ def test_what_does_not_fit_is_refused(device: Device) -> None:
     with pytest.raises(ValueError, match="with offsets and without weights alone"):
         batch.on(device)
     batch.by_bag, batch.codes = False, 100
-    with pytest.raises(ValueError, match="groups: 1 to 100 of 3"):
+    with pytest.raises(IndexError, match="groups: 1 to 100 of 3"):
         batch.on(device)
     batch = Batch(0, [6], [8])
     batch.grad = batch.grad.double()

@@ -11,10 +11,9 @@ constexpr unsigned kThreads = 256;
 constexpr int64_t kBlocks = 4;  // that a multiprocessor holds: 64 registers a thread
 // Turns of blocks: those that finish early make room for others, where work is uneven.
 constexpr int64_t kTurns = 4;
-// Gradients on their way: a piece of a run is one chain of reads, so as many as registers allow.
-template <typename Row, int kBytes>
+// Gradients, or pieces' sums, that are on their way: two would do for the latency of HBM, but a
+// piece is one chain of reads. More do not fit the registers.
 constexpr int kAhead = 4;
-constexpr int kPiecesAhead = 4;
 
 unsigned blocks_for(int64_t groups_of_threads, int64_t lanes) {
   const int64_t needed = (groups_of_threads * lanes + kThreads - 1) / kThreads;
@@ -26,8 +25,8 @@ cudaError_t sum(const SumArguments& a, cudaStream_t stream) {
   constexpr int64_t kColumns = kLanes * Values<Row, kBytes>::kCount;
   const auto parts = static_cast<unsigned>((a.dim + kColumns - 1) / kColumns);
   const Launch how{dim3(blocks_for(a.accesses, kLanes), parts), kThreads, stream};
-  return a.factor ? launch(how, sum_runs<Row, kBytes, kLanes, kAhead<Row, kBytes>, true>, a)
-                  : launch(how, sum_runs<Row, kBytes, kLanes, kAhead<Row, kBytes>, false>, a);
+  return a.factor ? launch(how, sum_runs<Row, kBytes, kLanes, kAhead, true>, a)
+                  : launch(how, sum_runs<Row, kBytes, kLanes, kAhead, false>, a);
 }
 
 // A gradient gets as many threads as it has pieces, up to a warp.
@@ -81,6 +80,5 @@ extern "C" int oper_cuda_sum_gradients(const oper::SumArguments* a, int64_t grad
   const int64_t windows = partial_sums(a->accesses) / 2;
   if (error || windows == 0) return error;
   const Launch how{dim3(blocks_for(windows, kWarpThreads)), kThreads, on};
-  return wide ? launch(how, add_pieces<16, kPiecesAhead>, *a)
-              : launch(how, add_pieces<4, kPiecesAhead>, *a);
+  return wide ? launch(how, add_pieces<16, kAhead>, *a) : launch(how, add_pieces<4, kAhead>, *a);
 }

@@ -11,6 +11,7 @@
 #include <optional>
 
 #include "cpu/common/arguments.h"
+#include "cpu/step/row_groups.h"
 #include "device/arguments.h"
 #include "device/library.h"
 #include "oper/cuda/launchers.h"
@@ -42,12 +43,8 @@ void sum_gradients(const at::Tensor& grad, const at::Tensor& positions, const at
   check_on(run_start, grad, "run_start");
   a.run_start = elements<int32_t>(run_start, "run_start");
   check_on(groups, grad, "groups");
-  TORCH_CHECK_VALUE(groups.dim() == 2 && groups.size(0) == 2 && groups.size(1) > 0,
-                    "groups: shape ", groups.sizes(), ", and [2, groups + 1] was needed");
+  a.all_groups = check_groups(groups, first_group, last_group);
   a.groups = elements<int64_t>(groups, "groups");
-  a.all_groups = groups.size(1) - 1;
-  TORCH_CHECK_VALUE(0 <= first_group && first_group <= last_group && last_group <= a.all_groups,
-                    "groups: ", first_group, " to ", last_group, " of ", a.all_groups);
   a.first_group = first_group;
   a.last_group = last_group;
   check_on(features, grad, "features");
@@ -99,12 +96,14 @@ void sum_gradients(const at::Tensor& grad, const at::Tensor& positions, const at
 }  // namespace
 }  // namespace oper
 
+TORCH_LIBRARY_IMPL(oper, CUDA, m) { m.impl("sum_gradients", oper::sum_gradients); }
+
 // For tests, of memory that the emulator takes for a device's.
 TORCH_LIBRARY_FRAGMENT(oper_emulated, m) {
   m.def(
       "sum_gradients(Tensor grad, Tensor positions, Tensor run_start, Tensor groups, int bucket,"
       " int first_group, int last_group, Tensor? offsets, Tensor? weights, Tensor features,"
-      " Tensor segment_offset, int dim, float scale, Tensor(a!) values, bool by_bag,"
+      " Tensor segment_offset, int dim, float scale, Tensor(a!) values, bool by_bag=False,"
       " int stream=0) -> ()");
 }
 TORCH_LIBRARY_IMPL(oper_emulated, CPU, m) { m.impl("sum_gradients", oper::sum_gradients); }

@@ -1,6 +1,6 @@
 // torch.ops.oper.sum_gradients and add_gradients: a batch's gradients summed by row, before they
 // are sent to the rows' owners (§5); of accesses that were sorted, and of accesses whose rows are
-// known.
+// known. `stream` is a device's (device/gradients.cpp).
 
 #include "oper/step/sum_gradients.h"
 

@@ -18,16 +18,22 @@ struct RowGroup {
   int64_t rows() const { return end - begin; }
 };
 
+// How many groups a tensor describes; [first, last) must be some of them.
+inline int64_t check_groups(const at::Tensor& groups, int64_t first, int64_t last) {
+  TORCH_CHECK_VALUE(groups.dim() == 2 && groups.size(0) == 2 && groups.size(1) > 0,
+                    "groups: shape ", groups.sizes(), ", and [2, groups + 1] was needed");
+  const int64_t count = groups.size(1) - 1;
+  TORCH_CHECK_INDEX(0 <= first && first <= last && last <= count, "groups: ", first, " to ", last,
+                    " of ", count);
+  return count;
+}
+
 // Groups [first, last) of those of `most_rows` rows, with gradients of `dim` values each, of which
 // there are `most_values`.
 inline RowGroup row_group(const at::Tensor& groups, int64_t first, int64_t last, int64_t dim,
                           int64_t most_rows, int64_t most_values) {
-  TORCH_CHECK_VALUE(groups.dim() == 2 && groups.size(0) == 2 && groups.size(1) > 0,
-                    "groups: shape ", groups.sizes(), ", and [2, groups + 1] was needed");
+  const int64_t count = check_groups(groups, first, last);
   const auto* const before = elements<int64_t>(groups, "groups");
-  const int64_t count = groups.size(1) - 1;
-  TORCH_CHECK_INDEX(0 <= first && first <= last && last <= count, "groups: ", first, " to ", last,
-                    " of ", count);
   const RowGroup found{before[first], before[last], before[count + 1 + first]};
   TORCH_CHECK_VALUE(0 <= found.begin && found.begin <= found.end && found.end <= most_rows,
                     "groups: rows ", found.begin, " to ", found.end, " of ", most_rows);
