@@ -307,6 +307,7 @@ void add_gradients(const at::Tensor& grad, const at::Tensor& rows, const at::Ten
   check_size(dim, 1, kMostRows, "dim");
   const RowGroup of = row_group(groups, first_group, last_group, dim, kMostRows, values.numel());
   float* const to = writable_elements<float>(values, 0, "values") + of.value;
+  if (of.rows() == 0) return;
   check_contiguous(grad, "grad");
   const float* const weight = weights ? elements<float>(*weights, accesses, "weights") : nullptr;
   for (int64_t f = 0; f < view.count; ++f)
