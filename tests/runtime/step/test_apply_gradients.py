@@ -179,6 +179,15 @@ def test_equals_numpy(seed, ranks, sizes, dims, slots, offset_type, weighted, fr
     check(accesses, grad, offsets, weights, scale=1 / ranks)
 
 
+def test_a_row_of_more_pieces_than_a_piece_has_accesses():
+    """Its pieces are added up one after another, as where rows are numbered."""
+    rng = np.random.default_rng(0)
+    accesses = random_accesses(rng, 1, [80_000], 1, 1, 0, frozen=False)
+    elements = describe(rng, accesses, [4], np.array([80_000]))
+    grad = torch.from_numpy(rng.standard_normal(elements).astype(np.float32))
+    check(accesses, grad, None, None, scale=0.5)
+
+
 @pytest.mark.parametrize("bagged", [False, True])
 def test_hot_rows_on_any_number_of_threads(bagged):
     """Runs of many pieces beside short ones: the same sums, bit by bit."""

@@ -18,6 +18,9 @@
 namespace oper {
 namespace {
 
+// Accesses that a task has about.
+constexpr int64_t kAccessesPerTask = 4 * kAccessesPerPiece;
+
 // Runs [first, last); or accesses [begin, end) of a run that is long, summed to a partial sum.
 struct Task {
   int64_t first, last;
@@ -31,7 +34,7 @@ struct LongRun {
 };
 
 // Work of about equal size, for runs of any length: runs that begin within the same
-// kAccessesPerPiece accesses, and pieces of those that are longer than that.
+// kAccessesPerTask accesses, and pieces of those that are longer than that.
 struct Tasks {
   std::vector<Task> tasks;
   std::vector<LongRun> long_runs;
@@ -39,10 +42,10 @@ struct Tasks {
 
   Tasks(const int32_t* run_start, int64_t first, int64_t last) {
     for (int64_t run = first; run < last;) {
-      const int64_t bound = run_start[run] + kAccessesPerPiece;
+      const int64_t bound = run_start[run] + kAccessesPerTask;
       const auto* const next = std::lower_bound(run_start + run, run_start + last, bound);
       int64_t end = next - run_start;
-      const bool is_long = run_start[end] - run_start[end - 1] > kAccessesPerPiece;
+      const bool is_long = run_start[end] - run_start[end - 1] > kAccessesPerTask;
       if (run < end - is_long) tasks.push_back({run, end - is_long, 0, 0, -1});
       if (is_long) add_long(run_start, end - 1);
       run = end;
@@ -154,7 +157,7 @@ struct Summation {
     const Tasks shared(run_start, first, last);
     std::vector<float> partial(shared.partials * dim);
     share_out(shared.tasks.size(), [&](const auto& next) {
-      Buffer buffer(2 * kAccessesPerPiece);
+      Buffer buffer(2 * kAccessesPerTask);
       for (int64_t t = next(); t >= 0; t = next()) {
         const Task& task = shared.tasks[t];
         if (task.partial < 0) {
@@ -186,17 +189,17 @@ struct Summation {
     sum_runs(RunSums<T>{grad, buffer.place.data(), factor, starts, runs, dim, scale, out});
   }
 
-  // The sums of pieces, added up like gradients.
+  // The sums of pieces, added up in their order, however many they are.
   void add_pieces(const Tasks& shared, const float* partial) const {
     share_out(shared.long_runs.size(), [&](const auto& next) {
       for (int64_t n = next(); n >= 0; n = next()) {
         const LongRun& run = shared.long_runs[n];
-        std::vector<int64_t> place(run.pieces + kMostAhead);
-        for (int64_t piece = 0; piece < run.pieces; ++piece)
-          place[piece] = (run.first_partial + piece) * dim;
-        const int32_t pieces[] = {0, static_cast<int32_t>(run.pieces)};
-        sum_runs(RunSums<float>{partial, place.data(), nullptr, pieces, 1, dim, scale,
-                                out + (run.run - first) * dim});
+        float* const sum = out + (run.run - first) * dim;
+        std::fill_n(sum, dim, 0.0f);
+        const float* added = partial + run.first_partial * dim;
+        for (int64_t piece = 0; piece < run.pieces; ++piece, added += dim)
+          for (int64_t d = 0; d < dim; ++d) sum[d] += added[d];
+        for (int64_t d = 0; d < dim; ++d) sum[d] *= scale;
       }
     });
   }

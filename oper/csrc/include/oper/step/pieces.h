@@ -10,7 +10,7 @@
 
 namespace oper {
 
-constexpr int64_t kAccessesPerPiece = 1024;
+constexpr int64_t kAccessesPerPiece = 256;
 
 // Places for partial sums that a device needs for so many accesses: two for each kAccessesPerPiece
 // of them (cuda/sum_gradients.cuh), none where no row can have several pieces.

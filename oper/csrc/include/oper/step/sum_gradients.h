@@ -193,9 +193,9 @@ OPER_INLINE void sum_columns(const RunSums<T>& sums, int64_t column) {
   const int64_t runs = sums.runs, dim = sums.dim;
   const float scale = sums.scale;
   float* out = sums.out + column;
-  for (int64_t run = 0; run < runs; ++run, out += dim) {
-    Floats sum[kVectors] = {};
-    for (int32_t left = run_start[run + 1] - run_start[run]; left > 0; --left) {
+  // The next `count` accesses, which are of one run.
+  const auto add = [&](int32_t count, Floats(&sum)[kVectors]) __attribute__((always_inline)) {
+    for (; count > 0; --count) {
       const auto* const ahead = reinterpret_cast<const char*>(values + place[kAhead]);
       for (int64_t byte = 0; byte < kRowBytes; byte += 64) __builtin_prefetch(ahead + byte);
       const T* const row = values + *place++;
@@ -204,6 +204,19 @@ OPER_INLINE void sum_columns(const RunSums<T>& sums, int64_t column) {
         Floats added;
         load<kBytes>(row + v * kLanes, added);
         sum[v] += kFactors ? added * weight : added;
+      }
+    }
+  };
+  for (int64_t run = 0; run < runs; ++run, out += dim) {
+    Floats sum[kVectors] = {};
+    int32_t left = run_start[run + 1] - run_start[run];
+    if (left <= kAccessesPerPiece) {
+      add(left, sum);
+    } else {
+      for (; left > 0; left -= kAccessesPerPiece) {
+        Floats piece[kVectors] = {};
+        add(std::min<int32_t>(left, kAccessesPerPiece), piece);
+        for (int v = 0; v < kVectors; ++v) sum[v] += piece[v];
       }
     }
     for (int v = 0; v < kVectors; ++v) {
