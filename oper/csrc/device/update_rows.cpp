@@ -31,7 +31,7 @@ UpdateList list_of(const at::Tensor& slots, const at::Tensor& values, const at::
   const auto* const before = elements<int64_t>(groups, "groups");
   const int64_t count = groups.size(1) - 1;
   check_index(group, count, "group", "groups");
-  check_size(slots.numel(), 0, INT32_MAX, "slots: elements");
+  check_size(slots.numel(), 0, int64_t{1} << 30, "slots: elements");  // entries are ints
   return {elements<int64_t>(slots, "slots"), elements<float>(values, "values"), before + group,
           before + count + 1 + group};
 }

@@ -68,6 +68,22 @@ def _shard_without_a_tier(rank: int, group: Any) -> None:
     oper.shard(model, random_plan(0, tables_of(model), 2), env=env, cache=ALL)
 
 
+def test_rows_of_the_tier_are_not_rounded_at_random(worlds):
+    said = "stochastic_rounding: tables of the tier in bf16"
+    with pytest.raises(RankFailedError, match=said):
+        worlds.run(2, _shard_rounded_at_random, "BF16")
+    worlds.run(2, _shard_rounded_at_random, "FP32")  # which are not rounded
+
+
+def _shard_rounded_at_random(rank: int, group: Any, data_type: str) -> None:
+    from torchrec.modules.embedding_configs import DataType
+
+    from tests.support.torchrec.ranks import sharded
+
+    fused = {"stochastic_rounding": True}
+    sharded(group, "sgd", data_type=DataType[data_type], cache=ALL, fused_params=fused)
+
+
 @pytest.mark.parametrize("other", [{"size": "50%"}, {"sync": "bsp"}, {"evict": "lfu"}])
 def test_ranks_with_unlike_caches_find_it_at_the_start(worlds, other):
     with pytest.raises(RankFailedError, match="the settings of caches must be the same on all"):
