@@ -30,6 +30,7 @@ MOST_REGISTERS = {
     "add_pieces": 64,
     "weight_gradients": 64,
     "step_rows": 64,
+    "lay_out_gradients": 64,
 }
 # CUB's are not ours to bound. What ptxas spills of them, in bytes: of a pass of the sort of pairs,
 # whose keys have 64 bits and values 32.

@@ -22,6 +22,7 @@ struct DeviceLibrary {
   SortScratch* sort_scratch = nullptr;
   SortLauncher* sort = nullptr;
   UpdateLauncher* update_rows = nullptr;
+  LayoutLauncher* lay_out_gradients = nullptr;
   CreateSegment* create_segment = nullptr;
   AttachSegment* attach_segment = nullptr;
   ReleaseSegment* release_segment = nullptr;

@@ -222,6 +222,15 @@ struct UpdateArguments {
   UpdateList list[kMostLists];
 };
 
+constexpr int kMostBuckets = 960;  // of a layout: they are parameters too
+
+// Buckets of rows, each of as many groups, and the values of a gradient in each.
+struct BucketDims {
+  int64_t buckets;
+  int64_t of_bucket;
+  int32_t dim[kMostBuckets];
+};
+
 // Those that take a `stream`, a CUstream, start their work on it. All return a cudaError_t; the
 // driver's errors have the same numbers.
 
@@ -261,6 +270,9 @@ using SortLauncher = int(const SortArguments*, int* sorted, void* stream);
 using UpdateLauncher = int(const UpdateArguments*, int64_t optimizer, int64_t most_rows,
                            void* stream);
 
+// Makes groups [2, G + 1] of the rows before each group [G + 1], of which there are one or more.
+using LayoutLauncher = int(const BucketDims*, const int64_t* before, int64_t* groups, void* stream);
+
 // Memory of a device that other processes can map: at least `bytes`, in fact *size, mapped at
 // *pointer, and a descriptor of it, which the caller closes.
 using CreateSegment = int(int device, uint64_t bytes, uint64_t* size, uint64_t* pointer,
@@ -284,8 +296,8 @@ using ErrorText = const char*(int);
 // kDeviceInterface of the library: other arguments, or others of equal size, are another interface.
 using InterfaceNumber = int64_t();
 constexpr int64_t kDeviceInterface =
-    (int64_t{8} << 32) + sizeof(LookupArguments) + sizeof(WeightArguments) + sizeof(SumArguments) +
+    (int64_t{9} << 32) + sizeof(LookupArguments) + sizeof(WeightArguments) + sizeof(SumArguments) +
     sizeof(TranslateArguments<int64_t, uint64_t>) + sizeof(CountArguments) + sizeof(WordArguments) +
-    sizeof(SortArguments) + sizeof(UpdateArguments);
+    sizeof(SortArguments) + sizeof(UpdateArguments) + sizeof(BucketDims);
 
 }  // namespace oper
