@@ -18,7 +18,9 @@ from oper.runtime.allreduce.replica_allreduce import BucketReplicas, ReplicaAllR
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.progress_signals import Signals
 from oper.runtime.memory.heap import Heap
+from oper.runtime.memory.prepared_batch import SortedRows
 from oper.runtime.tables.kernel_structs import FEATURE, as_words
+from oper.runtime.tables.row_gradients import RowGradients, laid_out
 
 # A repetition reads so many: 8 MiB where rows have 64 bytes, so a millisecond, well above the
 # clock's error.
@@ -78,16 +80,19 @@ class LinkTimer:
 
     def reduce_seconds(self, replicas: int, repetitions: int) -> list[float]:
         """Seconds of the AllReduce of so many replicas, all of them touched by every rank."""
-        slots, grads = [torch.arange(replicas)], [torch.ones(replicas, self._dim)]
-        buckets = [BucketReplicas(slots[0], self._dim)]
+        slots, ranks = torch.arange(replicas), self._node.ranks
+        rows = SortedRows(slots, torch.tensor([0] + [replicas] * (1 + ranks)), ranks)
+        groups = laid_out(rows.before, [self._dim], self._heap.device)
+        sums = RowGradients(slots, groups, torch.ones(replicas * self._dim))
+        buckets = [BucketReplicas(slots, self._dim)]
         allreduce = ReplicaAllReduce("bitmap", self._node, self._signals, buckets)
         seconds = []
         for _ in range(1 + repetitions):
             self._steps += 1
             self._barrier()
             start = time.perf_counter()
-            allreduce.begin(self._steps, slots)
-            allreduce.contribute(self._steps, grads)
+            allreduce.begin(self._steps, rows)
+            allreduce.contribute(self._steps, sums)
             self._signals.post("published", self._steps)
             self._signals.wait("published", self._steps, "publish its gradients")
             allreduce.reduce(self._steps)

@@ -280,16 +280,29 @@ def _settings() -> int:
 
 
 def _merge() -> list[Argument]:
-    slots, grads = [_i64(1, 5), _i64(2)], [torch.rand(2, 4), torch.rand(1, 3)]
     messages = []
     for _ in range(2):
         message = torch.empty(100)
-        native.ops().pack_rows(slots, grads, message)
+        native.ops().pack_rows(*_own_rows(), [0, 2], _replicas(), [70, 10], [4, 3], message)
         messages.append(message)
-    return _list(messages, _i64(2, 1, 2, 1), [70, 10], [4, 3])
+    return _list(messages, _i64(2, 1, 2, 1), _replicas(), [70, 10], [4, 3])
 
 
-_SLOTS = [(1, 5), (2,)]
+def _own_rows() -> list[torch.Tensor]:
+    """Slots, groups and gradients of two buckets with two groups each, of dims 4 and 3."""
+    return [_i64(1, 5, 8, 20), _i64(0, 2, 3, 4, 4, 0, 8, 16, 19, 19).view(2, 5), torch.rand(30)]
+
+
+def _replicas() -> list[torch.Tensor]:
+    """The slots of 70 and of 10 replicas, the former their numbers."""
+    return [_i64(), torch.arange(0, 100, 10)]
+
+
+def _united() -> list[torch.Tensor]:
+    """Slots and groups of the replicas that some rank touched."""
+    return [_i64(1, 4, 5, 20), _i64(0, 3, 4, 0, 12, 15).view(2, 3)]
+
+
 _SIGNALS = torch.zeros(4 * 16 + 16, dtype=torch.int32)
 
 
@@ -361,19 +374,18 @@ CASES: dict[str, Callable[[], list[Argument]]] = {
     "update_rows": _update,
     "quantise_rows": lambda: _list(torch.rand(5, 8)),
     "dequantise_rows": lambda: _list(torch.zeros((5, 16), dtype=torch.uint8)),
-    "mark_slots": lambda: _list([_i64(*s) for s in _SLOTS], [70, 10], _i64(0, 0, 0)),
-    "unite_slots": lambda: _list([_i64(5, 1, 2), _i64(1, 0, 4)], [70, 10]),
+    "mark_replicas": lambda: _list(
+        *_own_rows()[:1], _i64(0, 2, 3, 4, 4), [0, 2], _replicas(), [70, 10], _i64(0, 0, 0)
+    ),
+    "unite_replicas": lambda: _list([_i64(5, 1, 2), _i64(1, 0, 4)], _replicas(), [70, 10], [4, 3]),
     "aggregate_rows": lambda: _list(
-        [_i64(*s) for s in _SLOTS],
-        [torch.rand(2, 4), torch.rand(1, 3)],
-        [_i64(1, 4, 5), _i64(2)],
-        [70, 10],
-        torch.empty(15),
+        *_own_rows(), [0, 2], [70, 10], *_united(), [4, 3], torch.empty(15)
     ),
     "sum_buffers": lambda: _list([torch.rand(9), torch.rand(9)], torch.empty(9)),
-    "touched_rows": lambda: _list(torch.rand(70, 3)),
+    "touched_rows": lambda: _list(_united()[1], torch.rand(15), [4, 3]),
+    "take_rows": lambda: _list(*_united(), torch.rand(15), _i64(0, 2, 3), [4, 3]),
     "pack_rows": lambda: _list(
-        [_i64(*s) for s in _SLOTS], [torch.rand(2, 4), torch.rand(1, 3)], torch.empty(14)
+        *_own_rows(), [0, 2], _replicas(), [70, 10], [4, 3], torch.empty(14)
     ),
     "merge_messages": _merge,
     "digest_rows": lambda: _list(torch.zeros((9, 20), dtype=torch.uint8), 4),

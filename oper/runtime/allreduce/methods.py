@@ -12,7 +12,8 @@ The first two sum buffers of equal size over all ranks (SlicedSum).
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -21,23 +22,34 @@ from oper.base.errors import OperError
 from oper.runtime.allreduce.proxies import Proxies
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.shared_segment import LINE_BYTES, Segment
+from oper.runtime.memory.prepared_batch import SortedRows
+from oper.runtime.tables.row_gradients import RowGradients
 
-Tensors = list[torch.Tensor]
 
+@dataclass(frozen=True)
+class Replicas:
+    """The replicas of each bucket, as the operators take them. They are numbered in the order of
+    their slots."""
 
-class ReplicaSums(NamedTuple):
-    """Replicas of a bucket by number, int64 [n] ascending, and the sums of their gradients,
-    float32 [n, dim]."""
+    slots: Sequence[torch.Tensor]  # int64 ascending; empty where number n is slot n
+    counts: Sequence[int]
+    dims: Sequence[int]
+    groups: Sequence[int]  # which of a rank's groups are theirs; a bucket of none has no say
 
-    numbers: torch.Tensor
-    grads: torch.Tensor
+    @property
+    def rows(self) -> RowGradients:
+        """All of them, a bucket each group; without gradients."""
+        slots = [
+            torch.arange(count) if count > len(given) else given
+            for given, count in zip(self.slots, self.counts, strict=True)
+        ]
+        sizes = [n * dim for n, dim in zip(self.counts, self.dims, strict=True)]
+        groups = torch.tensor([[0, *self.counts], [0, *sizes]]).cumsum(1)
+        return RowGradients(torch.cat(slots), groups, torch.empty(0))
 
 
 class Method(Protocol):
-    """The parts of a step, between which the ranks of the node wait for each other.
-
-    Lists have an element for each bucket. Replicas are given by number within their bucket.
-    """
+    """The parts of a step, between which the ranks of the node wait for each other."""
 
     read_bytes: int  # read in this step from memory that other ranks of the node wrote
 
@@ -45,19 +57,18 @@ class Method(Protocol):
     def shared_bytes(self) -> int:
         """Bytes of this rank's shared memory."""
 
-    def mark(self, numbers: Tensors) -> None:
-        """Let the other ranks know which replicas were touched here, int64 ascending."""
+    def mark(self, rows: SortedRows) -> None:
+        """Let the other ranks know which replicas were touched here."""
 
-    def write(self, numbers: Tensors, grads: Tensors) -> None:
-        """Let the other ranks read their gradients, float32 [touched, dim], once all have
-        marked."""
+    def write(self, sums: RowGradients) -> None:
+        """Let the other ranks read the gradients of these rows' replicas, once all have marked."""
 
     def reduce(self) -> None:
         """Do this rank's part of the sums, once all ranks of the node have written."""
 
-    def read(self) -> list[ReplicaSums]:
-        """The replicas that any rank touched, by number, and their sums, once all ranks of the
-        node have reduced."""
+    def read(self) -> RowGradients:
+        """The replicas that any rank touched and their sums, a bucket each group, once all ranks of
+        the node have reduced."""
 
 
 _LINE = (
@@ -169,72 +180,79 @@ class SlicedSum:
 class Dense:
     """A gradient of every replica. Untouched ones are told by their padding (gradient_buffers.h).
 
-    `replicas` and `dims` are those of each bucket; `header_bytes` are kept free before the
-    gradients.
+    `header_bytes` are kept free before the gradients.
     """
 
     def __init__(
-        self,
-        node: Node,
-        proxies: Proxies,
-        replicas: Sequence[int],
-        dims: Sequence[int],
-        header_bytes: int = 0,
+        self, node: Node, proxies: Proxies, replicas: Replicas, header_bytes: int = 0
     ) -> None:
         self.read_bytes = 0
-        self._replicas, self._dims = list(replicas), list(dims)
-        self._size = self._floats(self._replicas)
+        self._replicas, self._rows = replicas, replicas.rows
         self._sum = SlicedSum(node, proxies, header_bytes, self._size)
 
     @property
     def shared_bytes(self) -> int:
         return self._sum.shared_bytes
 
-    def mark(self, numbers: Tensors) -> None:
+    def mark(self, rows: SortedRows) -> None:
         pass
 
-    def write(self, numbers: Tensors, grads: Tensors) -> None:
-        buffer = self._sum.buffer(self._size)
-        native.ops().aggregate_rows(numbers, grads, [], self._replicas, buffer)
+    def write(self, sums: RowGradients) -> None:
+        native.ops().aggregate_rows(
+            sums.slots,
+            sums.groups,
+            sums.values,
+            self._replicas.groups,
+            self._replicas.counts,
+            self._rows.slots,
+            self._rows.groups,
+            self._replicas.dims,
+            self._sum.buffer(self._size),
+        )
 
     def reduce(self) -> None:
         self.read_bytes += self._sum.sum(self._size)
 
-    def read(self) -> list[ReplicaSums]:
-        result = []
-        for sums in self._sums(self._replicas):
-            numbers = native.ops().touched_rows(sums)
-            all_touched = len(numbers) == len(sums)
-            result.append(ReplicaSums(numbers, sums if all_touched else sums[numbers]))
-        return result
+    def read(self) -> RowGradients:
+        found, dims = self._sums(), self._replicas.dims
+        touched = native.ops().touched_rows(found.groups, found.values, dims)
+        if len(touched) == len(found.slots):
+            return found
+        taken = native.ops().take_rows(found.slots, found.groups, found.values, touched, dims)
+        return RowGradients(*taken)
 
-    def _floats(self, rows: Sequence[int]) -> int:
-        return sum(n * dim for n, dim in zip(rows, self._dims, strict=True))
+    @property
+    def _size(self) -> int:
+        """Elements of the buffers."""
+        return int(self._rows.groups[1, -1])
 
-    def _sums(self, rows: Sequence[int]) -> Tensors:
-        """The sums of each bucket, [rows, dim]."""
-        sizes = [n * dim for n, dim in zip(rows, self._dims, strict=True)]
-        parts = self._sum.total(sum(sizes)).split(sizes)
-        return [part.view(-1, dim) for part, dim in zip(parts, self._dims, strict=True)]
+    def _sums(self) -> RowGradients:
+        """The rows of the buffers, and their sums."""
+        return RowGradients(self._rows.slots, self._rows.groups, self._sum.total(self._size))
 
 
 class Bitmap(Dense):
     """A gradient of every replica that any rank touched."""
 
-    def __init__(
-        self, node: Node, proxies: Proxies, replicas: Sequence[int], dims: Sequence[int]
-    ) -> None:
-        words = sum(-(-n // 64) for n in replicas)
-        super().__init__(node, proxies, replicas, dims, header_bytes=8 * words)
+    def __init__(self, node: Node, proxies: Proxies, replicas: Replicas) -> None:
+        words = sum(-(-n // 64) for n in replicas.counts)
+        super().__init__(node, proxies, replicas, header_bytes=8 * words)
         bitmaps = self._sum.headers([words], torch.int64)
         self._bitmap, self._bitmaps = bitmaps[node.rank], list(bitmaps.values())
         self._proxies = proxies
-        self._union: Tensors = []
 
-    def mark(self, numbers: Tensors) -> None:
-        native.ops().mark_slots(numbers, self._replicas, self._bitmap)
+    def mark(self, rows: SortedRows) -> None:
+        replicas = self._replicas
+        native.ops().mark_replicas(
+            rows.slots,
+            rows.before,
+            replicas.groups,
+            replicas.slots,
+            replicas.counts,
+            self._bitmap,
+        )
 
-    def write(self, numbers: Tensors, grads: Tensors) -> None:
+    def write(self, sums: RowGradients) -> None:
         bitmaps = self._bitmaps
         self.read_bytes += sum(bitmap.nbytes for bitmap in bitmaps)
         if self._proxies.proxies:
@@ -246,14 +264,15 @@ class Bitmap(Dense):
                 "unite touched replicas",
             )
             bitmaps = [of_node, *received.values()]
-        self._union = native.ops().unite_slots(bitmaps, self._replicas)
-        self._size = self._floats([len(touched) for touched in self._union])
-        buffer = self._sum.buffer(self._size)
-        native.ops().aggregate_rows(numbers, grads, self._union, self._replicas, buffer)
+        replicas = self._replicas
+        slots, groups = native.ops().unite_replicas(
+            bitmaps, replicas.slots, replicas.counts, replicas.dims
+        )
+        self._rows = RowGradients(slots, groups, torch.empty(0))
+        super().write(sums)
 
-    def read(self) -> list[ReplicaSums]:
-        sums = self._sums([len(touched) for touched in self._union])
-        return [ReplicaSums(*part) for part in zip(self._union, sums, strict=True)]
+    def read(self) -> RowGradients:
+        return self._sums()
 
 
 _WORD_BYTES = 4
@@ -261,45 +280,54 @@ _MAX_REPLICAS = 1 << 31  # that a word can number
 
 
 class AllGather:
-    """The numbers and gradients of all ranks. `replicas` and `dims` are those of each bucket.
+    """The numbers and gradients of all ranks.
 
     Messages are of 4-byte words: for each bucket the numbers of the replicas, then their gradients.
     A rank's segment holds a table of how many rows of each bucket each rank has, [ranks, buckets],
     then its own message and those of its clients on other nodes (proxies.py).
     """
 
-    def __init__(
-        self, node: Node, proxies: Proxies, replicas: Sequence[int], dims: Sequence[int]
-    ) -> None:
+    def __init__(self, node: Node, proxies: Proxies, replicas: Replicas) -> None:
         self.read_bytes = 0
-        self._node, self._proxies = node, proxies
-        self._replicas, self._dims = list(replicas), list(dims)
-        if max(replicas) > _MAX_REPLICAS:
+        self._node, self._proxies, self._replicas = node, proxies, replicas
+        most, dims = max(replicas.counts), replicas.dims
+        if most > _MAX_REPLICAS:
             raise OperError(
-                f"{max(replicas):,} replicas of one width, and the allgather of (id, row) takes "
+                f"{most:,} replicas of one width, and the allgather of (id, row) takes "
                 f"{_MAX_REPLICAS:,}; make the plan with the bitmap method"
             )
-        self._row_words = torch.tensor(self._dims) + 1
+        self._row_words = torch.tensor(dims) + 1
+        self._groups = torch.tensor(replicas.groups)
+        self._takes_part = torch.tensor(replicas.counts) > 0
         self._ranks_held_by = {peer: (peer, *proxies.clients_of(peer)) for peer in node.peers}
-        self._start = 8 * node.ranks * len(self._dims)
-        words = sum(n * (1 + dim) for n, dim in zip(replicas, dims, strict=True))
-        most = max(map(len, self._ranks_held_by.values()))
-        own = Segment.create(self._start, self._start + _WORD_BYTES * most * words, "replicas")
-        self._segments = node.share(own)
-        shape = (node.ranks, len(self._dims))
+        self._start = 8 * node.ranks * len(dims)
+        words = sum(n * (1 + dim) for n, dim in zip(replicas.counts, dims, strict=True))
+        messages = max(map(len, self._ranks_held_by.values()))
+        end = self._start + _WORD_BYTES * messages * words
+        self._segments = node.share(Segment.create(self._start, end, "replicas"))
+        shape = (node.ranks, len(dims))
         self._counts = {p: s.tensor(0, shape, torch.int64) for p, s in self._segments.items()}
 
     @property
     def shared_bytes(self) -> int:
         return self._segments[self._node.rank].bytes
 
-    def mark(self, numbers: Tensors) -> None:
+    def mark(self, rows: SortedRows) -> None:
         pass
 
-    def write(self, numbers: Tensors, grads: Tensors) -> None:
-        counts = torch.tensor([len(touched) for touched in numbers])
+    def write(self, sums: RowGradients) -> None:
+        counts = sums.groups[0].diff()[self._groups] * self._takes_part
         self._counts[self._node.rank][self._node.rank] = counts
-        native.ops().pack_rows(numbers, grads, self._message(0, self._words(counts)))
+        native.ops().pack_rows(
+            sums.slots,
+            sums.groups,
+            sums.values,
+            self._replicas.groups,
+            self._replicas.slots,
+            self._replicas.counts,
+            self._replicas.dims,
+            self._message(0, self._words(counts)),
+        )
 
     def reduce(self) -> None:
         if not self._proxies.proxies:
@@ -322,7 +350,7 @@ class AllGather:
             self._message(end, sizes[r]).copy_(message)
             end += sizes[r]
 
-    def read(self) -> list[ReplicaSums]:
+    def read(self) -> RowGradients:
         messages, counts = {}, {}
         for peer, ranks in self._ranks_held_by.items():
             begin = 0
@@ -338,10 +366,11 @@ class AllGather:
         merged = native.ops().merge_messages(
             [messages[r] for r in sorted(messages)],
             torch.stack([counts[r] for r in sorted(counts)]),
-            self._replicas,
-            self._dims,
+            self._replicas.slots,
+            self._replicas.counts,
+            self._replicas.dims,
         )
-        return [ReplicaSums(*part) for part in zip(*merged, strict=True)]
+        return RowGradients(*merged)
 
     def _words(self, counts: torch.Tensor) -> int:
         return int(counts @ self._row_words)

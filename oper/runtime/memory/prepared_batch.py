@@ -34,10 +34,6 @@ class SortedRows:
         """The rows of a bucket that a rank owns."""
         return self._slice(bucket, 1 + owner, 2 + owner)
 
-    def replicas(self, bucket: int) -> slice:
-        """The rows of a bucket that every rank holds."""
-        return self._slice(bucket, 0, 1)
-
     def bucket(self, bucket: int) -> slice:
         """All rows of a bucket."""
         return self._slice(bucket, 0, 1 + self.ranks)

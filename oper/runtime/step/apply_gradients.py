@@ -139,8 +139,7 @@ class Gradients:
     ) -> None:
         step = self.steps + 1
         if self._replicas is not None:
-            replicas = [self._replica_rows(rows, b) for b in self._bucket_numbers]
-            self._replicas.begin(step, [rows.slots[of_bucket] for of_bucket in replicas])
+            self._replicas.begin(step, rows)
         self._signals.wait("applied", self.steps, "update its rows")
         mine = self.mailboxes.open(rows)
         if held is None:
@@ -150,9 +149,7 @@ class Gradients:
             size = min(len(mine.values), len(held.sums.values))
             mine.values[:size] = held.sums.values[:size]
         if self._replicas is not None:
-            self._replicas.contribute(
-                step, [self._replica_sums(mine, b) for b in self._bucket_numbers]
-            )
+            self._replicas.contribute(step, mine)
         self._count(rows)
         self._signals.post("published", step)
         received = self._received(rows, mine)
@@ -166,17 +163,6 @@ class Gradients:
     def _bucket_numbers(self) -> range:
         return range(len(self._in_heap))
 
-    def _replica_rows(self, rows: SortedRows, bucket: int) -> slice:
-        """The replicas of a bucket whose gradients are summed: none of a frozen one."""
-        found = rows.replicas(bucket)
-        return found if self._buckets[bucket].trained else slice(found.start, found.start)
-
-    def _replica_sums(self, mine: RowGradients, bucket: int) -> torch.Tensor:
-        """The gradients of the replicas of a bucket: those of its first group."""
-        first = bucket * (1 + self._node.ranks)
-        groups = range(first, first + self._buckets[bucket].trained)
-        return mine.gradients_of(groups, self._buckets[bucket].dim)
-
     def _apply(self, step: int, received: Mapping[int, RowGradients]) -> None:
         """Update this rank's rows, then its copies of the replicas, whose sums come last."""
         if self._replicas is not None:
@@ -188,8 +174,9 @@ class Gradients:
             groups = [b if r in received else group for r in range(self._node.ranks)]
             self._update(b, parts, groups)
         if self._replicas is not None:
-            for b, part in enumerate(self._replicas.result(step)):
-                self._update(b, [part], [0])
+            sums = self._replicas.result(step)
+            for b in self._bucket_numbers:
+                self._update(b, [sums], [b])
             self._counters.add(allreduce_bytes=self._replicas.bytes)
 
     def _received(self, rows: SortedRows, mine: RowGradients) -> dict[int, RowGradients]:

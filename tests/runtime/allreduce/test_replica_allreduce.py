@@ -15,6 +15,9 @@ from oper.runtime.allreduce.replica_allreduce import BucketReplicas, ReplicaAllR
 from oper.runtime.allreduce.replica_check import UnequalReplica, unequal_replicas
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.progress_signals import Signals
+from oper.runtime.memory.device import Cpu
+from oper.runtime.memory.prepared_batch import SortedRows
+from oper.runtime.tables.row_gradients import RowGradients, laid_out
 from tests.support.examples import examples
 from tests.support.runtime.ranks import Ranks
 from tests.support.runtime.worlds import Worlds
@@ -57,6 +60,34 @@ class Case:
         return given
 
 
+def rows_and_sums(
+    given: list[tuple[np.ndarray, np.ndarray]], ranks: int, dims: list[int], owned: int = 0
+) -> tuple[SortedRows, RowGradients]:
+    """Replicas of each bucket and their gradients among a batch's rows, of which every rank owns
+    `owned` of each bucket. What is behind them is anything."""
+    slots, sizes = [], []
+    for of_bucket, _ in given:
+        slots += [of_bucket, *[np.arange(owned)] * ranks]
+        sizes += [len(of_bucket)] + [owned] * ranks
+    before = torch.tensor([0, *np.cumsum(sizes)])
+    all_slots = torch.from_numpy(np.concatenate([*slots, np.full(3, -7)]).astype(np.int64))
+    groups = laid_out(before, dims, Cpu())
+    values = torch.full((int(groups[1, -1]) + 5,), torch.nan)
+    for b, (_, grads) in enumerate(given):
+        place = int(groups[1, b * (1 + ranks)])
+        values[place : place + grads.size] = torch.from_numpy(grads.reshape(-1))
+    return SortedRows(all_slots, before, ranks), RowGradients(all_slots, groups, values)
+
+
+def groups_of(sums: RowGradients, dims: list[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Slots and gradients of each bucket."""
+    before = sums.groups[0].tolist()
+    return [
+        (sums.slots[before[b] : before[b + 1]], sums.gradients_of(range(b, b + 1), dim))
+        for b, dim in enumerate(dims)
+    ]
+
+
 def expected_sums(lists: list[tuple[np.ndarray, np.ndarray]], dim: int):
     """Distinct slots, and sums in the order of the lists."""
     slots = np.unique(np.concatenate([s for s, _ in lists]))
@@ -80,7 +111,8 @@ def expected(case: Case, step: int, nodes: list[int]):
 
 
 def run_case(rank: int, group, case: Case, method: str, nodes: list[int]):
-    """On a rank: the results of all steps, and the bytes counted, all and over the network."""
+    """On a rank: the results of all steps, and the bytes counted, all and over the network. A
+    bucket without replicas has rows in the group of replicas all the same."""
     node = Node.join(group, 60.0, nodes)
     signals = Signals(node, COUNTERS)
     dims = [dim for _, dim in case.buckets]
@@ -90,15 +122,18 @@ def run_case(rank: int, group, case: Case, method: str, nodes: list[int]):
     results, counted = [], []
     for step in range(1, len(case.touched) + 1):
         given = case.slots_and_grads(step - 1, rank)
-        reduce.begin(step, [torch.from_numpy(slots) for slots, _ in given])
-        reduce.contribute(step, [torch.from_numpy(grads) for _, grads in given])
+        given = [
+            part if count else (np.arange(4), np.ones((4, dim), np.float32))
+            for part, (count, dim) in zip(given, case.buckets, strict=True)
+        ]
+        rows, sums = rows_and_sums(given, case.ranks, dims, owned=step)
+        reduce.begin(step, rows)
+        reduce.contribute(step, sums)
         signals.post("published", step)
         signals.wait("published", step, "publish")
         reduce.reduce(step)
-        sums = zip(reduce.result(step), dims, strict=True)
-        results.append(
-            [(s.slots.numpy().copy(), s.gradients_of(range(1), d).numpy().copy()) for s, d in sums]
-        )
+        found = groups_of(reduce.result(step), dims)
+        results.append([(slots.numpy().copy(), part.numpy().copy()) for slots, part in found])
         counted.append((reduce.bytes, reduce.network_bytes))
     return results, counted
 
@@ -224,8 +259,9 @@ def run_shared(rank: int, group, method: str) -> list[int]:
     signals = Signals(node, COUNTERS)
     reduce = ReplicaAllReduce(method, node, signals, [BucketReplicas(torch.arange(100), 32)])
     before = reduce.shared_bytes
-    reduce.begin(1, [torch.arange(100)])
-    reduce.contribute(1, [torch.ones(100, 32)])
+    rows, sums = rows_and_sums([(np.arange(100), np.ones((100, 32)))], 2, [32])
+    reduce.begin(1, rows)
+    reduce.contribute(1, sums)
     signals.post("published", 1)
     signals.wait("published", 1, "publish")
     reduce.reduce(1)
@@ -252,9 +288,10 @@ def run_late(rank: int, group):
     reduce = ReplicaAllReduce("bitmap", node, signals, [BucketReplicas(torch.arange(10), 4)])
     if rank == 1:
         return ""
-    reduce.begin(1, [torch.arange(3)])
+    rows, sums = rows_and_sums([(np.arange(3), np.ones((3, 4)))], 2, [4])
+    reduce.begin(1, rows)
     try:
-        reduce.contribute(1, [torch.ones(3, 4)])
+        reduce.contribute(1, sums)
     except OperError as error:
         return str(error)
     return "no error"
@@ -277,40 +314,71 @@ def test_unknown_method():
 # Kernels.
 
 
+def mark(given: list[np.ndarray], replicas: list[torch.Tensor], counts: list[int]) -> torch.Tensor:
+    """The bitmap of a rank; what was there before is overwritten."""
+    bitmap = torch.full((sum(-(-n // 64) for n in counts),), -1)
+    rows, _ = rows_and_sums(
+        [(slots, np.zeros((len(slots), 1))) for slots in given], 2, [1] * len(given), 3
+    )
+    groups = [3 * b for b in range(len(given))]
+    native.ops().mark_replicas(rows.slots, rows.before, groups, replicas, counts, bitmap)
+    return bitmap
+
+
 @given(
     st.integers(0, 2**32 - 1),
     st.lists(st.sampled_from([0, 1, 63, 64, 65, 129, 1000]), min_size=1, max_size=4),
     st.integers(1, 4),
     st.sampled_from([0.0, 0.02, 0.5, 1.0]),
+    st.booleans(),
 )
-def test_union_of_bitmaps(seed, rows, ranks, share):
+def test_union_of_bitmaps(seed, counts, ranks, share, spread):
     rng = np.random.default_rng(seed)
-    masks = [[rng.random(n) < share for n in rows] for _ in range(ranks)]
+    slots = [
+        np.sort(rng.choice(3 * n, n, replace=False)) if spread else np.arange(n) for n in counts
+    ]
+    replicas = [torch.from_numpy(of if spread else of[:0]) for of in slots]
+    masks = [[rng.random(n) < share for n in counts] for _ in range(ranks)]
     bitmaps = []
     for mask in masks:
-        # What was there before is overwritten.
-        bitmap = torch.full((sum(-(-n // 64) for n in rows),), -1)
-        native.ops().mark_slots([torch.from_numpy(np.flatnonzero(m)) for m in mask], rows, bitmap)
+        given = [of[m] for of, m in zip(slots, mask, strict=True)]
+        bitmap = mark(given, replicas, counts)
         assert np.bitwise_count(bitmap.numpy().view(np.uint64)).sum() == sum(m.sum() for m in mask)
         bitmaps.append(bitmap)
-    for b, slots in enumerate(native.ops().unite_slots(bitmaps, rows)):
-        union = np.any([mask[b] for mask in masks], axis=0)
-        assert slots.tolist() == np.flatnonzero(union).tolist()
+    dims = [1 + b for b in range(len(counts))]
+    found, groups = native.ops().unite_replicas(bitmaps, replicas, counts, dims)
+    union = [of[np.any([m[b] for m in masks], axis=0)] for b, of in enumerate(slots)]
+    assert found.tolist() == np.concatenate(union).tolist()
+    sizes = [[0, *map(len, union)], [0, *(d * len(u) for d, u in zip(dims, union, strict=True))]]
+    assert groups.tolist() == np.cumsum(sizes, axis=1).tolist()
+
+
+def of_one_bucket(slots: torch.Tensor, grads: torch.Tensor) -> list[torch.Tensor]:
+    """Rows as the operators take them: slots, groups, values."""
+    groups = torch.tensor([[0, len(slots)], [0, grads.numel()]])
+    return [slots, groups, grads.reshape(-1)]
 
 
 def test_large_union_is_the_same_on_any_number_of_threads(two_threads):
-    rng = np.random.default_rng(0)
-    slots = torch.from_numpy(np.flatnonzero(rng.random(1_000_003) < 0.3))
-    bitmap = torch.zeros(-(-1_000_003 // 64), dtype=torch.int64)
-    native.ops().mark_slots([slots], [1_000_003], bitmap)
-    assert torch.equal(native.ops().unite_slots([bitmap, bitmap], [1_000_003])[0], slots)
+    rng, count = np.random.default_rng(0), 1_000_003
+    slots = torch.from_numpy(np.flatnonzero(rng.random(count) < 0.3))
+    bitmap = mark([slots.numpy()], [slots[:0]], [count])
+    found, _ = native.ops().unite_replicas([bitmap, bitmap], [slots[:0]], [count], [3])
+    assert torch.equal(found, slots)
     grads = torch.from_numpy(rng.standard_normal((len(slots), 3)).astype(np.float32))
-    out = torch.full((3 * 1_000_003,), torch.nan)
-    native.ops().aggregate_rows([slots], [grads], [], [1_000_003], out)
+    out = torch.full((3 * count,), torch.nan)
+    everything = of_one_bucket(torch.arange(count), out)
+    native.ops().aggregate_rows(
+        *of_one_bucket(slots, grads), [0], [count], *everything[:2], [3], out
+    )
     dense = out.view(-1, 3)
-    assert torch.equal(native.ops().touched_rows(dense), slots)
+    touched = native.ops().touched_rows(everything[1], out, [3])
+    assert torch.equal(touched, slots)
     assert torch.equal(dense[slots], grads)
     assert torch.equal(dense.sum(dim=0, dtype=torch.float64), grads.sum(dim=0, dtype=torch.float64))
+    taken = native.ops().take_rows(*everything, touched, [3])
+    for part, expected in zip(taken, of_one_bucket(slots, grads), strict=True):
+        assert torch.equal(part, expected)
     total = torch.empty_like(out)
     native.ops().sum_buffers([out, out, out], total)
     assert torch.equal(total, out + out + out)
@@ -327,28 +395,43 @@ def two_threads():
 def test_padding_is_told_from_gradients_of_zero():
     slots, grads = torch.tensor([1, 3, 4]), torch.tensor([[-0.0, -0.0], [0.0, -0.0], [-0.0, 2.0]])
     out = torch.empty(12)
-    native.ops().aggregate_rows([slots], [grads], [], [6], out)
-    assert native.ops().touched_rows(out.view(6, 2)).tolist() == [1, 3, 4]
+    united = of_one_bucket(torch.arange(6), out)[:2]
+    native.ops().aggregate_rows(*of_one_bucket(slots, grads), [0], [6], *united, [2], out)
+    assert native.ops().touched_rows(united[1], out, [2]).tolist() == [1, 3, 4]
     total = torch.empty(12)
     native.ops().sum_buffers([out, torch.full((12,), -0.0), out], total)
-    assert native.ops().touched_rows(total.view(6, 2)).tolist() == [1, 3, 4]
+    assert native.ops().touched_rows(united[1], total, [2]).tolist() == [1, 3, 4]
+
+
+def test_rows_are_taken_from_each_bucket():
+    slots = torch.tensor([3, 5, 9, 1, 2])
+    groups, values = torch.tensor([[0, 3, 3, 5], [0, 6, 16, 22]]), torch.arange(22.0)
+    taken = native.ops().take_rows(slots, groups, values, torch.tensor([0, 2, 4]), [2, 7, 3])
+    assert [part.tolist() for part in taken] == [
+        [3, 9, 2],
+        [[0, 2, 2, 3], [0, 4, 4, 7]],
+        [0, 1, 4, 5, 19, 20, 21],
+    ]
 
 
 def test_bad_slots_are_refused():
-    bitmap, out = torch.zeros(2, dtype=torch.int64), torch.zeros(100)
-    for bad in (-1, 70):
-        with pytest.raises(IndexError, match=f"slot {bad} of bucket 0: it has 70 replicas"):
-            native.ops().mark_slots([torch.tensor([bad])], [70], bitmap)
-    rows = torch.ones(2, 4)
+    out, rows = torch.zeros(100), torch.ones(2, 4)
+    spread = torch.arange(1, 71)
+    for replicas, bad in ((spread[:0], (-1, 70)), (spread, (0, 71, -1))):
+        for slot in bad:
+            with pytest.raises(IndexError, match=f"slot {slot} of bucket 0: none of its 70 replic"):
+                mark([np.array([slot])], [replicas], [70])
     for slots in ([3, 1], [2, 2], [1, 5]):
+        wrong = of_one_bucket(torch.tensor(slots), rows)
+        united = of_one_bucket(torch.tensor([1, 2, 3]), out[:12])
         with pytest.raises(ValueError, match="do not ascend or are not in the union"):
-            native.ops().aggregate_rows(
-                [torch.tensor(slots)], [rows], [torch.tensor([1, 2, 3])], [70], out
-            )
-    with pytest.raises(ValueError, match=r"out: 100 contiguous elements, and 280 were needed"):
-        native.ops().aggregate_rows([torch.tensor([1, 2])], [rows], [], [70], out)
-    with pytest.raises(IndexError, match="slot 2147483648: 2\\^31 is the most"):
-        native.ops().pack_rows([torch.tensor([0, 1 << 31])], [rows], out)
+            native.ops().aggregate_rows(*wrong, [0], [70], *united[:2], [4], out)
+    given = of_one_bucket(torch.tensor([1, 2]), rows)
+    united = of_one_bucket(torch.arange(70), torch.zeros(280))
+    with pytest.raises(ValueError, match="280 values from 0 on, of 100"):
+        native.ops().aggregate_rows(*given, [0], [70], *united[:2], [4], out)
+    with pytest.raises(ValueError, match="of what int32 numbers: 2147483649"):
+        native.ops().pack_rows(*given, [0], [given[0][:0]], [(1 << 31) + 1], [4], out)
 
 
 # Equal replicas.

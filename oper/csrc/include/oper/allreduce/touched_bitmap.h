@@ -1,24 +1,59 @@
 // The union of the replicas that ranks have touched (OPER, §5.3), by bitmaps over their fixed
 // numbering: equal bitmaps give equal numberings, so no ids travel and nothing is sorted.
 //
-// Bucket b has replicas 0 to rows[b] - 1 and begins at a word of its own.
+// Each bucket begins at a word of its own.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+
+#include "oper/common/simd.h"
 
 namespace oper {
 
-inline int64_t words_of(int64_t rows) { return (rows + 63) / 64; }
+OPER_HD inline int64_t words_of(int64_t rows) { return (rows + 63) / 64; }
 
-// Set the bits of ascending slots; returns the index of the first out of [0, rows), or -1.
-template <typename Slot>
-int64_t set_bits(const Slot* slots, int64_t size, int64_t rows, uint64_t* words) {
-  for (int64_t n = 0; n < size; ++n) {
-    const uint64_t slot = static_cast<uint64_t>(slots[n]);
-    if (slot >= static_cast<uint64_t>(rows)) return n;
-    words[slot / 64] |= uint64_t{1} << (slot % 64);
+// The replicas of a bucket, which are numbered in the order of their slots; slots of other buckets
+// may lie between them.
+struct Replicas {
+  const int64_t* slots;  // [count] ascending; null: number n is slot n
+  int64_t count;
+
+  OPER_HD int64_t slot_of(int64_t number) const { return slots ? slots[number] : number; }
+};
+
+// The number of the first replica from number `from` on whose slot is no less; looked for near
+// `from` at first.
+inline int64_t number_from(const Replicas& replicas, int64_t from, int64_t slot) {
+  if (!replicas.slots) return slot;
+  int64_t step = 1;
+  while (from + step < replicas.count && replicas.slots[from + step - 1] < slot) {
+    from += step;
+    step *= 2;
+  }
+  return std::lower_bound(replicas.slots + from,
+                          replicas.slots + std::min(from + step, replicas.count), slot) -
+         replicas.slots;
+}
+
+// f(n, the number of the replica at slots[n]) for slots that ascend; returns the index of the first
+// that does not, or is no replica's, or -1.
+template <typename F>
+int64_t number_slots(const int64_t* slots, int64_t size, const Replicas& replicas, const F& f) {
+  int64_t least = 0;
+  for (int64_t n = 0; n < size; ++n, ++least) {
+    if (least >= replicas.count) return n;
+    const int64_t number = number_from(replicas, least, slots[n]);
+    if (number < least || number >= replicas.count || replicas.slot_of(number) != slots[n])
+      return n;
+    f(n, number);
+    least = number;
   }
   return -1;
+}
+
+inline void set_bit(int64_t number, uint64_t* words) {
+  words[number / 64] |= uint64_t{1} << (number % 64);
 }
 
 // Counting bits is one instruction on any x86-64 since 2008, which the baseline leaves out.
@@ -43,11 +78,11 @@ inline int64_t count_bits(const uint64_t* words, int64_t size) {
   return count_bits_body(words, size);
 }
 
-// The set bits in order, as slots from `first` on.
-inline void list_bits(const uint64_t* words, int64_t size, int64_t first, int64_t* slots) {
+// The set bits in order, as numbers from `first` on.
+inline void list_bits(const uint64_t* words, int64_t size, int64_t first, int64_t* numbers) {
   for (int64_t w = 0; w < size; ++w)
     for (uint64_t word = words[w]; word; word &= word - 1)
-      *slots++ = first + 64 * w + __builtin_ctzll(word);
+      *numbers++ = first + 64 * w + __builtin_ctzll(word);
 }
 
 }  // namespace oper
