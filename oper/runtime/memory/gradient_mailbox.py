@@ -22,6 +22,8 @@ from oper.runtime.memory.device import Cpu, Device
 from oper.runtime.memory.prepared_batch import SortedRows
 from oper.runtime.tables.row_gradients import RowGradients, laid_out, room
 
+_MOST_ROWS = 1 << 31  # of a batch: the sort calls accesses by 31 bits
+
 
 class Mailbox(Protocol):
     """Where a rank leaves its gradients, and finds those of others."""
@@ -66,7 +68,8 @@ class Mailboxes:
         self._rank, self._dims = node.rank, tuple(dims)
         self._groups = (2, len(dims) * (1 + node.ranks) + 1)
         self._slots_at = aligned(8 * self._groups[0] * self._groups[1])
-        self._rows = node.share(Segment.create(self._slots_at, RESERVE_BYTES, "mailbox-rows"))
+        most = self._slots_at + 8 * _MOST_ROWS
+        self._rows = node.share(Segment.create(self._slots_at, most, "mailbox-rows"))
         self._values = node.share(Segment.create(0, RESERVE_BYTES, "mailbox"))
 
     @property
