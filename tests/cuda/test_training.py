@@ -21,7 +21,7 @@ STEPS: Schedule = ((0,), (1,), (2,))
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
-    with Ranks(1) as started:
+    with Ranks(4) as started:
         yield started
 
 
@@ -31,9 +31,13 @@ def same_bits(found: Any, expected: Any) -> None:
 
 
 def assert_trains_as_on_the_cpu(
-    ranks: Ranks, case: Case, library: str | None, schedule: Schedule = STEPS
+    ranks: Ranks,
+    case: Case,
+    library: str | None,
+    schedule: Schedule = STEPS,
+    replicated: float = 0.3,
 ) -> None:
-    plan = random_plan(case.seed, tables_of(case), case.ranks, replicated=0.3)
+    plan = random_plan(case.seed, tables_of(case), case.ranks, replicated=replicated)
     given = (case, plan, schedule, library)
     for on_device, on_cpu in ranks.run(case.ranks, train_on_both, *given):
         for part in ("outputs", "weight_grads", "tables", "states"):
@@ -57,6 +61,13 @@ CASES = {
     "unlike optimizers": Case(17, 1, optimizers=("adam", "sgd", "rowwise_adagrad")),
     "frozen tables": Case(18, 1, optimizers=("none", "adagrad")),
     "all frozen": Case(19, 1, optimizer="none"),
+    "two ranks": Case(2, 2, optimizer="adam"),
+    "four ranks": Case(3, 4, rows=(50, 7, 400, 30), optimizer="rowwise_adagrad"),
+    "weights on two ranks": Case(4, 2, weighted=True),
+    "unpooled on two ranks": Case(6, 2, pooling="none"),
+    "ranks without samples": Case(9, 4, bags="none"),
+    "fp16 on two ranks": Case(12, 2, dtype="fp16", optimizer="rowwise_adagrad", rounding=True),
+    "unlike optimizers on two ranks": Case(17, 2, optimizers=("adam", "sgd", "none")),
 }
 
 
@@ -65,19 +76,30 @@ def test_trains_as_on_the_cpu(ranks: Ranks, library: str | None, name: str) -> N
     assert_trains_as_on_the_cpu(ranks, CASES[name], library)
 
 
+@pytest.mark.parametrize("replicated", [0.0, 1.0])
+def test_rows_on_one_rank_and_on_all(ranks: Ranks, library: str | None, replicated: float) -> None:
+    case = Case(21, 4, optimizer="adagrad", dims=(5, 16))
+    assert_trains_as_on_the_cpu(ranks, case, library, replicated=replicated)
+
+
 @pytest.mark.parametrize("optimizer", STATES)
 def test_every_optimizer(ranks: Ranks, library: str | None, optimizer: str) -> None:
     assert_trains_as_on_the_cpu(ranks, Case(3, 1, optimizer=optimizer), library)
 
 
+@pytest.mark.parametrize("number", [1, 3])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_accumulated_gradients(ranks: Ranks, library: str | None, weighted: bool) -> None:
-    case = Case(20, 1, optimizer="adagrad", weighted=weighted)
+def test_accumulated_gradients(
+    ranks: Ranks, library: str | None, weighted: bool, number: int
+) -> None:
+    case = Case(20, number, optimizer="adagrad", weighted=weighted)
     assert_trains_as_on_the_cpu(ranks, case, library, ((0, 1), (2,), (3, 4, 5), (6,)))
 
 
 @given(
     seed=st.integers(0, 2**32 - 1),
+    number=st.sampled_from([1, 2, 4]),
+    replicated=st.sampled_from([0.0, 0.3, 1.0]),
     optimizer=st.sampled_from(["none", *STATES]),
     pooling=st.sampled_from(["sum", "mean", "none"]),
     dims=st.lists(st.sampled_from([1, 4, 8, 33, 128]), min_size=1, max_size=3),
@@ -91,6 +113,8 @@ def test_any_module(
     ranks: Ranks,
     library: str | None,
     seed: int,
+    number: int,
+    replicated: float,
     optimizer: str,
     pooling: str,
     dims: list[int],
@@ -100,7 +124,7 @@ def test_any_module(
     weighted: bool,
 ) -> None:
     case = Case(
-        seed, 1, optimizer=optimizer, pooling=pooling, dims=tuple(dims), rows=tuple(rows),
+        seed, number, optimizer=optimizer, pooling=pooling, dims=tuple(dims), rows=tuple(rows),
         bags=bags, dtype=dtype, weighted=weighted and pooling != "none",
     )  # fmt: skip
-    assert_trains_as_on_the_cpu(ranks, case, library)
+    assert_trains_as_on_the_cpu(ranks, case, library, replicated=replicated)

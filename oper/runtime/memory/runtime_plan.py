@@ -75,12 +75,6 @@ def check_trainable(plan: Plan) -> None:
 
 def check_for_devices(plan: Plan, where: str) -> None:
     """OperError unless `where`, on CUDA devices, there is all that the plan asks for."""
-    if plan.workload.training and plan.ranks > 1:
-        raise OperError(
-            f"{plan!r}: the plan is for training on {plan.ranks} ranks, and on {where} one rank "
-            "trains, or several serve: plan for one rank or with --mode inference, or train on CPU "
-            "ranks (device cpu)"
-        )
     if plan.workload.known_fetch == "distinct" and plan.ranks > 1:
         raise OperError(
             f"{plan!r}: the plan fetches distinct rows, and on {where} every access reads its row, "
