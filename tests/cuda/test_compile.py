@@ -31,6 +31,10 @@ MOST_REGISTERS = {
     "weight_gradients": 64,
     "step_rows": 64,
     "lay_out_gradients": 64,
+    "match_rows": 40,
+    "count_rows": 64,
+    "place_rows": 32,
+    "add_rows": 64,
 }
 # CUB's are not ours to bound. What ptxas spills of them, in bytes: of a pass of the sort of pairs,
 # whose keys have 64 bits and values 32.
@@ -149,6 +153,7 @@ def reads_in_flight(instructions: list[tuple[str, str]], width: str) -> int:
         ("lookup", "pool_short_bags.*Float32RowELi16ELi16E"),
         ("sum_gradients", "sum_runs.*Float32RowELi16ELi16E(?!.*Lb1EEv$)"),
         ("weight_gradients", "weight_gradients.*Float32RowELi4E(?!.*Lb1EEv$)"),
+        ("row_groups", "add_rows"),
         *(("update_rows", f"step_rows.*{name}ELi4ELb0E") for name in ("3Sgd", "Adagrad", "Adam")),
     ],
 )

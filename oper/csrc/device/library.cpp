@@ -40,6 +40,7 @@ void load_device_library(const std::string& path) {
   find(library, "oper_cuda_sort", found.sort);
   find(library, "oper_cuda_update_rows", found.update_rows);
   find(library, "oper_cuda_lay_out_gradients", found.lay_out_gradients);
+  find(library, "oper_cuda_merge_gradients", found.merge_gradients);
   find(library, "oper_cuda_create_segment", found.create_segment);
   find(library, "oper_cuda_attach_segment", found.attach_segment);
   find(library, "oper_cuda_release_segment", found.release_segment);

@@ -23,6 +23,7 @@ struct DeviceLibrary {
   SortLauncher* sort = nullptr;
   UpdateLauncher* update_rows = nullptr;
   LayoutLauncher* lay_out_gradients = nullptr;
+  MergeLauncher* merge_gradients = nullptr;
   CreateSegment* create_segment = nullptr;
   AttachSegment* attach_segment = nullptr;
   ReleaseSegment* release_segment = nullptr;

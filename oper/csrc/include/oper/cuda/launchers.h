@@ -231,6 +231,42 @@ struct BucketDims {
   int32_t dim[kMostBuckets];
 };
 
+// The rows of a strip are counted by a warp, and those of all strips by one block.
+constexpr int64_t kMergeStrip = 256;
+constexpr int kCountWarps = 32;
+
+// Gradients of a batch's rows, by group, slots ascending in each.
+struct MergeList {
+  const int64_t* slots;
+  const float* values;
+  const int64_t* groups;  // [2, groups + 1]
+  int32_t* place;         // of each row in the other list
+};
+
+// The rows of the two lists that a sum is of; -1: none.
+struct alignas(8) SumSource {
+  int32_t row[2];
+};
+
+// Two lists as one. Pointers are the device's, and so is what they say of sizes.
+struct MergeArguments {
+  BucketDims dims;
+  MergeList list[2];
+  int64_t most_rows[2];  // that the lists have room for
+  int64_t most_values;   // that the sums have room for
+  int64_t* slots;        // [most_rows of both]
+  int64_t* groups;       // [2, groups + 1]
+  float* values;
+  // Room for what is found on the way. Rows of the second list that the first has not, before each
+  // of its strip and its end [most_rows[1] + 1], before each strip, and in each warp's strips
+  // [kCountWarps].
+  int32_t* new_in_strip;
+  int32_t* new_in_strips;
+  int32_t* new_in_warps;
+  SumSource* sources;  // [most_rows of both]
+};
+static_assert(sizeof(MergeArguments) <= 4096);
+
 // Those that take a `stream`, a CUstream, start their work on it. All return a cudaError_t; the
 // driver's errors have the same numbers.
 
@@ -273,6 +309,9 @@ using UpdateLauncher = int(const UpdateArguments*, int64_t optimizer, int64_t mo
 // Makes groups [2, G + 1] of the rows before each group [G + 1], of which there are one or more.
 using LayoutLauncher = int(const BucketDims*, const int64_t* before, int64_t* groups, void* stream);
 
+// Merges two lists of one group or more.
+using MergeLauncher = int(const MergeArguments*, void* stream);
+
 // Memory of a device that other processes can map: at least `bytes`, in fact *size, mapped at
 // *pointer, and a descriptor of it, which the caller closes.
 using CreateSegment = int(int device, uint64_t bytes, uint64_t* size, uint64_t* pointer,
@@ -298,6 +337,6 @@ using InterfaceNumber = int64_t();
 constexpr int64_t kDeviceInterface =
     (int64_t{9} << 32) + sizeof(LookupArguments) + sizeof(WeightArguments) + sizeof(SumArguments) +
     sizeof(TranslateArguments<int64_t, uint64_t>) + sizeof(CountArguments) + sizeof(WordArguments) +
-    sizeof(SortArguments) + sizeof(UpdateArguments) + sizeof(BucketDims);
+    sizeof(SortArguments) + sizeof(UpdateArguments) + sizeof(BucketDims) + sizeof(MergeArguments);
 
 }  // namespace oper
