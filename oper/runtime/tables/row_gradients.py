@@ -15,7 +15,7 @@ from oper.base import native
 from oper.base.native import Kernels
 
 # Of a line of the caches: buckets begin at multiples of it.
-_LINE_VALUES = native.shared("values of a line", 16)
+LINE_VALUES = native.shared("values of a line", 16)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,4 +85,4 @@ def room(slots: torch.Tensor, groups: torch.Tensor, dims: Sequence[int], on: Ker
 def most_values(rows: int, dims: Sequence[int]) -> int:
     """How many values so many rows of buckets of those dims have at most, with the gaps before
     buckets, whichever buckets the rows are of."""
-    return rows * max(dims, default=0) + _LINE_VALUES * len(dims)
+    return rows * max(dims, default=0) + LINE_VALUES * len(dims)
