@@ -1,10 +1,14 @@
-"""Messages between the ranks of a node: rounds of datagrams over Unix sockets, with descriptors.
+"""Messages between the ranks of a node: datagrams over Unix sockets, with descriptors.
 
 Each rank binds one datagram socket to an abstract name, which the kernel frees with the process,
 and sends bytes over it, with the descriptors of its shared memory. Messages are exchanged in
 rounds, one from each rank of the node to each other, which all ranks go through in the same order.
-They carry a secret that the ranks were told over the process group, so that no other process of the
-host can take part.
+Or they go one way, at any time, in a channel: the receivers take them by sender and number, when
+they need them. Messages carry a secret that the ranks were told over the process group, so that no
+other process of the host can take part.
+
+A socket's queue holds few messages. So whoever waits for other ranks, here or for their signals
+(progress_signals.py), takes in what has come for later: no rank waits for room without end.
 """
 
 import contextlib
@@ -14,7 +18,7 @@ import secrets
 import select
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from oper.base.errors import OperError
@@ -23,15 +27,25 @@ from oper.runtime.comm.liveness import Liveness
 
 _NAME_BYTES = _SECRET_BYTES = 16
 CARD_BYTES = _NAME_BYTES + _SECRET_BYTES
-_HEADER = struct.Struct(f"={_SECRET_BYTES}sii")  # receiver's secret, sender, round
+_HEADER = struct.Struct(f"={_SECRET_BYTES}siii")  # receiver's secret, sender, channel, number
 _MAX_BYTES = 1 << 16  # of a message
+_ROUNDS = 0  # the channel of rounds, by their numbers
 
 
 class Message(NamedTuple):
-    """What one rank sent in a round; the receiver owns the descriptors."""
+    """What one rank sent; the receiver owns the descriptors."""
 
     content: bytes
     descriptors: list[int]
+
+
+class _Letter(NamedTuple):
+    """What a rank sends to others, or the place of what it waits for."""
+
+    channel: int
+    number: int
+    content: bytes = b""
+    descriptor: int | None = None
 
 
 class _Endpoint(NamedTuple):
@@ -47,8 +61,9 @@ class Messages:
     def __init__(self, rank: int, liveness: Liveness, resources: contextlib.ExitStack) -> None:
         self._rank, self._liveness, self._resources = rank, liveness, resources
         self._endpoints: dict[int, _Endpoint] = {}
-        self._round = 0
-        self._inbox: dict[tuple[int, int], Message] = {}  # by round and rank
+        self._round, self._channels = 0, 1 + _ROUNDS
+        # By channel, number and sender.
+        self._inbox: dict[tuple[int, int, int], Message] = {}
         resources.callback(_close_descriptors, self._inbox)
 
     def open(self) -> bytes:
@@ -79,34 +94,87 @@ class Messages:
         LostRankError names ranks that died or did not come within `seconds`; `action` completes
         "rank 0 waited for rank 2 to …".
         """
+        letter = _Letter(_ROUNDS, self._round, content, descriptor)
         others = list(self._endpoints)
-        to_send = set(others)
+        received = self._pass(letter, others, others, action, seconds)
+        self._round += 1
+        return received
+
+    def new_channel(self) -> int:
+        """A channel of one-way messages; all ranks of the node must make theirs in the same
+        order."""
+        self._channels += 1
+        return self._channels - 1
+
+    def send(
+        self,
+        channel: int,
+        number: int,
+        content: bytes,
+        descriptor: int,
+        action: str,
+        seconds: float,
+    ) -> None:
+        """Send message `number` of this rank's in a channel to all other ranks of the node, each of
+        which may take it at any time. Waits for room in the queues of those that do not read.
+
+        LostRankError names ranks that died, or whose queue stayed full for `seconds`.
+        """
+        letter = _Letter(channel, number, content, descriptor)
+        self._pass(letter, list(self._endpoints), [], action, seconds)
+
+    def receive(
+        self, channel: int, number: int, sender: int, action: str, seconds: float
+    ) -> Message:
+        """Message `number` of a rank's in a channel; those of lower numbers are dropped.
+
+        LostRankError, if the rank died before it sent it, or did not send it within `seconds`.
+        """
+        received = self._pass(_Letter(channel, number), [], [sender], action, seconds)
+        for key in list(self._inbox):
+            if key[0] == channel and key[1] < number and key[2] == sender:
+                _close_all(self._inbox.pop(key))
+        return received[sender]
+
+    def take_in(self) -> None:
+        """Take all messages from the socket, for whoever asks for them later."""
+        while self._endpoints and self._receive():
+            pass
+
+    def _pass(
+        self,
+        letter: _Letter,
+        receivers: Sequence[int],
+        senders: Sequence[int],
+        action: str,
+        seconds: float,
+    ) -> dict[int, Message]:
+        """Send a letter, and wait for those of its channel and number from `senders`."""
+        key, to_send = (letter.channel, letter.number), set(receivers)
 
         def missing() -> list[int]:
-            while others and self._receive():
-                pass
-            return [p for p in others if p in to_send or (self._round, p) not in self._inbox]
+            self.take_in()
+            awaited = {p for p in senders if (*key, p) not in self._inbox}
+            return [p for p in self._endpoints if p in to_send or p in awaited]
 
         deadline = Deadline(seconds)
         while to_send or missing():
-            to_send -= {peer for peer in to_send if self._send(peer, content, descriptor)}
+            to_send -= {peer for peer in to_send if self._send(peer, letter)}
             if missing():
                 # The kernel does not tell when a queue that was full has room again.
                 sleep_seconds = 0.001 if to_send else SLICE_SECONDS
                 if not self._arrivals.poll(1000 * sleep_seconds):
                     self._liveness.check(missing, action, deadline)
-        received = {peer: self._inbox.pop((self._round, peer)) for peer in others}
-        self._round += 1
-        return received
+        return {peer: self._inbox.pop((*key, peer)) for peer in senders}
 
-    def _send(self, peer: int, content: bytes, descriptor: int | None) -> bool:
+    def _send(self, peer: int, letter: _Letter) -> bool:
         """Whether the message could be sent."""
         endpoint, rights = self._endpoints[peer], []
-        if descriptor is not None:
-            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", descriptor))]
-        header = _HEADER.pack(endpoint.secret, self._rank, self._round)
+        if letter.descriptor is not None:
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", letter.descriptor))]
+        header = _HEADER.pack(endpoint.secret, self._rank, letter.channel, letter.number)
         try:
-            self._socket.sendmsg([header, content], rights, 0, endpoint.address)
+            self._socket.sendmsg([header, letter.content], rights, 0, endpoint.address)
         except OSError as error:
             # Its queue is full, or too many descriptors are in flight: a later attempt succeeds.
             # Where the receiver is gone, the liveness check finds it.
@@ -124,9 +192,9 @@ class Messages:
         except BlockingIOError:
             return False
         if len(data) >= _HEADER.size:
-            secret, peer, number = _HEADER.unpack_from(data)
+            secret, peer, channel, number = _HEADER.unpack_from(data)
             if secrets.compare_digest(secret, self._secret):
-                self._inbox[number, peer] = Message(data[_HEADER.size :], descriptors)
+                self._inbox[channel, number, peer] = Message(data[_HEADER.size :], descriptors)
                 if flags & socket.MSG_CTRUNC:
                     raise OperError(
                         f"rank {self._rank} cannot map shared memory of rank {peer}: too many "
@@ -138,10 +206,14 @@ class Messages:
         return True
 
 
-def _close_descriptors(inbox: dict[tuple[int, int], Message]) -> None:
+def _close_descriptors(inbox: dict[tuple[int, int, int], Message]) -> None:
     for message in inbox.values():
-        for descriptor in message.descriptors:
-            os.close(descriptor)
+        _close_all(message)
+
+
+def _close_all(message: Message) -> None:
+    for descriptor in message.descriptors:
+        os.close(descriptor)
 
 
 def _address(name: bytes) -> str:

@@ -23,7 +23,7 @@ from oper.base.units import positive_seconds
 from oper.runtime.comm.group import Group
 from oper.runtime.comm.liveness import Liveness, watch_for_deaths
 from oper.runtime.comm.lost_ranks import LostRankError, rank_names, told
-from oper.runtime.comm.messages import CARD_BYTES, Messages
+from oper.runtime.comm.messages import CARD_BYTES, Message, Messages
 from oper.runtime.comm.shared_segment import DeviceSegment, Segment
 
 _PROBLEM_BYTES = 1024
@@ -84,17 +84,47 @@ class Node:
         """Exchange segments with all ranks of the node, which must call this together: each
         rank's segment, mapped here."""
         self.check_process()
-        text = json.dumps({"reserve_bytes": segment.reserve_bytes}).encode()
         received = self._messages.exchange(
-            text, segment.descriptor, "share memory", self.deadline_seconds
+            _described(segment), segment.descriptor, "share memory", self.deadline_seconds
         )
         segments = {self.rank: segment}
-        for peer, (content, descriptors) in received.items():
-            bytes = json.loads(content)["reserve_bytes"]
-            segments[peer] = cast(Shared, segment.attach(descriptors[0], bytes))
+        for peer, message in received.items():
+            segments[peer] = _attached(segment, message)
         for given in segments.values():
             self._resources.callback(given.close)
         return {peer: segments[peer] for peer in self.peers}
+
+    def new_channel(self) -> int:
+        """A channel by which ranks send each other segments. All ranks of the node must make theirs
+        in the same order."""
+        return self._messages.new_channel()
+
+    def send(self, segment: Segment | DeviceSegment, channel: int, number: int) -> None:
+        """Send a segment, as `number` of this rank's in a channel, to all other ranks of the node,
+        which need not wait for it. Its descriptor may be closed then."""
+        self.check_process()
+        self._messages.send(
+            channel,
+            number,
+            _described(segment),
+            segment.descriptor,
+            "take memory that is handed to it",
+            self.deadline_seconds,
+        )
+
+    def receive(self, like: Shared, channel: int, number: int, sender: int) -> Shared:
+        """Segment `number` of a rank's in a channel, mapped here as `like` is. It was sent, or is
+        waited for."""
+        self.check_process()
+        message = self._messages.receive(
+            channel, number, sender, "hand memory over", self.deadline_seconds
+        )
+        return _attached(like, message)
+
+    def take_in(self) -> None:
+        """Take what other ranks have sent for later, so that they do not wait for room. To be
+        called in all waits for them."""
+        self._messages.take_in()
 
     def gather(self, message: bytes, action: str, extra_seconds: float = 0.0) -> dict[int, bytes]:
         """The message, of at most 64 KiB, of every rank of the node, which must call this together.
@@ -175,6 +205,17 @@ class Node:
         """The message, of one length, of every rank of the whole group."""
         self.check_process()
         return [message] if self.group is None else self.group.gather(message, action)
+
+
+def _described(segment: Segment | DeviceSegment) -> bytes:
+    """What is sent with the descriptor of a segment."""
+    return json.dumps({"reserve_bytes": segment.reserve_bytes}).encode()
+
+
+def _attached(like: Shared, message: Message) -> Shared:
+    """The segment that a message brought, mapped as `like` is."""
+    bytes = json.loads(message.content)["reserve_bytes"]
+    return cast(Shared, like.attach(message.descriptors[0], bytes))
 
 
 def check_backend(group: dist.ProcessGroup) -> None:

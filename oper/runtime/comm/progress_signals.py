@@ -104,6 +104,7 @@ class Signals:
             return [p for p, c in zip(self.node.peers, counters, strict=True) if c < value]
 
         while self._wait_signals(of_ranks, value, int(1000 * SLICE_SECONDS)) >= 0:
+            self.node.take_in()
             # It asks again what is missing after it found a rank dead, which may have failed first.
             self.node.liveness.check(missing, action, deadline)
 

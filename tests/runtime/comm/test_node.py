@@ -197,7 +197,7 @@ def _receive_from_strangers(rank: int, group: Any) -> Any:
     node = Node.join(group)
     before = len(os.listdir("/proc/self/fd"))
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger:
-        for message in (b"", b"hello", bytes(24), bytes(70000)):
+        for message in (b"", b"hello", bytes(28), bytes(70000)):
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, (1).to_bytes(4, "little"))]
             stranger.sendmsg([message], rights, 0, node._messages._socket.getsockname())
     numbers = share_rank_numbers(node)
