@@ -9,18 +9,32 @@ rank must ask another for more than where its segments end.
     int64    [rows]                           slots
 
     float32  [values]                         bucket after bucket
+
+On devices, of which the host does not know how many rows there are, both are one segment, as long
+as batches of so many accesses may need; it is replaced where it must grow (growing_segments.py).
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Protocol
 
 import torch
 
+from oper.base.errors import OperError
+from oper.runtime.comm.growing_segments import GrowingSegments
 from oper.runtime.comm.node import Node
-from oper.runtime.comm.shared_segment import RESERVE_BYTES, Segment, aligned
-from oper.runtime.memory.device import Cpu, Device
+from oper.runtime.comm.shared_segment import (
+    LINE_BYTES,
+    RESERVE_BYTES,
+    DeviceSegment,
+    Segment,
+    aligned,
+)
+from oper.runtime.memory.device import Cpu, Cuda, Device
 from oper.runtime.memory.prepared_batch import SortedRows
-from oper.runtime.tables.row_gradients import RowGradients, laid_out, room
+from oper.runtime.tables.row_gradients import RowGradients, laid_out, most_values, room
+
+_SLACK = 4  # a mailbox on a device grows by a quarter of what is needed beyond that
 
 _MOST_ROWS = 1 << 31  # of a batch: the sort calls accesses by 31 bits
 
@@ -93,3 +107,71 @@ class Mailboxes:
             rows.tensor(0, self._groups, torch.int64),
             values.tensor(0, (size,), torch.float32),
         )
+
+
+class DeviceMailboxes:
+    """The mailboxes of the ranks of a node on devices, of buckets of the given dims.
+
+    What is written goes with the device's other work: it is there for others once this rank has
+    waited for its device, and then said so by a signal.
+    """
+
+    def __init__(self, node: Node, device: Cuda, dims: Sequence[int]) -> None:
+        self._rank, self._device, self._dims = node.rank, device, tuple(dims)
+        self._groups = (2, len(dims) * (1 + node.ranks) + 1)
+        self._slots_at = aligned(8 * self._groups[0] * self._groups[1])
+        # A mailbox of no rows; a line more, as values begin at one.
+        self._fixed_bytes = self._slots_at + LINE_BYTES + 4 * most_values(0, dims)
+        self._row_bytes = 8 + 4 * (most_values(1, dims) - most_values(0, dims))
+        # No method of this object's: the memory would be freed only when garbage is collected.
+        create = partial(_new_segment, device)
+        self._segments = GrowingSegments(node, create, self._fixed_bytes)
+        # Views of segments: making them takes longer than all else that is done here in a step.
+        self._contents: dict[int, tuple[DeviceSegment, RowGradients]] = {}
+
+    @property
+    def bytes(self) -> int:
+        return self._segments.mine.reserve_bytes
+
+    def open(self, rows: SortedRows) -> RowGradients:
+        most = len(rows.slots)
+        if most > self._room(self.bytes):
+            self._segments.grow(self._fixed_bytes + (most + most // _SLACK) * self._row_bytes)
+        mine = self.read(self._rank)
+        groups = laid_out(rows.before, self._dims, self._device)
+        mine.groups.copy_(groups, non_blocking=True)
+        mine.slots[:most].copy_(rows.slots, non_blocking=True)
+        return mine
+
+    def read(self, rank: int) -> RowGradients:
+        segment = self._segments.of(rank)
+        known = self._contents.get(rank)
+        if known is None or known[0] is not segment:
+            known = self._contents[rank] = (segment, self._content(segment))
+        return known[1]
+
+    def _content(self, segment: DeviceSegment) -> RowGradients:
+        """A segment's parts, which are as long as it has room for: all ranks find the same."""
+        rows = self._room(segment.reserve_bytes)
+        values_at = aligned(self._slots_at + 8 * rows)
+        values = (segment.reserve_bytes - values_at) // 4
+        return RowGradients(
+            segment.tensor(self._slots_at, (rows,), torch.int64),
+            segment.tensor(0, self._groups, torch.int64),
+            segment.tensor(values_at, (values,), torch.float32),
+        )
+
+    def _room(self, bytes: int) -> int:
+        """How many rows a segment has room for."""
+        return (bytes - self._fixed_bytes) // self._row_bytes
+
+
+def _new_segment(device: Cuda, bytes: int) -> DeviceSegment:
+    """Memory of a device for the gradients of a batch."""
+    for left in device.free_memory():
+        if bytes > left.free_bytes:
+            raise OperError(
+                f"{bytes:,} bytes were needed for the gradients of a batch, and {left.limited_by} "
+                f"has {left.free_bytes:,} free: make tables or batches smaller, or use more ranks"
+            )
+    return DeviceSegment.create(bytes, device.torch_device)

@@ -23,8 +23,13 @@ import torch
 
 from oper.runtime.allreduce.replica_allreduce import ReplicaAllReduce
 from oper.runtime.comm.node import Node
-from oper.runtime.memory.device import Device
-from oper.runtime.memory.gradient_mailbox import Mailbox, Mailboxes, OwnMailbox
+from oper.runtime.memory.device import Cpu, Device
+from oper.runtime.memory.gradient_mailbox import (
+    DeviceMailboxes,
+    Mailbox,
+    Mailboxes,
+    OwnMailbox,
+)
 from oper.runtime.memory.heap import TableMemory
 from oper.runtime.memory.prepared_batch import NumberedRows, PreparedBatch, SortedRows
 from oper.runtime.step.access_counters import Counters
@@ -240,7 +245,11 @@ def _updated_rows(updated: np.ndarray) -> dict[str, Any]:
 def _mailboxes(node: Node, device: Device, buckets: Sequence[Bucket]) -> Mailbox:
     """What this rank's gradients go through."""
     dims = [bucket.dim for bucket in buckets]
-    return Mailboxes(node, dims) if device.kind == "cpu" else OwnMailbox(device, dims)
+    if isinstance(device, Cpu):
+        return Mailboxes(node, dims)
+    if len(node.peers) == 1:
+        return OwnMailbox(device, dims)
+    return DeviceMailboxes(node, device, dims)
 
 
 def _no_sums(rows: SortedRows, dims: Sequence[int], device: Device) -> RowGradients:

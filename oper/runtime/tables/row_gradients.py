@@ -79,4 +79,10 @@ def room(slots: torch.Tensor, groups: torch.Tensor, dims: Sequence[int], on: Ker
     host does not know how many a device has of which bucket: as many as if all had the widest."""
     if on.kind == "cpu":
         return int(groups[1, -1])
-    return len(slots) * max(dims, default=0) + _LINE_VALUES * len(dims)
+    return most_values(len(slots), dims)
+
+
+def most_values(rows: int, dims: Sequence[int]) -> int:
+    """How many values so many rows of buckets of those dims have at most, with the gaps before
+    buckets, whichever buckets the rows are of."""
+    return rows * max(dims, default=0) + _LINE_VALUES * len(dims)

@@ -1,0 +1,76 @@
+"""Growing segments: memory of devices that each rank of a node shares, and may replace by more.
+
+Device memory does not grow in place, and ranks need more of it at different times. So a rank that
+needs more makes new memory, whose content is anything, sends its descriptor to the others and goes
+on. Then it counts its GENERATION up, in host memory that all have mapped. Ranks that read it look
+there first, once they have waited for what was written: who sees a new generation knows that the
+descriptor was sent before, and maps it in place of the old one.
+
+Nobody needs to keep the old memory for others: it belongs to each rank that has it mapped, and is
+free when the last of them has replaced it. But its owner may not write to the new one while others
+have to read the old one's content, as they would find the new one.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from oper.base import native
+from oper.runtime.comm.node import Node
+from oper.runtime.comm.shared_segment import DeviceSegment, Segment
+
+_LINE_BYTES = native.shared("signal bytes", 64)  # a cache line a generation
+
+
+class GrowingSegments:
+    """The segments of all ranks of the node, made by all together, at first of `bytes` bytes;
+    `create` makes memory of at least as many as it is given on this rank's device."""
+
+    def __init__(self, node: Node, create: Callable[[int], DeviceSegment], bytes: int) -> None:
+        self._node, self._create, self._channel = node, create, node.new_channel()
+        size = _LINE_BYTES * len(node.peers)
+        # Each rank brings a segment, and all use the first one's.
+        lines = node.share(Segment.create(size, size, "generations"))
+        shared = lines[node.peers[0]].tensor(0, [len(node.peers), _LINE_BYTES // 8], torch.int64)
+        # Of NumPy, whose elements are read in a tenth of the time.
+        self._generations = dict(zip(node.peers, shared[:, :1].numpy(), strict=True))
+        self._segments = node.share(create(bytes))
+        self._known = dict.fromkeys(node.peers, 0)
+        for rank in node.peers:  # what is mapped stays
+            lines[rank].close()
+            self._segments[rank].close()
+
+    @property
+    def mine(self) -> DeviceSegment:
+        """This rank's."""
+        return self._segments[self._node.rank]
+
+    def grow(self, bytes: int) -> None:
+        """Replace this rank's segment by one of at least so many bytes, whose content is anything.
+
+        To be called once all other ranks have read what they need of the old one, and before this
+        rank says that there is something to read. OperError where there is no memory, or names
+        ranks that are gone, or do not take what is sent to them.
+        """
+        rank = self._node.rank
+        segment, generation = self._create(bytes), self._known[rank] + 1
+        try:
+            self._node.send(segment, self._channel, generation)
+        finally:
+            segment.close()
+        self._segments[rank], self._known[rank] = segment, generation
+        self._generations[rank][0] = generation
+
+    def of(self, rank: int) -> DeviceSegment:
+        """That of a rank of the node, which has said that there is something to read. It is the
+        same object until the rank has replaced it.
+
+        OperError, if it cannot be mapped here, or names the rank if it is gone without having sent
+        it.
+        """
+        generation = int(self._generations[rank][0])
+        if generation != self._known[rank]:
+            segment = self._node.receive(self.mine, self._channel, generation, rank)
+            segment.close()
+            self._segments[rank], self._known[rank] = segment, generation
+        return self._segments[rank]
