@@ -1,12 +1,10 @@
 """Mailboxes on devices: what each rank reads of the others while ranks replace theirs by larger
 ones, in processes that share the memory of one device; and how that ends where a rank is gone."""
 
-import os
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -29,6 +27,7 @@ from tests.support.cuda.device_engines import device_of
 from tests.support.examples import examples
 from tests.support.runtime import mortal_ranks
 from tests.support.runtime.ranks import Ranks
+from tests.support.runtime.shared_memory import mapped_device_segments, open_descriptors
 
 DIMS = (5, 64)
 UNIT = 2 << 20  # of a device's memory: 7,900 rows, at 8 bytes of a slot and 256 of a gradient
@@ -71,15 +70,6 @@ def assert_holds(found: RowGradients, rows: SortedRows, values: torch.Tensor) ->
     assert found.values.data_ptr() % 64 == 0
 
 
-def mapped() -> int:
-    """How many pieces of emulated devices' memory this process has mapped."""
-    return Path("/proc/self/maps").read_text().count("memfd:oper-emulated")
-
-
-def open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
 class Exchange:
     """What the ranks do with their mailboxes in each step, without anything to update."""
 
@@ -89,6 +79,8 @@ class Exchange:
         self.device = cuda_of(library)
         self.mailboxes = DeviceMailboxes(self.node, self.device, DIMS)
         self.step = 0
+        self.descriptors = open_descriptors()  # before any mailbox grows
+        self.signals.barrier("begin")
 
     def write(self, accesses: int) -> None:
         self.signals.wait("applied", self.step, "update its rows")
@@ -114,24 +106,22 @@ class Exchange:
 
 def _exchange(rank: int, group: Any, steps: list[list[int]], library: str | None) -> list[int]:
     """Bytes of this rank's mailbox after each step."""
-    files, bytes = open_files(), []
+    before, bytes = open_descriptors(), []
     exchange = Exchange(group, library)
-    files_before = open_files()
     for accesses in steps:
         exchange.write(accesses[rank])
         exchange.publish()
         exchange.check(accesses)
         bytes.append(exchange.mailboxes.bytes)
         if library is not None:  # nothing is mapped that was replaced
-            assert mapped() == exchange.node.ranks
-        assert open_files() == files_before
+            assert mapped_device_segments() == exchange.node.ranks
+        assert open_descriptors() == exchange.descriptors
         exchange.apply()
     exchange.signals.wait("applied", len(steps), "end")
     exchange.node.close()
     del exchange
-    if library is not None:
-        assert mapped() == 0  # without a collection of garbage
-        assert open_files() == files
+    assert mapped_device_segments() == 0  # without a collection of garbage
+    assert open_descriptors() == before
     return bytes
 
 
@@ -197,9 +187,9 @@ def test_no_memory_to_grow(library: str | None) -> None:
     mailboxes.open(there(batch(0, 1, 100, 1)[0], device))
 
 
-def _die(rank: int, group: Any, library: str | None, when: str, kind: int) -> Any:
+def _die(rank: int, group: Any, library: str | None, when: str, kind: signal.Signals) -> Any:
     """Rank 1 is lost after its mailbox has grown; what the other still reads, and its error."""
-    exchange = Exchange(group, library, 1.5 if kind == signal.SIGSTOP else 15)
+    exchange = Exchange(group, library, DEADLINES[kind])
     accesses = [10, 20_000]
     unsent = rank == 1 and when == "nothing is sent"
     with mock.patch.object(Node, "send") if unsent else nullcontext():
@@ -208,7 +198,7 @@ def _die(rank: int, group: Any, library: str | None, when: str, kind: int) -> An
         if when != "before it is published":
             exchange.signals.post("published", 1)
         mortal_ranks.lose_this_process(kind)
-    began, read = time.monotonic(), False
+    read = False
     try:
         exchange.publish()
         if when == "after it is published":
@@ -221,7 +211,7 @@ def _die(rank: int, group: Any, library: str | None, when: str, kind: int) -> An
         exchange.apply()
         exchange.write(accesses[rank])
     except OperError as error:
-        return read, str(error), time.monotonic() - began
+        return read, str(error)
     return None
 
 
@@ -232,35 +222,40 @@ WAITED_FOR = {
 }
 
 
-@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGSTOP])
+# A rank that died is found long before: these tests end in a minute.
+DEADLINES = {signal.SIGKILL: 600.0, signal.SIGSTOP: 1.5}
+
+
+@pytest.mark.parametrize("kind", DEADLINES)
 @pytest.mark.parametrize("when", WAITED_FOR)
-def test_a_rank_is_lost_after_its_mailbox_grew(library: str | None, when: str, kind: int) -> None:
-    read, error, seconds = mortal_ranks.run(2, _die, library, when, kind, silent=[1])[0]
+def test_a_rank_is_lost_after_its_mailbox_grew(
+    library: str | None, when: str, kind: signal.Signals
+) -> None:
+    read, error = mortal_ranks.run(2, _die, library, when, kind, silent=[1])[0]
     assert read == (when == "after it is published")
     assert error.startswith("rank 1 d")  # died, or did not come
     assert f"waited for it to {WAITED_FOR[when]}" in error
-    assert seconds < 5
 
 
 def _without_access(rank: int, group: Any, library: str | None) -> tuple[str, int]:
     exchange, accesses = Exchange(group, library), [20_000, 10]
     exchange.write(accesses[rank])
-    exchange.publish()
-    before, failure = open_files(), RuntimeError("no access to this memory")
+    failure = RuntimeError("no access to this memory")
     attach = mock.patch.object(native.ops(), "attach_device_segment", side_effect=failure)
     try:
+        exchange.publish()
         with attach if rank == 1 else nullcontext():
             exchange.check(accesses)
         exchange.apply()
         exchange.signals.wait("applied", 1, "update its rows")
     except OperError as error:
         exchange.signals.fail(error)
-        return str(error), open_files() - before
+        return str(error), open_descriptors() - exchange.descriptors
     return "", 0
 
 
 def test_memory_that_cannot_be_mapped_fails_on_all_ranks(library: str | None) -> None:
-    (first, _), (second, opened) = mortal_ranks.run(2, _without_access, library)
+    (first, _), (second, left_open) = mortal_ranks.run(2, _without_access, library)
     assert second.startswith("no access to this memory. Ranks of one host read each other's rows")
     assert first == f"rank 1 failed: {second}"
-    assert opened <= 0  # what came with the message is closed
+    assert left_open == 0  # what came with the message is closed
