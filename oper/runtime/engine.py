@@ -129,7 +129,9 @@ class EmbeddingEngine:
 
     def _make_gradients(self, memory: TableMemory) -> Gradients:
         in_heap = buckets_in_heap(self.buckets, self.source)
-        replicas = _replica_allreduce(self.plan, self.tables, self.node, self.signals, in_heap)
+        replicas = _replica_allreduce(
+            self.plan, self.tables, self.node, self.signals, in_heap, self.device
+        )
         return Gradients(memory, self.source, replicas, self.counters, self.gradient_scale)
 
     # A batch.
@@ -300,6 +302,7 @@ def _replica_allreduce(
     node: Node,
     signals: Signals,
     buckets: Sequence[Bucket],
+    device: Device,
 ) -> ReplicaAllReduce | None:
     """The AllReduce of the buckets' trained replicas, None where there are none."""
     found = []
@@ -309,7 +312,7 @@ def _replica_allreduce(
         found.append(BucketReplicas(slots, bucket.dim))
     if not any(len(bucket.slots) for bucket in found):
         return None
-    return ReplicaAllReduce(plan.allreduce_method, node, signals, found)
+    return ReplicaAllReduce(plan.allreduce_method, node, signals, found, device)
 
 
 def _replicas(plan: Plan, heap: Heap) -> list[torch.Tensor]:

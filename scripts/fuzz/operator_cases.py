@@ -377,7 +377,9 @@ CASES: dict[str, Callable[[], list[Argument]]] = {
     "mark_replicas": lambda: _list(
         *_own_rows()[:1], _i64(0, 2, 3, 4, 4), [0, 2], _replicas(), [70, 10], _i64(0, 0, 0)
     ),
-    "unite_replicas": lambda: _list([_i64(5, 1, 2), _i64(1, 0, 4)], _replicas(), [70, 10], [4, 3]),
+    "unite_replicas": lambda: _list(
+        [_i64(5, 1, 2), _i64(1, 0, 4)], _replicas(), [70, 10], [4, 3], 80
+    ),
     "aggregate_rows": lambda: _list(
         *_own_rows(), [0, 2], [70, 10], *_united(), [4, 3], torch.empty(15)
     ),

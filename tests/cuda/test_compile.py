@@ -31,6 +31,13 @@ MOST_REGISTERS = {
     "weight_gradients": 64,
     "step_rows": 64,
     "lay_out_gradients": 64,
+    "mark_replicas": 32,
+    "unite_words": 40,
+    "scan_tiles": 64,
+    "list_replicas": 40,
+    "aggregate_rows": 64,
+    "sum_slice": 64,
+    "gather_slices": 40,
 }
 # CUB's are not ours to bound. What ptxas spills of them, in bytes: of a pass of the sort of pairs,
 # whose keys have 64 bits and values 32.

@@ -40,6 +40,12 @@ void load_device_library(const std::string& path) {
   find(library, "oper_cuda_sort", found.sort);
   find(library, "oper_cuda_update_rows", found.update_rows);
   find(library, "oper_cuda_lay_out_gradients", found.lay_out_gradients);
+  find(library, "oper_cuda_mark_replicas", found.mark_replicas);
+  find(library, "oper_cuda_unite_words", found.unite_words);
+  find(library, "oper_cuda_list_replicas", found.list_replicas);
+  find(library, "oper_cuda_aggregate_rows", found.aggregate_rows);
+  find(library, "oper_cuda_sum_slice", found.sum_slice);
+  find(library, "oper_cuda_gather_slices", found.gather_slices);
   find(library, "oper_cuda_create_segment", found.create_segment);
   find(library, "oper_cuda_attach_segment", found.attach_segment);
   find(library, "oper_cuda_release_segment", found.release_segment);

@@ -23,6 +23,12 @@ struct DeviceLibrary {
   SortLauncher* sort = nullptr;
   UpdateLauncher* update_rows = nullptr;
   LayoutLauncher* lay_out_gradients = nullptr;
+  MarkLauncher* mark_replicas = nullptr;
+  UnionLauncher* unite_words = nullptr;
+  ListLauncher* list_replicas = nullptr;
+  AggregateLauncher* aggregate_rows = nullptr;
+  SliceLauncher* sum_slice = nullptr;
+  GatherLauncher* gather_slices = nullptr;
   CreateSegment* create_segment = nullptr;
   AttachSegment* attach_segment = nullptr;
   ReleaseSegment* release_segment = nullptr;

@@ -51,14 +51,17 @@ class Replicas:
 class Method(Protocol):
     """The parts of a step, between which the ranks of the node wait for each other."""
 
-    read_bytes: int  # read in this step from memory that other ranks of the node wrote
+    @property
+    def read_bytes(self) -> int | torch.Tensor:
+        """Read in this step from memory that other ranks of the node wrote; on a device int64 [1]
+        there."""
 
     @property
     def shared_bytes(self) -> int:
         """Bytes of this rank's shared memory."""
 
     def mark(self, rows: SortedRows) -> None:
-        """Let the other ranks know which replicas were touched here."""
+        """Begin a step: let the other ranks know which replicas were touched here."""
 
     def write(self, sums: RowGradients) -> None:
         """Let the other ranks read the gradients of these rows' replicas, once all have marked."""
@@ -195,7 +198,7 @@ class Dense:
         return self._sum.shared_bytes
 
     def mark(self, rows: SortedRows) -> None:
-        pass
+        self.read_bytes = 0
 
     def write(self, sums: RowGradients) -> None:
         native.ops().aggregate_rows(
@@ -242,6 +245,7 @@ class Bitmap(Dense):
         self._proxies = proxies
 
     def mark(self, rows: SortedRows) -> None:
+        super().mark(rows)
         replicas = self._replicas
         native.ops().mark_replicas(
             rows.slots,
@@ -266,7 +270,7 @@ class Bitmap(Dense):
             bitmaps = [of_node, *received.values()]
         replicas = self._replicas
         slots, groups = native.ops().unite_replicas(
-            bitmaps, replicas.slots, replicas.counts, replicas.dims
+            bitmaps, replicas.slots, replicas.counts, replicas.dims, sum(replicas.counts)
         )
         self._rows = RowGradients(slots, groups, torch.empty(0))
         super().write(sums)
@@ -313,7 +317,7 @@ class AllGather:
         return self._segments[self._node.rank].bytes
 
     def mark(self, rows: SortedRows) -> None:
-        pass
+        self.read_bytes = 0
 
     def write(self, sums: RowGradients) -> None:
         counts = sums.groups[0].diff()[self._groups] * self._takes_part

@@ -17,6 +17,9 @@ own bitmap is counted, as in the formula; headers of a few numbers are not. Over
 rank's own figure depends on what it transfers for its node (proxies.py); where every
 rank is a node, all of the formula comes over the network.
 
+On devices every plan's method is carried out by the bitmap method (device_bitmap.py), whose sums
+are the same bits.
+
 Three of the engine's signals order the ranks of a node: `marked`, which says that a rank no longer
 uses the last step's sums and that its bitmap is written; `reduced`; and `published`, which the
 engine posts and waits for between `contribute` and `reduce`.
@@ -28,10 +31,12 @@ from typing import NamedTuple
 import torch
 
 from oper.base.errors import OperError
+from oper.runtime.allreduce.device_bitmap import DeviceBitmap
 from oper.runtime.allreduce.methods import AllGather, Bitmap, Dense, Method, Replicas
 from oper.runtime.allreduce.proxies import Proxies
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.progress_signals import Signals
+from oper.runtime.memory.device import Cuda, Device
 from oper.runtime.memory.prepared_batch import SortedRows
 from oper.runtime.tables.row_gradients import RowGradients
 
@@ -58,7 +63,12 @@ class ReplicaAllReduce:
     """
 
     def __init__(
-        self, method: str, node: Node, signals: Signals, buckets: Sequence[BucketReplicas]
+        self,
+        method: str,
+        node: Node,
+        signals: Signals,
+        buckets: Sequence[BucketReplicas],
+        device: Device | None = None,
     ) -> None:
         self._signals = signals
         if method not in METHODS:
@@ -74,12 +84,17 @@ class ReplicaAllReduce:
             [b.dim for b in buckets],
             [number * (1 + node.ranks) for number in range(len(buckets))],
         )
-        self._method: Method = METHODS[method](node, self._proxies, replicas)
+        self._method: Method
+        if isinstance(device, Cuda):
+            self._method = DeviceBitmap(node, device, replicas)
+        else:
+            self._method = METHODS[method](node, self._proxies, replicas)
 
     @property
-    def bytes(self) -> int:
-        """What this rank read in the last step that others wrote, as the methods are charged."""
-        return self._method.read_bytes + self.network_bytes
+    def bytes(self) -> torch.Tensor:
+        """What this rank read in the last step that others wrote, as the methods are charged: int64
+        [1], on the device."""
+        return torch.as_tensor(self._method.read_bytes + self.network_bytes).view(1)
 
     @property
     def network_bytes(self) -> int:
@@ -94,7 +109,7 @@ class ReplicaAllReduce:
     def begin(self, step: int, rows: SortedRows) -> None:
         """The rows of this rank's batch, whose replicas are taken. The tensors that `result` gave
         in the last step are no longer used."""
-        self._method.read_bytes = self._proxies.received_bytes = 0
+        self._proxies.received_bytes = 0
         self._method.mark(rows)
         self._signals.post("marked", step)
 

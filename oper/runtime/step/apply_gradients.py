@@ -177,7 +177,7 @@ class Gradients:
             sums = self._replicas.result(step)
             for b in self._bucket_numbers:
                 self._update(b, [sums], [b])
-            self._counters.add(allreduce_bytes=self._replicas.bytes)
+            self._counters.add_later(self._replicas.bytes, _allreduce_bytes)
 
     def _received(self, rows: SortedRows, mine: RowGradients) -> dict[int, RowGradients]:
         """What each rank that shares no memory with this one has for it, a group a bucket."""
@@ -231,6 +231,10 @@ class Gradients:
         dims = np.array([bucket.dim for bucket in self._in_heap], dtype=np.int64)
         sent = rows[:, 1:]
         return {"gradient_rows": sent.sum(axis=0), "gradient_bytes": 4 * dims @ sent}
+
+
+def _allreduce_bytes(read: np.ndarray) -> dict[str, Any]:
+    return {"allreduce_bytes": int(read[0])}
 
 
 def _updated_rows(updated: np.ndarray) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from oper.base import native
 from oper.base.native import Kernels
 
 # Of a line of the caches: buckets begin at multiples of it.
-_LINE_VALUES = native.shared("values of a line", 16)
+LINE_VALUES = native.shared("values of a line", 16)
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,4 +79,4 @@ def room(slots: torch.Tensor, groups: torch.Tensor, dims: Sequence[int], on: Ker
     host does not know how many a device has of which bucket: as many as if all had the widest."""
     if on.kind == "cpu":
         return int(groups[1, -1])
-    return len(slots) * max(dims, default=0) + _LINE_VALUES * len(dims)
+    return len(slots) * max(dims, default=0) + LINE_VALUES * len(dims)

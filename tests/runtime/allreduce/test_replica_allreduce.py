@@ -1,8 +1,6 @@
 """The replicas' AllReduce against sums in NumPy: kernels, methods on ranks that are processes,
 their bytes against the formulas, and the check of equal replicas."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 import torch
@@ -15,77 +13,15 @@ from oper.runtime.allreduce.replica_allreduce import BucketReplicas, ReplicaAllR
 from oper.runtime.allreduce.replica_check import UnequalReplica, unequal_replicas
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.progress_signals import Signals
-from oper.runtime.memory.device import Cpu
-from oper.runtime.memory.prepared_batch import SortedRows
-from oper.runtime.tables.row_gradients import RowGradients, laid_out
 from tests.support.examples import examples
 from tests.support.runtime.ranks import Ranks
+from tests.support.runtime.replica_cases import COUNTERS, Case, reduce_case, rows_and_sums
 from tests.support.runtime.worlds import Worlds
 
 METHODS = ("bitmap", "dense", "allgather")
-COUNTERS = ("marked", "published", "reduced", "applied")
 # Ranks that share memory have equal numbers.
 ONE_NODE = {n: [0] * n for n in range(1, 5)}
 OWN_NODES = {n: list(range(n)) for n in range(1, 5)}
-
-
-@dataclass(frozen=True)
-class Case:
-    """Gradients of all ranks, each made from the seed. `touched`: the share of its replicas that a
-    rank touches in each step."""
-
-    seed: int
-    ranks: int
-    buckets: tuple[tuple[int, int], ...]  # replicas, dim
-    touched: tuple[float, ...]
-    spread: bool = False  # the replicas of a bucket lie among others' slots
-
-    def replicas(self) -> list[np.ndarray]:
-        """The slots of each bucket's replicas."""
-        rng = np.random.default_rng(self.seed)
-        return [
-            np.sort(rng.choice(3 * n, n, replace=False)) if self.spread else np.arange(n)
-            for n, _ in self.buckets
-        ]
-
-    def slots_and_grads(self, step: int, rank: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        rng = np.random.default_rng([self.seed, step, rank])
-        given = []
-        for replicas, (_, dim) in zip(self.replicas(), self.buckets, strict=True):
-            size = rng.binomial(len(replicas), self.touched[step])
-            slots = np.sort(rng.choice(replicas, size, replace=False)).astype(np.int64)
-            grads = rng.standard_normal((size, dim)).astype(np.float32)
-            grads[rng.random(size) < 0.1] = -0.0  # touched, and yet nothing but zeros
-            given.append((slots, grads))
-        return given
-
-
-def rows_and_sums(
-    given: list[tuple[np.ndarray, np.ndarray]], ranks: int, dims: list[int], owned: int = 0
-) -> tuple[SortedRows, RowGradients]:
-    """Replicas of each bucket and their gradients among a batch's rows, of which every rank owns
-    `owned` of each bucket. What is behind them is anything."""
-    slots, sizes = [], []
-    for of_bucket, _ in given:
-        slots += [of_bucket, *[np.arange(owned)] * ranks]
-        sizes += [len(of_bucket)] + [owned] * ranks
-    before = torch.tensor([0, *np.cumsum(sizes)])
-    all_slots = torch.from_numpy(np.concatenate([*slots, np.full(3, -7)]).astype(np.int64))
-    groups = laid_out(before, dims, Cpu())
-    values = torch.full((int(groups[1, -1]) + 5,), torch.nan)
-    for b, (_, grads) in enumerate(given):
-        place = int(groups[1, b * (1 + ranks)])
-        values[place : place + grads.size] = torch.from_numpy(grads.reshape(-1))
-    return SortedRows(all_slots, before, ranks), RowGradients(all_slots, groups, values)
-
-
-def groups_of(sums: RowGradients, dims: list[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Slots and gradients of each bucket."""
-    before = sums.groups[0].tolist()
-    return [
-        (sums.slots[before[b] : before[b + 1]], sums.gradients_of(range(b, b + 1), dim))
-        for b, dim in enumerate(dims)
-    ]
 
 
 def expected_sums(lists: list[tuple[np.ndarray, np.ndarray]], dim: int):
@@ -110,37 +46,9 @@ def expected(case: Case, step: int, nodes: list[int]):
     return result
 
 
-def run_case(rank: int, group, case: Case, method: str, nodes: list[int]):
-    """On a rank: the results of all steps, and the bytes counted, all and over the network. A
-    bucket without replicas has rows in the group of replicas all the same."""
-    node = Node.join(group, 60.0, nodes)
-    signals = Signals(node, COUNTERS)
-    dims = [dim for _, dim in case.buckets]
-    replicas = [torch.from_numpy(slots) for slots in case.replicas()]
-    buckets = list(map(BucketReplicas, replicas, dims))
-    reduce = ReplicaAllReduce(method, node, signals, buckets)
-    results, counted = [], []
-    for step in range(1, len(case.touched) + 1):
-        given = case.slots_and_grads(step - 1, rank)
-        given = [
-            part if count else (np.arange(4), np.ones((4, dim), np.float32))
-            for part, (count, dim) in zip(given, case.buckets, strict=True)
-        ]
-        rows, sums = rows_and_sums(given, case.ranks, dims, owned=step)
-        reduce.begin(step, rows)
-        reduce.contribute(step, sums)
-        signals.post("published", step)
-        signals.wait("published", step, "publish")
-        reduce.reduce(step)
-        found = groups_of(reduce.result(step), dims)
-        results.append([(slots.numpy().copy(), part.numpy().copy()) for slots, part in found])
-        counted.append((reduce.bytes, reduce.network_bytes))
-    return results, counted
-
-
 def assert_sums(ranks: Worlds, case: Case, method: str, nodes: list[int]) -> np.ndarray:
     """Run it, compare everything; returns the bytes, [ranks, steps, (all, network)]."""
-    found = ranks.run(case.ranks, run_case, case, method, nodes)
+    found = ranks.run(case.ranks, reduce_case, case, method, nodes)
     order = OWN_NODES[case.ranks] if method == "allgather" else nodes
     for step in range(len(case.touched)):
         for b, (slots, sums) in enumerate(expected(case, step, order)):
@@ -189,7 +97,7 @@ def test_sums_of_uneven_nodes(ranks, method, nodes):
 
 def test_methods_agree_bit_by_bit(ranks):
     case = Case(11, 4, ((300, 7), (90, 32)), (0.3, 0.6))
-    sums = [ranks.run(4, run_case, case, method, ONE_NODE[4])[0][0] for method in METHODS]
+    sums = [ranks.run(4, reduce_case, case, method, ONE_NODE[4])[0][0] for method in METHODS]
     for steps in zip(*sums, strict=True):
         for parts in zip(*steps, strict=True):
             assert len({slots.tobytes() + grads.tobytes() for slots, grads in parts}) == 1
@@ -346,7 +254,7 @@ def test_union_of_bitmaps(seed, counts, ranks, share, spread):
         assert np.bitwise_count(bitmap.numpy().view(np.uint64)).sum() == sum(m.sum() for m in mask)
         bitmaps.append(bitmap)
     dims = [1 + b for b in range(len(counts))]
-    found, groups = native.ops().unite_replicas(bitmaps, replicas, counts, dims)
+    found, groups = native.ops().unite_replicas(bitmaps, replicas, counts, dims, sum(counts))
     union = [of[np.any([m[b] for m in masks], axis=0)] for b, of in enumerate(slots)]
     assert found.tolist() == np.concatenate(union).tolist()
     sizes = [[0, *map(len, union)], [0, *(d * len(u) for d, u in zip(dims, union, strict=True))]]
@@ -363,7 +271,7 @@ def test_large_union_is_the_same_on_any_number_of_threads(two_threads):
     rng, count = np.random.default_rng(0), 1_000_003
     slots = torch.from_numpy(np.flatnonzero(rng.random(count) < 0.3))
     bitmap = mark([slots.numpy()], [slots[:0]], [count])
-    found, _ = native.ops().unite_replicas([bitmap, bitmap], [slots[:0]], [count], [3])
+    found, _ = native.ops().unite_replicas([bitmap, bitmap], [slots[:0]], [count], [3], count)
     assert torch.equal(found, slots)
     grads = torch.from_numpy(rng.standard_normal((len(slots), 3)).astype(np.float32))
     out = torch.full((3 * count,), torch.nan)

@@ -333,6 +333,10 @@ template <typename T>
 T atomicMin(T* place, T value) {
   return std::exchange(*place, std::min(*place, value));
 }
+template <typename T>
+T atomicOr(T* place, T value) {
+  return std::exchange(*place, *place | value);
+}
 
 // The order of the launches to come, for whoever loads the kernels as a library.
 extern "C" [[gnu::weak]] void emulate_order(uint64_t seed) { emulator::seed = seed; }

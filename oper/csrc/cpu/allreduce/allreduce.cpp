@@ -160,7 +160,8 @@ void mark_replicas(const at::Tensor& slots, const at::Tensor& before, at::IntArr
 }
 
 std::tuple<at::Tensor, at::Tensor> unite_replicas(at::TensorList bitmaps, at::TensorList replicas,
-                                                  at::IntArrayRef counts, at::IntArrayRef dims) {
+                                                  at::IntArrayRef counts, at::IntArrayRef dims,
+                                                  int64_t most_rows, int64_t /*stream*/) {
   const std::vector<Replicas> buckets = replicas_of(replicas, counts);
   check_dims(dims, buckets.size());
   const int64_t size = words_of_all(counts);
@@ -177,13 +178,15 @@ std::tuple<at::Tensor, at::Tensor> unite_replicas(at::TensorList bitmaps, at::Te
                       count, " replicas has bits beyond them");
   }
   auto [slots, groups] = numbers_of(bits, buckets, dims);
+  check_size(slots.numel(), 0, most_rows, "bitmaps: replicas");
   to_slots(slots, groups, buckets);
   return {slots, groups};
 }
 
 void aggregate_rows(const at::Tensor& slots, const at::Tensor& groups, const at::Tensor& values,
                     at::IntArrayRef group, at::IntArrayRef counts, const at::Tensor& united,
-                    const at::Tensor& united_groups, at::IntArrayRef dims, at::Tensor& out) {
+                    const at::Tensor& united_groups, at::IntArrayRef dims, at::Tensor& out,
+                    int64_t /*stream*/) {
   check_one_each(group, counts.size());
   check_dims(dims, counts.size());
   const int64_t* const slot = elements<int64_t>(slots, "slots");
@@ -394,11 +397,11 @@ TORCH_LIBRARY_FRAGMENT(oper, m) {
       "mark_replicas(Tensor slots, Tensor before, int[] group, Tensor[] replicas, int[] counts,"
       " Tensor(a!) bitmap, int stream=0) -> ()");
   m.def(
-      "unite_replicas(Tensor[] bitmaps, Tensor[] replicas, int[] counts, int[] dims)"
-      " -> (Tensor slots, Tensor groups)");
+      "unite_replicas(Tensor[] bitmaps, Tensor[] replicas, int[] counts, int[] dims,"
+      " int most_rows, int stream=0) -> (Tensor slots, Tensor groups)");
   m.def(
       "aggregate_rows(Tensor slots, Tensor groups, Tensor values, int[] group, int[] counts,"
-      " Tensor united, Tensor united_groups, int[] dims, Tensor(a!) out) -> ()");
+      " Tensor united, Tensor united_groups, int[] dims, Tensor(a!) out, int stream=0) -> ()");
   m.def("sum_buffers(Tensor[] parts, Tensor(a!) out) -> ()");
   m.def("touched_rows(Tensor groups, Tensor values, int[] dims) -> Tensor rows");
   m.def(

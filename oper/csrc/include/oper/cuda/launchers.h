@@ -231,6 +231,70 @@ struct BucketDims {
   int32_t dim[kMostBuckets];
 };
 
+constexpr int kMostReplicaBuckets = 48;  // of a launch: they are parameters, of 4 KB at most
+
+// The replicas of some buckets, the launch's.
+struct ReplicaBuckets {
+  int64_t buckets;
+  const int64_t* slots[kMostReplicaBuckets];  // [count] ascending; null: number n is slot n
+  int64_t count[kMostReplicaBuckets];
+  int64_t first_word[kMostReplicaBuckets + 1];  // of a bitmap of all buckets
+  int64_t group[kMostReplicaBuckets];           // of a rank's rows
+};
+
+// Marks the replicas among a rank's rows in its bitmap, which is clear.
+struct MarkArguments : ReplicaBuckets {
+  const int64_t* rows;
+  const int64_t* before;  // rows before each group
+  unsigned long long* bitmap;
+};
+
+// The union of the bitmaps of a node's ranks, and the bits that are set before each of its words:
+// those of the word's tile, and before each tile those of all tiles before, of all in the end.
+struct UnionArguments {
+  const uint64_t* bitmaps[kMostLists];
+  int64_t ranks;
+  int64_t words;
+  uint64_t* united;     // [words]
+  int32_t* in_tile;     // [words]
+  int64_t* tile_begin;  // [tiles + 1]
+};
+
+// The slots of a union's replicas, and how many there are before each bucket.
+struct ListArguments : ReplicaBuckets {
+  const uint64_t* united;
+  const int32_t* in_tile;
+  const int64_t* tile_begin;
+  int64_t words;  // of all buckets
+  int64_t* rows;
+  int64_t* before;  // [buckets + 1]
+};
+
+// A rank's gradients of a union's replicas, or padding, in a buffer that `groups` lay out.
+struct AggregateArguments {
+  int64_t buckets;
+  UpdateList own[kMostReplicaBuckets];
+  UpdateList united[kMostReplicaBuckets];  // their values are those of `out`
+  int64_t dim[kMostReplicaBuckets];
+  int32_t lanes[kMostReplicaBuckets];  // threads that hold a row
+  int32_t wide[kMostReplicaBuckets];   // 1: four values of it each, at once
+  float* out;
+};
+
+// Slices of the sum of all ranks' buffers: one to be summed in their order, or all to be gathered
+// from the buffers of those that summed them.
+struct SliceArguments {
+  const float* parts[kMostLists];
+  int64_t ranks;
+  int64_t rank;
+  const int64_t* groups;  // [2, buckets + 1] of the values of a buffer
+  const int64_t* dims;    // [buckets]; where a slice is summed
+  int64_t buckets;
+  int64_t* read;  // [1] what the rank reads of others' buffers is added: bytes
+  float* out;     // the whole sum
+};
+static_assert(sizeof(ListArguments) <= 4096 && sizeof(AggregateArguments) <= 4096);
+
 // Those that take a `stream`, a CUstream, start their work on it. All return a cudaError_t; the
 // driver's errors have the same numbers.
 
@@ -272,6 +336,15 @@ using UpdateLauncher = int(const UpdateArguments*, int64_t optimizer, int64_t mo
 
 // Makes groups [2, G + 1] of the rows before each group [G + 1], of which there are one or more.
 using LayoutLauncher = int(const BucketDims*, const int64_t* before, int64_t* groups, void* stream);
+// The replicas' sums; the buckets have `most_rows` rows together at the most.
+using MarkLauncher = int(const MarkArguments*, int64_t most_rows, void* stream);
+using UnionLauncher = int(const UnionArguments*, void* stream);
+using ListLauncher = int(const ListArguments*, void* stream);
+using AggregateLauncher = int(const AggregateArguments*, int64_t most_rows, void* stream);
+using SliceLauncher = int(const SliceArguments*, int64_t most_values, void* stream);
+using GatherLauncher = int(const SliceArguments*, int64_t most_values, void* stream);
+// Words of a tile of UnionArguments.
+constexpr int64_t kTileWords = 256;
 
 // Memory of a device that other processes can map: at least `bytes`, in fact *size, mapped at
 // *pointer, and a descriptor of it, which the caller closes.
@@ -296,8 +369,10 @@ using ErrorText = const char*(int);
 // kDeviceInterface of the library: other arguments, or others of equal size, are another interface.
 using InterfaceNumber = int64_t();
 constexpr int64_t kDeviceInterface =
-    (int64_t{9} << 32) + sizeof(LookupArguments) + sizeof(WeightArguments) + sizeof(SumArguments) +
+    (int64_t{10} << 32) + sizeof(LookupArguments) + sizeof(WeightArguments) + sizeof(SumArguments) +
     sizeof(TranslateArguments<int64_t, uint64_t>) + sizeof(CountArguments) + sizeof(WordArguments) +
-    sizeof(SortArguments) + sizeof(UpdateArguments) + sizeof(BucketDims);
+    sizeof(SortArguments) + sizeof(UpdateArguments) + sizeof(BucketDims) + sizeof(MarkArguments) +
+    sizeof(UnionArguments) + sizeof(ListArguments) + sizeof(AggregateArguments) +
+    sizeof(SliceArguments);
 
 }  // namespace oper

@@ -12,7 +12,7 @@
 
 #include "oper/cuda/device.h"
 #include "oper/cuda/launchers.h"
-#include "oper/cuda/search.cuh"
+#include "oper/cuda/listed_rows.cuh"
 #include "oper/step/optimizers.h"
 #include "oper/step/row_formats.h"
 #include "oper/step/stochastic_rounding.h"
@@ -20,26 +20,6 @@
 namespace oper {
 
 constexpr uint32_t kWholeWarp = 0xFFFFFFFFu;
-
-// The entries of one list.
-struct ListedRows {
-  const int64_t* slots;
-  const float* values;
-  int count;
-};
-
-__device__ __forceinline__ ListedRows rows_of(const UpdateList& list) {
-  const int64_t before = list.before[0];
-  return {list.slots + before, list.values + list.first_value[0],
-          static_cast<int>(list.before[1] - before)};
-}
-
-// The entry of a list that is a slot; -1 where none is.
-__device__ __forceinline__ int find_slot(const ListedRows& list, int64_t slot) {
-  if (list.count == 0) return -1;
-  const auto entry = static_cast<int>(last_at_most(list.slots, 0, list.count, slot));
-  return list.slots[entry] == slot ? entry : -1;
-}
 
 // Which threads of a warp hold a row together with this one.
 struct Group {

@@ -1,0 +1,75 @@
+// oper_cuda_mark_replicas, oper_cuda_unite_words, oper_cuda_list_replicas,
+// oper_cuda_aggregate_rows, oper_cuda_sum_slice and oper_cuda_gather_slices: the steps of the
+// replicas' sparse AllReduce.
+
+#include "oper/cuda/replica_sums.cuh"
+
+#include <algorithm>
+
+namespace oper {
+namespace {
+
+constexpr int64_t kThreads = 256;
+constexpr int64_t kBlocksAtOnce = 8;  // of a multiprocessor, at the most: 2,048 threads
+
+// As many blocks as so many threads need, and as a device holds at once.
+unsigned blocks_for(int64_t threads) {
+  const int64_t needed = (threads + kThreads - 1) / kThreads;
+  return static_cast<unsigned>(std::min(needed, kBlocksAtOnce * multiprocessors()));
+}
+
+Launch launch_of(int64_t threads, int64_t buckets, void* stream) {
+  return {dim3(blocks_for(threads), static_cast<unsigned>(buckets)), kThreads,
+          static_cast<cudaStream_t>(stream)};
+}
+
+}  // namespace
+}  // namespace oper
+
+extern "C" int oper_cuda_mark_replicas(const oper::MarkArguments* a, int64_t most_rows,
+                                       void* stream) {
+  using namespace oper;
+  if (most_rows == 0 || a->buckets == 0) return cudaSuccess;
+  return launch(launch_of(most_rows, a->buckets, stream), mark_replicas, *a);
+}
+
+extern "C" int oper_cuda_unite_words(const oper::UnionArguments* a, void* stream) {
+  using namespace oper;
+  const auto on = static_cast<cudaStream_t>(stream);
+  const int64_t tiles = (a->words + kTileWords - 1) / kTileWords;
+  const int64_t blocks = (tiles * kWarpThreads + kThreads - 1) / kThreads;
+  if (blocks > 0) {
+    const Launch how{dim3(static_cast<unsigned>(blocks)), kThreads, on};
+    if (const cudaError_t error = launch(how, unite_words, *a)) return error;
+  }
+  return launch({dim3(1), kWarpThreads, on}, scan_tiles, *a);
+}
+
+extern "C" int oper_cuda_list_replicas(const oper::ListArguments* a, void* stream) {
+  using namespace oper;
+  const int64_t words = a->first_word[a->buckets] - a->first_word[0];
+  return launch(launch_of(std::max(words, a->buckets + 1), 1, stream), list_replicas, *a);
+}
+
+extern "C" int oper_cuda_aggregate_rows(const oper::AggregateArguments* a, int64_t most_rows,
+                                        void* stream) {
+  using namespace oper;
+  if (most_rows == 0 || a->buckets == 0) return cudaSuccess;
+  const int64_t lanes = *std::max_element(a->lanes, a->lanes + a->buckets);
+  return launch(launch_of(most_rows * lanes, a->buckets, stream), aggregate_rows, *a);
+}
+
+extern "C" int oper_cuda_sum_slice(const oper::SliceArguments* a, int64_t most_values,
+                                   void* stream) {
+  using namespace oper;
+  if (most_values == 0) return cudaSuccess;
+  const int64_t of_slice = (most_values / kLineValues + a->ranks) / a->ranks * kLineValues;
+  return launch(launch_of(of_slice / kOfThread, 1, stream), sum_slice, *a);
+}
+
+extern "C" int oper_cuda_gather_slices(const oper::SliceArguments* a, int64_t most_values,
+                                       void* stream) {
+  using namespace oper;
+  if (most_values == 0) return cudaSuccess;
+  return launch(launch_of(most_values / kOfThread, 1, stream), gather_slices, *a);
+}

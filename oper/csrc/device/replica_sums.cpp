@@ -1,0 +1,286 @@
+// torch.ops.oper.mark_replicas, unite_replicas, aggregate_rows, sum_slice and gather_slices on a
+// device. Rows, gradients, bitmaps and how many there are of anything lie on the device: whoever
+// calls vouches for them, and says how many rows there are room for.
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/DeviceGuard.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <tuple>
+#include <vector>
+
+#include "cpu/allreduce/replica_arguments.h"
+#include "cpu/common/arguments.h"
+#include "device/library.h"
+#include "oper/step/gradient_layout.h"
+
+namespace oper {
+namespace {
+
+constexpr int64_t kWideBytes = 4 * sizeof(float);
+
+bool is_wide(const void* place) { return reinterpret_cast<uintptr_t>(place) % kWideBytes == 0; }
+
+void* stream_of(int64_t stream) { return reinterpret_cast<void*>(stream); }
+
+// The least of kMostReplicaBuckets and what is left of `all` buckets from the first on.
+int64_t buckets_from(int64_t first, size_t all) {
+  return std::min<int64_t>(kMostReplicaBuckets, static_cast<int64_t>(all) - first);
+}
+
+// The buckets of a launch, and the words of a bitmap before each.
+void set_buckets(ReplicaBuckets& a, const std::vector<Replicas>& all, int64_t first,
+                 int64_t first_word) {
+  a.buckets = buckets_from(first, all.size());
+  a.first_word[0] = first_word;
+  for (int64_t b = 0; b < a.buckets; ++b) {
+    a.slots[b] = all[first + b].slots;
+    a.count[b] = all[first + b].count;
+    a.first_word[b + 1] = a.first_word[b] + words_of(a.count[b]);
+  }
+}
+
+// Bitmaps of all buckets, which kernels read as words.
+const uint64_t* words_in(const at::Tensor& bitmap, int64_t size) {
+  return reinterpret_cast<const uint64_t*>(elements<int64_t>(bitmap, size, "bitmaps"));
+}
+
+// The groups of rows, [2, groups + 1] on a device.
+const int64_t* lines_of(const at::Tensor& groups, const char* name) {
+  TORCH_CHECK_VALUE(groups.dim() == 2 && groups.size(0) == 2 && groups.size(1) > 0, name,
+                    ": shape ", groups.sizes(), ", and [2, groups + 1] was needed");
+  return elements<int64_t>(groups, name);
+}
+
+void mark_replicas(const at::Tensor& slots, const at::Tensor& before, at::IntArrayRef group,
+                   at::TensorList replicas, at::IntArrayRef counts, at::Tensor& bitmap,
+                   int64_t stream) {
+  const c10::DeviceGuard guard(bitmap.device());
+  const std::vector<Replicas> buckets = replicas_of(replicas, counts);
+  check_one_each(group, buckets.size());
+  MarkArguments a{};
+  check_on(slots, bitmap, "slots");
+  a.rows = elements<int64_t>(slots, "slots");
+  check_on(before, bitmap, "before");
+  a.before = elements<int64_t>(before, "before");
+  words_in(bitmap, words_of_all(counts));
+  a.bitmap = static_cast<unsigned long long*>(bitmap.mutable_data_ptr());
+  for (const at::Tensor& of_bucket : replicas)
+    if (of_bucket.numel() > 0) check_on(of_bucket, bitmap, "replicas");
+  bitmap.zero_();
+  int64_t word = 0;
+  for (int64_t first = 0; first < static_cast<int64_t>(buckets.size());
+       first += kMostReplicaBuckets) {
+    set_buckets(a, buckets, first, word);
+    word = a.first_word[a.buckets];
+    for (int64_t b = 0; b < a.buckets; ++b) {
+      a.group[b] = group[first + b];
+      if (a.count[b] > 0) check_index(a.group[b], before.numel() - 1, "group", "groups");
+    }
+    check_device(device_library().mark_replicas(&a, slots.numel(), stream_of(stream)),
+                 "replicas could not be marked");
+  }
+}
+
+// Slots [most_rows], and groups, whose gradients begin at a line for each bucket: elsewhere than on
+// the processor, where nothing lies between them.
+std::tuple<at::Tensor, at::Tensor> unite_replicas(at::TensorList bitmaps, at::TensorList replicas,
+                                                  at::IntArrayRef counts, at::IntArrayRef dims,
+                                                  int64_t most_rows, int64_t stream) {
+  const std::vector<Replicas> buckets = replicas_of(replicas, counts);
+  check_one_each(dims, buckets.size());
+  const auto all = static_cast<int64_t>(buckets.size());
+  check_size(all, 0, kMostBuckets, "counts: buckets");
+  check_size(most_rows, 0, INT32_MAX, "most_rows");
+  TORCH_CHECK_VALUE(!bitmaps.empty() && bitmaps.size() <= kMostLists, "bitmaps: ", bitmaps.size(),
+                    ", and 1 to ", kMostLists, " were needed");
+  const c10::DeviceGuard guard(bitmaps[0].device());
+  UnionArguments a{};
+  a.ranks = static_cast<int64_t>(bitmaps.size());
+  a.words = words_of_all(counts);
+  for (int64_t rank = 0; rank < a.ranks; ++rank) {
+    check_on(bitmaps[rank], bitmaps[0], "bitmaps");
+    a.bitmaps[rank] = words_in(bitmaps[rank], a.words);
+  }
+  const auto wide = bitmaps[0].options();
+  const at::Tensor united = at::empty({a.words}, wide);
+  const at::Tensor in_tile = at::empty({a.words}, wide.dtype(at::kInt));
+  const at::Tensor tile_begin = at::empty({(a.words + kTileWords - 1) / kTileWords + 1}, wide);
+  a.united = static_cast<uint64_t*>(united.mutable_data_ptr());
+  a.in_tile = in_tile.mutable_data_ptr<int32_t>();
+  a.tile_begin = tile_begin.mutable_data_ptr<int64_t>();
+  check_device(device_library().unite_words(&a, stream_of(stream)),
+               "touched replicas could not be united");
+  at::Tensor slots = at::empty({most_rows}, wide), groups = at::empty({2, all + 1}, wide);
+  const at::Tensor before = at::zeros({all + 1}, wide);
+  BucketDims layout{all, 1, {}};
+  ListArguments list{};
+  list.united = a.united;
+  list.in_tile = a.in_tile;
+  list.tile_begin = a.tile_begin;
+  list.words = a.words;
+  list.rows = slots.mutable_data_ptr<int64_t>();
+  int64_t word = 0;
+  for (int64_t first = 0; first < all; first += kMostReplicaBuckets) {
+    set_buckets(list, buckets, first, word);
+    word = list.first_word[list.buckets];
+    list.before = before.mutable_data_ptr<int64_t>() + first;
+    check_device(device_library().list_replicas(&list, stream_of(stream)),
+                 "touched replicas could not be listed");
+  }
+  for (int64_t b = 0; b < all; ++b) {
+    check_size(dims[b], 1, kMostThings, "dims");
+    layout.dim[b] = static_cast<int32_t>(dims[b]);
+  }
+  if (all == 0) groups.zero_();
+  if (all > 0)
+    check_device(
+        device_library().lay_out_gradients(&layout, before.const_data_ptr<int64_t>(),
+                                           groups.mutable_data_ptr<int64_t>(), stream_of(stream)),
+        "touched replicas could not be laid out");
+  return {slots, groups};
+}
+
+// Threads that hold a row of so many pieces, up to a warp.
+int32_t lanes_of(int64_t pieces) {
+  int32_t lanes = 1;
+  while (lanes < 32 && lanes < pieces) lanes *= 2;
+  return lanes;
+}
+
+void aggregate_rows(const at::Tensor& slots, const at::Tensor& groups, const at::Tensor& values,
+                    at::IntArrayRef group, at::IntArrayRef counts, const at::Tensor& united,
+                    const at::Tensor& united_groups, at::IntArrayRef dims, at::Tensor& out,
+                    int64_t stream) {
+  const c10::DeviceGuard guard(out.device());
+  check_one_each(group, counts.size());
+  check_one_each(dims, counts.size());
+  for (const auto& [tensor, name] : {std::pair<const at::Tensor&, const char*>{slots, "slots"},
+                                     {groups, "groups"},
+                                     {values, "values"},
+                                     {united, "united"},
+                                     {united_groups, "united_groups"}})
+    check_on(tensor, out, name);
+  const int64_t* const own = lines_of(groups, "groups");
+  const int64_t* const all = lines_of(united_groups, "united_groups");
+  const int64_t own_groups = groups.size(1) - 1, buckets = united_groups.size(1) - 1;
+  check_size(buckets, static_cast<int64_t>(counts.size()), static_cast<int64_t>(counts.size()),
+             "united_groups: buckets");
+  check_size(slots.numel(), 0, INT32_MAX, "slots: elements");
+  check_size(united.numel(), 0, INT32_MAX, "united: elements");
+  const int64_t* const slot = elements<int64_t>(slots, "slots");
+  const float* const value = elements<float>(values, "values");
+  const int64_t* const united_slot = elements<int64_t>(united, "united");
+  float* const to = writable_elements<float>(out, 0, "out");
+  AggregateArguments a{};
+  a.out = to;
+  const auto start = [&] {
+    check_device(device_library().aggregate_rows(&a, united.numel(), stream_of(stream)),
+                 "gradients of replicas could not be aggregated");
+    a.buckets = 0;
+  };
+  for (int64_t b = 0; b < buckets; ++b) {
+    if (counts[b] == 0) continue;
+    check_index(group[b], own_groups, "group", "groups");
+    check_size(dims[b], 1, kMostThings, "dims");
+    const int64_t* const before = own + group[b];
+    a.own[a.buckets] = {slot, value, before, before + own_groups + 1};
+    a.united[a.buckets] = {united_slot, to, all + b, all + b + buckets + 1};
+    a.dim[a.buckets] = dims[b];
+    a.wide[a.buckets] = dims[b] % 4 == 0 && is_wide(value) && is_wide(to);
+    a.lanes[a.buckets] = lanes_of(a.wide[a.buckets] ? dims[b] / 4 : dims[b]);
+    if (++a.buckets == kMostReplicaBuckets) start();
+  }
+  start();
+}
+
+// Buffers of the ranks, as long as `out`, of values that end where `groups` do.
+SliceArguments slices_of(at::TensorList parts, const at::Tensor& groups, at::Tensor& out) {
+  const int64_t* const lines = lines_of(groups, "groups");
+  check_on(groups, out, "groups");
+  TORCH_CHECK_VALUE(!parts.empty() && parts.size() <= kMostLists, "parts: ", parts.size(),
+                    ", and 1 to ", kMostLists, " were needed");
+  SliceArguments a{};
+  a.ranks = static_cast<int64_t>(parts.size());
+  a.groups = lines;
+  a.buckets = groups.size(1) - 1;
+  a.out = writable_elements<float>(out, 0, "out");
+  TORCH_CHECK_VALUE(out.numel() % kLineValues == 0 && is_wide(a.out), "out: whole lines of ",
+                    kLineValues, " values were needed");
+  for (int64_t r = 0; r < a.ranks; ++r) {
+    check_on(parts[r], out, "parts");
+    a.parts[r] = elements<float>(parts[r], out.numel(), "parts");
+    TORCH_CHECK_VALUE(is_wide(a.parts[r]), "parts: must begin at multiples of 16 bytes");
+  }
+  return a;
+}
+
+// Adds slice `rank` of the ranks' buffers, into its place in `out`; what a step reads of others'
+// buffers is added to `read`, bytes.
+void sum_slice(at::TensorList parts, const at::Tensor& groups, const at::Tensor& dims, int64_t rank,
+               at::Tensor& out, at::Tensor& read, int64_t stream) {
+  const c10::DeviceGuard guard(out.device());
+  SliceArguments a = slices_of(parts, groups, out);
+  check_index(rank, a.ranks, "rank", "ranks");
+  a.rank = rank;
+  check_on(dims, out, "dims");
+  a.dims = elements<int64_t>(dims, a.buckets, "dims");
+  check_on(read, out, "read");
+  a.read = writable_elements<int64_t>(read, 1, "read");
+  check_device(device_library().sum_slice(&a, out.numel(), stream_of(stream)),
+               "the replicas' gradients could not be summed");
+}
+
+// Copies each rank's slice from its buffer to its place in `out`.
+void gather_slices(at::TensorList parts, const at::Tensor& groups, at::Tensor& out,
+                   int64_t stream) {
+  const c10::DeviceGuard guard(out.device());
+  const SliceArguments a = slices_of(parts, groups, out);
+  check_device(device_library().gather_slices(&a, out.numel(), stream_of(stream)),
+               "the replicas' sums could not be gathered");
+}
+
+}  // namespace
+}  // namespace oper
+
+// The processor's slices are views of what it knows the sizes of: sum_buffers.
+TORCH_LIBRARY_FRAGMENT(oper, m) {
+  m.def(
+      "sum_slice(Tensor[] parts, Tensor groups, Tensor dims, int rank, Tensor(a!) out,"
+      " Tensor(b!) read, int stream=0) -> ()");
+  m.def("gather_slices(Tensor[] parts, Tensor groups, Tensor(a!) out, int stream=0) -> ()");
+}
+TORCH_LIBRARY_IMPL(oper, CUDA, m) {
+  m.impl("mark_replicas", oper::mark_replicas);
+  m.impl("unite_replicas", oper::unite_replicas);
+  m.impl("aggregate_rows", oper::aggregate_rows);
+  m.impl("sum_slice", oper::sum_slice);
+  m.impl("gather_slices", oper::gather_slices);
+}
+
+// The same for tests, of memory that the emulator takes for a device's.
+TORCH_LIBRARY_FRAGMENT(oper_emulated, m) {
+  m.def(
+      "mark_replicas(Tensor slots, Tensor before, int[] group, Tensor[] replicas, int[] counts,"
+      " Tensor(a!) bitmap, int stream=0) -> ()");
+  m.def(
+      "unite_replicas(Tensor[] bitmaps, Tensor[] replicas, int[] counts, int[] dims,"
+      " int most_rows, int stream=0) -> (Tensor slots, Tensor groups)");
+  m.def(
+      "aggregate_rows(Tensor slots, Tensor groups, Tensor values, int[] group, int[] counts,"
+      " Tensor united, Tensor united_groups, int[] dims, Tensor(a!) out, int stream=0) -> ()");
+  m.def(
+      "sum_slice(Tensor[] parts, Tensor groups, Tensor dims, int rank, Tensor(a!) out,"
+      " Tensor(b!) read, int stream=0) -> ()");
+  m.def("gather_slices(Tensor[] parts, Tensor groups, Tensor(a!) out, int stream=0) -> ()");
+}
+TORCH_LIBRARY_IMPL(oper_emulated, CPU, m) {
+  m.impl("mark_replicas", oper::mark_replicas);
+  m.impl("unite_replicas", oper::unite_replicas);
+  m.impl("aggregate_rows", oper::aggregate_rows);
+  m.impl("sum_slice", oper::sum_slice);
+  m.impl("gather_slices", oper::gather_slices);
+}
