@@ -48,7 +48,7 @@ extern "C" int oper_cuda_unite_words(const oper::UnionArguments* a, void* stream
 extern "C" int oper_cuda_list_replicas(const oper::ListArguments* a, void* stream) {
   using namespace oper;
   const int64_t words = a->first_word[a->buckets] - a->first_word[0];
-  return launch(launch_of(std::max<int64_t>(words, 1), 1, stream), list_replicas, *a);
+  return launch(launch_of(std::max(words, a->buckets + 1), 1, stream), list_replicas, *a);
 }
 
 extern "C" int oper_cuda_aggregate_rows(const oper::AggregateArguments* a, int64_t most_rows,

@@ -3,6 +3,7 @@
 // calls vouches for them, and says how many rows there are room for.
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
@@ -91,6 +92,8 @@ std::tuple<at::Tensor, at::Tensor> unite_replicas(at::TensorList bitmaps, at::Te
                                                   int64_t most_rows, int64_t stream) {
   const std::vector<Replicas> buckets = replicas_of(replicas, counts);
   check_one_each(dims, buckets.size());
+  const auto all = static_cast<int64_t>(buckets.size());
+  check_size(all, 0, kMostBuckets, "counts: buckets");
   check_size(most_rows, 0, INT32_MAX, "most_rows");
   TORCH_CHECK_VALUE(!bitmaps.empty() && bitmaps.size() <= kMostLists, "bitmaps: ", bitmaps.size(),
                     ", and 1 to ", kMostLists, " were needed");
@@ -111,29 +114,33 @@ std::tuple<at::Tensor, at::Tensor> unite_replicas(at::TensorList bitmaps, at::Te
   a.tile_begin = tile_begin.mutable_data_ptr<int64_t>();
   check_device(device_library().unite_words(&a, stream_of(stream)),
                "touched replicas could not be united");
-  const auto all = static_cast<int64_t>(buckets.size());
   at::Tensor slots = at::empty({most_rows}, wide), groups = at::empty({2, all + 1}, wide);
-  if (all == 0) groups.zero_();
+  const at::Tensor before = at::zeros({all + 1}, wide);
+  BucketDims layout{all, 1, {}};
   ListArguments list{};
   list.united = a.united;
   list.in_tile = a.in_tile;
   list.tile_begin = a.tile_begin;
   list.words = a.words;
-  list.all_buckets = all;
   list.rows = slots.mutable_data_ptr<int64_t>();
-  list.groups = groups.mutable_data_ptr<int64_t>();
   int64_t word = 0;
   for (int64_t first = 0; first < all; first += kMostReplicaBuckets) {
     set_buckets(list, buckets, first, word);
     word = list.first_word[list.buckets];
-    list.first_bucket = first;
-    for (int64_t b = 0; b < list.buckets; ++b) {
-      check_size(dims[first + b], 1, kMostThings, "dims");
-      list.dim[b] = dims[first + b];
-    }
+    list.before = before.mutable_data_ptr<int64_t>() + first;
     check_device(device_library().list_replicas(&list, stream_of(stream)),
                  "touched replicas could not be listed");
   }
+  for (int64_t b = 0; b < all; ++b) {
+    check_size(dims[b], 1, kMostThings, "dims");
+    layout.dim[b] = static_cast<int32_t>(dims[b]);
+  }
+  if (all == 0) groups.zero_();
+  if (all > 0)
+    check_device(
+        device_library().lay_out_gradients(&layout, before.const_data_ptr<int64_t>(),
+                                           groups.mutable_data_ptr<int64_t>(), stream_of(stream)),
+        "touched replicas could not be laid out");
   return {slots, groups};
 }
 

@@ -275,7 +275,6 @@ struct ReplicaBuckets {
   int64_t count[kMostReplicaBuckets];
   int64_t first_word[kMostReplicaBuckets + 1];  // of a bitmap of all buckets
   int64_t group[kMostReplicaBuckets];           // of a rank's rows
-  int64_t dim[kMostReplicaBuckets];
 };
 
 // Marks the replicas among a rank's rows in its bitmap, which is clear.
@@ -296,16 +295,14 @@ struct UnionArguments {
   int64_t* tile_begin;  // [tiles + 1]
 };
 
-// The slots of a union's replicas, and the groups that they and their gradients make.
+// The slots of a union's replicas, and how many there are before each bucket.
 struct ListArguments : ReplicaBuckets {
   const uint64_t* united;
   const int32_t* in_tile;
   const int64_t* tile_begin;
   int64_t words;  // of all buckets
-  int64_t all_buckets;
-  int64_t first_bucket;  // of the launch
   int64_t* rows;
-  int64_t* groups;  // [2, all_buckets + 1]
+  int64_t* before;  // [buckets + 1]
 };
 
 // A rank's gradients of a union's replicas, or padding, in a buffer that `groups` lay out.
@@ -377,6 +374,7 @@ using LayoutLauncher = int(const BucketDims*, const int64_t* before, int64_t* gr
 
 // Merges two lists of one group or more.
 using MergeLauncher = int(const MergeArguments*, void* stream);
+
 // The replicas' sums; the buckets have `most_rows` rows together at the most.
 using MarkLauncher = int(const MarkArguments*, int64_t most_rows, void* stream);
 using UnionLauncher = int(const UnionArguments*, void* stream);
@@ -410,7 +408,7 @@ using ErrorText = const char*(int);
 // kDeviceInterface of the library: other arguments, or others of equal size, are another interface.
 using InterfaceNumber = int64_t();
 constexpr int64_t kDeviceInterface =
-    (int64_t{9} << 32) + sizeof(LookupArguments) + sizeof(WeightArguments) + sizeof(SumArguments) +
+    (int64_t{10} << 32) + sizeof(LookupArguments) + sizeof(WeightArguments) + sizeof(SumArguments) +
     sizeof(TranslateArguments<int64_t, uint64_t>) + sizeof(CountArguments) + sizeof(WordArguments) +
     sizeof(SortArguments) + sizeof(UpdateArguments) + sizeof(BucketDims) + sizeof(MergeArguments) +
     sizeof(MarkArguments) + sizeof(UnionArguments) + sizeof(ListArguments) +

@@ -107,8 +107,7 @@ __device__ __forceinline__ int64_t rows_before(const ListArguments& a, int64_t w
   return word < a.words ? a.tile_begin[word / kTileWords] + a.in_tile[word] : a.tile_begin[tiles];
 }
 
-// A thread lists the replicas of a word; the first one lays the buckets out as well, after those
-// of the launch before.
+// A thread lists the replicas of a word, or counts those before a bucket.
 __global__ void __launch_bounds__(256) list_replicas(const __grid_constant__ ListArguments a) {
   const int64_t threads = static_cast<int64_t>(gridDim.x) * blockDim.x;
   const int64_t thread = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -123,12 +122,7 @@ __global__ void __launch_bounds__(256) list_replicas(const __grid_constant__ Lis
       a.rows[row] = slots ? slots[number] : number;
     }
   }
-  if (thread == 0) {
-    int64_t* const before = a.groups + a.first_bucket;
-    int64_t* const place = before + a.all_buckets + 1;
-    for (int64_t b = 0; b <= a.buckets; ++b) before[b] = rows_before(a, a.first_word[b]);
-    place_gradients(before, a.buckets, 1, a.dim, place, a.first_bucket == 0 ? 0 : place[0]);
-  }
+  if (thread <= a.buckets) a.before[thread] = rows_before(a, a.first_word[thread]);
 }
 
 // Threads that hold a row together write it, of the bucket blockIdx.y. The first value of a row

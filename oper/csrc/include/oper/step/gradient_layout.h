@@ -23,12 +23,11 @@ OPER_HD inline int64_t place_of_group(const int64_t* before, int64_t n, int64_t 
 }
 
 // The values before the gradients of each of `buckets` times `of_bucket` groups, and their end,
-// from the rows before each group; `next` is what other buckets take before them.
-OPER_HD inline void place_gradients(const int64_t* before, int64_t buckets, int64_t of_bucket,
-                                    const int64_t* dims, int64_t* place, int64_t next = 0) {
-  *place = next;
-  int64_t first = bucket_values(next, 1);
-  for (int64_t bucket = 0; bucket < buckets; ++bucket) {
+// from the rows before each group.
+inline void place_gradients(const int64_t* before, int64_t buckets, int64_t of_bucket,
+                            const int64_t* dims, int64_t* place) {
+  *place = 0;
+  for (int64_t bucket = 0, first = 0; bucket < buckets; ++bucket) {
     // The end of a bucket gives way to where the next one begins.
     for (int64_t n = 0; n <= of_bucket; ++n)
       place[n] = place_of_group(before, n, dims[bucket], first);
