@@ -28,7 +28,7 @@ from tests.support.cuda.device_engines import (
 )
 from tests.support.examples import examples
 from tests.support.runtime import mortal_ranks
-from tests.support.runtime.engine_cases import Case, initial, module_tables, tables_of
+from tests.support.runtime.engine_cases import Case, initial, tables_of
 from tests.support.runtime.ranks import Ranks
 from tests.support.runtime.runtime_plans import random_plan
 
@@ -198,13 +198,6 @@ def test_what_a_lookup_reads_is_kept_until_it_is_done(emulated: Path) -> None:
     engine.lookup(batch)
     read = (batch.addresses, batch.offsets, batch.weights)
     assert {tensor.data_ptr() for tensor in read} <= set(device.kept)
-
-
-def test_what_devices_do_not_do_yet(library: str | None) -> None:
-    device = device_of(library)
-    training = random_plan(1, tables_of(CASE), 1)
-    with pytest.raises(OperError, match=r"the plan is for training, and on .* there is inference"):
-        EmbeddingEngine(training, module_tables(CASE), device=device)
 
 
 def _distinct(rank: int, group: Any, case: Case, plan: Plan, library: str | None) -> None:

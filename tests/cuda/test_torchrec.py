@@ -59,7 +59,6 @@ def test_ids_out_of_range_are_told_with_a_later_batch(worlds, library):
 
 
 REFUSED = {
-    "training": (r"the plan is for training on 2 ranks, and on .* one rank trains",) * 2,
     "distinct": (r"<Plan of .*: the plan fetches distinct rows, and on .* --fetch raw",) * 2,
     "two nodes": (r"plan with --fetch raw, and for ranks of one node",) * 2,
     "mixed": (r"the tables of rank 1 are on the CPU, and those of rank 0 on CUDA devices",) * 2,
@@ -112,7 +111,7 @@ def test_plans_come_from_folders(worlds, emulated, tmp_path):
     worlds.run(2, *given)
 
 
-# What tests/torchrec trains: once more, on one rank.
+# What tests/torchrec trains.
 TRAINED: dict[str, tuple[Any, ...]] = {
     **{
         f"trains by {kind}": (training_cases.train_and_compare, kind, 0.3)
@@ -138,11 +137,11 @@ TRAINED: dict[str, tuple[Any, ...]] = {
 @pytest.mark.parametrize("name", TRAINED)
 def test_what_cpu_ranks_train_devices_train(worlds, emulated, name):
     function, *arguments = TRAINED[name]
-    worlds.run(1, cases.trained_on_emulated, str(emulated), function, *arguments)
+    worlds.run(2, cases.trained_on_emulated, str(emulated), function, *arguments)
 
 
 @pytest.mark.check
 @pytest.mark.parametrize("dense", [False, True])
 def test_training_resumes_on_a_device(worlds, emulated, tmp_path, dense):
     given = (cases.trained_on_emulated, str(emulated), checkpoint_cases.resumed)
-    worlds.run(1, *given, tmp_path / "saved", dense)
+    worlds.run(2, *given, tmp_path / "saved", dense)

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oper.runtime.tables.optimizers import STATES
-from tests.support.cuda.device_engines import Schedule, train_on_both
+from tests.support.cuda.device_engines import Schedule, train_on_both, train_until_a_death
 from tests.support.examples import examples
+from tests.support.runtime import mortal_ranks
 from tests.support.runtime.engine_cases import Case, tables_of
 from tests.support.runtime.ranks import Ranks
 from tests.support.runtime.runtime_plans import random_plan
@@ -94,6 +95,14 @@ def test_accumulated_gradients(
 ) -> None:
     case = Case(20, number, optimizer="adagrad", weighted=weighted)
     assert_trains_as_on_the_cpu(ranks, case, library, ((0, 1), (2,), (3, 4, 5), (6,)))
+
+
+@pytest.mark.parametrize("at", ["marked", "published", "reduced", "applied"])
+def test_a_rank_that_dies_in_a_step_is_named(library: str | None, at: str) -> None:
+    case = Case(22, 2, optimizer="adagrad")
+    plan = random_plan(22, tables_of(case), 2, replicated=0.5)
+    outcomes = mortal_ranks.run(2, train_until_a_death, case, plan, library, at, silent=[1])
+    assert "rank 1 died while rank 0 waited for it to" in str(outcomes[0])
 
 
 @given(

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -198,3 +199,22 @@ def _train(
         "states": states,
         "counted": counted,
     }
+
+
+def train_until_a_death(
+    rank: int, group: Any, case: Case, plan: Plan, library: str | None, at: str
+) -> str:
+    """Rank 1 is killed in its second step, when it comes to signal `at`; what the others say."""
+    engine = start(case, plan, group, device_of(library))
+    post = engine.signals.post
+
+    def posted(counter: str, value: int) -> None:
+        if rank == 1 and (counter, value) == (at, 2):
+            os.kill(os.getpid(), signal.SIGKILL)
+        post(counter, value)
+
+    with patch.object(engine.signals, "post", posted):
+        for step in range(3):
+            out = engine(batch_on(engine.device, case, step, rank))
+            out.backward(gradient_of(case, step, rank, out.cpu()).to(out.device))
+    return "nobody died"

@@ -251,8 +251,7 @@ def bad_ids(rank: int, group: Any, library: str | None) -> None:
 
 def refused(rank: int, group: Any, library: str, what: str, how: str) -> str:
     """Shard in a way that is refused; returns nothing."""
-    training = random_plan(0, tables_of(Model("meta")), dist.get_world_size(group))
-    plan = training if what == "training" else plan_for(group)
+    plan = plan_for(group)
     if what == "distinct":
         tables = tables_of(Model("meta"))
         plan = random_plan(0, tables, 2, mode="inference", fetch="distinct")
