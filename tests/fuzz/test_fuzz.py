@@ -29,6 +29,8 @@ def test_every_operator_is_called() -> None:
         "create_device_segment",
         "attach_device_segment",
         "check_bags",
+        "sum_slice",
+        "gather_slices",
     }
     assert declared == set(CASES)
 

@@ -181,6 +181,7 @@ struct Slices {
 // what lies between buckets here.
 __device__ __forceinline__ int64_t bytes_read(const SliceArguments& a) {
   int64_t size = 0;
+#pragma unroll 1
   for (int64_t b = 0; b < a.buckets; ++b) size += (a.groups[b + 1] - a.groups[b]) * a.dims[b];
   const Slices slices(size, a.ranks);
   const int64_t mine = slices.begin(a.rank + 1) - slices.begin(a.rank);
