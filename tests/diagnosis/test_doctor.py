@@ -305,14 +305,13 @@ def test_devices_of_a_plan_for_inference(
 
 
 @pytest.mark.usefixtures("there")
-def test_a_plan_for_training_is_not_for_the_devices_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_for_training_is_for_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     devices = [_Device(number, 0) for number in range(8)]
     monkeypatch.setattr("oper.diagnosis.doctor.usable_devices", lambda: (devices, []))
     said = oper("doctor", "gpu", "model.py:make_dlrm")
     assert said.status == 0
     text = " ".join(said.out.split())
-    assert "note devices: 8 here, and the plan has 8 a node (dgx-a100); on CPU ranks" in text
-    assert "the plan is for training, and on CUDA devices there is inference alone" in text
+    assert "ok devices: 8 here, and the plan has 8 a node (dgx-a100)" in text
 
 
 def test_devices_that_cannot_be_used_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ class OperShardingPlanner(ShardingPlanner):
 
     Args:
         topology: OPER's Topology, its name or file (`cpu:4`), or TorchRec's, which for
-            compute_device "cuda" is refused in training and for several nodes; None: the ranks of
+            compute_device "cuda" is refused for several nodes; None: the ranks of
             the default process group, on CPUs of one host.
         profile: a profile or its folder; it must have all tables of the model, by name and rows.
         batch_size: samples per iteration of one rank, which is what TorchRec's planners take; 512
@@ -79,7 +79,7 @@ class OperShardingPlanner(ShardingPlanner):
         self._profile = profile if isinstance(profile, Profile) else Profile.load(profile)
         self._workload = Workload(mode, fetch, (batch_size or BATCH_SIZE) * self._topology.ranks)
         if isinstance(topology, TorchRecTopology) and topology.compute_device == "cuda":
-            _check_served(self._workload, self._topology)
+            _check_for_devices(self._workload, self._topology)
         self._settings = settings or PlanSettings()
         _warn_of_constraints(constraints or {}, ModelWarnings.of_ranks(self._topology.ranks))
 
@@ -145,18 +145,13 @@ class OperShardingPlanner(ShardingPlanner):
         return planned_module(answer[0], module, warnings)
 
 
-def _check_served(workload: Workload, topology: Topology) -> None:
+def _check_for_devices(workload: Workload, topology: Topology) -> None:
     """OperError unless CUDA devices can do this work: TorchRec's topology says that the model is to
     be on them, which OPER's presets do not."""
     instead = (
         "give it to CPU ranks, by a topology of OPER's (such as 'cpu:4', or a preset of devices, "
         "whose times it then has) and DistributedModelParallel's device cpu"
     )
-    if workload.training:
-        raise OperError(
-            f"topology {topology.name}: on CUDA devices OPER serves, and does not train yet: plan "
-            f"with mode='inference', or {instead}"
-        )
     fetch = workload.on(topology.nodes).known_fetch
     if topology.nodes > 1 or (fetch == "distinct" and topology.ranks > 1):
         raise OperError(

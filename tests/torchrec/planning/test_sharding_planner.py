@@ -112,7 +112,7 @@ def test_torchrecs_topology():
 @pytest.mark.parametrize(
     ("ranks_a_node", "given", "said"),
     [
-        (4, {}, "on CUDA devices OPER serves, and does not train yet: plan with mode='inference'"),
+        (2, {}, "2 nodes, fetch distinct: on CUDA devices every access"),
         (2, {"mode": "inference"}, "2 nodes, fetch distinct: on CUDA devices every access"),
         (4, {"mode": "inference", "fetch": "distinct"}, "1 node, fetch distinct: on CUDA dev"),
     ],
@@ -123,11 +123,12 @@ def test_what_devices_cannot_do_is_refused(profile, ranks_a_node, given, said):
         oper.OperShardingPlanner(topology, profile, **given)
 
 
+@pytest.mark.parametrize("mode", ["training", "inference"])
 @pytest.mark.parametrize("topology", [TorchRecTopology(8, "cuda"), "dgx-h100"])
-def test_inference_on_devices_is_planned(model, profile, topology):
-    planner = oper.OperShardingPlanner(topology, profile, mode="inference")
+def test_work_on_devices_is_planned(model, profile, topology, mode):
+    planner = oper.OperShardingPlanner(topology, profile, mode=mode)
     plan = planner.plan(model).oper_plan
-    assert (plan.ranks, plan.workload.mode, plan.workload.fetch) == (8, "inference", "raw")
+    assert (plan.ranks, plan.workload.mode, plan.workload.fetch) == (8, mode, "raw")
     assert plan.topology.memory == ("linked",)
 
 
