@@ -57,6 +57,9 @@ CASES = {
     "unlike optimizers": Case(17, 1, optimizers=("adam", "sgd", "rowwise_adagrad")),
     "frozen tables": Case(18, 1, optimizers=("none", "adagrad")),
     "all frozen": Case(19, 1, optimizer="none"),
+    "frozen tables that a batch does not read": Case(
+        56, 1, optimizers=("none", "adagrad"), rows=(50, 200)
+    ),
 }
 
 
