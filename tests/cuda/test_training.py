@@ -9,8 +9,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oper.base.errors import OperError
+from oper.runtime.table_io import RowRange
 from oper.runtime.tables.optimizers import STATES
-from tests.support.cuda.device_engines import Schedule, train_on_both
+from tests.support.cuda.device_engines import (
+    Schedule,
+    batch_on,
+    device_of,
+    start,
+    train_on_both,
+)
 from tests.support.examples import examples
 from tests.support.runtime.engine_cases import Case, tables_of
 from tests.support.runtime.ranks import Ranks
@@ -77,6 +85,27 @@ def test_every_optimizer(ranks: Ranks, library: str | None, optimizer: str) -> N
 def test_accumulated_gradients(ranks: Ranks, library: str | None, weighted: bool) -> None:
     case = Case(20, 1, optimizer="adagrad", weighted=weighted)
     assert_trains_as_on_the_cpu(ranks, case, library, ((0, 1), (2,), (3, 4, 5), (6,)))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_nothing_is_trained_by_lengths_that_do_not_fit(library: str | None, weighted: bool) -> None:
+    case, device = Case(4, 1, weighted=weighted), device_of(library)
+    engine = start(case, random_plan(1, tables_of(case), 1), None, device)
+    every = [RowRange(n, 0, rows) for n, rows in enumerate(case.rows)]
+    before, batch = engine.read_rows(every), batch_on(device, case, 0, 0)
+    offsets = batch.offsets().long()
+    offsets[7:] += 1 << 40  # far beyond all addresses
+    batch._offsets, batch._lengths = offsets, None
+    weights = batch.weights_or_none()
+    if weights is not None:
+        weights.requires_grad_()
+    engine(batch).sum().backward()
+    with pytest.raises(OperError, match=r"in an earlier batch: .* must sum to that"):
+        engine.read_rows(every)
+    same_bits(engine.read_rows(every), before)
+    if weights is not None:
+        assert weights.grad is not None
+        assert not weights.grad.any()
 
 
 @given(
