@@ -9,8 +9,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oper.base.errors import OperError
+from oper.runtime.table_io import RowRange
 from oper.runtime.tables.optimizers import STATES
-from tests.support.cuda.device_engines import Schedule, train_on_both, train_until_a_death
+from tests.support.cuda.device_engines import (
+    Schedule,
+    batch_on,
+    device_of,
+    start,
+    train_on_both,
+    train_until_a_death,
+)
 from tests.support.examples import examples
 from tests.support.runtime import mortal_ranks
 from tests.support.runtime.engine_cases import Case, tables_of
@@ -69,6 +78,9 @@ CASES = {
     "ranks without samples": Case(9, 4, bags="none"),
     "fp16 on two ranks": Case(12, 2, dtype="fp16", optimizer="rowwise_adagrad", rounding=True),
     "unlike optimizers on two ranks": Case(17, 2, optimizers=("adam", "sgd", "none")),
+    "frozen tables that a batch does not read": Case(
+        56, 1, optimizers=("none", "adagrad"), rows=(50, 200)
+    ),
 }
 
 
@@ -103,6 +115,27 @@ def test_a_rank_that_dies_in_a_step_is_named(library: str | None, at: str) -> No
     plan = random_plan(22, tables_of(case), 2, replicated=0.5)
     outcomes = mortal_ranks.run(2, train_until_a_death, case, plan, library, at, silent=[1])
     assert "rank 1 died while rank 0 waited for it to" in str(outcomes[0])
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_nothing_is_trained_by_lengths_that_do_not_fit(library: str | None, weighted: bool) -> None:
+    case, device = Case(4, 1, weighted=weighted), device_of(library)
+    engine = start(case, random_plan(1, tables_of(case), 1), None, device)
+    every = [RowRange(n, 0, rows) for n, rows in enumerate(case.rows)]
+    before, batch = engine.read_rows(every), batch_on(device, case, 0, 0)
+    offsets = batch.offsets().long()
+    offsets[7:] += 1 << 40  # far beyond all addresses
+    batch._offsets, batch._lengths = offsets, None
+    weights = batch.weights_or_none()
+    if weights is not None:
+        weights.requires_grad_()
+    engine(batch).sum().backward()
+    with pytest.raises(OperError, match=r"in an earlier batch: .* must sum to that"):
+        engine.read_rows(every)
+    same_bits(engine.read_rows(every), before)
+    if weights is not None:
+        assert weights.grad is not None
+        assert not weights.grad.any()
 
 
 @given(

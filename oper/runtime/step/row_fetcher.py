@@ -78,6 +78,7 @@ class RowFetcher:
             fetched.bases,
             self._rank,
             self._device.stream,
+            batch.report,
         )
 
     def _fetch(self, batch: PreparedBatch) -> Fetched:

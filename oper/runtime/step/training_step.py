@@ -122,10 +122,12 @@ class TrainingStep:
     def _count_distinct(self, batch: PreparedBatch) -> None:
         """Called where the rows are needed anyway: not earlier, as they may still be sorted."""
         rows = batch.rows
+        # Not by how many accesses were sorted, which the host does not know of a device's batch.
+        if rows is None or not (self._all_trained or self._fetcher.needs_runs):
+            return
         if self._on_device:
-            if rows is not None and self._all_trained:
-                self._counters.add_later(rows.before[-1:].clone(), _distinct_rows)
-        elif rows is not None and rows.accesses == len(batch.addresses):
+            self._counters.add_later(rows.before[-1:].clone(), _distinct_rows)
+        else:
             self._counters.add(distinct_rows=len(rows))
 
 
