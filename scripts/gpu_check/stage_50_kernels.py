@@ -13,10 +13,14 @@ from scripts import build_cuda
 
 SECONDS = 90.0
 NEEDS = ("torch", "numpy", "pytest", "hypothesis")
+# Tests that start ranks are a stage of their own (stage_65_ranks.py), as they take longer.
+WITH_RANKS = tuple(
+    f"tests/cuda/test_{name}.py" for name in ("engine", "training", "mailbox", "replica_allreduce")
+)
 
 
 def records() -> Iterator[dict[str, Any]]:
-    yield from tests_on_the_device("tests/cuda", "--ignore=tests/cuda/test_engine.py")
+    yield from tests_on_the_device("tests/cuda", *(f"--ignore={test}" for test in WITH_RANKS))
 
 
 def tests_on_the_device(*which: str) -> Iterator[dict[str, Any]]:

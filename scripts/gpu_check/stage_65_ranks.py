@@ -1,13 +1,13 @@
-"""Engines on the device: 1, 2 and 4 ranks that share its memory, a rank killed, bad ids."""
+"""Engines on the device: 1, 2 and 4 ranks that share its memory; ranks killed, bad ids; training."""
 
 from collections.abc import Iterator
 from typing import Any
 
-from scripts.gpu_check.stage_50_kernels import tests_on_the_device
+from scripts.gpu_check.stage_50_kernels import WITH_RANKS, tests_on_the_device
 
 SECONDS = 120.0
 NEEDS = ("torch", "numpy", "pytest", "hypothesis", "yaml")
 
 
 def records() -> Iterator[dict[str, Any]]:
-    yield from tests_on_the_device("tests/cuda/test_engine.py")
+    yield from tests_on_the_device(*WITH_RANKS)

@@ -2,12 +2,14 @@
 and the bytes counted of CPU ranks'."""
 
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from oper.base.errors import OperError
+from oper.runtime.allreduce.device_bitmap import DeviceBitmap
 from tests.support.cuda.device_engines import device_of
 from tests.support.examples import examples
 from tests.support.runtime.replica_cases import Case, reduce_case
@@ -36,9 +38,7 @@ cases = st.builds(
 )
 
 
-@examples(25)
-@given(cases)
-def test_bits_and_bytes_of_cpu_ranks(ranks: Worlds, library: str | None, case: Case) -> None:
+def assert_bits_and_bytes_of_cpu_ranks(ranks: Worlds, library: str | None, case: Case) -> None:
     for (found, counted), (expected, counted_there) in ranks.run(
         case.ranks, reduce_on_both, case, library
     ):
@@ -47,6 +47,33 @@ def test_bits_and_bytes_of_cpu_ranks(ranks: Worlds, library: str | None, case: C
             for bucket, bucket_there in zip(step, step_there, strict=True):
                 for part, part_there in zip(bucket, bucket_there, strict=True):
                     assert part.tobytes() == part_there.tobytes()
+
+
+@examples(25)
+@given(cases)
+def test_bits_and_bytes_of_cpu_ranks(ranks: Worlds, library: str | None, case: Case) -> None:
+    assert_bits_and_bytes_of_cpu_ranks(ranks, library, case)
+
+
+def grown(rank: int, group: Any, case: Case, library: str | None) -> list[int]:
+    """The bytes that a rank shares after each step."""
+    replicas, found = DeviceBitmap.write, []
+
+    def write(self: DeviceBitmap, sums: Any) -> None:
+        replicas(self, sums)
+        found.append(self.shared_bytes)
+
+    with patch.object(DeviceBitmap, "write", write):
+        reduce_case(rank, group, case, "bitmap", [0] * case.ranks, device_of(library))
+    return found
+
+
+def test_buffers_grow_with_what_may_be_touched(ranks: Worlds, library: str | None) -> None:
+    """Of 30,000 replicas, 7.7 MB of gradients, a step touches 1 %, then all, and then some."""
+    case = Case(1, 2, ((30_000, 64),), (0.01, 1.0, 0.3), spread=True)
+    assert_bits_and_bytes_of_cpu_ranks(ranks, library, case)
+    for first, second, third in ranks.run(2, grown, case, library):
+        assert first < 30_000 * 4 * 64 < second == third < 3 * 30_000 * 4 * 64
 
 
 def refused(rank: int, group: Any, library: str | None) -> str:

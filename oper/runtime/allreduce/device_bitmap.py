@@ -1,28 +1,36 @@
 """The bitmap method on devices, for ranks of one node (OPER §5.3).
 
 As on the processor (methods.py), bit by bit, but that no count comes to the host: buffers have room
-for every replica, and each bucket's gradients begin at a line of them. A rank sums its slice in its
-own buffer, where only it reads that slice, and all gather the slices when they have `reduced`: so
-all ranks' links serve alike. Where replicas are dense, or are gathered, on CPU ranks, the sums have
-the same bits, so that devices need no method but this one.
+for as many replicas as all ranks have accesses, or for all if those are fewer, and each bucket's
+gradients begin at a line of them. A rank sums its slice in its own buffer, where only it reads that
+slice, and all gather the slices when they have `reduced`: so all ranks' links serve alike. Where
+replicas are dense, or are gathered, on CPU ranks, the sums have the same bits, so that devices need
+no method but this one.
 
 A rank's memory that the others read:
 
     int64    [words]   its bitmap of touched replicas
-    float32  [values]  its gradients of the replicas that any rank touched, and its slice of the sum
+    float32  [values]  its gradients of the replicas that any rank touched, and its slice of the
+                       sum; replaced where it must grow (growing_segments.py)
+    int64              how many accesses its batch has, in the host's memory
 """
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from oper.base.errors import OperError
 from oper.runtime.allreduce.methods import Replicas
+from oper.runtime.comm.growing_segments import GrowingSegments
 from oper.runtime.comm.node import Node
-from oper.runtime.comm.shared_segment import aligned
+from oper.runtime.comm.shared_segment import LINE_BYTES, DeviceSegment, Segment, aligned
 from oper.runtime.memory.device import Cuda
+from oper.runtime.memory.gradient_mailbox import segment_for_gradients
 from oper.runtime.memory.prepared_batch import SortedRows
-from oper.runtime.tables.row_gradients import LINE_VALUES, RowGradients
+from oper.runtime.tables.row_gradients import LINE_VALUES, RowGradients, most_values
+
+_SLACK = 4  # buffers grow by a quarter of what is needed beyond that
 
 
 class DeviceBitmap:
@@ -42,16 +50,27 @@ class DeviceBitmap:
         words = sum(-(-count // 64) for count in replicas.counts)
         sizes = (n * dim for n, dim in zip(replicas.counts, replicas.dims, strict=True))
         values = sum(-(-size // LINE_VALUES) * LINE_VALUES for size in sizes)
-        begin = aligned(8 * words)
-        segments = list(node.share(device.segment(begin + 4 * values)).values())
-        self.shared_bytes = segments[self._rank].reserve_bytes
-        self._bitmaps = [s.tensor(0, [words], torch.int64) for s in segments]
-        self._buffers = [s.tensor(begin, [values], torch.float32) for s in segments]
-        self._total = torch.empty(values, device=on)
+        self._most_values = values
+        bitmaps = node.share(device.segment(aligned(8 * words)))
+        self._bitmaps = [s.tensor(0, [words], torch.int64) for s in bitmaps.values()]
+        self._bitmap_bytes = bitmaps[node.rank].reserve_bytes
+        self._segments = GrowingSegments(node, partial(segment_for_gradients, device), LINE_BYTES)
+        self._peers = node.peers
+        # Each rank brings a segment, and all use the first one's.
+        size = LINE_BYTES * len(node.peers)
+        lines = node.share(Segment.create(size, size, "accesses"))[node.peers[0]]
+        shape = [len(node.peers), LINE_BYTES // 8]
+        self._accesses = lines.tensor(0, shape, torch.int64).numpy()[:, 0]
+        self._total = torch.empty(0, device=on)
         self.read_bytes = torch.zeros(1, dtype=torch.int64, device=on)
         self._united: tuple[torch.Tensor, torch.Tensor]  # slots and groups of touched replicas
 
+    @property
+    def shared_bytes(self) -> int:
+        return self._bitmap_bytes + self._segments.mine.reserve_bytes
+
     def mark(self, rows: SortedRows) -> None:
+        self._accesses[self._rank] = len(rows.slots)
         bitmaps = sum(bitmap.nbytes for bitmap in self._bitmaps)
         self.read_bytes = torch.full_like(self.read_bytes, bitmaps)
         self._device.ops().mark_replicas(
@@ -66,12 +85,17 @@ class DeviceBitmap:
 
     def write(self, sums: RowGradients) -> None:
         replicas, ops, stream = self._replicas, self._device.ops(), self._device.stream
+        most_rows = min(sum(replicas.counts), int(self._accesses.sum()))
+        size = min(4 * self._most_values, aligned(4 * most_values(most_rows, replicas.dims)))
+        if size > self._segments.mine.reserve_bytes:
+            self._segments.grow(min(4 * self._most_values, size + size // _SLACK))
+        self._total = torch.empty(size // 4, device=self._device.torch_device)
         self._united = ops.unite_replicas(
             self._bitmaps,
             replicas.slots,
             replicas.counts,
             replicas.dims,
-            sum(replicas.counts),
+            most_rows,
             stream,
         )
         ops.aggregate_rows(
@@ -82,11 +106,12 @@ class DeviceBitmap:
             replicas.counts,
             *self._united,
             replicas.dims,
-            self._buffers[self._rank],
+            self._buffer(self._segments.mine),
             stream,
         )
 
     def reduce(self) -> None:
+        self._buffers = [self._buffer(self._segments.of(peer)) for peer in self._peers]
         self._device.ops().sum_slice(
             self._buffers,
             self._united[1],
@@ -102,3 +127,7 @@ class DeviceBitmap:
         ops, stream = self._device.ops(), self._device.stream
         ops.gather_slices(self._buffers, groups, self._total, stream)
         return RowGradients(slots, groups, self._total)
+
+    def _buffer(self, segment: DeviceSegment) -> torch.Tensor:
+        """A rank's gradients in this step, as long as the sum."""
+        return segment.tensor(0, [len(self._total)], torch.float32)

@@ -124,7 +124,7 @@ class DeviceMailboxes:
         self._fixed_bytes = self._slots_at + LINE_BYTES + 4 * most_values(0, dims)
         self._row_bytes = 8 + 4 * (most_values(1, dims) - most_values(0, dims))
         # No method of this object's: the memory would be freed only when garbage is collected.
-        create = partial(_new_segment, device)
+        create = partial(segment_for_gradients, device)
         self._segments = GrowingSegments(node, create, self._fixed_bytes)
         # Views of segments, whose making would take the host 9 µs of each rank in each step.
         self._contents: dict[int, tuple[DeviceSegment, RowGradients]] = {}
@@ -166,7 +166,7 @@ class DeviceMailboxes:
         return (bytes - self._fixed_bytes) // self._row_bytes
 
 
-def _new_segment(device: Cuda, bytes: int) -> DeviceSegment:
+def segment_for_gradients(device: Cuda, bytes: int) -> DeviceSegment:
     """Memory of a device for the gradients of a batch."""
     for left in device.free_memory():
         if bytes > left.free_bytes:

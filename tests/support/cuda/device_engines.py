@@ -29,14 +29,6 @@ from tests.support.runtime.engine_cases import (
 )
 
 
-class _EmulatedOps:
-    """The operators of devices on host memory, and for the rest those of the CPU."""
-
-    def __getattr__(self, name: str) -> Any:
-        emulated = torch.ops.oper_emulated
-        return getattr(emulated if hasattr(emulated, name) else native.ops(), name)
-
-
 class EmulatedDevice(Cuda):
     """Host memory stands for a device's, kernels and driver are emulated: all of `Cuda` but what is
     torch's."""
@@ -50,7 +42,7 @@ class EmulatedDevice(Cuda):
         self.kept: list[int] = []  # where the tensors are that were to be kept
 
     def ops(self) -> Any:
-        return _EmulatedOps()
+        return torch.ops.oper_emulated  # and none of the CPU's, which would take this memory too
 
     def segment(self, bytes: int) -> DeviceSegment:
         return DeviceSegment.create(bytes, self.torch_device)
