@@ -1,4 +1,4 @@
-"""Engines on the device: 1, 2 and 4 ranks that share its memory; ranks killed, bad ids; training."""
+"""Engines on the device: 1, 2 and 4 ranks share its memory, train and serve; some are killed."""
 
 from collections.abc import Iterator
 from typing import Any
