@@ -85,6 +85,9 @@ class Mailboxes:
         most = self._slots_at + 8 * _MOST_ROWS
         self._rows = node.share(Segment.create(self._slots_at, most, "mailbox-rows"))
         self._values = node.share(Segment.create(0, RESERVE_BYTES, "mailbox"))
+        # Views of a rank's segments at the sizes that they have: making them takes the host longer
+        # than all else that is done here in a step.
+        self._views: dict[int, tuple[tuple[int, int], RowGradients]] = {}
 
     @property
     def bytes(self) -> int:
@@ -101,12 +104,16 @@ class Mailboxes:
 
     def read(self, rank: int) -> RowGradients:
         rows, values = self._rows[rank], self._values[rank]
-        slots, size = (rows.bytes - self._slots_at) // 8, values.bytes // 4
-        return RowGradients(
-            rows.tensor(self._slots_at, (slots,), torch.int64),
-            rows.tensor(0, self._groups, torch.int64),
-            values.tensor(0, (size,), torch.float32),
-        )
+        sizes = ((rows.bytes - self._slots_at) // 8, values.bytes // 4)
+        known = self._views.get(rank)
+        if known is None or known[0] != sizes:
+            views = RowGradients(
+                rows.tensor(self._slots_at, sizes[:1], torch.int64),
+                rows.tensor(0, self._groups, torch.int64),
+                values.tensor(0, sizes[1:], torch.float32),
+            )
+            known = self._views[rank] = (sizes, views)
+        return known[1]
 
 
 class DeviceMailboxes:
