@@ -106,7 +106,7 @@ class EmbeddingEngine:
         self._guard = EngineGuard(self.node, self.signals, group, waiting=self.training)
         slots = [int(plan.layout.slots[bucket.width].max()) for bucket in self.buckets]
         dims = [bucket.dim for bucket in self.buckets]
-        sorter = Sorter(self.node, self.device, slots, dims, by_position=fetcher.needs_runs)
+        sorter = Sorter(self.node, self.device, slots, dims, fetcher.needs_runs, bounds)
         self._preparer = BatchPreparer(
             self.features,
             address_map,

@@ -117,6 +117,22 @@ def test_a_rank_that_dies_in_a_step_is_named(library: str | None, at: str) -> No
     assert "rank 1 died while rank 0 waited for it to" in str(outcomes[0])
 
 
+@pytest.mark.parametrize(("bounds", "trained"), [("fatal", False), ("ignore", True)])
+def test_what_an_id_out_of_range_trains(library: str | None, bounds: str, trained: bool) -> None:
+    case, device = Case(4, 1), device_of(library)
+    engine = start(case, random_plan(1, tables_of(case), 1), None, device, bounds=bounds)
+    every = [RowRange(n, 0, rows) for n, rows in enumerate(case.rows)]
+    before, batch = engine.read_rows(every), batch_on(device, case, 0, 0)
+    batch.values()[3] = 10**6
+    engine(batch).sum().backward()
+    if not trained:
+        with pytest.raises(OperError, match=r"in an earlier batch: .*id 1000000"):
+            engine.read_rows(every)
+    after = engine.read_rows(every)
+    changed = any(not torch.equal(one, other) for one, other in zip(before, after, strict=True))
+    assert changed == trained
+
+
 @pytest.mark.parametrize("weighted", [False, True])
 def test_nothing_is_trained_by_lengths_that_do_not_fit(library: str | None, weighted: bool) -> None:
     case, device = Case(4, 1, weighted=weighted), device_of(library)

@@ -69,7 +69,7 @@ void make_words(WordArguments& a, const Feature* features, int64_t number, int64
 Runs sort_accesses(const at::Tensor& addresses, const at::Tensor& segment_offset,
                    const at::Tensor& features, int64_t rank, int64_t ranks,
                    at::IntArrayRef bucket_slots, const std::optional<at::Tensor>& offsets,
-                   int64_t stream, const std::optional<at::Tensor>& report) {
+                   int64_t stream, const std::optional<at::Tensor>& report, bool bad_ids_too) {
   const c10::DeviceGuard guard(addresses.device());
   const auto buckets = static_cast<int64_t>(bucket_slots.size());
   check_size(ranks, 1, kMostThings, "ranks");
@@ -90,6 +90,7 @@ Runs sort_accesses(const at::Tensor& addresses, const at::Tensor& segment_offset
   }
   if (report) check_on(*report, addresses, "report");
   a.report = report_of(report);
+  a.bad_ids_too = bad_ids_too;
   a.rank = rank;
   a.ranks = ranks;
   a.layout = layout_of(bucket_slots, ranks, offsets ? a.bags : accesses);
@@ -142,7 +143,8 @@ TORCH_LIBRARY_IMPL(oper, CUDA, m) { m.impl("sort_accesses", oper::sort_accesses)
 TORCH_LIBRARY_FRAGMENT(oper_emulated, m) {
   m.def(
       "sort_accesses(Tensor addresses, Tensor segment_offset, Tensor features, int rank, int ranks,"
-      " int[] bucket_slots, Tensor? offsets=None, int stream=0, Tensor? report=None)"
+      " int[] bucket_slots, Tensor? offsets=None, int stream=0, Tensor? report=None,"
+      " bool bad_ids_too=False)"
       " -> (Tensor positions, Tensor run_start, Tensor run_slot, Tensor run_count)");
 }
 TORCH_LIBRARY_IMPL(oper_emulated, CPU, m) { m.impl("sort_accesses", oper::sort_accesses); }

@@ -2,8 +2,8 @@
 a batch is told with one of the next.
 
 An id out of range reads row 0, and of a batch whose lengths do not fit its values nothing is read,
-so that waiting harms no memory: only the outputs in between and, in training, the rows, as the
-gradients of such an id go to row 0 before anybody is told. The report of a batch, `BatchReport` of
+so that waiting harms nothing but the outputs in between. Neither is trained, but where `bounds`
+lets ids be out of range, whose gradients go to row 0. The report of a batch, `BatchReport` of
 csrc/include/oper/cuda/launchers.h, is int64 [2]: the first bad id, and the first bad bag.
 """
 

@@ -31,7 +31,8 @@ _MOST_ROWS = 2**31 - 1  # the kernel calls them by 32 bits
 class Sorter:
     """The sort of one engine's batches, which are on `device`. `bucket_slots` are each bucket's, of
     the rank that has the most, and `dims` the values of its rows. `by_position` where the positions
-    of accesses are needed, and not their bags."""
+    of accesses are needed, and not their bags. `bounds` is the engine's: where it is "fatal", no
+    rows are found of a batch whose report names a bad id."""
 
     def __init__(
         self,
@@ -40,7 +41,9 @@ class Sorter:
         bucket_slots: Sequence[int],
         dims: Sequence[int],
         by_position: bool,
+        bounds: str = "fatal",
     ) -> None:
+        self._bad_ids_too = bounds == "fatal"
         self.rank, self._ranks, self._device = node.rank, node.ranks, device
         self._bucket_slots = list(bucket_slots)
         self._narrow = max(dims, default=0) <= MOST_DIM
@@ -61,7 +64,7 @@ class Sorter:
         report: torch.Tensor | None = None,
     ) -> BatchRows | Future[BatchRows]:
         """The rows of a batch, or a future of them, if they are not needed `at_once`. None of a
-        batch whose `report` names a bad bag."""
+        batch whose `report` names a bad bag, or a bad id that is fatal."""
         read = (addresses, segment_offset, features, self.rank, self._ranks)
         if self._numbers(len(addresses)):
             return self._done(at_once, self._number, *read)
@@ -93,7 +96,8 @@ class Sorter:
     def _sort(self, *given: Any) -> BatchRows:
         *read, bags, report = given
         ops, stream = self._device.ops(), self._device.stream
-        found = ops.sort_accesses(*read, self._bucket_slots, bags, stream, report)
+        of_device = (stream, report, self._bad_ids_too)
+        found = ops.sort_accesses(*read, self._bucket_slots, bags, *of_device)
         return rows_of_tensors(found, self._ranks, bags is not None)
 
 
@@ -112,6 +116,7 @@ def _sorted_shapes(
     offsets: torch.Tensor | None = None,
     stream: int = 0,
     report: torch.Tensor | None = None,
+    bad_ids_too: bool = False,
 ) -> tuple[torch.Tensor, ...]:
     context = torch.library.get_ctx()
     accesses, runs = context.new_dynamic_size(), context.new_dynamic_size()

@@ -1,5 +1,5 @@
 // torch.ops.oper.sort_accesses and one_per_bag: which accesses of a batch read the same row (§5).
-// `stream` and `report` are a device's (device/sort.cpp).
+// `stream`, `report` and `bad_ids_too` are a device's (device/sort.cpp).
 
 #include "oper/step/sort.h"
 
@@ -181,7 +181,8 @@ Runs sort_by_row(const RowKeys& keys, const Numbers& numbers) {
 Runs sort_accesses(const at::Tensor& addresses, const at::Tensor& segment_offset,
                    const at::Tensor& features, int64_t rank, int64_t ranks,
                    at::IntArrayRef bucket_slots, const std::optional<at::Tensor>& offsets,
-                   int64_t /*stream*/, const std::optional<at::Tensor>& /*report*/) {
+                   int64_t /*stream*/, const std::optional<at::Tensor>& /*report*/,
+                   bool /*bad_ids_too*/) {
   // How many slots a bucket has tells devices what keys there can be; here the addresses say which
   // there are, and shorter keys take fewer passes.
   const auto buckets = static_cast<int64_t>(bucket_slots.size());
@@ -224,7 +225,7 @@ TORCH_LIBRARY_FRAGMENT(oper, m) {
   m.def(
       "sort_accesses(Tensor addresses, Tensor segment_offset, Tensor features,"
       " int rank, int ranks, int[] bucket_slots, Tensor? offsets=None, int stream=0,"
-      " Tensor? report=None)"
+      " Tensor? report=None, bool bad_ids_too=False)"
       " -> (Tensor positions, Tensor run_start, Tensor run_slot, Tensor run_count)");
 }
 

@@ -163,6 +163,7 @@ struct WordArguments {
   const int64_t* offsets64;  // their bags, else neither
   int64_t bags;
   const BatchReport* report;  // null: the batch was looked at
+  int64_t bad_ids_too;        // 1: nothing is found of a batch with a bad id either
   int64_t rank;               // whose own copies are read
   int64_t ranks;
   WordLayout layout;

@@ -37,7 +37,8 @@ __global__ void __launch_bounds__(256)
     a.words[at] = a.layout.word(group, slot, a.numbers ? 0 : number);
     if (a.numbers) a.numbers[at] = static_cast<int32_t>(number);
   };
-  if (a.report && a.report->bad_bag != kNothingBad) {
+  if (a.report &&
+      (a.report->bad_bag != kNothingBad || (a.bad_ids_too && a.report->bad_id != kNothingBad))) {
     for (int64_t n = thread; n < a.accesses; n += threads) write(n, a.layout.groups, 0, 0);
     return;
   }
