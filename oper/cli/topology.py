@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import typer
@@ -31,6 +31,7 @@ oper topology show 4x8-h100
 """
 _MEASURE_EXAMPLES = """
 oper topology measure -o here.yaml --ranks 2
+oper topology measure -o here.yaml --ranks 8 --device cuda
 """
 
 
@@ -66,6 +67,9 @@ def measure(
     ranks: int | None = typer.Option(
         None, "--ranks", min=1, help="Start this many ranks on this host.", metavar="N"
     ),
+    device: Literal["cpu", "cuda"] = typer.Option(
+        "cpu", "--device", help="Where rows are: in the host's memory or on CUDA devices."
+    ),
     per_pair: bool = typer.Option(
         False,
         "--per-pair",
@@ -83,10 +87,11 @@ def measure(
     force: bool = FORCE,
     as_json: bool = JSON,
 ) -> None:
-    """Measure the links between CPU ranks.
+    """Measure the links between ranks.
 
     Measures random row reads and the AllReduce with the kernels of the runtime, between the ranks
-    that torchrun started or those that `--ranks N` starts.
+    that torchrun started or those that `--ranks N` starts. On CUDA devices each rank has one: that
+    of its number on the host.
     """
     under_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
     if under_torchrun == (ranks is not None):
@@ -100,10 +105,11 @@ def measure(
         check_output(output, overwrite=force)
     from oper.measure.launch import measure_local, measure_under_torchrun
 
+    on_devices = device == "cuda"
     measurement = (
-        measure_under_torchrun(row_bytes)
+        measure_under_torchrun(row_bytes, on_devices=on_devices)
         if ranks is None
-        else measure_local(ranks, row_bytes=row_bytes)
+        else measure_local(ranks, row_bytes=row_bytes, on_devices=on_devices)
     )
     if measurement is None:
         return  # rank 0 writes for all

@@ -1,4 +1,4 @@
-"""Measuring the links of CPU ranks with the runtime's own kernels.
+"""Measuring the links of ranks, on the CPU or on devices, with the runtime's own kernels.
 
 In: ranks. Out: `Measurement`, a topology. Imports: runtime, topology.
 """

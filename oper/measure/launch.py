@@ -14,8 +14,9 @@ from torch.distributed.rendezvous import rendezvous
 
 from oper.base.errors import OperError
 from oper.base.formatting import plural
+from oper.measure.link_timer import Amounts
 from oper.measure.local_rank import Store, local_store, run_local_rank
-from oper.measure.measure_ranks import ARENA_BYTES, DEADLINE_SECONDS, ROW_BYTES, measure_ranks
+from oper.measure.measure_ranks import DEADLINE_SECONDS, ROW_BYTES, measure_ranks
 from oper.measure.measurement import Measurement
 
 _MOST_A_CORE = 8  # ranks: with more, what is measured is how they wait for each other
@@ -25,23 +26,25 @@ START_SECONDS = 10.0  # for each rank to import torch, on cores that all ranks s
 def measure_local(
     ranks: int,
     deadline_seconds: float = DEADLINE_SECONDS,
-    arena_bytes: int = ARENA_BYTES,
+    amounts: Amounts | None = None,
     row_bytes: int = ROW_BYTES,
+    on_devices: bool = False,
 ) -> Measurement:
-    """Measure `ranks` processes that are started here for it, on this host.
+    """Measure `ranks` processes that are started here for it, on this host, on the CPU or on its
+    first CUDA devices, one each.
 
     Raises OperError where there are more ranks than this machine's cores can run side by side, or,
     with all ranks ended, where one fails or does not come in time.
     """
     cores = len(os.sched_getaffinity(0))
-    if ranks > _MOST_A_CORE * cores:
+    if not on_devices and ranks > _MOST_A_CORE * cores:
         raise OperError(
             f"measuring: {ranks:,} ranks on {plural(cores, 'core')}, and at most "
             f"{_MOST_A_CORE * cores:,} were needed, {_MOST_A_CORE} a core; measure fewer, as more "
             "would wait for each other"
         )
     store = local_store(0, deadline_seconds, is_master=True)
-    arguments = (ranks, store.port, deadline_seconds, arena_bytes, row_bytes)
+    arguments = (ranks, store.port, deadline_seconds, amounts, row_bytes, on_devices)
     # A fresh interpreter each, as a fork would share torch's threads and locks.
     context = multiprocessing.get_context("spawn")
     processes = [
@@ -72,15 +75,21 @@ def measure_local(
 
 
 def measure_under_torchrun(
-    row_bytes: int = ROW_BYTES, deadline_seconds: float = DEADLINE_SECONDS
+    row_bytes: int = ROW_BYTES,
+    deadline_seconds: float = DEADLINE_SECONDS,
+    on_devices: bool = False,
 ) -> Measurement | None:
-    """Measure the ranks that torchrun started; the result on rank 0, None on the others."""
+    """Measure the ranks that torchrun started, on the CPU or each on the CUDA device of its number
+    on its host; the result on rank 0, None on the others."""
     limit = timedelta(seconds=deadline_seconds)
     try:
         store, rank, ranks = next(rendezvous("env://", timeout=limit))
         # torchrun's number of the host among its hosts.
         node = int(os.environ["GROUP_RANK"])
-        measured = measure_ranks(store, rank, ranks, node, deadline_seconds, row_bytes=row_bytes)
+        device = f"cuda:{os.environ['LOCAL_RANK']}" if on_devices else "cpu"
+        measured = measure_ranks(
+            store, rank, ranks, node, deadline_seconds, row_bytes=row_bytes, device=device
+        )
     except RuntimeError as error:
         raise OperError(f"measuring: the ranks could not connect ({error})") from error
     return measured if rank == 0 else None

@@ -7,31 +7,42 @@ that share no memory are copied on their rank and sent over the process group.
 
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from oper.base import native
 from oper.plan.layout import SLOT_BITS
 from oper.runtime.allreduce.replica_allreduce import BucketReplicas, ReplicaAllReduce
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.progress_signals import Signals
+from oper.runtime.memory.device import Cpu, Device
 from oper.runtime.memory.heap import Heap
 from oper.runtime.memory.prepared_batch import SortedRows
 from oper.runtime.tables.kernel_structs import FEATURE, as_words
 from oper.runtime.tables.row_gradients import RowGradients, laid_out
 
-# A repetition reads so many: 8 MiB where rows have 64 bytes, so a millisecond, well above the
-# clock's error.
-READ_ROWS = 1 << 17
 _COUNTERS = ("marked", "published", "reduced")
+
+
+class Amounts(NamedTuple):
+    """What takes so long that the clock's error, and the start of a kernel, are nothing to it, and
+    lies in no cache."""
+
+    read_bytes: int  # by one rank in a repetition
+    arena_bytes: int  # a rank's rows
+    allreduce_bytes: int  # of replicas
+
+
+ON_CPU = Amounts(32 << 20, 256 << 20, 16 << 20)
+ON_DEVICES = Amounts(1 << 30, 4 << 30, 256 << 20)
 
 
 class LinkTimer:
     """Times links of this rank, together with all ranks of `group`, which is None for one rank;
-    `barrier` waits for all of them. Rows of `row_bytes`, float32; a heap of `arena_bytes` on each
-    rank."""
+    `barrier` waits for all of them. Rows of `row_bytes`, float32, in a heap on each rank's device.
+    """
 
     def __init__(
         self,
@@ -39,29 +50,39 @@ class LinkTimer:
         group: dist.ProcessGroup | None,
         barrier: Callable[[], None],
         row_bytes: int,
-        arena_bytes: int,
+        amounts: Amounts,
+        device: Device | None = None,
     ) -> None:
         self._node, self._group, self._barrier = node, group, barrier
         self._row_bytes, self._dim = row_bytes, row_bytes // 4
-        self._rows = max(arena_bytes // row_bytes, 1)
-        self._heap = Heap(node, np.full((1, node.ranks), self._rows), [row_bytes], [0])
+        self.device = device or Cpu()
+        self.read_rows = max(amounts.read_bytes // row_bytes, 1)
+        self._rows = max(amounts.arena_bytes // row_bytes, 1)
+        slots = np.full((1, node.ranks), self._rows)
+        self._heap = Heap(node, slots, [row_bytes], [0], self.device)
         self._heap.rows(0).view(torch.float32).fill_(1.0)
-        self._random = torch.Generator().manual_seed(node.rank)
+        self._random = torch.Generator(self.device.torch_device).manual_seed(node.rank)
         feature = np.zeros(1, FEATURE)
-        feature["row_bytes"], feature["bags"] = row_bytes, READ_ROWS
+        feature["row_bytes"], feature["bags"] = row_bytes, self.read_rows
         feature["dim"] = feature["out_stride"] = self._dim
         self._feature = as_words(feature)
-        self._signals = Signals(node, _COUNTERS)
+        self._signals = Signals(node, _COUNTERS, self.device.finish)
         self._steps = 0
 
     def read_seconds(self, offset: int, repetitions: int) -> list[float]:
-        """Seconds to read READ_ROWS random rows of the rank `offset` after this one, while all
+        """Seconds to read `read_rows` random rows of the rank `offset` after this one, while all
         ranks do the same."""
         ranks = self._node.ranks
         source, reader = (self._node.rank + offset) % ranks, (self._node.rank - offset) % ranks
         seconds = []
         for _ in range(1 + repetitions):
-            slots = torch.randint(self._rows, (READ_ROWS,), generator=self._random)
+            slots = torch.randint(
+                self._rows,
+                (self.read_rows,),
+                generator=self._random,
+                device=self.device.torch_device,
+            )
+            self.device.finish()
             self._barrier()
             start = time.perf_counter()
             sending = None
@@ -70,8 +91,9 @@ class LinkTimer:
             if source in self._node.peers:
                 start = time.perf_counter()  # serving another node is no part of this read
                 self._read(source, slots)
+                self.device.finish()
             else:
-                out = torch.empty(READ_ROWS, self._row_bytes, dtype=torch.uint8)
+                out = torch.empty(self.read_rows, self._row_bytes, dtype=torch.uint8)
                 dist.recv(out, group=self._group, group_src=source)
             seconds.append(time.perf_counter() - start)
             if sending is not None:
@@ -80,15 +102,18 @@ class LinkTimer:
 
     def reduce_seconds(self, replicas: int, repetitions: int) -> list[float]:
         """Seconds of the AllReduce of so many replicas, all of them touched by every rank."""
-        slots, ranks = torch.arange(replicas), self._node.ranks
-        rows = SortedRows(slots, torch.tensor([0] + [replicas] * (1 + ranks)), ranks)
-        groups = laid_out(rows.before, [self._dim], self._heap.device)
-        sums = RowGradients(slots, groups, torch.ones(replicas * self._dim))
+        on, ranks = self.device.torch_device, self._node.ranks
+        slots = torch.arange(replicas, device=on)
+        before = torch.tensor([0] + [replicas] * (1 + ranks), device=on)
+        rows = SortedRows(slots, before, ranks)
+        groups = laid_out(before, [self._dim], self.device)
+        sums = RowGradients(slots, groups, torch.ones(replicas * self._dim, device=on))
         buckets = [BucketReplicas(slots, self._dim)]
-        allreduce = ReplicaAllReduce("bitmap", self._node, self._signals, buckets)
+        allreduce = ReplicaAllReduce("bitmap", self._node, self._signals, buckets, self.device)
         seconds = []
         for _ in range(1 + repetitions):
             self._steps += 1
+            self.device.finish()
             self._barrier()
             start = time.perf_counter()
             allreduce.begin(self._steps, rows)
@@ -97,25 +122,27 @@ class LinkTimer:
             self._signals.wait("published", self._steps, "publish its gradients")
             allreduce.reduce(self._steps)
             allreduce.result(self._steps)
+            self.device.finish()
             seconds.append(time.perf_counter() - start)
         return seconds[1:]
 
     def _read(self, source: int, slots: torch.Tensor) -> torch.Tensor:
         addresses = slots + (source << SLOT_BITS)
-        return native.ops().pooled_rows(
+        return self.device.ops().pooled_rows(
             addresses,
             None,
             None,
             self._feature,
             self._heap.bases,
             self._node.rank,
-            READ_ROWS * self._dim,
+            self.read_rows * self._dim,
             torch.float32,
+            self.device.stream,
         )
 
     def _copy(self, slots: torch.Tensor) -> torch.Tensor:
         """Rows of this rank, for a rank of another node."""
         out = torch.empty(len(slots), self._row_bytes, dtype=torch.uint8)
         own = int(self._heap.bases[0, self._node.rank])
-        native.ops().copy_rows(slots, own, self._row_bytes, out)
+        self.device.ops().copy_rows(slots, own, self._row_bytes, out)
         return out

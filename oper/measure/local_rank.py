@@ -11,10 +11,13 @@ import socket
 import sys
 from dataclasses import asdict
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oper.base import process_signals
 from oper.base.errors import OperError
+
+if TYPE_CHECKING:
+    from oper.measure.link_timer import Amounts
 
 Store = Any  # a torch.distributed store, whose types torch does not export
 
@@ -22,7 +25,13 @@ _LOOPBACK = "127.0.0.1"
 
 
 def run_local_rank(
-    rank: int, ranks: int, port: int, deadline_seconds: float, arena_bytes: int, row_bytes: int
+    rank: int,
+    ranks: int,
+    port: int,
+    deadline_seconds: float,
+    amounts: "Amounts | None",
+    row_bytes: int,
+    on_devices: bool,
 ) -> None:
     """Measure as this rank, and say in the store what was found, or what failed."""
     parent = multiprocessing.parent_process()
@@ -34,7 +43,10 @@ def run_local_rank(
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     store = local_store(port, deadline_seconds, is_master=False)
     try:
-        measured = measure_ranks(store, rank, ranks, 0, deadline_seconds, arena_bytes, row_bytes)
+        device = f"cuda:{rank}" if on_devices else "cpu"
+        measured = measure_ranks(
+            store, rank, ranks, 0, deadline_seconds, amounts, row_bytes, device
+        )
     except OperError as error:
         store.set(f"failure {rank}", str(error))
         sys.exit(1)

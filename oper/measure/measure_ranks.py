@@ -1,4 +1,4 @@
-"""One rank's part in measuring the links of CPU ranks, from which a topology is made.
+"""One rank's part in measuring the links of ranks, from which a topology is made.
 
 Each rank has rows in a heap of the runtime's and reads with its kernels (link_timer.py), which also
 sum replicas: what is measured is what a step does. In round k of M, rank i reads random rows of
@@ -26,17 +26,16 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from oper.base.errors import OperError, first_line
-from oper.base.free_memory import machine_memory_bytes
-from oper.measure.link_timer import READ_ROWS, LinkTimer
+from oper.measure.link_timer import ON_CPU, ON_DEVICES, Amounts, LinkTimer
 from oper.measure.measurement import REPETITIONS, Measurement
 from oper.runtime.comm.node import Node
+from oper.runtime.memory.alike_devices import check_alike
+from oper.runtime.memory.device import Device, device_of
 from oper.topology.links import SAME_NODE_LATENCY_SECONDS
 from oper.topology.presets import CPU_ALLREDUCE
 
 DEADLINE_SECONDS = 60.0
 ROW_BYTES = 256  # 64 values of fp32
-ARENA_BYTES = 256 << 20  # a rank's rows: several times what a last-level cache holds
-ALLREDUCE_BYTES = 16 << 20
 LATENCY_REPETITIONS = 50
 
 
@@ -46,15 +45,18 @@ def measure_ranks(
     ranks: int,
     node: int,
     deadline_seconds: float = DEADLINE_SECONDS,
-    arena_bytes: int = ARENA_BYTES,
+    amounts: Amounts | None = None,
     row_bytes: int = ROW_BYTES,
+    device: str = "cpu",
 ) -> Measurement:
-    """Measure `ranks` ranks that share `store`, of which this is `rank`, on host `node`."""
+    """Measure `ranks` ranks that share `store`, of which this is `rank`, on host `node` and on a
+    device that torch names so."""
     limit = timedelta(seconds=deadline_seconds)
     barrier(store, rank, ranks, limit)
     try:
         dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=limit)
-        return _RankMeasurement(store, node, limit, arena_bytes, row_bytes).measure()
+        on = device_of(device)
+        return RankMeasurement(store, node, limit, amounts, row_bytes, on).measure()
     except RuntimeError as error:
         raise OperError(
             f"rank {rank} lost another rank, or waited {deadline_seconds:.0f} s for its bytes: "
@@ -80,17 +82,23 @@ def barrier(store: Any, rank: int, ranks: int, limit: timedelta) -> None:
         ) from error
 
 
-class _RankMeasurement:
-    """One rank's part of the measurement."""
+class RankMeasurement:
+    """One rank's part of the measurement, of ranks that are a process group."""
 
     def __init__(
-        self, store: Any, node: int, limit: timedelta, arena_bytes: int, row_bytes: int
+        self,
+        store: Any,
+        node: int,
+        limit: timedelta,
+        amounts: Amounts | None,
+        row_bytes: int,
+        device: Device,
     ) -> None:
         self.store, self.limit, self.row_bytes = store, limit, row_bytes
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.nodes = [int(n) for n in self._from_all([node])[:, 0]]
         local_ranks = self.nodes.count(node)
-        self.memory_bytes = machine_memory_bytes() // local_ranks
+        self.memory_bytes = device.memory_bytes(local_ranks)
         self.threads = max(1, len(os.sched_getaffinity(0)) // local_ranks)
         torch.set_num_threads(self.threads)
         joined = Node.join(dist.group.WORLD, limit.total_seconds(), self.nodes)
@@ -99,11 +107,22 @@ class _RankMeasurement:
                 f"rank {self.rank} shares memory with {len(of_node)} of the {local_ranks} ranks of "
                 "its host; ranks of one host must run in one container, as they do in training"
             )
+        check_alike(joined, device)
+        on_devices = device.kind != "cpu"
+        if on_devices and len(joined.peers) < self.ranks:
+            raise OperError(
+                f"ranks on devices of {len(set(self.nodes))} hosts, and devices read rows of one "
+                "host alone: measure those of one, and write the other hosts and the bandwidth "
+                "between them into the file (docs/topology.md)"
+            )
+        amounts = amounts or (ON_DEVICES if on_devices else ON_CPU)
         # A quarter of the memory at most, on small hosts with many ranks.
-        arena_bytes = min(arena_bytes, self.memory_bytes // 4)
+        arena_bytes = min(amounts.arena_bytes, self.memory_bytes // 4)
+        amounts = amounts._replace(arena_bytes=arena_bytes)
+        self.allreduce_bytes = amounts.allreduce_bytes
         # A bound method would make a cycle, which would keep the group beyond its end.
         wait = functools.partial(barrier, store, self.rank, self.ranks, limit)
-        self.links = LinkTimer(joined, dist.group.WORLD, wait, row_bytes, arena_bytes)
+        self.links = LinkTimer(joined, dist.group.WORLD, wait, row_bytes, amounts, device)
 
     def measure(self) -> Measurement:
         times = np.array([self._round(offset) for offset in range(self.ranks)])  # [offset, median…]
@@ -111,7 +130,7 @@ class _RankMeasurement:
         mine = np.zeros((2, self.ranks))
         mine[:, sources] = times.T
         everyone = self._from_all(mine.ravel()).reshape(self.ranks, 2, self.ranks)
-        bandwidth = READ_ROWS * self.row_bytes / everyone[:, 0]
+        bandwidth = self.links.read_rows * self.row_bytes / everyone[:, 0]
         allreduce, latency = self._allreduce()
         memory = self._from_all([self.memory_bytes])[:, 0]
         return Measurement(
@@ -123,6 +142,7 @@ class _RankMeasurement:
             memory_bytes=[int(m) for m in memory],
             threads=self.threads,
             row_bytes=self.row_bytes,
+            device=self.links.device.name,
         )
 
     def _round(self, offset: int) -> tuple[float, float]:
@@ -133,7 +153,7 @@ class _RankMeasurement:
         """Bus bandwidth (bytes/s) and latency of a hop (s), the slowest rank's."""
         if self.ranks == 1:
             return CPU_ALLREDUCE, SAME_NODE_LATENCY_SECONDS
-        replicas = ALLREDUCE_BYTES // self.row_bytes
+        replicas = self.allreduce_bytes // self.row_bytes
         seconds = [
             _median_and_spread(self.links.reduce_seconds(rows, repetitions))[0]
             for rows, repetitions in ((replicas, REPETITIONS), (1, LATENCY_REPETITIONS))

@@ -1,4 +1,4 @@
-"""What was measured of the links of CPU ranks, as a topology and as a topology file."""
+"""What was measured of the links of ranks, as a topology and as a topology file."""
 
 import os
 import platform
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from oper.topology.links import SHARED
+from oper.topology.links import LINKED, SHARED, NodeMemory
 from oper.topology.topology import Topology
 
 REPETITIONS = 21
@@ -19,7 +19,8 @@ REPETITIONS = 21
 class Measurement:
     """What M ranks measured; `bandwidth` and `spread` are [M][M], reader by source.
 
-    Spread is (largest - smallest) / median time over the repetitions.
+    Spread is (largest - smallest) / median time over the repetitions. `device` is the name of the
+    ranks' devices, or cpu, whose ranks have so many `threads`.
     """
 
     node_of: list[int]
@@ -30,10 +31,16 @@ class Measurement:
     memory_bytes: list[int]
     threads: int
     row_bytes: int
+    device: str = "cpu"
+
+    @property
+    def memory(self) -> NodeMemory:
+        """Whose links rows come by: on devices those of the rank that has them, too."""
+        return SHARED if self.device == "cpu" else LINKED
 
     def topology(self, name: str, per_pair: bool = False) -> Topology:
-        """The topology, of hosts whose ranks share memory: with one bandwidth for a host's and one
-        for other hosts' rows (the medians), or one per pair."""
+        """The topology: with one bandwidth for each kind of link (the medians), or one per pair. On
+        CPU ranks own rows and other ranks' of the host are one kind: one memory has them all."""
         bandwidth = np.array(self.bandwidth)
         measured = Topology(
             name,
@@ -42,12 +49,15 @@ class Measurement:
             self.allreduce_bandwidth,
             self.latency_seconds,
             device_memory_bytes=tuple(self.memory_bytes),
-            memory=(SHARED,) * len(set(self.node_of)),
+            memory=(self.memory,) * len(set(self.node_of)),
         )
         if per_pair:
             return measured
-        other_node = measured.masks()["other_node"]
-        for mask in (~other_node, other_node):
+        masks = measured.masks()
+        kinds = [masks["local"], masks["same_node"], masks["other_node"]]
+        if self.memory == SHARED:
+            kinds = [~masks["other_node"], masks["other_node"]]
+        for mask in kinds:
             if mask.any():
                 bandwidth[mask] = np.median(bandwidth[mask])
         return Topology(**{**vars(measured), "link_cost": 1 / bandwidth})
@@ -63,7 +73,7 @@ class Measurement:
             content["bandwidth"] = {
                 kind: _rounded(bandwidth[mask][0]) for kind, mask in masks.items() if mask.any()
             }
-        content["memory"] = SHARED
+        content["memory"] = self.memory
         content["allreduce_bandwidth"] = _rounded(self.allreduce_bandwidth)
         content["latency_seconds"] = _rounded(self.latency_seconds)
         sizes = [f"{size}B" for size in self.memory_bytes]
@@ -71,12 +81,16 @@ class Measurement:
         spread = float(np.median(self.spread))
         header = (
             f"# Measured by `oper topology measure` on {time.strftime('%Y-%m-%d')}: random rows of "
-            f"{self.row_bytes} bytes,\n# ranks at once: {len(self.node_of)}, threads of each: "
-            f"{self.threads}, {platform.machine()}, {os.cpu_count()} cores.\n"
+            f"{self.row_bytes} bytes,\n# ranks at once: {len(self.node_of)}, {self._where()}.\n"
             f"# Median of {REPETITIONS}; (largest - smallest) / median is {spread:.0%}. "
             "Bytes per second.\n"
         )
         return header + yaml.safe_dump(content, sort_keys=False, default_flow_style=None)
+
+    def _where(self) -> str:
+        if self.device != "cpu":
+            return f"each on a device of its own: {self.device}"
+        return f"threads of each: {self.threads}, {platform.machine()}, {os.cpu_count()} cores"
 
 
 def _rounded(value: float) -> float:

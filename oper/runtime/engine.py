@@ -27,10 +27,10 @@ from oper.runtime.allreduce.replica_check import UnequalReplica, unequal_replica
 from oper.runtime.comm.engine_lifetime import EngineGuard
 from oper.runtime.comm.exchange import COUNTERS as EXCHANGE_COUNTERS
 from oper.runtime.comm.exchange import AllToAll, exchange_of
-from oper.runtime.comm.lost_ranks import rank_names
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.progress_signals import Signals
 from oper.runtime.memory import runtime_plan
+from oper.runtime.memory.alike_devices import check_alike
 from oper.runtime.memory.device import Cpu, Device
 from oper.runtime.memory.heap import Heap, TableMemory
 from oper.runtime.memory.prepared_batch import PreparedBatch
@@ -86,7 +86,9 @@ class EmbeddingEngine:
         self.rank, self.ranks = self.node.rank, self.node.ranks
         self.gradient_scale = 1 / self.ranks if gradient_scale is None else gradient_scale
         try:
-            _check_devices(self.node, plan, self.device)
+            if self.device.kind != "cpu":
+                runtime_plan.check_for_devices(plan, str(self.device.torch_device))
+            check_alike(self.node, self.device)
             _check_agreement(self.node, plan, self.tables, weighted, self.gradient_scale)
             self.buckets = make_buckets(plan, self.tables)
             self.features = FeatureSet(plan, self.tables, self.buckets)
@@ -240,33 +242,6 @@ class EmbeddingEngine:
 def _check_bounds(bounds: str) -> None:
     if bounds not in BOUNDS:
         raise OperError(f"bounds {bounds!r}: one of {', '.join(BOUNDS)} was needed")
-
-
-def _check_devices(node: Node, plan: Plan, device: Device) -> None:
-    """Check that all ranks are on the CPU, or all on devices of one architecture by a plan that can
-    be served there. For all ranks to call; where they differ, OperError on all of them."""
-    if device.kind != "cpu":
-        runtime_plan.check_for_devices(plan, str(device.torch_device))
-    if node.group is None:
-        return
-    found = node.group.gather(device.architecture.encode().ljust(8), "compare devices")
-    ranks_with: dict[str, list[int]] = {}
-    for rank, architecture in enumerate(found):
-        ranks_with.setdefault(architecture.decode().strip(), []).append(rank)
-    on_cpu = ranks_with.pop(Cpu.architecture, [])
-    if on_cpu and ranks_with:
-        others = sorted(rank for ranks in ranks_with.values() for rank in ranks)
-        raise OperError(
-            f"the tables of {rank_names(on_cpu)} are on the CPU, and those of "
-            f"{rank_names(others)} on CUDA devices: give all ranks devices, each its own "
-            '(torch.device("cuda", LOCAL_RANK)), or all the CPU'
-        )
-    if len(ranks_with) > 1:
-        groups = "; ".join(f"{rank_names(r)}: {name}" for name, r in sorted(ranks_with.items()))
-        raise OperError(
-            f"ranks are on devices of unlike architectures ({groups}): plans are made and kernels "
-            "tested for devices of one; start ranks on those of one"
-        )
 
 
 def _check_agreement(

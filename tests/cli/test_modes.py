@@ -39,7 +39,7 @@ def test_new_files_and_folders_follow_the_umask(
 ) -> None:
     same, none = [[8e9, 8e9]] * 2, [[0.0, 0.0]] * 2
     measured = Measurement([0, 0], same, none, 2e9, 5e-6, [2**30] * 2, 1, 256)
-    monkeypatch.setattr(launch, "measure_local", lambda ranks, row_bytes: measured)
+    monkeypatch.setattr(launch, "measure_local", lambda ranks, **_: measured)
     others = {"page": "report q -o", "topology": "topology measure --ranks 2 -o"}
     places = {"synth": "new.parquet", "page": "new.html", "topology": "new.yaml"}
     place = Path("above", places.get(name, "new"))

@@ -18,6 +18,7 @@ from scripts.gpu_check import (
     stage_60_lookup,
     stage_62_host_time,
     stage_64_training,
+    stage_66_links,
 )
 
 
@@ -95,6 +96,12 @@ def test_the_time_of_the_host_is_measured(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.check
+def test_own_rows_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage_66_links, "ROW_BYTES", (64,))
+    (found,) = stage_66_links.records("cpu")
+    assert found["bytes_per_second"] > 0
+
+
 def test_the_gathers_compile(toolkit: Path, tmp_path: Path) -> None:
     assert stage_40_gathers.compiled("90", tmp_path).exists()
 

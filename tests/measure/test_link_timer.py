@@ -7,15 +7,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from oper.measure.link_timer import READ_ROWS, LinkTimer
+from oper.measure.link_timer import Amounts, LinkTimer
 from oper.runtime.comm.node import Node
 from tests.support.runtime import mortal_ranks
 
 
 def _measure(rank: int, group: Any, nodes: tuple[int, ...]) -> list[float]:
     node = Node.join(group, 20.0, nodes)
-    links = LinkTimer(node, group, partial(dist.barrier, group), row_bytes=64, arena_bytes=1 << 16)
-    slots = torch.randint((1 << 16) // 64, (READ_ROWS,))
+    amounts = Amounts(1 << 18, 1 << 16, 1 << 12)
+    links = LinkTimer(node, group, partial(dist.barrier, group), 64, amounts)
+    slots = torch.randint((1 << 16) // 64, (links.read_rows,))
     for source in node.peers:
         assert (links._read(source, slots) == 1).all()
     assert (links._copy(slots).view(torch.float32) == 1).all()

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import typer
 import yaml
 from hypothesis import given
@@ -22,6 +23,7 @@ from typer.testing import CliRunner
 from oper.base.errors import OperError
 from oper.cli import topology as cli
 from oper.measure.launch import measure_local
+from oper.measure.link_timer import Amounts
 from oper.topology.topology import Topology
 
 GOOD = {
@@ -328,10 +330,12 @@ def test_ranks_of_one_host_share_memory() -> None:
 
 # Measuring: that it comes to an end and makes a topology, not how fast this machine is
 
+AMOUNTS = Amounts(read_bytes=1 << 20, arena_bytes=1 << 20, allreduce_bytes=1 << 16)
+
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_measured_ranks_make_a_topology(tmp_path: Path, ranks: int) -> None:
-    measurement = measure_local(ranks, arena_bytes=1 << 20, row_bytes=64)
+    measurement = measure_local(ranks, amounts=AMOUNTS, row_bytes=64)
     assert "random rows of 64 bytes" in measurement.to_yaml("here")
     assert np.array(measurement.bandwidth).shape == (ranks, ranks)
     path = tmp_path / "here.yaml"
@@ -361,8 +365,14 @@ def test_a_rank_that_does_not_come_is_named(sent: signal.Signals, named: str) ->
 
     threading.Thread(target=strike, daemon=True).start()
     with pytest.raises(OperError, match=named):
-        measure_local(2, deadline_seconds=2.0, arena_bytes=1 << 20)
+        measure_local(2, deadline_seconds=2.0, amounts=AMOUNTS)
     assert set(multiprocessing.active_children()) <= before
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_devices_that_are_not_there_are_named() -> None:
+    with pytest.raises(OperError, match=r"measuring: device cuda:[01]: there is no CUDA device"):
+        measure_local(2, amounts=AMOUNTS, on_devices=True)
 
 
 def test_more_ranks_than_cores_can_run_are_refused() -> None:

@@ -7,7 +7,7 @@ import torch
 
 from oper.base import native
 from oper.base.errors import OperError, first_line
-from oper.base.free_memory import FreeMemory, free_memory
+from oper.base.free_memory import FreeMemory, free_memory, machine_memory_bytes
 from oper.runtime.comm.shared_segment import DeviceSegment, Segment
 from oper.runtime.memory.device_support import (
     LibraryFacts,
@@ -37,7 +37,7 @@ class OnTheWay:
 class Cpu:
     """The processor and its memory."""
 
-    kind = architecture = "cpu"
+    kind = architecture = name = "cpu"
     torch_device = torch.device("cpu")
     stream = 0
 
@@ -55,6 +55,10 @@ class Cpu:
     def bring(self, tensor: torch.Tensor) -> OnTheWay:
         """The tensor itself, as it is now."""
         return OnTheWay(tensor.clone())
+
+    def memory_bytes(self, ranks: int) -> int:
+        """A rank's share of the machine's memory, where so many share it."""
+        return machine_memory_bytes() // ranks
 
     def free_memory(self) -> list[FreeMemory]:
         """What is left under each limit of this rank's heap."""
@@ -88,7 +92,7 @@ class Cuda:
         found = torch.cuda.get_device_properties(self.torch_device)
         facts = LibraryFacts.of(*self.ops().describe_device_library())
         check_library(facts, f"{self.torch_device}, {found.name},", (found.major, found.minor))
-        self.architecture = f"sm_{found.major}{found.minor}"
+        self.architecture, self.name = f"sm_{found.major}{found.minor}", found.name
 
     @property
     def stream(self) -> int:
@@ -120,6 +124,10 @@ class Cuda:
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(self.torch_device))
         return OnTheWay(brought, event)
+
+    def memory_bytes(self, ranks: int) -> int:
+        """All memory of the device, which is one rank's, however many share the machine."""
+        return int(torch.cuda.get_device_properties(self.torch_device).total_memory)
 
     def free_memory(self) -> list[FreeMemory]:
         """What is left of the device's memory, once torch has given back what it keeps unused."""

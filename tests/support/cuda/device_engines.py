@@ -12,7 +12,7 @@ import torch
 
 from oper.base import native
 from oper.base.errors import OperError
-from oper.base.free_memory import FreeMemory, free_memory
+from oper.base.free_memory import FreeMemory, free_memory, machine_memory_bytes
 from oper.plan.plan import Plan
 from oper.runtime.comm.shared_segment import DeviceSegment
 from oper.runtime.engine import EmbeddingEngine
@@ -38,7 +38,7 @@ class EmulatedDevice(Cuda):
     def __init__(self, library: str) -> None:
         native.ops().load_device_library(library)
         self.torch_device = torch.device("cpu")
-        self.architecture = "sm_90"
+        self.architecture, self.name = "sm_90", "emulated"
         self.kept: list[int] = []  # where the tensors are that were to be kept
 
     def ops(self) -> Any:
@@ -52,6 +52,9 @@ class EmulatedDevice(Cuda):
 
     def bring(self, tensor: torch.Tensor) -> OnTheWay:
         return OnTheWay(tensor.clone())
+
+    def memory_bytes(self, ranks: int) -> int:
+        return machine_memory_bytes()
 
     def free_memory(self) -> list[FreeMemory]:
         return free_memory()
