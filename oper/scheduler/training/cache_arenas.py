@@ -11,11 +11,9 @@ import torch
 from numpy.typing import NDArray
 
 from oper.base.arrays import Ints
-from oper.runtime.memory.device import Cpu
 from oper.runtime.tables.optimizer_buckets import Bucket
-from oper.runtime.tables.optimizers import update_rows
-from oper.runtime.tables.row_gradients import RowGradients
 from oper.scheduler import transmissions as m
+from oper.scheduler.training.host_step import take_step
 
 
 class CacheArenas:
@@ -118,16 +116,5 @@ class CacheArenas:
         order = np.argsort(places)
         first = self._first[bucket]
         rows = self._rows[of.width][first : first + len(self._states[bucket])]
-        update_rows(
-            of.optimizer,
-            [RowGradients.of_rows(torch.from_numpy(places[order]), grads[torch.from_numpy(order)])],
-            [0],
-            rows,
-            self._states[bucket],
-            of.dim,
-            of.dtype,
-            rate,
-            number,
-            torch.zeros(1, dtype=torch.int64),
-            Cpu(),
-        )
+        given = [(places[order], grads[torch.from_numpy(order)])]
+        take_step(of, given, rows, self._states[bucket], rate, number)

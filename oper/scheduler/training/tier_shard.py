@@ -11,12 +11,10 @@ import numpy as np
 import torch
 
 from oper.base.arrays import Ints
-from oper.runtime.memory.device import Cpu
 from oper.runtime.memory.heap import Heap
 from oper.runtime.step.row_source import Step
 from oper.runtime.tables.optimizer_buckets import Bucket
-from oper.runtime.tables.optimizers import update_rows
-from oper.runtime.tables.row_gradients import RowGradients
+from oper.scheduler.training.host_step import take_step
 
 # `step` tells steps apart, which their numbers do not: a checkpoint may set those back.
 _WAITING = np.dtype(
@@ -115,22 +113,7 @@ class TierShard:
         """Take a step with the sums of gradients, lists of ascending slots and [n, dim] each."""
         of = self._buckets[bucket]
         rows, states = self._heap.rows(of.width), self._heap.state(of.width)
-        parts = [
-            RowGradients.of_rows(torch.from_numpy(s), g) for s, g in zip(slots, grads, strict=True)
-        ]
-        update_rows(
-            of.optimizer,
-            parts,
-            [0] * len(parts),
-            rows,
-            states,
-            of.dim,
-            of.dtype,
-            rate,
-            number,
-            torch.zeros(1, dtype=torch.int64),
-            Cpu(),
-        )
+        take_step(of, list(zip(slots, grads, strict=True)), rows, states, rate, number)
 
     def _arenas(self, bucket: int) -> tuple[torch.Tensor, torch.Tensor]:
         of = self._buckets[bucket]

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "oper/step/dot.h"
 #include "oper/step/lookup_output.h"
 #include "oper/step/row_stream.h"
 
@@ -83,20 +84,6 @@ inline void stream_slice(const Slice& slice, RowStream& stream, const Output& ou
       i += rows.count;
     }
   });
-}
-
-// The product of a row and the gradient of its bag's sum. In sixteen sums, so that the order of
-// additions is the same for vectors of any width.
-template <typename Row, typename Grad>
-OPER_INLINE float dot(const Row& row, const Grad& grad, int64_t dim) {
-  float sums[16] = {};
-  int64_t d = 0;
-  for (; d + 16 <= dim; d += 16)
-    for (int64_t k = 0; k < 16; ++k) sums[k] += row[d + k] * grad[d + k];
-  for (int64_t k = 0; d + k < dim; ++k) sums[k] += row[d + k] * grad[d + k];
-  for (int64_t half = 8; half > 0; half /= 2)
-    for (int64_t k = 0; k < half; ++k) sums[k] += sums[k + half];
-  return sums[0];
 }
 
 // The gradients of the weights of a slice's accesses.

@@ -7,23 +7,15 @@
 #include <vector>
 
 #include "oper/common/simd.h"
+#include "oper/step/dot.h"
 #include "oper/step/merge_gradients.h"
 #include "oper/step/optimizers.h"
 #include "oper/step/row_formats.h"
 
 namespace oper {
 
-// The mean of the squares: sixteen sums, then by halves, an order that does not depend on the
-// vectors' width, so that ranks on unlike machines agree to the last bit.
 OPER_INLINE float mean_square(const float* values, int64_t dim) {
-  float sums[16] = {};
-  int64_t d = 0;
-  for (; d + 16 <= dim; d += 16)
-    for (int64_t k = 0; k < 16; ++k) sums[k] += values[d + k] * values[d + k];
-  for (int64_t k = 0; d + k < dim; ++k) sums[k] += values[d + k] * values[d + k];
-  for (int64_t half = 8; half > 0; half /= 2)
-    for (int64_t k = 0; k < half; ++k) sums[k] += sums[k + half];
-  return sums[0] / static_cast<float>(dim);
+  return dot(values, values, dim) / static_cast<float>(dim);
 }
 
 // An optimizer's step with row w and its state, by its gradient g.
