@@ -1,5 +1,7 @@
 """What keeps a device from being used is named before its first kernel."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -15,6 +17,17 @@ def test_the_library_says_what_it_was_built_for(emulated) -> None:
     native.ops().load_device_library(str(emulated))
     found = LibraryFacts.of(*native.ops().describe_device_library())
     assert found == LibraryFacts(13000, 13000, ((8, 0), (9, 0)))
+
+
+@pytest.mark.parametrize("share", [0.0, 1e-5, 0.3, 0.999])
+def test_a_library_that_was_copied_in_part_is_named(
+    emulated: Path, tmp_path: Path, share: float
+) -> None:
+    """Opening one may end the process."""
+    whole, part = emulated.read_bytes(), tmp_path / "part.so"
+    part.write_bytes(whole[: int(share * len(whole))])
+    with pytest.raises(RuntimeError, match=r"part\.so is cut off: it has [0-9]+ bytes"):
+        native.ops().load_device_library(str(part))
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (8, 6), (9, 0), (10, 0), (10, 3)])

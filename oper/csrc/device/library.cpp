@@ -4,8 +4,11 @@
 #include "device/library.h"
 
 #include <dlfcn.h>
+#include <elf.h>
 #include <torch/library.h>
 
+#include <filesystem>
+#include <fstream>
 #include <string>
 #include <tuple>
 
@@ -21,8 +24,22 @@ void find(void* library, const char* name, Launcher*& launcher) {
               ": it is of another version; build it again");
 }
 
+// A library that was copied in part ends the process where it is opened. Linkers write the table of
+// sections last.
+void check_whole(const std::string& path) {
+  std::error_code failed;
+  const uintmax_t size = std::filesystem::file_size(path, failed);
+  Elf64_Ehdr header = {};
+  std::ifstream file(path, std::ios::binary);
+  if (failed || !file) return;  // which the loader says better
+  file.read(reinterpret_cast<char*>(&header), sizeof(header));
+  const uintmax_t needed = header.e_shoff + uintmax_t{header.e_shnum} * header.e_shentsize;
+  TORCH_CHECK(file && needed <= size, path, " is cut off: it has ", size, " bytes; copy it again");
+}
+
 // The library stays loaded; a second one takes its place.
 void load_device_library(const std::string& path) {
+  check_whole(path);
   void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   TORCH_CHECK(library, "cannot load the device kernels: ", dlerror());
   InterfaceNumber* interface = nullptr;
