@@ -17,11 +17,13 @@ from tests.support.runtime import mortal_ranks
 from tests.support.runtime.runtime_plans import random_plan
 from tests.support.torchrec import (
     checkpoint_cases,
+    mixed_optimizer_cases,
     refusal_cases,
     sharder_cases,
     training_cases,
 )
 from tests.support.torchrec.models import Model
+from tests.torchrec import test_killed_under_torchrun, test_mixed_optimizers, test_parity
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
@@ -130,6 +132,7 @@ TRAINED: dict[str, tuple[Any, ...]] = {
     "a freed graph": (training_cases.freed,),
     "states loaded": (checkpoint_cases.loaded,),
     "states written in place": (checkpoint_cases.written_in_place, "adagrad"),
+    "mixed optimizers": (mixed_optimizer_cases.interrupted, test_mixed_optimizers.MIXED, 0.3),
 }
 
 
@@ -138,6 +141,18 @@ TRAINED: dict[str, tuple[Any, ...]] = {
 def test_what_cpu_ranks_train_devices_train(worlds, emulated, name):
     function, *arguments = TRAINED[name]
     worlds.run(2, cases.trained_on_emulated, str(emulated), function, *arguments)
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("case", ["default", "mean", "zero batch", "apply optimizer"])
+def test_torchrecs_own_parity(worlds, emulated, case):
+    on_devices = (cases.trained_on_emulated, str(emulated))
+    test_parity.Parity(worlds, *on_devices).check(**test_parity.CASES[case])
+
+
+@pytest.mark.check
+def test_ranks_of_torchrun_name_the_one_that_is_killed(emulated, tmp_path):
+    test_killed_under_torchrun.kill_one(tmp_path, 1, str(emulated))
 
 
 @pytest.mark.check

@@ -16,13 +16,19 @@ SCRIPT = REPOSITORY / "tests" / "support" / "torchrec" / "train_till_killed.py"
 @pytest.mark.slow
 @pytest.mark.parametrize("kill", range(6))
 def test_all_others_name_the_rank(tmp_path: Path, kill: int) -> None:
+    kill_one(tmp_path, kill)
+
+
+def kill_one(folder: Path, kill: int, *library: str) -> None:
+    """Kill a rank at a moment that is drawn by `kill`, and see what the others say. Tables are on
+    emulated devices where a library of emulated kernels is given."""
     ranks = 2 + kill % 2
     drawn = random.Random(kill)
     victim, seconds = drawn.randrange(ranks), drawn.random()
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--redirects", "3"]
-    launch += ["--nproc-per-node", str(ranks), "--log-dir", str(tmp_path / "logs")]
+    launch += ["--nproc-per-node", str(ranks), "--log-dir", str(folder / "logs")]
     ended = subprocess.run(
-        [*launch, str(SCRIPT), str(tmp_path), str(victim), str(seconds)],
+        [*launch, str(SCRIPT), str(folder), str(victim), str(seconds), *library],
         capture_output=True,
         text=True,
         timeout=120,
@@ -30,8 +36,8 @@ def test_all_others_name_the_rank(tmp_path: Path, kill: int) -> None:
         env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
     )
     assert ended.returncode == 1, ended.stderr
-    process = (tmp_path / "process").read_text()
-    logs = list((tmp_path / "logs").glob("*/attempt_0/*/stderr.log"))
+    process = (folder / "process").read_text()
+    logs = list((folder / "logs").glob("*/attempt_0/*/stderr.log"))
     assert len(logs) == ranks
     for log in logs:
         rank, text = int(log.parent.name), log.read_text(encoding="utf-8")

@@ -35,9 +35,11 @@ from oper.torchrec.sharders import OperEmbeddingBagCollectionSharder  # noqa: E4
 class Parity(ModelParallelTestShared):
     """TorchRec's test, on our processes."""
 
-    def __init__(self, worlds: Worlds) -> None:
+    def __init__(self, worlds: Worlds, *before: Any) -> None:
+        """`before`: a function that is called with a rank's function, and what comes before that
+        among its arguments; the rank's function itself without any."""
         super().__init__()
-        self._worlds = worlds
+        self._worlds, self._before = worlds, before
 
     def check(self, world_size: int = 2, **case: Any) -> None:
         """Run one case: arguments are those of TorchRec's `_test_sharding`."""
@@ -66,7 +68,7 @@ class Parity(ModelParallelTestShared):
         )
 
     def _run_multi_process_test(self, *, callable: Any, world_size: int = 2, **case: Any) -> None:
-        self._worlds.run(world_size, callable, case)
+        self._worlds.run(world_size, *self._before, callable, case)
 
 
 def _one_rank(rank: int, group: Any, case: dict[str, Any]) -> None:

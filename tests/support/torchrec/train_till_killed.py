@@ -1,13 +1,16 @@
 """A script for torchrun: trains a table and dense layers in DDP, and saves a checkpoint every few
 steps, till a rank is killed after some seconds of that.
 
-    torchrun … train_till_killed.py FOLDER RANK SECONDS
+    torchrun … train_till_killed.py FOLDER RANK SECONDS [LIBRARY]
+
+With a library of emulated kernels the table is on emulated devices.
 """
 
 import os
 import signal
 import sys
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -18,6 +21,7 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 
 import oper
 from oper.tables.table import tables_of
+from tests.support.cuda.torchrec_cases import on_device
 from tests.support.runtime.runtime_plans import random_plan
 
 ROWS, SAMPLES = 2000, 64
@@ -46,7 +50,8 @@ def main() -> None:
     dist.init_process_group("gloo")
     unsharded = Model()
     plan = random_plan(0, tables_of(unsharded), dist.get_world_size())
-    model = oper.shard(unsharded, plan)
+    with on_device(sys.argv[4]) if len(sys.argv) > 4 else nullcontext():
+        model = oper.shard(unsharded, plan)
     step = 0
     while True:
         ids = torch.randint(0, ROWS, (SAMPLES,))
