@@ -55,8 +55,7 @@ class EmbeddingEngine:
     `nodes` overrides which ranks share memory, by a number a rank; `bounds` says what ids out of
     range do: "fatal", "warning" or "ignore", the last two reading row 0, as FBGEMM does.
     `gradient_scale` multiplies all gradients: TorchRec divides by the number of ranks. `device`,
-    the CPU unless given, is where rows and batches are; on others one rank trains, or those of a
-    node serve.
+    the CPU unless given, is where rows and batches are; on others the ranks are of one node.
     `make_source` makes the source of rows of the plan's tables in the tier (row_source.py).
     """
 
@@ -146,7 +145,8 @@ class EmbeddingEngine:
             return self._preparer.prepare(batch)
 
     def lookup(self, batch: PreparedBatch) -> torch.Tensor:
-        """Pooled: [samples, columns]. Unpooled: flat, each feature's [n, dim] one after another."""
+        """Pooled: [samples, columns]. Unpooled: flat, each feature's [n, dim] one after another, in
+        the order of `batch.keys`, which is the given batch's where it has each feature once."""
         if self.before_use is not None:
             self.before_use()
         out = self.operator.lookup(batch)
