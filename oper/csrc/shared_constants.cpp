@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "oper/comm/futex.h"
+#include "oper/cuda/launchers.h"
 #include "oper/plan/address.h"
 #include "oper/plan/bitmap.h"
 #include "oper/plan/translate.h"
@@ -56,6 +57,7 @@ Declarations declarations() {
       {"order age", static_cast<int64_t>(Order::kAge)},
       {"signal bytes", sizeof(Signal)},
       {"values of a line", kLineValues},
+      {"ranks of a device's step", kMostLists},
   };
   for (const auto& [name, value] : constants) declared.insert(name, std::to_string(value));
   declared.insert("struct Feature", Feature::fields());

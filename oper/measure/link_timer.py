@@ -66,7 +66,7 @@ class LinkTimer:
         feature["row_bytes"], feature["bags"] = row_bytes, self.read_rows
         feature["dim"] = feature["out_stride"] = self._dim
         self._feature = as_words(feature)
-        self._signals = Signals(node, _COUNTERS, self.device.finish)
+        self._signals = Signals(node, _COUNTERS, self.device.done)
         self._steps = 0
 
     def read_seconds(self, offset: int, repetitions: int) -> list[float]:
@@ -82,7 +82,7 @@ class LinkTimer:
                 generator=self._random,
                 device=self.device.torch_device,
             )
-            self.device.finish()
+            self.device.synchronize()
             self._barrier()
             start = time.perf_counter()
             sending = None
@@ -91,7 +91,7 @@ class LinkTimer:
             if source in self._node.peers:
                 start = time.perf_counter()  # serving another node is no part of this read
                 self._read(source, slots)
-                self.device.finish()
+                self.device.synchronize()
             else:
                 out = torch.empty(self.read_rows, self._row_bytes, dtype=torch.uint8)
                 dist.recv(out, group=self._group, group_src=source)
@@ -113,7 +113,7 @@ class LinkTimer:
         seconds = []
         for _ in range(1 + repetitions):
             self._steps += 1
-            self.device.finish()
+            self.device.synchronize()
             self._barrier()
             start = time.perf_counter()
             allreduce.begin(self._steps, rows)
@@ -122,7 +122,7 @@ class LinkTimer:
             self._signals.wait("published", self._steps, "publish its gradients")
             allreduce.reduce(self._steps)
             allreduce.result(self._steps)
-            self.device.finish()
+            self.device.synchronize()
             seconds.append(time.perf_counter() - start)
         return seconds[1:]
 

@@ -91,7 +91,7 @@ class EmbeddingEngine:
             _check_agreement(self.node, plan, self.tables, weighted, self.gradient_scale)
             self.buckets = make_buckets(plan, self.tables)
             self.features = FeatureSet(plan, self.tables, self.buckets)
-            self.signals = Signals(self.node, (*COUNTERS, *EXCHANGE_COUNTERS), self.device.finish)
+            self.signals = Signals(self.node, (*COUNTERS, *EXCHANGE_COUNTERS), self.device.done)
             self.counters = Counters(self.ranks)
             self.heap = Heap.of_plan(self.node, plan, self.buckets, self.device)
             memory = TableMemory(self.buckets, self.heap, self.signals, AllToAll.of(self.node))

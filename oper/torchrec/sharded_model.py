@@ -45,10 +45,9 @@ def shard(
     """A model with its tables placed by a plan, and its dense part data-parallel.
 
     `env` is TorchRec's, by default of the default process group, or of one rank alone where there
-    is none. `device`, the CPU unless given, is where this rank's tables and its dense part are put;
-    on CUDA devices plans are served, and not trained by yet. `options` are the sharders'. Raises
-    OperError where the plan is not for this model, for another number of ranks, or not for the
-    device.
+    is none. `device`, the CPU unless given, is where this rank's tables and its dense part are put.
+    `options` are the sharders'. Raises OperError where the plan is not for this model, for another
+    number of ranks, or not for the device.
     """
     check_type("shard", "module", module, nn.Module)
     known = {p.name for p in signature(OperSharder).parameters.values() if p.kind == p.KEYWORD_ONLY}

@@ -14,9 +14,8 @@ from scripts import build_cuda
 SECONDS = 90.0
 NEEDS = ("torch", "numpy", "pytest", "hypothesis")
 # Tests that start ranks are a stage of their own (stage_65_ranks.py), as they take longer.
-WITH_RANKS = tuple(
-    f"tests/cuda/test_{name}.py" for name in ("engine", "training", "mailbox", "replica_allreduce")
-)
+STARTING_RANKS = ("engine", "training", "mailbox", "replica_allreduce", "measure", "torchrec")
+WITH_RANKS = tuple(f"tests/cuda/test_{name}.py" for name in STARTING_RANKS)
 
 
 def records() -> Iterator[dict[str, Any]]:

@@ -29,7 +29,7 @@ def read_each_other(rank: int, group: Any, library: str | None) -> int:
     links = LinkTimer(node, group, partial(dist.barrier, group), 64, AMOUNTS, device)
     slots = torch.randint(links._rows, (links.read_rows,), device=device.torch_device)
     links._heap.rows(0).view(torch.float32).fill_(float(rank))
-    device.finish()
+    device.synchronize()
     dist.barrier(group)
     right = sum(int((links._read(r, slots) == r).all()) for r in node.peers)
     dist.barrier(group)

@@ -1,6 +1,6 @@
-"""TorchRec's modules on devices: inference by DistributedModelParallel and by oper.shard has the
-bits of CPU ranks, state dicts and checkpoints go both ways, and what devices do not do is refused
-by name on all ranks."""
+"""TorchRec's modules on devices: inference and training by DistributedModelParallel and by
+oper.shard have the bits of CPU ranks, state dicts and checkpoints go both ways, and what devices do
+not do is refused by name on all ranks."""
 
 import re
 from dataclasses import replace
@@ -62,6 +62,7 @@ def test_ids_out_of_range_are_told_with_a_later_batch(worlds, library):
 
 REFUSED = {
     "distinct": (r"<Plan of .*: the plan fetches distinct rows, and on .* --fetch raw",) * 2,
+    "tier": (r"keeps tables in the hosts' memory \(.*\), which engines on .* without --tier",) * 2,
     "two nodes": (r"plan with --fetch raw, and for ranks of one node",) * 2,
     "mixed": (r"the tables of rank 1 are on the CPU, and those of rank 0 on CUDA devices",) * 2,
     "absent": (r"rank 1 failed: device cuda:7: there", r"^device cuda:7: there"),
@@ -80,7 +81,7 @@ def test_what_devices_cannot_do_is_named_on_all_ranks(emulated, what, how):
         assert re.search(expected, str(outcome)), outcome
 
 
-# What tests/torchrec runs on CPU ranks and devices can do: the rest trains (docs/gpu.md).
+# What tests/torchrec serves on CPU ranks, and devices can do (docs/gpu.md).
 AGAIN: dict[str, tuple[Any, ...]] = {
     "served fp32": (sharder_cases.served, "fp32", 1e-5),
     "served int8": (sharder_cases.served, "int8", 0.05),

@@ -27,6 +27,7 @@ def test_every_operator_is_called() -> None:
         "load_device_library",
         "describe_device_library",
         "create_device_segment",
+        "stream_is_done",
         "attach_device_segment",
         "check_bags",
         "sum_slice",

@@ -67,6 +67,7 @@ void load_device_library(const std::string& path) {
   find(library, "oper_cuda_create_segment", found.create_segment);
   find(library, "oper_cuda_attach_segment", found.attach_segment);
   find(library, "oper_cuda_release_segment", found.release_segment);
+  find(library, "oper_cuda_stream", found.stream_is_done);
   find(library, "oper_cuda_versions", found.versions);
   find(library, "oper_cuda_architectures", found.architectures);
   find(library, "oper_cuda_error", found.error_text);

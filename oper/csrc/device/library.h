@@ -33,6 +33,7 @@ struct DeviceLibrary {
   CreateSegment* create_segment = nullptr;
   AttachSegment* attach_segment = nullptr;
   ReleaseSegment* release_segment = nullptr;
+  StreamWait* stream_is_done = nullptr;
   CudaVersions* versions = nullptr;
   Architectures* architectures = nullptr;
   ErrorText* error_text = nullptr;

@@ -102,7 +102,7 @@ Runs sort_accesses(const at::Tensor& addresses, const at::Tensor& segment_offset
   if (accesses == 0)
     return {at::empty({0}, numbers), at::zeros({1}, numbers), at::empty({0}, words),
             at::zeros({a.layout.groups + 1}, words)};
-  const bool beside = a.layout.key_bits() + bits_for(offsets ? a.bags : accesses) > 64;
+  const bool beside = a.layout.number_bits == 0 && bits_for(offsets ? a.bags : accesses) > 0;
   const at::Tensor word[2] = {at::empty({accesses}, words), at::empty({accesses}, words)};
   at::Tensor called[2] = {at::empty({accesses}, numbers), {}};
   at::Tensor run_start = at::empty({accesses + 1}, numbers), runs = at::empty({1}, numbers);

@@ -89,7 +89,9 @@ class DeviceBitmap:
         size = min(4 * self._most_values, aligned(4 * most_values(most_rows, replicas.dims)))
         if size > self._segments.mine.reserve_bytes:
             self._segments.grow(min(4 * self._most_values, size + size // _SLACK))
-        self._total = torch.empty(size // 4, device=self._device.torch_device)
+        if len(self._total) != size // 4:
+            self._total = torch.empty(0)  # its memory first
+            self._total = torch.empty(size // 4, device=self._device.torch_device)
         self._united = ops.unite_replicas(
             self._bitmaps,
             replicas.slots,

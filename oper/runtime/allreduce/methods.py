@@ -21,9 +21,9 @@ from oper.base import native
 from oper.base.errors import OperError
 from oper.runtime.allreduce.proxies import Proxies
 from oper.runtime.comm.node import Node
-from oper.runtime.comm.shared_segment import LINE_BYTES, Segment
+from oper.runtime.comm.shared_segment import Segment
 from oper.runtime.memory.prepared_batch import SortedRows
-from oper.runtime.tables.row_gradients import RowGradients
+from oper.runtime.tables.row_gradients import LINE_VALUES, RowGradients
 
 
 @dataclass(frozen=True)
@@ -74,11 +74,6 @@ class Method(Protocol):
         the node have reduced."""
 
 
-_LINE = (
-    LINE_BYTES // 4
-)  # floats: where slices begin, as two ranks would otherwise both write a line
-
-
 class SlicedSum:
     """The sum over all ranks of buffers of equal size, bit-equal on all of them.
 
@@ -95,7 +90,7 @@ class SlicedSum:
 
     def __init__(self, node: Node, proxies: Proxies, header_bytes: int, most: int) -> None:
         self._node, self._proxies, self._most = node, proxies, most
-        self._start = -(-header_bytes // (4 * _LINE)) * 4 * _LINE
+        self._start = -(-header_bytes // (4 * LINE_VALUES)) * 4 * LINE_VALUES
         own = Segment.create(self._start, self._start + 4 * most, "replicas")
         self._segments = node.share(own)
         # Each rank brings a segment, and all use the first one's; untouched, the others are free.
@@ -137,7 +132,8 @@ class SlicedSum:
             self._total = self._total_segment.tensor(0, shape, torch.float32)
         if size == 0:
             return 0
-        step = -(-size // (_LINE * self._node.ranks)) * _LINE
+        # Slices begin at lines: else two ranks would write to one.
+        step = -(-size // (LINE_VALUES * self._node.ranks)) * LINE_VALUES
         cuts = [min(step * r, size) for r in range(self._node.ranks + 1)]
         mine = self._total[cuts[self._node.rank] : cuts[self._node.rank + 1]]
         written = len(mine)

@@ -15,11 +15,8 @@ from collections.abc import Callable
 
 import torch
 
-from oper.base import native
 from oper.runtime.comm.node import Node
-from oper.runtime.comm.shared_segment import DeviceSegment, Segment
-
-_LINE_BYTES = native.shared("signal bytes", 64)  # a cache line a generation
+from oper.runtime.comm.shared_segment import LINE_BYTES, DeviceSegment, Segment
 
 
 class GrowingSegments:
@@ -28,10 +25,10 @@ class GrowingSegments:
 
     def __init__(self, node: Node, create: Callable[[int], DeviceSegment], bytes: int) -> None:
         self._node, self._create, self._channel = node, create, node.new_channel()
-        size = _LINE_BYTES * len(node.peers)
+        size = LINE_BYTES * len(node.peers)  # a line a generation
         # Each rank brings a segment, and all use the first one's.
         lines = node.share(Segment.create(size, size, "generations"))
-        shared = lines[node.peers[0]].tensor(0, [len(node.peers), _LINE_BYTES // 8], torch.int64)
+        shared = lines[node.peers[0]].tensor(0, [len(node.peers), LINE_BYTES // 8], torch.int64)
         # Of NumPy, whose elements are read in a tenth of the time.
         self._generations = dict(zip(node.peers, shared[:, :1].numpy(), strict=True))
         self._segments = node.share(create(bytes))

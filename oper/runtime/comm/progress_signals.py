@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from oper.base import native
+from oper.base.errors import OperError
 from oper.runtime.comm.deadline import SLICE_SECONDS, Deadline
 from oper.runtime.comm.lost_ranks import LostRankError, told
 from oper.runtime.comm.node import Node
@@ -24,15 +25,16 @@ _SIGNAL_BYTES = native.shared("signal bytes", 64)  # one cache line a counter
 class Signals:
     """Counters of all ranks of the node, from 0; all ranks make them together, with equal names.
 
-    `finish` waits until what this rank started is done: on a device that is later than when it was
-    started, and what others are told of must be there.
+    `done` says whether what this rank started is done, after so many seconds of waiting for it at
+    the most: on a device that is later than when it was started, and what others are told of must
+    be there.
     """
 
     def __init__(
-        self, node: Node, counters: Sequence[str], finish: Callable[[], None] | None = None
+        self, node: Node, counters: Sequence[str], done: Callable[[float], bool] | None = None
     ) -> None:
         self.node = node
-        self._finish = finish if len(node.peers) > 1 else None
+        self._done = done if len(node.peers) > 1 else None
         counters = [*counters, _BARRIER]
         ops = native.ops()
         self._wait_signals = ops.wait_signals.default
@@ -55,12 +57,17 @@ class Signals:
         return self.node.deadline_seconds
 
     def post(self, counter: str, value: int) -> None:
-        """Set this rank's counter, after all that it wrote before, and wake the ranks that wait."""
+        """Set this rank's counter, after all that it wrote before, and wake the ranks that wait.
+
+        LostRankError names ranks of the node that died while what this rank started went on: a
+        collective on its device may wait for them. OperError, if that takes longer than
+        `deadline_seconds`.
+        """
         if os.getpid() != self._process:
             self.node.check_process()
         if not self._failure:
-            if self._finish is not None:
-                self._finish()
+            if self._done is not None and not self._done(SLICE_SECONDS):
+                self._outlast(self._done)
             self._post_signal(self._counters[counter], self._mine, value)
 
     def wait(self, counter: str, value: int, action: str) -> None:
@@ -93,6 +100,19 @@ class Signals:
         for of_ranks in self._counters.values():
             self._post_signal(of_ranks, self._mine, _FAILED)
         self.node.fail(error)
+
+    def _outlast(self, done: Callable[[float], bool]) -> None:
+        deadline = Deadline(self.deadline_seconds)
+        while not done(SLICE_SECONDS):
+            self.node.take_in()
+            if deaths := self.node.liveness.deaths():
+                raise LostRankError("; ".join(deaths))
+            if deadline.ended():
+                raise OperError(
+                    f"rank {self.node.rank} waited {deadline.seconds:g} s for its own device, "
+                    "which is still at work: does a collective there wait for another rank, or a "
+                    "kernel not end? Give more time by deadline_seconds"
+                )
 
     def _sleep(self, of_ranks: torch.Tensor, value: int, action: str) -> None:
         deadline = Deadline(self.deadline_seconds)

@@ -125,14 +125,13 @@ class DeviceSegment:
 
     @classmethod
     def create(cls, bytes: int, device: torch.device) -> "DeviceSegment":
-        """New memory of at least so many bytes, zero once the device has come to it."""
+        """New memory of at least so many bytes, whose content is anything."""
         try:
             memory, descriptor = native.ops().create_device_segment(max(bytes, 1), device)
         except RuntimeError as error:
             raise OperError(
                 f"{bytes:,} bytes of memory were needed on {device}: {first_line(error)}"
             ) from error
-        memory.zero_()
         return cls(memory, descriptor)
 
     def attach(self, descriptor: int, reserve_bytes: int) -> "DeviceSegment":
@@ -155,6 +154,10 @@ class DeviceSegment:
         """A view of the bytes from `offset` on; it keeps the memory mapped as long as it lives."""
         end = offset + math.prod(shape) * dtype.itemsize
         return self._memory[offset:end].view(dtype).view(tuple(shape))
+
+    def zero(self) -> None:
+        """Set all of it to zero, once the device has come to that."""
+        self._memory.zero_()
 
     def use_huge_pages(self) -> bool:
         """The driver's pages are 2 MiB already."""

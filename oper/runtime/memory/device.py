@@ -64,7 +64,14 @@ class Cpu:
         """What is left under each limit of this rank's heap."""
         return free_memory()
 
-    def finish(self) -> None:
+    def done(self, seconds: float) -> bool:
+        """Whether all that was started is done, as it is."""
+        return True
+
+    def point(self) -> None:
+        """Nothing: there are no streams here."""
+
+    def after(self, points: Iterable[None]) -> None:
         """Nothing: work here is done when it was started."""
 
     def synchronize(self) -> None:
@@ -106,6 +113,7 @@ class Cuda:
     def segment(self, bytes: int) -> DeviceSegment:
         """New memory for a heap, to be shared with the node's other ranks; zero."""
         segment = DeviceSegment.create(bytes, self.torch_device)
+        segment.zero()
         self.synchronize()  # so that others find it zero
         return segment
 
@@ -137,9 +145,23 @@ class Cuda:
         found = torch.cuda.get_device_properties(self.torch_device)
         return [FreeMemory(f"{self.torch_device}, {found.name},", f"gpu {found.uuid}", free_bytes)]
 
-    def finish(self) -> None:
-        """Wait until what was started on this thread's stream is done."""
-        torch.cuda.current_stream(self.torch_device).synchronize()
+    def done(self, seconds: float) -> bool:
+        """Whether what was started on this thread's stream is done, after so many seconds of
+        waiting for it at the most."""
+        milliseconds = int(1000 * seconds)
+        return bool(self.ops().stream_is_done(self.stream, milliseconds, self.torch_device))
+
+    def point(self) -> Any:
+        """What was started on this thread's stream so far, for `after` on another."""
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self.torch_device))
+        return event
+
+    def after(self, points: Iterable[Any]) -> None:
+        """Let what will be started on this thread's stream come after these."""
+        stream = torch.cuda.current_stream(self.torch_device)
+        for point in points:
+            stream.wait_event(point)
 
     def synchronize(self) -> None:
         """Wait until all that was started on the device is done."""

@@ -63,6 +63,7 @@ class OwnMailbox:
         self.bytes = 0
 
     def open(self, rows: SortedRows) -> RowGradients:
+        self._content = None  # the memory of the last step's
         groups = laid_out(rows.before, self._dims, self._device)
         size = room(rows.slots, groups, self._dims, self._device)
         values = torch.empty(size, device=self._device.torch_device)

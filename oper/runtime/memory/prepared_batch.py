@@ -17,7 +17,8 @@ import torch
 
 @dataclass(frozen=True, eq=False)
 class SortedRows:
-    """Distinct rows in order of bucket, owner and slot; of each bucket the replicas first.
+    """Distinct rows in order of bucket, owner and slot; of each bucket the replicas first. On
+    devices `slots` is as long as the batch has accesses, and what lies beyond the rows is anything.
 
     `before` counts the rows before those of each bucket and owner: replicas and `ranks` owners of
     the first bucket, of the second, and so on, and then all rows.
@@ -28,6 +29,7 @@ class SortedRows:
     ranks: int
 
     def __len__(self) -> int:
+        """How many there are; on devices how many there may be."""
         return len(self.slots)
 
     def owned(self, bucket: int, owner: int) -> slice:

@@ -19,6 +19,7 @@ from oper.plan.row_codes import rows_of_tables
 from oper.runtime.memory.device import Device
 
 REPLICA = native.shared("field replica", LOCAL - 1)
+_MOST_RANKS = native.shared("ranks of a device's step", 72)
 # What plain arrays for a rank's small tables may take: most accesses are to these, and translate in
 # a third of the time.
 FLAT_BYTES = 1 << 21
@@ -75,6 +76,17 @@ def check_trainable(plan: Plan) -> None:
 
 def check_for_devices(plan: Plan, where: str) -> None:
     """OperError unless `where`, on CUDA devices, there is all that the plan asks for."""
+    if plan.tier:
+        names = ", ".join(plan.tier_names[:3]) + ", …" * (len(plan.tier) > 3)
+        raise OperError(
+            f"{plan!r}: the plan keeps tables in the hosts' memory ({names}), which engines on "
+            f"{where} do not read: plan without --tier, or train on CPU ranks (device cpu)"
+        )
+    if plan.ranks > _MOST_RANKS:
+        raise OperError(
+            f"{plan!r}: the plan is for {plan.ranks} ranks, and on {where} at most {_MOST_RANKS} "
+            "share a node: plan for fewer"
+        )
     if plan.workload.known_fetch == "distinct" and plan.ranks > 1:
         raise OperError(
             f"{plan!r}: the plan fetches distinct rows, and on {where} every access reads its row, "

@@ -18,6 +18,7 @@ from oper.base.errors import OperError
 from oper.runtime.comm.engine_lifetime import EngineGuard
 from oper.runtime.memory.heap import TableMemory
 from oper.runtime.memory.prepared_batch import BatchRows, PreparedBatch, rows_of_tensors
+from oper.runtime.memory.stream_order import StreamOrder
 from oper.runtime.step.access_counters import Counters
 from oper.runtime.step.apply_gradients import Gradients
 from oper.runtime.step.batch_checks import check_finite
@@ -48,6 +49,7 @@ class TrainingStep:
         self._gradients, self._counters = gradients, counters
         self._checked_features = checked_features
         self._on_device = memory.heap.device.kind != "cpu"
+        self._order = StreamOrder(memory.heap.device)
         self._all_trained = all(bucket.trained for bucket in memory.buckets)
         self.rank, self.ranks = memory.node.rank, memory.node.ranks
 
@@ -92,7 +94,10 @@ class TrainingStep:
                 self._heap.seal()
             if self._fetcher.needs_runs:
                 self._count_distinct(batch)
-            return self._fetcher.read(batch, self._counters)
+            self._order.before_read()
+            out = self._fetcher.read(batch, self._counters)
+            self._order.after_read()
+            return out
 
     def backward(
         self, batch: PreparedBatch, grad: torch.Tensor, weights_too: bool
@@ -114,9 +119,13 @@ class TrainingStep:
                 batch = replace(batch, sort=sort)
             if not self._fetcher.needs_runs:
                 self._count_distinct(batch)
+            self._order.before_read()
             weight_grad = self._fetcher.weight_gradients(batch, grad) if weights_too else None
+            self._order.after_read()
             if self._gradients is not None:
+                self._order.before_write()
                 self._gradients.step(batch, grad)
+                self._order.after_write()
             return weight_grad
 
     def _count_distinct(self, batch: PreparedBatch) -> None:

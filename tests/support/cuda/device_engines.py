@@ -45,7 +45,9 @@ class EmulatedDevice(Cuda):
         return torch.ops.oper_emulated  # and none of the CPU's, which would take this memory too
 
     def segment(self, bytes: int) -> DeviceSegment:
-        return DeviceSegment.create(bytes, self.torch_device)
+        segment = DeviceSegment.create(bytes, self.torch_device)
+        segment.zero()
+        return segment
 
     def keep(self, tensors: Iterable[torch.Tensor]) -> None:
         self.kept += [tensor.data_ptr() for tensor in tensors]
@@ -59,7 +61,13 @@ class EmulatedDevice(Cuda):
     def free_memory(self) -> list[FreeMemory]:
         return free_memory()
 
-    def finish(self) -> None:
+    def done(self, seconds: float) -> bool:
+        return bool(torch.ops.oper.stream_is_done(0, int(1000 * seconds), self.torch_device))
+
+    def point(self) -> Any:
+        return None
+
+    def after(self, points: Iterable[Any]) -> None:
         pass
 
     def synchronize(self) -> None:

@@ -39,13 +39,18 @@ struct dim3 {
 };
 using cudaStream_t = void*;
 using cudaError_t = int;
-constexpr cudaError_t cudaSuccess = 0, cudaErrorInvalidValue = 1;
+constexpr cudaError_t cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorNotReady = 600;
 inline cudaError_t cudaGetDevice(int* device) {
   *device = 0;
   return cudaSuccess;
 }
 inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }
 inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+inline bool streams_are_busy = false;  // by emulate_busy; kernels are done when they were started
+inline cudaError_t cudaStreamQuery(cudaStream_t) {
+  return streams_are_busy ? cudaErrorNotReady : cudaSuccess;
+}
 enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount };
 // Few, so that the threads of a launch have several turns.
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
@@ -340,3 +345,6 @@ T atomicOr(T* place, T value) {
 
 // The order of the launches to come, for whoever loads the kernels as a library.
 extern "C" [[gnu::weak]] void emulate_order(uint64_t seed) { emulator::seed = seed; }
+
+// Whether streams seem to have work that does not end.
+extern "C" [[gnu::weak]] void emulate_busy(int busy) { streams_are_busy = busy; }

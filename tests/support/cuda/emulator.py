@@ -35,3 +35,7 @@ class Emulator:
     def order(self, seed: int) -> None:
         """The order in which the threads of a block go on: 0 by number, others drawn."""
         self._library.emulate_order(ctypes.c_uint64(seed))
+
+    def busy(self, busy: bool) -> None:
+        """Whether streams seem to have work that does not end."""
+        self._library.emulate_busy(int(busy))

@@ -190,7 +190,9 @@ class PretendedDevice(EmulatedDevice):
         return OnTheWay(tensor.cpu().clone())
 
     def segment(self, bytes: int) -> DeviceSegment:
-        return _Segment.create(bytes, torch.device("cpu"))
+        segment = _Segment.create(bytes, torch.device("cpu"))
+        segment.zero()
+        return segment
 
 
 def build_guard(folder: Path) -> Path:

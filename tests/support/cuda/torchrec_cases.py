@@ -255,6 +255,8 @@ def refused(rank: int, group: Any, library: str, what: str, how: str) -> str:
     if what == "distinct":
         tables = tables_of(Model("meta"))
         plan = random_plan(0, tables, 2, mode="inference", fetch="distinct")
+    if what == "tier":
+        plan = random_plan(0, tables_of(Model("meta")), 2, tier=(0, 2))
 
     def chosen(given: Any) -> device.Device:
         if rank == 1 and what == "mixed":

@@ -87,7 +87,7 @@ def reduce_case(
     """On a rank: the results of all steps, and the bytes counted, all and over the network. A
     bucket without replicas has rows in the group of replicas all the same."""
     node = Node.join(group, 60.0, nodes)
-    signals = Signals(node, COUNTERS, None if device is None else device.finish)
+    signals = Signals(node, COUNTERS, None if device is None else device.done)
     dims = [dim for _, dim in case.buckets]
     replicas = [torch.from_numpy(slots) for slots in case.replicas()]
     buckets = list(map(BucketReplicas, replicas, dims))

@@ -395,6 +395,9 @@ using AttachSegment = int(int device, int descriptor, uint64_t size, uint64_t* p
 // Unmaps what either of the two mapped, once all work on the device that may use it has ended.
 using ReleaseSegment = int(int device, uint64_t pointer, uint64_t size);
 
+// Waits for a stream's work for so long at the most; *done says whether that was long enough.
+using StreamWait = int(void* stream, int64_t milliseconds, int* done);
+
 // Versions of CUDA, 1,000 times the major one and 10 times the minor one: what the driver supports,
 // 0 where there is none, and that of the runtime in the library.
 using CudaVersions = void(int* driver, int* runtime);
@@ -409,7 +412,7 @@ using ErrorText = const char*(int);
 // kDeviceInterface of the library: other arguments, or others of equal size, are another interface.
 using InterfaceNumber = int64_t();
 constexpr int64_t kDeviceInterface =
-    (int64_t{10} << 32) + sizeof(LookupArguments) + sizeof(WeightArguments) + sizeof(SumArguments) +
+    (int64_t{11} << 32) + sizeof(LookupArguments) + sizeof(WeightArguments) + sizeof(SumArguments) +
     sizeof(TranslateArguments<int64_t, uint64_t>) + sizeof(CountArguments) + sizeof(WordArguments) +
     sizeof(SortArguments) + sizeof(UpdateArguments) + sizeof(BucketDims) + sizeof(MergeArguments) +
     sizeof(MarkArguments) + sizeof(UnionArguments) + sizeof(ListArguments) +

@@ -25,9 +25,9 @@ __device__ __forceinline__ int64_t group_of(const WordArguments& a, int64_t buck
 }
 
 // The words of the accesses of a launch's features. Those of frozen tables, of addresses that name
-// no row, and of a batch with a bad bag, are of no group. A warp takes a strip of accesses, whose
-// features and bags are looked for between those of its first and its last: `offsets` null, an
-// access is called by its position, else by its bag.
+// no row, and of a batch with a bad bag or a fatal id, are of no group. A warp takes a strip of
+// accesses, whose features and bags are looked for between those of its first and its last:
+// `offsets` null, an access is called by its position, else by its bag.
 template <typename Offset>
 __global__ void __launch_bounds__(256)
     make_words(const __grid_constant__ WordArguments a, const Offset* offsets) {

@@ -1,0 +1,42 @@
+"""The order of a device's streams at the rows of one engine.
+
+Pipelines look a batch up on one stream while another trains the batch before. On one stream work
+goes on in the order of its start, and ranks wait for each other by signals; what remains is to keep
+the streams of a rank apart: an update comes after all reads that were started before it, and a read
+after the last update.
+"""
+
+from typing import Any
+
+from oper.runtime.memory.device import Device
+
+
+class StreamOrder:
+    """Which streams read and wrote the rows on a device; nothing to do on the CPU."""
+
+    def __init__(self, device: Device) -> None:
+        self._device, self._on_device = device, device.kind != "cpu"
+        self._reads: dict[int, Any] = {}  # by stream, the last one
+        self._write: list[Any] = []
+
+    def before_read(self) -> None:
+        """To be called before rows are read."""
+        if self._on_device:
+            self._device.after(self._write)
+
+    def after_read(self) -> None:
+        """To be called once a read was started."""
+        if self._on_device:
+            self._reads[self._device.stream] = self._device.point()
+
+    def before_write(self) -> None:
+        """To be called before others are told that this rank has read its rows, and before any are
+        written."""
+        if self._on_device:
+            self._device.after([*self._reads.values(), *self._write])
+            self._reads.clear()
+
+    def after_write(self) -> None:
+        """To be called once an update was started."""
+        if self._on_device:
+            self._write = [self._device.point()]
