@@ -1,6 +1,8 @@
 """Training on a device: every bit of the CPU's, of outputs, rows, optimizer states, gradients of
 weights and counters."""
 
+import gc
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oper.base.errors import OperError
+from oper.runtime.memory.device import Cpu
 from oper.runtime.table_io import RowRange
 from oper.runtime.tables.optimizers import STATES
 from tests.support.cuda.device_engines import (
@@ -115,6 +118,22 @@ def test_a_rank_that_dies_in_a_step_is_named(library: str | None, at: str) -> No
     plan = random_plan(22, tables_of(case), 2, replicated=0.5)
     outcomes = mortal_ranks.run(2, train_until_a_death, case, plan, library, at, silent=[1])
     assert "rank 1 died while rank 0 waited for it to" in str(outcomes[0])
+
+
+@pytest.mark.parametrize("on_cpu", [False, True])
+def test_memory_is_freed_with_the_engine(library: str | None, on_cpu: bool) -> None:
+    """Without a collection of garbage, though nobody has looked at the counters."""
+    case, device = Case(4, 1), Cpu() if on_cpu else device_of(library)
+    engine = start(case, random_plan(1, tables_of(case), 1), None, device)
+    heap = weakref.ref(engine.heap)
+    gc.disable()
+    try:
+        engine(batch_on(device, case, 0, 0)).sum().backward()
+        engine.close()
+        del engine
+        assert heap() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(("bounds", "trained"), [("fatal", False), ("ignore", True)])

@@ -16,6 +16,7 @@ Four counters of the signals order the ranks; each is the number of the step tha
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,10 @@ class Gradients:
         self._replicas, self._counters, self._scale = replicas, counters, scale
         self._device = memory.heap.device
         self.mailboxes = _mailboxes(self._node, self._device, self._in_heap)
+        # No method of this object's, which the counters would keep, with all memory, until garbage
+        # is collected.
+        dims = np.array([bucket.dim for bucket in self._in_heap], dtype=np.int64)
+        self._sent = partial(_sent, dims)
         self.learning_rates = [bucket.optimizer.lr for bucket in self._buckets]
         self.steps = self.optimizer_steps = 0
         self._accumulating = False
@@ -231,11 +236,11 @@ class Gradients:
     def _count(self, rows: SortedRows) -> None:
         self._counters.add_later(rows.before.diff().view(-1, 1 + rows.ranks), self._sent)
 
-    def _sent(self, rows: np.ndarray) -> dict[str, Any]:
-        """Counters from rows by bucket and owner, replicas first."""
-        dims = np.array([bucket.dim for bucket in self._in_heap], dtype=np.int64)
-        sent = rows[:, 1:]
-        return {"gradient_rows": sent.sum(axis=0), "gradient_bytes": 4 * dims @ sent}
+
+def _sent(dims: np.ndarray, rows: np.ndarray) -> dict[str, Any]:
+    """Counters from rows by bucket and owner, replicas first, of buckets of those dims."""
+    sent = rows[:, 1:]
+    return {"gradient_rows": sent.sum(axis=0), "gradient_bytes": 4 * dims @ sent}
 
 
 def _allreduce_bytes(read: np.ndarray) -> dict[str, Any]:

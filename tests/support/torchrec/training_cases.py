@@ -283,15 +283,17 @@ def tensor_dict(rank: int, group: dist.ProcessGroup) -> None:
 
 
 def freed(rank: int, group: dist.ProcessGroup) -> None:
-    """The rows are gone with the model, at once."""
+    """The engines, rows and mailboxes are gone with the model, at once."""
     model, optimizer = sharded(group)
     train_step(model, optimizer, batch(rank))
-    held = [weakref.ref(engine) for engine in engines(model)]
+    held: list[weakref.ref[Any]] = [weakref.ref(engine) for engine in engines(model)]
+    held += [weakref.ref(engine.heap) for engine in engines(model)]
+    held += [weakref.ref(engine.gradients) for engine in engines(model)]
     gc.collect()
     gc.disable()
     try:
         del model, optimizer
-        assert [reference() for reference in held] == [None] * 3
+        assert [reference() for reference in held] == [None] * 9
     finally:
         gc.enable()
 
