@@ -20,7 +20,7 @@ from oper.base.free_memory import FreeMemory
 from oper.runtime.comm.node import Node
 from oper.runtime.comm.progress_signals import Signals
 from oper.runtime.memory.device import Cpu, Cuda
-from oper.runtime.memory.gradient_mailbox import DeviceMailboxes
+from oper.runtime.memory.gradient_mailbox import DeviceMailboxes, OwnMailbox
 from oper.runtime.memory.prepared_batch import SortedRows
 from oper.runtime.tables.row_gradients import RowGradients, laid_out
 from tests.support.cuda.device_engines import device_of
@@ -175,16 +175,33 @@ def test_a_full_mailbox(library: str | None, dims: tuple[int, ...]) -> None:
 
 
 def test_no_memory_to_grow(library: str | None) -> None:
+    """What is free must suffice for the new mailbox beside the old one, to the byte."""
     device = cuda_of(library)
     mailboxes = DeviceMailboxes(Node.join(None), device, DIMS)
-    free = [FreeMemory("the device", "gpu 0", 1_000_000)]
     rows = there(batch(0, 1, 20_000, 1)[0], device)
-    with (
-        mock.patch.object(device, "free_memory", return_value=free),
-        pytest.raises(OperError, match=r"6,600,\d+ bytes were .* the device has 1,000,000 free"),
-    ):
-        mailboxes.open(rows)
+
+    def grow(free_bytes: int) -> None:
+        free = [FreeMemory("the device", "gpu 0", free_bytes)]
+        with mock.patch.object(device, "free_memory", return_value=free):
+            mailboxes.open(rows)
+
+    with pytest.raises(OperError, match=r"6,600,\d+ bytes were .* has 1,000,000 free") as error:
+        grow(1_000_000)
+    needed = int(str(error.value).split()[0].replace(",", ""))
+    with pytest.raises(OperError, match=f"has {needed - 1:,} free"):
+        grow(needed - 1)
     mailboxes.open(there(batch(0, 1, 100, 1)[0], device))
+    grow(needed)
+
+
+def test_the_mailbox_of_an_only_rank_counts_its_largest_content(library: str | None) -> None:
+    device = cuda_of(library)
+    mailbox = OwnMailbox(device, DIMS)
+    for accesses, largest in ((100, 100), (1_000, 1_000), (10, 1_000)):
+        mine = mailbox.open(there(batch(0, 1, accesses, 1)[0], device))
+        assert mailbox.read(0) is mine
+        # A slot and a gradient of the widest rows for each access, a line a bucket, and 5 groups.
+        assert mailbox.bytes == (8 + 4 * 64) * largest + 2 * 64 + 2 * 8 * 5
 
 
 def _die(rank: int, group: Any, library: str | None, when: str, kind: signal.Signals) -> Any:

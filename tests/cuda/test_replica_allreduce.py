@@ -5,11 +5,17 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from oper.base.errors import OperError
 from oper.runtime.allreduce.device_bitmap import DeviceBitmap
+from oper.runtime.allreduce.methods import Replicas
+from oper.runtime.comm.node import Node
+from oper.runtime.memory.device import Cuda
+from oper.runtime.memory.prepared_batch import SortedRows
+from oper.runtime.tables.row_gradients import RowGradients, laid_out, room
 from tests.support.cuda.device_engines import device_of
 from tests.support.examples import examples
 from tests.support.runtime.replica_cases import Case, reduce_case
@@ -74,6 +80,29 @@ def test_buffers_grow_with_what_may_be_touched(ranks: Worlds, library: str | Non
     assert_bits_and_bytes_of_cpu_ranks(ranks, library, case)
     for first, second, third in ranks.run(2, grown, case, library):
         assert first < 30_000 * 4 * 64 < second == third < 3 * 30_000 * 4 * 64
+
+
+@pytest.mark.parametrize("dims", [(33, 33), (1, 1, 1), (5, 64, 5), (4,)])
+def test_buffers_have_room_between_buckets(library: str | None, dims: tuple[int, ...]) -> None:
+    """A batch touches one replica of each bucket by as many accesses."""
+    device, node, codes = device_of(library), Node.join(None), 2
+    assert isinstance(device, Cuda)
+    count, groups = len(dims), [codes * b for b in range(len(dims))]
+    none = [torch.empty(0, dtype=torch.int64)] * count
+    replicas = DeviceBitmap(node, device, Replicas(none, [100] * count, list(dims), groups))
+    slots, ends = torch.arange(count), [n for b in range(count) for n in (b + 1, b + 1)]
+    before = torch.tensor([0, *ends]).to(device.torch_device)
+    rows = SortedRows(slots.to(device.torch_device), before, 1)
+    laid = laid_out(before, dims, device)
+    values = torch.full((room(rows.slots, laid, dims, device),), 2.0).to(device.torch_device)
+    replicas.mark(rows)
+    replicas.write(RowGradients(rows.slots, laid, values))
+    replicas.reduce()
+    found = replicas.read()
+    assert int(found.groups[1, -1]) <= len(found.values)
+    assert replicas.shared_bytes == 2 * (2 << 20)  # of bitmaps and of gradients, a unit each
+    for b, dim in enumerate(dims):
+        assert found.gradients_of(range(b, b + 1), dim).tolist() == [[2.0] * dim]
 
 
 def refused(rank: int, group: Any, library: str | None) -> str:
